@@ -394,7 +394,7 @@ mod tests {
         let grefs = |count: u32| (0..count).map(Gref).collect::<Vec<_>>();
         let noted = |count| grefs(count).into_iter().map(|gref| (gref, Access::ReadOnly));
         let (mut one, mut two) = (make(&[&guest, &process]), make(&[&guest, &process]));
-        let mut other = make(&[&process]);
+        let other = make(&[&process]);
         one.judge(0, &grefs(4)).unwrap();
         one.note(0, noted(4));
         let refused = two.judge(0, &grefs(3)).unwrap_err();

@@ -8,8 +8,8 @@
 //! nothing is allocated per frame.
 //!
 //! A batch owns `scratch`, private memory of a fixed size from which space is handed out from the
-//! front to the back, and a list of [`LentSlice`]s. A frame is a *header* (its first octets, private,
-//! contiguous, at most [`HEADER_MAX`]) followed by *segments*: more private octets, or octets that
+//! front to the back, and a list of [`LentSlice`]s. A frame is a *header* (its first bytes, private,
+//! contiguous, at most [`HEADER_MAX`]) followed by *segments*: more private bytes, or bytes that
 //! are still in the memory of the domain that lent them. A short frame is a header and nothing else.
 //!
 //! Headers are private so that they can be parsed: what a look at them said is still true at the
@@ -20,7 +20,7 @@
 //!
 //! 1. [`Batch::scratch_tail_mut`] is the space that is free; pieces of it, carved off with
 //!    `split_at_mut`, can be the targets of one copy list. [`Batch::scratch_used`] is the offset of
-//!    the tail's first octet.
+//!    the tail's first byte.
 //! 2. [`Batch::reserve`] takes what was filled.
 //! 3. [`Batch::push_contiguous`], or [`Batch::frame`] for a frame of several pieces, makes frames of
 //!    it. Space that was reserved and belongs to no frame is simply lost until the batch is cleared.
@@ -55,7 +55,7 @@ pub use derive::{DERIVED_MAX, DeriveError, JOINED_MAX};
 pub use room::Room;
 pub use view::{FrameView, SegmentView, Segments};
 
-/// Octets that a frame's header has at most.
+/// Bytes that a frame's header has at most.
 pub const HEADER_MAX: usize = 256;
 
 /// Segments that follow the header of a frame that was received, at most.
@@ -68,11 +68,11 @@ pub const JOINED_SEGMENTS_MAX: usize = LIST_MAX - 2;
 /// Frames of a batch, where nobody asks for another number.
 pub const FRAMES_DEFAULT: usize = 64;
 
-/// Octets of scratch memory, where nobody asks for another number: 64 frames of 32 KiB, or 31 of
+/// Bytes of scratch memory, where nobody asks for another number: 64 frames of 32 KiB, or 31 of
 /// the largest size.
 pub const SCRATCH_DEFAULT: usize = 2 << 20;
 
-/// Octets of scratch memory that a batch has at most.
+/// Bytes of scratch memory that a batch has at most.
 pub const SCRATCH_MAX: usize = 1 << 30;
 
 /// Short frames of a port begin at multiples of this, so that two of them share no cache line.
@@ -88,29 +88,29 @@ pub enum BatchError {
         limit: usize,
     },
     /// The range was not reserved.
-    #[error("{len} octets at {offset} are not reserved ({reserved} are)")]
+    #[error("{len} bytes at {offset} are not reserved ({reserved} are)")]
     NotReserved {
-        /// First octet.
+        /// First byte.
         offset: usize,
-        /// Octets.
+        /// Bytes.
         len: usize,
-        /// Octets that are reserved, from 0.
+        /// Bytes that are reserved, from 0.
         reserved: usize,
     },
     /// The range does not lie inside the lent slice.
-    #[error("{len} octets at {offset} do not lie inside {size} lent ones")]
+    #[error("{len} bytes at {offset} do not lie inside {size} lent ones")]
     NotLent {
-        /// First octet.
+        /// First byte.
         offset: usize,
-        /// Octets.
+        /// Bytes.
         len: usize,
-        /// Octets lent.
+        /// Bytes lent.
         size: usize,
     },
     /// The header is longer than [`HEADER_MAX`].
-    #[error("a header of {len} octets, the limit is {HEADER_MAX}")]
+    #[error("a header of {len} bytes, the limit is {HEADER_MAX}")]
     Header {
-        /// Octets offered.
+        /// Bytes offered.
         len: usize,
     },
     /// The frame has more segments than [`SEGMENTS_MAX`].
@@ -136,7 +136,7 @@ impl Segment {
 /// Half a cache line: a batch of small frames is mostly these.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    /// Where in the scratch memory it begins; its octets; octets of the whole frame.
+    /// Where in the scratch memory it begins; its bytes; bytes of the whole frame.
     header: u32,
     header_len: u32,
     len: u32,
@@ -191,7 +191,7 @@ pub struct Batch {
     segments: Vec<Segment>,
     frames: Vec<Frame>,
     frames_max: usize,
-    /// Octets of scratch memory for what is received; the headers of derived frames are behind them.
+    /// Bytes of scratch memory for what is received; the headers of derived frames are behind them.
     receivable: usize,
     /// Where derived frames begin, while there are some.
     derived: Option<Derived>,
@@ -208,7 +208,7 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// A batch of at most `frames` frames and `scratch` octets of private memory, which are never more
+    /// A batch of at most `frames` frames and `scratch` bytes of private memory, which are never more
     /// than [`SCRATCH_MAX`].
     pub fn with_capacity(frames: usize, scratch: usize) -> Batch {
         let scratch = scratch.min(SCRATCH_MAX);
@@ -266,7 +266,7 @@ impl Batch {
         self.room
     }
 
-    /// Whether there is place for a frame of `len` octets. If not, that is remembered: whoever adds
+    /// Whether there is place for a frame of `len` bytes. If not, that is remembered: whoever adds
     /// frames leaves this one, and those behind it, where they are.
     #[inline]
     pub fn has_room_for(&mut self, len: usize) -> bool {
@@ -277,7 +277,7 @@ impl Batch {
         fits
     }
 
-    /// Remembers that a frame of `len` octets was left where it was.
+    /// Remembers that a frame of `len` bytes was left where it was.
     pub fn refuse(&mut self, len: usize) {
         self.refused = Some(self.room.cost(len));
     }
@@ -287,18 +287,18 @@ impl Batch {
         self.refused
     }
 
-    /// Octets of scratch memory handed out so far: the offset of the tail's first octet.
+    /// Bytes of scratch memory handed out so far: the offset of the tail's first byte.
     pub fn scratch_used(&self) -> usize {
         self.used
     }
 
-    /// Octets of scratch memory that can still be reserved.
+    /// Bytes of scratch memory that can still be reserved.
     #[inline]
     pub fn scratch_left(&self) -> usize {
         self.receivable - self.used
     }
 
-    /// Takes `len` octets off the front of the free scratch memory and returns their offset. They
+    /// Takes `len` bytes off the front of the free scratch memory and returns their offset. They
     /// hold whatever was there before.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<usize> {
@@ -327,7 +327,7 @@ impl Batch {
         Ok(&mut self.scratch[range.start..range.start + len])
     }
 
-    /// Adds a frame whose octets are all at `offset` of the scratch memory; returns its index.
+    /// Adds a frame whose bytes are all at `offset` of the scratch memory; returns its index.
     ///
     /// # Errors
     ///
@@ -354,8 +354,8 @@ impl Batch {
         Ok(number(self.frames.len() - 1))
     }
 
-    /// Adds a frame whose first `len` octets, at most [`HEADER_MAX`], are those that `fill` writes to
-    /// private memory; `rest` are its other octets, lent ones: the slice, the first octet in it, how
+    /// Adds a frame whose first `len` bytes, at most [`HEADER_MAX`], are those that `fill` writes to
+    /// private memory; `rest` are its other bytes, lent ones: the slice, the first byte in it, how
     /// many. What `fill` returns, where it is not an error, is known about the frame then.
     ///
     /// This is [`Batch::reserve`], [`Batch::frame`] and [`FrameBuilder::finish`] in one, for the frames
@@ -390,7 +390,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Whether [`Batch::push`] finds place for a frame with that many private octets.
+    /// Whether [`Batch::push`] finds place for a frame with that many private bytes.
     #[inline]
     pub fn has_place_for(&self, len: usize) -> bool {
         len <= HEADER_MAX && len <= self.receivable - self.used && self.frames_left() > 0
@@ -448,7 +448,7 @@ impl Batch {
         }
     }
 
-    /// Finishes the frame's checksum if it is blank: sums the octets as they are now and stores the
+    /// Finishes the frame's checksum if it is blank: sums the bytes as they are now and stores the
     /// result in the private header. From then on it counts as verified.
     ///
     /// # Errors
@@ -521,12 +521,12 @@ impl FrameBuilder<'_> {
         Ok(())
     }
 
-    /// Octets so far.
+    /// Bytes so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no octets so far.
+    /// Whether there are no bytes so far.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -545,7 +545,7 @@ impl FrameBuilder<'_> {
         let index = self.batch.frames.len();
         let segments = self.segments_start..self.batch.segments.len();
         self.batch.frames.push(Frame::new(self.header.clone(), segments, self.len, meta));
-        // A batch of more than 2^32 frames cannot be made: each takes more than an octet.
+        // A batch of more than 2^32 frames cannot be made: each takes more than an byte.
         u32::try_from(index).unwrap_or(u32::MAX)
     }
 

@@ -1,4 +1,4 @@
-//! What is counted at a port: frames, octets, and every frame that was dropped, by reason.
+//! What is counted at a port: frames, bytes, and every frame that was dropped, by reason.
 //!
 //! Directions are the port's: *received* came in by it (from a guest, from the host's kernel),
 //! *sent* went out by it. The counters are written by the data-plane thread alone and may be read
@@ -90,11 +90,11 @@ drop_reasons! {
 pub struct PortCounters {
     /// Frames received.
     pub rx_frames: Counter,
-    /// Octets received, Ethernet header included.
+    /// Bytes received, Ethernet header included.
     pub rx_bytes: Counter,
     /// Frames sent.
     pub tx_frames: Counter,
-    /// Octets sent, Ethernet header included.
+    /// Bytes sent, Ethernet header included.
     pub tx_bytes: Counter,
     /// Frames sent that say how to split them.
     pub tx_gso: Counter,
@@ -102,7 +102,7 @@ pub struct PortCounters {
     pub tx_chained: Counter,
     /// Frames sent whose checksum is blank.
     pub tx_blank: Counter,
-    /// Octets this port itself copied from or to lent memory, headers included; what the platform
+    /// Bytes this port itself copied from or to lent memory, headers included; what the platform
     /// copied for it is in the platform's counters.
     pub copied_bytes: Counter,
     /// Super-packets that left whole.

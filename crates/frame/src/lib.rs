@@ -10,8 +10,8 @@
 //! * [`tap`]: the port of a Linux TAP interface.
 
 pub mod batch;
+pub mod commands;
 pub mod counters;
-pub mod orders;
 pub mod port;
 pub mod rate;
 pub mod steer;

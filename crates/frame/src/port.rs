@@ -26,13 +26,13 @@ use std::sync::Arc;
 use ringfence_offload::GsoKind;
 
 use crate::batch::Batch;
+use crate::commands::{PortCommand, PortReply};
 use crate::counters::PortCounters;
-use crate::orders::{PortOrder, PortReply};
 
-/// Octets of an Ethernet header with one VLAN tag: what a frame may have beyond the MTU.
+/// Bytes of an Ethernet header with one VLAN tag: what a frame may have beyond the MTU.
 pub const LINK_HEADER_MAX: usize = 18;
 
-/// Octets of the longest super-packet that is passed on, link header included: netif has 16 bits for
+/// Bytes of the longest super-packet that is passed on, link header included: netif has 16 bits for
 /// that. Linux makes none that is longer.
 pub const SUPER_FRAME_MAX: usize = 0xFFFF;
 
@@ -139,12 +139,12 @@ pub struct PortCapabilities {
     /// Whether a frame may lie in several pieces at the receiver (`feature-sg`). Without it, no
     /// frame is longer than the MTU, whatever `gso` says.
     pub scatter_gather: bool,
-    /// Octets behind the Ethernet header that a frame of the wire has at most.
+    /// Bytes behind the Ethernet header that a frame of the wire has at most.
     pub mtu: u16,
 }
 
 impl PortCapabilities {
-    /// A port that takes finished frames of at most `mtu` octets.
+    /// A port that takes finished frames of at most `mtu` bytes.
     pub const fn plain(mtu: u16) -> PortCapabilities {
         PortCapabilities {
             checksum: ChecksumOffload::None,
@@ -154,12 +154,12 @@ impl PortCapabilities {
         }
     }
 
-    /// Octets of the longest frame that is not a super-packet.
+    /// Bytes of the longest frame that is not a super-packet.
     pub fn frame_max(&self) -> usize {
         usize::from(self.mtu) + LINK_HEADER_MAX
     }
 
-    /// Octets of the longest frame of all.
+    /// Bytes of the longest frame of all.
     pub fn longest(&self) -> usize {
         let GsoOffload { tcp_v4, tcp_v6, udp, .. } = self.gso;
         if self.scatter_gather && (tcp_v4 || tcp_v6 || udp) {
@@ -208,8 +208,8 @@ pub trait Port: Send {
     /// Carries out what the control side orders of one of its queues, by its number in the whole
     /// device, also where this port is a part of it. Called between rounds: no frame
     /// refers to any page of this port.
-    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        drop((queue, order));
+    fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        drop((queue, command));
         PortReply::Unsupported
     }
 

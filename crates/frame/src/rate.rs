@@ -7,7 +7,7 @@ use core::time::Duration;
 
 use ringfence_wire::decimal::{self, NumberError};
 
-/// How much a guest may send: so many octets, given anew after each interval. As text
+/// How much a guest may send: so many bytes, given anew after each interval. As text
 /// `BYTES,MICROSECONDS`, as libxl writes it (`rate=1MB/s@20ms` in a guest's configuration becomes
 /// `20000,20000`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,11 +41,11 @@ pub enum RateError {
 const BYTES: &str = "bytes";
 const MICROS: &str = "microseconds";
 
-/// The most octets an interval may have: what any sum of credit stays far below an overflow with.
+/// The most bytes an interval may have: what any sum of credit stays far below an overflow with.
 const BYTES_MAX: u64 = u64::MAX / 4;
 
 impl Rate {
-    /// A rate of `bytes` octets each `micros` microseconds.
+    /// A rate of `bytes` bytes each `micros` microseconds.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl Rate {
         Rate::new(bytes, micros)
     }
 
-    /// Octets given in each interval.
+    /// Bytes given in each interval.
     pub fn bytes(self) -> u64 {
         self.bytes.get()
     }

@@ -39,7 +39,7 @@ impl Steering {
         Steering { key: ToeplitzKey::new(key), fields, table, queues: queues.max(1) }
     }
 
-    /// The hash of a packet with these first octets and this length; `None` if nothing of it is to
+    /// The hash of a packet with these first bytes and this length; `None` if nothing of it is to
     /// be hashed.
     pub fn hash(&self, header: &[u8], frame_len: usize) -> Option<PacketHash> {
         let layers = Layers::parse(header, u32::try_from(frame_len).ok()?).ok()?;
@@ -82,7 +82,7 @@ impl SecretSpread {
         SecretSpread(Steering::new(&key, HashTypes::ALL, Vec::new(), 1))
     }
 
-    /// Which of `queues` queues a packet with these first octets and this length takes. What has no
+    /// Which of `queues` queues a packet with these first bytes and this length takes. What has no
     /// flow takes the first.
     pub fn queue(&self, header: &[u8], frame_len: usize, queues: usize) -> usize {
         let Some(hash) = self.0.hash(header, frame_len) else { return 0 };

@@ -3,11 +3,11 @@
 //! # Theory of operation
 //!
 //! The file of a TAP interface gives one frame a `read` and takes one a `write`, each behind a
-//! virtio-net header of 12 octets, little-endian ([`ringfence_sys::tap`] sets it up like that).
+//! virtio-net header of 12 bytes, little-endian ([`ringfence_sys::tap`] sets it up like that).
 //! What is read comes from a kernel; its offload metadata is checked like any other's all the same,
 //! since a namespace's kernel passes on what programs in it inject through packet sockets.
 //!
-//! A read goes straight into the batch's scratch memory, header in front. The room is one octet larger
+//! A read goes straight into the batch's scratch memory, header in front. The room is one byte larger
 //! than the largest frame: the kernel cuts off what does not fit without a word, so a read that fills
 //! the room was too long.
 //!
@@ -35,7 +35,7 @@ use crate::port::{
 
 const _: () = assert!(VNET_HEADER_LEN == MODERN_LEN);
 
-/// Octets of the longest super-packet: the longest IP packet behind its link header.
+/// Bytes of the longest super-packet: the longest IP packet behind its link header.
 const SUPER_PACKET_MAX: usize = 65_535 + crate::port::LINK_HEADER_MAX;
 
 const CANNOT_WRITE: &str = "cannot write to the TAP interface";
@@ -45,7 +45,7 @@ const CANNOT_WRITE: &str = "cannot write to the TAP interface";
 pub struct TapPort {
     file: OwnedFd,
     capabilities: PortCapabilities,
-    /// Octets of the longest frame that may come in.
+    /// Bytes of the longest frame that may come in.
     frame_max: usize,
     counters: Arc<PortCounters>,
     system: Arc<Counters>,
@@ -60,7 +60,7 @@ enum Outcome {
 
 impl TapPort {
     /// A port of the interface behind `file`, which is non-blocking and has virtio-net headers of 12
-    /// octets. `offloads` are those granted by the kernel: kinds of super-packets that it may leave
+    /// bytes. `offloads` are those granted by the kernel: kinds of super-packets that it may leave
     /// whole for us, we also hand to it whole. System calls are counted in `system`.
     pub fn new(file: OwnedFd, offloads: TapOffloads, mtu: u16, system: Arc<Counters>) -> TapPort {
         let capabilities = capabilities(offloads, mtu);
@@ -146,15 +146,15 @@ pub fn capabilities(offloads: TapOffloads, mtu: u16) -> PortCapabilities {
     PortCapabilities { checksum: ChecksumOffload::Any, gso, scatter_gather: true, mtu }
 }
 
-/// Octets of the longest frame that comes from an interface with these capabilities.
+/// Bytes of the longest frame that comes from an interface with these capabilities.
 pub fn frame_max(capabilities: &PortCapabilities) -> usize {
     let gso = capabilities.gso;
     let whole = gso.tcp_v4 || gso.tcp_v6 || gso.udp;
     if whole { SUPER_PACKET_MAX } else { capabilities.frame_max() }
 }
 
-/// The metadata of a frame of `frame_len` octets that came in, if it may be acted on. `headers` are its
-/// first octets, private, as many as there are up to [`HEADER_MAX`].
+/// The metadata of a frame of `frame_len` bytes that came in, if it may be acted on. `headers` are its
+/// first bytes, private, as many as there are up to [`HEADER_MAX`].
 pub fn accept(header: VnetHeader, headers: &mut [u8], frame_len: usize) -> Option<OffloadMeta> {
     let offered = header.offered().ok()?;
     if offered.is_finished() {

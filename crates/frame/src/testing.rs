@@ -19,7 +19,7 @@ use crate::batch::{Batch, FrameView};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 
-/// Octets of a frame that a [`MemoryPort`] puts into the private header when it lends the rest.
+/// Bytes of a frame that a [`MemoryPort`] puts into the private header when it lends the rest.
 const LENT_HEADER: usize = 80;
 
 /// What the peer did that ends the port.
@@ -120,7 +120,7 @@ impl MemoryPort {
         self
     }
 
-    /// The same port, which leaves what is behind the first 80 octets of each frame in lent memory.
+    /// The same port, which leaves what is behind the first 80 bytes of each frame in lent memory.
     #[must_use]
     pub fn lending(mut self) -> MemoryPort {
         self.lends = true;
@@ -254,7 +254,7 @@ impl Port for MemoryPort {
     }
 }
 
-/// The frame's octets, in one piece.
+/// The frame's bytes, in one piece.
 pub fn copy_of(frame: &FrameView<'_>) -> Vec<u8> {
     let mut bytes = vec![0; frame.len()];
     frame.copy_to(&mut bytes);
@@ -316,7 +316,7 @@ impl Drop for MemoryPeer {
     }
 }
 
-/// Octets that look like a frame: an Ethernet header and a payload that depends on `seed`.
+/// Bytes that look like a frame: an Ethernet header and a payload that depends on `seed`.
 #[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 pub fn frame(seed: u32, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761).max(1);
@@ -331,7 +331,7 @@ pub fn frame(seed: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// An Ethernet, IPv4 and UDP frame of `payload` octets behind its headers of 42, whose checksum
+/// An Ethernet, IPv4 and UDP frame of `payload` bytes behind its headers of 42, whose checksum
 /// field holds what is to stand there while the checksum is blank: any number.
 #[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 pub fn udp_frame(payload: usize) -> Vec<u8> {
@@ -343,7 +343,7 @@ pub fn udp_frame(payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// An IPv4 header from 10.0.0.1 to 10.0.0.2 for `payload` octets of that protocol.
+/// An IPv4 header from 10.0.0.1 to 10.0.0.2 for `payload` bytes of that protocol.
 fn ipv4_header(protocol: u8, payload: usize) -> [u8; 20] {
     let len = u16::try_from(20 + payload).unwrap().to_be_bytes();
     let mut ip =
@@ -355,7 +355,7 @@ fn ipv4_header(protocol: u8, payload: usize) -> [u8; 20] {
     ip
 }
 
-/// An Ethernet, IP and TCP frame of `payload` octets behind its headers, of 54 octets over IPv4 and 74
+/// An Ethernet, IP and TCP frame of `payload` bytes behind its headers, of 54 bytes over IPv4 and 74
 /// over IPv6. Its checksum field holds the sum of the pseudo header, as that of a super-packet does.
 #[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 pub fn tcp_frame(v6: bool, payload: usize) -> Vec<u8> {

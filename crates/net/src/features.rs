@@ -144,11 +144,11 @@ pub struct VifFeatures {
     pub peer: OffloadKeys,
     /// What this end said it takes: what the peer may send.
     pub own: OffloadKeys,
-    /// Octets behind the Ethernet header.
+    /// Bytes behind the Ethernet header.
     pub mtu: u16,
 }
 
-/// Octets behind the Ethernet header of a frame that fits one slot.
+/// Bytes behind the Ethernet header of a frame that fits one slot.
 const MTU_OF_ONE_SLOT: u16 = 4078;
 const _: () = assert!(MTU_OF_ONE_SLOT as usize + LINK_HEADER_MAX == PAGE_SIZE);
 

@@ -12,6 +12,6 @@ pub mod features;
 pub mod netback;
 pub mod netfront;
 mod offered;
+mod prefetch;
 pub mod rules;
 pub mod vif;
-mod window;

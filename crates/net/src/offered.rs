@@ -58,7 +58,7 @@ impl Offered {
         !self.checksum.blank && self.gso.is_none()
     }
 
-    /// Metadata of a frame of `total` octets that begins with `headers`, from a guest. A blank checksum
+    /// Metadata of a frame of `total` bytes that begins with `headers`, from a guest. A blank checksum
     /// gets a right pseudo-header sum, whatever the guest put there.
     ///
     /// Over IPv4 it is taken whether it was announced or not: Linux's netfront leaves those sums blank

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_memory::LentSlice;
 use ringfence_net::ctrl::frontend::StagingProgress;
@@ -145,8 +145,8 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.port = None;
     }
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.port.as_mut().map(|port| port.obey(queue, order))
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.port.as_mut().map(|port| port.execute(queue, command))
     }
     fn records(&mut self, _: &DeviceId, queue: u32) -> Option<QueueRecords> {
         let ring = |page: &LentSlice| RingPages::new(page.clone(), 4096).unwrap();
@@ -248,7 +248,7 @@ impl Pair {
         pair.back = VifBackend::new(pair.device, options).with_queues(queues);
         let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
         pair.front =
-            front.with_queues(queues).with_staging(ringfence_frame::orders::TxStaging::Full);
+            front.with_queues(queues).with_staging(ringfence_frame::commands::TxStaging::Full);
         for _ in 0..10 {
             pair.look();
         }
@@ -483,7 +483,7 @@ fn a_guest_with_a_multicast_filter_gets_all_groups_until_it_connects_again() {
     for _ in 0..10 {
         pair.look();
     }
-    // A group's address, as the first octets of frame 33 are one.
+    // A group's address, as the first bytes of frame 33 are one.
     assert_eq!(frame(33)[0] & 1, 1);
     let (front, back) = pair.ports();
     assert_eq!((send(back, 33..34), take(front, 64, true).len()), (0, 0));

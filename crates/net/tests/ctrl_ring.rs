@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ringfence_access::index::GREF_LIMIT;
 use ringfence_access::staging::{StagingLimits, StagingTable};
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Fault;
 use ringfence_frame::steer::Steering;
 use ringfence_memory::LentSlice;
@@ -36,21 +36,21 @@ struct Ports {
 }
 
 impl Ports {
-    fn obey(&mut self, queue: u16, order: PortOrder) -> Option<PortReply> {
+    fn execute(&mut self, queue: u16, order: PortCommand) -> Option<PortReply> {
         let table = self.tables.get_mut(usize::from(queue))?;
         Some(match order {
-            PortOrder::Stage(pages) => match table.add(pages) {
+            PortCommand::Stage(pages) => match table.add(pages) {
                 Ok(()) => PortReply::Staged,
                 Err((pages, why)) => PortReply::NotStaged(pages, why),
             },
-            PortOrder::Unstage(grefs) => {
+            PortCommand::Unstage(grefs) => {
                 PortReply::Unstaged(grefs.into_iter().filter_map(|g| table.take(g)).collect())
             }
-            PortOrder::Hash(steering) => {
+            PortCommand::Hash(steering) => {
                 self.steering = steering;
                 PortReply::Hashing
             }
-            PortOrder::Follow(_) | PortOrder::SendStaged(_) | PortOrder::Resize(_) => {
+            PortCommand::SetPolicy(_) | PortCommand::SendStaged(_) | PortCommand::Resize(_) => {
                 PortReply::Unsupported
             }
         })
@@ -147,7 +147,7 @@ impl Dialogue {
         self.ports = Ports::default();
         self.backend = make(ring, record, channel, grantee, options, &self.rules).unwrap();
         let ports = &mut self.ports;
-        self.backend.take_up(&mut |queue, order| ports.obey(queue, order));
+        self.backend.take_up(&mut |queue, order| ports.execute(queue, order));
     }
 
     fn lend(&mut self, access: Access, count: usize) -> Vec<Lease> {
@@ -156,7 +156,7 @@ impl Dialogue {
 
     fn serve(&mut self) -> Result<bool, Fault> {
         let ports = &mut self.ports;
-        self.backend.serve(&mut |queue, order| ports.obey(queue, order))
+        self.backend.serve(&mut |queue, order| ports.execute(queue, order))
     }
 
     fn post(&mut self, kind: u16, data: [u32; 3]) {

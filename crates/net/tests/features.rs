@@ -128,9 +128,9 @@ impl Pair {
         self.front.scatter_gather && self.back.scatter_gather
     }
 
-    /// Other octets for each.
+    /// Other bytes for each.
     fn seed(&self) -> u64 {
-        self.to_string().bytes().fold(1, |seed, octet| seed * 31 % (1 << 40) + u64::from(octet))
+        self.to_string().bytes().fold(1, |seed, byte| seed * 31 % (1 << 40) + u64::from(byte))
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use pair::{Pair, carry};
 use ringfence_access::Mode;
 use ringfence_frame::Batch;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::steer::Steering;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
@@ -158,10 +158,10 @@ fn a_guest_decides_which_queue_its_packets_take() {
     let (front, back) = pair.ports();
     let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2], 3));
     for queue in 0..3 {
-        let reply = back.obey(queue, PortOrder::Hash(Some(Arc::clone(&steering))));
+        let reply = back.execute(queue, PortCommand::Hash(Some(Arc::clone(&steering))));
         assert!(matches!(reply, PortReply::Hashing));
     }
-    assert!(matches!(back.obey(3, PortOrder::Hash(None)), PortReply::Unsupported));
+    assert!(matches!(back.execute(3, PortCommand::Hash(None)), PortReply::Unsupported));
     let sent = many();
     // All take one ring, so that not even flows overtake each other.
     assert!(carry(back, front, &sent) == sent);
@@ -201,7 +201,7 @@ fn a_guest_with_more_queues_does_not_send_more() {
         back.complete().unwrap();
         clock.advance(Duration::from_millis(50));
     }
-    assert_eq!(came, [5, 5, 5, 5, 5, 5, 2, 0], "1000 octets an interval, of 200 each");
+    assert_eq!(came, [5, 5, 5, 5, 5, 5, 2, 0], "1000 bytes an interval, of 200 each");
 }
 
 /// Each part has every other queue, and a thread that knows nothing of the other one's.
@@ -222,10 +222,10 @@ fn the_parts_of_a_vif_work_at_the_same_time() {
         let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2, 3], 4));
         for queue in 0..4u16 {
             let part = if queue % 2 == 0 { &mut *back } else { &mut *back_other[0] };
-            let order = PortOrder::Hash(Some(Arc::clone(&steering)));
-            assert!(matches!(part.obey(queue, order), PortReply::Hashing));
+            let order = PortCommand::Hash(Some(Arc::clone(&steering)));
+            assert!(matches!(part.execute(queue, order), PortReply::Hashing));
         }
-        assert!(matches!(back.obey(4, PortOrder::Hash(None)), PortReply::Unsupported));
+        assert!(matches!(back.execute(4, PortCommand::Hash(None)), PortReply::Unsupported));
         std::thread::scope(|scope| {
             scope.spawn(|| both_ways(front, back));
             scope.spawn(|| both_ways(&mut *front_other[0], &mut *back_other[0]));
@@ -279,10 +279,10 @@ fn the_parts_of_a_vif_share_its_rate() {
         came
     };
     let came: Vec<_> = (0..4).map(|_| turn(back, &mut *back_other[0])).collect();
-    assert_eq!(came, [5, 5, 5, 5], "1000 octets an interval for both, of 200 each");
-    let none = ringfence_frame::orders::Wanted::default();
+    assert_eq!(came, [5, 5, 5, 5], "1000 bytes an interval for both, of 200 each");
+    let none = ringfence_frame::commands::PortPolicy::default();
     for part in [back, &mut *back_other[0]] {
-        assert!(matches!(part.obey(0, PortOrder::Follow(none)), PortReply::Following));
+        assert!(matches!(part.execute(0, PortCommand::SetPolicy(none)), PortReply::PolicySet));
     }
     let (_, back) = pair.ports();
     assert_eq!(turn(back, &mut *back_other[0]), 12);

@@ -80,7 +80,7 @@ fn a_device_that_goes_leaves_nothing_mapped() {
 
 #[test]
 fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
-    use ringfence_frame::orders::TxStaging;
+    use ringfence_frame::commands::TxStaging;
     use ringfence_net::netfront::HEADER_STAGED_PAGES;
     let mut pair = Pair::new(Mode::Staging);
     pair.with_staging(TxStaging::Heads);
@@ -99,7 +99,7 @@ fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
     }
     let spent = operations(&pair).since(&before);
     assert_eq!((spent.grant_maps, spent.grant_unmaps, spent.grant_copies), (0, 0, 0), "{spent:?}");
-    // What is longer has its first octets staged, and the rest copied: a copy for each page of it.
+    // What is longer has its first bytes staged, and the rest copied: a copy for each page of it.
     for (len, copies) in [(257, 1), (1514, 1), (256 + 4096, 1), (256 + 4097, 2), (65_535, 16)] {
         let before = operations(&pair);
         let (front, back) = pair.ports();

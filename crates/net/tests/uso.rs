@@ -51,7 +51,7 @@ fn to_peer(peer: &mut Peer, to: &str) {
     for n in 0..SENDS {
         peer.ask(&format!("receive {EACH}"));
         let sent = send_segmented(&socket, 1, EACH, SIZE);
-        assert_eq!(peer.answer(), sent, "datagrams, octets, hash of send {n} to {to}");
+        assert_eq!(peer.answer(), sent, "datagrams, bytes, hash of send {n} to {to}");
         assert!(sent.starts_with(&format!("{DATAGRAMS} {EACH} ")), "{sent}");
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use pair::{Pair, carry, frame};
 use ringfence_access::Mode;
 use ringfence_access::window::{SourceLevels, SourcePolicy};
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::TxStaging;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::{Fault, Port};
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::{QUEUE_PAGES, WindowSizes};
@@ -28,7 +28,7 @@ fn with_sizes(pair: &mut Pair, sizes: WindowSizes) {
 }
 
 fn resize(port: &mut dyn Port, most: u32) -> SourceLevels {
-    match port.obey(0, PortOrder::Resize(most)) {
+    match port.execute(0, PortCommand::Resize(most)) {
         PortReply::Resized(levels) => levels,
         _ => panic!("the port has no windows"),
     }

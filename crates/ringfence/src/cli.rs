@@ -19,7 +19,7 @@ use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;

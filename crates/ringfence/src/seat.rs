@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_switch::dataplane::{DataplaneHandle, PortId};
@@ -71,8 +71,8 @@ impl PortHost for Usher<'_> {
         }
     }
 
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.dataplane.order(self.seat.port?, queue, order)
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.dataplane.order(self.seat.port?, queue, command)
     }
 
     fn detach(&mut self, _: &DeviceId) {

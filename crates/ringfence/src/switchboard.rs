@@ -229,7 +229,7 @@ pub struct FrontendConfig {
     /// What the kernel leaves to the reader of the TAP.
     pub offloads: u32,
     /// Which of the guest's pages to have the driver domain keep mapped, if it can: a
-    /// [`TxStaging`](ringfence_frame::orders::TxStaging)'s name.
+    /// [`TxStaging`](ringfence_frame::commands::TxStaging)'s name.
     pub staging: String,
     /// Have the buffers in windows, which the frontend issues and takes back alone.
     pub windows: bool,

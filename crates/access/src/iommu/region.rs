@@ -22,7 +22,7 @@ pub struct RegionShape {
     pub base: u64,
     /// Pages and entries.
     pub window: WindowShape,
-    /// Octets of a page: [`PAGE_SIZE`], or a multiple of it for a table of blocks.
+    /// Bytes of a page: [`PAGE_SIZE`], or a multiple of it for a table of blocks.
     pub page: u32,
 }
 
@@ -113,7 +113,7 @@ impl RegionTable {
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a region that cannot be, blocks that are no pages, fewer octets than the blocks
+    /// `InvalidInput` for a region that cannot be, blocks that are no pages, fewer bytes than the blocks
     /// have, and pages for writing in an area that cannot be written.
     pub fn over(
         grantee: DomId,
@@ -325,7 +325,7 @@ impl Drop for RegionTable {
     }
 }
 
-/// Octets of a region's memory; `None` for one that cannot be.
+/// Bytes of a region's memory; `None` for one that cannot be.
 fn bytes_of(region: &RegionShape) -> Option<usize> {
     let (page, window) = (region.page as usize, region.window);
     let whole = page > 0 && page.is_multiple_of(PAGE_SIZE) && window.pages() > 0;

@@ -6,7 +6,7 @@ use ringfence_offload::OffloadMeta;
 
 use super::{Batch, Frame, HEADER_MAX, JOINED_SEGMENTS_MAX, Segment};
 
-/// Derived frames that there can be at a time: 64 KiB in segments of 512 octets. More than a ring has
+/// Derived frames that there can be at a time: 64 KiB in segments of 512 bytes. More than a ring has
 /// slots would be of no use.
 pub const DERIVED_MAX: usize = 128;
 
@@ -30,19 +30,19 @@ pub enum DeriveError {
         limit: usize,
     },
     /// The header is longer than [`HEADER_MAX`].
-    #[error("a header of {len} octets, the limit is {HEADER_MAX}")]
+    #[error("a header of {len} bytes, the limit is {HEADER_MAX}")]
     Header {
-        /// Octets offered.
+        /// Bytes offered.
         len: usize,
     },
     /// The original does not have that payload.
-    #[error("octets {start} to {end} of a frame of {len}")]
+    #[error("bytes {start} to {end} of a frame of {len}")]
     Payload {
-        /// First octet.
+        /// First byte.
         start: usize,
-        /// First octet behind it.
+        /// First byte behind it.
         end: usize,
-        /// Octets of the original.
+        /// Bytes of the original.
         len: usize,
     },
     /// The frame would have more segments than [`JOINED_SEGMENTS_MAX`].
@@ -60,7 +60,7 @@ impl Batch {
         self.derived.map_or(0, |derived| self.frames.len() - derived.received.0)
     }
 
-    /// Adds a frame of `header`, which is copied, and the octets at `payload` of the frame `original`,
+    /// Adds a frame of `header`, which is copied, and the bytes at `payload` of the frame `original`,
     /// which stay where they are; returns its index. While there are such frames none is to be
     /// received.
     ///
@@ -77,7 +77,7 @@ impl Batch {
         self.add_derived(header, [(original, payload)], meta, DERIVED_MAX)
     }
 
-    /// Adds a frame of `header`, which is copied, and of octets of other frames, one behind the other,
+    /// Adds a frame of `header`, which is copied, and of bytes of other frames, one behind the other,
     /// which stay where they are; returns its index. While there are such frames none is to be
     /// received.
     ///
@@ -110,23 +110,23 @@ impl Batch {
         let start = (self.frames.len(), self.segments.len());
         let mut len = header.len();
         for (original, payload) in members {
-            let octets = payload.len();
+            let bytes = payload.len();
             if let Err(error) = self.share(original, payload, start.1) {
                 self.segments.truncate(start.1);
                 return Err(error);
             }
-            len += octets;
+            len += bytes;
         }
         self.derived.get_or_insert(Derived { received: start, kept: start });
         let at = self.receivable + place * HEADER_MAX;
         self.scratch[at..at + header.len()].copy_from_slice(header);
         let segments = start.1..self.segments.len();
         self.frames.push(Frame::new(at..at + header.len(), segments, len, meta));
-        // A batch never has so many: each frame takes more than an octet.
+        // A batch never has so many: each frame takes more than an byte.
         Ok(u32::try_from(start.0).unwrap_or(u32::MAX))
     }
 
-    /// Adds segments for the octets `wanted` of a frame; those from `first` on belong to the same one.
+    /// Adds segments for the bytes `wanted` of a frame; those from `first` on belong to the same one.
     fn share(
         &mut self,
         original: u32,
@@ -202,7 +202,7 @@ impl Batch {
 }
 
 impl Segment {
-    /// `len` octets of it from `skip` on, which it has.
+    /// `len` bytes of it from `skip` on, which it has.
     fn part(self, skip: usize, len: usize) -> Segment {
         match self {
             Segment::Private { offset, .. } => Segment::Private { offset: offset + skip, len },

@@ -6,7 +6,7 @@ use ringfence_offload::Gso;
 
 use crate::port::{GsoOffload, PortCapabilities};
 
-/// Octets of headers that each segment of a super-packet has at most, in a reckoning of how many
+/// Bytes of headers that each segment of a super-packet has at most, in a reckoning of how many
 /// there will be.
 const HEADERS: usize = 128;
 
@@ -17,10 +17,10 @@ const COST_MAX: usize = 128;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
     slots: usize,
-    /// Octets of the longest frame that goes whole, and of the longest that has no extra info.
+    /// Bytes of the longest frame that goes whole, and of the longest that has no extra info.
     whole: usize,
     plain: usize,
-    /// Octets of a longer frame that go in one segment, and the slots that this takes.
+    /// Bytes of a longer frame that go in one segment, and the slots that this takes.
     piece: usize,
     piece_slots: usize,
     /// Super-packets that go whole.
@@ -54,7 +54,7 @@ impl Room {
         }
     }
 
-    /// Slots that a frame of `len` octets takes. What is split takes more if the sender asked for
+    /// Slots that a frame of `len` bytes takes. What is split takes more if the sender asked for
     /// segments shorter than they could be.
     #[inline]
     pub fn cost(&self, len: usize) -> usize {
@@ -67,13 +67,13 @@ impl Room {
         len.div_ceil(self.piece).saturating_mul(self.piece_slots).min(COST_MAX)
     }
 
-    /// Whether a frame of `len` octets fits.
+    /// Whether a frame of `len` bytes fits.
     #[inline]
     pub fn fits(&self, len: usize) -> bool {
         self.slots == usize::MAX || self.cost(len) <= self.slots
     }
 
-    /// Takes the place of a frame of `len` octets, or what is left if that is less. `gso` is how it is
+    /// Takes the place of a frame of `len` bytes, or what is left if that is less. `gso` is how it is
     /// to be split if it does not go whole.
     #[inline]
     pub fn take(&mut self, len: usize, gso: Option<Gso>) {
@@ -120,7 +120,7 @@ mod tests {
     fn what_is_split_takes_as_many_slots_as_it_has_segments() {
         let room = Room::of(256, &PortCapabilities::plain(1500));
         assert_eq!(room.cost(1518), 1);
-        // 46 segments of 1448 octets of payload.
+        // 46 segments of 1448 bytes of payload.
         assert_eq!(room.cost(65_226), 47);
         let small = Room::of(256, &PortCapabilities::plain(576));
         assert_eq!(small.cost(65_226), COST_MAX, "fits an empty ring all the same");

@@ -117,18 +117,18 @@ enum Piece {
 }
 
 fn piece() -> impl Strategy<Value = Piece> {
-    let octets = prop::collection::vec(any::<u8>(), 0..5000);
+    let bytes = prop::collection::vec(any::<u8>(), 0..5000);
     prop_oneof![
-        octets.clone().prop_map(Piece::Private),
-        (0usize..64, octets).prop_map(|(at, octets)| Piece::Lent(at, octets)),
+        bytes.clone().prop_map(Piece::Private),
+        (0usize..64, bytes).prop_map(|(at, bytes)| Piece::Lent(at, bytes)),
     ]
 }
 
 fn build(batch: &mut Batch, header: &[u8], pieces: &[Piece], meta: OffloadMeta) -> u32 {
     let mut private = header.to_vec();
     for piece in pieces {
-        if let Piece::Private(octets) = piece {
-            private.extend_from_slice(octets);
+        if let Piece::Private(bytes) = piece {
+            private.extend_from_slice(bytes);
         }
     }
     let start = batch.reserve(private.len()).unwrap();
@@ -137,14 +137,14 @@ fn build(batch: &mut Batch, header: &[u8], pieces: &[Piece], meta: OffloadMeta) 
     let mut frame = batch.frame(start, header.len()).unwrap();
     for piece in pieces {
         match piece {
-            Piece::Private(octets) => {
-                frame.private(at, octets.len()).unwrap();
-                at += octets.len();
+            Piece::Private(bytes) => {
+                frame.private(at, bytes.len()).unwrap();
+                at += bytes.len();
             }
-            Piece::Lent(offset, octets) => {
-                let slice = LentSlice::anonymous(offset + octets.len());
-                slice.copy_from(*offset, octets).unwrap();
-                frame.lent(slice, *offset, octets.len()).unwrap();
+            Piece::Lent(offset, bytes) => {
+                let slice = LentSlice::anonymous(offset + bytes.len());
+                slice.copy_from(*offset, bytes).unwrap();
+                frame.lent(slice, *offset, bytes.len()).unwrap();
             }
         }
     }
@@ -164,7 +164,7 @@ proptest! {
         let mut all = header.clone();
         for piece in &pieces {
             match piece {
-                Piece::Private(octets) | Piece::Lent(_, octets) => all.extend_from_slice(octets),
+                Piece::Private(bytes) | Piece::Lent(_, bytes) => all.extend_from_slice(bytes),
             }
         }
         let view = batch.get(index).unwrap();

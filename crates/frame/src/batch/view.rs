@@ -7,7 +7,7 @@ use ringfence_offload::OffloadMeta;
 
 use super::{Batch, Frame, Segment};
 
-/// Octets that are fetched from lent memory at a time where they are looked at, not moved.
+/// Bytes that are fetched from lent memory at a time where they are looked at, not moved.
 const PIECE: usize = 2048;
 
 /// A frame of a batch.
@@ -20,14 +20,14 @@ pub struct FrameView<'a> {
 /// A piece of a frame behind its header.
 #[derive(Clone, Copy, Debug)]
 pub enum SegmentView<'a> {
-    /// Private octets.
+    /// Private bytes.
     Private(&'a [u8]),
-    /// Lent octets: the slice, the first octet in it, how many. They lie inside the slice.
+    /// Lent bytes: the slice, the first byte in it, how many. They lie inside the slice.
     Lent(&'a LentSlice, usize, usize),
 }
 
 impl SegmentView<'_> {
-    /// Octets in the piece.
+    /// Bytes in the piece.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -41,7 +41,7 @@ impl SegmentView<'_> {
         self.len() == 0
     }
 
-    /// Copies the octets from `offset` on into `out`, as many as fit and there are; returns how many.
+    /// Copies the bytes from `offset` on into `out`, as many as fit and there are; returns how many.
     pub fn copy_from(&self, offset: usize, out: &mut [u8]) -> usize {
         let n = out.len().min(self.len().saturating_sub(offset));
         let out = &mut out[..n];
@@ -58,12 +58,12 @@ impl SegmentView<'_> {
         n
     }
 
-    /// Shows the octets in order, in private pieces: a lent segment is fetched piece by piece.
+    /// Shows the bytes in order, in private pieces: a lent segment is fetched piece by piece.
     pub fn for_each_piece(&self, look: impl FnMut(&[u8])) {
         self.for_each_piece_of(0..self.len(), look);
     }
 
-    /// Shows the octets of `range` in order, as far as there are.
+    /// Shows the bytes of `range` in order, as far as there are.
     pub fn for_each_piece_of(&self, range: Range<usize>, mut look: impl FnMut(&[u8])) {
         let (mut at, end) = (range.start, range.end.min(self.len()));
         if let SegmentView::Private(bytes) = self {
@@ -114,7 +114,7 @@ impl<'a> FrameView<'a> {
         FrameView { batch, frame }
     }
 
-    /// The first octets, private, at most [`HEADER_MAX`](super::HEADER_MAX).
+    /// The first bytes, private, at most [`HEADER_MAX`](super::HEADER_MAX).
     #[inline]
     pub fn header(&self) -> &'a [u8] {
         &self.batch.scratch[self.frame.header()]
@@ -132,13 +132,13 @@ impl<'a> FrameView<'a> {
         core::iter::once(SegmentView::Private(self.header())).chain(self.segments())
     }
 
-    /// Octets of the whole frame, from the Ethernet header on, without check sequence.
+    /// Bytes of the whole frame, from the Ethernet header on, without check sequence.
     #[inline]
     pub fn len(&self) -> usize {
         self.frame.len()
     }
 
-    /// Whether the frame has no octets.
+    /// Whether the frame has no bytes.
     pub fn is_empty(&self) -> bool {
         self.frame.len() == 0
     }
@@ -149,7 +149,7 @@ impl<'a> FrameView<'a> {
         self.frame.meta
     }
 
-    /// The whole frame, if its octets lie in private memory one behind the other.
+    /// The whole frame, if its bytes lie in private memory one behind the other.
     #[inline]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
         let header = self.frame.header();
@@ -162,7 +162,7 @@ impl<'a> FrameView<'a> {
         }
     }
 
-    /// Copies the frame's first octets into `out`, as many as fit and there are; returns how many.
+    /// Copies the frame's first bytes into `out`, as many as fit and there are; returns how many.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         if let Some(bytes) = self.contiguous() {
             let n = bytes.len().min(out.len());
@@ -176,7 +176,7 @@ impl<'a> FrameView<'a> {
         done
     }
 
-    /// Adds the octets of `range` to a list for the kernel to write, as far as the frame has them.
+    /// Adds the bytes of `range` to a list for the kernel to write, as far as the frame has them.
     ///
     /// # Errors
     ///

@@ -15,7 +15,7 @@ use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
 use crate::netback::channel_fault;
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Fault;
 use ringfence_frame::steer::Steering;
 
@@ -25,7 +25,7 @@ const TURN: u32 = 4;
 
 /// How the control side reaches the ports of its device: has the port of that queue carry out an
 /// order. `None` when it is not there.
-pub type Orders<'a> = dyn FnMut(u16, PortOrder) -> Option<PortReply> + 'a;
+pub type Orders<'a> = dyn FnMut(u16, PortCommand) -> Option<PortReply> + 'a;
 
 /// The control ring of one device, whatever platform it is on.
 pub trait ControlRing: Send {
@@ -295,7 +295,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
     fn hash_by(&self, steering: Option<&Arc<Steering>>, ports: &mut Orders<'_>) {
         for queue in 0..self.options.queues {
             // A port that is gone hashes nothing.
-            let _ = ports(queue, PortOrder::Hash(steering.cloned()));
+            let _ = ports(queue, PortCommand::Hash(steering.cloned()));
         }
     }
 
@@ -397,7 +397,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         // judge() has seen to it that there is such a queue.
         let place = u16::try_from(queue).unwrap_or(u16::MAX);
         // Otherwise they came back, or went with the port: they are dropped, and so unmapped.
-        let done = matches!(ports(place, PortOrder::Stage(pages)), Some(PortReply::Staged));
+        let done = matches!(ports(place, PortCommand::Stage(pages)), Some(PortReply::Staged));
         if done {
             self.ledger.note(queue, staged);
         }
@@ -460,7 +460,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
         // The pages in the reply are dropped, and so unmapped, before the response is written.
         let leaving = leaving.into_iter().map(|(gref, _)| gref).collect();
-        drop(ports(queue, PortOrder::Unstage(leaving)));
+        drop(ports(queue, PortCommand::Unstage(leaving)));
         (CtrlStatus::Success, count)
     }
 

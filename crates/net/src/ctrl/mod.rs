@@ -5,7 +5,7 @@
 //! interface leaves open about them, and how it is decided here, is in `docs/staging-grants.md`.
 //!
 //! The ring is served by the control side of a device, not by the data plane: its messages map, unmap
-//! and allocate. What they change in the data path goes there as a [`PortOrder`](ringfence_frame::orders).
+//! and allocate. What they change in the data path goes there as a [`PortCommand`](ringfence_frame::commands).
 
 pub mod backend;
 pub mod frontend;

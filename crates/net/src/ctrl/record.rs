@@ -18,9 +18,9 @@ use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_platform::{Access, Gref};
 use ringfence_ring::RingPages;
 
-/// Octets of a bank: what most queues may stage and the longest table take less.
+/// Bytes of a bank: what most queues may stage and the longest table take less.
 const BANK: usize = 12 * PAGE_SIZE;
-/// Octets of what precedes a bank's content: sum, index, length.
+/// Bytes of what precedes a bank's content: sum, index, length.
 const HEADER: usize = 16;
 
 /// The record.
@@ -41,7 +41,7 @@ pub(crate) struct CtrlState {
 }
 
 impl CtrlRecord {
-    /// Octets that a record takes.
+    /// Bytes that a record takes.
     pub const BYTES: usize = PAGE_SIZE + 2 * BANK;
 
     /// Takes `memory` as a record; zeros are one of nothing.
@@ -223,7 +223,7 @@ mod tests {
             let mut before = vec![0; 600];
             memory.copy_to(place(0), &mut before).unwrap();
             prop_assert!(record.save(3, &state(pages)));
-            // The first octets are new, the others as they were.
+            // The first bytes are new, the others as they were.
             memory.copy_from(place(0) + cut, &before[cut..]).unwrap();
             prop_assert_eq!(record.load(2), Some(state(5)));
             prop_assert!(record.load(3).is_none_or(|found| found == state(pages)));

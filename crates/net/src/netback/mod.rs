@@ -3,29 +3,29 @@
 //! # Theory of operation
 //!
 //! *From the guest* (`tx`): slots are fetched once each and parsed into packets; the fragments of
-//! all packets of a round are brought into reach in one batch ([`ringfence_access::Reach::read`]); a packet whose
+//! all packets of a round are brought into reach in one batch ([`ringfence_access::PageAccess::read`]); a packet whose
 //! fragments all arrived becomes a frame, any other is answered with ERROR. When the frames were
 //! delivered, all slots are answered in ring order with one publication.
 //!
 //! *To the guest* (`rx`): each frame takes as many posted buffers as it has pages; the bytes of
-//! all frames of a call are written in one batch ([`ringfence_access::Reach::begin_write`]); the responses are
+//! all frames of a call are written in one batch ([`ringfence_access::PageAccess::begin_write`]); the responses are
 //! published once a round, in the slots of their requests.
 //!
 //! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
 //! the queue that its flow says ([`ringfence_frame::steer`]). What holds for the guest as a whole (its rate, its
-//! multicast filter) is one for all of them (`police`). Where there is a thread for each queue, the port
+//! multicast filter) is one for all of them (`policy`). Where there is a thread for each queue, the port
 //! is split into one for each ([`Port::split_off`]), which have that in common still; whether the guest
 //! takes frames is judged for each by itself then.
 //!
 //! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
 //! beyond the ring, a chain without an end) costs the device.
 
-mod police;
+mod policy;
 mod queue;
 mod rx;
 mod tx;
 
-pub use police::{PoliceConfig, STALL_DEFAULT};
+pub use policy::{GuestPolicyConfig, STALL_DEFAULT};
 
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,11 +38,11 @@ use ringfence_ring::RingPages;
 use crate::features::VifFeatures;
 use crate::netfront::deal;
 use crate::rules::RuleCounters;
-use police::Police;
-use queue::Queue;
+use policy::GuestPolicy;
+use queue::{Queue, Shared};
 use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::orders::{PortOrder, PortReply};
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
 
@@ -130,7 +130,7 @@ pub struct NetbackPort<G, C> {
     first: usize,
     chooser: Chooser,
     features: VifFeatures,
-    police: Police,
+    policy: GuestPolicy,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
     /// These are every so-manieth of the guest's queues.
@@ -146,7 +146,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         rules: &Arc<RuleCounters>,
     ) -> Self {
         let counters = Arc::new(PortCounters::default());
-        let shared = (features, rules, &counters);
+        let shared = Shared { features, rules, counters: &counters };
         let queues = queues.into_iter().map(|parts| Queue::new(parts, mode, shared)).collect();
         Self::of(queues, features, rules, &counters)
     }
@@ -167,7 +167,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         rules: &Arc<RuleCounters>,
     ) -> Result<Self, Fault> {
         let counters = Arc::new(PortCounters::default());
-        let shared = (features, rules, &counters);
+        let shared = Shared { features, rules, counters: &counters };
         let queues = queues.into_iter().map(|parts| Queue::adopt(parts, mode, shared));
         let port = Self::of(queues.collect::<Result<_, _>>()?, features, rules, &counters);
         port.queues.iter().try_for_each(Queue::notify)?;
@@ -185,7 +185,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             queues,
             first: 0,
             features,
-            police: Police::new(PoliceConfig::default(), rules, counters),
+            policy: GuestPolicy::new(GuestPolicyConfig::default(), rules, counters),
             rules: Arc::clone(rules),
             counters: Arc::clone(counters),
             stride: 1,
@@ -194,8 +194,8 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
 
     /// The same port, which enforces this.
     #[must_use]
-    pub fn policed(mut self, config: PoliceConfig) -> Self {
-        self.police = Police::new(config, &self.rules, &self.counters);
+    pub fn with_policy(mut self, config: GuestPolicyConfig) -> Self {
+        self.policy = GuestPolicy::new(config, &self.rules, &self.counters);
         self
     }
 
@@ -207,7 +207,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
     fn fits(&self) -> Result<bool, Fault> {
         let longest = self.longest();
         for queue in &self.queues {
-            if !queue.fits(longest)? {
+            if !queue.rx.fits(longest)? {
                 return Ok(false);
             }
         }
@@ -216,9 +216,9 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
 
     /// Nothing was taken, and the largest frame does not fit.
     fn refused(&mut self) {
-        if self.police.refused() {
-            let posted = self.least(Queue::slots).unwrap_or_default();
-            self.police.say_stalled(self.queues.len(), posted, self.longest());
+        if self.policy.refused() {
+            let posted = self.least(|queue| queue.rx.slots()).unwrap_or_default();
+            self.policy.say_stalled(self.queues.len(), posted, self.longest());
         }
     }
 
@@ -237,7 +237,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
 
 impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        if self.police.holds_up() {
+        if self.policy.holds_up() {
             return Ok(Received::default());
         }
         let count = self.queues.len();
@@ -249,7 +249,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
                 break;
             }
             let queue = &mut self.queues[(self.first + turn) % count];
-            let received = queue.receive(batch, left, &mut self.police)?;
+            let received = queue.receive(batch, left, &mut self.policy)?;
             sum.frames += received.frames;
             sum.work += received.work;
         }
@@ -262,14 +262,14 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        if self.police.is_stalled() {
+        if self.policy.is_stalled() {
             if !self.fits()? {
                 self.counters.dropped_many(DropReason::LinkDown, frames.len() as u64);
                 return Ok(Transmitted { sent: 0, dropped: frames.len() });
             }
-            self.police.fits();
+            self.policy.fits();
         }
-        let wanted = self.police.wanted(batch, frames);
+        let wanted = self.policy.wanted(batch, frames);
         let filtered = frames.len() - wanted.len();
         let mut done = Transmitted { sent: 0, dropped: filtered };
         if let [queue] = self.queues.as_mut_slice() {
@@ -286,7 +286,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
             }
         }
         if done.sent > 0 {
-            self.police.taken();
+            self.policy.taken();
         } else if done.dropped > filtered && !self.fits()? {
             self.refused();
         }
@@ -299,37 +299,37 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
 
     fn room(&mut self) -> Result<usize, Fault> {
         let longest = self.longest();
-        let room = self.least(|queue| queue.room(longest))?;
+        let room = self.least(|queue| queue.rx.room(longest))?;
         if room > 0 {
-            self.police.fits();
+            self.policy.fits();
         } else {
             self.refused();
         }
         // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
-        Ok(if self.police.is_stalled() { usize::MAX } else { room })
+        Ok(if self.policy.is_stalled() { usize::MAX } else { room })
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
         if self.fits()? {
-            self.police.fits();
+            self.policy.fits();
         }
         // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
-        if self.police.is_stalled() { Ok(usize::MAX) } else { self.least(Queue::slots) }
+        if self.policy.is_stalled() { Ok(usize::MAX) } else { self.least(|queue| queue.rx.slots()) }
     }
 
     fn await_slots(&mut self, slots: usize) {
-        self.queues.iter_mut().for_each(|queue| queue.await_slots(slots));
+        self.queues.iter_mut().for_each(|queue| queue.rx.await_slots(slots));
         self.refused();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
-        if self.police.is_overdue() {
+        if self.policy.is_overdue() {
             match self.fits()? {
-                true => self.police.fits(),
+                true => self.policy.fits(),
                 false => self.refused(),
             }
         }
-        let taken_from = !self.police.holds_up();
+        let taken_from = !self.policy.holds_up();
         // Each, whatever the others say: each asks for an event of its own.
         let mut work = false;
         for queue in &mut self.queues {
@@ -339,7 +339,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn deadline(&self) -> Option<Duration> {
-        self.police.deadline()
+        self.policy.deadline()
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -368,7 +368,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
                 queues,
                 first: 0,
                 features: self.features,
-                police: self.police.of_part(&counters),
+                policy: self.policy.of_part(&counters),
                 rules: Arc::clone(&self.rules),
                 counters,
                 stride: parts,
@@ -378,18 +378,18 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
         others.collect()
     }
 
-    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        if let PortOrder::Follow(wanted) = order {
-            self.police.follow(wanted);
-            return PortReply::Following;
+    fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        if let PortCommand::SetPolicy(wanted) = command {
+            self.policy.follow(wanted);
+            return PortReply::PolicySet;
         }
         let Some(addressed) = self.queues.get_mut(usize::from(queue) / self.stride) else {
             return PortReply::Unsupported;
         };
-        if let PortOrder::Hash(steering) = &order {
+        if let PortCommand::Hash(steering) = &command {
             self.chooser.follow(steering.clone());
         }
-        addressed.obey(order)
+        addressed.execute(command)
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -1,13 +1,13 @@
 //! Packets to the guest.
 
-mod quick;
+mod fast;
 
 use core::ops::Range;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
-use ringfence_access::{Reach, Source};
+use ringfence_access::{PageAccess, Source};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};
@@ -16,8 +16,8 @@ use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
 
 use crate::features::extra_of;
+use crate::prefetch::PrefetchBuffer;
 use crate::rules::{RuleCounters, rx_grant_rule};
-use crate::window::Window;
 use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, SUPER_FRAME_MAX, Transmitted};
@@ -79,10 +79,10 @@ fn is_extra(slot: usize, extras: &Extras) -> bool {
 }
 
 /// The backend's side of the rx ring.
-pub(super) struct ToGuest<G> {
+pub(super) struct BackendRx<G> {
     ring: BackRing<RingPages>,
-    window: Window<{ RxRequest::SIZE }>,
-    reach: Reach<G>,
+    prefetch: PrefetchBuffer<{ RxRequest::SIZE }>,
+    access: PageAccess<G>,
     planned: Vec<Planned>,
     /// Ids of the requests taken, in ring order.
     ids: Vec<u16>,
@@ -93,23 +93,23 @@ pub(super) struct ToGuest<G> {
     responses: Vec<[u8; RxResponse::SIZE]>,
     /// Somebody was told that there is no room: tell when so many buffers are posted.
     starved_of: u32,
-    /// How the guest wants packets hashed.
+    /// How the guest ranges packets hashed.
     steering: Option<Arc<Steering>>,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
-impl<G: Grantee> ToGuest<G> {
+impl<G: Grantee> BackendRx<G> {
     pub(super) fn new(
         ring: BackRing<RingPages>,
-        reach: Reach<G>,
+        access: PageAccess<G>,
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
-        ToGuest {
-            window: Window::new(ring.consumed_index()),
+        BackendRx {
+            prefetch: PrefetchBuffer::new(ring.consumed_index()),
             ring,
-            reach,
+            access,
             planned: Vec::new(),
             ids: Vec::new(),
             pages: Vec::new(),
@@ -143,7 +143,7 @@ impl<G: Grantee> ToGuest<G> {
         gso.into_iter().chain(hash.map(Extra::Hash)).collect()
     }
 
-    /// Frames of at most `frame_max` octets that find posted buffers.
+    /// Frames of at most `frame_max` bytes that find posted buffers.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
         let slots = self.slots_of(frame_max);
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
@@ -151,13 +151,13 @@ impl<G: Grantee> ToGuest<G> {
         Ok((posted / slots) as usize)
     }
 
-    /// Posted buffers that a frame of `frame_max` octets takes at most.
+    /// Posted buffers that a frame of `frame_max` bytes takes at most.
     fn slots_of(&self, frame_max: usize) -> u32 {
         let extras = usize::from(frame_max > PAGE_SIZE) + usize::from(self.steering.is_some());
         u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1) + extras).unwrap_or(u32::MAX)
     }
 
-    /// Whether a frame of `frame_max` octets finds posted buffers.
+    /// Whether a frame of `frame_max` bytes finds posted buffers.
     pub(super) fn fits(&self, frame_max: usize) -> Result<bool, Fault> {
         Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? >= self.slots_of(frame_max))
     }
@@ -189,7 +189,7 @@ impl<G: Grantee> ToGuest<G> {
         frames: &[u32],
         staged: &StagingTable,
     ) -> Result<Transmitted, Fault> {
-        let (done, sent) = self.run(batch, frames, staged)?;
+        let (done, sent) = self.transmit_fast(batch, frames, staged)?;
         let mut outcome = Transmitted { sent, dropped: done - sent };
         if let Some(rest) = frames.get(done..).filter(|rest| !rest.is_empty()) {
             let planned = self.transmit_planned(batch, rest, staged)?;
@@ -211,7 +211,7 @@ impl<G: Grantee> ToGuest<G> {
         if self.planned.is_empty() {
             return Ok(Transmitted { sent: 0, dropped });
         }
-        let mut writing = self.reach.begin_write(&self.pages, staged);
+        let mut writing = self.access.begin_write(&self.pages, staged);
         for planned in &self.planned {
             if let Some(frame) = batch.get(planned.frame) {
                 spread(frame, |slot, offset, source| {
@@ -221,8 +221,8 @@ impl<G: Grantee> ToGuest<G> {
         }
         self.counters.copied_bytes.add(writing.finish());
         self.statuses.clear();
-        self.reach.write_statuses(&mut self.statuses);
-        self.reach.end_write();
+        self.access.write_statuses(&mut self.statuses);
+        self.access.end_write();
         let sent = self.respond();
         Ok(Transmitted { sent, dropped: dropped + self.planned.len() - sent })
     }
@@ -250,9 +250,10 @@ impl<G: Grantee> ToGuest<G> {
             let (ring, consumed) = (&self.ring, self.ring.consumed_index());
             // At most as many as are posted.
             let taken = u32::try_from(first + slots).unwrap_or(posted);
-            self.window.reach(consumed, taken, |from, into| ring.requests(from, into));
+            self.prefetch.fetch(consumed, taken, |from, into| ring.requests(from, into));
             for (ahead, place) in (0u32..).skip(first).zip(0..slots) {
-                let request = RxRequest::from_bytes(self.window.get(consumed.wrapping_add(ahead)));
+                let request =
+                    RxRequest::from_bytes(self.prefetch.get(consumed.wrapping_add(ahead)));
                 self.ids.push(request.id);
                 // The page of the extra info's slot stays as it is.
                 if !is_extra(place, &extras) {
@@ -305,9 +306,9 @@ impl<G: Grantee> ToGuest<G> {
         sent
     }
 
-    /// Publishes the round's responses; whether the guest wants to be told.
+    /// Publishes the round's responses; whether the guest ranges to be told.
     pub(super) fn publish(&mut self) -> bool {
-        self.reach.end();
+        self.access.end();
         self.ring.publish()
     }
 }

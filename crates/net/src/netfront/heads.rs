@@ -1,14 +1,14 @@
-//! Places for the first octets of packets, several in a page.
+//! Places for the first bytes of packets, several in a page.
 //!
 //! Pages that stay mapped are worth the more, the fewer of them there are: 16 pages hold the first 256
-//! octets of as many packets as the ring has slots. A short packet lies there whole.
+//! bytes of as many packets as the ring has slots. A short packet lies there whole.
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::{Gref, Lease};
 
 /// Pages of a queue that are cut into places.
 pub(super) const HEAD_PAGES: usize = 16;
-/// Octets of a place.
+/// Bytes of a place.
 pub(super) const HEAD: usize = 256;
 /// Places of a page.
 const PLACES: usize = PAGE_SIZE / HEAD;

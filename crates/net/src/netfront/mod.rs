@@ -36,8 +36,8 @@ use crate::rules::RuleCounters;
 use heads::HEAD_PAGES;
 use queue::Queue;
 use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::{PortCommand, PortReply, TxStaging};
 use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply, TxStaging};
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
 use ringfence_sys::clock::monotonic;
@@ -51,7 +51,7 @@ const TX_PAGES: usize = 256;
 const RX_PAGES: usize = 256;
 /// Buffers of a queue.
 pub const QUEUE_PAGES: usize = TX_PAGES + RX_PAGES + HEAD_PAGES;
-/// Those of them that are staged where only the first octets of what is sent are.
+/// Those of them that are staged where only the first bytes of what is sent are.
 pub const HEADER_STAGED_PAGES: usize = RX_PAGES + HEAD_PAGES;
 
 /// The pages of a queue: what stays lent while it is connected.
@@ -59,7 +59,7 @@ pub struct QueueMemory {
     tx_ring: Lease,
     rx_ring: Lease,
     tx_pages: Vec<Lease>,
-    /// For the first octets of packets.
+    /// For the first bytes of packets.
     head_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
     /// In place of all buffers above.
@@ -225,13 +225,13 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
         if let [queue] = self.queues.as_mut_slice() {
-            return queue.transmit(batch, frames);
+            return queue.tx.transmit(batch, frames);
         }
         let mut done = Transmitted::default();
         let shares = self.chooser.split(batch, frames);
         for (queue, share) in self.queues.iter_mut().zip(shares) {
             if !share.is_empty() {
-                let part = queue.transmit(batch, share)?;
+                let part = queue.tx.transmit(batch, share)?;
                 done.sent += part.sent;
                 done.dropped += part.dropped;
             }
@@ -245,15 +245,15 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
 
     fn room(&mut self) -> Result<usize, Fault> {
         let longest = self.features.capabilities().longest();
-        self.least(|queue| queue.room(longest))
+        self.least(|queue| queue.tx.room(longest))
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
-        self.least(Queue::slots)
+        self.least(|queue| queue.tx.slots())
     }
 
     fn await_slots(&mut self, _: usize) {
-        self.queues.iter_mut().for_each(Queue::await_slots);
+        self.queues.iter_mut().for_each(|queue| queue.tx.await_slots());
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
@@ -307,13 +307,13 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
         others.collect()
     }
 
-    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        match (self.queues.get_mut(usize::from(queue) / self.stride), order) {
-            (Some(queue), PortOrder::SendStaged(staging)) => {
-                queue.stage(staging);
+    fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        match (self.queues.get_mut(usize::from(queue) / self.stride), command) {
+            (Some(queue), PortCommand::SendStaged(staging)) => {
+                queue.tx.stage(staging);
                 PortReply::Staged
             }
-            (Some(queue), PortOrder::Resize(most)) => match queue.resize(most) {
+            (Some(queue), PortCommand::Resize(most)) => match queue.resize(most) {
                 Some(levels) => PortReply::Resized(levels),
                 None => PortReply::Unsupported,
             },

@@ -1,6 +1,5 @@
 //! One queue of a vif: its two rings and its channels.
 
-use ringfence_frame::orders::TxStaging;
 use std::sync::Arc;
 
 use ringfence_access::window::SourceLevels;
@@ -16,11 +15,11 @@ use crate::netback::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::counters::PortCounters;
-use ringfence_frame::port::{Fault, Received, Transmitted};
+use ringfence_frame::port::{Fault, Received};
 
 pub(super) struct Queue<C> {
-    tx: tx::ToBackend,
-    rx: rx::FromBackend,
+    pub(super) tx: tx::FrontendTx,
+    rx: rx::FrontendRx,
     pub(super) channels: QueueChannels<C>,
     rules: Arc<RuleCounters>,
 }
@@ -42,13 +41,13 @@ impl<C: Channel> Queue<C> {
                 (TxPages::Lent(pool), rx::RxPages::Lent(&memory.rx_pages))
             }
         };
-        let tx = tx::ToBackend::new(
+        let tx = tx::FrontendTx::new(
             FrontRing::init(tx_ring, NETIF_TX),
             (tx_pages, &memory.head_pages),
             Arc::clone(rules),
             Arc::clone(counters),
         );
-        let mut rx = rx::FromBackend::new(
+        let mut rx = rx::FrontendRx::new(
             FrontRing::init(rx_ring, NETIF_RX),
             rx_pages,
             features.own,
@@ -74,10 +73,6 @@ impl<C: Channel> Queue<C> {
         Ok(received)
     }
 
-    pub(super) fn stage(&mut self, staging: TxStaging) {
-        self.tx.stage(staging);
-    }
-
     pub(super) fn complete(&mut self) -> Result<(), Fault> {
         if self.rx.post() {
             self.channels.rx().notify().map_err(channel_fault(&self.rules))?;
@@ -85,27 +80,11 @@ impl<C: Channel> Queue<C> {
         Ok(())
     }
 
-    pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        self.tx.transmit(batch, frames)
-    }
-
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
         if self.tx.publish() {
             self.channels.tx.notify().map_err(channel_fault(&self.rules))?;
         }
         Ok(())
-    }
-
-    pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        self.tx.room(frame_max)
-    }
-
-    pub(super) fn slots(&mut self) -> Result<usize, Fault> {
-        self.tx.slots()
-    }
-
-    pub(super) fn await_slots(&mut self) {
-        self.tx.await_slots();
     }
 
     /// Looks after pages of the windows that the backend holds on to.

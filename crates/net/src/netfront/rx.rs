@@ -1,6 +1,6 @@
 //! Packets from the backend.
 
-mod quick;
+mod fast;
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use ringfence_wire::netif::{RxRequest, RxResponse};
 use super::windows::WindowPages;
 use crate::features::OffloadKeys;
 use crate::offered::Offered;
+use crate::prefetch::PrefetchBuffer;
 use crate::rules::RuleCounters;
-use crate::window::Window;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Received};
@@ -40,11 +40,11 @@ struct Places {
 }
 
 /// The frontend's side of the rx ring.
-pub(super) struct FromBackend {
+pub(super) struct FrontendRx {
     ring: FrontRing<RingPages>,
     parser: RxChainParser,
     chain: RxChain,
-    window: Window<{ RxResponse::SIZE }>,
+    prefetch: PrefetchBuffer<{ RxResponse::SIZE }>,
     /// The page of each slot of the ring, which is posted in no other.
     pages: Vec<(Gref, LentSlice)>,
     /// What each slot is posted as.
@@ -58,7 +58,7 @@ pub(super) struct FromBackend {
     counters: Arc<PortCounters>,
 }
 
-impl FromBackend {
+impl FrontendRx {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
         pages: RxPages<'_>,
@@ -80,10 +80,10 @@ impl FromBackend {
         };
         // The id is the slot: 256 of them.
         let post = |(id, (gref, _)): (u16, &(Gref, _))| RxRequest { id, gref: *gref }.to_bytes();
-        FromBackend {
+        FrontendRx {
             parser: RxChainParser::new(entries),
             chain: RxChain::new(),
-            window: Window::new(ring.consumed_index()),
+            prefetch: PrefetchBuffer::new(ring.consumed_index()),
             posts: (0u16..).zip(&pages).map(post).collect(),
             pages,
             places,
@@ -174,7 +174,7 @@ impl FromBackend {
     }
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        let run = self.run(batch, budget.min(batch.frames_left()))?;
+        let run = self.receive_fast(batch, budget.min(batch.frames_left()))?;
         let mut done = Received { frames: run.frames, work: run.looked };
         let mut bytes = run.bytes;
         if !run.ends {
@@ -196,16 +196,16 @@ impl FromBackend {
         (done, bytes): (&mut Received, &mut u64),
     ) -> Result<(), Fault> {
         while done.work < budget && batch.frames_left() > 0 && batch.scratch_left() >= HEADER_MAX {
-            let (ring, window) = (&self.ring, &mut self.window);
+            let (ring, prefetch) = (&self.ring, &mut self.prefetch);
             let (first, there) = (ring.consumed_index(), *available);
             let mut fetch = |ahead: u32| {
                 let ahead_too = there.min(ahead.saturating_add(FETCHED_AHEAD));
-                window.reach(first, ahead_too, |from, into| ring.responses(from, into));
-                window.get(first.wrapping_add(ahead))
+                prefetch.fetch(first, ahead_too, |from, into| ring.responses(from, into));
+                prefetch.get(first.wrapping_add(ahead))
             };
             match self.parser.next(*available, &mut fetch, &mut self.chain) {
                 RxOutcome::Empty => break,
-                RxOutcome::Packet if !batch.has_room_for(self.octets()) => break,
+                RxOutcome::Packet if !batch.has_room_for(self.chain_len()) => break,
                 RxOutcome::Packet => match self.deliver(batch) {
                     Ok(()) => {
                         done.frames += 1;
@@ -240,8 +240,8 @@ impl FromBackend {
         }
     }
 
-    /// Octets of the parsed chain.
-    fn octets(&self) -> usize {
+    /// Bytes of the parsed chain.
+    fn chain_len(&self) -> usize {
         usize::try_from(self.chain.total()).unwrap_or(usize::MAX)
     }
 
@@ -249,7 +249,7 @@ impl FromBackend {
     fn deliver(&self, batch: &mut Batch) -> Result<(), &'static str> {
         let total = self.chain.total();
         self.check_negotiated()?;
-        let header_len = self.octets().min(HEADER_MAX);
+        let header_len = self.chain_len().min(HEADER_MAX);
         let full = |_| "rx_no_room";
         let at = batch.reserve(header_len).ok_or("rx_no_room")?;
         let first = self.ring.consumed_index();

@@ -1,11 +1,11 @@
 //! Packets to the backend.
 
-mod quick;
+mod fast;
 
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;
@@ -35,7 +35,7 @@ struct ForeignId {
 }
 
 /// The frontend's side of the tx ring.
-pub(super) struct ToBackend {
+pub(super) struct FrontendTx {
     ring: FrontRing<RingPages>,
     pool: TxPages,
     /// Places for what is short; their ids follow those of the pages.
@@ -52,7 +52,7 @@ pub(super) struct ToBackend {
     counters: Arc<PortCounters>,
 }
 
-impl ToBackend {
+impl FrontendTx {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
         (pool, heads): (TxPages, &[Lease]),
@@ -60,7 +60,7 @@ impl ToBackend {
         counters: Arc<PortCounters>,
     ) -> Self {
         let heads = Heads::new(heads);
-        ToBackend {
+        FrontendTx {
             ring,
             under_way: vec![false; pool.len() + heads.len()],
             heads,
@@ -166,7 +166,7 @@ impl ToBackend {
         (usize::from(head > 0), if head > 0 { pages } else { pages.max(1) })
     }
 
-    /// Frames of at most `frame_max` octets that there is room for.
+    /// Frames of at most `frame_max` bytes that there is room for.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
         let (heads, pages) = self.parts_of(frame_max);
         let slots = heads + pages + usize::from(frame_max > PAGE_SIZE);
@@ -209,10 +209,10 @@ impl ToBackend {
             self.reap()?;
         }
         while let [index, others @ ..] = rest {
-            let (sent, octets) = self.run(batch, rest);
+            let (sent, copied) = self.transmit_fast(batch, rest);
             if sent > 0 {
                 done.sent += sent;
-                bytes += octets;
+                bytes += copied;
                 rest = rest.get(sent..).unwrap_or_default();
                 continue;
             }
@@ -285,7 +285,7 @@ impl ToBackend {
         true
     }
 
-    /// Takes places for the parts of a frame of `len` octets, and says how many octets found none. The
+    /// Takes places for the parts of a frame of `len` bytes, and says how many bytes found none. The
     /// caller saw that there are enough places; a frame of too many parts is of no use.
     fn take_parts(
         &mut self,

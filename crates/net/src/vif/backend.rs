@@ -6,15 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::Mode;
-use ringfence_platform::{
-    Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
-};
-use ringfence_ring::RingPages;
+use ringfence_platform::{EventPort, Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
-pub(super) use ringfence_xenbus::end::is_about_a_key;
+use ringfence_xenbus::end::is_about_a_key;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use super::connect::{ConnectError, map_ring};
 use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};
 use super::{PortHost, ctrl_ring, windows};
@@ -22,7 +20,7 @@ use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::PortOrder;
+use ringfence_frame::commands::PortCommand;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_sys::clock::Clock;
 
@@ -38,87 +36,8 @@ pub const QUEUES_MAX: u32 = 16;
 pub struct BackendOptions {
     /// How the guest's pages are reached.
     pub mode: Mode,
-    /// Octets behind the Ethernet header.
+    /// Bytes behind the Ethernet header.
     pub mtu: u16,
-}
-
-/// Why a frontend that says it is ready cannot be connected. Costs that device.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// A key is missing or unusable.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The frontend's pages cannot be reached.
-    #[error(transparent)]
-    Arena(PlatformError),
-    /// An event channel cannot be bound.
-    #[error("event channel port {port} cannot be bound: {source}")]
-    Channel {
-        /// The port the frontend named.
-        port: u32,
-        /// Why not.
-        source: PlatformError,
-    },
-    /// The frontend wants a mode that is dead.
-    #[error("the frontend did not ask for rx-copy, the only receive mode there is")]
-    NoRxCopy,
-    /// More queues than were offered.
-    #[error("the frontend wants {wanted} queues, {limit} were offered")]
-    Queues {
-        /// Wanted.
-        wanted: u32,
-        /// Offered.
-        limit: u32,
-    },
-    /// A ring cannot be mapped.
-    #[error("the {ring} ring, reference {gref}, cannot be mapped: {status}")]
-    Ring {
-        /// Which.
-        ring: &'static str,
-        /// Its reference.
-        gref: Gref,
-        /// Why not.
-        status: GrantStatus,
-    },
-    /// A ring page is no ring.
-    #[error("the ring page is unusable: {0}")]
-    RingPage(#[from] ringfence_memory::OutOfRange),
-    /// A window that it named is of no use.
-    #[error("the window of the {ring} ring cannot be used: {source}")]
-    Window {
-        /// Whose.
-        ring: &'static str,
-        /// Why not.
-        source: WindowError,
-    },
-    /// A queue that a backend before this one served cannot be taken over.
-    #[error("the device cannot be taken over: {0}")]
-    Adopt(#[source] Fault),
-}
-
-impl ConnectError {
-    /// A constant name, for counters.
-    pub fn rule(&self) -> &'static str {
-        match self {
-            ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
-            ConnectError::Store(_) => "connect_missing_key",
-            ConnectError::Arena(PlatformError::BadArena { why, .. }) => why.kind(),
-            ConnectError::Arena(_) => "connect_no_arena",
-            ConnectError::Channel { .. } => "connect_bad_port",
-            ConnectError::NoRxCopy => "connect_no_rx_copy",
-            ConnectError::Queues { .. } => "connect_too_many_queues",
-            ConnectError::Ring { .. } => "connect_ring_grant",
-            ConnectError::RingPage(_) => "connect_ring_page",
-            ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. } => {
-                "connect_no_such_window"
-            }
-            ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
-                "connect_window_too_large"
-            }
-            ConnectError::Window { .. } => "connect_window",
-            ConnectError::Adopt(_) => "connect_not_adopted",
-        }
-    }
 }
 
 /// What became of a device in a look.
@@ -259,7 +178,7 @@ impl VifBackend {
     pub fn serve_control(&mut self, host: &mut impl PortHost) -> bool {
         let Some(control) = &mut self.control else { return false };
         let device = &self.device;
-        match control.serve(&mut |queue, order| host.order(device, queue, order)) {
+        match control.serve(&mut |queue, command| host.execute(device, queue, command)) {
             Ok(more) => more,
             Err(fault) => {
                 self.control = None;
@@ -313,7 +232,7 @@ impl VifBackend {
                 let changed = self.followed.look(store, &self.front, &self.back, &self.rules)?;
                 if let Some(wanted) = changed {
                     // Whoever is not there any more is connected anew, with what is wanted by then.
-                    drop(host.order(&self.device, 0, PortOrder::Follow(wanted)));
+                    drop(host.execute(&self.device, 0, PortCommand::SetPolicy(wanted)));
                 }
             }
             match backend_step(view) {
@@ -451,7 +370,7 @@ impl VifBackend {
                     // The frontend is to notice nothing.
                     let device = &self.device;
                     if let Some(control) = &mut self.control {
-                        control.take_up(&mut |queue, order| host.order(device, queue, order));
+                        control.take_up(&mut |queue, command| host.execute(device, queue, command));
                     }
                     return Ok(());
                 }
@@ -514,7 +433,7 @@ impl VifBackend {
         let parts = parts.collect::<Result<Vec<_>, ConnectError>>()?;
         let rules = &self.rules;
         let mode = if windows { Mode::Window } else { self.options.mode };
-        let wanted = ctrl_ring::Wanted { queues, mode, adopting };
+        let wanted = ctrl_ring::PortPolicy { queues, mode, adopting };
         let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
         // Who was told that its pages can be staged has staged some, whatever the mode is now.
         let told = adopting && control.as_ref().is_some_and(|control| control.stages());
@@ -524,7 +443,7 @@ impl VifBackend {
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
-        let port = port.policed(self.followed.police(&self.back, adopting, offered));
+        let port = port.with_policy(self.followed.policy(&self.back, adopting, offered));
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 
@@ -574,17 +493,3 @@ impl VifBackend {
 
 /// A device's port, and its control ring if it has one.
 type Opened = (Box<dyn Port>, Option<Box<dyn ControlRing>>, Connection);
-
-/// Maps the page of a ring.
-pub(super) fn map_ring(
-    pages: &mut impl Grantee,
-    ring: &'static str,
-    gref: Gref,
-) -> Result<RingPages, ConnectError> {
-    let mut mapped = Vec::with_capacity(1);
-    pages.map(&[(gref, Access::ReadWrite)], &mut mapped);
-    let page = mapped.pop().unwrap_or(Err(GrantStatus::GeneralError));
-    let page = page.map_err(|status| ConnectError::Ring { ring, gref, status })?;
-    let bytes = page.len();
-    Ok(RingPages::new(page, bytes)?)
-}

@@ -1,19 +1,19 @@
 //! What may change of a vif while it is connected, and where the store says it.
 //!
 //! The control thread reads the keys when a watch fires (`Followed::look`) and orders the port to follow
-//! what changed ([`PortOrder::Follow`](ringfence_frame::orders::PortOrder::Follow)).
+//! what changed ([`PortCommand::SetPolicy`](ringfence_frame::commands::PortCommand::SetPolicy)).
 
 use core::time::Duration;
 
 use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use super::backend::is_about_a_key;
-use crate::netback::{PoliceConfig, STALL_DEFAULT};
+use crate::netback::{GuestPolicyConfig, STALL_DEFAULT};
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::Wanted;
+use ringfence_frame::commands::PortPolicy;
 use ringfence_frame::rate::Rate;
 use ringfence_sys::clock::Clock;
+use ringfence_xenbus::end::is_about_a_key;
 
 /// What the owner of a backend decides about a guest's behaviour over time.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Followed {
     pub(super) policy: VifPolicy,
     pub(super) clock: Clock,
     /// What the port was made with, or ordered since.
-    wanted: Wanted,
+    wanted: PortPolicy,
     /// The last text of the key that is no rate: to be said once.
     bad_rate: Option<Vec<u8>>,
 }
@@ -55,13 +55,13 @@ impl Followed {
 
     /// What a port is to enforce that connects now, or is taken over; `name` is for the log, and
     /// `multicast_control` is what was announced to the guest.
-    pub(super) fn police(
+    pub(super) fn policy(
         &self,
         name: &str,
         adopted: bool,
         multicast_control: bool,
-    ) -> PoliceConfig {
-        PoliceConfig {
+    ) -> GuestPolicyConfig {
+        GuestPolicyConfig {
             wanted: self.wanted,
             multicast_control,
             adopted,
@@ -78,7 +78,7 @@ impl Followed {
         front: &str,
         back: &str,
         rules: &RuleCounters,
-    ) -> Result<Option<Wanted>, StoreError> {
+    ) -> Result<Option<PortPolicy>, StoreError> {
         let rate = store.read_opt(&format!("{back}/{}", keys::RATE))?;
         let rate = rate.and_then(|text| self.rate(text, back, rules));
         let wants = format!("{front}/{}", keys::REQUEST_MULTICAST_CONTROL);
@@ -90,7 +90,7 @@ impl Followed {
             }
             Err(error) => return Err(error),
         };
-        let wanted = Wanted { rate, multicast_control };
+        let wanted = PortPolicy { rate, multicast_control };
         let before = core::mem::replace(&mut self.wanted, wanted);
         Ok(Some(wanted).filter(|wanted| *wanted != before))
     }

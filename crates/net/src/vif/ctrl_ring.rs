@@ -10,12 +10,12 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::PortHost;
-use super::backend::{ConnectError, map_ring};
+use super::connect::{ConnectError, map_ring};
 use crate::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use crate::rules::RuleCounters;
 
 /// What is served, and whether a process before this one served it.
-pub(super) struct Wanted {
+pub(super) struct PortPolicy {
     pub(super) queues: u32,
     pub(super) mode: Mode,
     pub(super) adopting: bool,
@@ -24,7 +24,7 @@ pub(super) struct Wanted {
 /// Connects the control ring, if the frontend has one.
 pub(super) fn open<P: Platform>(
     device: &DeviceId,
-    wanted: Wanted,
+    wanted: PortPolicy,
     platform: &P,
     store: &mut StoreClient,
     host: &mut impl PortHost,

@@ -19,8 +19,8 @@ use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
 use crate::netfront::{NetfrontPort, QueueMemory, WindowSizes, WindowStock};
 use crate::rules::RuleCounters;
-use ringfence_frame::orders::PortOrder;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::PortCommand;
+use ringfence_frame::commands::TxStaging;
 use ringfence_frame::port::Fault;
 
 /// Steps that one look may take.
@@ -481,7 +481,7 @@ impl<P: Platform> VifFrontend<P> {
             control.in_use = true;
             let queues = (0u16..).take(self.memory.len());
             for queue in queues.filter(|queue| control.ring.is_staged(*queue)) {
-                drop(host.order(&self.device, queue, PortOrder::SendStaged(self.staging)));
+                drop(host.execute(&self.device, queue, PortCommand::SendStaged(self.staging)));
             }
         }
     }

@@ -5,6 +5,7 @@
 //! runs on.
 
 pub mod backend;
+pub mod connect;
 pub mod controls;
 mod ctrl_ring;
 pub mod frontend;
@@ -21,7 +22,7 @@ pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 
 /// Whoever runs the ports: the data plane of a driver domain or of a frontend.
@@ -35,8 +36,13 @@ pub trait PortHost {
 
     /// Has the port of that queue carry out an order; `None` when it is not there, or when this host
     /// has no use for a control ring.
-    fn order(&mut self, device: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        drop((device, queue, order));
+    fn execute(
+        &mut self,
+        device: &DeviceId,
+        queue: u16,
+        command: PortCommand,
+    ) -> Option<PortReply> {
+        drop((device, queue, command));
         None
     }
 

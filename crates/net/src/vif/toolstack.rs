@@ -10,13 +10,13 @@ use ringfence_xenstore::{StoreClient, StoreError};
 pub struct VifConfig {
     /// Ethernet address of the guest's end.
     pub mac: [u8; 6],
-    /// Octets behind the Ethernet header.
+    /// Bytes behind the Ethernet header.
     pub mtu: u16,
 }
 
 /// An Ethernet address as text, `aa:bb:cc:dd:ee:ff`.
 pub fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|octet| format!("{octet:02x}")).join(":")
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// Makes the two directories of a device, both sides in state Initialising.

@@ -13,7 +13,7 @@ pub enum MacError {
     Form,
     /// A group's address, or zero.
     #[error(
-        "that is not the address of one station: the first octet must be even, and not all zero"
+        "that is not the address of one station: the first byte must be even, and not all zero"
     )]
     NotAStation,
 }
@@ -26,9 +26,9 @@ pub enum MacError {
 pub fn parse_mac(text: &[u8]) -> Result<Mac, MacError> {
     let mut mac = [0; 6];
     let mut pairs = text.split(|&byte| byte == b':');
-    for octet in &mut mac {
+    for byte in &mut mac {
         let Some(&[high, low]) = pairs.next() else { return Err(MacError::Form) };
-        *octet = nibble(high)? << 4 | nibble(low)?;
+        *byte = nibble(high)? << 4 | nibble(low)?;
     }
     if pairs.next().is_some() {
         return Err(MacError::Form);

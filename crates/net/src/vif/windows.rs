@@ -4,7 +4,7 @@ use ringfence_platform::{DomId, Platform, WindowError, WindowHandle, WindowRound
 use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-use super::backend::ConnectError;
+use super::connect::ConnectError;
 use crate::netback::QueueWindows;
 
 /// Entries that a window of a ring may have: more than a ring has slots, few enough to be looked after.

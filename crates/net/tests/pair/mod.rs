@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::TxStaging;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
@@ -36,8 +36,8 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.0 = None;
     }
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.0.as_mut().map(|port| port.obey(queue, order))
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.execute(queue, order))
     }
 }
 

@@ -25,7 +25,7 @@ const ROLE: &str = "RINGFENCE_TEST_ROLE";
 pub fn in_namespaces(name: &str, test: impl FnOnce(&dyn Fn() -> Peer)) {
     match std::env::var(ROLE).as_deref() {
         Ok("test") => test(&|| Peer::start(name)),
-        Ok("peer") => peer::obey(),
+        Ok("peer") => peer::execute(),
         _ => start(name),
     }
 }

@@ -71,7 +71,7 @@ impl Drop for Peer {
 }
 
 /// The process itself: does as it is told until nobody is left to tell it.
-pub(super) fn obey() {
+pub(super) fn execute() {
     say("ready");
     let mut bound = None;
     for order in std::io::stdin().lines() {
@@ -107,7 +107,7 @@ fn say(what: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// Where to, how many sends, octets of each, octets of a datagram.
+/// Where to, how many sends, bytes of each, bytes of a datagram.
 fn send(arguments: &str) -> String {
     let words: Vec<&str> = arguments.split(' ').collect();
     let [to, sends, each, size] = words[..] else { panic!("no order: send {arguments}") };
@@ -123,12 +123,12 @@ pub fn socket_towards(to: &str) -> UdpSocket {
     socket
 }
 
-/// Takes datagrams until there are `octets` of them: how many, octets, hash.
-pub fn receive(socket: &UdpSocket, octets: usize) -> String {
+/// Takes datagrams until there are `bytes` of them: how many, bytes, hash.
+pub fn receive(socket: &UdpSocket, bytes: usize) -> String {
     let (mut datagrams, mut got, mut hash) = (0, 0, Sha256::new());
     let mut buffer = vec![0; 1 << 16];
     let until = Instant::now() + PATIENCE;
-    while got < octets {
+    while got < bytes {
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.set_read_timeout(Some(left)).unwrap();
         let Ok(n) = socket.recv(&mut buffer) else { break };
@@ -138,12 +138,12 @@ pub fn receive(socket: &UdpSocket, octets: usize) -> String {
     described(datagrams, got, hash)
 }
 
-/// How the traffic of a test is told: datagrams, octets, hash.
-pub fn described(datagrams: usize, octets: usize, hash: Sha256) -> String {
-    format!("{datagrams} {octets} {:x}", hash.finalize())
+/// How the traffic of a test is told: datagrams, bytes, hash.
+pub fn described(datagrams: usize, bytes: usize, hash: Sha256) -> String {
+    format!("{datagrams} {bytes} {:x}", hash.finalize())
 }
 
-/// Sends `sends` times `each` octets that the kernel is to make datagrams of `size` of, as few calls as
+/// Sends `sends` times `each` bytes that the kernel is to make datagrams of `size` of, as few calls as
 /// sends; how that is told.
 pub fn send_segmented(socket: &UdpSocket, sends: usize, each: usize, size: u16) -> String {
     setsockopt(socket, sockopt::UdpGsoSegment, &size.into()).unwrap();

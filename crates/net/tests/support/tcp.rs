@@ -1,4 +1,4 @@
-//! TCP both ways at once: octets without a pattern, compared by hash.
+//! TCP both ways at once: bytes without a pattern, compared by hash.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ pub const PORT: u16 = 5001;
 /// How long a connection may stand still.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Octets without a pattern.
+/// Bytes without a pattern.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -53,7 +53,7 @@ fn answer(mut stream: &TcpStream) {
     let _ = stream.read(&mut [0]);
 }
 
-/// Connects, sends and receives `len` octets at the same time, and ends the connection so that nothing
+/// Connects, sends and receives `len` bytes at the same time, and ends the connection so that nothing
 /// more is said about it.
 ///
 /// # Panics
@@ -77,11 +77,11 @@ pub fn both_ways(to: SocketAddr, seed: u64, len: usize) {
     setsockopt(&stream, sockopt::Linger, &at_once).unwrap();
 }
 
-/// Sends `octets` and receives as many; the hash of these.
-fn exchange(mut stream: &TcpStream, octets: &[u8]) -> [u8; 32] {
+/// Sends `bytes` and receives as many; the hash of these.
+fn exchange(mut stream: &TcpStream, bytes: &[u8]) -> [u8; 32] {
     std::thread::scope(|scope| {
-        scope.spawn(|| (&mut &*stream).write_all(octets).unwrap());
-        let mut received = vec![0; octets.len()];
+        scope.spawn(|| (&mut &*stream).write_all(bytes).unwrap());
+        let mut received = vec![0; bytes.len()];
         stream.read_exact(&mut received).unwrap();
         Sha256::digest(&received).into()
     })

@@ -7,7 +7,7 @@ use anyhow::{bail, ensure};
 use ringfence_access::Mode;
 use ringfence_access::window::{ReuseStats, SourcePolicy};
 use ringfence_frame::batch::Batch;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::PortHost;
@@ -111,7 +111,7 @@ impl Pair {
     }
 
     fn stats(&mut self) -> anyhow::Result<ReuseStats> {
-        match self.front.obey(0, PortOrder::Resize(SIZES.pages)) {
+        match self.front.execute(0, PortCommand::Resize(SIZES.pages)) {
             PortReply::Resized(levels) => Ok(levels.reuse),
             _ => bail!("the guest's port has no windows"),
         }

@@ -1,26 +1,26 @@
 //! The short way for packets from the guest that need nothing but a look-up.
 //!
 //! Most packets take one slot, have no extra info, and lie in a page that is within reach already. They
-//! are looked at twice: first their slots are judged and the caches asked for their octets, so that the
+//! are looked at twice: first their slots are judged and the caches asked for their bytes, so that the
 //! processor waits for all of them at once and not for one after the other; then their headers are
 //! copied and frames made. The first slot that is of another kind ends the run, and goes the long way.
 
 use arrayvec::ArrayVec;
-use ringfence_access::Reach;
+use ringfence_access::PageAccess;
 use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
 
-use super::FromGuest;
-use crate::netback::police::Police;
+use super::BackendTx;
+use crate::netback::policy::GuestPolicy;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Fault;
 
 /// Packets of a run.
-const RUN: usize = 64;
+const BATCH_MAX: usize = 64;
 
 /// A packet that was judged.
 struct Judged<'a> {
@@ -29,42 +29,42 @@ struct Judged<'a> {
 }
 
 /// How far the short way went.
-pub(super) struct Run {
+pub(super) struct FastRun {
     /// Packets looked at.
     pub(super) looked: usize,
-    /// Of these, frames that were made, and their octets.
+    /// Of these, frames that were made, and their bytes.
     pub(super) frames: usize,
     pub(super) bytes: u64,
     /// What comes next is not for this round.
     pub(super) ends: bool,
 }
 
-impl<G: Grantee> FromGuest<G> {
+impl<G: Grantee> BackendTx<G> {
     /// Takes packets as long as they are of the simple kind, at most `budget`.
-    pub(super) fn run(
+    pub(super) fn receive_fast(
         &mut self,
         batch: &mut Batch,
         budget: usize,
-        police: &mut Police,
+        policy: &mut GuestPolicy,
         staged: &StagingTable,
-    ) -> Result<Run, Fault> {
-        let mut run = Run { looked: 0, frames: 0, bytes: 0, ends: false };
-        if !self.reach.has_pages(staged) {
+    ) -> Result<FastRun, Fault> {
+        let mut run = FastRun { looked: 0, frames: 0, bytes: 0, ends: false };
+        if !self.access.has_pages(staged) {
             return Ok(run);
         }
         while run.looked < budget {
             let waiting =
                 self.ring.unconsumed().map_err(|e| self.fatal("tx_producer_overflow", e))?;
-            let most = RUN.min(budget - run.looked).min(waiting as usize);
-            let mut judged = ArrayVec::<Judged<'_>, RUN>::new();
+            let most = BATCH_MAX.min(budget - run.looked).min(waiting as usize);
+            let mut judged = ArrayVec::<Judged<'_>, BATCH_MAX>::new();
             let (ring, first) = (&self.ring, self.ring.consumed_index());
-            // At most RUN.
+            // At most BATCH_MAX.
             let ahead = u32::try_from(most).unwrap_or(0);
-            self.window.reach(first, ahead, |from, into| ring.requests(from, into));
+            self.prefetch.fetch(first, ahead, |from, into| ring.requests(from, into));
             let mut room = batch.room();
             for index in (0..most).zip(0u32..).map(|(_, ahead)| first.wrapping_add(ahead)) {
-                let request = TxRequest::from_bytes(self.window.get(index));
-                let Some(page) = simple(&self.reach, &request, staged) else { break };
+                let request = TxRequest::from_bytes(self.prefetch.get(index));
+                let Some(page) = simple(&self.access, &request, staged) else { break };
                 let size = usize::from(request.size);
                 if !room.fits(size) {
                     batch.refuse(size);
@@ -75,14 +75,14 @@ impl<G: Grantee> FromGuest<G> {
                 page.prefetch(usize::from(request.offset), size.min(HEADER_MAX));
                 judged.push(Judged { page, request });
             }
-            if !self.reach.settle() {
+            if !self.access.settle() {
                 // The long way finds out which of them were taken back meanwhile.
-                return Ok(Run { ends: false, ..run });
+                return Ok(FastRun { ends: false, ..run });
             }
             // All that there was, or something that goes the long way.
-            let (short, all) = (judged.len() < RUN, judged.len() == most);
+            let (short, all) = (judged.len() < BATCH_MAX, judged.len() == most);
             let taken =
-                make_all(judged, &mut self.answers, &self.counters, batch, police, &mut run);
+                make_all(judged, &mut self.answers, &self.counters, batch, policy, &mut run);
             self.ring.consume(taken);
             run.looked += taken as usize;
             run.ends |= short && all;
@@ -98,18 +98,18 @@ impl<G: Grantee> FromGuest<G> {
 /// Makes frames of packets as long as there is room for them and their guest may send; how many it took.
 #[inline]
 fn make_all(
-    judged: ArrayVec<Judged<'_>, RUN>,
+    judged: ArrayVec<Judged<'_>, BATCH_MAX>,
     answers: &mut Vec<TxResponse>,
     counters: &PortCounters,
     batch: &mut Batch,
-    police: &mut Police,
-    run: &mut Run,
+    policy: &mut GuestPolicy,
+    run: &mut FastRun,
 ) -> u32 {
-    let (mut copied, mut taken, limited) = (0, 0, police.is_limited());
+    let (mut copied, mut taken, limited) = (0, 0, policy.is_limited());
     for packet in judged {
         let size = usize::from(packet.request.size);
         let head = size.min(HEADER_MAX);
-        if !batch.has_place_for(head) || (limited && !police.admits(size)) {
+        if !batch.has_place_for(head) || (limited && !policy.admits(size)) {
             run.ends = true;
             break;
         }
@@ -143,10 +143,10 @@ impl Judged<'_> {
     }
 }
 
-/// The page of a packet that needs nothing but its octets, if it is within reach.
+/// The page of a packet that needs nothing but its bytes, if it is within reach.
 #[inline]
 fn simple<'a, G: Grantee>(
-    reach: &'a Reach<G>,
+    access: &'a PageAccess<G>,
     request: &TxRequest,
     staged: &'a StagingTable,
 ) -> Option<&'a LentSlice> {
@@ -155,5 +155,5 @@ fn simple<'a, G: Grantee>(
     if !plain || u32::from(request.size) < PACKET_MIN || offset + size > PAGE_SIZE {
         return None;
     }
-    reach.page(request.gref, Access::ReadOnly, staged)
+    access.page(request.gref, Access::ReadOnly, staged)
 }

@@ -1,17 +1,17 @@
-//! How much a guest may send: credit in octets, given anew after each interval.
+//! How much a guest may send: credit in bytes, given anew after each interval.
 //!
 //! The rules are those of Linux's netback, by which toolstacks choose the numbers:
 //!
 //! * A packet goes when there is credit for all of it. If there is none, it stays in the ring, and so
 //!   does all behind it: nothing is lost.
-//! * Each interval adds its octets, up to [`BURST_MIN`] or one interval's octets, whichever is more: so
+//! * Each interval adds its bytes, up to [`BURST_MIN`] or one interval's bytes, whichever is more: so
 //!   even the largest packet goes at last, however small the rate, and credit is not saved up for long.
 
 use core::time::Duration;
 
 use ringfence_frame::rate::Rate;
 
-/// The least limit of the credit, in octets: twice the largest packet.
+/// The least limit of the credit, in bytes: twice the largest packet.
 const BURST_MIN: u64 = 128 << 10;
 
 /// The credit of one guest.
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(limiter.until(), Some(51 * MS));
         assert!(limiter.waits(51 * MS - Duration::from_nanos(1)) && !limiter.waits(51 * MS));
         assert_eq!(limiter.until(), None, "nobody is woken twice for nothing");
-        assert!(!limiter.take(3001, 51 * MS), "one octet more than the interval gave");
+        assert!(!limiter.take(3001, 51 * MS), "one byte more than the interval gave");
         assert_eq!(limiter.until(), Some(101 * MS));
         assert!(limiter.take(3000, 51 * MS), "what is smaller may go meanwhile");
         assert_eq!(limiter.until(), None);

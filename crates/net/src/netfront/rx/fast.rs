@@ -1,6 +1,6 @@
 //! The short way for packets from the backend that lie in one page.
 //!
-//! As elsewhere: first the responses of a run are judged and the caches asked for the first octets, then
+//! As elsewhere: first the responses of a run are judged and the caches asked for the first bytes, then
 //! headers are copied and frames made. The first response of another kind ends the run.
 
 use arrayvec::ArrayVec;
@@ -9,13 +9,13 @@ use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_wire::netif::{PACKET_MIN, RxFlags, RxResponse};
 
-use super::FromBackend;
+use super::FrontendRx;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
 
 /// Packets of a run.
-const RUN: usize = 64;
+const BATCH_MAX: usize = 64;
 
 /// A packet that was judged.
 struct Judged<'a> {
@@ -27,31 +27,35 @@ struct Judged<'a> {
 
 /// How far the short way went.
 #[derive(Default)]
-pub(super) struct Run {
+pub(super) struct FastRun {
     /// Responses looked at.
     pub(super) looked: usize,
-    /// Of these, frames that were made, and their octets.
+    /// Of these, frames that were made, and their bytes.
     pub(super) frames: usize,
     pub(super) bytes: u64,
     /// What comes next is not for this round.
     pub(super) ends: bool,
 }
 
-impl FromBackend {
+impl FrontendRx {
     /// Takes packets as long as they are of the simple kind, at most `budget`.
-    pub(super) fn run(&mut self, batch: &mut Batch, budget: usize) -> Result<Run, Fault> {
-        let mut run = Run::default();
+    pub(super) fn receive_fast(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+    ) -> Result<FastRun, Fault> {
+        let mut run = FastRun::default();
         while run.looked < budget {
             let waiting = self.ring.unconsumed().map_err(|e| self.overflow(e))? as usize;
-            let most = RUN.min(budget - run.looked).min(waiting);
+            let most = BATCH_MAX.min(budget - run.looked).min(waiting);
             let (ring, first) = (&self.ring, self.ring.consumed_index());
-            // At most RUN.
+            // At most BATCH_MAX.
             let ahead = u32::try_from(most).unwrap_or(0);
-            self.window.reach(first, ahead, |from, into| ring.responses(from, into));
-            let mut judged = ArrayVec::<Judged<'_>, RUN>::new();
+            self.prefetch.fetch(first, ahead, |from, into| ring.responses(from, into));
+            let mut judged = ArrayVec::<Judged<'_>, BATCH_MAX>::new();
             let mut room = batch.room();
             for index in (0..ahead).map(|ahead| first.wrapping_add(ahead)) {
-                let response = RxResponse::from_bytes(self.window.get(index));
+                let response = RxResponse::from_bytes(self.prefetch.get(index));
                 let Some(packet) = self.simple(index, response) else { break };
                 if !room.fits(packet.len) {
                     batch.refuse(packet.len);
@@ -62,7 +66,7 @@ impl FromBackend {
                 packet.page.prefetch(packet.offset, packet.len.min(HEADER_MAX));
                 judged.push(packet);
             }
-            let (short, all) = (judged.len() < RUN, judged.len() == most);
+            let (short, all) = (judged.len() < BATCH_MAX, judged.len() == most);
             let (mut taken, mut copied) = (0, 0);
             for packet in judged {
                 let head = packet.len.min(HEADER_MAX);
@@ -91,7 +95,7 @@ impl FromBackend {
         Ok(run)
     }
 
-    /// The packet of a response that is a whole one and needs nothing but its octets.
+    /// The packet of a response that is a whole one and needs nothing but its bytes.
     #[inline]
     fn simple(&self, index: u32, response: RxResponse) -> Option<Judged<'_>> {
         let (offset, len) = (usize::from(response.offset), usize::from(response.size().ok()?));

@@ -1,7 +1,7 @@
 //! The short way for frames to the backend that take one slot.
 //!
 //! First places are taken for a run of frames, and other processors asked to give up the lines that are
-//! going to be written; then the octets are written, and all requests put on the ring together.
+//! going to be written; then the bytes are written, and all requests put on the ring together.
 
 use arrayvec::ArrayVec;
 use ringfence_memory::PAGE_SIZE;
@@ -9,15 +9,15 @@ use ringfence_offload::Checksum;
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
-use super::ToBackend;
+use super::FrontendTx;
 use crate::netfront::heads::HEAD;
 use ringfence_frame::batch::{Batch, FrameView};
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 
 /// Frames of a run.
-const RUN: usize = 64;
+const BATCH_MAX: usize = 64;
 
-/// Octets of a page whose lines are asked for ahead: longer frames are written in order anyway.
+/// Bytes of a page whose lines are asked for ahead: longer frames are written in order anyway.
 const AHEAD: usize = 256;
 
 /// A frame and where it goes.
@@ -27,14 +27,14 @@ struct Placed<'a> {
     offset: u16,
 }
 
-impl ToBackend {
+impl FrontendTx {
     /// Sends the first of `frames`, as long as each takes one slot and there is room; how many, and how
-    /// many octets.
-    pub(super) fn run(&mut self, batch: &Batch, frames: &[u32]) -> (usize, u64) {
+    /// many bytes.
+    pub(super) fn transmit_fast(&mut self, batch: &Batch, frames: &[u32]) -> (usize, u64) {
         let free = self.ring.free() as usize;
-        let mut placed = ArrayVec::<Placed<'_>, RUN>::new();
-        let mut requests = ArrayVec::<[u8; TxRequest::SIZE], RUN>::new();
-        for &index in frames.iter().take(RUN.min(free)) {
+        let mut placed = ArrayVec::<Placed<'_>, BATCH_MAX>::new();
+        let mut requests = ArrayVec::<[u8; TxRequest::SIZE], BATCH_MAX>::new();
+        for &index in frames.iter().take(BATCH_MAX.min(free)) {
             let Some(frame) = batch.get(index).filter(is_simple) else { break };
             let Some((id, gref, offset)) = self.place(frame.len()) else { break };
             let (blank, size) = (frame.meta().checksum.place().is_some(), frame.len());
@@ -64,7 +64,7 @@ impl ToBackend {
         (placed.len(), bytes)
     }
 
-    /// Takes a place for a frame of `len` octets in one piece: the id it is known by, its page, and
+    /// Takes a place for a frame of `len` bytes in one piece: the id it is known by, its page, and
     /// where in it.
     #[inline]
     fn place(&mut self, len: usize) -> Option<(u16, Gref, u16)> {

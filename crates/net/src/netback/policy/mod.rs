@@ -1,14 +1,14 @@
 //! What holds for a guest over time: how much it may send, which groups' frames it wants, and whether it
 //! still takes any.
 //!
-//! A [`Police`] belongs to one port and is used on the data plane's thread. What the store says meanwhile
+//! A [`GuestPolicy`] belongs to one port and is used on the data plane's thread. What the store says meanwhile
 //! comes to it as an order, between two rounds. The parts of a port that was split have one each, on
 //! threads of their own. Credit and the list of groups are the guest's, so these are the same for all of
 //! them, behind a lock that is taken only for a guest whose rate is limited, or which asked for multicast
 //! control, respectively.
 
 mod filter;
-mod limit;
+mod limiter;
 mod stall;
 
 use core::time::Duration;
@@ -18,10 +18,10 @@ use ringfence_wire::netif::extra::MulticastChange;
 
 use crate::rules::RuleCounters;
 use filter::MulticastFilter;
-use limit::Limiter;
+use limiter::Limiter;
 use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::PortPolicy;
 use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::orders::Wanted;
 use ringfence_sys::clock::Clock;
 use stall::{Change, Stall};
 
@@ -29,9 +29,9 @@ pub use stall::STALL_DEFAULT;
 
 /// What a port is to enforce.
 #[derive(Clone, Debug)]
-pub struct PoliceConfig {
+pub struct GuestPolicyConfig {
     /// What the store says when the port is made.
-    pub wanted: Wanted,
+    pub wanted: PortPolicy,
     /// Whether `feature-multicast-control` was announced.
     pub multicast_control: bool,
     /// The guest may have said which groups it wants to whoever served it before.
@@ -44,10 +44,10 @@ pub struct PoliceConfig {
     pub name: String,
 }
 
-impl Default for PoliceConfig {
+impl Default for GuestPolicyConfig {
     fn default() -> Self {
-        PoliceConfig {
-            wanted: Wanted::default(),
+        GuestPolicyConfig {
+            wanted: PortPolicy::default(),
             multicast_control: false,
             adopted: false,
             stall: STALL_DEFAULT,
@@ -66,7 +66,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) struct Police {
+pub(super) struct GuestPolicy {
     name: String,
     /// Since when the guest is stalled, if the log says that it is.
     stalled_at: Option<Duration>,
@@ -84,16 +84,16 @@ pub(super) struct Police {
     counters: Arc<PortCounters>,
 }
 
-impl Police {
+impl GuestPolicy {
     pub(super) fn new(
-        config: PoliceConfig,
+        config: GuestPolicyConfig,
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
-    ) -> Police {
-        let PoliceConfig { wanted, multicast_control, adopted, stall, clock, name } = config;
+    ) -> GuestPolicy {
+        let GuestPolicyConfig { wanted, multicast_control, adopted, stall, clock, name } = config;
         let mut filter = MulticastFilter::default();
         filter.unknown = adopted;
-        let mut police = Police {
+        let mut policy = GuestPolicy {
             name,
             stalled_at: None,
             clock,
@@ -106,13 +106,13 @@ impl Police {
             rules: Arc::clone(rules),
             counters: Arc::clone(counters),
         };
-        police.follow(wanted);
-        police
+        policy.follow(wanted);
+        policy
     }
 
     /// What another part of the same port is to have.
-    pub(super) fn of_part(&self, counters: &Arc<PortCounters>) -> Police {
-        Police {
+    pub(super) fn of_part(&self, counters: &Arc<PortCounters>) -> GuestPolicy {
+        GuestPolicy {
             name: self.name.clone(),
             stalled_at: None,
             clock: self.clock.clone(),
@@ -128,7 +128,7 @@ impl Police {
     }
 
     /// Takes over what the store says by now.
-    pub(super) fn follow(&mut self, wanted: Wanted) {
+    pub(super) fn follow(&mut self, wanted: PortPolicy) {
         let now = self.clock.now();
         self.limited = wanted.rate.is_some();
         match (wanted.rate, &mut *lock(&self.limiter)) {
@@ -156,13 +156,13 @@ impl Police {
         limiter.waits(self.held_up)
     }
 
-    /// Whether the guest has a rate at all: if not, [`Police::admits`] need not be asked.
+    /// Whether the guest has a rate at all: if not, [`GuestPolicy::admits`] need not be asked.
     #[inline]
     pub(super) fn is_limited(&self) -> bool {
         self.limited
     }
 
-    /// Whether the guest has credit for a packet of `bytes` octets, which is then taken off.
+    /// Whether the guest has credit for a packet of `bytes` bytes, which is then taken off.
     #[inline]
     pub(super) fn admits(&mut self, bytes: usize) -> bool {
         if !self.limited {
@@ -234,7 +234,7 @@ impl Police {
     }
 
     /// Nothing was taken, and the largest frame does not fit. True if the guest counts as stalled from
-    /// now on, and that is to be [said](Police::say_stalled).
+    /// now on, and that is to be [said](GuestPolicy::say_stalled).
     pub(super) fn refused(&mut self) -> bool {
         let now = self.clock.now();
         if self.stall.is_stalled() || self.stall.refused(now) != Change::Stalled {

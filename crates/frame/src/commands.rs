@@ -11,15 +11,15 @@ use crate::rate::Rate;
 use crate::steer::Steering;
 
 /// An order, carried out between two rounds.
-pub enum PortOrder {
+pub enum PortCommand {
     /// Reach these pages through the table from now on.
     Stage(Vec<StagedPage>),
     /// Reach these pages through the table no longer; hand them back.
     Unstage(Vec<Gref>),
     /// Hash packets to the guest like this, and say so on the ring; `None`: do not.
     Hash(Option<Arc<Steering>>),
-    /// What the store says of the guest's behaviour over time; answered with [`PortReply::Following`].
-    Follow(Wanted),
+    /// What the store says of the guest's behaviour over time; answered with [`PortReply::PolicySet`].
+    SetPolicy(PortPolicy),
     /// To a frontend: so many of its pages are staged; answered with [`PortReply::Staged`].
     SendStaged(TxStaging),
     /// To a frontend: keep at most so many pages of each of its windows from now on; answered with
@@ -29,17 +29,17 @@ pub enum PortOrder {
 
 /// What became of an order.
 pub enum PortReply {
-    /// [`PortOrder::Stage`] or [`PortOrder::SendStaged`] was carried out.
+    /// [`PortCommand::Stage`] or [`PortCommand::SendStaged`] was carried out.
     Staged,
     /// It was not, and the pages are handed back.
     NotStaged(Vec<StagedPage>, EnterError),
     /// The pages that were in the table, and are not any more.
     Unstaged(Vec<StagedPage>),
-    /// [`PortOrder::Follow`] was carried out.
-    Following,
-    /// [`PortOrder::Hash`] was carried out.
+    /// [`PortCommand::SetPolicy`] was carried out.
+    PolicySet,
+    /// [`PortCommand::Hash`] was carried out.
     Hashing,
-    /// [`PortOrder::Resize`] was carried out: what is in the windows of that queue now.
+    /// [`PortCommand::Resize`] was carried out: what is in the windows of that queue now.
     Resized(SourceLevels),
     /// The port has no use for such an order.
     Unsupported,
@@ -47,7 +47,7 @@ pub enum PortReply {
 
 /// What is wanted of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wanted {
+pub struct PortPolicy {
     /// How much the guest may send; `None` is without limit.
     pub rate: Option<Rate>,
     /// Whether the guest wants only those multicast frames that it asked for.
@@ -60,9 +60,9 @@ pub enum TxStaging {
     /// None are known to be: each slot has a page to itself.
     #[default]
     Off,
-    /// All are: what is short goes to places of 256 octets in few pages, the rest to pages of its own.
+    /// All are: what is short goes to places of 256 bytes in few pages, the rest to pages of its own.
     Full,
-    /// The few pages are: the first 256 octets of each packet go there, the rest to pages that the
+    /// The few pages are: the first 256 bytes of each packet go there, the rest to pages that the
     /// backend copies or maps each time.
     Heads,
 }
@@ -86,7 +86,7 @@ impl TxStaging {
             TxStaging::Off => "no page stays mapped",
             TxStaging::Full => "all pages of the rings stay mapped",
             TxStaging::Heads => {
-                "of what is sent, 16 pages a ring for the first 256 octets of each packet"
+                "of what is sent, 16 pages a ring for the first 256 bytes of each packet"
             }
         }
     }

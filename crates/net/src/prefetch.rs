@@ -5,27 +5,27 @@ const ENTRIES: usize = 256;
 
 /// Private copies of a ring's unconsumed slots, as far as they were asked for. One that is fetched and
 /// then left on the ring for a later round is not fetched again (XSA-155).
-pub(crate) struct Window<const N: usize> {
+pub(crate) struct PrefetchBuffer<const N: usize> {
     /// By index modulo the ring's entries.
     slots: Box<[[u8; N]; ENTRIES]>,
     /// The free-running index behind the last one that was fetched.
     fetched: u32,
 }
 
-impl<const N: usize> Window<N> {
+impl<const N: usize> PrefetchBuffer<N> {
     /// Nothing was fetched yet of a ring that is consumed up to `consumed`.
-    pub(crate) fn new(consumed: u32) -> Window<N> {
-        Window { slots: Box::new([[0; N]; ENTRIES]), fetched: consumed }
+    pub(crate) fn new(consumed: u32) -> PrefetchBuffer<N> {
+        PrefetchBuffer { slots: Box::new([[0; N]; ENTRIES]), fetched: consumed }
     }
 
     /// Has the first `ahead` slots from the free-running index `consumed` on, which the ring said are
     /// there; `fetch` brings those from its argument on, counted from `consumed`.
     #[inline]
-    pub(crate) fn reach(
+    pub(crate) fn fetch(
         &mut self,
         consumed: u32,
         ahead: u32,
-        mut fetch: impl FnMut(u32, &mut [[u8; N]]),
+        mut read: impl FnMut(u32, &mut [[u8; N]]),
     ) {
         // A ring of one page has no more.
         let ahead = ahead.min(256);
@@ -38,7 +38,7 @@ impl<const N: usize> Window<N> {
             let place = Self::place(self.fetched);
             let Some(into) = self.slots.get_mut(place..) else { return };
             let now = into.len().min((ahead - held) as usize);
-            fetch(held, &mut into[..now]);
+            read(held, &mut into[..now]);
             // At most the ring's entries.
             let now = u32::try_from(now).unwrap_or(ahead);
             self.fetched = self.fetched.wrapping_add(now);
@@ -70,10 +70,10 @@ mod tests {
         fn xsa_155_each_slot_is_fetched_once(
             start: u32, steps in proptest::collection::vec((0u32..=256, 0u32..=256), 1..60),
         ) {
-            let mut window = Window::<4>::new(start);
+            let mut buffer = PrefetchBuffer::<4>::new(start);
             let (mut consumed, mut next) = (start, start);
             for (ahead, consume) in steps {
-                window.reach(consumed, ahead, |from, into| {
+                buffer.fetch(consumed, ahead, |from, into| {
                     for (n, slot) in (0u32..).zip(into) {
                         let index = consumed.wrapping_add(from).wrapping_add(n);
                         assert_eq!(index, next, "in order, and none again");
@@ -83,7 +83,7 @@ mod tests {
                 });
                 for n in 0..ahead {
                     let index = consumed.wrapping_add(n);
-                    prop_assert_eq!(window.get(index), index.to_le_bytes());
+                    prop_assert_eq!(buffer.get(index), index.to_le_bytes());
                 }
                 consumed = consumed.wrapping_add(consume.min(next.wrapping_sub(consumed)));
             }

@@ -79,7 +79,7 @@ impl FromStr for Mode {
 
 /// A range of a peer's page that is to be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Want {
+pub struct ReadRange {
     /// The page.
     pub gref: Gref,
     /// First byte in it.
@@ -91,9 +91,9 @@ pub struct Want {
     pub at: usize,
 }
 
-/// Where the bytes of a [`Want`] are.
+/// Where the bytes of a [`ReadRange`] are.
 #[derive(Clone, Debug)]
-pub enum Reached {
+pub enum ReadData {
     /// At `at` in the scratch buffer.
     Copied,
     /// In the peer's page: exactly the range that was wanted.
@@ -125,7 +125,7 @@ impl Source<'_> {
 }
 
 /// The way to one peer's pages.
-pub struct Reach<G> {
+pub struct PageAccess<G> {
     grantee: G,
     mode: Mode,
     ops: CopyOps,
@@ -139,10 +139,10 @@ pub struct Reach<G> {
     places: Vec<Result<RoundPlace, GrantStatus>>,
 }
 
-impl<G: Grantee> Reach<G> {
+impl<G: Grantee> PageAccess<G> {
     /// Reaches the pages of `grantee`'s peer by `mode`.
-    pub fn new(grantee: G, mode: Mode) -> Reach<G> {
-        Reach {
+    pub fn new(grantee: G, mode: Mode) -> PageAccess<G> {
+        PageAccess {
             grantee,
             mode,
             ops: CopyOps::new(),
@@ -156,8 +156,8 @@ impl<G: Grantee> Reach<G> {
 
     /// The same, with the window that the peer made for this ring, which counts in [`Mode::Window`].
     #[must_use]
-    pub fn with_window(self, window: Option<WindowRound>) -> Reach<G> {
-        Reach { window: window.filter(|_| self.mode == Mode::Window), ..self }
+    pub fn with_window(self, window: Option<WindowRound>) -> PageAccess<G> {
+        PageAccess { window: window.filter(|_| self.mode == Mode::Window), ..self }
     }
 
     /// The mode.
@@ -165,7 +165,7 @@ impl<G: Grantee> Reach<G> {
         self.mode
     }
 
-    /// Whether there are pages that can be reached without an operation ([`Reach::page`]).
+    /// Whether there are pages that can be reached without an operation ([`PageAccess::page`]).
     #[inline]
     pub fn has_pages(&self, staged: &StagingTable) -> bool {
         match self.mode {
@@ -178,7 +178,7 @@ impl<G: Grantee> Reach<G> {
     /// The page of `gref`, where it can be reached without an operation of the platform's: this is the
     /// look-up that the modes differ in.
     ///
-    /// Nothing that is read there counts, and nothing may be written, before [`Reach::settle`] said so.
+    /// Nothing that is read there counts, and nothing may be written, before [`PageAccess::settle`] said so.
     #[inline]
     pub fn page<'a>(
         &'a self,
@@ -197,7 +197,7 @@ impl<G: Grantee> Reach<G> {
     }
 
     /// Whether all that was looked up since the last time may be used. If not, look it up again with
-    /// [`Reach::read`] or [`Reach::begin_write`], which say what became of each.
+    /// [`PageAccess::read`] or [`PageAccess::begin_write`], which say what became of each.
     #[inline]
     pub fn settle(&self) -> bool {
         self.window.as_ref().is_none_or(WindowRound::settle)
@@ -225,10 +225,10 @@ impl<G: Grantee> Reach<G> {
     /// that the peer staged.
     pub fn read(
         &mut self,
-        wants: &[Want],
+        wants: &[ReadRange],
         staged: &StagingTable,
         scratch: &mut [u8],
-        reached: &mut Vec<Result<Reached, GrantStatus>>,
+        reached: &mut Vec<Result<ReadData, GrantStatus>>,
     ) {
         match self.mode {
             Mode::Copy => self.read_by_copy(wants, scratch, reached),
@@ -239,10 +239,10 @@ impl<G: Grantee> Reach<G> {
 
     fn read_staged(
         &mut self,
-        wants: &[Want],
+        wants: &[ReadRange],
         staged: &StagingTable,
         scratch: &mut [u8],
-        reached: &mut Vec<Result<Reached, GrantStatus>>,
+        reached: &mut Vec<Result<ReadData, GrantStatus>>,
     ) {
         let base = reached.len();
         self.slots.clear();
@@ -253,7 +253,7 @@ impl<G: Grantee> Reach<G> {
                 Ok(Some(page)) => reached.push(read_from(page, want, scratch)),
                 Ok(None) => {
                     self.slots.push(slot);
-                    reached.push(Ok(Reached::Copied));
+                    reached.push(Ok(ReadData::Copied));
                 }
                 Err(status) => reached.push(Err(status)),
             }
@@ -267,9 +267,9 @@ impl<G: Grantee> Reach<G> {
     #[cold]
     fn read_unstaged(
         &mut self,
-        wants: &[Want],
+        wants: &[ReadRange],
         scratch: &mut [u8],
-        reached: &mut [Result<Reached, GrantStatus>],
+        reached: &mut [Result<ReadData, GrantStatus>],
     ) {
         let mut list = self.ops.begin();
         let (mut rest, mut consumed) = (scratch, 0usize);
@@ -293,9 +293,9 @@ impl<G: Grantee> Reach<G> {
 
     fn read_by_copy(
         &mut self,
-        wants: &[Want],
+        wants: &[ReadRange],
         scratch: &mut [u8],
-        reached: &mut Vec<Result<Reached, GrantStatus>>,
+        reached: &mut Vec<Result<ReadData, GrantStatus>>,
     ) {
         self.slots.clear();
         let base = reached.len();
@@ -308,7 +308,7 @@ impl<G: Grantee> Reach<G> {
             if status.is_ok() {
                 self.slots.push(slot);
             }
-            reached.push(status.map(|()| Reached::Copied));
+            reached.push(status.map(|()| ReadData::Copied));
         }
         self.grantee.copy(list);
         for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
@@ -318,7 +318,11 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    fn read_by_map(&mut self, wants: &[Want], reached: &mut Vec<Result<Reached, GrantStatus>>) {
+    fn read_by_map(
+        &mut self,
+        wants: &[ReadRange],
+        reached: &mut Vec<Result<ReadData, GrantStatus>>,
+    ) {
         self.pages.clear();
         self.pages.extend(wants.iter().map(|w| (w.gref, Access::ReadOnly)));
         self.mapped.clear();
@@ -327,7 +331,7 @@ impl<G: Grantee> Reach<G> {
             let range = page.and_then(|page| {
                 page.slice(want.offset.into(), want.len.into()).map_err(|_| GrantStatus::BadCopyArg)
             });
-            reached.push(range.map(Reached::Mapped));
+            reached.push(range.map(ReadData::Mapped));
         }
     }
 
@@ -375,7 +379,7 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Appends one status for each page of the last [`Reach::begin_write`]. Call after
+    /// Appends one status for each page of the last [`PageAccess::begin_write`]. Call after
     /// [`WriteBatch::finish`].
     pub fn write_statuses(&self, statuses: &mut Vec<GrantStatus>) {
         let base = statuses.len();
@@ -396,7 +400,7 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Removes what the last write mapped. Call after [`Reach::write_statuses`].
+    /// Removes what the last write mapped. Call after [`PageAccess::write_statuses`].
     pub fn end_write(&mut self) {
         self.mapped.clear();
     }
@@ -430,14 +434,18 @@ impl<'r> Within<'r> {
 
 /// The range of a staged page: copied if it is short.
 #[inline]
-fn read_from(page: &LentSlice, want: &Want, scratch: &mut [u8]) -> Result<Reached, GrantStatus> {
+fn read_from(
+    page: &LentSlice,
+    want: &ReadRange,
+    scratch: &mut [u8],
+) -> Result<ReadData, GrantStatus> {
     let (offset, len) = (usize::from(want.offset), usize::from(want.len));
     let bad = |_| GrantStatus::BadCopyArg;
     if want.len > STAGED_COPY_MAX {
-        return page.slice(offset, len).map(Reached::Mapped).map_err(bad);
+        return page.slice(offset, len).map(ReadData::Mapped).map_err(bad);
     }
     let into = scratch.get_mut(want.at..want.at + len).ok_or(GrantStatus::BadCopyArg)?;
-    page.copy_to(offset, into).map(|()| Reached::Copied).map_err(bad)
+    page.copy_to(offset, into).map(|()| ReadData::Copied).map_err(bad)
 }
 
 #[inline]
@@ -456,7 +464,7 @@ fn write_to(
 fn carve<'b>(
     rest: &mut &'b mut [u8],
     consumed: &mut usize,
-    want: &Want,
+    want: &ReadRange,
 ) -> Result<&'b mut [u8], GrantStatus> {
     let skip = want.at.checked_sub(*consumed).ok_or(GrantStatus::BadCopyArg)?;
     let len = usize::from(want.len);
@@ -477,7 +485,7 @@ pub struct WriteBatch<'r, 'bytes, G> {
     slots: &'r mut Vec<usize>,
     pages: &'r [(Gref, Access)],
     mapped: &'r mut Vec<Result<LentSlice, GrantStatus>>,
-    /// Octets written so far by this process itself, to pages that are looked up or mapped.
+    /// Bytes written so far by this process itself, to pages that are looked up or mapped.
     written: u64,
 }
 
@@ -528,7 +536,7 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
         }
     }
 
-    /// Carries the writes out; returns how many octets this process copied itself.
+    /// Carries the writes out; returns how many bytes this process copied itself.
     pub fn finish(mut self) -> u64 {
         // Where everything was looked up, nothing is left to be done.
         if let Some(list) = self.list.take()
