@@ -343,7 +343,7 @@ impl<G: Grantee> Pages<G> {
 
     /// Lets go of all pages that are not in use.
     pub(super) fn squeeze(&mut self, disk: &mut dyn DiskQueue) {
-        self.table.squeeze(&mut self.leaving);
+        self.table.shrink(&mut self.leaving);
         forget(&mut self.leaving, disk);
         self.bounces.clear();
     }

@@ -111,7 +111,7 @@ impl Window {
 
     /// Whether the backend holds on to pages.
     pub(super) fn is_troubled(&self) -> bool {
-        self.source.as_ref().is_some_and(PageSource::is_troubled)
+        self.source.as_ref().is_some_and(PageSource::has_held_pages)
     }
 
     /// Looks after pages that the backend holds on to, now and then.
@@ -121,7 +121,7 @@ impl Window {
             return Ok(());
         }
         self.tend_at = Some(now + TEND);
-        self.source.as_mut().map_or(Ok(()), PageSource::tend)
+        self.source.as_mut().map_or(Ok(()), PageSource::reclaim)
     }
 
     /// Keeps at most so many pages from now on.

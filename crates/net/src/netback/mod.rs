@@ -1,24 +1,23 @@
-//! The backend's end of a vif, as a port: one queue or several.
+//! Backend port of a vif, with one queue or several.
 //!
 //! # Theory of operation
 //!
-//! *From the guest* (`tx`): slots are fetched once each and parsed into packets; the fragments of
-//! all packets of a round are brought into reach in one batch ([`ringfence_access::PageAccess::read`]); a packet whose
-//! fragments all arrived becomes a frame, any other is answered with ERROR. When the frames were
-//! delivered, all slots are answered in ring order with one publication.
+//! *From the guest* (`tx`): the port fetches each slot once and parses the slots into packets. It reads the
+//! fragments of all packets of a round in one batch ([`ringfence_access::PageAccess::read`]). A packet whose
+//! fragments were all read becomes a frame; any other gets the response ERROR. After the delivery of the
+//! frames, the port responds to all slots in ring order, with one publication.
 //!
-//! *To the guest* (`rx`): each frame takes as many posted buffers as it has pages; the bytes of
-//! all frames of a call are written in one batch ([`ringfence_access::PageAccess::begin_write`]); the responses are
-//! published once a round, in the slots of their requests.
+//! *To the guest* (`rx`): a frame takes one posted buffer per page. The port writes the bytes of all frames
+//! of a call in one batch ([`ringfence_access::PageAccess::begin_write`]). It publishes the responses once a
+//! round, in the slots of their requests.
 //!
-//! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
-//! the queue that its flow says ([`ringfence_frame::steer`]). What holds for the guest as a whole (its rate, its
-//! multicast filter) is one for all of them (`policy`). Where there is a thread for each queue, the port
-//! is split into one for each ([`Port::split_off`]), which have that in common still; whether the guest
-//! takes frames is judged for each by itself then.
+//! A vif with several queues is one port. It serves the queues in round-robin order, and selects the queue
+//! of an egress frame by its flow ([`ringfence_frame::steer`]). The rate limit and the multicast filter
+//! apply to the guest as a whole (`policy`). With a worker per queue, the port is split
+//! ([`Port::split_off`]); the parts still share both. Each part detects a stalled guest on its own.
 //!
-//! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
-//! beyond the ring, a chain without an end) costs the device.
+//! A packet that breaks a rule is refused alone. A violation after which the ring cannot be parsed (a
+//! producer index beyond the ring, a chain without an end) ends the device.
 
 mod policy;
 mod queue;
@@ -46,11 +45,11 @@ use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
 
-/// One or two event channels of a queue.
+/// Event channels of a queue: one for both rings, or one for each.
 pub struct QueueChannels<C> {
-    /// For the tx ring, or for both.
+    /// Event channel of the TX ring, or of both.
     pub tx: C,
-    /// For the rx ring, when it has its own (`feature-split-event-channels`).
+    /// Event channel of the RX ring, if it has its own (`feature-split-event-channels`).
     pub rx: Option<C>,
 }
 
@@ -59,20 +58,20 @@ impl<C: Channel> QueueChannels<C> {
         self.rx.as_ref().unwrap_or(&self.tx)
     }
 
-    /// What to wait for.
+    /// Returns the file descriptors to wait for.
     pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.tx.as_fd()].into_iter().chain(self.rx.iter().map(AsFd::as_fd))
     }
 
-    /// Clears the pending state of both.
+    /// Clears the pending events of both channels.
     pub(crate) fn clear(&self) -> Result<(), ChannelError> {
         self.tx.clear()?;
         self.rx.as_ref().map_or(Ok(()), |rx| rx.clear().map(drop))
     }
 }
 
-/// What becomes of a port whose event channel fails. A peer that leaves may close it before its
-/// state is seen to change; one that stays has no reason to.
+/// Converts a failure of an event channel to a fault. A peer that disconnects may close the channel before
+/// its state change is visible; a connected peer has no reason to.
 pub(crate) fn channel_fault(rules: &RuleCounters) -> impl FnOnce(ChannelError) -> Fault {
     move |error| match error {
         ChannelError::PeerGone => {
@@ -86,59 +85,59 @@ pub(crate) fn channel_fault(rules: &RuleCounters) -> impl FnOnce(ChannelError) -
     }
 }
 
-/// What a backend queue is made of.
+/// Resources of a backend queue.
 pub struct QueueParts<G, C> {
-    /// The mapped tx ring.
+    /// Mapping of the TX ring.
     pub tx_ring: RingPages,
-    /// The mapped rx ring.
+    /// Mapping of the RX ring.
     pub rx_ring: RingPages,
-    /// The channels.
+    /// Event channels of the queue.
     pub channels: QueueChannels<C>,
-    /// The peer's pages, for reading packets.
+    /// Access to the peer's pages that hold packets.
     pub tx_pages: G,
-    /// The peer's pages, for writing packets.
+    /// Access to the peer's buffers.
     pub rx_pages: G,
-    /// The peer's windows.
+    /// Grant windows of the peer.
     pub windows: QueueWindows,
-    /// Pages of this side's own that outlive the process, for whoever takes the queue over.
+    /// Crash journals of the rings, for a process that takes the queue over.
     pub records: Option<QueueRecords>,
 }
 
-/// The windows that a frontend made for the rings of a queue; they count in [`Mode::Window`].
+/// Grant windows that a frontend made for the rings of a queue; only [`Mode::Window`] uses them.
 #[derive(Default)]
 pub struct QueueWindows {
-    /// Of the tx ring.
+    /// Grant window of the TX ring.
     pub tx: Option<WindowRound>,
-    /// Of the rx ring.
+    /// Grant window of the RX ring.
     pub rx: Option<WindowRound>,
 }
 
-/// What a backend keeps of a queue so that another process can go on with it
-/// ([`ringfence_ring::BackRing::attach_recorded`]).
+/// Crash journals of a backend queue, with which another process continues
+/// ([`ringfence_ring::BackRing::attach_recorded`]). They are memory of the backend that outlives it.
 #[derive(Clone, Debug)]
 pub struct QueueRecords {
-    /// Of the tx ring.
+    /// Crash journal of the TX ring.
     pub tx: RingPages,
-    /// Of the rx ring.
+    /// Crash journal of the RX ring.
     pub rx: RingPages,
 }
 
-/// The queues of a vif.
+/// Backend port of a vif, or of a part of its queues.
 pub struct NetbackPort<G, C> {
     queues: Vec<Queue<G, C>>,
-    /// The queue that is asked first in the next round.
+    /// Index of the queue that is served first in the next round.
     first: usize,
     chooser: Chooser,
     features: VifFeatures,
     policy: GuestPolicy,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
-    /// These are every so-manieth of the guest's queues.
+    /// Queue stride: these are every `stride`th of the guest's queues.
     stride: usize,
 }
 
 impl<G: Grantee, C: Channel> NetbackPort<G, C> {
-    /// Takes up the queues, at least one, of a frontend that has just connected.
+    /// Makes the port of a frontend that has just connected, with at least one queue.
     pub fn new(
         queues: Vec<QueueParts<G, C>>,
         mode: Mode,
@@ -151,15 +150,15 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         Self::of(queues, features, rules, &counters)
     }
 
-    /// Takes over queues that a backend which is no more has served: finishes what that one had
-    /// decided to publish (if it kept records), goes on with the first request that has no answer,
-    /// and notifies the frontend once, as the one before may have died just before it did.
+    /// Makes a port of queues that a previous process has served. If it kept crash journals, the port completes
+    /// the publications that it had decided on. The port continues with the first request without a response. It
+    /// notifies the frontend once, since the previous process may have crashed before its notification.
     ///
-    /// Frames that it had passed on without answering are passed on again.
+    /// Frames that were delivered but not responded to are delivered again.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when the shared indices are impossible, or the channels of no use.
+    /// Returns a [`Fault`] if the shared indices are invalid, or an event channel fails.
     pub fn adopt(
         queues: Vec<QueueParts<G, C>>,
         mode: Mode,
@@ -192,7 +191,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         }
     }
 
-    /// The same port, which enforces this.
+    /// Sets the policy that the port enforces.
     #[must_use]
     pub fn with_policy(mut self, config: GuestPolicyConfig) -> Self {
         self.policy = GuestPolicy::new(config, &self.rules, &self.counters);
@@ -203,7 +202,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         self.features.capabilities().longest()
     }
 
-    /// Whether the largest frame finds buffers, whichever queue it takes.
+    /// Returns true if every queue has buffers for the longest frame.
     fn fits(&self) -> Result<bool, Fault> {
         let longest = self.longest();
         for queue in &self.queues {
@@ -214,15 +213,15 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         Ok(true)
     }
 
-    /// Nothing was taken, and the largest frame does not fit.
+    /// Records that the guest accepted nothing and the longest frame does not fit.
     fn refused(&mut self) {
-        if self.policy.refused() {
+        if self.policy.record_refusal() {
             let posted = self.least(|queue| queue.rx.slots()).unwrap_or_default();
-            self.policy.say_stalled(self.queues.len(), posted, self.longest());
+            self.policy.log_stalled(self.queues.len(), posted, self.longest());
         }
     }
 
-    /// The least of what the queues have: it is not known which of them will be asked.
+    /// Returns the minimum over the queues: the queue of the next frame is not known.
     fn least(
         &mut self,
         of: impl Fn(&mut Queue<G, C>) -> Result<usize, Fault>,
@@ -237,18 +236,18 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
 
 impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        if self.policy.holds_up() {
+        if self.policy.waits_for_credit() {
             return Ok(Received::default());
         }
         let count = self.queues.len();
         let mut sum = Received::default();
-        for turn in 0..count {
+        for offset in 0..count {
             let left = budget.saturating_sub(sum.work.max(sum.frames));
-            // Who asks for nothing wants to hear of each queue all the same.
+            // With a budget of zero, every queue still reports its work.
             if left == 0 && budget > 0 {
                 break;
             }
-            let queue = &mut self.queues[(self.first + turn) % count];
+            let queue = &mut self.queues[(self.first + offset) % count];
             let received = queue.receive(batch, left, &mut self.policy)?;
             sum.frames += received.frames;
             sum.work += received.work;
@@ -267,9 +266,9 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
                 self.counters.dropped_many(DropReason::LinkDown, frames.len() as u64);
                 return Ok(Transmitted { sent: 0, dropped: frames.len() });
             }
-            self.policy.fits();
+            self.policy.record_fit();
         }
-        let wanted = self.policy.wanted(batch, frames);
+        let wanted = self.policy.filter_frames(batch, frames);
         let filtered = frames.len() - wanted.len();
         let mut done = Transmitted { sent: 0, dropped: filtered };
         if let [queue] = self.queues.as_mut_slice() {
@@ -286,7 +285,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
             }
         }
         if done.sent > 0 {
-            self.policy.taken();
+            self.policy.record_accepted();
         } else if done.dropped > filtered && !self.fits()? {
             self.refused();
         }
@@ -301,19 +300,19 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
         let longest = self.longest();
         let room = self.least(|queue| queue.rx.room(longest))?;
         if room > 0 {
-            self.policy.fits();
+            self.policy.record_fit();
         } else {
             self.refused();
         }
-        // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
+        // Backpressure of a stalled guest ends: its frames are dropped.
         Ok(if self.policy.is_stalled() { usize::MAX } else { room })
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
         if self.fits()? {
-            self.policy.fits();
+            self.policy.record_fit();
         }
-        // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
+        // Backpressure of a stalled guest ends: its frames are dropped.
         if self.policy.is_stalled() { Ok(usize::MAX) } else { self.least(|queue| queue.rx.slots()) }
     }
 
@@ -325,15 +324,15 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     fn arm(&mut self) -> Result<bool, Fault> {
         if self.policy.is_overdue() {
             match self.fits()? {
-                true => self.policy.fits(),
+                true => self.policy.record_fit(),
                 false => self.refused(),
             }
         }
-        let taken_from = !self.policy.holds_up();
-        // Each, whatever the others say: each asks for an event of its own.
+        let receiving = !self.policy.waits_for_credit();
+        // Each queue must be armed, regardless of the others.
         let mut work = false;
         for queue in &mut self.queues {
-            work |= queue.arm(taken_from)?;
+            work |= queue.arm(receiving)?;
         }
         Ok(work)
     }
@@ -360,7 +359,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
         self.chooser = Chooser::strided(self.queues.len(), parts);
         self.stride = parts;
         let others = shares.map(|mut queues| {
-            // A counter is written by one thread.
+            // Each counter has one writing thread.
             let counters = Arc::new(PortCounters::default());
             queues.iter_mut().for_each(|queue| queue.count_in(&counters));
             let part = NetbackPort {
@@ -368,7 +367,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
                 queues,
                 first: 0,
                 features: self.features,
-                policy: self.policy.of_part(&counters),
+                policy: self.policy.for_part(&counters),
                 rules: Arc::clone(&self.rules),
                 counters,
                 stride: parts,
@@ -380,7 +379,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
 
     fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
         if let PortCommand::SetPolicy(wanted) = command {
-            self.policy.follow(wanted);
+            self.policy.apply(wanted);
             return PortReply::PolicySet;
         }
         let Some(addressed) = self.queues.get_mut(usize::from(queue) / self.stride) else {

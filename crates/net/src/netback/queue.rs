@@ -1,4 +1,4 @@
-//! One queue of a vif: its two rings and its channels.
+//! Backend queue of a vif: its two rings, its staging table and its event channels.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(super) struct Queue<G, C> {
     rules: Arc<RuleCounters>,
 }
 
-/// The backend's ends of both rings.
+/// Backend ends of both rings.
 struct Rings {
     tx: BackRing<RingPages>,
     rx: BackRing<RingPages>,
@@ -105,20 +105,20 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         }
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters of both rings.
     pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
         self.tx.count_in(Arc::clone(counters));
         self.rx.count_in(Arc::clone(counters));
     }
 
-    fn tell(&self, channel: &C) -> Result<(), Fault> {
+    fn notify_channel(&self, channel: &C) -> Result<(), Fault> {
         channel.notify().map_err(channel_fault(&self.rules))
     }
 
-    /// Notifies the frontend of both rings.
+    /// Notifies the frontend on both channels.
     pub(super) fn notify(&self) -> Result<(), Fault> {
-        self.tell(&self.channels.tx)?;
-        self.channels.rx.as_ref().map_or(Ok(()), |rx| self.tell(rx))
+        self.notify_channel(&self.channels.tx)?;
+        self.channels.rx.as_ref().map_or(Ok(()), |rx| self.notify_channel(rx))
     }
 
     pub(super) fn receive(
@@ -131,7 +131,7 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
     }
 
     pub(super) fn complete(&mut self) -> Result<(), Fault> {
-        if self.tx.answer() { self.tell(&self.channels.tx) } else { Ok(()) }
+        if self.tx.answer() { self.notify_channel(&self.channels.tx) } else { Ok(()) }
     }
 
     pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
@@ -139,13 +139,13 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
     }
 
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
-        if self.rx.publish() { self.tell(self.channels.rx()) } else { Ok(()) }
+        if self.rx.publish() { self.notify_channel(self.channels.rx()) } else { Ok(()) }
     }
 
-    /// Asks for events: of new packets if `taken_from`, and of new buffers if somebody waits for them.
-    pub(super) fn arm(&mut self, taken_from: bool) -> Result<bool, Fault> {
-        // Both, whatever the first says.
-        let waiting = taken_from && self.tx.arm()?;
+    /// Requests events: for new packets if `receiving`, and for new buffers if a sender waits for them.
+    pub(super) fn arm(&mut self, receiving: bool) -> Result<bool, Fault> {
+        // Both rings must be armed, regardless of the first result.
+        let waiting = receiving && self.tx.arm()?;
         let room = self.rx.arm()?;
         Ok(waiting || room)
     }
@@ -168,7 +168,7 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
                 self.rx.hash_by(config);
                 PortReply::Hashing
             }
-            // Not for one queue, or not for this end.
+            // Commands for the whole vif, or for a frontend.
             PortCommand::SetPolicy(_) | PortCommand::SendStaged(_) | PortCommand::Resize(_) => {
                 PortReply::Unsupported
             }

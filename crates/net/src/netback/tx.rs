@@ -1,4 +1,4 @@
-//! Packets from the guest.
+//! TX ring of the backend: packets from the guest.
 
 mod fast;
 
@@ -14,7 +14,7 @@ use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
 use ringfence_wire::netif::{SLOTS_MAX, Status, TxRequest, TxResponse};
 
 use super::policy::GuestPolicy;
-use crate::features::{OffloadKeys, order_of};
+use crate::features::{OffloadKeys, gso_from_extra};
 use crate::offered::Offered;
 use crate::prefetch::PrefetchBuffer;
 use crate::rules::{RuleCounters, tx_grant_rule};
@@ -22,28 +22,28 @@ use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Received};
 
-/// Scratch space of a packet is aligned so that packets share no cache line.
+/// Alignment of packets in the scratch memory, so that no two of them share a cache line.
 const ALIGN: usize = 64;
 
-/// Answers that are written at a time.
+/// Number of responses encoded at a time.
 const ANSWERS: usize = 64;
 
-/// Slots that are fetched at a time.
+/// Number of slots fetched at a time.
 const FETCHED_AHEAD: u32 = 16;
 
-/// A packet that was parsed and whose bytes are on their way.
+/// Parsed packet whose bytes are being read.
 struct Planned {
-    /// Its ranges: first and count.
+    /// Range of its fragments in `ranges`.
     ranges: core::ops::Range<usize>,
-    /// Its answers.
+    /// Range of its responses.
     answers: core::ops::Range<usize>,
-    /// Where its bytes (copied) or header (mapped) go, from the tail's start.
+    /// Offset of its bytes (copied) or header (mapped) in the scratch tail.
     at: usize,
     total: usize,
     offered: Offered,
 }
 
-/// The backend's side of the tx ring.
+/// Backend side of the TX ring.
 pub(super) struct BackendTx<G> {
     ring: BackRing<RingPages>,
     prefetch: PrefetchBuffer<{ TxRequest::SIZE }>,
@@ -86,7 +86,7 @@ impl<G: Grantee> BackendTx<G> {
         }
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters that the ring updates.
     pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
         self.counters = counters;
     }
@@ -99,7 +99,7 @@ impl<G: Grantee> BackendTx<G> {
         staged: &StagingTable,
     ) -> Result<Received, Fault> {
         if self.answers.is_empty() {
-            // What was looked up and had no room is looked up again.
+            // Slots that had no room in the last round are looked up again.
             self.access.end();
         }
         let budget = budget.min(batch.frames_left());
@@ -118,7 +118,7 @@ impl<G: Grantee> BackendTx<G> {
         Ok(done)
     }
 
-    /// The long way: packets of any kind, and their bytes.
+    /// Slow path: receives packets of any kind, in every access mode.
     fn receive_planned(
         &mut self,
         batch: &mut Batch,
@@ -134,7 +134,7 @@ impl<G: Grantee> BackendTx<G> {
         self.data.clear();
         let tail = batch.scratch_tail_mut().get_mut(..scratch).unwrap_or_default();
         self.access.read(&self.ranges, staged, tail, &mut self.data);
-        // plan() kept within what is left.
+        // `plan` stays within the free scratch memory.
         batch.reserve(scratch);
         let (mut frames, mut bytes) = (0, 0);
         for i in 0..self.planned.len() {
@@ -146,13 +146,13 @@ impl<G: Grantee> BackendTx<G> {
                 Err((rule, reason)) => self.refuse(i, rule, reason),
             }
         }
-        // The batch holds what the frames need; the rest is let go.
+        // The batch has the slices of its frames; release the others.
         self.data.clear();
         Ok((Received { frames, work: looked }, bytes))
     }
 
-    /// Parses up to `budget` packets, as far as the batch has room. Returns how many were looked at
-    /// and the scratch space they take.
+    /// Parses up to `budget` packets, within the batch's room. Returns the number of packets parsed and of
+    /// scratch bytes reserved.
     fn plan(
         &mut self,
         budget: usize,
@@ -165,7 +165,7 @@ impl<G: Grantee> BackendTx<G> {
         let mut available =
             self.ring.unconsumed().map_err(|e| self.fatal("tx_producer_overflow", e))?;
         let (mut looked, mut at) = (0, 0);
-        // Refused packets count too: a guest that sends nothing else gets no larger share.
+        // Refused packets count too, so that they cannot extend the guest's time quantum.
         while looked < budget {
             let (ring, prefetch) = (&self.ring, &mut self.prefetch);
             let first = ring.consumed_index();
@@ -182,7 +182,7 @@ impl<G: Grantee> BackendTx<G> {
                         batch.refuse(total);
                         break;
                     }
-                    room.take(total, self.chain.extras().gso.map(order_of));
+                    room.take(total, self.chain.extras().gso.map(gso_from_extra));
                     let Some(next) = self.plan_packet(at, space, policy) else { break };
                     at = next;
                 }
@@ -197,7 +197,7 @@ impl<G: Grantee> BackendTx<G> {
                 }
                 TxOutcome::Fatal(fatal) => return Err(self.fatal(fatal.label(), fatal)),
             }
-            // A chain never has more slots than are available.
+            // A chain has at most the available slots.
             let slots = u32::try_from(self.chain.owed().len()).unwrap_or(available);
             self.ring.consume(slots);
             available = available.saturating_sub(slots);
@@ -206,13 +206,12 @@ impl<G: Grantee> BackendTx<G> {
         Ok((looked, at.min(space)))
     }
 
-    /// Plans the parsed packet with its bytes from `at` on; the place behind it, or `None` when
-    /// there is no room, or the guest has no credit for it, in which case its slots stay unconsumed
-    /// for a later round.
+    /// Plans the parsed packet with its bytes at `at`; returns the next free offset. The result is `None` if
+    /// there is no room, or the rate limit leaves no credit. Then the slots stay unconsumed for a later round.
     fn plan_packet(&mut self, at: usize, room: usize, policy: &mut GuestPolicy) -> Option<usize> {
         let total = usize::from(self.chain.total());
         let space = match self.access.mode() {
-            // What is not data by a look-up is copied.
+            // Pages without a look-up are copied.
             Mode::Copy | Mode::Staging | Mode::Window => total,
             Mode::Map => total.min(HEADER_MAX),
         };
@@ -226,7 +225,7 @@ impl<G: Grantee> BackendTx<G> {
             self.answer_all(Status::Error);
             return Some(at);
         }
-        // Neither is forbidden, and neither means anything.
+        // Both are permitted and have no effect.
         if self.chain.empty_fragments() > 0 {
             self.rules.count("tx_zero_length_fragment");
         }
@@ -256,7 +255,7 @@ impl<G: Grantee> BackendTx<G> {
         Some((at + space).next_multiple_of(ALIGN))
     }
 
-    /// Makes a frame of a planned packet, or says which rule and drop counter it goes under.
+    /// Adds the frame of a planned packet to the batch, or returns the rule and the drop reason.
     fn deliver(
         &mut self,
         i: usize,
@@ -277,7 +276,7 @@ impl<G: Grantee> BackendTx<G> {
             gather_header(ranges, data, batch, at, header_len);
         }
         let mut builder = batch.frame(at, header_len).map_err(bad)?;
-        // "Validated" is the guest's word about itself: the next receiver checks for itself.
+        // Do not trust the flag "validated" of a guest: the next receiver verifies the checksum itself.
         let meta = if planned.offered.is_plain() {
             OffloadMeta::PLAIN
         } else {
@@ -319,7 +318,7 @@ impl<G: Grantee> BackendTx<G> {
         }
     }
 
-    /// Answers every slot of the chain just parsed.
+    /// Queues a response with this status for every slot of the parsed chain.
     fn answer_all(&mut self, status: Status) {
         self.answers.extend(self.chain.responses(status));
     }
@@ -339,7 +338,7 @@ impl<G: Grantee> BackendTx<G> {
         Fault::misbehaved(why)
     }
 
-    /// Writes and publishes the answers; whether the guest ranges to be told.
+    /// Writes and publishes the responses; returns true if the guest requests a notification.
     pub(super) fn answer(&mut self) -> bool {
         for answers in self.answers.chunks(ANSWERS) {
             let bytes: ArrayVec<_, ANSWERS> = answers.iter().map(|a| a.to_bytes()).collect();
@@ -356,8 +355,8 @@ impl<G: Grantee> BackendTx<G> {
     }
 }
 
-/// Copies what is in mapped fragments of the first bytes to where the header goes; copied ones are
-/// in their places.
+/// Copies the frame's first bytes from mapped fragments into the header. Copied fragments are there
+/// already.
 fn gather_header(
     ranges: &[ReadRange],
     data: &[Result<ReadData, GrantStatus>],
@@ -370,7 +369,7 @@ fn gather_header(
     for (range, piece) in ranges.iter().zip(data) {
         let here = usize::from(range.len).min(len - place);
         if let Ok(ReadData::Mapped(slice)) = piece
-            // The slice is as long as its fragment; nothing is copied beyond it.
+            // The slice ends with its fragment, so no byte beyond it is copied.
             && slice.copy_to(0, &mut header[place..place + here]).is_err()
         {
             return;

@@ -1,4 +1,4 @@
-//! One queue of a vif: its two rings and its channels.
+//! Frontend queue of a vif: its two rings and its event channels.
 
 use std::sync::Arc;
 
@@ -54,12 +54,12 @@ impl<C: Channel> Queue<C> {
             Arc::clone(rules),
             Arc::clone(counters),
         );
-        // Nobody listens yet; the backend looks at the ring when it connects.
+        // No notification is due: the backend reads the ring when it connects.
         rx.post();
         Ok(Queue { tx, rx, channels, rules: Arc::clone(rules) })
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters of both rings.
     pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
         self.tx.count_in(Arc::clone(counters));
         self.rx.count_in(Arc::clone(counters));
@@ -67,7 +67,7 @@ impl<C: Channel> Queue<C> {
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let reaped = self.tx.reap()?;
-        self.tend()?;
+        self.reclaim()?;
         let mut received = self.rx.receive(batch, budget)?;
         received.work += reaped;
         Ok(received)
@@ -87,22 +87,22 @@ impl<C: Channel> Queue<C> {
         Ok(())
     }
 
-    /// Looks after pages of the windows that the backend holds on to.
-    fn tend(&mut self) -> Result<(), Fault> {
+    /// Reclaims pages of the grant windows that the backend holds.
+    fn reclaim(&mut self) -> Result<(), Fault> {
         let windows = [self.tx.window(), self.rx.window()];
-        let tended = windows.into_iter().flatten().try_for_each(WindowPages::tend);
-        tended.inspect_err(|_| {
+        let reclaimed = windows.into_iter().flatten().try_for_each(WindowPages::reclaim);
+        reclaimed.inspect_err(|_| {
             self.rules.count("window_held_too_long");
         })
     }
 
-    /// Whether there is something to look after even if no event comes.
-    pub(super) fn is_troubled(&mut self) -> bool {
+    /// Returns true if the queue must be checked again without an event.
+    pub(super) fn needs_check(&mut self) -> bool {
         let windows = [self.tx.window(), self.rx.window()];
-        windows.into_iter().flatten().any(|pages| pages.is_troubled()) || self.rx.is_short()
+        windows.into_iter().flatten().any(|pages| pages.has_held_pages()) || self.rx.is_short()
     }
 
-    /// Keeps at most so many pages of each window; what is in both then.
+    /// Limits the pages of each grant window to `most`; returns the levels of both windows.
     pub(super) fn resize(&mut self, most: u32) -> Option<SourceLevels> {
         let mut sum = SourceLevels::default();
         for pages in [self.tx.window()?, self.rx.window()?] {
@@ -116,7 +116,7 @@ impl<C: Channel> Queue<C> {
         if self.rx.is_short() {
             self.complete()?;
         }
-        // Both, whatever the first says.
+        // Both rings must be armed, regardless of the first result.
         let (received, room) = (self.rx.arm()?, self.tx.arm()?);
         Ok(received || room)
     }

@@ -1,4 +1,4 @@
-//! The backend's side of the handshake.
+//! Backend side of the vif handshake.
 
 mod offer;
 
@@ -24,32 +24,32 @@ use ringfence_frame::commands::PortCommand;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_sys::clock::Clock;
 
-/// Steps that one look may take: more than any handshake needs, so that a peer that changes its
-/// state all the time holds nobody up.
+/// Maximum number of steps in one call: more than any handshake needs. So a peer that changes its state
+/// continuously cannot block the control thread.
 const STEPS_MAX: usize = 8;
 
-/// Queues that a vif has at most, whatever its owner wants: each takes files and mappings.
+/// Maximum number of queues of a vif: each uses files and mappings.
 pub const QUEUES_MAX: u32 = 16;
 
-/// What the owner of a backend decides about it.
+/// Options of a backend that its owner selects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BackendOptions {
-    /// How the guest's pages are reached.
+    /// Access mode for the guest's pages.
     pub mode: Mode,
-    /// Bytes behind the Ethernet header.
+    /// Maximum number of bytes behind the Ethernet header.
     pub mtu: u16,
 }
 
-/// What became of a device in a look.
+/// State of a device after a call of [`VifBackend::look`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
-    /// It goes on.
+    /// Device that continues.
     Alive,
-    /// It is gone for good; forget it.
+    /// Device that was removed; the owner drops it.
     Over,
 }
 
-/// One vif, from the backend's side.
+/// Backend side of one vif.
 pub struct VifBackend {
     device: DeviceId,
     front: String,
@@ -60,7 +60,7 @@ pub struct VifBackend {
     waits_for_hotplug: bool,
     followed: Followed,
     rules: Arc<RuleCounters>,
-    /// This value wrote the keys that the frontend reads.
+    /// Set if this process wrote the keys that the frontend reads.
     announced: bool,
     attached: bool,
     connection: Option<Connection>,
@@ -68,19 +68,19 @@ pub struct VifBackend {
     condemned: Option<String>,
 }
 
-/// How a device that is in use was connected.
+/// Parameters of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// What both ends take.
+    /// Negotiated offloads of the connection.
     pub features: VifFeatures,
-    /// Queues.
+    /// Number of queues.
     pub queues: u32,
-    /// Whether it was taken over from a backend before this one, without the frontend's noticing.
+    /// Set if this process took the device over from a previous one, without a change of state.
     pub adopted: bool,
 }
 
 impl VifBackend {
-    /// A backend for a device that a toolstack made.
+    /// Makes a backend for a device that a toolstack created.
     pub fn new(device: DeviceId, options: BackendOptions) -> VifBackend {
         VifBackend {
             device,
@@ -100,34 +100,34 @@ impl VifBackend {
         }
     }
 
-    /// Connects only once the toolstack's script said that the interface is wired up
-    /// (`hotplug-status` is `connected`), as other backends of a toolstack with scripts do.
+    /// Delays the connection until the toolstack's script has configured the interface (`hotplug-status` is
+    /// `connected`), as other backends of such toolstacks do.
     #[must_use]
     pub fn waiting_for_hotplug(self, waits: bool) -> VifBackend {
         VifBackend { waits_for_hotplug: waits, ..self }
     }
 
-    /// Decides about the guest's behaviour over time.
+    /// Sets the policy for multicast control and stalls.
     #[must_use]
     pub fn with_policy(mut self, policy: VifPolicy) -> VifBackend {
         self.followed.policy = policy;
         self
     }
 
-    /// Goes by another clock.
+    /// Replaces the clock of the policy.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> VifBackend {
         self.followed.clock = clock;
         self
     }
 
-    /// Announces only these offloads. What is not announced is refused.
+    /// Limits the announced offloads. Offloads that are not announced are refused.
     #[must_use]
     pub fn with_offloads(self, offloads: OffloadKeys) -> VifBackend {
         VifBackend { offloads, ..self }
     }
 
-    /// Decides anew, for the next time that the frontend starts over.
+    /// Changes the configuration; it applies when the frontend connects again.
     pub fn reconfigure(
         &mut self,
         options: BackendOptions,
@@ -137,44 +137,44 @@ impl VifBackend {
     ) {
         (self.options, self.offloads, self.followed.policy) = (options, offloads, policy);
         self.max_queues = max_queues.clamp(1, QUEUES_MAX);
-        // What was announced, and holds until then, is in the store.
+        // The keys announced earlier are in the store and hold until then.
         self.announced = false;
     }
 
-    /// Offers so many queues: at least one, and at most [`QUEUES_MAX`].
+    /// Sets the number of offered queues, from one to [`QUEUES_MAX`].
     #[must_use]
     pub fn with_queues(self, max_queues: u32) -> VifBackend {
         VifBackend { max_queues: max_queues.clamp(1, QUEUES_MAX), ..self }
     }
 
-    /// The device.
+    /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
         &self.device
     }
 
-    /// What the guest did wrong, by rule.
+    /// Returns the counters of the guest's rule violations.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
 
-    /// How it is connected, while it is.
+    /// Returns the parameters of the connection, while there is one.
     pub fn connection(&self) -> Option<&Connection> {
         self.connection.as_ref().filter(|_| self.attached)
     }
 
-    /// Readable when the guest has something to say over its control ring, if it has one: then
-    /// call [`VifBackend::serve_control`].
+    /// Returns the file that is readable when the guest sent messages over its control ring, if it has one.
+    /// Then the owner calls [`VifBackend::serve_control`].
     pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
         self.control.as_ref().map(|control| control.wait_fd())
     }
 
-    /// Pages that the guest staged.
+    /// Returns the number of pages that the guest staged.
     pub fn staged(&self) -> u32 {
         self.control.as_ref().map_or(0, |control| control.staged())
     }
 
-    /// Serves the control ring for one turn; whether there may be more to do. A guest that breaks its
-    /// rules is condemned: look afterwards.
+    /// Serves some messages of the control ring; returns true if there may be more. A rule violation ends the
+    /// device, so the owner calls [`VifBackend::look`] afterwards.
     pub fn serve_control(&mut self, host: &mut impl PortHost) -> bool {
         let Some(control) = &mut self.control else { return false };
         let device = &self.device;
@@ -190,19 +190,19 @@ impl VifBackend {
         }
     }
 
-    /// Why the device was closed, if this side did so.
+    /// Returns the reason for which this side closed the device.
     pub fn condemned(&self) -> Option<&str> {
         self.condemned.as_deref()
     }
 
-    /// The paths to watch.
+    /// Returns the store paths to watch.
     pub fn watch_paths(&self) -> [String; 3] {
         let front = |key| format!("{}/{key}", self.front);
         [front(xenbus::STATE), front(keys::REQUEST_MULTICAST_CONTROL), self.back.clone()]
     }
 
-    /// The data path ended because of the guest: close the device at the next look. A guest that
-    /// comes back to be condemned again is logged ever more rarely.
+    /// Marks the device for closing by the next [`VifBackend::look`], because the guest broke a rule. Repeated
+    /// violations are logged at an exponentially falling rate.
     pub fn condemn(&mut self, why: String) {
         let times = self.rules.count("device_condemned") + 1;
         if times.is_power_of_two() {
@@ -211,12 +211,12 @@ impl VifBackend {
         self.condemned.get_or_insert(why);
     }
 
-    /// Looks at both states and does what is due. Call it when a watch fired; calling it without
-    /// need does no harm.
+    /// Reads both states and executes the steps that are due. The owner calls it after each watch event;
+    /// additional calls are harmless.
     ///
     /// # Errors
     ///
-    /// When the store fails; what the frontend does wrong is no error but costs it the device.
+    /// Returns the store's error. Faults of the frontend end its device and are not errors.
     pub fn look<P: Platform>(
         &mut self,
         platform: &P,
@@ -231,7 +231,7 @@ impl VifBackend {
             if self.attached {
                 let changed = self.followed.look(store, &self.front, &self.back, &self.rules)?;
                 if let Some(wanted) = changed {
-                    // Whoever is not there any more is connected anew, with what is wanted by then.
+                    // A missing port connects again, with the new values.
                     drop(host.execute(&self.device, 0, PortCommand::SetPolicy(wanted)));
                 }
             }
@@ -267,7 +267,7 @@ impl VifBackend {
         Ok(Life::Alive)
     }
 
-    /// Lets go of everything, without touching the store: for a domain that is gone.
+    /// Releases all resources without store access, for a domain that no longer exists.
     pub fn let_go(&mut self, host: &mut impl PortHost) {
         self.control = None;
         if core::mem::take(&mut self.attached) {
@@ -278,13 +278,13 @@ impl VifBackend {
     fn view(&self, store: &mut StoreClient) -> Result<Option<BackendView>, StoreError> {
         let own = match store.read_opt(&format!("{}/{}", self.back, xenbus::STATE)) {
             Ok(Some(own)) => own,
-            // Gone, or no longer ours, which is the same where the toolstack took it away.
+            // Removed, or no longer accessible, which has the same cause: the toolstack removed it.
             Ok(None) | Err(StoreError::Refused { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         let peer = match store.read_opt(&format!("{}/{}", self.front, xenbus::STATE)) {
             Ok(peer) => peer.map(|text| self.peer_state(&text)),
-            // The frontend's own permissions keep us from reading it.
+            // The frontend's own permissions prevent the access.
             Err(StoreError::Refused { .. }) => {
                 self.rules.count("state_unreadable");
                 Some(XenbusState::Missing)
@@ -367,10 +367,10 @@ impl VifBackend {
                 self.attached = true;
                 self.connection = Some(connection);
                 if adopting {
-                    // The frontend is to notice nothing.
+                    // The frontend must not see a change of state.
                     let device = &self.device;
                     if let Some(control) = &mut self.control {
-                        control.take_up(&mut |queue, command| host.execute(device, queue, command));
+                        control.restore(&mut |queue, command| host.execute(device, queue, command));
                     }
                     return Ok(());
                 }
@@ -386,7 +386,7 @@ impl VifBackend {
         }
     }
 
-    /// Reads the frontend's keys, once each, and maps and binds what they name.
+    /// Reads the frontend's keys, once each, and maps and binds the resources in them.
     fn open<P: Platform>(
         &self,
         adopting: bool,
@@ -403,7 +403,7 @@ impl VifBackend {
         if !store.read_flag(&key(keys::REQUEST_RX_COPY))? {
             return Err(ConnectError::NoRxCopy);
         }
-        // What the frontend was told holds, whatever this process would tell it today.
+        // The offers that the frontend has read remain valid, regardless of this process's configuration.
         let (own, offered) = match self.announced {
             true => (self.offloads, self.followed.policy.multicast_control),
             false => (OffloadKeys::read(store, &self.back)?, Followed::read(store, &self.back)?),
@@ -433,10 +433,10 @@ impl VifBackend {
         let parts = parts.collect::<Result<Vec<_>, ConnectError>>()?;
         let rules = &self.rules;
         let mode = if windows { Mode::Window } else { self.options.mode };
-        let wanted = ctrl_ring::PortPolicy { queues, mode, adopting };
-        let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
-        // Who was told that its pages can be staged has staged some, whatever the mode is now.
-        let told = adopting && control.as_ref().is_some_and(|control| control.stages());
+        let terms = ctrl_ring::ControlTerms { queues, mode, adopting };
+        let control = ctrl_ring::open(&self.device, terms, platform, store, host, rules)?;
+        // If staging was offered, pages may be staged, regardless of the present mode.
+        let told = adopting && control.as_ref().is_some_and(|control| control.offers_staging());
         let mode = if told && !windows { Mode::Staging } else { mode };
         let port = if adopting {
             NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
@@ -447,7 +447,7 @@ impl VifBackend {
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 
-    /// Queues that the frontend was told it may have.
+    /// Returns the number of queues that was offered to the frontend.
     fn queues_offered(&self, store: &mut StoreClient) -> Result<u32, StoreError> {
         if self.announced {
             return Ok(self.max_queues);
@@ -456,7 +456,7 @@ impl VifBackend {
         Ok(store.read_u32_opt(&key)?.unwrap_or(1).min(QUEUES_MAX))
     }
 
-    /// Maps and binds what the keys in `directory` name.
+    /// Maps and binds the resources in the keys of `directory`.
     fn open_queue<P: Platform>(
         &self,
         directory: &str,
@@ -465,7 +465,7 @@ impl VifBackend {
         store: &mut StoreClient,
     ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
         let key = |name: &str| format!("{directory}/{name}");
-        // A missing reference must not be read as 0, which is the console's page.
+        // A missing reference must not become 0, which is the console's page.
         let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
         let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
         let peer = self.device.frontend;
@@ -491,5 +491,5 @@ impl VifBackend {
     }
 }
 
-/// A device's port, and its control ring if it has one.
+/// Port of a device, its control ring if it has one, and the parameters.
 type Opened = (Box<dyn Port>, Option<Box<dyn ControlRing>>, Connection);

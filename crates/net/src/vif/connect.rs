@@ -6,62 +6,62 @@ use ringfence_xenstore::StoreError;
 
 use ringfence_frame::port::Fault;
 
-/// Why a frontend that says it is ready cannot be connected. Costs that device.
+/// Reasons for which the backend cannot connect to a frontend. Each ends the device.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// A key is missing or unusable.
+    /// Key that is missing or unusable.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The frontend's pages cannot be reached.
+    /// Granter whose pages are not accessible.
     #[error(transparent)]
     Arena(PlatformError),
-    /// An event channel cannot be bound.
+    /// Event channel that cannot be bound.
     #[error("event channel port {port} cannot be bound: {source}")]
     Channel {
-        /// The port the frontend named.
+        /// Port number in the frontend's key.
         port: u32,
-        /// Why not.
+        /// Error of the platform.
         source: PlatformError,
     },
-    /// The frontend wants a mode that is dead.
+    /// Request for the obsolete receive mode without copies.
     #[error("the frontend did not ask for rx-copy, the only receive mode there is")]
     NoRxCopy,
-    /// More queues than were offered.
+    /// Number of queues above the offer, or zero.
     #[error("the frontend wants {wanted} queues, {limit} were offered")]
     Queues {
-        /// PortPolicy.
+        /// Requested number of queues.
         wanted: u32,
-        /// Offered.
+        /// Offered number of queues.
         limit: u32,
     },
-    /// A ring cannot be mapped.
+    /// Ring that cannot be mapped.
     #[error("the {ring} ring, reference {gref}, cannot be mapped: {status}")]
     Ring {
-        /// Which.
+        /// Name of the ring.
         ring: &'static str,
-        /// Its reference.
+        /// Reference of the ring's page.
         gref: Gref,
-        /// Why not.
+        /// Status of the map operation.
         status: GrantStatus,
     },
-    /// A ring page is no ring.
+    /// Ring page of a wrong size.
     #[error("the ring page is unusable: {0}")]
     RingPage(#[from] ringfence_memory::OutOfRange),
-    /// A window that it named is of no use.
+    /// Grant window that cannot be used.
     #[error("the window of the {ring} ring cannot be used: {source}")]
     Window {
-        /// Whose.
+        /// Name of the ring.
         ring: &'static str,
-        /// Why not.
+        /// Error of the grant window.
         source: WindowError,
     },
-    /// A queue that a backend before this one served cannot be taken over.
+    /// Queue of a previous backend that cannot be taken over.
     #[error("the device cannot be taken over: {0}")]
     Adopt(#[source] Fault),
 }
 
 impl ConnectError {
-    /// A constant name, for counters.
+    /// Returns the rule name for the counters.
     pub fn rule(&self) -> &'static str {
         match self {
             ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",

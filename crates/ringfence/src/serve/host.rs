@@ -204,7 +204,12 @@ impl PortHost for Host<'_> {
         self.records.remove(&device_name(device));
     }
 
-    fn execute(&mut self, device: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+    fn execute(
+        &mut self,
+        device: &DeviceId,
+        queue: u16,
+        command: PortCommand,
+    ) -> Option<PortReply> {
         self.usher.execute(device, queue, command)
     }
 

@@ -33,7 +33,7 @@ const MTU: u16 = 9000;
 const SIZES: WindowSizes = WindowSizes {
     pages: 1024,
     entries: 256,
-    policy: SourcePolicy { patience: Duration::from_secs(5), churn: 200 },
+    policy: SourcePolicy { hold_limit: Duration::from_secs(5), churn: 200 },
 };
 
 /// The share that was reused, by what the guest does.

@@ -12,8 +12,8 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
 use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::counters::PortCounters;
 use ringfence_frame::port::{Fault, Port, Transmitted};
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;

@@ -1,17 +1,17 @@
-//! Whether a guest still takes frames.
+//! Stall detection: finds guests that no longer accept frames.
 //!
-//! A guest whose receiving side has died posts no buffers any more, or a few that the next frame does
-//! not fit into. What is sent to it would wait, or be tried, for ever. So a guest that for some time
-//! took nothing *and* has too little room for the largest frame that could come counts as stalled, and
-//! frames for it are dropped at once. (To ask for one free buffer instead is what XSA-392 is about:
-//! a guest that leaves one free would never be found out.) It has recovered when the largest frame fits.
+//! A guest whose receive side hangs posts no buffers, or too few for the next frame. Frames for it would wait
+//! without end. A guest is stalled if, for some time, it accepted nothing *and* has too few buffers for the
+//! longest possible frame. Its frames are then dropped at once. (A check for one free buffer is not enough,
+//! XSA-392: a guest that leaves one buffer free would never be detected.) The guest recovers when the longest
+//! frame fits.
 
 use core::time::Duration;
 
-/// How long a guest may take nothing, where nobody says otherwise: as long as with Linux's netback.
+/// Default time without accepted frames, as in Linux's netback.
 pub const STALL_DEFAULT: Duration = Duration::from_secs(60);
 
-/// What changed.
+/// State change of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     Nothing,
@@ -19,11 +19,11 @@ pub(crate) enum Change {
     Recovered,
 }
 
-/// What is known of a guest's receiving side.
+/// Stall state of a guest's receive side.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Stall {
     limit: Duration,
-    /// When it was seen for the first time that it took nothing, since it took something last.
+    /// Time of the first refusal since the last accepted frame.
     since: Option<Duration>,
     stalled: bool,
 }
@@ -41,19 +41,19 @@ impl Stall {
         self.stalled
     }
 
-    /// The largest frame fits.
-    pub(crate) fn fits(&mut self) -> Change {
+    /// Records that the longest frame fits.
+    pub(crate) fn record_fit(&mut self) -> Change {
         self.since = None;
         if core::mem::take(&mut self.stalled) { Change::Recovered } else { Change::Nothing }
     }
 
-    /// A frame was taken, whether or not a larger one would have fit.
-    pub(crate) fn taken(&mut self) {
+    /// Records an accepted frame, even if a longer one would not fit.
+    pub(crate) fn record_accepted(&mut self) {
         self.since = None;
     }
 
-    /// Somebody has something to send, nothing was taken, and the largest frame does not fit.
-    pub(crate) fn refused(&mut self, now: Duration) -> Change {
+    /// Records a refusal: frames wait, none was accepted, and the longest frame does not fit.
+    pub(crate) fn record_refusal(&mut self, now: Duration) -> Change {
         let since = *self.since.get_or_insert(now);
         if self.stalled || now.saturating_sub(since) < self.limit {
             return Change::Nothing;
@@ -62,7 +62,7 @@ impl Stall {
         Change::Stalled
     }
 
-    /// When it will count as stalled if it goes on like this.
+    /// Returns the time at which the guest will count as stalled without a change.
     pub(crate) fn until(&self) -> Option<Duration> {
         self.since.filter(|_| !self.stalled).map(|since| since.saturating_add(self.limit))
     }
@@ -75,26 +75,26 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
 
     #[test]
-    fn xsa_392_who_takes_nothing_for_a_minute_is_stalled_until_the_largest_frame_fits() {
+    fn xsa_392_guest_without_accepted_frames_is_stalled_until_longest_fits() {
         let mut stall = Stall::new(STALL_DEFAULT);
-        assert_eq!(stall.refused(5 * S), Change::Nothing);
+        assert_eq!(stall.record_refusal(5 * S), Change::Nothing);
         assert_eq!(stall.until(), Some(65 * S));
-        assert_eq!(stall.refused(65 * S - Duration::from_nanos(1)), Change::Nothing);
-        assert_eq!(stall.refused(65 * S), Change::Stalled);
-        assert_eq!((stall.refused(66 * S), stall.until()), (Change::Nothing, None));
-        stall.taken();
+        assert_eq!(stall.record_refusal(65 * S - Duration::from_nanos(1)), Change::Nothing);
+        assert_eq!(stall.record_refusal(65 * S), Change::Stalled);
+        assert_eq!((stall.record_refusal(66 * S), stall.until()), (Change::Nothing, None));
+        stall.record_accepted();
         assert!(stall.is_stalled(), "a small frame is not room for a large one");
-        assert_eq!(stall.fits(), Change::Recovered);
-        assert_eq!((stall.fits(), stall.is_stalled()), (Change::Nothing, false));
+        assert_eq!(stall.record_fit(), Change::Recovered);
+        assert_eq!((stall.record_fit(), stall.is_stalled()), (Change::Nothing, false));
     }
 
     #[test]
-    fn who_takes_something_now_and_then_is_slow_and_not_stalled() {
+    fn guest_accepting_occasional_frames_is_not_stalled() {
         let mut stall = Stall::new(STALL_DEFAULT);
         for second in 0..1000 {
-            assert_eq!(stall.refused(second * S), Change::Nothing);
+            assert_eq!(stall.record_refusal(second * S), Change::Nothing);
             if second % 50 == 49 {
-                stall.taken();
+                stall.record_accepted();
             }
         }
     }

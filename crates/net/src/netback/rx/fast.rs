@@ -1,8 +1,8 @@
-//! The short way for frames to the guest that fit one page which is within reach.
+//! RX fast path: frames to the guest that fit one buffer whose page needs no operation of the platform.
 //!
-//! As on the way from the guest: first the buffers of a run are looked up, and other processors asked to
-//! give up the lines that are going to be written; then the bytes are written, and all responses put on
-//! the ring together. The first frame of another kind, or buffer out of reach, ends the run.
+//! The path works in batches. It looks up the buffers and prefetches their cache lines for writing. Then it
+//! writes the bytes and puts all responses on the ring together. A frame of another kind, or a buffer
+//! without a look-up, ends the batch and takes the slow path.
 
 use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
@@ -16,13 +16,13 @@ use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
 
-/// Frames of a run.
+/// Maximum number of frames of a batch.
 const BATCH_MAX: usize = 64;
 
-/// Bytes of a buffer whose lines are asked for ahead: longer frames are written in order anyway.
+/// Number of buffer bytes that are prefetched; longer frames are written sequentially anyway.
 const AHEAD: usize = 256;
 
-/// A frame and the buffer that it goes to.
+/// Frame and the buffer that it goes to.
 struct Placed<'a> {
     frame: FrameView<'a>,
     page: &'a LentSlice,
@@ -30,8 +30,8 @@ struct Placed<'a> {
 }
 
 impl<G: Grantee> BackendRx<G> {
-    /// Sends the first of `frames`, as long as they are of the simple kind; how many were dealt with,
-    /// and how many of these were sent.
+    /// Sends the first of `frames` while they qualify. Returns the number of frames processed, and the number
+    /// of these that were sent.
     pub(super) fn transmit_fast(
         &mut self,
         batch: &Batch,
@@ -59,7 +59,7 @@ impl<G: Grantee> BackendRx<G> {
                 placed.push(Placed { frame, page, id: request.id });
             }
             if !self.access.settle() {
-                // The long way finds out which of them were taken back meanwhile.
+                // The slow path determines which of them were revoked meanwhile.
                 break;
             }
             let run = placed.len();
@@ -77,13 +77,13 @@ impl<G: Grantee> BackendRx<G> {
     }
 }
 
-/// Whether it takes one slot.
+/// Returns true if the frame takes one slot.
 #[inline]
 fn is_simple(frame: &FrameView<'_>) -> bool {
     frame.len() <= PAGE_SIZE && frame.meta().gso.is_none()
 }
 
-/// Writes frames into their buffers, and what is to be said of each; how many were sent.
+/// Writes frames into their buffers and encodes their responses; returns the number of frames sent.
 fn write(
     placed: &[Placed<'_>],
     responses: &mut Vec<[u8; RxResponse::SIZE]>,
