@@ -1,23 +1,23 @@
-//! From a grant reference to a place in a table, in constant time.
+//! Grant reference index: maps a grant reference to a position in a table, in constant time.
 //!
-//! Every slot of a ring is looked up here, and the references are the peer's choice, so neither the
-//! worst case nor the memory may depend on them. A hash table has a worst case that a peer can look
-//! for, a tree takes several steps. This is a radix table of two levels: the upper one covers every
-//! reference that is allowed, the lower one comes in leaves of 64 places, of which there are never
-//! more than there are entries. A look-up is two loads.
+//! Every ring slot causes a look-up, and the peer selects the references. So neither the worst case nor
+//! the memory may depend on them. An attacker can construct the worst case of a hash table, and a tree
+//! takes several steps. This index is a radix table of two levels. The upper level covers every permitted
+//! reference. The lower level consists of leaves of 64 positions; there are never more leaves than
+//! entries. A look-up is two loads.
 
 use ringfence_platform::Gref;
 
-/// References that can be entered: below 2^20, which a table of grants of version 1 reaches at 2048
-/// frames. (Xen's default is 64 frames, and its own bound on references is far below.)
+/// Exclusive limit of references: 2^20, which a grant table of version 1 reaches at 2048 frames. (Xen's
+/// default is 64 frames.)
 pub const GREF_LIMIT: u32 = 1 << 20;
 
-/// Most entries of one index.
+/// Maximum number of entries of one index.
 pub const ENTRIES_MAX: u16 = u16::MAX - 1;
 
 const LEAF_BITS: u32 = 6;
 const LEAF: usize = 1 << LEAF_BITS;
-/// No leaf, no entry.
+/// Marker for "no leaf" and "no entry".
 const NONE: u16 = u16::MAX;
 
 #[derive(Clone)]
@@ -26,30 +26,30 @@ struct Leaf {
     used: u8,
 }
 
-/// Why a reference was not entered.
+/// Reasons for which a reference is not entered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EnterError {
-    /// It is [`GREF_LIMIT`] or above.
+    /// Reference that is not below [`GREF_LIMIT`].
     #[error("grant reference {gref} is not below {GREF_LIMIT}")]
     TooLarge {
-        /// The reference.
+        /// Refused reference.
         gref: Gref,
     },
-    /// It is there already.
+    /// Reference that has an entry already.
     #[error("grant reference {gref} is in the table already")]
     Present {
-        /// The reference.
+        /// Refused reference.
         gref: Gref,
     },
-    /// The place is no place.
+    /// Position above [`ENTRIES_MAX`].
     #[error("a table has no more than {ENTRIES_MAX} entries")]
     Place,
 }
 
-/// A map from grant references to places (u16).
+/// Map from grant references to positions of 16 bits.
 #[derive(Clone)]
 pub struct GrefIndex {
-    /// By the upper bits of the reference: a leaf. Grows up to the highest reference seen.
+    /// Leaf numbers, by the upper bits of the reference. It grows up to the highest reference entered.
     upper: Vec<u16>,
     leaves: Vec<Leaf>,
     free: Vec<u16>,
@@ -63,24 +63,24 @@ impl Default for GrefIndex {
 }
 
 impl GrefIndex {
-    /// An empty one.
+    /// Makes an empty index.
     pub fn new() -> GrefIndex {
         GrefIndex { upper: Vec::new(), leaves: Vec::new(), free: Vec::new(), len: 0 }
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no entries.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The place that was entered for `gref`.
+    /// Returns the position of `gref`.
     #[inline]
     pub fn get(&self, gref: Gref) -> Option<u16> {
         let leaf = *self.upper.get((gref.0 >> LEAF_BITS) as usize)?;
@@ -89,11 +89,11 @@ impl GrefIndex {
         (place != NONE).then_some(place)
     }
 
-    /// Enters `place` for `gref`.
+    /// Enters the position `place` for `gref`.
     ///
     /// # Errors
     ///
-    /// [`EnterError`]; nothing was changed.
+    /// Returns [`EnterError`]; the index is unchanged.
     pub fn enter(&mut self, gref: Gref, place: u16) -> Result<(), EnterError> {
         if gref.0 >= GREF_LIMIT {
             return Err(EnterError::TooLarge { gref });
@@ -118,7 +118,7 @@ impl GrefIndex {
         Ok(())
     }
 
-    /// An empty leaf. There are never more leaves than entries, of which `NONE` is no number.
+    /// Returns the number of an empty leaf. There are never more leaves than entries, so `NONE` stays unused.
     fn leaf(&mut self) -> Result<u16, EnterError> {
         if let Some(leaf) = self.free.pop() {
             return Ok(leaf);
@@ -129,7 +129,7 @@ impl GrefIndex {
         Ok(number)
     }
 
-    /// Takes `gref` out; the place it had.
+    /// Removes the entry of `gref` and returns its position.
     pub fn remove(&mut self, gref: Gref) -> Option<u16> {
         let place = self.get(gref)?;
         let upper = (gref.0 >> LEAF_BITS) as usize;
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_that_no_table_has_are_refused() {
+    fn reference_beyond_limit_is_refused() {
         let mut index = GrefIndex::new();
         for gref in [GREF_LIMIT, u32::MAX] {
             let gref = Gref(gref);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_by_entries_wherever_they_are() {
+    fn leaves_are_reused_for_scattered_references() {
         let mut index = GrefIndex::new();
         for round in 0..100u32 {
             for n in 0..64u32 {
@@ -184,11 +184,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map(steps in prop::collection::vec((any::<bool>(), 0u32..300, 0u16..99), 0..400)) {
+        fn index_behaves_as_map(steps in prop::collection::vec((any::<bool>(), 0u32..300, 0u16..99), 0..400)) {
             let mut index = GrefIndex::new();
             let mut model = HashMap::new();
             for (enter, gref, place) in steps {
-                // Near and far ones.
+                // References in few leaves, and references in many.
                 let gref = Gref(gref * if gref % 2 == 0 { 1 } else { 3001 });
                 if enter {
                     let present = model.contains_key(&gref);

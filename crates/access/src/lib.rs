@@ -1,21 +1,35 @@
 #![forbid(unsafe_code)]
-//! How a backend gets at the pages that a frontend lent it.
+//! Access of a backend to the pages that a frontend granted.
 //!
-//! | mode | per I/O | what the backend sees |
+//! | mode | cost per I/O | memory that the backend uses |
 //! |---|---|---|
-//! | [`Mode::Copy`] | one copy element a slot, done by the platform | private bytes |
-//! | [`Mode::Staging`] | a look-up a slot; nothing else | the pages that the frontend staged |
-//! | [`Mode::Window`] | a look-up a slot, two stores and a shared fence | the pages that the frontend issues and revokes alone |
-//! | [`Mode::Map`] | one map and one unmap a page | the page itself, as long as the I/O lasts |
+//! | [`Mode::Copy`] | one copy element per slot, executed by the platform | private bytes |
+//! | [`Mode::Staging`] | one look-up per slot | the pages that the frontend staged |
+//! | [`Mode::Window`] | one look-up per slot, two stores and a shared fence | the pages of the frontend's grant window |
+//! | [`Mode::Map`] | one map and one unmap per page | the granted page, for the duration of the I/O |
 //!
-//! A backend talks to [`Reach`] and does not know which it is. Each element has a status of its
-//! own: one bad reference costs its own packet (XSA-361, XSA-362, XSA-367).
+//! [`PageAccess`] is the interface of a backend and hides the mode. Each element of a batch has its own
+//! status: an invalid reference fails its own packet only (XSA-361, XSA-362, XSA-367).
+//!
+//! * [`staging`]: pages that a frontend stages over netif's control ring.
+//! * [`persistent`]: pages of a disk that stay mapped between requests.
+//! * [`window`]: the granter's side of a grant window.
+//! * [`iommu`]: grants that an IOMMU enforces.
+//! * [`index`]: the look-up table from grant references to positions.
+//!
+//! ```
+//! use ringfence_access::Mode;
+//!
+//! let mode: Mode = "staging".parse().unwrap();
+//! assert_eq!(mode, Mode::Staging);
+//! assert!("share".parse::<Mode>().is_err());
+//! ```
 
 pub mod index;
 pub mod iommu;
+mod page_access;
 pub mod persistent;
-mod reach;
 pub mod staging;
 pub mod window;
 
-pub use reach::{Mode, Reach, Reached, Source, UnknownMode, Want, WriteBatch};
+pub use page_access::{Mode, PageAccess, ReadData, ReadRange, Source, UnknownMode, WriteBatch};

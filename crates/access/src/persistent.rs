@@ -1,28 +1,27 @@
-//! Pages that stay mapped from one request to the next (persistent grants).
+//! Persistent grants: a table of pages that stay mapped between requests.
 //!
 //! # Theory of operation
 //!
-//! Unmapping a page costs a flush of the TLB on every processor that may have used it, which is what
-//! keeps a backend of many guests from scaling. A frontend that lends the same pages again and again
-//! makes it needless: the backend keeps what it mapped, by reference, and in the steady state a request
-//! costs a look-up.
+//! Unmapping a page flushes the TLBs of every processor that may have used it. That limits a backend with
+//! many guests. If a frontend grants the same pages again and again, the backend keeps them mapped, by
+//! reference. In the steady state a request costs a look-up.
 //!
-//! The table is one ring's, used by the thread that serves it. It is bounded, since the references are
-//! the frontend's choice: what does not fit is mapped for its request and unmapped behind it, as if
-//! there were no table ([`Found::Over`]). Requests may mix both kinds.
+//! A table belongs to one ring and to the thread that serves it. Its size is limited, since the frontend
+//! selects the references. A page that does not fit is mapped for its request only ([`Found::Over`]).
+//! A request can mix both kinds.
 //!
-//! A page leaves the table
+//! The table evicts a page
 //!
-//! * when there were pages that did not fit: every 100 ms the twentieth part that was used longest ago;
-//! * when it was not used for 60 s;
-//! * when the owner says so: under pressure ([`PersistentTable::squeeze`]), or at the end.
+//! * when other pages did not fit: every 100 ms, the least recently used 5 % of the limit;
+//! * when no request used it for 60 s;
+//! * on request of the owner: under memory pressure ([`PersistentTable::shrink`]), or at the end.
 //!
-//! Never while a request uses it: uses are counted, and [`Use`] is what the user gives back. The mapping
-//! itself is an owned value besides, so that even a mistake here unmaps nothing under an I/O.
+//! It never evicts a page in use: [`Use`] counts the uses. Each request also holds the mapping as an owned
+//! value, so even an error here cannot unmap memory under an I/O.
 //!
-//! Whoever registered a page elsewhere (with an `io_uring`) learns of its going *before* it is unmapped:
-//! pages leave as [`Leaving`], which names them and still holds them. A name is never used twice, so
-//! that what was registered under a reference is not taken for what is lent under it next.
+//! An owner that registered pages elsewhere (with an `io_uring`) must deregister them *before* they are
+//! unmapped. So evicted pages are returned as [`Leaving`], which has the page's name and still holds it. A
+//! name is never reused: a stale registration cannot match a later page with the same reference.
 
 use core::time::Duration;
 use std::sync::Arc;
@@ -33,16 +32,16 @@ use ringfence_sys::counters::Counter;
 
 use crate::index::GrefIndex;
 
-/// How much is kept, and for how long.
+/// Limits of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PersistentLimits {
-    /// Most pages of a ring. What Linux' backend keeps: 32 requests of 33 pages.
+    /// Maximum number of pages of a ring. The default is that of Linux: 32 requests of 33 pages.
     pub pages: u16,
-    /// Pages not used for so long are let go.
+    /// Idle time after which a page is evicted.
     pub idle: Duration,
-    /// How often the table is tidied, when there were pages that did not fit.
+    /// Interval of evictions while pages do not fit.
     pub purge_every: Duration,
-    /// The part of the table that is let go then, in percent.
+    /// Share of the limit that is freed in one eviction, in percent.
     pub purge_percent: u8,
 }
 
@@ -62,16 +61,16 @@ impl Default for PersistentLimits {
 pub struct PersistentCounters {
     /// Look-ups that found the page mapped.
     pub hits: Counter,
-    /// Look-ups that mapped it, to stay.
+    /// Look-ups that mapped the page and kept it.
     pub misses: Counter,
-    /// Look-ups of pages that did not fit, or cannot be kept.
+    /// Look-ups of pages that did not fit, or could not be kept.
     pub over: Counter,
-    /// Pages let go to make room for others.
+    /// Pages evicted to make room.
     pub purged: Counter,
-    /// Pages let go because nobody used them.
+    /// Pages evicted because they were idle.
     pub expired: Counter,
-    /// Pages let go because the owner said so.
-    pub squeezed: Counter,
+    /// Pages evicted by [`PersistentTable::shrink`].
+    pub shrunk: Counter,
 }
 
 struct Kept {
@@ -83,43 +82,43 @@ struct Kept {
     last: Duration,
 }
 
-/// A use of a page in the table; to be given back to [`PersistentTable::release`].
+/// Use of a page in the table. The user returns it to [`PersistentTable::release`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Use(u16);
 
-/// What a look-up found.
+/// Result of a look-up.
 #[derive(Debug)]
 pub enum Found {
-    /// The page.
+    /// Page that the table keeps mapped.
     Kept {
-        /// The use that was begun.
+        /// Use that the look-up began.
         hold: Use,
-        /// All of the page, readable and writable.
+        /// Whole page, readable and writable.
         page: LentSlice,
-        /// Its name, which no other page had or will have.
+        /// Unique name of the page.
         name: u64,
-        /// It was mapped just now.
+        /// Set if this look-up mapped the page.
         fresh: bool,
-        /// It was marked.
+        /// Set if the page was marked.
         marked: bool,
     },
-    /// Not kept: to be mapped for this request only.
+    /// Page that the caller must map for this request only.
     Over,
 }
 
-/// A page that leaves the table. Dropping it unmaps it, once no request uses it.
+/// Page that was evicted. Dropping it unmaps the page, once no request uses it.
 #[derive(Debug)]
 pub struct Leaving {
-    /// Its name.
+    /// Unique name of the page.
     pub name: u64,
-    /// It was marked.
+    /// Set if the page was marked.
     pub marked: bool,
-    /// The page.
+    /// Mapping of the page.
     pub page: LentSlice,
 }
 
-/// The pages of one ring that stay mapped.
+/// Table of the pages of one ring that stay mapped.
 pub struct PersistentTable {
     limits: PersistentLimits,
     index: GrefIndex,
@@ -133,7 +132,7 @@ pub struct PersistentTable {
 }
 
 impl PersistentTable {
-    /// An empty table.
+    /// Makes an empty table.
     pub fn new(limits: PersistentLimits) -> PersistentTable {
         PersistentTable {
             limits,
@@ -148,26 +147,26 @@ impl PersistentTable {
         }
     }
 
-    /// Pages in it.
+    /// Returns the number of pages.
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no pages.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// The totals.
+    /// Returns the totals of the table.
     pub fn counters(&self) -> &Arc<PersistentCounters> {
         &self.counters
     }
 
-    /// The page `gref`, mapped now if it was not and there is room. `now` is any clock that does not
-    /// go back.
+    /// Looks up the page `gref`, and maps it if it is absent and there is room. `now` is the time of any
+    /// monotonic clock.
     ///
-    /// Pages are kept writable, as the protocol has it; one that was lent read-only, or cannot be
-    /// mapped, is not kept, and whoever maps it for its request learns why.
+    /// The table keeps writable pages only, as the protocol requires. A page that is granted read-only, or
+    /// cannot be mapped, is not kept. The caller maps it for its request and receives the error.
     #[inline]
     pub fn look_up(&mut self, grantee: &mut impl Grantee, gref: Gref, now: Duration) -> Found {
         let kept = self.index.get(gref).and_then(|place| {
@@ -203,7 +202,7 @@ impl PersistentTable {
         Found::Kept { hold: Use(place), page, name, fresh: true, marked }
     }
 
-    /// A place that is free, of no more than the limit.
+    /// Returns a free position below the limit.
     fn place(&mut self) -> Option<u16> {
         if let Some(place) = self.free.pop() {
             return Some(place);
@@ -213,14 +212,14 @@ impl PersistentTable {
         Some(place)
     }
 
-    /// Marks a page that is in use, for the owner's own purpose: that it is registered somewhere.
+    /// Marks a page in use as registered elsewhere by the owner.
     pub fn mark(&mut self, hold: &Use) {
         if let Some(kept) = self.places.get_mut(usize::from(hold.0)).and_then(Option::as_mut) {
             kept.marked = true;
         }
     }
 
-    /// Ends a use.
+    /// Ends a use of a page.
     #[inline]
     pub fn release(&mut self, hold: Use) {
         let kept = self.places.get_mut(usize::from(hold.0)).and_then(Option::as_mut);
@@ -230,7 +229,7 @@ impl PersistentTable {
         }
     }
 
-    /// Lets go of what is due, into `leaving`. To be called now and then; cheap when nothing is.
+    /// Evicts the pages that are due, into `leaving`. The owner calls it regularly; it is cheap without work.
     pub fn tidy(&mut self, now: Duration, leaving: &mut Vec<Leaving>) {
         let purge = self.overflowed && now.saturating_sub(self.tidied) >= self.limits.purge_every;
         let look = now.saturating_sub(self.looked) >= self.limits.idle / 8;
@@ -238,7 +237,7 @@ impl PersistentTable {
             self.looked = now;
             let idle = self.limits.idle;
             let before = leaving.len();
-            self.let_go(leaving, |kept| now.saturating_sub(kept.last) >= idle);
+            self.evict(leaving, |kept| now.saturating_sub(kept.last) >= idle);
             self.counters.expired.add((leaving.len() - before) as u64);
         }
         if purge {
@@ -254,7 +253,7 @@ impl PersistentTable {
         usize::from(self.limits.pages).saturating_sub(self.len())
     }
 
-    /// Lets go of the `count` pages that were used longest ago, as far as they are not in use now.
+    /// Evicts the `count` least recently used pages, except pages in use.
     fn purge(&mut self, count: usize, leaving: &mut Vec<Leaving>) {
         let unused = self.places.iter().flatten().filter(|kept| kept.uses == 0);
         let mut ages: Vec<Duration> = unused.map(|kept| kept.last).collect();
@@ -262,7 +261,7 @@ impl PersistentTable {
         let (_, limit, _) = ages.select_nth_unstable(last);
         let (limit, before) = (*limit, leaving.len());
         let mut left = last + 1;
-        self.let_go(leaving, |kept| {
+        self.evict(leaving, |kept| {
             let goes = left > 0 && kept.last <= limit;
             left -= usize::from(goes);
             goes
@@ -270,14 +269,14 @@ impl PersistentTable {
         self.counters.purged.add((leaving.len() - before) as u64);
     }
 
-    /// Lets go of everything that is not in use: memory is short, or the frontend goes.
-    pub fn squeeze(&mut self, leaving: &mut Vec<Leaving>) {
+    /// Evicts every page that is not in use: under memory pressure, or when the frontend disconnects.
+    pub fn shrink(&mut self, leaving: &mut Vec<Leaving>) {
         let before = leaving.len();
-        self.let_go(leaving, |_| true);
-        self.counters.squeezed.add((leaving.len() - before) as u64);
+        self.evict(leaving, |_| true);
+        self.counters.shrunk.add((leaving.len() - before) as u64);
     }
 
-    fn let_go(&mut self, leaving: &mut Vec<Leaving>, mut goes: impl FnMut(&Kept) -> bool) {
+    fn evict(&mut self, leaving: &mut Vec<Leaving>, mut goes: impl FnMut(&Kept) -> bool) {
         for (place, slot) in (0..).zip(&mut self.places) {
             let Some(kept) = slot.take_if(|kept| kept.uses == 0 && goes(kept)) else { continue };
             self.index.remove(kept.gref);

@@ -2,20 +2,20 @@
 //!
 //! # Theory of operation
 //!
-//! The frontend names pages in lists over netif's control ring. The backend maps them once, and any
-//! slot of either ring of that queue that names such a page costs a look-up and nothing else: no
-//! mapping, no copy by the platform, no unmapping. What is not in the table is reached as before.
+//! The frontend lists pages over netif's control ring. The backend maps them once. A slot of either ring
+//! of that queue that refers to a staged page costs one look-up: no map, no copy by the platform, no unmap.
+//! Other pages are accessed as without staging.
 //!
-//! Two sides of the backend have a part in this:
+//! Two parts of the backend cooperate:
 //!
-//! * The control side judges lists and maps and unmaps, which takes system calls. Its
-//!   [`StagingLedger`] knows what is staged, and holds queues and guest to their bounds.
-//! * The data side looks up, in its [`StagingTable`]. It gets pages and gives them back between two
-//!   rounds, when no frame refers to any page. So a page that leaves the table is in nobody's hands,
-//!   and whoever dropped the last handle to it has unmapped it: nothing is ever unmapped under an I/O.
+//! * The control side validates lists and maps and unmaps pages, which takes system calls. Its
+//!   [`StagingLedger`] records the staged pages and enforces the limits of queues and guests.
+//! * The datapath worker looks pages up in its [`StagingTable`]. It adds and removes pages between two
+//!   rounds, when no frame refers to a page. So a removed page has no other users, and nothing is ever
+//!   unmapped under an I/O.
 //!
-//! Pages that leave the table go back to the control side. It drops them and only then answers the
-//! frontend: when the frontend reads the response, nothing of the backend reaches the page.
+//! Removed pages go back to the control side, which drops them and only then responds to the frontend.
+//! When the frontend reads the response, the backend has no access to the page any more.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,18 +25,18 @@ use ringfence_platform::{Access, Gref};
 
 use crate::index::{EnterError, GREF_LIMIT, GrefIndex};
 
-/// A page that is kept mapped.
+/// Page that is kept mapped.
 #[derive(Clone, Debug)]
 pub struct StagedPage {
-    /// Its reference.
+    /// Grant reference of the page.
     pub gref: Gref,
-    /// What it was mapped for.
+    /// Access that it was mapped with.
     pub access: Access,
-    /// The page.
+    /// Mapping of the page.
     pub memory: LentSlice,
 }
 
-/// The pages of a queue that are kept mapped, for whoever works on its rings.
+/// Table of the staged pages of a queue, for the datapath worker.
 #[derive(Default)]
 pub struct StagingTable {
     index: GrefIndex,
@@ -45,25 +45,25 @@ pub struct StagingTable {
 }
 
 impl StagingTable {
-    /// An empty table.
+    /// Makes an empty table.
     pub fn new() -> StagingTable {
         StagingTable::default()
     }
 
-    /// Pages in it.
+    /// Returns the number of pages.
     #[inline]
     pub fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether it has no page.
+    /// Returns true if there are no pages.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// The page of `gref`, if it was staged for at least `access`. A page that was staged for
-    /// reading is not written through the table, even if its grant would allow it.
+    /// Returns the page of `gref` if it was staged for at least `access`. A page that was staged read-only
+    /// is not written through the table, even if its grant would allow it.
     #[inline]
     pub fn get(&self, gref: Gref, access: Access) -> Option<&LentSlice> {
         let place = self.index.get(gref)?;
@@ -72,16 +72,16 @@ impl StagingTable {
         allowed.then_some(&page.memory)
     }
 
-    /// Adds pages, all or none.
+    /// Adds all pages or none.
     ///
     /// # Errors
     ///
-    /// The pages back, with the reason.
+    /// Returns the pages, with the reason.
     pub fn add(&mut self, pages: Vec<StagedPage>) -> Result<(), (Vec<StagedPage>, EnterError)> {
         for (done, page) in pages.iter().enumerate() {
             let place = match self.free.pop() {
                 Some(place) => place,
-                // The index refuses what is no place.
+                // The index refuses a position above its maximum.
                 None => u16::try_from(self.pages.len()).unwrap_or(u16::MAX),
             };
             if let Err(why) = self.index.enter(page.gref, place) {
@@ -100,7 +100,7 @@ impl StagingTable {
         Ok(())
     }
 
-    /// Takes the page of `gref` out.
+    /// Removes the page of `gref` and returns it.
     pub fn take(&mut self, gref: Gref) -> Option<StagedPage> {
         let place = self.index.remove(gref)?;
         self.free.push(place);
@@ -108,25 +108,24 @@ impl StagingTable {
     }
 }
 
-/// Bounds of what is kept mapped.
+/// Limits of staged pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StagingLimits {
-    /// Pages of one queue.
+    /// Maximum number of pages of one queue.
     pub per_queue: u32,
-    /// Pages of one guest, over all its queues.
+    /// Maximum number of pages of one guest, over all its queues.
     pub per_guest: u32,
 }
 
 impl Default for StagingLimits {
-    /// A queue has 512 slots on its two rings; what it stages beyond twice as many is of no use to
-    /// it.
+    /// Returns the default: twice the 512 slots of a queue's two rings; more is of no use to a queue.
     fn default() -> Self {
         StagingLimits { per_queue: 1024, per_guest: 4096 }
     }
 }
 
-/// Limit of staged pages over several vifs. Each page is a mapping, of which a process has a limited
-/// number.
+/// Limit of staged pages over several vifs. Each page is a mapping, and the number of mappings of a
+/// process is limited.
 #[derive(Debug)]
 pub struct StagingPool {
     used: Mutex<u32>,
@@ -149,65 +148,65 @@ impl StagingPool {
     }
 }
 
-/// Why a list was not accepted.
+/// Reasons for which a list is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LedgerRefusal {
-    /// There is no such queue.
+    /// Number of a queue that does not exist.
     #[error("queue {queue} of {queues}")]
     Queue {
-        /// The queue asked for.
+        /// Requested queue.
         queue: u32,
-        /// Queues there are.
+        /// Number of queues.
         queues: u32,
     },
-    /// It would be more than the queue may have.
+    /// List that would exceed the limit of its queue.
     #[error("{wanted} pages more, beside {staged}; a queue may have {limit}")]
     QueueFull {
-        /// Pages asked for.
+        /// Number of pages in the list.
         wanted: u32,
-        /// Pages staged.
+        /// Number of staged pages.
         staged: u32,
-        /// Pages allowed.
+        /// Maximum number of pages.
         limit: u32,
     },
-    /// It would be more than the guest may have.
+    /// List that would exceed the limit of its guest.
     #[error("{wanted} pages more, beside {staged} of all queues; a guest may have {limit}")]
     GuestFull {
-        /// Pages asked for.
+        /// Number of pages in the list.
         wanted: u32,
-        /// Pages staged.
+        /// Number of staged pages.
         staged: u32,
-        /// Pages allowed.
+        /// Maximum number of pages.
         limit: u32,
     },
-    /// It would be more than all vifs of a guest, or of this process, may have.
+    /// List that would exceed the limit of a guest's vifs together, or of the process.
     #[error(
         "{wanted} pages more, beside {staged} of other vifs too; together they may have {limit}"
     )]
     PoolFull {
-        /// Pages asked for.
+        /// Number of pages in the list.
         wanted: u32,
-        /// Pages staged.
+        /// Number of staged pages.
         staged: u32,
-        /// Pages allowed.
+        /// Maximum number of pages.
         limit: u32,
     },
-    /// The page is staged already, or comes twice in the list.
+    /// Page that is staged already, or is twice in the list.
     #[error("{gref} is staged already")]
     Twice {
-        /// The page.
+        /// Repeated reference.
         gref: Gref,
     },
-    /// No table of grants is that long.
+    /// Reference that is not below [`GREF_LIMIT`].
     #[error("{gref} is not below {GREF_LIMIT}")]
     TooLarge {
-        /// The reference.
+        /// Refused reference.
         gref: Gref,
     },
 }
 
 impl LedgerRefusal {
-    /// A name for counters.
+    /// Returns the counter name of the refusal.
     pub fn label(&self) -> &'static str {
         match self {
             LedgerRefusal::Queue { .. } => "staging_no_such_queue",
@@ -220,22 +219,22 @@ impl LedgerRefusal {
     }
 }
 
-/// What is staged, by queue, for whoever judges lists.
+/// Record of the staged pages of each queue, for the validation of lists.
 pub struct StagingLedger {
     queues: Vec<HashMap<Gref, Access>>,
     limits: StagingLimits,
-    /// Pools that every staged page counts in.
+    /// Pools that count every staged page.
     pools: Vec<Arc<StagingPool>>,
 }
 
 impl StagingLedger {
-    /// Nothing is staged.
+    /// Makes a ledger without staged pages.
     pub fn new(queues: u32, limits: StagingLimits) -> StagingLedger {
         let queues = (0..queues).map(|_| HashMap::new()).collect();
         StagingLedger { queues, limits, pools: Vec::new() }
     }
 
-    /// Counts in these pools, too, from now on. One thread judges and notes for all ledgers of a pool.
+    /// Adds `pools`, which limit this ledger together with others. One thread must own all ledgers of a pool.
     pub fn share(&mut self, pools: Vec<Arc<StagingPool>>) {
         self.release(self.staged());
         self.pools = pools;
@@ -254,17 +253,17 @@ impl StagingLedger {
         }
     }
 
-    /// Most pages that `queue` may have staged, whatever is staged now.
+    /// Returns the maximum number of staged pages of `queue`.
     ///
     /// # Errors
     ///
-    /// [`LedgerRefusal::Queue`]
+    /// Returns [`LedgerRefusal::Queue`] if the queue does not exist.
     pub fn limit(&self, queue: u32) -> Result<u32, LedgerRefusal> {
         self.place(queue)?;
         Ok(self.limits.per_queue.min(self.limits.per_guest))
     }
 
-    /// Pages staged, over all queues.
+    /// Returns the number of staged pages of all queues.
     pub fn staged(&self) -> u32 {
         let all: usize = self.queues.iter().map(HashMap::len).sum();
         u32::try_from(all).unwrap_or(u32::MAX)
@@ -276,12 +275,12 @@ impl StagingLedger {
         found.ok_or(LedgerRefusal::Queue { queue, queues })
     }
 
-    /// Whether `list` may be staged for `queue`, as a whole. Nothing is noted yet.
+    /// Validates that all of `list` may be staged for `queue`. It records nothing.
     ///
     /// # Errors
     ///
-    /// [`LedgerRefusal`]: the first rule that is broken.
-    pub fn judge(&self, queue: u32, list: &[Gref]) -> Result<(), LedgerRefusal> {
+    /// Returns a [`LedgerRefusal`] for the first rule that the list breaks.
+    pub fn validate(&self, queue: u32, list: &[Gref]) -> Result<(), LedgerRefusal> {
         let staged = &self.queues[self.place(queue)?];
         let wanted = u32::try_from(list.len()).unwrap_or(u32::MAX);
         let here = u32::try_from(staged.len()).unwrap_or(u32::MAX);
@@ -310,8 +309,8 @@ impl StagingLedger {
         Ok(())
     }
 
-    /// Notes that `list`, which was [judged](StagingLedger::judge), is staged.
-    pub fn note(&mut self, queue: u32, list: impl IntoIterator<Item = (Gref, Access)>) {
+    /// Records `list`, which was [validated](StagingLedger::validate), as staged.
+    pub fn record(&mut self, queue: u32, list: impl IntoIterator<Item = (Gref, Access)>) {
         let before = self.staged();
         if let Ok(place) = self.place(queue) {
             self.queues[place].extend(list);
@@ -319,18 +318,18 @@ impl StagingLedger {
         self.reserve(self.staged() - before);
     }
 
-    /// What is staged for each queue, in no order.
+    /// Iterates over the staged pages of each queue, in arbitrary order.
     pub fn all(&self) -> impl Iterator<Item = impl Iterator<Item = (Gref, Access)> + '_> + '_ {
         self.queues.iter().map(|queue| queue.iter().map(|(gref, access)| (*gref, *access)))
     }
 
-    /// Strikes those of `list` out that are staged, and says of each what it was staged for. A
-    /// second mention of one finds it gone.
+    /// Removes the staged pages of `list`, and returns the access of each. The result is `None` for a page
+    /// that is not staged, and for the second mention of a page.
     ///
     /// # Errors
     ///
-    /// [`LedgerRefusal::Queue`]
-    pub fn strike(
+    /// Returns [`LedgerRefusal::Queue`] if the queue does not exist.
+    pub fn remove_all(
         &mut self,
         queue: u32,
         list: &[Gref],
@@ -360,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_staged_for_reading_is_not_written_through_the_table() {
+    fn page_staged_read_only_is_not_found_for_writing() {
         let mut table = StagingTable::new();
         table.add(vec![page(8, Access::ReadOnly), page(9, Access::ReadWrite)]).unwrap();
         assert!(table.get(Gref(8), Access::ReadOnly).is_some());
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn adding_is_all_or_nothing() {
+    fn failed_add_leaves_table_unchanged() {
         let mut table = StagingTable::new();
         table.add(vec![page(8, Access::ReadOnly)]).unwrap();
         let list =
@@ -384,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn ledgers_of_one_pool_stay_below_its_limit_together() {
+    fn ledgers_sharing_pool_stay_within_its_limit() {
         let (guest, process) = (StagingPool::new(6), StagingPool::new(8));
         let make = |pools: &[&Arc<StagingPool>]| {
             let mut ledger = StagingLedger::new(1, StagingLimits { per_queue: 5, per_guest: 5 });
@@ -395,48 +394,51 @@ mod tests {
         let noted = |count| grefs(count).into_iter().map(|gref| (gref, Access::ReadOnly));
         let (mut one, mut two) = (make(&[&guest, &process]), make(&[&guest, &process]));
         let other = make(&[&process]);
-        one.judge(0, &grefs(4)).unwrap();
-        one.note(0, noted(4));
-        let refused = two.judge(0, &grefs(3)).unwrap_err();
+        one.validate(0, &grefs(4)).unwrap();
+        one.record(0, noted(4));
+        let refused = two.validate(0, &grefs(3)).unwrap_err();
         assert_eq!(refused, LedgerRefusal::PoolFull { wanted: 3, staged: 4, limit: 6 });
         assert_eq!(refused.label(), "staging_pool_full");
-        two.judge(0, &grefs(2)).unwrap();
-        two.note(0, noted(2));
-        // Another guest has what the process has left.
-        assert!(matches!(other.judge(0, &grefs(3)), Err(LedgerRefusal::PoolFull { limit: 8, .. })));
-        other.judge(0, &grefs(2)).unwrap();
-        one.strike(0, &grefs(2)).unwrap();
+        two.validate(0, &grefs(2)).unwrap();
+        two.record(0, noted(2));
+        // The other guest gets the rest of the process's limit.
+        assert!(matches!(
+            other.validate(0, &grefs(3)),
+            Err(LedgerRefusal::PoolFull { limit: 8, .. })
+        ));
+        other.validate(0, &grefs(2)).unwrap();
+        one.remove_all(0, &grefs(2)).unwrap();
         assert_eq!((guest.used(), process.used()), (4, 4));
         drop((one, two));
         assert_eq!((guest.used(), process.used()), (0, 0));
-        other.judge(0, &grefs(5)).unwrap();
+        other.validate(0, &grefs(5)).unwrap();
     }
 
     #[test]
-    fn the_ledger_holds_queue_and_guest_to_their_bounds() {
+    fn list_beyond_queue_or_guest_limit_is_refused() {
         let limits = StagingLimits { per_queue: 4, per_guest: 6 };
         let mut ledger = StagingLedger::new(2, limits);
         let grefs = |range: core::ops::Range<u32>| range.map(Gref).collect::<Vec<_>>();
-        assert!(matches!(ledger.judge(2, &grefs(0..1)), Err(LedgerRefusal::Queue { .. })));
-        assert!(matches!(ledger.judge(0, &grefs(0..5)), Err(LedgerRefusal::QueueFull { .. })));
-        ledger.judge(0, &grefs(0..4)).unwrap();
-        ledger.note(0, grefs(0..4).into_iter().map(|gref| (gref, Access::ReadOnly)));
-        assert!(matches!(ledger.judge(1, &grefs(0..3)), Err(LedgerRefusal::GuestFull { .. })));
-        // The same page may serve two queues.
-        ledger.judge(1, &grefs(0..2)).unwrap();
+        assert!(matches!(ledger.validate(2, &grefs(0..1)), Err(LedgerRefusal::Queue { .. })));
+        assert!(matches!(ledger.validate(0, &grefs(0..5)), Err(LedgerRefusal::QueueFull { .. })));
+        ledger.validate(0, &grefs(0..4)).unwrap();
+        ledger.record(0, grefs(0..4).into_iter().map(|gref| (gref, Access::ReadOnly)));
+        assert!(matches!(ledger.validate(1, &grefs(0..3)), Err(LedgerRefusal::GuestFull { .. })));
+        // One page can be staged for two queues.
+        ledger.validate(1, &grefs(0..2)).unwrap();
         let read = Some(Access::ReadOnly);
-        assert_eq!(ledger.strike(0, &grefs(2..6)), Ok(vec![read, read, None, None]));
+        assert_eq!(ledger.remove_all(0, &grefs(2..6)), Ok(vec![read, read, None, None]));
         assert_eq!(ledger.staged(), 2);
         let twice = [Gref(9), Gref(9)];
-        assert_eq!(ledger.judge(0, &twice), Err(LedgerRefusal::Twice { gref: Gref(9) }));
-        assert_eq!(ledger.strike(1, &twice), Ok(vec![None, None]));
+        assert_eq!(ledger.validate(0, &twice), Err(LedgerRefusal::Twice { gref: Gref(9) }));
+        assert_eq!(ledger.remove_all(1, &twice), Ok(vec![None, None]));
         let large = [Gref(GREF_LIMIT)];
-        assert!(matches!(ledger.judge(0, &large), Err(LedgerRefusal::TooLarge { .. })));
+        assert!(matches!(ledger.validate(0, &large), Err(LedgerRefusal::TooLarge { .. })));
     }
 
     proptest! {
         #[test]
-        fn what_the_ledger_lets_pass_the_table_takes(
+        fn list_valid_in_ledger_is_accepted_by_table(
             lists in prop::collection::vec((any::<bool>(), prop::collection::vec(0u32..40, 1..12)), 0..60),
         ) {
             let mut ledger = StagingLedger::new(1, StagingLimits { per_queue: 24, per_guest: 24 });
@@ -444,12 +446,12 @@ mod tests {
             for (add, list) in lists {
                 let grefs: Vec<Gref> = list.iter().copied().map(Gref).collect();
                 if !add {
-                    let known = ledger.strike(0, &grefs).unwrap();
+                    let known = ledger.remove_all(0, &grefs).unwrap();
                     for (gref, known) in grefs.iter().zip(known) {
                         prop_assert_eq!(table.take(*gref).map(|page| page.access), known);
                     }
-                } else if ledger.judge(0, &grefs).is_ok() {
-                    ledger.note(0, grefs.iter().map(|gref| (*gref, Access::ReadOnly)));
+                } else if ledger.validate(0, &grefs).is_ok() {
+                    ledger.record(0, grefs.iter().map(|gref| (*gref, Access::ReadOnly)));
                     let pages = list.iter().map(|g| page(*g, Access::ReadOnly)).collect();
                     prop_assert!(table.add(pages).is_ok());
                 }

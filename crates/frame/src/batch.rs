@@ -1,40 +1,38 @@
-//! Frames on their way through one round of the data plane.
+//! Frame batches: the frames of one round of a datapath worker, and their memory.
 //!
 //! # Theory of operation
 //!
-//! A round: a port *receives* frames into a batch, the switch picks where each one goes, the ports
-//! they leave by *transmit* them, synchronously, and the batch is cleared. So a frame lives no
-//! longer than its round, and a batch is storage that is used again and again: in the steady state
-//! nothing is allocated per frame.
+//! In a round, a port *receives* frames into a batch. The switch selects the egress ports, which
+//! *transmit* the frames synchronously. Then the batch is cleared. A frame exists for one round only, and
+//! the batch reuses its storage: the steady state allocates nothing per frame.
 //!
-//! A batch owns `scratch`, private memory of a fixed size from which space is handed out from the
-//! front to the back, and a list of [`LentSlice`]s. A frame is a *header* (its first octets, private,
-//! contiguous, at most [`HEADER_MAX`]) followed by *segments*: more private octets, or octets that
-//! are still in the memory of the domain that lent them. A short frame is a header and nothing else.
+//! A batch owns `scratch`, private memory of a fixed size that is reserved from front to back, and a
+//! list of [`LentSlice`]s. A frame is a *header* (its first bytes, private, contiguous, at most
+//! [`HEADER_MAX`]) and *segments*. A segment is private memory, or memory of the domain that lent it.
+//! A short frame has a header only.
 //!
-//! Headers are private so that they can be parsed: what a look at them said is still true at the
-//! next look. Lent segments can change between two looks; they are only ever copied or handed to the
-//! kernel.
+//! Headers are private, so that a parsed header cannot change afterwards. A lent segment can change at
+//! any time; it is only copied or passed to the kernel.
 //!
-//! # How a port fills it
+//! # Steps of a receiving port
 //!
-//! 1. [`Batch::scratch_tail_mut`] is the space that is free; pieces of it, carved off with
-//!    `split_at_mut`, can be the targets of one copy list. [`Batch::scratch_used`] is the offset of
-//!    the tail's first octet.
-//! 2. [`Batch::reserve`] takes what was filled.
-//! 3. [`Batch::push_contiguous`], or [`Batch::frame`] for a frame of several pieces, makes frames of
-//!    it. Space that was reserved and belongs to no frame is simply lost until the batch is cleared.
+//! 1. The port writes into [`Batch::scratch_tail_mut`], the free scratch memory. Pieces from
+//!    `split_at_mut` can be the targets of one copy list. [`Batch::scratch_used`] is the offset of the
+//!    tail's first byte.
+//! 2. [`Batch::reserve`] reserves the bytes that were written.
+//! 3. [`Batch::push_contiguous`], or [`Batch::frame`] for a frame of several pieces, adds a frame.
+//!    Reserved memory that belongs to no frame stays unused until the batch is cleared.
 //!
-//! # What is made of frames
+//! # Derived frames
 //!
-//! A frame that the port it leaves by cannot take whole becomes many ([`Batch::derive`]): each has a
-//! header of its own, and payload that is the original's. There is room for [`DERIVED_MAX`] of them
-//! that receivers do not see. Who made them takes them away again ([`Batch::drop_derived`]) once they
-//! were sent, and goes on with the next ones.
+//! Egress processing splits a super-packet that the egress port does not accept ([`Batch::derive`]).
+//! Each derived frame has its own header and refers to the payload of the original. At most
+//! [`DERIVED_MAX`] exist at a time. After the port has sent them, the caller removes them
+//! ([`Batch::drop_derived`]) and derives the next ones.
 //!
-//! Likewise several frames become one ([`Batch::join`]), with a header of its own and the payload of all
-//! of them. These stay ([`Batch::keep_derived`]) while others are split, until the port had all of its
-//! frames ([`Batch::drop_all_derived`]).
+//! [`Batch::join`] makes one frame of several, with its own header and the payload of all of them.
+//! [`Batch::keep_derived`] keeps joined frames while others are split.
+//! [`Batch::drop_all_derived`] removes all of them at the end.
 
 mod derive;
 mod room;
@@ -55,70 +53,69 @@ pub use derive::{DERIVED_MAX, DeriveError, JOINED_MAX};
 pub use room::Room;
 pub use view::{FrameView, SegmentView, Segments};
 
-/// Octets that a frame's header has at most.
+/// Maximum length of a frame's header in bytes.
 pub const HEADER_MAX: usize = 256;
 
-/// Segments that follow the header of a frame that was received, at most.
+/// Maximum number of segments behind the header of a received frame.
 pub const SEGMENTS_MAX: usize = 30;
 
-/// Segments that follow the header of a joined frame, at most: with the header and a virtio-net header
-/// they fill one scatter-gather list.
+/// Maximum number of segments behind the header of a joined frame. With the header and a virtio-net
+/// header they fill one scatter-gather list.
 pub const JOINED_SEGMENTS_MAX: usize = LIST_MAX - 2;
 
-/// Frames of a batch, where nobody asks for another number.
+/// Default number of frames of a batch.
 pub const FRAMES_DEFAULT: usize = 64;
 
-/// Octets of scratch memory, where nobody asks for another number: 64 frames of 32 KiB, or 31 of
-/// the largest size.
+/// Default size of the scratch memory in bytes: 64 frames of 32 KiB, or 31 of the maximum size.
 pub const SCRATCH_DEFAULT: usize = 2 << 20;
 
-/// Octets of scratch memory that a batch has at most.
+/// Maximum size of the scratch memory in bytes.
 pub const SCRATCH_MAX: usize = 1 << 30;
 
-/// Short frames of a port begin at multiples of this, so that two of them share no cache line.
+/// Alignment of short frames in the scratch memory, so that no two of them share a cache line.
 const ALIGN: usize = 64;
 
-/// Why something was not added to a batch.
+/// Reasons for which a batch refuses a frame or a piece of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BatchError {
-    /// The batch has as many frames as it can hold.
+    /// Every frame of the batch is in use.
     #[error("all {limit} frames of the batch are in use")]
     Frames {
-        /// Frames there are.
+        /// Maximum number of frames.
         limit: usize,
     },
-    /// The range was not reserved.
-    #[error("{len} octets at {offset} are not reserved ({reserved} are)")]
+    /// Range that was not reserved.
+    #[error("{len} bytes at {offset} are not reserved ({reserved} are)")]
     NotReserved {
-        /// First octet.
+        /// Offset of the range's first byte.
         offset: usize,
-        /// Octets.
+        /// Length of the range in bytes.
         len: usize,
-        /// Octets that are reserved, from 0.
+        /// Number of reserved bytes, from offset 0.
         reserved: usize,
     },
-    /// The range does not lie inside the lent slice.
-    #[error("{len} octets at {offset} do not lie inside {size} lent ones")]
+    /// Range that reaches over the end of the lent slice.
+    #[error("{len} bytes at {offset} do not lie inside {size} lent ones")]
     NotLent {
-        /// First octet.
+        /// Offset of the range's first byte.
         offset: usize,
-        /// Octets.
+        /// Length of the range in bytes.
         len: usize,
-        /// Octets lent.
+        /// Length of the lent slice in bytes.
         size: usize,
     },
-    /// The header is longer than [`HEADER_MAX`].
-    #[error("a header of {len} octets, the limit is {HEADER_MAX}")]
+    /// Header that is longer than [`HEADER_MAX`].
+    #[error("a header of {len} bytes, the limit is {HEADER_MAX}")]
     Header {
-        /// Octets offered.
+        /// Length of the header in bytes.
         len: usize,
     },
-    /// The frame has more segments than [`SEGMENTS_MAX`].
+    /// Frame with more segments than [`SEGMENTS_MAX`].
     #[error("more than {SEGMENTS_MAX} segments in one frame")]
     Segments,
 }
 
-/// A piece of a frame behind its header. All numbers were checked when it was added.
+/// Piece of a frame behind its header. Its range was checked when the piece was added.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Segment {
     Private { offset: usize, len: usize },
@@ -133,20 +130,20 @@ impl Segment {
     }
 }
 
-/// Half a cache line: a batch of small frames is mostly these.
+/// Frame record of half a cache line: most records of a batch describe small frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    /// Where in the scratch memory it begins; its octets; octets of the whole frame.
+    /// Offset of the header in the scratch memory, its length, and the length of the whole frame.
     header: u32,
     header_len: u32,
     len: u32,
-    /// The first of its segments; how many.
+    /// Index of the first segment, and the number of segments.
     first_segment: u32,
     segments: u32,
     meta: OffloadMeta,
 }
 
-/// What is in a batch has no number beyond this: its scratch memory is at most as long.
+/// Converts an offset or count of a batch. All are below 2^32: the scratch memory is at most 1 GiB.
 fn number(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
@@ -182,7 +179,7 @@ impl Frame {
     }
 }
 
-/// Frames, and the memory they are in. See the [module](self).
+/// Frames of one round, and the memory that holds them. See the [module](self).
 #[derive(Debug)]
 pub struct Batch {
     scratch: Box<[u8]>,
@@ -191,13 +188,13 @@ pub struct Batch {
     segments: Vec<Segment>,
     frames: Vec<Frame>,
     frames_max: usize,
-    /// Octets of scratch memory for what is received; the headers of derived frames are behind them.
+    /// Scratch bytes for received frames. The headers of derived frames follow them.
     receivable: usize,
-    /// Where derived frames begin, while there are some.
+    /// Position of the first derived frame, while there are derived frames.
     derived: Option<Derived>,
-    /// Where the frames are expected to go, there is so much room.
+    /// Free slots at the expected egress ports.
     room: Room,
-    /// Slots that a frame needs which was left where it was.
+    /// Number of slots for the first frame that the room did not hold.
     refused: Option<usize>,
 }
 
@@ -208,8 +205,8 @@ impl Default for Batch {
 }
 
 impl Batch {
-    /// A batch of at most `frames` frames and `scratch` octets of private memory, which are never more
-    /// than [`SCRATCH_MAX`].
+    /// Makes a batch of at most `frames` frames and `scratch` bytes of private memory, limited to
+    /// [`SCRATCH_MAX`].
     pub fn with_capacity(frames: usize, scratch: usize) -> Batch {
         let scratch = scratch.min(SCRATCH_MAX);
         Batch {
@@ -226,7 +223,7 @@ impl Batch {
         }
     }
 
-    /// Forgets all frames, lets go of the lent memory, and keeps the storage.
+    /// Removes all frames, releases the lent memory, and keeps the storage.
     #[inline]
     pub fn clear(&mut self) {
         self.used = 0;
@@ -238,36 +235,36 @@ impl Batch {
         self.lent.clear();
     }
 
-    /// Frames in the batch.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
 
-    /// Whether the batch has no frames.
+    /// Returns true if the batch has no frames.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Frames that can still be added.
+    /// Returns the number of frames that can still be added.
     #[inline]
     pub fn frames_left(&self) -> usize {
         self.frames_max.saturating_sub(self.frames.len())
     }
 
-    /// Takes no more frames until it is cleared than `room` has place for.
+    /// Limits the frames to `room` until the batch is cleared.
     pub fn limit(&mut self, room: Room) {
         self.room = room;
     }
 
-    /// Place that is left for frames. Frames that are added use it up.
+    /// Returns the free slots at the egress ports, after the frames of the batch.
     pub fn room(&self) -> Room {
         self.room
     }
 
-    /// Whether there is place for a frame of `len` octets. If not, that is remembered: whoever adds
-    /// frames leaves this one, and those behind it, where they are.
+    /// Returns true if there is room for a frame of `len` bytes. Otherwise it records the refusal, and the
+    /// caller leaves this frame and the later ones at their source.
     #[inline]
     pub fn has_room_for(&mut self, len: usize) -> bool {
         let fits = self.room.fits(len);
@@ -277,29 +274,29 @@ impl Batch {
         fits
     }
 
-    /// Remembers that a frame of `len` octets was left where it was.
+    /// Records that a frame of `len` bytes stayed at its source.
     pub fn refuse(&mut self, len: usize) {
         self.refused = Some(self.room.cost(len));
     }
 
-    /// Slots that the frame needs which was left where it was for want of place.
+    /// Returns the number of slots that the refused frame needs; `None` if no frame was refused.
     pub fn refused(&self) -> Option<usize> {
         self.refused
     }
 
-    /// Octets of scratch memory handed out so far: the offset of the tail's first octet.
+    /// Returns the number of reserved scratch bytes: the offset of the tail's first byte.
     pub fn scratch_used(&self) -> usize {
         self.used
     }
 
-    /// Octets of scratch memory that can still be reserved.
+    /// Returns the number of scratch bytes that can still be reserved.
     #[inline]
     pub fn scratch_left(&self) -> usize {
         self.receivable - self.used
     }
 
-    /// Takes `len` octets off the front of the free scratch memory and returns their offset. They
-    /// hold whatever was there before.
+    /// Reserves `len` bytes at the front of the free scratch memory and returns their offset. Their
+    /// content is arbitrary.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<usize> {
         if len > self.scratch_left() {
@@ -310,16 +307,16 @@ impl Batch {
         Some(offset)
     }
 
-    /// All scratch memory that is not reserved, to be filled before it is.
+    /// Returns the free scratch memory, which the caller fills before it reserves it.
     pub fn scratch_tail_mut(&mut self) -> &mut [u8] {
         self.scratch.get_mut(self.used..self.receivable).unwrap_or_default()
     }
 
-    /// Reserved scratch memory.
+    /// Returns a range of the reserved scratch memory.
     ///
     /// # Errors
     ///
-    /// [`BatchError::NotReserved`].
+    /// Returns [`BatchError::NotReserved`] if the range is not reserved.
     #[inline]
     pub fn scratch_mut(&mut self, range: Range<usize>) -> Result<&mut [u8], BatchError> {
         let len = range.end.saturating_sub(range.start);
@@ -327,11 +324,12 @@ impl Batch {
         Ok(&mut self.scratch[range.start..range.start + len])
     }
 
-    /// Adds a frame whose octets are all at `offset` of the scratch memory; returns its index.
+    /// Adds a frame whose bytes are contiguous at `offset` of the scratch memory; returns its index.
     ///
     /// # Errors
     ///
-    /// [`BatchError::Frames`], [`BatchError::NotReserved`].
+    /// Returns [`BatchError::Frames`] if the batch is full, and [`BatchError::NotReserved`] if the range is
+    /// not reserved.
     #[inline]
     pub fn push_contiguous(
         &mut self,
@@ -350,17 +348,21 @@ impl Batch {
         }
         self.room.take(len, meta.gso);
         self.frames.push(Frame::new(header, first..self.segments.len(), len, meta));
-        // As many as there is scratch memory for.
+        // The scratch memory bounds the number of frames.
         Ok(number(self.frames.len() - 1))
     }
 
-    /// Adds a frame whose first `len` octets, at most [`HEADER_MAX`], are those that `fill` writes to
-    /// private memory; `rest` are its other octets, lent ones: the slice, the first octet in it, how
-    /// many. What `fill` returns, where it is not an error, is known about the frame then.
+    /// Adds a frame with a private header of `len` bytes, at most [`HEADER_MAX`], which `fill` writes. `rest`
+    /// is the payload in lent memory: the slice, the offset, and the length. `fill` returns the frame's
+    /// metadata.
     ///
-    /// This is [`Batch::reserve`], [`Batch::frame`] and [`FrameBuilder::finish`] in one, for the frames
-    /// of which there are many. Nothing is added if there is no room ([`Batch::has_place_for`]), or the
-    /// rest does not lie inside the slice, or `fill` fails: then with what it says, otherwise `None`.
+    /// The function combines [`Batch::reserve`], [`Batch::frame`] and [`FrameBuilder::finish`] for the fast
+    /// paths.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Some` with the error of `fill`. Returns `None` if there is no room ([`Batch::has_place_for`])
+    /// or `rest` is not inside its slice. The batch is unchanged in both cases.
     #[inline]
     pub fn push<E>(
         &mut self,
@@ -390,18 +392,19 @@ impl Batch {
         Ok(())
     }
 
-    /// Whether [`Batch::push`] finds place for a frame with that many private octets.
+    /// Returns true if [`Batch::push`] has room for a frame with `len` private bytes.
     #[inline]
     pub fn has_place_for(&self, len: usize) -> bool {
         len <= HEADER_MAX && len <= self.receivable - self.used && self.frames_left() > 0
     }
 
-    /// Begins a frame whose header is at `offset` of the scratch memory. Its other pieces follow in
-    /// order; [`FrameBuilder::finish`] adds it to the batch.
+    /// Begins a frame whose header is at `offset` of the scratch memory. The caller adds the other pieces in
+    /// order. [`FrameBuilder::finish`] adds the frame to the batch.
     ///
     /// # Errors
     ///
-    /// [`BatchError::Frames`], [`BatchError::Header`], [`BatchError::NotReserved`].
+    /// Returns [`BatchError::Frames`] if the batch is full, [`BatchError::Header`] if the header is too long,
+    /// and [`BatchError::NotReserved`] if the range is not reserved.
     #[inline]
     pub fn frame(&mut self, offset: usize, len: usize) -> Result<FrameBuilder<'_>, BatchError> {
         if self.frames_left() == 0 {
@@ -417,30 +420,30 @@ impl Batch {
         Ok(FrameBuilder { batch: self, header, len, segments_start, lent_start, finished: false })
     }
 
-    /// The frame of that index, counted from 0 in the order in which they were added.
+    /// Returns the frame with this index, which counts from 0 in the order of addition.
     #[inline]
     pub fn get(&self, index: u32) -> Option<FrameView<'_>> {
         let frame = self.frames.get(usize::try_from(index).ok()?)?;
         Some(FrameView::new(self, frame))
     }
 
-    /// All frames.
+    /// Iterates over all frames.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = FrameView<'_>> {
         self.frames.iter().map(|frame| FrameView::new(self, frame))
     }
 
-    /// The frames of `indices`; an index that no frame has is skipped.
+    /// Iterates over the frames of `indices`, and skips an index without a frame.
     pub fn select<'a>(&'a self, indices: &'a [u32]) -> impl Iterator<Item = FrameView<'a>> {
         indices.iter().filter_map(|&index| self.get(index))
     }
 
-    /// The header of a frame, to be changed in place.
+    /// Returns the header of a frame for changes in place.
     pub fn header_mut(&mut self, index: u32) -> Option<&mut [u8]> {
         let frame = self.frames.get(usize::try_from(index).ok()?)?;
         self.scratch.get_mut(frame.header())
     }
 
-    /// Replaces what is known about a frame.
+    /// Replaces the offload metadata of a frame.
     pub fn set_meta(&mut self, index: u32, meta: OffloadMeta) {
         let frame = usize::try_from(index).ok().and_then(|index| self.frames.get_mut(index));
         if let Some(frame) = frame {
@@ -448,17 +451,17 @@ impl Batch {
         }
     }
 
-    /// Finishes the frame's checksum if it is blank: sums the octets as they are now and stores the
-    /// result in the private header. From then on it counts as verified.
+    /// Completes a blank checksum: sums the bytes as they are now and stores the result in the private
+    /// header. Then the checksum counts as verified.
     ///
     /// # Errors
     ///
-    /// [`PartialError`] when the checksum field is not inside the header.
+    /// Returns [`PartialError`] if the checksum field is not inside the header.
     pub fn finish_checksum(&mut self, index: u32) -> Result<(), PartialError> {
         let Some(frame) = self.get(index) else { return Ok(()) };
         let Some(place) = frame.meta().checksum.place() else { return Ok(()) };
-        // A frame is summed from `start` on, which may lie beyond the header only if its field
-        // does too; `begin` refuses that.
+        // The sum begins at `start`, which lies beyond the header only if the checksum field does. `begin`
+        // refuses such a frame.
         let mut completion = Completion::begin(place, frame.header())?;
         for segment in frame.segments() {
             segment.for_each_piece(|piece| completion.add(piece));
@@ -480,7 +483,7 @@ impl Batch {
     }
 }
 
-/// A frame that is being put together. Dropped without [`finish`](Self::finish), it leaves no trace.
+/// Frame under construction. Dropping it without [`finish`](Self::finish) leaves the batch unchanged.
 #[derive(Debug)]
 pub struct FrameBuilder<'a> {
     batch: &'a mut Batch,
@@ -492,22 +495,22 @@ pub struct FrameBuilder<'a> {
 }
 
 impl FrameBuilder<'_> {
-    /// Adds reserved scratch memory behind what there is.
+    /// Appends a range of the reserved scratch memory.
     ///
     /// # Errors
     ///
-    /// [`BatchError::NotReserved`], [`BatchError::Segments`]; nothing is added.
+    /// Returns [`BatchError::NotReserved`] or [`BatchError::Segments`]; nothing is added.
     #[inline]
     pub fn private(&mut self, offset: usize, len: usize) -> Result<(), BatchError> {
         self.batch.check_reserved(offset, len)?;
         self.add(Segment::Private { offset, len })
     }
 
-    /// Adds lent memory behind what there is. The batch holds the slice until it is cleared.
+    /// Appends a range of lent memory. The batch holds the slice until it is cleared.
     ///
     /// # Errors
     ///
-    /// [`BatchError::NotLent`], [`BatchError::Segments`]; nothing is added.
+    /// Returns [`BatchError::NotLent`] or [`BatchError::Segments`]; nothing is added.
     pub fn lent(&mut self, slice: LentSlice, offset: usize, len: usize) -> Result<(), BatchError> {
         let size = slice.len();
         if offset > size || len > size - offset {
@@ -521,17 +524,17 @@ impl FrameBuilder<'_> {
         Ok(())
     }
 
-    /// Octets so far.
+    /// Returns the length of the frame so far in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no octets so far.
+    /// Returns true if the frame has no bytes so far.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The header, to be parsed (and, by [`accept`](ringfence_offload::accept), amended).
+    /// Returns the header, which the caller parses and [`accept`](ringfence_offload::accept) amends.
     #[inline]
     pub fn header_mut(&mut self) -> &mut [u8] {
         &mut self.batch.scratch[self.header.clone()]
@@ -545,7 +548,7 @@ impl FrameBuilder<'_> {
         let index = self.batch.frames.len();
         let segments = self.segments_start..self.batch.segments.len();
         self.batch.frames.push(Frame::new(self.header.clone(), segments, self.len, meta));
-        // A batch of more than 2^32 frames cannot be made: each takes more than an octet.
+        // A batch has fewer than 2^32 frames: each has at least one byte of scratch memory.
         u32::try_from(index).unwrap_or(u32::MAX)
     }
 

@@ -1,15 +1,15 @@
-//! What is counted at a port: frames, octets, and every frame that was dropped, by reason.
+//! Port counters: frames, bytes, and every dropped frame by reason.
 //!
-//! Directions are the port's: *received* came in by it (from a guest, from the host's kernel),
-//! *sent* went out by it. The counters are written by the data-plane thread alone and may be read
-//! by any thread at any time.
+//! Directions are those of the port: it *received* ingress frames (from a guest, or from the host's
+//! kernel) and *sent* egress frames. Only the datapath worker that owns the port writes the counters. Any
+//! thread can read them at any time.
 
 use ringfence_offload::OffloadMeta;
 use ringfence_sys::counters::Counter;
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal;)*) => {
-        /// Why a frame went no further.
+        /// Reasons for which a frame is dropped.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum DropReason { $($(#[$doc])* $variant,)* }
 
@@ -17,7 +17,7 @@ macro_rules! drop_reasons {
             /// All reasons, in the order of their counters.
             pub const ALL: &'static [DropReason] = &[$(DropReason::$variant,)*];
 
-            /// The counter's name.
+            /// Returns the counter's name.
             pub fn name(self) -> &'static str {
                 match self { $(DropReason::$variant => concat!("drop_", $name),)* }
             }
@@ -26,108 +26,108 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    // Counted at the port by which the frame came.
+    // Counted at the ingress port.
 
-    /// Shorter than an Ethernet header.
+    /// Frame shorter than an Ethernet header.
     Runt = "runt";
-    /// The source address is a group address or zero.
+    /// Source address that is a group address or zero.
     BadSource = "bad_source";
-    /// The source address belongs to another port, or is not the one this port must use.
+    /// Source address that belongs to another port, or is not the one assigned to this port.
     SpoofedSource = "spoofed_source";
-    /// The IP source, the ARP sender or the neighbour discovery target is not an address of this port.
+    /// IP source, ARP sender or neighbor discovery target that is not an address of this port.
     SpoofedAddress = "spoofed_address";
-    /// A router's message (advertisement, redirect) from a port that may not send any.
+    /// Router message (advertisement, redirect) from a port that must not send any.
     RouterMessage = "router_message";
-    /// A DHCP server's message from a port that may not send any.
+    /// DHCP server message from a port that must not send any.
     DhcpServer = "dhcp_server";
-    /// The address filter cannot read the headers: malformed, too deep, or neighbour discovery in a
+    /// Headers that the address filter cannot parse: malformed, too deep, or neighbor discovery in a
     /// fragment.
     BadHeaders = "bad_headers";
-    /// A protocol whose addresses the address filter does not know.
+    /// Protocol whose addresses the address filter does not know.
     UnknownProtocol = "unknown_protocol";
-    /// To 01:80:C2:00:00:00 to 0F, which no bridge forwards (IEEE 802.1Q, 8.6.3).
+    /// Destination 01:80:C2:00:00:00 to 0F, which no bridge forwards (IEEE 802.1Q, 8.6.3).
     LinkLocal = "link_local";
-    /// The destination is behind the port by which the frame came.
+    /// Destination behind the ingress port.
     SamePort = "same_port";
-    /// There is no other port.
+    /// No other port to forward to.
     NoDestination = "no_destination";
-    /// Longer than the port said it would send.
+    /// Frame longer than the ingress port's maximum.
     Oversize = "oversize";
-    /// The sender's offload request breaks a rule.
+    /// Offload metadata of the sender that breaks a rule.
     BadOffload = "bad_offload";
-    /// The bytes could not be fetched from the peer.
+    /// Bytes that could not be read from the peer.
     Unreadable = "unreadable";
-    /// The peer's request breaks a rule of the protocol.
+    /// Request of the peer that breaks a rule of the protocol.
     BadRequest = "bad_request";
 
-    /// Too much waits for the thread that serves the queue it goes to.
+    /// Full mailbox of the worker that owns the egress queue.
     RelayFull = "relay_full";
 
-    // Counted at the port by which the frame was to leave.
+    // Counted at the egress port.
 
-    /// The receiver has no room.
+    /// No room at the receiver.
     PortFull = "port_full";
-    /// The receiver's link is down.
+    /// Receiver whose link is down.
     LinkDown = "link_down";
-    /// The receiver asked for multicast control, and not for this group.
+    /// Multicast group that the receiver did not add.
     MulticastFilter = "multicast_filter";
-    /// Longer than the receiver takes.
+    /// Frame longer than the receiver accepts.
     TooLong = "too_long";
-    /// A super-packet for a receiver that cannot split it.
+    /// Super-packet that cannot be segmented for the receiver.
     GsoUnsupported = "gso_unsupported";
-    /// A super-packet of more segments than are made in one turn.
+    /// Super-packet with more segments than one round allows.
     SegmentLimit = "segment_limit";
-    /// A blank checksum that could not be finished.
+    /// Blank checksum that could not be computed.
     ChecksumUnfinished = "checksum_unfinished";
-    /// The bytes could not be written to the receiver.
+    /// Bytes that could not be written to the receiver.
     Unwritable = "unwritable";
-    /// The receiver refused the frame.
+    /// Frame that the receiver refused.
     Refused = "refused";
 }
 
 /// Running totals of one port.
 #[derive(Debug)]
 pub struct PortCounters {
-    /// Frames received.
+    /// Received frames.
     pub rx_frames: Counter,
-    /// Octets received, Ethernet header included.
+    /// Received bytes, Ethernet header included.
     pub rx_bytes: Counter,
-    /// Frames sent.
+    /// Sent frames.
     pub tx_frames: Counter,
-    /// Octets sent, Ethernet header included.
+    /// Sent bytes, Ethernet header included.
     pub tx_bytes: Counter,
-    /// Frames sent that say how to split them.
+    /// Sent super-packets.
     pub tx_gso: Counter,
     /// Frames sent in more than one slot of a ring.
     pub tx_chained: Counter,
-    /// Frames sent whose checksum is blank.
+    /// Frames sent with a blank checksum.
     pub tx_blank: Counter,
-    /// Octets this port itself copied from or to lent memory, headers included; what the platform
-    /// copied for it is in the platform's counters.
+    /// Bytes that this port copied from or to lent memory, headers included. The platform's counters have
+    /// the bytes that the platform copied.
     pub copied_bytes: Counter,
-    /// Super-packets that left whole.
+    /// Super-packets sent whole.
     pub frames_whole: Counter,
-    /// Super-packets that were split for this port.
+    /// Super-packets segmented for this port.
     pub frames_segmented: Counter,
-    /// What they were split into.
+    /// Segments made of super-packets for this port.
     pub segments_made: Counter,
-    /// Checksums that were finished for this port.
+    /// Checksums computed for this port.
     pub checksums_computed: Counter,
-    /// Frames that became part of a larger one for this port.
+    /// Frames coalesced into larger ones for this port.
     pub frames_coalesced: Counter,
-    /// Times others began to wait because this port had no room.
+    /// Times that backpressure of this port began.
     pub hold_ups: Counter,
-    /// Times this port's events ended the data plane's sleep.
+    /// Wake-ups of the worker by an event of this port.
     pub wakeups: Counter,
-    /// Of these, the ones after which there was nothing to do.
+    /// Wake-ups after which there was no work.
     pub spurious_wakeups: Counter,
-    /// Times its events were ignored for a while because they kept announcing nothing.
+    /// Times that the worker ignored this port's events for a while after spurious wake-ups.
     pub throttles: Counter,
-    /// Times the peer had to wait for credit, its rate being limited.
+    /// Times that the rate limit delayed the peer.
     pub rate_limited: Counter,
-    /// Times the peer came to count as stalled, because it took no frames.
+    /// Times that the peer was declared stalled because it accepted no frames.
     pub stalls: Counter,
-    /// Of these, the ones that are over.
+    /// Stalls that ended.
     pub stall_ends: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }
@@ -161,21 +161,21 @@ impl Default for PortCounters {
 }
 
 impl PortCounters {
-    /// Counts frames that came in.
+    /// Counts received frames and their bytes.
     #[inline]
     pub fn received(&self, frames: u64, bytes: u64) {
         self.rx_frames.add(frames);
         self.rx_bytes.add(bytes);
     }
 
-    /// Counts frames that went out.
+    /// Counts sent frames and their bytes.
     #[inline]
     pub fn sent(&self, frames: u64, bytes: u64) {
         self.tx_frames.add(frames);
         self.tx_bytes.add(bytes);
     }
 
-    /// Counts the offloads that a frame which went out makes use of.
+    /// Counts the offloads that a sent frame uses.
     #[inline]
     pub fn sent_with(&self, meta: OffloadMeta, slots: usize) {
         if meta.gso.is_some() {
@@ -189,32 +189,32 @@ impl PortCounters {
         }
     }
 
-    /// Counts one frame that went no further.
+    /// Counts one dropped frame.
     #[inline]
     pub fn dropped(&self, reason: DropReason) {
         self.dropped_many(reason, 1);
     }
 
-    /// Counts `n` frames that went no further.
+    /// Counts `n` dropped frames.
     #[inline]
     pub fn dropped_many(&self, reason: DropReason, n: u64) {
-        // The discriminants are the places in `ALL`.
+        // The discriminants are the indices of `ALL`.
         if let Some(counter) = self.drops.get(reason as usize) {
             counter.add(n);
         }
     }
 
-    /// Frames dropped for `reason`.
+    /// Returns the number of frames dropped for `reason`.
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.drops.get(reason as usize).map_or(0, Counter::get)
     }
 
-    /// Frames dropped for any reason.
+    /// Returns the number of dropped frames.
     pub fn drops_total(&self) -> u64 {
         self.drops.iter().map(Counter::get).sum()
     }
 
-    /// Name and value of each counter.
+    /// Returns the name and the value of each counter.
     pub fn named(&self) -> Vec<(&'static str, u64)> {
         let totals = [
             ("rx_frames", &self.rx_frames),
@@ -250,7 +250,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn each_reason_has_a_counter_of_its_own() {
+    fn drop_reasons_have_distinct_counters_and_names() {
         let counters = PortCounters::default();
         for (n, &reason) in (1..).zip(DropReason::ALL) {
             counters.dropped_many(reason, n);

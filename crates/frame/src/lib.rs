@@ -1,17 +1,30 @@
 #![forbid(unsafe_code)]
-//! Batches of Ethernet frames, and the contract of the ports that they come from and go to.
+//! Batches of Ethernet frames, and the contract of the ports that receive and transmit them.
 //!
-//! * [`batch`]: frames on their way through one round of a datapath worker.
+//! * [`batch`]: frames in one round of a datapath worker.
 //! * [`port`]: the contract between a worker and its ports.
 //! * [`counters`]: the counters of a port, with a reason for each dropped frame.
-//! * [`orders`]: commands from the control side of a device to its port.
-//! * [`rate`]: the rate limit of a vif, as a toolstack writes it.
+//! * [`commands`]: commands from the control side of a device to its port.
+//! * [`rate`]: the rate limit of a vif, in the text form of toolstacks.
 //! * [`steer`]: the choice of a queue for a packet's flow.
 //! * [`tap`]: the port of a Linux TAP interface.
+//!
+//! ```
+//! use ringfence_frame::Batch;
+//! use ringfence_offload::OffloadMeta;
+//!
+//! let mut batch = Batch::default();
+//! let frame = [0u8; 60];
+//! let offset = batch.reserve(frame.len()).unwrap();
+//! batch.scratch_mut(offset..offset + frame.len()).unwrap().copy_from_slice(&frame);
+//! let index = batch.push_contiguous(offset, frame.len(), OffloadMeta::PLAIN).unwrap();
+//! assert_eq!(batch.get(index).unwrap().len(), 60);
+//! batch.clear();
+//! ```
 
 pub mod batch;
+pub mod commands;
 pub mod counters;
-pub mod orders;
 pub mod port;
 pub mod rate;
 pub mod steer;

@@ -1,24 +1,25 @@
-//! What frames come from and go to.
+//! Ports: the contract between a datapath worker and a source and destination of frames.
 //!
 //! # Contract
 //!
-//! A port is owned by one data-plane thread, which calls it in rounds:
+//! One datapath worker owns a port and calls it in rounds:
 //!
 //! 1. [`Port::receive`] appends frames to a batch. It never blocks.
-//! 2. The frames are delivered: [`Port::transmit`] of other ports is called with the batch. It never
-//!    blocks either, and it is synchronous: when it returns, the bytes were copied or written, or the
-//!    frame was dropped and counted.
-//! 3. The batch is cleared, so that nothing refers to the port's memory any more, and
-//!    [`Port::complete`] is called: now the sender may be told that its buffers are free. One
-//!    publication, at most one notification, for all of them.
-//! 4. At the end of the round [`Port::flush`] is called where `transmit` was: likewise for the
-//!    receiver.
+//! 2. The worker delivers the frames: it calls [`Port::transmit`] of other ports with the batch.
+//!    `transmit` never blocks and is synchronous. When it returns, each frame was copied, written, or
+//!    dropped and counted.
+//! 3. The worker clears the batch, which then refers to no memory of the port. It calls
+//!    [`Port::complete`], which returns the buffers to the sender with one publication and at most one
+//!    notification.
+//! 4. At the end of the round, the worker calls [`Port::flush`] of every port that transmitted. It
+//!    publishes to the receiver in the same way.
 //!
-//! Before the thread sleeps it *arms* every port ([`Port::arm`]): asks the peer for an event and
-//! looks once more for work. It then waits for [`Port::wait_fds`] to become readable.
+//! Before the worker sleeps, it *arms* every port ([`Port::arm`]): the port requests an event and checks
+//! once more for work. Then the worker waits until one of [`Port::wait_fds`] is readable.
 //!
-//! A port never hurts another one. What it cannot take it drops and counts
-//! ([`Port::counters`]); when it is of no more use it returns a [`Fault`] and is removed, alone.
+//! Ports are isolated from each other. A port drops and counts the frames that it cannot accept
+//! ([`Port::counters`]). A port that cannot continue returns a [`Fault`], and the worker removes that port
+//! only.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -26,98 +27,97 @@ use std::sync::Arc;
 use ringfence_offload::GsoKind;
 
 use crate::batch::Batch;
+use crate::commands::{PortCommand, PortReply};
 use crate::counters::PortCounters;
-use crate::orders::{PortOrder, PortReply};
 
-/// Octets of an Ethernet header with one VLAN tag: what a frame may have beyond the MTU.
+/// Length of an Ethernet header with one VLAN tag: the bytes of a frame beyond the MTU.
 pub const LINK_HEADER_MAX: usize = 18;
 
-/// Octets of the longest super-packet that is passed on, link header included: netif has 16 bits for
-/// that. Linux makes none that is longer.
+/// Length of the longest super-packet in bytes, link header included: netif has a length field of 16
+/// bits. Linux makes no longer ones.
 pub const SUPER_FRAME_MAX: usize = 0xFFFF;
 
-/// What a port found when it was asked for frames.
+/// Frames and work found by [`Port::receive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Received {
     /// Frames appended to the batch.
     pub frames: usize,
-    /// Pieces of work found: frames, refused requests, responses, newly posted buffers. Zero means
-    /// that an event before this call announced nothing.
+    /// Work items found: frames, refused requests, responses, new buffers. Zero marks a spurious event.
     pub work: usize,
 }
 
-/// What became of frames handed to a port.
+/// Numbers of frames that [`Port::transmit`] sent and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Transmitted {
-    /// Frames that went out.
+    /// Frames that were sent.
     pub sent: usize,
     /// Frames that were dropped, each counted by reason.
     pub dropped: usize,
 }
 
-/// Why a port is of no more use.
+/// Reasons for which a port cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// The peer broke a rule after which nothing it says can be trusted.
+    /// Protocol violation of the peer that ends the connection.
     #[error("the peer misbehaved: {0}")]
     Misbehaved(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The peer, or the device, is no longer there.
+    /// Peer or device that has gone away.
     #[error("the other end is gone")]
     Gone,
-    /// The system refused something the port cannot do without.
+    /// Error of the operating system that the port cannot recover from.
     #[error("{what}: {source}")]
     System {
-        /// What was attempted.
+        /// Operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// Error of the operation.
         source: std::io::Error,
     },
 }
 
 impl Fault {
-    /// The peer broke a rule after which nothing it says can be trusted.
+    /// Makes the fault for a protocol violation of the peer.
     pub fn misbehaved(why: impl std::error::Error + Send + Sync + 'static) -> Fault {
         Fault::Misbehaved(Box::new(why))
     }
 
-    /// The system refused something.
+    /// Makes the fault for an error of the operating system.
     pub fn system(what: &'static str, source: impl Into<std::io::Error>) -> Fault {
         Fault::System { what, source: source.into() }
     }
 }
 
-/// Which blank checksums a port can send as they are.
+/// Blank checksums that a port sends without computing them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ChecksumOffload {
-    /// None: every checksum must be finished.
+    /// No blank checksum.
     #[default]
     None,
-    /// Those that netif can tell by one bit: TCP and UDP at their usual places.
+    /// Blank checksums that netif marks with one bit: TCP and UDP at their standard offsets.
     Netif {
-        /// Over IPv4 (unless `feature-no-csum-offload`).
+        /// Set for IPv4 (unless `feature-no-csum-offload`).
         ipv4: bool,
-        /// Over IPv6 (`feature-ipv6-csum-offload`).
+        /// Set for IPv6 (`feature-ipv6-csum-offload`).
         ipv6: bool,
     },
-    /// Any, wherever it starts and is stored (virtio-net header).
+    /// Blank checksums at any offset (virtio-net header).
     Any,
 }
 
-/// Which super-packets a port can send as they are.
+/// Super-packets that a port sends whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct GsoOffload {
     /// TCP over IPv4.
     pub tcp_v4: bool,
     /// TCP over IPv6.
     pub tcp_v6: bool,
-    /// TCP with CWR set.
+    /// TCP segments with CWR set.
     pub ecn: bool,
-    /// UDP segmentation.
+    /// UDP segmentation offload.
     pub udp: bool,
 }
 
 impl GsoOffload {
-    /// Whether super-packets of this kind are taken.
+    /// Returns true if the port sends super-packets of this kind whole.
     pub fn takes(self, kind: GsoKind, ecn: bool) -> bool {
         let known = match kind {
             GsoKind::TcpV4 => self.tcp_v4,
@@ -129,22 +129,22 @@ impl GsoOffload {
     }
 }
 
-/// What a port can send. It does not change while the port is in a data plane.
+/// Egress capabilities of a port. They are constant while a worker owns the port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortCapabilities {
-    /// Blank checksums.
+    /// Blank checksums that the port sends.
     pub checksum: ChecksumOffload,
-    /// Super-packets.
+    /// Super-packets that the port sends.
     pub gso: GsoOffload,
-    /// Whether a frame may lie in several pieces at the receiver (`feature-sg`). Without it, no
-    /// frame is longer than the MTU, whatever `gso` says.
+    /// Set if a frame can take several pieces at the receiver (`feature-sg`). Otherwise no frame is longer
+    /// than the MTU, regardless of `gso`.
     pub scatter_gather: bool,
-    /// Octets behind the Ethernet header that a frame of the wire has at most.
+    /// Maximum number of bytes behind the Ethernet header of a frame on the wire.
     pub mtu: u16,
 }
 
 impl PortCapabilities {
-    /// A port that takes finished frames of at most `mtu` octets.
+    /// Makes the capabilities of a port without offloads, for frames of at most `mtu` bytes.
     pub const fn plain(mtu: u16) -> PortCapabilities {
         PortCapabilities {
             checksum: ChecksumOffload::None,
@@ -154,12 +154,12 @@ impl PortCapabilities {
         }
     }
 
-    /// Octets of the longest frame that is not a super-packet.
+    /// Returns the maximum length in bytes of a frame that is no super-packet.
     pub fn frame_max(&self) -> usize {
         usize::from(self.mtu) + LINK_HEADER_MAX
     }
 
-    /// Octets of the longest frame of all.
+    /// Returns the maximum length in bytes of any frame.
     pub fn longest(&self) -> usize {
         let GsoOffload { tcp_v4, tcp_v6, udp, .. } = self.gso;
         if self.scatter_gather && (tcp_v4 || tcp_v6 || udp) {
@@ -170,50 +170,49 @@ impl PortCapabilities {
     }
 }
 
-/// A source and destination of frames. See the [module](self) for the contract.
+/// Source and destination of frames. See the [module](self) for the contract.
 pub trait Port: Send {
-    /// Appends at most `budget` frames to `batch`, as far as it has room ([`Batch::has_room_for`]
-    /// included), and counts them. Never blocks; its effort is bounded by `budget` whatever the peer does, refused requests included.
+    /// Appends at most `budget` frames to `batch`, within its room ([`Batch::has_room_for`] included), and
+    /// counts them. It never blocks. `budget` also bounds the refused requests that it processes.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] ends the port; frames it appended in the same call are not delivered.
+    /// A [`Fault`] ends the port. Frames that the same call appended are not delivered.
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault>;
 
-    /// The frames of the last `receive` were delivered or dropped, and the batch holds nothing of
-    /// this port any more: publish what the sender waits for, with at most one notification.
+    /// Publishes the responses for the sender, with at most one notification. The worker calls it after it
+    /// delivered or dropped the frames of the last `receive` and cleared the batch.
     ///
     /// # Errors
     ///
     /// A [`Fault`] ends the port.
     fn complete(&mut self) -> Result<(), Fault>;
 
-    /// Sends the frames of `frames` (indices into the batch), in this order, and counts them. Never
-    /// blocks: what does not fit is dropped. All of them conform to [`Port::capabilities`].
+    /// Sends `frames` (indices into the batch) in this order, and counts them. It never blocks: it drops
+    /// frames without room. All frames conform to [`Port::capabilities`].
     ///
     /// # Errors
     ///
     /// A [`Fault`] ends the port.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault>;
 
-    /// Keeps every `parts`th queue, from the first on, and gives the others up as ports of their own:
-    /// the `n`th of them has the queues `n`, `n + parts` and so on. There are no more of them than
-    /// there are queues, and none of a port without queues. Called once, before the first round; from
-    /// then on the parts may be in different data planes, at the same time.
+    /// Keeps every `parts`th queue, from queue 0 on, and returns the others as ports: port `n` has queues
+    /// `n`, `n + parts`, and so on. It returns fewer than `parts` ports if there are fewer queues, and none
+    /// for a port without queues. The worker calls it once, before the first round. Then each part can run on
+    /// its own worker.
     fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {
         let _ = parts;
         Vec::new()
     }
 
-    /// Carries out what the control side orders of one of its queues, by its number in the whole
-    /// device, also where this port is a part of it. Called between rounds: no frame
-    /// refers to any page of this port.
-    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        drop((queue, order));
+    /// Executes a command of the control side on a queue. `queue` is the number in the whole device, even
+    /// for a part of a port. The worker calls it between rounds, when no frame refers to the port's pages.
+    fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        drop((queue, command));
         PortReply::Unsupported
     }
 
-    /// The round is over: publish what was transmitted in it, with at most one notification.
+    /// Publishes the frames transmitted in the round, with at most one notification.
     ///
     /// # Errors
     ///
@@ -222,8 +221,8 @@ pub trait Port: Send {
         Ok(())
     }
 
-    /// How many frames of the largest size there is room for. When it is zero, the next
-    /// [`Port::arm`] asks for an event when there is room again.
+    /// Returns the number of maximum-size frames that fit. If it is zero, the next [`Port::arm`] requests an
+    /// event for new room.
     ///
     /// # Errors
     ///
@@ -232,8 +231,8 @@ pub trait Port: Send {
         Ok(usize::MAX)
     }
 
-    /// Free slots, each of a page, for the frames of senders that wait when there are too few
-    /// ([`Batch::limit`]). A port without slots has room for everything.
+    /// Returns the number of free slots of a page each, for backpressure ([`Batch::limit`]). A port without
+    /// slots is unbounded.
     ///
     /// # Errors
     ///
@@ -242,30 +241,29 @@ pub trait Port: Send {
         Ok(usize::MAX)
     }
 
-    /// Somebody waits until so many slots are free: the next [`Port::arm`] asks for an event then.
+    /// Registers a sender that waits for `slots` free slots: the next [`Port::arm`] requests an event then.
     fn await_slots(&mut self, _slots: usize) {}
 
-    /// Asks for an event when there is something to receive, then looks once more: `true` means
-    /// that there is work already and the thread must not sleep.
+    /// Requests an event for new work, then checks once more: `true` means that there is work already and
+    /// the worker must not sleep.
     ///
     /// # Errors
     ///
     /// A [`Fault`] ends the port.
     fn arm(&mut self) -> Result<bool, Fault>;
 
-    /// When the port is to be asked again even if no event comes by then: a time of the monotonic
-    /// clock, which must lie ahead once [`Port::arm`] was called. `None` when there is nothing to
-    /// wait for but events.
+    /// Returns the time (monotonic clock) at which the worker must call the port again even without an
+    /// event; `None` if events suffice. After [`Port::arm`] the time is in the future.
     fn deadline(&self) -> Option<core::time::Duration> {
         None
     }
 
-    /// What becomes readable when there is something to receive. The same files as long as the port
-    /// is in a data plane. They are watched level-triggered.
+    /// Returns the files that become readable when there is work. They are constant while a worker owns
+    /// the port, and are polled level-triggered.
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>>;
 
-    /// Takes back the events that made a file of [`Port::wait_fds`] readable. Where the file is
-    /// readable because frames wait in it, there is nothing to do.
+    /// Clears the events that made a file of [`Port::wait_fds`] readable. A file that is readable because
+    /// frames wait in it needs no action.
     ///
     /// # Errors
     ///
@@ -274,9 +272,9 @@ pub trait Port: Send {
         Ok(())
     }
 
-    /// What this port can send.
+    /// Returns the egress capabilities.
     fn capabilities(&self) -> PortCapabilities;
 
-    /// Its counters.
+    /// Returns the port's counters.
     fn counters(&self) -> &Arc<PortCounters>;
 }

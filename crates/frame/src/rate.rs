@@ -1,4 +1,4 @@
-//! Rates: how much a guest may send, as a toolstack writes it.
+//! Rate limits of vifs, in the text form of toolstacks.
 
 use core::fmt;
 use core::num::{NonZeroU32, NonZeroU64};
@@ -7,33 +7,32 @@ use core::time::Duration;
 
 use ringfence_wire::decimal::{self, NumberError};
 
-/// How much a guest may send: so many octets, given anew after each interval. As text
-/// `BYTES,MICROSECONDS`, as libxl writes it (`rate=1MB/s@20ms` in a guest's configuration becomes
-/// `20000,20000`).
+/// Rate limit: a number of bytes for each interval. Its text form is `BYTES,MICROSECONDS`, as libxl
+/// writes it (`rate=1MB/s@20ms` in a guest's configuration becomes `20000,20000`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Rate {
     bytes: NonZeroU64,
     micros: NonZeroU32,
 }
 
-/// Why a text is no rate.
+/// Reasons for which a text is not a rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RateError {
-    /// Not two parts.
+    /// Text that does not have two parts.
     #[error("a rate is two numbers and one comma: bytes, microseconds")]
     Form,
-    /// A part is no number, or too large a one.
+    /// Part that is not a number, or is out of range.
     #[error("the {part}: {why}")]
     Number {
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
-        /// What is wrong with it.
+        /// Error of the number parser.
         why: NumberError,
     },
-    /// A part is zero.
+    /// Part that is zero.
     #[error("the {part} of a rate cannot be 0")]
     Zero {
-        /// Which part.
+        /// Name of the part.
         part: &'static str,
     },
 }
@@ -41,15 +40,15 @@ pub enum RateError {
 const BYTES: &str = "bytes";
 const MICROS: &str = "microseconds";
 
-/// The most octets an interval may have: what any sum of credit stays far below an overflow with.
+/// Maximum number of bytes per interval. Sums of credit stay far below an overflow.
 const BYTES_MAX: u64 = u64::MAX / 4;
 
 impl Rate {
-    /// A rate of `bytes` octets each `micros` microseconds.
+    /// Makes a rate of `bytes` bytes per `micros` microseconds.
     ///
     /// # Errors
     ///
-    /// [`RateError`].
+    /// Returns [`RateError`] if a number is zero or out of range.
     pub fn new(bytes: u64, micros: u32) -> Result<Rate, RateError> {
         if bytes > BYTES_MAX {
             let why = NumberError::TooLarge { value: bytes, limit: BYTES_MAX };
@@ -61,11 +60,11 @@ impl Rate {
         })
     }
 
-    /// Reads what libxl writes.
+    /// Parses the text that libxl writes.
     ///
     /// # Errors
     ///
-    /// [`RateError`].
+    /// Returns [`RateError`] if the text is not a rate.
     pub fn parse(text: &[u8]) -> Result<Rate, RateError> {
         let mut parts = text.split(|&byte| byte == b',');
         let (Some(bytes), Some(micros), None) = (parts.next(), parts.next(), parts.next()) else {
@@ -77,12 +76,12 @@ impl Rate {
         Rate::new(bytes, micros)
     }
 
-    /// Octets given in each interval.
+    /// Returns the number of bytes per interval.
     pub fn bytes(self) -> u64 {
         self.bytes.get()
     }
 
-    /// The interval.
+    /// Returns the length of the interval.
     pub fn interval(self) -> Duration {
         Duration::from_micros(self.micros.get().into())
     }
@@ -108,7 +107,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn rates_are_read_as_libxl_writes_them() {
+    fn libxl_rate_text_is_parsed() {
         let rate = Rate::parse(b"20000,50000").unwrap();
         assert_eq!((rate.bytes(), rate.interval()), (20_000, Duration::from_millis(50)));
         for text in ["", ",", "1", "1,", ",1", "1,2,3", "1, 2", "+1,2", "-1,2", "1e3,2", "1,2\0"] {
@@ -124,14 +123,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_rate_or_refused(text in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn arbitrary_text_is_parsed_or_refused(text in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Ok(rate) = Rate::parse(&text) {
                 prop_assert_eq!(Rate::parse(rate.to_string().as_bytes()), Ok(rate));
             }
         }
 
         #[test]
-        fn every_rate_reads_back(bytes in 1..=BYTES_MAX, micros in 1..=u32::MAX) {
+        fn displayed_rate_parses_to_same_rate(bytes in 1..=BYTES_MAX, micros in 1..=u32::MAX) {
             let rate = Rate::new(bytes, micros).unwrap();
             prop_assert_eq!(rate.to_string().parse(), Ok(rate));
         }

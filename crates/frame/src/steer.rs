@@ -1,7 +1,7 @@
-//! Which queue of a guest a packet takes.
+//! Queue selection: the queue of a vif that a packet takes.
 //!
-//! Packets of one flow take one queue, so that they stay in order. A guest that set up hashing over
-//! its control ring gets what it asked for ([`Steering`]); netif.h, "Hash Mapping".
+//! All packets of one flow take the same queue and stay in order. [`Steering`] holds the hash
+//! configuration that a guest set over its control ring; netif.h, "Hash Mapping".
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use ringfence_wire::netif::extra::{HashAlgorithm, HashType, PacketHash};
 
 use crate::batch::Batch;
 
-/// How a guest wants its packets spread. Checked: every entry of the table names a queue there is.
+/// Hash configuration of a guest. Every entry of its table is a valid queue number.
 #[derive(Clone, Debug)]
 pub struct Steering {
     key: ToeplitzKey,
     fields: FlowFieldSet,
-    /// From hash modulo length to queue; empty: the hash modulo the number of queues.
+    /// Mapping table, indexed by the hash modulo its length. If empty, the queue is the hash modulo the number of queues.
     table: Vec<u16>,
     queues: u16,
 }
 
-/// Spreads over queues by a hash of our own, which no guest knows.
+/// Flow hash with a random key that guests do not know.
 #[derive(Clone, Debug)]
 pub struct SecretSpread(Steering);
 
 impl Steering {
-    /// Spreads over `queues` queues, at least one, by `table`, whose entries are below that.
+    /// Makes a configuration for `queues` queues, at least one. Every entry of `table` must be below `queues`.
     pub fn new(key: &[u8], types: HashTypes, table: Vec<u16>, queues: u16) -> Steering {
         let fields = FlowFieldSet {
             ipv4: types.contains(HashType::Ipv4),
@@ -39,8 +39,8 @@ impl Steering {
         Steering { key: ToeplitzKey::new(key), fields, table, queues: queues.max(1) }
     }
 
-    /// The hash of a packet with these first octets and this length; `None` if nothing of it is to
-    /// be hashed.
+    /// Returns the hash of a packet with these first bytes and this length; `None` if the enabled hash types
+    /// do not cover the packet.
     pub fn hash(&self, header: &[u8], frame_len: usize) -> Option<PacketHash> {
         let layers = Layers::parse(header, u32::try_from(frame_len).ok()?).ok()?;
         let (fields, value) = self.key.hash_packet(header, &layers, self.fields)?;
@@ -53,7 +53,7 @@ impl Steering {
         Some(PacketHash { kind, algorithm: HashAlgorithm::Toeplitz, value })
     }
 
-    /// The queue of packets with that hash.
+    /// Returns the queue for a hash.
     pub fn queue(&self, hash: u32) -> u16 {
         let of = |n: usize| hash as usize % n;
         match self.table.len() {
@@ -63,27 +63,27 @@ impl Steering {
     }
 }
 
-/// Spreads frames over the queues of a vif: by what the guest set up, or else by a hash of our own.
+/// Distribution of frames to the queues of a vif, by the guest's configuration or by a secret hash.
 #[derive(Debug)]
 pub struct Chooser {
     by_guest: Option<Arc<Steering>>,
     own: SecretSpread,
     shares: Vec<Vec<u32>>,
-    /// These are every so-manieth of the guest's queues.
+    /// Queue stride: the queues here are every `stride`th of the guest's.
     stride: usize,
 }
 
 impl SecretSpread {
-    /// With a key of its own, at random.
+    /// Makes a hash with a random key.
     pub fn new() -> SecretSpread {
-        // A guest that knew the key could make the flows of others meet in one queue.
+        // A guest that knew the key could direct the flows of others to one queue.
         let word = || RandomState::new().build_hasher().finish().to_ne_bytes();
         let key: Vec<u8> = (0..5).flat_map(|_| word()).collect();
         SecretSpread(Steering::new(&key, HashTypes::ALL, Vec::new(), 1))
     }
 
-    /// Which of `queues` queues a packet with these first octets and this length takes. What has no
-    /// flow takes the first.
+    /// Returns the queue, out of `queues`, for a packet with these first bytes and this length. A packet
+    /// without a flow takes queue 0.
     pub fn queue(&self, header: &[u8], frame_len: usize, queues: usize) -> usize {
         let Some(hash) = self.0.hash(header, frame_len) else { return 0 };
         mixed(hash.value) as usize % queues.max(1)
@@ -96,12 +96,12 @@ impl Default for SecretSpread {
     }
 }
 
-/// Every bit of the result depends on every bit of the hash.
+/// Mixes the hash, so that every bit of the result depends on every bit of the hash.
 ///
-/// Toeplitz's hash is linear: with one key in twenty, flows that differ in six bits of a port have but
-/// one or two values of the two lowest bits of their hashes, and would leave half of four queues
-/// without work. What a guest asks for is to be followed to the letter; what we choose need not be.
-/// (The finalizer of `MurmurHash3`, which is in the public domain.)
+/// The Toeplitz hash is linear. With one key in twenty, flows that differ in six bits of a port have only
+/// one or two values in the two lowest bits of their hashes. Half of four queues would stay idle. The
+/// guest's own configuration is followed exactly; only the secret hash is mixed. (The finalizer of
+/// `MurmurHash3`, which is in the public domain.)
 fn mixed(hash: u32) -> u32 {
     let hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
     let hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
@@ -109,23 +109,23 @@ fn mixed(hash: u32) -> u32 {
 }
 
 impl Chooser {
-    /// Spreads over `queues` queues.
+    /// Makes a chooser for `queues` queues.
     pub fn new(queues: usize) -> Chooser {
         Chooser::strided(queues, 1)
     }
 
-    /// Spreads over `queues` queues, which are every `stride`th of the guest's.
+    /// Makes a chooser for `queues` queues, which are every `stride`th of the guest's.
     pub fn strided(queues: usize, stride: usize) -> Chooser {
         let shares = vec![Vec::new(); queues];
         Chooser { by_guest: None, own: SecretSpread::new(), shares, stride: stride.max(1) }
     }
 
-    /// Spreads as the guest set up, from now on.
+    /// Replaces the guest's configuration.
     pub fn follow(&mut self, steering: Option<Arc<Steering>>) {
         self.by_guest = steering;
     }
 
-    /// The frames of each queue, in their order. What has no flow takes the first.
+    /// Returns the frames of each queue, in their order. Frames without a flow take the first queue.
     pub fn split(&mut self, batch: &Batch, frames: &[u32]) -> &[Vec<u32>] {
         self.shares.iter_mut().for_each(Vec::clear);
         for &index in frames {
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_or_else_the_number_of_queues() {
+    fn queue_is_from_table_or_hash_modulo_queues() {
         let types = HashTypes::ALL;
         let plain = Steering::new(&[], types, vec![], 3);
         assert_eq!([0, 1, 2, 3, u32::MAX].map(|h| plain.queue(h)), [0, 1, 2, 0, 0]);
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|h| table.queue(h)), [2, 0, 2, 0]);
     }
 
-    /// A TCP segment from that port.
+    /// Returns a TCP segment from this source port.
     fn segment(port: u16) -> [u8; 60] {
         let mut frame = [0u8; 60];
         frame[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
@@ -173,21 +173,21 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_ports_are_spread_whatever_the_key() {
+    fn neighbouring_ports_use_every_queue_for_any_key() {
         for _ in 0..500 {
             let spread = SecretSpread::new();
             let mut flows = [0; 4];
             for port in 0..64 {
                 flows[spread.queue(&segment(port), 60, 4)] += 1;
             }
-            // 16 each on average; with keys alone one of twenty left a queue empty.
+            // The average is 16 flows per queue. Without the mixing, one key in twenty left a queue without flows.
             assert!(flows.iter().all(|count| *count > 0), "{flows:?}");
         }
         assert_eq!(SecretSpread::new().queue(&[0; 60], 60, 4), 0, "no flow");
     }
 
     #[test]
-    fn what_is_no_packet_has_no_hash() {
+    fn hash_of_non_packet_is_none() {
         let steering = Steering::new(&[1; 40], HashTypes::ALL, vec![], 1);
         assert_eq!(steering.hash(&[0; 60], 60), None);
         assert_eq!(steering.hash(&[], 0), None);

@@ -1,19 +1,19 @@
-//! The port of a Linux TAP interface.
+//! TAP port: a Linux TAP interface as a [`Port`].
 //!
 //! # Theory of operation
 //!
-//! The file of a TAP interface gives one frame a `read` and takes one a `write`, each behind a
-//! virtio-net header of 12 octets, little-endian ([`ringfence_sys::tap`] sets it up like that).
-//! What is read comes from a kernel; its offload metadata is checked like any other's all the same,
-//! since a namespace's kernel passes on what programs in it inject through packet sockets.
+//! Each `read` of the TAP file returns one frame, and each `write` sends one. A virtio-net header of 12
+//! bytes, little-endian, precedes the frame ([`ringfence_sys::tap`] configures this). The port validates
+//! the offload metadata of every frame that it reads: programs in a namespace can inject frames through
+//! packet sockets, and its kernel passes them on.
 //!
-//! A read goes straight into the batch's scratch memory, header in front. The room is one octet larger
-//! than the largest frame: the kernel cuts off what does not fit without a word, so a read that fills
-//! the room was too long.
+//! A read goes directly into the batch's scratch memory, header first. The buffer is one byte longer than
+//! the largest frame: the kernel truncates a longer frame silently, so a read that fills the buffer was
+//! too long.
 //!
-//! A write takes everything from where it is, lent memory included. The kernel says `EIO` while the
-//! interface is down, which is its owner's business and only costs frames, and `EBADFD` once it was
-//! removed, which ends the port.
+//! A write gathers the frame from its memory, lent memory included. The kernel returns `EIO` while the
+//! interface is down; the frame is dropped. It returns `EBADFD` after the interface was removed; the port
+//! ends.
 
 // #syscall frontend,uplink,daemon read,write: frames from and to a TAP
 
@@ -35,23 +35,23 @@ use crate::port::{
 
 const _: () = assert!(VNET_HEADER_LEN == MODERN_LEN);
 
-/// Octets of the longest super-packet: the longest IP packet behind its link header.
+/// Length in bytes of the longest super-packet: the longest IP packet behind its link header.
 const SUPER_PACKET_MAX: usize = 65_535 + crate::port::LINK_HEADER_MAX;
 
 const CANNOT_WRITE: &str = "cannot write to the TAP interface";
 
-/// A TAP interface as a port.
+/// TAP interface as a port.
 #[derive(Debug)]
 pub struct TapPort {
     file: OwnedFd,
     capabilities: PortCapabilities,
-    /// Octets of the longest frame that may come in.
+    /// Maximum length of a received frame in bytes.
     frame_max: usize,
     counters: Arc<PortCounters>,
     system: Arc<Counters>,
 }
 
-/// What one attempt to read or write came to.
+/// Result of one read or write.
 enum Outcome {
     Done,
     Nothing,
@@ -59,16 +59,16 @@ enum Outcome {
 }
 
 impl TapPort {
-    /// A port of the interface behind `file`, which is non-blocking and has virtio-net headers of 12
-    /// octets. `offloads` are those granted by the kernel: kinds of super-packets that it may leave
-    /// whole for us, we also hand to it whole. System calls are counted in `system`.
+    /// Makes a port of the interface behind `file`. The file must be non-blocking and use virtio-net headers
+    /// of 12 bytes. `offloads` are the offloads that the kernel granted; they hold in both directions.
+    /// `system` counts the system calls.
     pub fn new(file: OwnedFd, offloads: TapOffloads, mtu: u16, system: Arc<Counters>) -> TapPort {
         let capabilities = capabilities(offloads, mtu);
         let frame_max = frame_max(&capabilities);
         TapPort { file, capabilities, frame_max, counters: Arc::default(), system }
     }
 
-    /// One read into the tail of the batch.
+    /// Reads one frame into the tail of the batch.
     fn receive_one(&mut self, batch: &mut Batch) -> Result<Outcome, Fault> {
         let room = VNET_HEADER_LEN + self.frame_max + 1;
         let Some(tail) = batch.scratch_tail_mut().get_mut(..room) else {
@@ -103,17 +103,17 @@ impl TapPort {
     fn read_failed(&self, errno: Errno) -> Result<Outcome, Fault> {
         match errno {
             Errno::AGAIN | Errno::INTR | Errno::IO => Ok(Outcome::Nothing),
-            // The message is lost already; the next one may find memory.
+            // The kernel has lost this frame; the next read can succeed.
             Errno::NOBUFS | Errno::NOMEM => Ok(Outcome::Dropped(DropReason::Unreadable)),
-            // EFAULT is what a read says of an interface that is just being removed: our memory is fine.
+            // A read returns EFAULT while the interface is being removed: the buffer itself is valid.
             Errno::BADFD | Errno::NODEV | Errno::FAULT => Err(Fault::Gone),
             errno => Err(Fault::system("cannot read from the TAP interface", errno)),
         }
     }
 
-    /// One write.
+    /// Writes one frame to the file.
     fn transmit_one(&mut self, frame: &FrameView<'_>) -> Result<Outcome, Fault> {
-        // A receiver that segments needs to know how long the headers are; to the others it is a hint.
+        // A receiver that segments needs the length of the headers. For the others it is a hint.
         let header_len = if frame.meta().gso.is_some() { header_len(frame) } else { 0 };
         let Ok(header) = VnetHeader::for_frame(frame.meta(), header_len) else {
             return Ok(Outcome::Dropped(DropReason::GsoUnsupported));
@@ -134,7 +134,7 @@ impl TapPort {
     }
 }
 
-/// What an interface takes to which the kernel granted `offloads`.
+/// Returns the egress capabilities of an interface with these offloads.
 pub fn capabilities(offloads: TapOffloads, mtu: u16) -> PortCapabilities {
     let gso = GsoOffload {
         tcp_v4: offloads.contains(TapOffloads::TSO4),
@@ -142,19 +142,19 @@ pub fn capabilities(offloads: TapOffloads, mtu: u16) -> PortCapabilities {
         ecn: offloads.contains(TapOffloads::TSO_ECN),
         udp: offloads.contains(TapOffloads::USO4.union(TapOffloads::USO6)),
     };
-    // The kernel takes any header that is consistent, whatever it was asked to leave to us.
+    // The kernel accepts every consistent virtio-net header, with or without the offloads.
     PortCapabilities { checksum: ChecksumOffload::Any, gso, scatter_gather: true, mtu }
 }
 
-/// Octets of the longest frame that comes from an interface with these capabilities.
+/// Returns the maximum length in bytes of a frame from an interface with these capabilities.
 pub fn frame_max(capabilities: &PortCapabilities) -> usize {
     let gso = capabilities.gso;
     let whole = gso.tcp_v4 || gso.tcp_v6 || gso.udp;
     if whole { SUPER_PACKET_MAX } else { capabilities.frame_max() }
 }
 
-/// The metadata of a frame of `frame_len` octets that came in, if it may be acted on. `headers` are its
-/// first octets, private, as many as there are up to [`HEADER_MAX`].
+/// Validates the metadata of a received frame of `frame_len` bytes; `None` if it breaks a rule. `headers`
+/// are the frame's first private bytes, up to [`HEADER_MAX`].
 pub fn accept(header: VnetHeader, headers: &mut [u8], frame_len: usize) -> Option<OffloadMeta> {
     let offered = header.offered().ok()?;
     if offered.is_finished() {
@@ -170,18 +170,17 @@ fn header_len(frame: &FrameView<'_>) -> u16 {
     Layers::parse(frame.header(), frame_len).map_or(0, |layers| layers.header_len())
 }
 
-/// Why the kernel did not take a frame that was written to the file of a TAP interface: what to count it
-/// as.
+/// Returns the drop reason for an error of a write to a TAP file.
 ///
 /// # Errors
 ///
-/// A [`Fault`] when it will not take any more.
+/// Returns a [`Fault`] if later writes will fail too.
 pub fn why_not_written(errno: Errno) -> Result<DropReason, Fault> {
     match errno {
         Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR => Ok(DropReason::PortFull),
         Errno::IO | Errno::NETDOWN => Ok(DropReason::LinkDown),
         Errno::INVAL | Errno::MSGSIZE => Ok(DropReason::Refused),
-        // Lent memory whose pages cannot be brought in.
+        // Lent memory whose pages cannot be faulted in.
         Errno::FAULT => Ok(DropReason::Unwritable),
         Errno::BADFD | Errno::NODEV => Err(Fault::Gone),
         errno => Err(Fault::system(CANNOT_WRITE, errno)),
@@ -191,7 +190,7 @@ pub fn why_not_written(errno: Errno) -> Result<DropReason, Fault> {
 impl Port for TapPort {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let mut received = Received::default();
-        // How long a frame is is not known before it is read.
+        // The length of a frame is unknown before it is read.
         while received.work < budget
             && batch.frames_left() > 0
             && batch.has_room_for(self.frame_max)
@@ -228,7 +227,7 @@ impl Port for TapPort {
         Ok(done)
     }
 
-    /// Waiting frames keep the file readable, so there is nothing to ask for.
+    /// Returns false: waiting frames keep the file readable, so there is nothing to request.
     fn arm(&mut self) -> Result<bool, Fault> {
         Ok(false)
     }

@@ -1,8 +1,8 @@
-//! A port in memory, whose other end a test holds.
+//! In-memory port for tests, with a peer that the test controls.
 //!
-//! [`MemoryPort::pair`] makes both. The test sends frames with [`MemoryPeer::send`], takes those that
-//! the data plane sent with [`MemoryPeer::take`], and can misbehave: announce what is not there, break
-//! a rule, vanish.
+//! [`MemoryPort::pair`] makes both ends. The test sends frames with [`MemoryPeer::send`] and takes sent
+//! frames with [`MemoryPeer::take`]. It can inject faults: an event without work, a protocol violation, or
+//! a peer that goes away.
 
 // #syscall none: for tests
 
@@ -19,10 +19,10 @@ use crate::batch::{Batch, FrameView};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 
-/// Octets of a frame that a [`MemoryPort`] puts into the private header when it lends the rest.
+/// Number of header bytes of a frame whose payload a [`MemoryPort`] lends.
 const LENT_HEADER: usize = 80;
 
-/// What the peer did that ends the port.
+/// Protocol violation that the test injects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the test says so")]
 pub struct BrokenRule;
@@ -61,12 +61,12 @@ impl Link {
     }
 
     fn announce(&self) {
-        // The counter of an eventfd cannot overflow by ones.
+        // Writes of 1 cannot overflow the counter of an eventfd.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
-/// The end that is a [`Port`].
+/// Port end of the pair.
 #[derive(Debug)]
 pub struct MemoryPort {
     link: Arc<Link>,
@@ -79,7 +79,7 @@ pub struct MemoryPort {
     outstanding: u64,
 }
 
-/// The test's end. Dropping it makes the port's peer gone.
+/// Test end of the pair. Dropping it ends the port with [`Fault::Gone`].
 #[derive(Debug)]
 pub struct MemoryPeer {
     link: Arc<Link>,
@@ -87,11 +87,11 @@ pub struct MemoryPeer {
 }
 
 impl MemoryPort {
-    /// Both ends of a port that keeps `capacity` frames for its peer.
+    /// Makes both ends of a port that stores `capacity` frames for its peer.
     ///
     /// # Errors
     ///
-    /// When the system has no event file for it.
+    /// Returns the system's error if it cannot make an eventfd.
     pub fn pair(
         capacity: usize,
         capabilities: PortCapabilities,
@@ -113,21 +113,21 @@ impl MemoryPort {
         Ok((port, peer))
     }
 
-    /// The same port, which says how much room it has.
+    /// Makes the port report its free room, so that senders see backpressure.
     #[must_use]
-    pub fn holding_up(mut self) -> MemoryPort {
+    pub fn with_backpressure(mut self) -> MemoryPort {
         self.holds_up = true;
         self
     }
 
-    /// The same port, which leaves what is behind the first 80 octets of each frame in lent memory.
+    /// Makes the port leave the bytes after the first 80 of each frame in lent memory.
     #[must_use]
     pub fn lending(mut self) -> MemoryPort {
         self.lends = true;
         self
     }
 
-    /// The same port, whose event stays as long as frames wait, as a TAP interface's does.
+    /// Makes the event stay set as long as frames wait, as that of a TAP interface does.
     #[must_use]
     pub fn level_triggered(mut self) -> MemoryPort {
         self.level = true;
@@ -254,7 +254,7 @@ impl Port for MemoryPort {
     }
 }
 
-/// The frame's octets, in one piece.
+/// Returns a copy of the frame's bytes.
 pub fn copy_of(frame: &FrameView<'_>) -> Vec<u8> {
     let mut bytes = vec![0; frame.len()];
     frame.copy_to(&mut bytes);
@@ -262,18 +262,18 @@ pub fn copy_of(frame: &FrameView<'_>) -> Vec<u8> {
 }
 
 impl MemoryPeer {
-    /// Sends a frame into the data plane.
+    /// Sends a frame to the worker.
     pub fn send(&self, bytes: &[u8], meta: OffloadMeta) {
         self.link.lock().to_port.push_back((bytes.to_vec(), meta));
         self.link.announce();
     }
 
-    /// The next frame that the data plane sent, if there is one already.
+    /// Returns the next frame that the worker sent, if there is one.
     pub fn take(&self) -> Option<(Vec<u8>, OffloadMeta)> {
         self.link.lock().take(&self.link)
     }
 
-    /// The next frame that the data plane sends, if it does so in time.
+    /// Waits up to `limit` for the next frame that the worker sends.
     pub fn take_within(&self, limit: Duration) -> Option<(Vec<u8>, OffloadMeta)> {
         let shared = self.link.lock();
         let empty = |shared: &mut Shared| shared.from_port.is_empty();
@@ -282,28 +282,28 @@ impl MemoryPeer {
         shared.take(&self.link)
     }
 
-    /// Announces work, whether or not there is any.
+    /// Raises the port's event, with or without work.
     pub fn announce(&self) {
         self.link.announce();
     }
 
-    /// Breaks a rule.
+    /// Makes the next `receive` fail with [`Fault::Misbehaved`].
     pub fn misbehave(&self) {
         self.link.lock().misbehave = true;
         self.link.announce();
     }
 
-    /// Frames whose delivery was completed.
+    /// Returns the number of frames whose delivery was completed.
     pub fn completed(&self) -> u64 {
         self.link.lock().completed
     }
 
-    /// Rounds in which something was sent to this peer.
+    /// Returns the number of rounds that flushed this port.
     pub fn flushed(&self) -> u64 {
         self.link.lock().flushed
     }
 
-    /// The port's counters.
+    /// Returns the port's counters.
     pub fn counters(&self) -> &Arc<PortCounters> {
         &self.counters
     }
@@ -316,7 +316,7 @@ impl Drop for MemoryPeer {
     }
 }
 
-/// Octets that look like a frame: an Ethernet header and a payload that depends on `seed`.
+/// Returns bytes in the form of a frame: an Ethernet header and a payload that depends on `seed`.
 #[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 pub fn frame(seed: u32, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761).max(1);
@@ -331,8 +331,8 @@ pub fn frame(seed: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// An Ethernet, IPv4 and UDP frame of `payload` octets behind its headers of 42, whose checksum
-/// field holds what is to stand there while the checksum is blank: any number.
+/// Returns an Ethernet, IPv4 and UDP frame with `payload` bytes behind its headers of 42 bytes. Its blank
+/// checksum field holds an arbitrary number.
 #[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 pub fn udp_frame(payload: usize) -> Vec<u8> {
     let mut bytes = frame(77, 42 + payload);
@@ -343,8 +343,7 @@ pub fn udp_frame(payload: usize) -> Vec<u8> {
     bytes
 }
 
-#[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
-/// An IPv4 header from 10.0.0.1 to 10.0.0.2 for `payload` octets of that protocol.
+/// Returns an IPv4 header from 10.0.0.1 to 10.0.0.2 for `payload` bytes of this protocol.
 fn ipv4_header(protocol: u8, payload: usize) -> [u8; 20] {
     let len = u16::try_from(20 + payload).unwrap().to_be_bytes();
     let mut ip =
@@ -356,8 +355,8 @@ fn ipv4_header(protocol: u8, payload: usize) -> [u8; 20] {
     ip
 }
 
-/// An Ethernet, IP and TCP frame of `payload` octets behind its headers, of 54 octets over IPv4 and 74
-/// over IPv6. Its checksum field holds the sum of the pseudo header, as that of a super-packet does.
+/// Returns an Ethernet, IP and TCP frame with `payload` bytes behind its headers: 54 bytes over IPv4, 74
+/// over IPv6. Its checksum field holds the sum of the pseudo-header, as in a super-packet.
 #[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 pub fn tcp_frame(v6: bool, payload: usize) -> Vec<u8> {
     let ip = if v6 { 40 } else { 20 };

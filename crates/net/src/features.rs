@@ -1,18 +1,17 @@
-//! The five offload keys of a vif: what an end says it takes, and what follows for both.
+//! Offload keys of a vif: the offloads that each end accepts, and the capabilities that follow.
 //!
 //! # Theory of operation
 //!
-//! Each end writes what it *takes* into its own directory, before the other looks. A key is read once
-//! per connection and holds as long as that lasts. So there are two sets ([`VifFeatures`]): what the
-//! peer takes bounds what this end sends, and what this end said bounds what the peer may send. They
-//! need not agree, and each key means something alone:
+//! Each end writes the offloads that it *accepts* into its own directory before it connects. The other end
+//! reads each key once per connection. So a connection has two independent sets ([`VifFeatures`]): the
+//! peer's keys limit this end's packets, and this end's keys limit the peer's packets:
 //!
-//! * without `feature-sg` a packet is one slot, so nothing longer than a page goes that way;
-//! * without `feature-gso-*` no packet carries a segmentation order;
+//! * without `feature-sg`, a packet is one slot, at most a page long;
+//! * without `feature-gso-*`, no packet has a segmentation request;
 //! * with `feature-no-csum-offload`, or without `feature-ipv6-csum-offload`, no checksum is blank.
 //!
-//! What is sent against them is refused by rule name. What the peer does not take is finished before
-//! it leaves ([`ringfence_switch::egress`]).
+//! A packet that violates the keys is refused, and counted under the name of the rule. Egress processing
+//! ([`ringfence_switch::egress`]) segments and checksums frames that the peer does not accept.
 
 use core::fmt;
 use core::str::FromStr;
@@ -24,7 +23,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use ringfence_frame::port::{ChecksumOffload, GsoOffload, LINK_HEADER_MAX, PortCapabilities};
 
-/// What one end of a vif takes.
+/// Offloads that one end of a vif accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct OffloadKeys {
     /// Frames of several slots (`feature-sg`).
@@ -39,13 +38,13 @@ pub struct OffloadKeys {
     pub checksum_ipv6: bool,
 }
 
-/// A name that is none of an offload.
+/// Word that is not the name of an offload.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is no offload: give `all`, `none`, or some of {names}, with commas", names = OffloadKeys::ALL)]
 pub struct UnknownOffload(pub String);
 
 impl OffloadKeys {
-    /// Everything.
+    /// All offloads.
     pub const ALL: OffloadKeys = OffloadKeys {
         scatter_gather: true,
         gso_tcp_v4: true,
@@ -54,7 +53,7 @@ impl OffloadKeys {
         checksum_ipv6: true,
     };
 
-    /// Finished frames of one slot.
+    /// No offloads: frames of one slot with complete checksums.
     pub const NONE: OffloadKeys = OffloadKeys {
         scatter_gather: false,
         gso_tcp_v4: false,
@@ -73,7 +72,7 @@ impl OffloadKeys {
         ]
     }
 
-    /// The keys of a directory of the store, and their values.
+    /// Returns the keys for a directory of the store, and their values.
     pub(crate) fn entries(self) -> [(&'static str, &'static str); 5] {
         let digit = |on| if on { "1" } else { "0" };
         [
@@ -85,7 +84,7 @@ impl OffloadKeys {
         ]
     }
 
-    /// What the keys in `directory` say, each read once.
+    /// Reads the keys in `directory`, each once.
     pub(crate) fn read(store: &mut StoreClient, directory: &str) -> Result<Self, StoreError> {
         let mut flag = |name: &str| store.read_flag(&format!("{directory}/{name}"));
         Ok(OffloadKeys {
@@ -97,7 +96,7 @@ impl OffloadKeys {
         })
     }
 
-    /// Whether super-packets of that protocol are taken.
+    /// Returns true if super-packets of this protocol are accepted.
     pub(crate) fn takes(self, protocol: extra::GsoProtocol) -> bool {
         match protocol {
             extra::GsoProtocol::TcpV4 => self.gso_tcp_v4,
@@ -107,7 +106,7 @@ impl OffloadKeys {
 }
 
 impl fmt::Display for OffloadKeys {
-    /// The names, with commas; `none` when there are none.
+    /// Writes the names with commas, or `none`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let on = self.named().into_iter().filter(|(_, on)| *on);
         let names: Vec<_> = on.map(|(name, _)| name).collect();
@@ -137,18 +136,18 @@ impl FromStr for OffloadKeys {
     }
 }
 
-/// What was negotiated for a vif, as far as the data path needs it.
+/// Negotiated offloads of a vif.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VifFeatures {
-    /// What the peer takes: what may be sent to it.
+    /// Offloads that the peer accepts: limits of this end's packets.
     pub peer: OffloadKeys,
-    /// What this end said it takes: what the peer may send.
+    /// Offloads that this end accepts: limits of the peer's packets.
     pub own: OffloadKeys,
-    /// Octets behind the Ethernet header.
+    /// Maximum number of bytes behind the Ethernet header.
     pub mtu: u16,
 }
 
-/// Octets behind the Ethernet header of a frame that fits one slot.
+/// Maximum number of bytes behind the Ethernet header of a frame in one slot.
 const MTU_OF_ONE_SLOT: u16 = 4078;
 const _: () = assert!(MTU_OF_ONE_SLOT as usize + LINK_HEADER_MAX == PAGE_SIZE);
 
@@ -158,7 +157,7 @@ impl VifFeatures {
         let OffloadKeys { checksum_ipv4: ipv4, checksum_ipv6: ipv6, .. } = self.peer;
         PortCapabilities {
             checksum: ChecksumOffload::Netif { ipv4, ipv6 },
-            // The order does not tell CWR; whoever segments finds it in the header.
+            // The request does not contain CWR; the segmenter reads it from the header.
             gso: GsoOffload { tcp_v4: gso_tcp_v4, tcp_v6: gso_tcp_v6, ecn: true, udp: false },
             scatter_gather,
             mtu: if scatter_gather { self.mtu } else { self.mtu.min(MTU_OF_ONE_SLOT) },
@@ -166,18 +165,18 @@ impl VifFeatures {
     }
 }
 
-/// An order as the metadata has it, but for CWR, which the header tells.
-pub(crate) fn order_of(order: extra::Gso) -> Gso {
-    let kind = match order.protocol {
+/// Converts netif's segmentation request to metadata. CWR is only in the header.
+pub(crate) fn gso_from_extra(request: extra::Gso) -> Gso {
+    let kind = match request.protocol {
         extra::GsoProtocol::TcpV4 => GsoKind::TcpV4,
         extra::GsoProtocol::TcpV6 => GsoKind::TcpV6,
     };
-    Gso { kind, ecn: false, size: order.segment_size.get() }
+    Gso { kind, ecn: false, size: request.segment_size.get() }
 }
 
-/// The extra info for an order; none for what netif cannot say, and what no vif's
-/// [`capabilities`](VifFeatures::capabilities) take.
-pub(crate) fn extra_of(gso: Gso) -> Option<extra::Extra> {
+/// Returns the extra info for a segmentation request. The result is `None` for kinds that netif cannot
+/// express, which no vif's [`capabilities`](VifFeatures::capabilities) include.
+pub(crate) fn extra_from_gso(gso: Gso) -> Option<extra::Extra> {
     let protocol = match gso.kind {
         GsoKind::TcpV4 => extra::GsoProtocol::TcpV4,
         GsoKind::TcpV6 => extra::GsoProtocol::TcpV6,
@@ -192,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back() {
+    fn displayed_names_parse_to_same_keys() {
         for bits in 0u8..32 {
             let bit = |n: u8| bits >> n & 1 == 1;
             let keys = OffloadKeys {

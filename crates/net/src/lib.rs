@@ -1,17 +1,24 @@
 #![forbid(unsafe_code)]
-//! netfront and netback: both ends of a paravirtual network interface.
+//! Ports netfront and netback: both ends of a paravirtual network interface (vif).
 //!
 //! * [`netback`]: the backend's port of a vif; [`netfront`]: the frontend's.
-//! * [`vif`]: the handshake over the store that connects both.
+//! * [`vif`]: the xenbus handshake that connects both ends over the store.
 //! * [`features`]: the offload keys of a vif.
-//! * [`ctrl`]: the control ring: staging, and how a guest wants its packets hashed.
-//! * [`rules`]: the names of broken rules.
+//! * [`ctrl`]: the control ring, for staging and for hash configuration.
+//! * [`rules`]: the counters of rule violations.
+//!
+//! ```
+//! use ringfence_net::features::OffloadKeys;
+//!
+//! let offloads: OffloadKeys = "sg,tso4".parse().unwrap();
+//! assert!(offloads.scatter_gather && !offloads.gso_tcp_v6);
+//! ```
 
 pub mod ctrl;
 pub mod features;
 pub mod netback;
 pub mod netfront;
 mod offered;
+mod prefetch;
 pub mod rules;
 pub mod vif;
-mod window;

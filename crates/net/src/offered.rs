@@ -1,5 +1,5 @@
-//! What a vif's peer says of a frame beside its bytes, and what of that is accepted: netif's two
-//! checksum bits and its segmentation order, made metadata.
+//! Validation of a peer's offload flags: converts netif's two checksum bits and its segmentation request to
+//! metadata.
 
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::accept::{Refusal, accept};
@@ -7,31 +7,31 @@ use ringfence_offload::blank::{NetifChecksum, from_netif, reset_pseudo_header};
 use ringfence_offload::packet::{Layers, Network};
 use ringfence_wire::netif::{Checksum, extra};
 
-use crate::features::{OffloadKeys, order_of};
+use crate::features::{OffloadKeys, gso_from_extra};
 use crate::rules::{rx_gso_rule, tx_gso_rule};
 
-/// As it came, already parsed.
+/// Parsed offload flags of a packet, not yet validated.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offered {
     pub(crate) checksum: Checksum,
     pub(crate) gso: Option<extra::Gso>,
 }
 
-/// Why it is not accepted.
+/// Reasons for which offload flags are refused.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Refused {
-    /// A blank checksum where netif has no place for one.
+    /// Blank checksum at an offset that netif does not define.
     Blank,
-    /// A blank checksum that this end did not say it takes.
+    /// Blank checksum that this end does not accept.
     NotNegotiated,
-    /// A segmentation order for a frame whose headers do not parse.
+    /// Segmentation request for a frame with unparsable headers.
     Headers,
-    /// A segmentation order that breaks a rule.
+    /// Segmentation request that breaks a rule.
     Gso(Refusal),
 }
 
 impl Refused {
-    /// For the guest that sent it.
+    /// Returns the rule name for a packet from a guest.
     pub(crate) fn tx_rule(self) -> &'static str {
         match self {
             Refused::Blank => "tx_bad_checksum_blank",
@@ -41,7 +41,7 @@ impl Refused {
         }
     }
 
-    /// For the backend that sent it.
+    /// Returns the rule name for a packet from a backend.
     pub(crate) fn rx_rule(self) -> &'static str {
         match self {
             Refused::Blank => "rx_bad_checksum_blank",
@@ -53,17 +53,16 @@ impl Refused {
 }
 
 impl Offered {
-    /// Whether nothing has to be done to the frame.
+    /// Returns true if no offload is requested.
     pub(crate) fn is_plain(&self) -> bool {
         !self.checksum.blank && self.gso.is_none()
     }
 
-    /// Metadata of a frame of `total` octets that begins with `headers`, from a guest. A blank checksum
-    /// gets a right pseudo-header sum, whatever the guest put there.
+    /// Returns the metadata of a frame of `total` bytes from a guest. `headers` are its first bytes. The
+    /// function writes the correct pseudo-header sum into a blank checksum field.
     ///
-    /// Over IPv4 it is taken whether it was announced or not: Linux's netfront leaves those sums blank
-    /// whatever `feature-no-csum-offload` says, and loses nothing but the packets if that is refused. It
-    /// is finished where the frame leaves.
+    /// Blank checksums over IPv4 are accepted even if this end announced `feature-no-csum-offload`: Linux's
+    /// netfront ignores that key, and a refusal would only drop its packets. Egress processing computes them.
     pub(crate) fn accept_from_guest(
         &self,
         own: OffloadKeys,
@@ -79,8 +78,8 @@ impl Offered {
         accept(offered, headers, &layers).map_err(Refused::Gso)
     }
 
-    /// Metadata of a frame from a backend, which may leave blank what cannot be reset: a sum under an
-    /// IPv6 routing header.
+    /// Returns the metadata of a frame from a backend. A blank checksum under an IPv6 routing header, which
+    /// cannot be reset, is accepted.
     pub(crate) fn accept_from_backend(
         &self,
         own: OffloadKeys,
@@ -110,7 +109,7 @@ impl Offered {
         if blank && !taken {
             return Err(Refused::NotNegotiated);
         }
-        let gso = self.gso.map(order_of);
+        let gso = self.gso.map(gso_from_extra);
         Ok(OffloadMeta { checksum, gso })
     }
 }

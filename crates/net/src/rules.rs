@@ -1,4 +1,4 @@
-//! Counts of broken rules, by name: each way in which a peer can misbehave has its own.
+//! Counters of rule violations, with a name for each rule.
 
 use ringfence_offload::accept::Refusal;
 use ringfence_platform::GrantStatus;
@@ -21,9 +21,9 @@ macro_rules! grant_rules {
 }
 
 grant_rules! {
-    /// The rule that a page to be read broke: to be counted for the guest that named it.
+    /// Returns the rule name for a failed read of a guest's page.
     tx_grant_rule: "tx";
-    /// The rule that a page to be written broke.
+    /// Returns the rule name for a failed write to a guest's page.
     rx_grant_rule: "rx";
 }
 
@@ -57,9 +57,9 @@ macro_rules! offload_rules {
 }
 
 offload_rules! {
-    /// The rule that a segmentation order of a guest broke.
+    /// Returns the rule name for a refused segmentation request of a guest.
     tx_gso_rule: "tx";
-    /// The rule that a segmentation order of a backend broke.
+    /// Returns the rule name for a refused segmentation request of a backend.
     rx_gso_rule: "rx";
 }
 
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_way_in_which_a_grant_fails_has_a_name_of_its_own() {
+    fn grant_statuses_have_distinct_rule_names() {
         use GrantStatus::{Again, BadGref, BadPage, GeneralError, NoSpace, PermissionDenied};
         let statuses = [BadGref, PermissionDenied, BadPage, Again, NoSpace, GeneralError];
         let names = statuses.into_iter().flat_map(|s| [tx_grant_rule(s), rx_grant_rule(s)]);

@@ -1,7 +1,7 @@
-//! A backend that dies without a word, and another that goes on with its devices.
+//! Takeover: a backend process that crashes, and another one that continues with its devices.
 //!
-//! Event channels here are as on Xen: when one end is closed the other waits for somebody to bind it
-//! again, and notices nothing.
+//! The event channels behave as on Xen: after one end is closed, the other waits until it is bound again, and
+//! receives no notice.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_memory::LentSlice;
 use ringfence_net::ctrl::frontend::StagingProgress;
@@ -36,10 +36,10 @@ use ringfence_sys::counters::CounterValues;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-/// The ends of each channel by number: the allocator's event, the binder's.
+/// Ends of each channel by number: the event of the allocator, and that of the binder.
 type Exchange = Arc<Mutex<HashMap<u32, [OwnedFd; 2]>>>;
 
-/// The local platform, with channels that outlive their ends.
+/// Local platform with channels that outlive their ends.
 struct Steady {
     local: LocalPlatform,
     exchange: Exchange,
@@ -130,11 +130,11 @@ impl Platform for Steady {
     }
 }
 
-/// Holds the port of one side, and the records of the backend's.
+/// Host with the port of one side, and the crash journals of the backend.
 #[derive(Default)]
 struct Host {
     port: Option<Box<dyn Port>>,
-    /// Those of the queues, and at the end that of the control ring.
+    /// Crash journals of the queues; the last one is that of the control ring.
     records: Option<(Vec<[LentSlice; 2]>, LentSlice)>,
 }
 
@@ -145,8 +145,8 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.port = None;
     }
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.port.as_mut().map(|port| port.obey(queue, order))
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.port.as_mut().map(|port| port.execute(queue, command))
     }
     fn records(&mut self, _: &DeviceId, queue: u32) -> Option<QueueRecords> {
         let ring = |page: &LentSlice| RingPages::new(page.clone(), 4096).unwrap();
@@ -241,14 +241,14 @@ impl Pair {
         pair
     }
 
-    /// With so many queues, whose pages are staged.
+    /// Makes a pair with this number of queues, whose pages are staged.
     fn staging(queues: u32) -> Pair {
         let mut pair = Pair::new(Mode::Staging, OffloadKeys::ALL, true);
         let options = BackendOptions { mode: Mode::Staging, mtu: 1500 };
         pair.back = VifBackend::new(pair.device, options).with_queues(queues);
         let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
         pair.front =
-            front.with_queues(queues).with_staging(ringfence_frame::orders::TxStaging::Full);
+            front.with_queues(queues).with_staging(ringfence_frame::commands::TxStaging::Full);
         for _ in 0..10 {
             pair.look();
         }
@@ -256,26 +256,26 @@ impl Pair {
         pair
     }
 
-    /// Both ends of the control ring have a turn.
+    /// Serves both ends of the control ring once.
     fn talk(&mut self) -> StagingProgress {
         self.front.look(&self.front_platform, &mut self.front_store, &mut self.front_host).unwrap();
         self.back.serve_control(&mut self.back_host);
         self.front.staging().unwrap()
     }
 
-    /// Grants used since `before`, in either way.
+    /// Returns the numbers of grant copies and maps since `before`.
     fn uses(&self, before: &CounterValues) -> (u64, u64) {
         let spent = self.back_platform.counters().values().since(before);
         (spent.grant_maps, spent.grant_copies)
     }
 
-    /// Grants of the frontend that are mapped now.
+    /// Returns the number of the frontend's grants that are mapped now.
     fn mapped(&self) -> u64 {
         let counts = self.back_platform.counters().values();
         counts.grant_maps - counts.grant_unmaps
     }
 
-    /// The backend is no more: nothing is said to anybody. Another one looks.
+    /// Replaces the backend by another one without any notice to the frontend.
     fn succeed(&mut self) {
         self.back_host.port = None;
         let options = BackendOptions { mode: self.mode, mtu: 1500 };
@@ -334,13 +334,13 @@ fn frames(seeds: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_device_goes_on_under_a_new_backend_and_no_state_changes() {
+fn adopted_device_continues_without_state_change() {
     let cases = [
         (Mode::Copy, true, Mode::Copy),
         (Mode::Map, true, Mode::Map),
         (Mode::Copy, false, Mode::Copy),
         (Mode::Window, true, Mode::Window),
-        // What the frontend was told holds.
+        // The announced keys hold.
         (Mode::Window, true, Mode::Copy),
     ];
     for (mode, recorded, then) in cases {
@@ -351,7 +351,7 @@ fn a_device_goes_on_under_a_new_backend_and_no_state_changes() {
             let base = round * 16;
             let (front, back) = pair.ports();
             assert_eq!(send(front, base..base + 5), 5);
-            // Two are passed on and answered; one more is passed on, and then the backend dies.
+            // Two frames are delivered and answered. A third one is delivered, and then the backend crashes.
             assert_eq!(take(back, 2, true), frames(base..base + 2));
             assert_eq!(take(back, 1, false), frames(base + 2..base + 3));
             assert_eq!(send(back, base + 5..base + 7), 2);
@@ -371,13 +371,13 @@ fn a_device_goes_on_under_a_new_backend_and_no_state_changes() {
 }
 
 #[test]
-fn answers_that_were_not_published_cost_no_frame() {
+fn unpublished_responses_before_crash_lose_no_frame() {
     let mut pair = Pair::connected(Mode::Copy, OffloadKeys::ALL, true);
     for round in 0..100 {
         let base = round * 8;
         let (front, back) = pair.ports();
         assert_eq!(send(front, base..base + 3), 3);
-        // Written to the guest, but not flushed: nobody ever hears of it.
+        // Written to the guest but not flushed: the response stays unpublished.
         let mut batch = Batch::default();
         let at = batch.reserve(5000).unwrap();
         batch.push_contiguous(at, 5000, OffloadMeta::PLAIN).unwrap();
@@ -395,12 +395,12 @@ fn answers_that_were_not_published_cost_no_frame() {
 }
 
 #[test]
-fn the_frontend_is_notified_once_and_its_requests_are_found_without_an_event() {
+fn adopting_backend_notifies_once_and_finds_waiting_requests() {
     let mut pair = Pair::connected(Mode::Copy, OffloadKeys::ALL, true);
     let (front, back) = pair.ports();
     assert!(!back.arm().unwrap() && !front.arm().unwrap());
     assert_eq!(send(front, 0..1), 1);
-    // Its event goes to a backend that dies before it looks.
+    // The event goes to a backend that crashes before it reads the ring.
     back.clear_events().unwrap();
     front.clear_events().unwrap();
     pair.succeed();
@@ -416,12 +416,12 @@ fn the_frontend_is_notified_once_and_its_requests_are_found_without_an_event() {
 }
 
 #[test]
-fn what_the_frontend_was_told_holds_for_the_new_backend() {
+fn announced_keys_hold_for_adopting_backend() {
     let told = OffloadKeys { gso_tcp_v4: false, checksum_ipv6: false, ..OffloadKeys::ALL };
     let mut pair = Pair::connected(Mode::Copy, told, true);
     let before = *pair.back.connection().unwrap();
     assert_eq!(before.features.own, told);
-    // The successor would announce everything, if it announced.
+    // The successor would announce every offload, if it announced.
     pair.succeed();
     let after = *pair.back.connection().unwrap();
     assert_eq!((before.adopted, after.adopted), (false, true));
@@ -429,10 +429,10 @@ fn what_the_frontend_was_told_holds_for_the_new_backend() {
 }
 
 #[test]
-fn xsa_39_a_device_whose_indices_were_moved_is_closed_not_adopted() {
+fn xsa_39_device_with_moved_indices_is_closed_not_adopted() {
     for recorded in [true, false] {
         let mut pair = Pair::connected(Mode::Copy, OffloadKeys::ALL, recorded);
-        // The frontend lent its tx ring first: it may write anything there.
+        // The frontend's first grant is its TX ring, which it can write.
         let path = format!("{}/tx-ring-ref", pair.device.frontend_path());
         let gref = pair.back_store.read_u32(&path).unwrap();
         let mut pages = pair.back_platform.grantee(pair.device.frontend).unwrap();
@@ -454,7 +454,7 @@ fn xsa_39_a_device_whose_indices_were_moved_is_closed_not_adopted() {
 }
 
 #[test]
-fn a_backend_waits_for_the_toolstacks_script() {
+fn backend_without_hotplug_status_does_not_connect() {
     let mut pair = Pair::new(Mode::Copy, OffloadKeys::ALL, false);
     let options = BackendOptions { mode: Mode::Copy, mtu: 1500 };
     pair.back = VifBackend::new(pair.device, options).waiting_for_hotplug(true);
@@ -471,9 +471,9 @@ fn a_backend_waits_for_the_toolstacks_script() {
     assert_eq!(pair.states()[0], XenbusState::Connected);
 }
 
-/// The groups that a guest added are known to the backend that died, and to nobody else.
+/// Checks that a successor, which does not know the groups that a guest added, filters none of them.
 #[test]
-fn a_guest_with_a_multicast_filter_gets_all_groups_until_it_connects_again() {
+fn adopted_guest_with_multicast_filter_receives_all_groups() {
     let mut pair = Pair::new(Mode::Copy, OffloadKeys::ALL, true);
     let policy = VifPolicy { multicast_control: true, ..VifPolicy::default() };
     let options = BackendOptions { mode: Mode::Copy, mtu: 1500 };
@@ -483,7 +483,7 @@ fn a_guest_with_a_multicast_filter_gets_all_groups_until_it_connects_again() {
     for _ in 0..10 {
         pair.look();
     }
-    // A group's address, as the first octets of frame 33 are one.
+    // Frame 33 begins with the bytes of a group address.
     assert_eq!(frame(33)[0] & 1, 1);
     let (front, back) = pair.ports();
     assert_eq!((send(back, 33..34), take(front, 64, true).len()), (0, 0));
@@ -493,14 +493,14 @@ fn a_guest_with_a_multicast_filter_gets_all_groups_until_it_connects_again() {
 }
 
 #[test]
-fn what_was_staged_is_staged_for_the_new_backend_whenever_the_one_before_died() {
+fn staged_pages_are_restaged_after_crash_at_any_step() {
     for queues in [1, 2] {
         let mut pair = Pair::staging(queues);
-        let mut turns = 0;
-        // One dies after each turn of the control ring, in the middle of staging too.
+        let mut rounds = 0;
+        // A backend crashes after each round of the control ring, also in the middle of staging.
         while !pair.talk().done {
-            turns += 1;
-            assert!(turns < 100);
+            rounds += 1;
+            assert!(rounds < 100);
             pair.succeed();
             assert!(pair.back.connection().unwrap().adopted);
         }
@@ -508,7 +508,7 @@ fn what_was_staged_is_staged_for_the_new_backend_whenever_the_one_before_died() 
         let StagingProgress { staged, refused, .. } = pair.front.staging().unwrap();
         assert_eq!((staged, refused), (all, 0), "{queues} queues");
         assert_eq!(pair.back.staged() as usize, all);
-        // The rings of the queues and of control are mapped besides.
+        // The rings of the queues and the control ring are mapped too.
         let mapped = all as u64 + 2 * u64::from(queues) + 1;
         for round in 0..20 {
             pair.succeed();
@@ -531,14 +531,14 @@ fn what_was_staged_is_staged_for_the_new_backend_whenever_the_one_before_died() 
     }
 }
 
-/// Frames of one round may take any queue.
+/// Sorts frames: those of one round may take any queue.
 fn sorted(mut frames: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     frames.sort();
     frames
 }
 
 #[test]
-fn a_backend_that_no_longer_stages_still_does_for_whom_it_was_told_so() {
+fn staging_offer_holds_for_adopting_backend_without_staging() {
     let mut pair = Pair::staging(1);
     while !pair.talk().done {}
     pair.mode = Mode::Copy;

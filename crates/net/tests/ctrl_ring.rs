@@ -1,5 +1,5 @@
-//! The backend's end of the control ring, message by message, over real grants: what the interface
-//! leaves open is decided in `docs/staging-grants.md`, and each decision has its test here.
+//! Control ring of the backend, message by message, over real grants. `docs/staging-grants.md` has the
+//! decisions that the interface leaves open; each has its test here.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ringfence_access::index::GREF_LIMIT;
 use ringfence_access::staging::{StagingLimits, StagingTable};
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Fault;
 use ringfence_frame::steer::Steering;
 use ringfence_memory::LentSlice;
@@ -28,7 +28,7 @@ const NOT_SUPPORTED: u32 = 1;
 const INVALID: u32 = 2;
 const OVERFLOW: u32 = 3;
 
-/// The ports of the device: tables of staged pages, and how packets are hashed.
+/// Ports of the device: tables of staged pages, and the hash configuration.
 #[derive(Default)]
 struct Ports {
     tables: [StagingTable; 2],
@@ -36,28 +36,28 @@ struct Ports {
 }
 
 impl Ports {
-    fn obey(&mut self, queue: u16, order: PortOrder) -> Option<PortReply> {
+    fn execute(&mut self, queue: u16, command: PortCommand) -> Option<PortReply> {
         let table = self.tables.get_mut(usize::from(queue))?;
-        Some(match order {
-            PortOrder::Stage(pages) => match table.add(pages) {
+        Some(match command {
+            PortCommand::Stage(pages) => match table.add(pages) {
                 Ok(()) => PortReply::Staged,
                 Err((pages, why)) => PortReply::NotStaged(pages, why),
             },
-            PortOrder::Unstage(grefs) => {
+            PortCommand::Unstage(grefs) => {
                 PortReply::Unstaged(grefs.into_iter().filter_map(|g| table.take(g)).collect())
             }
-            PortOrder::Hash(steering) => {
+            PortCommand::Hash(steering) => {
                 self.steering = steering;
                 PortReply::Hashing
             }
-            PortOrder::Follow(_) | PortOrder::SendStaged(_) | PortOrder::Resize(_) => {
+            PortCommand::SetPolicy(_) | PortCommand::SendStaged(_) | PortCommand::Resize(_) => {
                 PortReply::Unsupported
             }
         })
     }
 }
 
-/// A frontend that writes what it likes, and a backend.
+/// Backend, and a frontend that sends arbitrary messages.
 struct Dialogue {
     hub: HubHandle,
     platform: LocalPlatform,
@@ -84,7 +84,7 @@ impl Dialogue {
         Dialogue::with(Some(StagingLimits { per_queue: 64, per_guest: 96 }))
     }
 
-    /// Two queues.
+    /// Makes a dialogue with two queues.
     fn with(staging: Option<StagingLimits>) -> Dialogue {
         let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || thread.run().unwrap());
@@ -126,7 +126,7 @@ impl Dialogue {
         }
     }
 
-    /// Another backend takes the place of the one there is, as a process that has `record`.
+    /// Replaces the backend by another one, as a process with the crash journal `record` does.
     fn succeed(&mut self, record: &LentSlice, adopting: bool) {
         let peer = self._front_platform.domid();
         let bound = self.platform.bind_interdomain(peer, self.channel.port());
@@ -139,7 +139,7 @@ impl Dialogue {
         let options = CtrlOptions { queues: 2, staging };
         let record = CtrlRecord::new(record.clone()).unwrap();
         let make = if adopting { CtrlBackend::adopt } else { CtrlBackend::recorded };
-        // A channel of the local platform can be bound once: later ones stand for it.
+        // A channel of the local platform can be bound once, so later backends use a new one.
         let channel = bound.unwrap_or_else(|_| {
             self.channel = self._front_platform.alloc_unbound(DomId(0)).unwrap();
             self.platform.bind_interdomain(peer, self.channel.port()).unwrap()
@@ -147,7 +147,7 @@ impl Dialogue {
         self.ports = Ports::default();
         self.backend = make(ring, record, channel, grantee, options, &self.rules).unwrap();
         let ports = &mut self.ports;
-        self.backend.take_up(&mut |queue, order| ports.obey(queue, order));
+        self.backend.restore(&mut |queue, command| ports.execute(queue, command));
     }
 
     fn lend(&mut self, access: Access, count: usize) -> Vec<Lease> {
@@ -156,7 +156,7 @@ impl Dialogue {
 
     fn serve(&mut self) -> Result<bool, Fault> {
         let ports = &mut self.ports;
-        self.backend.serve(&mut |queue, order| ports.obey(queue, order))
+        self.backend.serve(&mut |queue, command| ports.execute(queue, command))
     }
 
     fn post(&mut self, kind: u16, data: [u32; 3]) {
@@ -165,8 +165,8 @@ impl Dialogue {
         assert!(self.ring.request(&request.to_bytes()));
     }
 
-    /// Status and data of the answer.
-    fn ask_raw(&mut self, kind: u16, data: [u32; 3]) -> (u32, u32) {
+    /// Sends a message; returns status and data of the response.
+    fn call_raw(&mut self, kind: u16, data: [u32; 3]) -> (u32, u32) {
         self.post(kind, data);
         self.ring.publish();
         self.serve().unwrap();
@@ -177,7 +177,7 @@ impl Dialogue {
 
     fn answer(&mut self) -> Option<CtrlResponse> {
         (self.ring.unconsumed().unwrap() > 0).then(|| {
-            // The whole slot: its unused end must not tell what was there (XSA-216).
+            // The whole slot: its unused end must not leak earlier content (XSA-216).
             let slot: [u8; 16] = self.ring.response(0).into_unchecked();
             self.ring.consume(1);
             assert_eq!(slot[12..], [0; 4]);
@@ -185,9 +185,9 @@ impl Dialogue {
         })
     }
 
-    fn ask(&mut self, message: CtrlMessage) -> (u32, u32) {
+    fn call(&mut self, message: CtrlMessage) -> (u32, u32) {
         let request = message.request(0);
-        self.ask_raw(request.kind.to_raw(), request.data)
+        self.call_raw(request.kind.to_raw(), request.data)
     }
 
     fn write_list(&self, entries: &[GrefEntry]) {
@@ -201,17 +201,18 @@ impl Dialogue {
 
     fn add(&mut self, queue: u32, entries: &[GrefEntry]) -> u32 {
         self.write_list(entries);
-        let (status, data) = self.ask(CtrlMessage::AddGrefMapping(self.list(queue, entries.len())));
+        let (status, data) =
+            self.call(CtrlMessage::AddGrefMapping(self.list(queue, entries.len())));
         assert_eq!(data, 0);
         status
     }
 
-    /// Status, pages taken out, and the status of each entry.
+    /// Removes pages; returns the status, the number of pages removed, and the status of each entry.
     fn del(&mut self, queue: u32, grefs: &[u32]) -> (u32, u32, Vec<u16>) {
-        // What is in the status before means nothing.
+        // The previous content of the status field is ignored.
         let entry = |gref: &u32| GrefEntry { gref: Gref(*gref), flags: 0xFFFE, status: 0xBEEF };
         self.write_list(&grefs.iter().map(entry).collect::<Vec<_>>());
-        let (status, data) = self.ask(CtrlMessage::DelGrefMapping(self.list(queue, grefs.len())));
+        let (status, data) = self.call(CtrlMessage::DelGrefMapping(self.list(queue, grefs.len())));
         let mut bytes = vec![0; grefs.len() * GrefEntry::SIZE];
         self.list.memory().copy_to(0, &mut bytes).unwrap();
         let entry = |b: &[u8]| GrefEntry::from_bytes(b.try_into().unwrap()).status;
@@ -229,91 +230,91 @@ fn rw(leases: &[Lease]) -> Vec<GrefEntry> {
 }
 
 #[test]
-fn every_message_is_answered() {
+fn message_of_each_type_gets_response() {
     let mut d = Dialogue::new();
-    // The order of the header: flags are of no use before there is an algorithm.
-    assert_eq!(d.ask(CtrlMessage::GetHashFlags), (NOT_SUPPORTED, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (NOT_SUPPORTED, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(7)), (INVALID, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
-    assert_eq!(d.ask(CtrlMessage::GetHashFlags), (OK, 15));
-    assert_eq!(d.ask_raw(1, [7, 8, 9]), (OK, 15), "it uses none of these");
-    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
-    assert_eq!(d.ask_raw(2, [16, 0, 0]), (INVALID, 0));
-    assert_eq!(d.ask(CtrlMessage::GetHashMappingSize), (OK, 1024));
-    assert_eq!(d.ask(CtrlMessage::SetHashMappingSize { entries: 1025 }), (INVALID, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashMappingSize { entries: 4 }), (OK, 0));
+    // The sequence of the header: flags are refused before an algorithm is set.
+    assert_eq!(d.call(CtrlMessage::GetHashFlags), (NOT_SUPPORTED, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashFlags(HashTypes::ALL)), (NOT_SUPPORTED, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashAlgorithm(7)), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::GetHashFlags), (OK, 15));
+    assert_eq!(d.call_raw(1, [7, 8, 9]), (OK, 15), "it uses none of these");
+    assert_eq!(d.call(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
+    assert_eq!(d.call_raw(2, [16, 0, 0]), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::GetHashMappingSize), (OK, 1024));
+    assert_eq!(d.call(CtrlMessage::SetHashMappingSize { entries: 1025 }), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashMappingSize { entries: 4 }), (OK, 0));
     let page = d.list.gref();
     d.list.memory().copy_from(0, &[1; 40]).unwrap();
-    assert_eq!(d.ask(CtrlMessage::SetHashKey { page, bytes: 40 }), (OK, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashKey { page, bytes: 41 }), (OVERFLOW, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashKey { page: Gref(4000), bytes: 40 }), (INVALID, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashKey { page: Gref(4000), bytes: 0 }), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashKey { page, bytes: 40 }), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashKey { page, bytes: 41 }), (OVERFLOW, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashKey { page: Gref(4000), bytes: 40 }), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashKey { page: Gref(4000), bytes: 0 }), (OK, 0));
     d.list.memory().copy_from(0, &[1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
     let set = |entries, first| CtrlMessage::SetHashMapping { page, entries, first };
-    assert_eq!(d.ask(set(2, 2)), (OK, 0));
-    assert_eq!(d.ask(set(2, 3)), (OVERFLOW, 0));
+    assert_eq!(d.call(set(2, 2)), (OK, 0));
+    assert_eq!(d.call(set(2, 3)), (OVERFLOW, 0));
     d.list.memory().copy_from(0, &[2, 0, 0, 0]).unwrap();
-    assert_eq!(d.ask(set(1, 0)), (INVALID, 0), "there is no queue 2");
+    assert_eq!(d.call(set(1, 0)), (INVALID, 0), "there is no queue 2");
     let steering = d.ports.steering.clone().unwrap();
     assert_eq!([0, 1, 2, 3].map(|hash| steering.queue(hash)), [0, 0, 1, 0]);
-    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(0)), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashAlgorithm(0)), (OK, 0));
     assert!(d.ports.steering.is_none());
     for kind in [0, 11, 0xFFFF] {
-        assert_eq!(d.ask_raw(kind, [1, 2, 3]), (NOT_SUPPORTED, 0));
+        assert_eq!(d.call_raw(kind, [1, 2, 3]), (NOT_SUPPORTED, 0));
     }
 }
 
-/// Ranges that end beyond the hash mapping are refused by the sum of offset and length, also where it
-/// overflows, before the page of the entries is fetched; the table stays as it was.
+/// Checks a range beyond the hash mapping. It is refused by the sum of offset and length, also if that
+/// overflows, before the page of the entries is read. The table is unchanged.
 #[test]
-fn xsa_270_hash_mapping_beyond_the_table_is_refused_before_its_page_is_fetched() {
+fn xsa_270_hash_mapping_beyond_table_is_refused_before_page_is_read() {
     let mut d = Dialogue::new();
-    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashMappingSize { entries: 4 }), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashMappingSize { entries: 4 }), (OK, 0));
     let page = d.list.gref();
     d.list.memory().copy_from(0, &[1, 0, 0, 0, 1, 0, 0, 0]).unwrap();
     let set = |page, entries, first| CtrlMessage::SetHashMapping { page, entries, first };
-    assert_eq!(d.ask(set(page, 1, 3)), (OK, 0), "the last entry is one");
+    assert_eq!(d.call(set(page, 1, 3)), (OK, 0), "the last entry is one");
     for (entries, first) in [(1, 4), (2, 3), (5, 0), (1, u32::MAX), (1023, u32::MAX - 1022)] {
-        assert_eq!(d.ask(set(page, entries, first)), (OVERFLOW, 0), "{entries} from {first}");
-        // A page that is not granted is INVALID where it is fetched.
-        assert_eq!(d.ask(set(Gref(4000), entries, first)), (OVERFLOW, 0), "it was fetched");
+        assert_eq!(d.call(set(page, entries, first)), (OVERFLOW, 0), "{entries} from {first}");
+        // For a valid range, a page that is not granted is INVALID.
+        assert_eq!(d.call(set(Gref(4000), entries, first)), (OVERFLOW, 0), "it was fetched");
     }
-    assert_eq!(d.ask(set(Gref(4000), 1, 3)), (INVALID, 0));
+    assert_eq!(d.call(set(Gref(4000), 1, 3)), (INVALID, 0));
     let steering = d.ports.steering.clone().unwrap();
     assert_eq!([0, 1, 2, 3].map(|hash| steering.queue(hash)), [0, 0, 0, 1]);
 }
 
 #[test]
-fn the_size_is_the_most_there_may_be_whatever_is_staged() {
+fn mapping_size_is_constant_limit_of_queue() {
     let mut d = Dialogue::new();
-    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(0)), (OK, 64));
+    assert_eq!(d.call(CtrlMessage::GetGrefMappingSize(0)), (OK, 64));
     let pages = d.lend(Access::ReadWrite, 10);
     assert_eq!(d.add(0, &rw(&pages)), OK);
-    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(0)), (OK, 64));
-    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(2)), (INVALID, 0));
-    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(u32::MAX)), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::GetGrefMappingSize(0)), (OK, 64));
+    assert_eq!(d.call(CtrlMessage::GetGrefMappingSize(2)), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::GetGrefMappingSize(u32::MAX)), (INVALID, 0));
 }
 
 #[test]
-fn where_nothing_is_staged_it_is_said() {
+fn staging_messages_without_staging_are_not_supported() {
     let mut d = Dialogue::with(None);
     let pages = d.lend(Access::ReadWrite, 1);
-    assert_eq!(d.ask(CtrlMessage::GetGrefMappingSize(0)), (NOT_SUPPORTED, 0));
+    assert_eq!(d.call(CtrlMessage::GetGrefMappingSize(0)), (NOT_SUPPORTED, 0));
     assert_eq!(d.add(0, &rw(&pages)), NOT_SUPPORTED);
     assert_eq!(d.del(0, &[pages[0].gref().0]).0, NOT_SUPPORTED);
 }
 
 #[test]
-fn adding_is_all_or_nothing() {
+fn add_with_one_invalid_page_stages_nothing() {
     let mut d = Dialogue::new();
     let before = d.mapped();
     let pages = d.lend(Access::ReadWrite, 3);
     let read_only = d.lend(Access::ReadOnly, 1);
-    // The last of them was never granted, is reserved, is not granted for writing, is beyond any
-    // table of grants.
+    // The last entry was never granted, is reserved, is read-only, is not below the limit of references, or is
+    // the largest number.
     for (bad, rule) in [
         (GrefEntry::new(Gref(900), false), "staging_page_not_mapped"),
         (GrefEntry::new(Gref(0), false), "staging_page_not_mapped"),
@@ -332,13 +333,13 @@ fn adding_is_all_or_nothing() {
     list.push(GrefEntry::new(read_only[0].gref(), true));
     assert_eq!(d.add(0, &list), OK);
     assert_eq!(d.mapped(), before + 4);
-    // Read-only ones are never written through the table, the others are.
+    // Read-only pages are never written through the table; the others are.
     assert!(d.ports.tables[0].get(read_only[0].gref(), Access::ReadWrite).is_none());
     assert!(d.ports.tables[0].get(pages[0].gref(), Access::ReadWrite).is_some());
 }
 
 #[test]
-fn a_page_is_staged_once_for_a_queue() {
+fn page_staged_twice_for_queue_is_refused() {
     let mut d = Dialogue::new();
     let pages = d.lend(Access::ReadWrite, 2);
     let [a, b] = [0, 1].map(|i| GrefEntry::new(pages[i].gref(), false));
@@ -352,7 +353,7 @@ fn a_page_is_staged_once_for_a_queue() {
 }
 
 #[test]
-fn what_is_beyond_the_bounds_is_refused_as_a_whole() {
+fn list_beyond_limit_is_refused_whole() {
     let mut d = Dialogue::new();
     let pages = d.lend(Access::ReadWrite, 65);
     assert_eq!(d.add(0, &rw(&pages)), INVALID);
@@ -363,19 +364,19 @@ fn what_is_beyond_the_bounds_is_refused_as_a_whole() {
     assert_eq!(d.rules.get("staging_guest_full"), 1);
     assert_eq!(d.add(1, &rw(&pages[..32])), OK);
     assert_eq!(d.backend.staged(), 96);
-    // There is room again once some have left.
+    // After the removal of some pages there is room again.
     assert_eq!(d.del(0, &[pages[0].gref().0]).1, 1);
     assert_eq!(d.add(0, &rw(&pages[64..])), OK);
 }
 
 #[test]
-fn taking_out_answers_for_each_entry() {
+fn removal_returns_status_of_each_entry() {
     let mut d = Dialogue::new();
     let before = d.mapped();
     let pages = d.lend(Access::ReadWrite, 3);
     let g = |i: usize| pages[i].gref().0;
     assert_eq!(d.add(0, &rw(&pages)), OK);
-    // One that is there, one that never was, one twice, one that is beyond any table.
+    // One present page, one unknown, one repeated, one beyond any table.
     let list = [g(0), 900, g(1), g(1), u32::MAX];
     assert_eq!(d.del(0, &list), (OK, 2, vec![0, 2, 0, 2, 2]));
     assert_eq!(d.mapped(), before + 1, "they are unmapped when the answer is read");
@@ -384,7 +385,7 @@ fn taking_out_answers_for_each_entry() {
     assert_eq!(d.del(2, &[g(2)]).0, INVALID, "no such queue");
     assert_eq!(d.del(1, &[g(2)]), (OK, 0, vec![2]), "not of that queue");
     assert_eq!(d.rules.get("staging_not_staged"), 3);
-    // The granter may take them back at once.
+    // The granter can revoke the pages at once.
     let mut pages = pages.into_iter();
     assert!(d.granter.take_back(pages.next().unwrap()).is_ok());
     assert!(d.granter.take_back(pages.next().unwrap()).is_ok());
@@ -392,7 +393,7 @@ fn taking_out_answers_for_each_entry() {
 }
 
 #[test]
-fn a_list_that_cannot_be_answered_in_changes_nothing() {
+fn removal_with_read_only_list_changes_nothing() {
     let mut d = Dialogue::new();
     let pages = d.lend(Access::ReadWrite, 1);
     let read_only = d.lend(Access::ReadOnly, 1).pop().unwrap();
@@ -400,21 +401,21 @@ fn a_list_that_cannot_be_answered_in_changes_nothing() {
     let entry = GrefEntry::new(pages[0].gref(), false);
     read_only.memory().copy_from(0, &entry.to_bytes()).unwrap();
     let list = GrefList { queue: 0, page: read_only.gref(), entries: 1 };
-    assert_eq!(d.ask(CtrlMessage::DelGrefMapping(list)), (INVALID, 0));
+    assert_eq!(d.call(CtrlMessage::DelGrefMapping(list)), (INVALID, 0));
     assert_eq!(d.rules.get("ctrl_page_unwritable"), 1);
     assert_eq!(d.ports.tables[0].len(), 1);
     assert_eq!(d.del(0, &[pages[0].gref().0]).1, 1, "it is still known");
-    // To add, the page need only be readable.
-    assert_eq!(d.ask(CtrlMessage::AddGrefMapping(list)), (OK, 0));
+    // For an add, a readable page suffices.
+    assert_eq!(d.call(CtrlMessage::AddGrefMapping(list)), (OK, 0));
 }
 
 #[test]
-fn a_page_that_is_used_goes_when_the_use_ends() {
+fn removed_page_in_use_is_unmapped_after_use() {
     let mut d = Dialogue::new();
     let page = d.lend(Access::ReadWrite, 1).pop().unwrap();
     assert_eq!(d.add(0, &[GrefEntry::new(page.gref(), false)]), OK);
     page.memory().copy_from(0, b"in use").unwrap();
-    // An I/O holds the page, as a write to a disk or socket would.
+    // An I/O holds the page, as a write to a disk or socket does.
     let held = d.ports.tables[0].get(page.gref(), Access::ReadOnly).unwrap().clone();
     assert_eq!(d.del(0, &[page.gref().0]).1, 1);
     assert!(d.ports.tables[0].is_empty(), "no new use finds it");
@@ -427,7 +428,7 @@ fn a_page_that_is_used_goes_when_the_use_ends() {
 }
 
 #[test]
-fn xsa_155_a_list_is_fetched_once() {
+fn xsa_155_list_is_read_once() {
     let mut d = Dialogue::new();
     let pages = d.lend(Access::ReadWrite, 2);
     let changing = d.list.memory().clone();
@@ -443,19 +444,19 @@ fn xsa_155_a_list_is_fetched_once() {
     let before = d.mapped();
     for _ in 0..2000 {
         let list = d.list(0, 1);
-        let (status, _) = d.ask(CtrlMessage::AddGrefMapping(list));
-        // What was judged is what was mapped.
+        let (status, _) = d.call(CtrlMessage::AddGrefMapping(list));
+        // The validated content is what was mapped.
         let staged = d.ports.tables[0].len();
         assert_eq!(staged, usize::from(status == OK));
         assert_eq!(d.ports.tables[0].get(a.gref, Access::ReadWrite).is_some(), status == OK);
         assert_eq!(d.mapped() - before, staged as u64);
-        let (status, gone) = d.ask(CtrlMessage::DelGrefMapping(list));
+        let (status, gone) = d.call(CtrlMessage::DelGrefMapping(list));
         assert_eq!(status, OK);
         assert_eq!(staged - d.ports.tables[0].len(), gone as usize);
         if gone == 0 && staged == 1 {
-            // The list named the other one then: take it out by the table's own means.
+            // The list then contained the other page, so the table itself removes it.
             while !d.ports.tables[0].is_empty() {
-                d.ask(CtrlMessage::DelGrefMapping(list));
+                d.call(CtrlMessage::DelGrefMapping(list));
             }
         }
     }
@@ -464,41 +465,41 @@ fn xsa_155_a_list_is_fetched_once() {
 }
 
 #[test]
-fn lists_of_513_or_65535_entries_are_refused() {
+fn list_beyond_page_size_is_refused() {
     let mut d = Dialogue::new();
     let page = d.list.gref().0;
     for kind in [9, 10] {
         for entries in [0, 513, 65_535, 65_536 + 1, u32::MAX] {
-            assert_eq!(d.ask_raw(kind, [0, page, entries]), (INVALID, 0));
+            assert_eq!(d.call_raw(kind, [0, page, entries]), (INVALID, 0));
         }
     }
     assert_eq!(d.rules.get("ctrl_list_length"), 10);
 }
 
 #[test]
-fn a_storm_of_messages_has_turns() {
+fn message_flood_is_served_in_bounded_rounds() {
     let mut d = Dialogue::new();
     for _ in 0..128 {
         d.post(4, [0; 3]);
     }
     d.ring.publish();
-    assert!(d.serve().unwrap(), "there is more than one turn takes");
+    assert!(d.serve().unwrap(), "there are more messages than one call serves");
     assert_eq!(d.ring.unconsumed().unwrap(), 4);
-    let mut turns = 1;
+    let mut rounds = 1;
     while d.serve().unwrap() {
-        turns += 1;
+        rounds += 1;
     }
-    assert_eq!(turns, 31, "and then a last one");
+    assert_eq!(rounds, 31, "31 full rounds, and a last one");
     while d.answer().is_some() {}
 }
 
-/// Answers that nobody takes cost the backend nothing: they are in the frontend's own page.
+/// Checks that unread responses do not block the backend: they are in the frontend's own page.
 #[test]
-fn a_ring_whose_answers_nobody_takes_is_served_on() {
+fn unread_responses_do_not_block_ring() {
     let mut d = Dialogue::new();
     let mut posted = 0u32;
     for _ in 0..1000 {
-        // By hand: the honest end would not post what there is no room for.
+        // Written by hand: a correct frontend posts only requests with room for the response.
         let offset = 64 + (posted % 128) as usize * 16;
         let request = CtrlMessage::GetHashMappingSize.request(1);
         d.ring_page.memory().copy_from(offset, &request.to_bytes()).unwrap();
@@ -511,7 +512,7 @@ fn a_ring_whose_answers_nobody_takes_is_served_on() {
 }
 
 #[test]
-fn xsa_39_an_impossible_index_costs_the_device() {
+fn xsa_39_invalid_producer_index_ends_device() {
     let mut d = Dialogue::new();
     d.ring_page.memory().store_u32(0, 129, std::sync::atomic::Ordering::SeqCst).unwrap();
     assert!(matches!(d.serve(), Err(Fault::Misbehaved(_))));
@@ -519,7 +520,7 @@ fn xsa_39_an_impossible_index_costs_the_device() {
 }
 
 #[test]
-fn a_frontend_that_waits_is_told() {
+fn waiting_frontend_is_notified() {
     let mut d = Dialogue::new();
     while d.channel.clear().unwrap() {}
     assert!(!d.ring.final_check().unwrap());
@@ -533,16 +534,16 @@ fn a_frontend_that_waits_is_told() {
 }
 
 #[test]
-fn a_message_that_was_carried_out_and_not_answered_is_carried_out_anew() {
+fn unpublished_message_is_executed_again_after_takeover() {
     let mut d = Dialogue::new();
     let record = LentSlice::anonymous(CtrlRecord::BYTES);
     d.succeed(&record, false);
     let leases = d.lend(Access::ReadWrite, 8);
     assert_eq!(d.add(0, &rw(&leases[..2])), OK);
-    assert_eq!(d.ask(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
-    assert_eq!(d.ask(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
-    // Two messages: one adds, one takes out. The answers and the ring's own record are then as if
-    // the process had died just before it published; the state was written already.
+    assert_eq!(d.call(CtrlMessage::SetHashAlgorithm(1)), (OK, 0));
+    assert_eq!(d.call(CtrlMessage::SetHashFlags(HashTypes::ALL)), (OK, 0));
+    // Two messages: one adds, one removes. The responses and the ring's journal are then reset, as if the
+    // process had crashed just before publication; the state was written already.
     let mut pages = [vec![0; 4096], vec![0; 4096]];
     let memories = [d.ring_page.memory().clone(), record.slice(0, 4096).unwrap()];
     d.write_list(&rw(&leases[2..6]));
@@ -558,12 +559,12 @@ fn a_message_that_was_carried_out_and_not_answered_is_carried_out_anew() {
     }
     d.succeed(&record, true);
     assert_eq!((d.ports.tables[0].len(), d.ports.tables[1].len()), (2, 0), "as it was published");
-    assert!(d.ports.steering.is_some(), "hashing goes on");
+    assert!(d.ports.steering.is_some(), "the hash stays configured");
     d.serve().unwrap();
     assert_eq!(d.answer().unwrap().status.to_raw(), OK, "not refused as being staged already");
     assert_eq!(d.ports.tables[1].len(), 4);
     assert_eq!(d.rules.all().len(), 0, "{:?}", d.rules.all());
-    // And once more, with the answer published.
+    // Again, with the response published.
     d.succeed(&record, true);
     assert_eq!((d.ports.tables[0].len(), d.ports.tables[1].len()), (2, 4));
     let grefs: Vec<u32> = leases[2..6].iter().map(|lease| lease.gref().0).collect();
@@ -571,7 +572,7 @@ fn a_message_that_was_carried_out_and_not_answered_is_carried_out_anew() {
 }
 
 #[test]
-fn a_page_that_was_taken_back_meanwhile_is_left_out() {
+fn revoked_page_is_skipped_on_takeover() {
     let mut d = Dialogue::new();
     let record = LentSlice::anonymous(CtrlRecord::BYTES);
     d.succeed(&record, false);

@@ -1,8 +1,8 @@
-//! Every set of offload keys beside every other one, with TCP of real kernels at both ends.
+//! Every set of offload keys with every other one, with TCP of real kernels at both ends.
 //!
-//! Both kernels leave to the TAP's reader whatever they can, so that everything that the other side does
-//! not take has to be done on the way. For each pair the vif connects anew, TCP runs both ways over IPv4
-//! and IPv6, and the ports' counters say what was made use of.
+//! Both kernels leave all offloads to the TAP's reader, so that the data path does all that the other side
+//! does not accept. For each pair of sets the vif connects again and TCP runs both ways over IPv4 and IPv6.
+//! The test checks the ports' counters for the offloads that were used.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -20,16 +20,16 @@ use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use support::world::{MTU, Side, World};
 use support::{Peer, in_namespaces, tcp};
 
-/// What a connection carries each way. It fits the rings however it is cut, so that nothing is lost and
-/// no pair waits for a retransmission.
-const OCTETS: usize = 128 << 10;
+/// Bytes of a connection in each direction. They fit the rings with any segmentation, so that no frame is
+/// lost and no pair waits for a retransmission.
+const BYTES: usize = 128 << 10;
 
-/// The MTU where no packet may take several slots.
+/// MTU for pairs in which packets have one slot only.
 const SMALL: u16 = 1500;
 
 const ADDRESSES: [&str; 2] = ["10.9.0.2:5001", "[fd00:9::2]:5001"];
 
-/// Connects the vif with these keys, lets TCP run, and checks what was made use of.
+/// Connects the vif with these keys, runs TCP, and checks the offloads that were used.
 fn check(world: &mut World, mode: Mode, pair: Pair) {
     world.set_mtu(if pair.sg() { MTU } else { SMALL });
     let options = BackendOptions { mode, mtu: MTU };
@@ -40,12 +40,12 @@ fn check(world: &mut World, mode: Mode, pair: Pair) {
         let seen = uses(world);
         let sum = |side: &Side| side.tap.frames_coalesced.get();
         let joined = sum(&world.guest);
-        tcp::both_ways(to.parse::<SocketAddr>().unwrap(), pair.seed(), OCTETS);
-        assert_eq!(world.peer.answer(), "ended");
+        tcp::both_ways(to.parse::<SocketAddr>().unwrap(), pair.seed(), BYTES);
+        assert_eq!(world.peer.response(), "ended");
         world.settle();
         let used = uses(world);
         for (n, keys) in [pair.back, pair.front].into_iter().enumerate() {
-            used[n].since(seen[n]).are_within(keys, family == 1, &pair.to_string());
+            used[n].since(seen[n]).check_used(keys, family == 1, &pair.to_string());
         }
         assert_eq!(sum(&world.guest), joined, "{pair}: the two ends of a patch are one guest's");
     }
@@ -54,7 +54,7 @@ fn check(world: &mut World, mode: Mode, pair: Pair) {
     }
     for side in [&world.guest, &world.driver] {
         assert_eq!(side.gone.try_recv(), Err(TryRecvError::Empty), "{pair}");
-        // While the vif was away, its kernel may have had something to say to nobody.
+        // The kernel may have sent frames while the vif was disconnected.
         let unheard = side.tap.drops(DropReason::NoDestination);
         let lost = side.counters.drops_total() + side.tap.drops_total() - unheard;
         assert_eq!(lost, 0, "{pair}: {:?} {:?}", side.counters.named(), side.tap.named());
@@ -63,12 +63,12 @@ fn check(world: &mut World, mode: Mode, pair: Pair) {
     world.front = Some(front);
 }
 
-/// What the frontend sent, and what the backend sent.
+/// Returns the offloads used by the frontend and by the backend.
 fn uses(world: &World) -> [Uses; 2] {
     [Uses::of(&world.guest.counters), Uses::of(&world.driver.counters)]
 }
 
-/// How many frames a vif's port sent by which offload.
+/// Numbers of frames that a vif's port sent with each offload.
 #[derive(Clone, Copy)]
 struct Uses {
     gso: u64,
@@ -93,8 +93,8 @@ impl Uses {
         }
     }
 
-    /// Each was used if, and only if, `keys` of whom it was sent to say so.
-    fn are_within(self, keys: OffloadKeys, v6: bool, what: &str) {
+    /// Checks that each offload was used if, and only if, the receiver's `keys` include it.
+    fn check_used(self, keys: OffloadKeys, v6: bool, what: &str) {
         let (gso, blank) = if v6 {
             (keys.gso_tcp_v6, keys.checksum_ipv6)
         } else {
@@ -112,7 +112,7 @@ impl Uses {
     }
 }
 
-/// What each end takes.
+/// Offloads that each end accepts.
 #[derive(Clone, Copy)]
 struct Pair {
     front: OffloadKeys,
@@ -128,9 +128,9 @@ impl Pair {
         self.front.scatter_gather && self.back.scatter_gather
     }
 
-    /// Other octets for each.
+    /// Returns a seed that differs for each pair.
     fn seed(&self) -> u64 {
-        self.to_string().bytes().fold(1, |seed, octet| seed * 31 % (1 << 40) + u64::from(octet))
+        self.to_string().bytes().fold(1, |seed, byte| seed * 31 % (1 << 40) + u64::from(byte))
     }
 }
 
@@ -140,7 +140,7 @@ impl std::fmt::Display for Pair {
     }
 }
 
-/// The sets by number. The last 16 have `sg`.
+/// Returns the set with this number. The last 16 sets have `sg`.
 fn keys(number: u32) -> OffloadKeys {
     let bit = |n: u32| number >> n & 1 == 1;
     OffloadKeys {
@@ -154,7 +154,7 @@ fn keys(number: u32) -> OffloadKeys {
 
 const SETS: u32 = 32;
 
-/// Every pair in some mode.
+/// Checks every pair of sets, each in the mode that `mode` returns.
 fn check_all(peer: &dyn Fn() -> Peer, mode: impl Fn(u32, u32) -> Mode) {
     let mut world = World::new(peer());
     let start = Instant::now();
@@ -166,12 +166,12 @@ fn check_all(peer: &dyn Fn() -> Peer, mode: impl Fn(u32, u32) -> Mode) {
     }
 }
 
-/// Set by `cargo xtask soak features`: all pairs in each mode.
+/// Variable set by `cargo xtask soak features`: checks all pairs in each mode.
 const EACH_MODE: &str = "RINGFENCE_TEST_EACH_MODE";
 
 #[test]
-fn every_set_of_keys_understands_every_other() {
-    in_namespaces("every_set_of_keys_understands_every_other", |peer| {
+fn every_pair_of_offload_sets_carries_tcp() {
+    in_namespaces("every_pair_of_offload_sets_carries_tcp", |peer| {
         if std::env::var_os(EACH_MODE).is_some() {
             for mode in Mode::ALL {
                 println!("mode {mode}");
@@ -179,7 +179,7 @@ fn every_set_of_keys_understands_every_other() {
             }
             return;
         }
-        // Each key of each side meets every mode.
+        // Each key of each side is tested in every mode.
         check_all(peer, |front, back| {
             Mode::ALL[(front ^ back).count_ones() as usize % Mode::ALL.len()]
         });

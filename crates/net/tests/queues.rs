@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pair::{Pair, carry};
 use ringfence_access::Mode;
 use ringfence_frame::Batch;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::steer::Steering;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
@@ -20,9 +21,7 @@ use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
 
-use pair::{Pair, carry};
-
-/// A TCP segment of a flow; the payload says which of its flow it is.
+/// Returns a TCP segment of a flow, with its number in the payload.
 fn segment(flow: u16, number: u32) -> Vec<u8> {
     let mut frame = vec![0u8; 200];
     frame[..12].copy_from_slice(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
@@ -38,7 +37,7 @@ fn segment(flow: u16, number: u32) -> Vec<u8> {
     frame
 }
 
-/// The numbers of each flow, in the order in which they arrived.
+/// Returns the numbers of each flow's segments, in the order of arrival.
 fn flows(frames: &[Vec<u8>]) -> BTreeMap<u16, Vec<u32>> {
     let mut flows = BTreeMap::<_, Vec<u32>>::new();
     for frame in frames {
@@ -66,7 +65,7 @@ fn both_ways(front: &mut dyn Port, back: &mut dyn Port) {
 }
 
 #[test]
-fn flows_are_spread_over_queues_and_stay_in_order() {
+fn flows_use_several_queues_and_stay_in_order() {
     for mode in Mode::ALL {
         let mut pair = Pair::new(mode);
         pair.with_queues(8, 3, mode);
@@ -83,14 +82,14 @@ fn flows_are_spread_over_queues_and_stay_in_order() {
         let (front, back) = pair.ports();
         assert_eq!(front.wait_fds().len(), 6, "each has two channels of its own");
         both_ways(front, back);
-        // Each queue has work of its own: frames of one call lie on several rings.
+        // Each queue has work: the frames of one call are on several rings.
         assert!(pair.back.rules().all().is_empty(), "{:?}", pair.back.rules().all());
         assert!(pair.front.rules().all().is_empty());
     }
 }
 
 #[test]
-fn the_number_of_queues_is_settled_anew_at_each_connection() {
+fn number_of_queues_is_negotiated_at_each_connection() {
     let mut pair = Pair::new(Mode::Copy);
     for (offered, wanted, got) in [(4, 1, 1), (4, 3, 3), (2, 3, 2), (1, 3, 1), (4, 2, 2)] {
         pair.with_queues(offered, wanted, Mode::Copy);
@@ -100,7 +99,7 @@ fn the_number_of_queues_is_settled_anew_at_each_connection() {
         let key = |pair: &mut Pair, key: &str| {
             pair.back_store.read_opt(&format!("{front}/{key}")).unwrap().is_some()
         };
-        // Keys of both forms are never there together.
+        // Keys of both forms never exist together.
         assert_eq!(key(&mut pair, "tx-ring-ref"), got == 1);
         assert_eq!(key(&mut pair, "event-channel-tx"), got == 1);
         assert_eq!(key(&mut pair, "multi-queue-num-queues"), got > 1);
@@ -118,7 +117,7 @@ fn the_number_of_queues_is_settled_anew_at_each_connection() {
 }
 
 #[test]
-fn more_queues_than_were_offered_or_none_are_refused() {
+fn queue_count_beyond_offer_or_zero_is_refused() {
     for queues in ["0", "3", "4294967295", "-1", "two"] {
         let mut pair = Pair::new(Mode::Copy);
         pair.with_queues(2, 1, Mode::Copy);
@@ -136,11 +135,11 @@ fn more_queues_than_were_offered_or_none_are_refused() {
 }
 
 #[test]
-fn a_queue_that_is_missing_costs_the_device() {
+fn missing_queue_directory_ends_device() {
     let mut pair = Pair::new(Mode::Copy);
     pair.with_queues(2, 2, Mode::Copy);
     pair.look();
-    // The backend has not looked yet: the second queue's ring goes.
+    // Before the backend reads the keys, the second queue's ring is removed.
     let ring = format!("{}/queue-1/rx-ring-ref", pair.device.frontend_path());
     pair.front_store.rm(&ring).unwrap();
     pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
@@ -150,28 +149,28 @@ fn a_queue_that_is_missing_costs_the_device() {
     assert_eq!(counts.grant_maps, counts.grant_unmaps);
 }
 
-/// What the guest set up over its control ring decides, and the hash goes along.
+/// Checks that the guest's hash configuration selects the queue, and that the hash is passed on.
 #[test]
-fn a_guest_decides_which_queue_its_packets_take() {
+fn guest_hash_configuration_selects_queue() {
     let mut pair = Pair::new(Mode::Copy);
     pair.with_queues(3, 3, Mode::Copy);
     pair.connect();
     let (front, back) = pair.ports();
     let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2], 3));
     for queue in 0..3 {
-        let reply = back.obey(queue, PortOrder::Hash(Some(Arc::clone(&steering))));
+        let reply = back.execute(queue, PortCommand::Hash(Some(Arc::clone(&steering))));
         assert!(matches!(reply, PortReply::Hashing));
     }
-    assert!(matches!(back.obey(3, PortOrder::Hash(None)), PortReply::Unsupported));
+    assert!(matches!(back.execute(3, PortCommand::Hash(None)), PortReply::Unsupported));
     let sent = many();
-    // All take one ring, so that not even flows overtake each other.
+    // All packets take one ring, so that even packets of different flows stay in order.
     assert!(carry(back, front, &sent) == sent);
     assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
 }
 
-/// A rate is the guest's, and not each queue's.
+/// Checks that the rate limit applies to the guest, not to each queue.
 #[test]
-fn a_guest_with_more_queues_does_not_send_more() {
+fn rate_limit_is_independent_of_queue_count() {
     let mut pair = Pair::new(Mode::Copy);
     pair.with_queues(3, 3, Mode::Copy);
     let clock = Clock::standing();
@@ -195,19 +194,19 @@ fn a_guest_with_more_queues_does_not_send_more() {
     let mut came = Vec::new();
     for _ in 0..8 {
         batch.clear();
-        // A few turns each: every queue is asked first once.
-        let turns = (0..4).map(|_| back.receive(&mut batch, 64).unwrap().frames);
-        came.push(turns.sum::<usize>());
+        // In these rounds, each queue is served first once.
+        let rounds = (0..4).map(|_| back.receive(&mut batch, 64).unwrap().frames);
+        came.push(rounds.sum::<usize>());
         batch.clear();
         back.complete().unwrap();
         clock.advance(Duration::from_millis(50));
     }
-    assert_eq!(came, [5, 5, 5, 5, 5, 5, 2, 0], "1000 octets an interval, of 200 each");
+    assert_eq!(came, [5, 5, 5, 5, 5, 5, 2, 0], "1000 bytes an interval, of 200 each");
 }
 
-/// Each part has every other queue, and a thread that knows nothing of the other one's.
+/// Checks that each part has every other queue, and works on a thread of its own.
 #[test]
-fn the_parts_of_a_vif_work_at_the_same_time() {
+fn parts_of_vif_work_on_threads_of_their_own() {
     for mode in Mode::ALL {
         let mut pair = Pair::new(mode);
         pair.with_queues(4, 4, mode);
@@ -223,10 +222,10 @@ fn the_parts_of_a_vif_work_at_the_same_time() {
         let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2, 3], 4));
         for queue in 0..4u16 {
             let part = if queue % 2 == 0 { &mut *back } else { &mut *back_other[0] };
-            let order = PortOrder::Hash(Some(Arc::clone(&steering)));
-            assert!(matches!(part.obey(queue, order), PortReply::Hashing));
+            let command = PortCommand::Hash(Some(Arc::clone(&steering)));
+            assert!(matches!(part.execute(queue, command), PortReply::Hashing));
         }
-        assert!(matches!(back.obey(4, PortOrder::Hash(None)), PortReply::Unsupported));
+        assert!(matches!(back.execute(4, PortCommand::Hash(None)), PortReply::Unsupported));
         std::thread::scope(|scope| {
             scope.spawn(|| both_ways(front, back));
             scope.spawn(|| both_ways(&mut *front_other[0], &mut *back_other[0]));
@@ -242,9 +241,9 @@ fn the_parts_of_a_vif_work_at_the_same_time() {
     }
 }
 
-/// Credit is the guest's, whichever part of its port a packet comes by, and so is a change of the rate.
+/// Checks that all parts of a port share the guest's credit, and a change of its rate.
 #[test]
-fn the_parts_of_a_vif_share_its_rate() {
+fn parts_of_vif_share_rate_limit() {
     let mut pair = Pair::new(Mode::Copy);
     pair.with_queues(2, 2, Mode::Copy);
     let clock = Clock::standing();
@@ -274,17 +273,17 @@ fn the_parts_of_a_vif_share_its_rate() {
         part.complete().unwrap();
         came
     };
-    let mut turn = |back: &mut dyn Port, other: &mut dyn Port| {
+    let mut round = |back: &mut dyn Port, other: &mut dyn Port| {
         let came = receive(back) + receive(other);
         clock.advance(Duration::from_millis(50));
         came
     };
-    let came: Vec<_> = (0..4).map(|_| turn(back, &mut *back_other[0])).collect();
-    assert_eq!(came, [5, 5, 5, 5], "1000 octets an interval for both, of 200 each");
-    let none = ringfence_frame::orders::Wanted::default();
+    let came: Vec<_> = (0..4).map(|_| round(back, &mut *back_other[0])).collect();
+    assert_eq!(came, [5, 5, 5, 5], "1000 bytes an interval for both, of 200 each");
+    let none = ringfence_frame::commands::PortSettings::default();
     for part in [back, &mut *back_other[0]] {
-        assert!(matches!(part.obey(0, PortOrder::Follow(none)), PortReply::Following));
+        assert!(matches!(part.execute(0, PortCommand::SetPolicy(none)), PortReply::PolicySet));
     }
     let (_, back) = pair.ports();
-    assert_eq!(turn(back, &mut *back_other[0]), 12);
+    assert_eq!(round(back, &mut *back_other[0]), 12);
 }

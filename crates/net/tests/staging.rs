@@ -1,5 +1,5 @@
-//! Staging grants between two domains of one process: each point that the interface leaves open is
-//! decided in `docs/staging-grants.md`, and has its test here.
+//! Staging grants between two domains of one process. `docs/staging-grants.md` has the decisions that the
+//! interface leaves open; each has its test here.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -18,7 +18,7 @@ fn operations(pair: &Pair) -> CounterValues {
 }
 
 #[test]
-fn staged_pages_cost_no_operation() {
+fn staged_pages_need_no_grant_operation() {
     let mut pair = Pair::new(Mode::Staging);
     pair.connect();
     let progress = pair.stage();
@@ -39,7 +39,7 @@ fn staged_pages_cost_no_operation() {
 }
 
 #[test]
-fn without_staging_or_before_it_packets_are_copied() {
+fn packets_without_staging_are_copied() {
     let mut pair = Pair::new(Mode::Staging);
     pair.connect();
     let before = operations(&pair);
@@ -53,7 +53,7 @@ fn without_staging_or_before_it_packets_are_copied() {
 }
 
 #[test]
-fn a_backend_that_does_not_stage_says_so() {
+fn backend_without_staging_refuses_it() {
     let mut pair = Pair::wishing(Mode::Copy, OffloadKeys::ALL, OffloadKeys::ALL, true);
     pair.connect();
     let progress = pair.stage();
@@ -64,7 +64,7 @@ fn a_backend_that_does_not_stage_says_so() {
 }
 
 #[test]
-fn a_device_that_goes_leaves_nothing_mapped() {
+fn removed_device_leaves_no_page_mapped() {
     let mut pair = Pair::new(Mode::Staging);
     for _ in 0..3 {
         pair.connect();
@@ -80,8 +80,8 @@ fn a_device_that_goes_leaves_nothing_mapped() {
 }
 
 #[test]
-fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
-    use ringfence_frame::orders::TxStaging;
+fn header_staging_splits_packets_longer_than_header() {
+    use ringfence_frame::commands::TxStaging;
     use ringfence_net::netfront::HEADER_STAGED_PAGES;
     let mut pair = Pair::new(Mode::Staging);
     pair.with_staging(TxStaging::Heads);
@@ -91,7 +91,7 @@ fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
     assert_eq!(pair.back.staged() as usize, HEADER_STAGED_PAGES);
     let before = operations(&pair);
     let (front, back) = pair.ports();
-    // A short packet costs nothing, in either direction; each is several times the ring's length.
+    // A short packet costs no grant operation in either direction. Several times the ring's length is sent.
     for round in 0..20 {
         let short: Vec<_> =
             (0..50u16).map(|n| frame(1 + u32::from(n) + round, 60 + usize::from(n))).collect();
@@ -100,7 +100,7 @@ fn header_staging_keeps_few_pages_and_splits_what_is_longer() {
     }
     let spent = operations(&pair).since(&before);
     assert_eq!((spent.grant_maps, spent.grant_unmaps, spent.grant_copies), (0, 0, 0), "{spent:?}");
-    // What is longer has its first octets staged, and the rest copied: a copy for each page of it.
+    // A longer packet has its first bytes in a staged page; each page of the rest is copied.
     for (len, copies) in [(257, 1), (1514, 1), (256 + 4096, 1), (256 + 4097, 2), (65_535, 16)] {
         let before = operations(&pair);
         let (front, back) = pair.ports();

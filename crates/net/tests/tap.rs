@@ -1,4 +1,4 @@
-//! The TAP port against a real kernel, in namespaces of its own.
+//! TAP port with a real kernel, in namespaces of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -18,7 +18,7 @@ use ringfence_sys::tap::{Tap, TapOffloads};
 use support::{in_namespaces, ip};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const NEIGHBOUR: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
 struct Bench {
     port: TapPort,
@@ -44,7 +44,7 @@ impl Bench {
         bench
     }
 
-    /// Receives until a UDP datagram from port 5001 has come; its index in the batch.
+    /// Receives until a UDP datagram from port 5001 arrives; returns its index in the batch.
     fn datagram(&mut self) -> u32 {
         let begin = Instant::now();
         while begin.elapsed() < LIMIT {
@@ -68,16 +68,16 @@ impl Bench {
         panic!("no datagram in {LIMIT:?}");
     }
 
-    /// Makes the frame an answer: swaps addresses and ports of Ethernet, IPv4 and UDP, which changes
-    /// neither checksum.
-    fn turn_around(&mut self, index: u32) {
+    /// Makes the frame a reply: swaps addresses and ports of Ethernet, IPv4 and UDP, which keeps both checksums
+    /// valid.
+    fn make_reply(&mut self, index: u32) {
         let header = self.batch.header_mut(index).unwrap();
         for (a, b, len) in [(0, 6, 6), (26, 30, 4), (34, 36, 2)] {
             for i in 0..len {
                 header.swap(a + i, b + i);
             }
         }
-        assert_eq!(header[6..12], NEIGHBOUR);
+        assert_eq!(header[6..12], PEER_MAC);
     }
 }
 
@@ -89,8 +89,8 @@ fn socket() -> UdpSocket {
 }
 
 #[test]
-fn datagrams_go_round_blank_and_finished() {
-    in_namespaces("datagrams_go_round_blank_and_finished", |_| {
+fn blank_and_complete_datagrams_are_echoed() {
+    in_namespaces("blank_and_complete_datagrams_are_echoed", |_| {
         let mut bench = Bench::up(TapOffloads::CSUM);
         let socket = socket();
         for (finish, len) in [(false, 5), (true, 5), (false, 1472), (true, 1471)] {
@@ -99,10 +99,10 @@ fn datagrams_go_round_blank_and_finished() {
             let index = bench.datagram();
             let meta = bench.batch.get(index).unwrap().meta();
             assert_eq!(meta.checksum, Checksum::Partial { start: 34, offset: 6 });
-            bench.turn_around(index);
+            bench.make_reply(index);
             if finish {
                 bench.batch.finish_checksum(index).unwrap();
-                // Not the kernel's word but its own sum decides whether it is right.
+                // The test verifies the checksum itself and does not trust the kernel's flag.
                 bench.batch.set_meta(index, OffloadMeta::PLAIN);
             }
             let done = bench.port.transmit(&bench.batch, &[index]).unwrap();
@@ -117,14 +117,14 @@ fn datagrams_go_round_blank_and_finished() {
 }
 
 #[test]
-fn a_wrong_checksum_does_not_arrive() {
-    in_namespaces("a_wrong_checksum_does_not_arrive", |_| {
+fn datagram_with_wrong_checksum_is_not_received() {
+    in_namespaces("datagram_with_wrong_checksum_is_not_received", |_| {
         let mut bench = Bench::up(TapOffloads::CSUM);
         let socket = socket();
         socket.send(b"hello").unwrap();
         let index = bench.datagram();
-        bench.turn_around(index);
-        // Blank, and declared finished: the field holds the pseudo header's sum.
+        bench.make_reply(index);
+        // A blank checksum that is declared complete: the field holds the sum of the pseudo-header.
         bench.batch.set_meta(index, OffloadMeta::PLAIN);
         assert_eq!(bench.port.transmit(&bench.batch, &[index]).unwrap().sent, 1);
         socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -133,8 +133,8 @@ fn a_wrong_checksum_does_not_arrive() {
 }
 
 #[test]
-fn without_offloads_the_kernel_sums() {
-    in_namespaces("without_offloads_the_kernel_sums", |_| {
+fn kernel_computes_checksums_without_offloads() {
+    in_namespaces("kernel_computes_checksums_without_offloads", |_| {
         let mut bench = Bench::up(TapOffloads(0));
         socket().send(b"hello").unwrap();
         let index = bench.datagram();
@@ -143,32 +143,29 @@ fn without_offloads_the_kernel_sums() {
 }
 
 #[test]
-fn an_interface_that_is_down_costs_frames_and_one_that_is_gone_ends_the_port() {
-    in_namespaces(
-        "an_interface_that_is_down_costs_frames_and_one_that_is_gone_ends_the_port",
-        |_| {
-            let mut bench = Bench::new(TapOffloads::CSUM);
-            let mut frame = [0u8; 60];
-            frame[..6].fill(0xff);
-            frame[6] = 2;
-            let offset = bench.batch.reserve(60).unwrap();
-            bench.batch.scratch_mut(offset..offset + 60).unwrap().copy_from_slice(&frame);
-            bench.batch.push_contiguous(offset, 60, OffloadMeta::PLAIN).unwrap();
-            let done = bench.port.transmit(&bench.batch, &[0]).unwrap();
-            assert_eq!((done.sent, done.dropped), (0, 1));
-            assert_eq!(bench.port.counters().drops(DropReason::LinkDown), 1);
-            let received = bench.port.receive(&mut Batch::default(), 64).unwrap();
-            assert_eq!(received.work, 0);
-            ip("link delete rf0");
-            assert!(matches!(bench.port.transmit(&bench.batch, &[0]), Err(Fault::Gone)));
-            assert!(matches!(bench.port.receive(&mut Batch::default(), 64), Err(Fault::Gone)));
-        },
-    );
+fn interface_down_drops_frames_and_removal_ends_port() {
+    in_namespaces("interface_down_drops_frames_and_removal_ends_port", |_| {
+        let mut bench = Bench::new(TapOffloads::CSUM);
+        let mut frame = [0u8; 60];
+        frame[..6].fill(0xff);
+        frame[6] = 2;
+        let offset = bench.batch.reserve(60).unwrap();
+        bench.batch.scratch_mut(offset..offset + 60).unwrap().copy_from_slice(&frame);
+        bench.batch.push_contiguous(offset, 60, OffloadMeta::PLAIN).unwrap();
+        let done = bench.port.transmit(&bench.batch, &[0]).unwrap();
+        assert_eq!((done.sent, done.dropped), (0, 1));
+        assert_eq!(bench.port.counters().drops(DropReason::LinkDown), 1);
+        let received = bench.port.receive(&mut Batch::default(), 64).unwrap();
+        assert_eq!(received.work, 0);
+        ip("link delete rf0");
+        assert!(matches!(bench.port.transmit(&bench.batch, &[0]), Err(Fault::Gone)));
+        assert!(matches!(bench.port.receive(&mut Batch::default(), 64), Err(Fault::Gone)));
+    });
 }
 
 #[test]
-fn an_interface_that_was_kept_is_taken_up_as_the_kind_that_it_is() {
-    in_namespaces("an_interface_that_was_kept_is_taken_up_as_the_kind_that_it_is", |_| {
+fn persistent_interface_is_opened_with_its_kind() {
+    in_namespaces("persistent_interface_is_opened_with_its_kind", |_| {
         let files = |queues: usize| Tap::take_up_queues("rf0", queues).unwrap();
         let one = files(1);
         one[0].keep(true).unwrap();

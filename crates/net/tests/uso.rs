@@ -1,5 +1,5 @@
-//! UDP segmentation: many datagrams in one packet, from a sender that asks its kernel for that
-//! (`UDP_SEGMENT`) to a socket in another one, which counts them.
+//! UDP segmentation offload: packets of many datagrams, from a sender that uses `UDP_SEGMENT`, to a socket in
+//! another namespace that counts the datagrams.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -26,16 +26,16 @@ const USO: TapOffloads = TapOffloads::USO4.union(TapOffloads::USO6);
 
 const TOO_OLD: &str = "this kernel (before Linux 6.2) leaves no UDP packet whole on a TAP";
 
-/// A send: 43 datagrams, the last one short.
+/// Bytes of one send: 43 datagrams, of which the last one is shorter.
 const EACH: usize = 60_000;
 const SIZE: u16 = 1400;
 const DATAGRAMS: u64 = 43;
-/// Sends, one after the other, so that no socket's buffer runs over.
+/// Number of sequential sends, few enough for the sockets' buffers.
 const SENDS: u64 = 20;
 
 const ADDRESSES: [&str; 2] = ["10.9.0.2:7000", "[fd00:9::2]:7000"];
 
-/// Whether this kernel leaves UDP whole on a TAP.
+/// Returns true if this kernel leaves UDP packets whole on a TAP.
 fn kernel_knows(tap: &Tap) -> bool {
     let knows = tap.offloads.contains(USO);
     if !knows {
@@ -44,28 +44,28 @@ fn kernel_knows(tap: &Tap) -> bool {
     knows
 }
 
-/// Sends to the peer, and compares what it got.
+/// Sends to the peer, and checks what it received.
 fn to_peer(peer: &mut Peer, to: &str) {
-    peer.tell(&format!("bind {to}"));
+    peer.call(&format!("bind {to}"));
     let socket = socket_towards(to);
     for n in 0..SENDS {
-        peer.ask(&format!("receive {EACH}"));
+        peer.send_command(&format!("receive {EACH}"));
         let sent = send_segmented(&socket, 1, EACH, SIZE);
-        assert_eq!(peer.answer(), sent, "datagrams, octets, hash of send {n} to {to}");
+        assert_eq!(peer.response(), sent, "datagrams, bytes, hash of send {n} to {to}");
         assert!(sent.starts_with(&format!("{DATAGRAMS} {EACH} ")), "{sent}");
     }
 }
 
-/// The kernel of one namespace, a switch, and the kernel of another: TAP to TAP.
+/// Two namespaces with a switch between their TAPs.
 struct Bridge {
     peer: Peer,
     a: Arc<PortCounters>,
     b: Arc<PortCounters>,
-    plane: DataplaneHandle,
+    worker: DataplaneHandle,
 }
 
 impl Bridge {
-    /// With these offloads on the far TAP.
+    /// Makes a bridge with these offloads on the far TAP.
     fn new(mut peer: Peer, far: TapOffloads) -> Option<Bridge> {
         let (a, mut b) = (Tap::create("rfa").unwrap(), Tap::create("rfb").unwrap());
         if !kernel_knows(&a) {
@@ -74,70 +74,70 @@ impl Bridge {
         b.limit_offloads(far).unwrap();
         ip(&format!("link set rfb netns {}", peer.id()));
         set_up("rfa", 1, 1500);
-        peer.tell("up rfb 2 1500");
+        peer.call("up rfb 2 1500");
         let system = Arc::new(Counters::default());
         let fabric = Fabric::Switch(Switch::new());
         let config = DataplaneConfig::default();
-        let (dataplane, plane) =
+        let (dataplane, worker) =
             Dataplane::new(fabric, config, Arc::clone(&system), |_| {}).unwrap();
         std::thread::spawn(move || dataplane.run());
         let [a, b] = [a, b].map(|tap| {
             let port = TapPort::new(tap.fd, tap.offloads, 1500, Arc::clone(&system));
             let counters = Arc::clone(port.counters());
-            plane.add_port(Box::new(port), PortPolicy::default(), &tap.name).unwrap();
+            worker.add_port(Box::new(port), PortPolicy::default(), &tap.name).unwrap();
             counters
         });
-        Some(Bridge { peer, a, b, plane })
+        Some(Bridge { peer, a, b, worker })
     }
 }
 
 #[test]
-fn from_tap_to_tap_datagrams_go_whole() {
-    in_namespaces("from_tap_to_tap_datagrams_go_whole", |peer| {
+fn datagrams_from_tap_to_tap_go_whole() {
+    in_namespaces("datagrams_from_tap_to_tap_go_whole", |peer| {
         let Some(bridge) = Bridge::new(peer(), TapOffloads(u32::MAX)) else { return };
-        let Bridge { mut peer, a, b, plane } = bridge;
+        let Bridge { mut peer, a, b, worker } = bridge;
         for (n, to) in (1..).zip(ADDRESSES) {
             to_peer(&mut peer, to);
-            // Between two rounds: what was sent has been counted.
-            plane.stats().unwrap();
+            // Read the counters between two rounds, when all sent frames were counted.
+            worker.stats().unwrap();
             assert_eq!((b.frames_whole.get(), b.tx_gso.get()), (n * SENDS, n * SENDS), "{to}");
         }
         assert_eq!((b.segments_made.get(), b.checksums_computed.get()), (0, 0));
         assert_eq!(b.frames_coalesced.get(), 0);
-        // Besides, the kernels asked each other for addresses.
+        // The kernels also sent ARP and neighbor discovery.
         assert!(a.rx_frames.get() < 2 * SENDS + 30, "{}", a.rx_frames.get());
     });
 }
 
-/// Behind a TAP that does not take datagrams whole.
+/// Checks that datagrams are split for a TAP that does not accept them whole.
 fn split_for(peer: Peer, far: TapOffloads) {
-    let Some(Bridge { mut peer, b, plane, .. }) = Bridge::new(peer, far) else { return };
+    let Some(Bridge { mut peer, b, worker, .. }) = Bridge::new(peer, far) else { return };
     for to in ADDRESSES {
         to_peer(&mut peer, to);
     }
-    plane.stats().unwrap();
+    worker.stats().unwrap();
     assert_eq!((b.frames_segmented.get(), b.frames_whole.get()), (2 * SENDS, 0));
     assert_eq!(b.segments_made.get(), 2 * SENDS * DATAGRAMS);
 }
 
 #[test]
-fn a_tap_that_takes_no_datagrams_whole_gets_them_split() {
-    in_namespaces("a_tap_that_takes_no_datagrams_whole_gets_them_split", |peer| {
+fn datagrams_to_tap_without_uso_are_split() {
+    in_namespaces("datagrams_to_tap_without_uso_are_split", |peer| {
         split_for(peer(), TapOffloads::CSUM.union(TapOffloads::TSO4));
     });
 }
 
 #[test]
-fn a_tap_that_takes_nothing_gets_them_split() {
-    in_namespaces("a_tap_that_takes_nothing_gets_them_split", |peer| {
+fn datagrams_to_tap_without_offloads_are_split() {
+    in_namespaces("datagrams_to_tap_without_offloads_are_split", |peer| {
         split_for(peer(), TapOffloads(0));
     });
 }
 
-/// Both ways over a vif, which has no word for datagrams that are whole.
+/// Checks both directions over a vif; netif cannot express UDP segmentation.
 fn over_a_vif(peer: Peer, mode: Mode) {
     let mut world = World::new(peer);
-    if !world.taps_take(USO) {
+    if !world.taps_support(USO) {
         return skip(TOO_OLD);
     }
     let mut back = VifBackend::new(world.device, BackendOptions { mode, mtu: MTU });
@@ -147,7 +147,7 @@ fn over_a_vif(peer: Peer, mode: Mode) {
         to_peer(&mut world.peer, to);
     }
     world.settle();
-    // Behind netback is a TAP again, which takes them.
+    // The TAP behind netback accepts whole datagrams.
     let (vif, tap) = (&world.guest.counters, &world.driver.tap);
     assert_eq!((vif.frames_segmented.get(), vif.tx_gso.get()), (2 * SENDS, 0));
     assert_eq!(vif.segments_made.get(), 2 * SENDS * DATAGRAMS);
@@ -156,9 +156,9 @@ fn over_a_vif(peer: Peer, mode: Mode) {
     for (any, to) in [("0.0.0.0", "10.9.0.1"), ("[::]", "[fd00:9::1]")] {
         let socket = UdpSocket::bind(format!("{any}:7001")).unwrap();
         for _ in 0..SENDS {
-            world.peer.ask(&format!("send {to}:7001 1 {EACH} {SIZE}"));
+            world.peer.send_command(&format!("send {to}:7001 1 {EACH} {SIZE}"));
             let got = receive(&socket, EACH);
-            assert_eq!(world.peer.answer(), got, "{to}");
+            assert_eq!(world.peer.response(), got, "{to}");
         }
     }
     world.settle();
@@ -169,15 +169,15 @@ fn over_a_vif(peer: Peer, mode: Mode) {
 }
 
 #[test]
-fn over_a_vif_datagrams_are_split_at_its_edge() {
-    in_namespaces("over_a_vif_datagrams_are_split_at_its_edge", |peer| {
+fn datagrams_over_vif_are_split() {
+    in_namespaces("datagrams_over_vif_are_split", |peer| {
         over_a_vif(peer(), Mode::Copy);
     });
 }
 
 #[test]
-fn over_a_vif_datagrams_are_split_at_its_edge_in_map_mode() {
-    in_namespaces("over_a_vif_datagrams_are_split_at_its_edge_in_map_mode", |peer| {
+fn datagrams_over_vif_in_map_mode_are_split() {
+    in_namespaces("datagrams_over_vif_in_map_mode_are_split", |peer| {
         over_a_vif(peer(), Mode::Map);
     });
 }

@@ -1,4 +1,4 @@
-//! A vif between two domains of one process: the real handshake, rings, grants and channels.
+//! Vif between two domains of one process: real handshake, rings, grants and channels.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -19,7 +19,7 @@ use pair::{Pair, carry, frame};
 use proptest::prelude::*;
 
 #[test]
-fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
+fn frames_of_every_size_arrive_both_ways_in_each_mode() {
     let sizes = [14, 60, 64, 255, 256, 257, 1514, 4095, 4096, 4097, 8192, 20_000, 65_000, 65_535];
     let frames: Vec<_> = (1..).zip(sizes).map(|(seed, len)| frame(seed, len)).collect();
     for mode in Mode::ALL {
@@ -40,7 +40,7 @@ fn frames_of_every_size_arrive_whole_both_ways_in_each_mode() {
 }
 
 #[test]
-fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
+fn full_backend_reports_no_room_and_is_woken_by_new_buffers() {
     let slots = OffloadKeys { gso_tcp_v4: false, gso_tcp_v6: false, ..OffloadKeys::ALL };
     let mut pair = Pair::with(Mode::Copy, slots, slots);
     pair.connect();
@@ -57,7 +57,7 @@ fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
         assert_eq!(back.room().unwrap(), left);
     }
     back.flush().unwrap();
-    // What came before does not count.
+    // Clear earlier events.
     back.clear_events().unwrap();
     assert!(!back.arm().unwrap(), "no buffer is posted");
     let readable = |port: &dyn Port| {
@@ -76,18 +76,18 @@ fn a_backend_knows_its_room_and_is_woken_when_there_is_more() {
     assert!(readable(back), "told of new buffers");
     back.clear_events().unwrap();
     assert!(!readable(back));
-    // The ring has as many slots as frames were taken.
+    // The ring has as many slots as frames were received.
     assert_eq!(back.room().unwrap(), 3);
 }
 
 #[test]
-fn a_frontend_that_goes_and_comes_back_connects_again() {
+fn restarted_frontend_connects_again() {
     let mut pair = Pair::new(Mode::Copy);
     for _ in 0..5 {
         pair.connect();
         pair.front.close(&mut pair.front_store, &mut pair.front_host).unwrap();
         pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
-        assert!(pair.back_host.0.is_none(), "the backend let go");
+        assert!(pair.back_host.0.is_none(), "the backend released the port");
         assert_eq!(pair.state(true), XenbusState::Closed);
         let state = format!("{}/state", pair.device.frontend_path());
         pair.front_store.write(&state, XenbusState::Initialising.to_string()).unwrap();
@@ -99,7 +99,7 @@ fn a_frontend_that_goes_and_comes_back_connects_again() {
 }
 
 #[test]
-fn a_device_that_its_toolstack_takes_away_is_forgotten() {
+fn device_removed_by_toolstack_is_dropped() {
     let mut pair = Pair::new(Mode::Map);
     pair.connect();
     toolstack::remove(&mut pair.back_store, &pair.device).unwrap();
@@ -110,7 +110,7 @@ fn a_device_that_its_toolstack_takes_away_is_forgotten() {
 }
 
 #[test]
-fn a_condemned_device_is_closed_and_says_why() {
+fn penalized_device_is_closed_with_error_key() {
     let mut pair = Pair::new(Mode::Copy);
     pair.connect();
     pair.back.close_with_penalty("a test".to_owned());
@@ -124,7 +124,7 @@ fn a_condemned_device_is_closed_and_says_why() {
     assert!(pair.front_host.0.is_none());
 }
 
-/// Sends one frame as it is, whatever was negotiated; what arrived.
+/// Sends one frame unchanged, regardless of the negotiated offloads; returns what arrived.
 fn carry_one(
     from: &mut dyn Port,
     to: &mut dyn Port,
@@ -149,7 +149,7 @@ fn carry_one(
     arrived
 }
 
-/// A frame of TCP with its metadata: a super-packet, or (`size` 0) one with a blank checksum.
+/// Returns a TCP frame with its metadata: a super-packet, or, for `size` 0, one with a blank checksum.
 fn tcp(v6: bool, payload: usize, size: u16) -> (Vec<u8>, OffloadMeta) {
     let kind = if v6 { GsoKind::TcpV6 } else { GsoKind::TcpV4 };
     let checksum = Checksum::Partial { start: if v6 { 54 } else { 34 }, offset: 16 };
@@ -158,7 +158,7 @@ fn tcp(v6: bool, payload: usize, size: u16) -> (Vec<u8>, OffloadMeta) {
 }
 
 #[test]
-fn super_packets_go_whole_both_ways_in_each_mode() {
+fn super_packets_go_whole_both_ways_in_every_mode() {
     for mode in Mode::ALL {
         let mut pair = Pair::new(mode);
         pair.connect();
@@ -184,7 +184,7 @@ fn super_packets_go_whole_both_ways_in_each_mode() {
 }
 
 #[test]
-fn cwr_is_found_in_the_header_since_the_order_does_not_tell() {
+fn cwr_of_super_packet_is_read_from_header() {
     let mut pair = Pair::new(Mode::Copy);
     pair.connect();
     let (front, back) = pair.ports();
@@ -194,9 +194,9 @@ fn cwr_is_found_in_the_header_since_the_order_does_not_tell() {
     assert_eq!(arrived.gso, meta.gso.map(|gso| Gso { ecn: true, ..gso }));
 }
 
-/// Linux's netfront leaves sums over IPv4 blank whatever it is told; it is served all the same.
+/// Checks that IPv4 checksums are accepted blank: Linux's netfront ignores the key.
 #[test]
-fn a_guest_may_leave_ipv4_sums_blank_whatever_it_was_told() {
+fn blank_ipv4_checksum_of_guest_is_always_accepted() {
     for mode in Mode::ALL {
         let off = OffloadKeys { checksum_ipv4: false, ..OffloadKeys::ALL };
         let mut pair = Pair::with(mode, off, OffloadKeys::ALL);
@@ -209,9 +209,9 @@ fn a_guest_may_leave_ipv4_sums_blank_whatever_it_was_told() {
     }
 }
 
-/// Each key off alone, and what then breaks a rule: name, frame, rule without its direction.
+/// Clears each key alone and sends what then breaks a rule: name, frame, rule without its direction.
 #[test]
-fn what_was_not_announced_is_refused_by_name() {
+fn packet_with_unannounced_offload_is_refused_by_rule() {
     let all = OffloadKeys::ALL;
     let cases = [
         (OffloadKeys { gso_tcp_v4: false, ..all }, tcp(false, 9000, 1000), "gso_not_negotiated"),
@@ -230,7 +230,7 @@ fn what_was_not_announced_is_refused_by_name() {
             let mut pair = Pair::with(mode, *off, all);
             pair.connect();
             let (front, back) = pair.ports();
-            // Sums over IPv4 are taken from a guest in any case.
+            // Blank IPv4 checksums of a guest are always accepted.
             let refused = off.checksum_ipv4;
             assert_eq!(carry_one(front, back, bytes, *meta).is_none(), refused, "{mode}, {off}");
             assert!(carry_one(back, front, bytes, *meta).is_some(), "the other way it goes");
@@ -259,9 +259,9 @@ fn what_was_not_announced_is_refused_by_name() {
     }
 }
 
-/// What an end says it takes is what the other end's port is capable of, key by key.
+/// Checks, key by key, that the offloads one end accepts are the capabilities of the other end's port.
 #[test]
-fn each_key_decides_alone_and_for_one_direction() {
+fn offload_key_applies_alone_and_to_one_direction() {
     for bits in 0..32 {
         let keys = keys_of(bits);
         for (back_takes, front_takes) in [(keys, OffloadKeys::ALL), (OffloadKeys::NONE, keys)] {
@@ -295,10 +295,10 @@ fn keys_of(bits: u32) -> OffloadKeys {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the frontend writes as its state, in any order, the backend survives, holds no
-    /// rings of a frontend that closed, and connects again to one that starts over.
+    /// Checks that the backend survives any sequence of state values from the frontend. It must not hold rings
+    /// of a closed frontend, and must connect again to one that restarts.
     #[test]
-    fn xsa_374_any_text_as_state_is_survived(states in proptest::collection::vec("[0-9]{1,2}|[a-z0-9 -]{0,12}", 1..12)) {
+    fn xsa_374_arbitrary_state_text_is_survived(states in proptest::collection::vec("[0-9]{1,2}|[a-z0-9 -]{0,12}", 1..12)) {
         let mut pair = Pair::new(Mode::Copy);
         pair.connect();
         let key = format!("{}/state", pair.device.frontend_path());

@@ -1,5 +1,5 @@
-//! Buffers in windows: with honest peers, with those that have none, and with a backend that does not let
-//! go.
+//! Buffers in grant windows: with correct peers, with peers without windows, and with a backend that holds
+//! pages.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_access::window::{SourceLevels, SourcePolicy};
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::TxStaging;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::{Fault, Port};
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::{QUEUE_PAGES, WindowSizes};
@@ -29,7 +29,7 @@ fn with_sizes(pair: &mut Pair, sizes: WindowSizes) {
 }
 
 fn resize(port: &mut dyn Port, most: u32) -> SourceLevels {
-    match port.obey(0, PortOrder::Resize(most)) {
+    match port.execute(0, PortCommand::Resize(most)) {
         PortReply::Resized(levels) => levels,
         _ => panic!("the port has no windows"),
     }
@@ -41,9 +41,9 @@ fn both_ways(pair: &mut Pair, frames: &[Vec<u8>]) {
     assert!(carry(back, front, frames) == frames, "to the guest");
 }
 
-/// With four times as many pages as entries, and pages that come and go.
+/// Checks reuse with four times as many pages as entries, while pages are exchanged.
 #[test]
-fn grants_are_reused_and_packets_need_no_grant_operation() {
+fn packets_reuse_grants_without_grant_operation() {
     let mut pair = Pair::new(Mode::Window);
     let policy = SourcePolicy { churn: 200, ..SourcePolicy::default() };
     with_sizes(&mut pair, WindowSizes { pages: 1024, entries: 256, policy });
@@ -59,7 +59,7 @@ fn grants_are_reused_and_packets_need_no_grant_operation() {
     let after = [&pair.back_platform, &pair.front_platform].map(|p| p.counters().values());
     let [back, front] = [0, 1].map(|side| after[side].since(&before[side]));
     assert_eq!((back.grant_maps, back.grant_unmaps, back.grant_copies), (0, 0, 0));
-    // Pages go to other purposes all the time.
+    // Pages get other purposes all the time.
     assert!(front.window_revokes > 100, "{front:?}");
     assert!(front.syscalls < 20_000 / 20, "{front:?}");
     let levels = resize(pair.ports().0, 1024);
@@ -69,15 +69,15 @@ fn grants_are_reused_and_packets_need_no_grant_operation() {
 }
 
 #[test]
-fn who_has_no_windows_is_served_all_the_same() {
+fn peers_without_windows_are_served() {
     let frames: Vec<_> = (0..200).map(|i| frame(i, 60 + i as usize * 40)).collect();
-    // A frontend without.
+    // A frontend without windows.
     let mut pair = Pair::new(Mode::Window);
     pair.front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
     pair.connect();
     assert!(!pair.front.has_windows());
     both_ways(&mut pair, &frames);
-    // The same, which stages.
+    // The same, with staging.
     let mut pair = Pair::new(Mode::Window);
     let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
     pair.front = front.with_staging(TxStaging::Full);
@@ -86,7 +86,7 @@ fn who_has_no_windows_is_served_all_the_same() {
     let before = pair.back_platform.counters().values();
     both_ways(&mut pair, &frames);
     assert_eq!(pair.back_platform.counters().values().since(&before).grant_copies, 0);
-    // A backend without.
+    // A backend without windows.
     let mut pair = Pair::wishing(Mode::Staging, OffloadKeys::ALL, OffloadKeys::ALL, true);
     let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
     let front = front.with_staging(TxStaging::Full);
@@ -98,7 +98,7 @@ fn who_has_no_windows_is_served_all_the_same() {
 }
 
 #[test]
-fn windows_are_used_again_after_a_reconnection() {
+fn windows_are_reused_after_reconnection() {
     let mut pair = Pair::new(Mode::Window);
     let frames: Vec<_> = (0..300).map(|i| frame(i, 1500)).collect();
     for _ in 0..4 {
@@ -113,7 +113,7 @@ fn windows_are_used_again_after_a_reconnection() {
 }
 
 #[test]
-fn pools_shrink_in_the_middle_of_a_transfer_and_grow_again() {
+fn pools_shrink_during_transfer_and_grow_again() {
     let mut pair = Pair::new(Mode::Window);
     pair.connect();
     let frames: Vec<_> = (0..1000).map(|i| frame(i, 1500)).collect();
@@ -134,18 +134,18 @@ fn pools_shrink_in_the_middle_of_a_transfer_and_grow_again() {
     assert!(front(&mut pair, 1024).present >= 256);
 }
 
-/// A backend whose status words stay raised keeps pages for as long as the patience lasts; then it loses
-/// them, and the device.
+/// Checks that a backend that keeps its status words set loses the pages after the time limit, and the
+/// device.
 #[test]
-fn a_backend_that_does_not_let_go_loses_the_pages_and_the_device() {
+fn backend_holding_pages_beyond_limit_loses_pages_and_device() {
     let mut pair = Pair::new(Mode::Window);
-    let patience = Duration::from_millis(200);
-    let policy = SourcePolicy { patience, churn: 0 };
+    let hold_limit = Duration::from_millis(200);
+    let policy = SourcePolicy { hold_limit, churn: 0 };
     with_sizes(&mut pair, WindowSizes { pages: 512, entries: 256, policy });
     pair.connect();
     let frames: Vec<_> = (0..400).map(|i| frame(i, 1500)).collect();
     both_ways(&mut pair, &frames);
-    // Another pair of eyes on the tx ring's window, which claims to use every page.
+    // A second mapping of the TX ring's grant window, which claims to use every page.
     let key = format!("{}/{}", pair.device.frontend_path(), keys::RINGFENCE_TX_WINDOW);
     let handle = WindowHandle(pair.back_store.read_u32(&key).unwrap());
     let granter = pair.front_platform.domid();
@@ -169,15 +169,15 @@ fn a_backend_that_does_not_let_go_loses_the_pages_and_the_device() {
         }
         assert!(began.elapsed() < Duration::from_secs(30), "the backend was never found out");
     };
-    assert!(began.elapsed() >= patience);
+    assert!(began.elapsed() >= hold_limit);
     assert!(matches!(fault, Fault::Misbehaved(_)), "{fault}");
     assert_eq!(pair.front.rules().get("window_held_too_long"), 1);
-    // As the data plane does.
+    // As a datapath worker does.
     pair.front.broke();
     pair.front_host.0 = None;
     pair.front.look(&pair.front_platform, &mut pair.front_store, &mut pair.front_host).unwrap();
     assert!(matches!(pair.state(false), XenbusState::Closing | XenbusState::Closed));
-    // What is not granted any more is out of its reach, though it never let go.
+    // The revoked pages are inaccessible, although the backend never released them.
     let mut again = open(&pair);
     found.clear();
     again.begin((8..264).map(|gref| (Gref(gref), Access::ReadOnly)), &mut found);

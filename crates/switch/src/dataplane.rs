@@ -268,7 +268,7 @@ impl Dataplane {
                 Ok(Command::Order { id, queue, order, reply }) => {
                     // Without the port the reply is dropped, which tells.
                     let slot = self.slots.iter_mut().flatten().find(|slot| slot.id == id);
-                    let _ = slot.map(|slot| reply.send(slot.port.obey(queue, order)));
+                    let _ = slot.map(|slot| reply.send(slot.port.execute(queue, order)));
                 }
                 Ok(Command::Stats { reply }) => {
                     let _ = reply.send(self.stats());

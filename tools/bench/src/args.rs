@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use ringfence::cli::staging_parser;
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use serde::{Deserialize, Serialize};
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use ringfence::causes::causes;
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::TxStaging;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, WindowSizes};
 use ringfence_net::rules::RuleCounters;
@@ -239,8 +239,8 @@ impl PortHost for Host {
         self.0 = None;
     }
 
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.0.as_mut().map(|port| port.obey(queue, order))
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.execute(queue, command))
     }
 }
 

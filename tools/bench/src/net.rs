@@ -12,7 +12,7 @@ use indicatif::ProgressBar;
 use ringfence::causes::causes;
 use ringfence::out::Out;
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_frame::port::Fault;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};

@@ -38,7 +38,7 @@ pub(super) struct Setup {
     pub(super) mode: String,
     /// The frontend's domain number.
     pub(super) frontend: u16,
-    /// How pages to be sent from are staged ([`ringfence_frame::orders::TxStaging`]'s name).
+    /// How pages to be sent from are staged ([`ringfence_frame::commands::TxStaging`]'s name).
     pub(super) staging: String,
     pub(super) verify: Verify,
     /// Packets of a round.

@@ -1,7 +1,7 @@
 //! Rows: for people and for programs.
 
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use serde::Serialize;
 
 use super::args::{Direction, Verify};

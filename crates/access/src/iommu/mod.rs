@@ -3,30 +3,30 @@
 //!
 //! # Theory of operation
 //!
-//! A device names memory by *I/O addresses*, and reaches what its address space says is there. The space is
-//! laid out as a grant table (the redesigned grant mechanism's section on IOMMUs): each guest has a *region*
-//! of it, and what is granted under reference `g` is the page at
+//! A device addresses memory by *I/O addresses*, which its address space translates. The space has the
+//! layout of a grant table (the redesigned grant mechanism's section on IOMMUs). Each guest has a *region*
+//! of it, and the page granted under reference `g` is at
 //!
 //! ```text
 //!     base of the region + g * 4096
 //! ```
 //!
-//! so the driver domain makes a device's address from a reference without asking anybody. The driver domain
-//! has a region of its own, for its rings and whatever it lets the device reach of its own memory.
+//! The driver domain computes a device's address from a reference, without a look-up. It has a region of
+//! its own, for its rings and other memory of its own that the device uses.
 //!
-//! [`AddressSpace`] is one device's (or one group's) space: [`vfio`] that of a real IOMMU, [`iotlb`] that of
-//! kernel vhost, whose worker looks addresses up in a table of the kernel's. [`RegionTable`] is a guest's
-//! region in it: issue maps a page, revoke unmaps it, and the kernel makes both hold. A guest served by
-//! several devices has a table for each.
+//! [`AddressSpace`] is the space of one device, or of one group of devices. Engine `vfio` uses a real
+//! IOMMU. Engine `iotlb` uses kernel vhost, whose worker looks addresses up in a table of the kernel.
+//! [`RegionTable`] is a guest's region in such a space: issue maps a page, revoke unmaps it, and the
+//! kernel enforces both. A guest that uses several devices has a table for each.
 //!
-//! A table can also be made over memory that is somebody's already, an area in which frames are put together,
-//! and have larger pages: *blocks*, each mapped and unmapped as one ([`RegionTable::over`]).
+//! [`RegionTable::over`] makes a table over an existing memory area in which frames are built. Its pages
+//! can be larger *blocks*, each mapped and unmapped as a whole.
 //!
-//! # What a revocation means here
+//! # Revocation
 //!
-//! The kernel returns from unmapping when the device can begin no new access by that address: no peer is
-//! asked. So revoke is one-sided, is never busy, and nothing is ever held. What the device moved before, it
-//! moved; the page's content stays the granter's to read until it is made fresh, which empties it.
+//! The kernel returns from an unmap when the device can begin no new access by that address. No peer takes
+//! part, so revoke is one-sided and never busy, and no page stays held. The device may have written the
+//! page before. Its content is readable for the granter until the page is prepared again, which zeroes it.
 
 mod region;
 
@@ -40,36 +40,36 @@ use ringfence_sys::iotlb::IotlbSpace;
 
 pub use region::{RegionShape, RegionTable};
 
-/// What a device can reach, by I/O addresses.
+/// I/O address space of a device.
 pub trait AddressSpace: Send + Sync {
-    /// What engine it makes of a table.
+    /// Returns the facts about the engine of a table over this space.
     fn engine(&self) -> EngineFacts;
 
-    /// Makes `memory` (whole pages) what is at `address` and after it; keeps it mapped in this process as
-    /// long as the device can reach it.
+    /// Maps `memory` (whole pages) at `address`. The space keeps the memory mapped in this process as long as
+    /// the device can access it.
     ///
     /// # Errors
     ///
-    /// The kernel's: `EEXIST` where something is mapped there already; `ENOSPC` where the space's entries are
-    /// used up; `EPERM` for memory that cannot be written and is to be.
+    /// Returns the kernel's error: `EEXIST` if the range is mapped already, `ENOSPC` if the space has no free
+    /// entries, `EPERM` for write access to read-only memory.
     fn map_region(&self, address: u64, memory: &DeviceRegion, access: Access) -> io::Result<()>;
 
-    /// As [`AddressSpace::map_region`], of lent memory.
+    /// Maps lent memory at `address`, as [`AddressSpace::map_region`] does.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Returns the errors of [`AddressSpace::map_region`].
     fn map(&self, address: u64, memory: &LentSlice, access: Access) -> io::Result<()> {
         self.map_region(address, &memory.device_region(), access)
     }
 
-    /// Takes what was mapped at `address` away, all of it. After it returns, the device begins no access by
-    /// these addresses.
+    /// Unmaps all memory that was mapped at `address`. After it returns, the device begins no access by these
+    /// addresses.
     ///
     /// # Errors
     ///
-    /// The kernel's; `ENOENT` where nothing was mapped by [`AddressSpace::map`]. The device may still reach
-    /// it then.
+    /// Returns the kernel's error, and `ENOENT` if nothing was mapped by [`AddressSpace::map`]. After an error
+    /// the device may still have access.
     fn unmap(&self, address: u64) -> io::Result<()>;
 }
 

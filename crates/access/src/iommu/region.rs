@@ -1,4 +1,4 @@
-//! A guest's region of an I/O address space, as a table of grants.
+//! Region table: a guest's region of an I/O address space, as a grant table.
 
 // #syscall none: for measuring; no sandboxed process has an IOMMU
 
@@ -8,27 +8,27 @@ use std::sync::Arc;
 use ringfence_memory::{
     DeviceAccess, DeviceRange, DeviceRegion, LentSlice, Mapping, PAGE_SIZE, Protection,
 };
+
+use super::AddressSpace;
 use ringfence_platform::window::{EngineFacts, Held, IssueError};
 use ringfence_platform::{
     Access, Counters, DomId, Gref, PageId, RevokeError, TranslationTable, WindowHandle, WindowShape,
 };
 
-use super::AddressSpace;
-
-/// Where a region begins and how large it is.
+/// Base and size of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionShape {
-    /// The I/O address of reference 0: a multiple of the page size.
+    /// I/O address of reference 0, a multiple of the page size.
     pub base: u64,
-    /// Pages and entries.
+    /// Numbers of pages and entries.
     pub window: WindowShape,
-    /// Octets of a page: [`PAGE_SIZE`], or a multiple of it for a table of blocks.
+    /// Page size in bytes: [`PAGE_SIZE`], or a multiple of it for a table of blocks.
     pub page: u32,
 }
 
 impl RegionShape {
-    /// The I/O address of the page under `gref`; `None` if the table has no such entry. What a user of the
-    /// table makes a device's address of: it is all the look-up there is.
+    /// Returns the I/O address of the page under `gref`; `None` if the table has no such entry. The users of a
+    /// table compute device addresses with it.
     pub fn address(&self, gref: Gref) -> Option<u64> {
         let first = Gref::FIRST_FREE.0;
         let known = gref.0.checked_sub(first).is_some_and(|at| at < self.window.entries);
@@ -36,8 +36,9 @@ impl RegionShape {
         known.then(|| self.base.checked_add(offset)).flatten()
     }
 
-    /// A part of the page under `gref`, for a descriptor; `None` if the table has no such entry, the part does
-    /// not lie inside, or the base is below [`FIRST_IO_ADDRESS`](ringfence_memory::FIRST_IO_ADDRESS).
+    /// Returns a part of the page under `gref`, for a descriptor. The result is `None` if the table has no
+    /// such entry, the part does not lie inside the page, or the address is below
+    /// [`FIRST_IO_ADDRESS`](ringfence_memory::FIRST_IO_ADDRESS).
     pub fn range(
         &self,
         gref: Gref,
@@ -51,7 +52,7 @@ impl RegionShape {
     }
 }
 
-/// Where a page is in its life.
+/// States of a page: ready to issue, issued, or revoked and not yet zeroed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Fresh,
@@ -59,19 +60,19 @@ enum State {
     Stale,
 }
 
-/// The memory of a table.
+/// Memory of a table.
 enum Backing {
-    /// Made for it.
+    /// Memory allocated for the table.
     Own(LentSlice),
-    /// Somebody's who puts nothing there but what the device is to have.
+    /// Memory of an owner that stores only data for the device there.
     Area(DeviceRegion),
 }
 
-/// The granter's table over its region.
+/// Granter's table over its region.
 ///
-/// The memory is its own: pages of this process alone. Or it is an area of somebody's ([`RegionTable::over`]):
-/// then the table only says what of it the device reaches, [`TranslationTable::memory`] has nothing to
-/// give, and no content is destroyed.
+/// The table has its own memory, or covers an area of another owner ([`RegionTable::over`]). In the
+/// second case it only controls the device's access: [`TranslationTable::memory`] returns `None`, and no
+/// content is zeroed.
 pub struct RegionTable {
     grantee: DomId,
     handle: WindowHandle,
@@ -85,12 +86,12 @@ pub struct RegionTable {
 }
 
 impl RegionTable {
-    /// Makes a table for `grantee`, who drives the device. Nobody else may use the region's addresses.
+    /// Makes a table for `grantee`, which drives the device. No other table may use the region's addresses.
     ///
     /// # Errors
     ///
-    /// The kernel's; `EINVAL` for a base that is no multiple of a page, a region that has no addresses left
-    /// for its entries, or one without pages.
+    /// Returns the kernel's error, and `InvalidInput` for an unaligned base, a region that exceeds the address
+    /// space, a page size other than [`PAGE_SIZE`], or a region without pages.
     pub fn new(
         grantee: DomId,
         handle: WindowHandle,
@@ -100,21 +101,20 @@ impl RegionTable {
     ) -> io::Result<RegionTable> {
         let bytes = bytes_of(&region).filter(|_| region.page as usize == PAGE_SIZE);
         let bytes = bytes.ok_or(io::ErrorKind::InvalidInput)?;
-        // Shared memory, not private: pages that a device holds must stay this process's after a fork.
+        // Shared memory, not private memory: after a fork, the device's pages must remain those of this process.
         let file = rustix::fs::memfd_create("ringfence-region", rustix::fs::MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
         let memory = Backing::Own(Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent());
         Ok(RegionTable::with(grantee, handle, region, space, memory, counters))
     }
 
-    /// A table over an area of memory, whose pages are the blocks in it, one after the other. Block after block
-    /// is mapped where it is issued; nothing is emptied, as nothing is in it but what was to be sent, or
-    /// came: that is up to whoever has the area.
+    /// Makes a table over an area of memory, whose pages are the area's consecutive blocks. Issuing maps a
+    /// block. The table zeroes nothing: the owner of the area ensures that it holds only data for the device.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` for a region that cannot be, blocks that are no pages, fewer octets than the blocks
-    /// have, and pages for writing in an area that cannot be written.
+    /// Returns `InvalidInput` for an invalid region, an area shorter than the blocks, and writable pages in a
+    /// read-only area.
     pub fn over(
         grantee: DomId,
         region: RegionShape,
@@ -126,7 +126,7 @@ impl RegionTable {
         if !fits || (region.window.writable > 0 && !area.is_writable()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // Nobody opens it by name.
+        // No grantee opens this table by its handle.
         let handle = WindowHandle(u32::MAX);
         Ok(RegionTable::with(grantee, handle, region, space, Backing::Area(area), counters))
     }
@@ -153,7 +153,7 @@ impl RegionTable {
         }
     }
 
-    /// Where it is.
+    /// Returns the base and size of the region.
     pub fn region(&self) -> RegionShape {
         self.region
     }
@@ -167,7 +167,7 @@ impl RegionTable {
         self.states.get_mut(page.0 as usize)
     }
 
-    /// Takes the page under `gref` away from the device.
+    /// Removes the device's access to the page under `gref`.
     fn unmap(&mut self, gref: Gref) -> Result<PageId, RevokeError> {
         let page = self.slot(gref).and_then(|slot| *slot).ok_or(RevokeError::NotIssued)?;
         let address = self.region.address(gref).ok_or(RevokeError::NotIssued)?;
@@ -183,7 +183,7 @@ impl RegionTable {
         Ok(page)
     }
 
-    /// Lets the device reach a page.
+    /// Gives the device access to a page.
     fn map(&self, address: u64, page: PageId, access: Access) -> io::Result<()> {
         let len = self.region.page as usize;
         let offset = page.0 as usize * len;
@@ -200,7 +200,7 @@ impl RegionTable {
         }
     }
 
-    /// Empties a page that no device reaches.
+    /// Zeroes a page that no device can access.
     fn empty(&mut self, page: PageId) -> Result<(), RevokeError> {
         if let Some(memory) = self.memory(page) {
             memory.zero(0, PAGE_SIZE).map_err(|_| RevokeError::NotIssued)?;
@@ -315,8 +315,8 @@ impl TranslationTable for RegionTable {
 }
 
 impl Drop for RegionTable {
-    /// The device loses what it was granted. What the kernel does not take away stays mapped here, by the
-    /// space, until the device itself is closed.
+    /// Removes all access of the device. Pages that the kernel does not unmap stay mapped in the address
+    /// space until the device is closed.
     fn drop(&mut self) {
         let grefs: Vec<Gref> = self.region.window.grefs().collect();
         for gref in grefs {
@@ -325,7 +325,7 @@ impl Drop for RegionTable {
     }
 }
 
-/// Octets of a region's memory; `None` for one that cannot be.
+/// Returns the size of a region's memory in bytes; `None` for an invalid region.
 fn bytes_of(region: &RegionShape) -> Option<usize> {
     let (page, window) = (region.page as usize, region.window);
     let whole = page > 0 && page.is_multiple_of(PAGE_SIZE) && window.pages() > 0;

@@ -1,4 +1,4 @@
-//! The table over a grantee that counts.
+//! Tests of the persistent table with a granter that refuses some references.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use ringfence_platform::{CopyList, DomId, GrantStatus};
 
 use super::*;
 
-/// Lends every reference below 5000, those that end in 7 read-only.
+/// Granter of every reference below 5000; those that end in 7 are read-only.
 #[derive(Default)]
 struct Peer;
 
@@ -46,7 +46,7 @@ fn use_once(table: &mut PersistentTable, peer: &mut Peer, gref: u32, now: Durati
 }
 
 #[test]
-fn a_page_is_mapped_once_and_found_ever_after() {
+fn repeated_lookup_of_page_maps_it_once() {
     let (mut table, mut peer) = (PersistentTable::new(limits(1056)), Peer);
     for round in 0..100 {
         for gref in 8..1000 {
@@ -63,7 +63,7 @@ fn a_page_is_mapped_once_and_found_ever_after() {
 }
 
 #[test]
-fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
+fn xsa_300_endless_fresh_references_stay_within_limit() {
     let (mut table, mut peer) = (PersistentTable::new(limits(100)), Peer);
     let mut leaving = vec![];
     let fresh = (8..4000).filter(|gref| gref % 10 != 7);
@@ -74,7 +74,7 @@ fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
         assert!(table.len() <= 100);
     }
     let counters = table.counters();
-    // Every 100 ms it makes room for five.
+    // Every 100 ms the table frees five positions.
     assert!(counters.purged.get() > 1500 && counters.over.get() > 1500, "{counters:?}");
     assert_eq!(leaving.len() as u64, counters.purged.get());
     let names: std::collections::HashSet<u64> = leaving.iter().map(|l| l.name).collect();
@@ -82,7 +82,7 @@ fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
 }
 
 #[test]
-fn what_was_used_longest_ago_goes_first_and_what_is_in_use_stays() {
+fn least_recently_used_page_is_evicted_and_page_in_use_stays() {
     let (mut table, mut peer) = (PersistentTable::new(limits(20)), Peer);
     let grefs: Vec<u32> = (10..40).filter(|gref| gref % 10 != 7).take(20).collect();
     for (n, gref) in (0u32..).zip(&grefs) {
@@ -100,15 +100,15 @@ fn what_was_used_longest_ago_goes_first_and_what_is_in_use_stays() {
     assert_eq!(leaving.len(), 1, "the twentieth part");
     assert_ne!(leaving[0].name, oldest);
     assert!(table.index.get(Gref(grefs[1])).is_none());
-    table.squeeze(&mut leaving);
+    table.shrink(&mut leaving);
     assert_eq!(table.len(), 1, "what is in use stays");
     table.release(hold);
-    table.squeeze(&mut leaving);
+    table.shrink(&mut leaving);
     assert_eq!((table.len(), leaving.len()), (0, 20));
 }
 
 #[test]
-fn what_nobody_uses_for_a_minute_goes() {
+fn page_idle_for_a_minute_is_evicted() {
     let (mut table, mut peer) = (PersistentTable::new(limits(20)), Peer);
     let second = Duration::from_secs(1);
     use_once(&mut table, &mut peer, 8, Duration::ZERO);
@@ -125,7 +125,7 @@ fn what_nobody_uses_for_a_minute_goes() {
 
 proptest! {
     #[test]
-    fn it_is_a_bounded_map_that_never_loses_what_is_in_use(
+    fn table_stays_within_limit_and_keeps_pages_in_use(
         steps in prop::collection::vec((0u8..6, 8u32..60, 0u32..200), 0..400),
     ) {
         let (mut table, mut peer) = (PersistentTable::new(limits(16)), Peer);
@@ -147,7 +147,7 @@ proptest! {
                     holder.into_iter().for_each(|(hold, _)| table.release(hold));
                 }
                 4 => table.tidy(now, &mut leaving),
-                _ => table.squeeze(&mut leaving),
+                _ => table.shrink(&mut leaving),
             }
             prop_assert!(table.len() <= 16);
             for (_, name) in held.values().flatten() {

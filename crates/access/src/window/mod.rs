@@ -1,15 +1,15 @@
-//! The granter's side of a window: which of its pages are granted, and which are in use.
+//! Page source: the granter's side of a grant window, for the thread that fills a ring.
 //!
 //! # Theory of operation
 //!
-//! A window ([`TranslationTable`]) lets a granter issue and revoke alone, at the cost of a few stores. What
-//! makes it fast is that it seldom has to: a page that was granted once stays granted, and is granted
-//! again for nothing ([`reuse::ReuseCache`]), until its entry is wanted for another page or the page goes
-//! to another purpose. A dedicated pool ([`pool::Pool`]) keeps it so that the pages that were used last
-//! are used next. A pool grows with load, and gives memory back when it is told to: a page leaves it only
-//! after its grant was revoked, and after nothing of the grantee reaches the page any more.
+//! A grant window ([`TranslationTable`]) lets a granter issue and revoke pages without its peer, at the cost
+//! of a few stores. The [reuse cache](reuse::ReuseCache) avoids even these: an issued page stays issued and
+//! is granted again at no cost, until another page needs its entry or the page gets another purpose. The
+//! [pool](pool::Pool) hands out the most recently used pages first. A pool grows with the load and returns
+//! memory to the system on request. A page leaves the pool only after its grant was revoked and the grantee
+//! has no access to it.
 //!
-//! [`PageSource`] is all three together, for one owner: the thread that fills a ring.
+//! [`PageSource`] combines the table, the cache and the pools.
 
 pub mod pool;
 pub mod reuse;
@@ -25,78 +25,80 @@ use pool::Pool;
 use reuse::ReuseCache;
 pub use reuse::ReuseStats;
 
-/// In a ring, a reference with this bit names a page of the ring's window and not an ordinary grant: no
-/// table of grants has so many entries.
+/// Bit of a reference in a ring that marks a page of the ring's grant window. No ordinary grant table has so
+/// many entries.
 const MARK: u32 = 1 << 31;
 
-/// The reference of a page of a window as it is written into a ring.
+/// Returns the ring's form of a reference to a page of a grant window.
 #[inline]
 pub fn mark(gref: Gref) -> Gref {
     Gref(gref.0 | MARK)
 }
 
-/// The reference in the window of what was [marked](mark); `None` for ordinary grants.
+/// Returns the grant window's reference of a [marked](mark) one; `None` for ordinary grants.
 #[inline]
 pub fn unmark(gref: Gref) -> Option<Gref> {
     (gref.0 & MARK != 0).then_some(Gref(gref.0 & !MARK))
 }
 
-/// How pages go in and out of a [`PageSource`].
+/// Rules for pages that enter and leave a [`PageSource`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SourcePolicy {
-    /// How long a grantee may say that it uses a page which ought to be free, before the page is taken
-    /// by force and the grantee is said to misbehave.
-    pub patience: Duration,
-    /// Every so many pages that are given back, one leaves the pool for another purpose and another page
-    /// comes in its place, as happens in a guest whose memory is used for other things too. 0: never.
+    /// Time for which a grantee may claim to use a page after its I/O. After it, the page is revoked by force
+    /// and reported as a rule violation.
+    pub hold_limit: Duration,
+    /// Number of returned pages after which one page is exchanged for another, to simulate a guest that also
+    /// uses its memory for other purposes. 0 disables it.
     pub churn: u32,
 }
 
 impl Default for SourcePolicy {
     fn default() -> SourcePolicy {
-        SourcePolicy { patience: Duration::from_secs(5), churn: 0 }
+        SourcePolicy { hold_limit: Duration::from_secs(5), churn: 0 }
     }
 }
 
-/// The grantee does not let go of pages that it was given to use for an I/O that is over.
+/// Rule violation: the grantee holds pages whose I/O is over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the peer held on to {pages} pages for longer than {patience:?}; they were taken by force")]
+#[error(
+    "the peer held on to {pages} pages for longer than {hold_limit:?}; they were taken by force"
+)]
 pub struct HeldTooLong {
-    /// Pages.
+    /// Number of pages.
     pub pages: u32,
-    /// The bound.
-    pub patience: Duration,
+    /// Time limit that passed.
+    pub hold_limit: Duration,
 }
 
-/// Why a page was not granted.
+/// Reasons for which a page is not granted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantError {
     /// Every entry is in use.
     #[error("all {entries} entries of the window are in use")]
     Full {
-        /// Entries there are.
+        /// Number of entries.
         entries: u32,
     },
-    /// The table refused.
+    /// Error of the table.
     #[error(transparent)]
     Issue(#[from] IssueError),
 }
 
-/// What is in a [`PageSource`] now.
+/// Levels of a [`PageSource`].
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SourceLevels {
-    /// Pages that are free, or in use: memory that is taken.
+    /// Number of pages with memory: free or in use.
     pub present: u32,
-    /// Pages in use.
+    /// Number of pages in use.
     pub in_use: u32,
-    /// Pages that the grantee holds on to although they were revoked.
+    /// Number of revoked pages that the grantee still holds.
     pub held: u32,
-    /// How often a page was granted, and how often that cost nothing.
+    /// Statistics of the reuse cache.
     pub reuse: ReuseStats,
 }
 
 impl SourceLevels {
-    /// Adds what is in another source.
+    /// Adds the levels of another source.
     pub fn add(&mut self, other: SourceLevels) {
         self.present += other.present;
         self.in_use += other.in_use;
@@ -108,8 +110,8 @@ impl SourceLevels {
     }
 }
 
-/// A window with its cache and its pools. A page that was [taken](PageSource::take) is
-/// [lent](PageSource::lend) for an I/O and given back after it.
+/// Grant window with its cache and its pools. The owner [takes](PageSource::take) a page,
+/// [lends](PageSource::lend) it for an I/O, and gives it back.
 pub struct PageSource {
     table: Box<dyn TranslationTable>,
     memory: Vec<LentSlice>,
@@ -117,17 +119,17 @@ pub struct PageSource {
     pools: [Pool; 2],
     policy: SourcePolicy,
     since_churn: u32,
-    /// Pages that left the pool but are in use by the grantee, as it says, and since when.
+    /// Pages that left the pool while the grantee claims to use them, with the time.
     lingering: Vec<(PageId, Instant)>,
-    /// Since when no page can be granted because the grantee says that it uses what it should not.
+    /// Time since which no entry is free because the grantee claims to use pages whose I/O is over.
     starved: Option<Instant>,
-    /// Pages lent for I/O that is not over.
+    /// Number of pages lent for I/O.
     lent: u32,
-    /// Pages that left one by one, and whose memory is still taken.
+    /// Number of pages that left one by one and still have memory.
     unscrubbed: u32,
 }
 
-/// So many pages that leave one by one are given back to the system together.
+/// Number of pages that leave one by one before their memory is returned to the system together.
 const SCRUB_AFTER: u32 = 64;
 
 fn pool_of(access: Access) -> usize {
@@ -138,8 +140,8 @@ fn pool_of(access: Access) -> usize {
 }
 
 impl PageSource {
-    /// All of `table`'s pages, none of them granted. `ready` of each kind are in the pools at once; more
-    /// come as they are wanted.
+    /// Makes a source of all pages of `table`, none of them granted. `ready` pages of each kind are in the
+    /// pools; others enter on demand.
     pub fn new(table: Box<dyn TranslationTable>, ready: u32, policy: SourcePolicy) -> PageSource {
         let shape = table.shape();
         let memory = (0..shape.pages()).filter_map(|page| table.memory(PageId(page))).collect();
@@ -158,53 +160,53 @@ impl PageSource {
         }
     }
 
-    /// The window's name for the grantee.
+    /// Returns the grant window's handle for the grantee.
     pub fn handle(&self) -> WindowHandle {
         self.table.handle()
     }
 
-    /// Pages of both kinds, in the pools or not.
+    /// Returns the number of pages of both kinds, in the pools or not.
     pub fn pages(&self) -> usize {
         self.memory.len()
     }
 
-    /// What the engine promises.
+    /// Returns the facts about the table's engine.
     pub fn engine(&self) -> EngineFacts {
         self.table.engine()
     }
 
-    /// The files it holds, for a sandbox that closes or refuses all others.
+    /// Returns the file descriptors that the table uses, for a sandbox that closes all others.
     pub fn descriptors(&self) -> Vec<RawFd> {
         self.table.descriptors()
     }
 
-    /// Pages that [`PageSource::take`] would give now, and that there are entries for.
+    /// Returns the number of pages that could be taken and lent now.
     pub fn available(&self, access: Access) -> usize {
         let entries = self.table.shape().entries.saturating_sub(self.lent) as usize;
         self.pools[pool_of(access)].available().min(entries)
     }
 
-    /// Takes the page of that kind that was given back last; one more comes into the pool if none is
-    /// free and the bound allows it.
+    /// Takes the most recently returned page of this kind. If none is free, another page enters the pool,
+    /// within the bound.
     #[inline]
     pub fn take(&mut self, access: Access) -> Option<PageId> {
         self.pools[pool_of(access)].take()
     }
 
-    /// The bytes of a page, to be filled before it is lent.
+    /// Returns the memory of a page.
     ///
-    /// A page that is not granted yet is made fresh first: so ask for its memory only after
-    /// [`PageSource::lend`] where what is put there must not get lost.
+    /// [`PageSource::lend`] zeroes a page that is not granted yet. So the owner writes only after it has lent
+    /// the page.
     #[inline]
     pub fn memory(&self, page: PageId) -> Option<&LentSlice> {
         self.memory.get(page.0 as usize)
     }
 
-    /// The reference under which the grantee reaches `page`, for one more I/O.
+    /// Grants `page` for one more I/O, and returns its reference.
     ///
     /// # Errors
     ///
-    /// [`GrantError`]; the page is not lent.
+    /// Returns [`GrantError`]; the page is not lent.
     #[inline]
     pub fn lend(&mut self, page: PageId) -> Result<Gref, GrantError> {
         let gref = match self.cache.again(page) {
@@ -228,7 +230,7 @@ impl PageSource {
         granted
     }
 
-    /// The I/O for which `page` was lent is over; it stays granted, and is used again next.
+    /// Ends the I/O of `page`, which stays granted and is on top of the pool.
     #[inline]
     pub fn give_back(&mut self, page: PageId) {
         self.cache.over(page);
@@ -236,7 +238,7 @@ impl PageSource {
         self.put(page);
     }
 
-    /// Puts back a page that was taken and not lent.
+    /// Returns a page that was taken but not lent.
     pub fn put(&mut self, page: PageId) {
         let Some(access) = self.table.shape().access_of(page) else { return };
         let pool = &mut self.pools[pool_of(access)];
@@ -249,33 +251,33 @@ impl PageSource {
             self.since_churn += 1;
             if self.since_churn >= self.policy.churn {
                 self.since_churn = 0;
-                self.turn_over(access);
+                self.exchange_page(access);
             }
         }
     }
 
-    /// A page comes back to a pool that has too many: it leaves at once, and its memory goes back to the
-    /// system with that of others.
+    /// Removes a page from a pool above its bound. Its memory is returned to the system together with that of
+    /// other pages.
     #[cold]
     fn put_beyond(&mut self, page: PageId, access: Access) {
         self.expel(page);
         self.unscrubbed += 1;
         if self.unscrubbed >= SCRUB_AFTER || !self.pools[pool_of(access)].is_over() {
             self.unscrubbed = 0;
-            // Should the system refuse, it is asked again with the next ones.
+            // If the system refuses, the next page tries again.
             let _ = self.table.scrub();
         }
     }
 
-    /// Lets the page on top of the pool go, and takes another in.
-    fn turn_over(&mut self, access: Access) {
+    /// Exchanges the page on top of the pool for another one.
+    fn exchange_page(&mut self, access: Access) {
         let pool = &mut self.pools[pool_of(access)];
         let Some(leaving) = pool.take() else { return };
         let _ = pool.admit_one();
         self.expel(leaving);
     }
 
-    /// A page leaves for another purpose: after its revocation.
+    /// Removes a page from the pool after its revocation.
     fn expel(&mut self, page: PageId) {
         match self.cache.purge(&mut *self.table, page) {
             Ok(()) => self.gone(page),
@@ -289,13 +291,13 @@ impl PageSource {
         }
     }
 
-    /// Keeps at most so many pages of each kind from now on, those in use included. What is too much and
-    /// free leaves at once, the coldest first, and its memory goes back to the system; what is in use
-    /// leaves when it is given back. Returns how many pages left.
+    /// Limits the pages of each kind to `most`, pages in use included. Free pages above the limit leave at
+    /// once, the least recently used first, and their memory is returned to the system. Pages in use leave
+    /// when they are given back. Returns the number of pages that left.
     ///
     /// # Errors
     ///
-    /// When the system refuses to take memory back.
+    /// Returns the system's error if it does not accept the memory.
     pub fn resize(&mut self, most: u32) -> Result<u32, RevokeError> {
         let mut leaving = Vec::new();
         for pool in &mut self.pools {
@@ -307,29 +309,29 @@ impl PageSource {
         Ok(u32::try_from(count).unwrap_or(u32::MAX))
     }
 
-    /// Whether the grantee holds on to what it ought to have let go of: then
-    /// [tend](PageSource::tend) to it now and then.
+    /// Returns true if the grantee holds pages whose I/O is over. Then the owner must
+    /// [reclaim](PageSource::reclaim) them regularly.
     #[inline]
-    pub fn is_troubled(&self) -> bool {
+    pub fn has_held_pages(&self) -> bool {
         !self.lingering.is_empty() || self.starved.is_some()
     }
 
-    /// Looks after pages that ought to have left, and entries that ought to be free. Call it now and then.
+    /// Retries to reclaim pages and entries that the grantee holds. The owner calls it regularly.
     ///
     /// # Errors
     ///
-    /// [`HeldTooLong`] when the grantee used up the patience of the policy: those pages were taken by
-    /// force, and its device is to be closed.
-    pub fn tend(&mut self) -> Result<(), HeldTooLong> {
-        if !self.is_troubled() {
+    /// Returns [`HeldTooLong`] if the time limit of the policy has passed. Those pages were revoked by force,
+    /// and the owner must close the device.
+    pub fn reclaim(&mut self) -> Result<(), HeldTooLong> {
+        if !self.has_held_pages() {
             return Ok(());
         }
-        let (now, patience) = (Instant::now(), self.policy.patience);
+        let (now, hold_limit) = (Instant::now(), self.policy.hold_limit);
         let mut overdue = Vec::new();
         for (page, since) in core::mem::take(&mut self.lingering) {
             if self.cache.purge(&mut *self.table, page).is_ok() {
                 self.gone(page);
-            } else if now.duration_since(since) < patience {
+            } else if now.duration_since(since) < hold_limit {
                 self.lingering.push((page, since));
             } else {
                 overdue.push(page);
@@ -339,7 +341,7 @@ impl PageSource {
             overdue.iter().filter_map(|page| self.cache.forget(*page)).collect();
         let mut pages = u32::try_from(overdue.len()).unwrap_or(u32::MAX);
         overdue.into_iter().for_each(|page| self.gone(page));
-        if self.starved.is_some_and(|since| now.duration_since(since) >= patience) {
+        if self.starved.is_some_and(|since| now.duration_since(since) >= hold_limit) {
             self.starved = None;
             let idle = self.cache.forget_idle();
             pages = pages.saturating_add(u32::try_from(idle.len()).unwrap_or(u32::MAX));
@@ -348,13 +350,13 @@ impl PageSource {
         if grefs.is_empty() {
             return Ok(());
         }
-        // Should the system refuse, nothing new can begin all the same.
+        // Even if the system refuses, the grantee can begin no new use.
         let _ = self.table.revoke_forced(&grefs);
-        Err(HeldTooLong { pages, patience })
+        Err(HeldTooLong { pages, hold_limit })
     }
 
-    /// Takes everything back, by force where the grantee claims to use it, and puts every page back. What
-    /// is held then comes back when the grantee lets go, or never.
+    /// Revokes every grant, by force where the grantee claims to use the page, and returns every page to the
+    /// pools. A held page becomes available only if the grantee releases it.
     pub fn reset(&mut self) {
         let grefs: Vec<Gref> = self.table.shape().grefs().collect();
         let _ = self.table.revoke_forced(&grefs);
@@ -365,7 +367,7 @@ impl PageSource {
         self.pools.iter_mut().for_each(Pool::put_all);
     }
 
-    /// What is in it.
+    /// Returns the present levels.
     pub fn levels(&mut self) -> SourceLevels {
         let sum = |of: fn(&Pool) -> u32| self.pools.iter().map(of).sum();
         let lingering = u32::try_from(self.lingering.len()).unwrap_or(u32::MAX);

@@ -1,57 +1,58 @@
-//! Pages set aside for I/O, the one used last on top.
+//! Page pool: the pages for I/O of one kind, most recently used first.
 
 use std::collections::VecDeque;
 
 use ringfence_platform::PageId;
 
-/// Pages of one kind. Each is *absent* (its memory is the system's), *free* in the pool, *in use*, or on
-/// its way out.
+/// Pages of one kind. Each is *absent* (its memory belongs to the system), *free* in the pool, *in use*, or
+/// leaving.
 pub struct Pool {
-    /// The one used last comes last.
+    /// Stack of free pages; the most recently used is last.
     free: Vec<PageId>,
-    /// The one that left last comes last.
+    /// Queue of absent pages; the one that left last is last.
     absent: VecDeque<PageId>,
     in_use: u32,
-    /// Most pages free and in use together.
+    /// Maximum number of free and used pages together.
     bound: u32,
     all: Vec<PageId>,
 }
 
 impl Pool {
-    /// `ready` of `pages` are free, the others absent; no bound but their number.
+    /// Makes a pool in which the first `ready` of `pages` are free and the others absent. The bound is their
+    /// number.
     pub fn new(pages: impl Iterator<Item = PageId>, ready: u32) -> Pool {
         let all: Vec<PageId> = pages.collect();
         let bound = u32::try_from(all.len()).unwrap_or(u32::MAX);
         let (first, rest) = all.split_at(all.len().min(ready as usize));
-        // Low numbers are used first.
+        // Pages with low numbers are used first.
         let free = first.iter().copied().rev().collect();
         let absent = rest.iter().copied().collect();
         Pool { free, absent, in_use: 0, bound, all }
     }
 
-    /// Pages free and in use.
+    /// Returns the number of free and used pages.
     pub fn present(&self) -> u32 {
         u32::try_from(self.free.len()).unwrap_or(u32::MAX).saturating_add(self.in_use)
     }
 
-    /// Whether there are more pages than the bound allows.
+    /// Returns true if there are more pages than the bound allows.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.present() > self.bound
     }
 
-    /// Pages in use.
+    /// Returns the number of pages in use.
     pub fn in_use(&self) -> u32 {
         self.in_use
     }
 
-    /// Pages that could be taken one after the other.
+    /// Returns the number of pages that can be taken.
     pub fn available(&self) -> usize {
         let growth = self.bound.saturating_sub(self.present()) as usize;
         self.free.len() + growth.min(self.absent.len())
     }
 
-    /// Takes the page on top, or one that was absent.
+    /// Takes the page on top, or an absent one.
     #[inline]
     pub fn take(&mut self) -> Option<PageId> {
         if self.free.is_empty() {
@@ -70,19 +71,19 @@ impl Pool {
         self.free.push(page);
     }
 
-    /// Brings in a page that was absent, if the bound allows it.
+    /// Makes an absent page free, within the bound.
     pub fn admit_one(&mut self) -> Option<PageId> {
         if self.present() >= self.bound {
             return None;
         }
-        // The one that has been away longest: what left a moment ago may be busy elsewhere.
+        // The page that left first: a page that left recently may be busy elsewhere.
         let page = self.absent.pop_front()?;
         self.free.push(page);
         Some(page)
     }
 
-    /// Changes the bound; pages that are too many and free are added to `leaving`, the coldest first. They
-    /// count as in use until they [left](Pool::left).
+    /// Changes the bound, and appends the free pages above it to `leaving`, the least recently used first. They
+    /// count as in use until [`Pool::left`].
     pub fn set_bound(&mut self, bound: u32, leaving: &mut Vec<PageId>) {
         self.bound = bound;
         let surplus = self.present().saturating_sub(bound) as usize;
@@ -92,13 +93,13 @@ impl Pool {
         self.in_use += u32::try_from(leaving.len() - before).unwrap_or(0);
     }
 
-    /// A page that was taken is gone.
+    /// Makes a page that was taken absent.
     pub fn left(&mut self, page: PageId) {
         self.in_use = self.in_use.saturating_sub(1);
         self.absent.push_back(page);
     }
 
-    /// Every page is absent, or free as far as the bound goes: none is in use.
+    /// Resets the pool: no page is in use, and as many are free as the bound allows.
     pub fn put_all(&mut self) {
         let ready = self.present().min(self.bound);
         *self = Pool { bound: self.bound, ..Pool::new(self.all.iter().copied(), ready) };

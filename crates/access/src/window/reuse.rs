@@ -1,32 +1,31 @@
-//! Which page is granted under which reference, and how often it is in use: the hash table of the
-//! redesigned grant mechanism, with the pages as its keys. Pages of a window are numbered, so it is two
-//! arrays.
+//! Reuse cache: the issued pages of a grant window, and their uses. It is the hash table of the redesigned
+//! grant mechanism, with pages as keys. Pages of a grant window are numbered, so two arrays suffice.
 
 use ringfence_platform::{Gref, PageId, RevokeError, TranslationTable, WindowShape};
 
 use super::GrantError;
 
-/// How often pages were granted.
+/// Statistics of a reuse cache.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct ReuseStats {
-    /// The page was granted already.
+    /// Grants of a page that was issued already.
     pub hits: u64,
-    /// The page had to be issued.
+    /// Grants that issued the page.
     pub misses: u64,
-    /// Grants revoked because their entry was wanted for another page.
+    /// Grants revoked to free their entry for another page.
     pub evictions: u64,
-    /// Times that an entry could not be had because the grantee says it uses the page.
+    /// Revocations that failed because the grantee claims to use the page.
     pub busy: u64,
 }
 
 impl ReuseStats {
-    /// The share of grants that cost nothing; 1 where there were none.
+    /// Returns the share of grants that cost nothing; 1 if there were none.
     pub fn reused_share(&self) -> f64 {
         let all = self.hits + self.misses;
         if all == 0 {
             return 1.0;
         }
-        // Counts far below 2^52.
+        // The counts are far below 2^52.
         #[allow(clippy::cast_precision_loss, reason = "a share for people")]
         let share = self.hits as f64 / all as f64;
         share
@@ -36,20 +35,20 @@ impl ReuseStats {
 #[derive(Clone, Copy)]
 struct Slot {
     page: PageId,
-    /// I/O that is going on.
+    /// Number of I/O operations in progress.
     uses: u32,
-    /// Used since the hand passed.
+    /// Reference bit of the clock algorithm: set by each use.
     recent: bool,
 }
 
-/// No entry.
+/// Marker for "no entry".
 const NONE: u32 = u32::MAX;
 
-/// The cache of one window.
+/// Cache of the grants of one grant window, with clock eviction.
 pub struct ReuseCache {
-    /// For each page, its place in `slots`.
+    /// Index into `slots` of each page.
     by_page: Vec<u32>,
-    /// For each reference, its page.
+    /// Page of each reference.
     slots: Vec<Option<Slot>>,
     free: Vec<u32>,
     hand: usize,
@@ -58,7 +57,7 @@ pub struct ReuseCache {
 }
 
 impl ReuseCache {
-    /// Nothing is granted.
+    /// Makes a cache without grants.
     pub fn new(shape: WindowShape) -> ReuseCache {
         ReuseCache {
             by_page: vec![NONE; shape.pages() as usize],
@@ -70,7 +69,7 @@ impl ReuseCache {
         }
     }
 
-    /// The counts.
+    /// Returns the statistics of all grants.
     pub fn stats(&self) -> ReuseStats {
         self.stats
     }
@@ -79,7 +78,7 @@ impl ReuseCache {
         Gref(self.first.0 + place)
     }
 
-    /// The slot of a page that is granted.
+    /// Returns the slot of an issued page.
     #[inline]
     fn slot(&mut self, page: PageId) -> Option<(u32, &mut Slot)> {
         let place = *self.by_page.get(page.0 as usize)?;
@@ -87,7 +86,7 @@ impl ReuseCache {
         Some((place, slot))
     }
 
-    /// One more use of a page that is granted: its reference.
+    /// Begins another use of an issued page; returns its reference.
     #[inline]
     pub fn again(&mut self, page: PageId) -> Option<Gref> {
         let (place, slot) = self.slot(page)?;
@@ -97,12 +96,12 @@ impl ReuseCache {
         Some(self.gref(place))
     }
 
-    /// The first use of a page that is not granted: issues it, in place of one that is not in use if
-    /// there is no entry left. The page is made fresh before.
+    /// Begins the first use of a page that is not issued: prepares and issues it. If no entry is free, it evicts
+    /// a page that is not in use.
     ///
     /// # Errors
     ///
-    /// [`GrantError`]
+    /// Returns [`GrantError`] if no entry can be freed, or the table refuses the page.
     #[cold]
     pub fn first(
         &mut self,
@@ -124,7 +123,7 @@ impl ReuseCache {
             Err(_) => Err(super::IssueError::NotFresh { page }),
         };
         if let Err(why) = issued {
-            // An entry that is held comes last again.
+            // The grantee may hold the entry, so it is tried last.
             self.free.insert(0, place);
             return Err(why.into());
         }
@@ -133,9 +132,9 @@ impl ReuseCache {
         Ok(gref)
     }
 
-    /// Revokes a grant that is not in use and was not used for longest, about.
+    /// Revokes a grant that is not in use and was not used recently (clock algorithm).
     fn evict(&mut self, table: &mut dyn TranslationTable) -> Option<u32> {
-        // Twice around: in the first round marks are taken away.
+        // Two rounds: the first one may only clear reference bits.
         for _ in 0..self.slots.len() * 2 {
             let at = self.hand;
             self.hand = (self.hand + 1) % self.slots.len();
@@ -159,7 +158,7 @@ impl ReuseCache {
         None
     }
 
-    /// A use of a page is over.
+    /// Ends a use of a page.
     #[inline]
     pub fn over(&mut self, page: PageId) {
         if let Some((_, slot)) = self.slot(page) {
@@ -167,11 +166,11 @@ impl ReuseCache {
         }
     }
 
-    /// Revokes the grant of a page that goes to another purpose. Nothing happens if there is none.
+    /// Revokes the grant of a page that gets another purpose. A page without a grant is unchanged.
     ///
     /// # Errors
     ///
-    /// [`RevokeError::Busy`]: it is in use, on this side or the other.
+    /// Returns [`RevokeError::Busy`] if the granter or the grantee uses the page.
     pub fn purge(
         &mut self,
         table: &mut dyn TranslationTable,
@@ -189,17 +188,17 @@ impl ReuseCache {
         Ok(())
     }
 
-    /// Forgets the grant of a page that is revoked otherwise; its reference, if it had one.
+    /// Removes the record of a page that the caller revokes itself; returns its reference.
     pub fn forget(&mut self, page: PageId) -> Option<Gref> {
         let (place, _) = self.slot(page)?;
         self.slots[place as usize] = None;
         self.by_page[page.0 as usize] = NONE;
-        // What was revoked by force may be held: it is tried last.
+        // The grantee may hold a page that is revoked by force, so its entry is tried last.
         self.free.insert(0, place);
         Some(self.gref(place))
     }
 
-    /// Forgets every grant that is not in use and is revoked otherwise; their references.
+    /// Removes the records of all grants that are not in use, which the caller revokes; returns their references.
     pub fn forget_idle(&mut self) -> Vec<Gref> {
         let idle =
             |slot: &Option<Slot>| slot.as_ref().filter(|slot| slot.uses == 0).map(|s| s.page);
@@ -207,7 +206,7 @@ impl ReuseCache {
         pages.into_iter().filter_map(|page| self.forget(page)).collect()
     }
 
-    /// Forgets every grant.
+    /// Removes the records of all grants.
     pub fn clear(&mut self) {
         self.by_page.fill(NONE);
         self.slots.fill(None);

@@ -7,7 +7,7 @@ use super::*;
 
 const SHAPE: WindowShape = WindowShape { writable: 8, read_only: 16, entries: 6 };
 
-/// A table whose grantee is a set of references that it claims to use.
+/// State of a table whose grantee claims to use the references in `claimed`.
 #[derive(Default)]
 struct Shared {
     issued: BTreeMap<Gref, PageId>,
@@ -95,7 +95,7 @@ fn source(ready: u32, policy: SourcePolicy) -> (PageSource, Fake) {
 }
 
 #[test]
-fn what_was_used_last_is_used_next_for_nothing() {
+fn last_used_page_is_granted_again_without_issue() {
     let (mut source, _fake) = source(4, SourcePolicy::default());
     let page = source.take(Access::ReadOnly).unwrap();
     let gref = source.lend(page).unwrap();
@@ -113,7 +113,7 @@ fn what_was_used_last_is_used_next_for_nothing() {
 }
 
 #[test]
-fn more_pages_than_entries_take_turns() {
+fn issue_beyond_entries_evicts_unused_page() {
     let (mut source, fake) = source(0, SourcePolicy::default());
     let mut pages: Vec<PageId> = (0..16).map(|_| source.take(Access::ReadOnly).unwrap()).collect();
     for page in pages.drain(..) {
@@ -123,7 +123,7 @@ fn more_pages_than_entries_take_turns() {
     let stats = source.levels().reuse;
     assert_eq!((stats.misses, stats.evictions), (16, 10));
     assert_eq!(fake.shared().issued.len(), 6);
-    // With every entry in use there is no more.
+    // All entries are in use.
     let used: Vec<PageId> = (0..6).map(|_| source.take(Access::ReadOnly).unwrap()).collect();
     assert!(used.iter().all(|page| source.lend(*page).is_ok()));
     let one_more = source.take(Access::ReadWrite).unwrap();
@@ -133,7 +133,7 @@ fn more_pages_than_entries_take_turns() {
 }
 
 #[test]
-fn a_page_that_the_peer_says_it_uses_is_not_evicted() {
+fn page_claimed_by_grantee_is_not_evicted() {
     let (mut source, fake) = source(0, SourcePolicy::default());
     let pages: Vec<PageId> = (0..7).map(|_| source.take(Access::ReadOnly).unwrap()).collect();
     let grefs: Vec<Gref> = pages[..6].iter().map(|page| source.lend(*page).unwrap()).collect();
@@ -144,7 +144,7 @@ fn a_page_that_the_peer_says_it_uses_is_not_evicted() {
 }
 
 #[test]
-fn a_pool_shrinks_after_revocation_and_grows_again() {
+fn resized_pool_returns_memory_and_grows_on_demand() {
     let (mut source, fake) = source(8, SourcePolicy::default());
     let pages: Vec<PageId> = (0..6).map(|_| source.take(Access::ReadOnly).unwrap()).collect();
     assert!(pages.iter().all(|page| source.lend(*page).is_ok()));
@@ -154,7 +154,7 @@ fn a_pool_shrinks_after_revocation_and_grows_again() {
     assert_eq!(fake.shared().issued.len(), 3, "two in use, and the hottest");
     assert_eq!(source.levels().present, 6);
     assert_eq!(source.available(Access::ReadOnly), 1);
-    // What was in use leaves when it comes back.
+    // A page in use leaves when it is given back.
     source.resize(1).unwrap();
     pages[..2].iter().for_each(|page| source.give_back(*page));
     assert_eq!((source.levels().present, fake.shared().issued.len()), (2, 1));
@@ -167,8 +167,8 @@ fn a_pool_shrinks_after_revocation_and_grows_again() {
 }
 
 #[test]
-fn a_peer_that_does_not_let_go_loses_the_page_and_is_reported() {
-    let policy = SourcePolicy { patience: Duration::ZERO, ..SourcePolicy::default() };
+fn page_held_beyond_limit_is_revoked_and_reported() {
+    let policy = SourcePolicy { hold_limit: Duration::ZERO, ..SourcePolicy::default() };
     let (mut source, fake) = source(8, policy);
     let page = source.take(Access::ReadOnly).unwrap();
     let gref = source.lend(page).unwrap();
@@ -176,30 +176,30 @@ fn a_peer_that_does_not_let_go_loses_the_page_and_is_reported() {
     fake.shared().claimed = vec![gref];
     source.resize(0).unwrap();
     assert_eq!(source.levels().held, 1);
-    let report = source.tend().unwrap_err();
-    assert_eq!(report, HeldTooLong { pages: 1, patience: Duration::ZERO });
+    let report = source.reclaim().unwrap_err();
+    assert_eq!(report, HeldTooLong { pages: 1, hold_limit: Duration::ZERO });
     assert_eq!(fake.shared().forced, [gref]);
     assert_eq!(source.levels().held, 0);
-    assert_eq!(source.tend(), Ok(()));
+    assert_eq!(source.reclaim(), Ok(()));
 }
 
 #[test]
-fn a_peer_that_is_slow_to_let_go_is_waited_for() {
+fn page_released_within_limit_is_reclaimed() {
     let (mut source, fake) = source(8, SourcePolicy::default());
     let page = source.take(Access::ReadOnly).unwrap();
     let gref = source.lend(page).unwrap();
     source.give_back(page);
     fake.shared().claimed = vec![gref];
     source.resize(0).unwrap();
-    assert_eq!(source.tend(), Ok(()));
+    assert_eq!(source.reclaim(), Ok(()));
     fake.shared().claimed.clear();
-    assert_eq!(source.tend(), Ok(()));
+    assert_eq!(source.reclaim(), Ok(()));
     assert_eq!((source.levels().held, source.levels().present), (0, 0));
     assert!(fake.shared().issued.is_empty() && fake.shared().forced.is_empty());
 }
 
 #[test]
-fn with_turnover_pages_come_and_go_and_most_grants_are_reused() {
+fn churn_exchanges_pages_and_keeps_reuse_high() {
     let policy = SourcePolicy { churn: 200, ..SourcePolicy::default() };
     let (mut source, _fake) = source(4, policy);
     let mut seen = std::collections::BTreeSet::new();
@@ -209,12 +209,12 @@ fn with_turnover_pages_come_and_go_and_most_grants_are_reused() {
         source.give_back(page);
         seen.insert(page);
     }
-    assert_eq!(seen.len(), 13, "each had its turn but for the three that stayed free below");
+    assert_eq!(seen.len(), 13, "all pages but the three at the bottom of the pool");
     assert!(source.levels().reuse.reused_share() >= 0.99);
 }
 
 #[test]
-fn a_reset_takes_everything_back() {
+fn reset_revokes_every_grant() {
     let (mut source, fake) = source(4, SourcePolicy::default());
     let pages: Vec<PageId> = (0..5).map(|_| source.take(Access::ReadOnly).unwrap()).collect();
     let grefs: Vec<Gref> = pages.iter().map(|page| source.lend(*page).unwrap()).collect();
@@ -226,11 +226,11 @@ fn a_reset_takes_everything_back() {
 
 proptest! {
     #[test]
-    fn no_page_is_in_two_places(
+    fn page_is_never_issued_or_taken_twice(
         steps in prop::collection::vec((0u8..6, any::<bool>(), 0u32..24), 0..300),
     ) {
-        // The fake asserts that nothing is issued twice or stale.
-        let policy = SourcePolicy { churn: 3, patience: Duration::from_secs(60) };
+        // The fake asserts that no page is issued twice or without preparation.
+        let policy = SourcePolicy { churn: 3, hold_limit: Duration::from_secs(60) };
         let (mut source, fake) = source(2, policy);
         let mut taken: Vec<(PageId, bool)> = Vec::new();
         for (kind, writable, number) in steps {
@@ -253,7 +253,7 @@ proptest! {
                     let grefs: Vec<Gref> = fake.shared().issued.keys().copied().collect();
                     fake.shared().claimed = grefs.into_iter().take(number as usize % 3).collect();
                 },
-                _ => prop_assert!(source.tend().is_ok()),
+                _ => prop_assert!(source.reclaim().is_ok()),
             }
             let levels = source.levels();
             prop_assert!(levels.present <= 24);

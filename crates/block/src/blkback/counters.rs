@@ -90,6 +90,6 @@ pub fn named_persistent(counters: &PersistentCounters) -> Vec<(&'static str, u64
         of("persistent_over", &counters.over),
         of("persistent_purged", &counters.purged),
         of("persistent_expired", &counters.expired),
-        of("persistent_squeezed", &counters.squeezed),
+        of("persistent_squeezed", &counters.shrunk),
     ]
 }

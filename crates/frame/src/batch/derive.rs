@@ -1,4 +1,4 @@
-//! Frames that are made of others: segments of a super-packet, and super-packets of small frames.
+//! Derived frames: segments of a super-packet, and super-packets joined from small frames.
 
 use core::ops::Range;
 
@@ -6,52 +6,52 @@ use ringfence_offload::OffloadMeta;
 
 use super::{Batch, Frame, HEADER_MAX, JOINED_SEGMENTS_MAX, Segment};
 
-/// Derived frames that there can be at a time: 64 KiB in segments of 512 octets. More than a ring has
-/// slots would be of no use.
+/// Maximum number of derived frames at a time: 64 KiB in segments of 512 bytes. A larger number is of no
+/// use, since a ring has only 256 slots.
 pub const DERIVED_MAX: usize = 128;
 
-/// Joined frames that there can be at a time. They leave room for others to be split.
+/// Maximum number of joined frames at a time. The rest is left for split frames.
 pub const JOINED_MAX: usize = DERIVED_MAX / 2;
 
-/// Frames and segments that are not derived, and those that are not, or stay.
+/// Numbers of frames and segments: those of received frames, and those that [`Batch::drop_derived`] keeps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Derived {
     received: (usize, usize),
     kept: (usize, usize),
 }
 
-/// Why a frame was not derived.
+/// Reasons for which a frame is not derived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeriveError {
-    /// There are [`DERIVED_MAX`] already, or [`JOINED_MAX`] where frames are joined.
+    /// All [`DERIVED_MAX`] derived frames are in use, or all [`JOINED_MAX`] joined ones.
     #[error("all {limit} derived frames are in use")]
     Full {
-        /// How many there can be.
+        /// Maximum number of derived frames.
         limit: usize,
     },
-    /// The header is longer than [`HEADER_MAX`].
-    #[error("a header of {len} octets, the limit is {HEADER_MAX}")]
+    /// Header that is longer than [`HEADER_MAX`].
+    #[error("a header of {len} bytes, the limit is {HEADER_MAX}")]
     Header {
-        /// Octets offered.
+        /// Length of the header in bytes.
         len: usize,
     },
-    /// The original does not have that payload.
-    #[error("octets {start} to {end} of a frame of {len}")]
+    /// Payload range that is not inside the original frame.
+    #[error("bytes {start} to {end} of a frame of {len}")]
     Payload {
-        /// First octet.
+        /// Offset of the range's first byte.
         start: usize,
-        /// First octet behind it.
+        /// Offset behind the range's last byte.
         end: usize,
-        /// Octets of the original.
+        /// Length of the original in bytes.
         len: usize,
     },
-    /// The frame would have more segments than [`JOINED_SEGMENTS_MAX`].
+    /// Frame with more segments than [`JOINED_SEGMENTS_MAX`].
     #[error("more than {JOINED_SEGMENTS_MAX} segments in a joined frame")]
     Segments,
 }
 
 impl Batch {
-    /// Derived frames that can still be made.
+    /// Returns the number of frames that can still be derived.
     pub fn derivable(&self) -> usize {
         DERIVED_MAX - self.derived()
     }
@@ -60,13 +60,12 @@ impl Batch {
         self.derived.map_or(0, |derived| self.frames.len() - derived.received.0)
     }
 
-    /// Adds a frame of `header`, which is copied, and the octets at `payload` of the frame `original`,
-    /// which stay where they are; returns its index. While there are such frames none is to be
-    /// received.
+    /// Adds a frame of a copied `header` and the bytes at `payload` of the frame `original`, which are not
+    /// copied; returns its index. No frame may be received while derived frames exist.
     ///
     /// # Errors
     ///
-    /// [`DeriveError`]; nothing is added.
+    /// Returns [`DeriveError`]; nothing is added.
     pub fn derive(
         &mut self,
         original: u32,
@@ -77,13 +76,12 @@ impl Batch {
         self.add_derived(header, [(original, payload)], meta, DERIVED_MAX)
     }
 
-    /// Adds a frame of `header`, which is copied, and of octets of other frames, one behind the other,
-    /// which stay where they are; returns its index. While there are such frames none is to be
-    /// received.
+    /// Adds a frame of a copied `header` and the payload ranges of `members` in order, which are not copied;
+    /// returns its index. No frame may be received while derived frames exist.
     ///
     /// # Errors
     ///
-    /// [`DeriveError`]; nothing is added.
+    /// Returns [`DeriveError`]; nothing is added.
     pub fn join(
         &mut self,
         header: &[u8],
@@ -110,23 +108,23 @@ impl Batch {
         let start = (self.frames.len(), self.segments.len());
         let mut len = header.len();
         for (original, payload) in members {
-            let octets = payload.len();
+            let bytes = payload.len();
             if let Err(error) = self.share(original, payload, start.1) {
                 self.segments.truncate(start.1);
                 return Err(error);
             }
-            len += octets;
+            len += bytes;
         }
         self.derived.get_or_insert(Derived { received: start, kept: start });
         let at = self.receivable + place * HEADER_MAX;
         self.scratch[at..at + header.len()].copy_from_slice(header);
         let segments = start.1..self.segments.len();
         self.frames.push(Frame::new(at..at + header.len(), segments, len, meta));
-        // A batch never has so many: each frame takes more than an octet.
+        // A batch has fewer than 2^32 frames: each has at least one byte of scratch memory.
         Ok(u32::try_from(start.0).unwrap_or(u32::MAX))
     }
 
-    /// Adds segments for the octets `wanted` of a frame; those from `first` on belong to the same one.
+    /// Adds segments for the bytes `wanted` of a frame. The new frame's segments begin at index `first`.
     fn share(
         &mut self,
         original: u32,
@@ -159,7 +157,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Adds a segment, or makes the one before it longer if they are neighbours and of one frame.
+    /// Adds a segment, or extends the new frame's last one if both are adjacent.
     fn add_part(&mut self, part: Segment, first: usize) {
         let of_frame = self.segments.get_mut(first..).unwrap_or_default();
         if let (
@@ -174,14 +172,14 @@ impl Batch {
         self.segments.push(part);
     }
 
-    /// The derived frames that there are stay when others are taken away.
+    /// Keeps the present derived frames over the next [`Batch::drop_derived`].
     pub fn keep_derived(&mut self) {
         if let Some(derived) = &mut self.derived {
             derived.kept = (self.frames.len(), self.segments.len());
         }
     }
 
-    /// Takes the derived frames away, but for those that were kept.
+    /// Removes the derived frames that were not kept.
     pub fn drop_derived(&mut self) {
         if let Some(Derived { received, kept: (frames, segments) }) = self.derived {
             self.frames.truncate(frames);
@@ -192,7 +190,7 @@ impl Batch {
         }
     }
 
-    /// Takes all derived frames away.
+    /// Removes all derived frames.
     pub fn drop_all_derived(&mut self) {
         if let Some(derived) = self.derived.take() {
             self.frames.truncate(derived.received.0);
@@ -202,7 +200,7 @@ impl Batch {
 }
 
 impl Segment {
-    /// `len` octets of it from `skip` on, which it has.
+    /// Returns the `len` bytes from `skip` on. The range must lie inside the segment.
     fn part(self, skip: usize, len: usize) -> Segment {
         match self {
             Segment::Private { offset, .. } => Segment::Private { offset: offset + skip, len },

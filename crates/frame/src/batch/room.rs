@@ -1,4 +1,4 @@
-//! How much a batch may take on because of where its frames go.
+//! Room: the free slots at the egress port, which limit the frames that a batch receives.
 
 use ringfence_memory::PAGE_SIZE;
 
@@ -6,21 +6,20 @@ use ringfence_offload::Gso;
 
 use crate::port::{GsoOffload, PortCapabilities};
 
-/// Octets of headers that each segment of a super-packet has at most, in a reckoning of how many
-/// there will be.
+/// Estimate of the maximum header length of a segment in bytes, to compute the number of segments.
 const HEADERS: usize = 128;
 
-/// What one frame is reckoned to need at most: half a ring, so that every frame fits an empty one.
+/// Maximum cost of one frame in slots: half a ring, so that every frame fits an empty ring.
 const COST_MAX: usize = 128;
 
-/// Free slots at the port that frames go to, each of a page, and what a frame takes of them.
+/// Free slots of a page each at the egress port, and the cost of frames in such slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
     slots: usize,
-    /// Octets of the longest frame that goes whole, and of the longest that has no extra info.
+    /// Maximum length in bytes of a frame that goes whole, and of one without extra info.
     whole: usize,
     plain: usize,
-    /// Octets of a longer frame that go in one segment, and the slots that this takes.
+    /// Length in bytes of one segment of a longer frame, and the slots for one segment.
     piece: usize,
     piece_slots: usize,
     /// Super-packets that go whole.
@@ -28,7 +27,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Room for everything.
+    /// Room without a limit.
     pub const UNBOUNDED: Room = Room {
         slots: usize::MAX,
         whole: usize::MAX,
@@ -38,7 +37,7 @@ impl Room {
         gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
     };
 
-    /// `slots` free slots at a port that takes `into`.
+    /// Makes the room of `slots` free slots at a port with the capabilities `into`.
     pub fn of(slots: usize, into: &PortCapabilities) -> Room {
         if slots == usize::MAX {
             return Room::UNBOUNDED;
@@ -54,8 +53,8 @@ impl Room {
         }
     }
 
-    /// Slots that a frame of `len` octets takes. What is split takes more if the sender asked for
-    /// segments shorter than they could be.
+    /// Returns the estimated number of slots for a frame of `len` bytes. A split frame takes more if the
+    /// sender requested segments shorter than the maximum.
     #[inline]
     pub fn cost(&self, len: usize) -> usize {
         if len <= self.plain {
@@ -67,14 +66,14 @@ impl Room {
         len.div_ceil(self.piece).saturating_mul(self.piece_slots).min(COST_MAX)
     }
 
-    /// Whether a frame of `len` octets fits.
+    /// Returns true if a frame of `len` bytes fits.
     #[inline]
     pub fn fits(&self, len: usize) -> bool {
         self.slots == usize::MAX || self.cost(len) <= self.slots
     }
 
-    /// Takes the place of a frame of `len` octets, or what is left if that is less. `gso` is how it is
-    /// to be split if it does not go whole.
+    /// Subtracts the slots for a frame of `len` bytes, down to zero. `gso` is its segmentation request, for a
+    /// frame that does not go whole.
     #[inline]
     pub fn take(&mut self, len: usize, gso: Option<Gso>) {
         if self.slots == usize::MAX {
@@ -108,26 +107,26 @@ mod tests {
     }
 
     #[test]
-    fn a_super_packet_takes_its_pages_and_a_slot_for_its_extra_info() {
+    fn cost_of_super_packet_is_pages_and_one_extra_slot() {
         let room = Room::of(20, &whole(1500));
         assert_eq!([60, 1514, 4096, 4097, 65_000].map(|len| room.cost(len)), [1, 1, 2, 3, 17]);
-        // Without an order to segment there is no extra info.
+        // Without a segmentation request there is no extra info.
         let jumbo = Room::of(20, &whole(16_436));
         assert_eq!([4096, 4097, 16_450, 16_455].map(|len| jumbo.cost(len)), [1, 2, 5, 6]);
     }
 
     #[test]
-    fn what_is_split_takes_as_many_slots_as_it_has_segments() {
+    fn cost_of_split_frame_is_slots_of_its_segments() {
         let room = Room::of(256, &PortCapabilities::plain(1500));
         assert_eq!(room.cost(1518), 1);
-        // 46 segments of 1448 octets of payload.
+        // 46 segments of 1448 bytes of payload.
         assert_eq!(room.cost(65_226), 47);
         let small = Room::of(256, &PortCapabilities::plain(576));
         assert_eq!(small.cost(65_226), COST_MAX, "fits an empty ring all the same");
     }
 
     #[test]
-    fn room_is_used_up() {
+    fn room_decreases_by_cost_of_each_frame() {
         let mut room = Room::of(18, &whole(1500));
         assert!(room.fits(65_000));
         let gso = |kind, size| Some(Gso { kind, ecn: false, size });
@@ -139,7 +138,7 @@ mod tests {
         endless.take(1 << 40, None);
         assert!(endless.fits(usize::MAX));
         assert_eq!(Room::of(usize::MAX, &whole(1500)), Room::UNBOUNDED);
-        // Datagrams are not taken whole, nor is TCP over IPv6: a slot each.
+        // Neither UDP nor TCP over IPv6 goes whole: each segment takes its own slots.
         for (kind, size, slots) in
             [(GsoKind::Udp, 1000, 61), (GsoKind::Udp, 8, 128), (GsoKind::TcpV6, 5000, 26)]
         {

@@ -22,7 +22,7 @@ fn push(batch: &mut Batch, bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn a_short_frame_is_a_header_and_nothing_else() {
+fn short_frame_has_header_only() {
     let mut batch = Batch::with_capacity(4, 4096);
     let index = push(&mut batch, &pattern(64));
     let frame = batch.get(index).unwrap();
@@ -32,7 +32,7 @@ fn a_short_frame_is_a_header_and_nothing_else() {
 }
 
 #[test]
-fn a_long_contiguous_frame_has_a_header_and_one_segment_and_is_still_contiguous() {
+fn long_contiguous_frame_has_one_segment_and_stays_contiguous() {
     let mut batch = Batch::with_capacity(4, 4096);
     push(&mut batch, &pattern(3));
     let index = push(&mut batch, &pattern(1500));
@@ -44,7 +44,7 @@ fn a_long_contiguous_frame_has_a_header_and_one_segment_and_is_still_contiguous(
 }
 
 #[test]
-fn lent_segments_are_let_go_by_clear() {
+fn clear_releases_lent_segments() {
     let lent = LentSlice::anonymous(4096);
     lent.copy_from(100, &pattern(1000)).unwrap();
     let mut batch = Batch::with_capacity(4, 4096);
@@ -62,7 +62,7 @@ fn lent_segments_are_let_go_by_clear() {
 }
 
 #[test]
-fn an_abandoned_frame_leaves_no_trace() {
+fn dropped_builder_leaves_batch_unchanged() {
     let mut batch = Batch::with_capacity(4, 4096);
     let offset = batch.reserve(100).unwrap();
     let mut frame = batch.frame(offset, 20).unwrap();
@@ -73,7 +73,7 @@ fn an_abandoned_frame_leaves_no_trace() {
 }
 
 #[test]
-fn ranges_that_were_not_reserved_or_lent_are_refused() {
+fn range_outside_reserved_or_lent_memory_is_refused() {
     let mut batch = Batch::with_capacity(4, 4096);
     batch.reserve(100).unwrap();
     let refused = BatchError::NotReserved { offset: 50, len: 51, reserved: 100 };
@@ -89,7 +89,7 @@ fn ranges_that_were_not_reserved_or_lent_are_refused() {
 }
 
 #[test]
-fn frames_and_segments_are_bounded() {
+fn frame_and_segment_beyond_limit_are_refused() {
     let mut batch = Batch::with_capacity(2, 4096);
     batch.reserve(100).unwrap();
     let mut frame = batch.frame(0, 14).unwrap();
@@ -109,7 +109,7 @@ fn frames_and_segments_are_bounded() {
     assert_eq!(batch.push_contiguous(0, 14, OffloadMeta::PLAIN), Err(full));
 }
 
-/// What kind of memory a piece of a frame is in.
+/// Piece of a frame, by the kind of its memory.
 #[derive(Clone, Debug)]
 enum Piece {
     Private(Vec<u8>),
@@ -117,18 +117,18 @@ enum Piece {
 }
 
 fn piece() -> impl Strategy<Value = Piece> {
-    let octets = prop::collection::vec(any::<u8>(), 0..5000);
+    let bytes = prop::collection::vec(any::<u8>(), 0..5000);
     prop_oneof![
-        octets.clone().prop_map(Piece::Private),
-        (0usize..64, octets).prop_map(|(at, octets)| Piece::Lent(at, octets)),
+        bytes.clone().prop_map(Piece::Private),
+        (0usize..64, bytes).prop_map(|(at, bytes)| Piece::Lent(at, bytes)),
     ]
 }
 
 fn build(batch: &mut Batch, header: &[u8], pieces: &[Piece], meta: OffloadMeta) -> u32 {
     let mut private = header.to_vec();
     for piece in pieces {
-        if let Piece::Private(octets) = piece {
-            private.extend_from_slice(octets);
+        if let Piece::Private(bytes) = piece {
+            private.extend_from_slice(bytes);
         }
     }
     let start = batch.reserve(private.len()).unwrap();
@@ -137,14 +137,14 @@ fn build(batch: &mut Batch, header: &[u8], pieces: &[Piece], meta: OffloadMeta) 
     let mut frame = batch.frame(start, header.len()).unwrap();
     for piece in pieces {
         match piece {
-            Piece::Private(octets) => {
-                frame.private(at, octets.len()).unwrap();
-                at += octets.len();
+            Piece::Private(bytes) => {
+                frame.private(at, bytes.len()).unwrap();
+                at += bytes.len();
             }
-            Piece::Lent(offset, octets) => {
-                let slice = LentSlice::anonymous(offset + octets.len());
-                slice.copy_from(*offset, octets).unwrap();
-                frame.lent(slice, *offset, octets.len()).unwrap();
+            Piece::Lent(offset, bytes) => {
+                let slice = LentSlice::anonymous(offset + bytes.len());
+                slice.copy_from(*offset, bytes).unwrap();
+                frame.lent(slice, *offset, bytes.len()).unwrap();
             }
         }
     }
@@ -153,7 +153,7 @@ fn build(batch: &mut Batch, header: &[u8], pieces: &[Piece], meta: OffloadMeta) 
 
 proptest! {
     #[test]
-    fn a_frame_of_any_pieces_reads_as_their_sequence(
+    fn frame_of_several_pieces_reads_in_order(
         header in prop::collection::vec(any::<u8>(), 0..=HEADER_MAX),
         pieces in prop::collection::vec(piece(), 0..8),
         room in 0usize..30_000,
@@ -164,7 +164,7 @@ proptest! {
         let mut all = header.clone();
         for piece in &pieces {
             match piece {
-                Piece::Private(octets) | Piece::Lent(_, octets) => all.extend_from_slice(octets),
+                Piece::Private(bytes) | Piece::Lent(_, bytes) => all.extend_from_slice(bytes),
             }
         }
         let view = batch.get(index).unwrap();
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn a_blank_checksum_is_finished_over_any_pieces(
+    fn blank_checksum_over_several_pieces_is_completed(
         header in prop::collection::vec(any::<u8>(), 60..=HEADER_MAX),
         pieces in prop::collection::vec(piece(), 0..6),
     ) {
@@ -199,7 +199,7 @@ proptest! {
         let view = batch.get(index).unwrap();
         prop_assert_eq!(view.meta().checksum, Checksum::Verified);
         let all = bytes(view);
-        // Over data that includes its checksum the sum's complement is zero.
+        // The checksum over data that includes a valid checksum is zero.
         prop_assert_eq!(internet_checksum(&all[34..]), 0);
     }
 }

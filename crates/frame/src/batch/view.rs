@@ -1,4 +1,4 @@
-//! How a port that sends sees a frame.
+//! Frame views: read access of an egress port to a frame of a batch.
 
 use core::ops::Range;
 
@@ -7,27 +7,27 @@ use ringfence_offload::OffloadMeta;
 
 use super::{Batch, Frame, Segment};
 
-/// Octets that are fetched from lent memory at a time where they are looked at, not moved.
+/// Number of bytes copied from lent memory at a time when they are only read.
 const PIECE: usize = 2048;
 
-/// A frame of a batch.
+/// View of one frame of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameView<'a> {
     batch: &'a Batch,
     frame: &'a Frame,
 }
 
-/// A piece of a frame behind its header.
+/// View of a piece of a frame behind its header.
 #[derive(Clone, Copy, Debug)]
 pub enum SegmentView<'a> {
-    /// Private octets.
+    /// Private bytes.
     Private(&'a [u8]),
-    /// Lent octets: the slice, the first octet in it, how many. They lie inside the slice.
+    /// Lent bytes: the slice, the offset, and the length. The range lies inside the slice.
     Lent(&'a LentSlice, usize, usize),
 }
 
 impl SegmentView<'_> {
-    /// Octets in the piece.
+    /// Returns the length of the piece in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
@@ -36,20 +36,20 @@ impl SegmentView<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if the piece is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies the octets from `offset` on into `out`, as many as fit and there are; returns how many.
+    /// Copies bytes from `offset` on into `out`, up to the end of either; returns their number.
     pub fn copy_from(&self, offset: usize, out: &mut [u8]) -> usize {
         let n = out.len().min(self.len().saturating_sub(offset));
         let out = &mut out[..n];
         match self {
             SegmentView::Private(bytes) => out.copy_from_slice(&bytes[offset..offset + n]),
             SegmentView::Lent(slice, start, _) => {
-                // The range was checked when the segment was added, so this cannot fail; if it did,
-                // zeros are as good as any other bytes of the peer.
+                // Cannot fail: the range was checked when the segment was added. Zeros are a safe result, since the
+                // peer controls the bytes anyway.
                 if slice.copy_to(start + offset, out).is_err() {
                     out.fill(0);
                 }
@@ -58,12 +58,12 @@ impl SegmentView<'_> {
         n
     }
 
-    /// Shows the octets in order, in private pieces: a lent segment is fetched piece by piece.
+    /// Passes the bytes to `look` in order, as private pieces. It copies a lent segment piece by piece.
     pub fn for_each_piece(&self, look: impl FnMut(&[u8])) {
         self.for_each_piece_of(0..self.len(), look);
     }
 
-    /// Shows the octets of `range` in order, as far as there are.
+    /// Passes the bytes of `range` to `look` in order, up to the end of the piece.
     pub fn for_each_piece_of(&self, range: Range<usize>, mut look: impl FnMut(&[u8])) {
         let (mut at, end) = (range.start, range.end.min(self.len()));
         if let SegmentView::Private(bytes) = self {
@@ -78,7 +78,7 @@ impl SegmentView<'_> {
     }
 }
 
-/// The segments of a frame, in order.
+/// Iterator over the segments of a frame, in order.
 #[derive(Clone, Debug)]
 pub struct Segments<'a> {
     batch: &'a Batch,
@@ -114,42 +114,42 @@ impl<'a> FrameView<'a> {
         FrameView { batch, frame }
     }
 
-    /// The first octets, private, at most [`HEADER_MAX`](super::HEADER_MAX).
+    /// Returns the frame's first bytes, which are private and at most [`HEADER_MAX`](super::HEADER_MAX).
     #[inline]
     pub fn header(&self) -> &'a [u8] {
         &self.batch.scratch[self.frame.header()]
     }
 
-    /// What follows the header.
+    /// Returns the segments behind the header.
     #[inline]
     pub fn segments(&self) -> Segments<'a> {
         let segments = &self.batch.segments[self.frame.segments()];
         Segments { batch: self.batch, rest: segments.iter() }
     }
 
-    /// All of it in order, the header first.
+    /// Returns all pieces of the frame in order, the header first.
     pub fn pieces(&self) -> impl Iterator<Item = SegmentView<'a>> + use<'a> {
         core::iter::once(SegmentView::Private(self.header())).chain(self.segments())
     }
 
-    /// Octets of the whole frame, from the Ethernet header on, without check sequence.
+    /// Returns the length of the frame in bytes, from the Ethernet header on, without check sequence.
     #[inline]
     pub fn len(&self) -> usize {
         self.frame.len()
     }
 
-    /// Whether the frame has no octets.
+    /// Returns true if the frame is empty.
     pub fn is_empty(&self) -> bool {
         self.frame.len() == 0
     }
 
-    /// What is left to be done to the frame.
+    /// Returns the offload metadata: the blank checksum and the segmentation that are still due.
     #[inline]
     pub fn meta(&self) -> OffloadMeta {
         self.frame.meta
     }
 
-    /// The whole frame, if its octets lie in private memory one behind the other.
+    /// Returns the whole frame if its bytes are contiguous in private memory.
     #[inline]
     pub fn contiguous(&self) -> Option<&'a [u8]> {
         let header = self.frame.header();
@@ -162,7 +162,7 @@ impl<'a> FrameView<'a> {
         }
     }
 
-    /// Copies the frame's first octets into `out`, as many as fit and there are; returns how many.
+    /// Copies the frame's first bytes into `out`, up to the end of either; returns their number.
     pub fn copy_to(&self, out: &mut [u8]) -> usize {
         if let Some(bytes) = self.contiguous() {
             let n = bytes.len().min(out.len());
@@ -176,11 +176,11 @@ impl<'a> FrameView<'a> {
         done
     }
 
-    /// Adds the octets of `range` to a list for the kernel to write, as far as the frame has them.
+    /// Adds the bytes of `range`, up to the end of the frame, to a list for a kernel write.
     ///
     /// # Errors
     ///
-    /// [`ListFull`] when the list has no room for all their pieces.
+    /// Returns [`ListFull`] if the list has no room for all pieces.
     pub fn gather_range(
         &self,
         range: Range<usize>,
@@ -216,7 +216,8 @@ impl<'a> FrameView<'a> {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it does not lie inside, or may not be written; some of it may have been.
+    /// Returns [`OutOfRange`] if the frame does not fit inside, or the memory is read-only. A part of the
+    /// frame may have been written.
     #[inline]
     pub fn copy_to_lent(&self, page: &LentSlice, offset: usize) -> Result<(), OutOfRange> {
         if let Some(bytes) = self.contiguous() {
@@ -233,11 +234,11 @@ impl<'a> FrameView<'a> {
         Ok(())
     }
 
-    /// Adds the frame to a list for the kernel to write.
+    /// Adds the frame to a list for a kernel write.
     ///
     /// # Errors
     ///
-    /// [`ListFull`] when the list has no room for all its pieces.
+    /// Returns [`ListFull`] if the list has no room for all pieces.
     pub fn gather(&self, list: &mut WriteList<'a>) -> Result<(), ListFull> {
         if let Some(bytes) = self.contiguous() {
             return list.push(bytes);

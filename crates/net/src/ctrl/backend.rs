@@ -1,13 +1,10 @@
-//! The backend's end of the control ring.
+//! Backend of the control ring: executes a guest's messages about staging and hashing.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::staging::{StagedPage, StagingLedger, StagingLimits, StagingPool};
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::Fault;
-use ringfence_frame::steer::Steering;
 use ringfence_platform::{Access, Channel, CopyOps, GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{
@@ -18,53 +15,53 @@ use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
 use crate::netback::channel_fault;
 use crate::rules::RuleCounters;
+use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::port::Fault;
+use ringfence_frame::steer::Steering;
 
-/// Messages answered in one turn. A list may take a millisecond of mapping; the next device is not
-/// to wait for a ring full of them.
-const TURN: u32 = 4;
+/// Maximum number of messages answered in one call. A list may take a millisecond of mapping, and other
+/// devices wait meanwhile.
+const MESSAGES_MAX: u32 = 4;
 
-/// How the control side reaches the ports of its device: has the port of that queue carry out an
-/// order. `None` when it is not there.
-pub type Orders<'a> = dyn FnMut(u16, PortOrder) -> Option<PortReply> + 'a;
+/// Function that executes a command on the port of a queue; `None` if there is no port.
+pub type PortCommands<'a> = dyn FnMut(u16, PortCommand) -> Option<PortReply> + 'a;
 
-/// The control ring of one device, whatever platform it is on.
+/// Control ring of one device, on any platform.
 pub trait ControlRing: Send {
-    /// Readable when there are messages.
+    /// Returns the file that is readable when there are messages.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
-    /// Answers some of the messages that wait; whether there may be more.
+    /// Answers some of the waiting messages; returns true if there may be more.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] costs the device: the ring's index is impossible, or its channel fails.
-    fn serve(&mut self, ports: &mut Orders<'_>) -> Result<bool, Fault>;
+    /// Returns a [`Fault`] that ends the device if the ring's index is invalid or the channel fails.
+    fn serve(&mut self, ports: &mut PortCommands<'_>) -> Result<bool, Fault>;
 
-    /// Has the ports carry out again what the process before had them do, of a ring that was
-    /// [adopted](CtrlBackend::adopt).
-    fn take_up(&mut self, ports: &mut Orders<'_>);
+    /// Restores the state of an [adopted](CtrlBackend::adopt) ring in the ports.
+    fn restore(&mut self, ports: &mut PortCommands<'_>);
 
-    /// Pages staged, over all queues.
+    /// Returns the number of staged pages of all queues.
     fn staged(&self) -> u32;
 
-    /// Whether the guest was told that its pages can be staged.
-    fn stages(&self) -> bool;
+    /// Returns true if staging was offered to the guest.
+    fn offers_staging(&self) -> bool;
 }
 
-/// What is served, and its bounds.
+/// Queues and limits of a control ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CtrlOptions {
-    /// Queues of the guest.
+    /// Number of the guest's queues.
     pub queues: u16,
-    /// Bounds of staging; `None`: no page is staged, and the guest is told so.
+    /// Limits of staging; `None` refuses staging.
     pub staging: Option<StagingLimits>,
 }
 
-/// The control ring of one device. Dropped, it lets go of every page it maps; those in the tables of
-/// ports go with the ports.
+/// Control ring of one device. Dropping it unmaps its pages; the staged pages are unmapped with the ports.
 pub struct CtrlBackend<G, C> {
     ring: BackRing<RingPages>,
     channel: C,
-    /// The guest's pages: lists are copied through it, staged pages mapped.
+    /// Access to the guest's pages: lists are copied, staged pages are mapped.
     pages: G,
     ops: CopyOps,
     ledger: StagingLedger,
@@ -72,12 +69,12 @@ pub struct CtrlBackend<G, C> {
     options: CtrlOptions,
     rules: Arc<RuleCounters>,
     record: Option<CtrlRecord>,
-    /// Pages that an adopted device had staged, by queue, which are to be mapped again.
-    left: Vec<Vec<(Gref, Access)>>,
+    /// Staged pages of an adopted device, by queue, that are not yet mapped again.
+    staged_before: Vec<Vec<(Gref, Access)>>,
 }
 
 impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
-    /// Takes up the control ring of a frontend that has just connected.
+    /// Makes the control ring of a frontend that has just connected.
     pub fn new(
         ring: RingPages,
         channel: C,
@@ -88,11 +85,11 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         Self::of(BackRing::attach(ring, NETIF_CTRL), channel, pages, options, rules)
     }
 
-    /// As [`CtrlBackend::new`], and keeps a record, begun anew.
+    /// Makes a control ring, as [`CtrlBackend::new`] does, with a crash journal that is cleared first.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when the record is of no use.
+    /// Returns a [`Fault`] if the crash journal is unusable.
     pub fn recorded(
         ring: RingPages,
         record: CtrlRecord,
@@ -109,12 +106,12 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         Ok(control)
     }
 
-    /// Takes over from a backend that kept `record` and is no more: what was staged and how packets
-    /// are hashed is as that one told the frontend. [`ControlRing::take_up`] is to follow.
+    /// Takes over from a backend that kept the crash journal `record`. Staged pages and hash configuration are
+    /// those that the previous backend confirmed. [`ControlRing::restore`] must follow.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when the shared indices are impossible, or the channel is of no use.
+    /// Returns a [`Fault`] if the shared indices are invalid, or the channel fails.
     pub fn adopt(
         ring: RingPages,
         record: CtrlRecord,
@@ -131,11 +128,11 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let mut control = Self::of(ring, channel, pages, options, rules);
         control.record = Some(record);
         if let Some(state) = state {
-            // The frontend was told that it can, or that it cannot.
+            // The frontend keeps the offer that it has read.
             let staging = state.staging.then(StagingLimits::default);
             control.options.staging = staging;
             control.ledger = ledger(control.options);
-            control.left = state.staged;
+            control.staged_before = state.staged;
             match HashSetup::from_bytes(options.queues, &state.hash) {
                 Some(hash) => control.hash = hash,
                 None => drop(rules.count("adopted_hash_unusable")),
@@ -143,7 +140,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         } else {
             control.save();
         }
-        control.tell()?;
+        control.notify()?;
         Ok(control)
     }
 
@@ -164,22 +161,22 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
             options,
             rules: Arc::clone(rules),
             record: None,
-            left: Vec::new(),
+            staged_before: Vec::new(),
         }
     }
 
-    /// Counts staged pages in these pools, too, and stages no more than they have room for.
+    /// Counts staged pages in `pools` too, and stages no more than these permit.
     #[must_use]
     pub fn sharing(mut self, pools: Vec<Arc<StagingPool>>) -> Self {
         self.ledger.share(pools);
         self
     }
 
-    fn tell(&self) -> Result<(), Fault> {
+    fn notify(&self) -> Result<(), Fault> {
         self.channel.notify().map_err(channel_fault(&self.rules))
     }
 
-    /// Records the state that holds once what was answered is published.
+    /// Writes the state after the published responses to the crash journal.
     fn save(&self) {
         let Some(record) = &self.record else { return };
         let state = CtrlState {
@@ -211,14 +208,14 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
         self.ledger.staged()
     }
 
-    fn stages(&self) -> bool {
+    fn offers_staging(&self) -> bool {
         self.options.staging.is_some()
     }
 
-    fn take_up(&mut self, ports: &mut Orders<'_>) {
-        for (queue, pages) in (0..).zip(core::mem::take(&mut self.left)) {
+    fn restore(&mut self, ports: &mut PortCommands<'_>) {
+        for (queue, pages) in (0..).zip(core::mem::take(&mut self.staged_before)) {
             for list in pages.chunks(GREF_LIST_MAX as usize) {
-                self.stage_again(queue, list, ports);
+                self.restage(queue, list, ports);
             }
         }
         if let Some(steering) = self.hash.steering().map(Arc::new) {
@@ -226,18 +223,18 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
         }
     }
 
-    fn serve(&mut self, ports: &mut Orders<'_>) -> Result<bool, Fault> {
+    fn serve(&mut self, ports: &mut PortCommands<'_>) -> Result<bool, Fault> {
         self.channel.clear().map_err(channel_fault(&self.rules))?;
         let overflow = |rules: &RuleCounters, error| {
             rules.count("ctrl_producer_overflow");
             Fault::misbehaved(error)
         };
         let waiting = self.ring.unconsumed().map_err(|e| overflow(&self.rules, e))?;
-        for _ in 0..waiting.min(TURN) {
+        for _ in 0..waiting.min(MESSAGES_MAX) {
             let request = CtrlRequest::from_bytes(self.ring.request(0).into_unchecked());
             self.ring.consume(1);
             let (status, data) = match request.parse() {
-                Ok(message) => self.carry_out(message, ports),
+                Ok(message) => self.execute(message, ports),
                 Err(refusal) => {
                     self.rules.count(refusal.label());
                     (refusal.status(), 0)
@@ -250,9 +247,9 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
             self.save();
         }
         if self.ring.publish() {
-            self.tell()?;
+            self.notify()?;
         }
-        if waiting > TURN {
+        if waiting > MESSAGES_MAX {
             return Ok(true);
         }
         self.ring.final_check().map_err(|e| overflow(&self.rules, e))
@@ -260,7 +257,7 @@ impl<G: Grantee, C: Channel> ControlRing for CtrlBackend<G, C> {
 }
 
 impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
-    fn carry_out(&mut self, message: CtrlMessage, ports: &mut Orders<'_>) -> (CtrlStatus, u32) {
+    fn execute(&mut self, message: CtrlMessage, ports: &mut PortCommands<'_>) -> (CtrlStatus, u32) {
         let before = self.hash.steering().is_some();
         let answer = match message {
             CtrlMessage::GetGrefMappingSize(queue) => return self.mapping_size(queue),
@@ -292,14 +289,14 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         (answer, 0)
     }
 
-    fn hash_by(&self, steering: Option<&Arc<Steering>>, ports: &mut Orders<'_>) {
+    fn hash_by(&self, steering: Option<&Arc<Steering>>, ports: &mut PortCommands<'_>) {
         for queue in 0..self.options.queues {
-            // A port that is gone hashes nothing.
-            let _ = ports(queue, PortOrder::Hash(steering.cloned()));
+            // A missing port has nothing to hash.
+            let _ = ports(queue, PortCommand::Hash(steering.cloned()));
         }
     }
 
-    /// Fetches the first bytes of a page, once.
+    /// Copies the first bytes of a page, once.
     fn fetch(&mut self, page: Gref, into: &mut [u8]) -> Result<(), CtrlStatus> {
         let mut list = self.ops.begin();
         let added = list.read(page, 0, into);
@@ -315,9 +312,9 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
     }
 
     fn set_key(&mut self, page: Gref, bytes: u16) -> CtrlStatus {
-        let judged = HashSetup::judge_key(bytes);
-        if judged != CtrlStatus::Success || bytes == 0 {
-            return if bytes == 0 { self.hash.set_key(&[]) } else { judged };
+        let validated = HashSetup::validate_key(bytes);
+        if validated != CtrlStatus::Success || bytes == 0 {
+            return if bytes == 0 { self.hash.set_key(&[]) } else { validated };
         }
         let mut key = vec![0; bytes.into()];
         match self.fetch(page, &mut key) {
@@ -327,9 +324,9 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
     }
 
     fn set_entries(&mut self, page: Gref, entries: u16, first: u32) -> CtrlStatus {
-        let judged = self.hash.judge_entries(entries, first);
-        if judged != CtrlStatus::Success {
-            return judged;
+        let validated = self.hash.validate_entries(entries, first);
+        if validated != CtrlStatus::Success {
+            return validated;
         }
         debug_assert!(u32::from(entries) <= HASH_MAPPING_PAGE_MAX, "the parser bounds it");
         let mut bytes = vec![0; usize::from(entries) * 4];
@@ -354,7 +351,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         }
     }
 
-    /// The entries of a list, fetched once.
+    /// Copies the entries of a list, once.
     fn entries(&mut self, list: GrefList) -> Result<Vec<GrefEntry>, CtrlStatus> {
         if self.options.staging.is_none() {
             return Err(CtrlStatus::NotSupported);
@@ -365,14 +362,14 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         Ok(bytes.chunks_exact(GrefEntry::SIZE).map(entry).collect())
     }
 
-    /// All or nothing.
-    fn add(&mut self, list: GrefList, ports: &mut Orders<'_>) -> CtrlStatus {
+    /// Stages all pages of a list, or none.
+    fn add(&mut self, list: GrefList, ports: &mut PortCommands<'_>) -> CtrlStatus {
         let entries = match self.entries(list) {
             Ok(entries) => entries,
             Err(status) => return status,
         };
         let grefs: Vec<Gref> = entries.iter().map(|entry| entry.gref).collect();
-        if let Err(refusal) = self.ledger.judge(list.queue, &grefs) {
+        if let Err(refusal) = self.ledger.validate(list.queue, &grefs) {
             self.rules.count(refusal.label());
             return CtrlStatus::InvalidParameter;
         }
@@ -391,24 +388,24 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         }
     }
 
-    /// Hands pages to the port of a queue, and notes them.
-    fn stage(&mut self, queue: u32, pages: Vec<StagedPage>, ports: &mut Orders<'_>) -> bool {
+    /// Adds pages to the staging table of a queue's port, and records them.
+    fn stage(&mut self, queue: u32, pages: Vec<StagedPage>, ports: &mut PortCommands<'_>) -> bool {
         let staged: Vec<_> = pages.iter().map(|page| (page.gref, page.access)).collect();
-        // judge() has seen to it that there is such a queue.
+        // `validate` has checked the queue number.
         let place = u16::try_from(queue).unwrap_or(u16::MAX);
-        // Otherwise they came back, or went with the port: they are dropped, and so unmapped.
-        let done = matches!(ports(place, PortOrder::Stage(pages)), Some(PortReply::Staged));
+        // After a refusal, the returned pages are dropped and so unmapped.
+        let done = matches!(ports(place, PortCommand::Stage(pages)), Some(PortReply::Staged));
         if done {
-            self.ledger.note(queue, staged);
+            self.ledger.record(queue, staged);
         }
         done
     }
 
-    /// Stages what the process before had staged. Pages that cannot be mapped any more are left out:
-    /// the frontend has taken them back, which it was not to do.
-    fn stage_again(&mut self, queue: u32, list: &[(Gref, Access)], ports: &mut Orders<'_>) {
+    /// Stages the pages that the previous process had staged. Pages that can no longer be mapped are skipped:
+    /// the frontend has revoked them against the rules.
+    fn restage(&mut self, queue: u32, list: &[(Gref, Access)], ports: &mut PortCommands<'_>) {
         let grefs: Vec<Gref> = list.iter().map(|(gref, _)| *gref).collect();
-        if let Err(refusal) = self.ledger.judge(queue, &grefs) {
+        if let Err(refusal) = self.ledger.validate(queue, &grefs) {
             self.rules.count(refusal.label());
             return;
         }
@@ -417,7 +414,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         self.stage(queue, pages, ports);
     }
 
-    /// Maps a page for itself, so that it can go by itself.
+    /// Maps a single page, so that it can be unmapped alone.
     fn map(&mut self, gref: Gref, access: Access) -> Option<StagedPage> {
         let mut mapped = Vec::with_capacity(1);
         self.pages.map(&[(gref, access)], &mut mapped);
@@ -428,13 +425,13 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         Some(StagedPage { gref, access, memory })
     }
 
-    fn del(&mut self, list: GrefList, ports: &mut Orders<'_>) -> (CtrlStatus, u32) {
+    fn del(&mut self, list: GrefList, ports: &mut PortCommands<'_>) -> (CtrlStatus, u32) {
         let mut entries = match self.entries(list) {
             Ok(entries) => entries,
             Err(status) => return (status, 0),
         };
         let grefs: Vec<Gref> = entries.iter().map(|entry| entry.gref).collect();
-        let staged = match self.ledger.strike(list.queue, &grefs) {
+        let staged = match self.ledger.remove_all(list.queue, &grefs) {
             Ok(staged) => staged,
             Err(refusal) => {
                 self.rules.count(refusal.label());
@@ -443,14 +440,14 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         };
         let both = grefs.iter().zip(&staged);
         let leaving: Vec<_> = both.filter_map(|(gref, access)| Some((*gref, (*access)?))).collect();
-        // The statuses are written first: if that cannot be done, nothing else is.
+        // Write the statuses first: if that fails, nothing else changes.
         for (entry, staged) in entries.iter_mut().zip(&staged) {
             let status =
                 if staged.is_some() { CtrlStatus::Success } else { CtrlStatus::InvalidParameter };
             entry.status = u16::try_from(status.to_raw()).unwrap_or(u16::MAX);
         }
         if !self.write_back(list.page, &entries) {
-            self.ledger.note(list.queue, leaving);
+            self.ledger.record(list.queue, leaving);
             return (CtrlStatus::InvalidParameter, 0);
         }
         if leaving.len() < grefs.len() {
@@ -460,7 +457,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
         // The pages in the reply are dropped, and so unmapped, before the response is written.
         let leaving = leaving.into_iter().map(|(gref, _)| gref).collect();
-        drop(ports(queue, PortOrder::Unstage(leaving)));
+        drop(ports(queue, PortCommand::Unstage(leaving)));
         (CtrlStatus::Success, count)
     }
 

@@ -1,11 +1,11 @@
-//! The frontend's end of the control ring: stages the pages of its queues.
+//! Frontend of the control ring: stages the pages of its queues.
 //!
 //! # Theory of operation
 //!
-//! The messages of a connection are known in advance: for each queue, how many pages may be staged,
-//! and then lists of them until all are, or as many as may be. One message is under way at a time,
-//! since they share the page that a list lies in. A refusal ends staging of that queue: it goes on
-//! without, and says so once.
+//! The sequence of messages is fixed. For each queue, the frontend requests the maximum number of staged
+//! pages, then stages lists until all pages are staged or the maximum is reached. One message is in flight at
+//! a time, since all lists use one page. A refusal ends the staging of that queue, which continues without
+//! it; the frontend logs that once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,53 +21,53 @@ use ringfence_wire::netif::ctrl::{
 use crate::netback::channel_fault;
 use crate::rules::RuleCounters;
 
-/// What is under way for a queue.
+/// Message in flight for a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Asked {
+enum InFlight {
     Size,
     Add { pages: usize },
 }
 
-/// The pages of a queue that are yet to be staged, the most useful ones first.
+/// Pages of a queue that are not yet staged, the most useful ones first.
 struct Queue {
     left: VecDeque<GrefEntry>,
-    /// Pages the backend still has room for, once it said so.
+    /// Number of pages that the backend still accepts, once it is known.
     room: Option<usize>,
     staged: usize,
 }
 
-/// How far staging has come.
+/// Progress of staging over all queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StagingProgress {
-    /// Pages the backend keeps mapped.
+    /// Number of pages that the backend keeps mapped.
     pub staged: usize,
-    /// Pages it does not, and will not.
+    /// Number of pages that will not be staged.
     pub refused: usize,
-    /// Nothing more is under way.
+    /// Set if no message is left.
     pub done: bool,
 }
 
-/// The control ring of one frontend.
+/// Control ring of one frontend.
 pub struct CtrlFrontend<C> {
     ring: FrontRing<RingPages>,
     channel: C,
     list: Lease,
     queues: Vec<Queue>,
-    /// The queue being worked on, and what was asked for it.
+    /// Index of the current queue, and its message in flight.
     at: usize,
-    asked: Option<Asked>,
+    in_flight: Option<InFlight>,
     id: u16,
     refused: usize,
     rules: Arc<RuleCounters>,
 }
 
 impl<C: Channel> CtrlFrontend<C> {
-    /// Makes a control ring in `ring`, which the backend can write, with lists in `list`, which it
-    /// can write too. `queues` are the pages to stage, by queue.
+    /// Makes a control ring in the page `ring`, with lists in the page `list`; the backend can write both.
+    /// `queues` has the pages to stage, by queue.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] if `ring` cannot hold one, which no platform's page does.
+    /// Returns a [`Fault`] if the page cannot hold a ring, which no platform causes.
     pub fn new(
         ring: &Lease,
         list: Lease,
@@ -90,19 +90,19 @@ impl<C: Channel> CtrlFrontend<C> {
             list,
             queues: queues.into_iter().map(queue).collect(),
             at: 0,
-            asked: None,
+            in_flight: None,
             id: 0,
             refused: 0,
             rules: Arc::clone(rules),
         })
     }
 
-    /// The channel to wait for.
+    /// Returns the event channel to wait for.
     pub fn channel(&self) -> &C {
         &self.channel
     }
 
-    /// How far it has come.
+    /// Returns the progress of staging.
     pub fn progress(&self) -> StagingProgress {
         StagingProgress {
             staged: self.queues.iter().map(|queue| queue.staged).sum(),
@@ -111,28 +111,28 @@ impl<C: Channel> CtrlFrontend<C> {
         }
     }
 
-    /// Whether all pages of that queue that were to be staged are.
+    /// Returns true if all pages of this queue are staged.
     pub fn is_staged(&self, queue: u16) -> bool {
         self.queues.get(usize::from(queue)).is_some_and(|queue| queue.left.is_empty())
     }
 
-    /// Gives the page of the lists back.
+    /// Returns the page of the lists.
     pub fn into_list(self) -> Lease {
         self.list
     }
 
-    /// Takes the answer that is there and asks for what is next. To be called once the backend is
+    /// Processes the response, if there is one, and sends the next message. The owner calls it when the backend is
     /// connected, and whenever the channel is readable.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] if the backend breaks a rule of the ring.
+    /// Returns a [`Fault`] if the backend breaks a rule of the ring.
     pub fn serve(&mut self) -> Result<(), Fault> {
         self.channel.clear().map_err(channel_fault(&self.rules))?;
         loop {
-            self.take_answers()?;
-            if self.asked.is_none() {
-                self.ask()?;
+            self.process_responses()?;
+            if self.in_flight.is_none() {
+                self.send_next()?;
             }
             let overflow = |error| {
                 self.rules.count("ctrl_response_overflow");
@@ -144,7 +144,7 @@ impl<C: Channel> CtrlFrontend<C> {
         }
     }
 
-    fn take_answers(&mut self) -> Result<(), Fault> {
+    fn process_responses(&mut self) -> Result<(), Fault> {
         let waiting = self.ring.unconsumed().map_err(|error| {
             self.rules.count("ctrl_response_overflow");
             Fault::misbehaved(error)
@@ -153,22 +153,22 @@ impl<C: Channel> CtrlFrontend<C> {
             let bytes: [u8; CtrlResponse::SIZE] = self.ring.response(0).into_unchecked();
             self.ring.consume(1);
             let response = CtrlResponse::from_bytes(bytes);
-            // One message is under way: whatever names another one is of no use.
-            match self.asked.take().filter(|_| response.id == self.id) {
-                Some(asked) => self.answered(asked, response),
+            // Only one message is in flight: a response with another id is ignored.
+            match self.in_flight.take().filter(|_| response.id == self.id) {
+                Some(in_flight) => self.process_response(in_flight, response),
                 None => drop(self.rules.count("ctrl_unasked_response")),
             }
         }
         Ok(())
     }
 
-    fn answered(&mut self, asked: Asked, response: CtrlResponse) {
+    fn process_response(&mut self, in_flight: InFlight, response: CtrlResponse) {
         let Some(queue) = self.queues.get_mut(self.at) else { return };
-        match (asked, response.status) {
-            (Asked::Size, CtrlStatus::Success) => {
+        match (in_flight, response.status) {
+            (InFlight::Size, CtrlStatus::Success) => {
                 queue.room = Some(usize::try_from(response.data).unwrap_or(usize::MAX));
             }
-            (Asked::Add { pages }, CtrlStatus::Success) => {
+            (InFlight::Add { pages }, CtrlStatus::Success) => {
                 queue.left.drain(..pages.min(queue.left.len()));
                 queue.room = queue.room.map(|room| room.saturating_sub(pages));
                 queue.staged += pages;
@@ -185,8 +185,8 @@ impl<C: Channel> CtrlFrontend<C> {
         }
     }
 
-    /// Asks for what is next; nothing when all is done.
-    fn ask(&mut self) -> Result<(), Fault> {
+    /// Sends the next message, unless all is done.
+    fn send_next(&mut self) -> Result<(), Fault> {
         while let Some(queue) = self.queues.get(self.at) {
             let number = u32::try_from(self.at).unwrap_or(u32::MAX);
             let count = match queue.room {
@@ -199,11 +199,11 @@ impl<C: Channel> CtrlFrontend<C> {
                 continue;
             }
             let message = if count == 0 {
-                self.asked = Some(Asked::Size);
+                self.in_flight = Some(InFlight::Size);
                 CtrlMessage::GetGrefMappingSize(number)
             } else {
                 self.write_list(count)?;
-                self.asked = Some(Asked::Add { pages: count });
+                self.in_flight = Some(InFlight::Add { pages: count });
                 let entries = u16::try_from(count).unwrap_or(0);
                 CtrlMessage::AddGrefMapping(GrefList {
                     queue: number,

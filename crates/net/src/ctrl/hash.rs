@@ -1,23 +1,23 @@
-//! What a guest set up over the control ring about hashing, message by message.
+//! Hash configuration of a guest, set by messages of the control ring.
 //!
-//! Pure: a message and the content of its page go in, a status comes out. The rules are those of
-//! netif.h ("Control messages"); limits that it leaves to the backend are constants here.
+//! The module does no I/O: its input is a message with the content of its page, its output a status. The
+//! rules are those of netif.h ("Control messages"). Limits that netif leaves to the backend are constants.
 
 use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
 
 use ringfence_frame::steer::Steering;
 
-/// Bytes of the longest key taken: one for the longest input.
+/// Maximum length of a key in bytes: sufficient for the longest input.
 pub const KEY_MAX: u16 = 40;
 
-/// Entries of the longest table from hash to queue.
+/// Maximum number of entries of the table from hash to queue.
 pub const TABLE_MAX: u32 = 1024;
 
-/// The algorithm that is not one, and the one there is (`XEN_NETIF_CTRL_HASH_ALGORITHM_*`).
+/// Numbers of the algorithms "none" and "Toeplitz" (`XEN_NETIF_CTRL_HASH_ALGORITHM_*`).
 const ALGORITHM_NONE: u32 = 0;
 const ALGORITHM_TOEPLITZ: u32 = 1;
 
-/// The state.
+/// Hash configuration of one guest.
 #[derive(Clone, Debug)]
 pub struct HashSetup {
     queues: u16,
@@ -28,7 +28,7 @@ pub struct HashSetup {
 }
 
 impl HashSetup {
-    /// Nothing is set up; the guest has `queues` queues.
+    /// Makes an empty configuration for a guest with `queues` queues.
     pub fn new(queues: u16) -> HashSetup {
         HashSetup {
             queues,
@@ -39,7 +39,7 @@ impl HashSetup {
         }
     }
 
-    /// For a record of it: algorithm, types, length of the key, key, table; little endian.
+    /// Encodes algorithm, types, length of the key, key, and table, in little endian, for a crash journal.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![u8::from(self.toeplitz)];
         bytes.extend(self.types.mask().to_le_bytes());
@@ -50,7 +50,7 @@ impl HashSetup {
         bytes
     }
 
-    /// As it was recorded; `None` if a guest of so many queues cannot have set that up.
+    /// Decodes a configuration; `None` if it is invalid for a guest with `queues` queues.
     pub(super) fn from_bytes(queues: u16, bytes: &[u8]) -> Option<HashSetup> {
         let (toeplitz, rest) = bytes.split_first()?;
         let (types, rest) = rest.split_first_chunk::<4>()?;
@@ -66,13 +66,13 @@ impl HashSetup {
         right.then_some(HashSetup { queues, toeplitz: *toeplitz != 0, types, key, table })
     }
 
-    /// What follows for the data path; `None`: packets are not hashed.
+    /// Returns the configuration for the data path; `None` if packets are not hashed.
     pub fn steering(&self) -> Option<Steering> {
         let on = self.toeplitz && !self.types.is_empty();
         on.then(|| Steering::new(&self.key, self.types, self.table.clone(), self.queues))
     }
 
-    /// `SET_HASH_ALGORITHM`
+    /// Sets the algorithm (`SET_HASH_ALGORITHM`): none or Toeplitz.
     pub fn set_algorithm(&mut self, algorithm: u32) -> CtrlStatus {
         match algorithm {
             ALGORITHM_NONE => self.toeplitz = false,
@@ -82,12 +82,12 @@ impl HashSetup {
         CtrlStatus::Success
     }
 
-    /// `GET_HASH_FLAGS`: what can be hashed, once an algorithm was chosen.
+    /// Executes `GET_HASH_FLAGS`: returns the supported types, once an algorithm is set.
     pub fn types(&self) -> Result<HashTypes, CtrlStatus> {
         if self.toeplitz { Ok(HashTypes::ALL) } else { Err(CtrlStatus::NotSupported) }
     }
 
-    /// `SET_HASH_FLAGS`
+    /// Sets the hashed packet types (`SET_HASH_FLAGS`).
     pub fn set_types(&mut self, types: HashTypes) -> CtrlStatus {
         if !self.toeplitz {
             return CtrlStatus::NotSupported;
@@ -96,12 +96,12 @@ impl HashSetup {
         CtrlStatus::Success
     }
 
-    /// Whether a key of so many bytes is taken; to be asked before its page is fetched.
-    pub fn judge_key(bytes: u16) -> CtrlStatus {
+    /// Validates the length of a key, before its page is copied.
+    pub fn validate_key(bytes: u16) -> CtrlStatus {
         if bytes > KEY_MAX { CtrlStatus::BufferOverflow } else { CtrlStatus::Success }
     }
 
-    /// `SET_HASH_KEY`: the old one goes. One of no bytes makes every hash 0.
+    /// Executes `SET_HASH_KEY`: replaces the key. With an empty key every hash is 0.
     pub fn set_key(&mut self, key: &[u8]) -> CtrlStatus {
         if key.len() > usize::from(KEY_MAX) {
             return CtrlStatus::BufferOverflow;
@@ -110,7 +110,7 @@ impl HashSetup {
         CtrlStatus::Success
     }
 
-    /// `SET_HASH_MAPPING_SIZE`: the old table goes; the new one is filled with zeros.
+    /// Executes `SET_HASH_MAPPING_SIZE`: replaces the table by one of zeros.
     pub fn set_table_size(&mut self, entries: u32) -> CtrlStatus {
         if entries > TABLE_MAX {
             return CtrlStatus::InvalidParameter;
@@ -119,9 +119,8 @@ impl HashSetup {
         CtrlStatus::Success
     }
 
-    /// Whether so many entries from `first` on are in the table; to be asked before their page is
-    /// fetched.
-    pub fn judge_entries(&self, entries: u16, first: u32) -> CtrlStatus {
+    /// Validates the range of table entries, before their page is copied.
+    pub fn validate_entries(&self, entries: u16, first: u32) -> CtrlStatus {
         let end = first.checked_add(entries.into());
         match end.and_then(|end| usize::try_from(end).ok()) {
             Some(end) if end <= self.table.len() => CtrlStatus::Success,
@@ -129,10 +128,10 @@ impl HashSetup {
         }
     }
 
-    /// `SET_HASH_MAPPING`: all of the entries, or none.
+    /// Executes `SET_HASH_MAPPING`: sets all of the entries, or none.
     pub fn set_entries(&mut self, entries: &[u32], first: u32) -> CtrlStatus {
         let count = u16::try_from(entries.len()).unwrap_or(u16::MAX);
-        let status = self.judge_entries(count, first);
+        let status = self.validate_entries(count, first);
         if status != CtrlStatus::Success {
             return status;
         }
@@ -140,7 +139,7 @@ impl HashSetup {
         let Some(entries) = entries.iter().map(queue).collect::<Option<Vec<u16>>>() else {
             return CtrlStatus::InvalidParameter;
         };
-        // judge_entries() has seen to the range.
+        // `validate_entries` has checked the range.
         let start = usize::try_from(first).unwrap_or(usize::MAX);
         if let Some(places) = self.table.get_mut(start..start.saturating_add(entries.len())) {
             places.copy_from_slice(&entries);
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_come_after_the_algorithm() {
+    fn hash_flags_without_algorithm_are_refused() {
         let mut setup = HashSetup::new(2);
         assert_eq!(setup.types(), Err(CtrlStatus::NotSupported));
         assert_eq!(setup.set_types(HashTypes::ALL), CtrlStatus::NotSupported);
@@ -169,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_up_can_be_recorded() {
+    fn encoded_configuration_decodes_to_same() {
         let mut setup = HashSetup::new(2);
         assert_eq!(setup.set_algorithm(1), CtrlStatus::Success);
         assert_eq!(setup.set_types(HashTypes::ALL), CtrlStatus::Success);
@@ -185,22 +184,22 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_tables_have_bounds() {
+    fn key_and_table_beyond_limits_are_refused() {
         let mut setup = HashSetup::new(2);
-        assert_eq!(HashSetup::judge_key(41), CtrlStatus::BufferOverflow);
+        assert_eq!(HashSetup::validate_key(41), CtrlStatus::BufferOverflow);
         assert_eq!(setup.set_key(&[1; 41]), CtrlStatus::BufferOverflow);
         assert_eq!(setup.set_key(&[1; 40]), CtrlStatus::Success);
         assert_eq!(setup.set_table_size(TABLE_MAX + 1), CtrlStatus::InvalidParameter);
         assert_eq!(setup.set_table_size(4), CtrlStatus::Success);
         for (entries, first) in [(5, 0), (1, 4), (1, u32::MAX), (u16::MAX, u32::MAX)] {
-            assert_eq!(setup.judge_entries(entries, first), CtrlStatus::BufferOverflow);
+            assert_eq!(setup.validate_entries(entries, first), CtrlStatus::BufferOverflow);
         }
         assert_eq!(setup.set_entries(&[1, 0, 1], 1), CtrlStatus::Success);
         assert_eq!(setup.table, [0, 1, 0, 1]);
     }
 
     #[test]
-    fn a_table_is_changed_as_a_whole_or_not_at_all() {
+    fn invalid_entry_leaves_table_unchanged() {
         let mut setup = HashSetup::new(2);
         assert_eq!(setup.set_table_size(3), CtrlStatus::Success);
         assert_eq!(setup.set_entries(&[1, 2, 1], 0), CtrlStatus::InvalidParameter);

@@ -1,11 +1,11 @@
-//! netif's control ring, on both sides.
+//! Control ring of netif, on both sides.
 //!
-//! Over it a frontend says how packets are to be spread over its queues ([`hash`]), and which of its
-//! pages the backend is to keep mapped: staging grants ([`ringfence_access::staging`]). What the
-//! interface leaves open about them, and how it is decided here, is in `docs/staging-grants.md`.
+//! Over it, a frontend configures the hash that distributes packets over its queues ([`hash`]), and selects
+//! the pages that the backend keeps mapped ([`ringfence_access::staging`]). `docs/staging-grants.md` has the
+//! decisions that the interface leaves to the backend.
 //!
-//! The ring is served by the control side of a device, not by the data plane: its messages map, unmap
-//! and allocate. What they change in the data path goes there as a [`PortOrder`](ringfence_frame::orders).
+//! The control side of a device serves the ring, not a datapath worker: the messages map, unmap and allocate.
+//! Their effects on the data path are [commands](ringfence_frame::commands) to the port.
 
 pub mod backend;
 pub mod frontend;

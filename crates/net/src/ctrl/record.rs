@@ -1,75 +1,75 @@
-//! What a backend keeps of a control ring so that another process can go on with it: which pages
-//! are staged, and how packets are hashed.
+//! Crash journal of a control ring: the staged pages and the hash configuration, for a process that takes
+//! the ring over.
 //!
 //! # Theory of operation
 //!
-//! A record is memory of the backend's own that outlives its process. It has the record of the ring
-//! ([`ringfence_ring::BackRing::attach_recorded`]) and, behind it, two *banks*. After each turn the
-//! state goes to the bank that does not have the present one, with the index that the ring's answers
-//! have come to; then the answers are published. Whoever takes over asks for the state of the index
-//! at which it finds the ring. So state and answers never disagree: of a process that died between
-//! the two, the answers are unpublished and the state is that from before, and its messages are
-//! carried out once more. A bank that was not written to its end does not have the sum that it says.
+//! The journal is memory of the backend that outlives its process. It holds the journal of the ring
+//! ([`ringfence_ring::BackRing::attach_recorded`]) and two *banks*. After each batch of messages, the backend
+//! writes the new state to the bank without the current one, together with the ring index after its
+//! responses. Then it publishes the responses. The next process loads the state of the index that it finds
+//! in the ring. So state and responses always agree. If a process crashed between the two steps, its
+//! responses are unpublished and the previous state is loaded; the messages are executed again. A partially
+//! written bank has a wrong checksum.
 //!
-//! The record is the backend's own: what it says is believed as far as it cannot do harm, and the
-//! pages it names are judged and mapped as those of a list are.
+//! The journal belongs to the backend, but its content is not trusted beyond that: the pages in it are
+//! validated and mapped as those of a frontend's list are.
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_platform::{Access, Gref};
 use ringfence_ring::RingPages;
 
-/// Octets of a bank: what most queues may stage and the longest table take less.
+/// Size of a bank in bytes. The maximum number of staged pages and the longest table take less.
 const BANK: usize = 12 * PAGE_SIZE;
-/// Octets of what precedes a bank's content: sum, index, length.
+/// Number of bytes before a bank's content: checksum, index, length.
 const HEADER: usize = 16;
 
-/// The record.
+/// Crash journal of one control ring.
 #[derive(Clone, Debug)]
 pub struct CtrlRecord {
     memory: LentSlice,
 }
 
-/// What is recorded.
+/// State of a control ring in the crash journal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct CtrlState {
-    /// The guest was told that pages can be staged.
+    /// Set if staging was offered to the guest.
     pub(crate) staging: bool,
-    /// The pages, by queue.
+    /// Staged pages by queue.
     pub(crate) staged: Vec<Vec<(Gref, Access)>>,
-    /// How packets are hashed, as [`super::hash::HashSetup`] writes it.
+    /// Hash configuration, as [`super::hash::HashSetup`] encodes it.
     pub(crate) hash: Vec<u8>,
 }
 
 impl CtrlRecord {
-    /// Octets that a record takes.
+    /// Size of a crash journal in bytes.
     pub const BYTES: usize = PAGE_SIZE + 2 * BANK;
 
-    /// Takes `memory` as a record; zeros are one of nothing.
+    /// Makes a crash journal of `memory`; zeroed memory is an empty one.
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`] when it is too short, or read-only.
+    /// Returns [`OutOfRange`] if the memory is too short or read-only.
     pub fn new(memory: LentSlice) -> Result<CtrlRecord, OutOfRange> {
         RingPages::new(memory.slice(0, PAGE_SIZE)?, PAGE_SIZE)?;
         Ok(CtrlRecord { memory: memory.slice(0, Self::BYTES)? })
     }
 
-    /// The record of the ring.
+    /// Returns the journal of the ring.
     pub(crate) fn ring(&self) -> Result<RingPages, OutOfRange> {
         RingPages::new(self.memory.slice(0, PAGE_SIZE)?, PAGE_SIZE)
     }
 
-    /// Forgets what was recorded.
+    /// Clears the recorded state.
     pub(crate) fn clear(&self) {
         let cleared = self.memory.zero(PAGE_SIZE, 2 * BANK);
         debug_assert!(cleared.is_ok(), "new() has checked the range");
     }
 
-    /// Writes the state that holds once the answers up to `index` are published. False: it does not
-    /// fit, and no state of this index will be found.
+    /// Writes the state after the responses up to `index`. Returns false if it does not fit; then
+    /// [`CtrlRecord::load`] finds no state of this index.
     pub(crate) fn save(&self, index: u32, state: &CtrlState) -> bool {
         let content = state.to_bytes();
-        // What is published is in the other bank; between two turns the index changes.
+        // The published state is in the other bank: the index changes between two batches.
         let bank = self.bank_of(Some(index)).or_else(|| self.bank_of(None));
         let bank = bank.unwrap_or_else(|| self.older(index));
         let mut bytes = Vec::with_capacity(HEADER + content.len());
@@ -82,18 +82,18 @@ impl CtrlRecord {
         bytes.len() <= BANK && self.memory.copy_from(place(bank), &bytes).is_ok()
     }
 
-    /// The state that was recorded for this index.
+    /// Loads the state that was recorded for this index.
     pub(crate) fn load(&self, index: u32) -> Option<CtrlState> {
         let bank = self.bank_of(Some(index))?;
         CtrlState::from_bytes(&self.content(bank)?)
     }
 
-    /// The bank that has the state of this index, or one that has none.
+    /// Returns the bank with the state of this index; `None` finds an empty bank.
     fn bank_of(&self, index: Option<u32>) -> Option<usize> {
         (0..2).find(|bank| self.index(*bank) == index)
     }
 
-    /// The index of what is in a bank, if that is whole.
+    /// Returns the index of a bank's state, if the bank is complete.
     fn index(&self, bank: usize) -> Option<u32> {
         self.content(bank)?;
         let word = self.memory.fetch::<4>(place(bank) + 8).ok()?;
@@ -107,11 +107,11 @@ impl CtrlRecord {
         let len = usize::try_from(len).ok().filter(|len| *len <= BANK - HEADER)?;
         let mut bytes = vec![0; 8 + len];
         self.memory.copy_to(place(bank) + 8, &mut bytes).ok()?;
-        // A bank of zeros is none.
+        // A zeroed bank is empty.
         (len > 0 && sum(&bytes) == u64::from_le_bytes(*says)).then(|| bytes.split_off(8))
     }
 
-    /// The bank whose index is further behind.
+    /// Returns the bank with the older state.
     fn older(&self, index: u32) -> usize {
         let behind = |bank| self.index(bank).map_or(u32::MAX, |there| index.wrapping_sub(there));
         usize::from(behind(1) > behind(0))
@@ -122,7 +122,7 @@ fn place(bank: usize) -> usize {
     PAGE_SIZE + bank * BANK
 }
 
-/// FNV-1a: tells what was cut off in the middle, and is no protection against anybody.
+/// Computes the FNV-1a checksum, which detects partial writes but no manipulation.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
@@ -130,8 +130,8 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 impl CtrlState {
-    /// Little endian: staging, queues, pages and references of each (the lowest bit: read-only), and
-    /// the rest is about hashing.
+    /// Encodes the state in little endian: staging flag, number of queues, then for each the number of pages, and
+    /// their references with a read-only flag. The hash configuration follows.
     fn to_bytes(&self) -> Vec<u8> {
         let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes();
         let mut bytes = vec![u8::from(self.staging)];
@@ -186,17 +186,17 @@ mod tests {
     }
 
     #[test]
-    fn the_state_of_an_index_is_there_until_the_one_after_next() {
+    fn state_of_index_remains_until_second_save_after_it() {
         let record = CtrlRecord::new(LentSlice::anonymous(CtrlRecord::BYTES)).unwrap();
         assert_eq!(record.load(0), None);
         for index in [0, 1, 4, 8, u32::MAX, 3] {
             assert!(record.save(index, &state(index % 7)));
             assert_eq!(record.load(index), Some(state(index % 7)));
         }
-        // What was published last, and what would have been published next.
+        // The state of the last published index, and that of the next one.
         assert_eq!(record.load(u32::MAX), Some(state(u32::MAX % 7)));
         assert_eq!(record.load(8), None);
-        // The same messages again, after somebody died before their answers were published.
+        // The same messages again, after a crash before their responses were published.
         assert!(record.save(3, &state(1)));
         assert_eq!(record.load(3), Some(state(1)));
         assert_eq!(record.load(u32::MAX), Some(state(u32::MAX % 7)));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_that_may_be_staged_fits() {
+    fn maximum_number_of_staged_pages_fits() {
         let record = CtrlRecord::new(LentSlice::anonymous(CtrlRecord::BYTES)).unwrap();
         let limits = ringfence_access::staging::StagingLimits::default();
         assert!(record.save(1, &state(limits.per_guest / 2)));
@@ -216,21 +216,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_write_that_was_cut_off_leaves_the_state_from_before(cut in 0usize..600, pages in 0u32..40) {
+        fn partial_write_leaves_previous_state(cut in 0usize..600, pages in 0u32..40) {
             let memory = LentSlice::anonymous(CtrlRecord::BYTES);
             let record = CtrlRecord::new(memory.clone()).unwrap();
             prop_assert!(record.save(1, &state(3)) && record.save(2, &state(5)));
             let mut before = vec![0; 600];
             memory.copy_to(place(0), &mut before).unwrap();
             prop_assert!(record.save(3, &state(pages)));
-            // The first octets are new, the others as they were.
+            // The first bytes are new, the others are from before.
             memory.copy_from(place(0) + cut, &before[cut..]).unwrap();
             prop_assert_eq!(record.load(2), Some(state(5)));
             prop_assert!(record.load(3).is_none_or(|found| found == state(pages)));
         }
 
         #[test]
-        fn whatever_is_in_the_memory_is_read_without_harm(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_memory_is_loaded_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let memory = LentSlice::anonymous(CtrlRecord::BYTES);
             memory.copy_from(PAGE_SIZE, &bytes).unwrap();
             let record = CtrlRecord::new(memory).unwrap();

@@ -1,56 +1,55 @@
-//! The backend's end of a vif, as a port: one queue or several.
+//! Backend port of a vif, with one queue or several.
 //!
 //! # Theory of operation
 //!
-//! *From the guest* (`tx`): slots are fetched once each and parsed into packets; the fragments of
-//! all packets of a round are brought into reach in one batch ([`ringfence_access::Reach::read`]); a packet whose
-//! fragments all arrived becomes a frame, any other is answered with ERROR. When the frames were
-//! delivered, all slots are answered in ring order with one publication.
+//! *From the guest* (`tx`): the port fetches each slot once and parses the slots into packets. It reads the
+//! fragments of all packets of a round in one batch ([`ringfence_access::PageAccess::read`]). A packet whose
+//! fragments were all read becomes a frame; any other gets the response ERROR. After the delivery of the
+//! frames, the port responds to all slots in ring order, with one publication.
 //!
-//! *To the guest* (`rx`): each frame takes as many posted buffers as it has pages; the bytes of
-//! all frames of a call are written in one batch ([`ringfence_access::Reach::begin_write`]); the responses are
-//! published once a round, in the slots of their requests.
+//! *To the guest* (`rx`): a frame takes one posted buffer per page. The port writes the bytes of all frames
+//! of a call in one batch ([`ringfence_access::PageAccess::begin_write`]). It publishes the responses once a
+//! round, in the slots of their requests.
 //!
-//! A vif with several queues is one port: its queues are asked in turn, and a frame to the guest takes
-//! the queue that its flow says ([`ringfence_frame::steer`]). What holds for the guest as a whole (its rate, its
-//! multicast filter) is one for all of them (`police`). Where there is a thread for each queue, the port
-//! is split into one for each ([`Port::split_off`]), which have that in common still; whether the guest
-//! takes frames is judged for each by itself then.
+//! A vif with several queues is one port. It serves the queues in round-robin order, and selects the queue
+//! of an egress frame by its flow ([`ringfence_frame::steer`]). The rate limit and the multicast filter
+//! apply to the guest as a whole (`policy`). With a worker per queue, the port is split
+//! ([`Port::split_off`]); the parts still share both. Each part detects a stalled guest on its own.
 //!
-//! A packet that breaks a rule costs itself. What cannot be a packet any more (a producer index
-//! beyond the ring, a chain without an end) costs the device.
+//! A packet that breaks a rule is refused alone. A violation after which the ring cannot be parsed (a
+//! producer index beyond the ring, a chain without an end) ends the device.
 
-mod police;
+mod policy;
 mod queue;
 mod rx;
 mod tx;
 
-pub use police::{PoliceConfig, STALL_DEFAULT};
+pub use policy::{GuestPolicyConfig, STALL_DEFAULT};
 
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use ringfence_access::Mode;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
-use ringfence_frame::steer::Chooser;
 use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 
 use crate::features::VifFeatures;
 use crate::netfront::deal;
 use crate::rules::RuleCounters;
-use police::Police;
-use queue::Queue;
+use policy::GuestPolicy;
+use queue::{Queue, Shared};
+use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::steer::Chooser;
 
-/// One or two event channels of a queue.
+/// Event channels of a queue: one for both rings, or one for each.
 pub struct QueueChannels<C> {
-    /// For the tx ring, or for both.
+    /// Event channel of the TX ring, or of both.
     pub tx: C,
-    /// For the rx ring, when it has its own (`feature-split-event-channels`).
+    /// Event channel of the RX ring, if it has its own (`feature-split-event-channels`).
     pub rx: Option<C>,
 }
 
@@ -59,20 +58,20 @@ impl<C: Channel> QueueChannels<C> {
         self.rx.as_ref().unwrap_or(&self.tx)
     }
 
-    /// What to wait for.
+    /// Returns the file descriptors to wait for.
     pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         [self.tx.as_fd()].into_iter().chain(self.rx.iter().map(AsFd::as_fd))
     }
 
-    /// Clears the pending state of both.
+    /// Clears the pending events of both channels.
     pub(crate) fn clear(&self) -> Result<(), ChannelError> {
         self.tx.clear()?;
         self.rx.as_ref().map_or(Ok(()), |rx| rx.clear().map(drop))
     }
 }
 
-/// What becomes of a port whose event channel fails. A peer that leaves may close it before its
-/// state is seen to change; one that stays has no reason to.
+/// Converts a failure of an event channel to a fault. A peer that disconnects may close the channel before
+/// its state change is visible; a connected peer has no reason to.
 pub(crate) fn channel_fault(rules: &RuleCounters) -> impl FnOnce(ChannelError) -> Fault {
     move |error| match error {
         ChannelError::PeerGone => {
@@ -86,59 +85,59 @@ pub(crate) fn channel_fault(rules: &RuleCounters) -> impl FnOnce(ChannelError) -
     }
 }
 
-/// What a backend queue is made of.
+/// Resources of a backend queue.
 pub struct QueueParts<G, C> {
-    /// The mapped tx ring.
+    /// Mapping of the TX ring.
     pub tx_ring: RingPages,
-    /// The mapped rx ring.
+    /// Mapping of the RX ring.
     pub rx_ring: RingPages,
-    /// The channels.
+    /// Event channels of the queue.
     pub channels: QueueChannels<C>,
-    /// The peer's pages, for reading packets.
+    /// Access to the peer's pages that hold packets.
     pub tx_pages: G,
-    /// The peer's pages, for writing packets.
+    /// Access to the peer's buffers.
     pub rx_pages: G,
-    /// The peer's windows.
+    /// Grant windows of the peer.
     pub windows: QueueWindows,
-    /// Pages of this side's own that outlive the process, for whoever takes the queue over.
+    /// Crash journals of the rings, for a process that takes the queue over.
     pub records: Option<QueueRecords>,
 }
 
-/// The windows that a frontend made for the rings of a queue; they count in [`Mode::Window`].
+/// Grant windows that a frontend made for the rings of a queue; only [`Mode::Window`] uses them.
 #[derive(Default)]
 pub struct QueueWindows {
-    /// Of the tx ring.
+    /// Grant window of the TX ring.
     pub tx: Option<WindowRound>,
-    /// Of the rx ring.
+    /// Grant window of the RX ring.
     pub rx: Option<WindowRound>,
 }
 
-/// What a backend keeps of a queue so that another process can go on with it
-/// ([`ringfence_ring::BackRing::attach_recorded`]).
+/// Crash journals of a backend queue, with which another process continues
+/// ([`ringfence_ring::BackRing::attach_recorded`]). They are memory of the backend that outlives it.
 #[derive(Clone, Debug)]
 pub struct QueueRecords {
-    /// Of the tx ring.
+    /// Crash journal of the TX ring.
     pub tx: RingPages,
-    /// Of the rx ring.
+    /// Crash journal of the RX ring.
     pub rx: RingPages,
 }
 
-/// The queues of a vif.
+/// Backend port of a vif, or of a part of its queues.
 pub struct NetbackPort<G, C> {
     queues: Vec<Queue<G, C>>,
-    /// The queue that is asked first in the next round.
+    /// Index of the queue that is served first in the next round.
     first: usize,
     chooser: Chooser,
     features: VifFeatures,
-    police: Police,
+    policy: GuestPolicy,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
-    /// These are every so-manieth of the guest's queues.
+    /// Queue stride: these are every `stride`th of the guest's queues.
     stride: usize,
 }
 
 impl<G: Grantee, C: Channel> NetbackPort<G, C> {
-    /// Takes up the queues, at least one, of a frontend that has just connected.
+    /// Makes the port of a frontend that has just connected, with at least one queue.
     pub fn new(
         queues: Vec<QueueParts<G, C>>,
         mode: Mode,
@@ -146,20 +145,20 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         rules: &Arc<RuleCounters>,
     ) -> Self {
         let counters = Arc::new(PortCounters::default());
-        let shared = (features, rules, &counters);
+        let shared = Shared { features, rules, counters: &counters };
         let queues = queues.into_iter().map(|parts| Queue::new(parts, mode, shared)).collect();
         Self::of(queues, features, rules, &counters)
     }
 
-    /// Takes over queues that a backend which is no more has served: finishes what that one had
-    /// decided to publish (if it kept records), goes on with the first request that has no answer,
-    /// and notifies the frontend once, as the one before may have died just before it did.
+    /// Makes a port of queues that a previous process has served. If it kept crash journals, the port completes
+    /// the publications that it had decided on. The port continues with the first request without a response. It
+    /// notifies the frontend once, since the previous process may have crashed before its notification.
     ///
-    /// Frames that it had passed on without answering are passed on again.
+    /// Frames that were delivered but not responded to are delivered again.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when the shared indices are impossible, or the channels of no use.
+    /// Returns a [`Fault`] if the shared indices are invalid, or an event channel fails.
     pub fn adopt(
         queues: Vec<QueueParts<G, C>>,
         mode: Mode,
@@ -167,7 +166,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         rules: &Arc<RuleCounters>,
     ) -> Result<Self, Fault> {
         let counters = Arc::new(PortCounters::default());
-        let shared = (features, rules, &counters);
+        let shared = Shared { features, rules, counters: &counters };
         let queues = queues.into_iter().map(|parts| Queue::adopt(parts, mode, shared));
         let port = Self::of(queues.collect::<Result<_, _>>()?, features, rules, &counters);
         port.queues.iter().try_for_each(Queue::notify)?;
@@ -185,17 +184,17 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
             queues,
             first: 0,
             features,
-            police: Police::new(PoliceConfig::default(), rules, counters),
+            policy: GuestPolicy::new(GuestPolicyConfig::default(), rules, counters),
             rules: Arc::clone(rules),
             counters: Arc::clone(counters),
             stride: 1,
         }
     }
 
-    /// The same port, which enforces this.
+    /// Sets the policy that the port enforces.
     #[must_use]
-    pub fn policed(mut self, config: PoliceConfig) -> Self {
-        self.police = Police::new(config, &self.rules, &self.counters);
+    pub fn with_policy(mut self, config: GuestPolicyConfig) -> Self {
+        self.policy = GuestPolicy::new(config, &self.rules, &self.counters);
         self
     }
 
@@ -203,26 +202,26 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
         self.features.capabilities().longest()
     }
 
-    /// Whether the largest frame finds buffers, whichever queue it takes.
+    /// Returns true if every queue has buffers for the longest frame.
     fn fits(&self) -> Result<bool, Fault> {
         let longest = self.longest();
         for queue in &self.queues {
-            if !queue.fits(longest)? {
+            if !queue.rx.fits(longest)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Nothing was taken, and the largest frame does not fit.
+    /// Records that the guest accepted nothing and the longest frame does not fit.
     fn refused(&mut self) {
-        if self.police.refused() {
-            let posted = self.least(Queue::slots).unwrap_or_default();
-            self.police.say_stalled(self.queues.len(), posted, self.longest());
+        if self.policy.record_refusal() {
+            let posted = self.least(|queue| queue.rx.slots()).unwrap_or_default();
+            self.policy.log_stalled(self.queues.len(), posted, self.longest());
         }
     }
 
-    /// The least of what the queues have: it is not known which of them will be asked.
+    /// Returns the minimum over the queues: the queue of the next frame is not known.
     fn least(
         &mut self,
         of: impl Fn(&mut Queue<G, C>) -> Result<usize, Fault>,
@@ -237,19 +236,19 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
 
 impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        if self.police.holds_up() {
+        if self.policy.waits_for_credit() {
             return Ok(Received::default());
         }
         let count = self.queues.len();
         let mut sum = Received::default();
-        for turn in 0..count {
+        for offset in 0..count {
             let left = budget.saturating_sub(sum.work.max(sum.frames));
-            // Who asks for nothing wants to hear of each queue all the same.
+            // With a budget of zero, every queue still reports its work.
             if left == 0 && budget > 0 {
                 break;
             }
-            let queue = &mut self.queues[(self.first + turn) % count];
-            let received = queue.receive(batch, left, &mut self.police)?;
+            let queue = &mut self.queues[(self.first + offset) % count];
+            let received = queue.receive(batch, left, &mut self.policy)?;
             sum.frames += received.frames;
             sum.work += received.work;
         }
@@ -262,14 +261,14 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        if self.police.is_stalled() {
+        if self.policy.is_stalled() {
             if !self.fits()? {
                 self.counters.dropped_many(DropReason::LinkDown, frames.len() as u64);
                 return Ok(Transmitted { sent: 0, dropped: frames.len() });
             }
-            self.police.fits();
+            self.policy.record_fit();
         }
-        let wanted = self.police.wanted(batch, frames);
+        let wanted = self.policy.filter_frames(batch, frames);
         let filtered = frames.len() - wanted.len();
         let mut done = Transmitted { sent: 0, dropped: filtered };
         if let [queue] = self.queues.as_mut_slice() {
@@ -286,7 +285,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
             }
         }
         if done.sent > 0 {
-            self.police.taken();
+            self.policy.record_accepted();
         } else if done.dropped > filtered && !self.fits()? {
             self.refused();
         }
@@ -299,47 +298,47 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
 
     fn room(&mut self) -> Result<usize, Fault> {
         let longest = self.longest();
-        let room = self.least(|queue| queue.room(longest))?;
+        let room = self.least(|queue| queue.rx.room(longest))?;
         if room > 0 {
-            self.police.fits();
+            self.policy.record_fit();
         } else {
             self.refused();
         }
-        // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
-        Ok(if self.police.is_stalled() { usize::MAX } else { room })
+        // Backpressure of a stalled guest ends: its frames are dropped.
+        Ok(if self.policy.is_stalled() { usize::MAX } else { room })
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
         if self.fits()? {
-            self.police.fits();
+            self.policy.record_fit();
         }
-        // Who sends to a guest that takes nothing is not held up for ever: what it sends is dropped.
-        if self.police.is_stalled() { Ok(usize::MAX) } else { self.least(Queue::slots) }
+        // Backpressure of a stalled guest ends: its frames are dropped.
+        if self.policy.is_stalled() { Ok(usize::MAX) } else { self.least(|queue| queue.rx.slots()) }
     }
 
     fn await_slots(&mut self, slots: usize) {
-        self.queues.iter_mut().for_each(|queue| queue.await_slots(slots));
+        self.queues.iter_mut().for_each(|queue| queue.rx.await_slots(slots));
         self.refused();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
-        if self.police.is_overdue() {
+        if self.policy.is_overdue() {
             match self.fits()? {
-                true => self.police.fits(),
+                true => self.policy.record_fit(),
                 false => self.refused(),
             }
         }
-        let taken_from = !self.police.holds_up();
-        // Each, whatever the others say: each asks for an event of its own.
+        let receiving = !self.policy.waits_for_credit();
+        // Each queue must be armed, regardless of the others.
         let mut work = false;
         for queue in &mut self.queues {
-            work |= queue.arm(taken_from)?;
+            work |= queue.arm(receiving)?;
         }
         Ok(work)
     }
 
     fn deadline(&self) -> Option<Duration> {
-        self.police.deadline()
+        self.policy.deadline()
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -360,7 +359,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
         self.chooser = Chooser::strided(self.queues.len(), parts);
         self.stride = parts;
         let others = shares.map(|mut queues| {
-            // A counter is written by one thread.
+            // Each counter has one writing thread.
             let counters = Arc::new(PortCounters::default());
             queues.iter_mut().for_each(|queue| queue.count_in(&counters));
             let part = NetbackPort {
@@ -368,7 +367,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
                 queues,
                 first: 0,
                 features: self.features,
-                police: self.police.of_part(&counters),
+                policy: self.policy.for_part(&counters),
                 rules: Arc::clone(&self.rules),
                 counters,
                 stride: parts,
@@ -378,18 +377,18 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
         others.collect()
     }
 
-    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        if let PortOrder::Follow(wanted) = order {
-            self.police.follow(wanted);
-            return PortReply::Following;
+    fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        if let PortCommand::SetPolicy(wanted) = command {
+            self.policy.apply(wanted);
+            return PortReply::PolicySet;
         }
         let Some(addressed) = self.queues.get_mut(usize::from(queue) / self.stride) else {
             return PortReply::Unsupported;
         };
-        if let PortOrder::Hash(steering) = &order {
+        if let PortCommand::Hash(steering) = &command {
             self.chooser.follow(steering.clone());
         }
-        addressed.obey(order)
+        addressed.execute(command)
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -1,33 +1,38 @@
-//! One queue of a vif: its two rings and its channels.
+//! Backend queue of a vif: its two rings, its staging table and its event channels.
 
 use std::sync::Arc;
 
 use ringfence_access::staging::StagingTable;
-use ringfence_access::{Mode, Reach};
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::{Fault, Received, Transmitted};
+use ringfence_access::{Mode, PageAccess};
 use ringfence_platform::{Channel, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
-use super::police::Police;
+use super::policy::GuestPolicy;
 use super::{QueueChannels, QueueParts, QueueRecords, channel_fault, rx, tx};
 use crate::features::VifFeatures;
 use crate::rules::RuleCounters;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{Fault, Received, Transmitted};
 
-/// What the queues of a vif have in common.
-pub(super) type Shared<'a> = (VifFeatures, &'a Arc<RuleCounters>, &'a Arc<PortCounters>);
+/// Features and counters that the queues of a vif share.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'a> {
+    pub(super) features: VifFeatures,
+    pub(super) rules: &'a Arc<RuleCounters>,
+    pub(super) counters: &'a Arc<PortCounters>,
+}
 
 pub(super) struct Queue<G, C> {
-    tx: tx::FromGuest<G>,
-    rx: rx::ToGuest<G>,
+    tx: tx::BackendTx<G>,
+    pub(super) rx: rx::BackendRx<G>,
     staging: StagingTable,
     pub(super) channels: QueueChannels<C>,
     rules: Arc<RuleCounters>,
 }
 
-/// The backend's ends of both rings.
+/// Backend ends of both rings.
 struct Rings {
     tx: BackRing<RingPages>,
     rx: BackRing<RingPages>,
@@ -54,7 +59,7 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         shared: Shared<'_>,
     ) -> Result<Self, Fault> {
         let impossible = |why: ResumeError| {
-            shared.1.count("adopted_ring_index");
+            shared.rules.count("adopted_ring_index");
             Fault::misbehaved(why)
         };
         let resume = |ring: &RingPages, record: Option<RingPages>, layout| match record {
@@ -78,19 +83,19 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         parts: QueueParts<G, C>,
         rings: Rings,
         mode: Mode,
-        (features, rules, counters): Shared<'_>,
+        Shared { features, rules, counters }: Shared<'_>,
     ) -> Self {
         Queue {
-            tx: tx::FromGuest::new(
+            tx: tx::BackendTx::new(
                 rings.tx,
-                Reach::new(parts.tx_pages, mode).with_window(parts.windows.tx),
+                PageAccess::new(parts.tx_pages, mode).with_window(parts.windows.tx),
                 features.own,
                 Arc::clone(rules),
                 Arc::clone(counters),
             ),
-            rx: rx::ToGuest::new(
+            rx: rx::BackendRx::new(
                 rings.rx,
-                Reach::new(parts.rx_pages, mode).with_window(parts.windows.rx),
+                PageAccess::new(parts.rx_pages, mode).with_window(parts.windows.rx),
                 Arc::clone(rules),
                 Arc::clone(counters),
             ),
@@ -100,33 +105,33 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         }
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters of both rings.
     pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
         self.tx.count_in(Arc::clone(counters));
         self.rx.count_in(Arc::clone(counters));
     }
 
-    fn tell(&self, channel: &C) -> Result<(), Fault> {
+    fn notify_channel(&self, channel: &C) -> Result<(), Fault> {
         channel.notify().map_err(channel_fault(&self.rules))
     }
 
-    /// Notifies the frontend of both rings.
+    /// Notifies the frontend on both channels.
     pub(super) fn notify(&self) -> Result<(), Fault> {
-        self.tell(&self.channels.tx)?;
-        self.channels.rx.as_ref().map_or(Ok(()), |rx| self.tell(rx))
+        self.notify_channel(&self.channels.tx)?;
+        self.channels.rx.as_ref().map_or(Ok(()), |rx| self.notify_channel(rx))
     }
 
     pub(super) fn receive(
         &mut self,
         batch: &mut Batch,
         budget: usize,
-        police: &mut Police,
+        policy: &mut GuestPolicy,
     ) -> Result<Received, Fault> {
-        self.tx.receive(batch, budget, police, &self.staging)
+        self.tx.receive(batch, budget, policy, &self.staging)
     }
 
     pub(super) fn complete(&mut self) -> Result<(), Fault> {
-        if self.tx.answer() { self.tell(&self.channels.tx) } else { Ok(()) }
+        if self.tx.answer() { self.notify_channel(&self.channels.tx) } else { Ok(()) }
     }
 
     pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
@@ -134,29 +139,13 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
     }
 
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
-        if self.rx.publish() { self.tell(self.channels.rx()) } else { Ok(()) }
+        if self.rx.publish() { self.notify_channel(self.channels.rx()) } else { Ok(()) }
     }
 
-    pub(super) fn fits(&self, frame_max: usize) -> Result<bool, Fault> {
-        self.rx.fits(frame_max)
-    }
-
-    pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        self.rx.room(frame_max)
-    }
-
-    pub(super) fn slots(&mut self) -> Result<usize, Fault> {
-        self.rx.slots()
-    }
-
-    pub(super) fn await_slots(&mut self, slots: usize) {
-        self.rx.await_slots(slots);
-    }
-
-    /// Asks for events: of new packets if `taken_from`, and of new buffers if somebody waits for them.
-    pub(super) fn arm(&mut self, taken_from: bool) -> Result<bool, Fault> {
-        // Both, whatever the first says.
-        let waiting = taken_from && self.tx.arm()?;
+    /// Requests events: for new packets if `receiving`, and for new buffers if a sender waits for them.
+    pub(super) fn arm(&mut self, receiving: bool) -> Result<bool, Fault> {
+        // Both rings must be armed, regardless of the first result.
+        let waiting = receiving && self.tx.arm()?;
         let room = self.rx.arm()?;
         Ok(waiting || room)
     }
@@ -165,22 +154,22 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         self.channels.clear().map_err(channel_fault(&self.rules))
     }
 
-    pub(super) fn obey(&mut self, order: PortOrder) -> PortReply {
-        match order {
-            PortOrder::Stage(pages) => match self.staging.add(pages) {
+    pub(super) fn execute(&mut self, command: PortCommand) -> PortReply {
+        match command {
+            PortCommand::Stage(pages) => match self.staging.add(pages) {
                 Ok(()) => PortReply::Staged,
                 Err((pages, why)) => PortReply::NotStaged(pages, why),
             },
-            PortOrder::Unstage(grefs) => {
+            PortCommand::Unstage(grefs) => {
                 let taken = grefs.into_iter().filter_map(|gref| self.staging.take(gref));
                 PortReply::Unstaged(taken.collect())
             }
-            PortOrder::Hash(config) => {
+            PortCommand::Hash(config) => {
                 self.rx.hash_by(config);
                 PortReply::Hashing
             }
-            // Not for one queue, or not for this end.
-            PortOrder::Follow(_) | PortOrder::SendStaged(_) | PortOrder::Resize(_) => {
+            // Commands for the whole vif, or for a frontend.
+            PortCommand::SetPolicy(_) | PortCommand::SendStaged(_) | PortCommand::Resize(_) => {
                 PortReply::Unsupported
             }
         }

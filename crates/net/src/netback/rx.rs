@@ -1,12 +1,13 @@
-//! Packets to the guest.
+//! RX ring of the backend: packets to the guest.
 
-mod quick;
+mod fast;
 
 use core::ops::Range;
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
-use ringfence_access::{Reach, Source};
+use ringfence_access::{PageAccess, Source};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};
@@ -14,29 +15,27 @@ use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
 
-use arrayvec::ArrayVec;
+use crate::features::extra_from_gso;
+use crate::prefetch::PrefetchBuffer;
+use crate::rules::{RuleCounters, rx_grant_rule};
 use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use ringfence_frame::steer::Steering;
 
-use crate::features::extra_of;
-use crate::rules::{RuleCounters, rx_grant_rule};
-use crate::window::Window;
-
-/// A frame and the posted buffers it takes.
+/// Frame and the posted buffers that it takes.
 struct Planned {
     frame: u32,
-    /// Its slots, the one of an extra info included.
+    /// Range of its slots, those of extra infos included.
     slots: Range<usize>,
-    /// Its pages: those of the other slots.
+    /// Range of its pages: the slots that hold data.
     pages: Range<usize>,
     len: usize,
     meta: OffloadMeta,
     extras: Extras,
 }
 
-/// Extra infos of one packet: how to segment it, and the hash of its flow.
+/// Extra infos of one packet: segmentation request and flow hash.
 type Extras = ArrayVec<Extra, 2>;
 
 impl Planned {
@@ -51,8 +50,8 @@ impl Planned {
         flags.with_if(!self.extras.is_empty(), RxFlags::EXTRA_INFO)
     }
 
-    /// The slots' contents, in ring order; `ids` are those of all requests taken. One that failed has
-    /// the same form, so that it uses up what was taken for it.
+    /// Passes the response slots to `put` in ring order. `ids` are the ids of all requests taken. A failed
+    /// packet has the same number of slots.
     fn responses(&self, ids: &[u16], failed: bool, mut put: impl FnMut([u8; RxResponse::SIZE])) {
         let ids = ids.get(self.slots.clone()).unwrap_or_default();
         let mut left = self.len;
@@ -74,43 +73,43 @@ impl Planned {
     }
 }
 
-/// Whether that slot of a packet holds an extra info: they follow the first.
+/// Returns true if this slot of a packet holds an extra info: extra infos follow the first slot.
 fn is_extra(slot: usize, extras: &Extras) -> bool {
     (1..=extras.len()).contains(&slot)
 }
 
-/// The backend's side of the rx ring.
-pub(super) struct ToGuest<G> {
+/// Backend side of the RX ring.
+pub(super) struct BackendRx<G> {
     ring: BackRing<RingPages>,
-    window: Window<{ RxRequest::SIZE }>,
-    reach: Reach<G>,
+    prefetch: PrefetchBuffer<{ RxRequest::SIZE }>,
+    access: PageAccess<G>,
     planned: Vec<Planned>,
     /// Ids of the requests taken, in ring order.
     ids: Vec<u16>,
-    /// Their pages, but for those of the slots that extra infos used up.
+    /// Pages of the requests taken, without those of slots with extra infos.
     pages: Vec<Gref>,
     statuses: Vec<GrantStatus>,
-    /// What the frames of a run are answered with.
+    /// Encoded responses of one batch of the fast path.
     responses: Vec<[u8; RxResponse::SIZE]>,
-    /// Somebody was told that there is no room: tell when so many buffers are posted.
+    /// Number of buffers that a sender waits for; 0 if none waits.
     starved_of: u32,
-    /// How the guest wants packets hashed.
+    /// Hash configuration of the guest.
     steering: Option<Arc<Steering>>,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
-impl<G: Grantee> ToGuest<G> {
+impl<G: Grantee> BackendRx<G> {
     pub(super) fn new(
         ring: BackRing<RingPages>,
-        reach: Reach<G>,
+        access: PageAccess<G>,
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
-        ToGuest {
-            window: Window::new(ring.consumed_index()),
+        BackendRx {
+            prefetch: PrefetchBuffer::new(ring.consumed_index()),
             ring,
-            reach,
+            access,
             planned: Vec::new(),
             ids: Vec::new(),
             pages: Vec::new(),
@@ -128,23 +127,23 @@ impl<G: Grantee> ToGuest<G> {
         Fault::misbehaved(why)
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters that the ring updates.
     pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
         self.counters = counters;
     }
 
-    /// Hashes packets like this from now on.
+    /// Replaces the hash configuration.
     pub(super) fn hash_by(&mut self, steering: Option<Arc<Steering>>) {
         self.steering = steering;
     }
 
     fn extras_of(&self, frame: FrameView<'_>) -> Extras {
-        let gso = frame.meta().gso.and_then(extra_of);
+        let gso = frame.meta().gso.and_then(extra_from_gso);
         let hash = self.steering.as_ref().and_then(|s| s.hash(frame.header(), frame.len()));
         gso.into_iter().chain(hash.map(Extra::Hash)).collect()
     }
 
-    /// Frames of at most `frame_max` octets that find posted buffers.
+    /// Returns the number of frames of at most `frame_max` bytes that fit the posted buffers.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
         let slots = self.slots_of(frame_max);
         let posted = self.ring.unconsumed().map_err(|e| self.fatal(e))?;
@@ -152,31 +151,31 @@ impl<G: Grantee> ToGuest<G> {
         Ok((posted / slots) as usize)
     }
 
-    /// Posted buffers that a frame of `frame_max` octets takes at most.
+    /// Returns the maximum number of buffers that a frame of `frame_max` bytes takes.
     fn slots_of(&self, frame_max: usize) -> u32 {
         let extras = usize::from(frame_max > PAGE_SIZE) + usize::from(self.steering.is_some());
         u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1) + extras).unwrap_or(u32::MAX)
     }
 
-    /// Whether a frame of `frame_max` octets finds posted buffers.
+    /// Returns true if a frame of `frame_max` bytes fits the posted buffers.
     pub(super) fn fits(&self, frame_max: usize) -> Result<bool, Fault> {
         Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? >= self.slots_of(frame_max))
     }
 
-    /// Posted buffers.
+    /// Returns the number of posted buffers.
     pub(super) fn slots(&self) -> Result<usize, Fault> {
         Ok(self.ring.unconsumed().map_err(|e| self.fatal(e))? as usize)
     }
 
-    /// Somebody waits for so many buffers. The least that anybody waits for counts.
+    /// Registers a sender that waits for `slots` buffers. The minimum of all registrations counts.
     pub(super) fn await_slots(&mut self, slots: usize) {
         let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, self.ring.count());
         self.starved_of = if self.starved_of == 0 { slots } else { self.starved_of.min(slots) };
     }
 
-    /// Asks for buffers if somebody waits for room; whether there are enough.
+    /// Requests an event for the buffers that a sender waits for; returns true if they are posted.
     pub(super) fn arm(&mut self) -> Result<bool, Fault> {
-        // Who still waits after the sleep that follows says so again.
+        // A sender that still waits after the sleep registers again.
         let wanted = core::mem::take(&mut self.starved_of);
         if wanted == 0 {
             return Ok(false);
@@ -190,7 +189,7 @@ impl<G: Grantee> ToGuest<G> {
         frames: &[u32],
         staged: &StagingTable,
     ) -> Result<Transmitted, Fault> {
-        let (done, sent) = self.run(batch, frames, staged)?;
+        let (done, sent) = self.transmit_fast(batch, frames, staged)?;
         let mut outcome = Transmitted { sent, dropped: done - sent };
         if let Some(rest) = frames.get(done..).filter(|rest| !rest.is_empty()) {
             let planned = self.transmit_planned(batch, rest, staged)?;
@@ -200,7 +199,7 @@ impl<G: Grantee> ToGuest<G> {
         Ok(outcome)
     }
 
-    /// The long way: frames of any kind, to buffers wherever they are.
+    /// Slow path: sends frames of any kind, in every access mode.
     fn transmit_planned(
         &mut self,
         batch: &Batch,
@@ -212,7 +211,7 @@ impl<G: Grantee> ToGuest<G> {
         if self.planned.is_empty() {
             return Ok(Transmitted { sent: 0, dropped });
         }
-        let mut writing = self.reach.begin_write(&self.pages, staged);
+        let mut writing = self.access.begin_write(&self.pages, staged);
         for planned in &self.planned {
             if let Some(frame) = batch.get(planned.frame) {
                 spread(frame, |slot, offset, source| {
@@ -222,13 +221,13 @@ impl<G: Grantee> ToGuest<G> {
         }
         self.counters.copied_bytes.add(writing.finish());
         self.statuses.clear();
-        self.reach.write_statuses(&mut self.statuses);
-        self.reach.end_write();
+        self.access.write_statuses(&mut self.statuses);
+        self.access.end_write();
         let sent = self.respond();
         Ok(Transmitted { sent, dropped: dropped + self.planned.len() - sent })
     }
 
-    /// Takes buffers for as many frames as there are buffers; drops and counts the others.
+    /// Assigns posted buffers to frames; drops and counts the frames that do not fit.
     fn plan(&mut self, batch: &Batch, frames: &[u32], posted: u32) -> usize {
         self.planned.clear();
         self.ids.clear();
@@ -241,7 +240,7 @@ impl<G: Grantee> ToGuest<G> {
             let pages = frame.len().div_ceil(PAGE_SIZE).max(1);
             let slots = pages + extras.len();
             let too_long = pages > SLOTS_MAX || frame.len() > SUPER_FRAME_MAX;
-            // `first` counts requests taken, never more than the ring's 256.
+            // `first` counts the requests taken, at most the ring's 256.
             if too_long || first + slots > posted as usize {
                 let reason = if too_long { DropReason::TooLong } else { DropReason::PortFull };
                 self.counters.dropped(reason);
@@ -249,13 +248,14 @@ impl<G: Grantee> ToGuest<G> {
                 continue;
             }
             let (ring, consumed) = (&self.ring, self.ring.consumed_index());
-            // At most as many as are posted.
+            // At most the number of posted buffers.
             let taken = u32::try_from(first + slots).unwrap_or(posted);
-            self.window.reach(consumed, taken, |from, into| ring.requests(from, into));
+            self.prefetch.fetch(consumed, taken, |from, into| ring.requests(from, into));
             for (ahead, place) in (0u32..).skip(first).zip(0..slots) {
-                let request = RxRequest::from_bytes(self.window.get(consumed.wrapping_add(ahead)));
+                let request =
+                    RxRequest::from_bytes(self.prefetch.get(consumed.wrapping_add(ahead)));
                 self.ids.push(request.id);
-                // The page of the extra info's slot stays as it is.
+                // The page of a slot with an extra info is not written.
                 if !is_extra(place, &extras) {
                     self.pages.push(request.gref);
                 }
@@ -272,10 +272,10 @@ impl<G: Grantee> ToGuest<G> {
         dropped
     }
 
-    /// Writes the responses of what was planned; how many frames arrived whole.
+    /// Writes the responses of the planned frames; returns the number of frames that were written whole.
     fn respond(&mut self) -> usize {
         let (mut sent, mut bytes) = (0, 0);
-        // At most the ring's 256.
+        // At most the ring's 256 entries.
         self.ring.consume(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
         for planned in &self.planned {
             let statuses = self.statuses.get(planned.pages.clone()).unwrap_or_default();
@@ -306,14 +306,14 @@ impl<G: Grantee> ToGuest<G> {
         sent
     }
 
-    /// Publishes the round's responses; whether the guest wants to be told.
+    /// Publishes the round's responses; returns true if the guest requests a notification.
     pub(super) fn publish(&mut self) -> bool {
-        self.reach.end();
+        self.access.end();
         self.ring.publish()
     }
 }
 
-/// Spreads a frame over pages from their start on: calls `put(page, offset, bytes)`.
+/// Splits a frame at page boundaries: calls `put(page, offset, bytes)` for each piece.
 fn spread<'a>(frame: FrameView<'a>, mut put: impl FnMut(usize, usize, Source<'a>)) {
     if let Some(bytes) = frame.contiguous() {
         for (page, piece) in bytes.chunks(PAGE_SIZE).enumerate() {

@@ -1,85 +1,84 @@
-//! Packets from the guest.
+//! TX ring of the backend: packets from the guest.
 
-mod quick;
+mod fast;
 
 use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
-use ringfence_access::{Mode, Reach, Reached, Want};
+use ringfence_access::{Mode, PageAccess, ReadData, ReadRange};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};
 use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
 use ringfence_wire::netif::{SLOTS_MAX, Status, TxRequest, TxResponse};
 
-use arrayvec::ArrayVec;
+use super::policy::GuestPolicy;
+use crate::features::{OffloadKeys, gso_from_extra};
+use crate::offered::Offered;
+use crate::prefetch::PrefetchBuffer;
+use crate::rules::{RuleCounters, tx_grant_rule};
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Received};
 
-use super::police::Police;
-use crate::features::{OffloadKeys, order_of};
-use crate::offered::Offered;
-use crate::rules::{RuleCounters, tx_grant_rule};
-use crate::window::Window;
-
-/// Scratch space of a packet is aligned so that packets share no cache line.
+/// Alignment of packets in the scratch memory, so that no two of them share a cache line.
 const ALIGN: usize = 64;
 
-/// Answers that are written at a time.
+/// Number of responses encoded at a time.
 const ANSWERS: usize = 64;
 
-/// Slots that are fetched at a time.
+/// Number of slots fetched at a time.
 const FETCHED_AHEAD: u32 = 16;
 
-/// A packet that was parsed and whose bytes are on their way.
+/// Parsed packet whose bytes are being read.
 struct Planned {
-    /// Its wants: first and count.
-    wants: core::ops::Range<usize>,
-    /// Its answers.
+    /// Range of its fragments in `ranges`.
+    ranges: core::ops::Range<usize>,
+    /// Range of its responses.
     answers: core::ops::Range<usize>,
-    /// Where its bytes (copied) or header (mapped) go, from the tail's start.
+    /// Offset of its bytes (copied) or header (mapped) in the scratch tail.
     at: usize,
     total: usize,
     offered: Offered,
 }
 
-/// The backend's side of the tx ring.
-pub(super) struct FromGuest<G> {
+/// Backend side of the TX ring.
+pub(super) struct BackendTx<G> {
     ring: BackRing<RingPages>,
-    window: Window<{ TxRequest::SIZE }>,
-    reach: Reach<G>,
+    prefetch: PrefetchBuffer<{ TxRequest::SIZE }>,
+    access: PageAccess<G>,
     parser: TxChainParser,
     chain: TxChain,
     planned: Vec<Planned>,
-    wants: Vec<Want>,
-    reached: Vec<Result<Reached, GrantStatus>>,
+    ranges: Vec<ReadRange>,
+    data: Vec<Result<ReadData, GrantStatus>>,
     answers: Vec<TxResponse>,
     own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
-impl<G: Grantee> FromGuest<G> {
+impl<G: Grantee> BackendTx<G> {
     pub(super) fn new(
         ring: BackRing<RingPages>,
-        reach: Reach<G>,
+        access: PageAccess<G>,
         own: OffloadKeys,
         rules: Arc<RuleCounters>,
         counters: Arc<PortCounters>,
     ) -> Self {
         let slots = if own.scatter_gather { SLOTS_MAX } else { 1 };
         let parser = TxChainParser::new(ring.count());
-        FromGuest {
+        BackendTx {
             // At most 18.
             parser: parser.with_slot_limit(u32::try_from(slots).unwrap_or(1)),
             chain: TxChain::new(ring.count()),
-            window: Window::new(ring.consumed_index()),
+            prefetch: PrefetchBuffer::new(ring.consumed_index()),
             ring,
-            reach,
+            access,
             planned: Vec::new(),
-            wants: Vec::new(),
-            reached: Vec::new(),
+            ranges: Vec::new(),
+            data: Vec::new(),
             answers: Vec::new(),
             own,
             rules,
@@ -87,7 +86,7 @@ impl<G: Grantee> FromGuest<G> {
         }
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters that the ring updates.
     pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
         self.counters = counters;
     }
@@ -96,19 +95,19 @@ impl<G: Grantee> FromGuest<G> {
         &mut self,
         batch: &mut Batch,
         budget: usize,
-        police: &mut Police,
+        policy: &mut GuestPolicy,
         staged: &StagingTable,
     ) -> Result<Received, Fault> {
         if self.answers.is_empty() {
-            // What was looked up and had no room is looked up again.
-            self.reach.end();
+            // Slots that had no room in the last round are looked up again.
+            self.access.end();
         }
         let budget = budget.min(batch.frames_left());
-        let run = self.run(batch, budget, police, staged)?;
+        let run = self.receive_fast(batch, budget, policy, staged)?;
         let mut done = Received { frames: run.frames, work: run.looked };
         let mut bytes = run.bytes;
         if !run.ends && run.looked < budget {
-            let planned = self.receive_planned(batch, budget - run.looked, police, staged)?;
+            let planned = self.receive_planned(batch, budget - run.looked, policy, staged)?;
             done.frames += planned.0.frames;
             done.work += planned.0.work;
             bytes += planned.1;
@@ -119,23 +118,23 @@ impl<G: Grantee> FromGuest<G> {
         Ok(done)
     }
 
-    /// The long way: packets of any kind, and their octets.
+    /// Slow path: receives packets of any kind, in every access mode.
     fn receive_planned(
         &mut self,
         batch: &mut Batch,
         budget: usize,
-        police: &mut Police,
+        policy: &mut GuestPolicy,
         staged: &StagingTable,
     ) -> Result<(Received, u64), Fault> {
-        let (looked, scratch) = self.plan(budget, batch, police)?;
+        let (looked, scratch) = self.plan(budget, batch, policy)?;
         if self.planned.is_empty() {
             return Ok((Received { frames: 0, work: looked }, 0));
         }
         let base = batch.scratch_used();
-        self.reached.clear();
+        self.data.clear();
         let tail = batch.scratch_tail_mut().get_mut(..scratch).unwrap_or_default();
-        self.reach.read(&self.wants, staged, tail, &mut self.reached);
-        // plan() kept within what is left.
+        self.access.read(&self.ranges, staged, tail, &mut self.data);
+        // `plan` stays within the free scratch memory.
         batch.reserve(scratch);
         let (mut frames, mut bytes) = (0, 0);
         for i in 0..self.planned.len() {
@@ -147,33 +146,33 @@ impl<G: Grantee> FromGuest<G> {
                 Err((rule, reason)) => self.refuse(i, rule, reason),
             }
         }
-        // The batch holds what the frames need; the rest is let go.
-        self.reached.clear();
+        // The batch has the slices of its frames; release the others.
+        self.data.clear();
         Ok((Received { frames, work: looked }, bytes))
     }
 
-    /// Parses up to `budget` packets, as far as the batch has room. Returns how many were looked at
-    /// and the scratch space they take.
+    /// Parses up to `budget` packets, within the batch's room. Returns the number of packets parsed and of
+    /// scratch bytes reserved.
     fn plan(
         &mut self,
         budget: usize,
         batch: &mut Batch,
-        police: &mut Police,
+        policy: &mut GuestPolicy,
     ) -> Result<(usize, usize), Fault> {
         let (space, mut room) = (batch.scratch_left(), batch.room());
         self.planned.clear();
-        self.wants.clear();
+        self.ranges.clear();
         let mut available =
             self.ring.unconsumed().map_err(|e| self.fatal("tx_producer_overflow", e))?;
         let (mut looked, mut at) = (0, 0);
-        // Refused packets count too: a guest that sends nothing else gets no larger share.
+        // Refused packets count too, so that they cannot extend the guest's time quantum.
         while looked < budget {
-            let (ring, window) = (&self.ring, &mut self.window);
+            let (ring, prefetch) = (&self.ring, &mut self.prefetch);
             let first = ring.consumed_index();
             let mut fetch = |ahead: u32| {
                 let ahead_too = available.min(ahead.saturating_add(FETCHED_AHEAD));
-                window.reach(first, ahead_too, |from, into| ring.requests(from, into));
-                window.get(first.wrapping_add(ahead))
+                prefetch.fetch(first, ahead_too, |from, into| ring.requests(from, into));
+                prefetch.get(first.wrapping_add(ahead))
             };
             match self.parser.next(available, &mut fetch, &mut self.chain) {
                 TxOutcome::Empty => break,
@@ -183,12 +182,12 @@ impl<G: Grantee> FromGuest<G> {
                         batch.refuse(total);
                         break;
                     }
-                    room.take(total, self.chain.extras().gso.map(order_of));
-                    let Some(next) = self.plan_packet(at, space, police) else { break };
+                    room.take(total, self.chain.extras().gso.map(gso_from_extra));
+                    let Some(next) = self.plan_packet(at, space, policy) else { break };
                     at = next;
                 }
                 TxOutcome::FilterRequest => {
-                    let done = police.change_filter(&self.chain.extras().multicast);
+                    let done = policy.change_filter(&self.chain.extras().multicast);
                     self.answer_all(if done { Status::Okay } else { Status::Error });
                 }
                 TxOutcome::Refused(refusal) => {
@@ -198,7 +197,7 @@ impl<G: Grantee> FromGuest<G> {
                 }
                 TxOutcome::Fatal(fatal) => return Err(self.fatal(fatal.label(), fatal)),
             }
-            // A chain never has more slots than are available.
+            // A chain has at most the available slots.
             let slots = u32::try_from(self.chain.owed().len()).unwrap_or(available);
             self.ring.consume(slots);
             available = available.saturating_sub(slots);
@@ -207,17 +206,16 @@ impl<G: Grantee> FromGuest<G> {
         Ok((looked, at.min(space)))
     }
 
-    /// Plans the parsed packet with its bytes from `at` on; the place behind it, or `None` when
-    /// there is no room, or the guest has no credit for it, in which case its slots stay unconsumed
-    /// for a later round.
-    fn plan_packet(&mut self, at: usize, room: usize, police: &mut Police) -> Option<usize> {
+    /// Plans the parsed packet with its bytes at `at`; returns the next free offset. The result is `None` if
+    /// there is no room, or the rate limit leaves no credit. Then the slots stay unconsumed for a later round.
+    fn plan_packet(&mut self, at: usize, room: usize, policy: &mut GuestPolicy) -> Option<usize> {
         let total = usize::from(self.chain.total());
-        let space = match self.reach.mode() {
-            // What is not reached by a look-up is copied.
+        let space = match self.access.mode() {
+            // Pages without a look-up are copied.
             Mode::Copy | Mode::Staging | Mode::Window => total,
             Mode::Map => total.min(HEADER_MAX),
         };
-        if at + space > room || !police.admits(total) {
+        if at + space > room || !policy.admits(total) {
             return None;
         }
         let gso = self.chain.extras().gso;
@@ -227,17 +225,17 @@ impl<G: Grantee> FromGuest<G> {
             self.answer_all(Status::Error);
             return Some(at);
         }
-        // Neither is forbidden, and neither means anything.
+        // Both are permitted and have no effect.
         if self.chain.empty_fragments() > 0 {
             self.rules.count("tx_zero_length_fragment");
         }
         if self.chain.extras().skipped > 0 {
             self.rules.count("tx_unknown_extra");
         }
-        let first = self.wants.len();
+        let first = self.ranges.len();
         let mut place = at;
         for fragment in self.chain.fragments() {
-            self.wants.push(Want {
+            self.ranges.push(ReadRange {
                 gref: fragment.gref,
                 offset: fragment.offset,
                 len: fragment.len,
@@ -248,7 +246,7 @@ impl<G: Grantee> FromGuest<G> {
         let answered = self.answers.len();
         self.answers.extend(self.chain.responses(Status::Okay));
         self.planned.push(Planned {
-            wants: first..self.wants.len(),
+            ranges: first..self.ranges.len(),
             answers: answered..self.answers.len(),
             at,
             total,
@@ -257,7 +255,7 @@ impl<G: Grantee> FromGuest<G> {
         Some((at + space).next_multiple_of(ALIGN))
     }
 
-    /// Makes a frame of a planned packet, or says which rule and drop counter it goes under.
+    /// Adds the frame of a planned packet to the batch, or returns the rule and the drop reason.
     fn deliver(
         &mut self,
         i: usize,
@@ -265,20 +263,20 @@ impl<G: Grantee> FromGuest<G> {
         base: usize,
     ) -> Result<(), (&'static str, DropReason)> {
         let planned = &self.planned[i];
-        let reached = &self.reached[planned.wants.clone()];
-        if let Some(status) = reached.iter().find_map(|r| r.as_ref().err()) {
+        let data = &self.data[planned.ranges.clone()];
+        if let Some(status) = data.iter().find_map(|r| r.as_ref().err()) {
             return Err((tx_grant_rule(*status), DropReason::Unreadable));
         }
         let bad = |_| ("tx_bad_frame", DropReason::BadRequest);
         let at = base + planned.at;
         let header_len = planned.total.min(HEADER_MAX);
-        let copied = reached.iter().all(|r| matches!(r, Ok(Reached::Copied)));
+        let copied = data.iter().all(|r| matches!(r, Ok(ReadData::Copied)));
         if !copied {
-            let wants = &self.wants[planned.wants.clone()];
-            gather_header(wants, reached, batch, at, header_len);
+            let ranges = &self.ranges[planned.ranges.clone()];
+            gather_header(ranges, data, batch, at, header_len);
         }
         let mut builder = batch.frame(at, header_len).map_err(bad)?;
-        // "Validated" is the guest's word about itself: the next receiver checks for itself.
+        // Do not trust the flag "validated" of a guest: the next receiver verifies the checksum itself.
         let meta = if planned.offered.is_plain() {
             OffloadMeta::PLAIN
         } else {
@@ -291,13 +289,13 @@ impl<G: Grantee> FromGuest<G> {
         } else {
             self.counters.copied_bytes.add(header_len as u64);
             let mut place = 0;
-            let wants = &self.wants[planned.wants.clone()];
-            for (want, piece) in wants.iter().zip(reached) {
-                let len = usize::from(want.len);
+            let ranges = &self.ranges[planned.ranges.clone()];
+            for (range, piece) in ranges.iter().zip(data) {
+                let len = usize::from(range.len);
                 let hidden = header_len.saturating_sub(place).min(len);
                 let (from, rest) = (at + place + hidden, len - hidden);
                 match piece {
-                    Ok(Reached::Mapped(slice)) => builder.lent(slice.clone(), hidden, rest),
+                    Ok(ReadData::Mapped(slice)) => builder.lent(slice.clone(), hidden, rest),
                     _ => builder.private(from, rest),
                 }
                 .map_err(bad)?;
@@ -320,7 +318,7 @@ impl<G: Grantee> FromGuest<G> {
         }
     }
 
-    /// Answers every slot of the chain just parsed.
+    /// Queues a response with this status for every slot of the parsed chain.
     fn answer_all(&mut self, status: Status) {
         self.answers.extend(self.chain.responses(status));
     }
@@ -340,7 +338,7 @@ impl<G: Grantee> FromGuest<G> {
         Fault::misbehaved(why)
     }
 
-    /// Writes and publishes the answers; whether the guest wants to be told.
+    /// Writes and publishes the responses; returns true if the guest requests a notification.
     pub(super) fn answer(&mut self) -> bool {
         for answers in self.answers.chunks(ANSWERS) {
             let bytes: ArrayVec<_, ANSWERS> = answers.iter().map(|a| a.to_bytes()).collect();
@@ -348,7 +346,7 @@ impl<G: Grantee> FromGuest<G> {
             debug_assert_eq!(written, bytes.len(), "each answer is owed to a consumed slot");
         }
         self.answers.clear();
-        self.reach.end();
+        self.access.end();
         self.ring.publish()
     }
 
@@ -357,21 +355,21 @@ impl<G: Grantee> FromGuest<G> {
     }
 }
 
-/// Copies what is in mapped fragments of the first octets to where the header goes; copied ones are
-/// in their places.
+/// Copies the frame's first bytes from mapped fragments into the header. Copied fragments are there
+/// already.
 fn gather_header(
-    wants: &[Want],
-    reached: &[Result<Reached, GrantStatus>],
+    ranges: &[ReadRange],
+    data: &[Result<ReadData, GrantStatus>],
     batch: &mut Batch,
     at: usize,
     len: usize,
 ) {
     let Ok(header) = batch.scratch_mut(at..at + len) else { return };
     let mut place = 0;
-    for (want, piece) in wants.iter().zip(reached) {
-        let here = usize::from(want.len).min(len - place);
-        if let Ok(Reached::Mapped(slice)) = piece
-            // The slice is as long as its fragment; nothing is copied beyond it.
+    for (range, piece) in ranges.iter().zip(data) {
+        let here = usize::from(range.len).min(len - place);
+        if let Ok(ReadData::Mapped(slice)) = piece
+            // The slice ends with its fragment, so no byte beyond it is copied.
             && slice.copy_to(0, &mut header[place..place + here]).is_err()
         {
             return;

@@ -1,25 +1,25 @@
-//! Places for the first octets of packets, several in a page.
+//! Header buffers: small buffers for the first bytes of packets, several in a page.
 //!
-//! Pages that stay mapped are worth the more, the fewer of them there are: 16 pages hold the first 256
-//! octets of as many packets as the ring has slots. A short packet lies there whole.
+//! The fewer pages a frontend stages, the less its peer must keep mapped. 16 pages hold the first 256 bytes
+//! of as many packets as the ring has slots. A packet of at most 256 bytes lies in its header buffer only.
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::{Gref, Lease};
 
-/// Pages of a queue that are cut into places.
+/// Number of pages of a queue that are divided into header buffers.
 pub(super) const HEAD_PAGES: usize = 16;
-/// Octets of a place.
+/// Size of a header buffer in bytes.
 pub(super) const HEAD: usize = 256;
-/// Places of a page.
+/// Number of header buffers in a page.
 const PLACES: usize = PAGE_SIZE / HEAD;
 
-/// The places, of which the last that was given back is the first to be taken: it is in the caches.
+/// Stack of header buffers. The one released last is used first, since it is in the caches.
 pub(super) struct Heads {
     pages: Vec<(Gref, LentSlice)>,
     free: Vec<u16>,
 }
 
-/// One of them.
+/// Header buffer of a packet.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub(super) gref: Gref,
@@ -34,7 +34,7 @@ impl Heads {
         Heads { pages, free: (0..count).rev().collect() }
     }
 
-    /// How many there are, free or not.
+    /// Returns the number of header buffers, free or not.
     pub(super) fn len(&self) -> usize {
         self.pages.len() * PLACES
     }
@@ -54,12 +54,12 @@ impl Heads {
         self.free.push(place);
     }
 
-    /// Where that place is.
+    /// Returns the location of a header buffer.
     #[inline]
     pub(super) fn get(&self, place: u16) -> Option<Head<'_>> {
         let (page, within) = (usize::from(place) / PLACES, usize::from(place) % PLACES);
         let (gref, page) = self.pages.get(page)?;
-        // Below a page.
+        // Less than a page.
         let offset = u16::try_from(within * HEAD).unwrap_or(0);
         Some(Head { gref: *gref, page, offset })
     }

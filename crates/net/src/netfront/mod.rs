@@ -1,16 +1,16 @@
-//! The frontend's end of a vif, as a port: one queue or several.
+//! Frontend port of a vif, with one queue or several.
 //!
 //! # Theory of operation
 //!
-//! When it connects, a frontend lends a pool of pages to the backend: read-only ones for packets it
-//! sends, writable ones for packets it receives. They stay lent; or they are pages of windows, which it
-//! grants and takes back alone as it likes (`windows`). A packet is *sent* by copying it into pages of the first kind and posting
-//! their references; the pages are free again when their responses came. A packet is *received* as
-//! a view of the pages it was written to; they are posted again when it was delivered. Each slot of
-//! the rx ring has its own page, so that a packet of several slots lies in neighbouring pages.
+//! On connection, a frontend grants a pool of pages to the backend: read-only pages for the packets that it
+//! sends, writable ones for those that it receives. The grants last as long as the connection. With grant
+//! windows (`windows`), the frontend issues and revokes the pages without the backend instead. To *send*, the
+//! port copies a packet into read-only pages and posts their references. The responses free the pages. A
+//! *received* packet is a view of the writable pages, which are posted again after its delivery. Each slot of
+//! the RX ring has its own page, so a packet of several slots lies in adjacent pages.
 //!
-//! The frontend trusts nothing of the backend: response indices, ids, sizes and chains are checked,
-//! and a backend that breaks a rule costs the device ([`Fault::Misbehaved`]).
+//! The frontend does not trust the backend. It validates response indices, ids, sizes and chains. A
+//! violation ends the device ([`Fault::Misbehaved`]).
 
 mod heads;
 mod pages;
@@ -24,54 +24,53 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply, TxStaging};
-use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
-use ringfence_frame::steer::Chooser;
 use ringfence_memory::LentSlice;
 use ringfence_platform::{
     Access, Channel, Granter, Gref, Lease, LendError, WindowHandle, take_back,
 };
 use ringfence_ring::RingPages;
-use ringfence_sys::clock::monotonic;
 
 use crate::features::VifFeatures;
 use crate::netback::QueueChannels;
 use crate::rules::RuleCounters;
 use heads::HEAD_PAGES;
 use queue::Queue;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::{PortCommand, PortReply, TxStaging};
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
+use ringfence_frame::steer::Chooser;
+use ringfence_sys::clock::monotonic;
 pub(crate) use windows::QueueWindows;
 pub use windows::{WindowSizes, WindowStock};
 
-/// Pages lent for sending: two packets of the largest size beyond a full ring would find none, but a
-/// full ring stops sending first.
+/// Number of pages for sending: a full ring stops the sender before the pages run out.
 const TX_PAGES: usize = 256;
-/// Pages lent for receiving: one for each slot of the ring.
+/// Number of pages for receiving: one per slot of the ring.
 const RX_PAGES: usize = 256;
-/// Buffers of a queue.
+/// Number of buffer pages of a queue.
 pub const QUEUE_PAGES: usize = TX_PAGES + RX_PAGES + HEAD_PAGES;
-/// Those of them that are staged where only the first octets of what is sent are.
+/// Number of pages that are staged if only header buffers are staged for sending.
 pub const HEADER_STAGED_PAGES: usize = RX_PAGES + HEAD_PAGES;
 
-/// The pages of a queue: what stays lent while it is connected.
+/// Pages of a queue, granted while it is connected.
 pub struct QueueMemory {
     tx_ring: Lease,
     rx_ring: Lease,
     tx_pages: Vec<Lease>,
-    /// For the first octets of packets.
+    /// Pages with header buffers.
     head_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
-    /// In place of all buffers above.
+    /// Grant windows that replace all buffers above.
     windows: Option<QueueWindows>,
 }
 
 impl QueueMemory {
-    /// Lends a queue's rings and buffers.
+    /// Grants a queue's rings and buffers.
     ///
     /// # Errors
     ///
-    /// [`LendError`]; what was lent before is taken back.
+    /// Returns [`LendError`]; grants made before the error are revoked.
     pub fn lend(granter: &mut impl Granter) -> Result<QueueMemory, LendError> {
         let mut leases = Vec::with_capacity(QUEUE_PAGES + 2);
         let kinds = core::iter::repeat_n(Access::ReadWrite, 2 + RX_PAGES)
@@ -94,7 +93,7 @@ impl QueueMemory {
         Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages, windows: None })
     }
 
-    /// Lends a queue's rings. Its buffers are in windows.
+    /// Grants a queue's rings, for a queue whose buffers are in grant windows.
     pub(crate) fn lend_rings(
         granter: &mut impl Granter,
         windows: QueueWindows,
@@ -114,25 +113,25 @@ impl QueueMemory {
         Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages, windows })
     }
 
-    /// The names of the windows of the tx and the rx ring, if the buffers are in windows.
+    /// Returns the handles of the TX and RX grant windows, if the buffers are in grant windows.
     pub fn windows(&self) -> Option<(WindowHandle, WindowHandle)> {
         self.windows.as_ref().map(|windows| windows.handles)
     }
 
-    /// References of the tx and the rx ring.
+    /// Returns the references of the TX and the RX ring.
     pub fn ring_refs(&self) -> (Gref, Gref) {
         (self.tx_ring.gref(), self.rx_ring.gref())
     }
 
-    /// The buffers to be staged: those for receiving first, which save more.
+    /// Returns the buffers to stage. The receive buffers come first: they gain the most.
     pub fn pages(&self, staging: TxStaging) -> Vec<(Gref, Access)> {
         let tx_pages: &[Lease] = if staging == TxStaging::Full { &self.tx_pages } else { &[] };
         let all = self.rx_pages.iter().chain(&self.head_pages).chain(tx_pages);
         all.map(|lease| (lease.gref(), lease.access())).collect()
     }
 
-    /// Takes everything back that the backend let go of; returns what it did not.
-    pub fn give_up(self, granter: &mut impl Granter) -> Vec<Lease> {
+    /// Revokes all grants; returns the leases that the backend still uses.
+    pub fn revoke_all(self, granter: &mut impl Granter) -> Vec<Lease> {
         let mut leases = vec![self.tx_ring, self.rx_ring];
         leases.extend(self.tx_pages);
         leases.extend(self.head_pages);
@@ -147,7 +146,7 @@ pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))
 }
 
-/// Deals queues out like cards.
+/// Distributes queues round-robin to `parts` lists.
 pub(crate) fn deal<Q>(queues: Vec<Q>, parts: usize) -> Vec<Vec<Q>> {
     let mut shares: Vec<Vec<Q>> = (0..parts).map(|_| Vec::new()).collect();
     for (number, queue) in queues.into_iter().enumerate() {
@@ -156,27 +155,27 @@ pub(crate) fn deal<Q>(queues: Vec<Q>, parts: usize) -> Vec<Vec<Q>> {
     shares
 }
 
-/// The queues of a vif, from the frontend's side.
+/// Frontend port of a vif, or of a part of its queues.
 pub struct NetfrontPort<C> {
     queues: Vec<Queue<C>>,
-    /// The queue that is asked first in the next round.
+    /// Index of the queue that is served first in the next round.
     first: usize,
     chooser: Chooser,
     features: VifFeatures,
     counters: Arc<PortCounters>,
-    /// These are every so-manieth of the vif's queues.
+    /// Queue stride: these are every `stride`th of the vif's queues.
     stride: usize,
-    /// When to look after what the backend holds on to.
+    /// Time of the next check for held pages and for slots without a page.
     again: Option<Duration>,
 }
 
 impl<C: Channel> NetfrontPort<C> {
-    /// Initialises the rings in `memory`, a queue each, and posts receive buffers. The memory must
-    /// outlive the port: whoever owns it takes the pages back when the port is gone.
+    /// Initialises the rings in `memory`, one queue each, and posts receive buffers. The owner of the memory
+    /// keeps it until the port is dropped, and then revokes the pages.
     ///
     /// # Errors
     ///
-    /// A [`Fault`] when the pages cannot hold rings, which no platform's pages do.
+    /// Returns a [`Fault`] if the pages cannot hold rings, which no platform causes.
     pub fn new(
         memory: &mut [QueueMemory],
         channels: Vec<QueueChannels<C>>,
@@ -191,7 +190,7 @@ impl<C: Channel> NetfrontPort<C> {
         Ok(NetfrontPort { queues, first, chooser, features, counters, stride, again })
     }
 
-    /// The least of what the queues have: it is not known which of them will be asked.
+    /// Returns the minimum over the queues: the queue of the next frame is not known.
     fn least(
         &mut self,
         of: impl Fn(&mut Queue<C>) -> Result<usize, Fault>,
@@ -208,9 +207,9 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let count = self.queues.len();
         let mut sum = Received::default();
-        for turn in 0..count {
+        for offset in 0..count {
             let left = budget.saturating_sub(sum.frames);
-            let queue = &mut self.queues[(self.first + turn) % count];
+            let queue = &mut self.queues[(self.first + offset) % count];
             let received = queue.receive(batch, left)?;
             sum.frames += received.frames;
             sum.work += received.work;
@@ -225,13 +224,13 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
         if let [queue] = self.queues.as_mut_slice() {
-            return queue.transmit(batch, frames);
+            return queue.tx.transmit(batch, frames);
         }
         let mut done = Transmitted::default();
         let shares = self.chooser.split(batch, frames);
         for (queue, share) in self.queues.iter_mut().zip(shares) {
             if !share.is_empty() {
-                let part = queue.transmit(batch, share)?;
+                let part = queue.tx.transmit(batch, share)?;
                 done.sent += part.sent;
                 done.dropped += part.dropped;
             }
@@ -245,25 +244,25 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
 
     fn room(&mut self) -> Result<usize, Fault> {
         let longest = self.features.capabilities().longest();
-        self.least(|queue| queue.room(longest))
+        self.least(|queue| queue.tx.room(longest))
     }
 
     fn slots(&mut self) -> Result<usize, Fault> {
-        self.least(Queue::slots)
+        self.least(|queue| queue.tx.slots())
     }
 
     fn await_slots(&mut self, _: usize) {
-        self.queues.iter_mut().for_each(Queue::await_slots);
+        self.queues.iter_mut().for_each(|queue| queue.tx.await_slots());
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
-        // Each, whatever the others say: each asks for an event of its own.
+        // Each queue must be armed, regardless of the others.
         let mut work = false;
         for queue in &mut self.queues {
             work |= queue.arm()?;
         }
-        let troubled = self.queues.iter_mut().any(Queue::is_troubled);
-        self.again = troubled.then(|| monotonic() + windows::TEND);
+        let troubled = self.queues.iter_mut().any(Queue::needs_check);
+        self.again = troubled.then(|| monotonic() + windows::RECLAIM_INTERVAL);
         Ok(work)
     }
 
@@ -289,7 +288,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
         self.chooser = Chooser::new(self.queues.len());
         self.stride = parts;
         let others = shares.map(|mut queues| {
-            // A counter is written by one thread.
+            // Each counter has one writing thread.
             let counters = Arc::new(PortCounters::default());
             queues.iter_mut().for_each(|queue| queue.count_in(&counters));
             let (chooser, features) = (Chooser::new(queues.len()), self.features);
@@ -307,13 +306,13 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
         others.collect()
     }
 
-    fn obey(&mut self, queue: u16, order: PortOrder) -> PortReply {
-        match (self.queues.get_mut(usize::from(queue) / self.stride), order) {
-            (Some(queue), PortOrder::SendStaged(staging)) => {
-                queue.stage(staging);
+    fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        match (self.queues.get_mut(usize::from(queue) / self.stride), command) {
+            (Some(queue), PortCommand::SendStaged(staging)) => {
+                queue.tx.stage(staging);
                 PortReply::Staged
             }
-            (Some(queue), PortOrder::Resize(most)) => match queue.resize(most) {
+            (Some(queue), PortCommand::Resize(most)) => match queue.resize(most) {
                 Some(levels) => PortReply::Resized(levels),
                 None => PortReply::Unsupported,
             },

@@ -1,4 +1,4 @@
-//! The pages that packets are sent from, however they are lent.
+//! TX pages: the pages for sending, granted permanently or in a grant window.
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::Gref;
@@ -8,9 +8,9 @@ use super::windows::WindowPages;
 
 /// Pages by number, which is also their id on the ring.
 pub(super) enum TxPages {
-    /// Lent as long as the connection lasts.
+    /// Pages granted as long as the connection lasts.
     Lent(Pool),
-    /// Of a window: issued for the first I/O, and again after they were taken back.
+    /// Pages of a grant window, issued for their first I/O, and again after a revocation.
     Window(WindowPages),
 }
 
@@ -23,7 +23,7 @@ impl TxPages {
         }
     }
 
-    /// Pages there are, free or not.
+    /// Returns the number of pages, free or not.
     pub(super) fn len(&self) -> usize {
         match self {
             TxPages::Lent(pool) => pool.len(),
@@ -31,7 +31,7 @@ impl TxPages {
         }
     }
 
-    /// Takes `count` pages; `put` is called with each. Fewer if there are no more.
+    /// Takes `count` pages, or fewer if there are no more; calls `put` with each.
     pub(super) fn take(&mut self, count: usize, mut put: impl FnMut(u16)) {
         match self {
             TxPages::Lent(pool) => pool.take(count, put),
@@ -39,7 +39,7 @@ impl TxPages {
         }
     }
 
-    /// Takes a page.
+    /// Takes one page, if there is one.
     #[inline]
     pub(super) fn take_one(&mut self) -> Option<u16> {
         match self {

@@ -1,25 +1,25 @@
-//! Lent pages by number, and which of them are free.
+//! Page pool: permanently granted pages by number, and a bitmap of the free ones.
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Gref, Lease};
 
-/// Pages of one kind. A page is named by its place, which is also its id on the ring.
+/// Pages of one kind. A page's number is also its id on the ring.
 ///
-/// The first free one is taken, so that few are hot; and where there are so many, pages that are
-/// neighbours, since the backend reaches neighbours with one system call.
+/// The first free page is taken, so that few pages are hot. For several pages, the pool prefers adjacent
+/// ones: the backend accesses adjacent pages with one system call.
 pub(super) struct Pool {
     pages: Vec<(Gref, LentSlice)>,
-    /// A bit for each page: whether it is free.
+    /// Bitmap of the free pages.
     free: Vec<u64>,
     count: usize,
-    /// No page before this one is free.
+    /// Lower bound of the free pages.
     first: usize,
 }
 
 impl Pool {
     pub(super) fn new(leases: &[Lease]) -> Pool {
         let pages: Vec<_> = leases.iter().map(|l| (l.gref(), l.memory().clone())).collect();
-        // Pages are named by 16 bits.
+        // Page numbers have 16 bits.
         let count = pages.len().min(usize::from(u16::MAX));
         let mut pool = Pool { pages, free: vec![0; count.div_ceil(64)], count: 0, first: 0 };
         (0..count).for_each(|page| pool.give_back(u16::try_from(page).unwrap_or(u16::MAX)));
@@ -30,15 +30,15 @@ impl Pool {
         self.count
     }
 
-    /// Pages there are, free or not.
+    /// Returns the number of pages, free or not.
     pub(super) fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Takes `count` pages; `put` is called with each. Fewer if there are no more.
+    /// Takes `count` pages, or fewer if there are no more; calls `put` with each.
     pub(super) fn take(&mut self, count: usize, mut put: impl FnMut(u16)) {
         let mut left = count.min(self.count);
-        let mut from = self.run_of(left).unwrap_or(self.first);
+        let mut from = self.find_adjacent(left).unwrap_or(self.first);
         while left > 0 {
             let Some(page) = self.next_free(from) else { return };
             self.free[page / 64] &= !(1 << (page % 64));
@@ -52,7 +52,7 @@ impl Pool {
         }
     }
 
-    /// Takes a page.
+    /// Takes the first free page.
     #[inline]
     pub(super) fn take_one(&mut self) -> Option<u16> {
         let page = self.next_free(self.first)?;
@@ -62,7 +62,7 @@ impl Pool {
         u16::try_from(page).ok()
     }
 
-    /// The first free page from `from` on.
+    /// Returns the first free page from `from` on.
     #[inline]
     fn next_free(&self, from: usize) -> Option<usize> {
         let mut word = from / 64;
@@ -75,8 +75,8 @@ impl Pool {
         Some(word * 64 + bits.trailing_zeros() as usize)
     }
 
-    /// The first place from which on `count` pages are free.
-    fn run_of(&self, count: usize) -> Option<usize> {
+    /// Returns the first page from which on `count` pages are free.
+    fn find_adjacent(&self, count: usize) -> Option<usize> {
         let mut start = self.next_free(self.first)?;
         loop {
             match self.next_taken(start + 1) {
@@ -86,7 +86,7 @@ impl Pool {
         }
     }
 
-    /// The first page from `from` on that is not free, or the number of pages.
+    /// Returns the first page from `from` on that is in use, or the number of pages.
     fn next_taken(&self, from: usize) -> usize {
         let all = self.free.len() * 64;
         let mut word = from / 64;
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_taken_where_there_are_enough() {
+    fn take_prefers_adjacent_pages() {
         let mut pool = pool(256);
         assert_eq!(take(&mut pool, 16), (0..16).collect::<Vec<_>>());
         assert_eq!(take(&mut pool, 1), [16]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn scattered_pages_are_better_than_none() {
+    fn take_returns_scattered_pages_without_adjacent_ones() {
         let mut pool = pool(100);
         assert_eq!(take(&mut pool, 200).len(), 100);
         assert_eq!(take(&mut pool, 1), []);
@@ -166,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_page_is_given_twice_and_none_is_lost(
+        fn page_is_never_taken_twice_or_lost(
             count in 1u16..300, steps in prop::collection::vec((0usize..20, any::<bool>()), 0..200),
         ) {
             let mut pool = pool(count);

@@ -1,12 +1,8 @@
-//! One queue of a vif: its two rings and its channels.
+//! Frontend queue of a vif: its two rings and its event channels.
 
-use ringfence_frame::orders::TxStaging;
 use std::sync::Arc;
 
 use ringfence_access::window::SourceLevels;
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::PortCounters;
-use ringfence_frame::port::{Fault, Received, Transmitted};
 use ringfence_platform::Channel;
 use ringfence_ring::{FrontRing, NETIF_RX, NETIF_TX};
 
@@ -17,10 +13,13 @@ use super::{QueueMemory, ring, rx, tx};
 use crate::features::VifFeatures;
 use crate::netback::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::counters::PortCounters;
+use ringfence_frame::port::{Fault, Received};
 
 pub(super) struct Queue<C> {
-    tx: tx::ToBackend,
-    rx: rx::FromBackend,
+    pub(super) tx: tx::FrontendTx,
+    rx: rx::FrontendRx,
     pub(super) channels: QueueChannels<C>,
     rules: Arc<RuleCounters>,
 }
@@ -42,25 +41,25 @@ impl<C: Channel> Queue<C> {
                 (TxPages::Lent(pool), rx::RxPages::Lent(&memory.rx_pages))
             }
         };
-        let tx = tx::ToBackend::new(
+        let tx = tx::FrontendTx::new(
             FrontRing::init(tx_ring, NETIF_TX),
             (tx_pages, &memory.head_pages),
             Arc::clone(rules),
             Arc::clone(counters),
         );
-        let mut rx = rx::FromBackend::new(
+        let mut rx = rx::FrontendRx::new(
             FrontRing::init(rx_ring, NETIF_RX),
             rx_pages,
             features.own,
             Arc::clone(rules),
             Arc::clone(counters),
         );
-        // Nobody listens yet; the backend looks at the ring when it connects.
+        // No notification is due: the backend reads the ring when it connects.
         rx.post();
         Ok(Queue { tx, rx, channels, rules: Arc::clone(rules) })
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters of both rings.
     pub(super) fn count_in(&mut self, counters: &Arc<PortCounters>) {
         self.tx.count_in(Arc::clone(counters));
         self.rx.count_in(Arc::clone(counters));
@@ -68,14 +67,10 @@ impl<C: Channel> Queue<C> {
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         let reaped = self.tx.reap()?;
-        self.tend()?;
+        self.reclaim()?;
         let mut received = self.rx.receive(batch, budget)?;
         received.work += reaped;
         Ok(received)
-    }
-
-    pub(super) fn stage(&mut self, staging: TxStaging) {
-        self.tx.stage(staging);
     }
 
     pub(super) fn complete(&mut self) -> Result<(), Fault> {
@@ -85,10 +80,6 @@ impl<C: Channel> Queue<C> {
         Ok(())
     }
 
-    pub(super) fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        self.tx.transmit(batch, frames)
-    }
-
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
         if self.tx.publish() {
             self.channels.tx.notify().map_err(channel_fault(&self.rules))?;
@@ -96,34 +87,22 @@ impl<C: Channel> Queue<C> {
         Ok(())
     }
 
-    pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        self.tx.room(frame_max)
-    }
-
-    pub(super) fn slots(&mut self) -> Result<usize, Fault> {
-        self.tx.slots()
-    }
-
-    pub(super) fn await_slots(&mut self) {
-        self.tx.await_slots();
-    }
-
-    /// Looks after pages of the windows that the backend holds on to.
-    fn tend(&mut self) -> Result<(), Fault> {
+    /// Reclaims pages of the grant windows that the backend holds.
+    fn reclaim(&mut self) -> Result<(), Fault> {
         let windows = [self.tx.window(), self.rx.window()];
-        let tended = windows.into_iter().flatten().try_for_each(WindowPages::tend);
-        tended.inspect_err(|_| {
+        let reclaimed = windows.into_iter().flatten().try_for_each(WindowPages::reclaim);
+        reclaimed.inspect_err(|_| {
             self.rules.count("window_held_too_long");
         })
     }
 
-    /// Whether there is something to look after even if no event comes.
-    pub(super) fn is_troubled(&mut self) -> bool {
+    /// Returns true if the queue must be checked again without an event.
+    pub(super) fn needs_check(&mut self) -> bool {
         let windows = [self.tx.window(), self.rx.window()];
-        windows.into_iter().flatten().any(|pages| pages.is_troubled()) || self.rx.is_short()
+        windows.into_iter().flatten().any(|pages| pages.has_held_pages()) || self.rx.is_short()
     }
 
-    /// Keeps at most so many pages of each window; what is in both then.
+    /// Limits the pages of each grant window to `most`; returns the levels of both windows.
     pub(super) fn resize(&mut self, most: u32) -> Option<SourceLevels> {
         let mut sum = SourceLevels::default();
         for pages in [self.tx.window()?, self.rx.window()?] {
@@ -137,7 +116,7 @@ impl<C: Channel> Queue<C> {
         if self.rx.is_short() {
             self.complete()?;
         }
-        // Both, whatever the first says.
+        // Both rings must be armed, regardless of the first result.
         let (received, room) = (self.rx.arm()?, self.tx.arm()?);
         Ok(received || room)
     }

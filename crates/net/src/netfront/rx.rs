@@ -1,13 +1,10 @@
-//! Packets from the backend.
+//! RX ring of the frontend: packets from the backend.
 
-mod quick;
+mod fast;
 
 use std::sync::Arc;
 
 use ringfence_access::window::mark;
-use ringfence_frame::batch::{Batch, HEADER_MAX};
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::port::{Fault, Received};
 use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
@@ -19,46 +16,49 @@ use ringfence_wire::netif::{RxRequest, RxResponse};
 use super::windows::WindowPages;
 use crate::features::OffloadKeys;
 use crate::offered::Offered;
+use crate::prefetch::PrefetchBuffer;
 use crate::rules::RuleCounters;
-use crate::window::Window;
+use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_frame::port::{Fault, Received};
 
-/// Slots that are fetched at a time.
+/// Number of slots fetched at a time.
 const FETCHED_AHEAD: u32 = 16;
 
-/// How buffers are lent.
+/// Buffers of an RX ring, by the kind of their grants.
 pub(super) enum RxPages<'a> {
-    /// One for each slot, as long as the connection lasts.
+    /// One page per slot, granted as long as the connection lasts.
     Lent(&'a [Lease]),
-    /// Of a window: each time one for the slot.
+    /// Pages of a grant window, assigned to a slot for each post.
     Window(WindowPages),
 }
 
-/// A window, and which of its pages each slot has.
+/// Grant window and the page of each slot.
 struct Places {
     pages: WindowPages,
     taken: Vec<Option<u16>>,
 }
 
-/// The frontend's side of the rx ring.
-pub(super) struct FromBackend {
+/// Frontend side of the RX ring.
+pub(super) struct FrontendRx {
     ring: FrontRing<RingPages>,
     parser: RxChainParser,
     chain: RxChain,
-    window: Window<{ RxResponse::SIZE }>,
-    /// The page of each slot of the ring, which is posted in no other.
+    prefetch: PrefetchBuffer<{ RxResponse::SIZE }>,
+    /// Page of each slot; no page is in two slots.
     pages: Vec<(Gref, LentSlice)>,
-    /// What each slot is posted as.
+    /// Encoded request of each slot.
     posts: Vec<[u8; RxRequest::SIZE]>,
-    /// The window that the pages are of, if they are.
+    /// Grant window of the pages, if there is one.
     places: Option<Places>,
-    /// Not every slot found a page.
+    /// Set if a slot has no page.
     short: bool,
     own: OffloadKeys,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
-impl FromBackend {
+impl FrontendRx {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
         pages: RxPages<'_>,
@@ -78,12 +78,12 @@ impl FromBackend {
                 (vec![nothing; slots], Some(Places { pages, taken: vec![None; slots] }))
             }
         };
-        // The id is the slot: 256 of them.
+        // The id is the slot number, below 256.
         let post = |(id, (gref, _)): (u16, &(Gref, _))| RxRequest { id, gref: *gref }.to_bytes();
-        FromBackend {
+        FrontendRx {
             parser: RxChainParser::new(entries),
             chain: RxChain::new(),
-            window: Window::new(ring.consumed_index()),
+            prefetch: PrefetchBuffer::new(ring.consumed_index()),
             posts: (0u16..).zip(&pages).map(post).collect(),
             pages,
             places,
@@ -95,7 +95,7 @@ impl FromBackend {
         }
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters that the ring updates.
     pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
         self.counters = counters;
     }
@@ -110,14 +110,14 @@ impl FromBackend {
         (index & (self.ring.count() - 1)) as usize
     }
 
-    /// Posts pages for all delivered packets, and publishes that; whether the backend wants
-    /// to be told.
+    /// Posts pages for all delivered packets and publishes the requests. Returns true if the backend requests a
+    /// notification.
     pub(super) fn post(&mut self) -> bool {
         let mut ready = self.refill();
         while ready > 0 {
             let slot = self.slot(self.ring.produced_index());
             let Some(posts) = self.posts.get(slot..) else { break };
-            // As far as the ring's end.
+            // Up to the end of the ring.
             let posts = &posts[..posts.len().min(ready)];
             let posted = self.ring.request_all(posts);
             if posted == 0 {
@@ -128,13 +128,13 @@ impl FromBackend {
         self.ring.publish()
     }
 
-    /// Gives each slot that is to be posted a page; how many have one.
+    /// Assigns a page to each slot to post; returns the number of slots with a page.
     fn refill(&mut self) -> usize {
         let free = self.ring.free() as usize;
         let (next, mask) = (self.ring.produced_index(), self.ring.count() - 1);
         let Some(Places { pages, taken }) = &mut self.places else { return free };
         let slots = (0..self.ring.free()).map(|ahead| (next.wrapping_add(ahead) & mask) as usize);
-        // What was delivered goes back before a page is taken: the same one for the same slot, mostly.
+        // Return delivered pages before taking new ones: then most slots keep their page.
         for slot in slots.clone().rev() {
             if let Some(page) = taken.get_mut(slot).and_then(Option::take) {
                 pages.give_back(page);
@@ -154,7 +154,7 @@ impl FromBackend {
                 break;
             };
             *taken = Some(page);
-            // The same reference may be another page by now.
+            // The same reference may refer to another page now.
             *known = (gref, memory.clone());
             *post = RxRequest { id, gref }.to_bytes();
             ready += 1;
@@ -163,18 +163,18 @@ impl FromBackend {
         ready
     }
 
-    /// Whether there are slots without a page.
+    /// Returns true if a slot has no page.
     pub(super) fn is_short(&self) -> bool {
         self.short
     }
 
-    /// The window's pages, if they are in one.
+    /// Returns the grant window's pages, if there is one.
     pub(super) fn window(&mut self) -> Option<&mut WindowPages> {
         self.places.as_mut().map(|places| &mut places.pages)
     }
 
     pub(super) fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        let run = self.run(batch, budget.min(batch.frames_left()))?;
+        let run = self.receive_fast(batch, budget.min(batch.frames_left()))?;
         let mut done = Received { frames: run.frames, work: run.looked };
         let mut bytes = run.bytes;
         if !run.ends {
@@ -187,7 +187,7 @@ impl FromBackend {
         Ok(done)
     }
 
-    /// The long way: packets of any kind.
+    /// Slow path: receives packets of any kind.
     fn receive_chains(
         &mut self,
         batch: &mut Batch,
@@ -196,16 +196,16 @@ impl FromBackend {
         (done, bytes): (&mut Received, &mut u64),
     ) -> Result<(), Fault> {
         while done.work < budget && batch.frames_left() > 0 && batch.scratch_left() >= HEADER_MAX {
-            let (ring, window) = (&self.ring, &mut self.window);
+            let (ring, prefetch) = (&self.ring, &mut self.prefetch);
             let (first, there) = (ring.consumed_index(), *available);
             let mut fetch = |ahead: u32| {
                 let ahead_too = there.min(ahead.saturating_add(FETCHED_AHEAD));
-                window.reach(first, ahead_too, |from, into| ring.responses(from, into));
-                window.get(first.wrapping_add(ahead))
+                prefetch.fetch(first, ahead_too, |from, into| ring.responses(from, into));
+                prefetch.get(first.wrapping_add(ahead))
             };
             match self.parser.next(*available, &mut fetch, &mut self.chain) {
                 RxOutcome::Empty => break,
-                RxOutcome::Packet if !batch.has_room_for(self.octets()) => break,
+                RxOutcome::Packet if !batch.has_room_for(self.chain_len()) => break,
                 RxOutcome::Packet => match self.deliver(batch) {
                     Ok(()) => {
                         done.frames += 1;
@@ -227,7 +227,7 @@ impl FromBackend {
         Ok(())
     }
 
-    /// Asks to be told of the next response; whether one is there.
+    /// Requests an event for the next response; returns true if there is one already.
     pub(super) fn arm(&mut self) -> Result<bool, Fault> {
         self.ring.final_check().map_err(|e| self.overflow(e))
     }
@@ -240,16 +240,16 @@ impl FromBackend {
         }
     }
 
-    /// Octets of the parsed chain.
-    fn octets(&self) -> usize {
+    /// Returns the length of the parsed chain in bytes.
+    fn chain_len(&self) -> usize {
         usize::try_from(self.chain.total()).unwrap_or(usize::MAX)
     }
 
-    /// Makes a frame of the parsed chain: its header private, its payload where it is.
+    /// Adds the frame of the parsed chain to the batch: private header, payload in the granted pages.
     fn deliver(&self, batch: &mut Batch) -> Result<(), &'static str> {
         let total = self.chain.total();
         self.check_negotiated()?;
-        let header_len = self.octets().min(HEADER_MAX);
+        let header_len = self.chain_len().min(HEADER_MAX);
         let full = |_| "rx_no_room";
         let at = batch.reserve(header_len).ok_or("rx_no_room")?;
         let first = self.ring.consumed_index();
@@ -273,7 +273,7 @@ impl FromBackend {
         Ok(())
     }
 
-    /// The rules that the chain's form can break.
+    /// Validates the chain against the negotiated features.
     fn check_negotiated(&self) -> Result<(), &'static str> {
         if self.chain.fragments().len() > 1 && !self.own.scatter_gather {
             return Err("rx_scatter_gather_not_negotiated");

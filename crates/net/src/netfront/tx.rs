@@ -1,10 +1,11 @@
-//! Packets to the backend.
+//! TX ring of the frontend: packets to the backend.
 
-mod quick;
+mod fast;
 
 use std::sync::Arc;
 
-use ringfence_frame::orders::TxStaging;
+use arrayvec::ArrayVec;
+use ringfence_frame::commands::TxStaging;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;
@@ -13,47 +14,45 @@ use ringfence_wire::netif::emit::{TxPart, emit_tx};
 use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{self, SLOTS_MAX, TxRequest, TxResponse};
 
-use arrayvec::ArrayVec;
+use super::heads::{HEAD, Head, Heads};
+use super::pages::TxPages;
+use super::windows::WindowPages;
+use crate::features::extra_from_gso;
+use crate::rules::RuleCounters;
 use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Transmitted};
 
-use super::heads::{HEAD, Head, Heads};
-use super::pages::TxPages;
-use super::windows::WindowPages;
-use crate::features::extra_of;
-use crate::rules::RuleCounters;
-
-/// Responses that are fetched at a time.
+/// Number of responses fetched at a time.
 const REAPED: usize = 64;
 const REAPED_AT_ONCE: u32 = 64;
 
-/// A response that names no packet under way.
+/// Rule violation: a response whose id is not in flight.
 #[derive(Debug, thiserror::Error)]
 #[error("a transmit response for id {id}, which is not under way")]
 struct ForeignId {
     id: u16,
 }
 
-/// The frontend's side of the tx ring.
-pub(super) struct ToBackend {
+/// Frontend side of the TX ring.
+pub(super) struct FrontendTx {
     ring: FrontRing<RingPages>,
     pool: TxPages,
-    /// Places for what is short; their ids follow those of the pages.
+    /// Header buffers; their ids follow those of the pages.
     heads: Heads,
     first_head: u16,
     staged: TxStaging,
-    /// By id.
-    under_way: Vec<bool>,
-    /// Extra infos whose responses did not come yet.
-    extras_under_way: u32,
-    /// Somebody was told that there is no room: wake us for responses.
+    /// In-flight flag of each id.
+    in_flight: Vec<bool>,
+    /// Number of extra infos without a response.
+    extras_in_flight: u32,
+    /// Set if a sender waits for room, so that responses must raise an event.
     starved: bool,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
-impl ToBackend {
+impl FrontendTx {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
         (pool, heads): (TxPages, &[Lease]),
@@ -61,27 +60,27 @@ impl ToBackend {
         counters: Arc<PortCounters>,
     ) -> Self {
         let heads = Heads::new(heads);
-        ToBackend {
+        FrontendTx {
             ring,
-            under_way: vec![false; pool.len() + heads.len()],
+            in_flight: vec![false; pool.len() + heads.len()],
             heads,
-            // No queue has more pages than 16 bits can name.
+            // Ids have 16 bits, and no queue has more pages.
             first_head: u16::try_from(pool.len()).unwrap_or(u16::MAX),
             pool,
             staged: TxStaging::Off,
-            extras_under_way: 0,
+            extras_in_flight: 0,
             starved: false,
             rules,
             counters,
         }
     }
 
-    /// Counts there from now on.
+    /// Replaces the port counters that the ring updates.
     pub(super) fn count_in(&mut self, counters: Arc<PortCounters>) {
         self.counters = counters;
     }
 
-    /// Takes back the pages whose responses came; how many.
+    /// Frees the pages of all new responses; returns the number of responses.
     pub(super) fn reap(&mut self) -> Result<usize, Fault> {
         let responses = self.ring.unconsumed().map_err(|e| {
             self.rules.count("tx_response_overflow");
@@ -104,13 +103,13 @@ impl ToBackend {
 
     #[inline]
     fn take_back(&mut self, response: TxResponse) -> Result<(), Fault> {
-        // An extra info has no page, and its response no id.
-        if response.status == netif::Status::Null && self.extras_under_way > 0 {
-            self.extras_under_way -= 1;
+        // An extra info has no page, and its response has no id.
+        if response.status == netif::Status::Null && self.extras_in_flight > 0 {
+            self.extras_in_flight -= 1;
             return Ok(());
         }
         let id = response.id;
-        match self.under_way.get_mut(usize::from(id)) {
+        match self.in_flight.get_mut(usize::from(id)) {
             Some(flag @ true) => *flag = false,
             _ => {
                 self.rules.count("tx_response_foreign_id");
@@ -124,7 +123,7 @@ impl ToBackend {
         Ok(())
     }
 
-    /// The place of that id is free.
+    /// Frees the buffer with this id.
     #[inline]
     fn release(&mut self, id: u16) {
         match id.checked_sub(self.first_head) {
@@ -133,7 +132,7 @@ impl ToBackend {
         }
     }
 
-    /// The page that the place of that id is in.
+    /// Returns the page of the buffer with this id.
     #[inline]
     fn memory(&self, id: u16) -> Option<&LentSlice> {
         match id.checked_sub(self.first_head) {
@@ -142,7 +141,7 @@ impl ToBackend {
         }
     }
 
-    /// The window's pages, if they are in one.
+    /// Returns the grant window's pages, if there is one.
     pub(super) fn window(&mut self) -> Option<&mut WindowPages> {
         match &mut self.pool {
             TxPages::Lent(_) => None,
@@ -150,12 +149,12 @@ impl ToBackend {
         }
     }
 
-    /// What is used of staged pages from now on.
+    /// Sets the use of staged pages.
     pub(super) fn stage(&mut self, staged: TxStaging) {
         self.staged = staged;
     }
 
-    /// Slots that the packet takes but for extra infos.
+    /// Returns the numbers of header buffers and pages of a packet.
     #[inline]
     fn parts_of(&self, len: usize) -> (usize, usize) {
         let head = match self.staged {
@@ -167,7 +166,7 @@ impl ToBackend {
         (usize::from(head > 0), if head > 0 { pages } else { pages.max(1) })
     }
 
-    /// Frames of at most `frame_max` octets that there is room for.
+    /// Returns the number of frames of at most `frame_max` bytes that fit.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
         let (heads, pages) = self.parts_of(frame_max);
         let slots = heads + pages + usize::from(frame_max > PAGE_SIZE);
@@ -175,7 +174,7 @@ impl ToBackend {
             let free = this.pool.free().checked_div(pages).unwrap_or(usize::MAX);
             free.min(this.ring.free() as usize / slots)
         };
-        // Reaping is only worth a look at the shared index when less than a batch would fit.
+        // Read the shared index only if less than a batch would fit.
         if now(self) < 64 {
             self.reap()?;
         }
@@ -184,11 +183,11 @@ impl ToBackend {
         Ok(room)
     }
 
-    /// Free slots with a page each.
+    /// Returns the number of free slots with a page each.
     pub(super) fn slots(&mut self) -> Result<usize, Fault> {
-        // Who still waits says so again.
+        // A sender that still waits registers again.
         self.starved = false;
-        // A packet that is split takes a slot more than it has pages: never more than twice as many.
+        // A split packet takes one slot more than it has pages, so at most twice as many.
         let share = if self.staged == TxStaging::Heads { 2 } else { 1 };
         let now = |this: &Self| this.pool.free().min(this.ring.free() as usize / share);
         if now(self) < self.ring.count() as usize / (2 * share) {
@@ -197,7 +196,7 @@ impl ToBackend {
         Ok(now(self))
     }
 
-    /// Somebody waits for room.
+    /// Registers a sender that waits for room.
     pub(super) fn await_slots(&mut self) {
         self.starved = true;
     }
@@ -210,10 +209,10 @@ impl ToBackend {
             self.reap()?;
         }
         while let [index, others @ ..] = rest {
-            let (sent, octets) = self.run(batch, rest);
+            let (sent, copied) = self.transmit_fast(batch, rest);
             if sent > 0 {
                 done.sent += sent;
-                bytes += octets;
+                bytes += copied;
                 rest = rest.get(sent..).unwrap_or_default();
                 continue;
             }
@@ -241,10 +240,10 @@ impl ToBackend {
             && self.ring.free() as usize >= heads + pages + extras
     }
 
-    /// The long way: a frame of any kind. Why it was dropped, if it was.
+    /// Slow path: sends a frame of any kind; returns the drop reason of a frame that was dropped.
     fn send_parts(&mut self, frame: FrameView<'_>) -> Result<Option<DropReason>, Fault> {
         let parts = self.parts_of(frame.len());
-        let extra = frame.meta().gso.and_then(extra_of);
+        let extra = frame.meta().gso.and_then(extra_from_gso);
         let extras = usize::from(extra.is_some());
         if !self.has_room(parts, extras) {
             self.reap()?;
@@ -260,7 +259,7 @@ impl ToBackend {
         Ok(None)
     }
 
-    /// Copies a frame into places and posts them; `false` when it is too long or too short.
+    /// Copies a frame into buffers and posts them; returns `false` for an invalid length.
     fn send(&mut self, frame: FrameView<'_>, wanted: (usize, usize), extras: &[Extra]) -> bool {
         let (parts, left) = self.take_parts(frame.len(), wanted);
         let blank = matches!(frame.meta().checksum, Checksum::Partial { .. });
@@ -278,16 +277,16 @@ impl ToBackend {
         }
         debug_assert!(posted, "the caller saw enough free slots");
         // At most one.
-        self.extras_under_way += u32::try_from(extras.len()).unwrap_or(0);
+        self.extras_in_flight += u32::try_from(extras.len()).unwrap_or(0);
         for part in &parts {
-            self.under_way[usize::from(part.id)] = true;
+            self.in_flight[usize::from(part.id)] = true;
         }
         self.scatter(frame, &parts);
         true
     }
 
-    /// Takes places for the parts of a frame of `len` octets, and says how many octets found none. The
-    /// caller saw that there are enough places; a frame of too many parts is of no use.
+    /// Takes the buffers of a frame of `len` bytes; returns the number of bytes without a buffer. The caller has
+    /// checked that there are enough buffers. A rest occurs only for a frame of too many parts.
     fn take_parts(
         &mut self,
         len: usize,
@@ -318,7 +317,7 @@ impl ToBackend {
         (parts, left)
     }
 
-    /// Copies a frame to its parts.
+    /// Copies a frame into its parts.
     fn scatter(&self, frame: FrameView<'_>, parts: &[TxPart]) {
         let (mut parts, mut filled) = (parts.iter(), 0);
         let Some(mut part) = parts.next() else { return };
@@ -344,12 +343,12 @@ impl ToBackend {
         }
     }
 
-    /// Publishes what was posted; whether the backend wants to be told.
+    /// Publishes the posted requests; returns true if the backend requests a notification.
     pub(super) fn publish(&mut self) -> bool {
         self.ring.publish()
     }
 
-    /// Asks for responses if somebody waits for room; whether some are there.
+    /// Requests an event for responses if a sender waits; returns true if there are some already.
     pub(super) fn arm(&mut self) -> Result<bool, Fault> {
         if !self.starved {
             return Ok(false);

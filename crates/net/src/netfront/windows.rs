@@ -1,15 +1,15 @@
-//! Buffers in windows: what a frontend issues and takes back alone.
+//! Grant windows of a frontend: buffers that it issues and revokes without the backend.
 //!
 //! # Theory of operation
 //!
-//! Each ring has a window of its own, whose pages are of one kind: those of the tx ring can only be read
-//! by the backend. Where memory is lent with an operating system's help, a window can only be made before
-//! the sandbox closes; so a frontend makes all it may need at once ([`WindowStock`]) and hands them to its
-//! ports, from which they come home when the port is dropped, whoever drops it.
+//! Each ring has its own grant window with pages of one kind; the backend can only read those of a TX ring.
+//! On some platforms a grant window can only be made before the sandbox closes. So the frontend makes all of
+//! them at once ([`WindowStock`]) and lends them to its ports. A dropped port returns its windows to the
+//! stock, from any thread.
 //!
-//! A page is taken for an I/O, then granted, and then filled, in this order: a page that was granted
-//! before and taken back is emptied when it is granted again. Pages that were used last are used next, and
-//! stay granted meanwhile, so that hardly an I/O costs more than a look-up.
+//! For an I/O, the port takes a page, grants it, and then fills it, in this order: granting a revoked page
+//! again zeroes it. The most recently used pages are used first and stay granted, so most I/O costs only a
+//! look-up.
 
 use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,30 +23,30 @@ use ringfence_platform::{
 
 use ringfence_frame::port::Fault;
 
-/// How often to look after a peer that holds on to pages.
-pub(super) const TEND: Duration = Duration::from_millis(20);
+/// Interval of the checks for held pages.
+pub(super) const RECLAIM_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Sizes of the windows of a queue.
+/// Sizes of the grant windows of a queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WindowSizes {
-    /// Pages of each ring's window. At most 65,000, as they are named by 16 bits on the ring.
+    /// Number of pages of each ring's grant window. The maximum is 65,000, since ids have 16 bits.
     pub pages: u32,
-    /// Entries of its table: pages that can be granted at a time.
+    /// Number of table entries: pages that are granted at the same time.
     pub entries: u32,
-    /// How pages go in and out.
+    /// Rules for pages that enter and leave.
     pub policy: SourcePolicy,
 }
 
 impl Default for WindowSizes {
-    /// As many entries as a ring has slots, and four times as many pages.
+    /// Returns one entry per slot of a ring, and four times as many pages.
     fn default() -> WindowSizes {
         WindowSizes { pages: 1024, entries: 256, policy: SourcePolicy::default() }
     }
 }
 
 impl WindowSizes {
-    /// For so many queues: fewer pages each where there are many, as there is a limit to what a domain
-    /// lends.
+    /// Returns the sizes for a number of queues. Many queues get fewer pages each, since the grants of a domain
+    /// are limited.
     pub fn for_queues(queues: u32) -> WindowSizes {
         let pages = match queues {
             0..=2 => 1024,
@@ -57,37 +57,37 @@ impl WindowSizes {
     }
 }
 
-/// Most pages of a window: their numbers, and those of other places, are ids on the ring.
+/// Maximum number of pages of a grant window: the ids of pages and header buffers have 16 bits.
 const PAGES_MAX: u32 = 65_000;
 
-/// Pages that are in a pool from the beginning.
+/// Number of pages in a new pool.
 const READY: u32 = 0;
 
-/// A window on its way home, and which kind it is.
-type Homeward = (Access, PageSource);
+/// Returned grant window, and its kind.
+type Returned = (Access, PageSource);
 
-/// The windows of a frontend that no port has.
+/// Grant windows of a frontend that no port uses.
 pub struct WindowStock {
     tx: Vec<PageSource>,
     rx: Vec<PageSource>,
-    home: Sender<Homeward>,
-    arrivals: Receiver<Homeward>,
+    returns: Sender<Returned>,
+    returned: Receiver<Returned>,
 }
 
 impl WindowStock {
-    /// Makes windows for so many queues.
+    /// Makes the grant windows of `queues` queues.
     ///
     /// # Errors
     ///
-    /// When the platform has none, or not for so many queues.
+    /// Returns the platform's error if it has no grant windows, or too few.
     pub fn new(
         platform: &impl Platform,
         backend: DomId,
         queues: u32,
         sizes: WindowSizes,
     ) -> Result<WindowStock, WindowError> {
-        let (home, arrivals) = channel();
-        let mut stock = WindowStock { tx: Vec::new(), rx: Vec::new(), home, arrivals };
+        let (returns, returned) = channel();
+        let mut stock = WindowStock { tx: Vec::new(), rx: Vec::new(), returns, returned };
         let WindowSizes { pages, entries, policy } = sizes;
         let pages = pages.clamp(1, PAGES_MAX);
         for _ in 0..queues {
@@ -99,20 +99,20 @@ impl WindowStock {
             stock.tx.push(make(0, pages)?);
             stock.rx.push(make(pages, 0)?);
         }
-        // Low numbers first.
+        // Lower handles are used first.
         stock.tx.reverse();
         stock.rx.reverse();
         Ok(stock)
     }
 
-    /// The files of those that no port has, for a sandbox that closes or refuses all others.
+    /// Returns the file descriptors of the unused grant windows, for a sandbox that closes all others.
     pub fn descriptors(&self) -> Vec<RawFd> {
         self.tx.iter().chain(&self.rx).flat_map(PageSource::descriptors).collect()
     }
 
-    /// Takes in what came home: what was granted is taken back, by force if need be.
+    /// Takes the returned grant windows back and revokes their grants, by force if necessary.
     pub(crate) fn collect(&mut self) {
-        for (access, mut source) in self.arrivals.try_iter() {
+        for (access, mut source) in self.returned.try_iter() {
             source.reset();
             match access {
                 Access::ReadOnly => self.tx.push(source),
@@ -121,11 +121,11 @@ impl WindowStock {
         }
     }
 
-    /// The windows of one queue, if there are any left.
+    /// Takes the grant windows of one queue; `None` if there are none left.
     pub(crate) fn take(&mut self) -> Option<QueueWindows> {
         self.collect();
         let (tx, rx) = (self.tx.pop()?, self.rx.pop()?);
-        let lend = |access, source| WindowPages::new(access, source, self.home.clone());
+        let lend = |access, source| WindowPages::new(access, source, self.returns.clone());
         Some(QueueWindows {
             handles: (tx.handle(), rx.handle()),
             pages: Some((lend(Access::ReadOnly, tx), lend(Access::ReadWrite, rx))),
@@ -133,51 +133,51 @@ impl WindowStock {
     }
 }
 
-/// The windows of a queue: their names, and their pages until a port has them.
+/// Grant windows of a queue: their handles, and their pages until a port takes these.
 pub(crate) struct QueueWindows {
     pub(crate) handles: (WindowHandle, WindowHandle),
     pub(super) pages: Option<(WindowPages, WindowPages)>,
 }
 
-/// The pages of a ring's window in the hands of a port. They go home when it is dropped.
+/// Grant window of one ring, used by a port and returned to the stock on drop.
 pub(super) struct WindowPages {
     access: Access,
-    /// Until it goes home.
+    /// Page source, until it is returned.
     source: Option<PageSource>,
-    home: Sender<Homeward>,
-    /// By page: the reference of those in use as it is written into the ring.
+    returns: Sender<Returned>,
+    /// Reference of each page in use, in the ring's form.
     grefs: Vec<Gref>,
-    /// When to look after pages that are held.
-    tend_at: Option<Instant>,
+    /// Time of the next check for held pages.
+    reclaim_at: Option<Instant>,
 }
 
 impl Drop for WindowPages {
     fn drop(&mut self) {
         if let Some(source) = self.source.take() {
-            // Nobody is at home: everything is given up with it.
-            let _ = self.home.send((self.access, source));
+            // Without a stock, the window is dropped.
+            let _ = self.returns.send((self.access, source));
         }
     }
 }
 
 impl WindowPages {
-    fn new(access: Access, source: PageSource, home: Sender<Homeward>) -> WindowPages {
+    fn new(access: Access, source: PageSource, returns: Sender<Returned>) -> WindowPages {
         let grefs = vec![mark(Gref(0)); source.pages()];
-        WindowPages { access, source: Some(source), home, grefs, tend_at: None }
+        WindowPages { access, source: Some(source), returns, grefs, reclaim_at: None }
     }
 
-    /// Pages there are, free or not.
+    /// Returns the number of pages, free or not.
     pub(super) fn len(&self) -> usize {
         self.grefs.len()
     }
 
-    /// Pages that could be taken.
+    /// Returns the number of pages that can be taken.
     #[inline]
     pub(super) fn free(&self) -> usize {
         self.source.as_ref().map_or(0, |source| source.available(self.access))
     }
 
-    /// Takes a page and grants it. It may be filled now.
+    /// Takes a page and grants it. The caller may fill it then.
     #[inline]
     pub(super) fn take(&mut self) -> Option<u16> {
         let source = self.source.as_mut()?;
@@ -194,7 +194,7 @@ impl WindowPages {
         }
     }
 
-    /// The I/O for which a page was taken is over.
+    /// Ends the I/O of a page.
     #[inline]
     pub(super) fn give_back(&mut self, page: u16) {
         if let Some(source) = &mut self.source {
@@ -202,41 +202,41 @@ impl WindowPages {
         }
     }
 
-    /// The reference of a page in use.
+    /// Returns the reference of a page in use.
     #[inline]
     pub(super) fn gref(&self, page: u16) -> Gref {
         self.grefs.get(usize::from(page)).copied().unwrap_or(mark(Gref(0)))
     }
 
-    /// The bytes of a page.
+    /// Returns the memory of a page.
     #[inline]
     pub(super) fn memory(&self, page: u16) -> Option<&LentSlice> {
         self.source.as_ref()?.memory(PageId(page.into()))
     }
 
-    /// Whether the backend holds on to pages.
+    /// Returns true if the backend holds pages.
     #[inline]
-    pub(super) fn is_troubled(&self) -> bool {
-        self.source.as_ref().is_some_and(PageSource::is_troubled)
+    pub(super) fn has_held_pages(&self) -> bool {
+        self.source.as_ref().is_some_and(PageSource::has_held_pages)
     }
 
-    /// Looks after pages that the backend holds on to, now and then.
+    /// Reclaims held pages, at most once per interval.
     #[inline]
-    pub(super) fn tend(&mut self) -> Result<(), Fault> {
-        if self.is_troubled() { self.tend_now() } else { Ok(()) }
+    pub(super) fn reclaim(&mut self) -> Result<(), Fault> {
+        if self.has_held_pages() { self.reclaim_now() } else { Ok(()) }
     }
 
     #[cold]
-    fn tend_now(&mut self) -> Result<(), Fault> {
+    fn reclaim_now(&mut self) -> Result<(), Fault> {
         let now = Instant::now();
-        if self.tend_at.is_some_and(|at| now < at) {
+        if self.reclaim_at.is_some_and(|at| now < at) {
             return Ok(());
         }
-        self.tend_at = Some(now + TEND);
-        self.source.as_mut().map_or(Ok(()), PageSource::tend).map_err(Fault::misbehaved)
+        self.reclaim_at = Some(now + RECLAIM_INTERVAL);
+        self.source.as_mut().map_or(Ok(()), PageSource::reclaim).map_err(Fault::misbehaved)
     }
 
-    /// Keeps at most so many pages from now on.
+    /// Limits the number of pages.
     pub(super) fn resize(&mut self, most: u32) {
         if let Some(source) = &mut self.source
             && let Err(error) = source.resize(most)

@@ -1,4 +1,4 @@
-//! The backend's side of the handshake.
+//! Backend side of the vif handshake.
 
 mod offer;
 
@@ -6,18 +6,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::Mode;
-use ringfence_frame::orders::PortOrder;
-use ringfence_frame::port::{Fault, Port};
-use ringfence_platform::{
-    Access, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
-};
-use ringfence_ring::RingPages;
-use ringfence_sys::clock::Clock;
+use ringfence_platform::{EventPort, Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
-pub(super) use ringfence_xenbus::end::is_about_a_key;
+use ringfence_xenbus::end::is_about_a_key;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use super::connect::{ConnectError, map_ring};
 use super::controls::{Followed, VifPolicy};
 use super::steps::{BackendStep, BackendView, backend_step};
 use super::{PortHost, ctrl_ring, windows};
@@ -25,112 +20,36 @@ use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
 use crate::rules::RuleCounters;
+use ringfence_frame::commands::PortCommand;
+use ringfence_frame::port::{Fault, Port};
+use ringfence_sys::clock::Clock;
 
-/// Steps that one look may take: more than any handshake needs, so that a peer that changes its
-/// state all the time holds nobody up.
+/// Maximum number of steps in one call: more than any handshake needs. So a peer that changes its state
+/// continuously cannot block the control thread.
 const STEPS_MAX: usize = 8;
 
-/// Queues that a vif has at most, whatever its owner wants: each takes files and mappings.
+/// Maximum number of queues of a vif: each uses files and mappings.
 pub const QUEUES_MAX: u32 = 16;
 
-/// What the owner of a backend decides about it.
+/// Options of a backend that its owner selects.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BackendOptions {
-    /// How the guest's pages are reached.
+    /// Access mode for the guest's pages.
     pub mode: Mode,
-    /// Octets behind the Ethernet header.
+    /// Maximum number of bytes behind the Ethernet header.
     pub mtu: u16,
 }
 
-/// Why a frontend that says it is ready cannot be connected. Costs that device.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// A key is missing or unusable.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The frontend's pages cannot be reached.
-    #[error(transparent)]
-    Arena(PlatformError),
-    /// An event channel cannot be bound.
-    #[error("event channel port {port} cannot be bound: {source}")]
-    Channel {
-        /// The port the frontend named.
-        port: u32,
-        /// Why not.
-        source: PlatformError,
-    },
-    /// The frontend wants a mode that is dead.
-    #[error("the frontend did not ask for rx-copy, the only receive mode there is")]
-    NoRxCopy,
-    /// More queues than were offered.
-    #[error("the frontend wants {wanted} queues, {limit} were offered")]
-    Queues {
-        /// Wanted.
-        wanted: u32,
-        /// Offered.
-        limit: u32,
-    },
-    /// A ring cannot be mapped.
-    #[error("the {ring} ring, reference {gref}, cannot be mapped: {status}")]
-    Ring {
-        /// Which.
-        ring: &'static str,
-        /// Its reference.
-        gref: Gref,
-        /// Why not.
-        status: GrantStatus,
-    },
-    /// A ring page is no ring.
-    #[error("the ring page is unusable: {0}")]
-    RingPage(#[from] ringfence_memory::OutOfRange),
-    /// A window that it named is of no use.
-    #[error("the window of the {ring} ring cannot be used: {source}")]
-    Window {
-        /// Whose.
-        ring: &'static str,
-        /// Why not.
-        source: WindowError,
-    },
-    /// A queue that a backend before this one served cannot be taken over.
-    #[error("the device cannot be taken over: {0}")]
-    Adopt(#[source] Fault),
-}
-
-impl ConnectError {
-    /// A constant name, for counters.
-    pub fn rule(&self) -> &'static str {
-        match self {
-            ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
-            ConnectError::Store(_) => "connect_missing_key",
-            ConnectError::Arena(PlatformError::BadArena { kind, .. }) => kind,
-            ConnectError::Arena(_) => "connect_no_arena",
-            ConnectError::Channel { .. } => "connect_bad_port",
-            ConnectError::NoRxCopy => "connect_no_rx_copy",
-            ConnectError::Queues { .. } => "connect_too_many_queues",
-            ConnectError::Ring { .. } => "connect_ring_grant",
-            ConnectError::RingPage(_) => "connect_ring_page",
-            ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. } => {
-                "connect_no_such_window"
-            }
-            ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
-                "connect_window_too_large"
-            }
-            ConnectError::Window { .. } => "connect_window",
-            ConnectError::Adopt(_) => "connect_not_adopted",
-        }
-    }
-}
-
-/// What became of a device in a look.
+/// State of a device after a call of [`VifBackend::look`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
-    /// It goes on.
+    /// Device that continues.
     Alive,
-    /// It is gone for good; forget it.
+    /// Device that was removed; the owner drops it.
     Over,
 }
 
-/// One vif, from the backend's side.
+/// Backend side of one vif.
 pub struct VifBackend {
     device: DeviceId,
     front: String,
@@ -141,27 +60,27 @@ pub struct VifBackend {
     waits_for_hotplug: bool,
     followed: Followed,
     rules: Arc<RuleCounters>,
-    /// This value wrote the keys that the frontend reads.
+    /// Set if this process wrote the keys that the frontend reads.
     announced: bool,
     attached: bool,
     connection: Option<Connection>,
     control: Option<Box<dyn ControlRing>>,
-    penalized: Option<String>,
+    condemned: Option<String>,
 }
 
-/// How a device that is in use was connected.
+/// Parameters of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// What both ends take.
+    /// Negotiated offloads of the connection.
     pub features: VifFeatures,
-    /// Queues.
+    /// Number of queues.
     pub queues: u32,
-    /// Whether it was taken over from a backend before this one, without the frontend's noticing.
+    /// Set if this process took the device over from a previous one, without a change of state.
     pub adopted: bool,
 }
 
 impl VifBackend {
-    /// A backend for a device that a toolstack made.
+    /// Makes a backend for a device that a toolstack created.
     pub fn new(device: DeviceId, options: BackendOptions) -> VifBackend {
         VifBackend {
             device,
@@ -177,38 +96,38 @@ impl VifBackend {
             attached: false,
             connection: None,
             control: None,
-            penalized: None,
+            condemned: None,
         }
     }
 
-    /// Connects only once the toolstack's script said that the interface is wired up
-    /// (`hotplug-status` is `connected`), as other backends of a toolstack with scripts do.
+    /// Delays the connection until the toolstack's script has configured the interface (`hotplug-status` is
+    /// `connected`), as other backends of such toolstacks do.
     #[must_use]
     pub fn waiting_for_hotplug(self, waits: bool) -> VifBackend {
         VifBackend { waits_for_hotplug: waits, ..self }
     }
 
-    /// Decides about the guest's behaviour over time.
+    /// Sets the policy for multicast control and stalls.
     #[must_use]
     pub fn with_policy(mut self, policy: VifPolicy) -> VifBackend {
         self.followed.policy = policy;
         self
     }
 
-    /// Goes by another clock.
+    /// Replaces the clock of the policy.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> VifBackend {
         self.followed.clock = clock;
         self
     }
 
-    /// Announces only these offloads. What is not announced is refused.
+    /// Limits the announced offloads. Offloads that are not announced are refused.
     #[must_use]
     pub fn with_offloads(self, offloads: OffloadKeys) -> VifBackend {
         VifBackend { offloads, ..self }
     }
 
-    /// Decides anew, for the next time that the frontend starts over.
+    /// Changes the configuration; it applies when the frontend connects again.
     pub fn reconfigure(
         &mut self,
         options: BackendOptions,
@@ -218,86 +137,86 @@ impl VifBackend {
     ) {
         (self.options, self.offloads, self.followed.policy) = (options, offloads, policy);
         self.max_queues = max_queues.clamp(1, QUEUES_MAX);
-        // What was announced, and holds until then, is in the store.
+        // The keys announced earlier are in the store and hold until then.
         self.announced = false;
     }
 
-    /// Offers so many queues: at least one, and at most [`QUEUES_MAX`].
+    /// Sets the number of offered queues, from one to [`QUEUES_MAX`].
     #[must_use]
     pub fn with_queues(self, max_queues: u32) -> VifBackend {
         VifBackend { max_queues: max_queues.clamp(1, QUEUES_MAX), ..self }
     }
 
-    /// The device.
+    /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
         &self.device
     }
 
-    /// What the guest did wrong, by rule.
+    /// Returns the counters of the guest's rule violations.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
 
-    /// How it is connected, while it is.
+    /// Returns the parameters of the connection, while there is one.
     pub fn connection(&self) -> Option<&Connection> {
         self.connection.as_ref().filter(|_| self.attached)
     }
 
-    /// Readable when the guest has something to say over its control ring, if it has one: then
-    /// call [`VifBackend::serve_control`].
+    /// Returns the file that is readable when the guest sent messages over its control ring, if it has one.
+    /// Then the owner calls [`VifBackend::serve_control`].
     pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
         self.control.as_ref().map(|control| control.wait_fd())
     }
 
-    /// Pages that the guest staged.
+    /// Returns the number of pages that the guest staged.
     pub fn staged(&self) -> u32 {
         self.control.as_ref().map_or(0, |control| control.staged())
     }
 
-    /// Serves the control ring for one turn; whether there may be more to do. A guest that breaks its
-    /// rules is penalized: look afterwards.
+    /// Serves some messages of the control ring; returns true if there may be more. A rule violation ends the
+    /// device, so the owner calls [`VifBackend::look`] afterwards.
     pub fn serve_control(&mut self, host: &mut impl PortHost) -> bool {
         let Some(control) = &mut self.control else { return false };
         let device = &self.device;
-        match control.serve(&mut |queue, order| host.order(device, queue, order)) {
+        match control.serve(&mut |queue, command| host.execute(device, queue, command)) {
             Ok(more) => more,
             Err(fault) => {
                 self.control = None;
                 if !matches!(fault, Fault::Gone) {
-                    self.close_with_penalty(format!("control ring: {fault}"));
+                    self.condemn(format!("control ring: {fault}"));
                 }
                 false
             }
         }
     }
 
-    /// Why the device was closed, if this side did so.
-    pub fn penalized(&self) -> Option<&str> {
-        self.penalized.as_deref()
+    /// Returns the reason for which this side closed the device.
+    pub fn condemned(&self) -> Option<&str> {
+        self.condemned.as_deref()
     }
 
-    /// The paths to watch.
+    /// Returns the store paths to watch.
     pub fn watch_paths(&self) -> [String; 3] {
         let front = |key| format!("{}/{key}", self.front);
         [front(xenbus::STATE), front(keys::REQUEST_MULTICAST_CONTROL), self.back.clone()]
     }
 
-    /// The data path ended because of the guest: close the device at the next look. A guest that
-    /// comes back to be penalized again is logged ever more rarely.
-    pub fn close_with_penalty(&mut self, why: String) {
+    /// Marks the device for closing by the next [`VifBackend::look`], because the guest broke a rule. Repeated
+    /// violations are logged at an exponentially falling rate.
+    pub fn condemn(&mut self, why: String) {
         let times = self.rules.count("device_condemned") + 1;
         if times.is_power_of_two() {
             tracing::warn!(device = %self.back, %why, times, "device closed");
         }
-        self.penalized.get_or_insert(why);
+        self.condemned.get_or_insert(why);
     }
 
-    /// Looks at both states and does what is due. Call it when a watch fired; calling it without
-    /// need does no harm.
+    /// Reads both states and executes the steps that are due. The owner calls it after each watch event;
+    /// additional calls are harmless.
     ///
     /// # Errors
     ///
-    /// When the store fails; what the frontend does wrong is no error but costs it the device.
+    /// Returns the store's error. Faults of the frontend end its device and are not errors.
     pub fn look<P: Platform>(
         &mut self,
         platform: &P,
@@ -312,15 +231,15 @@ impl VifBackend {
             if self.attached {
                 let changed = self.followed.look(store, &self.front, &self.back, &self.rules)?;
                 if let Some(wanted) = changed {
-                    // Whoever is not there any more is connected anew, with what is wanted by then.
-                    drop(host.order(&self.device, 0, PortOrder::Follow(wanted)));
+                    // A missing port connects again, with the new values.
+                    drop(host.execute(&self.device, 0, PortCommand::SetPolicy(wanted)));
                 }
             }
             match backend_step(view) {
                 BackendStep::Wait => return Ok(Life::Alive),
                 BackendStep::Announce => {
                     self.let_go(host);
-                    self.penalized = None;
+                    self.condemned = None;
                     self.announce(platform, store)?;
                 }
                 BackendStep::Connect => {
@@ -348,7 +267,7 @@ impl VifBackend {
         Ok(Life::Alive)
     }
 
-    /// Lets go of everything, without touching the store: for a domain that is gone.
+    /// Releases all resources without store access, for a domain that no longer exists.
     pub fn let_go(&mut self, host: &mut impl PortHost) {
         self.control = None;
         if core::mem::take(&mut self.attached) {
@@ -359,13 +278,13 @@ impl VifBackend {
     fn view(&self, store: &mut StoreClient) -> Result<Option<BackendView>, StoreError> {
         let own = match store.read_opt(&format!("{}/{}", self.back, xenbus::STATE)) {
             Ok(Some(own)) => own,
-            // Gone, or no longer ours, which is the same where the toolstack took it away.
+            // Removed, or no longer accessible, which has the same cause: the toolstack removed it.
             Ok(None) | Err(StoreError::Refused { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         let peer = match store.read_opt(&format!("{}/{}", self.front, xenbus::STATE)) {
             Ok(peer) => peer.map(|text| self.peer_state(&text)),
-            // The frontend's own permissions keep us from reading it.
+            // The frontend's own permissions prevent the access.
             Err(StoreError::Refused { .. }) => {
                 self.rules.count("state_unreadable");
                 Some(XenbusState::Missing)
@@ -377,7 +296,7 @@ impl VifBackend {
             peer,
             attached: self.attached,
             online: store.read_flag(&format!("{}/{}", self.back, xenbus::ONLINE)).unwrap_or(false),
-            penalized: self.penalized.is_some(),
+            condemned: self.condemned.is_some(),
         }))
     }
 
@@ -389,7 +308,7 @@ impl VifBackend {
     }
 
     fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        if let Some(why) = &self.penalized {
+        if let Some(why) = &self.condemned {
             store.write(&format!("{}/error", self.back), why)?;
         }
         store.write(&format!("{}/{}", self.back, xenbus::STATE), state.to_string())
@@ -448,10 +367,10 @@ impl VifBackend {
                 self.attached = true;
                 self.connection = Some(connection);
                 if adopting {
-                    // The frontend is to notice nothing.
+                    // The frontend must not see a change of state.
                     let device = &self.device;
                     if let Some(control) = &mut self.control {
-                        control.take_up(&mut |queue, order| host.order(device, queue, order));
+                        control.restore(&mut |queue, command| host.execute(device, queue, command));
                     }
                     return Ok(());
                 }
@@ -461,13 +380,13 @@ impl VifBackend {
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
             Err(error) => {
                 self.rules.count(error.rule());
-                self.close_with_penalty(error.to_string());
+                self.condemn(error.to_string());
                 Ok(())
             }
         }
     }
 
-    /// Reads the frontend's keys, once each, and maps and binds what they name.
+    /// Reads the frontend's keys, once each, and maps and binds the resources in them.
     fn open<P: Platform>(
         &self,
         adopting: bool,
@@ -484,7 +403,7 @@ impl VifBackend {
         if !store.read_flag(&key(keys::REQUEST_RX_COPY))? {
             return Err(ConnectError::NoRxCopy);
         }
-        // What the frontend was told holds, whatever this process would tell it today.
+        // The offers that the frontend has read remain valid, regardless of this process's configuration.
         let (own, offered) = match self.announced {
             true => (self.offloads, self.followed.policy.multicast_control),
             false => (OffloadKeys::read(store, &self.back)?, Followed::read(store, &self.back)?),
@@ -514,21 +433,21 @@ impl VifBackend {
         let parts = parts.collect::<Result<Vec<_>, ConnectError>>()?;
         let rules = &self.rules;
         let mode = if windows { Mode::Window } else { self.options.mode };
-        let wanted = ctrl_ring::Wanted { queues, mode, adopting };
-        let control = ctrl_ring::open(&self.device, wanted, platform, store, host, rules)?;
-        // Who was told that its pages can be staged has staged some, whatever the mode is now.
-        let told = adopting && control.as_ref().is_some_and(|control| control.stages());
+        let terms = ctrl_ring::ControlTerms { queues, mode, adopting };
+        let control = ctrl_ring::open(&self.device, terms, platform, store, host, rules)?;
+        // If staging was offered, pages may be staged, regardless of the present mode.
+        let told = adopting && control.as_ref().is_some_and(|control| control.offers_staging());
         let mode = if told && !windows { Mode::Staging } else { mode };
         let port = if adopting {
             NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
-        let port = port.policed(self.followed.police(&self.back, adopting, offered));
+        let port = port.with_policy(self.followed.policy(&self.back, adopting, offered));
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 
-    /// Queues that the frontend was told it may have.
+    /// Returns the number of queues that was offered to the frontend.
     fn queues_offered(&self, store: &mut StoreClient) -> Result<u32, StoreError> {
         if self.announced {
             return Ok(self.max_queues);
@@ -537,7 +456,7 @@ impl VifBackend {
         Ok(store.read_u32_opt(&key)?.unwrap_or(1).min(QUEUES_MAX))
     }
 
-    /// Maps and binds what the keys in `directory` name.
+    /// Maps and binds the resources in the keys of `directory`.
     fn open_queue<P: Platform>(
         &self,
         directory: &str,
@@ -546,7 +465,7 @@ impl VifBackend {
         store: &mut StoreClient,
     ) -> Result<QueueParts<P::Grantee, P::Channel>, ConnectError> {
         let key = |name: &str| format!("{directory}/{name}");
-        // A missing reference must not be read as 0, which is the console's page.
+        // A missing reference must not become 0, which is the console's page.
         let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
         let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
         let peer = self.device.frontend;
@@ -572,19 +491,5 @@ impl VifBackend {
     }
 }
 
-/// A device's port, and its control ring if it has one.
+/// Port of a device, its control ring if it has one, and the parameters.
 type Opened = (Box<dyn Port>, Option<Box<dyn ControlRing>>, Connection);
-
-/// Maps the page of a ring.
-pub(super) fn map_ring(
-    pages: &mut impl Grantee,
-    ring: &'static str,
-    gref: Gref,
-) -> Result<RingPages, ConnectError> {
-    let mut mapped = Vec::with_capacity(1);
-    pages.map(&[(gref, Access::ReadWrite)], &mut mapped);
-    let page = mapped.pop().unwrap_or(Err(GrantStatus::GeneralError));
-    let page = page.map_err(|status| ConnectError::Ring { ring, gref, status })?;
-    let bytes = page.len();
-    Ok(RingPages::new(page, bytes)?)
-}

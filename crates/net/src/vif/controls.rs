@@ -1,26 +1,26 @@
-//! What may change of a vif while it is connected, and where the store says it.
+//! Keys of a vif that may change while it is connected: rate limit and multicast control.
 //!
-//! The control thread reads the keys when a watch fires (`Followed::look`) and orders the port to follow
-//! what changed ([`PortOrder::Follow`](ringfence_frame::orders::PortOrder::Follow)).
+//! The control thread reads the keys after a watch event (`Followed::look`). It passes changes to the port
+//! ([`PortCommand::SetPolicy`](ringfence_frame::commands::PortCommand::SetPolicy)).
 
 use core::time::Duration;
 
-use ringfence_frame::orders::Wanted;
-use ringfence_frame::rate::Rate;
-use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use super::backend::is_about_a_key;
-use crate::netback::{PoliceConfig, STALL_DEFAULT};
+use crate::netback::{GuestPolicyConfig, STALL_DEFAULT};
 use crate::rules::RuleCounters;
+use ringfence_frame::commands::PortSettings;
+use ringfence_frame::rate::Rate;
+use ringfence_sys::clock::Clock;
+use ringfence_xenbus::end::is_about_a_key;
 
-/// What the owner of a backend decides about a guest's behaviour over time.
+/// Policy of a backend's owner for a guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VifPolicy {
-    /// Announce multicast control.
+    /// Set if multicast control is announced.
     pub multicast_control: bool,
-    /// How long a guest may take nothing.
+    /// Time without accepted frames after which the guest counts as stalled.
     pub stall: Duration,
 }
 
@@ -30,38 +30,38 @@ impl Default for VifPolicy {
     }
 }
 
-/// The keys of one vif that are followed while it is connected.
+/// Keys of one vif that are watched while it is connected.
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     pub(super) policy: VifPolicy,
     pub(super) clock: Clock,
-    /// What the port was made with, or ordered since.
-    wanted: Wanted,
-    /// The last text of the key that is no rate: to be said once.
+    /// Values that the port has.
+    wanted: PortSettings,
+    /// Last unusable text of the rate key, which is logged once.
     bad_rate: Option<Vec<u8>>,
 }
 
 impl Followed {
-    /// The keys to announce.
+    /// Returns the keys to announce.
     pub(super) fn entries(&self) -> [(&'static str, &'static str); 2] {
         let digit = if self.policy.multicast_control { "1" } else { "0" };
         [(keys::FEATURE_MULTICAST_CONTROL, digit), (keys::FEATURE_DYNAMIC_MULTICAST_CONTROL, digit)]
     }
 
-    /// Whether multicast control was announced, by whoever served the device before.
+    /// Reads whether multicast control was announced, by this process or a previous one.
     pub(super) fn read(store: &mut StoreClient, back: &str) -> Result<bool, StoreError> {
         store.read_flag(&format!("{back}/{}", keys::FEATURE_MULTICAST_CONTROL))
     }
 
-    /// What a port is to enforce that connects now, or is taken over; `name` is for the log, and
-    /// `multicast_control` is what was announced to the guest.
-    pub(super) fn police(
+    /// Returns the policy of a port that connects or is taken over. `name` is the device name in the log.
+    /// `multicast_control` is the value that was announced to the guest.
+    pub(super) fn policy(
         &self,
         name: &str,
         adopted: bool,
         multicast_control: bool,
-    ) -> PoliceConfig {
-        PoliceConfig {
+    ) -> GuestPolicyConfig {
+        GuestPolicyConfig {
             wanted: self.wanted,
             multicast_control,
             adopted,
@@ -71,14 +71,14 @@ impl Followed {
         }
     }
 
-    /// Reads the keys; what is wanted now, where that is something else than before.
+    /// Reads the keys; returns the new values if they have changed.
     pub(super) fn look(
         &mut self,
         store: &mut StoreClient,
         front: &str,
         back: &str,
         rules: &RuleCounters,
-    ) -> Result<Option<Wanted>, StoreError> {
+    ) -> Result<Option<PortSettings>, StoreError> {
         let rate = store.read_opt(&format!("{back}/{}", keys::RATE))?;
         let rate = rate.and_then(|text| self.rate(text, back, rules));
         let wants = format!("{front}/{}", keys::REQUEST_MULTICAST_CONTROL);
@@ -90,12 +90,12 @@ impl Followed {
             }
             Err(error) => return Err(error),
         };
-        let wanted = Wanted { rate, multicast_control };
+        let wanted = PortSettings { rate, multicast_control };
         let before = core::mem::replace(&mut self.wanted, wanted);
         Ok(Some(wanted).filter(|wanted| *wanted != before))
     }
 
-    /// A rate that is none is no limit, as with Linux's netback; it is said, and counted.
+    /// Parses the rate. An unusable rate is logged and counted, and does not limit, as with Linux's netback.
     fn rate(&mut self, text: Vec<u8>, back: &str, rules: &RuleCounters) -> Option<Rate> {
         match Rate::parse(&text) {
             Ok(rate) => {

@@ -1,4 +1,4 @@
-//! The control ring of a vif, from the backend's side: connected with it, served beside it.
+//! Control ring of a vif's backend: its connection.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::PortHost;
-use super::backend::{ConnectError, map_ring};
+use super::connect::{ConnectError, map_ring};
 use crate::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use crate::rules::RuleCounters;
 
-/// What is served, and whether a process before this one served it.
-pub(super) struct Wanted {
+/// Terms of a control ring: queues, access mode, and takeover from a previous process.
+pub(super) struct ControlTerms {
     pub(super) queues: u32,
     pub(super) mode: Mode,
     pub(super) adopting: bool,
@@ -24,7 +24,7 @@ pub(super) struct Wanted {
 /// Connects the control ring, if the frontend has one.
 pub(super) fn open<P: Platform>(
     device: &DeviceId,
-    wanted: Wanted,
+    terms: ControlTerms,
     platform: &P,
     store: &mut StoreClient,
     host: &mut impl PortHost,
@@ -41,14 +41,14 @@ pub(super) fn open<P: Platform>(
     let channel = platform
         .bind_interdomain(peer, EventPort(port))
         .map_err(|source| ConnectError::Channel { port, source })?;
-    let stages = matches!(wanted.mode, Mode::Staging | Mode::Window);
+    let stages = matches!(terms.mode, Mode::Staging | Mode::Window);
     let staging = stages.then(StagingLimits::default);
-    // No vif has more than a few.
-    let queues = u16::try_from(wanted.queues).unwrap_or(u16::MAX);
+    // At most QUEUES_MAX.
+    let queues = u16::try_from(terms.queues).unwrap_or(u16::MAX);
     let options = CtrlOptions { queues, staging };
     let control = match host.ctrl_record(device) {
         None => Ok(CtrlBackend::new(ring, channel, pages, options, rules)),
-        Some(record) if wanted.adopting => {
+        Some(record) if terms.adopting => {
             CtrlBackend::adopt(ring, record, channel, pages, options, rules)
         }
         Some(record) => CtrlBackend::recorded(ring, record, channel, pages, options, rules),

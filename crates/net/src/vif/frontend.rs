@@ -1,11 +1,8 @@
-//! The frontend's side of the handshake.
+//! Frontend side of the vif handshake.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use ringfence_frame::orders::PortOrder;
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::port::Fault;
 use ringfence_platform::{
     Access, Channel, Granter, Lease, LendError, Platform, PlatformError, take_back,
 };
@@ -22,31 +19,34 @@ use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
 use crate::netfront::{NetfrontPort, QueueMemory, WindowSizes, WindowStock};
 use crate::rules::RuleCounters;
+use ringfence_frame::commands::PortCommand;
+use ringfence_frame::commands::TxStaging;
+use ringfence_frame::port::Fault;
 
-/// Steps that one look may take.
+/// Maximum number of steps in one call.
 const STEPS_MAX: usize = 8;
 
-/// Why a frontend could not connect.
+/// Reasons for which a frontend cannot connect.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontendError {
-    /// The store failed, or the backend's keys are unusable.
+    /// Error of the store, or an unusable key of the backend.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The platform refused.
+    /// Error of the platform.
     #[error(transparent)]
     Platform(#[from] PlatformError),
-    /// No pages to lend.
+    /// Pages that cannot be granted.
     #[error("the pages of a queue cannot be lent: {0}")]
     Lend(#[from] LendError),
-    /// The rings could not be made.
+    /// Rings that cannot be made.
     #[error(transparent)]
     Port(#[from] Fault),
-    /// The backend lacks what this frontend cannot do without.
+    /// Required feature that the backend does not offer.
     #[error("the backend does not offer {0}")]
     Lacks(&'static str),
 }
 
-/// One vif, from the frontend's side.
+/// Frontend side of one vif.
 pub struct VifFrontend<P: Platform> {
     device: DeviceId,
     front: String,
@@ -54,17 +54,17 @@ pub struct VifFrontend<P: Platform> {
     mtu: u16,
     offloads: OffloadKeys,
     granter: P::Granter,
-    /// Queues wanted, and the memory of those there are while the data path runs.
+    /// Requested number of queues, and the memory of the present ones.
     queues: u32,
     memory: Vec<QueueMemory>,
-    /// Which pages to have the backend keep mapped, if it can.
+    /// Pages to stage, if the backend offers staging.
     staging: TxStaging,
-    /// The windows, where they are wanted and the platform has them.
+    /// Grant windows, if they are requested and the platform has them.
     windows: Option<WindowStock>,
-    /// It was said that there are none.
+    /// Set if the absence of grant windows was logged.
     said: bool,
     control: Option<Control<P::Channel>>,
-    /// Pages that the backend would not let go of.
+    /// Pages that the backend still uses.
     stuck: Vec<Lease>,
     rules: Arc<RuleCounters>,
     broken: bool,
@@ -72,12 +72,12 @@ pub struct VifFrontend<P: Platform> {
 }
 
 impl<P: Platform> VifFrontend<P> {
-    /// A frontend for a device that a toolstack made. Sets memory aside for lending, which some
+    /// Makes a frontend for a device that a toolstack created. It reserves memory for grants, which some
     /// platforms can do only before their sandbox closes.
     ///
     /// # Errors
     ///
-    /// When the platform refuses.
+    /// Returns the platform's error.
     pub fn new(platform: &P, device: DeviceId, mtu: u16) -> Result<VifFrontend<P>, PlatformError> {
         Ok(VifFrontend {
             device,
@@ -99,38 +99,38 @@ impl<P: Platform> VifFrontend<P> {
         })
     }
 
-    /// Announces only these offloads. What is not announced is refused.
+    /// Limits the announced offloads. Offloads that are not announced are refused.
     #[must_use]
     pub fn with_offloads(self, offloads: OffloadKeys) -> VifFrontend<P> {
         VifFrontend { offloads, ..self }
     }
 
-    /// Has so many queues, if the backend offers them and there is memory for them.
+    /// Sets the number of queues. The backend's offer and the memory limit it further.
     #[must_use]
     pub fn with_queues(self, queues: u32) -> VifFrontend<P> {
         VifFrontend { queues: queues.clamp(1, QUEUES_MAX), ..self }
     }
 
-    /// The device.
+    /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
         &self.device
     }
 
-    /// Queues there are, while it is connected.
+    /// Returns the number of queues, while it is connected.
     pub fn queues(&self) -> usize {
         self.memory.len()
     }
 
-    /// Asks the backend to keep pages of its queues mapped (staging grants), if it can: those that it
-    /// receives in, and as many of those that it sends from as `staging` says.
+    /// Requests staging of the queues' pages, if the backend offers it: all receive buffers, and the send
+    /// buffers that `staging` selects.
     #[must_use]
     pub fn with_staging(self, staging: TxStaging) -> VifFrontend<P> {
         VifFrontend { staging, ..self }
     }
 
-    /// Has its buffers in windows, if the platform has them and the backend opens them; else they are lent,
-    /// and staged if that is asked for. Call it after [`VifFrontend::with_queues`], and, as with
-    /// [`VifFrontend::new`], before the sandbox closes.
+    /// Puts the buffers into grant windows, if the platform and the backend support them. Otherwise they are
+    /// granted permanently, and staged if requested. The owner calls it after [`VifFrontend::with_queues`], and
+    /// before the sandbox closes.
     #[must_use]
     pub fn with_windows(mut self, platform: &P, sizes: WindowSizes) -> VifFrontend<P> {
         match WindowStock::new(platform, self.device.backend, self.queues, sizes) {
@@ -140,13 +140,13 @@ impl<P: Platform> VifFrontend<P> {
         self
     }
 
-    /// The files of the windows, for a sandbox that closes or refuses all others. Call it before the
-    /// frontend connects.
+    /// Returns the file descriptors of the grant windows, for a sandbox that closes all others. The owner calls
+    /// it before the frontend connects.
     pub fn descriptors(&self) -> Vec<RawFd> {
         self.windows.as_ref().map(WindowStock::descriptors).unwrap_or_default()
     }
 
-    /// Whether its buffers are in windows now.
+    /// Returns true if the buffers are in grant windows now.
     pub fn has_windows(&self) -> bool {
         self.memory.first().is_some_and(|memory| memory.windows().is_some())
     }
@@ -157,43 +157,43 @@ impl<P: Platform> VifFrontend<P> {
         }
     }
 
-    /// Readable when the backend answered over the control ring, if there is one: then
-    /// [`look`](VifFrontend::look).
+    /// Returns the file that is readable when the backend responded over the control ring, if there is one.
+    /// Then the owner calls [`look`](VifFrontend::look).
     pub fn control_fd(&self) -> Option<BorrowedFd<'_>> {
         let control = self.control.as_ref().filter(|control| !control.given_up)?;
         Some(control.ring.channel().as_fd())
     }
 
-    /// How far staging has come; `None` where it is not wanted, or not offered.
+    /// Returns the progress of staging; `None` if it is not requested or not offered.
     pub fn staging(&self) -> Option<StagingProgress> {
         self.control.as_ref().map(|control| control.ring.progress())
     }
 
-    /// The path to watch.
+    /// Returns the store path to watch.
     pub fn watch_path(&self) -> String {
         format!("{}/{}", self.back, xenbus::STATE)
     }
 
-    /// What the backend did wrong, by rule.
+    /// Returns the counters of the backend's rule violations.
     pub fn rules(&self) -> &Arc<RuleCounters> {
         &self.rules
     }
 
-    /// Whether the backend is connected to us now.
+    /// Returns true if the backend is connected.
     pub fn is_up(&self) -> bool {
         !self.memory.is_empty() && self.was_up && !self.broken
     }
 
-    /// The data path ended.
+    /// Records that the data path ended.
     pub fn broke(&mut self) {
         self.broken = true;
     }
 
-    /// Looks at both states and does what is due.
+    /// Reads both states and executes the steps that are due.
     ///
     /// # Errors
     ///
-    /// When the store fails or this side cannot do its part.
+    /// Returns an error if the store or this side fails.
     pub fn look(
         &mut self,
         platform: &P,
@@ -222,21 +222,21 @@ impl<P: Platform> VifFrontend<P> {
         Ok(())
     }
 
-    /// Says that this frontend is going to leave. A backend that follows the rules then lets go of
-    /// every page, which some platforms cannot take back before; [`VifFrontend::close`] comes next.
+    /// Announces that this frontend will disconnect. A correct backend then releases every page, which some
+    /// platforms cannot revoke before. [`VifFrontend::close`] must follow.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns the store's error.
     pub fn begin_close(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
         self.enter(store, XenbusState::Closing)
     }
 
-    /// Says that this frontend leaves, and lets go of everything.
+    /// Disconnects this frontend and releases all resources.
     ///
     /// # Errors
     ///
-    /// The store's.
+    /// Returns the store's error.
     pub fn close(
         &mut self,
         store: &mut StoreClient,
@@ -265,7 +265,7 @@ impl<P: Platform> VifFrontend<P> {
         })
     }
 
-    /// Sets our state, if there is still a device to have one.
+    /// Writes this side's state, if the device still exists.
     fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
         let path = format!("{}/{}", self.front, xenbus::STATE);
         if_ours(store.write(&path, state.to_string())).map(|_| ())
@@ -278,19 +278,19 @@ impl<P: Platform> VifFrontend<P> {
         if !self.memory.is_empty() {
             host.detach(&self.device);
             for memory in core::mem::take(&mut self.memory) {
-                self.stuck.extend(memory.give_up(&mut self.granter));
+                self.stuck.extend(memory.revoke_all(&mut self.granter));
             }
         }
         if let Some(windows) = &mut self.windows {
             windows.collect();
         }
-        // A backend that is slow to let go has had time since the last look.
+        // A slow backend may have released pages since the last call.
         let stuck = core::mem::take(&mut self.stuck);
         self.stuck = take_back(&mut self.granter, stuck);
         (self.broken, self.was_up) = (false, false);
     }
 
-    /// What both ends take, whether a queue has two channels, and the most queues there may be.
+    /// Returns the offloads, the flag for two channels per queue, and the maximum number of queues.
     fn features(&self, store: &mut StoreClient) -> Result<(VifFeatures, bool, u32), FrontendError> {
         let key = |name: &str| format!("{}/{name}", self.back);
         if !store.read_flag(&key(keys::FEATURE_RX_COPY))? {
@@ -361,7 +361,7 @@ impl<P: Platform> VifFrontend<P> {
         Ok(())
     }
 
-    /// The memory of as many queues as there is some for, up to `queues`.
+    /// Grants the memory of up to `queues` queues, as far as there is memory.
     fn lend(&mut self, queues: u32, windows: bool) -> Result<Vec<QueueMemory>, FrontendError> {
         let mut memory = Vec::new();
         for _ in 0..queues.max(1) {
@@ -383,7 +383,7 @@ impl<P: Platform> VifFrontend<P> {
     }
 }
 
-/// The keys of a queue and their values.
+/// Returns the keys of a queue and their values.
 fn queue_entries<C: Channel>(
     (memory, channels): (&QueueMemory, &QueueChannels<C>),
 ) -> Vec<(&'static str, String)> {
@@ -407,8 +407,8 @@ fn queue_entries<C: Channel>(
     entries
 }
 
-/// Takes away what an earlier connection with another number of queues left: keys of both forms must
-/// not be there together.
+/// Removes the keys of an earlier connection with another number of queues. Keys of both forms must not
+/// exist together.
 fn forget_queues(store: &mut impl StoreAccess, front: &str) -> Result<(), StoreError> {
     let single = [
         keys::TX_RING_REF,
@@ -432,13 +432,13 @@ fn forget_queues(store: &mut impl StoreAccess, front: &str) -> Result<(), StoreE
     Ok(())
 }
 
-/// A control ring and the page it is in.
+/// Control ring of a frontend and its page.
 struct Control<C> {
     ring: CtrlFrontend<C>,
     page: Lease,
-    /// The backend broke its rules, or closed its channel.
+    /// Set if the backend broke a rule or closed its channel.
     given_up: bool,
-    /// The port was told what is staged.
+    /// Set if the port knows which pages are staged.
     in_use: bool,
 }
 
@@ -462,8 +462,7 @@ impl<P: Platform> VifFrontend<P> {
         Ok(Control { ring, page, given_up: false, in_use: false })
     }
 
-    /// Goes on staging, once the backend is connected. Whatever goes wrong here costs no more than
-    /// the speed that staging brings.
+    /// Continues staging, once the backend is connected. A failure costs only performance.
     fn serve_control(&mut self, host: &mut impl PortHost) {
         if !self.is_up() {
             return;
@@ -481,14 +480,14 @@ impl<P: Platform> VifFrontend<P> {
             control.in_use = true;
             let queues = (0u16..).take(self.memory.len());
             for queue in queues.filter(|queue| control.ring.is_staged(*queue)) {
-                drop(host.order(&self.device, queue, PortOrder::SendStaged(self.staging)));
+                drop(host.execute(&self.device, queue, PortCommand::SendStaged(self.staging)));
             }
         }
     }
 }
 
-/// `None` where the store refuses. Directories of a device that was taken away are not ours any more:
-/// what is not there is judged by what is above it.
+/// Converts a refusal of the store to `None`. After the removal of a device, its directories are not
+/// accessible: the store applies the permissions of the parent to a missing node.
 fn if_ours<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match outcome {
         Ok(value) => Ok(Some(value)),

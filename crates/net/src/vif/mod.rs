@@ -1,10 +1,10 @@
-//! The xenbus handshake of a vif, on both sides, and what a toolstack does for it.
+//! Handshake of a vif over xenbus, on both sides, and the keys that a toolstack writes for it.
 //!
-//! Both sides look at both states and do what is due ([`steps`]); what is done to the store, to
-//! grants and to event channels is in [`backend`] and [`frontend`]. Neither knows which platform it
-//! runs on.
+//! Each side reads both states and executes the step that is due ([`steps`]). [`backend`] and [`frontend`]
+//! do the store access, the grants and the event channels, on any platform.
 
 pub mod backend;
+pub mod connect;
 pub mod controls;
 mod ctrl_ring;
 pub mod frontend;
@@ -15,45 +15,50 @@ mod windows;
 use std::sync::Arc;
 
 use ringfence_access::staging::StagingPool;
-use ringfence_frame::orders::{PortOrder, PortReply};
-use ringfence_frame::port::Port;
 use ringfence_wire::xenbus::DeviceId;
 pub use ringfence_xenbus::steps;
 pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;
+use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::port::Port;
 
-/// Whoever runs the ports: the data plane of a driver domain or of a frontend.
+/// Owner of the ports: the datapath workers of a driver domain or of a frontend.
 pub trait PortHost {
-    /// Takes a connected port into operation.
+    /// Adds the port of a connected device.
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>);
 
-    /// Takes a device's port out of operation. When this returns the port was dropped: nothing of
-    /// the peer's is mapped or used any more. Idempotent.
+    /// Removes a device's port. When it returns, the port was dropped and no memory of the peer is mapped or
+    /// used. Repeated calls have no effect.
     fn detach(&mut self, device: &DeviceId);
 
-    /// Has the port of that queue carry out an order; `None` when it is not there, or when this host
-    /// has no use for a control ring.
-    fn order(&mut self, device: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        drop((device, queue, order));
+    /// Executes a command on the port of a queue. The result is `None` if there is no port, or the host does not
+    /// support control rings.
+    fn execute(
+        &mut self,
+        device: &DeviceId,
+        queue: u16,
+        command: PortCommand,
+    ) -> Option<PortReply> {
+        drop((device, queue, command));
         None
     }
 
-    /// Pages in which a record of a queue is kept, for a host that can be taken over by another
-    /// process; the same pages for the same queue until it is detached.
+    /// Returns the crash journals of a queue, for a host that another process can take over. They are the same
+    /// for the same queue until it is detached.
     fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
         let _ = (device, queue);
         None
     }
 
-    /// The same for the control ring.
+    /// Returns the crash journal of the control ring, with the rules of [`PortHost::records`].
     fn ctrl_record(&mut self, device: &DeviceId) -> Option<CtrlRecord> {
         let _ = device;
         None
     }
 
-    /// Pools of staged pages that the device shares with others; none for a host of one device.
+    /// Returns the pools of staged pages that the device shares with others.
     fn staging_pools(&mut self, device: &DeviceId) -> Vec<Arc<StagingPool>> {
         let _ = device;
         Vec::new()

@@ -1,29 +1,29 @@
-//! What a toolstack writes to make a vif, and how it takes it away.
+//! Toolstack side of a vif: creates and removes the device in the store.
 
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
 pub use ringfence_xenbus::toolstack::remove;
 use ringfence_xenstore::{StoreClient, StoreError};
 
-/// A vif as its owner wants it.
+/// Configuration of a vif.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VifConfig {
     /// Ethernet address of the guest's end.
     pub mac: [u8; 6],
-    /// Octets behind the Ethernet header.
+    /// Maximum number of bytes behind the Ethernet header.
     pub mtu: u16,
 }
 
-/// An Ethernet address as text, `aa:bb:cc:dd:ee:ff`.
+/// Formats an Ethernet address as `aa:bb:cc:dd:ee:ff`.
 pub fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|octet| format!("{octet:02x}")).join(":")
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// Makes the two directories of a device, both sides in state Initialising.
+/// Creates both directories of a device, with both sides in state Initialising.
 ///
 /// # Errors
 ///
-/// The store's.
+/// Returns the store's error.
 pub fn create(
     store: &mut StoreClient,
     device: &DeviceId,

@@ -1,34 +1,33 @@
-//! Values that a toolstack writes for a vif: the Ethernet address and the rate.
+//! Values that a toolstack writes for a vif: the Ethernet address.
 //!
-//! They are read strictly: what is not exactly as documented is refused, with what was found and what
-//! was expected, and nothing is guessed.
+//! The parser accepts exactly the documented form. Its errors state the expected form.
 
 use ringfence_switch::forwarding::Mac;
 
-/// Why a text is no Ethernet address.
+/// Reasons for which a text is not an Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MacError {
-    /// Not six pairs of hexadecimal digits.
+    /// Text that is not six pairs of hexadecimal digits.
     #[error("an Ethernet address has six pairs of hexadecimal digits, as in 00:16:3e:01:02:03")]
     Form,
-    /// A group's address, or zero.
+    /// Group address, or zero.
     #[error(
-        "that is not the address of one station: the first octet must be even, and not all zero"
+        "that is not the address of one station: the first byte must be even, and not all zero"
     )]
     NotAStation,
 }
 
-/// Reads the Ethernet address of one station, as in `00:16:3e:01:02:03`.
+/// Parses the Ethernet address of one station, as in `00:16:3e:01:02:03`.
 ///
 /// # Errors
 ///
-/// [`MacError`].
+/// Returns [`MacError`] if the text is not such an address.
 pub fn parse_mac(text: &[u8]) -> Result<Mac, MacError> {
     let mut mac = [0; 6];
     let mut pairs = text.split(|&byte| byte == b':');
-    for octet in &mut mac {
+    for byte in &mut mac {
         let Some(&[high, low]) = pairs.next() else { return Err(MacError::Form) };
-        *octet = nibble(high)? << 4 | nibble(low)?;
+        *byte = nibble(high)? << 4 | nibble(low)?;
     }
     if pairs.next().is_some() {
         return Err(MacError::Form);
@@ -55,7 +54,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn addresses_are_read_in_one_form_only() {
+    fn address_in_other_form_is_refused() {
         assert_eq!(parse_mac(b"00:16:3e:01:aB:03"), Ok([0, 0x16, 0x3e, 1, 0xab, 3]));
         for text in ["", "0:16:3e:01:02:03", "00-16-3e-01-02-03", "00:16:3e:01:02", "00163e010203"]
         {
@@ -71,14 +70,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_an_address_or_refused(text in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn arbitrary_text_is_parsed_or_refused(text in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Ok(mac) = parse_mac(&text) {
                 prop_assert_eq!(parse_mac(mac_text(mac).as_bytes()), Ok(mac));
             }
         }
 
         #[test]
-        fn every_station_reads_back(mut mac: Mac) {
+        fn formatted_address_parses_to_same(mut mac: Mac) {
             mac[0] &= 0xFE;
             mac[5] |= 1;
             prop_assert_eq!(parse_mac(mac_text(mac).as_bytes()), Ok(mac));

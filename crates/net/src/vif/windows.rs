@@ -1,16 +1,16 @@
-//! The windows of a vif's rings, from the backend's side: opened when it connects.
+//! Grant windows of a vif's rings, opened by the backend on connection.
 
 use ringfence_platform::{DomId, Platform, WindowError, WindowHandle, WindowRound};
 use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-use super::backend::ConnectError;
+use super::connect::ConnectError;
 use crate::netback::QueueWindows;
 
-/// Entries that a window of a ring may have: more than a ring has slots, few enough to be looked after.
+/// Maximum number of entries of a ring's grant window: more than a ring has slots.
 pub const WINDOW_ENTRIES_MAX: u32 = 4096;
 
-/// Opens what the keys in `directory` name; a ring without a key has no window.
+/// Opens the grant windows in the keys of `directory`; a ring without a key has none.
 pub(super) fn open<P: Platform>(
     directory: &str,
     frontend: DomId,
@@ -28,7 +28,7 @@ pub(super) fn open<P: Platform>(
         let round = WindowRound::new(view).map_err(|_| {
             refused(WindowError::NoSuchWindow { granter: frontend, handle: WindowHandle(handle) })
         })?;
-        // Each ring has a window of its own, and what a backend before this one used is used no more.
+        // Each ring has its own grant window. Uses of a previous backend are ended.
         Ok::<_, ConnectError>(Some(round.taking_over()))
     };
     let tx = window("tx", keys::RINGFENCE_TX_WINDOW)?;

@@ -1,4 +1,4 @@
-//! A vif between two domains of one process: the real handshake, rings, grants and channels.
+//! Vif between two domains of one process: real handshake, rings, grants and channels.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 #![allow(dead_code, reason = "each test program uses some of it")]
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::orders::TxStaging;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::TxStaging;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
@@ -25,7 +25,7 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-/// Holds the port of one side.
+/// Host of the port of one side.
 #[derive(Default)]
 pub struct Host(pub Option<Box<dyn Port>>);
 
@@ -36,8 +36,8 @@ impl PortHost for Host {
     fn detach(&mut self, _: &DeviceId) {
         self.0 = None;
     }
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.0.as_mut().map(|port| port.obey(queue, order))
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.0.as_mut().map(|port| port.execute(queue, command))
     }
 }
 
@@ -60,7 +60,7 @@ impl Drop for Pair {
     }
 }
 
-/// With windows, if that is the mode.
+/// Adds grant windows to a frontend, if the mode uses them.
 fn windowed(
     front: VifFrontend<LocalPlatform>,
     platform: &LocalPlatform,
@@ -74,12 +74,12 @@ impl Pair {
         Pair::with(mode, OffloadKeys::ALL, OffloadKeys::ALL)
     }
 
-    /// A pair whose ends take these offloads: the backend, the frontend.
+    /// Makes a pair whose ends accept these offloads: the backend, the frontend.
     pub fn with(mode: Mode, back_takes: OffloadKeys, front_takes: OffloadKeys) -> Pair {
         Pair::wishing(mode, back_takes, front_takes, mode == Mode::Staging)
     }
 
-    /// As [`Pair::with`], with a frontend that wishes to stage, or not, whatever the backend does.
+    /// Makes a pair, as [`Pair::with`] does, whose frontend requests staging or not, independent of the backend.
     pub fn wishing(
         mode: Mode,
         back_takes: OffloadKeys,
@@ -128,7 +128,7 @@ impl Pair {
         }
     }
 
-    /// Begins again with so many queues offered and so many wanted.
+    /// Restarts the pair with these numbers of offered and requested queues.
     pub fn with_queues(&mut self, offered: u32, wanted: u32, mode: Mode) {
         let options = BackendOptions { mode, mtu: 1500 };
         self.back = VifBackend::new(self.device, options).with_queues(offered);
@@ -141,7 +141,7 @@ impl Pair {
         self.front = windowed(front, &self.front_platform, mode);
     }
 
-    /// Begins again with another choice of pages that stay mapped.
+    /// Restarts the pair with another selection of staged pages.
     #[allow(dead_code, reason = "not every test file chooses")]
     pub fn with_staging(&mut self, staging: TxStaging) {
         let front = VifFrontend::new(&self.front_platform, self.device, 1500).unwrap();
@@ -156,7 +156,7 @@ impl Pair {
         life
     }
 
-    /// Has the guest stage its pages, and waits until it has.
+    /// Stages the guest's pages, and waits for the end of it.
     pub fn stage(&mut self) -> StagingProgress {
         let deadline = Instant::now() + Duration::from_secs(5);
         loop {
@@ -204,7 +204,7 @@ pub fn frame(seed: u32, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Sends frames one way, round by round; gives back what arrived.
+/// Sends frames one way, round by round; returns the frames that arrived.
 pub fn carry(from: &mut dyn Port, to: &mut dyn Port, frames: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let mut arrived = Vec::new();
     let (mut out, mut into) = (Batch::default(), Batch::default());
@@ -233,7 +233,7 @@ pub fn carry(from: &mut dyn Port, to: &mut dyn Port, frames: &[Vec<u8>]) -> Vec<
                 break;
             }
         }
-        // The sender hears of its responses.
+        // The sender processes its responses.
         let mut none = Batch::default();
         from.receive(&mut none, 0).unwrap();
     }

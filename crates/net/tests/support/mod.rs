@@ -1,11 +1,11 @@
 //! Namespaces for tests with real kernels at both ends.
 //!
-//! A test runs in namespaces of its own, in a child process: its own test binary, started again by
-//! `unshare -rn` (util-linux), with `ip` (iproute2) to set up interfaces. There it may start a [`Peer`]: the
-//! same test once more, in a second network namespace, that does as it is told.
+//! A test runs in namespaces of its own, in a child process: its own test binary, restarted by `unshare -rn`
+//! (util-linux). It configures interfaces with `ip` (iproute2). It can start a [`Peer`]: the same test
+//! once more, in a second network namespace, which executes commands.
 //!
-//! On a machine that lacks something the test says `SKIPPED: reason` and checks nothing; where
-//! `RINGFENCE_TEST_REQUIRE` is 1 it fails instead.
+//! If the machine lacks a requirement, the test prints `SKIPPED: reason` and checks nothing. With
+//! `RINGFENCE_TEST_REQUIRE=1` it fails instead.
 
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
 
@@ -25,19 +25,19 @@ const ROLE: &str = "RINGFENCE_TEST_ROLE";
 pub fn in_namespaces(name: &str, test: impl FnOnce(&dyn Fn() -> Peer)) {
     match std::env::var(ROLE).as_deref() {
         Ok("test") => test(&|| Peer::start(name)),
-        Ok("peer") => peer::obey(),
+        Ok("peer") => peer::execute(),
         _ => start(name),
     }
 }
 
-/// Says that the test is skipped; fails where nothing may be.
+/// Prints that the test is skipped; fails if no test may be skipped.
 pub fn skip(reason: &str) {
     let required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
     assert!(!required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
     println!("SKIPPED: {reason}");
 }
 
-/// Starts the test there, and passes on what it says as it says it.
+/// Starts the test in its namespaces, and forwards its output line by line.
 fn start(name: &str) {
     if let Some(reason) = missing() {
         return skip(&reason);
@@ -47,7 +47,7 @@ fn start(name: &str) {
     for line in BufReader::new(test.stdout.take().unwrap()).lines() {
         let line = line.unwrap();
         passed |= line.contains("1 passed");
-        // Whoever counts results counts this test once.
+        // Test runners must count this test once.
         if !line.starts_with("test result: ") {
             println!("{line}");
         }
@@ -55,7 +55,7 @@ fn start(name: &str) {
     assert!(test.wait().unwrap().success() && passed, "in its namespaces the test failed");
 }
 
-/// This test in another role, in the namespaces that `unshare` makes for these options.
+/// Returns the command of this test in another role, in the namespaces that `options` of `unshare` make.
 fn again(options: &str, name: &str, role: &str) -> Command {
     let mut command = Command::new("unshare");
     command.arg(options).arg(std::env::current_exe().unwrap());
@@ -82,14 +82,14 @@ fn missing() -> Option<String> {
     (!has_ip).then(|| "`ip` is not installed (Debian: iproute2)".to_owned())
 }
 
-/// `ip ARGS`, in this process's network namespace.
+/// Runs `ip ARGS` in this process's network namespace.
 pub fn ip(args: &str) {
     let output = Command::new("ip").args(args.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {args}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Brings an interface up in this process's network namespace, with the addresses 10.9.0.HOST and
-/// fd00:9::HOST, and waits until both can be reached: the kernel adds an IPv6 address at its leisure.
+/// fd00:9::HOST. Waits until both are usable: the kernel adds an IPv6 address asynchronously.
 pub fn set_up(name: &str, host: u8, mtu: u16) {
     ip(&format!("link set {name} address 02:00:00:00:00:0{host} mtu {mtu} up"));
     ip(&format!("address add 10.9.0.{host}/24 dev {name}"));

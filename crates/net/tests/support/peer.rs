@@ -1,4 +1,4 @@
-//! A process in a second network namespace, and the words by which it is told what to do.
+//! Peer process in a second network namespace, and the commands that it executes.
 
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::UdpSocket;
@@ -10,13 +10,13 @@ use sha2::{Digest, Sha256};
 
 use super::{again, ip, set_up, tcp};
 
-/// Before each answer: the test harness writes to the same pipe.
+/// Prefix of each response: the test harness writes to the same pipe.
 const MARK: &str = "peer: ";
 
-/// How long a peer waits for datagrams.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum time that a peer waits for datagrams.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The process, from outside. It ends when this is dropped.
+/// Handle of the peer process, which ends when the handle is dropped.
 pub struct Peer {
     child: Child,
     orders: Option<ChildStdin>,
@@ -30,28 +30,28 @@ impl Peer {
         let answers = BufReader::new(child.stdout.take().unwrap()).lines();
         let orders = child.stdin.take();
         let mut peer = Peer { child, orders, answers };
-        assert_eq!(peer.answer(), "ready");
+        assert_eq!(peer.response(), "ready");
         peer
     }
 
-    /// Its process, by whose number `ip link set NAME netns` finds the namespace.
+    /// Returns the process id, by which `ip link set NAME netns` finds the namespace.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Tells it to do something, and waits for what it says of it.
-    pub fn tell(&mut self, order: &str) -> String {
-        self.ask(order);
-        self.answer()
+    /// Sends a command, and waits for the response.
+    pub fn call(&mut self, order: &str) -> String {
+        self.send_command(order);
+        self.response()
     }
 
-    /// Tells it to do something.
-    pub fn ask(&mut self, order: &str) {
+    /// Sends a command without waiting.
+    pub fn send_command(&mut self, order: &str) {
         writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
     }
 
-    /// What it says next.
-    pub fn answer(&mut self) -> String {
+    /// Waits for the next response.
+    pub fn response(&mut self) -> String {
         for line in &mut self.answers {
             let line = line.unwrap();
             if let Some((_, said)) = line.split_once(MARK) {
@@ -64,15 +64,15 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Its standard input ends, and so does it.
+        // The process ends with its standard input.
         drop(self.orders.take());
         let _ = self.child.wait();
     }
 }
 
-/// The process itself: does as it is told until nobody is left to tell it.
-pub(super) fn obey() {
-    say("ready");
+/// Executes commands until standard input ends: the main function of the peer process.
+pub(super) fn execute() {
+    respond("ready");
     let mut bound = None;
     for order in std::io::stdin().lines() {
         let order = order.unwrap();
@@ -80,34 +80,34 @@ pub(super) fn obey() {
         match what {
             "ip" => {
                 ip(arguments);
-                say("done");
+                respond("done");
             }
             "up" => {
                 let words: Vec<&str> = arguments.split(' ').collect();
                 set_up(words[0], words[1].parse().unwrap(), words[2].parse().unwrap());
-                say("done");
+                respond("done");
             }
             "serve" => {
-                tcp::serve(|| say("ended"));
-                say("done");
+                tcp::serve(|| respond("ended"));
+                respond("done");
             }
             "bind" => {
                 bound = Some(UdpSocket::bind(arguments).unwrap());
-                say("done");
+                respond("done");
             }
-            "send" => say(&send(arguments)),
-            "receive" => say(&receive(bound.as_ref().unwrap(), arguments.parse().unwrap())),
+            "send" => respond(&send(arguments)),
+            "receive" => respond(&receive(bound.as_ref().unwrap(), arguments.parse().unwrap())),
             _ => panic!("no order: {order}"),
         }
     }
 }
 
-fn say(what: &str) {
+fn respond(what: &str) {
     println!("{MARK}{what}");
     std::io::stdout().flush().unwrap();
 }
 
-/// Where to, how many sends, octets of each, octets of a datagram.
+/// Executes a send command: destination, number of sends, bytes of each, bytes of a datagram.
 fn send(arguments: &str) -> String {
     let words: Vec<&str> = arguments.split(' ').collect();
     let [to, sends, each, size] = words[..] else { panic!("no order: send {arguments}") };
@@ -115,7 +115,7 @@ fn send(arguments: &str) -> String {
     send_segmented(&socket, sends.parse().unwrap(), each.parse().unwrap(), size.parse().unwrap())
 }
 
-/// A UDP socket that is connected.
+/// Returns a connected UDP socket.
 pub fn socket_towards(to: &str) -> UdpSocket {
     let any = if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).unwrap();
@@ -123,28 +123,28 @@ pub fn socket_towards(to: &str) -> UdpSocket {
     socket
 }
 
-/// Takes datagrams until there are `octets` of them: how many, octets, hash.
-pub fn receive(socket: &UdpSocket, octets: usize) -> String {
+/// Receives datagrams until `bytes` bytes have arrived; returns their number, bytes and hash.
+pub fn receive(socket: &UdpSocket, bytes: usize) -> String {
     let (mut datagrams, mut got, mut hash) = (0, 0, Sha256::new());
     let mut buffer = vec![0; 1 << 16];
-    let until = Instant::now() + PATIENCE;
-    while got < octets {
+    let until = Instant::now() + RECEIVE_TIMEOUT;
+    while got < bytes {
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         socket.set_read_timeout(Some(left)).unwrap();
         let Ok(n) = socket.recv(&mut buffer) else { break };
         hash.update(&buffer[..n]);
         (datagrams, got) = (datagrams + 1, got + n);
     }
-    described(datagrams, got, hash)
+    summary(datagrams, got, hash)
 }
 
-/// How the traffic of a test is told: datagrams, octets, hash.
-pub fn described(datagrams: usize, octets: usize, hash: Sha256) -> String {
-    format!("{datagrams} {octets} {:x}", hash.finalize())
+/// Formats a summary of traffic: datagrams, bytes, hash.
+pub fn summary(datagrams: usize, bytes: usize, hash: Sha256) -> String {
+    format!("{datagrams} {bytes} {:x}", hash.finalize())
 }
 
-/// Sends `sends` times `each` octets that the kernel is to make datagrams of `size` of, as few calls as
-/// sends; how that is told.
+/// Sends `sends` times `each` bytes, which the kernel splits into datagrams of `size` bytes, with one call per
+/// send; returns the summary.
 pub fn send_segmented(socket: &UdpSocket, sends: usize, each: usize, size: u16) -> String {
     setsockopt(socket, sockopt::UdpGsoSegment, &size.into()).unwrap();
     let (mut datagrams, mut hash) = (0, Sha256::new());
@@ -154,5 +154,5 @@ pub fn send_segmented(socket: &UdpSocket, sends: usize, each: usize, size: u16) 
         hash.update(&bytes);
         datagrams += each.div_ceil(size.into());
     }
-    described(datagrams, sends * each, hash)
+    summary(datagrams, sends * each, hash)
 }

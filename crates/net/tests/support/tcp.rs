@@ -1,4 +1,4 @@
-//! TCP both ways at once: octets without a pattern, compared by hash.
+//! TCP in both directions at once: random bytes, compared by hash.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -7,13 +7,13 @@ use std::time::Duration;
 use nix::sys::socket::{setsockopt, sockopt};
 use sha2::{Digest, Sha256};
 
-/// Where [`serve`] listens.
+/// TCP port of [`serve`].
 pub const PORT: u16 = 5001;
 
-/// How long a connection may stand still.
+/// Maximum time without progress of a connection.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Octets without a pattern.
+/// Returns `len` pseudo-random bytes for a seed.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -27,7 +27,7 @@ pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Answers connections over both families on threads of its own, and tells of the end of each.
+/// Serves connections over both address families on threads of its own; calls `ended` after each.
 pub fn serve(ended: fn()) {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, PORT)).unwrap();
     std::thread::spawn(move || {
@@ -49,16 +49,15 @@ fn answer(mut stream: &TcpStream) {
     let (seed, len) = (number(0), usize::try_from(number(8)).unwrap());
     let received = exchange(stream, &noise(!seed, len));
     stream.write_all(&received).unwrap();
-    // Until the other end has gone.
+    // Wait until the other end has closed.
     let _ = stream.read(&mut [0]);
 }
 
-/// Connects, sends and receives `len` octets at the same time, and ends the connection so that nothing
-/// more is said about it.
+/// Connects, sends and receives `len` bytes at the same time, and closes the connection completely.
 ///
 /// # Panics
 ///
-/// When something does not arrive, or arrives damaged.
+/// Panics if bytes are missing or damaged.
 pub fn both_ways(to: SocketAddr, seed: u64, len: usize) {
     let mut stream = TcpStream::connect_timeout(&to, LIMIT).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -77,11 +76,11 @@ pub fn both_ways(to: SocketAddr, seed: u64, len: usize) {
     setsockopt(&stream, sockopt::Linger, &at_once).unwrap();
 }
 
-/// Sends `octets` and receives as many; the hash of these.
-fn exchange(mut stream: &TcpStream, octets: &[u8]) -> [u8; 32] {
+/// Sends `bytes` and receives as many; returns the hash of the received bytes.
+fn exchange(mut stream: &TcpStream, bytes: &[u8]) -> [u8; 32] {
     std::thread::scope(|scope| {
-        scope.spawn(|| (&mut &*stream).write_all(octets).unwrap());
-        let mut received = vec![0; octets.len()];
+        scope.spawn(|| (&mut &*stream).write_all(bytes).unwrap());
+        let mut received = vec![0; bytes.len()];
         stream.read_exact(&mut received).unwrap();
         Sha256::digest(&received).into()
     })

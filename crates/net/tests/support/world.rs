@@ -1,5 +1,5 @@
-//! Two kernels with a vif between them: a guest's, whose TAP is patched to netfront, and the driver domain's,
-//! whose TAP is on a switch with netback.
+//! Two kernels with a vif between them. The guest's TAP is bridged to netfront; the driver domain's TAP is on
+//! a switch with netback.
 
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, mpsc};
@@ -23,15 +23,15 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::{Peer, ip, set_up};
 
-/// The MTU of the vif.
+/// MTU of the vif.
 pub const MTU: u16 = 8000;
 
-/// A side's ports come and go in its data plane.
+/// Side of a vif, whose ports are added to its workers and removed again.
 pub struct Side {
-    pub plane: DataplaneHandle,
+    pub worker: DataplaneHandle,
     pub port: Option<PortId>,
     pub counters: Arc<PortCounters>,
-    /// The kernel's interface on that side.
+    /// Kernel interface of this side.
     pub tap: Arc<PortCounters>,
     pub gone: Receiver<String>,
 }
@@ -39,12 +39,12 @@ pub struct Side {
 impl PortHost for Side {
     fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
         self.counters = Arc::clone(port.counters());
-        self.port = Some(self.plane.add_port(port, PortPolicy::default(), "vif").unwrap());
+        self.port = Some(self.worker.add_port(port, PortPolicy::default(), "vif").unwrap());
     }
 
     fn detach(&mut self, _: &DeviceId) {
         if let Some(port) = self.port.take() {
-            drop(self.plane.remove_port(port));
+            drop(self.worker.remove_port(port));
         }
     }
 }
@@ -57,13 +57,13 @@ impl Side {
             let _ = tell.send(format!("{}: {}", port.name, port.reason));
         };
         let config = DataplaneConfig::default();
-        let (dataplane, plane) =
+        let (dataplane, worker) =
             Dataplane::new(fabric, config, Arc::clone(&system), on_gone).unwrap();
         std::thread::spawn(move || dataplane.run());
         let port = TapPort::new(tap.fd, tap.offloads, MTU, system);
         let tap = Arc::clone(port.counters());
-        plane.add_port(Box::new(port), PortPolicy::default(), "tap").unwrap();
-        Side { plane, port: None, counters: Arc::default(), tap, gone }
+        worker.add_port(Box::new(port), PortPolicy::default(), "tap").unwrap();
+        Side { worker, port: None, counters: Arc::default(), tap, gone }
     }
 }
 
@@ -92,8 +92,8 @@ impl World {
         let taps = ["rfa", "rfb"].map(|name| Tap::create(name).unwrap());
         ip(&format!("link set rfb netns {}", peer.id()));
         set_up("rfa", 1, MTU);
-        peer.tell(&format!("up rfb 2 {MTU}"));
-        peer.tell("serve");
+        peer.call(&format!("up rfb 2 {MTU}"));
+        peer.call("serve");
         let (hub_thread, hub) = Hub::new(HubLimits::default()).unwrap();
         std::thread::spawn(move || hub_thread.run().unwrap());
         let platforms = [(Some(DomId(0)), true), (None, false)].map(|(id, privileged)| {
@@ -109,7 +109,7 @@ impl World {
         let config = VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu: MTU };
         toolstack::create(&mut stores[0], &device, config).unwrap();
         let front = VifFrontend::new(&platforms[1], device, MTU).unwrap();
-        // They are used where the backend opens them.
+        // The backend opens grant windows only in that mode.
         let front = Some(front.with_windows(&platforms[1], WindowSizes::default()));
         let offloads = taps.each_ref().map(|tap| tap.offloads);
         let [a, b] = taps;
@@ -118,15 +118,15 @@ impl World {
         World { peer, hub, platforms, stores, device, front, guest, driver, mtu: MTU, offloads }
     }
 
-    /// Whether both kernels leave that undone.
-    pub fn taps_take(&self, offloads: TapOffloads) -> bool {
+    /// Returns true if both kernels grant these offloads.
+    pub fn taps_support(&self, offloads: TapOffloads) -> bool {
         self.offloads.iter().all(|granted| granted.contains(offloads))
     }
 
     pub fn set_mtu(&mut self, mtu: u16) {
         if mtu != self.mtu {
             ip(&format!("link set rfa mtu {mtu}"));
-            self.peer.tell(&format!("ip link set rfb mtu {mtu}"));
+            self.peer.call(&format!("ip link set rfb mtu {mtu}"));
             self.mtu = mtu;
         }
     }
@@ -145,20 +145,24 @@ impl World {
         let [back_store, front_store] = &mut self.stores;
         front.close(front_store, &mut self.guest).unwrap();
         back.look(&self.platforms[0], back_store, &mut self.driver).unwrap();
-        assert_eq!((self.guest.port, self.driver.port), (None, None), "both let go");
-        // The backend's port may have found its channels closed before it was taken away.
+        assert_eq!(
+            (self.guest.port, self.driver.port),
+            (None, None),
+            "both sides released their ports"
+        );
+        // The backend's port may have seen its channels closed before it was removed.
         let _ = self.driver.gone.try_recv();
         let state = format!("{}/state", self.device.frontend_path());
         front_store.write(&state, XenbusState::Initialising.to_string()).unwrap();
     }
 
-    /// Waits until what the kernels have handed over has gone through both data planes, and what they
-    /// say to that (a connection that is no more is refused once) has, too: an answer comes between two
-    /// rounds, so a round lies between two answers.
+    /// Waits until the frames that the kernels have sent have passed both datapaths, and so have the responses to
+    /// them (a segment of a closed connection is refused once). A worker answers between two rounds, so one round
+    /// passes between two answers.
     pub fn settle(&self) {
         for side in [&self.guest, &self.driver].into_iter().cycle().take(4) {
-            side.plane.stats().unwrap();
-            side.plane.stats().unwrap();
+            side.worker.stats().unwrap();
+            side.worker.stats().unwrap();
         }
     }
 }

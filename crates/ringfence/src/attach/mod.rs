@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::sys::signal::Signal;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::WindowSizes;

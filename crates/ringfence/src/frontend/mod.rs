@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ringfence_frame::orders::UnknownStaging;
+use ringfence_frame::commands::UnknownStaging;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::netfront::WindowSizes;

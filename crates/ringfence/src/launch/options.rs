@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 
 use super::report::Loudness;

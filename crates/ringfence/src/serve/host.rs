@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ringfence_access::staging::StagingPool;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::ctrl::record::CtrlRecord;
@@ -206,8 +206,13 @@ impl PortHost for Host<'_> {
         self.records.remove(&device_name(device));
     }
 
-    fn order(&mut self, device: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.usher.order(device, queue, order)
+    fn execute(
+        &mut self,
+        device: &DeviceId,
+        queue: u16,
+        command: PortCommand,
+    ) -> Option<PortReply> {
+        self.usher.execute(device, queue, command)
     }
 
     fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {

@@ -273,7 +273,7 @@ fn a_removed_port_is_handed_back_and_not_used_any_more() {
 fn a_patch_holds_the_sender_up_instead_of_losing_frames() {
     let running = Running::new(Fabric::Patch(Patch::new()));
     let (slow, slow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();
-    running.add("slow", slow.holding_up());
+    running.add("slow", slow.with_backpressure());
     let (fast_port, fast) = port();
     running.add("fast", fast_port.level_triggered());
     for n in 0..500u16 {
@@ -301,7 +301,7 @@ fn narrow_wide_and_two_senders() -> (Dataplane, DataplaneHandle, [MemoryPeer; 4]
     let (narrow, narrow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();
     let ((wide, wide_peer), (from, from_peer), (other, other_peer)) = (port(), port(), port());
     let peers = [narrow_peer, wide_peer, from_peer, other_peer];
-    let (mut dataplane, handle) = by_hand(vec![narrow.holding_up(), wide, from, other]);
+    let (mut dataplane, handle) = by_hand(vec![narrow.with_backpressure(), wide, from, other]);
     for (peer, n) in peers.iter().zip(1..) {
         peer.send(&frame(BROADCAST, mac(n), 60), OffloadMeta::PLAIN);
         go(&mut dataplane);

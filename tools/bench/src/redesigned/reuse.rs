@@ -7,7 +7,7 @@ use anyhow::{bail, ensure};
 use ringfence_access::Mode;
 use ringfence_access::window::{ReuseStats, SourcePolicy};
 use ringfence_frame::batch::Batch;
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::PortHost;
@@ -33,7 +33,7 @@ const MTU: u16 = 9000;
 const SIZES: WindowSizes = WindowSizes {
     pages: 1024,
     entries: 256,
-    policy: SourcePolicy { patience: Duration::from_secs(5), churn: 200 },
+    policy: SourcePolicy { hold_limit: Duration::from_secs(5), churn: 200 },
 };
 
 /// The share that was reused, by what the guest does.
@@ -111,7 +111,7 @@ impl Pair {
     }
 
     fn stats(&mut self) -> anyhow::Result<ReuseStats> {
-        match self.front.obey(0, PortOrder::Resize(SIZES.pages)) {
+        match self.front.execute(0, PortCommand::Resize(SIZES.pages)) {
             PortReply::Resized(levels) => Ok(levels.reuse),
             _ => bail!("the guest's port has no windows"),
         }

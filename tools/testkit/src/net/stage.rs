@@ -15,8 +15,8 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::counters::PortCounters;
-use ringfence_frame::orders::{PortOrder, PortReply};
 use ringfence_frame::port::{Fault, Port, Transmitted};
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;
@@ -44,8 +44,8 @@ impl PortHost for Holder {
     fn detach(&mut self, _: &DeviceId) {
         self.port = None;
     }
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.port.as_mut().map(|port| port.obey(queue, order))
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.port.as_mut().map(|port| port.execute(queue, command))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether the frontend may lend in windows.
+//! Offer of grant windows to the frontend.
 
 use ringfence_access::Mode;
 use ringfence_platform::{Platform, WindowError};
@@ -6,12 +6,12 @@ use ringfence_platform::{Platform, WindowError};
 use super::VifBackend;
 
 impl VifBackend {
-    /// How pages are reached where the frontend takes part: not as it was ordered where the platform cannot.
+    /// Returns the access mode, which differs from the configured one if the platform does not support that.
     pub fn mode(&self) -> Mode {
         self.options.mode
     }
 
-    /// Whether windows are opened for the frontend. Where the platform has none, that is said once.
+    /// Returns true if grant windows are offered. If the platform has none, it logs that once and uses staging.
     pub(super) fn offers_windows(&mut self, platform: &impl Platform) -> bool {
         let wanted = self.options.mode == Mode::Window;
         if wanted && !platform.has_windows() {

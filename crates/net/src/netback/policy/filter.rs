@@ -1,8 +1,8 @@
-//! Which multicast frames a guest wants (`feature-multicast-control`).
+//! Multicast filter of a guest (`feature-multicast-control`).
 //!
-//! A guest that asked for it with `request-multicast-control` gets frames to those groups alone that it
-//! added by extra infos. Broadcast is no multicast here. Guests may add groups before they ask, and the
-//! list stays when they no longer do, as with Linux's netback.
+//! A guest that set `request-multicast-control` receives only the multicast groups that it added by extra
+//! infos. Broadcast frames always pass. As with Linux's netback, a guest can add groups before it sets the
+//! key, and the list remains after it clears the key.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,31 +12,31 @@ use arrayvec::ArrayVec;
 
 use ringfence_switch::forwarding::Mac;
 
-/// Groups of one guest, as many as Linux's netback has.
+/// Maximum number of groups of one guest, as in Linux's netback.
 pub(crate) const GROUPS_MAX: usize = 64;
 
 const BROADCAST: Mac = [0xFF; 6];
 
-/// What a guest wants. A clone has the same list: what is added to one is in the other.
+/// Multicast filter of one guest. Clones share the list of groups.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MulticastFilter {
-    /// Whether the guest asked for it.
+    /// Set if the guest requested filtering.
     pub(crate) asked: bool,
-    /// The guest's list is not known: it told it to whoever served it before.
+    /// Set if the guest sent its groups to a previous process, so that the list is unknown.
     pub(crate) unknown: bool,
     groups: Arc<Mutex<Groups>>,
 }
 
-/// The groups of one guest.
+/// List of a guest's groups.
 #[derive(Debug, Default)]
 pub(crate) struct Groups(ArrayVec<Mac, GROUPS_MAX>);
 
 impl MulticastFilter {
-    /// Changes the list.
+    /// Adds or removes a group.
     ///
     /// # Errors
     ///
-    /// The rule that the change breaks; the list is as it was.
+    /// Returns the name of the rule that the change breaks; the list is unchanged.
     pub(crate) fn change(&mut self, change: MulticastChange) -> Result<(), &'static str> {
         let Groups(groups) = &mut *self.groups();
         match change {
@@ -45,7 +45,7 @@ impl MulticastFilter {
             MulticastChange::Add(group) => {
                 groups.try_push(group).map_err(|_| "tx_multicast_list_full")
             }
-            // To forget what is not there is no fault: it is not there afterwards.
+            // Removing an absent group is permitted.
             MulticastChange::Del(group) => {
                 groups.retain(|known| *known != group);
                 Ok(())
@@ -53,19 +53,19 @@ impl MulticastFilter {
         }
     }
 
-    /// The list.
+    /// Locks the list of groups.
     pub(crate) fn groups(&self) -> MutexGuard<'_, Groups> {
         self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anything is filtered at all.
+    /// Returns true if frames are filtered.
     pub(crate) fn is_active(&self) -> bool {
         self.asked && !self.unknown
     }
 }
 
 impl Groups {
-    /// Whether the guest wants a frame that begins with this.
+    /// Returns true if the filter passes a frame with these first bytes.
     pub(crate) fn passes(&self, header: &[u8]) -> bool {
         let Some(to) = header.first_chunk::<6>() else { return true };
         !is_group(to) || *to == BROADCAST || self.0.contains(to)
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_gets_the_groups_that_it_added_and_broadcast() {
+    fn added_groups_and_broadcast_pass_filter() {
         let mut filter = MulticastFilter { asked: true, ..MulticastFilter::default() };
         assert_eq!(filter.change(Add(group(1))), Ok(()));
         assert!(filter.groups().passes(&group(1)) && !filter.groups().passes(&group(2)));
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_one_port_have_one_list() {
+    fn filters_of_port_parts_share_groups() {
         let mut one = MulticastFilter { asked: true, ..MulticastFilter::default() };
         let mut other = one.clone();
         assert_eq!(one.change(Add(group(1))), Ok(()));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_bounded_and_one_group_is_in_it_once() {
+    fn group_beyond_limit_is_refused_and_duplicate_accepted() {
         let mut filter = MulticastFilter::default();
         for n in 0..64 {
             assert_eq!(
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_not_known_filters_nothing() {
+    fn filter_with_unknown_list_is_inactive() {
         let mut filter = MulticastFilter { asked: true, ..MulticastFilter::default() };
         assert!(filter.is_active());
         filter.unknown = true;
@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_list_is_a_set(changes in prop::collection::vec((any::<bool>(), 0u8..80), 0..400)) {
+        fn group_list_behaves_as_set(changes in prop::collection::vec((any::<bool>(), 0u8..80), 0..400)) {
             let mut filter = MulticastFilter::default();
             let mut model = std::collections::BTreeSet::new();
             for (add, n) in changes {

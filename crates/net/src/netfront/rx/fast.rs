@@ -1,59 +1,63 @@
-//! The short way for packets from the backend that lie in one page.
+//! RX fast path: packets from the backend that lie in one page.
 //!
-//! As elsewhere: first the responses of a run are judged and the caches asked for the first octets, then
-//! headers are copied and frames made. The first response of another kind ends the run.
+//! The path works in batches of two passes. The first validates the responses and prefetches the packets'
+//! first bytes. The second copies the headers and adds the frames. A response of another kind ends the
+//! batch.
 
+use arrayvec::ArrayVec;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_wire::netif::{PACKET_MIN, RxFlags, RxResponse};
 
-use arrayvec::ArrayVec;
+use super::FrontendRx;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
 
-use super::FromBackend;
+/// Maximum number of packets of a batch.
+const BATCH_MAX: usize = 64;
 
-/// Packets of a run.
-const RUN: usize = 64;
-
-/// A packet that was judged.
-struct Judged<'a> {
+/// Validated packet of one response.
+struct Validated<'a> {
     page: &'a LentSlice,
     offset: usize,
     len: usize,
-    validated: bool,
+    checksum_valid: bool,
 }
 
-/// How far the short way went.
+/// Result of the fast path.
 #[derive(Default)]
-pub(super) struct Run {
-    /// Responses looked at.
+pub(super) struct FastRun {
+    /// Number of responses consumed.
     pub(super) looked: usize,
-    /// Of these, frames that were made, and their octets.
+    /// Number of frames added, and their bytes.
     pub(super) frames: usize,
     pub(super) bytes: u64,
-    /// What comes next is not for this round.
+    /// Set if nothing is left for the slow path in this round.
     pub(super) ends: bool,
 }
 
-impl FromBackend {
-    /// Takes packets as long as they are of the simple kind, at most `budget`.
-    pub(super) fn run(&mut self, batch: &mut Batch, budget: usize) -> Result<Run, Fault> {
-        let mut run = Run::default();
+impl FrontendRx {
+    /// Receives packets while they qualify, at most `budget`.
+    pub(super) fn receive_fast(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+    ) -> Result<FastRun, Fault> {
+        let mut run = FastRun::default();
         while run.looked < budget {
             let waiting = self.ring.unconsumed().map_err(|e| self.overflow(e))? as usize;
-            let most = RUN.min(budget - run.looked).min(waiting);
+            let most = BATCH_MAX.min(budget - run.looked).min(waiting);
             let (ring, first) = (&self.ring, self.ring.consumed_index());
-            // At most RUN.
+            // At most BATCH_MAX.
             let ahead = u32::try_from(most).unwrap_or(0);
-            self.window.reach(first, ahead, |from, into| ring.responses(from, into));
-            let mut judged = ArrayVec::<Judged<'_>, RUN>::new();
+            self.prefetch.fetch(first, ahead, |from, into| ring.responses(from, into));
+            let mut checksum_valid = ArrayVec::<Validated<'_>, BATCH_MAX>::new();
             let mut room = batch.room();
             for index in (0..ahead).map(|ahead| first.wrapping_add(ahead)) {
-                let response = RxResponse::from_bytes(self.window.get(index));
-                let Some(packet) = self.simple(index, response) else { break };
+                let response = RxResponse::from_bytes(self.prefetch.get(index));
+                let Some(packet) = self.qualifying_packet(index, response) else { break };
                 if !room.fits(packet.len) {
                     batch.refuse(packet.len);
                     run.ends = true;
@@ -61,11 +65,11 @@ impl FromBackend {
                 }
                 room.take(packet.len, None);
                 packet.page.prefetch(packet.offset, packet.len.min(HEADER_MAX));
-                judged.push(packet);
+                checksum_valid.push(packet);
             }
-            let (short, all) = (judged.len() < RUN, judged.len() == most);
+            let (short, all) = (checksum_valid.len() < BATCH_MAX, checksum_valid.len() == most);
             let (mut taken, mut copied) = (0, 0);
-            for packet in judged {
+            for packet in checksum_valid {
                 let head = packet.len.min(HEADER_MAX);
                 if !batch.has_place_for(head) {
                     run.ends = true;
@@ -92,31 +96,31 @@ impl FromBackend {
         Ok(run)
     }
 
-    /// The packet of a response that is a whole one and needs nothing but its octets.
+    /// Returns the packet of a response that qualifies for the fast path.
     #[inline]
-    fn simple(&self, index: u32, response: RxResponse) -> Option<Judged<'_>> {
+    fn qualifying_packet(&self, index: u32, response: RxResponse) -> Option<Validated<'_>> {
         let (offset, len) = (usize::from(response.offset), usize::from(response.size().ok()?));
         let plain = response.flags.0 & !RxFlags::DATA_VALIDATED.0 == 0;
         if !plain || len < PACKET_MIN as usize || offset + len > PAGE_SIZE {
             return None;
         }
         let (_, page) = self.pages.get(self.slot(index))?;
-        let validated = response.flags.contains(RxFlags::DATA_VALIDATED);
-        Some(Judged { page, offset, len, validated })
+        let checksum_valid = response.flags.contains(RxFlags::DATA_VALIDATED);
+        Some(Validated { page, offset, len, checksum_valid })
     }
 }
 
-impl Judged<'_> {
-    /// Makes a frame of it; whether that worked.
+impl Validated<'_> {
+    /// Adds the packet's frame; returns false if the batch refuses it.
     #[inline]
     fn make(&self, batch: &mut Batch) -> bool {
-        let Judged { page, offset, len, validated } = *self;
+        let Validated { page, offset, len, checksum_valid } = *self;
         let head = len.min(HEADER_MAX);
         let rest = (len > head).then_some((page, offset + head, len - head));
         let made = batch.push(head, rest, |header| {
             page.copy_to(offset, header)?;
             let total = u32::try_from(len).unwrap_or(u32::MAX);
-            let verified = validated && Layers::parse(header, total).is_ok();
+            let verified = checksum_valid && Layers::parse(header, total).is_ok();
             let checksum = if verified { Checksum::Verified } else { Checksum::None };
             Ok::<_, ringfence_memory::OutOfRange>(OffloadMeta { checksum, gso: None })
         });

@@ -1,41 +1,40 @@
-//! The short way for frames to the backend that take one slot.
+//! TX fast path: frames to the backend that take one slot.
 //!
-//! First places are taken for a run of frames, and other processors asked to give up the lines that are
-//! going to be written; then the octets are written, and all requests put on the ring together.
+//! The path works in batches. It takes buffers for the frames and prefetches their cache lines for writing.
+//! Then it writes the bytes and puts all requests on the ring together.
 
+use arrayvec::ArrayVec;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::Checksum;
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
-use arrayvec::ArrayVec;
-use ringfence_frame::batch::{Batch, FrameView};
-use ringfence_frame::orders::TxStaging;
-
-use super::ToBackend;
+use super::FrontendTx;
 use crate::netfront::heads::HEAD;
+use ringfence_frame::batch::{Batch, FrameView};
+use ringfence_frame::commands::TxStaging;
 
-/// Frames of a run.
-const RUN: usize = 64;
+/// Maximum number of frames of a batch.
+const BATCH_MAX: usize = 64;
 
-/// Octets of a page whose lines are asked for ahead: longer frames are written in order anyway.
+/// Number of page bytes that are prefetched; longer frames are written sequentially anyway.
 const AHEAD: usize = 256;
 
-/// A frame and where it goes.
+/// Frame and its buffer.
 struct Placed<'a> {
     frame: FrameView<'a>,
     id: u16,
     offset: u16,
 }
 
-impl ToBackend {
-    /// Sends the first of `frames`, as long as each takes one slot and there is room; how many, and how
-    /// many octets.
-    pub(super) fn run(&mut self, batch: &Batch, frames: &[u32]) -> (usize, u64) {
+impl FrontendTx {
+    /// Sends the first of `frames` while each takes one slot and there is room. Returns the number of frames
+    /// and of bytes sent.
+    pub(super) fn transmit_fast(&mut self, batch: &Batch, frames: &[u32]) -> (usize, u64) {
         let free = self.ring.free() as usize;
-        let mut placed = ArrayVec::<Placed<'_>, RUN>::new();
-        let mut requests = ArrayVec::<[u8; TxRequest::SIZE], RUN>::new();
-        for &index in frames.iter().take(RUN.min(free)) {
+        let mut placed = ArrayVec::<Placed<'_>, BATCH_MAX>::new();
+        let mut requests = ArrayVec::<[u8; TxRequest::SIZE], BATCH_MAX>::new();
+        for &index in frames.iter().take(BATCH_MAX.min(free)) {
             let Some(frame) = batch.get(index).filter(is_simple) else { break };
             let Some((id, gref, offset)) = self.place(frame.len()) else { break };
             let (blank, size) = (frame.meta().checksum.place().is_some(), frame.len());
@@ -58,15 +57,14 @@ impl ToBackend {
             }
         }
         for Placed { id, .. } in &placed {
-            self.under_way[usize::from(*id)] = true;
+            self.in_flight[usize::from(*id)] = true;
         }
         let posted = self.ring.request_all(&requests);
         debug_assert_eq!(posted, placed.len(), "there were as many free slots");
         (placed.len(), bytes)
     }
 
-    /// Takes a place for a frame of `len` octets in one piece: the id it is known by, its page, and
-    /// where in it.
+    /// Takes one buffer for a frame of `len` bytes; returns its id, its page's reference and its offset.
     #[inline]
     fn place(&mut self, len: usize) -> Option<(u16, Gref, u16)> {
         if len <= HEAD && self.staged != TxStaging::Off {
@@ -84,7 +82,7 @@ impl ToBackend {
     }
 }
 
-/// Whether it can take one slot.
+/// Returns true if the frame can take one slot.
 #[inline]
 fn is_simple(frame: &FrameView<'_>) -> bool {
     frame.len() <= PAGE_SIZE && frame.len() >= PACKET_MIN as usize && frame.meta().gso.is_none()

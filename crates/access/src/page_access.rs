@@ -1,4 +1,8 @@
-//! One interface over the modes.
+//! Page access: reads and writes a peer's granted pages in every access mode.
+//!
+//! A backend collects the ranges of a round and calls [`PageAccess::read`] once, or writes with
+//! [`PageAccess::begin_write`]. The fast paths look pages up with [`PageAccess::page`] instead and
+//! validate all look-ups with [`PageAccess::settle`].
 
 use core::fmt;
 use core::str::FromStr;
@@ -11,28 +15,28 @@ use ringfence_platform::{
 use crate::staging::StagingTable;
 use crate::window::unmark;
 
-/// Ranges of staged pages of at most so many bytes are copied rather than referred to: a copy of
-/// a few cache lines costs less than keeping track of where they are.
+/// Maximum length of a range of a staged page that is copied. A copy of a few cache lines costs less than
+/// a reference to the page.
 const STAGED_COPY_MAX: u16 = 256;
 
-/// How pages are reached.
+/// Access modes of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Mode {
-    /// The platform copies; nothing is mapped.
+    /// The platform copies; the backend maps nothing.
     Copy,
-    /// Pages are mapped for each I/O and unmapped after it.
+    /// The backend maps pages for each I/O and unmaps them after it.
     Map,
-    /// Pages that the peer staged stay mapped and are looked up; the others are copied.
+    /// Staged pages stay mapped and are looked up; the platform copies the others.
     Staging,
-    /// Pages of the peer's windows are looked up; the others are reached as in [`Mode::Staging`].
+    /// Pages of the peer's grant window are looked up; the others are accessed as in [`Mode::Staging`].
     Window,
 }
 
 impl Mode {
-    /// Every mode of this build.
+    /// All modes.
     pub const ALL: [Mode; 4] = [Mode::Copy, Mode::Map, Mode::Staging, Mode::Window];
 
-    /// The name used on the command line and in the store.
+    /// Returns the name on the command line and in the store.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Copy => "copy",
@@ -42,7 +46,7 @@ impl Mode {
         }
     }
 
-    /// What it means, in a line for people.
+    /// Returns a description of one line for users.
     pub fn meaning(self) -> &'static str {
         match self {
             Mode::Copy => "the kernel copies each slot; nothing is mapped",
@@ -61,7 +65,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A word that names no mode.
+/// Word that is not the name of a mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is no mode; this build has copy, map, staging and window")]
 pub struct UnknownMode(String);
@@ -77,40 +81,39 @@ impl FromStr for Mode {
     }
 }
 
-/// A range of a peer's page that is to be read.
+/// Range of a peer's page to read.
 #[derive(Clone, Copy, Debug)]
-pub struct Want {
-    /// The page.
+pub struct ReadRange {
+    /// Reference of the page.
     pub gref: Gref,
-    /// First byte in it.
+    /// Offset in the page.
     pub offset: u16,
-    /// Bytes; the range lies inside the page (validated by whoever parsed the slot).
+    /// Length in bytes. The parser of the slot has validated that the range lies inside the page.
     pub len: u16,
-    /// Where in the scratch buffer the bytes go if they are copied; ranges ascend and do not
-    /// overlap.
+    /// Offset in the scratch buffer for copied bytes. The offsets ascend, and the ranges do not overlap.
     pub at: usize,
 }
 
-/// Where the bytes of a [`Want`] are.
+/// Location of the bytes of a [`ReadRange`].
 #[derive(Clone, Debug)]
-pub enum Reached {
-    /// At `at` in the scratch buffer.
+pub enum ReadData {
+    /// Copy at `at` in the scratch buffer.
     Copied,
-    /// In the peer's page: exactly the range that was wanted.
+    /// Range of the peer's page itself.
     Mapped(LentSlice),
 }
 
-/// Bytes to be written into a peer's page.
+/// Source bytes of a write to a peer's page.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Private bytes.
     Private(&'a [u8]),
-    /// Bytes of another peer's page: offset and length.
+    /// Bytes of another peer's page: the slice, the offset and the length.
     Lent(&'a LentSlice, usize, usize),
 }
 
 impl Source<'_> {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Source::Private(bytes) => bytes.len(),
@@ -118,31 +121,31 @@ impl Source<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The way to one peer's pages.
-pub struct Reach<G> {
+/// Access to the pages of one peer, for one ring.
+pub struct PageAccess<G> {
     grantee: G,
     mode: Mode,
     ops: CopyOps,
-    /// For each element of a batch of copies, the slot it belongs to.
+    /// Slot of each element of a batch of copies.
     slots: Vec<usize>,
     pages: Vec<(Gref, Access)>,
     mapped: Vec<Result<LentSlice, GrantStatus>>,
-    /// The window that the peer made for this ring.
+    /// Grant window that the peer made for this ring.
     window: Option<WindowRound>,
-    /// Where in it the pages of a batch are; those of other references are in no place.
+    /// Positions of a batch's pages in the grant window; an error for references outside of it.
     places: Vec<Result<RoundPlace, GrantStatus>>,
 }
 
-impl<G: Grantee> Reach<G> {
-    /// Reaches the pages of `grantee`'s peer by `mode`.
-    pub fn new(grantee: G, mode: Mode) -> Reach<G> {
-        Reach {
+impl<G: Grantee> PageAccess<G> {
+    /// Makes the access to the pages of `grantee`'s peer in `mode`.
+    pub fn new(grantee: G, mode: Mode) -> PageAccess<G> {
+        PageAccess {
             grantee,
             mode,
             ops: CopyOps::new(),
@@ -154,18 +157,18 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// The same, with the window that the peer made for this ring, which counts in [`Mode::Window`].
+    /// Adds the grant window that the peer made for this ring. Only [`Mode::Window`] uses it.
     #[must_use]
-    pub fn with_window(self, window: Option<WindowRound>) -> Reach<G> {
-        Reach { window: window.filter(|_| self.mode == Mode::Window), ..self }
+    pub fn with_window(self, window: Option<WindowRound>) -> PageAccess<G> {
+        PageAccess { window: window.filter(|_| self.mode == Mode::Window), ..self }
     }
 
-    /// The mode.
+    /// Returns the access mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Whether there are pages that can be reached without an operation ([`Reach::page`]).
+    /// Returns true if [`PageAccess::page`] can find pages.
     #[inline]
     pub fn has_pages(&self, staged: &StagingTable) -> bool {
         match self.mode {
@@ -175,10 +178,10 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// The page of `gref`, where it can be reached without an operation of the platform's: this is the
-    /// look-up that the modes differ in.
+    /// Looks up the page of `gref`; `None` if the mode needs an operation of the platform for it.
     ///
-    /// Nothing that is read there counts, and nothing may be written, before [`Reach::settle`] said so.
+    /// The caller may prefetch from the page. It may use bytes or write only after [`PageAccess::settle`]
+    /// returned true.
     #[inline]
     pub fn page<'a>(
         &'a self,
@@ -196,14 +199,14 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Whether all that was looked up since the last time may be used. If not, look it up again with
-    /// [`Reach::read`] or [`Reach::begin_write`], which say what became of each.
+    /// Validates the look-ups since the last call. If it returns false, the caller uses [`PageAccess::read`]
+    /// or [`PageAccess::begin_write`] instead, which return a status for each page.
     #[inline]
     pub fn settle(&self) -> bool {
         self.window.as_ref().is_none_or(WindowRound::settle)
     }
 
-    /// Nothing that was looked up is used any more. Tell the peer that its I/O is over after this.
+    /// Ends the use of all pages that were looked up. The caller notifies the peer only after this.
     #[inline]
     pub fn end(&mut self) {
         if let Some(window) = &mut self.window {
@@ -211,127 +214,128 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Looks up those pages of a batch that are in the window.
+    /// Looks up the pages of a batch in the grant window.
     fn find_places(&mut self, pages: impl Iterator<Item = (Gref, Access)>) {
         self.places.clear();
         if let Some(window) = &self.window {
-            // No window has a page 0.
-            let within = pages.map(|(gref, access)| (unmark(gref).unwrap_or(Gref(0)), access));
-            window.begin_settled(within, &mut self.places);
+            // Page 0 exists in no grant window.
+            let tables = pages.map(|(gref, access)| (unmark(gref).unwrap_or(Gref(0)), access));
+            window.begin_settled(tables, &mut self.places);
         }
     }
 
-    /// Reads every range of `wants`; appends one result for each to `reached`. `staged` are the pages
-    /// that the peer staged.
+    /// Reads every range, and appends one result for each to `data`. `staged` are the pages that the peer
+    /// staged.
     pub fn read(
         &mut self,
-        wants: &[Want],
+        ranges: &[ReadRange],
         staged: &StagingTable,
         scratch: &mut [u8],
-        reached: &mut Vec<Result<Reached, GrantStatus>>,
+        data: &mut Vec<Result<ReadData, GrantStatus>>,
     ) {
         match self.mode {
-            Mode::Copy => self.read_by_copy(wants, scratch, reached),
-            Mode::Map => self.read_by_map(wants, reached),
-            Mode::Staging | Mode::Window => self.read_staged(wants, staged, scratch, reached),
+            Mode::Copy => self.read_by_copy(ranges, scratch, data),
+            Mode::Map => self.read_by_map(ranges, data),
+            Mode::Staging | Mode::Window => self.read_staged(ranges, staged, scratch, data),
         }
     }
 
     fn read_staged(
         &mut self,
-        wants: &[Want],
+        ranges: &[ReadRange],
         staged: &StagingTable,
         scratch: &mut [u8],
-        reached: &mut Vec<Result<Reached, GrantStatus>>,
+        data: &mut Vec<Result<ReadData, GrantStatus>>,
     ) {
-        let base = reached.len();
+        let base = data.len();
         self.slots.clear();
-        self.find_places(wants.iter().map(|want| (want.gref, Access::ReadOnly)));
-        let within = Within { window: self.window.as_ref(), places: &self.places, staged };
-        for (slot, want) in wants.iter().enumerate() {
-            match within.page(slot, want.gref, Access::ReadOnly) {
-                Ok(Some(page)) => reached.push(read_from(page, want, scratch)),
+        self.find_places(ranges.iter().map(|range| (range.gref, Access::ReadOnly)));
+        let tables = PageTables { window: self.window.as_ref(), places: &self.places, staged };
+        for (slot, range) in ranges.iter().enumerate() {
+            match tables.page(slot, range.gref, Access::ReadOnly) {
+                Ok(Some(page)) => data.push(read_from(page, range, scratch)),
                 Ok(None) => {
                     self.slots.push(slot);
-                    reached.push(Ok(Reached::Copied));
+                    data.push(Ok(ReadData::Copied));
                 }
-                Err(status) => reached.push(Err(status)),
+                Err(status) => data.push(Err(status)),
             }
         }
         if !self.slots.is_empty() {
-            self.read_unstaged(wants, scratch, &mut reached[base..]);
+            self.read_unstaged(ranges, scratch, &mut data[base..]);
         }
     }
 
-    /// Copies those of `wants` that `self.slots` names.
+    /// Copies the ranges whose indices are in `self.slots`.
     #[cold]
     fn read_unstaged(
         &mut self,
-        wants: &[Want],
+        ranges: &[ReadRange],
         scratch: &mut [u8],
-        reached: &mut [Result<Reached, GrantStatus>],
+        data: &mut [Result<ReadData, GrantStatus>],
     ) {
         let mut list = self.ops.begin();
         let (mut rest, mut consumed) = (scratch, 0usize);
         self.slots.retain(|&slot| {
-            let want = &wants[slot];
-            let status = carve(&mut rest, &mut consumed, want).and_then(|into| {
-                list.read(want.gref, want.offset, into).map_err(|_| GrantStatus::BadCopyArg)
+            let range = &ranges[slot];
+            let status = carve(&mut rest, &mut consumed, range).and_then(|into| {
+                list.read(range.gref, range.offset, into).map_err(|_| GrantStatus::BadCopyArg)
             });
             if let Err(status) = status {
-                reached[slot] = Err(status);
+                data[slot] = Err(status);
             }
             status.is_ok()
         });
         self.grantee.copy(list);
         for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
             if *status != GrantStatus::Okay {
-                reached[*slot] = Err(*status);
+                data[*slot] = Err(*status);
             }
         }
     }
 
     fn read_by_copy(
         &mut self,
-        wants: &[Want],
+        ranges: &[ReadRange],
         scratch: &mut [u8],
-        reached: &mut Vec<Result<Reached, GrantStatus>>,
+        data: &mut Vec<Result<ReadData, GrantStatus>>,
     ) {
         self.slots.clear();
-        let base = reached.len();
+        let base = data.len();
         let mut list = self.ops.begin();
         let (mut rest, mut consumed) = (scratch, 0usize);
-        for (slot, want) in wants.iter().enumerate() {
-            let status = carve(&mut rest, &mut consumed, want).and_then(|into| {
-                list.read(want.gref, want.offset, into).map_err(|_| GrantStatus::BadCopyArg)
+        for (slot, range) in ranges.iter().enumerate() {
+            let status = carve(&mut rest, &mut consumed, range).and_then(|into| {
+                list.read(range.gref, range.offset, into).map_err(|_| GrantStatus::BadCopyArg)
             });
             if status.is_ok() {
                 self.slots.push(slot);
             }
-            reached.push(status.map(|()| Reached::Copied));
+            data.push(status.map(|()| ReadData::Copied));
         }
         self.grantee.copy(list);
         for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
             if *status != GrantStatus::Okay {
-                reached[base + slot] = Err(*status);
+                data[base + slot] = Err(*status);
             }
         }
     }
 
-    fn read_by_map(&mut self, wants: &[Want], reached: &mut Vec<Result<Reached, GrantStatus>>) {
+    fn read_by_map(&mut self, ranges: &[ReadRange], data: &mut Vec<Result<ReadData, GrantStatus>>) {
         self.pages.clear();
-        self.pages.extend(wants.iter().map(|w| (w.gref, Access::ReadOnly)));
+        self.pages.extend(ranges.iter().map(|w| (w.gref, Access::ReadOnly)));
         self.mapped.clear();
         self.grantee.map(&self.pages, &mut self.mapped);
-        for (want, page) in wants.iter().zip(self.mapped.drain(..)) {
+        for (range, page) in ranges.iter().zip(self.mapped.drain(..)) {
             let range = page.and_then(|page| {
-                page.slice(want.offset.into(), want.len.into()).map_err(|_| GrantStatus::BadCopyArg)
+                page.slice(range.offset.into(), range.len.into())
+                    .map_err(|_| GrantStatus::BadCopyArg)
             });
-            reached.push(range.map(Reached::Mapped));
+            data.push(range.map(ReadData::Mapped));
         }
     }
 
-    /// Begins to write into `pages`, in the order given. `staged` are the pages that the peer staged.
+    /// Begins a write to `pages`, in this order. `staged` are the pages that the peer staged.
     pub fn begin_write<'r, 'bytes>(
         &'r mut self,
         pages: &[Gref],
@@ -348,7 +352,7 @@ impl<G: Grantee> Reach<G> {
         self.pages.extend(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
         self.find_places(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
         let window = self.window.as_ref();
-        let within = Within { window, places: &self.places, staged };
+        let tables = PageTables { window, places: &self.places, staged };
         let looks = match self.mode {
             Mode::Copy | Mode::Map => false,
             Mode::Staging => !staged.is_empty(),
@@ -357,7 +361,7 @@ impl<G: Grantee> Reach<G> {
         let list = (self.mode != Mode::Map).then(|| self.ops.begin());
         WriteBatch {
             list,
-            within: looks.then_some(within),
+            tables: looks.then_some(tables),
             grantee: &mut self.grantee,
             slots: &mut self.slots,
             pages: &self.pages,
@@ -366,7 +370,7 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// The statuses of the copies of the last batch that was written.
+    /// Stores the errors of the last batch of copies.
     fn fold(&self, statuses: &mut [GrantStatus]) {
         for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
             if *status != GrantStatus::Okay {
@@ -375,7 +379,7 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Appends one status for each page of the last [`Reach::begin_write`]. Call after
+    /// Appends one status for each page of the last [`PageAccess::begin_write`]. Call it after
     /// [`WriteBatch::finish`].
     pub fn write_statuses(&self, statuses: &mut Vec<GrantStatus>) {
         let base = statuses.len();
@@ -383,8 +387,8 @@ impl<G: Grantee> Reach<G> {
             Mode::Copy | Mode::Staging | Mode::Window => {
                 statuses.resize(base + self.pages.len(), GrantStatus::Okay);
                 self.fold(&mut statuses[base..]);
-                let within = self.pages.iter().zip(&self.places).zip(&mut statuses[base..]);
-                for (((gref, _), place), status) in within {
+                let tables = self.pages.iter().zip(&self.places).zip(&mut statuses[base..]);
+                for (((gref, _), place), status) in tables {
                     if let (Some(_), Err(why)) = (unmark(*gref), place) {
                         *status = *why;
                     }
@@ -396,23 +400,23 @@ impl<G: Grantee> Reach<G> {
         }
     }
 
-    /// Removes what the last write mapped. Call after [`Reach::write_statuses`].
+    /// Unmaps the pages of the last write. Call it after [`PageAccess::write_statuses`].
     pub fn end_write(&mut self) {
         self.mapped.clear();
     }
 }
 
-/// Pages that are reached by a look-up.
+/// Sources of page look-ups: the grant window and the staging table.
 #[derive(Clone, Copy)]
-struct Within<'r> {
+struct PageTables<'r> {
     window: Option<&'r WindowRound>,
-    /// Of each page of the batch.
+    /// Positions of the batch's pages in the grant window.
     places: &'r [Result<RoundPlace, GrantStatus>],
     staged: &'r StagingTable,
 }
 
-impl<'r> Within<'r> {
-    /// The page in place `slot` of the batch; `None` when it is not reached by a look-up.
+impl<'r> PageTables<'r> {
+    /// Looks up page number `slot` of the batch; `None` if it is in no table.
     #[inline]
     fn page(
         &self,
@@ -428,16 +432,20 @@ impl<'r> Within<'r> {
     }
 }
 
-/// The range of a staged page: copied if it is short.
+/// Reads a range of a staged page: copies a short one, and returns a slice of a longer one.
 #[inline]
-fn read_from(page: &LentSlice, want: &Want, scratch: &mut [u8]) -> Result<Reached, GrantStatus> {
-    let (offset, len) = (usize::from(want.offset), usize::from(want.len));
+fn read_from(
+    page: &LentSlice,
+    range: &ReadRange,
+    scratch: &mut [u8],
+) -> Result<ReadData, GrantStatus> {
+    let (offset, len) = (usize::from(range.offset), usize::from(range.len));
     let bad = |_| GrantStatus::BadCopyArg;
-    if want.len > STAGED_COPY_MAX {
-        return page.slice(offset, len).map(Reached::Mapped).map_err(bad);
+    if range.len > STAGED_COPY_MAX {
+        return page.slice(offset, len).map(ReadData::Mapped).map_err(bad);
     }
-    let into = scratch.get_mut(want.at..want.at + len).ok_or(GrantStatus::BadCopyArg)?;
-    page.copy_to(offset, into).map(|()| Reached::Copied).map_err(bad)
+    let into = scratch.get_mut(range.at..range.at + len).ok_or(GrantStatus::BadCopyArg)?;
+    page.copy_to(offset, into).map(|()| ReadData::Copied).map_err(bad)
 }
 
 #[inline]
@@ -452,39 +460,38 @@ fn write_to(
     }
 }
 
-/// Takes the bytes of `want` out of the scratch buffer that is left.
+/// Splits the bytes of `range` off the rest of the scratch buffer.
 fn carve<'b>(
     rest: &mut &'b mut [u8],
     consumed: &mut usize,
-    want: &Want,
+    range: &ReadRange,
 ) -> Result<&'b mut [u8], GrantStatus> {
-    let skip = want.at.checked_sub(*consumed).ok_or(GrantStatus::BadCopyArg)?;
-    let len = usize::from(want.len);
+    let skip = range.at.checked_sub(*consumed).ok_or(GrantStatus::BadCopyArg)?;
+    let len = usize::from(range.len);
     let whole = core::mem::take(rest);
     let Some((taken, left)) = whole.split_at_mut_checked(skip + len) else {
         return Err(GrantStatus::BadCopyArg);
     };
     *rest = left;
-    *consumed = want.at + len;
+    *consumed = range.at + len;
     Ok(&mut taken[skip..])
 }
 
-/// Bytes on their way into a peer's pages.
+/// Batch of writes to a peer's pages.
 pub struct WriteBatch<'r, 'bytes, G> {
     list: Option<CopyList<'r, 'bytes>>,
-    within: Option<Within<'r>>,
+    tables: Option<PageTables<'r>>,
     grantee: &'r mut G,
     slots: &'r mut Vec<usize>,
     pages: &'r [(Gref, Access)],
     mapped: &'r mut Vec<Result<LentSlice, GrantStatus>>,
-    /// Octets written so far by this process itself, to pages that are looked up or mapped.
+    /// Number of bytes that this process itself has written, to looked-up or mapped pages.
     written: u64,
 }
 
 impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
-    /// Puts `source` at `offset` of the page in place `slot` of the list given at the beginning.
-    /// A range that does not fit the page, or a page that cannot be reached, shows in the
-    /// statuses.
+    /// Writes `source` at `offset` of page number `slot` of the list given to [`PageAccess::begin_write`]. The
+    /// statuses report a range that does not fit the page, and a page that is not accessible.
     pub fn put(&mut self, slot: usize, offset: usize, source: Source<'bytes>) {
         if offset + source.len() > PAGE_SIZE {
             debug_assert!(false, "the caller splits at page boundaries");
@@ -496,14 +503,14 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
                 else {
                     return;
                 };
-                match self.within.map_or(Ok(None), |w| w.page(slot, gref, Access::ReadWrite)) {
+                match self.tables.map_or(Ok(None), |w| w.page(slot, gref, Access::ReadWrite)) {
                     Ok(Some(page)) => {
                         // The range lies inside the page, which is writable.
                         self.written += source.len() as u64;
                         let _ = write_to(page, offset, source);
                         return;
                     }
-                    // The statuses say why.
+                    // `write_statuses` reports the error.
                     Err(_) => return,
                     Ok(None) => {}
                 }
@@ -528,11 +535,11 @@ impl<'bytes, G: Grantee> WriteBatch<'_, 'bytes, G> {
         }
     }
 
-    /// Carries the writes out; returns how many octets this process copied itself.
+    /// Executes the remaining copies; returns the number of bytes that this process copied itself.
     pub fn finish(mut self) -> u64 {
-        // Where everything was looked up, nothing is left to be done.
+        // If every page was looked up, no copies remain.
         if let Some(list) = self.list.take()
-            && (self.within.is_none() || !self.slots.is_empty())
+            && (self.tables.is_none() || !self.slots.is_empty())
         {
             self.grantee.copy(list);
         }

@@ -1,53 +1,51 @@
-//! What holds for a guest over time: how much it may send, which groups' frames it wants, and whether it
-//! still takes any.
+//! Guest policy: rate limit, multicast filter and stall detection of a vif.
 //!
-//! A [`Police`] belongs to one port and is used on the data plane's thread. What the store says meanwhile
-//! comes to it as an order, between two rounds. The parts of a port that was split have one each, on
-//! threads of their own. Credit and the list of groups are the guest's, so these are the same for all of
-//! them, behind a lock that is taken only for a guest whose rate is limited, or which asked for multicast
-//! control, respectively.
+//! A [`GuestPolicy`] belongs to one port and runs on its datapath worker. Changes of the store's keys arrive
+//! as commands between two rounds. Each part of a split port has its own policy on its own worker. The parts
+//! share the credit and the list of groups behind locks. A lock is taken only if the rate is limited, or
+//! multicast control is requested.
 
 mod filter;
-mod limit;
+mod limiter;
 mod stall;
 
 use core::time::Duration;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_frame::batch::Batch;
-use ringfence_frame::counters::{DropReason, PortCounters};
-use ringfence_frame::orders::Wanted;
-use ringfence_sys::clock::Clock;
 use ringfence_wire::netif::extra::MulticastChange;
 
 use crate::rules::RuleCounters;
 use filter::MulticastFilter;
-use limit::Limiter;
+use limiter::Limiter;
+use ringfence_frame::batch::Batch;
+use ringfence_frame::commands::PortSettings;
+use ringfence_frame::counters::{DropReason, PortCounters};
+use ringfence_sys::clock::Clock;
 use stall::{Change, Stall};
 
 pub use stall::STALL_DEFAULT;
 
-/// What a port is to enforce.
+/// Configuration of a guest policy.
 #[derive(Clone, Debug)]
-pub struct PoliceConfig {
-    /// What the store says when the port is made.
-    pub wanted: Wanted,
-    /// Whether `feature-multicast-control` was announced.
+pub struct GuestPolicyConfig {
+    /// Keys of the store at the time when the port is made.
+    pub wanted: PortSettings,
+    /// Set if `feature-multicast-control` was announced.
     pub multicast_control: bool,
-    /// The guest may have said which groups it wants to whoever served it before.
+    /// Set if a previous process served the guest and may have received its groups.
     pub adopted: bool,
-    /// How long a guest may take nothing.
+    /// Time without accepted frames after which the guest counts as stalled.
     pub stall: Duration,
-    /// The time.
+    /// Clock for all times.
     pub clock: Clock,
-    /// What the device is called in the log.
+    /// Device name in the log.
     pub name: String,
 }
 
-impl Default for PoliceConfig {
+impl Default for GuestPolicyConfig {
     fn default() -> Self {
-        PoliceConfig {
-            wanted: Wanted::default(),
+        GuestPolicyConfig {
+            wanted: PortSettings::default(),
             multicast_control: false,
             adopted: false,
             stall: STALL_DEFAULT,
@@ -57,43 +55,43 @@ impl Default for PoliceConfig {
     }
 }
 
-/// The longest that a guest without credit is left alone: its rate may be changed meanwhile, and nobody
-/// wakes the data plane for that.
-const ASKED_EVERY: Duration = Duration::from_secs(1);
+/// Maximum time between two checks of a guest without credit: its rate may change meanwhile, which wakes no
+/// worker.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Whoever holds it does arithmetic and nothing else.
+/// Locks shared state. Holders only compute, so they cannot block or panic.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) struct Police {
+pub(super) struct GuestPolicy {
     name: String,
-    /// Since when the guest is stalled, if the log says that it is.
+    /// Time of the stall that was logged.
     stalled_at: Option<Duration>,
     clock: Clock,
-    /// When the guest was last found to have no credit.
+    /// Time at which the guest was last found without credit.
     held_up: Duration,
-    /// Whether there is a limiter.
+    /// Set if there is a rate limit.
     limited: bool,
     limiter: Arc<Mutex<Option<Limiter>>>,
     filter: Option<MulticastFilter>,
-    /// Frames that pass the filter.
+    /// Frames that pass the multicast filter.
     passed: Vec<u32>,
     stall: Stall,
     rules: Arc<RuleCounters>,
     counters: Arc<PortCounters>,
 }
 
-impl Police {
+impl GuestPolicy {
     pub(super) fn new(
-        config: PoliceConfig,
+        config: GuestPolicyConfig,
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
-    ) -> Police {
-        let PoliceConfig { wanted, multicast_control, adopted, stall, clock, name } = config;
+    ) -> GuestPolicy {
+        let GuestPolicyConfig { wanted, multicast_control, adopted, stall, clock, name } = config;
         let mut filter = MulticastFilter::default();
         filter.unknown = adopted;
-        let mut police = Police {
+        let mut policy = GuestPolicy {
             name,
             stalled_at: None,
             clock,
@@ -106,13 +104,13 @@ impl Police {
             rules: Arc::clone(rules),
             counters: Arc::clone(counters),
         };
-        police.follow(wanted);
-        police
+        policy.apply(wanted);
+        policy
     }
 
-    /// What another part of the same port is to have.
-    pub(super) fn of_part(&self, counters: &Arc<PortCounters>) -> Police {
-        Police {
+    /// Makes the policy of another part of the same port.
+    pub(super) fn for_part(&self, counters: &Arc<PortCounters>) -> GuestPolicy {
+        GuestPolicy {
             name: self.name.clone(),
             stalled_at: None,
             clock: self.clock.clone(),
@@ -127,8 +125,8 @@ impl Police {
         }
     }
 
-    /// Takes over what the store says by now.
-    pub(super) fn follow(&mut self, wanted: Wanted) {
+    /// Applies new values of the store's keys.
+    pub(super) fn apply(&mut self, wanted: PortSettings) {
         let now = self.clock.now();
         self.limited = wanted.rate.is_some();
         match (wanted.rate, &mut *lock(&self.limiter)) {
@@ -142,9 +140,9 @@ impl Police {
         }
     }
 
-    /// Whether nothing may be taken from the guest now.
+    /// Returns true if the guest has to wait for credit.
     #[inline]
-    pub(super) fn holds_up(&mut self) -> bool {
+    pub(super) fn waits_for_credit(&mut self) -> bool {
         if !self.limited {
             return false;
         }
@@ -156,13 +154,13 @@ impl Police {
         limiter.waits(self.held_up)
     }
 
-    /// Whether the guest has a rate at all: if not, [`Police::admits`] need not be asked.
+    /// Returns true if the guest has a rate limit, so that [`GuestPolicy::admits`] must be called.
     #[inline]
     pub(super) fn is_limited(&self) -> bool {
         self.limited
     }
 
-    /// Whether the guest has credit for a packet of `bytes` octets, which is then taken off.
+    /// Subtracts a packet of `bytes` bytes from the guest's credit; returns false if there is too little.
     #[inline]
     pub(super) fn admits(&mut self, bytes: usize) -> bool {
         if !self.limited {
@@ -177,7 +175,7 @@ impl Police {
         admitted
     }
 
-    /// Carries out changes of the multicast filter; whether all were.
+    /// Applies changes to the multicast filter; returns true if all succeeded.
     pub(super) fn change_filter(&mut self, changes: &[MulticastChange]) -> bool {
         let Some(filter) = &mut self.filter else {
             self.rules.count("tx_multicast_not_offered");
@@ -193,8 +191,8 @@ impl Police {
         done
     }
 
-    /// Those of `frames` that the guest wants, the others being counted.
-    pub(super) fn wanted<'a>(&'a mut self, batch: &Batch, frames: &'a [u32]) -> &'a [u32] {
+    /// Returns the frames that pass the multicast filter, and counts the others as dropped.
+    pub(super) fn filter_frames<'a>(&'a mut self, batch: &Batch, frames: &'a [u32]) -> &'a [u32] {
         let Some(filter) = self.filter.as_ref().filter(|filter| filter.is_active()) else {
             return frames;
         };
@@ -211,14 +209,14 @@ impl Police {
         &self.passed
     }
 
-    /// Whether the guest counts as one that takes no frames.
+    /// Returns true if the guest is stalled.
     pub(super) fn is_stalled(&self) -> bool {
         self.stall.is_stalled()
     }
 
-    /// The largest frame fits.
-    pub(super) fn fits(&mut self) {
-        if self.stall.fits() != Change::Recovered {
+    /// Records that the longest frame fits.
+    pub(super) fn record_fit(&mut self) {
+        if self.stall.record_fit() != Change::Recovered {
             return;
         }
         self.counters.stall_ends.add(1);
@@ -228,16 +226,16 @@ impl Police {
         }
     }
 
-    /// A frame was taken.
-    pub(super) fn taken(&mut self) {
-        self.stall.taken();
+    /// Records that the guest accepted a frame.
+    pub(super) fn record_accepted(&mut self) {
+        self.stall.record_accepted();
     }
 
-    /// Nothing was taken, and the largest frame does not fit. True if the guest counts as stalled from
-    /// now on, and that is to be [said](Police::say_stalled).
-    pub(super) fn refused(&mut self) -> bool {
+    /// Records that the guest accepted nothing and the longest frame does not fit. Returns true if the guest is
+    /// stalled from now on and the caller must [log](GuestPolicy::log_stalled) it.
+    pub(super) fn record_refusal(&mut self) -> bool {
         let now = self.clock.now();
-        if self.stall.is_stalled() || self.stall.refused(now) != Change::Stalled {
+        if self.stall.is_stalled() || self.stall.record_refusal(now) != Change::Stalled {
             return false;
         }
         self.counters.stalls.add(1);
@@ -246,9 +244,8 @@ impl Police {
         self.stalled_at.is_some()
     }
 
-    /// Says that the guest is stalled: `posted` are the buffers that it left, of the queue that has
-    /// fewest.
-    pub(super) fn say_stalled(&self, queues: usize, posted: usize, longest: usize) {
+    /// Logs that the guest is stalled. `posted` is the minimum number of posted buffers of its queues.
+    pub(super) fn log_stalled(&self, queues: usize, posted: usize, longest: usize) {
         tracing::warn!(
             device = %self.name,
             times = self.rules.get("rx_stalled"),
@@ -256,20 +253,20 @@ impl Police {
             queues,
             posted,
             longest,
-            "the guest took no frame for so long, and its buffers do not hold the longest one: what              is sent to it is dropped (drop_link_down) until they do"
+            "the guest took no frame for so long, and its buffers do not hold the longest one: what is sent to it is dropped (drop_link_down) until they do"
         );
     }
 
-    /// Whether it is time to see whether the guest is stalled.
+    /// Returns true if the stall check is due.
     pub(super) fn is_overdue(&self) -> bool {
         self.stall.until().is_some_and(|until| until <= self.clock.now())
     }
 
-    /// When the port is to be asked again though no event comes.
+    /// Returns the time at which the worker must call the port again without an event.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let credit = if self.limited { lock(&self.limiter) } else { return self.stall.until() };
         let credit = credit.as_ref().and_then(Limiter::until);
-        let credit = credit.map(|until| until.min(self.held_up.saturating_add(ASKED_EVERY)));
+        let credit = credit.map(|until| until.min(self.held_up.saturating_add(CHECK_INTERVAL)));
         credit.into_iter().chain(self.stall.until()).min()
     }
 }

@@ -1,4 +1,4 @@
-//! What the control side of a device orders of its port.
+//! Commands from the control side of a device to its port.
 
 use std::sync::Arc;
 
@@ -10,68 +10,68 @@ use ringfence_wire::grant::Gref;
 use crate::rate::Rate;
 use crate::steer::Steering;
 
-/// An order, carried out between two rounds.
-pub enum PortOrder {
-    /// Reach these pages through the table from now on.
+/// Command for one queue of a port, executed between two rounds.
+pub enum PortCommand {
+    /// Adds pages to the queue's staging table.
     Stage(Vec<StagedPage>),
-    /// Reach these pages through the table no longer; hand them back.
+    /// Removes pages from the queue's staging table and returns them.
     Unstage(Vec<Gref>),
-    /// Hash packets to the guest like this, and say so on the ring; `None`: do not.
+    /// Sets the hash of packets to the guest, which the port also reports on the ring; `None` disables it.
     Hash(Option<Arc<Steering>>),
-    /// What the store says of the guest's behaviour over time; answered with [`PortReply::Following`].
-    Follow(Wanted),
-    /// To a frontend: so many of its pages are staged; answered with [`PortReply::Staged`].
+    /// Sets the rate policy and multicast control; answered with [`PortReply::PolicySet`].
+    SetPolicy(PortSettings),
+    /// Tells a frontend which of its pages are staged; answered with [`PortReply::Staged`].
     SendStaged(TxStaging),
-    /// To a frontend: keep at most so many pages of each of its windows from now on; answered with
+    /// Limits the number of a frontend's pages in each of its grant windows; answered with
     /// [`PortReply::Resized`].
     Resize(u32),
 }
 
-/// What became of an order.
+/// Result of a command.
 pub enum PortReply {
-    /// [`PortOrder::Stage`] or [`PortOrder::SendStaged`] was carried out.
+    /// [`PortCommand::Stage`] or [`PortCommand::SendStaged`] succeeded.
     Staged,
-    /// It was not, and the pages are handed back.
+    /// Refused [`PortCommand::Stage`], with its pages.
     NotStaged(Vec<StagedPage>, EnterError),
-    /// The pages that were in the table, and are not any more.
+    /// Pages that were removed from the staging table.
     Unstaged(Vec<StagedPage>),
-    /// [`PortOrder::Follow`] was carried out.
-    Following,
-    /// [`PortOrder::Hash`] was carried out.
+    /// [`PortCommand::SetPolicy`] succeeded.
+    PolicySet,
+    /// [`PortCommand::Hash`] succeeded.
     Hashing,
-    /// [`PortOrder::Resize`] was carried out: what is in the windows of that queue now.
+    /// [`PortCommand::Resize`] succeeded; the levels of the queue's grant windows after it.
     Resized(SourceLevels),
-    /// The port has no use for such an order.
+    /// Command that this port does not support.
     Unsupported,
 }
 
-/// What is wanted of a port.
+/// Limits and filters that the store configures for a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Wanted {
-    /// How much the guest may send; `None` is without limit.
+pub struct PortSettings {
+    /// Rate limit for frames from the guest; `None` is unlimited.
     pub rate: Option<Rate>,
-    /// Whether the guest wants only those multicast frames that it asked for.
+    /// Set if the guest receives only the multicast groups that it added.
     pub multicast_control: bool,
 }
 
-/// What is used of the pages that the backend keeps mapped.
+/// Use of staged pages by a frontend that sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum TxStaging {
-    /// None are known to be: each slot has a page to itself.
+    /// No staged pages: each slot has a page of its own.
     #[default]
     Off,
-    /// All are: what is short goes to places of 256 octets in few pages, the rest to pages of its own.
+    /// All pages are staged. Packets of at most 256 bytes share few pages, the others have their own pages.
     Full,
-    /// The few pages are: the first 256 octets of each packet go there, the rest to pages that the
-    /// backend copies or maps each time.
+    /// Only the header pages are staged. The first 256 bytes of each packet go there. The backend copies or
+    /// maps the pages with the rest.
     Heads,
 }
 
 impl TxStaging {
-    /// Those that can be asked for.
+    /// Modes that a user can select.
     pub const CHOICES: [TxStaging; 2] = [TxStaging::Full, TxStaging::Heads];
 
-    /// The name used on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             TxStaging::Off => "off",
@@ -80,13 +80,13 @@ impl TxStaging {
         }
     }
 
-    /// What it means, in a line for people.
+    /// Returns a description of one line for users.
     pub fn meaning(self) -> &'static str {
         match self {
             TxStaging::Off => "no page stays mapped",
             TxStaging::Full => "all pages of the rings stay mapped",
             TxStaging::Heads => {
-                "of what is sent, 16 pages a ring for the first 256 octets of each packet"
+                "of what is sent, 16 pages a ring for the first 256 bytes of each packet"
             }
         }
     }
@@ -98,7 +98,7 @@ impl core::fmt::Display for TxStaging {
     }
 }
 
-/// A word that names no way of staging.
+/// Word that is not the name of a staging mode.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{0}` is no way of staging; there are full and header")]
 pub struct UnknownStaging(String);

@@ -1,71 +1,69 @@
-//! The short way for packets from the guest that need nothing but a look-up.
+//! TX fast path: single-slot packets without extra info whose page needs no operation of the platform.
 //!
-//! Most packets take one slot, have no extra info, and lie in a page that is within reach already. They
-//! are looked at twice: first their slots are judged and the caches asked for their octets, so that the
-//! processor waits for all of them at once and not for one after the other; then their headers are
-//! copied and frames made. The first slot that is of another kind ends the run, and goes the long way.
+//! The path works in batches of two passes. The first validates the slots and prefetches the packets'
+//! bytes, so that the cache misses overlap. The second copies the headers and adds the frames. A slot of
+//! another kind ends the batch and takes the slow path.
 
-use ringfence_access::Reach;
+use arrayvec::ArrayVec;
+use ringfence_access::PageAccess;
 use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
 
-use arrayvec::ArrayVec;
+use super::BackendTx;
+use crate::netback::policy::GuestPolicy;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Fault;
 
-use super::FromGuest;
-use crate::netback::police::Police;
+/// Maximum number of packets of a batch.
+const BATCH_MAX: usize = 64;
 
-/// Packets of a run.
-const RUN: usize = 64;
-
-/// A packet that was judged.
-struct Judged<'a> {
+/// Validated packet and its page.
+struct Validated<'a> {
     page: &'a LentSlice,
     request: TxRequest,
 }
 
-/// How far the short way went.
-pub(super) struct Run {
-    /// Packets looked at.
+/// Result of the fast path.
+pub(super) struct FastRun {
+    /// Number of packets consumed.
     pub(super) looked: usize,
-    /// Of these, frames that were made, and their octets.
+    /// Number of frames added, and their bytes.
     pub(super) frames: usize,
     pub(super) bytes: u64,
-    /// What comes next is not for this round.
+    /// Set if nothing is left for the slow path in this round.
     pub(super) ends: bool,
 }
 
-impl<G: Grantee> FromGuest<G> {
-    /// Takes packets as long as they are of the simple kind, at most `budget`.
-    pub(super) fn run(
+impl<G: Grantee> BackendTx<G> {
+    /// Receives packets while they qualify, at most `budget`.
+    pub(super) fn receive_fast(
         &mut self,
         batch: &mut Batch,
         budget: usize,
-        police: &mut Police,
+        policy: &mut GuestPolicy,
         staged: &StagingTable,
-    ) -> Result<Run, Fault> {
-        let mut run = Run { looked: 0, frames: 0, bytes: 0, ends: false };
-        if !self.reach.has_pages(staged) {
+    ) -> Result<FastRun, Fault> {
+        let mut run = FastRun { looked: 0, frames: 0, bytes: 0, ends: false };
+        if !self.access.has_pages(staged) {
             return Ok(run);
         }
         while run.looked < budget {
             let waiting =
                 self.ring.unconsumed().map_err(|e| self.fatal("tx_producer_overflow", e))?;
-            let most = RUN.min(budget - run.looked).min(waiting as usize);
-            let mut judged = ArrayVec::<Judged<'_>, RUN>::new();
+            let most = BATCH_MAX.min(budget - run.looked).min(waiting as usize);
+            let mut validated = ArrayVec::<Validated<'_>, BATCH_MAX>::new();
             let (ring, first) = (&self.ring, self.ring.consumed_index());
-            // At most RUN.
+            // At most BATCH_MAX.
             let ahead = u32::try_from(most).unwrap_or(0);
-            self.window.reach(first, ahead, |from, into| ring.requests(from, into));
+            self.prefetch.fetch(first, ahead, |from, into| ring.requests(from, into));
             let mut room = batch.room();
             for index in (0..most).zip(0u32..).map(|(_, ahead)| first.wrapping_add(ahead)) {
-                let request = TxRequest::from_bytes(self.window.get(index));
-                let Some(page) = simple(&self.reach, &request, staged) else { break };
+                let request = TxRequest::from_bytes(self.prefetch.get(index));
+                let Some(page) = qualifying_page(&self.access, &request, staged) else { break };
                 let size = usize::from(request.size);
                 if !room.fits(size) {
                     batch.refuse(size);
@@ -74,16 +72,16 @@ impl<G: Grantee> FromGuest<G> {
                 }
                 room.take(size, None);
                 page.prefetch(usize::from(request.offset), size.min(HEADER_MAX));
-                judged.push(Judged { page, request });
+                validated.push(Validated { page, request });
             }
-            if !self.reach.settle() {
-                // The long way finds out which of them were taken back meanwhile.
-                return Ok(Run { ends: false, ..run });
+            if !self.access.settle() {
+                // The slow path determines which of them were revoked meanwhile.
+                return Ok(FastRun { ends: false, ..run });
             }
-            // All that there was, or something that goes the long way.
-            let (short, all) = (judged.len() < RUN, judged.len() == most);
+            // All packets were processed, or the next one takes the slow path.
+            let (short, all) = (validated.len() < BATCH_MAX, validated.len() == most);
             let taken =
-                make_all(judged, &mut self.answers, &self.counters, batch, police, &mut run);
+                make_all(validated, &mut self.answers, &self.counters, batch, policy, &mut run);
             self.ring.consume(taken);
             run.looked += taken as usize;
             run.ends |= short && all;
@@ -96,21 +94,21 @@ impl<G: Grantee> FromGuest<G> {
     }
 }
 
-/// Makes frames of packets as long as there is room for them and their guest may send; how many it took.
+/// Adds frames within the batch's room and the guest's credit; returns the number of packets consumed.
 #[inline]
 fn make_all(
-    judged: ArrayVec<Judged<'_>, RUN>,
+    validated: ArrayVec<Validated<'_>, BATCH_MAX>,
     answers: &mut Vec<TxResponse>,
     counters: &PortCounters,
     batch: &mut Batch,
-    police: &mut Police,
-    run: &mut Run,
+    policy: &mut GuestPolicy,
+    run: &mut FastRun,
 ) -> u32 {
-    let (mut copied, mut taken, limited) = (0, 0, police.is_limited());
-    for packet in judged {
+    let (mut copied, mut taken, limited) = (0, 0, policy.is_limited());
+    for packet in validated {
         let size = usize::from(packet.request.size);
         let head = size.min(HEADER_MAX);
-        if !batch.has_place_for(head) || (limited && !police.admits(size)) {
+        if !batch.has_place_for(head) || (limited && !policy.admits(size)) {
             run.ends = true;
             break;
         }
@@ -120,7 +118,7 @@ fn make_all(
             run.bytes += size as u64;
             copied += head as u64;
         } else {
-            // A page shorter than a page: no platform's is.
+            // The page is shorter than a page, which no platform permits.
             counters.dropped(DropReason::Unreadable);
             status = Status::Error;
         }
@@ -131,11 +129,11 @@ fn make_all(
     taken
 }
 
-impl Judged<'_> {
-    /// Makes a frame of it; whether that worked.
+impl Validated<'_> {
+    /// Adds the packet's frame; returns false if the batch refuses it.
     #[inline]
     fn make(&self, batch: &mut Batch) -> bool {
-        let Judged { page, request } = self;
+        let Validated { page, request } = self;
         let (offset, size) = (usize::from(request.offset), usize::from(request.size));
         let head = size.min(HEADER_MAX);
         let rest = (size > head).then_some((*page, offset + head, size - head));
@@ -144,10 +142,10 @@ impl Judged<'_> {
     }
 }
 
-/// The page of a packet that needs nothing but its octets, if it is within reach.
+/// Returns the page of a packet that qualifies for the fast path.
 #[inline]
-fn simple<'a, G: Grantee>(
-    reach: &'a Reach<G>,
+fn qualifying_page<'a, G: Grantee>(
+    access: &'a PageAccess<G>,
     request: &TxRequest,
     staged: &'a StagingTable,
 ) -> Option<&'a LentSlice> {
@@ -156,5 +154,5 @@ fn simple<'a, G: Grantee>(
     if !plain || u32::from(request.size) < PACKET_MIN || offset + size > PAGE_SIZE {
         return None;
     }
-    reach.page(request.gref, Access::ReadOnly, staged)
+    access.page(request.gref, Access::ReadOnly, staged)
 }

@@ -1,52 +1,52 @@
-//! Slots as they were fetched from a ring: many at a time, each once.
+//! Slot prefetch buffer: copies of ring slots, fetched several at a time and each only once.
 
-/// Entries of a netif ring, which has one page.
+/// Number of entries of a netif ring, which has one page.
 const ENTRIES: usize = 256;
 
-/// Private copies of a ring's unconsumed slots, as far as they were asked for. One that is fetched and
-/// then left on the ring for a later round is not fetched again (XSA-155).
-pub(crate) struct Window<const N: usize> {
-    /// By index modulo the ring's entries.
+/// Prefetch buffer for the unconsumed slots of a ring. A slot that stays on the ring for a later round is
+/// not fetched again (XSA-155).
+pub(crate) struct PrefetchBuffer<const N: usize> {
+    /// Slots by ring index modulo the number of entries.
     slots: Box<[[u8; N]; ENTRIES]>,
-    /// The free-running index behind the last one that was fetched.
+    /// Free-running index behind the last fetched slot.
     fetched: u32,
 }
 
-impl<const N: usize> Window<N> {
-    /// Nothing was fetched yet of a ring that is consumed up to `consumed`.
-    pub(crate) fn new(consumed: u32) -> Window<N> {
-        Window { slots: Box::new([[0; N]; ENTRIES]), fetched: consumed }
+impl<const N: usize> PrefetchBuffer<N> {
+    /// Makes an empty buffer for a ring that is consumed up to `consumed`.
+    pub(crate) fn new(consumed: u32) -> PrefetchBuffer<N> {
+        PrefetchBuffer { slots: Box::new([[0; N]; ENTRIES]), fetched: consumed }
     }
 
-    /// Has the first `ahead` slots from the free-running index `consumed` on, which the ring said are
-    /// there; `fetch` brings those from its argument on, counted from `consumed`.
+    /// Ensures that the first `ahead` slots from the free-running index `consumed` on are in the buffer. The
+    /// ring must have produced them. `read` copies slots from an offset on, relative to `consumed`.
     #[inline]
-    pub(crate) fn reach(
+    pub(crate) fn fetch(
         &mut self,
         consumed: u32,
         ahead: u32,
-        mut fetch: impl FnMut(u32, &mut [[u8; N]]),
+        mut read: impl FnMut(u32, &mut [[u8; N]]),
     ) {
-        // A ring of one page has no more.
+        // A ring of one page has no more entries.
         let ahead = ahead.min(256);
         let mut held = self.fetched.wrapping_sub(consumed);
         if held > 256 {
-            // Slots were consumed that were fetched in another way.
+            // The caller consumed slots that were not fetched here.
             (self.fetched, held) = (consumed, 0);
         }
         while held < ahead {
             let place = Self::place(self.fetched);
             let Some(into) = self.slots.get_mut(place..) else { return };
             let now = into.len().min((ahead - held) as usize);
-            fetch(held, &mut into[..now]);
-            // At most the ring's entries.
+            read(held, &mut into[..now]);
+            // At most the number of entries.
             let now = u32::try_from(now).unwrap_or(ahead);
             self.fetched = self.fetched.wrapping_add(now);
             held += now;
         }
     }
 
-    /// The slot of that free-running index, which was reached.
+    /// Returns the slot of a free-running index, which must have been fetched.
     #[inline]
     pub(crate) fn get(&self, index: u32) -> [u8; N] {
         self.slots[Self::place(index)]
@@ -65,15 +65,15 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is asked for and consumed, each slot is fetched once and found again.
+        /// Checks that each slot is fetched once and stays readable, for any sequence of fetches.
         #[test]
         fn xsa_155_each_slot_is_fetched_once(
             start: u32, steps in proptest::collection::vec((0u32..=256, 0u32..=256), 1..60),
         ) {
-            let mut window = Window::<4>::new(start);
+            let mut buffer = PrefetchBuffer::<4>::new(start);
             let (mut consumed, mut next) = (start, start);
             for (ahead, consume) in steps {
-                window.reach(consumed, ahead, |from, into| {
+                buffer.fetch(consumed, ahead, |from, into| {
                     for (n, slot) in (0u32..).zip(into) {
                         let index = consumed.wrapping_add(from).wrapping_add(n);
                         assert_eq!(index, next, "in order, and none again");
@@ -83,7 +83,7 @@ mod tests {
                 });
                 for n in 0..ahead {
                     let index = consumed.wrapping_add(n);
-                    prop_assert_eq!(window.get(index), index.to_le_bytes());
+                    prop_assert_eq!(buffer.get(index), index.to_le_bytes());
                 }
                 consumed = consumed.wrapping_add(consume.min(next.wrapping_sub(consumed)));
             }

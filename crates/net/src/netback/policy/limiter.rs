@@ -1,32 +1,32 @@
-//! How much a guest may send: credit in octets, given anew after each interval.
+//! Rate limiter: credit in bytes that each interval adds.
 //!
-//! The rules are those of Linux's netback, by which toolstacks choose the numbers:
+//! The rules are those of Linux's netback, for which toolstacks select the numbers:
 //!
-//! * A packet goes when there is credit for all of it. If there is none, it stays in the ring, and so
-//!   does all behind it: nothing is lost.
-//! * Each interval adds its octets, up to [`BURST_MIN`] or one interval's octets, whichever is more: so
-//!   even the largest packet goes at last, however small the rate, and credit is not saved up for long.
+//! * A packet passes if there is credit for all of it. Otherwise it and all later packets stay in the ring;
+//!   nothing is lost.
+//! * Each interval adds its bytes, up to the maximum of [`BURST_MIN`] and one interval's bytes. So even the
+//!   longest packet passes eventually at any rate, and unused credit is limited.
 
 use core::time::Duration;
 
 use ringfence_frame::rate::Rate;
 
-/// The least limit of the credit, in octets: twice the largest packet.
+/// Minimum limit of the credit in bytes: twice the longest packet.
 const BURST_MIN: u64 = 128 << 10;
 
-/// The credit of one guest.
+/// Rate limiter of one guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Limiter {
     rate: Rate,
     credit: u64,
-    /// When the interval began for which credit was given last.
+    /// Start of the last interval that was credited.
     since: Duration,
-    /// What waits goes by then, and not before.
+    /// Time at which the waiting packet has enough credit.
     until: Option<Duration>,
 }
 
 impl Limiter {
-    /// A guest that begins with the credit of one interval.
+    /// Makes a limiter with the credit of one interval.
     pub(crate) fn new(rate: Rate, now: Duration) -> Limiter {
         Limiter { rate, credit: rate.bytes(), since: now, until: None }
     }
@@ -35,13 +35,13 @@ impl Limiter {
         self.rate
     }
 
-    /// Another rate holds from now on. Credit that was not used stays, as far as the new rate allows.
+    /// Changes the rate. Unused credit remains, up to the new limit.
     pub(crate) fn change(&mut self, rate: Rate, now: Duration) {
         self.refill(now);
         *self = Limiter { credit: self.credit.min(burst(rate)), ..Limiter::new(rate, now) };
     }
 
-    /// Takes `bytes` off the credit, or says that there is too little.
+    /// Subtracts `bytes` from the credit; returns false if there is too little.
     pub(crate) fn take(&mut self, bytes: u64, now: Duration) -> bool {
         self.refill(now);
         if let Some(left) = self.credit.checked_sub(bytes) {
@@ -49,7 +49,7 @@ impl Limiter {
             self.until = None;
             return true;
         }
-        // Nothing may wait for more credit than there can be.
+        // A packet waits at most for the maximum credit.
         let missing = bytes.min(burst(self.rate)).saturating_sub(self.credit);
         let intervals = u32::try_from(missing.div_ceil(self.rate.bytes())).unwrap_or(u32::MAX);
         let wait = self.rate.interval().saturating_mul(intervals);
@@ -57,19 +57,19 @@ impl Limiter {
         false
     }
 
-    /// When what waits can go; `None` when nothing waits.
+    /// Returns the time at which the waiting packet can pass; `None` if no packet waits.
     pub(crate) fn until(&self) -> Option<Duration> {
         self.until
     }
 
-    /// Whether something waits, and still has to. What no longer has to must ask again: it may have
-    /// been taken back meanwhile.
+    /// Returns true if a packet still has to wait. After the waiting time it clears the record, since the guest
+    /// may have withdrawn the packet.
     pub(crate) fn waits(&mut self, now: Duration) -> bool {
         self.until.take_if(|until| *until <= now);
         self.until.is_some()
     }
 
-    /// Gives the credit of all intervals that have passed.
+    /// Adds the credit of all intervals that have passed.
     fn refill(&mut self, now: Duration) {
         let interval = self.rate.interval().as_nanos();
         let passed = now.saturating_sub(self.since).as_nanos() / interval;
@@ -79,7 +79,7 @@ impl Limiter {
         let intervals = u64::try_from(passed).unwrap_or(u64::MAX);
         let more = self.rate.bytes().saturating_mul(intervals);
         self.credit = self.credit.saturating_add(more).min(burst(self.rate));
-        // Whole intervals alone: what is left of this one counts for the next.
+        // Count whole intervals only: the rest of this one counts later.
         let whole = u64::try_from(passed * interval).map(Duration::from_nanos);
         self.since = whole.map_or(now, |whole| self.since.saturating_add(whole));
     }
@@ -101,21 +101,21 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_goes_when_there_is_credit_for_all_of_it() {
+    fn packet_waits_until_credit_covers_it() {
         let mut limiter = Limiter::new(rate(3000, 50_000), MS);
         assert!(limiter.take(1500, MS) && limiter.take(1500, MS));
         assert!(!limiter.take(1, MS));
         assert_eq!(limiter.until(), Some(51 * MS));
         assert!(limiter.waits(51 * MS - Duration::from_nanos(1)) && !limiter.waits(51 * MS));
-        assert_eq!(limiter.until(), None, "nobody is woken twice for nothing");
-        assert!(!limiter.take(3001, 51 * MS), "one octet more than the interval gave");
+        assert_eq!(limiter.until(), None, "no second wake-up without work");
+        assert!(!limiter.take(3001, 51 * MS), "one byte more than the interval gave");
         assert_eq!(limiter.until(), Some(101 * MS));
         assert!(limiter.take(3000, 51 * MS), "what is smaller may go meanwhile");
         assert_eq!(limiter.until(), None);
     }
 
     #[test]
-    fn the_largest_packet_goes_at_last_however_small_the_rate() {
+    fn longest_packet_passes_at_minimum_rate() {
         let mut limiter = Limiter::new(rate(1, 1000), Duration::ZERO);
         assert!(!limiter.take(65_535, Duration::ZERO));
         let until = limiter.until().unwrap();
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_is_not_saved_up() {
+    fn unused_credit_is_limited_to_burst() {
         let year = Duration::from_secs(365 * 24 * 3600);
         let mut small = Limiter::new(rate(1000, 1), Duration::ZERO);
         assert!(small.take(BURST_MIN, year));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn another_rate_holds_at_once() {
+    fn changed_rate_applies_immediately() {
         let mut limiter = Limiter::new(rate(1 << 20, 1000), Duration::ZERO);
         limiter.change(rate(10, 1000), Duration::ZERO);
         assert!(limiter.take(BURST_MIN, Duration::ZERO), "what was not used, up to the new limit");
@@ -146,10 +146,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the numbers and however time goes, also backwards: no more goes than the first
-        /// credit, what the intervals gave, and no packet that fits the burst waits for ever.
+        /// Checks the limit for any rate and any clock: no more bytes pass than the initial credit and the intervals
+        /// allow. Every packet within the burst passes at `until`.
         #[test]
-        fn no_more_goes_than_was_given(
+        fn passed_bytes_never_exceed_granted_credit(
             bytes in 1u64..1 << 40,
             micros in 1u32..,
             steps in prop::collection::vec((0u64..1 << 40, 1u64..70_000), 1..60),
