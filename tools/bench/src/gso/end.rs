@@ -1,12 +1,12 @@
-//! One end of the stream: a process in a guest, or beside the switch.
+//! Receiver and sender of the TCP stream: a process in a guest, or beside the switch.
 //!
-//! It hears lines on standard input and says lines of JSON on standard output, which `ringfence run`
-//! passes through. A receiver listens, says where, and then how much has arrived whenever it is asked.
-//! A sender hears where to, connects, says so, and sends until it is ended.
+//! An end reads lines on standard input and writes lines of JSON on standard output, which
+//! `ringfence run` passes through. A receiver listens, reports its addresses, and reports the number
+//! of received bytes whenever it reads [`HOW_MUCH`]. A sender reads the receiver's address, connects,
+//! reports that, and sends until its process is ended.
 //!
-//! The stream repeats a pattern. Of each piece that arrives the receiver compares the first octets with
-//! what belongs there: enough to find anything lost, repeated or mixed up, and too little to be what is
-//! measured.
+//! The stream repeats a pattern. The receiver compares only the first bytes of each piece with the
+//! pattern. That detects lost, repeated and reordered data at a negligible cost.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -22,63 +22,61 @@ use super::super::usage::clock;
 use ringfence::causes::causes;
 use ringfence::netlink::{LinkChange, Netlink};
 
-/// What is written at a time, as other tools do.
+/// Bytes of one write or read, the size that other tools use.
 const BUFFER: usize = 128 << 10;
-/// The stream repeats so many octets; a prime, so that it falls differently into every buffer.
+/// Period of the stream in bytes; a prime, so that its phase differs in every buffer.
 const PERIOD: usize = 65_521;
-/// How the sender meets congestion: what every kernel has and anybody may choose, so that figures of
-/// machines with other defaults can be compared. Some of these pace what they send.
+/// Congestion control of the sender: available on every kernel without privilege, and without pacing.
+/// A fixed choice makes figures comparable across machines with different defaults.
 const CONGESTION: &str = "reno";
-/// Octets of each piece that are compared.
+/// Bytes of each piece that the receiver compares.
 const LOOKED_AT: usize = 64;
 
-/// Which end.
+/// Role of an end process.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum Role {
-    /// Take one stream
+    /// Receive one stream over TCP
     Receive,
-    /// Send one stream
+    /// Send one stream over TCP
     Send,
     /// Both ends, over the loopback interface
     Loopback {
-        /// The interface's MTU
+        /// MTU of the interface
         mtu: u16,
-        /// Whether super-packets stay whole
+        /// Leave super-packets whole
         #[arg(long)]
         whole: bool,
     },
 }
 
-/// What an end says.
+/// Message of an end to the benchmark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Said {
-    /// A receiver waits at this port of these addresses.
+    /// The receiver listens on this port of these addresses.
     Listening {
-        /// Its addresses that others can reach.
+        /// Addresses that others can reach.
         addresses: Vec<IpAddr>,
-        /// TCP.
         port: u16,
     },
-    /// A sender can be told where to.
+    /// The sender waits for the receiver's address.
     Ready,
-    /// The stream begins.
+    /// The sender is connected.
     Connected,
-    /// So much has arrived.
+    /// Answer to [`HOW_MUCH`].
     Arrived(Arrived),
-    /// It cannot go on.
+    /// The end failed, with the reason.
     Failed(String),
 }
 
-/// What has arrived at a moment.
+/// Progress of a receiver at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Arrived {
-    /// Octets.
     pub(super) octets: u64,
-    /// Nanoseconds, by the clock that all processes share.
+    /// Monotonic clock in nanoseconds; all processes share it.
     pub(super) at: u64,
 }
 
-/// What an end hears; a sender hears an address instead.
+/// Query for a receiver's progress, the only line that a receiver accepts.
 pub(super) const HOW_MUCH: &str = "how much?";
 
 /// Runs one end; returns the exit status.
@@ -91,7 +89,7 @@ pub(crate) fn main(role: &Role) -> u8 {
     said::exit_status(outcome, Said::Failed)
 }
 
-/// The next line.
+/// Reads the next line from standard input.
 fn hear() -> anyhow::Result<String> {
     let mut line = String::new();
     let n = io::stdin().lock().read_line(&mut line)?;
@@ -99,7 +97,7 @@ fn hear() -> anyhow::Result<String> {
     Ok(line.trim_end().to_owned())
 }
 
-/// The stream's content: any piece of [`BUFFER`] octets starts somewhere in here.
+/// Returns one period of the stream plus [`BUFFER`] bytes, so that any piece is one slice of it.
 fn pattern() -> Vec<u8> {
     let mut state = 0x9E37_79B9_u32;
     let one: Vec<u8> = (0..PERIOD)
@@ -120,7 +118,7 @@ fn send(to: SocketAddr) -> anyhow::Result<()> {
     say(&Said::Connected)?;
     let pattern = pattern();
     let mut at = 0;
-    // Until this process is ended, or the receiver.
+    // The loop ends with this process or with the receiver.
     loop {
         let n = stream.write(&pattern[at..at + BUFFER]).context("sending")?;
         at = (at + n) % PERIOD;
@@ -143,7 +141,7 @@ fn receive() -> anyhow::Result<()> {
     answer(&octets)
 }
 
-/// Says how much has arrived, whenever somebody asks.
+/// Reports the number of received bytes for each query.
 fn answer(octets: &Counter) -> anyhow::Result<()> {
     loop {
         let order = hear()?;
@@ -152,7 +150,7 @@ fn answer(octets: &Counter) -> anyhow::Result<()> {
     }
 }
 
-/// Takes a stream to its end.
+/// Receives a stream to its end and verifies it.
 fn take(mut stream: TcpStream, octets: &Counter) -> anyhow::Result<()> {
     let pattern = pattern();
     let mut buffer = vec![0; BUFFER];
@@ -161,7 +159,7 @@ fn take(mut stream: TcpStream, octets: &Counter) -> anyhow::Result<()> {
         let n = match stream.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(n) => n,
-            // The sender is ended rather than told to stop.
+            // The sender's process is killed, so its connection may be reset.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
             Err(error) => return Err(error).context("receiving"),
         };
@@ -176,12 +174,12 @@ fn take(mut stream: TcpStream, octets: &Counter) -> anyhow::Result<()> {
     }
 }
 
-/// IPv4 addresses by which others reach this end.
+/// Returns the IPv4 addresses by which others reach this end.
 fn own_addresses() -> anyhow::Result<Vec<IpAddr>> {
     Ok(interface_addresses(None)?)
 }
 
-/// IPv4 addresses of an interface, or of all but the loopback interface.
+/// Returns the IPv4 addresses of an interface, or of all but the loopback interface.
 pub(crate) fn interface_addresses(interface: Option<&str>) -> io::Result<Vec<IpAddr>> {
     let mut found = Vec::new();
     for entry in nix::ifaddrs::getifaddrs()? {
@@ -195,7 +193,7 @@ pub(crate) fn interface_addresses(interface: Option<&str>) -> io::Result<Vec<IpA
 fn loopback(mtu: u16, whole: bool) -> anyhow::Result<()> {
     let mut netlink = Netlink::open().context("netlink")?;
     let index = netlink.index_of("lo").context("the loopback interface")?;
-    // One segment a packet is as much as TCP can do without segmentation offload.
+    // Without segmentation offload TCP sends at most one segment a packet.
     let segments = (!whole).then_some(1);
     let change =
         LinkChange { mtu: Some(mtu.into()), gso_max_segments: segments, ..LinkChange::default() };
@@ -204,7 +202,7 @@ fn loopback(mtu: u16, whole: bool) -> anyhow::Result<()> {
     let to = listener.local_addr()?;
     let octets = Arc::new(Counter::default());
     let counted = Arc::clone(&octets);
-    // Sender and receiver are processes of their own on other paths; here they are threads.
+    // On other paths sender and receiver are processes of their own; here they are threads.
     std::thread::Builder::new().name("receive".to_owned()).spawn(move || {
         let outcome = listener.accept().context("accepting").and_then(|(s, _)| take(s, &counted));
         if let Err(error) = outcome {
@@ -227,7 +225,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let mut out = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let sender = std::thread::spawn(move || {
-            // The receiver may have seen enough before it has seen all.
+            // The receiver may close before it has read everything.
             let _ = out.write_all(&bytes);
         });
         let octets = Counter::default();
@@ -237,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_lacks_something_is_found_out() {
+    fn stream_with_a_gap_is_reported_as_damaged() {
         let pattern = pattern();
         let mut stream: Vec<u8> =
             pattern[..PERIOD].iter().copied().cycle().take(40 * PERIOD).collect();
@@ -250,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_one_line() {
+    fn messages_encode_to_one_line_and_back() {
         for said in [
             Said::Listening { addresses: vec![IpAddr::from([10, 0, 0, 1])], port: 7 },
             Said::Failed("two\nlines".to_owned()),

@@ -1,5 +1,7 @@
-//! What a hostile guest does, burst by burst. After each burst it gives its core away once, as an
-//! honest guest does whose ring is full: how a core is shared is the scheduler's doing.
+//! Attacks of a hostile guest, one burst at a time.
+//!
+//! After each burst the guest yields its core once, as an honest guest does whose ring is full. The
+//! scheduler alone decides the shares of a core.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -17,20 +19,20 @@ use super::orders::{Answer, Entrance, SINK_MAC};
 use super::rogue::{Rogue, UNGRANTED};
 use ringfence_sandbox::channel::Channel;
 
-/// Octets of a packet that is not about its size.
+/// Bytes of a packet whose size is not part of the attack.
 const SMALL: u16 = 64;
 /// Events in a burst.
 const EVENTS: usize = 64;
-/// Requests under way at the store, or at the hub.
+/// Requests in flight at the store or the hub.
 const UNDER_WAY: usize = 64;
-/// A kind of request that the hub does not know, with sequence number 0: it is not answered.
+/// Request of a type that the hub does not know. Sequence number 0 means that no answer is sent.
 const UNKNOWN_REQUEST: [u8; 32] = {
     let mut bytes = [0; 32];
     bytes[0] = 99;
     bytes
 };
 
-/// Does it until the parent ends this process.
+/// Attacks until the parent ends this process.
 pub(super) fn serve(
     channel: &Channel,
     entrance: &Entrance,
@@ -45,7 +47,7 @@ pub(super) fn serve(
             }
             Ok(())
         });
-        // Why it ended is what it asked for, and it comes back; unless the backend was wrong.
+        // The driver domain ends connections in reaction, so reconnect. Only a wrong response is a failure.
         if let Err(why) = ended
             && why.is::<WrongAnswer>()
         {
@@ -55,7 +57,7 @@ pub(super) fn serve(
     }
 }
 
-/// From the first handshake to the end of the connection to the hub or the store.
+/// Attacks from the first handshake to the end of the connection to the hub or the store.
 fn live<P: Platform>(
     rogue: &mut Rogue<P>,
     behaviour: Behaviour,
@@ -63,7 +65,7 @@ fn live<P: Platform>(
 ) -> anyhow::Result<()> {
     let mut state = State::new();
     loop {
-        // A device that cannot be connected now can be later.
+        // The driver domain may refuse the device for a while only.
         if rogue.connect().is_err() {
             std::thread::yield_now();
             rogue.enter(XenbusState::Closed)?;
@@ -76,7 +78,7 @@ fn live<P: Platform>(
             std::thread::yield_now();
             let stays = match behaviour {
                 Behaviour::Reattach => false,
-                // Whatever became of it is what it wrote.
+                // The guest itself writes the states, so a closed device is no reaction.
                 Behaviour::StateFlood => true,
                 _ => !rogue.was_closed()?,
             };
@@ -87,7 +89,7 @@ fn live<P: Platform>(
     }
 }
 
-/// What is kept from burst to burst.
+/// State of an attack between bursts.
 pub(super) struct State {
     random: u64,
     turn: usize,
@@ -119,7 +121,7 @@ fn next_random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Does it once, as much of it as there is room for.
+/// Runs one burst of a behaviour, as large as the ring permits.
 pub(super) fn burst<P: Platform>(
     rogue: &mut Rogue<P>,
     behaviour: Behaviour,
@@ -127,7 +129,7 @@ pub(super) fn burst<P: Platform>(
 ) -> anyhow::Result<()> {
     state.turn = state.turn.wrapping_add(1);
     match behaviour {
-        // Not hostile, so not to be done here.
+        // These rows have no hostile guest.
         Behaviour::Absent | Behaviour::Honest => Ok(()),
         Behaviour::BadSizes => bad_sizes(rogue, state.turn),
         Behaviour::Slots19 => rogue.post(&chain(rogue, 19, SMALL, 1)).map(drop),
@@ -136,7 +138,7 @@ pub(super) fn burst<P: Platform>(
         }
         Behaviour::ExtraChains => extra_chain(rogue),
         Behaviour::ZeroFragments => rogue.post(&chain(rogue, 18, SMALL, 0)).map(drop),
-        // 15 pages and 4095 octets.
+        // 15 pages and 4095 bytes.
         Behaviour::LargePackets => rogue.post(&chain(rogue, 16, u16::MAX, 4096)).map(drop),
         Behaviour::Flipping => flip(rogue),
         Behaviour::Broadcast => {
@@ -166,8 +168,8 @@ pub(super) fn burst<P: Platform>(
     }
 }
 
-/// A packet of so many slots that says it has `total` octets, and has `each` in every one behind the
-/// first.
+/// Returns a packet of `slots` slots whose first declares `total` bytes and whose others have `each`
+/// bytes.
 fn chain<P: Platform>(rogue: &Rogue<P>, slots: usize, total: u16, each: u16) -> Vec<TxRequest> {
     let slot = |n: usize| {
         let flags = if n + 1 < slots { TxFlags::MORE_DATA } else { TxFlags::NONE };
@@ -186,9 +188,9 @@ fn bad_sizes<P: Platform>(rogue: &mut Rogue<P>, turn: usize) -> anyhow::Result<(
     rogue.post(&packet).map(drop)
 }
 
-/// One packet that fills the ring with extra infos of a type that nobody knows.
+/// Fills the ring with one packet followed by extra infos of an unknown type.
 fn extra_chain<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    /// Slots of the ring, one of which is the packet.
+    /// Slots of the ring; the packet takes one of them.
     const SLOTS: u32 = 256;
     if rogue.tx.free()? < SLOTS {
         return Ok(());
@@ -203,13 +205,13 @@ fn extra_chain<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     rogue.notify()
 }
 
-/// Posts packets and, while they are read, withdraws and grants again what they lie in.
+/// Posts packets, then revokes and issues again the grants of their pages while they are read.
 fn flip<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     rogue.post(&[rogue.slot(0, SMALL)])?;
     for _ in 0..64 {
         let lease = rogue.tx_pages.swap_remove(0);
         let back = match rogue.granter.take_back(lease) {
-            // The reference that was given back last is given out next: the same one.
+            // The free list is last-in, first-out: the same reference is granted again.
             Ok(()) => rogue.granter.lend(Access::ReadOnly)?,
             Err(still) => still.lease,
         };
@@ -226,7 +228,7 @@ fn made_up_addresses<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> an
     for page in 0..pages.min(rogue.tx.free()? as usize) {
         let [d0, d1, d2, d3, d4, d5, ..] = state.random().to_le_bytes();
         let [s0, s1, s2, s3, s4, s5, ..] = state.random().to_le_bytes();
-        // Half of them with its own source address: these are let in, to addresses not known.
+        // Half of the packets carry the guest's own source address, which the address filter accepts.
         let source = if page % 2 == 0 { rogue.mac() } else { [s0 & 0xfe, s1, s2, s3, s4, s5] };
         rogue.address(page, [d0 & 0xfe, d1, d2, d3, d4, d5], source)?;
         let slot = rogue.slot(page, SMALL).to_bytes();
@@ -236,7 +238,7 @@ fn made_up_addresses<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> an
     rogue.notify()
 }
 
-/// Posts its buffers once, and never takes what came.
+/// Posts the receive buffers once and never consumes a response.
 fn deaf<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
     if !core::mem::replace(&mut state.posted, true) {
         rogue.post_buffers()?;
@@ -244,8 +246,8 @@ fn deaf<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<
     rogue.notify()
 }
 
-/// Says that it is there, and takes packets for so long that others would wait for it; then it takes
-/// none, for longer than anybody waits.
+/// Announces its address and alternates: it accepts packets for a while, so that senders wait for it,
+/// then accepts none for longer than the backpressure budget.
 fn hoard<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
     const CYCLE: u128 = 50;
     const TAKES: u128 = 10;
@@ -262,7 +264,7 @@ fn hoard<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result
     Ok(())
 }
 
-/// Writes its state many times, without waiting for the answer to one before it asks for the next.
+/// Writes its state many times; sends all requests of a burst before it reads a response.
 fn state_flood<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::Result<()> {
     let path = format!("{}/{STATE}", rogue.device.frontend_path());
     let path = Path::parse(path.as_bytes())?;
@@ -289,8 +291,8 @@ fn state_flood<P: Platform>(rogue: &mut Rogue<P>, state: &mut State) -> anyhow::
         }
     }
     stream.write_all(&requests)?;
-    // Each answer is a header and three octets ("OK", NUL), each refusal a few more; at least so much
-    // must be taken for the server to go on.
+    // A success is a header and three bytes ("OK", NUL), an error is longer. The server stops reading
+    // unless at least this much is consumed.
     let mut answers = [0; UNDER_WAY * (HEADER_LEN + 3)];
     Ok(stream.read_exact(&mut answers)?)
 }

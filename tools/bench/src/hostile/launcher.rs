@@ -1,4 +1,4 @@
-//! The part of a launcher: gets guests a place at the switch, and asks for counters.
+//! Launcher's role: registers guests with the driver domain, adds disks, and reads counters.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,22 +18,22 @@ use ringfence::switchboard::{
 };
 use ringfence_sandbox::channel::{Channel, expect_fds};
 
-/// How long the driver domain may take to answer a launcher.
+/// Time limit for an answer of the driver domain.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Launchers that may wait to be heard.
+/// Backlog of the listening socket.
 const BACKLOG: i32 = 64;
 
 fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Where launchers find the driver domain; gone with this.
+/// Directory of the driver domain's socket, removed on drop.
 pub(super) struct Rendezvous {
     directory: PathBuf,
 }
 
 impl Rendezvous {
-    /// A listening socket that no other user reaches.
+    /// Creates a listening socket in a directory that no other user can enter.
     pub(super) fn new(number: usize) -> anyhow::Result<(Rendezvous, OwnedFd)> {
         let name = format!("ringfence-hostile-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
@@ -55,18 +55,18 @@ impl Rendezvous {
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        // It lies where temporary files do; what stays is swept away with them.
+        // The directory lies among temporary files; the system removes leftovers.
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// A guest's place, and what holds it.
+/// Attachment of one guest to the driver domain; ends on drop.
 pub(super) struct Seat {
     pub(super) place: Place,
-    /// The guest's connection to the hub.
+    /// Connection of the guest to the hub.
     pub(super) hub: OwnedFd,
     lease: Channel,
-    /// For the guest's names, which nobody here uses.
+    /// Socket for the guest's name service, unused here.
     _names: OwnedFd,
 }
 
@@ -87,7 +87,7 @@ impl Seat {
             mtu: entrance.mtu,
             mode: entrance.mode.clone(),
             queues: 1,
-            // Packets of the benchmark are of a protocol of their own.
+            // The packets of the benchmark have an EtherType of their own.
             forwarding: true,
             advertise: false,
             host_leg: false,
@@ -102,13 +102,13 @@ impl Seat {
         Ok(Seat { place, hub, lease, _names: names })
     }
 
-    /// Gives the guest its first disk: zeros in memory.
+    /// Gives the guest its first disk, a file of zeros in memory.
     pub(super) fn add_disk(&self, order: &DiskOrder) -> anyhow::Result<()> {
         use rustix::fs::MemfdFlags;
         let file = rustix::fs::memfd_create("ringfence-disk", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, order.bytes)?;
         let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
-        // Opened again: what is locked is the driver domain's.
+        // A second open: the driver domain holds the lock through its own open file description.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let OpenFile { file, facts } = OpenFile::open(&path, &options)?;
         let medium = Medium::File { facts, options };
@@ -120,7 +120,7 @@ impl Seat {
         }
     }
 
-    /// The driver domain's counters. To be asked through the victim's seat.
+    /// Reads the driver domain's counters. Fails if a device of this guest was closed.
     pub(super) fn stats(&self) -> anyhow::Result<DriverStats> {
         self.lease.send(&ToDriver::Stats, &[])?;
         match self.lease.receive_within(PATIENCE)?.0 {

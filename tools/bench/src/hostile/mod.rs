@@ -1,4 +1,4 @@
-//! `ringfence-bench hostile`: what a neighbour that breaks rules does to one that does not.
+//! `ringfence-bench hostile`: effect of a rule-breaking neighbour on a victim.
 //!
 //! # Theory of operation
 //!
@@ -11,18 +11,16 @@
 //! ```
 //!
 //! The driver domain is that of `ringfence run` with all its threads, in one process that is not
-//! sandboxed; guests come by the same socket as any launcher's (`launcher`). Every row has processes
-//! of its own. The port that verifies the victim's packets is in the driver domain (`sink`), so that
-//! its effort is the same in each row.
+//! sandboxed. Guests attach through the same socket as those of any launcher (`launcher`). Every row
+//! has processes of its own. The port that verifies the victim's packets is in the driver domain
+//! (`sink`), so that its cost is the same in each row.
 //!
-//! A hostile neighbour does what it does as fast as it can (`attacks`). If its device is closed it
-//! goes through the handshake again at once; if it loses its connections, it is its own launcher and
-//! attaches again. It gives its core away as often as an honest one, and is as long on it as the
-//! scheduler lets it: the columns `cpu` show how that came out.
+//! A hostile neighbour attacks at its maximum rate (`attacks`). If its device is closed, it runs the
+//! handshake again at once. If it loses its connections, it attaches again as its own launcher. It
+//! yields its core as often as an honest guest; the columns `cpu` show the resulting shares.
 //!
-//! What it was charged with is read from the driver domain's own counters at the end: broken rules by
-//! name, the hub's faults, and dropped frames of every port but the victim's. The victim must not be
-//! charged with anything.
+//! The charges come from the driver domain's own counters at the end: rule violations by name, the
+//! hub's faults, and dropped frames of every port but the victim's. The victim must have no charge.
 
 pub mod args;
 mod attacks;
@@ -61,14 +59,14 @@ use ringfence::out::Out;
 use ringfence::switchboard::DriverStats;
 use ringfence_sandbox::channel::{Channel, expect_fds};
 
-/// From when all are there until it is measured.
+/// Time between the start of all processes and the measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Octets in front of what the MTU counts, as `ringfence_frame::port` reckons.
+/// Bytes that the MTU does not include, as in `ringfence_frame::port`.
 const LINK_HEADER: u32 = 18;
-/// The least MTU of a vif here.
+/// Minimum MTU of a vif here.
 const MTU_MIN: u32 = 1500;
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     let mut out = Out;
     if args.list {
@@ -94,7 +92,7 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the rows of packets.
+/// Runs the packet rows.
 fn packets(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Result<()> {
     let mut out = Out;
     if !args.json {
@@ -112,7 +110,7 @@ fn packets(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Resu
     Ok(())
 }
 
-/// Runs each row once in each round, with the number of the run, and prints a row's line after its last
+/// Runs each row once in each round, with the number of the run. Prints a row's line after its last
 /// run. Returns all runs.
 fn every_round<B: Copy, M>(
     args: &HostileArgs,
@@ -140,7 +138,7 @@ fn every_round<B: Copy, M>(
     Ok(runs)
 }
 
-/// The row of a behaviour of which every run is done, and every run of the honest neighbour's.
+/// Formats the row of a behaviour from its runs and those of the honest neighbour.
 fn line(args: &HostileArgs, behaviour: Behaviour, runs: &[Measured]) -> anyhow::Result<String> {
     let of = |wanted| runs.iter().filter(move |run| run.behaviour == wanted);
     let pairs: Vec<_> = of(behaviour).zip(of(Behaviour::Honest)).collect();
@@ -148,7 +146,7 @@ fn line(args: &HostileArgs, behaviour: Behaviour, runs: &[Measured]) -> anyhow::
     Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
 }
 
-/// Where each domain stays.
+/// CPU core of each domain.
 #[derive(Clone, Copy)]
 struct Cores {
     driver: Option<usize>,
@@ -168,7 +166,7 @@ impl Cores {
     }
 }
 
-/// One run of one row.
+/// Run of one row.
 struct Case<'a> {
     args: &'a HostileArgs,
     cores: Cores,
@@ -231,12 +229,12 @@ impl Case<'_> {
     }
 }
 
-/// The processes of a row, all at work.
+/// Processes of a row, all started.
 struct Scene {
     driver: Process,
     victim: Process,
     neighbour: Option<Process>,
-    /// The victim's.
+    /// Attachment of the victim.
     seat: Seat,
 }
 
@@ -278,7 +276,7 @@ impl Scene {
         }
     }
 
-    /// Everything that others than the victim are charged with. Nothing that the victim is.
+    /// Returns the charges of all guests but the victim. Fails if the victim is charged.
     fn charges(&self, stats: &DriverStats) -> anyhow::Result<BTreeMap<String, u64>> {
         let victim = format!("vif{}.0", self.seat.place.domain);
         if let Some(rules) = stats.rules.get(&victim) {
@@ -297,12 +295,12 @@ impl Scene {
     }
 }
 
-/// `ringfence-bench internal hostile-guest`; returns the exit status.
+/// Runs `ringfence-bench internal hostile-guest`. Returns the exit status.
 pub(super) fn guest_main(args: &on_xen::HostileGuestArgs) -> u8 {
     on_xen::main(args)
 }
 
-/// `ringfence-bench internal bench-hostile`: one process of a row; returns the exit status.
+/// Runs `ringfence-bench internal bench-hostile`, one process of a row. Returns the exit status.
 pub(super) fn process_main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
@@ -321,7 +319,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     match &setup.role {
         Role::Driver => {
             let [listener] = expect_fds(fds)?;
-            // Its data plane tells from a thread of its own.
+            // The driver's data plane reports from a thread of its own.
             driver::serve(channel.try_clone()?, &setup, listener)
         }
         Role::Honest { place, talks } => {

@@ -1,10 +1,9 @@
-//! `ringfence-bench internal hostile-guest`: the same hostile guest on real Xen, for tests.
+//! `ringfence-bench internal hostile-guest`: the adversary guest on real Xen, for tests.
 //!
-//! It runs in a guest whose own driver has let go of the interface, and lends its pages by gntalloc.
-//! For a while it does each thing of `super::attacks` that does not need a hub; then it writes keys
-//! with which nothing can be connected. What becomes of the driver domain and of other guests is to
-//! be seen from there; here it is only told what was done, since one that could not even be begun
-//! would prove nothing.
+//! It runs in a guest whose own driver has released the interface, and lends its pages by gntalloc.
+//! It runs each behaviour of `super::attacks` that needs no hub for a while. Then it offers keys with
+//! which no device can be connected. The test observes the driver domain and the other guests itself.
+//! This program only reports the number of bursts of each behaviour, and fails if one had none.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -26,38 +25,38 @@ use super::disks::on_xen::{self as disks, RudeDisk};
 use super::rogue::{Pace, Rogue};
 use ringfence::causes::causes;
 
-/// A step of the handshake under emulation.
+/// Time limit of one step of the handshake, long enough for emulation.
 const STEP_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a backend may take to look at keys that are of no use.
+/// Time within which a backend would connect with acceptable keys.
 const REFUSED_WITHIN: Duration = Duration::from_millis(500);
 
-/// How long a backend may keep a device waiting that it closed again and again.
+/// Time limit for backoff of a backend that has closed the device repeatedly.
 const LET_IN_WITHIN: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Breaks every rule of a vif, or of a vbd, from inside a Xen guest
+/// Runs every behaviour of an adversary on a vif or vbd, from inside a Xen guest
 #[derive(Debug, Args)]
 pub struct HostileGuestArgs {
-    /// How long to do each thing
+    /// Time to run each behaviour
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub seconds: f64,
 
-    /// What to do; otherwise all there is
+    /// Behaviours to run; all by default
     #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
     pub behaviours: Vec<Which>,
 
-    /// Do it to a disk (disk-…), not to an interface
+    /// Run the behaviours of disks (disk-…) instead of those of interfaces
     #[arg(long)]
     pub disk: bool,
 
-    /// Which interface, or which disk
+    /// Number of the interface or disk
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub handle: u32,
 }
 
-/// Does it; returns the exit status.
+/// Runs the adversary guest. Returns the exit status.
 pub(super) fn main(args: &HostileGuestArgs) -> u8 {
     match run(args) {
         Ok(()) => 0,
@@ -88,7 +87,7 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
     if args.behaviours.is_empty() {
         bad_keys(&mut rogue)?;
     }
-    // The last thing that is seen of it is a device that can be connected.
+    // A correct handshake must succeed at the end, so that the device is left connectable.
     let begin = Instant::now();
     while let Err(why) = rogue.connect() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
@@ -96,7 +95,7 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
     println!("connected after all that");
     rogue.enter(XenbusState::Closing)?;
     rogue.enter(XenbusState::Closed)?;
-    // The driver of the guest's kernel knows nothing of a control ring, and would not remove them.
+    // The kernel's driver in the guest does not know these keys and would leave them behind.
     for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
         rogue.forget(key)?;
     }
@@ -133,7 +132,7 @@ fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
     Rogue::new(platform, device, mac, blocking_store, PACE)
 }
 
-/// The raw stream to the store, which is waited for.
+/// Opens the raw stream to the store in blocking mode.
 fn blocking_store(
     platform: &XenPlatform,
 ) -> Result<std::os::fd::OwnedFd, ringfence_platform::PlatformError> {
@@ -144,7 +143,7 @@ fn blocking_store(
     Ok(fd)
 }
 
-/// What can be done without a hub, and is not honest.
+/// Returns the requested hostile behaviours that need no hub.
 fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
     let wanted: Vec<_> = match args.behaviours.as_slice() {
         [] => Behaviour::value_variants().to_vec(),
@@ -154,15 +153,15 @@ fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
     wanted.into_iter().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
 }
 
-/// A guest that does one thing that is not right, again and again.
+/// Adversary that repeats one behaviour.
 pub(super) trait Rude {
-    /// Goes through the handshake.
+    /// Runs the handshake.
     fn connect(&mut self) -> anyhow::Result<()>;
-    /// Does it once.
+    /// Runs one burst of the behaviour.
     fn burst(&mut self) -> anyhow::Result<()>;
-    /// Whether the handshake is to be gone through again.
+    /// Returns `true` if the handshake must run again.
     fn is_over(&mut self) -> bool;
-    /// Whether what failed must not fail.
+    /// Returns `true` if the failure is one of the backend, which fails the test.
     fn is_fatal(&self, why: &anyhow::Error) -> bool;
 }
 
@@ -191,7 +190,7 @@ impl Rude for RudePackets {
     }
 }
 
-/// All that is done, one thing after the other.
+/// Runs of all behaviours in sequence, and the names of those without a burst.
 struct Spells {
     length: Duration,
     idle: Vec<String>,
@@ -217,7 +216,7 @@ impl Spells {
     }
 }
 
-/// One thing, done for a while.
+/// Counters of one behaviour's run.
 #[derive(Default)]
 struct Spell {
     bursts: u64,
@@ -230,7 +229,7 @@ impl Spell {
     fn of(rude: &mut dyn Rude, length: Duration) -> anyhow::Result<Spell> {
         let mut spell = Spell::default();
         let begin = Instant::now();
-        // Whatever fails is done again from the handshake on; at least once it has to be done.
+        // After a failure the handshake runs again. At least one burst must succeed.
         let unfinished = |spell: &Spell| {
             begin.elapsed() < length || spell.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
         };
@@ -265,15 +264,15 @@ impl Spell {
     }
 }
 
-/// A way to make the keys of a device useless.
+/// Change that makes the keys of a device unusable.
 type Change = fn(&mut BTreeMap<&'static str, String>);
 
 fn set(keys: &mut BTreeMap<&'static str, String>, key: &'static str, value: &str) {
     keys.insert(key, value.to_owned());
 }
 
-/// With none of these a device can be connected. The references 0 and 1 are pages that the toolstack
-/// itself lent to dom0, and the ports 1 and 2 the channels of console and store.
+/// Changes with each of which no device can be connected. References 0 and 1 are pages that the
+/// toolstack granted to dom0; ports 1 and 2 are the channels of console and store.
 const BAD_KEYS: &[(&str, Change)] = &[
     ("an empty reference", |k| set(k, keys::TX_RING_REF, "")),
     ("the console's page as a ring", |k| set(k, keys::TX_RING_REF, "0")),
@@ -296,7 +295,7 @@ const BAD_KEYS: &[(&str, Change)] = &[
     ("more queues than anybody has", |k| set(k, keys::MULTI_QUEUE_NUM_QUEUES, "4294967295")),
 ];
 
-/// Offers each of them; the backend must not connect.
+/// Publishes the keys after each change; fails if the backend connects.
 fn bad_keys(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
     for (name, change) in BAD_KEYS {
         let_in(rogue).with_context(|| format!("before {name}"))?;
@@ -317,7 +316,7 @@ fn bad_keys(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the backend wait for a frontend, however long it lets one wait that it closed again and again.
+/// Brings the backend to `InitWait`, waiting for its backoff if necessary.
 fn let_in(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
     let begin = Instant::now();
     while let Err(why) = rogue.begin() {
@@ -331,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_of_keys_changes_them() {
+    fn every_bad_key_differs_from_correct_keys() {
         let honest: BTreeMap<_, _> = [
             (keys::TX_RING_REF, "9"),
             (keys::RX_RING_REF, "10"),

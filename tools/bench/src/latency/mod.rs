@@ -1,9 +1,9 @@
-//! `ringfence-bench latency`: how long a request and its answer take between two guests.
+//! `ringfence-bench latency`: latency of a request and its answer between two guests.
 //!
-//! For each mode there are two guests of `ringfence run` on a switch of their own, all of them from
-//! the beginning on. Requests go one at a time, by UDP or TCP of the guests' kernels (`end`). Modes
-//! take turns in short slices, so that what else the machine does hits all of them alike; a guest that
-//! has no turn sleeps.
+//! Each mode has two guests of `ringfence run` on a switch of their own; all guests run from the
+//! start. Requests are sent one at a time, by UDP or TCP of the guests' kernels (`end`). The modes
+//! are measured alternately in short slices, so that interference affects all modes alike. The
+//! guests of the other modes sleep meanwhile.
 
 pub(crate) mod end;
 
@@ -26,24 +26,24 @@ use ringfence::launch::guest_on;
 use ringfence::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
 
-/// How long anything may take that takes a moment, beyond a slice.
+/// Time limit of any step, in addition to a slice.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long one mode has its turn.
+/// Length of a slice.
 const SLICE: Duration = Duration::from_millis(250);
-/// What a mode may be slower than copy and still be no worse: runs of one mode differ by as much.
+/// Maximum ratio to copy that counts as no worse: the spread between runs of one mode.
 const NO_WORSE: f64 = 1.05;
-/// What is reported of all times.
+/// Reported quantiles of the latency.
 const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
 
-/// How long a request and its answer take, between two guests
+/// Latency of a request and its answer between two guests
 #[derive(Debug, Args)]
 pub struct LatencyArgs {
-    /// Ways to reach the guests' pages
+    /// Access modes for the guests' pages
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "copy,map,staging",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
 
-    /// How requests go
+    /// Transport protocols
     #[arg(
         long = "protocol",
         value_name = "PROTOCOL",
@@ -52,12 +52,12 @@ pub struct LatencyArgs {
     )]
     pub protocols: Vec<Protocol>,
 
-    /// Octets of a request, and of its answer
+    /// Bytes of a request, and of its answer
     #[arg(long, value_name = "OCTETS", default_value = "64",
           value_parser = clap::value_parser!(u16).range(1..=1400))]
     pub size: u16,
 
-    /// How long to measure each mode by each protocol, in slices of a quarter of a second
+    /// Measured time of each mode and protocol, in slices of a quarter of a second
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub seconds: Duration,
 
@@ -79,15 +79,15 @@ struct Row {
     p99_us: f64,
     p999_us: f64,
     max_us: f64,
-    /// To mode `copy` at p50, p99 and p99.9.
+    /// Ratios to mode `copy` at p50, p99 and p99.9.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratios: Option<[f64; 3]>,
-    /// Whether it is no worse than copy at any of them.
+    /// Set if no ratio exceeds [`NO_WORSE`].
     #[serde(skip_serializing_if = "Option::is_none")]
     no_worse: Option<bool>,
 }
 
-/// Runs everything.
+/// Measures every mode and protocol and prints the rows.
 pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
     let mut pairs = Vec::new();
     for &mode in &args.modes {
@@ -133,7 +133,7 @@ pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Microseconds.
+/// Returns the reported quantiles in microseconds.
 fn quantiles(times: &Histogram<u64>) -> [f64; 3] {
     QUANTILES.map(|(_, part)| times.value_at_quantile(part) as f64 / 1e3)
 }
@@ -194,7 +194,7 @@ fn heading() -> String {
     )
 }
 
-/// Two guests, one of which answers.
+/// Two guests on one switch: client and server.
 struct Pair {
     to: SocketAddr,
     asks: Guest,
@@ -218,7 +218,7 @@ impl Pair {
         }
     }
 
-    /// How often an answer took how long, and how many never came.
+    /// Runs one slice. Returns pairs of nanoseconds and count, and the number of lost answers.
     fn ask(&self, order: &Order) -> anyhow::Result<(Vec<(u64, u64)>, u64)> {
         writeln!(&self.asks.orders, "{}", serde_json::to_string(order)?).context("an order")?;
         match self.asks.hear()? {
@@ -228,7 +228,7 @@ impl Pair {
     }
 }
 
-/// A guest; ended when this is dropped.
+/// Guest process, ended on drop.
 struct Guest {
     _child: OwnedChild,
     orders: ChildStdin,

@@ -1,4 +1,4 @@
-//! What `ringfence-bench pressure` says, and what it makes of it.
+//! Report of `ringfence-bench pressure`: the readings, the outcome and its verdict, text, JSON and page.
 
 use std::fmt::Write;
 
@@ -6,60 +6,60 @@ use serde::Serialize;
 
 use crate::page::{Page, Plot, Scale, Series};
 
-/// Two windows of pressure stall information, in seconds, and the time between two readings.
+/// Time limit for the shrink in seconds: two periods of pressure stall information plus two readings.
 const SHRUNK_WITHIN: f64 = 4.5;
-/// How long the stream may stand still, in seconds.
+/// Maximum time without progress of the stream, in seconds.
 const GAP_MAX: f64 = 5.0;
 
-/// What is the case at a moment.
+/// Phase of the experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
-    /// Nothing but the stream.
+    /// The stream has not begun to be measured; memory is unlimited.
     Before,
-    /// The ends of the stream are elsewhere, and there is enough memory.
+    /// The stream flows and memory is sufficient.
     Calm,
-    /// There is less than was used.
+    /// The limit is below the memory in use.
     Pressed,
-    /// There is enough again.
+    /// The limit is lifted again.
     Lifted,
 }
 
-/// A reading. Bytes.
+/// Reading of all counters at one moment; sizes in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Reading {
     pub(super) seconds: f64,
     pub(super) phase: Phase,
-    /// What the control group uses.
+    /// Memory charged to the control group.
     pub(super) current: u64,
-    /// What frontends have resident.
+    /// Resident memory of the frontends.
     pub(super) rss: u64,
-    /// What of the group's memory is shared.
+    /// Shared memory of the group: pages of grant windows.
     pub(super) pool: u64,
-    /// What has arrived.
+    /// Bytes the receiver has counted.
     pub(super) octets: u64,
 }
 
-/// Everything.
+/// Readings and totals of one experiment.
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) readings: Vec<Reading>,
     pub(super) high: u64,
-    /// Microseconds.
+    /// Stall time before the pressure, in microseconds.
     pub(super) stalled_before: u64,
     pub(super) stalled: u64,
     pub(super) killed: u64,
 }
 
-/// What it comes to.
+/// Summary of a report.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Outcome {
     experiment: &'static str,
     high: u64,
     pool_before: u64,
-    /// The least within two windows.
+    /// Minimum while the limit applies.
     pool_pressed: u64,
-    /// When it first was half of what it was.
+    /// Time until shared memory first was half of `pool_before`.
     shrunk_after_seconds: Option<f64>,
     pool_lifted: u64,
     stalled_ms: u64,
@@ -69,7 +69,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    /// What ought not to be.
+    /// Returns a sentence for each criterion that the outcome violates.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         if self.shrunk_after_seconds.is_none_or(|after| after > SHRUNK_WITHIN) {
@@ -99,12 +99,12 @@ impl Report {
         self.readings.iter().filter(move |reading| reading.phase == phase)
     }
 
-    /// The most there was in a phase.
+    /// Returns the maximum of a counter within a phase.
     pub(super) fn most(&self, phase: Phase, of: fn(&Reading) -> u64) -> u64 {
         self.of(phase).map(of).max().unwrap_or(0)
     }
 
-    /// What it comes to.
+    /// Summarizes the readings.
     pub(super) fn outcome(&self) -> Outcome {
         let pool_before = self.most(Phase::Calm, |reading| reading.pool);
         let cut = self.of(Phase::Calm).last().map_or(0.0, |reading| reading.seconds);
@@ -132,7 +132,7 @@ impl Report {
         }
     }
 
-    /// A line for each reading, and one for the outcome.
+    /// Returns a line for each reading, and one for the outcome.
     pub(super) fn json(&self) -> anyhow::Result<Vec<String>> {
         let readings = self.readings.iter().map(serde_json::to_string);
         let outcome = serde_json::to_string(&self.outcome());
@@ -170,7 +170,7 @@ impl Report {
         .to_vec()
     }
 
-    /// For people.
+    /// Returns the outcome as text for a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for [name, value] in self.rows() {
@@ -180,7 +180,7 @@ impl Report {
         text
     }
 
-    /// A page with the same, and plots.
+    /// Returns a page with the outcome and plots.
     pub(super) fn page(&self) -> anyhow::Result<Page> {
         let mut page = Page::new("Windows under memory pressure");
         page.text(
@@ -223,7 +223,7 @@ impl Report {
 }
 
 fn mebibytes(bytes: u64) -> f64 {
-    // What is not exact is far below what can be seen.
+    // The rounding error is below the resolution of the plot.
     #[allow(clippy::cast_precision_loss, reason = "a figure for people")]
     let bytes = bytes as f64;
     bytes / f64::from(1 << 20)
@@ -233,7 +233,7 @@ fn mebibytes(bytes: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Four phases of ten seconds, with so much in the windows.
+    /// Builds a report of four phases of ten seconds with these sizes of the windows in MiB.
     fn report(pools: [u64; 4]) -> Report {
         let phases = [Phase::Before, Phase::Calm, Phase::Pressed, Phase::Lifted];
         let reading = |n: u8| {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_in_time_and_grows_again_is_right() {
+    fn shrink_in_time_and_regrowth_pass_every_criterion() {
         let report = report([4, 4, 1, 3]);
         let outcome = report.outcome();
         assert!(outcome.wrong().is_empty(), "{:?}", outcome.wrong());
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_goes_wrong_is_said() {
+    fn each_violated_criterion_is_named() {
         for (pools, why) in [([4, 4, 3, 5], "did not shrink"), ([4, 4, 1, 1], "did not grow")] {
             let wrong = report(pools).outcome().wrong();
             assert!(wrong.len() == 1 && wrong[0].contains(why), "{wrong:?}");

@@ -1,8 +1,10 @@
-//! The two ends of what `bench uplink` sends. One serves: threads of the benchmark itself, beside the
-//! host's loopback, or a process in the guest for connections from outside. The other one, a process in
-//! the guest or a thread, asks for one case and says what came of it in a line of JSON.
+//! Client and server of the cases that `bench uplink` measures.
 //!
-//! A connection begins with a line that says what it is for ([`Work`]).
+//! The server is a thread of the benchmark beside the host's loopback, or a process in the guest for
+//! connections from outside. The client, a process in the guest or a thread, runs one case and
+//! reports the result as a line of JSON.
+//!
+//! Each connection begins with a line of JSON that names its purpose ([`Work`]).
 
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -16,85 +18,85 @@ use serde::{Deserialize, Serialize};
 
 use crate::said::{self, say};
 
-/// What is written or read of a stream at a time, as other tools do.
+/// Bytes that one read or write of a stream handles, the size that other tools use.
 const BUFFER: usize = 128 << 10;
 /// Datagrams sent or received by one call.
 const DATAGRAMS: usize = 32;
-/// How long a way out may take to be there, and anything else that takes a moment.
+/// Time limit for the path to the host to come up, and for any other single step.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What a page of the HTTP server has.
+/// Bytes of a page of the HTTP server.
 const PAGE: usize = 16 << 10;
-/// Octets of a request and of its answer.
+/// Bytes of a request and of its answer.
 const SMALL: usize = 64;
 
-/// What a connection is for.
+/// Purpose of a connection, sent by the client as its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Work {
-    /// Take octets until they end, then say how many came.
+    /// Receive to the end of the stream, then report the number of bytes.
     Take,
-    /// Send octets until the connection ends.
+    /// Send until the connection ends.
     Send,
-    /// Send back what comes.
+    /// Send back all that arrives.
     Echo,
     /// Answer requests for a page.
     Pages,
-    /// Count datagrams to the same port; say how many came when asked.
+    /// Count datagrams to the same port; report the number when asked.
     Count,
-    /// Send datagrams of so many octets to whoever sends the first one, for so long; say how many.
+    /// Send datagrams of `size` bytes to the first sender for `length`; report their number.
     Datagrams { size: usize, length: Duration },
 }
 
-/// What is to be measured.
+/// Workload of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Octets in a stream or several
+    /// Bulk data in one or several streams
     TcpStream,
     /// Datagrams as fast as they can be sent
     UdpStream,
     /// A request and its answer, on one connection
     TcpRr,
-    /// A connection, a request and its answer, the end
+    /// A connection for each request and its answer
     TcpCrr,
     /// Pages of 16 KiB over connections that are kept
     Http,
 }
 
-/// What a client is to do, as its orders on the command line.
+/// Parameters of one case, passed to the client on its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) kind: Kind,
     pub(super) to: SocketAddr,
-    /// Whether the server sends.
+    /// Set if the server sends.
     pub(super) down: bool,
     pub(super) streams: usize,
-    /// Octets of a datagram.
+    /// Bytes of a datagram.
     pub(super) size: usize,
     pub(super) length: Duration,
 }
 
-/// What came of it.
+/// Result of one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Came {
-    /// From the first octet to the last, at whoever got them.
+    /// Nanoseconds from the first byte to the last, measured by the receiver.
     pub(super) nanos: u64,
     pub(super) octets: u64,
     pub(super) sent: u64,
     pub(super) arrived: u64,
-    /// Nanoseconds, and how often.
+    /// Latency histogram: pairs of nanoseconds and count.
     pub(super) times: Vec<(u64, u64)>,
 }
 
-/// What a client says.
+/// Message of a client or server process to the benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Said {
-    /// A server waits at this port.
+    /// The server listens on this port.
     Listening(u16),
-    /// The server is reached; what is measured begins.
+    /// The client reached the server; the measurement begins.
     Begins,
-    /// It is over.
+    /// The case ended with this result.
     Came(Box<Came>),
-    /// It cannot go on.
+    /// The process failed, with the reason.
     Failed(String),
 }
 
@@ -102,7 +104,7 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A client in a process of its own; returns the exit status.
+/// Runs a client in a process of its own. Returns the exit status.
 pub(super) fn client_main(order: &str) -> u8 {
     let begins = || say(&Said::Begins);
     let came = serde_json::from_str(order).context("an order").and_then(|o| ask(&o, begins));
@@ -110,7 +112,7 @@ pub(super) fn client_main(order: &str) -> u8 {
     said::exit_status(said, Said::Failed)
 }
 
-/// A server in a process of its own; returns the exit status.
+/// Runs a server in a process of its own. Returns the exit status.
 pub(super) fn server_main(port: u16) -> u8 {
     let served = Server::bind(port).and_then(|server| {
         say(&Said::Listening(server.port))?;
@@ -119,27 +121,27 @@ pub(super) fn server_main(port: u16) -> u8 {
     said::exit_status(served, Said::Failed)
 }
 
-/// A server at one port, TCP and UDP, of every address.
+/// Server on one port of every address, TCP and UDP.
 pub(super) struct Server {
     listener: TcpListener,
     pub(super) port: u16,
 }
 
 impl Server {
-    /// Takes a port; 0: any.
+    /// Binds a port; 0 lets the kernel choose one.
     pub(super) fn bind(port: u16) -> anyhow::Result<Server> {
         let listener = TcpListener::bind(("0.0.0.0", port)).context("listening")?;
         let port = listener.local_addr()?.port();
         Ok(Server { listener, port })
     }
 
-    /// Serves for good, each connection by a thread.
+    /// Accepts connections without end and serves each in a thread of its own.
     pub(super) fn serve(self) -> anyhow::Result<()> {
         loop {
             let (stream, _) = self.listener.accept().context("accepting")?;
             let port = self.port;
             std::thread::Builder::new().name("serve".to_owned()).spawn(move || {
-                // Who asks ends the connection as it likes.
+                // The client may end its connection at any time.
                 let _ = serve(stream, port);
             })?;
         }
@@ -163,7 +165,7 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
             let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
             let counting = std::thread::spawn(move || count(&socket, &|| false));
             answer(stream.get_mut(), &Came::default())?;
-            // The client says a line when it has sent all.
+            // The client writes a line when it has sent all its datagrams.
             stream.read_line(&mut line)?;
             let came = counting.join().map_err(|_| anyhow::anyhow!("a thread that counts"))??;
             answer(stream.get_mut(), &came)
@@ -192,7 +194,7 @@ fn hear(stream: &mut impl BufRead) -> anyhow::Result<Came> {
     serde_json::from_str(&line).with_context(|| format!("the server said {line:?}"))
 }
 
-/// Counts a stream, to its end or until it is time.
+/// Counts the bytes of a stream to its end or to the deadline.
 fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<Came> {
     let mut buffer = vec![0; BUFFER];
     let (mut octets, mut first) = (0, None);
@@ -207,7 +209,7 @@ fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<Came> 
     }
 }
 
-/// Sends until it is time, or until nobody takes it any more.
+/// Sends until the deadline. Without one, sends until the peer closes the connection.
 fn send(stream: &mut TcpStream, until: Option<Instant>) -> anyhow::Result<()> {
     let buffer = vec![0x5a; BUFFER];
     while until.is_none_or(|until| Instant::now() < until) {
@@ -228,7 +230,7 @@ fn echo(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
     }
 }
 
-/// As much of an HTTP server as is measured: requests without a body, one page.
+/// Serves the part of HTTP that is measured: requests without a body for one page.
 fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
     let mut page = format!("HTTP/1.1 200 OK\r\nContent-Length: {PAGE}\r\n\r\n").into_bytes();
     page.extend(std::iter::repeat_n(b'.', PAGE));
@@ -249,7 +251,7 @@ fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
     }
 }
 
-/// Sends datagrams for so long; how many left.
+/// Sends datagrams for `length`. Returns the number sent.
 fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u64> {
     let octets = vec![0x5a; size];
     let parts = [IoSlice::new(&octets)];
@@ -268,7 +270,7 @@ fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u6
             MsgFlags::empty(),
         ) {
             Ok(done) => sent += done.count() as u64,
-            // The peer is not there yet, or has gone.
+            // The peer has not bound its socket yet, or has closed it.
             Err(nix::errno::Errno::ECONNREFUSED | nix::errno::Errno::ENOBUFS) => {}
             Err(error) => return Err(error).context("sending datagrams"),
         }
@@ -276,9 +278,9 @@ fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u6
     Ok(sent)
 }
 
-/// Counts datagrams until none has come for a while.
+/// Counts datagrams until none has arrived for [`SILENCE`](count) or `ended` returns `true`.
 fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
-    /// After the last one.
+    /// Time without a datagram that ends the count.
     const SILENCE: Duration = Duration::from_millis(500);
     let mut rooms = vec![[0; 2048]; DATAGRAMS];
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
@@ -311,7 +313,7 @@ fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
     }
 }
 
-/// A connection for some work. The guest's network may still be coming up.
+/// Opens a connection for `work`. Retries while the guest's network is still coming up.
 fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
     let until = Instant::now() + PATIENCE;
     let mut stream = loop {
@@ -330,12 +332,12 @@ fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
     Ok(BufReader::new(stream))
 }
 
-/// Does what is ordered; `begins` is called when the server was reached.
+/// Runs one case; calls `begins` once the server has been reached.
 pub(super) fn ask(
     order: &Order,
     begins: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<Came> {
-    // The first connection finds out when there is a way at all.
+    // The first connection waits until the path is up.
     drop(connect(order.to, Work::Echo)?);
     begins()?;
     match order.kind {
@@ -347,7 +349,7 @@ pub(super) fn ask(
     }
 }
 
-/// As many threads as streams; what came of all.
+/// Runs the case in one thread for each stream. Returns the sum of their results.
 fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow::Result<Came> {
     let all: Vec<anyhow::Result<Came>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..order.streams).map(|_| scope.spawn(move || one(order))).collect();
@@ -367,7 +369,7 @@ fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow
 }
 
 fn stream(order: &Order) -> anyhow::Result<Came> {
-    // The time runs from when there is a connection.
+    // The measured time starts when the connection is open.
     if order.down {
         let mut stream = connect(order.to, Work::Send)?;
         return take(&mut stream, Some(Instant::now() + order.length));
@@ -383,7 +385,7 @@ fn datagrams(order: &Order) -> anyhow::Result<Came> {
     let work = if order.down { Work::Datagrams { size, length } } else { Work::Count };
     let mut control = connect(order.to, work)?;
     let local = control.get_ref().local_addr()?.ip();
-    // The server has its socket.
+    // The server has bound its socket when it answers.
     hear(&mut control)?;
     let socket = UdpSocket::bind((local, 0)).context("a socket")?;
     socket.connect(order.to)?;
@@ -398,7 +400,7 @@ fn datagrams(order: &Order) -> anyhow::Result<Came> {
     Ok(Came { sent, ..hear(&mut control)? })
 }
 
-/// A histogram of nanoseconds, with three digits.
+/// Returns an empty histogram of nanoseconds with three significant digits.
 pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("a histogram")
 }
@@ -453,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_case_is_measured_over_the_loopback() {
+    fn every_case_over_loopback_reports_bytes_and_time() {
         let server = Server::bind(0).unwrap();
         let to = SocketAddr::from(([127, 0, 0, 1], server.port));
         std::thread::spawn(move || server.serve());

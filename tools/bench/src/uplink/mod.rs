@@ -1,4 +1,4 @@
-//! `ringfence-bench uplink`: what a guest's way to the host's network carries, beside other ways.
+//! `ringfence-bench uplink`: throughput and latency of a guest's uplink, beside other programs.
 //!
 //! # Theory of operation
 //!
@@ -10,8 +10,8 @@
 //!                              ── veth ─────────────── ── client
 //! ```
 //!
-//! Inbound the sides change: the server is in the guest, the client a thread. For each row and peer the
-//! client is a process of its own behind a peer that was started for it; peers take turns.
+//! For inbound cases the sides are swapped: the server is in the guest, the client is a thread. Each row
+//! and peer has a client process of its own behind a peer started for it. Peers alternate.
 
 pub mod args;
 pub(crate) mod end;
@@ -63,22 +63,22 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     per_second: Option<f64>,
     cpu_ns_per_kb: f64,
-    /// Of what carries packets, for 2^20 octets.
+    /// System calls of the forwarding process for 2^20 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     syscalls_per_mib: Option<f64>,
-    /// Ours to this one's: more than 1 is ahead.
+    /// Ratio of Ringfence's figure to that of this peer; Ringfence is better above 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     ours_to_this: Option<f64>,
 }
 
-/// What came of one run.
+/// Result of one run.
 struct Run {
     came: Came,
     cpu_ns: u64,
     syscalls: Option<u64>,
 }
 
-/// What is used while something is measured.
+/// Resource usage during a measurement.
 struct Meter {
     cpu_ns: u64,
     perf: Option<PerfStat>,
@@ -98,7 +98,7 @@ impl Meter {
     }
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -128,7 +128,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
             continue;
         }
         for case in args.cases() {
-            // Datagrams know none.
+            // Datagrams have no congestion control, so one pass suffices.
             if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
                 continue;
             }
@@ -144,7 +144,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host's network: the loopback, and what seems to be a way out, which some peers look for.
+/// Sets up the host's network: the loopback, and a default route that some peers require.
 fn host_network() -> anyhow::Result<Tap> {
     let tap = Tap::create("bench0").context("an interface for the host")?;
     peers::run(&["ip", "link", "set", "lo", "up"])?;
@@ -154,15 +154,14 @@ fn host_network() -> anyhow::Result<Tap> {
     Ok(tap)
 }
 
-/// The machine's list of what network namespaces may choose, as it was. It is put back when this is
-/// dropped.
+/// Previous list of congestion controls that network namespaces may choose, restored on drop.
 struct Allowed {
     file: File,
     before: String,
 }
 
 impl Allowed {
-    /// Adds to the list. `None` where nothing has to be added, or nothing can.
+    /// Adds to the list. Returns `None` if nothing is to be added or the list cannot be written.
     fn these(names: &[String]) -> Option<Allowed> {
         let path = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
         let before = std::fs::read_to_string(path).ok()?;
@@ -171,7 +170,7 @@ impl Allowed {
         if more.is_empty() {
             return None;
         }
-        // By this file the list can be reached from another network namespace too.
+        // The open file reaches the list from another network namespace too.
         let file = OpenOptions::new().write(true).open(path).ok()?;
         file.write_at(format!("{} {}", before.trim(), more.join(" ")).as_bytes(), 0).ok()?;
         Some(Allowed { file, before })
@@ -180,18 +179,18 @@ impl Allowed {
 
 impl Drop for Allowed {
     fn drop(&mut self) {
-        // Best effort: what it says more does no harm.
+        // Best effort: additional entries do no harm.
         let _ = self.file.write_at(self.before.as_bytes(), 0);
     }
 }
 
-/// Of every socket that the host makes from here on; guests choose for themselves.
+/// Sets the default congestion control of this network namespace.
 fn choose_congestion(name: &str) -> anyhow::Result<()> {
     let path = "/proc/sys/net/ipv4/tcp_congestion_control";
     std::fs::write(path, name).with_context(|| format!("choosing TCP {name}"))
 }
 
-/// All runs of a row; a row for each peer of which one succeeded.
+/// Runs a row in all rounds. Returns a row for each peer with at least one successful run.
 fn measure(
     args: &UplinkArgs,
     peers: &[Peer],
@@ -212,7 +211,7 @@ fn measure(
             };
             match run.with_context(|| format!("{} {}", peer.name(), case.name)) {
                 Ok(run) => runs.push(run),
-                // A peer that cannot do it is no reason to measure no more.
+                // A failure of another program does not end the benchmark.
                 Err(error) if *peer != Peer::Ringfence => {
                     eprintln!("ringfence: {}", causes(&error))
                 }
@@ -234,7 +233,7 @@ fn measure(
 }
 
 fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> Order {
-    // The client is where the connection comes from.
+    // The connection's origin is the client's side.
     let down = (case.direction == Direction::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
     Order { kind, to, down, streams, size, length: args.seconds }
@@ -278,7 +277,7 @@ fn inbound(args: &UplinkArgs, peer: Peer, case: &Case, congestion: &str) -> anyh
     meter.context("it never began")?.end(came)
 }
 
-/// Of this process and all below it.
+/// Returns the CPU time of this process and its descendants in nanoseconds.
 fn cpu_ns() -> anyhow::Result<u64> {
     let own = super::usage::clock(rustix::time::ClockId::ProcessCPUTime);
     Ok(own + spent_by_descendants()?.nanos)
@@ -327,7 +326,7 @@ impl Row {
         })
     }
 
-    /// What peers are compared by.
+    /// Returns the figure by which peers are compared.
     fn figure(&self) -> Option<f64> {
         self.per_second.or(self.pps).or(self.gbps)
     }
@@ -386,15 +385,15 @@ we are ahead. `n`: connections. `cpu`: of all processes, clients and servers inc
 was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
 carries packets, with --syscalls.";
 
-/// `internal bench-uplink-end`; returns the exit status.
+/// Runs `internal bench-uplink-end`. Returns the exit status.
 pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
-    // A server that outlives what connects it would hold its port against the next row's: pasta, ended by
-    // a signal, leaves its command behind.
+    // A server that outlives its peer would hold the port of the next row's server. pasta, ended by a
+    // signal, leaves its command running.
     if let Err(error) = ringfence_sandbox::die_with_parent() {
         eprintln!("ringfence: a server may outlive its peer: {error}");
     }
-    // It has its own network namespace, which knows the host's default at first. Where this is not
-    // allowed the host's stays.
+    // The new network namespace starts with the host's default. If the choice is refused, that default
+    // stays in effect.
     if let Err(error) = choose_congestion(congestion) {
         eprintln!("ringfence: {}", causes(&error));
     }
@@ -409,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let case = Case {
             name: "tcp-rr",
             kind: Kind::TcpRr,

@@ -1,4 +1,4 @@
-//! The rows of disks: what a neighbour that breaks the rules of disks does to one that does not.
+//! Disk rows of the hostile benchmark: effect of a rule-breaking neighbour on a victim's disk.
 //!
 //! ```text
 //!  core 1  driver domain: hub, control, blkback with a thread a ring, threads for I/O
@@ -8,10 +8,10 @@
 //!  (or 2)
 //! ```
 //!
-//! The driver domain is the one of the other rows. Each guest has a disk of its own, a file in memory.
-//! A hostile neighbour judges every answer it gets: one that is not the right one ends the benchmark.
-//! What it was charged with is read from the driver domain's counters, with what its persistent pages
-//! did, since more of them than are kept is no rule broken.
+//! The driver domain is the one of the packet rows. Each guest has a disk of its own, a file in memory.
+//! A hostile neighbour validates every response; a wrong one fails the benchmark. Its charges come from
+//! the driver domain's counters. They include the counters of persistent pages, although more pages
+//! than blkback keeps are no rule violation.
 
 mod attacks;
 pub mod behaviour;
@@ -47,30 +47,30 @@ use ringfence_sandbox::channel::Channel;
 
 /// Bytes of a guest's disk.
 const BYTES: u64 = 16 << 20;
-/// Bytes of a request of an honest guest's.
+/// Bytes of a request of an honest guest.
 const BLOCK: u32 = 4096;
-/// Requests that an honest guest has in flight.
+/// Requests that an honest guest keeps in flight.
 const DEPTH: u16 = 32;
-/// Pages that a hostile guest may lend.
+/// Maximum number of pages that a hostile guest lends.
 const PAGES: u32 = 4096;
-/// References of which a hostile guest lends none, and the victim hundreds.
+/// References that a hostile guest does not grant although the victim grants hundreds of them.
 const FOREIGN: std::ops::Range<u32> = 100..1000;
 
-/// The rows that were asked for, and the honest one.
+/// Returns the requested rows and the honest one.
 fn rows(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
     let all = DiskBehaviour::value_variants().iter().copied();
     all.filter(|row| *row == DiskBehaviour::Honest || wanted.contains(row)).collect()
 }
 
-/// A disk that a guest is to have.
+/// Disk to create for a guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct DiskOrder {
-    /// The name of the mode in which its guest's pages are reached.
+    /// Name of the access mode.
     pub(super) mode: String,
     pub(super) bytes: u64,
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(
     args: &HostileArgs,
     wanted: &[DiskBehaviour],
@@ -92,7 +92,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The row of a behaviour of which every run is done, and every run of the honest neighbour's.
+/// Formats the row of a behaviour from its runs and those of the honest neighbour.
 fn line(args: &HostileArgs, behaviour: DiskBehaviour, runs: &[Measured]) -> anyhow::Result<String> {
     let of = |wanted| runs.iter().filter(move |run| run.behaviour == wanted);
     let pairs: Vec<_> = of(behaviour).zip(of(DiskBehaviour::Honest)).collect();
@@ -100,7 +100,7 @@ fn line(args: &HostileArgs, behaviour: DiskBehaviour, runs: &[Measured]) -> anyh
     Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
 }
 
-/// One run of one row.
+/// Run of one row.
 struct Case<'a> {
     args: &'a HostileArgs,
     cores: Cores,
@@ -122,7 +122,7 @@ impl Case<'_> {
         let (seat, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
         let mut honest = vec![victim];
         let mut hostile = None;
-        // The neighbour's seat ends with the row.
+        // Keeps the neighbour's hub session open until the row ends.
         let mut beside = None;
         match self.behaviour {
             DiskBehaviour::Absent => {}
@@ -155,7 +155,7 @@ impl Case<'_> {
         measured
     }
 
-    /// A guest that keeps the rules, at work when it is told.
+    /// Starts a guest that keeps the rules and works on command.
     fn honest(
         &self,
         entrance: &Entrance,
@@ -181,13 +181,13 @@ impl Case<'_> {
     }
 }
 
-/// The processes of a row, all there.
+/// Processes of a row, all started.
 struct Scene {
     driver: Process,
-    /// The victim, and the neighbour if that is honest.
+    /// The victim, then the neighbour if it is honest.
     honest: Vec<block::Domain>,
     hostile: Option<Process>,
-    /// The victim's.
+    /// Hub session of the victim.
     seat: Seat,
 }
 
@@ -228,7 +228,7 @@ impl Scene {
         format!("vbd{}.0", self.seat.place.domain)
     }
 
-    /// The sum of these counters, of all disks but the victim's.
+    /// Sums these counters over all disks but the victim's.
     fn of_others(&self, disks: &BTreeMap<String, BTreeMap<String, u64>>, names: &[&str]) -> u64 {
         let victims = self.victims();
         let others = disks.iter().filter(|(disk, _)| **disk != victims);
@@ -236,7 +236,7 @@ impl Scene {
         counters.filter(|(name, _)| names.contains(&name.as_str())).map(|(_, count)| count).sum()
     }
 
-    /// Everything that others than the victim are charged with. Nothing that the victim is.
+    /// Returns the charges of all guests but the victim. Fails if the victim is charged.
     fn charges(&self, stats: &DriverStats) -> anyhow::Result<BTreeMap<String, u64>> {
         let victim = self.victims();
         if let Some(rules) = stats.rules.get(&victim) {
@@ -256,13 +256,13 @@ impl Scene {
     }
 }
 
-/// Counters of a disk that say how much it was asked for.
+/// Counters of a disk that count requests.
 const ASKED: &[&str] = &["reads", "writes", "discards", "refused"];
-/// Counters of a disk that are told beside broken rules.
+/// Counters of a disk that are reported beside rule violations.
 const TOLD: &[&str] =
     &["persistent_over", "persistent_purged", "spurious_wakeups", "throttles", "pauses"];
 
-/// A hostile guest's process, until the parent ends it.
+/// Runs a hostile guest until the parent ends the process.
 pub(super) fn serve(
     channel: &Channel,
     entrance: &Entrance,
@@ -284,15 +284,15 @@ pub(super) fn serve(
             Ok(())
         });
         match ended {
-            // That is what this is about.
+            // A wrong response is the failure that this row looks for.
             Err(why) if why.is::<Unfair>() => return Err(why),
-            // Why else it ended is what it asked for. It comes back.
+            // Any other end is the driver domain's reaction; the guest reconnects.
             _ => std::thread::yield_now(),
         }
     }
 }
 
-/// From the first handshake to the end of the connection to the hub or the store.
+/// Attacks from the first handshake to the end of the connection to the hub or the store.
 fn live(
     rogue: &mut RogueDisk<LocalPlatform>,
     behaviour: DiskBehaviour,
@@ -300,7 +300,7 @@ fn live(
 ) -> anyhow::Result<()> {
     let mut state = State::new();
     loop {
-        // A device that cannot be connected now can be later.
+        // The driver domain may refuse the device for a while only.
         if rogue.connect().is_err() {
             std::thread::yield_now();
             continue;
