@@ -1,4 +1,4 @@
-//! The driver domain's process: that of `ringfence run`, without a sandbox, and with one more port.
+//! Driver domain's process: that of `ringfence run`, without a sandbox, and with the verifying port.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use ringfence::causes::causes;
 use ringfence::switchboard::DriverConfig;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 
-/// Serves launchers and guests on this thread, the parent on another one.
+/// Serves launchers and guests in this thread, the parent in another one.
 pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {
     let tally = Arc::new(Tally::default());
     let config = DriverConfig { switch: "bench".to_owned(), verbose: false };

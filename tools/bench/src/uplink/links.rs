@@ -1,5 +1,5 @@
-//! `ringfence-bench seeds vhost`: a guest's way to its uplink by reads and writes of a TAP, and by kernel
-//! vhost-net, as it was measured when that was proposed for pasta.
+//! `ringfence-bench seeds vhost`: a guest's link to its uplink by reads and writes of a TAP, and by
+//! kernel vhost-net, as measured when vhost-net was proposed for pasta.
 //!
 //! # Theory of operation
 //!
@@ -9,7 +9,7 @@
 //!                                    ══ vhost-net ── TAP ── bench1
 //! ```
 //!
-//! Everything but the link is the same. The links take turns within a round.
+//! Only the link differs. The links alternate within a round.
 
 pub mod args;
 mod path;
@@ -29,10 +29,10 @@ use super::peers::HOST;
 use crate::median;
 use ringfence::out::Out;
 
-/// What every kernel has.
+/// Congestion control that every kernel has.
 const CONGESTION: &str = "cubic";
 
-/// How packets get to the uplink.
+/// Link between guest and uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum LinkName {
@@ -51,15 +51,15 @@ impl LinkName {
     }
 }
 
-/// What packets look like.
+/// Packet size and offloads of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setup {
     mtu: u16,
-    /// Whether the kernel may leave checksums and segmentation to the uplink, and the other way round.
+    /// Set if checksums and segmentation are offloaded in both directions.
     whole: bool,
 }
 
-/// What the seed's text says, in Gbit/s: by a TAP, by vhost-net. Its machine is not described.
+/// Returns the published rates in Gbit/s: by a TAP, by vhost-net. The source does not name the machine.
 fn published(direction: Direction) -> [f64; 2] {
     match direction {
         Direction::NsHost => [26.3, 36.9],
@@ -67,7 +67,7 @@ fn published(direction: Direction) -> [f64; 2] {
     }
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     experiment: &'static str,
@@ -84,14 +84,14 @@ struct Row {
     syscalls_per_mib: f64,
     link_syscalls_per_mib: f64,
     seed_gbps: f64,
-    /// Of vhost-net: its rate to that of the TAP.
+    /// For vhost-net: ratio of its rate to that of the TAP.
     #[serde(skip_serializing_if = "Option::is_none")]
     to_tap: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed_to_tap: Option<f64>,
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(crate) fn run(args: &LinksArgs) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -124,7 +124,7 @@ fn setups(args: &LinksArgs) -> Vec<Setup> {
     args.mtus.iter().flat_map(each).collect()
 }
 
-/// A row for each link.
+/// Measures a row for each link.
 fn measure(
     args: &LinksArgs,
     setup: Setup,
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_counted_by_the_mebibyte() {
+    fn system_calls_are_reported_per_mebibyte() {
         let setup = Setup { mtu: 1500, whole: true };
         let runs = [measured(1 << 20), measured(2 << 20), measured(2 << 20)];
         let row = Row::new(LinkName::Vhost, setup, Direction::HostNs, &runs);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let setup = Setup { mtu: 65520, whole: false };
         let row = Row::new(LinkName::Tap, setup, Direction::NsHost, &[measured(1 << 20)]);
         assert_eq!(row.line().len(), heading().len());

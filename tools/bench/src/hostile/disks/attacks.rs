@@ -1,4 +1,4 @@
-//! What a hostile guest does to whom serves its disk, burst by burst.
+//! Attacks on the backend of a disk, one burst at a time.
 
 use ringfence_platform::{Gref, Platform};
 use ringfence_wire::blkif::{
@@ -9,21 +9,21 @@ use ringfence_wire::blkif::{
 use super::behaviour::DiskBehaviour;
 use super::rogue::{Right, RogueDisk, whole};
 
-/// Where the first segment of a request is: its reference, its first sector, its last.
+/// Offset of a request's first segment: its reference, its first sector, its last.
 const SEGMENT: usize = 24;
-/// Segments of a request that has them in its slot.
+/// Maximum segments of a direct request.
 const SEGMENTS: usize = 11;
 /// Events in a burst.
 const EVENTS: usize = 64;
-/// Requests with a list that changes, at a time, and how often it is changed at most while they are read.
+/// Requests whose list changes in one burst.
 const LISTS: u32 = 8;
 const FLIPS: u32 = 4096;
-/// Pages that are lent in turn: more than a backend keeps of a ring.
+/// Pages that are used in rotation: more than blkback keeps of a ring.
 const FRESH: usize = 4000;
-/// Sectors of a page.
+/// Sectors in a page.
 const SECTORS: u64 = 8;
 
-/// What is kept from burst to burst.
+/// State of an attack between bursts.
 pub(super) struct State {
     turn: u32,
     random: u64,
@@ -43,7 +43,7 @@ impl State {
     }
 }
 
-/// Does it once, as much of it as there is room for, and judges what was answered.
+/// Runs one burst of a behaviour, as large as the ring permits, and validates the responses.
 pub(super) fn burst<P: Platform>(
     rogue: &mut RogueDisk<P>,
     behaviour: DiskBehaviour,
@@ -53,7 +53,7 @@ pub(super) fn burst<P: Platform>(
     rogue.take()?;
     let turn = state.turn;
     match behaviour {
-        // Not hostile, so not to be done here.
+        // These rows have no hostile guest.
         DiskBehaviour::Absent | DiskBehaviour::Honest => Ok(()),
         DiskBehaviour::SegmentsOutside => {
             let sectors = [[0, 8], [8, 8], [7, 255], [255, 255]];
@@ -87,7 +87,7 @@ pub(super) fn burst<P: Platform>(
     }
 }
 
-/// A slot with some bytes changed.
+/// Returns a slot with some bytes changed.
 fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
     slot[at..at + bytes.len()].copy_from_slice(bytes);
     slot
@@ -97,18 +97,18 @@ fn request(operation: Operation, sector: u64, segments: &[SegmentRange]) -> Slot
     direct(Abi::NATIVE, operation, (0, 0), sector, segments).expect("few enough for a slot")
 }
 
-/// A read of one page.
+/// Returns a request that reads one page.
 fn read<P: Platform>(rogue: &RogueDisk<P>, sector: u64) -> Slot {
     request(Operation::Read, sector, &[rogue.whole(0)])
 }
 
-/// A read of so many segments, described in the list.
+/// Returns an indirect read request of `count` segments.
 fn listed<P: Platform>(rogue: &RogueDisk<P>, count: u16) -> Slot {
     let pages = [rogue.list.gref()];
     indirect(Abi::NATIVE, Direction::Read, (0, 0), 0, count, &pages).expect("one page of a list")
 }
 
-/// Requests whose first segment has these sectors: in the slot, and every other time in a list.
+/// Posts requests whose first segment has these sectors, alternately direct and indirect.
 fn segments<P: Platform>(
     rogue: &mut RogueDisk<P>,
     turn: u32,
@@ -128,7 +128,7 @@ fn segments<P: Platform>(
     rogue.post(|rogue, n| (listed(rogue, 1 + u16::try_from(n % 4).unwrap_or(0)), Right::ERROR))
 }
 
-/// A list is changed while it is read: to nonsense and back. Either may be seen, or half of each.
+/// Changes a list to nonsense and back while the backend reads it. It may see either, or a mixture.
 fn changing_lists<P: Platform>(rogue: &mut RogueDisk<P>) -> anyhow::Result<()> {
     let good = SegmentRange::new(rogue.whole(0).gref(), 0, 0).expect("a page has a first sector");
     let bytes: Vec<u8> = indirect_descriptors(&[good; SEGMENTS_MAX as usize]).flatten().collect();
@@ -152,7 +152,7 @@ fn changing_lists<P: Platform>(rogue: &mut RogueDisk<P>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// References that other guests have lent something under, but not this one.
+/// Posts references that other guests have granted, but not this one.
 fn foreign<P: Platform>(rogue: &mut RogueDisk<P>, state: &mut State) -> anyhow::Result<()> {
     let span = rogue.foreign.len().max(1);
     rogue.post(|rogue, n| {
@@ -163,7 +163,7 @@ fn foreign<P: Platform>(rogue: &mut RogueDisk<P>, state: &mut State) -> anyhow::
     })
 }
 
-/// Other pages in every request, all of them lent: more than a backend will keep.
+/// Posts other granted pages in every request: more than blkback keeps mapped.
 fn fresh<P: Platform>(rogue: &mut RogueDisk<P>, state: &mut State) -> anyhow::Result<()> {
     rogue.lend_up_to(FRESH);
     rogue.post(|rogue, _| {
@@ -173,7 +173,7 @@ fn fresh<P: Platform>(rogue: &mut RogueDisk<P>, state: &mut State) -> anyhow::Re
     })
 }
 
-/// Random bytes, with an operation that is not too seldom one that there is.
+/// Returns random bytes whose operation is often a defined one.
 fn nonsense(state: &mut State) -> Slot {
     let mut slot: Slot = [0; 112];
     for bytes in slot.chunks_mut(8) {
@@ -182,7 +182,7 @@ fn nonsense(state: &mut State) -> Slot {
     }
     slot[0] &= 7;
     if slot[2] & 1 == 0 {
-        // With a sector on the disk the rest is looked at, too.
+        // A sector on the disk lets the backend parse the remaining fields too.
         slot[17..SEGMENT].fill(0);
         slot[1] &= 15;
     }

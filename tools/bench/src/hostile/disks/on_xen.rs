@@ -1,6 +1,6 @@
-//! The hostile guest of a disk on real Xen, for tests (`ringfence-bench internal hostile-guest --disk`).
+//! Adversary guest of a disk on real Xen, for tests (`ringfence-bench internal hostile-guest --disk`).
 //!
-//! Every answer is judged there too; one that is wrong ends it.
+//! Every response is validated there too; a wrong one fails the program.
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -15,17 +15,17 @@ use super::attacks::{self, State};
 use super::behaviour::DiskBehaviour;
 use super::rogue::{RogueDisk, Unfair};
 
-/// References beyond any table that the kernel makes.
+/// References beyond any grant table that the kernel makes.
 const FOREIGN: std::ops::Range<u32> = (1 << 20)..(1 << 20) + 1000;
 
-/// A guest with a disk, and what it does.
+/// Adversary guest with a disk, and its current behaviour.
 pub(in super::super) struct RudeDisk {
     rogue: RogueDisk<XenPlatform>,
     behaviour: DiskBehaviour,
     state: State,
 }
 
-/// What can be done, and is not honest.
+/// Returns the hostile behaviours among those requested; all by default.
 pub(in super::super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
     let wanted = match wanted {
         [] => DiskBehaviour::value_variants(),
