@@ -1,13 +1,11 @@
 //! Command line of `ringfence-bench`.
 
-use std::fmt;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
-use serde::{Deserialize, Serialize};
 
 use super::block::args::{BlockArgs, PersistentArgs};
 use super::grant::args::GrantArgs;
@@ -17,6 +15,7 @@ use super::idle::IdleArgs;
 use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
+use super::params::{Direction, Spoil, Verify, parse_mode, parse_seconds};
 use super::peers::Peer;
 use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
@@ -165,63 +164,6 @@ pub struct NetArgs {
     /// Spoil one packet of the measured phase, to test that the benchmark notices
     #[arg(long, value_enum, hide = true)]
     pub spoil: Option<Spoil>,
-}
-
-/// Direction of packets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// From the frontend to the backend.
-    Tx,
-    /// From the backend to the frontend.
-    Rx,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Direction::Tx => "tx",
-            Direction::Rx => "rx",
-        })
-    }
-}
-
-/// Extent of a packet's verification.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verify {
-    /// Every byte, by a checksum; its length and its sequence number
-    #[default]
-    Full,
-    /// Its length and its sequence number
-    Sequence,
-}
-
-/// Fault injected into one packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-pub enum Spoil {
-    /// One bit is flipped.
-    Damage,
-    /// The packet is left out.
-    Lose,
-    /// The preceding packet is sent in its place.
-    Repeat,
-}
-
-pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
-    word.parse::<Mode>().map_err(|unknown| unknown.to_string())
-}
-
-/// Maximum measured time of a row in seconds: one day.
-const SECONDS_MAX: f64 = 86_400.0;
-
-pub(super) fn parse_seconds(word: &str) -> Result<Duration, String> {
-    match word.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => {
-            Ok(Duration::from_secs_f64(seconds))
-        }
-        _ => Err(format!("a number of seconds above 0, at most {SECONDS_MAX}")),
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use ringfence_memory::PAGE_SIZE;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::time::ClockId;
 
-use super::args::Direction;
+use super::params::Direction;
 use super::usage::clock;
 
 /// Pages in use: those of a full ring.

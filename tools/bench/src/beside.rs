@@ -5,7 +5,8 @@ use std::time::Duration;
 use ringfence_access::Mode;
 use serde::Serialize;
 
-use super::args::{Direction, NetArgs};
+use super::args::NetArgs;
+use super::params::Direction;
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
 

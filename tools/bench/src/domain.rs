@@ -123,7 +123,7 @@ impl End {
 }
 
 /// Amount of packets of a phase, and the fault to inject.
-type Phase = (Amount, Option<super::args::Spoil>);
+type Phase = (Amount, Option<super::params::Spoil>);
 
 fn phase(
     platform: &LocalPlatform,

@@ -13,8 +13,8 @@ use clap::Args;
 use ringfence_access::Mode;
 use serde::Serialize;
 
-use super::args::{parse_mode, parse_seconds};
 use super::gso::cpu;
+use super::params::{parse_mode, parse_seconds};
 use ringfence::launch::guest_on;
 use ringfence::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;

@@ -40,6 +40,7 @@ mod net;
 mod orders;
 mod packet;
 mod page;
+pub mod params;
 mod peers;
 mod perf;
 mod pressure;

@@ -16,9 +16,10 @@ use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use rustix::event::{PollFd, PollFlags};
 
-use super::args::{Direction, NetArgs};
+use super::args::NetArgs;
 use super::beside::Beside;
 use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::params::Direction;
 use super::perf::PerfStat;
 use super::report::{self, Row};
 use ringfence::causes::causes;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::args::{Direction, Spoil, Verify};
+use super::params::{Direction, Spoil, Verify};
 use super::usage::Usage;
 
 /// One side of a vif.

@@ -15,7 +15,7 @@
 
 use ringfence_frame::batch::{FrameView, SegmentView};
 
-use super::args::Verify;
+use super::params::Verify;
 
 /// Minimum bytes of a packet: the shortest Ethernet frame without its check sequence.
 pub(super) const SIZE_MIN: i64 = 60;

@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 use ringfence_frame::orders::TxStaging;
 use serde::Serialize;
 
-use super::args::{Direction, Verify};
+use super::params::{Direction, Verify};
 use super::usage::Usage;
 
 /// Result of one row.

@@ -11,9 +11,9 @@ use ringfence_platform::Counters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::args::{Spoil, Verify};
 use super::orders::Amount;
 use super::packet::{Checker, Template};
+use super::params::{Spoil, Verify};
 
 /// Default number of packets of a batch.
 pub(super) const ROUND: u16 = 64;

@@ -9,7 +9,7 @@ use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
-use crate::args::parse_seconds;
+use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Each row is a run of its own: one driver domain with a disk for each guest, and a process for each

@@ -7,7 +7,7 @@ use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
 
-use super::super::args::{parse_mode, parse_seconds};
+use super::super::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
 One TCP stream between the kernels of two guests that `ringfence run` started, or of a guest and the

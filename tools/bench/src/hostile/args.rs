@@ -7,8 +7,8 @@ use ringfence_access::Mode;
 use ringfence_block::blkback::Mode as DiskMode;
 use serde::{Deserialize, Serialize};
 
-use super::super::args::{parse_mode, parse_seconds};
 use super::super::packet::SIZE_MIN;
+use super::super::params::{parse_mode, parse_seconds};
 use super::disks::behaviour::DiskBehaviour;
 
 const NOTES: &str = "\

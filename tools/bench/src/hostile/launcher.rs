@@ -11,8 +11,7 @@ use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
 use ringfence_net::features::OffloadKeys;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::disks::DiskOrder;
-use super::orders::{Entrance, Place};
+use super::orders::{DiskOrder, Entrance, Place};
 use ringfence::switchboard::{
     AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
 };

@@ -7,7 +7,6 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use serde::{Deserialize, Serialize};
 
 use super::args::Behaviour;
-use super::disks::DiskOrder;
 use super::disks::behaviour::DiskBehaviour;
 
 /// Locally administered address of the port that verifies the victim's packets.
@@ -115,4 +114,12 @@ pub(super) struct Arrivals {
     pub(super) damaged: u64,
     /// Packets of other senders.
     pub(super) others: u64,
+}
+
+/// Disk to create for a guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct DiskOrder {
+    /// Name of the access mode.
+    pub(super) mode: String,
+    pub(super) bytes: u64,
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use ringfence_uplink::link::vhost_net::Protection;
 use serde::Serialize;
 
-use crate::args::parse_seconds;
+use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Datagrams between a socket of the kernel and the link of `run --link vhost`, in one process, to the guest's

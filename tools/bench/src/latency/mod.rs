@@ -20,7 +20,7 @@ use ringfence_access::Mode;
 use serde::Serialize;
 
 use self::end::{Order, Protocol, Said};
-use super::args::{parse_mode, parse_seconds};
+use super::params::{parse_mode, parse_seconds};
 use super::said;
 use ringfence::launch::guest_on;
 use ringfence::out::Out;

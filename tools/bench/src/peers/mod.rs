@@ -21,7 +21,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::args::Direction;
+use super::params::Direction;
 use ringfence::causes::causes;
 
 /// Maximum measured packet size: the capacity of one testpmd buffer (by default 2048 bytes minus

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use super::Peer;
-use crate::args::Direction;
+use crate::params::Direction;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 const PROGRAM: &str = "dpdk-testpmd";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::parse_seconds;
+use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Two guests' frontends and their driver domain run in a control group of their own, and a TCP stream flows

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use ringfence_access::Mode;
 
-use crate::args::{parse_mode, parse_seconds};
+use crate::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
 One TCP stream between kernels, packets whole up to 64 KiB: from the driver domain's side to a guest

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::{Direction, parse_seconds};
 use crate::packet::{SIZE_MAX, SIZE_MIN};
+use crate::params::{Direction, parse_seconds};
 use crate::peers::Peer;
 
 const NOTES: &str = "\

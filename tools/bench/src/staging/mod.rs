@@ -28,8 +28,9 @@ use ringfence_access::Mode;
 
 use self::args::StagingArgs;
 use self::report::Results;
-use super::args::{Direction, NetArgs};
+use super::args::NetArgs;
 use super::net::{self, Case};
+use super::params::Direction;
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
 use ringfence::out::Out;

@@ -4,8 +4,8 @@ use ringfence_access::Mode;
 
 use super::report::Results;
 use super::{Point, Verify, Who};
-use crate::args::Direction;
 use crate::page::{Page, Plot, Scale, Series};
+use crate::params::Direction;
 
 /// Builds the page.
 pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {

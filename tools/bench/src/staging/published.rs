@@ -4,7 +4,7 @@
 //! requests*, revision 4: a guest of Linux 4.11 on Xen, an E5-2630 v4 with 2.2 GHz, another host
 //! behind a network of 100 Gbit/s.
 
-use crate::args::Direction;
+use crate::params::Direction;
 use crate::peers::Peer;
 
 /// Packets of at most this size in bytes are compared with the table of small packets, packets of at

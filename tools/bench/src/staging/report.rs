@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::args::StagingArgs;
 use super::published;
 use super::{Point, Sample, Verify, Who};
-use crate::args::Direction;
 use crate::median;
+use crate::params::Direction;
 use crate::report::Row;
 
 /// Minimum ratio of `copy` to the bare kernel copy for a judgement. Below it copies are not the

@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::super::args::parse_seconds;
+use super::super::params::parse_seconds;
 use super::end::Kind;
 
 const NOTES: &str = "\

@@ -28,7 +28,6 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
-use serde::{Deserialize, Serialize};
 
 use self::attacks::State;
 use self::behaviour::DiskBehaviour;
@@ -36,7 +35,7 @@ use self::report::{Measured, Row};
 use self::rogue::{RogueDisk, Unfair};
 use super::args::HostileArgs;
 use super::launcher::{Rendezvous, Seat};
-use super::orders::{Answer, Entrance, Role, Setup};
+use super::orders::{Answer, DiskOrder, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
 use super::rogue::{Pace, STEP_WITHIN};
 use super::{Cores, MTU_MIN, WARM_UP};
@@ -60,14 +59,6 @@ const FOREIGN: std::ops::Range<u32> = 100..1000;
 fn rows(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
     let all = DiskBehaviour::value_variants().iter().copied();
     all.filter(|row| *row == DiskBehaviour::Honest || wanted.contains(row)).collect()
-}
-
-/// Disk to create for a guest.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct DiskOrder {
-    /// Name of the access mode.
-    pub(super) mode: String,
-    pub(super) bytes: u64,
 }
 
 /// Runs every row and prints it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::super::super::args::parse_seconds;
+use super::super::super::params::parse_seconds;
 
 const NOTES: &str = "\
 One TCP stream each way between a network namespace and the loopback interface of another one, through an
