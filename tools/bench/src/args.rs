@@ -25,7 +25,7 @@ use super::uplink::links::args::LinksArgs;
 use super::work::ROUND;
 use ringfence::cli::staging_parser;
 
-/// Benchmark to run.
+/// Benchmark of the command line.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Packets through netfront, rings and netback, from one process to another
@@ -95,7 +95,7 @@ docs/performance.md explains every column.";
 #[command(after_help = NET_NOTES)]
 pub struct NetArgs {
     /// Bytes of a packet, Ethernet header included
-    #[arg(long = "size", value_name = "OCTETS", value_delimiter = ',', default_value = "64,1500,65000",
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,1500,65000",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub sizes: Vec<u32>,
 

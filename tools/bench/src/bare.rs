@@ -58,7 +58,7 @@ pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
         let began = clock(ClockId::ThreadCPUTime);
         for i in 0..calls {
             let n = one(i).context("a bare copy")?;
-            ensure!(n == size, "a bare copy of {size} octets moved {n}");
+            ensure!(n == size, "a bare copy of {size} bytes moved {n}");
         }
         Ok(Duration::from_nanos(clock(ClockId::ThreadCPUTime) - began))
     };

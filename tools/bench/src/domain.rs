@@ -20,7 +20,7 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
-use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
 use super::{STATUS_BENCH_FAILED, bare};
@@ -58,20 +58,20 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let mut queues = queues(&setup, connected.host.take()?)?;
     channel.send(&Answer::Connected, &[])?;
     loop {
-        let order = match channel.receive::<Order>() {
+        let order = match channel.receive::<VifCommand>() {
             Ok((order, _)) => order,
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let answer = match order {
-            Order::Phase { amount, spoil } => {
+            VifCommand::Phase { amount, spoil } => {
                 let report = phase(&platform, &mut queues, (amount, spoil), &setup)?;
                 for queue in &queues {
                     connected.rules.check(&*queue.port)?;
                 }
                 Answer::Phase(report)
             }
-            Order::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
+            VifCommand::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
         };
         channel.send(&answer, &[])?;
     }

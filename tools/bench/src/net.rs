@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::args::NetArgs;
 use super::beside::Beside;
-use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
 use super::params::Direction;
 use super::perf::PerfStat;
 use super::report::{self, Row};
@@ -64,7 +64,7 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     for case in rows {
         progress.set_message(format!("{} {} {}", case.mode, case.direction, case.size));
         let row = case.run(args, cores, &progress).with_context(|| {
-            format!("mode {}, {}, {} octets", case.mode, case.direction, case.size)
+            format!("mode {}, {}, {} bytes", case.mode, case.direction, case.size)
         })?;
         let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
         progress.suspend(|| writeln!(out, "{line}"))?;
@@ -182,12 +182,13 @@ impl Case {
             Some(packets) => (Amount::Packets(WARM_UP_PACKETS), Amount::Packets(packets)),
             None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
         };
-        domains.phase(Order::Phase { amount: warm_up, spoil: None }, warm_up)?;
+        domains.phase(VifCommand::Phase { amount: warm_up, spoil: None }, warm_up)?;
         let perf = if args.perf_check { Some(PerfStat::begin(&domains.pids())?) } else { None };
-        let (sent, received) = domains.phase(Order::Phase { amount, spoil: args.spoil }, amount)?;
+        let (sent, received) =
+            domains.phase(VifCommand::Phase { amount, spoil: args.spoil }, amount)?;
         let perf_syscalls = perf.map(PerfStat::end).transpose()?;
         let [back, _] = &domains.domains;
-        back.tell(Order::Bare)?;
+        back.tell(VifCommand::Bare)?;
         let bare_copy_ns = match back.hear(PATIENCE)? {
             Answer::Bare(nanos) => nanos,
             other => bail!("the backend said {other:?}"),
@@ -269,7 +270,7 @@ impl Domain {
         Ok(domain)
     }
 
-    fn tell(&self, order: Order) -> anyhow::Result<()> {
+    fn tell(&self, order: VifCommand) -> anyhow::Result<()> {
         self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.side.name()))
     }
 
@@ -299,7 +300,11 @@ impl Pair {
     }
 
     /// Runs a phase. Returns the reports of the generator and of the sink.
-    fn phase(&self, order: Order, amount: Amount) -> anyhow::Result<(PhaseReport, PhaseReport)> {
+    fn phase(
+        &self,
+        order: VifCommand,
+        amount: Amount,
+    ) -> anyhow::Result<(PhaseReport, PhaseReport)> {
         let [back, front] = &self.domains;
         let (generator, sink) = match self.direction {
             Direction::Tx => (front, back),

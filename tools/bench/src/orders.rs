@@ -59,7 +59,7 @@ pub(super) enum Amount {
 
 /// Command to a domain that is set up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum VifCommand {
     /// Run one phase.
     Phase { amount: Amount, spoil: Option<Spoil> },
     /// Measure the bare kernel copy.

@@ -4,7 +4,7 @@
 //!  0               6               12      14      16
 //!  +-- destination + source -------+ 88B5 -+- 0 ---+
 //!  16              24      28      32              40
-//!  +-- sequence ---+ octets+ flags +-- check ------+ pattern ...
+//!  +-- sequence ---+ length+ flags +-- check ------+ pattern ...
 //! ```
 //!
 //! Integers are little-endian. The pattern is the same in every packet of a row, except that the
@@ -25,7 +25,7 @@ pub(super) const SIZE_MAX: i64 = 65_535;
 /// Local experimental EtherType (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xB5];
 const SEQUENCE: usize = 16;
-const OCTETS: usize = 24;
+const LENGTH: usize = 24;
 const FLAGS: usize = 28;
 const CHECK: usize = 32;
 const PATTERN: usize = 40;
@@ -148,7 +148,7 @@ impl Template {
         bytes[..6].copy_from_slice(&destination);
         bytes[6..12].copy_from_slice(&source);
         bytes[12..14].copy_from_slice(&ETHERTYPE);
-        bytes[OCTETS..FLAGS].copy_from_slice(&size.to_le_bytes());
+        bytes[LENGTH..FLAGS].copy_from_slice(&size.to_le_bytes());
         let mut state = 0x2545_F491_4F6C_DD1Du64;
         for byte in &mut bytes[PATTERN..] {
             state ^= state << 13;
@@ -197,7 +197,7 @@ impl Template {
 #[inline]
 fn stamp(packet: &mut [u8], sequence: u64) {
     let sequence = sequence.to_le_bytes();
-    packet[SEQUENCE..OCTETS].copy_from_slice(&sequence);
+    packet[SEQUENCE..LENGTH].copy_from_slice(&sequence);
     let mut at = STAMP_EVERY;
     while let Some(place) = packet.get_mut(at..at + 8) {
         place.copy_from_slice(&sequence);
@@ -210,7 +210,7 @@ fn stamp(packet: &mut [u8], sequence: u64) {
 pub(super) enum Bad {
     #[error("packet {expected} arrived damaged: its checksum is wrong")]
     Damaged { expected: u64 },
-    #[error("packet {expected} arrived with {found} octets in place of {size}")]
+    #[error("packet {expected} arrived with {found} bytes in place of {size}")]
     Length { expected: u64, found: usize, size: usize },
     #[error("packets {from} to {to} were lost: packet {next} came next", next = to + 1)]
     Lost { from: u64, to: u64 },

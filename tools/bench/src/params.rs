@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use ringfence_access::Mode;
 use serde::{Deserialize, Serialize};
 
-/// Direction of packets.
+/// Direction of packets through the vif.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {

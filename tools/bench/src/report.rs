@@ -68,7 +68,7 @@ impl Row {
         let packets = measured.packets.max(1) as f64;
         let per_packet = |count: u64| count as f64 / packets;
         let seconds = measured.nanos.max(1) as f64 / 1e9;
-        let octets = packets * f64::from(measured.size);
+        let bytes = packets * f64::from(measured.size);
         Row {
             mode: measured.mode.name(),
             direction: measured.direction,
@@ -79,11 +79,11 @@ impl Row {
             packets: measured.packets,
             seconds,
             pps: packets / seconds,
-            gbps: octets * 8.0 / seconds / 1e9,
+            gbps: bytes * 8.0 / seconds / 1e9,
             grant_ops_per_packet: per_packet(usage.maps + usage.unmaps + usage.copies),
             syscalls_per_packet: per_packet(usage.syscalls),
             faults_per_packet: per_packet(usage.faults),
-            copies_per_packet: usage.copied_octets as f64 / octets,
+            copies_per_packet: usage.copied_bytes as f64 / bytes,
             cpu_ns_per_packet: per_packet(usage.cpu_ns),
             kernel_thread_cpu_ns_per_packet: per_packet(usage.kernel_thread_cpu_ns),
             wakeups_per_packet: per_packet(usage.wakeups),
@@ -93,7 +93,7 @@ impl Row {
             grant_maps: usage.maps,
             grant_unmaps: usage.unmaps,
             notifications_per_packet: per_packet(usage.notifications),
-            verify_copies_per_packet: usage.fetched_octets as f64 / octets,
+            verify_copies_per_packet: usage.fetched_bytes as f64 / bytes,
             bare_copy_ns: measured.bare_copy_ns,
             oversubscribed: measured.oversubscribed,
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
@@ -159,7 +159,7 @@ pub(super) fn heading() -> String {
 pub(super) fn legend() -> &'static str {
     "\
 Every packet was verified: none lost, repeated, out of order or damaged.
-From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each octet
+From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each byte
 was copied. `bare ns`: one bare kernel copy of that size (pread for tx, pwrite for rx); `share`: the
 part of the time that one such copy for each packet takes. `kthread ns` is part of `cpu ns`; it is 0
 because no thread of the kernel works for the data path. All columns: docs/performance.md"
@@ -182,12 +182,12 @@ mod tests {
             nanos: 1_000_000,
             backend: Usage {
                 copies: 2000,
-                copied_octets: 2_000_000,
+                copied_bytes: 2_000_000,
                 syscalls: 1000,
                 cpu_ns: 1_500_000,
                 ..Usage::default()
             },
-            frontend: Usage { copied_octets: 2_000_000, cpu_ns: 500_000, ..Usage::default() },
+            frontend: Usage { copied_bytes: 2_000_000, cpu_ns: 500_000, ..Usage::default() },
             bare_copy_ns: 300.0,
             perf_syscalls: None,
         }

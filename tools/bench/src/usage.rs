@@ -37,9 +37,9 @@ usage! {
     /// Grants copied.
     copies,
     /// Bytes copied: by grant copies, and by the ports to or from lent memory.
-    copied_octets,
+    copied_bytes,
     /// Bytes that the sink fetched from lent memory to verify them.
-    fetched_octets,
+    fetched_bytes,
     /// System calls of the data path.
     syscalls,
     /// Wakeups from sleep.
@@ -64,7 +64,7 @@ impl Usage {
     ) -> anyhow::Result<Usage> {
         let copied: u64 = ports.into_iter().map(|port| port.copied_bytes.get()).sum();
         let usage = Usage::of(platform)?;
-        Ok(Usage { copied_octets: usage.copied_octets + copied, fetched_octets: fetched, ..usage })
+        Ok(Usage { copied_bytes: usage.copied_bytes + copied, fetched_bytes: fetched, ..usage })
     }
 
     /// Reads the totals of a process without a port, as [`Usage::now`] does.
@@ -76,8 +76,8 @@ impl Usage {
             maps: counted.grant_maps,
             unmaps: counted.grant_unmaps,
             copies: counted.grant_copies,
-            copied_octets: counted.grant_copy_bytes,
-            fetched_octets: 0,
+            copied_bytes: counted.grant_copy_bytes,
+            fetched_bytes: 0,
             syscalls: counted.syscalls,
             wakeups: counted.wakeups,
             notifications: counted.notifications,
@@ -126,7 +126,7 @@ mod tests {
         // The kernel must fault in each page of freshly touched memory.
         let touched = vec![1u8; 8 << 20];
         let spent = Usage::now(&platform, [&port], 3).unwrap().since(&before);
-        assert_eq!((spent.syscalls, spent.copied_octets, spent.fetched_octets), (7, 128, 3));
+        assert_eq!((spent.syscalls, spent.copied_bytes, spent.fetched_bytes), (7, 128, 3));
         assert!(spent.faults > 0 && spent.cpu_ns > 0, "{spent:?} {}", touched.len());
         assert_eq!(spent.kernel_thread_cpu_ns, 0, "nothing here uses io_uring");
         assert_eq!(spent.plus(&spent).syscalls, 14);

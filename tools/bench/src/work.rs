@@ -18,7 +18,7 @@ use super::params::{Spoil, Verify};
 /// Default number of packets of a batch.
 pub(super) const ROUND: u16 = 64;
 /// Maximum bytes of a batch's packets, chosen to stay in a core's cache.
-const ROUND_OCTETS: usize = 512 << 10;
+const ROUND_BYTES: usize = 512 << 10;
 /// Polls of the rings, each followed by a pause instruction, before the process yields: about the time
 /// that a full ring of small packets takes to drain.
 const SPINS: u32 = 4000;
@@ -120,7 +120,7 @@ impl Generator {
     pub(super) fn new(size: u32, batch: u16, port: &mut dyn Port) -> anyhow::Result<Generator> {
         let template = Template::new(size);
         let room = template.bytes().len().next_multiple_of(64);
-        let round = (ROUND_OCTETS / room).clamp(1, batch.into());
+        let round = (ROUND_BYTES / room).clamp(1, batch.into());
         let mut batch = Batch::with_capacity(round, round * room);
         // The pattern of each packet stays in place between batches; only its numbers change.
         for place in batch.scratch_tail_mut().chunks_exact_mut(room) {
@@ -128,7 +128,7 @@ impl Generator {
         }
         let indices = (0..).take(round).collect();
         let idle_room = port.room().context("room")?;
-        ensure!(idle_room > 0, "the rings have no room for a packet of {size} octets");
+        ensure!(idle_room > 0, "the rings have no room for a packet of {size} bytes");
         Ok(Generator { template, batch, indices, round, room, sequence: 0, idle_room })
     }
 

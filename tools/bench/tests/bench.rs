@@ -136,7 +136,7 @@ fn spoilt_packet_fails_the_run() {
                 let stderr = text(&done.stderr);
                 assert!(stderr.contains(why), "{line}: {stderr}");
                 assert!(
-                    stderr.contains(&format!("mode {mode}, {direction}, 300 octets")),
+                    stderr.contains(&format!("mode {mode}, {direction}, 300 bytes")),
                     "{stderr}"
                 );
             }

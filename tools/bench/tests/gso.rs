@@ -64,8 +64,8 @@ fn check_path(rows: &[Value], path: &str, copies: f64) {
     for row in rows {
         check(row);
         assert_eq!(row["path"], path);
-        let octets = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
-        assert!(number(row, "frames") * 65_536.0 > octets, "it passed through the switch: {row}");
+        let bytes = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
+        assert!(number(row, "frames") * 65_536.0 > bytes, "it passed through the switch: {row}");
         let counted = number(row, "copies_per_packet");
         // Several threads update the counters while the stream flows; dropped frames are not copied out.
         assert!((counted - copies).abs() < 0.25, "{row}");

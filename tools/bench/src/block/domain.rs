@@ -24,7 +24,7 @@ use rustix::time::ClockId;
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
-use super::orders::{Answer, GuestSetup, HANDLE, Order, Setup, Worked};
+use super::orders::{Answer, DiskCommand, GuestSetup, HANDLE, Setup, Worked};
 use crate::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
 use ringfence::causes::causes;
@@ -85,8 +85,8 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
 }
 
 /// Receives the next command; `None` once the parent has closed the channel.
-fn order(channel: &Channel) -> anyhow::Result<Option<Order>> {
-    match channel.receive::<Order>() {
+fn order(channel: &Channel) -> anyhow::Result<Option<DiskCommand>> {
+    match channel.receive::<DiskCommand>() {
         Ok((order, _)) => Ok(Some(order)),
         Err(ChannelError::Closed) => Ok(None),
         Err(error) => Err(error.into()),
@@ -143,10 +143,10 @@ fn backend(
             ensure!(broken.is_empty(), "a guest broke rules: {broken:?}");
         }
         match order {
-            Order::Usage => {
+            DiskCommand::Usage => {
                 channel.send(&Answer::Usage(Usage::of(platform.counters())?), &[])?;
             }
-            Order::Work(_) => bail!("the driver domain does not work"),
+            DiskCommand::Work(_) => bail!("the driver domain does not work"),
         }
     }
     Ok(())
@@ -182,7 +182,7 @@ fn guest(
     channel.send(&Answer::Ready, &[])?;
     while let Some(order) = order(channel)? {
         match order {
-            Order::Work(length) => {
+            DiskCommand::Work(length) => {
                 let before = Usage::of(platform.counters())?;
                 let (began, requests) = (clock(ClockId::Monotonic), worker.requests);
                 worker.latencies = Latencies::default();
@@ -194,7 +194,7 @@ fn guest(
                 let worked = Worked { requests, nanos, latencies, usage };
                 channel.send(&Answer::Worked(worked), &[])?;
             }
-            Order::Usage => bail!("a guest says what it used after its work"),
+            DiskCommand::Usage => bail!("a guest says what it used after its work"),
         }
     }
     Ok(())

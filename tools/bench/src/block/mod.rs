@@ -34,7 +34,7 @@ pub(super) use self::args::Rw;
 use self::args::{BlockArgs, Storage};
 pub(super) use self::domain::main as domain_main;
 use self::latency::Latencies;
-use self::orders::{Answer, HANDLE, Order, Setup, span};
+use self::orders::{Answer, DiskCommand, HANDLE, Setup, span};
 pub(super) use self::orders::{GuestSetup, Worked};
 use self::report::Row;
 pub(super) use self::seeds::run as run_seeds;
@@ -220,7 +220,7 @@ impl Case {
 /// Makes all guests work for this time.
 pub(super) fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Worked>> {
     for guest in guests {
-        guest.tell(Order::Work(length))?;
+        guest.tell(DiskCommand::Work(length))?;
     }
     let hear = |guest: &Domain| match guest.hear()? {
         Answer::Worked(worked) => Ok(worked),
@@ -265,7 +265,7 @@ impl Domain {
         self.child.id()
     }
 
-    fn tell(&self, order: Order) -> anyhow::Result<()> {
+    fn tell(&self, order: DiskCommand) -> anyhow::Result<()> {
         self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.name))
     }
 
@@ -280,7 +280,7 @@ impl Domain {
     }
 
     fn usage(&self) -> anyhow::Result<Usage> {
-        self.tell(Order::Usage)?;
+        self.tell(DiskCommand::Usage)?;
         match self.hear()? {
             Answer::Usage(usage) => Ok(usage),
             other => bail!("the {} said {other:?}", self.name),

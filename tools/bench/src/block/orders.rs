@@ -65,7 +65,7 @@ pub(crate) struct GuestSetup {
 
 /// Command to a domain that is set up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum DiskCommand {
     /// To a guest: issue requests for this time.
     Work(Duration),
     /// To the driver domain: report the resources used so far.

@@ -135,7 +135,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(&self, server: Server) -> anyhow::Result<Served> {
-        let place = Place::new()?;
+        let place = SocketDirectory::new()?;
         let mut running = self.start(server, &place)?;
         let socket = running.wait_up(&place)?;
         let before = cpu_ns(running.child.id())?;
@@ -148,7 +148,7 @@ impl Job<'_> {
         self.read(&said, (server.name(), mode), cpu_ns).context("what fio says")
     }
 
-    fn start(&self, server: Server, place: &Place) -> anyhow::Result<Running> {
+    fn start(&self, server: Server, place: &SocketDirectory) -> anyhow::Result<Running> {
         let (file, socket) = (self.file.display(), place.socket());
         let cache = self.args.cache;
         let mut command = match server {
@@ -258,16 +258,16 @@ fn whole(number: f64) -> u64 {
 }
 
 /// Directory of a server's socket, removed on drop.
-struct Place(PathBuf);
+struct SocketDirectory(PathBuf);
 
-impl Place {
-    fn new() -> anyhow::Result<Place> {
+impl SocketDirectory {
+    fn new() -> anyhow::Result<SocketDirectory> {
         let path = std::env::temp_dir().join(format!("ringfence-vs-{}", std::process::id()));
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
             .with_context(|| format!("{}", path.display()))?;
-        Ok(Place(path))
+        Ok(SocketDirectory(path))
     }
 
     fn socket(&self) -> PathBuf {
@@ -283,7 +283,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SocketDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -297,7 +297,7 @@ struct Running {
 
 impl Running {
     /// Waits until the server offers the disk. Returns its socket.
-    fn wait_up(&mut self, place: &Place) -> anyhow::Result<PathBuf> {
+    fn wait_up(&mut self, place: &SocketDirectory) -> anyhow::Result<PathBuf> {
         let until = Instant::now() + UP_WITHIN;
         let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
         loop {

@@ -306,14 +306,14 @@ impl Bench {
         self.take_back(leases)
     }
 
-    fn copy(&mut self, timer: &mut Timer, octets: usize, at_once: u32) -> anyhow::Result<()> {
+    fn copy(&mut self, timer: &mut Timer, bytes: usize, at_once: u32) -> anyhow::Result<()> {
         let leases = self.lend(PAGES)?;
-        let mut room = vec![0; octets * at_once as usize];
+        let mut room = vec![0; bytes * at_once as usize];
         let mut ops = CopyOps::new();
         for batch in leases.chunks(at_once as usize) {
             self.timed(timer, at_once, |b| {
                 let mut list = ops.begin();
-                for (lease, into) in batch.iter().zip(room.chunks_exact_mut(octets)) {
+                for (lease, into) in batch.iter().zip(room.chunks_exact_mut(bytes)) {
                     list.read(lease.gref(), 0, into)?;
                 }
                 b.grantee.copy(list);
@@ -335,15 +335,15 @@ impl Bench {
             pages.push(StagedPage { gref, access, memory });
         }
         table.add(pages).map_err(|(_, why)| why)?;
-        let mut octets = 0;
+        let mut bytes = 0;
         self.timed(timer, PAGES * 8, |_| {
             for lease in core::iter::repeat_n(&leases, 8).flatten() {
                 let page = table.get(std::hint::black_box(lease.gref()), Access::ReadWrite);
-                octets += std::hint::black_box(page.map_or(0, |page| page.len()));
+                bytes += std::hint::black_box(page.map_or(0, |page| page.len()));
             }
             Ok(())
         })?;
-        anyhow::ensure!(octets == PAGES as usize * 8 * 4096, "a page was not found");
+        anyhow::ensure!(bytes == PAGES as usize * 8 * 4096, "a page was not found");
         drop(table);
         self.take_back(leases)
     }

@@ -13,8 +13,8 @@ const NOTES: &str = "\
 One TCP stream between the kernels of two guests that `ringfence run` started, or of a guest and the
 driver domain's side of the switch, or over the loopback interface of one guest. The setups:
 
-  mtu1500      packets of 1500 octets, one slot each: no scatter-gather, nothing whole
-  mtu16436-sg  packets of 16436 octets, in several slots each
+  mtu1500      packets of 1500 bytes, one slot each: no scatter-gather, nothing whole
+  mtu16436-sg  packets of 16436 bytes, in several slots each
   tso          MTU 1500; the kernel hands on whole what it has to send, up to 64 KiB
 
 Checksums are left to the receiver in all of them, as they were in the experiment that this repeats.

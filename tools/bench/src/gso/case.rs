@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_access::Mode;
 
-use super::super::said;
+use super::super::messages;
 use super::args::{Path, Setup};
 use super::cpu;
-use super::end::{Arrived, HOW_MUCH, Said, interface_addresses};
+use super::end::{Arrived, HOW_MUCH, StreamMessage, interface_addresses};
 use super::report::{Measured, Moved};
 use ringfence::demo::{control_connection, stats};
 use ringfence::launch::guest_on;
@@ -61,7 +61,7 @@ impl Case {
     ) -> anyhow::Result<()> {
         let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
         let (receiver, sender) = self.connect(&switch, Some(group))?;
-        while each(receiver.arrived()?.octets)? {
+        while each(receiver.arrived()?.bytes)? {
             std::thread::sleep(TICK);
         }
         drop((receiver, sender));
@@ -89,12 +89,12 @@ impl Case {
         if let Some(sender) = &sender {
             let to = self.where_to(&receiver)?;
             match sender.hear()? {
-                Said::Ready => sender.tell(&to.to_string())?,
+                StreamMessage::Ready => sender.tell(&to.to_string())?,
                 other => bail!("the sender said {other:?}"),
             }
         }
         match sender.as_ref().unwrap_or(&receiver).hear()? {
-            Said::Connected => {}
+            StreamMessage::Connected => {}
             other => bail!("the sender said {other:?}"),
         }
         Ok((receiver, sender))
@@ -110,7 +110,7 @@ impl Case {
         Ok(Measured {
             path: self.path,
             setup: self.setup,
-            octets: after.arrived.octets - before.arrived.octets,
+            bytes: after.arrived.bytes - before.arrived.bytes,
             nanos: after.arrived.at.saturating_sub(before.arrived.at).max(1),
             cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
             split: after.split.since(before.split),
@@ -120,7 +120,7 @@ impl Case {
 
     /// Returns the address of the receiver.
     fn where_to(&self, receiver: &End) -> anyhow::Result<SocketAddr> {
-        let Said::Listening { addresses, port } = receiver.hear()? else {
+        let StreamMessage::Listening { addresses, port } = receiver.hear()? else {
             bail!("the receiver does not listen");
         };
         let ip: IpAddr = match self.path {
@@ -207,7 +207,7 @@ fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
 pub(crate) struct End {
     _child: OwnedChild,
     orders: ChildStdin,
-    said: Receiver<Said>,
+    said: Receiver<StreamMessage>,
 }
 
 impl End {
@@ -223,7 +223,7 @@ impl End {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let orders = child.stdin.take().context("an end without input")?;
         let output = child.stdout.take().context("an end without output")?;
-        let said = said::listen(output, Said::Failed)?;
+        let said = messages::listen(output, StreamMessage::Failed)?;
         Ok(End { _child: OwnedChild(child), orders, said })
     }
 
@@ -231,7 +231,7 @@ impl End {
     fn arrived(&self) -> anyhow::Result<Arrived> {
         self.tell(HOW_MUCH)?;
         match self.hear()? {
-            Said::Arrived(arrived) => Ok(arrived),
+            StreamMessage::Arrived(arrived) => Ok(arrived),
             other => bail!("the receiver said {other:?}"),
         }
     }
@@ -240,10 +240,10 @@ impl End {
         writeln!(&self.orders, "{order}").context("telling an end of the stream")
     }
 
-    fn hear(&self) -> anyhow::Result<Said> {
+    fn hear(&self) -> anyhow::Result<StreamMessage> {
         let said = self.said.recv_timeout(PATIENCE);
         match said.context("an end of the stream is gone, or says nothing")? {
-            Said::Failed(why) => bail!(why),
+            StreamMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
     }

@@ -17,7 +17,7 @@ use ringfence_sys::counters::Counter;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 
-use super::super::said::{self, say};
+use super::super::messages::{self, say};
 use super::super::usage::clock;
 use ringfence::causes::causes;
 use ringfence::netlink::{LinkChange, Netlink};
@@ -51,7 +51,7 @@ pub enum Role {
 
 /// Message of an end to the benchmark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum StreamMessage {
     /// The receiver listens on this port of these addresses.
     Listening {
         /// Addresses that others can reach.
@@ -71,7 +71,7 @@ pub(super) enum Said {
 /// Progress of a receiver at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Arrived {
-    pub(super) octets: u64,
+    pub(super) bytes: u64,
     /// Monotonic clock in nanoseconds; all processes share it.
     pub(super) at: u64,
 }
@@ -83,10 +83,10 @@ pub(super) const HOW_MUCH: &str = "how much?";
 pub(crate) fn main(role: &Role) -> u8 {
     let outcome = match role {
         Role::Receive => receive(),
-        Role::Send => say(&Said::Ready).and_then(|()| send(hear()?.parse()?)),
+        Role::Send => say(&StreamMessage::Ready).and_then(|()| send(hear()?.parse()?)),
         Role::Loopback { mtu, whole } => loopback(*mtu, *whole),
     };
-    said::exit_status(outcome, Said::Failed)
+    messages::exit_status(outcome, StreamMessage::Failed)
 }
 
 /// Reads the next line from standard input.
@@ -115,7 +115,7 @@ fn send(to: SocketAddr) -> anyhow::Result<()> {
     let mut stream = TcpStream::connect(to).with_context(|| format!("connecting to {to}"))?;
     rustix::net::sockopt::set_tcp_congestion(&stream, CONGESTION)
         .with_context(|| format!("choosing TCP {CONGESTION}"))?;
-    say(&Said::Connected)?;
+    say(&StreamMessage::Connected)?;
     let pattern = pattern();
     let mut at = 0;
     // The loop ends with this process or with the receiver.
@@ -128,30 +128,33 @@ fn send(to: SocketAddr) -> anyhow::Result<()> {
 fn receive() -> anyhow::Result<()> {
     let listener = TcpListener::bind(("0.0.0.0", 0)).context("listening")?;
     let port = listener.local_addr()?.port();
-    let octets = Arc::new(Counter::default());
-    let counted = Arc::clone(&octets);
+    let bytes = Arc::new(Counter::default());
+    let counted = Arc::clone(&bytes);
     let own = own_addresses()?;
     std::thread::Builder::new().name("receive".to_owned()).spawn(move || {
         let outcome = listener.accept().context("accepting").and_then(|(s, _)| take(s, &counted));
         if let Err(error) = outcome {
-            let _ = say(&Said::Failed(causes(&error)));
+            let _ = say(&StreamMessage::Failed(causes(&error)));
         }
     })?;
-    say(&Said::Listening { addresses: own, port })?;
-    answer(&octets)
+    say(&StreamMessage::Listening { addresses: own, port })?;
+    answer(&bytes)
 }
 
 /// Reports the number of received bytes for each query.
-fn answer(octets: &Counter) -> anyhow::Result<()> {
+fn answer(bytes: &Counter) -> anyhow::Result<()> {
     loop {
         let order = hear()?;
         ensure!(order == HOW_MUCH, "an order that is none: {order:?}");
-        say(&Said::Arrived(Arrived { octets: octets.get(), at: clock(ClockId::Monotonic) }))?;
+        say(&StreamMessage::Arrived(Arrived {
+            bytes: bytes.get(),
+            at: clock(ClockId::Monotonic),
+        }))?;
     }
 }
 
 /// Receives a stream to its end and verifies it.
-fn take(mut stream: TcpStream, octets: &Counter) -> anyhow::Result<()> {
+fn take(mut stream: TcpStream, bytes: &Counter) -> anyhow::Result<()> {
     let pattern = pattern();
     let mut buffer = vec![0; BUFFER];
     let mut at = 0;
@@ -166,11 +169,11 @@ fn take(mut stream: TcpStream, octets: &Counter) -> anyhow::Result<()> {
         let looked_at = n.min(LOOKED_AT);
         ensure!(
             buffer[..looked_at] == pattern[at..at + looked_at],
-            "the stream is damaged near octet {}",
-            octets.get()
+            "the stream is damaged near byte {}",
+            bytes.get()
         );
         at = (at + n) % PERIOD;
-        octets.add(n as u64);
+        bytes.add(n as u64);
     }
 }
 
@@ -200,21 +203,21 @@ fn loopback(mtu: u16, whole: bool) -> anyhow::Result<()> {
     netlink.change_link(index, &change).context("setting the loopback interface")?;
     let listener = TcpListener::bind(("127.0.0.1", 0)).context("listening")?;
     let to = listener.local_addr()?;
-    let octets = Arc::new(Counter::default());
-    let counted = Arc::clone(&octets);
+    let bytes = Arc::new(Counter::default());
+    let counted = Arc::clone(&bytes);
     // On other paths sender and receiver are processes of their own; here they are threads.
     std::thread::Builder::new().name("receive".to_owned()).spawn(move || {
         let outcome = listener.accept().context("accepting").and_then(|(s, _)| take(s, &counted));
         if let Err(error) = outcome {
-            let _ = say(&Said::Failed(causes(&error)));
+            let _ = say(&StreamMessage::Failed(causes(&error)));
         }
     })?;
     std::thread::Builder::new().name("send".to_owned()).spawn(move || {
         if let Err(error) = send(to) {
-            let _ = say(&Said::Failed(causes(&error)));
+            let _ = say(&StreamMessage::Failed(causes(&error)));
         }
     })?;
-    answer(&octets)
+    answer(&bytes)
 }
 
 #[cfg(test)]
@@ -228,10 +231,10 @@ mod tests {
             // The receiver may close before it has read everything.
             let _ = out.write_all(&bytes);
         });
-        let octets = Counter::default();
-        let outcome = take(listener.accept().unwrap().0, &octets);
+        let bytes = Counter::default();
+        let outcome = take(listener.accept().unwrap().0, &bytes);
         sender.join().unwrap();
-        (outcome, octets.get())
+        (outcome, bytes.get())
     }
 
     #[test]
@@ -239,9 +242,9 @@ mod tests {
         let pattern = pattern();
         let mut stream: Vec<u8> =
             pattern[..PERIOD].iter().copied().cycle().take(40 * PERIOD).collect();
-        let (whole, octets) = arrives(stream.clone());
+        let (whole, bytes) = arrives(stream.clone());
         whole.unwrap();
-        assert_eq!(octets, 40 * PERIOD as u64);
+        assert_eq!(bytes, 40 * PERIOD as u64);
         stream.drain(1_000_000..1_001_448);
         let (lacking, _) = arrives(stream);
         assert!(lacking.unwrap_err().to_string().contains("damaged"));
@@ -250,12 +253,12 @@ mod tests {
     #[test]
     fn messages_encode_to_one_line_and_back() {
         for said in [
-            Said::Listening { addresses: vec![IpAddr::from([10, 0, 0, 1])], port: 7 },
-            Said::Failed("two\nlines".to_owned()),
+            StreamMessage::Listening { addresses: vec![IpAddr::from([10, 0, 0, 1])], port: 7 },
+            StreamMessage::Failed("two\nlines".to_owned()),
         ] {
             let line = serde_json::to_string(&said).unwrap();
             assert!(!line.contains('\n'));
-            assert_eq!(serde_json::from_str::<Said>(&line).unwrap(), said);
+            assert_eq!(serde_json::from_str::<StreamMessage>(&line).unwrap(), said);
         }
     }
 }

@@ -12,8 +12,8 @@ use ringfence::switchboard::DriverStats;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Moved {
     pub(crate) frames: u64,
-    pub(crate) octets: u64,
-    pub(crate) copied_octets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) copied_bytes: u64,
     pub(crate) frames_whole: u64,
     pub(crate) frames_coalesced: u64,
     pub(crate) segments_made: u64,
@@ -35,8 +35,8 @@ impl Moved {
         let grant_copies = by_platform(after).unwrap_or(0) - by_platform(before).unwrap_or(0);
         Moved {
             frames: counter("rx_frames"),
-            octets: counter("rx_bytes"),
-            copied_octets: grant_copies + counter("copied_bytes"),
+            bytes: counter("rx_bytes"),
+            copied_bytes: grant_copies + counter("copied_bytes"),
             frames_whole: counter("frames_whole"),
             frames_coalesced: counter("frames_coalesced"),
             segments_made: counter("segments_made"),
@@ -52,7 +52,7 @@ pub(crate) struct Measured {
     pub(crate) path: Path,
     pub(crate) setup: Setup,
     /// Bytes of the stream that the receiver counted.
-    pub(crate) octets: u64,
+    pub(crate) bytes: u64,
     pub(crate) nanos: u64,
     pub(crate) cpu_ns: u64,
     /// Part of the CPU time that frontends and driver domain used.
@@ -62,12 +62,12 @@ pub(crate) struct Measured {
 
 impl Measured {
     pub(crate) fn gbps(&self) -> f64 {
-        self.octets as f64 * 8.0 / self.nanos as f64
+        self.bytes as f64 * 8.0 / self.nanos as f64
     }
 
     /// Converts a time to nanoseconds for each received kilobyte.
     pub(crate) fn per_kb(&self, nanos: u64) -> f64 {
-        nanos as f64 * 1e3 / self.octets.max(1) as f64
+        nanos as f64 * 1e3 / self.bytes.max(1) as f64
     }
 }
 
@@ -117,7 +117,7 @@ impl Row {
             frames_whole: sum(|m| m.frames_whole),
             frames_coalesced: sum(|m| m.frames_coalesced),
             frames_dropped: sum(|m| m.dropped),
-            copies_per_packet: sum(|m| m.copied_octets) as f64 / sum(|m| m.octets).max(1) as f64,
+            copies_per_packet: sum(|m| m.copied_bytes) as f64 / sum(|m| m.bytes).max(1) as f64,
             cpu_ns_per_kb: median(of(setup).map(per_kb)),
         }
     }
@@ -167,18 +167,18 @@ pub(super) fn legend() -> &'static str {
 `ratio`: to mtu1500 on the same path, in the same round. `frames`: through the switch, both ways.
 `segments`, `checksums`: made by the driver domain; `whole`: super-packets that it passed on as they
 came; `joined`: frames that became part of a larger one there. `copies`: how often the driver domain
-copied each octet. `cpu`: of all processes, guests included. All columns: docs/performance.md"
+copied each byte. `cpu`: of all processes, guests included. All columns: docs/performance.md"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measured(setup: Setup, octets: u64) -> Measured {
-        let moved = Moved { frames: 10, octets: 1000, copied_octets: 2000, ..Moved::default() };
+    fn measured(setup: Setup, bytes: u64) -> Measured {
+        let moved = Moved { frames: 10, bytes: 1000, copied_bytes: 2000, ..Moved::default() };
         let path = Path::GuestGuest;
         let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
-        Measured { path, setup, octets, nanos, cpu_ns, split, moved }
+        Measured { path, setup, bytes, nanos, cpu_ns, split, moved }
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
         };
         let moved = Moved::between(&stats(1), &stats(3));
         let expected =
-            Moved { frames: 60, dropped: 12, segments_made: 18, copied_octets: 200, ..moved };
+            Moved { frames: 60, dropped: 12, segments_made: 18, copied_bytes: 200, ..moved };
         assert_eq!(moved, expected);
     }
 

@@ -31,7 +31,7 @@ or a hostile neighbour got a wrong answer to a request.";
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct HostileArgs {
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
@@ -45,7 +45,7 @@ pub struct HostileArgs {
     pub rounds: u32,
 
     /// Bytes of a packet of the victim, Ethernet header included
-    #[arg(long, value_name = "OCTETS", default_value = "64",
+    #[arg(long, value_name = "BYTES", default_value = "64",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=9018))]
     pub size: u32,
 

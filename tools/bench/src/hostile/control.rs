@@ -17,8 +17,8 @@ use ringfence_wire::netif::ctrl::{
 };
 use ringfence_wire::netif::{Status, TxResponse};
 
+use super::adversary::{Adversary, Pace, RSP_PROD, RawRing, UNGRANTED};
 use super::orders::SINK_MAC;
-use super::rogue::{Pace, RSP_PROD, Rogue, RogueRing, UNGRANTED};
 
 /// Pairs of messages of a storm in flight at once: several batches of the backend.
 const PAIRS: u32 = 8;
@@ -44,7 +44,7 @@ type Answer = (CtrlStatus, u32);
 
 /// Control ring whose every word can be written, with a page for lists.
 pub(super) struct Control<C> {
-    ring: RogueRing,
+    ring: RawRing,
     list: LentSlice,
     list_ref: Gref,
     channel: C,
@@ -58,7 +58,7 @@ impl<C: Channel> Control<C> {
     /// Creates a ring in the first page; the second one is for lists.
     pub(super) fn new(pages: &[Lease; 2], channel: C) -> anyhow::Result<Control<C>> {
         Ok(Control {
-            ring: RogueRing::new(&pages[0], NETIF_CTRL)?,
+            ring: RawRing::new(&pages[0], NETIF_CTRL)?,
             list: pages[1].memory().clone(),
             list_ref: pages[1].gref(),
             channel,
@@ -176,9 +176,9 @@ fn all(pages: u16) -> Answer {
 }
 
 /// Changes a list while the backend reads it; the backend must add the whole list as read, or nothing.
-pub(super) fn changing_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, pages) = rogue.control()?;
+pub(super) fn changing_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     let (some, pages) = (usize::from(SOME), &pages[..usize::from(SOME)]);
     control.write(pages, Access::ReadWrite)?;
@@ -207,9 +207,9 @@ pub(super) fn changing_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Resul
 }
 
 /// Sends lists whose length is zero or exceeds a page.
-pub(super) fn long_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, _) = rogue.control()?;
+pub(super) fn long_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, _) = adversary.control()?;
     let lengths = [GREF_LIST_MAX + 1, u16::MAX.into(), u32::MAX, 0];
     let kinds = [CtrlType::AddGrefMapping, CtrlType::DelGrefMapping];
     let data = lengths.map(|length| [QUEUE, control.list_ref.0, length]);
@@ -223,9 +223,9 @@ pub(super) fn long_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()
 }
 
 /// Adds and removes the same pages several times in one batch.
-pub(super) fn storm<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, pages) = rogue.control()?;
+pub(super) fn storm<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
     let list = control.list(SOME);
@@ -241,64 +241,64 @@ pub(super) fn storm<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
 
 /// Removes pages from the table while packets in them are in flight. The packets must be completed
 /// regardless, and then the grant of a page must be revocable.
-pub(super) fn in_flight<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
+pub(super) fn in_flight<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
     let list = {
-        let (control, _) = rogue.control()?;
+        let (control, _) = adversary.control()?;
         control.stages(pace)?;
         control.list(SOME)
     };
-    let from = answered(rogue, pace)?;
-    let (control, pages) = rogue.control_to_send()?;
+    let from = answered(adversary, pace)?;
+    let (control, pages) = adversary.control_to_send()?;
     control.write(&pages[..usize::from(SOME)], Access::ReadOnly)?;
     control.expect(pace, "ADD", CtrlMessage::AddGrefMapping(list), &[DONE])?;
     for page in 0..usize::from(SOME) {
-        let slot = rogue.slot(page, SMALL).to_bytes();
-        rogue.tx.put(&slot)?;
+        let slot = adversary.slot(page, SMALL).to_bytes();
+        adversary.tx.put(&slot)?;
     }
-    rogue.tx.publish(0)?;
-    rogue.notify()?;
-    let (control, _) = rogue.control()?;
+    adversary.tx.publish(0)?;
+    adversary.notify()?;
+    let (control, _) = adversary.control()?;
     let del = CtrlMessage::DelGrefMapping(list);
     control.expect(pace, "DEL of pages in flight", del, &[all(SOME)])?;
-    let to = answered(rogue, pace)?;
+    let to = answered(adversary, pace)?;
     for n in 0..to.wrapping_sub(from) {
-        let TxResponse { status, .. } = rogue.tx.response(from.wrapping_add(n))?;
+        let TxResponse { status, .. } = adversary.tx.response(from.wrapping_add(n))?;
         if status != Status::Okay {
             let what = "a packet in a page that left the table";
             return Err(WrongAnswer { what, found: format!("{status:?}") }.into());
         }
     }
     // The backend no longer maps the page.
-    let lease = rogue.tx_pages.swap_remove(0);
-    let (back, taken) = match rogue.granter.take_back(lease) {
-        Ok(()) => (rogue.granter.lend(Access::ReadOnly)?, true),
+    let lease = adversary.tx_pages.swap_remove(0);
+    let (back, taken) = match adversary.granter.take_back(lease) {
+        Ok(()) => (adversary.granter.lend(Access::ReadOnly)?, true),
         Err(still) => (still.lease, false),
     };
-    rogue.tx_pages.push(back);
+    adversary.tx_pages.push(back);
     if !taken {
         let what = "a page that left the table is taken back";
         return Err(WrongAnswer { what, found: "by holding on to it".to_owned() }.into());
     }
-    rogue.address(rogue.tx_pages.len() - 1, SINK_MAC, rogue.mac())
+    adversary.address(adversary.tx_pages.len() - 1, SINK_MAC, adversary.mac())
 }
 
 /// Waits until all packets are completed. Returns the index of the next slot.
-fn answered<P: Platform>(rogue: &Rogue<P>, pace: Pace) -> anyhow::Result<u32> {
+fn answered<P: Platform>(adversary: &Adversary<P>, pace: Pace) -> anyhow::Result<u32> {
     let began = Instant::now();
-    while rogue.tx.page().load_u32(RSP_PROD, Acquire)? != rogue.tx.produced() {
+    while adversary.tx.page().load_u32(RSP_PROD, Acquire)? != adversary.tx.produced() {
         if began.elapsed() > ANSWER_WITHIN {
             bail!("packets were not answered");
         }
         (pace.pause)();
     }
-    Ok(rogue.tx.produced())
+    Ok(adversary.tx.produced())
 }
 
 /// Adds one reference in two lists, and twice in one list.
-pub(super) fn twice<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, pages) = rogue.control()?;
+pub(super) fn twice<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     let some = usize::from(SOME);
     let (add, del) = (
@@ -320,8 +320,8 @@ pub(super) fn twice<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
 }
 
 /// Sends requests without end and never consumes a response.
-pub(super) fn deaf<P: Platform>(rogue: &mut Rogue<P>, turn: usize) -> anyhow::Result<()> {
-    let (control, pages) = rogue.control()?;
+pub(super) fn deaf<P: Platform>(adversary: &mut Adversary<P>, turn: usize) -> anyhow::Result<()> {
+    let (control, pages) = adversary.control()?;
     if turn == 1 {
         control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;
 
-use super::orders::{Answer, Order, SINK_MAC, Setup};
+use super::orders::{Answer, RowCommand, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};
 use ringfence::causes::causes;
 use ringfence::switchboard::DriverConfig;
@@ -36,12 +36,12 @@ pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyho
 fn obey(channel: &Channel, tally: &Tally) -> anyhow::Result<()> {
     channel.send(&Answer::Ready, &[])?;
     loop {
-        match channel.receive::<Order>() {
-            Ok((Order::Victim(mac), _)) => {
+        match channel.receive::<RowCommand>() {
+            Ok((RowCommand::Victim(mac), _)) => {
                 tally.set_victim(mac);
                 channel.send(&Answer::Ready, &[])?;
             }
-            Ok((Order::Arrived, _)) => channel.send(&Answer::Arrived(tally.now()), &[])?,
+            Ok((RowCommand::Arrived, _)) => channel.send(&Answer::Arrived(tally.now()), &[])?,
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => bail!(error),
         }

@@ -15,7 +15,7 @@ use ringfence_wire::xenbus::DeviceId;
 
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
-use super::orders::{Answer, Place, SINK_MAC, Setup};
+use super::orders::{Answer, GuestIdentity, SINK_MAC, Setup};
 use ringfence_sandbox::channel::Channel;
 
 /// Time limit for connecting.
@@ -44,7 +44,7 @@ impl PortHost for Host {
 pub(super) fn serve(
     channel: &Channel,
     setup: &Setup,
-    place: &Place,
+    place: &GuestIdentity,
     talks: bool,
     hub: OwnedFd,
 ) -> anyhow::Result<()> {
@@ -94,7 +94,7 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(size: u32, place: &Place) -> Sender {
+    fn new(size: u32, place: &GuestIdentity) -> Sender {
         let to = |destination| Template::between(size, destination, place.mac);
         let room = (size as usize).next_multiple_of(64);
         Sender {

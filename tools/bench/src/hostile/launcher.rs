@@ -11,7 +11,7 @@ use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
 use ringfence_net::features::OffloadKeys;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::orders::{DiskOrder, Entrance, Place};
+use super::orders::{DiskSpec, Entrance, GuestIdentity};
 use ringfence::switchboard::{
     AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
 };
@@ -60,8 +60,8 @@ impl Drop for Rendezvous {
 }
 
 /// Attachment of one guest to the driver domain; ends on drop.
-pub(super) struct Seat {
-    pub(super) place: Place,
+pub(super) struct Attachment {
+    pub(super) place: GuestIdentity,
     /// Connection of the guest to the hub.
     pub(super) hub: OwnedFd,
     lease: Channel,
@@ -69,9 +69,9 @@ pub(super) struct Seat {
     _names: OwnedFd,
 }
 
-impl Seat {
+impl Attachment {
     /// Attaches one more guest.
-    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Seat> {
+    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Attachment> {
         let stream = socket()?;
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;
@@ -97,12 +97,12 @@ impl Seat {
             (other, _) => bail!("the driver domain answered {other:?}"),
         };
         let [hub, names] = expect_fds(fds)?;
-        let place = Place { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
-        Ok(Seat { place, hub, lease, _names: names })
+        let place = GuestIdentity { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
+        Ok(Attachment { place, hub, lease, _names: names })
     }
 
     /// Gives the guest its first disk, a file of zeros in memory.
-    pub(super) fn add_disk(&self, order: &DiskOrder) -> anyhow::Result<()> {
+    pub(super) fn add_disk(&self, order: &DiskSpec) -> anyhow::Result<()> {
         use rustix::fs::MemfdFlags;
         let file = rustix::fs::memfd_create("ringfence-disk", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, order.bytes)?;

@@ -3,7 +3,7 @@
 //! # Theory of operation
 //!
 //! ```text
-//!  core 1  driver domain: hub, control, data plane with the switch ── port that verifies
+//!  core 1  driver domain: hub, control, switch with its workers ── port that verifies
 //!            │ │ (store, hub)      │ │ (rings, events)
 //!  core 2    │ └── victim ─────────┘ │   honest: as many packets as its ring takes
 //!  core 3    └──── neighbour ────────┘   honest, absent, or one of `attacks`
@@ -22,6 +22,7 @@
 //! The charges come from the driver domain's own counters at the end: rule violations by name, the
 //! hub's faults, and dropped frames of every port but the victim's. The victim must have no charge.
 
+mod adversary;
 pub mod args;
 mod attacks;
 mod control;
@@ -33,7 +34,6 @@ pub mod on_xen;
 mod orders;
 mod process;
 mod report;
-mod rogue;
 mod sink;
 
 use std::collections::BTreeMap;
@@ -50,8 +50,8 @@ use rustix::thread::CpuSet;
 use super::STATUS_BENCH_FAILED;
 use args::{Behaviour, HostileArgs};
 use disks::behaviour::DiskBehaviour;
-use launcher::{Rendezvous, Seat};
-use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
+use launcher::{Attachment, Rendezvous};
+use orders::{Answer, Arrivals, Entrance, Role, RowCommand, Setup};
 use process::Process;
 use report::{Measured, Row};
 use ringfence::causes::causes;
@@ -186,25 +186,25 @@ impl Case<'_> {
         let setup = |role, core| Setup { role, core, size: self.args.size };
         let driver = Process::start(&setup(Role::Driver, self.cores.driver), &[listener.as_fd()])?;
         driver.wait_ready()?;
-        let seat = Seat::take(&entrance)?;
-        match driver.ask(Order::Victim(seat.place.mac))? {
+        let attachment = Attachment::take(&entrance)?;
+        match driver.ask(RowCommand::Victim(attachment.place.mac))? {
             Answer::Ready => {}
             other => bail!("the driver domain said {other:?}"),
         }
         let talks = self.behaviour == Behaviour::Hoarder;
-        let role = Role::Honest { place: seat.place.clone(), talks };
-        let victim = Process::start(&setup(role, self.cores.victim), &[seat.hub.as_fd()])?;
+        let role = Role::Honest { place: attachment.place.clone(), talks };
+        let victim = Process::start(&setup(role, self.cores.victim), &[attachment.hub.as_fd()])?;
         victim.wait_ready()?;
         let beside = match self.behaviour {
             Behaviour::Absent => None,
-            Behaviour::Honest => Some(Seat::take(&entrance)?),
+            Behaviour::Honest => Some(Attachment::take(&entrance)?),
             _ => None,
         };
         let neighbour = match (self.behaviour, &beside) {
             (Behaviour::Absent, _) => None,
-            (_, Some(seat)) => {
-                let role = Role::Honest { place: seat.place.clone(), talks: false };
-                Some(Process::start(&setup(role, self.cores.neighbour), &[seat.hub.as_fd()])?)
+            (_, Some(attachment)) => {
+                let role = Role::Honest { place: attachment.place.clone(), talks: false };
+                Some(Process::start(&setup(role, self.cores.neighbour), &[attachment.hub.as_fd()])?)
             }
             (behaviour, None) => {
                 let staging = behaviour.needs_staging().then_some(Mode::Staging);
@@ -225,7 +225,7 @@ impl Case<'_> {
                 );
             });
         }
-        Scene { driver, victim, neighbour, seat }.measure(self.behaviour, self.args.seconds)
+        Scene { driver, victim, neighbour, attachment }.measure(self.behaviour, self.args.seconds)
     }
 }
 
@@ -235,7 +235,7 @@ struct Scene {
     victim: Process,
     neighbour: Option<Process>,
     /// Attachment of the victim.
-    seat: Seat,
+    attachment: Attachment,
 }
 
 impl Scene {
@@ -249,7 +249,7 @@ impl Scene {
         let after = (self.driver.footprint()?, self.victim.footprint()?, neighbour()?);
         self.victim.check()?;
         self.neighbour.as_ref().map_or(Ok(()), Process::check)?;
-        let rules = self.charges(&self.seat.stats()?)?;
+        let rules = self.charges(&self.attachment.stats()?)?;
         let seconds = Duration::from_nanos(to.at.saturating_sub(from.at).max(1)).as_secs_f64();
         let a_second = |count: u64| count as f64 / seconds;
         let cores = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() / seconds;
@@ -270,7 +270,7 @@ impl Scene {
     }
 
     fn arrived(&self) -> anyhow::Result<Arrivals> {
-        match self.driver.ask(Order::Arrived)? {
+        match self.driver.ask(RowCommand::Arrived)? {
             Answer::Arrived(arrivals) => Ok(arrivals),
             other => bail!("the driver domain said {other:?}"),
         }
@@ -278,7 +278,7 @@ impl Scene {
 
     /// Returns the charges of all guests but the victim. Fails if the victim is charged.
     fn charges(&self, stats: &DriverStats) -> anyhow::Result<BTreeMap<String, u64>> {
-        let victim = format!("vif{}.0", self.seat.place.domain);
+        let victim = format!("vif{}.0", self.attachment.place.domain);
         if let Some(rules) = stats.rules.get(&victim) {
             bail!("the victim is charged with {rules:?}");
         }
@@ -319,7 +319,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     match &setup.role {
         Role::Driver => {
             let [listener] = expect_fds(fds)?;
-            // The driver's data plane reports from a thread of its own.
+            // A second thread of the driver answers the parent.
             driver::serve(channel.try_clone()?, &setup, listener)
         }
         Role::Honest { place, talks } => {

@@ -18,11 +18,11 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
 use super::super::STATUS_BENCH_FAILED;
+use super::adversary::{Adversary, Pace};
 use super::args::{Behaviour, Which};
 use super::attacks::{self, State};
 use super::control::WrongAnswer;
-use super::disks::on_xen::{self as disks, RudeDisk};
-use super::rogue::{Pace, Rogue};
+use super::disks::on_xen::{self as disks, VbdAttacker};
 use ringfence::causes::causes;
 
 /// Time limit of one step of the handshake, long enough for emulation.
@@ -72,56 +72,56 @@ fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
 }
 
 fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
-    let mut rude = RudePackets {
-        rogue: join(args.handle)?,
+    let mut attacker = VifAttacker {
+        adversary: join(args.handle)?,
         behaviour: Behaviour::Honest,
         state: State::new(),
     };
-    let mut spells = Spells::new(args);
+    let mut runs = AttackRuns::new(args);
     for behaviour in behaviours(args) {
-        (rude.behaviour, rude.state) = (behaviour, State::new());
-        spells.run(&mut rude, &behaviour.name())?;
+        (attacker.behaviour, attacker.state) = (behaviour, State::new());
+        runs.run(&mut attacker, &behaviour.name())?;
     }
-    spells.end()?;
-    let mut rogue = rude.rogue;
+    runs.end()?;
+    let mut adversary = attacker.adversary;
     if args.behaviours.is_empty() {
-        bad_keys(&mut rogue)?;
+        bad_keys(&mut adversary)?;
     }
     // A correct handshake must succeed at the end, so that the device is left connectable.
     let begin = Instant::now();
-    while let Err(why) = rogue.connect() {
+    while let Err(why) = adversary.connect() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
     }
     println!("connected after all that");
-    rogue.enter(XenbusState::Closing)?;
-    rogue.enter(XenbusState::Closed)?;
+    adversary.enter(XenbusState::Closing)?;
+    adversary.enter(XenbusState::Closed)?;
     // The kernel's driver in the guest does not know these keys and would leave them behind.
     for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
-        rogue.forget(key)?;
+        adversary.forget(key)?;
     }
     Ok(())
 }
 
 fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
-    let mut rude = RudeDisk::join(args.handle, PACE)?;
+    let mut attacker = VbdAttacker::join(args.handle, PACE)?;
     let wanted: Vec<_> = args.behaviours.iter().filter_map(|which| which.disks()).collect();
-    let mut spells = Spells::new(args);
+    let mut runs = AttackRuns::new(args);
     for behaviour in disks::behaviours(&wanted) {
-        rude.begin(behaviour);
-        spells.run(&mut rude, &behaviour.name())?;
+        attacker.begin(behaviour);
+        runs.run(&mut attacker, &behaviour.name())?;
     }
-    spells.end()?;
+    runs.end()?;
     let begin = Instant::now();
-    while let Err(why) = rude.connect() {
+    while let Err(why) = attacker.connect() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
     }
     println!("connected after all that");
-    rude.leave()
+    attacker.leave()
 }
 
 const PACE: Pace = Pace { step_within: STEP_WITHIN, pause: || std::thread::sleep(PAUSE) };
 
-fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
+fn join(handle: u32) -> anyhow::Result<Adversary<XenPlatform>> {
     let platform = XenPlatform::open(Side::Frontend)?;
     let mut store = platform.store()?;
     let mut device =
@@ -129,7 +129,7 @@ fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
     let front = device.frontend_path();
     device.backend = DomId(store.read_u16(&format!("{front}/backend-id"))?);
     let mac = parse_mac(&store.read(&format!("{front}/mac"))?).context("the interface's mac")?;
-    Rogue::new(platform, device, mac, blocking_store, PACE)
+    Adversary::new(platform, device, mac, blocking_store, PACE)
 }
 
 /// Opens the raw stream to the store in blocking mode.
@@ -154,8 +154,8 @@ fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
 }
 
 /// Adversary that repeats one behaviour.
-pub(super) trait Rude {
-    /// Runs the handshake.
+pub(super) trait Attacker {
+    /// Runs the handshake from its beginning.
     fn connect(&mut self) -> anyhow::Result<()>;
     /// Runs one burst of the behaviour.
     fn burst(&mut self) -> anyhow::Result<()>;
@@ -165,24 +165,24 @@ pub(super) trait Rude {
     fn is_fatal(&self, why: &anyhow::Error) -> bool;
 }
 
-struct RudePackets {
-    rogue: Rogue<XenPlatform>,
+struct VifAttacker {
+    adversary: Adversary<XenPlatform>,
     behaviour: Behaviour,
     state: State,
 }
 
-impl Rude for RudePackets {
+impl Attacker for VifAttacker {
     fn connect(&mut self) -> anyhow::Result<()> {
-        self.rogue.connect()?;
-        self.rogue.address_all()
+        self.adversary.connect()?;
+        self.adversary.address_all()
     }
 
     fn burst(&mut self) -> anyhow::Result<()> {
-        attacks::burst(&mut self.rogue, self.behaviour, &mut self.state)
+        attacks::burst(&mut self.adversary, self.behaviour, &mut self.state)
     }
 
     fn is_over(&mut self) -> bool {
-        self.behaviour == Behaviour::Reattach || self.rogue.was_closed().unwrap_or(true)
+        self.behaviour == Behaviour::Reattach || self.adversary.was_closed().unwrap_or(true)
     }
 
     fn is_fatal(&self, why: &anyhow::Error) -> bool {
@@ -191,20 +191,20 @@ impl Rude for RudePackets {
 }
 
 /// Runs of all behaviours in sequence, and the names of those without a burst.
-struct Spells {
+struct AttackRuns {
     length: Duration,
     idle: Vec<String>,
 }
 
-impl Spells {
-    fn new(args: &HostileGuestArgs) -> Spells {
-        Spells { length: Duration::from_secs_f64(args.seconds), idle: Vec::new() }
+impl AttackRuns {
+    fn new(args: &HostileGuestArgs) -> AttackRuns {
+        AttackRuns { length: Duration::from_secs_f64(args.seconds), idle: Vec::new() }
     }
 
-    fn run(&mut self, rude: &mut dyn Rude, name: &str) -> anyhow::Result<()> {
-        let spell = Spell::of(rude, self.length).with_context(|| name.to_owned())?;
-        println!("{name:<23} {}", spell.told());
-        if spell.bursts == 0 {
+    fn run(&mut self, attacker: &mut dyn Attacker, name: &str) -> anyhow::Result<()> {
+        let run = AttackRun::of(attacker, self.length).with_context(|| name.to_owned())?;
+        println!("{name:<23} {}", run.told());
+        if run.bursts == 0 {
             self.idle.push(name.to_owned());
         }
         Ok(())
@@ -218,47 +218,47 @@ impl Spells {
 
 /// Counters of one behaviour's run.
 #[derive(Default)]
-struct Spell {
+struct AttackRun {
     bursts: u64,
     connected: u64,
     refused: u64,
     last_failure: Option<String>,
 }
 
-impl Spell {
-    fn of(rude: &mut dyn Rude, length: Duration) -> anyhow::Result<Spell> {
-        let mut spell = Spell::default();
+impl AttackRun {
+    fn of(attacker: &mut dyn Attacker, length: Duration) -> anyhow::Result<AttackRun> {
+        let mut run = AttackRun::default();
         let begin = Instant::now();
         // After a failure the handshake runs again. At least one burst must succeed.
-        let unfinished = |spell: &Spell| {
-            begin.elapsed() < length || spell.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
+        let unfinished = |run: &AttackRun| {
+            begin.elapsed() < length || run.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
         };
-        while unfinished(&spell) {
-            if let Err(why) = rude.connect() {
-                spell.refused += 1;
-                spell.last_failure = Some(format!("{why:#}"));
+        while unfinished(&run) {
+            if let Err(why) = attacker.connect() {
+                run.refused += 1;
+                run.last_failure = Some(format!("{why:#}"));
                 std::thread::sleep(PAUSE);
                 continue;
             }
-            spell.connected += 1;
-            while unfinished(&spell) {
-                if let Err(why) = rude.burst() {
-                    ensure!(!rude.is_fatal(&why), why);
-                    spell.last_failure = Some(format!("{why:#}"));
+            run.connected += 1;
+            while unfinished(&run) {
+                if let Err(why) = attacker.burst() {
+                    ensure!(!attacker.is_fatal(&why), why);
+                    run.last_failure = Some(format!("{why:#}"));
                     break;
                 }
-                spell.bursts += 1;
+                run.bursts += 1;
                 std::thread::yield_now();
-                if rude.is_over() {
+                if attacker.is_over() {
                     break;
                 }
             }
         }
-        Ok(spell)
+        Ok(run)
     }
 
     fn told(&self) -> String {
-        let Spell { bursts, connected, refused, last_failure, .. } = self;
+        let AttackRun { bursts, connected, refused, last_failure, .. } = self;
         let failure = last_failure.as_ref().map_or(String::new(), |why| format!(" ({why})"));
         format!("{bursts} bursts, connected {connected} times, not let in {refused} times{failure}")
     }
@@ -283,7 +283,7 @@ const BAD_KEYS: &[(&str, Change)] = &[
     ("a negative number", |k| set(k, keys::TX_RING_REF, "-8")),
     ("no number", |k| set(k, keys::RX_RING_REF, "banana")),
     ("2000 digits", |k| set(k, keys::TX_RING_REF, &"9".repeat(2000))),
-    ("octets that are no text", |k| set(k, keys::EVENT_CHANNEL_TX, "\u{1}\u{7f}\u{fffd}")),
+    ("bytes that are no text", |k| set(k, keys::EVENT_CHANNEL_TX, "\u{1}\u{7f}\u{fffd}")),
     ("a port that is not there", |k| set(k, keys::EVENT_CHANNEL_TX, "4000000000")),
     ("the store's channel", |k| set(k, keys::EVENT_CHANNEL_TX, "1")),
     ("the console's channel", |k| set(k, keys::EVENT_CHANNEL_RX, "2")),
@@ -296,30 +296,30 @@ const BAD_KEYS: &[(&str, Change)] = &[
 ];
 
 /// Publishes the keys after each change; fails if the backend connects.
-fn bad_keys(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
+fn bad_keys(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
     for (name, change) in BAD_KEYS {
-        let_in(rogue).with_context(|| format!("before {name}"))?;
-        let mut keys = rogue.keys();
+        let_in(adversary).with_context(|| format!("before {name}"))?;
+        let mut keys = adversary.keys();
         change(&mut keys);
-        rogue.publish(&keys)?;
+        adversary.publish(&keys)?;
         let begin = Instant::now();
-        let mut state = rogue.backend_state()?;
+        let mut state = adversary.backend_state()?;
         while state == XenbusState::InitWait && begin.elapsed() < REFUSED_WITHIN {
             std::thread::sleep(PAUSE);
-            state = rogue.backend_state()?;
+            state = adversary.backend_state()?;
         }
         println!("keys: {name}: the backend is {state}");
         ensure!(state != XenbusState::Connected, "the backend connected with {name}");
-        rogue.forget(keys::MULTI_QUEUE_NUM_QUEUES)?;
+        adversary.forget(keys::MULTI_QUEUE_NUM_QUEUES)?;
     }
     println!("keys: all {} tried", BAD_KEYS.len());
     Ok(())
 }
 
 /// Brings the backend to `InitWait`, waiting for its backoff if necessary.
-fn let_in(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
+fn let_in(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
     let begin = Instant::now();
-    while let Err(why) = rogue.begin() {
+    while let Err(why) = adversary.begin() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not let in: {why:#}");
     }
     Ok(())

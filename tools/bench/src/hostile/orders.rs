@@ -26,18 +26,18 @@ pub(super) struct Setup {
 /// Role of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Role {
-    /// Driver domain: hub, control, data plane, and the verifying port.
+    /// Driver domain: hub, control, switch workers, and the verifying port.
     Driver,
     /// Guest that keeps the rules and sends at its maximum rate.
     Honest {
-        place: Place,
+        place: GuestIdentity,
         /// Set if it also sends to the senders that it receives from.
         talks: bool,
     },
     /// Adversary guest. It is its own launcher, since it must be able to reconnect.
     Hostile { entrance: Entrance, behaviour: Behaviour },
     /// Adversary guest with a disk.
-    HostileDisk { entrance: Entrance, behaviour: DiskBehaviour, disk: DiskOrder },
+    HostileDisk { entrance: Entrance, behaviour: DiskBehaviour, disk: DiskSpec },
 }
 
 impl Role {
@@ -62,14 +62,14 @@ pub(super) struct Entrance {
 
 /// Identity of a guest at the switch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct GuestIdentity {
     pub(super) domain: u16,
     pub(super) mac: [u8; 6],
     /// Bytes after the Ethernet header.
     pub(super) mtu: u16,
 }
 
-impl Place {
+impl GuestIdentity {
     pub(super) fn device(&self) -> DeviceId {
         let frontend = DomId(self.domain);
         DeviceId { kind: DeviceKind::Vif, frontend, backend: DomId(0), handle: 0 }
@@ -83,7 +83,7 @@ impl Place {
 
 /// Command to a process that is set up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum RowCommand {
     /// To the driver domain: count packets of this address as the victim's.
     Victim([u8; 6]),
     /// To the driver domain: report the arrivals so far.
@@ -118,7 +118,7 @@ pub(super) struct Arrivals {
 
 /// Disk to create for a guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct DiskOrder {
+pub(super) struct DiskSpec {
     /// Name of the access mode.
     pub(super) mode: String,
     pub(super) bytes: u64,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::orders::{Answer, Order, Setup};
+use super::orders::{Answer, RowCommand, Setup};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
@@ -47,7 +47,7 @@ impl Process {
         }
     }
 
-    pub(super) fn ask(&self, order: Order) -> anyhow::Result<Answer> {
+    pub(super) fn ask(&self, order: RowCommand) -> anyhow::Result<Answer> {
         self.channel.send(&order, &[]).with_context(|| format!("asking the {}", self.name))?;
         self.hear()
     }

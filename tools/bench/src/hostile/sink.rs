@@ -19,7 +19,7 @@ use super::orders::Arrivals;
 /// MTU above any packet's size.
 const MTU: u16 = u16::MAX - 18;
 
-/// Counters of arrivals, and the victim's address. The data plane updates them once a batch.
+/// Counters of arrivals, and the victim's address. The worker updates them once a batch.
 #[derive(Default)]
 pub(super) struct Tally(Mutex<Counted>);
 

@@ -35,7 +35,7 @@ pub struct IommuArgs {
     pub rounds: u32,
 
     /// Bytes of each datagram
-    #[arg(long, value_name = "OCTETS", value_delimiter = ',', default_value = "1400,60000",
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "1400,60000",
           value_parser = clap::value_parser!(u16).range(8..=65000))]
     pub size: Vec<u16>,
 

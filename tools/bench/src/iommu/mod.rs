@@ -96,7 +96,7 @@ fn measure(args: &IommuArgs, direction: Direction, size: u16) -> anyhow::Result<
         size,
         protection,
         rounds: runs.len(),
-        gbps: median(runs.iter().map(|run| run.octets as f64 * 8e-9 / run.took.as_secs_f64())),
+        gbps: median(runs.iter().map(|run| run.bytes as f64 * 8e-9 / run.took.as_secs_f64())),
         packets: runs.iter().map(|run| run.packets).sum(),
         cost_ns_per_kb: median(runs.iter().map(cost)),
         changes_per_packet: median(
@@ -110,5 +110,5 @@ fn measure(args: &IommuArgs, direction: Direction, size: u16) -> anyhow::Result<
 
 /// Returns the nanoseconds for each kilobyte.
 fn cost(run: &Spent) -> f64 {
-    run.cpu_ns as f64 * 1000.0 / run.octets.max(1) as f64
+    run.cpu_ns as f64 * 1000.0 / run.bytes.max(1) as f64
 }

@@ -38,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spent {
     pub(super) packets: u64,
-    pub(super) octets: u64,
+    pub(super) bytes: u64,
     pub(super) cpu_ns: u64,
     pub(super) took: Duration,
     /// Messages UPDATE and INVALIDATE.
@@ -114,7 +114,7 @@ impl Rig {
         let packets = self.number - first;
         Ok(Spent {
             packets,
-            octets: packets * self.payload.len() as u64,
+            bytes: packets * self.payload.len() as u64,
             cpu_ns: after.0 - before.0,
             took,
             changes: after.1 - before.1,
@@ -153,11 +153,11 @@ impl Rig {
             frames.commit(len, OffloadMeta::PLAIN)?;
         }
         self.link.flush()?;
-        let mut octets = vec![0; self.payload.len() + 1];
+        let mut bytes = vec![0; self.payload.len() + 1];
         for _ in 0..BATCH {
-            let len = self.socket.recv(&mut octets).context("a packet to the guest")?;
+            let len = self.socket.recv(&mut bytes).context("a packet to the guest")?;
             ensure!(
-                len == self.payload.len() && octets[..8] == self.number.to_ne_bytes(),
+                len == self.payload.len() && bytes[..8] == self.number.to_ne_bytes(),
                 "packet {} is another",
                 self.number
             );

@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::gso::end::interface_addresses;
-use crate::said::{self, say};
+use crate::messages::{self, say};
 
 /// Time after which an answer counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl Protocol {
 
 /// Order to the client: one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct SliceSpec {
     pub(super) protocol: Protocol,
     pub(super) to: SocketAddr,
     pub(super) size: usize,
@@ -61,7 +61,7 @@ pub(super) struct Order {
 
 /// Message of an end to the benchmark.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum LatencyMessage {
     /// The server listens at these addresses, on the same port for both protocols.
     Listening { addresses: Vec<IpAddr>, port: u16 },
     /// The client accepts orders.
@@ -83,7 +83,7 @@ pub(crate) fn main(role: Role) -> u8 {
         Role::Answer => answer(),
         Role::Ask => ask(),
     };
-    said::exit_status(outcome, Said::Failed)
+    messages::exit_status(outcome, LatencyMessage::Failed)
 }
 
 fn answer() -> anyhow::Result<()> {
@@ -97,7 +97,7 @@ fn answer() -> anyhow::Result<()> {
             udp.send_to(&bytes[..n], from)?;
         }
     })?;
-    say(&Said::Listening { addresses: interface_addresses(None)?, port })?;
+    say(&LatencyMessage::Listening { addresses: interface_addresses(None)?, port })?;
     loop {
         let (stream, _) = tcp.accept().context("accepting")?;
         // The client may end its connection at any time.
@@ -117,16 +117,16 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
 }
 
 fn ask() -> anyhow::Result<()> {
-    say(&Said::Ready)?;
+    say(&LatencyMessage::Ready)?;
     for line in io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?).context("an order")?;
-        ensure!((1..=SIZE_MAX).contains(&order.size), "a request of {} octets", order.size);
+        let order: SliceSpec = serde_json::from_str(&line?).context("an order")?;
+        ensure!((1..=SIZE_MAX).contains(&order.size), "a request of {} bytes", order.size);
         let (times, lost) = match order.protocol {
             Protocol::Udp => by_udp(&order)?,
             Protocol::Tcp => by_tcp(&order)?,
         };
         let counts = times.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
-        say(&Said::Asked { counts: counts.collect(), lost })?;
+        say(&LatencyMessage::Asked { counts: counts.collect(), lost })?;
     }
     Ok(())
 }
@@ -135,7 +135,7 @@ fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(LONGEST)
 }
 
-fn by_udp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
+fn by_udp(order: &SliceSpec) -> anyhow::Result<(Histogram<u64>, u64)> {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).context("a socket")?;
     socket.connect(order.to)?;
     socket.set_read_timeout(Some(LOST_AFTER))?;
@@ -168,7 +168,7 @@ fn by_udp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
     Ok((times, lost))
 }
 
-fn by_tcp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
+fn by_tcp(order: &SliceSpec) -> anyhow::Result<(Histogram<u64>, u64)> {
     let mut stream = TcpStream::connect(order.to).context("connecting")?;
     stream.set_nodelay(true)?;
     let mut bytes = vec![0; order.size];
@@ -201,7 +201,7 @@ mod tests {
         });
         let length = Duration::from_millis(30);
         for protocol in [Protocol::Udp, Protocol::Tcp] {
-            let order = Order { protocol, to, size: 64, length };
+            let order = SliceSpec { protocol, to, size: 64, length };
             let asked = if protocol == Protocol::Udp { by_udp(&order) } else { by_tcp(&order) };
             let (times, lost) = asked.unwrap();
             assert!(!times.is_empty() && times.max() < 1_000_000_000, "{protocol:?}");

@@ -19,9 +19,9 @@ use hdrhistogram::Histogram;
 use ringfence_access::Mode;
 use serde::Serialize;
 
-use self::end::{Order, Protocol, Said};
+use self::end::{LatencyMessage, Protocol, SliceSpec};
+use super::messages;
 use super::params::{parse_mode, parse_seconds};
-use super::said;
 use ringfence::launch::guest_on;
 use ringfence::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
@@ -53,7 +53,7 @@ pub struct LatencyArgs {
     pub protocols: Vec<Protocol>,
 
     /// Bytes of a request, and of its answer
-    #[arg(long, value_name = "OCTETS", default_value = "64",
+    #[arg(long, value_name = "BYTES", default_value = "64",
           value_parser = clap::value_parser!(u16).range(1..=1400))]
     pub size: u16,
 
@@ -98,7 +98,7 @@ pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
         writeln!(out, "{}", heading())?;
     }
     for &protocol in &args.protocols {
-        let order = |to, length| Order { protocol, to, size: args.size.into(), length };
+        let order = |to, length| SliceSpec { protocol, to, size: args.size.into(), length };
         for pair in &pairs {
             pair.ask(&order(pair.to, SLICE))?;
         }
@@ -207,22 +207,22 @@ impl Pair {
         let answers = Guest::start(&switch, mode, "answer")?;
         let asks = Guest::start(&switch, mode, "ask")?;
         let to = match answers.hear()? {
-            Said::Listening { addresses, port } => {
+            LatencyMessage::Listening { addresses, port } => {
                 SocketAddr::new(*addresses.first().context("a guest without an address")?, port)
             }
             other => bail!("the one that answers said {other:?}"),
         };
         match asks.hear()? {
-            Said::Ready => Ok(Pair { to, asks, _answers: answers }),
+            LatencyMessage::Ready => Ok(Pair { to, asks, _answers: answers }),
             other => bail!("the one that asks said {other:?}"),
         }
     }
 
     /// Runs one slice. Returns pairs of nanoseconds and count, and the number of lost answers.
-    fn ask(&self, order: &Order) -> anyhow::Result<(Vec<(u64, u64)>, u64)> {
+    fn ask(&self, order: &SliceSpec) -> anyhow::Result<(Vec<(u64, u64)>, u64)> {
         writeln!(&self.asks.orders, "{}", serde_json::to_string(order)?).context("an order")?;
         match self.asks.hear()? {
-            Said::Asked { counts, lost } => Ok((counts, lost)),
+            LatencyMessage::Asked { counts, lost } => Ok((counts, lost)),
             other => bail!("the one that asks said {other:?}"),
         }
     }
@@ -232,7 +232,7 @@ impl Pair {
 struct Guest {
     _child: OwnedChild,
     orders: ChildStdin,
-    said: Receiver<Said>,
+    said: Receiver<LatencyMessage>,
 }
 
 impl Guest {
@@ -246,13 +246,13 @@ impl Guest {
         let mut child = command.spawn().context("starting a guest")?;
         let orders = child.stdin.take().context("a guest without input")?;
         let output = child.stdout.take().context("a guest without output")?;
-        let said = said::listen(output, Said::Failed)?;
+        let said = messages::listen(output, LatencyMessage::Failed)?;
         Ok(Guest { _child: OwnedChild(child), orders, said })
     }
 
-    fn hear(&self) -> anyhow::Result<Said> {
+    fn hear(&self) -> anyhow::Result<LatencyMessage> {
         match self.said.recv_timeout(PATIENCE).context("a guest is gone, or says nothing")? {
-            Said::Failed(why) => bail!(why),
+            LatencyMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
     }

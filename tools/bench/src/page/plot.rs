@@ -282,8 +282,8 @@ mod tests {
         let extent = Extent::of(&Scale::Linear, [0.4, 2.9].into_iter()).unwrap();
         assert_eq!((extent.from, extent.marks.len()), (0.0, 4), "{extent:?}");
         assert!(extent.marks.iter().all(|mark| *mark <= extent.to), "{extent:?}");
-        let octets = Extent::of(&Scale::Log, [6.0, 15.99].into_iter()).unwrap();
-        assert_eq!((octets.from, octets.to, octets.marks.len()), (6.0, 16.0, 11));
+        let bytes = Extent::of(&Scale::Log, [6.0, 15.99].into_iter()).unwrap();
+        assert_eq!((bytes.from, bytes.to, bytes.marks.len()), (6.0, 16.0, 11));
         // The number of marks is bounded for any magnitude.
         for most in [1e-9, 1.0, 1e18] {
             let extent = Extent::of(&Scale::Linear, [0.0, most].into_iter()).unwrap();

@@ -75,9 +75,7 @@ pub(super) fn measure(
         return Outcome::Skipped("testpmd polls: it needs two cores".to_owned());
     };
     if size > SIZE_MAX {
-        return Outcome::Skipped(format!(
-            "packets of more than {SIZE_MAX} octets take two buffers"
-        ));
+        return Outcome::Skipped(format!("packets of more than {SIZE_MAX} bytes take two buffers"));
     }
     match testpmd::run(peer, direction, size, cores, length) {
         Ok((pps, memory)) => Outcome::Rate { pps, memory },

@@ -56,13 +56,13 @@ fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
     let mut report = Report::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
     let case = Case { path: Path::GuestGuest, setup: Setup::Whole, mode: Mode::Window, number: 0 };
-    case.watch(group.path(), |octets| {
+    case.watch(group.path(), |bytes| {
         let now = began.elapsed();
         let current = group.current()?;
         let (rss, pool) = (frontends(&group.processes()?), group.shared()?);
         let seconds = now.as_secs_f64();
-        report.readings.push(Reading { seconds, phase, current, rss, pool, octets });
-        if phase == Phase::Before && octets == 0 {
+        report.readings.push(Reading { seconds, phase, current, rss, pool, bytes });
+        if phase == Phase::Before && bytes == 0 {
             // The guests have just started.
             until = now + WARM_UP;
         }

@@ -37,7 +37,8 @@ pub(super) struct Reading {
     /// Shared memory of the group: pages of grant windows.
     pub(super) pool: u64,
     /// Bytes the receiver has counted.
-    pub(super) octets: u64,
+    #[serde(rename = "octets")]
+    pub(super) bytes: u64,
 }
 
 /// Readings and totals of one experiment.
@@ -64,7 +65,8 @@ pub(super) struct Outcome {
     pool_lifted: u64,
     stalled_ms: u64,
     longest_gap_seconds: f64,
-    octets_pressed: u64,
+    #[serde(rename = "octets_pressed")]
+    bytes_pressed: u64,
     killed: u64,
 }
 
@@ -81,7 +83,7 @@ impl Outcome {
                 self.stalled_ms
             ));
         }
-        if self.octets_pressed == 0 || self.longest_gap_seconds > GAP_MAX {
+        if self.bytes_pressed == 0 || self.longest_gap_seconds > GAP_MAX {
             wrong.push(format!("the stream stood still for {:.1} s", self.longest_gap_seconds));
         }
         if self.killed > 0 {
@@ -104,16 +106,16 @@ impl Report {
         self.of(phase).map(of).max().unwrap_or(0)
     }
 
-    /// Summarizes the readings.
+    /// Summarizes the readings of all phases.
     pub(super) fn outcome(&self) -> Outcome {
         let pool_before = self.most(Phase::Calm, |reading| reading.pool);
         let cut = self.of(Phase::Calm).last().map_or(0.0, |reading| reading.seconds);
         let small = self.of(Phase::Pressed).find(|reading| reading.pool * 2 <= pool_before);
         let pressed: Vec<&Reading> = self.of(Phase::Pressed).collect();
-        let octets = |reading: Option<&&Reading>| reading.map_or(0, |reading| reading.octets);
+        let bytes = |reading: Option<&&Reading>| reading.map_or(0, |reading| reading.bytes);
         let (mut longest, mut since) = (0.0f64, cut);
         for pair in pressed.windows(2) {
-            if pair[1].octets > pair[0].octets {
+            if pair[1].bytes > pair[0].bytes {
                 since = pair[1].seconds;
             }
             longest = longest.max(pair[1].seconds - since);
@@ -127,7 +129,7 @@ impl Report {
             pool_lifted: self.most(Phase::Lifted, |reading| reading.pool),
             stalled_ms: self.stalled / 1000,
             longest_gap_seconds: longest,
-            octets_pressed: octets(pressed.last()).saturating_sub(octets(pressed.first())),
+            bytes_pressed: bytes(pressed.last()).saturating_sub(bytes(pressed.first())),
             killed: self.killed,
         }
     }
@@ -148,11 +150,11 @@ impl Report {
             pool_lifted,
             stalled_ms,
             longest_gap_seconds,
-            octets_pressed,
+            bytes_pressed,
             killed,
             ..
         } = self.outcome();
-        let kib = |bytes: u64| format!("{} KiB", bytes >> 10);
+        let kib = |size: u64| format!("{} KiB", size >> 10);
         let after =
             shrunk_after_seconds.map_or_else(|| "never".to_owned(), |s| format!("{s:.1} s"));
         [
@@ -162,7 +164,7 @@ impl Report {
             ("half of what they were after", after),
             ("windows when it was lifted", kib(pool_lifted)),
             ("tasks stood still under pressure", format!("{stalled_ms} ms")),
-            ("arrived under pressure", format!("{} MiB", octets_pressed >> 20)),
+            ("arrived under pressure", format!("{} MiB", bytes_pressed >> 20)),
             ("longest time without any", format!("{longest_gap_seconds:.1} s")),
             ("killed for want of memory", killed.to_string()),
         ]
@@ -207,7 +209,7 @@ impl Report {
             ],
         )?;
         plot("Pages of windows", "MiB", vec![self.series("shared", |reading| reading.pool)])?;
-        plot("Arrived", "MiB", vec![self.series("octets", |reading| reading.octets)])?;
+        plot("Arrived", "MiB", vec![self.series("octets", |reading| reading.bytes)])?;
         Ok(page)
     }
 
@@ -239,8 +241,8 @@ mod tests {
         let reading = |n: u8| {
             let at = usize::from(n / 10);
             let (phase, pool) = (phases[at], pools[at] << 20);
-            let (seconds, octets) = (f64::from(n), u64::from(n) << 20);
-            Reading { seconds, phase, current: 50 << 20, rss: 9 << 20, pool, octets }
+            let (seconds, bytes) = (f64::from(n), u64::from(n) << 20);
+            Reading { seconds, phase, current: 50 << 20, rss: 9 << 20, pool, bytes }
         };
         Report { readings: (0..40).map(reading).collect(), high: 25 << 20, ..Report::default() }
     }
@@ -252,7 +254,7 @@ mod tests {
         assert!(outcome.wrong().is_empty(), "{:?}", outcome.wrong());
         assert_eq!((outcome.pool_before, outcome.pool_pressed), (4 << 20, 1 << 20));
         assert_eq!(outcome.shrunk_after_seconds, Some(1.0));
-        assert_eq!(outcome.octets_pressed, 9 << 20);
+        assert_eq!(outcome.bytes_pressed, 9 << 20);
         let lines = report.json().unwrap();
         assert_eq!(lines.len(), 41);
         assert!(lines[40].contains("\"killed\":0"), "{}", lines[40]);
@@ -269,7 +271,7 @@ mod tests {
         let killed = Report { killed: 2, ..report([4, 4, 1, 4]) };
         assert!(killed.outcome().wrong()[0].contains("2 processes were killed"));
         let mut still = report([4, 4, 1, 4]);
-        still.readings.iter_mut().skip(22).for_each(|reading| reading.octets = 22 << 20);
+        still.readings.iter_mut().skip(22).for_each(|reading| reading.bytes = 22 << 20);
         assert!(still.outcome().wrong()[0].contains("stood still for"));
     }
 }

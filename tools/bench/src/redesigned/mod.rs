@@ -19,7 +19,7 @@ use ringfence_access::Mode;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};
-use self::report::{Report, Run};
+use self::report::{MeasuredRun, Report};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
 use ringfence::out::Out;
@@ -49,7 +49,7 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<Run>> {
+fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<MeasuredRun>> {
     let modes = args.modes();
     let progress = super::progress(experiments.len() * modes.len() * args.rounds as usize);
     let mut runs = Vec::new();
@@ -65,7 +65,7 @@ fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<
                     number: runs.len(),
                 };
                 let measured = case.run(args.seconds).context(name)?;
-                runs.push(Run { round, experiment, mode, measured });
+                runs.push(MeasuredRun { round, experiment, mode, measured });
                 progress.inc(1);
             }
         }

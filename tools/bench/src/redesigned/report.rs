@@ -12,7 +12,7 @@ use crate::median;
 use crate::page::{Page, Plot, Scale, Series};
 
 /// Result of one run.
-pub(super) struct Run {
+pub(super) struct MeasuredRun {
     pub(super) round: u32,
     pub(super) experiment: Experiment,
     pub(super) mode: Mode,
@@ -63,7 +63,7 @@ struct RevokeRow {
 
 /// All results of the experiments.
 pub(super) struct Report {
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<MeasuredRun>,
     pub(super) reused: Shares,
     pub(super) revokes: Vec<Revoke>,
 }
@@ -250,18 +250,18 @@ mod tests {
     use crate::gso::cpu::{Split, Times};
     use crate::gso::report::Moved;
 
-    fn run(round: u32, mode: Mode, octets: u64, cpu_ns: u64) -> Run {
+    fn run(round: u32, mode: Mode, bytes: u64, cpu_ns: u64) -> MeasuredRun {
         let backend = Times { user_ns: cpu_ns / 4, sys_ns: cpu_ns / 8 };
         let measured = Measured {
             path: Path::GuestGuest,
             setup: Setup::Whole,
-            octets,
+            bytes,
             nanos: 1_000_000_000,
             cpu_ns,
             split: Split { frontend: Times::default(), backend },
             moved: Moved::default(),
         };
-        Run { round, experiment: Experiment::GuestGuest, mode, measured }
+        MeasuredRun { round, experiment: Experiment::GuestGuest, mode, measured }
     }
 
     #[test]

@@ -27,7 +27,7 @@ const WARM_UP: u32 = 100;
 const ROUNDS: u32 = 4000;
 /// Packets of a batch, with two pages each.
 const PACKETS: usize = 8;
-const OCTETS: usize = 8000;
+const SIZE: usize = 8000;
 const MTU: u16 = 9000;
 /// Four times as many pages as entries; one page in 200 is discarded on return.
 const SIZES: WindowSizes = WindowSizes {
@@ -121,8 +121,8 @@ impl Pair {
     fn share(&mut self, from_guest: bool) -> anyhow::Result<f64> {
         let mut batch = Batch::default();
         for _ in 0..PACKETS {
-            let Some(at) = batch.reserve(OCTETS) else { bail!("a batch is too small") };
-            batch.push_contiguous(at, OCTETS, OffloadMeta::PLAIN)?;
+            let Some(at) = batch.reserve(SIZE) else { bail!("a batch is too small") };
+            batch.push_contiguous(at, SIZE, OffloadMeta::PLAIN)?;
         }
         let all: Vec<u32> = (0..).take(PACKETS).collect();
         (0..WARM_UP).try_for_each(|_| self.round(&batch, &all, from_guest))?;

@@ -33,7 +33,7 @@ pub struct StagingArgs {
     pub queues: Vec<u32>,
 
     /// Bytes of a packet in the tables, Ethernet header included
-    #[arg(long = "size", value_name = "OCTETS", value_delimiter = ',', default_value = "64,65000",
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,65000",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub sizes: Vec<u32>,
 
@@ -60,7 +60,7 @@ pub struct StagingArgs {
     pub vs: Vec<Peer>,
 
     /// Bytes of a packet in comparisons with peers
-    #[arg(long, value_name = "OCTETS", value_delimiter = ',', default_value = "64,1500",
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "64,1500",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub vs_size: Vec<u32>,
 
@@ -69,7 +69,7 @@ pub struct StagingArgs {
     pub html: Option<PathBuf>,
 
     /// Bytes of a packet in the plot of rates, with --html
-    #[arg(long, value_name = "OCTETS", value_delimiter = ',', requires = "html",
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', requires = "html",
           default_value = "64,128,256,512,1024,1500,4096,16384,65000",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub plot_size: Vec<u32>,

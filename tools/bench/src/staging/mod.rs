@@ -211,7 +211,7 @@ impl Point {
             Who::Peer(peer) => peer.name().to_owned(),
         };
         let queues = if *queues == 1 { "1 queue".to_owned() } else { format!("{queues} queues") };
-        format!("{who}, {direction}, {queues}, {size} octets")
+        format!("{who}, {direction}, {queues}, {size} bytes")
     }
 
     /// Returns the same point with another forwarder.

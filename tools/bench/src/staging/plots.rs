@@ -7,7 +7,7 @@ use super::{Point, Verify, Who};
 use crate::page::{Page, Plot, Scale, Series};
 use crate::params::Direction;
 
-/// Builds the page.
+/// Builds the page with plots and tables.
 pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
     let mut page = Page::new("Staging grants: packets from domain to domain");
     page.heading("Rate against packet size");

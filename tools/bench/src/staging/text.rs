@@ -194,9 +194,9 @@ impl Results<'_> {
                  what staging saves of the one, not of the other. It is judged only while copy reaches {COPY_SHARE_MIN} of the bare kernel \
                  copy (`share`: the part of its time that one bare pread or pwrite for each packet takes)."
             ),
-            "`verified`: what the sink looks at. `sequence`: length and sequence number of each packet; `full`: every octet as well. \
+            "`verified`: what the sink looks at. `sequence`: length and sequence number of each packet; `full`: every byte as well. \
              `of 10G`, `40G`, `100G`: the rate after, as a share of what a link carries of such packets, with preamble, check sequence and \
-             gap (24 octets a packet)."
+             gap (24 bytes a packet)."
                 .to_owned(),
         ];
         if self.args.queues.iter().any(|queues| self.oversubscribed(*queues)) {

@@ -16,7 +16,7 @@ use hdrhistogram::Histogram;
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage};
 use serde::{Deserialize, Serialize};
 
-use crate::said::{self, say};
+use crate::messages::{self, say};
 
 /// Bytes that one read or write of a stream handles, the size that other tools use.
 const BUFFER: usize = 128 << 10;
@@ -64,7 +64,7 @@ pub enum Kind {
 
 /// Parameters of one case, passed to the client on its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct CaseSpec {
     pub(super) kind: Kind,
     pub(super) to: SocketAddr,
     /// Set if the server sends.
@@ -77,10 +77,10 @@ pub(super) struct Order {
 
 /// Result of one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Came {
+pub(super) struct CaseResult {
     /// Nanoseconds from the first byte to the last, measured by the receiver.
     pub(super) nanos: u64,
-    pub(super) octets: u64,
+    pub(super) bytes: u64,
     pub(super) sent: u64,
     pub(super) arrived: u64,
     /// Latency histogram: pairs of nanoseconds and count.
@@ -89,13 +89,13 @@ pub(super) struct Came {
 
 /// Message of a client or server process to the benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum EndMessage {
     /// The server listens on this port.
     Listening(u16),
     /// The client reached the server; the measurement begins.
     Begins,
     /// The case ended with this result.
-    Came(Box<Came>),
+    Done(Box<CaseResult>),
     /// The process failed, with the reason.
     Failed(String),
 }
@@ -106,19 +106,19 @@ fn nanos(time: Duration) -> u64 {
 
 /// Runs a client in a process of its own. Returns the exit status.
 pub(super) fn client_main(order: &str) -> u8 {
-    let begins = || say(&Said::Begins);
+    let begins = || say(&EndMessage::Begins);
     let came = serde_json::from_str(order).context("an order").and_then(|o| ask(&o, begins));
-    let said = came.and_then(|came| say(&Said::Came(Box::new(came))));
-    said::exit_status(said, Said::Failed)
+    let said = came.and_then(|came| say(&EndMessage::Done(Box::new(came))));
+    messages::exit_status(said, EndMessage::Failed)
 }
 
 /// Runs a server in a process of its own. Returns the exit status.
 pub(super) fn server_main(port: u16) -> u8 {
     let served = Server::bind(port).and_then(|server| {
-        say(&Said::Listening(server.port))?;
+        say(&EndMessage::Listening(server.port))?;
         server.serve()
     });
-    said::exit_status(served, Said::Failed)
+    messages::exit_status(served, EndMessage::Failed)
 }
 
 /// Server on one port of every address, TCP and UDP.
@@ -164,7 +164,7 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
         Work::Count => {
             let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
             let counting = std::thread::spawn(move || count(&socket, &|| false));
-            answer(stream.get_mut(), &Came::default())?;
+            answer(stream.get_mut(), &CaseResult::default())?;
             // The client writes a line when it has sent all its datagrams.
             stream.read_line(&mut line)?;
             let came = counting.join().map_err(|_| anyhow::anyhow!("a thread that counts"))??;
@@ -172,39 +172,43 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
         }
         Work::Datagrams { size, length } => {
             let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
-            answer(stream.get_mut(), &Came::default())?;
+            answer(stream.get_mut(), &CaseResult::default())?;
             socket.set_read_timeout(Some(PATIENCE))?;
             let (_, client) = socket.recv_from(&mut [0; SMALL])?;
             socket.connect(client)?;
             let sent = shoot(&socket, size, length)?;
-            answer(stream.get_mut(), &Came { sent, ..Came::default() })
+            answer(stream.get_mut(), &CaseResult { sent, ..CaseResult::default() })
         }
     }
 }
 
-fn answer(stream: &mut TcpStream, came: &Came) -> anyhow::Result<()> {
+fn answer(stream: &mut TcpStream, came: &CaseResult) -> anyhow::Result<()> {
     let mut line = serde_json::to_string(came)?;
     line.push('\n');
     Ok(stream.write_all(line.as_bytes())?)
 }
 
-fn hear(stream: &mut impl BufRead) -> anyhow::Result<Came> {
+fn hear(stream: &mut impl BufRead) -> anyhow::Result<CaseResult> {
     let mut line = String::new();
     stream.read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("the server said {line:?}"))
 }
 
 /// Counts the bytes of a stream to its end or to the deadline.
-fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<Came> {
+fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<CaseResult> {
     let mut buffer = vec![0; BUFFER];
-    let (mut octets, mut first) = (0, None);
+    let (mut bytes, mut first) = (0, None);
     loop {
         let n = stream.read(&mut buffer).context("receiving")?;
         let now = Instant::now();
         let first = *first.get_or_insert(now);
-        octets += n as u64;
+        bytes += n as u64;
         if n == 0 || until.is_some_and(|until| now >= until) {
-            return Ok(Came { nanos: nanos(now - first).max(1), octets, ..Came::default() });
+            return Ok(CaseResult {
+                nanos: nanos(now - first).max(1),
+                bytes,
+                ..CaseResult::default()
+            });
         }
     }
 }
@@ -253,8 +257,8 @@ fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
 
 /// Sends datagrams for `length`. Returns the number sent.
 fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u64> {
-    let octets = vec![0x5a; size];
-    let parts = [IoSlice::new(&octets)];
+    let bytes = vec![0x5a; size];
+    let parts = [IoSlice::new(&bytes)];
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
     let until = Instant::now() + length;
     let addresses = [None::<SockaddrStorage>; DATAGRAMS];
@@ -279,14 +283,14 @@ fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u6
 }
 
 /// Counts datagrams until none has arrived for [`SILENCE`](count) or `ended` returns `true`.
-fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
+fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<CaseResult> {
     /// Time without a datagram that ends the count.
     const SILENCE: Duration = Duration::from_millis(500);
     let mut rooms = vec![[0; 2048]; DATAGRAMS];
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     let begun = Instant::now();
-    let (mut came, mut first, mut last) = (Came::default(), None, begun);
+    let (mut came, mut first, mut last) = (CaseResult::default(), None, begun);
     loop {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> =
             rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
@@ -297,7 +301,7 @@ fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
                 first.get_or_insert(last);
                 for message in messages {
                     came.arrived += 1;
-                    came.octets += message.bytes as u64;
+                    came.bytes += message.bytes as u64;
                 }
             }
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {
@@ -334,9 +338,9 @@ fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
 
 /// Runs one case; calls `begins` once the server has been reached.
 pub(super) fn ask(
-    order: &Order,
+    order: &CaseSpec,
     begins: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<Came> {
+) -> anyhow::Result<CaseResult> {
     // The first connection waits until the path is up.
     drop(connect(order.to, Work::Echo)?);
     begins()?;
@@ -350,17 +354,20 @@ pub(super) fn ask(
 }
 
 /// Runs the case in one thread for each stream. Returns the sum of their results.
-fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow::Result<Came> {
-    let all: Vec<anyhow::Result<Came>> = std::thread::scope(|scope| {
+fn in_parallel(
+    order: &CaseSpec,
+    one: fn(&CaseSpec) -> anyhow::Result<CaseResult>,
+) -> anyhow::Result<CaseResult> {
+    let all: Vec<anyhow::Result<CaseResult>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..order.streams).map(|_| scope.spawn(move || one(order))).collect();
         let lost = || Err(anyhow::anyhow!("a thread is lost"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
     });
-    let mut sum = Came::default();
+    let mut sum = CaseResult::default();
     for came in all {
         let came = came?;
         sum.nanos = sum.nanos.max(came.nanos);
-        sum.octets += came.octets;
+        sum.bytes += came.bytes;
         sum.sent += came.sent;
         sum.arrived += came.arrived;
         sum.times.extend(came.times);
@@ -368,7 +375,7 @@ fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow
     Ok(sum)
 }
 
-fn stream(order: &Order) -> anyhow::Result<Came> {
+fn stream(order: &CaseSpec) -> anyhow::Result<CaseResult> {
     // The measured time starts when the connection is open.
     if order.down {
         let mut stream = connect(order.to, Work::Send)?;
@@ -380,7 +387,7 @@ fn stream(order: &Order) -> anyhow::Result<Came> {
     hear(&mut stream)
 }
 
-fn datagrams(order: &Order) -> anyhow::Result<Came> {
+fn datagrams(order: &CaseSpec) -> anyhow::Result<CaseResult> {
     let (size, length) = (order.size, order.length);
     let work = if order.down { Work::Datagrams { size, length } } else { Work::Count };
     let mut control = connect(order.to, work)?;
@@ -397,7 +404,7 @@ fn datagrams(order: &Order) -> anyhow::Result<Came> {
     }
     let sent = shoot(&socket, size, length)?;
     control.get_mut().write_all(b"all\n")?;
-    Ok(Came { sent, ..hear(&mut control)? })
+    Ok(CaseResult { sent, ..hear(&mut control)? })
 }
 
 /// Returns an empty histogram of nanoseconds with three significant digits.
@@ -405,12 +412,15 @@ pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("a histogram")
 }
 
-fn timed(order: &Order, mut once: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Came> {
+fn timed(
+    order: &CaseSpec,
+    mut once: impl FnMut() -> anyhow::Result<u64>,
+) -> anyhow::Result<CaseResult> {
     let mut times = histogram()?;
-    let (begun, mut came) = (Instant::now(), Came::default());
+    let (begun, mut came) = (Instant::now(), CaseResult::default());
     while begun.elapsed() < order.length {
         let asked = Instant::now();
-        came.octets += once()?;
+        came.bytes += once()?;
         times.saturating_record(nanos(asked.elapsed()));
         came.arrived += 1;
     }
@@ -421,7 +431,7 @@ fn timed(order: &Order, mut once: impl FnMut() -> anyhow::Result<u64>) -> anyhow
     Ok(came)
 }
 
-fn requests(order: &Order, each_connects: bool) -> anyhow::Result<Came> {
+fn requests(order: &CaseSpec, each_connects: bool) -> anyhow::Result<CaseResult> {
     let mut kept = if each_connects { None } else { Some(connect(order.to, Work::Echo)?) };
     timed(order, || {
         let mut fresh = if each_connects { Some(connect(order.to, Work::Echo)?) } else { None };
@@ -432,7 +442,7 @@ fn requests(order: &Order, each_connects: bool) -> anyhow::Result<Came> {
     })
 }
 
-fn fetch_pages(order: &Order) -> anyhow::Result<Came> {
+fn fetch_pages(order: &CaseSpec) -> anyhow::Result<CaseResult> {
     let mut stream = connect(order.to, Work::Pages)?;
     let mut page = vec![0; PAGE];
     timed(order, || {
@@ -460,11 +470,12 @@ mod tests {
         let to = SocketAddr::from(([127, 0, 0, 1], server.port));
         std::thread::spawn(move || server.serve());
         let length = Duration::from_millis(200);
-        let order = Order { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
+        let order =
+            CaseSpec { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
         for kind in [Kind::TcpStream, Kind::TcpRr, Kind::TcpCrr, Kind::Http, Kind::UdpStream] {
             for down in [false, true] {
-                let came = ask(&Order { kind, down, ..order }, || Ok(())).unwrap();
-                assert!(came.octets > 0 && came.nanos > 0, "{kind:?} {down}: {came:?}");
+                let came = ask(&CaseSpec { kind, down, ..order }, || Ok(())).unwrap();
+                assert!(came.bytes > 0 && came.nanos > 0, "{kind:?} {down}: {came:?}");
                 if kind == Kind::UdpStream {
                     assert!(came.arrived <= came.sent, "{came:?}");
                 }

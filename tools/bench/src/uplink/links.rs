@@ -24,7 +24,7 @@ use serde::Serialize;
 use self::args::LinksArgs;
 use self::path::Measured;
 use super::args::Direction;
-use super::end::{Kind, Order, Server};
+use super::end::{CaseSpec, Kind, Server};
 use super::peers::HOST;
 use crate::median;
 use ringfence::out::Out;
@@ -131,7 +131,7 @@ fn measure(
     direction: Direction,
     port: u16,
 ) -> anyhow::Result<[Row; 2]> {
-    let order = Order {
+    let order = CaseSpec {
         kind: Kind::TcpStream,
         to: format!("{HOST}:{port}").parse()?,
         down: direction == Direction::HostNs,
@@ -158,8 +158,8 @@ fn measure(
 
 impl Row {
     fn new(link: LinkName, setup: Setup, direction: Direction, runs: &[Measured]) -> Row {
-        let octets = |run: &Measured| run.came.octets.max(1) as f64;
-        let per_mib = |calls: u64, run: &Measured| calls as f64 * f64::from(1 << 20) / octets(run);
+        let bytes = |run: &Measured| run.came.bytes.max(1) as f64;
+        let per_mib = |calls: u64, run: &Measured| calls as f64 * f64::from(1 << 20) / bytes(run);
         Row {
             experiment: "vhost",
             peer: "ringfence",
@@ -170,8 +170,8 @@ impl Row {
             offload: if setup.whole { "whole" } else { "none" },
             streams: 1,
             rounds: runs.len(),
-            gbps: median(runs.iter().map(|run| octets(run) * 8.0 / run.came.nanos.max(1) as f64)),
-            cpu_ns_per_kb: median(runs.iter().map(|run| run.cpu_ns as f64 * 1e3 / octets(run))),
+            gbps: median(runs.iter().map(|run| bytes(run) * 8.0 / run.came.nanos.max(1) as f64)),
+            cpu_ns_per_kb: median(runs.iter().map(|run| run.cpu_ns as f64 * 1e3 / bytes(run))),
             syscalls_per_mib: median(
                 runs.iter().map(|run| per_mib(run.link_calls + run.socket_calls, run)),
             ),
@@ -223,11 +223,11 @@ fn heading() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uplink::end::Came;
+    use crate::uplink::end::CaseResult;
 
-    fn measured(octets: u64) -> Measured {
-        let came = Came { nanos: 1_000_000_000, octets, ..Came::default() };
-        Measured { came, cpu_ns: octets, link_calls: 10, socket_calls: 30 }
+    fn measured(bytes: u64) -> Measured {
+        let came = CaseResult { nanos: 1_000_000_000, bytes, ..CaseResult::default() };
+        Measured { came, cpu_ns: bytes, link_calls: 10, socket_calls: 30 }
     }
 
     #[test]

@@ -30,7 +30,7 @@ use ringfence_sys::tap::Tap;
 use serde::Serialize;
 
 use self::args::{Case, Direction, Peer, UplinkArgs};
-use self::end::{Came, Kind, Order, Said, Server};
+use self::end::{CaseResult, CaseSpec, EndMessage, Kind, Server};
 use self::peers::{Behind, GUEST, HOST, PORT};
 use super::gso::cpu::spent_by_descendants;
 use super::median;
@@ -72,8 +72,8 @@ struct Row {
 }
 
 /// Result of one run.
-struct Run {
-    came: Came,
+struct UplinkRun {
+    came: CaseResult,
     cpu_ns: u64,
     syscalls: Option<u64>,
 }
@@ -91,10 +91,10 @@ impl Meter {
         Ok(Meter { cpu_ns: cpu_ns()?, perf })
     }
 
-    fn end(self, came: Came) -> anyhow::Result<Run> {
+    fn end(self, came: CaseResult) -> anyhow::Result<UplinkRun> {
         let cpu_ns = cpu_ns()?.saturating_sub(self.cpu_ns);
         let syscalls = self.perf.map(PerfStat::end).transpose()?;
-        Ok(Run { came, cpu_ns, syscalls })
+        Ok(UplinkRun { came, cpu_ns, syscalls })
     }
 }
 
@@ -198,7 +198,7 @@ fn measure(
     congestion: &str,
     port: u16,
 ) -> anyhow::Result<Vec<Row>> {
-    let mut runs: Vec<Vec<Run>> = peers.iter().map(|_| Vec::new()).collect();
+    let mut runs: Vec<Vec<UplinkRun>> = peers.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
         for (peer, runs) in peers.iter().zip(&mut runs) {
             if *peer == Peer::Slirp4netns && case.inbound {
@@ -232,11 +232,11 @@ fn measure(
     Ok(rows)
 }
 
-fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> Order {
+fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> CaseSpec {
     // The connection's origin is the client's side.
     let down = (case.direction == Direction::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
-    Order { kind, to, down, streams, size, length: args.seconds }
+    CaseSpec { kind, to, down, streams, size, length: args.seconds }
 }
 
 fn outbound(
@@ -245,24 +245,29 @@ fn outbound(
     case: &Case,
     congestion: &str,
     port: u16,
-) -> anyhow::Result<Run> {
+) -> anyhow::Result<UplinkRun> {
     let order = serde_json::to_string(&order(args, case, format!("{HOST}:{port}").parse()?))?;
     let behind = Behind::start(args, peer, case, &["client", congestion, &order])?;
     match behind.hear(Duration::ZERO)? {
-        Said::Begins => {}
+        EndMessage::Begins => {}
         other => bail!("the client said {other:?}"),
     }
     let meter = Meter::begin(args, &behind)?;
     match behind.hear(args.seconds)? {
-        Said::Came(came) => meter.end(*came),
+        EndMessage::Done(came) => meter.end(*came),
         other => bail!("the client said {other:?}"),
     }
 }
 
-fn inbound(args: &UplinkArgs, peer: Peer, case: &Case, congestion: &str) -> anyhow::Result<Run> {
+fn inbound(
+    args: &UplinkArgs,
+    peer: Peer,
+    case: &Case,
+    congestion: &str,
+) -> anyhow::Result<UplinkRun> {
     let behind = Behind::start(args, peer, case, &["server", congestion, &PORT.to_string()])?;
     match behind.hear(Duration::ZERO)? {
-        Said::Listening(_) => {}
+        EndMessage::Listening(_) => {}
         other => bail!("the server said {other:?}"),
     }
     let to = match peer {
@@ -284,21 +289,21 @@ fn cpu_ns() -> anyhow::Result<u64> {
 }
 
 impl Row {
-    fn new(peer: Peer, case: &Case, congestion: &str, runs: &[Run]) -> anyhow::Result<Row> {
-        let seconds = |run: &Run| run.came.nanos.max(1) as f64 / 1e9;
+    fn new(peer: Peer, case: &Case, congestion: &str, runs: &[UplinkRun]) -> anyhow::Result<Row> {
+        let seconds = |run: &UplinkRun| run.came.nanos.max(1) as f64 / 1e9;
         let is_datagrams = case.kind == Kind::UdpStream;
         let is_timed = matches!(case.kind, Kind::TcpRr | Kind::TcpCrr | Kind::Http);
-        let gbps = median(runs.iter().map(|run| run.came.octets as f64 * 8.0 / 1e9 / seconds(run)));
+        let gbps = median(runs.iter().map(|run| run.came.bytes as f64 * 8.0 / 1e9 / seconds(run)));
         let rate = median(runs.iter().map(|run| run.came.arrived as f64 / seconds(run)));
         let loss = median(
             runs.iter().map(|run| 1.0 - run.came.arrived as f64 / run.came.sent.max(1) as f64),
         );
-        let per_mib = |run: &Run| {
-            let mib = run.came.octets.max(1) as f64 / f64::from(1 << 20);
+        let per_mib = |run: &UplinkRun| {
+            let mib = run.came.bytes.max(1) as f64 / f64::from(1 << 20);
             run.syscalls.map(|calls| calls as f64 / mib)
         };
         let syscalls: Vec<f64> = runs.iter().filter_map(per_mib).collect();
-        let cpu = |run: &Run| run.cpu_ns as f64 * 1e3 / run.came.octets.max(1) as f64;
+        let cpu = |run: &UplinkRun| run.cpu_ns as f64 * 1e3 / run.came.bytes.max(1) as f64;
         let mut times = end::histogram()?;
         for (value, count) in runs.iter().flat_map(|run| &run.came.times) {
             times.saturating_record_n(*value, *count);
@@ -380,7 +385,7 @@ fn heading() -> String {
 }
 
 const LEGEND: &str = "\
-`ratio`: ours to this one's, of what each row is about (requests, datagrams, octets a second): above 1
+`ratio`: ours to this one's, of what each row is about (requests, datagrams, bytes a second): above 1
 we are ahead. `n`: connections. `cpu`: of all processes, clients and servers included. `loss`: of what
 was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
 carries packets, with --syscalls.";
@@ -418,16 +423,20 @@ mod tests {
             size: 0,
             inbound: false,
         };
-        let came = Came {
+        let came = CaseResult {
             nanos: 1_000_000_000,
-            octets: 1000,
+            bytes: 1000,
             sent: 100,
             arrived: 100,
             times: vec![(5000, 99), (90_000, 1)],
         };
-        let row =
-            Row::new(Peer::Pasta, &case, "bbr", &[Run { came, cpu_ns: 7, syscalls: Some(1) }])
-                .unwrap();
+        let row = Row::new(
+            Peer::Pasta,
+            &case,
+            "bbr",
+            &[UplinkRun { came, cpu_ns: 7, syscalls: Some(1) }],
+        )
+        .unwrap();
         assert_eq!(row.per_second, Some(100.0));
         assert!(row.gbps.is_none() && row.p50_us.is_some_and(|us| (us - 5.0).abs() < 0.1));
         assert_eq!(row.line().len(), heading().len(), "{}", row.line());

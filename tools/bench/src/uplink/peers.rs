@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use super::super::gso::cpu::descendants_that_are;
-use super::super::said;
+use super::super::messages;
 use super::args::{Case, Peer, UplinkArgs};
-use super::end::Said;
+use super::end::EndMessage;
 
 pub(super) const HOST: &str = "10.0.2.2";
 pub(super) const GUEST: &str = "10.0.2.100";
@@ -40,7 +40,7 @@ pub(super) struct Behind {
     child: Child,
     /// Forwarding process, if the peer runs beside the command.
     helper: Option<Child>,
-    said: Receiver<Said>,
+    said: Receiver<EndMessage>,
 }
 
 impl Behind {
@@ -76,14 +76,14 @@ impl Behind {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
         let output = child.stdout.take().context("a process without output")?;
-        let said = said::listen(output, Said::Failed)?;
+        let said = messages::listen(output, EndMessage::Failed)?;
         Ok(Behind { peer, child, helper: None, said })
     }
 
     /// Waits for the next message, `beyond` the usual time limit.
-    pub(super) fn hear(&self, beyond: Duration) -> anyhow::Result<Said> {
+    pub(super) fn hear(&self, beyond: Duration) -> anyhow::Result<EndMessage> {
         match self.said.recv_timeout(PATIENCE + beyond).context("it is gone, or says nothing")? {
-            Said::Failed(why) => bail!(why),
+            EndMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
     }

@@ -37,7 +37,7 @@ impl Edu {
     /// Enables the device and checks its identification.
     pub(crate) fn new(device: Device) -> anyhow::Result<Edu> {
         let (registers, len) = device.region(0).context("the device's registers")?;
-        anyhow::ensure!(len >= 0x10_0000, "registers of {len} octets: this is another device");
+        anyhow::ensure!(len >= 0x10_0000, "registers of {len} bytes: this is another device");
         device.enable().context("letting the device work")?;
         let edu = Edu { device, registers };
         let id = edu.read(IDENTIFICATION)?;
@@ -64,7 +64,7 @@ impl Edu {
 
     fn start(&self, address: u64, len: usize, to_memory: bool) -> anyhow::Result<()> {
         // Beyond its buffer the device would overwrite memory of QEMU.
-        anyhow::ensure!(len <= LONGEST, "{len} octets are more than the device's buffer");
+        anyhow::ensure!(len <= LONGEST, "{len} bytes are more than the device's buffer");
         let address =
             u32::try_from(address).context("addresses written in one piece have 32 bits")?;
         let (source, destination) = if to_memory { (BUFFER, address) } else { (address, BUFFER) };

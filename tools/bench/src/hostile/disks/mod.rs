@@ -13,11 +13,11 @@
 //! the driver domain's counters. They include the counters of persistent pages, although more pages
 //! than blkback keeps are no rule violation.
 
+mod adversary;
 mod attacks;
 pub mod behaviour;
 pub(super) mod on_xen;
 mod report;
-mod rogue;
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -29,15 +29,15 @@ use clap::ValueEnum;
 use indicatif::ProgressBar;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 
+use self::adversary::{DiskAdversary, WrongResponse};
 use self::attacks::State;
 use self::behaviour::DiskBehaviour;
 use self::report::{Measured, Row};
-use self::rogue::{RogueDisk, Unfair};
+use super::adversary::{Pace, STEP_WITHIN};
 use super::args::HostileArgs;
-use super::launcher::{Rendezvous, Seat};
-use super::orders::{Answer, DiskOrder, Entrance, Role, Setup};
+use super::launcher::{Attachment, Rendezvous};
+use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
-use super::rogue::{Pace, STEP_WITHIN};
 use super::{Cores, MTU_MIN, WARM_UP};
 use crate::block::{self, GuestSetup, Rw};
 use ringfence::out::Out;
@@ -109,8 +109,8 @@ impl Case<'_> {
         let setup = |role, core| Setup { role, core, size };
         let driver = Process::start(&setup(Role::Driver, self.cores.driver), &[listener.as_fd()])?;
         driver.wait_ready()?;
-        let disk = DiskOrder { mode: self.args.disk_mode.name().to_owned(), bytes: BYTES };
-        let (seat, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
+        let disk = DiskSpec { mode: self.args.disk_mode.name().to_owned(), bytes: BYTES };
+        let (attachment, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
         let mut honest = vec![victim];
         let mut hostile = None;
         // Keeps the neighbour's hub session open until the row ends.
@@ -118,8 +118,8 @@ impl Case<'_> {
         match self.behaviour {
             DiskBehaviour::Absent => {}
             DiskBehaviour::Honest => {
-                let (seat, guest) = self.honest(&entrance, &disk, self.cores.neighbour)?;
-                beside = Some(seat);
+                let (attachment, guest) = self.honest(&entrance, &disk, self.cores.neighbour)?;
+                beside = Some(attachment);
                 honest.push(guest);
             }
             behaviour => {
@@ -140,8 +140,8 @@ impl Case<'_> {
                 eprintln!("{name}: driver domain {driver}, victim {victim}, neighbour {beside}");
             });
         }
-        let measured =
-            Scene { driver, honest, hostile, seat }.measure(self.behaviour, self.args.seconds);
+        let measured = Scene { driver, honest, hostile, attachment }
+            .measure(self.behaviour, self.args.seconds);
         drop(beside);
         measured
     }
@@ -150,13 +150,13 @@ impl Case<'_> {
     fn honest(
         &self,
         entrance: &Entrance,
-        disk: &DiskOrder,
+        disk: &DiskSpec,
         core: Option<usize>,
-    ) -> anyhow::Result<(Seat, block::Domain)> {
-        let seat = Seat::take(entrance)?;
-        seat.add_disk(disk)?;
+    ) -> anyhow::Result<(Attachment, block::Domain)> {
+        let attachment = Attachment::take(entrance)?;
+        attachment.add_disk(disk)?;
         let setup = GuestSetup {
-            domain: seat.place.domain,
+            domain: attachment.place.domain,
             handle: 0,
             core,
             frontend: DiskFrontend::of(self.args.disk_mode),
@@ -167,8 +167,8 @@ impl Case<'_> {
             base: 0,
             span: disk.bytes,
         };
-        let guest = block::Domain::guest(setup, seat.hub.try_clone()?)?;
-        Ok((seat, guest))
+        let guest = block::Domain::guest(setup, attachment.hub.try_clone()?)?;
+        Ok((attachment, guest))
     }
 }
 
@@ -179,15 +179,15 @@ struct Scene {
     honest: Vec<block::Domain>,
     hostile: Option<Process>,
     /// Hub session of the victim.
-    seat: Seat,
+    attachment: Attachment,
 }
 
 impl Scene {
     fn measure(&self, behaviour: DiskBehaviour, length: Duration) -> anyhow::Result<Measured> {
         block::work(&self.honest, WARM_UP)?;
-        let before = (self.seat.stats()?, self.driver.footprint()?, self.neighbour()?);
+        let before = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
         let worked = block::work(&self.honest, length)?;
-        let after = (self.seat.stats()?, self.driver.footprint()?, self.neighbour()?);
+        let after = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
         self.hostile.as_ref().map_or(Ok(()), Process::check)?;
         let victim = worked.first().context("the victim did not work")?;
         let seconds = Duration::from_nanos(victim.nanos.max(1)).as_secs_f64();
@@ -216,7 +216,7 @@ impl Scene {
     }
 
     fn victims(&self) -> String {
-        format!("vbd{}.0", self.seat.place.domain)
+        format!("vbd{}.0", self.attachment.place.domain)
     }
 
     /// Sums these counters over all disks but the victim's.
@@ -257,18 +257,18 @@ const TOLD: &[&str] =
 pub(super) fn serve(
     channel: &Channel,
     entrance: &Entrance,
-    (behaviour, disk): (DiskBehaviour, &DiskOrder),
+    (behaviour, disk): (DiskBehaviour, &DiskSpec),
 ) -> anyhow::Result<()> {
     let mut said = false;
     loop {
-        let seat = Seat::take(entrance)?;
-        seat.add_disk(disk)?;
-        let platform = LocalPlatform::connect(seat.hub.try_clone()?)?;
+        let attachment = Attachment::take(entrance)?;
+        attachment.add_disk(disk)?;
+        let platform = LocalPlatform::connect(attachment.hub.try_clone()?)?;
         let platform = platform.with_arena(ArenaShape::of(PAGES, 64));
         let pace = Pace { step_within: STEP_WITHIN, pause: std::thread::yield_now };
-        let device = seat.place.disk();
-        let mut rogue = RogueDisk::new(platform, device, FOREIGN, pace)?;
-        let ended = live(&mut rogue, behaviour, &mut || {
+        let device = attachment.place.disk();
+        let mut adversary = DiskAdversary::new(platform, device, FOREIGN, pace)?;
+        let ended = live(&mut adversary, behaviour, &mut || {
             if !core::mem::replace(&mut said, true) {
                 channel.send(&Answer::Ready, &[])?;
             }
@@ -276,7 +276,7 @@ pub(super) fn serve(
         });
         match ended {
             // A wrong response is the failure that this row looks for.
-            Err(why) if why.is::<Unfair>() => return Err(why),
+            Err(why) if why.is::<WrongResponse>() => return Err(why),
             // Any other end is the driver domain's reaction; the guest reconnects.
             _ => std::thread::yield_now(),
         }
@@ -285,22 +285,22 @@ pub(super) fn serve(
 
 /// Attacks from the first handshake to the end of the connection to the hub or the store.
 fn live(
-    rogue: &mut RogueDisk<LocalPlatform>,
+    adversary: &mut DiskAdversary<LocalPlatform>,
     behaviour: DiskBehaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut state = State::new();
     loop {
         // The driver domain may refuse the device for a while only.
-        if rogue.connect().is_err() {
+        if adversary.connect().is_err() {
             std::thread::yield_now();
             continue;
         }
         loop {
-            attacks::burst(rogue, behaviour, &mut state)?;
+            attacks::burst(adversary, behaviour, &mut state)?;
             began()?;
             std::thread::yield_now();
-            if behaviour == DiskBehaviour::Reattach || rogue.was_closed()? {
+            if behaviour == DiskBehaviour::Reattach || adversary.was_closed()? {
                 break;
             }
         }

@@ -29,7 +29,7 @@ pub struct LinksArgs {
     pub rounds: u8,
 
     /// Bytes of a packet after its Ethernet header
-    #[arg(long = "mtu", value_name = "OCTETS", value_delimiter = ',', default_value = "65520,1500",
+    #[arg(long = "mtu", value_name = "BYTES", value_delimiter = ',', default_value = "65520,1500",
           value_parser = clap::value_parser!(u16).range(1280..=65520))]
     pub mtus: Vec<u16>,
 

@@ -21,7 +21,7 @@ use ringfence_uplink::runner::{Ended, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 
 use super::super::args::Peer;
-use super::super::end::{Came, Said};
+use super::super::end::{CaseResult, EndMessage};
 use super::super::peers::{Behind, GUEST, HOST, run};
 use super::{LinkName, Setup};
 use ringfence::uplink::link::{Link, LinkOrder, Made};
@@ -34,7 +34,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// Result of one run.
 pub(super) struct Measured {
-    pub(super) came: Came,
+    pub(super) came: CaseResult,
     pub(super) cpu_ns: u64,
     /// System calls of the link.
     pub(super) link_calls: u64,
@@ -152,12 +152,12 @@ pub(super) fn measure(
     let mut carrier = Carrier::start(link, setup, tap, counted.clone())?;
     let behind = client(setup, order)?;
     match behind.hear(Duration::ZERO)? {
-        Said::Begins => {}
+        EndMessage::Begins => {}
         other => bail!("the client said {other:?}"),
     }
     let (cpu, calls) = (cpu_ns()?, counted.calls());
     let came = match behind.hear(length) {
-        Ok(Said::Came(came)) => *came,
+        Ok(EndMessage::Done(came)) => *came,
         other => {
             // A failure of the uplink is the more precise error.
             carrier.end()?;

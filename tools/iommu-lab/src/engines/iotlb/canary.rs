@@ -63,8 +63,8 @@ fn one(rig: &mut Rig, table: &mut RegionTable, dice: &mut Dice) -> anyhow::Resul
     let region = table.region();
     let post = |rig: &mut Rig, n: u32| {
         let gref = Gref(Gref::FIRST_FREE.0 + n);
-        let octets = u32::try_from(PAYLOAD_MAX)?;
-        let payload = region.range(gref, 0, octets, DeviceAccess::Write).context("no address")?;
+        let bytes = u32::try_from(PAYLOAD_MAX)?;
+        let payload = region.range(gref, 0, bytes, DeviceAccess::Write).context("no address")?;
         rig.post(payload, n)
     };
     for n in 0..PAGES {
@@ -114,7 +114,7 @@ fn one(rig: &mut Rig, table: &mut RegionTable, dice: &mut Dice) -> anyhow::Resul
     anyhow::ensure!(missed, "the worker never came to the page that was revoked");
     let mut found = [0; PAGE_SIZE];
     memory.copy_to(0, &mut found)?;
-    let whole = found.iter().all(|octet| *octet == CANARY);
+    let whole = found.iter().all(|byte| *byte == CANARY);
     anyhow::ensure!(whole, "the page was written after its revocation");
     rig.restart()?;
     let all: Vec<Gref> = SHAPE.grefs().collect();

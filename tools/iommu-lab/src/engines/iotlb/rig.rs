@@ -79,9 +79,9 @@ impl Rig {
     pub(crate) fn new(number: u8) -> anyhow::Result<Rig> {
         let (tap, host) = interface(number)?;
         let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", tap.name))?;
-        let octets: Result<Vec<u8>, _> =
+        let bytes: Result<Vec<u8>, _> =
             mac.trim().split(':').map(|pair| u8::from_str_radix(pair, 16)).collect();
-        let mac = octets?.try_into().ok().context("an address of six octets")?;
+        let mac = bytes?.try_into().ok().context("an address of six bytes")?;
         let own = Mapping::private(2 * usize::from(QUEUE) * HEADER_ROOM)?.lent();
         let setup =
             VhostSetup { sizes: [QUEUE; 2], regions: vec![own.device_region()], in_order: false };

@@ -52,14 +52,14 @@ impl Place {
     }
 
     /// Returns payload bytes that are unique to packet `number`.
-    fn octets(&self, number: u64) -> Vec<u8> {
+    fn bytes(&self, number: u64) -> Vec<u8> {
         let mut dice = Dice(number);
-        let mut octets = number.to_ne_bytes().to_vec();
-        while octets.len() < self.len as usize {
-            octets.extend(dice.next().to_ne_bytes());
+        let mut bytes = number.to_ne_bytes().to_vec();
+        while bytes.len() < self.len as usize {
+            bytes.extend(dice.next().to_ne_bytes());
         }
-        octets.truncate(self.len as usize);
-        octets
+        bytes.truncate(self.len as usize);
+        bytes
     }
 }
 
@@ -194,14 +194,14 @@ fn carry(
 
 fn outward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> anyhow::Result<()> {
     for ((place, number), token) in places.iter().zip(first..).zip(0..) {
-        place.memory.copy_from(place.offset as usize, &place.octets(number))?;
+        place.memory.copy_from(place.offset as usize, &place.bytes(number))?;
         rig.send(place.range(region, DeviceAccess::Read)?, token)?;
     }
     rig.kick(QueueName::Transmit)?;
-    let mut octets = [0; 2048];
+    let mut bytes = [0; 2048];
     for (place, number) in places.iter().zip(first..) {
-        let len = rig.socket.recv(&mut octets).context("a packet outward")?;
-        anyhow::ensure!(octets[..len] == place.octets(number), "packet {number} is another");
+        let len = rig.socket.recv(&mut bytes).context("a packet outward")?;
+        anyhow::ensure!(bytes[..len] == place.bytes(number), "packet {number} is another");
     }
     for token in 0..places.len() {
         let came = rig.wait(QueueName::Transmit)?;
@@ -218,9 +218,9 @@ fn inward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> a
     rig.kick(QueueName::Receive)?;
     let to = rig.inward();
     for (place, number) in places.iter().zip(first..) {
-        rig.socket.send_to(&place.octets(number), to).context("a packet inward")?;
+        rig.socket.send_to(&place.bytes(number), to).context("a packet inward")?;
     }
-    let mut octets = [0; 2048];
+    let mut bytes = [0; 2048];
     for (token, (place, number)) in places.iter().zip(first..).enumerate() {
         let came = rig.wait(QueueName::Receive)?;
         let Came::Used(used) = came else { anyhow::bail!("inward, {token}: {came:x?}") };
@@ -229,9 +229,9 @@ fn inward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> a
             used.token as usize == token && used.len as usize == expected,
             "{used:?}, not {token} of {expected}"
         );
-        let octets = &mut octets[..place.len as usize];
-        place.memory.copy_to(place.offset as usize, octets)?;
-        anyhow::ensure!(*octets == place.octets(number)[..], "packet {number} is another");
+        let bytes = &mut bytes[..place.len as usize];
+        place.memory.copy_to(place.offset as usize, bytes)?;
+        anyhow::ensure!(*bytes == place.bytes(number)[..], "packet {number} is another");
     }
     Ok(())
 }

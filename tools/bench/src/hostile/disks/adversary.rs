@@ -16,7 +16,7 @@ use ringfence_wire::blkif::{Abi, Response, SegmentRange, Slot, Status, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-use super::super::rogue::Pace;
+use super::super::adversary::Pace;
 
 /// Offsets in a ring's page: the front's producer index, the back's, and the response index at which
 /// the front requests an event.
@@ -58,7 +58,7 @@ impl Right {
 }
 
 /// Adversary guest with one vbd.
-pub(super) struct RogueDisk<P: Platform> {
+pub(super) struct DiskAdversary<P: Platform> {
     platform: P,
     store: StoreClient,
     device: DeviceId,
@@ -82,14 +82,14 @@ pub(super) struct RogueDisk<P: Platform> {
     looked: Instant,
 }
 
-impl<P: Platform> RogueDisk<P> {
+impl<P: Platform> DiskAdversary<P> {
     /// Creates a guest for a device and lends its first pages.
     pub(super) fn new(
         platform: P,
         device: DeviceId,
         foreign: Range<u32>,
         pace: Pace,
-    ) -> anyhow::Result<RogueDisk<P>> {
+    ) -> anyhow::Result<DiskAdversary<P>> {
         let mut granter = platform.granter(device.backend)?;
         let mut lend = || granter.lend(Access::ReadWrite);
         let (ring, list) = (lend()?, lend()?);
@@ -97,7 +97,7 @@ impl<P: Platform> RogueDisk<P> {
         let abi = Abi::NATIVE;
         let layout =
             RingLayout::new(PAGE_SIZE, abi.request_bytes(), abi.response_bytes(), abi.alignment());
-        Ok(RogueDisk {
+        Ok(DiskAdversary {
             store: platform.store()?,
             platform,
             device,
@@ -227,7 +227,7 @@ impl<P: Platform> RogueDisk<P> {
     /// Fills the ring with requests and publishes them.
     pub(super) fn post(
         &mut self,
-        mut make: impl FnMut(&RogueDisk<P>, u32) -> (Slot, Right),
+        mut make: impl FnMut(&DiskAdversary<P>, u32) -> (Slot, Right),
     ) -> anyhow::Result<()> {
         for n in 0..self.free() {
             let (slot, right) = make(self, n);
@@ -241,13 +241,13 @@ impl<P: Platform> RogueDisk<P> {
         let published = self.ring.memory().load_u32(RSP_PROD, Acquire)?;
         let count = published.wrapping_sub(self.consumed);
         let owed = self.produced.wrapping_sub(self.consumed);
-        ensure!(count <= owed, Unfair(format!("{count} answers to {owed} requests")));
+        ensure!(count <= owed, WrongResponse(format!("{count} answers to {owed} requests")));
         for _ in 0..count {
             let offset = self.layout.offset(self.consumed);
             let bytes = self.ring.memory().fetch::<{ Response::MAX }>(offset)?.into_unchecked();
             let Response { id, operation, status } = Response::from_bytes(bytes);
             let wrong = || format!("operation {operation} was answered by {status:?} ({id:#x})");
-            ensure!(Right::admits(id, status), Unfair(wrong()));
+            ensure!(Right::admits(id, status), WrongResponse(wrong()));
             self.consumed = self.consumed.wrapping_add(1);
         }
         Ok(())
@@ -269,7 +269,7 @@ pub(super) fn whole(gref: Gref) -> SegmentRange {
 /// Unacceptable response of the backend, which fails the benchmark.
 #[derive(Debug, thiserror::Error)]
 #[error("the backend's answer is wrong: {0}")]
-pub(super) struct Unfair(pub(super) String);
+pub(super) struct WrongResponse(pub(super) String);
 
 #[cfg(test)]
 mod tests {

@@ -19,7 +19,7 @@ use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::control::Control;
-use super::launcher::Seat;
+use super::launcher::Attachment;
 use super::orders::{Entrance, SINK_MAC};
 
 /// Offsets in a ring's page: the front's producer index, the back's, and the response index at which
@@ -41,15 +41,15 @@ pub(super) const STEP_WITHIN: Duration = Duration::from_secs(2);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Ring page whose every word the adversary can write.
-pub(super) struct RogueRing {
+pub(super) struct RawRing {
     page: LentSlice,
     layout: RingLayout,
     produced: u32,
 }
 
-impl RogueRing {
-    pub(super) fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RogueRing> {
-        let ring = RogueRing { page: lease.memory().clone(), layout, produced: 0 };
+impl RawRing {
+    pub(super) fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RawRing> {
+        let ring = RawRing { page: lease.memory().clone(), layout, produced: 0 };
         ring.page.zero(0, PAGE_SIZE)?;
         // No events are requested: the adversary polls.
         ring.page.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
@@ -101,9 +101,9 @@ pub(super) struct Pace {
 }
 
 /// Adversary guest with one vif.
-pub(super) struct Rogue<P: Platform> {
+pub(super) struct Adversary<P: Platform> {
     /// Hub session of its launcher, if it has one. Declared before the platform, so dropped first.
-    _seat: Option<Seat>,
+    _attachment: Option<Attachment>,
     pub(super) platform: P,
     pub(super) store: StoreClient,
     /// Second descriptor of its connection to the hub, if there is a hub.
@@ -121,28 +121,33 @@ pub(super) struct Rogue<P: Platform> {
     /// Control ring page, and page for lists.
     control_pages: [Lease; 2],
     control: Option<Control<P::Channel>>,
-    pub(super) tx: RogueRing,
-    pub(super) rx: RogueRing,
+    pub(super) tx: RawRing,
+    pub(super) rx: RawRing,
     channels: Vec<P::Channel>,
     hung_up: bool,
     looked: Instant,
 }
 
-impl Rogue<LocalPlatform> {
+impl Adversary<LocalPlatform> {
     /// Registers with the driver domain's hub, which it does again after each disconnect.
-    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Rogue<LocalPlatform>> {
-        let seat = Seat::take(entrance)?;
-        let hub = seat.hub.try_clone()?;
-        let platform = LocalPlatform::connect(seat.hub.try_clone()?)?;
+    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Adversary<LocalPlatform>> {
+        let attachment = Attachment::take(entrance)?;
+        let hub = attachment.hub.try_clone()?;
+        let platform = LocalPlatform::connect(attachment.hub.try_clone()?)?;
         let pace = Pace { step_within: STEP_WITHIN, pause: std::thread::yield_now };
-        let (device, mac) = (seat.place.device(), seat.place.mac);
+        let (device, mac) = (attachment.place.device(), attachment.place.mac);
         let open_store = LocalPlatform::store_connection;
-        let rogue = Rogue::new(platform, device, mac, open_store, pace)?;
-        Ok(Rogue { _seat: Some(seat), hub: Some(hub), one_message_a_write: false, ..rogue })
+        let adversary = Adversary::new(platform, device, mac, open_store, pace)?;
+        Ok(Adversary {
+            _attachment: Some(attachment),
+            hub: Some(hub),
+            one_message_a_write: false,
+            ..adversary
+        })
     }
 }
 
-impl<P: Platform> Rogue<P> {
+impl<P: Platform> Adversary<P> {
     /// Creates a guest for a device and lends all its pages.
     pub(super) fn new(
         platform: P,
@@ -150,7 +155,7 @@ impl<P: Platform> Rogue<P> {
         mac: [u8; 6],
         open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
         pace: Pace,
-    ) -> anyhow::Result<Rogue<P>> {
+    ) -> anyhow::Result<Adversary<P>> {
         let store = platform.store()?;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
@@ -162,10 +167,10 @@ impl<P: Platform> Rogue<P> {
         let (ring_pages, control_pages) = (two()?, two()?);
         let rx_pages = lend(Access::ReadWrite, RX_PAGES)?;
         let tx_pages = lend(Access::ReadOnly, TX_PAGES)?;
-        let tx = RogueRing::new(&ring_pages[0], NETIF_TX)?;
-        let rx = RogueRing::new(&ring_pages[1], NETIF_RX)?;
-        Ok(Rogue {
-            _seat: None,
+        let tx = RawRing::new(&ring_pages[0], NETIF_TX)?;
+        let rx = RawRing::new(&ring_pages[1], NETIF_RX)?;
+        Ok(Adversary {
+            _attachment: None,
             platform,
             store,
             hub: None,
@@ -188,7 +193,7 @@ impl<P: Platform> Rogue<P> {
         })
     }
 
-    /// Returns its timing.
+    /// Returns the timing of its handshake.
     pub(super) fn pace(&self) -> Pace {
         self.pace
     }
@@ -252,8 +257,8 @@ impl<P: Platform> Rogue<P> {
             self.enter(XenbusState::Initialising)?;
             self.wait_for(XenbusState::InitWait)?;
         }
-        self.tx = RogueRing::new(&self.ring_pages[0], NETIF_TX)?;
-        self.rx = RogueRing::new(&self.ring_pages[1], NETIF_RX)?;
+        self.tx = RawRing::new(&self.ring_pages[0], NETIF_TX)?;
+        self.rx = RawRing::new(&self.ring_pages[1], NETIF_RX)?;
         self.channels.clear();
         for _ in 0..2 {
             self.channels.push(self.platform.alloc_unbound(self.device.backend)?);
