@@ -1,14 +1,11 @@
-//! The command line of `ringfence-bench`.
+//! Command line of `ringfence-bench`.
 
-use std::fmt;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
-use ringfence::cli::staging_parser;
+use clap::{Args, Subcommand};
 use ringfence_access::Mode;
-use ringfence_frame::commands::TxStaging;
+use ringfence_frame::orders::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
-use serde::{Deserialize, Serialize};
 
 use super::block::args::{BlockArgs, PersistentArgs};
 use super::grant::args::GrantArgs;
@@ -18,6 +15,7 @@ use super::idle::IdleArgs;
 use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
+use super::params::{Direction, Spoil, Verify, parse_mode, parse_seconds};
 use super::peers::Peer;
 use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
@@ -25,41 +23,42 @@ use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
 use super::uplink::links::args::LinksArgs;
 use super::work::ROUND;
+use ringfence::cli::staging_parser;
 
-/// What to measure.
+/// Benchmark of the command line.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// Packets through netfront, rings and netback, from one process to another
     Net(NetArgs),
-    /// What a neighbour that breaks rules does to one that does not
+    /// Effect of a neighbour that breaks rules on a guest that does not
     Hostile(HostileArgs),
     /// Disks through blkfront, rings and blkback, by many guests at once
     Block(BlockArgs),
     /// Repeat the experiments that the source documents describe
     Seeds(SeedsArgs),
-    /// How long a request and its answer take, between two guests
+    /// Latency of a request and its answer between two guests
     Latency(LatencyArgs),
-    /// What guests cost that do nothing
+    /// Cost of idle guests: CPU time, wakeups and memory
     Idle(IdleArgs),
-    /// What it is worth to leave super-packets whole: TCP between guests, three setups
+    /// Benefit of unsegmented super-packets: TCP between guests, three setups
     Gso(GsoArgs),
-    /// What each operation on a grant costs: windows beside ordinary grants
+    /// Cost of each operation on a grant: windows beside ordinary grants
     Grant(GrantArgs),
     /// Windows that shrink under memory pressure and grow again, in the middle of a transfer
     Pressure(PressureArgs),
-    /// What a guest's way to the host's network carries, beside other ways
+    /// Throughput and latency of a guest's uplink to the host's network, beside other programs
     Uplink(UplinkArgs),
 }
 
 /// Repeat the experiments that the source documents describe
 #[derive(Debug, Args)]
 pub struct SeedsArgs {
-    /// Which.
+    /// Experiment to repeat
     #[command(subcommand)]
     pub experiment: Experiment,
 }
 
-/// An experiment.
+/// Experiment of the source documents.
 #[derive(Debug, Subcommand)]
 pub enum Experiment {
     /// IOPS against the number of guests on memory disks, with and without persistent grants
@@ -95,8 +94,8 @@ docs/performance.md explains every column.";
 #[derive(Debug, Args)]
 #[command(after_help = NET_NOTES)]
 pub struct NetArgs {
-    /// Octets of a packet, Ethernet header included
-    #[arg(long = "size", value_name = "OCTETS", value_delimiter = ',', default_value = "64,1500,65000",
+    /// Bytes of a packet, Ethernet header included
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,1500,65000",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub sizes: Vec<u32>,
 
@@ -119,7 +118,7 @@ pub struct NetArgs {
     )]
     pub directions: Vec<Direction>,
 
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
@@ -128,15 +127,15 @@ pub struct NetArgs {
           value_parser = clap::value_parser!(u64).range(1..))]
     pub packets: Option<u64>,
 
-    /// What the sink verifies of each packet
+    /// Extent of the sink's verification
     #[arg(long, value_enum, default_value = "full")]
     pub verify: Verify,
 
-    /// In mode `staging`: which of the frontend's pages stay mapped
+    /// In mode `staging`: pages of the frontend that stay mapped
     #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
     pub staging: TxStaging,
 
-    /// Packets that a side handles in one go
+    /// Packets that a side handles in one batch
     #[arg(long, value_name = "PACKETS", default_value_t = ROUND,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub batch: u16,
@@ -157,71 +156,14 @@ pub struct NetArgs {
     #[arg(short, long)]
     pub verbose: bool,
 
-    /// Count system calls with `perf stat` as well, and compare (needs perf, and the right to use
+    /// Compare with the system calls that `perf stat` counts (needs perf, and the right to use
     /// its tracepoints)
     #[arg(long)]
     pub perf_check: bool,
 
-    /// Spoil one packet of the measured phase, to see that the benchmark notices
+    /// Spoil one packet of the measured phase, to test that the benchmark notices
     #[arg(long, value_enum, hide = true)]
     pub spoil: Option<Spoil>,
-}
-
-/// Which way packets go.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Direction {
-    /// From the frontend to the backend.
-    Tx,
-    /// From the backend to the frontend.
-    Rx,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Direction::Tx => "tx",
-            Direction::Rx => "rx",
-        })
-    }
-}
-
-/// What is verified of a packet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Verify {
-    /// Every octet, by a checksum; its length and its sequence number
-    #[default]
-    Full,
-    /// Its length and its sequence number
-    Sequence,
-}
-
-/// How a packet is spoilt.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-pub enum Spoil {
-    /// A bit of it is flipped.
-    Damage,
-    /// It is left out.
-    Lose,
-    /// The one before it is sent in its place.
-    Repeat,
-}
-
-pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
-    word.parse::<Mode>().map_err(|unknown| unknown.to_string())
-}
-
-/// The longest a row may take: a day.
-const SECONDS_MAX: f64 = 86_400.0;
-
-pub(super) fn parse_seconds(word: &str) -> Result<Duration, String> {
-    match word.parse::<f64>() {
-        Ok(seconds) if seconds > 0.0 && seconds <= SECONDS_MAX => {
-            Ok(Duration::from_secs_f64(seconds))
-        }
-        _ => Err(format!("a number of seconds above 0, at most {SECONDS_MAX}")),
-    }
 }
 
 #[cfg(test)]
@@ -244,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_measure_both_modes_both_ways() {
+    fn defaults_measure_every_mode_in_both_directions() {
         let args = net("").unwrap();
         assert_eq!(args.sizes, [64, 1500, 65_000]);
         assert_eq!(args.modes, Mode::ALL);
@@ -253,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused() {
+    fn arguments_out_of_range_are_rejected() {
         for line in [
             "--size 59",
             "--size 65536",

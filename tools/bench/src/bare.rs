@@ -1,10 +1,10 @@
-//! What the kernel alone takes for the copies that mode `copy` is made of.
+//! Time of the kernel copies that mode `copy` consists of, without Ringfence.
 //!
-//! The same call on the same kind of file: one `pread` (tx) or `pwrite` (rx) for each packet, from
-//! the start of a page of an arena made, sealed and filled like a vif's. Packets take the pages in
-//! turn, as they do in a ring; a packet of several pages lies in neighbouring ones, which is the
-//! best case of the run. Time is this thread's processor time, which does not run while something
-//! else has the core. Nothing is fetched from rings, looked up in grant tables or verified.
+//! Each packet takes one `pread` (tx) or `pwrite` (rx) on the same kind of file, from the start of a page
+//! of an arena that is made, sealed and filled like a vif's. Packets use the pages in rotation, as they
+//! do in a ring. A packet of several pages lies in adjacent ones, which is the best case of the run. The
+//! time is this thread's CPU time, which excludes preemption. No ring is read, no grant is looked up
+//! and no packet is verified.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use ringfence_memory::PAGE_SIZE;
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use rustix::time::ClockId;
 
-use super::args::Direction;
+use super::params::Direction;
 use super::usage::clock;
 
 /// Pages in use: those of a full ring.
 const PAGES: usize = 256;
-/// Private room of so many packets, as in a batch.
+/// Packets for which there is private memory, as in a batch.
 const PACKETS: usize = 64;
-/// The median of so many measurements...
+/// Number of measurements, of which the median is taken.
 const ROUNDS: usize = 9;
-/// ... of at least this length each,
+/// Minimum length of one measurement.
 const ROUND: Duration = Duration::from_millis(15);
-/// but no more calls than this.
+/// Maximum calls of one measurement.
 const CALLS_MAX: u64 = 1 << 22;
 
-/// Nanoseconds of one copy of `size` octets.
+/// Returns the nanoseconds of one copy of `size` bytes.
 pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
     let size = size as usize;
     let file =
@@ -40,8 +40,7 @@ pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
     rustix::fs::fcntl_setfl(&file, OFlags::NOATIME).context("O_NOATIME")?;
     rustix::io::pwrite(&file, &arena, 0).context("pwrite")?;
     let room = size.next_multiple_of(64);
-    // One packet after the other, as in a batch, unless they are so long that they would not stay
-    // in the cache.
+    // Packets follow each other as in a batch, unless they are too long to stay in the cache.
     let packets = (arena.len() / room).clamp(1, PACKETS);
     let mut private = vec![0x5A; packets * room];
     let pages = size.div_ceil(PAGE_SIZE);
@@ -59,11 +58,11 @@ pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
         let began = clock(ClockId::ThreadCPUTime);
         for i in 0..calls {
             let n = one(i).context("a bare copy")?;
-            ensure!(n == size, "a bare copy of {size} octets moved {n}");
+            ensure!(n == size, "a bare copy of {size} bytes moved {n}");
         }
         Ok(Duration::from_nanos(clock(ClockId::ThreadCPUTime) - began))
     };
-    // So many calls that a round takes its time.
+    // The number of calls grows until a measurement takes its minimum length.
     let mut calls = 256;
     while round(calls)? < ROUND && calls < CALLS_MAX {
         calls *= 2;
@@ -81,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_larger_copy_takes_longer() {
+    fn larger_copy_takes_longer() {
         for direction in [Direction::Tx, Direction::Rx] {
             let small = measure(direction, 64).unwrap();
             let large = measure(direction, 65_000).unwrap();

@@ -1,22 +1,23 @@
-//! Rows of `bench net` that others make: `--vs`.
+//! Rows of `bench net --vs`: other programs on the same cores.
 
 use std::time::Duration;
 
 use ringfence_access::Mode;
 use serde::Serialize;
 
-use super::args::{Direction, NetArgs};
+use super::args::NetArgs;
+use super::params::Direction;
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
 
-/// A row to be.
+/// Row of another program to be measured.
 pub(super) struct Beside {
     peer: Peer,
     direction: Direction,
     size: u32,
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Debug, Serialize)]
 pub(super) struct PeerRow {
     peer: Peer,
@@ -25,17 +26,17 @@ pub(super) struct PeerRow {
     queues: u32,
     pps: Option<f64>,
     gbps: Option<f64>,
-    /// The kind of pages that its memory had.
+    /// Kind of pages of the program's memory.
     memory: Option<&'static str>,
-    /// What mode `staging` reached in this run, where it was measured, to this.
+    /// Ratio of mode `staging` to this rate, if the run has measured staging.
     staging_ratio: Option<f64>,
-    /// Why there is no rate.
+    /// Reason for which there is no rate.
     #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<String>,
 }
 
 impl Beside {
-    /// All that were asked for.
+    /// Returns the rows that were requested.
     pub(super) fn rows(args: &NetArgs) -> Vec<Beside> {
         let mut rows = Vec::new();
         for &peer in &args.vs {
@@ -51,7 +52,7 @@ impl Beside {
         format!("{} {} {}", self.peer, self.direction, self.size)
     }
 
-    /// Measures it; `ours` are the rows of this run.
+    /// Measures the row; `ours` are Ringfence's rows of this run.
     pub(super) fn run(&self, cores: Option<[usize; 2]>, length: Duration, ours: &[Row]) -> PeerRow {
         let outcome = peers::measure(self.peer, self.direction, self.size, cores, length);
         let (pps, memory, skipped) = match outcome {
@@ -78,7 +79,7 @@ impl Beside {
 }
 
 impl PeerRow {
-    /// The line of the table, or of JSON.
+    /// Formats the row as a line of the table or of JSON.
     pub(super) fn line(&self, json: bool) -> anyhow::Result<String> {
         if json {
             return Ok(serde_json::to_string(self)?);
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_says_what_it_is_compared_with_or_why_there_is_none() {
+    fn peer_row_has_comparison_or_reason() {
         let row = PeerRow {
             peer: Peer::Memif,
             direction: Direction::Tx,

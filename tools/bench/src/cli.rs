@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the program: benchmarks and internal processes.
 
 use clap::{Parser, Subcommand};
 
@@ -7,25 +7,25 @@ use crate::conformance::ConformanceArgs;
 use crate::control::ControlRingArgs;
 use crate::hostile::on_xen::HostileGuestArgs;
 
-/// Measures what Ringfence's data path costs
+/// Measures the cost of Ringfence's data path
 #[derive(Debug, Parser)]
 #[command(name = "ringfence-bench", version, arg_required_else_help = true, max_term_width = 100)]
 pub struct Cli {
-    /// The benchmark.
+    /// Benchmark or process to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// A benchmark, or a process of one.
+/// Benchmark, or process of one.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// A benchmark.
+    /// Benchmark to run.
     #[command(flatten)]
     Bench(BenchCommand),
     /// Processes of benchmarks and tests
     #[command(hide = true)]
     Internal {
-        /// The process.
+        /// Role of the process.
         #[command(subcommand)]
         role: Role,
     },
@@ -42,30 +42,30 @@ pub enum Role {
     BenchBlock,
     /// One end of a stream of a benchmark
     BenchGsoEnd {
-        /// The end.
+        /// Role of the end.
         #[command(subcommand)]
         role: crate::gso::end::Role,
     },
     /// One end of a request-response benchmark
     BenchLatencyEnd {
-        /// The end.
+        /// Role of the end.
         #[command(subcommand)]
         role: crate::latency::end::Role,
     },
-    /// One end of what a benchmark sends through uplinks
+    /// One end of the connections of an uplink benchmark
     BenchUplinkEnd {
         /// `client` or `server`.
         role: String,
-        /// How TCP meets congestion.
+        /// TCP congestion control to choose.
         congestion: String,
-        /// A client's order, a server's port.
+        /// Case of a client, as JSON, or port of a server.
         what: String,
     },
-    /// Breaks every rule of a vif, from inside a Xen guest
+    /// Runs every behaviour of an adversary on a vif, from inside a Xen guest
     HostileGuest(HostileGuestArgs),
     /// Runs one half of the platform's conformance suite on Xen
     Conformance(ConformanceArgs),
-    /// Asks a vif's backend every message of the control ring
+    /// Sends every message of the control ring to a vif's backend
     ControlRing(ControlRingArgs),
 }
 

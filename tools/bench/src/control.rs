@@ -1,9 +1,8 @@
-//! `ringfence-bench internal control-ring`: each message of a vif's control ring, asked of whatever backend
-//! serves the interface, for tests. It is a frontend of its own that does nothing else.
+//! `ringfence-bench internal control-ring`: sends each control ring message to a vif's backend, for tests.
 //!
-//! It tells the answers and fails at the first that is not the one that netif.h and
-//! `docs/staging-grants.md` say. On the way it stops where somebody may want to look at what the
-//! backend has mapped: it goes on when a file is there.
+//! The program is a frontend of its own that carries no packets. It prints the responses and fails at
+//! the first that differs from netif.h and `docs/staging-grants.md`. With `--hold` it pauses while
+//! pages are mapped, so that a test can inspect the backend, and continues when a file appears.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -32,20 +31,20 @@ use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sys::poll::wait_any;
 
-/// How long an answer or a step of the handshake may take, under emulation too.
+/// Time limit of a response or a step of the handshake, long enough for emulation.
 const WITHIN: Duration = Duration::from_secs(40);
-/// How long somebody may look.
+/// Time limit of a pause for inspection.
 const HOLD: Duration = Duration::from_secs(240);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Asks a backend every message of the control ring
+/// Sends every message of the control ring to a backend
 #[derive(Debug, Args)]
 pub struct ControlRingArgs {
-    /// Which interface [default: the one that no driver has]
+    /// Number of the interface [default: the one without a driver]
     #[arg(long, value_name = "N")]
     pub device: Option<u32>,
 
-    /// How many pages to have staged
+    /// Number of pages to stage
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(2..=512))]
     pub pages: u16,
 
@@ -58,7 +57,7 @@ pub struct ControlRingArgs {
     pub platform: PlatformChoice,
 }
 
-/// Asks them. Returns the exit status.
+/// Sends all messages. Returns the exit status.
 pub fn main(args: &ControlRingArgs) -> u8 {
     let asked = match &args.platform {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
@@ -81,7 +80,7 @@ fn ask_all<P: Platform>(platform: &P, args: &ControlRingArgs) -> anyhow::Result<
     let mut dialogue = Dialogue::connect(platform, args)?;
     let hashed = dialogue.hashing();
     let asked = hashed.and_then(|()| dialogue.staging());
-    // Whatever came of it, the backend is to let go before the pages go with this process.
+    // The backend must release the pages before this process exits with them, even after a failure.
     let left = dialogue.leave();
     asked?;
     left?;
@@ -91,10 +90,10 @@ fn ask_all<P: Platform>(platform: &P, args: &ControlRingArgs) -> anyhow::Result<
     Ok(())
 }
 
-/// Status and data of an answer.
+/// Status and data of a response.
 type Answer = (CtrlStatus, u32);
 
-/// A frontend with a control ring, connected.
+/// Connected frontend with a control ring.
 struct Dialogue<'a, P: Platform> {
     args: &'a ControlRingArgs,
     store: StoreClient,
@@ -119,14 +118,14 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         };
         let rings = lend(Access::ReadWrite, 3)?;
         let list = lend(Access::ReadWrite, 1)?.pop().context("a page")?;
-        // Half of them for reading only.
+        // Half of them are read-only.
         let mut pages = lend(Access::ReadWrite, args.pages / 2)?;
         pages.extend(lend(Access::ReadOnly, args.pages - args.pages / 2)?);
         let ring = |place: usize, layout| -> anyhow::Result<_> {
             rings[place].memory().zero(0, PAGE_SIZE)?;
             Ok(FrontRing::init(RingPages::new(rings[place].memory().clone(), PAGE_SIZE)?, layout))
         };
-        // Nothing is ever sent or received.
+        // The TX and RX rings stay empty.
         ring(0, NETIF_TX)?;
         ring(1, NETIF_RX)?;
         let ctrl = ring(2, NETIF_CTRL)?;
@@ -213,7 +212,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         Ok(())
     }
 
-    /// The seven messages about hashing.
+    /// Sends the seven messages about hashing.
     fn hashing(&mut self) -> anyhow::Result<()> {
         use CtrlStatus::{BufferOverflow, InvalidParameter, NotSupported, Success};
         let page = self.list.gref();
@@ -233,7 +232,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         self.expect(CtrlMessage::SetHashAlgorithm(0), (Success, 0))
     }
 
-    /// The three about staged pages.
+    /// Sends the three messages about staged pages.
     fn staging(&mut self) -> anyhow::Result<()> {
         use CtrlStatus::{InvalidParameter, Success};
         let (status, most) = self.ask(CtrlMessage::GetGrefMappingSize(0))?;
@@ -244,7 +243,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         let all = self.write_list(&pages)?;
         self.expect(CtrlMessage::AddGrefMapping(all), (Success, 0))?;
         self.expect(CtrlMessage::AddGrefMapping(all), (InvalidParameter, 0))?;
-        // A reference that nobody granted is in the list: nothing of it is staged.
+        // The list contains a reference that is not granted: no entry of it is staged.
         let foreign = self.write_list(&[
             (self.list.gref(), Access::ReadWrite),
             (Gref(900_000), Access::ReadWrite),
@@ -271,7 +270,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         Ok(GrefList { queue: 0, page: self.list.gref(), entries: u16::try_from(pages.len())? })
     }
 
-    /// The status of each entry of the list, as the backend wrote it.
+    /// Returns the status of each entry of the list, as the backend wrote it.
     fn statuses(&self, entries: u16) -> anyhow::Result<Vec<u16>> {
         let status = |number: u16| {
             let bytes = self.list.memory().fetch(usize::from(number) * GrefEntry::SIZE)?;
@@ -280,7 +279,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         (0..entries).map(status).collect()
     }
 
-    /// Lets somebody look.
+    /// Pauses until the test has created the file `name`.
     fn hold(&self, name: &str, what: &str) -> anyhow::Result<()> {
         println!("{what}");
         std::io::stdout().flush()?;

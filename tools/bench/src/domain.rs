@@ -1,4 +1,4 @@
-//! One side of a benchmark: a process with one end of a vif.
+//! Domain process of a packet benchmark, with one end of a vif.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,19 +22,19 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
-use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
 use super::{STATUS_BENCH_FAILED, bare};
 
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// The least MTU of a vif here; packets are longer or shorter than this as they please.
+/// Minimum MTU of a vif here; packets may be longer or shorter.
 const MTU_MIN: u32 = 1500;
-/// Octets in front of what the MTU counts, as [`ringfence_frame::port`] reckons.
+/// Bytes that the MTU does not include, as in [`ringfence_frame::port`].
 const LINK_HEADER: u32 = 18;
 
-/// Runs until the parent closes the channel; returns the exit status.
+/// Serves commands until the parent closes the channel. Returns the exit status.
 pub(super) fn main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
@@ -46,7 +46,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<Setup>()?;
     let [hub] = expect_fds(fds)?;
-    // What is set up here is warm where it is used first.
+    // Pinned first, so that caches are warm on the core that is measured.
     if let Some(&core) = setup.cores.first() {
         stay_on(core)?;
     }
@@ -58,20 +58,20 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let mut queues = queues(&setup, connected.host.take()?)?;
     channel.send(&Answer::Connected, &[])?;
     loop {
-        let order = match channel.receive::<Order>() {
+        let order = match channel.receive::<VifCommand>() {
             Ok((order, _)) => order,
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => return Err(error.into()),
         };
         let answer = match order {
-            Order::Phase { amount, spoil } => {
+            VifCommand::Phase { amount, spoil } => {
                 let report = phase(&platform, &mut queues, (amount, spoil), &setup)?;
                 for queue in &queues {
                     connected.rules.check(&*queue.port)?;
                 }
                 Answer::Phase(report)
             }
-            Order::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
+            VifCommand::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
         };
         channel.send(&answer, &[])?;
     }
@@ -83,13 +83,13 @@ fn stay_on(core: usize) -> anyhow::Result<()> {
     rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")
 }
 
-/// A queue and what this side does with its packets.
+/// Queue with its generator or sink.
 struct Queue {
     port: Box<dyn Port>,
     end: End,
 }
 
-/// The queues of a port, each as one of its own.
+/// Splits a port into its queues.
 fn queues(setup: &Setup, mut port: Box<dyn Port>) -> anyhow::Result<Vec<Queue>> {
     let wanted = usize::try_from(setup.queues)?;
     let mut ports = port.split_off(wanted);
@@ -99,7 +99,7 @@ fn queues(setup: &Setup, mut port: Box<dyn Port>) -> anyhow::Result<Vec<Queue>> 
     ports.into_iter().map(queue).collect()
 }
 
-/// What this side does with packets.
+/// Generator or sink of a queue.
 enum End {
     Generator(Generator),
     Sink(Sink),
@@ -122,8 +122,8 @@ impl End {
     }
 }
 
-/// What to send in a phase, and what to spoil of it.
-type Phase = (Amount, Option<super::args::Spoil>);
+/// Amount of packets of a phase, and the fault to inject.
+type Phase = (Amount, Option<super::params::Spoil>);
 
 fn phase(
     platform: &LocalPlatform,
@@ -142,7 +142,7 @@ fn phase(
     Ok(PhaseReport { packets, began, ended, usage: after.since(&before) })
 }
 
-/// What a thread does that finds nothing to do.
+/// Returns the idle strategy of a thread.
 fn waiting(setup: &Setup, own_core: bool) -> Waiting {
     match (setup.poll, own_core) {
         (true, _) => Waiting::Polls,
@@ -156,7 +156,7 @@ fn used(platform: &LocalPlatform, queues: &[Queue]) -> anyhow::Result<Usage> {
     Usage::now(platform.counters(), queues.iter().map(|queue| &**queue.port.counters()), fetched)
 }
 
-/// Runs the phase of each queue on a thread of its own; a number of packets is shared out.
+/// Runs the phase of each queue in a thread of its own; a number of packets is divided among them.
 fn on_threads(
     platform: &LocalPlatform,
     queues: &mut [Queue],
@@ -171,7 +171,7 @@ fn on_threads(
     std::thread::scope(|scope| {
         let start = |(number, queue): (usize, _)| {
             let core = setup.cores.get(number).copied();
-            // What is asked to be spoilt is spoilt once.
+            // One fault is injected, in the first queue.
             let phase = (each, spoil.filter(|_| number == 0));
             scope.spawn(move || {
                 core.map_or(Ok(()), stay_on)?;
@@ -208,7 +208,7 @@ impl Queue {
     }
 }
 
-/// The rules the peer broke: none, in a benchmark.
+/// Counters of rule violations, which must stay zero in a benchmark.
 struct Rules(Arc<RuleCounters>);
 
 impl Rules {
@@ -220,7 +220,7 @@ impl Rules {
     }
 }
 
-/// Holds the port once it is connected.
+/// Port host that keeps the port once it is connected.
 #[derive(Default)]
 struct Host(Option<Box<dyn Port>>);
 
@@ -244,7 +244,7 @@ impl PortHost for Host {
     }
 }
 
-/// A connected side. The frontend's memory lives as long as its port.
+/// Connected side. The frontend is kept, since its memory must outlive the port.
 struct Connected {
     host: Host,
     rules: Rules,
@@ -259,7 +259,7 @@ fn connect(
     let backend = DomId(0);
     let device =
         DeviceId { kind: DeviceKind::Vif, frontend: DomId(setup.frontend), backend, handle: 0 };
-    // So that the port reckons with frames of just this size.
+    // The MTU makes the port provide for frames of exactly this size.
     let mtu = u16::try_from(setup.size.saturating_sub(LINK_HEADER).max(MTU_MIN))?;
     match setup.side {
         Side::Backend => {
@@ -323,7 +323,7 @@ fn connect_frontend(
     Ok(Connected { host, rules, _frontend: Some(frontend) })
 }
 
-/// Looks until it is done. The handshake takes a few steps; it is not worth a watch.
+/// Polls until `look` returns `true`. A watch is not worthwhile for the few steps of a handshake.
 fn until_connected(mut look: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let deadline = Instant::now() + CONNECT_WITHIN;
     while !look()? {

@@ -1,8 +1,8 @@
-//! `ringfence-bench idle`: what guests cost that do nothing.
+//! `ringfence-bench idle`: cost of idle guests.
 //!
-//! Guests of `ringfence run`, on one switch, each with `sleep` as its command. Once all of them are
-//! there and have settled, the processor time of every process below this one is read twice, and how
-//! often they were woken: launchers, inits, frontends and the driver domain.
+//! Guests of `ringfence run` on one switch each run `sleep`. After all have started and settled, the
+//! benchmark reads the CPU time and the wakeups of all its descendant processes twice: launchers, inits,
+//! frontends and the driver domain.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
-use ringfence::launch::guest_on;
-use ringfence::out::Out;
 use ringfence_access::Mode;
-use ringfence_sandbox::owned_child::OwnedChild;
 use serde::Serialize;
 
-use super::args::{parse_mode, parse_seconds};
 use super::gso::cpu;
+use super::params::{parse_mode, parse_seconds};
+use ringfence::launch::guest_on;
+use ringfence::out::Out;
+use ringfence_sandbox::owned_child::OwnedChild;
 
-/// Processor time of all together that is as good as none: a hundredth of one core.
+/// Maximum total CPU time that counts as idle: a hundredth of one core.
 const SHARE_MAX: f64 = 0.01;
-/// How long a guest may take to be there.
+/// Time limit for the start of a guest.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// From when all are there until it is measured: their kernels have stopped to look for neighbours
-/// and routers (RFC 4861: three solicitations, four seconds apart).
+/// Time between the start of all guests and the measurement. By then their kernels have stopped
+/// soliciting neighbours and routers (RFC 4861: three solicitations, four seconds apart).
 const SETTLE: Duration = Duration::from_secs(14);
 
-/// What guests cost that do nothing
+/// Cost of idle guests: CPU time and wakeups
 #[derive(Debug, Args)]
 pub struct IdleArgs {
     /// Guests on the switch
@@ -35,11 +35,11 @@ pub struct IdleArgs {
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub guests: u16,
 
-    /// How the driver domain reaches the guests' pages
+    /// Access mode of the driver domain for the guests' pages
     #[arg(long, value_name = "MODE", default_value = "staging", value_parser = parse_mode)]
     pub mode: Mode,
 
-    /// How long to measure
+    /// Measured time in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub seconds: Duration,
 
@@ -48,7 +48,7 @@ pub struct IdleArgs {
     pub json: bool,
 }
 
-/// What is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     experiment: &'static str,
@@ -57,9 +57,9 @@ struct Row {
     seconds: f64,
     processes: usize,
     cpu_ms_per_second: f64,
-    /// Of one core.
+    /// CPU time as a share of one core.
     cpu_share: f64,
-    /// Times that a thread left its core because it had nothing to do.
+    /// Voluntary context switches of all threads.
     wakeups_per_second: f64,
     judgement: &'static str,
 }
@@ -70,7 +70,7 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
     for _ in 0..args.guests {
         guests.push(Guest::start(&switch, args.mode)?);
     }
-    // The command of a guest runs when its interface is up; it says so.
+    // The command of a guest starts once its interface is up, and prints a line.
     guests.iter_mut().try_for_each(Guest::wait)?;
     std::thread::sleep(SETTLE);
     let (began, before) = (Instant::now(), cpu::spent_by_descendants()?);
@@ -110,7 +110,7 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest; ended when this is dropped.
+/// Guest process, ended on drop.
 struct Guest(OwnedChild);
 
 impl Guest {
@@ -126,7 +126,7 @@ impl Guest {
 
     fn wait(&mut self) -> anyhow::Result<()> {
         let output = self.0.stdout.as_ref().context("a guest without output")?;
-        let heard = ringfence_sys::poll::wait_readable(output, Some(PATIENCE))?;
+        let heard = ringfence_sandbox::channel::wait_readable(output, Some(PATIENCE))?;
         let ended = self.0.try_wait()?;
         ensure!(heard && ended.is_none(), "a guest did not start within {PATIENCE:?} ({ended:?})");
         Ok(())

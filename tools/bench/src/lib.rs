@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! `ringfence-bench`: what the data path costs, measured where it runs.
+//! `ringfence-bench`: benchmarks of Ringfence's data path in place.
 //!
 //! # Theory of operation
 //!
@@ -9,17 +9,17 @@
 //!    └── internal bench-domain   frontend: netfront ── generator (tx) or sink (rx)
 //! ```
 //!
-//! For each row of the table the parent starts two processes afresh, each on a core of its own
-//! where there are two. They connect as any frontend and backend do: store, handshake, rings, grants,
-//! event channels. Then the generator sends packets as fast as the rings take them, and never more
-//! than they take; the sink checks each one (`packet`).
+//! For each row of the table the parent starts two new processes, each on a core of its own if there
+//! are two. They connect as any frontend and backend do: store, handshake, rings, grants, event
+//! channels. The generator then sends packets at the rate at which the rings accept them. The sink
+//! verifies each one (`packet`).
 //!
-//! A row is two *phases*: warm-up, then the measured one. In each, the generator's last packet is
-//! marked; the sink's phase ends with it, the generator's when every packet has been answered. So
-//! at the end of a phase nothing is under way, and totals can be compared. Counters are read by the
-//! domains themselves at both ends of their phase (`usage`).
+//! A row has two *phases*: the warm-up and the measured one. The generator marks the last packet of a
+//! phase. The sink's phase ends with that packet, the generator's when every packet is completed. No
+//! packet is in flight at the end of a phase, so totals can be compared. The domains read their
+//! counters at both ends of their phase (`usage`).
 //!
-//! After the second phase the backend measures the bare kernel copy that mode `copy` is made of
+//! After the second phase the backend measures the bare kernel copy that mode `copy` consists of
 //! (`bare`), on the same core.
 
 pub mod args;
@@ -36,16 +36,17 @@ pub mod hostile;
 pub mod idle;
 pub mod iommu;
 pub mod latency;
+mod messages;
 mod net;
 mod orders;
 mod packet;
 mod page;
+pub mod params;
 mod peers;
 mod perf;
 mod pressure;
 mod redesigned;
 mod report;
-mod said;
 mod staging;
 pub mod uplink;
 mod usage;
@@ -60,10 +61,10 @@ use args::{BenchCommand, Experiment};
 use cli::{Cli, Command, Role};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Exit status of a benchmark that failed: a packet was lost or damaged, or it could not run.
+/// Exit status of a failed benchmark: a packet was lost or damaged, or the benchmark could not run.
 const STATUS_BENCH_FAILED: u8 = 1;
 
-/// Runs the command; returns the exit status.
+/// Runs the command. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Bench(command) => main(&command),
@@ -83,7 +84,7 @@ pub fn main_with(cli: Cli) -> u8 {
     }
 }
 
-/// Runs a benchmark; returns the exit status.
+/// Runs a benchmark. Returns the exit status.
 fn main(command: &BenchCommand) -> u8 {
     let outcome = match command {
         BenchCommand::Net(args) => net::run(args),
@@ -113,13 +114,13 @@ fn main(command: &BenchCommand) -> u8 {
     }
 }
 
-/// Shown where standard error is a terminal.
+/// Returns a progress bar, shown if standard error is a terminal.
 fn progress(rows: usize) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(rows as u64);
-    // The template is a constant: it is right or wrong for everybody.
+    // The template is a constant, so this never fails.
     if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
         bar.set_style(style);
     }
@@ -127,7 +128,7 @@ fn progress(rows: usize) -> ProgressBar {
     bar
 }
 
-/// The middle of them; the lower one of two.
+/// Returns the median, the lower one of two.
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

@@ -1,8 +1,8 @@
 #![forbid(unsafe_code)]
 //! The `ringfence-bench` command.
 //!
-//! It starts guests and their domains as `ringfence` does, from its own file: what it does not know itself,
-//! `run` and the roles of `ringfence internal`, it takes for the product's.
+//! The program starts guests and their domains as `ringfence` does, from its own file. It therefore
+//! passes `run` and the roles of `ringfence internal` to the product's command line.
 
 use std::process::ExitCode;
 

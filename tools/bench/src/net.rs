@@ -1,5 +1,5 @@
-//! `ringfence-bench net`: starts the domains of each row, gives them orders, compares what they
-//! say.
+//! `ringfence-bench net`: starts the domains of each row, sends them commands, and compares their
+//! reports.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,23 +21,24 @@ use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use rustix::event::{PollFd, PollFlags};
 
-use super::args::{Direction, NetArgs};
+use super::args::NetArgs;
 use super::beside::Beside;
-use super::orders::{Amount, Answer, Order, PhaseReport, Setup, Side};
+use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
+use super::params::Direction;
 use super::perf::PerfStat;
 use super::report::{self, Row};
 
-/// How long an answer to an order may take, beyond the time that the order names: longer than a
-/// domain's own patience, whose message says more.
+/// Time limit for an answer, in addition to the time that the command takes. It exceeds a domain's own
+/// time limit, whose error message is more specific.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A phase of a number of packets takes as long as it takes; but not this long.
+/// Time limit of a phase with a given number of packets.
 const PHASE_MAX: Duration = Duration::from_secs(24 * 3600);
-/// Warm-up of a row whose length is a time.
+/// Warm-up of a row with a measured time.
 const WARM_UP: Duration = Duration::from_millis(200);
-/// Warm-up of a row whose length is a number of packets: all rings and pages were used a few times.
+/// Warm-up of a row with a number of packets: enough to use all rings and pages a few times.
 const WARM_UP_PACKETS: u64 = 2048;
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     let cores = cores()?;
     let mut rows = Vec::new();
@@ -63,7 +64,7 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     for case in rows {
         progress.set_message(format!("{} {} {}", case.mode, case.direction, case.size));
         let row = case.run(args, cores, &progress).with_context(|| {
-            format!("mode {}, {}, {} octets", case.mode, case.direction, case.size)
+            format!("mode {}, {}, {} bytes", case.mode, case.direction, case.size)
         })?;
         let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
         progress.suspend(|| writeln!(out, "{line}"))?;
@@ -83,21 +84,21 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two cores that this process may use, if there are two.
+/// Returns two cores that this process may use, if there are two.
 pub(super) fn cores() -> anyhow::Result<Option<[usize; 2]>> {
     let allowed = allowed()?;
     Ok(allowed.first_chunk::<2>().copied())
 }
 
-/// The cores of both sides' threads.
+/// CPU cores of both sides' threads.
 struct Threads {
     backend: Vec<usize>,
     frontend: Vec<usize>,
-    /// There are fewer cores than threads.
+    /// Set if there are fewer cores than threads.
     oversubscribed: bool,
 }
 
-/// Where the threads of so many queues stay; `pair` is for one queue.
+/// Assigns cores to the threads of all queues; `pair` is for one queue.
 fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
     let queues = usize::try_from(queues)?;
     let mut backend: Vec<usize> = match (queues, pair) {
@@ -114,13 +115,13 @@ fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
     Ok(Threads { backend, frontend, oversubscribed })
 }
 
-/// Cores that this process may use.
+/// Returns the cores that this process may use.
 fn allowed() -> anyhow::Result<Vec<usize>> {
     let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
     Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
 }
 
-/// One row to be.
+/// Row to be measured.
 pub(super) struct Case {
     pub(super) mode: Mode,
     pub(super) direction: Direction,
@@ -181,12 +182,13 @@ impl Case {
             Some(packets) => (Amount::Packets(WARM_UP_PACKETS), Amount::Packets(packets)),
             None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
         };
-        domains.phase(Order::Phase { amount: warm_up, spoil: None }, warm_up)?;
+        domains.phase(VifCommand::Phase { amount: warm_up, spoil: None }, warm_up)?;
         let perf = if args.perf_check { Some(PerfStat::begin(&domains.pids())?) } else { None };
-        let (sent, received) = domains.phase(Order::Phase { amount, spoil: args.spoil }, amount)?;
+        let (sent, received) =
+            domains.phase(VifCommand::Phase { amount, spoil: args.spoil }, amount)?;
         let perf_syscalls = perf.map(PerfStat::end).transpose()?;
         let [back, _] = &domains.domains;
-        back.tell(Order::Bare)?;
+        back.tell(VifCommand::Bare)?;
         let bare_copy_ns = match back.hear(PATIENCE)? {
             Answer::Bare(nanos) => nanos,
             other => bail!("the backend said {other:?}"),
@@ -220,12 +222,12 @@ impl Case {
     }
 }
 
-/// Which pages are staged in that mode.
+/// Returns the pages to be staged in a mode.
 fn staging_of(mode: Mode, args: &NetArgs) -> TxStaging {
     if mode == Mode::Staging { args.staging } else { TxStaging::Off }
 }
 
-/// A hub on a thread of its own, ended when this is dropped.
+/// Hub in a thread of its own, ended on drop.
 pub(super) struct RunningHub(pub(super) HubHandle);
 
 impl RunningHub {
@@ -246,7 +248,7 @@ impl Drop for RunningHub {
     }
 }
 
-/// The process of one side; ended when this is dropped.
+/// Process of one side, ended on drop.
 struct Domain {
     side: Side,
     child: OwnedChild,
@@ -268,7 +270,7 @@ impl Domain {
         Ok(domain)
     }
 
-    fn tell(&self, order: Order) -> anyhow::Result<()> {
+    fn tell(&self, order: VifCommand) -> anyhow::Result<()> {
         self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.side.name()))
     }
 
@@ -283,13 +285,13 @@ impl Domain {
     }
 }
 
-/// Both sides: the backend, the frontend.
+/// Processes of both sides: the backend, the frontend.
 struct Pair {
     domains: [Domain; 2],
     direction: Direction,
 }
 
-/// How long a domain that failed has to say why.
+/// Time limit for a failed domain to report its error.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 impl Pair {
@@ -297,8 +299,12 @@ impl Pair {
         self.domains.each_ref().map(|domain| domain.child.id())
     }
 
-    /// Runs a phase; what the generator and what the sink say of it.
-    fn phase(&self, order: Order, amount: Amount) -> anyhow::Result<(PhaseReport, PhaseReport)> {
+    /// Runs a phase. Returns the reports of the generator and of the sink.
+    fn phase(
+        &self,
+        order: VifCommand,
+        amount: Amount,
+    ) -> anyhow::Result<(PhaseReport, PhaseReport)> {
         let [back, front] = &self.domains;
         let (generator, sink) = match self.direction {
             Direction::Tx => (front, back),
@@ -317,8 +323,8 @@ impl Pair {
         }
     }
 
-    /// Hears both sides. The first to fail speaks for both: the other one would only find that it
-    /// waits in vain.
+    /// Waits for both sides' answers and returns the first failure; the other side's error would only be
+    /// that its peer is missing.
     fn hear(&self, patience: Duration) -> anyhow::Result<[Answer; 2]> {
         let deadline = Instant::now() + patience;
         let mut answers = [None, None];
@@ -344,8 +350,8 @@ impl Pair {
     }
 }
 
-/// Of two domains that failed, the failure that was first: one that misses the other one does so because
-/// that one had failed, and says so, if a little later: it lets go of what it has first.
+/// Returns the original failure of two. A domain whose peer has failed reports a missing peer, possibly
+/// before the peer's own report, since the failed domain first releases its resources.
 fn first_failure(error: anyhow::Error, other: &Domain) -> anyhow::Error {
     let misses = causes(&error).contains(&Fault::Gone.to_string());
     if !misses || !wait_readable(&other.channel, Some(LAST_WORDS)).unwrap_or(false) {

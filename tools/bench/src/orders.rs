@@ -1,10 +1,10 @@
-//! What the parent of a benchmark and its two domains say to each other.
+//! Messages between the parent of a packet benchmark and its two domains.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::args::{Direction, Spoil, Verify};
+use super::params::{Direction, Spoil, Verify};
 use super::usage::Usage;
 
 /// One side of a vif.
@@ -22,72 +22,72 @@ impl Side {
         }
     }
 
-    /// Whether packets begin here.
+    /// Returns `true` if this side generates the packets.
     pub(super) fn generates(self, direction: Direction) -> bool {
         (self == Side::Frontend) == (direction == Direction::Tx)
     }
 }
 
-/// The first message to a domain; its connection to the hub comes with it.
+/// First message to a domain; its connection to the hub comes with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
     pub(super) side: Side,
     pub(super) direction: Direction,
     pub(super) size: u32,
-    /// The mode's name.
+    /// Name of the access mode.
     pub(super) mode: String,
-    /// The frontend's domain number.
+    /// Domain number of the frontend.
     pub(super) frontend: u16,
-    /// How pages to be sent from are staged ([`ringfence_frame::commands::TxStaging`]'s name).
+    /// Name of the [`ringfence_frame::orders::TxStaging`] of the TX pages.
     pub(super) staging: String,
     pub(super) verify: Verify,
-    /// Packets of a round.
+    /// Packets of a batch.
     pub(super) batch: u16,
-    /// Whether it polls without end.
+    /// Set if the domain busy-polls.
     pub(super) poll: bool,
     pub(super) queues: u32,
-    /// The core that each queue's thread is to stay on; none: wherever the system likes.
+    /// CPU core of each queue's thread. Empty: the scheduler chooses.
     pub(super) cores: Vec<usize>,
 }
 
-/// How much is sent in a phase.
+/// Extent of a phase.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum Amount {
     Packets(u64),
     Time(Duration),
 }
 
-/// Orders to a domain that is set up.
+/// Command to a domain that is set up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// Take part in a phase.
+pub(super) enum VifCommand {
+    /// Run one phase.
     Phase { amount: Amount, spoil: Option<Spoil> },
     /// Measure the bare kernel copy.
     Bare,
 }
 
-/// What a domain says.
+/// Message of a domain to the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// The backend's part of a toolstack is done: the frontend may come.
+    /// The backend has created the device: the frontend may connect.
     DeviceMade,
     /// The vif is connected.
     Connected,
-    /// A phase is over.
+    /// Result of a phase.
     Phase(PhaseReport),
     /// Nanoseconds of one bare kernel copy.
     Bare(f64),
-    /// It could not go on.
+    /// The domain failed, with the reason.
     Failed(String),
 }
 
-/// One domain's view of a phase.
+/// Result of a phase as one domain measured it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct PhaseReport {
     /// Packets sent, or received and verified.
     pub(super) packets: u64,
-    /// When the first packet was about to be sent, when the last one had been verified (monotonic
-    /// nanoseconds, the same clock in all processes).
+    /// Moments just before the first packet was sent and after the last one was verified, in
+    /// nanoseconds of the monotonic clock, which all processes share.
     pub(super) began: u64,
     pub(super) ended: u64,
     pub(super) usage: Usage,

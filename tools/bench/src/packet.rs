@@ -1,47 +1,48 @@
-//! The packets of a benchmark: numbered, summed, and checked at the sink.
+//! Packets of a benchmark: numbered, checksummed, and verified by the sink.
 //!
 //! ```text
 //!  0               6               12      14      16
 //!  +-- destination + source -------+ 88B5 -+- 0 ---+
 //!  16              24      28      32              40
-//!  +-- sequence ---+ octets+ flags +-- check ------+ pattern ...
+//!  +-- sequence ---+ length+ flags +-- check ------+ pattern ...
 //! ```
 //!
 //! Integers are little-endian. The pattern is the same in every packet of a row, except that the
-//! sequence number stands in it again every 512 octets: so pieces of two packets never fit together.
+//! sequence number is repeated every 512 bytes. Pieces of two packets thus never form a valid one.
 //!
-//! The sum ([`Sum`]) is linear in the packet's words. That lets the generator compute it with one
-//! multiplication for a packet of any length, while the sink sums every octet that arrived.
+//! The sum ([`Sum`]) is linear in the packet's words. The generator therefore computes it with one
+//! multiplication for a packet of any length, while the sink sums every received byte.
 
 use ringfence_frame::batch::{FrameView, SegmentView};
 
-use super::args::Verify;
+use super::params::Verify;
 
-/// Octets of the shortest packet: the shortest Ethernet frame, without its check sequence.
+/// Minimum bytes of a packet: the shortest Ethernet frame without its check sequence.
 pub(super) const SIZE_MIN: i64 = 60;
-/// Octets of the longest: what a netif request can tell.
+/// Maximum bytes of a packet, the range of a netif request.
 pub(super) const SIZE_MAX: i64 = 65_535;
 
 /// Local experimental EtherType (IEEE 802).
 const ETHERTYPE: [u8; 2] = [0x88, 0xB5];
 const SEQUENCE: usize = 16;
-const OCTETS: usize = 24;
+const LENGTH: usize = 24;
 const FLAGS: usize = 28;
 const CHECK: usize = 32;
 const PATTERN: usize = 40;
-/// A sequence number stands at every multiple of this.
+/// Distance between two copies of the sequence number.
 const STAMP_EVERY: usize = 512;
-/// The flag of the last packet of a phase.
+/// Flag of the last packet of a phase.
 const LAST: u32 = 1;
 
-/// What a whole packet sums to.
+/// Sum of a valid packet.
 const WHOLE: u64 = 0x52_69_6E_67_66_65_6E_63;
 
 const LANES: usize = 8;
 const BLOCK: usize = 8 * LANES;
 
-/// A checksum of 64-bit words in eight lanes, each with a running sum of its sums (as Fletcher's),
-/// so that the place of a word matters. Modulo 2^64, hence linear; any one changed word shows.
+/// Checksum of 64-bit words in eight lanes, each with a running sum of its sums (as in Fletcher's), so
+/// that the position of a word matters. Arithmetic is modulo 2^64, hence linear; a change of any one
+/// word changes the sum.
 #[derive(Clone)]
 struct Sum {
     plain: [u64; LANES],
@@ -50,8 +51,8 @@ struct Sum {
     filled: usize,
 }
 
-/// A coefficient for each lane: odd for plain sums, even for running ones, so that the factor of
-/// every word is odd and no bit of it is lost.
+/// Returns the coefficient of a lane: odd for plain sums and even for running ones. The factor of every
+/// word is thus odd, and no bit of the word is lost.
 const fn factor(lane: u64, odd: u64) -> u64 {
     (0x9E37_79B9_7F4A_7C15u64.wrapping_mul(2 * lane + 3 + 64 * odd) & !1) | odd
 }
@@ -114,7 +115,7 @@ impl Sum {
     }
 }
 
-/// The inverse of an odd number modulo 2^64 (Newton: the number of right bits doubles each time).
+/// Returns the inverse of an odd number modulo 2^64 (Newton: each step doubles the correct bits).
 fn inverse(odd: u64) -> u64 {
     let mut x = odd;
     for _ in 0..6 {
@@ -123,10 +124,10 @@ fn inverse(odd: u64) -> u64 {
     x
 }
 
-/// Packets of one size.
+/// Generator of packets of one size.
 pub(super) struct Template {
     bytes: Vec<u8>,
-    /// What the packet with sequence 0, no flags and check 0 lacks to a whole one.
+    /// Difference of the valid sum and that of the packet with sequence 0, no flags and check 0.
     lacking: u64,
     per_sequence: u64,
     last: u64,
@@ -134,20 +135,20 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// Packets of `size` octets, which is between [`SIZE_MIN`] and [`SIZE_MAX`].
+    /// Creates a template of `size` bytes, which is between [`SIZE_MIN`] and [`SIZE_MAX`].
     pub(super) fn new(size: u32) -> Template {
         // Locally administered addresses of the two sides.
         Template::between(size, [2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1])
     }
 
-    /// The same, between two addresses.
+    /// Creates a template with these addresses.
     pub(super) fn between(size: u32, destination: [u8; 6], source: [u8; 6]) -> Template {
         let len = size as usize;
         let mut bytes = vec![0; len];
         bytes[..6].copy_from_slice(&destination);
         bytes[6..12].copy_from_slice(&source);
         bytes[12..14].copy_from_slice(&ETHERTYPE);
-        bytes[OCTETS..FLAGS].copy_from_slice(&size.to_le_bytes());
+        bytes[LENGTH..FLAGS].copy_from_slice(&size.to_le_bytes());
         let mut state = 0x2545_F491_4F6C_DD1Du64;
         for byte in &mut bytes[PATTERN..] {
             state ^= state << 13;
@@ -156,7 +157,7 @@ impl Template {
             *byte = state.to_le_bytes()[3];
         }
         stamp(&mut bytes, 0);
-        // By linearity: what one in each of the varying fields adds.
+        // By linearity: the contribution of a one in each variable field.
         let unit = |write: &dyn Fn(&mut [u8])| {
             let mut one = vec![0; len];
             write(&mut one);
@@ -171,12 +172,12 @@ impl Template {
         }
     }
 
-    /// A packet without number: what [`Template::number`] completes.
+    /// Returns the packet without a number, which [`Template::number`] completes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Makes of a packet that was one of these another one.
+    /// Numbers a packet of this template, fresh or reused.
     #[inline]
     pub(super) fn number(&self, packet: &mut [u8], sequence: u64, last: bool) {
         stamp(packet, sequence);
@@ -196,7 +197,7 @@ impl Template {
 #[inline]
 fn stamp(packet: &mut [u8], sequence: u64) {
     let sequence = sequence.to_le_bytes();
-    packet[SEQUENCE..OCTETS].copy_from_slice(&sequence);
+    packet[SEQUENCE..LENGTH].copy_from_slice(&sequence);
     let mut at = STAMP_EVERY;
     while let Some(place) = packet.get_mut(at..at + 8) {
         place.copy_from_slice(&sequence);
@@ -204,12 +205,12 @@ fn stamp(packet: &mut [u8], sequence: u64) {
     }
 }
 
-/// What is wrong with a packet.
+/// Defect of a packet.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Bad {
     #[error("packet {expected} arrived damaged: its checksum is wrong")]
     Damaged { expected: u64 },
-    #[error("packet {expected} arrived with {found} octets in place of {size}")]
+    #[error("packet {expected} arrived with {found} bytes in place of {size}")]
     Length { expected: u64, found: usize, size: usize },
     #[error("packets {from} to {to} were lost: packet {next} came next", next = to + 1)]
     Lost { from: u64, to: u64 },
@@ -217,7 +218,7 @@ pub(super) enum Bad {
     Repeated { found: u64, expected: u64 },
 }
 
-/// Checks that packets arrive whole and one after the other.
+/// Verifier of packets: each must be intact and follow its predecessor.
 pub(super) struct Checker {
     verify: Verify,
     size: usize,
@@ -230,38 +231,38 @@ impl Checker {
         Checker::verifying(size, Verify::Full)
     }
 
-    /// A checker that looks at so much of each packet.
+    /// Creates a checker that verifies this much of each packet.
     pub(super) fn verifying(size: u32, verify: Verify) -> Checker {
         Checker { verify, size: size as usize, expected: 0, fetched: 0 }
     }
 
-    /// Packets so far.
+    /// Returns the number of packets so far.
     pub(super) fn packets(&self) -> u64 {
         self.expected
     }
 
-    /// Goes on with the packet behind `sequence`.
+    /// Continues with the packet after `sequence`.
     pub(super) fn resume_behind(&mut self, sequence: u64) {
         self.expected = sequence + 1;
     }
 
-    /// Octets that had to be fetched from lent memory to be summed.
+    /// Returns the bytes fetched from lent memory for the sums.
     pub(super) fn fetched(&self) -> u64 {
         self.fetched
     }
 
-    /// Checks the next packet; whether it is the last of its phase.
+    /// Verifies the next packet. Returns `true` if it is the last of its phase.
     #[inline]
     pub(super) fn take(&mut self, frame: FrameView<'_>) -> Result<bool, Bad> {
         if self.verify == Verify::Sequence {
-            // What the sum would be of a whole one.
+            // Without a sum, the expected value stands in for it.
             return self.judge(WHOLE, frame.header(), frame.len());
         }
         let sum = self.sum(frame);
         self.judge(sum, frame.header(), frame.len())
     }
 
-    /// Sums all octets of a packet.
+    /// Sums all bytes of a packet.
     fn sum(&mut self, frame: FrameView<'_>) -> u64 {
         let mut sum = Sum::new();
         if let Some(bytes) = frame.contiguous() {
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_shows() {
+    fn packet_with_any_flipped_bit_is_damaged() {
         for size in [60, 64, 700] {
             let template = Template::new(size);
             for bit in 0..8 * size as usize {
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn exchanged_pages_and_pages_of_an_older_packet_show() {
+    fn packet_with_swapped_or_stale_pages_is_damaged() {
         let template = Template::new(65_000);
         let damaged = Err(Bad::Damaged { expected: 0 });
         let mut exchanged = packet(&template, 0, false);
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_repeated_and_cut_packets_are_told_apart() {
+    fn lost_repeated_and_truncated_packets_return_distinct_errors() {
         let template = Template::new(64);
         let mut checker = Checker::new(64);
         assert_eq!(check(&mut checker, &packet(&template, 0, false)), Ok(false));
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_does_not_depend_on_how_it_was_cut() {
+    fn sum_is_independent_of_piece_boundaries() {
         let bytes = packet(&Template::new(1500), 5, false);
         for cut in [1, 13, 63, 64, 65, 100, 256, 1499] {
             let mut sum = Sum::new();

@@ -1,4 +1,4 @@
-//! A second opinion on system calls: `perf stat` on both domains while a phase runs.
+//! Independent count of system calls: `perf stat` on both domains during a phase.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use ringfence_sys::poll::wait_readable;
 use rustix::fs::{CWD, FileType, Mode};
 
 const EVENT: &str = "raw_syscalls:sys_enter";
-/// How long perf may take to answer.
+/// Time limit for an answer of perf.
 const PATIENCE: Duration = Duration::from_secs(5);
 const MISSING: &str =
     "`perf` could not be run; install it (Debian: linux-perf) or leave out --perf-check";
@@ -49,7 +49,7 @@ impl PerfStat {
         perf.args(["stat", "-x", ",", "-D", "-1", "-e", EVENT, "-p", &pids, "--control"]);
         perf.arg(format!("fifo:{},{}", orders.display(), answers.display()));
         perf.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        // Opened for both ways: nothing waits for the other end then.
+        // Opened for reading and writing, so that `open` does not block.
         let open = |path| OpenOptions::new().read(true).write(true).open(path).context("a fifo");
         let (orders, answers) = (open(&orders)?, BufReader::new(open(&answers)?));
         let perf = perf.spawn().context(MISSING)?;
@@ -73,13 +73,13 @@ impl PerfStat {
     fn last_words(&mut self) -> String {
         let mut text = String::new();
         if let Some(stderr) = self.perf.stderr.take() {
-            // What cannot be read is not shown.
+            // Unreadable output is omitted.
             let _ = std::io::Read::read_to_string(&mut BufReader::new(stderr), &mut text);
         }
         text
     }
 
-    /// Stops counting; the system calls seen.
+    /// Stops the count and returns the number of system calls.
     pub(super) fn end(mut self) -> anyhow::Result<u64> {
         self.order("disable")?;
         let pid = i32::try_from(self.perf.id()).ok().and_then(rustix::process::Pid::from_raw);
@@ -96,7 +96,7 @@ impl PerfStat {
 
 impl Drop for PerfStat {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // The process may have exited already.
         let _ = self.perf.kill();
         let _ = self.perf.wait();
         remove(&self.directory);
@@ -104,6 +104,6 @@ impl Drop for PerfStat {
 }
 
 fn remove(directory: &Path) {
-    // It lies where temporary files do; what stays is swept away with them.
+    // The directory lies among temporary files; the system removes leftovers.
     let _ = std::fs::remove_dir_all(directory);
 }

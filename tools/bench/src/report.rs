@@ -1,13 +1,13 @@
-//! Rows: for people and for programs.
+//! Report of the packet benchmark: rows as text and JSON.
 
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use serde::Serialize;
 
-use super::args::{Direction, Verify};
+use super::params::{Direction, Verify};
 use super::usage::Usage;
 
-/// What came of one row.
+/// Result of one row.
 pub(super) struct Measured {
     pub(super) mode: Mode,
     pub(super) direction: Direction,
@@ -17,7 +17,7 @@ pub(super) struct Measured {
     pub(super) staging: TxStaging,
     pub(super) verify: Verify,
     pub(super) packets: u64,
-    /// From before the first packet was sent until the last one was verified.
+    /// Time from before the first packet was sent until the last one was verified.
     pub(super) nanos: u64,
     pub(super) backend: Usage,
     pub(super) frontend: Usage,
@@ -25,14 +25,14 @@ pub(super) struct Measured {
     pub(super) perf_syscalls: Option<u64>,
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) mode: &'static str,
     pub(super) direction: Direction,
     pub(super) size: u32,
     pub(super) queues: u32,
-    /// Which pages stay mapped: `off`, `full`, `header`.
+    /// Pages that stay mapped: `off`, `full`, `header`.
     pub(super) staging: &'static str,
     pub(super) verify: Verify,
     pub(super) packets: u64,
@@ -46,7 +46,7 @@ pub(super) struct Row {
     pub(super) cpu_ns_per_packet: f64,
     pub(super) kernel_thread_cpu_ns_per_packet: f64,
     pub(super) wakeups_per_packet: f64,
-    // Beyond what every version prints.
+    // Fields below are not printed by every version.
     pub(super) verified: bool,
     pub(super) grant_copies: u64,
     pub(super) grant_maps: u64,
@@ -55,7 +55,7 @@ pub(super) struct Row {
     pub(super) verify_copies_per_packet: f64,
     pub(super) bare_copy_ns: f64,
     pub(super) bare_copy_share: f64,
-    /// More polling threads than cores.
+    /// Set if there are more polling threads than cores.
     pub(super) oversubscribed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) perf_syscalls_per_packet: Option<f64>,
@@ -63,12 +63,12 @@ pub(super) struct Row {
 
 impl Row {
     pub(super) fn new(measured: &Measured) -> Row {
-        // The figures are of both domains together.
+        // The figures are sums of both domains.
         let usage = measured.backend.plus(&measured.frontend);
         let packets = measured.packets.max(1) as f64;
         let per_packet = |count: u64| count as f64 / packets;
         let seconds = measured.nanos.max(1) as f64 / 1e9;
-        let octets = packets * f64::from(measured.size);
+        let bytes = packets * f64::from(measured.size);
         Row {
             mode: measured.mode.name(),
             direction: measured.direction,
@@ -79,21 +79,21 @@ impl Row {
             packets: measured.packets,
             seconds,
             pps: packets / seconds,
-            gbps: octets * 8.0 / seconds / 1e9,
+            gbps: bytes * 8.0 / seconds / 1e9,
             grant_ops_per_packet: per_packet(usage.maps + usage.unmaps + usage.copies),
             syscalls_per_packet: per_packet(usage.syscalls),
             faults_per_packet: per_packet(usage.faults),
-            copies_per_packet: usage.copied_octets as f64 / octets,
+            copies_per_packet: usage.copied_bytes as f64 / bytes,
             cpu_ns_per_packet: per_packet(usage.cpu_ns),
             kernel_thread_cpu_ns_per_packet: per_packet(usage.kernel_thread_cpu_ns),
             wakeups_per_packet: per_packet(usage.wakeups),
-            // A row of which a packet was not verified is never made.
+            // A run with an unverified packet fails before this.
             verified: true,
             grant_copies: usage.copies,
             grant_maps: usage.maps,
             grant_unmaps: usage.unmaps,
             notifications_per_packet: per_packet(usage.notifications),
-            verify_copies_per_packet: usage.fetched_octets as f64 / octets,
+            verify_copies_per_packet: usage.fetched_bytes as f64 / bytes,
             bare_copy_ns: measured.bare_copy_ns,
             oversubscribed: measured.oversubscribed,
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
@@ -101,7 +101,7 @@ impl Row {
         }
     }
 
-    /// The row of the table.
+    /// Formats the row as a line of the table.
     pub(super) fn line(&self) -> String {
         let mut line = format!(
             "{:<5} {:<3} {:>6} {:>9.1} {:>7.2} {:>9.3} {:>8.4} {:>7.3} {:>7.4} {:>8.0} {:>10.0} {:>8.5} {:>8.0} {:>6.2}",
@@ -134,7 +134,7 @@ impl Row {
     }
 }
 
-/// The table's heading.
+/// Returns the heading of the table.
 pub(super) fn heading() -> String {
     format!(
         "{:<5} {:<3} {:>6} {:>9} {:>7} {:>9} {:>8} {:>7} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6}",
@@ -155,11 +155,11 @@ pub(super) fn heading() -> String {
     )
 }
 
-/// What stands below it.
+/// Returns the legend below the table.
 pub(super) fn legend() -> &'static str {
     "\
 Every packet was verified: none lost, repeated, out of order or damaged.
-From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each octet
+From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each byte
 was copied. `bare ns`: one bare kernel copy of that size (pread for tx, pwrite for rx); `share`: the
 part of the time that one such copy for each packet takes. `kthread ns` is part of `cpu ns`; it is 0
 because no thread of the kernel works for the data path. All columns: docs/performance.md"
@@ -182,19 +182,19 @@ mod tests {
             nanos: 1_000_000,
             backend: Usage {
                 copies: 2000,
-                copied_octets: 2_000_000,
+                copied_bytes: 2_000_000,
                 syscalls: 1000,
                 cpu_ns: 1_500_000,
                 ..Usage::default()
             },
-            frontend: Usage { copied_octets: 2_000_000, cpu_ns: 500_000, ..Usage::default() },
+            frontend: Usage { copied_bytes: 2_000_000, cpu_ns: 500_000, ..Usage::default() },
             bare_copy_ns: 300.0,
             perf_syscalls: None,
         }
     }
 
     #[test]
-    fn figures_are_per_packet_and_second() {
+    fn row_figures_are_per_packet_and_second() {
         let row = Row::new(&measured());
         assert_eq!((row.pps, row.gbps), (2e6, 16.0));
         assert_eq!((row.grant_ops_per_packet, row.syscalls_per_packet), (1.0, 0.5));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let line = Row::new(&measured()).line();
         assert_eq!(line.len(), heading().len(), "{line}");
         let cells = line.split_whitespace().count();

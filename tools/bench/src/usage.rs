@@ -1,4 +1,4 @@
-//! What a process has used up so far.
+//! Resource usage of a process: counters of the data path, CPU time and page faults.
 
 use std::fs;
 
@@ -11,17 +11,17 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! usage {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Totals of one domain, or what was added to them.
+        /// Totals of one domain, or the difference of two readings.
         #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
         pub(super) struct Usage { $($(#[$doc])* pub(super) $name: u64,)* }
 
         impl Usage {
-            /// What was added since `earlier`.
+            /// Returns the difference to an earlier reading.
             pub(super) fn since(&self, earlier: &Usage) -> Usage {
                 Usage { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
 
-            /// Both domains together.
+            /// Returns the sum of two domains.
             pub(super) fn plus(&self, other: &Usage) -> Usage {
                 Usage { $($name: self.$name.saturating_add(other.$name),)* }
             }
@@ -36,28 +36,27 @@ usage! {
     unmaps,
     /// Grants copied.
     copies,
-    /// Octets copied: by grant copies, and by the ports to or from lent memory.
-    copied_octets,
-    /// Octets the sink fetched from lent memory to verify them.
-    fetched_octets,
+    /// Bytes copied: by grant copies, and by the ports to or from lent memory.
+    copied_bytes,
+    /// Bytes that the sink fetched from lent memory to verify them.
+    fetched_bytes,
     /// System calls of the data path.
     syscalls,
-    /// Times it woke from sleep.
+    /// Wakeups from sleep.
     wakeups,
     /// Notifications sent.
     notifications,
     /// Page faults.
     faults,
-    /// Processor time of all threads, those of the kernel's io_uring workers included, in
-    /// nanoseconds.
+    /// CPU time of all threads in nanoseconds, the kernel's io_uring workers included.
     cpu_ns,
-    /// The part of it that such workers took.
+    /// Part of `cpu_ns` that io_uring workers took.
     kernel_thread_cpu_ns,
 }
 
 impl Usage {
-    /// The totals of this process, whose ports these are. A system call or a dozen, none of which is
-    /// counted: not to be called while packets flow.
+    /// Reads the totals of this process and these ports. Makes about a dozen system calls, which are not
+    /// counted, so it must not be called while packets flow.
     pub(super) fn now<'a>(
         platform: &Counters,
         ports: impl IntoIterator<Item = &'a PortCounters>,
@@ -65,10 +64,10 @@ impl Usage {
     ) -> anyhow::Result<Usage> {
         let copied: u64 = ports.into_iter().map(|port| port.copied_bytes.get()).sum();
         let usage = Usage::of(platform)?;
-        Ok(Usage { copied_octets: usage.copied_octets + copied, fetched_octets: fetched, ..usage })
+        Ok(Usage { copied_bytes: usage.copied_bytes + copied, fetched_bytes: fetched, ..usage })
     }
 
-    /// As [`Usage::now`], for a process without a port.
+    /// Reads the totals of a process without a port, as [`Usage::now`] does.
     pub(super) fn of(platform: &Counters) -> anyhow::Result<Usage> {
         let counted = platform.values();
         let process = getrusage(UsageWho::RUSAGE_SELF).context("getrusage")?;
@@ -77,8 +76,8 @@ impl Usage {
             maps: counted.grant_maps,
             unmaps: counted.grant_unmaps,
             copies: counted.grant_copies,
-            copied_octets: counted.grant_copy_bytes,
-            fetched_octets: 0,
+            copied_bytes: counted.grant_copy_bytes,
+            fetched_bytes: 0,
             syscalls: counted.syscalls,
             wakeups: counted.wakeups,
             notifications: counted.notifications,
@@ -89,20 +88,20 @@ impl Usage {
     }
 }
 
-/// A clock in nanoseconds.
+/// Reads a clock in nanoseconds.
 pub(super) fn clock(id: ClockId) -> u64 {
     let time = clock_gettime(id);
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
     seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0)
 }
 
-/// Processor time of this process's io_uring threads. They are threads of the process that the
-/// kernel made; their names begin with `iou-`.
+/// Returns the CPU time of this process's io_uring workers in nanoseconds. The kernel creates them as
+/// threads of the process whose names begin with `iou-`.
 fn io_worker_ns() -> anyhow::Result<u64> {
     let mut sum = 0;
     for task in fs::read_dir("/proc/self/task").context("/proc/self/task")? {
         let task = task?.path();
-        // A thread may end while it is looked at.
+        // A thread may exit meanwhile.
         let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
         let Ok(times) = fs::read_to_string(task.join("schedstat")) else { continue };
         if name.starts_with("iou-") {
@@ -118,16 +117,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn usage_counts_what_was_done_in_between() {
+    fn usage_difference_counts_work_between_readings() {
         let (platform, port) = (Counters::default(), PortCounters::default());
         let before = Usage::now(&platform, [&port], 0).unwrap();
         platform.syscalls.add(7);
         platform.grant_copy_bytes.add(64);
         port.copied_bytes.add(64);
-        // Fresh memory, touched: the kernel must fault each page in.
+        // The kernel must fault in each page of freshly touched memory.
         let touched = vec![1u8; 8 << 20];
         let spent = Usage::now(&platform, [&port], 3).unwrap().since(&before);
-        assert_eq!((spent.syscalls, spent.copied_octets, spent.fetched_octets), (7, 128, 3));
+        assert_eq!((spent.syscalls, spent.copied_bytes, spent.fetched_bytes), (7, 128, 3));
         assert!(spent.faults > 0 && spent.cpu_ns > 0, "{spent:?} {}", touched.len());
         assert_eq!(spent.kernel_thread_cpu_ns, 0, "nothing here uses io_uring");
         assert_eq!(spent.plus(&spent).syscalls, 14);

@@ -1,4 +1,4 @@
-//! The two ends: what sends packets, what checks them, and what either does when it must wait.
+//! Generator and sink of packets, and their idle strategy.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -11,40 +11,40 @@ use ringfence_platform::Counters;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::args::{Spoil, Verify};
 use super::orders::Amount;
 use super::packet::{Checker, Template};
+use super::params::{Spoil, Verify};
 
-/// Packets of a round, if nothing else is asked for.
+/// Default number of packets of a batch.
 pub(super) const ROUND: u16 = 64;
-/// Octets of a round's packets: about what stays in a core's cache.
-const ROUND_OCTETS: usize = 512 << 10;
-/// Looks at the rings, each after a pause instruction, before the core is offered to others: about
-/// as long as a full ring of small packets takes to empty.
+/// Maximum bytes of a batch's packets, chosen to stay in a core's cache.
+const ROUND_BYTES: usize = 512 << 10;
+/// Polls of the rings, each followed by a pause instruction, before the process yields: about the time
+/// that a full ring of small packets takes to drain.
 const SPINS: u32 = 4000;
-/// Times the core is offered to others before sleep.
+/// Yields before the process sleeps.
 const YIELDS: u32 = 200;
-/// How long a packet may take before it counts as lost: far beyond anything scheduling does.
+/// Time after which a packet counts as lost, far beyond any scheduling delay.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Sleeps are not longer than this, so that patience is looked at.
+/// Maximum length of one sleep, after which the time limit is checked.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-/// Rounds from one look at the clock to the next.
+/// Batches between two readings of the clock.
 const CLOCK_EVERY: u32 = 8;
-/// The packet of a phase that is spoilt when that is asked for.
+/// Index of the packet that is spoilt on request.
 const SPOILT: u64 = 1000;
 
-/// How a process waits.
+/// Idle strategy of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Waiting {
-    /// It polls, then yields, then sleeps until an event.
+    /// Polls, then yields, then sleeps until an event.
     OnItsOwnCore,
-    /// It does not poll first: that would keep the peer from running.
+    /// Yields and sleeps without polling, which would keep the peer from running.
     OnASharedCore,
-    /// It polls without end, and makes no system call.
+    /// Polls without end and makes no system call.
     Polls,
 }
 
-/// Waits, in one of these ways.
+/// Idle state of one worker.
 pub(super) struct Idle<'a> {
     counters: &'a Counters,
     waiting: Waiting,
@@ -57,13 +57,13 @@ impl<'a> Idle<'a> {
         Idle { counters, waiting, looks: 0, since: None }
     }
 
-    /// There was work.
+    /// Resets the strategy after work was found.
     #[inline]
     pub(super) fn reset(&mut self) {
         (self.looks, self.since) = (0, None);
     }
 
-    /// There was none. `what` is missing.
+    /// Waits one step. Fails with `what` if no work was found for [`PATIENCE`].
     pub(super) fn wait(&mut self, port: &mut dyn Port, what: &str) -> anyhow::Result<()> {
         let spins = if self.waiting == Waiting::OnASharedCore { 0 } else { SPINS };
         self.looks = self.looks.saturating_add(1);
@@ -103,16 +103,16 @@ impl<'a> Idle<'a> {
     }
 }
 
-/// Sends numbered packets.
+/// Generator of numbered packets.
 pub(super) struct Generator {
     template: Template,
     batch: Batch,
     indices: Vec<u32>,
-    /// Packets a round, and scratch octets a packet.
+    /// Packets of a batch, and scratch bytes of a packet.
     round: usize,
     room: usize,
     sequence: u64,
-    /// Room of a port none of whose packets is under way.
+    /// Room of the port without packets in flight.
     idle_room: usize,
 }
 
@@ -120,19 +120,19 @@ impl Generator {
     pub(super) fn new(size: u32, batch: u16, port: &mut dyn Port) -> anyhow::Result<Generator> {
         let template = Template::new(size);
         let room = template.bytes().len().next_multiple_of(64);
-        let round = (ROUND_OCTETS / room).clamp(1, batch.into());
+        let round = (ROUND_BYTES / room).clamp(1, batch.into());
         let mut batch = Batch::with_capacity(round, round * room);
-        // A packet's pattern stays where it is from round to round; only numbers change.
+        // The pattern of each packet stays in place between batches; only its numbers change.
         for place in batch.scratch_tail_mut().chunks_exact_mut(room) {
             place[..template.bytes().len()].copy_from_slice(template.bytes());
         }
         let indices = (0..).take(round).collect();
         let idle_room = port.room().context("room")?;
-        ensure!(idle_room > 0, "the rings have no room for a packet of {size} octets");
+        ensure!(idle_room > 0, "the rings have no room for a packet of {size} bytes");
         Ok(Generator { template, batch, indices, round, room, sequence: 0, idle_room })
     }
 
-    /// Sends `amount`, the last packet marked; returns how many when each was answered.
+    /// Sends `amount` and marks the last packet. Returns the number of packets once all are completed.
     pub(super) fn send(
         &mut self,
         port: &mut dyn Port,
@@ -158,7 +158,7 @@ impl Generator {
                     usize::try_from(left).unwrap_or(room).clamp(1, room)
                 }
                 Amount::Time(length) => {
-                    // To ask takes as long as a packet or two.
+                    // Reading the clock costs as much as a packet or two.
                     rounds = rounds.wrapping_add(1);
                     last = rounds.is_multiple_of(CLOCK_EVERY) && began.elapsed() >= length;
                     room
@@ -211,7 +211,7 @@ impl Generator {
         Ok(())
     }
 
-    /// Waits until every packet was answered.
+    /// Waits until every packet is completed.
     fn drain(&mut self, port: &mut dyn Port, idle: &mut Idle<'_>) -> anyhow::Result<()> {
         self.batch.clear();
         loop {
@@ -225,7 +225,7 @@ impl Generator {
     }
 }
 
-/// Takes packets and checks them.
+/// Sink that verifies packets.
 pub(super) struct Sink {
     round: usize,
     batch: Batch,
@@ -239,12 +239,12 @@ impl Sink {
         Sink { round, batch, checker: Checker::verifying(size, verify) }
     }
 
-    /// Octets that had to be fetched from lent memory to be checked.
+    /// Returns the bytes fetched from lent memory for verification.
     pub(super) fn fetched(&self) -> u64 {
         self.checker.fetched()
     }
 
-    /// Takes packets until one says that it is the last; returns how many.
+    /// Receives packets up to the one marked as last. Returns their number.
     pub(super) fn take(&mut self, port: &mut dyn Port, idle: &mut Idle<'_>) -> anyhow::Result<u64> {
         let first = self.checker.packets();
         let mut last = false;
@@ -264,7 +264,7 @@ impl Sink {
                 }
                 last = self.checker.take(frame)?;
             }
-            // What is let go must not be looked at any more.
+            // Frames must not be accessed after `complete`.
             self.batch.clear();
             port.complete().context("answering")?;
         }

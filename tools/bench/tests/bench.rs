@@ -1,4 +1,4 @@
-//! `ringfence-bench net` as a command: what it prints, and that it fails when it must.
+//! End-to-end tests of `ringfence-bench net`: its output, and its failure on lost or damaged packets.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -50,7 +50,7 @@ fn number(row: &Value, field: &str) -> f64 {
     row[field].as_f64().unwrap_or_else(|| panic!("{field} is no number in {row}"))
 }
 
-/// What holds for a row whatever the machine is doing.
+/// Checks the criteria of a row that hold on any machine.
 fn check(row: &Value, packets: f64) {
     for field in FIELDS {
         assert!(!row[field].is_null(), "{field} is missing in {row}");
@@ -68,9 +68,9 @@ fn check(row: &Value, packets: f64) {
         "copy" => {
             assert!(copies >= packets * pages, "{row}");
             assert_eq!((maps, unmaps), (0.0, 0.0), "{row}");
-            // Pages that adjoin go in one call; notifications and yields come on top.
+            // Adjacent pages are copied in one call; notifications and yields are additional calls.
             assert!(number(row, "syscalls_per_packet") > 0.0, "{row}");
-            // Once by the kernel, and once by the frontend: all of it, or only the header.
+            // One copy by the kernel, one by the frontend: of the whole packet or only its header.
             let copies = number(row, "copies_per_packet");
             assert!(copies > 1.0 && copies <= 2.0, "{row}");
         }
@@ -93,7 +93,7 @@ fn check(row: &Value, packets: f64) {
 }
 
 #[test]
-fn no_packet_is_lost_in_any_mode_size_and_direction() {
+fn every_mode_size_and_direction_delivers_all_packets() {
     let small = rows(
         "--json --packets 20000 --size 64,1500 --modes copy,map,staging,window --direction tx,rx",
     );
@@ -110,7 +110,7 @@ fn no_packet_is_lost_in_any_mode_size_and_direction() {
 }
 
 #[test]
-fn the_table_has_a_line_a_row() {
+fn table_has_one_line_per_row() {
     let done = output("--packets 5000 --size 64 --modes copy --direction rx");
     let table = text(&done.stdout);
     let mut lines = table.lines();
@@ -120,7 +120,7 @@ fn the_table_has_a_line_a_row() {
 }
 
 #[test]
-fn a_spoilt_packet_fails_the_run() {
+fn spoilt_packet_fails_the_run() {
     for direction in ["tx", "rx"] {
         for mode in ["copy", "map"] {
             for (spoil, why) in [
@@ -136,7 +136,7 @@ fn a_spoilt_packet_fails_the_run() {
                 let stderr = text(&done.stderr);
                 assert!(stderr.contains(why), "{line}: {stderr}");
                 assert!(
-                    stderr.contains(&format!("mode {mode}, {direction}, 300 octets")),
+                    stderr.contains(&format!("mode {mode}, {direction}, 300 bytes")),
                     "{stderr}"
                 );
             }
@@ -145,7 +145,7 @@ fn a_spoilt_packet_fails_the_run() {
 }
 
 #[test]
-fn each_queue_has_a_thread_and_numbers_of_its_own() {
+fn queues_have_own_threads_and_sequence_numbers() {
     for queues in [2, 3] {
         let line = format!("--queues {queues} --size 64,1500 --packets 9000 --json");
         for row in rows(&line) {
@@ -156,14 +156,14 @@ fn each_queue_has_a_thread_and_numbers_of_its_own() {
             assert_eq!(row["oversubscribed"], oversubscribed, "{row}");
         }
     }
-    // One queue's packet is missed, whatever the others do.
+    // The lost packet of one queue fails the run, whatever the other queues do.
     let done = output("--queues 2 --size 64 --packets 9000 --modes staging --spoil lose");
     assert_eq!(done.status.code(), Some(1));
     assert!(text(&done.stderr).contains("were lost"), "{}", text(&done.stderr));
 }
 
 #[test]
-fn a_domain_that_is_killed_fails_the_run_and_leaves_no_process() {
+fn killed_domain_fails_the_run_and_leaves_no_process() {
     let mut running = bench("--seconds 60 --size 64 --modes copy --direction tx -v")
         .stdin(Stdio::null())
         .stdout(Stdio::null())

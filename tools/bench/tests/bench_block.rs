@@ -1,4 +1,4 @@
-//! `ringfence-bench block` as a command: what it prints, and that it fails when it must.
+//! End-to-end tests of `ringfence-bench block`: its output, and its failure on wrong data.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use support::needs::Need;
 
-/// What the command's interface promises of each row.
+/// Fields that the command's interface guarantees for each row.
 const FIELDS: [&str; 16] = [
     "mode",
     "guests",
@@ -48,7 +48,7 @@ fn number(row: &Value, field: &str) -> f64 {
 }
 
 #[test]
-fn each_mode_costs_what_it_says_and_persistent_grants_cost_nothing() {
+fn grant_operations_match_mode_and_are_zero_when_persistent() {
     let words = ["block", "--guests", "1,3", "--seconds", "0.3", "--depth", "8", "--json"];
     let found = rows(&words);
     assert_eq!(found.len(), 8, "four modes, two numbers of guests");
@@ -69,7 +69,7 @@ fn each_mode_costs_what_it_says_and_persistent_grants_cost_nothing() {
 }
 
 #[test]
-fn blocks_writes_and_files_are_measured_too() {
+fn block_sizes_writes_and_file_storage_report_rows() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(128 << 20).unwrap();
@@ -99,7 +99,7 @@ fn blocks_writes_and_files_are_measured_too() {
 }
 
 #[test]
-fn the_experiment_of_persistent_grants_is_a_table_and_a_plot() {
+fn persistent_experiment_writes_table_and_plot() {
     let words = ["seeds", "persistent", "--guests", "1,2", "--seconds", "0.2", "--repeat", "1"];
     let done = bench(&words);
     assert!(done.status.success());
@@ -109,7 +109,7 @@ fn the_experiment_of_persistent_grants_is_a_table_and_a_plot() {
 }
 
 #[test]
-fn other_programs_do_the_same_job_on_the_same_file() {
+fn other_programs_run_the_same_job_on_the_same_file() {
     require!(
         Need::Guests,
         Need::Program("fio", "fio"),

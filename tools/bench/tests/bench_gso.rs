@@ -1,5 +1,5 @@
-//! `ringfence-bench gso` as a command: what it prints, and what its counters must say whatever the
-//! machine is doing. No rate is asserted here.
+//! End-to-end tests of `ringfence-bench gso`: its output, and counters that hold on any machine. No rate
+//! is asserted here.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -44,7 +44,7 @@ fn number(row: &Value, field: &str) -> f64 {
     row[field].as_f64().unwrap_or_else(|| panic!("{field} is no number in {row}"))
 }
 
-/// What holds for any row.
+/// Checks the criteria of any row.
 fn check(row: &Value) {
     for field in FIELDS {
         assert!(!row[field].is_null(), "{field} is missing in {row}");
@@ -52,22 +52,22 @@ fn check(row: &Value) {
     assert!(number(row, "gbps") > 0.0 && number(row, "cpu_ns_per_kb") > 0.0, "{row}");
     assert!(number(row, "ratio") > 0.0 && number(row, "seconds") > 0.0, "{row}");
     assert_eq!(row["rounds"], 1);
-    // With everything on, or with checksums alone: the driver domain touches nothing.
+    // With every offload, or with checksums alone, the driver domain changes no packet.
     assert_eq!(number(row, "segments_made"), 0.0, "{row}");
     assert_eq!(number(row, "checksums_computed"), 0.0, "{row}");
 }
 
-/// What holds for the rows of one path through the switch, in their order.
+/// Checks the rows of one path through the switch, in their order.
 fn check_path(rows: &[Value], path: &str, copies: f64) {
     let setups: Vec<_> = rows.iter().map(|row| row["setup"].as_str().unwrap()).collect();
     assert_eq!(setups, ["mtu1500", "mtu16436-sg", "tso"]);
     for row in rows {
         check(row);
         assert_eq!(row["path"], path);
-        let octets = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
-        assert!(number(row, "frames") * 65_536.0 > octets, "it passed through the switch: {row}");
+        let bytes = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
+        assert!(number(row, "frames") * 65_536.0 > bytes, "it passed through the switch: {row}");
         let counted = number(row, "copies_per_packet");
-        // Counters of several threads, read while the stream flows; what is dropped is not copied out.
+        // Several threads update the counters while the stream flows; dropped frames are not copied out.
         assert!((counted - copies).abs() < 0.25, "{row}");
     }
     let [small, jumbo, whole] = rows else { panic!("{rows:?}") };
@@ -84,15 +84,15 @@ fn check_path(rows: &[Value], path: &str, copies: f64) {
 }
 
 #[test]
-fn nothing_is_segmented_or_summed_between_guests() {
+fn guest_to_guest_stream_is_neither_segmented_nor_checksummed() {
     require!(Need::Guests);
     let rows = rows("--json --rounds 1 --seconds 0.3 --paths guest-guest");
-    // Into the driver domain, and out of it.
+    // One copy into the driver domain, one out of it.
     check_path(&rows, "guest-guest", 2.0);
 }
 
 #[test]
-fn nothing_of_a_loopback_interface_passes_through_the_switch() {
+fn loopback_stream_bypasses_the_switch() {
     require!(Need::Guests);
     let rows = rows("--json --rounds 1 --seconds 0.3 --paths loopback --mode map");
     assert_eq!(rows.len(), 3);
@@ -103,16 +103,16 @@ fn nothing_of_a_loopback_interface_passes_through_the_switch() {
 }
 
 #[test]
-fn the_driver_domains_side_is_a_path_like_others() {
+fn driver_domain_paths_report_rows_as_others_do() {
     require!(Need::Guests, Need::Root);
     let rows = rows("--json --rounds 1 --seconds 0.3 --paths guest-driver,driver-guest");
-    // The other copy is the kernel's, when it takes the frame.
+    // The kernel makes the other copy when it takes the frame.
     check_path(&rows[..3], "guest-driver", 1.0);
     check_path(&rows[3..], "driver-guest", 1.0);
 }
 
 #[test]
-fn the_table_has_a_line_a_row() {
+fn table_has_one_line_per_row() {
     require!(Need::Guests);
     let done = bench("--rounds 1 --seconds 0.1 --paths guest-guest --setups tso");
     let table = text(&done.stdout);
@@ -125,7 +125,7 @@ fn the_table_has_a_line_a_row() {
 }
 
 #[test]
-fn whoever_has_seen_enough_ends_it_quietly() {
+fn closed_output_ends_the_benchmark_quietly() {
     let mut running = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"))
         .args(["net", "--packets", "1000", "--size", "64", "--modes", "copy"])
         .stdin(Stdio::null())

@@ -1,5 +1,5 @@
-//! `ringfence-bench hostile` as a command: what it prints, that every behaviour is charged to its
-//! neighbour under its own name, and that the victim comes to no harm.
+//! End-to-end tests of `ringfence-bench hostile`: its output, the charge of every behaviour under its own
+//! name, and an unharmed victim.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 const FIELDS: [&str; 6] =
     ["behaviour", "victim_pps", "ratio", "victim_drops", "rules", "driver_rss_kib_growth"];
 
-/// What each neighbour is charged with, whatever the machine is doing.
+/// Charges of each hostile guest, on any machine.
 const CHARGES: [(&str, &[&str]); 15] = [
     ("bad-sizes", &["tx_too_short", "tx_crosses_page", "tx_smaller_than_fragments"]),
     ("slots19", &["tx_too_many_slots"]),
@@ -30,7 +30,7 @@ const CHARGES: [(&str, &[&str]); 15] = [
     ("rejoin", &["hub_malformed_message"]),
 ];
 
-/// What each neighbour is charged with for what it does to its disk.
+/// Charges of each hostile guest for attacks through its disk, on any machine.
 const DISK_CHARGES: [(&str, &[&str]); 12] = [
     ("disk-segments-outside", &["blk_crosses_page", "pauses"]),
     ("disk-sectors-reversed", &["blk_sectors_reversed", "pauses"]),
@@ -46,8 +46,8 @@ const DISK_CHARGES: [(&str, &[&str]); 12] = [
     ("disk-fresh-grefs", &["persistent_over", "persistent_purged"]),
 ];
 
-/// KiB by which a driver domain's memory may grow: of a ring it keeps at most 1056 pages mapped, and what
-/// else it needs.
+/// Maximum growth of a driver domain's memory in KiB: at most 1056 pages of a ring stay mapped, plus a
+/// margin.
 const FLAT_KIB: i64 = 16 << 10;
 
 fn hostile(line: &str) -> Output {
@@ -68,7 +68,7 @@ fn rows(line: &str) -> BTreeMap<String, Value> {
     rows.into_iter().map(|row| (row["behaviour"].as_str().unwrap().to_owned(), row)).collect()
 }
 
-/// What holds for a row whatever the machine is doing.
+/// Checks the criteria of a row that hold on any machine.
 fn check(row: &Value) {
     for field in FIELDS {
         assert!(!row[field].is_null(), "{field} is missing in {row}");
@@ -79,7 +79,7 @@ fn check(row: &Value) {
 }
 
 #[test]
-fn every_behaviour_is_charged_and_none_harms_the_victim() {
+fn every_packet_behaviour_is_charged_and_victim_is_unharmed() {
     let names: Vec<_> = CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
     let rows = rows(&format!("--json --seconds 0.5 --behaviours {}", names.join(",")));
     assert_eq!(rows.len(), CHARGES.len() + 1, "{:?}", rows.keys());
@@ -96,7 +96,7 @@ fn every_behaviour_is_charged_and_none_harms_the_victim() {
 }
 
 #[test]
-fn neighbours_that_break_no_rule_do_no_harm_either() {
+fn behaviours_within_the_rules_leave_victim_unharmed() {
     let rows = rows(
         "--json --seconds 0.2 --mode map --size 1514 \
          --behaviours absent,large-packets,flipping,broadcast,event-storm,reattach",
@@ -110,7 +110,7 @@ fn neighbours_that_break_no_rule_do_no_harm_either() {
 }
 
 #[test]
-fn what_a_control_ring_is_misused_for_is_answered_as_it_has_to_be() {
+fn control_ring_attacks_get_specified_responses() {
     let rows =
         rows("--json --seconds 0.2 --behaviours changing-lists,staging-storm,staging-in-flight");
     assert_eq!(rows.len(), 4);
@@ -118,7 +118,7 @@ fn what_a_control_ring_is_misused_for_is_answered_as_it_has_to_be() {
 }
 
 #[test]
-fn the_table_has_a_line_a_row_and_leaves_nothing_behind() {
+fn table_has_one_line_per_row_and_no_files_remain() {
     let before = leftovers();
     let done = hostile("--seconds 0.1 --behaviours bad-grefs");
     assert!(done.status.success(), "{}", text(&done.stderr));
@@ -131,7 +131,7 @@ fn the_table_has_a_line_a_row_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_is_done_to_disks_is_charged_and_harms_nobody_else() {
+fn every_disk_behaviour_is_charged_and_victim_is_unharmed() {
     let names: Vec<_> = DISK_CHARGES.iter().map(|(behaviour, _)| *behaviour).collect();
     let rows = rows(&format!(
         "--json --seconds 1 --behaviours disk-absent,disk-reattach,{}",
@@ -160,7 +160,7 @@ fn what_is_done_to_disks_is_charged_and_harms_nobody_else() {
 }
 
 #[test]
-fn disks_are_reached_in_the_mode_that_was_asked_for() {
+fn disk_rows_use_the_requested_mode() {
     let rows = rows("--json --seconds 0.2 --disk-mode map --behaviours disk-foreign-grefs");
     let row = &rows["disk-foreign-grefs"];
     assert_eq!(row["mode"], "map");
@@ -168,7 +168,7 @@ fn disks_are_reached_in_the_mode_that_was_asked_for() {
     assert!(row["rules"]["persistent_over"].is_null(), "{row}");
 }
 
-/// Directories of benchmarks that this process's children left behind; others may be running.
+/// Counts directories that exited benchmark processes left behind; others may still be running.
 fn leftovers() -> usize {
     let gone = |name: &str| {
         let pid = name.strip_prefix("ringfence-hostile-").and_then(|rest| rest.split('-').next());
@@ -179,7 +179,7 @@ fn leftovers() -> usize {
 }
 
 #[test]
-fn the_list_explains_every_behaviour() {
+fn list_explains_every_behaviour() {
     let done = hostile("--list");
     let list = text(&done.stdout);
     for (behaviour, _) in CHARGES.iter().chain(&DISK_CHARGES) {

@@ -1,5 +1,4 @@
-//! `ringfence-bench seeds staging` as a command: what it prints, whatever the machine is doing. No
-//! rate is asserted here.
+//! End-to-end test of `ringfence-bench seeds staging`: its output on any machine. No rate is asserted.
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
@@ -8,12 +7,12 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 #[test]
-fn each_point_is_a_line_and_staging_costs_no_grant_operation() {
+fn points_print_one_line_and_staging_makes_no_grant_operation() {
     let page = tempfile::NamedTempFile::new().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringfence-bench"));
     command.args(["seeds", "staging", "--json", "--rounds", "1", "--seconds", "0.1"]);
     command.args(["--queues", "1", "--size", "64", "--direction", "tx", "--plot-size", "64,256"]);
-    // There is no testpmd on this path: the comparison is left out, and says so.
+    // testpmd is not on this path: the comparison is skipped with a message.
     command.args(["--vs", "memif", "--vs-size", "64"]).env("PATH", "/nonexistent");
     command.arg("--html").arg(page.path()).stdin(Stdio::null());
     let done = command.output().unwrap();

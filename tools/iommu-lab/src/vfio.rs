@@ -1,12 +1,13 @@
-//! VFIO: an IOMMU of the machine, and a device behind it (Linux' `vfio.h` and `iommufd.h`).
+//! VFIO engine: address spaces of the machine's IOMMU with one device each (Linux's `vfio.h` and
+//! `iommufd.h`).
 //!
-//! The kernel has two interfaces to the same page tables: VFIO's own, *type1v2*, which every kernel with VFIO
-//! has, and *iommufd*, which few have yet. Where both are there, iommufd is taken. Either way what is
-//! mapped is pinned, unmapping ends in a synchronous invalidation of the IOMMU's caches, and a range is unmapped
-//! as it was mapped or not at all.
+//! The kernel has two interfaces to the same page tables: VFIO's own, *type1v2*, which every kernel with
+//! VFIO has, and *iommufd*, which few kernels have yet. Where both exist, iommufd is used. Both pin mapped
+//! pages, and both end unmapping with a synchronous invalidation of the IOMMU's caches. A range is
+//! unmapped as it was mapped or not at all.
 //!
-//! The crates there are for VFIO map everything for writing too; grants for reading need the flag, so the
-//! few calls are made here.
+//! The system calls are made here because the existing crates for VFIO map everything writable, while
+//! read-only grants need a mapping without the write flag.
 
 mod call;
 mod iommufd;
@@ -31,50 +32,50 @@ use call::{pair, structure};
 use iommufd::Iommufd;
 use type1::Type1;
 
-/// The region of a PCI device that is its configuration space.
+/// Index of a PCI device's region that is its configuration space.
 pub const CONFIGURATION: u32 = 7;
 
-/// Why a device cannot be used.
+/// Reasons for which a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum VfioError {
-    /// The driver is not there.
+    /// A driver or device file does not exist.
     #[error(
         "{} does not exist: load the driver (`modprobe vfio-pci`, `modprobe vfio_iommu_type1`), give it the device (`driver_override`), and see that the machine's IOMMU is on (`intel_iommu=on`)",
         path.display()
     )]
     Missing {
-        /// What was looked for.
+        /// Path that was looked up.
         path: PathBuf,
     },
-    /// It may not be opened.
+    /// Permission to open a file is lacking.
     #[error("{} cannot be opened: permission denied. Let its group or user be yours (`chown`)", path.display())]
     Denied {
-        /// What was opened.
+        /// Path that was opened.
         path: PathBuf,
     },
-    /// Other devices of the group are in the kernel's hands.
+    /// Other devices of the group are bound to kernel drivers.
     #[error("group {group} has devices with other drivers: give all of them to vfio-pci")]
     NotViable {
-        /// The group.
+        /// Number of the group.
         group: u32,
     },
-    /// Somebody has the device, or one beside it.
+    /// Another process uses the device or one of its group.
     #[error(
         "{device}, or another device of its group, is in use: end the process that has it, and give all of the group to vfio-pci"
     )]
     Busy {
-        /// The device.
+        /// PCI address of the device.
         device: String,
     },
-    /// The kernel speaks another version, or its IOMMU driver does not unmap pages one by one.
+    /// VFIO version or IOMMU driver without page-wise unmapping.
     #[error("this kernel's VFIO lacks the IOMMU driver type1v2")]
     Unsupported,
-    /// A step was refused.
+    /// A setup step failed.
     #[error("{what}: {source}")]
     Step {
-        /// The step.
+        /// Name of the step.
         what: &'static str,
-        /// Why it was refused.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -83,7 +84,7 @@ fn step(what: &'static str) -> impl Fn(io::Error) -> VfioError {
     move |source| VfioError::Step { what, source }
 }
 
-/// Opens a file of VFIO's, for the sake of `device`.
+/// Opens a file of VFIO; errors name `device`.
 fn open(path: PathBuf, device: &str) -> Result<OwnedFd, VfioError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -94,20 +95,20 @@ fn open(path: PathBuf, device: &str) -> Result<OwnedFd, VfioError> {
     })
 }
 
-/// What a group's address space is like.
+/// Invalidation policy of a group's IOMMU.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Strictness {
-    /// The kernel waits for the IOMMU whenever it takes something away.
+    /// The kernel waits for the IOMMU at every unmapping.
     Strict,
-    /// The kernel was not told so; the text says what to do.
+    /// The kernel defers invalidation; the text says how to change that.
     Lazy(String),
 }
 
-/// Whether the kernel makes unmapping take effect at once for the devices of `group`.
+/// Returns the kernel's invalidation policy for the devices of `group`.
 ///
-/// The address spaces that VFIO makes are strict in any case (each unmapping ends in a synchronous
-/// invalidation); what is looked at here is how the kernel was started, which rules the group before VFIO has
-/// it, and after. So that a test of revocation is known to have run as it should, it asks.
+/// Address spaces of VFIO are strict in any case, since each unmapping ends with a synchronous
+/// invalidation. The policy applies to the group before VFIO owns it and after. Tests of revocation query
+/// it to prove their conditions.
 pub fn strictness(group: u32) -> Strictness {
     let path = format!("/sys/kernel/iommu_groups/{group}/type");
     match std::fs::read_to_string(&path) {
@@ -122,11 +123,11 @@ pub fn strictness(group: u32) -> Strictness {
     }
 }
 
-/// The number of the group that a PCI device (`0000:00:03.0`) is in.
+/// Returns the group number of a PCI device (`0000:00:03.0`).
 ///
 /// # Errors
 ///
-/// [`VfioError::Missing`] for a device that there is not, or that is in no group.
+/// Returns [`VfioError::Missing`] if the device does not exist or is in no group.
 pub fn group_of(device: &str) -> Result<u32, VfioError> {
     let path = Path::new("/sys/bus/pci/devices").join(device).join("iommu_group");
     let target = std::fs::read_link(&path).ok();
@@ -134,17 +135,17 @@ pub fn group_of(device: &str) -> Result<u32, VfioError> {
     name.and_then(|name| name.parse().ok()).ok_or(VfioError::Missing { path })
 }
 
-/// By which of the kernel's interfaces an address space is managed.
+/// Kernel interface that manages an address space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interface {
-    /// VFIO's own: a container and a group.
+    /// Container and group of VFIO.
     Type1,
-    /// `/dev/iommu`, and the device's own file.
+    /// Device file and `/dev/iommu`.
     Iommufd,
 }
 
 impl Interface {
-    /// The better one of those that there are for `device` (`0000:00:03.0`).
+    /// Returns the best interface that exists for `device` (`0000:00:03.0`).
     pub fn best(device: &str) -> Interface {
         if iommufd::is_there(device) { Interface::Iommufd } else { Interface::Type1 }
     }
@@ -155,29 +156,29 @@ enum Space {
     Iommufd(Iommufd),
 }
 
-/// One address space of the machine's IOMMU, with one device in it.
+/// Address space of the machine's IOMMU with one device in it.
 pub struct Container {
     space: Space,
-    /// What is mapped, by its I/O address. The kernel has the pages pinned as well.
+    /// Mapped regions by I/O address. The kernel pins their pages as well.
     mapped: Mutex<BTreeMap<u64, DeviceRegion>>,
 }
 
 impl Container {
-    /// Makes an address space for the PCI device of that name (`0000:00:03.0`), by the best interface. The
-    /// device is in it until the device's file is closed.
+    /// Creates an address space for a PCI device (`0000:00:03.0`), by the best interface. The device stays in
+    /// it until the device's file is closed.
     ///
     /// # Errors
     ///
-    /// [`VfioError`]; the text says what to do.
+    /// Returns a [`VfioError`] whose text says what to do.
     pub fn open(device: &str) -> Result<(Container, Device), VfioError> {
         Container::open_by(Interface::best(device), device)
     }
 
-    /// As [`Container::open`], by this interface.
+    /// Creates an address space by this interface, as [`Container::open`] does.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// Returns the errors of [`Container::open`].
     pub fn open_by(interface: Interface, device: &str) -> Result<(Container, Device), VfioError> {
         let (space, file) = match interface {
             Interface::Type1 => {
@@ -236,17 +237,17 @@ impl AddressSpace for Container {
     }
 }
 
-/// A device, driven through its file alone: its registers are read and written by system calls.
+/// Device driven through its file alone: registers are read and written by system calls.
 pub struct Device {
     file: OwnedFd,
 }
 
 impl Device {
-    /// Where a region of the device begins in its file, and how long it is.
+    /// Returns the offset of a region of the device in its file, and the region's length.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn region(&self, index: u32) -> io::Result<(u64, u64)> {
         // struct vfio_region_info: argsz and flags, index and cap_offset, size, offset.
         let mut info = [pair(32, 0), pair(index, 0), 0, 0];
@@ -254,11 +255,11 @@ impl Device {
         Ok((info[3], info[2]))
     }
 
-    /// Lets the device use its registers and begin transfers (bits 1 and 2 of the command register).
+    /// Enables the device's registers and transfers (bits 1 and 2 of the command register).
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn enable(&self) -> io::Result<()> {
         const COMMAND: u64 = 4;
         let (start, _) = self.region(CONFIGURATION)?;
@@ -269,11 +270,11 @@ impl Device {
         Ok(())
     }
 
-    /// Reads a register of four octets at `at` in the device's file, little-endian.
+    /// Reads a register of four bytes at `at` in the device's file, little-endian.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn read(&self, at: u64) -> io::Result<u32> {
         let mut word = [0; 4];
         match rustix::io::pread(&self.file, &mut word, at)? {
@@ -282,11 +283,11 @@ impl Device {
         }
     }
 
-    /// Writes a register of four octets.
+    /// Writes a register of four bytes.
     ///
     /// # Errors
     ///
-    /// The kernel's.
+    /// Returns the kernel's error.
     pub fn write(&self, at: u64, value: u32) -> io::Result<()> {
         match rustix::io::pwrite(&self.file, &value.to_le_bytes(), at)? {
             4 => Ok(()),

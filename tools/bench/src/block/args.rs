@@ -1,4 +1,4 @@
-//! The command line of `ringfence-bench block` and `ringfence-bench seeds persistent`.
+//! Command line of `ringfence-bench block` and `ringfence-bench seeds persistent`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use ringfence_block::blkback::Mode;
 use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
-use crate::args::parse_seconds;
+use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Each row is a run of its own: one driver domain with a disk for each guest, and a process for each
@@ -23,12 +23,12 @@ docs/performance.md explains every column.";
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct BlockArgs {
-    /// Guests that are at work at the same time
+    /// Number of guests that work at the same time
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,5,10",
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub guests: Vec<u16>,
 
-    /// Ways to reach the guests' pages: map, copy, persistent, window
+    /// Access modes for the guests' pages: map, copy, persistent, window
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,persistent,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
@@ -43,11 +43,11 @@ pub struct BlockArgs {
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub depth: u16,
 
-    /// What is done
+    /// Kinds of requests
     #[arg(long, value_name = "KIND", value_delimiter = ',', default_value = "randread")]
     pub rw: Vec<Rw>,
 
-    /// Where the disks' content is: memory, or a file (its first 128 MiB are overwritten)
+    /// Location of the disks' content: memory, or a file (its first 128 MiB are overwritten)
     #[arg(long, value_name = "memory|FILE", default_value = "memory")]
     pub storage: Storage,
 
@@ -56,25 +56,25 @@ pub struct BlockArgs {
           value_parser = clap::value_parser!(u16).range(1..=16))]
     pub queues: u16,
 
-    /// How a file is used, as in QEMU: none (O_DIRECT), writeback, writethrough, directsync, unsafe
+    /// Cache mode of a file, as in QEMU: none (O_DIRECT), writeback, writethrough, directsync, unsafe
     #[arg(long, value_name = "MODE", default_value = "none")]
     pub cache: CacheMode,
 
-    /// What does the I/O of a file: io_uring, threads, or auto (io_uring where the kernel allows it).
+    /// I/O engine of a file: io_uring, threads, or auto (io_uring where the kernel allows it).
     /// `ringfence run` uses threads in its sandbox
     #[arg(long, value_name = "ENGINE", default_value = "auto")]
     pub engine: Engine,
 
-    /// Other programs to hold against: each serves the file over NBD, as `ringfence run --disk` does,
-    /// and fio does the same job on all of them (needs fio, and --storage FILE)
+    /// Programs to compare with: each serves the file over NBD, as `ringfence run --disk` does,
+    /// and fio runs the same job on all of them (needs fio, and --storage FILE)
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
     pub vs: Vec<Peer>,
 
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// Runs of each row, of which the median counts; those of --vs take turns
+    /// Runs of each row, reported as the median; those of --vs alternate
     #[arg(long, value_name = "N", default_value = "1",
           value_parser = clap::value_parser!(u16).range(1..=99))]
     pub repeat: u16,
@@ -87,13 +87,13 @@ pub struct BlockArgs {
 /// A program that serves files over NBD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Peer {
-    /// QEMU's, as it is by default: threads do the I/O.
+    /// qemu-nbd with its defaults: threads perform the I/O.
     QemuNbd,
-    /// The same, with io_uring.
+    /// qemu-nbd with io_uring.
     QemuNbdUring,
-    /// nbdkit's plugin `file`, which has no O_DIRECT: it uses the page cache whatever --cache says.
+    /// nbdkit's plugin `file`, which lacks O_DIRECT and uses the page cache regardless of --cache.
     Nbdkit,
-    /// QEMU's storage daemon: an export in its main loop, threads for the I/O.
+    /// qemu-storage-daemon: an export in its main loop, threads for the I/O.
     QemuStorageDaemon,
 }
 
@@ -108,7 +108,7 @@ mappings for each request beside the rates.";
 #[derive(Debug, Args)]
 #[command(after_help = PERSISTENT_NOTES)]
 pub struct PersistentArgs {
-    /// Guests that are at work at the same time
+    /// Number of guests that work at the same time
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,3,5,7,10",
           value_parser = clap::value_parser!(u16).range(1..=64))]
     pub guests: Vec<u16>,
@@ -119,11 +119,11 @@ pub struct PersistentArgs {
           value_parser = clap::value_parser!(u16).range(1..=16))]
     pub queues: Vec<u16>,
 
-    /// How long to measure each point
+    /// Measured time of each point
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// Runs of each point, of which the median counts
+    /// Runs of each point, reported as the median
     #[arg(long, value_name = "N", default_value = "3",
           value_parser = clap::value_parser!(u16).range(1..=99))]
     pub repeat: u16,
@@ -137,7 +137,7 @@ pub struct PersistentArgs {
     pub html: Option<PathBuf>,
 }
 
-/// What guests do.
+/// Kind of requests that guests issue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[value(rename_all = "lower")]
@@ -160,12 +160,12 @@ impl Rw {
     }
 }
 
-/// Where the disks' content is.
+/// Location of the disks' content.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Storage {
-    /// A disk in memory for each guest.
+    /// Disk in memory for each guest.
     Memory,
-    /// A part of a file for each guest.
+    /// Part of one file for each guest.
     File(PathBuf),
 }
 
@@ -193,7 +193,7 @@ fn parse_mode(word: &str) -> Result<Mode, String> {
     word.parse::<Mode>().map_err(|unknown| unknown.to_string())
 }
 
-/// The longest block: a mebibyte, which is what one request carries.
+/// Maximum block size: one mebibyte, the maximum of one request.
 const BLOCK_MAX: u32 = 1 << 20;
 
 fn parse_block(word: &str) -> Result<u32, String> {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_have_units() {
+    fn block_sizes_parse_with_units_and_reject_others() {
         assert_eq!(
             ["512", "4k", "64K", "1m"].map(parse_block),
             [512, 4096, 65536, 1 << 20].map(Ok)

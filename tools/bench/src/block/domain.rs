@@ -1,4 +1,4 @@
-//! A process of a disk benchmark: the driver domain, or a guest.
+//! Domain process of a disk benchmark: the driver domain or a guest.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -26,22 +26,22 @@ use rustix::time::ClockId;
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
-use super::orders::{Answer, GuestSetup, HANDLE, Order, Setup, Worked};
+use super::orders::{Answer, DiskCommand, GuestSetup, HANDLE, Setup, Worked};
 use crate::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
 
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// How long one answer of a disk may take.
+/// Time limit for one response of a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Most pages of a guest's arena.
+/// Maximum pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
-/// Pages of the window of a ring.
+/// Pages of a ring's grant window.
 const WINDOW: u32 = 1024;
-/// Pages for what is not measured.
+/// Pages for all other purposes.
 const PAGES_OTHER: u32 = 1024;
 
-/// Runs until the parent closes the channel; returns the exit status.
+/// Serves commands until the parent closes the channel. Returns the exit status.
 pub(crate) fn main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
@@ -67,8 +67,8 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
         Setup::Guest(setup) => {
             let blocks = setup.block.div_ceil(4096) + 1;
             let pages = (u32::from(setup.depth) * blocks + 64).min(PAGES_MAX);
-            // What is read goes into pages that the backend may write, and so does everything in pages
-            // that stay lent.
+            // Reads go into pages that the backend may write. Pages that stay granted are writable for any
+            // request.
             let shape = match setup.rw {
                 Rw::RandWrite if !setup.frontend.persistent => ArenaShape::of(PAGES_OTHER, pages),
                 _ => ArenaShape::of(pages, PAGES_OTHER),
@@ -84,9 +84,9 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     }
 }
 
-/// The next order; none when the parent is done.
-fn order(channel: &Channel) -> anyhow::Result<Option<Order>> {
-    match channel.receive::<Order>() {
+/// Receives the next command; `None` once the parent has closed the channel.
+fn order(channel: &Channel) -> anyhow::Result<Option<DiskCommand>> {
+    match channel.receive::<DiskCommand>() {
         Ok((order, _)) => Ok(Some(order)),
         Err(ChannelError::Closed) => Ok(None),
         Err(error) => Err(error.into()),
@@ -143,10 +143,10 @@ fn backend(
             ensure!(broken.is_empty(), "a guest broke rules: {broken:?}");
         }
         match order {
-            Order::Usage => {
+            DiskCommand::Usage => {
                 channel.send(&Answer::Usage(Usage::of(platform.counters())?), &[])?;
             }
-            Order::Work(_) => bail!("the driver domain does not work"),
+            DiskCommand::Work(_) => bail!("the driver domain does not work"),
         }
     }
     Ok(())
@@ -161,7 +161,7 @@ fn guest(
     let mut store = platform.store()?;
     let options = BlkfrontOptions {
         queues: setup.queues.into(),
-        // As many requests as are wanted in flight fit the ring.
+        // The ring has room for all requests in flight.
         ring_order: u32::from(setup.depth).div_ceil(32).next_power_of_two().ilog2(),
         persistent: setup.frontend.persistent,
         pages: pages as usize - 16,
@@ -182,7 +182,7 @@ fn guest(
     channel.send(&Answer::Ready, &[])?;
     while let Some(order) = order(channel)? {
         match order {
-            Order::Work(length) => {
+            DiskCommand::Work(length) => {
                 let before = Usage::of(platform.counters())?;
                 let (began, requests) = (clock(ClockId::Monotonic), worker.requests);
                 worker.latencies = Latencies::default();
@@ -194,19 +194,19 @@ fn guest(
                 let worked = Worked { requests, nanos, latencies, usage };
                 channel.send(&Answer::Worked(worked), &[])?;
             }
-            Order::Usage => bail!("a guest says what it used after its work"),
+            DiskCommand::Usage => bail!("a guest says what it used after its work"),
         }
     }
     Ok(())
 }
 
-/// A guest's requests.
+/// Request generator of a guest.
 struct Worker {
     queue: Box<dyn DiskQueue>,
     setup: GuestSetup,
-    /// Memory of each request that may be in flight.
+    /// Memory of each request slot.
     memory: Vec<LentSlice>,
-    /// Block and moment of each.
+    /// Block and start time of each request.
     begun: Vec<(u64, u64)>,
     free: Vec<usize>,
     in_flight: usize,
@@ -240,12 +240,12 @@ impl Worker {
         self.setup.span / u64::from(self.setup.block)
     }
 
-    /// What stands at the head of a block.
+    /// Returns the stamp at the start of a block.
     fn stamp(&self, block: u64) -> [u8; 8] {
         (block << 16 | u64::from(self.setup.domain)).to_le_bytes()
     }
 
-    /// Writes every block, so that each can be checked.
+    /// Writes every block, so that each read can be verified.
     fn fill(&mut self) -> anyhow::Result<()> {
         for block in 0..self.blocks() {
             while self.free.is_empty() {
@@ -256,7 +256,7 @@ impl Worker {
         self.finish(Rw::RandWrite)
     }
 
-    /// Is at work for so long.
+    /// Issues requests for this time.
     fn work(&mut self, length: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + length;
         let rw = self.setup.rw;
@@ -308,7 +308,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes what is done, waiting for something if there is nothing.
+    /// Consumes completions; waits for one if there is none.
     fn reap(&mut self, rw: Rw) -> anyhow::Result<()> {
         self.queue.kick();
         let until = Instant::now() + PATIENCE;

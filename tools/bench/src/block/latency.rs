@@ -1,11 +1,11 @@
-//! How long requests took: counts by time, with three digits.
+//! Latency histogram of requests with a resolution of 1/32.
 
 use serde::{Deserialize, Serialize};
 
 /// Steps within a power of two.
 const STEPS: u64 = 32;
 
-/// Counts of latencies in nanoseconds, each within 1/32 of what it was.
+/// Counts of latencies in nanoseconds, each within 1/32 of its value.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Latencies(Vec<u64>);
 
@@ -16,7 +16,7 @@ fn place(nanos: u64) -> usize {
     usize::try_from((log - 5) * STEPS + step).unwrap_or(usize::MAX)
 }
 
-/// The middle of what is counted at a place.
+/// Returns the middle of a bucket.
 fn value(place: usize) -> f64 {
     let (power, step) = (place as u64 / STEPS, place as u64 % STEPS);
     (STEPS + step) as f64 * (power as f64).exp2() * (1.0 + 0.5 / (STEPS + step) as f64)
@@ -38,7 +38,7 @@ impl Latencies {
         self.0.iter_mut().zip(&other.0).for_each(|(sum, n)| *sum += n);
     }
 
-    /// The time in microseconds that so much of the requests (of one) took at most.
+    /// Returns the quantile `part` (0 to 1) in microseconds.
     pub(crate) fn quantile_us(&self, part: f64) -> f64 {
         let wanted = (self.0.iter().sum::<u64>() as f64 * part).ceil().max(1.0);
         let mut seen = 0.0;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_near_what_was_put_in() {
+    fn quantiles_are_within_resolution_of_inputs() {
         let mut latencies = Latencies::default();
         (1..=100_000u64).for_each(|n| latencies.add(n * 10));
         for (part, expected) in [(0.5, 500.0), (0.99, 990.0), (1.0, 1000.0)] {

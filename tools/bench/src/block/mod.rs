@@ -1,5 +1,5 @@
-//! `ringfence-bench block` and `ringfence-bench seeds persistent`: what disks cost, by mode and number
-//! of guests.
+//! `ringfence-bench block` and `ringfence-bench seeds persistent`: throughput and cost of disks, by mode
+//! and number of guests.
 //!
 //! ```text
 //!  ringfence-bench block (parent: hub, orders, table)
@@ -8,8 +8,8 @@
 //!    └── internal bench-block   guest 2 …
 //! ```
 //!
-//! Each row begins with new processes. Guests first write every block of their disks with its place, then
-//! warm up, then are at work at the same time; each read is checked.
+//! Each row has new processes. Guests first stamp every block of their disks with its position, then
+//! warm up, then work at the same time; each read is verified.
 
 pub mod args;
 mod domain;
@@ -34,7 +34,7 @@ pub(super) use self::args::Rw;
 use self::args::{BlockArgs, Storage};
 pub(super) use self::domain::main as domain_main;
 use self::latency::Latencies;
-use self::orders::{Answer, HANDLE, Order, Setup, span};
+use self::orders::{Answer, DiskCommand, HANDLE, Setup, span};
 pub(super) use self::orders::{GuestSetup, Worked};
 use self::report::Row;
 pub(super) use self::seeds::run as run_seeds;
@@ -45,12 +45,12 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
-/// How long an answer to an order may take, beyond the time that the order names.
+/// Time limit for an answer, in addition to the time that the command takes.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Rings, tables and caches are warm after so long.
+/// Warm-up time of rings, tables and caches.
 const WARM_UP: Duration = Duration::from_millis(300);
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &BlockArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     if !args.json {
@@ -82,7 +82,7 @@ pub(super) fn run(args: &BlockArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is the same for all rows.
+/// Settings common to all rows.
 struct Settings {
     storage: Storage,
     cache: CacheMode,
@@ -100,22 +100,21 @@ impl Settings {
     }
 }
 
-/// The run in the middle of several.
+/// Returns the median run by rate.
 fn middle(mut runs: Vec<Row>) -> Option<Row> {
     runs.sort_by(|a, b| a.iops.total_cmp(&b.iops));
     let middle = runs.len() / 2;
     runs.into_iter().nth(middle)
 }
 
-/// Interrupts by which a processor was told to flush its TLB, of the whole machine, so far; none where
-/// the kernel does not say.
+/// Returns the number of TLB flush interrupts of the whole machine so far, if the kernel counts them.
 fn tlb_shootdowns() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/interrupts").ok()?;
     let line = text.lines().find_map(|line| line.trim_start().strip_prefix("TLB:"))?;
     Some(line.split_whitespace().map_while(|field| field.parse::<u64>().ok()).sum())
 }
 
-/// One row to be.
+/// Row to be measured.
 #[derive(Clone, Copy)]
 struct Case {
     mode: Mode,
@@ -218,10 +217,10 @@ impl Case {
     }
 }
 
-/// All guests are at work for so long.
+/// Makes all guests work for this time.
 pub(super) fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Worked>> {
     for guest in guests {
-        guest.tell(Order::Work(length))?;
+        guest.tell(DiskCommand::Work(length))?;
     }
     let hear = |guest: &Domain| match guest.hear()? {
         Answer::Worked(worked) => Ok(worked),
@@ -230,7 +229,7 @@ pub(super) fn work(guests: &[Domain], length: Duration) -> anyhow::Result<Vec<Wo
     guests.iter().map(hear).collect()
 }
 
-/// A process; ended when this is dropped.
+/// Domain process, ended on drop.
 pub(super) struct Domain {
     name: &'static str,
     child: OwnedChild,
@@ -252,7 +251,7 @@ impl Domain {
         Ok(domain)
     }
 
-    /// A guest of which the driver domain is made already, when its disk holds what is to be read.
+    /// Starts a guest for an existing device. Returns once its disk holds the data to be read.
     pub(super) fn guest(setup: GuestSetup, hub: OwnedFd) -> anyhow::Result<Domain> {
         let guest = Domain::start("guest", &Setup::Guest(setup), hub)?;
         match guest.hear()? {
@@ -261,12 +260,12 @@ impl Domain {
         }
     }
 
-    /// Its number.
+    /// Returns the process id.
     pub(super) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    fn tell(&self, order: Order) -> anyhow::Result<()> {
+    fn tell(&self, order: DiskCommand) -> anyhow::Result<()> {
         self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.name))
     }
 
@@ -281,7 +280,7 @@ impl Domain {
     }
 
     fn usage(&self) -> anyhow::Result<Usage> {
-        self.tell(Order::Usage)?;
+        self.tell(DiskCommand::Usage)?;
         match self.hear()? {
             Answer::Usage(usage) => Ok(usage),
             other => bail!("the {} said {other:?}", self.name),
@@ -294,7 +293,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shootdowns_are_counted_over_all_processors() {
+    fn tlb_shootdowns_sum_over_all_processors() {
         let before = tlb_shootdowns();
         assert!(before.is_none_or(|n| tlb_shootdowns().is_some_and(|later| later >= n)));
     }

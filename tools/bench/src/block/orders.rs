@@ -1,4 +1,4 @@
-//! What the parent of a disk benchmark and its domains say to each other.
+//! Messages between the parent of a disk benchmark and its domains.
 
 use std::time::Duration;
 
@@ -10,50 +10,48 @@ use super::args::{Rw, Storage};
 use super::latency::Latencies;
 use crate::usage::Usage;
 
-/// Bytes of all guests' disks together: the same for any number of guests, so that caches are asked the
-/// same.
+/// Bytes of all guests' disks together: the same for any number of guests, so that the working set
+/// does not depend on it.
 const TOTAL: u64 = 128 << 20;
 
-/// The handle of each guest's disk.
+/// Handle of each guest's disk.
 pub(super) const HANDLE: u32 = 51712;
 
-/// Bytes of each guest's disk.
+/// Returns the size of each guest's disk in bytes.
 pub(super) fn span(guests: u16) -> u64 {
     (TOTAL / u64::from(guests.max(1))).next_multiple_of(1 << 20)
 }
 
-/// The first message to a domain; its connection to the hub comes with it.
+/// First message to a domain; its connection to the hub comes with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Setup {
-    /// The driver domain.
     Backend {
-        /// The mode's name.
+        /// Name of the access mode.
         mode: String,
         storage: Storage,
-        /// How a file is used.
+        /// Cache mode of a file.
         cache: CacheMode,
-        /// What does the I/O of a file.
+        /// I/O engine of a file.
         engine: Engine,
-        /// The guests' numbers.
+        /// Domain numbers of the guests.
         guests: Vec<u16>,
         queues: u16,
         /// Bytes of each guest's disk.
         span: u64,
     },
-    /// A guest.
     Guest(GuestSetup),
 }
 
-/// What a guest does.
+/// Workload of a guest.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct GuestSetup {
-    /// Its domain number.
+    /// Domain number of the guest.
     pub(crate) domain: u16,
-    /// Its disk's.
+    /// Handle of its disk.
     pub(crate) handle: u32,
-    /// The core to stay on.
+    /// CPU core to pin the guest to.
     pub(crate) core: Option<usize>,
-    /// How its frontend uses the disk.
+    /// Configuration of its disk frontend.
     pub(crate) frontend: DiskFrontend,
     pub(crate) block: u32,
     pub(crate) rw: Rw,
@@ -61,35 +59,35 @@ pub(crate) struct GuestSetup {
     pub(crate) queues: u16,
     /// First byte of its part of the disk.
     pub(crate) base: u64,
-    /// Bytes of it.
+    /// Length of its part in bytes.
     pub(crate) span: u64,
 }
 
-/// Orders to a domain that is set up.
+/// Command to a domain that is set up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
-    /// To a guest: be at work for so long.
+pub(super) enum DiskCommand {
+    /// To a guest: issue requests for this time.
     Work(Duration),
-    /// To the driver domain: say what was used up so far.
+    /// To the driver domain: report the resources used so far.
     Usage,
 }
 
-/// What a domain says.
+/// Message of a domain to the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// The driver domain's part of a toolstack is done: guests may come.
+    /// The driver domain has created the devices: guests may connect.
     DevicesMade,
-    /// The disk is there, and holds what is to be read.
+    /// The disk is connected and holds the data to be read.
     Ready,
-    /// What was done.
+    /// Result of a guest's work.
     Worked(Worked),
-    /// What was used up.
+    /// Resources used so far.
     Usage(Usage),
-    /// It could not go on.
+    /// The domain failed, with the reason.
     Failed(String),
 }
 
-/// What a guest did.
+/// Result of a guest's work.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Worked {
     pub(crate) requests: u64,

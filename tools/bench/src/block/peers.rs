@@ -1,9 +1,9 @@
-//! `bench block --vs`: the same file, served over NBD by `ringfence run --disk` and by other programs,
-//! and the same job of fio on each of them.
+//! `bench block --vs`: one file served over NBD by `ringfence run --disk` and by other programs, and
+//! measured with the same fio job.
 //!
-//! Each run starts a server afresh, waits until it offers the disk, and lets fio work through its engine
-//! `nbd`. Servers take turns, so that what else the machine does falls on all of them. Processor time is
-//! that of the server's processes, fio's not among them.
+//! Each run starts a new server, waits until the server offers the disk, and runs fio with its engine
+//! `nbd`. Servers alternate, so that interference affects all of them. CPU time is that of the server's
+//! processes without fio.
 
 use std::fs;
 use std::io::Write;
@@ -23,12 +23,12 @@ use super::args::{BlockArgs, Peer, Rw, Storage};
 use super::orders::span;
 use super::report::Row;
 
-/// How long a server may take to offer its disk.
+/// Time limit for a server to offer its disk.
 const UP_WITHIN: Duration = Duration::from_secs(20);
-/// Before fio measures.
+/// Warm-up of fio before it measures.
 const RAMP: Duration = Duration::from_millis(500);
 
-/// What came of fio's job on one server.
+/// Result of fio's job on one server.
 pub(super) struct Served {
     pub(super) peer: &'static str,
     pub(super) mode: &'static str,
@@ -39,14 +39,14 @@ pub(super) struct Served {
     pub(super) iops: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
-    /// Of the server's processes.
+    /// CPU time of the server's processes.
     pub(super) cpu_ns: u64,
 }
 
-/// Who serves.
+/// Program that serves the file.
 #[derive(Clone, Copy)]
 enum Server {
-    /// `ringfence run --disk`, in this mode.
+    /// `ringfence run --disk` in this access mode.
     Ringfence(&'static str),
     Other(Peer),
 }
@@ -64,7 +64,7 @@ impl Server {
 }
 
 impl Server {
-    /// What it calls its disk.
+    /// Returns the name of the server's export.
     fn export(self) -> &'static str {
         match self {
             Server::Ringfence(_) => "",
@@ -73,7 +73,7 @@ impl Server {
     }
 }
 
-/// The rows of every server; also how they compare, as text.
+/// Measures every server. Returns the comparison as text.
 pub(super) fn run(
     args: &BlockArgs,
     mut each: impl FnMut(&Row) -> anyhow::Result<()>,
@@ -104,7 +104,7 @@ pub(super) fn run(
     Ok(compared)
 }
 
-/// How many times as much the first row does as each of the others.
+/// Formats the ratios of the first row's rate to those of the others.
 fn compare(rows: &[Row], rw: Rw, block: u32) -> String {
     let Some((ours, others)) = rows.split_first() else { return String::new() };
     let others = others.iter().filter(|row| row.peer != ours.peer);
@@ -115,7 +115,7 @@ fn compare(rows: &[Row], rw: Rw, block: u32) -> String {
     others.map(line).collect()
 }
 
-/// Writes what is to be read, so that it has a place on the medium.
+/// Writes the data to be read, so that its blocks are allocated.
 fn fill(path: &Path) -> anyhow::Result<()> {
     let file = fs::File::options().write(true).open(path);
     let mut file = file.with_context(|| format!("opening {}", path.display()))?;
@@ -126,7 +126,7 @@ fn fill(path: &Path) -> anyhow::Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// What fio is to do, with which file.
+/// Job of fio on one file.
 struct Job<'a> {
     args: &'a BlockArgs,
     file: &'a Path,
@@ -136,7 +136,7 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(&self, server: Server) -> anyhow::Result<Served> {
-        let place = Place::new()?;
+        let place = SocketDirectory::new()?;
         let mut running = self.start(server, &place)?;
         let socket = running.wait_up(&place)?;
         let before = cpu_ns(running.child.id())?;
@@ -149,7 +149,7 @@ impl Job<'_> {
         self.read(&said, (server.name(), mode), cpu_ns).context("what fio says")
     }
 
-    fn start(&self, server: Server, place: &Place) -> anyhow::Result<Running> {
+    fn start(&self, server: Server, place: &SocketDirectory) -> anyhow::Result<Running> {
         let (file, socket) = (self.file.display(), place.socket());
         let cache = self.args.cache;
         let mut command = match server {
@@ -187,8 +187,8 @@ impl Job<'_> {
                     "--nbd-server",
                     &format!("addr.type=unix,addr.path={path},max-connections=0"),
                 ]);
-                // In its main loop, as qemu-nbd: with an I/O thread the one of Debian 12 (7.2) dies of an
-                // assertion when its first client leaves.
+                // The export runs in the main loop, as in qemu-nbd: with an I/O thread the version of Debian 12 (7.2)
+                // fails an assertion when its first client disconnects.
                 command.args(["--export", "type=nbd,id=e,node-name=disk,writable=on"]);
                 command
             }
@@ -219,7 +219,7 @@ impl Job<'_> {
             .context("fio could not be started: install it (Debian: fio), or leave out --vs")?;
         let text = String::from_utf8_lossy(&output.stdout);
         ensure!(output.status.success(), "fio: {}", String::from_utf8_lossy(&output.stderr));
-        // It talks before.
+        // fio may print messages before the JSON.
         let from = text.find('{').context("fio says nothing in JSON")?;
         Ok(serde_json::from_str(&text[from..])?)
     }
@@ -236,7 +236,7 @@ impl Job<'_> {
         let number = |value: &Value| value.as_f64().context("a number is missing");
         let percentile = |which: &str| number(&done["clat_ns"]["percentile"][which]);
         let iops = number(&done["iops"])?;
-        // The server works while fio warms up, too.
+        // The server also works during fio's warm-up.
         let length = number(&done["runtime"])? / 1e3 + RAMP.as_secs_f64();
         Ok(Served {
             peer,
@@ -253,29 +253,29 @@ impl Job<'_> {
     }
 }
 
-/// A number that is not negative, without what stands behind the point.
+/// Returns the integer part of a number, or 0 if the number is negative or undefined.
 fn whole(number: f64) -> u64 {
     Duration::try_from_secs_f64(number).map_or(0, |seconds| seconds.as_secs())
 }
 
-/// A directory for a server's socket, removed when this is dropped.
-struct Place(PathBuf);
+/// Directory of a server's socket, removed on drop.
+struct SocketDirectory(PathBuf);
 
-impl Place {
-    fn new() -> anyhow::Result<Place> {
+impl SocketDirectory {
+    fn new() -> anyhow::Result<SocketDirectory> {
         let path = std::env::temp_dir().join(format!("ringfence-vs-{}", std::process::id()));
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
             .with_context(|| format!("{}", path.display()))?;
-        Ok(Place(path))
+        Ok(SocketDirectory(path))
     }
 
     fn socket(&self) -> PathBuf {
         self.0.join("nbd")
     }
 
-    /// The socket of the only disk of the only guest.
+    /// Returns the socket of the only disk of the only guest.
     fn guests_socket(&self) -> Option<PathBuf> {
         let entries = fs::read_dir(self.0.join("ringfence")).ok()?.flatten();
         let mut disks =
@@ -284,21 +284,21 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for SocketDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// A server; ended when this is dropped.
+/// Server process, ended on drop.
 struct Running {
     child: Child,
     server: Server,
 }
 
 impl Running {
-    /// Waits until it offers the disk; returns its socket.
-    fn wait_up(&mut self, place: &Place) -> anyhow::Result<PathBuf> {
+    /// Waits until the server offers the disk. Returns its socket.
+    fn wait_up(&mut self, place: &SocketDirectory) -> anyhow::Result<PathBuf> {
         let until = Instant::now() + UP_WITHIN;
         let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
         loop {
@@ -325,7 +325,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // In order: a launcher ends its domains.
+        // SIGTERM first, so that a launcher ends its domains.
         let pid = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let until = Instant::now() + Duration::from_secs(5);
@@ -337,15 +337,15 @@ impl Drop for Running {
     }
 }
 
-/// Processor time of a process and all below it, in nanoseconds, as exactly as the kernel keeps it: in
-/// ticks.
+/// Returns the CPU time of a process and its descendants in nanoseconds, with the kernel's resolution
+/// of one tick.
 fn cpu_ns(root: u32) -> anyhow::Result<u64> {
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc").context("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
             continue;
         };
-        // It may be gone by now.
+        // The process may have exited meanwhile.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         processes.extend(parse_stat(&stat).map(|(parent, ticks)| (pid, parent, ticks)));
     }
@@ -360,9 +360,9 @@ fn cpu_ns(root: u32) -> anyhow::Result<u64> {
     Ok(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
 }
 
-/// Parent, and ticks in user and kernel mode.
+/// Parses a line of `/proc/PID/stat`: the parent, and ticks in user and kernel mode.
 fn parse_stat(stat: &str) -> Option<(u32, u64)> {
-    // The name may have spaces and brackets.
+    // The name may contain spaces and parentheses.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
     Some((u32::try_from(number(1)?).ok()?, number(11)? + number(12)?))
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_stat_is_read_behind_a_name_with_brackets() {
+    fn stat_line_parses_after_name_with_parentheses() {
         let line = "7 (a) (b c) S 3 7 7 0 -1 4194560 1 0 0 0 11 22 0 0 20 0 1 0 5 1 1";
         assert_eq!(parse_stat(line), Some((3, 33)));
         assert_eq!(parse_stat("7 (x"), None);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_requests_are_whole() {
+    fn request_counts_round_down_and_invalid_ones_are_zero() {
         assert_eq!([0.0, 2.9, -1.0, f64::NAN].map(whole), [0, 2, 0, 0]);
     }
 }

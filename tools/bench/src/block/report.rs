@@ -1,4 +1,4 @@
-//! Rows: for people and for programs.
+//! Report of the disk benchmark: rows as text and JSON.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::Case;
 use super::peers::Served;
 use crate::usage::Usage;
 
-/// What came of one row.
+/// Result of one row.
 pub(super) struct Measured {
     pub(super) case: Case,
     pub(super) storage: String,
@@ -16,12 +16,12 @@ pub(super) struct Measured {
     pub(super) p99_us: f64,
     pub(super) backend: Usage,
     pub(super) guests: Usage,
-    /// Of the whole machine, where it counts them.
+    /// TLB flush interrupts of the whole machine, if the kernel counts them.
     pub(super) tlb_shootdowns: Option<u64>,
 }
 
-/// A row as it is printed. Field names are part of the command's interface. What only Ringfence's own
-/// domains count is `null` for programs that serve over NBD.
+/// Row as it is printed. Field names are part of the command's interface. Counters of Ringfence's own
+/// domains are `null` for programs that serve over NBD.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) mode: &'static str,
@@ -39,9 +39,9 @@ pub(super) struct Row {
     copy_calls_per_request: Option<f64>,
     syscalls_per_request: Option<f64>,
     pub(super) cpu_ns_per_request: f64,
-    /// Who did it: this program, or another one for comparison.
+    /// Program that served the disk.
     pub(super) peer: &'static str,
-    // Beyond what every version prints.
+    // Fields below are not printed by every version.
     requests: u64,
     /// Threads that serve rings.
     pub(super) backend_threads: Option<u32>,
@@ -49,7 +49,7 @@ pub(super) struct Row {
     backend_cpu_ns_per_request: f64,
     backend_wakeups_per_request: Option<f64>,
     notifications_per_request: Option<f64>,
-    /// Of the whole machine.
+    /// TLB flush interrupts of the whole machine for each request.
     pub(super) tlb_shootdowns_per_request: Option<f64>,
 }
 
@@ -86,7 +86,7 @@ impl Row {
         }
     }
 
-    /// Of a program that served fio over NBD.
+    /// Builds the row of a program that served fio over NBD.
     pub(super) fn served(served: Served, storage: String) -> Row {
         let Served { peer, mode, block, rw, depth, requests, iops, p50_us, p99_us, cpu_ns } =
             served;
@@ -118,7 +118,7 @@ impl Row {
         }
     }
 
-    /// The row of the table.
+    /// Formats the row as a line of the table.
     pub(super) fn line(&self) -> String {
         let count = |n: Option<f64>| n.map_or_else(|| "-".to_owned(), |n| format!("{n:.3}"));
         format!(
@@ -143,7 +143,7 @@ impl Row {
     }
 }
 
-/// The table's heading.
+/// Returns the heading of the table.
 pub(super) fn heading() -> String {
     format!(
         "{:<19} {:<10} {:>6} {:>7} {:<9} {:>5} {:>9} {:>8} {:>8} {:>8} {:>7} {:>7} {:>7} {:>8} {:>8}",
@@ -165,7 +165,7 @@ pub(super) fn heading() -> String {
     )
 }
 
-/// What stands below it.
+/// Legend below the table.
 pub(super) const LEGEND: &str = "\
 IOPS and MiB/s: all guests together; every read was checked. `map`, `unmap`, `copy`: grant operations
 of the driver domain for each request. `syscalls`, `cpu ns`: for each request, all domains together
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_per_request_and_a_line_has_a_cell_under_each_heading() {
+    fn row_figures_are_per_request_and_fill_every_column() {
         let case =
             Case { mode: Mode::Map, guests: 2, block: 65536, rw: Rw::SeqRead, depth: 8, queues: 3 };
         let backend = Usage { maps: 3200, unmaps: 1600, syscalls: 100, ..Usage::default() };

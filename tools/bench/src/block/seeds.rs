@@ -13,7 +13,7 @@ use crate::page::{Page, Plot, Scale, Series};
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;
 
-/// Runs the experiment.
+/// Runs the experiment and prints it.
 pub(crate) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     let mut rows = Vec::new();
@@ -50,12 +50,12 @@ pub(crate) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A count for each request, where there is one.
+/// Formats an optional count for each request.
 fn count(number: Option<f64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| format!("{number:.3}"))
 }
 
-/// The rates as bars, the mappings beside them.
+/// Formats the rates as bars with the mappings beside them.
 fn bars(rows: &[Row]) -> String {
     let most = rows.iter().map(|row| row.iops).fold(1.0, f64::max);
     let mut text = String::from("guests mode        IOPS of all guests\n");
@@ -77,12 +77,12 @@ fn bars(rows: &[Row]) -> String {
     text
 }
 
-/// The threads that each guest has in the driver domain.
+/// Returns the threads that each guest has in the driver domain.
 fn threads_a_guest(row: &Row) -> u32 {
     row.backend_threads.unwrap_or(0) / u32::from(row.guests.max(1))
 }
 
-/// What the experiment is about, in figures.
+/// Summarizes the experiment in figures.
 fn verdict(rows: &[Row]) -> String {
     let mut text = String::new();
     let mut threads: Vec<u32> = rows.iter().map(threads_a_guest).collect();
@@ -110,7 +110,7 @@ fn verdict(rows: &[Row]) -> String {
     text
 }
 
-/// The same as a page.
+/// Builds a page with the rows and plots.
 fn page(rows: &[Row]) -> anyhow::Result<Page> {
     let mut page = Page::new("Persistent grants: IOPS against the number of guests");
     page.text(INTRODUCTION);

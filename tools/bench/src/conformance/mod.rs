@@ -1,8 +1,8 @@
-//! `ringfence-bench internal conformance`: the platform's conformance suite on real Xen, one half of it in
-//! this domain. The other half runs in the peer; then the roles are swapped.
+//! `ringfence-bench internal conformance`: the platform's conformance suite on real Xen.
 //!
-//! It prints one line for each case, and succeeds when none failed. What Xen cannot do is listed by
-//! name (`NOT_ON_XEN`) and said; that a case not listed was skipped is a failure.
+//! One half runs in this domain, the other half in a peer domain; then the roles are swapped. The
+//! program prints one line for each case and succeeds if no case failed. Cases that Xen cannot run are
+//! listed by name (`NOT_ON_XEN`). A skipped case that is not listed counts as a failure.
 
 mod notice;
 
@@ -18,26 +18,26 @@ use ringfence_xenstore::StoreAccess;
 use ringfence::causes::causes;
 use ringfence_sandbox::STATUS_FAILED;
 
-/// Cases about things that Xen does not have.
+/// Cases about features that Xen lacks.
 const NOT_ON_XEN: [&str; 3] =
     ["force_takes_a_page_in_use", "force_takes_many_at_once", "a_closed_channel_is_noticed"];
 
-/// A domain that is neither half: on Xen a page or a channel can be for one that does not exist.
+/// Domain id of no domain: on Xen a grant or channel can name a domain that does not exist.
 const NOBODY: DomId = DomId(DomId::FIRST_RESERVED.0 - 1);
 
-/// Which half.
+/// Role of this domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Half {
-    /// Lends.
+    /// Grants pages and opens channels.
     Lender,
-    /// Uses what is lent.
+    /// Uses the pages and channels of the lender.
     User,
 }
 
 /// Runs one half of the conformance suite on Xen
 #[derive(Debug, Args)]
 pub struct ConformanceArgs {
-    /// Which half
+    /// Half of the suite to run
     #[arg(long)]
     pub role: Half,
 
@@ -45,7 +45,7 @@ pub struct ConformanceArgs {
     #[arg(long, value_name = "DOMID")]
     pub peer: u16,
 
-    /// How long the other half may take for a step
+    /// Time limit for each step of the other half
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     pub patience: u64,
 
@@ -67,7 +67,7 @@ impl ConformanceArgs {
     }
 }
 
-/// Runs the half. Returns the exit status.
+/// Runs one half of the suite. Returns the exit status.
 pub fn main(args: &ConformanceArgs) -> u8 {
     match open_and_run(args) {
         Ok(true) => 0,
@@ -90,11 +90,11 @@ fn open_and_run(args: &ConformanceArgs) -> anyhow::Result<bool> {
     }
 }
 
-/// Whether all was as it has to be.
+/// Runs the suite and prints it. Returns `true` if every case is as it must be.
 fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformError> {
     let own = platform.domid();
     let mut store = platform.store()?;
-    // Toolstacks make it for guests, but not for dom0.
+    // Toolstacks create this directory for guests but not for dom0.
     if store.get_perms(&format!("/local/domain/{own}/data")).is_err() {
         prepare(&mut store, own)?;
     }
@@ -109,7 +109,7 @@ fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformE
             Outcome::Skipped(_) | Outcome::Failed(_) => failed += 1,
         }
         println!("{}", line_of(&case));
-        // The console may be that of a domain which is about to be destroyed.
+        // Flush each line: the console's domain may be about to be destroyed.
         let _ = std::io::stdout().flush();
     };
     let (peer, patience) = (DomId(args.peer), args.patience());
@@ -121,7 +121,7 @@ fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformE
     Ok(failed == 0 && passed > 0)
 }
 
-/// Whether a case was skipped that Xen can do.
+/// Returns `true` if a case was skipped although Xen can run it.
 fn is_surprise(case: &CaseReport) -> bool {
     matches!(case.outcome, Outcome::Skipped(_)) && !NOT_ON_XEN.contains(&case.name)
 }
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_xen_cannot_do_is_said_and_nothing_else_may_be_skipped() {
+    fn skipped_case_outside_not_on_xen_list_is_a_surprise() {
         let skipped = |name| CaseReport { name, outcome: Outcome::Skipped("why".into()) };
         let known = skipped("force_takes_a_page_in_use");
         assert!(!is_surprise(&known));

@@ -1,7 +1,8 @@
-//! What only Xen has: a page that is mapped no more clears a byte in it and sends an event. It does
-//! so however the mapping went: by its owner, or with its owner.
+//! Conformance cases of unmap notification, which only Xen has.
 //!
-//! The user's half holds the second mapping in a process of its own, which it kills.
+//! An unmapped page clears a byte in itself and sends an event. This holds whether the owner of the
+//! mapping unmaps the page or exits. The user's half holds the second mapping in a process of its own,
+//! which it kills.
 
 use std::any::Any;
 use std::io::{BufRead, BufReader, Write};
@@ -17,20 +18,20 @@ use ringfence_testkit::conformance::{CaseReport, Outcome, Role};
 use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-/// Where in the page, and what is there as long as it is mapped.
+/// Offset of the notification byte, which is set while the page is mapped.
 const BYTE: u16 = 4000;
 const MAPPED: u8 = 0xA5;
 
-/// How often to look.
+/// Polling interval of the store.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What the child says once it has mapped the page.
+/// Line of the child after it has mapped the page.
 const HOLDING: &str = "holding";
 
-/// The cases, by how the mapping goes.
+/// Names of the cases: unmapped by its owner, owner killed.
 const CASES: [&str; 2] = ["an_unmapped_page_gives_notice", "a_killed_user_gives_notice"];
 
-/// Runs the cases; each half reports what it saw.
+/// Runs the cases; each half reports its result.
 pub(super) fn run(
     platform: &XenPlatform,
     role: Role,
@@ -49,7 +50,7 @@ pub(super) fn run(
     }
 }
 
-/// Offers a page under `name`, or maps the one that is offered, until this process is killed.
+/// Offers a page under `name`, or maps the offered page, until this process is killed.
 pub(super) fn hold(
     platform: &XenPlatform,
     role: Role,
@@ -88,7 +89,7 @@ fn lend_and_wait(
     gone
 }
 
-/// Lends a page, and offers it together with a channel.
+/// Grants a page and offers it together with a channel.
 fn lend(platform: &XenPlatform, peer: DomId, name: &str) -> anyhow::Result<(Lease, XenChannel)> {
     let lease = platform.granter(peer)?.lend(Access::ReadWrite)?;
     let channel = platform.alloc_unbound(peer)?;
@@ -108,7 +109,7 @@ fn offer(
     let path = format!("{}/{name}", directory(own));
     store.mkdir(&directory(own))?;
     let may = |access, domain| Permission { access, domain };
-    // Two entries always fit into a list.
+    // A list always has room for two entries.
     if let Ok(list) =
         PermissionList::new(&[may(NodeAccess::None, own), may(NodeAccess::Read, peer)])
     {
@@ -117,7 +118,7 @@ fn offer(
     Ok(store.write(&path, format!("{gref} {}", port.0))?)
 }
 
-/// Waits for the event, and for the byte to be cleared by then.
+/// Waits for the event; the byte must be cleared by then.
 fn await_notice(page: &LentSlice, channel: &XenChannel, patience: Duration) -> anyhow::Result<()> {
     let deadline = Instant::now() + patience;
     loop {
@@ -134,7 +135,7 @@ fn await_notice(page: &LentSlice, channel: &XenChannel, patience: Duration) -> a
     }
 }
 
-/// The offer of that name, once it is there and this domain may read it.
+/// Waits for an offer that this domain may read.
 fn await_offer(
     platform: &XenPlatform,
     peer: DomId,
@@ -180,7 +181,7 @@ fn use_one(
     Ok(())
 }
 
-/// Maps the page of an offer; the mapping goes before the channel.
+/// Maps the page of an offer. The mapping is dropped before the channel.
 fn take_up(
     platform: &XenPlatform,
     peer: DomId,

@@ -1,4 +1,4 @@
-//! The command line of `ringfence-bench grant`.
+//! Command line of `ringfence-bench grant`.
 
 use clap::Args;
 
@@ -16,7 +16,7 @@ revocation pays at once. `grants` are ordinary ones: `lend` and `take back` by t
 or `iommufd` that of the machine's IOMMU (with --vfio; the kernel's newer interface is taken where there
 is one): a device uses the pages, and the kernel makes each issue and each revocation hold.";
 
-/// What each operation on a grant costs: windows beside ordinary grants
+/// Cost of each operation on a grant: windows beside ordinary grants
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct GrantArgs {
@@ -30,12 +30,12 @@ pub struct GrantArgs {
           value_parser = clap::value_parser!(u32).range(1..=1001))]
     pub rounds: u32,
 
-    /// Times that the peer maps the whole window, where it maps it often
+    /// Times that the peer maps the whole window, in rows where it maps it often
     #[arg(long, value_name = "N", default_value = "1000",
           value_parser = clap::value_parser!(u32).range(1..=10000))]
     pub mappings: u32,
 
-    /// A PCI device that the driver vfio-pci has (0000:00:03.0), for the rows of the engine vfio or iommufd
+    /// PCI device bound to vfio-pci (0000:00:03.0), for the rows of the engine vfio or iommufd
     #[arg(long, value_name = "DEVICE")]
     pub vfio: Option<String>,
 

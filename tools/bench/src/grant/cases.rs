@@ -1,4 +1,4 @@
-//! What is done in each row.
+//! Operations of the grant benchmark, one for each row.
 
 use anyhow::Context;
 use ringfence_access::window::EngineFacts;
@@ -13,13 +13,13 @@ use super::args::GrantArgs;
 use crate::net::RunningHub;
 use crate::usage::clock;
 
-/// Pages of each kind, and entries.
+/// Pages of each kind, and entries of the window.
 const PAGES: u32 = 512;
 const SHAPE: WindowShape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
-/// Pages of a batch.
+/// Pages of a batch call.
 const BATCH: u32 = 32;
 
-/// One operation.
+/// Operation of one row.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     pub(super) operation: &'static str,
@@ -44,7 +44,7 @@ const fn grants(
     Case { operation, engine: "grants", pages, run }
 }
 
-/// Every row.
+/// Operations of all rows.
 pub(super) const ALL: &[Case] = &[
     window("issue", 1, |b, t| b.issue_and_revoke(t, Part::Issue)),
     window("revoke", 1, |b, t| b.issue_and_revoke(t, Part::Revoke)),
@@ -67,21 +67,21 @@ pub(super) const ALL: &[Case] = &[
     grants("look up (kept)", 1, Bench::kept),
 ];
 
-/// Which half of a pair of operations is timed.
+/// Half of a pair of operations that is timed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Issue,
     Revoke,
 }
 
-/// For each page.
+/// Cost of an operation for each page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     pub(super) ns: f64,
     pub(super) syscalls: f64,
 }
 
-/// Adds up the timed parts of a round.
+/// Sum of the timed parts of a round.
 #[derive(Default)]
 struct Timer {
     ns: u64,
@@ -118,14 +118,14 @@ impl Bench {
         Ok(Bench { rounds, mappings, table, view, granter, grantee, guest, driver, _hub: hub })
     }
 
-    /// The cost of the round in the middle.
+    /// Returns the median cost of all rounds.
     pub(super) fn median(&mut self, case: &Case) -> anyhow::Result<Cost> {
         let mut costs = Vec::new();
         for round in 0..=self.rounds {
             let mut timer = Timer::default();
             (case.run)(self, &mut timer).with_context(|| case.operation.to_owned())?;
             let per_page = |n: u64| n as f64 / timer.pages.max(1) as f64;
-            // The first warms everything up.
+            // The first round is a warm-up.
             if round > 0 {
                 costs.push(Cost { ns: per_page(timer.ns), syscalls: per_page(timer.syscalls) });
             }
@@ -138,7 +138,7 @@ impl Bench {
         self.guest.counters().values().syscalls + self.driver.counters().values().syscalls
     }
 
-    /// Times `part`, which works on so many pages.
+    /// Times `part`, which handles this many pages.
     fn timed<T>(
         &mut self,
         timer: &mut Timer,
@@ -168,7 +168,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Both sides have the pages in their mappings.
+    /// Accesses the pages on both sides, so that both have them mapped.
     fn touch(&mut self, pages: u32) -> anyhow::Result<()> {
         let mut found = Vec::new();
         let wanted = SHAPE.grefs().map(|gref| (gref, Access::ReadWrite));
@@ -306,14 +306,14 @@ impl Bench {
         self.take_back(leases)
     }
 
-    fn copy(&mut self, timer: &mut Timer, octets: usize, at_once: u32) -> anyhow::Result<()> {
+    fn copy(&mut self, timer: &mut Timer, bytes: usize, at_once: u32) -> anyhow::Result<()> {
         let leases = self.lend(PAGES)?;
-        let mut room = vec![0; octets * at_once as usize];
+        let mut room = vec![0; bytes * at_once as usize];
         let mut ops = CopyOps::new();
         for batch in leases.chunks(at_once as usize) {
             self.timed(timer, at_once, |b| {
                 let mut list = ops.begin();
-                for (lease, into) in batch.iter().zip(room.chunks_exact_mut(octets)) {
+                for (lease, into) in batch.iter().zip(room.chunks_exact_mut(bytes)) {
                     list.read(lease.gref(), 0, into)?;
                 }
                 b.grantee.copy(list);
@@ -335,15 +335,15 @@ impl Bench {
             pages.push(StagedPage { gref, access, memory });
         }
         table.add(pages).map_err(|(_, why)| why)?;
-        let mut octets = 0;
+        let mut bytes = 0;
         self.timed(timer, PAGES * 8, |_| {
             for lease in core::iter::repeat_n(&leases, 8).flatten() {
                 let page = table.get(std::hint::black_box(lease.gref()), Access::ReadWrite);
-                octets += std::hint::black_box(page.map_or(0, |page| page.len()));
+                bytes += std::hint::black_box(page.map_or(0, |page| page.len()));
             }
             Ok(())
         })?;
-        anyhow::ensure!(octets == PAGES as usize * 8 * 4096, "a page was not found");
+        anyhow::ensure!(bytes == PAGES as usize * 8 * 4096, "a page was not found");
         drop(table);
         self.take_back(leases)
     }

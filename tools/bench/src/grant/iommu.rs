@@ -1,5 +1,5 @@
-//! The same operations where an I/O translation table enforces them: a device is who uses the pages, so there is
-//! no looking up, and nothing is touched by anybody.
+//! Grant operations where an I/O translation table enforces them. The grantee is a device, so there is no
+//! look-up, and no page is accessed.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::usage::clock;
 
 const PAGES: u32 = 512;
 const SHAPE: WindowShape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
-/// Below the addresses that no IOMMU of 39 bits knows.
+/// First I/O address: below the limit of IOMMUs with 39 address bits.
 const VFIO_BASE: u64 = 0x4000_0000;
 
-/// What is measured, and pages of a call.
+/// Names of the operations, and pages of one call.
 pub(super) const OPERATIONS: [(&str, u32); 5] = [
     ("issue", 1),
     ("revoke", 1),
@@ -29,23 +29,23 @@ pub(super) const OPERATIONS: [(&str, u32); 5] = [
     ("revoke by force", 256),
 ];
 
-/// A table behind an I/O translation table.
+/// Grant table behind an I/O translation table.
 pub(super) struct Engine {
     table: RegionTable,
     counters: Arc<Counters>,
-    /// What is in the address space, which is worth nothing without it.
+    /// Device in the address space, which has no effect without a device.
     _device: Option<Device>,
 }
 
 impl Engine {
-    /// That of kernel vhost.
+    /// Creates the engine of kernel vhost.
     pub(super) fn iotlb() -> Result<Engine, VhostError> {
         let space = vhost::bare_space(&vhost::open()?)?;
         let no_table = |source| VhostError::Setting { what: "memory for a table", source };
         Engine::new(space, None, FIRST_IO_ADDRESS).map_err(no_table)
     }
 
-    /// That of the machine's IOMMU, for a device that VFIO has.
+    /// Creates the engine of the machine's IOMMU, for a device that VFIO owns.
     pub(super) fn vfio(device: &str) -> Result<Engine, VfioError> {
         let (space, device) = Container::open(device)?;
         let no_table = |source| VfioError::Step { what: "memory for a table", source };
@@ -68,7 +68,7 @@ impl Engine {
         self.table.engine().name
     }
 
-    /// The cost of the round in the middle.
+    /// Returns the median cost of all rounds.
     pub(super) fn median(
         &mut self,
         (operation, pages): (&str, u32),
@@ -77,7 +77,7 @@ impl Engine {
         let mut costs = Vec::new();
         for round in 0..=rounds {
             let cost = self.round(operation, pages)?;
-            // The first warms everything up.
+            // The first round is a warm-up.
             if round > 0 {
                 costs.push(cost);
             }
@@ -129,7 +129,7 @@ impl Engine {
         Ok(cost)
     }
 
-    /// Times what is done to every page.
+    /// Times an operation applied to every page.
     fn timed(
         &mut self,
         part: impl FnOnce(&mut Engine) -> anyhow::Result<()>,

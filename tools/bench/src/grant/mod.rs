@@ -1,7 +1,7 @@
-//! `ringfence-bench grant`: the primitives, one by one.
+//! `ringfence-bench grant`: cost of the grant primitives.
 //!
-//! Granter and grantee are two domains of one process, so that nothing but the operation itself is
-//! measured: no scheduling, no rings.
+//! Granter and grantee are two domains of one process, so that only the operation itself is measured,
+//! without scheduling and rings.
 
 pub mod args;
 mod cases;
@@ -23,7 +23,7 @@ struct Row {
     operation: &'static str,
     engine: &'static str,
     cpus: u32,
-    /// Pages in one call, where a call takes several.
+    /// Pages in one call of a batch operation.
     pages: u32,
     ns: f64,
     syscalls: f64,
@@ -50,7 +50,7 @@ fn heading() -> String {
     )
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     if !args.json {
@@ -81,7 +81,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The engines of I/O translation tables that this machine has.
+/// Returns the engines of I/O translation tables that this machine has.
 fn engines(args: &GrantArgs) -> anyhow::Result<Vec<Engine>> {
     let mut engines = Vec::new();
     match Engine::iotlb() {
@@ -94,9 +94,9 @@ fn engines(args: &GrantArgs) -> anyhow::Result<Vec<Engine>> {
     Ok(engines)
 }
 
-/// A thread that keeps another core of this process busy; ended when this is dropped.
+/// Thread that keeps another core of this process busy, ended on drop.
 struct Busy {
-    /// The thread ends when this is gone.
+    /// Sender whose drop ends the thread.
     goes_on: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -118,7 +118,7 @@ impl Drop for Busy {
     fn drop(&mut self) {
         drop(self.goes_on.take());
         if let Some(thread) = self.thread.take() {
-            // It cannot panic.
+            // The thread cannot panic.
             let _ = thread.join();
         }
     }
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_costs_no_system_call_is_seen_to_cost_none() {
+    fn window_operations_report_no_system_call() {
         let args = GrantArgs { cpus: vec![1], rounds: 3, mappings: 2, vfio: None, json: true };
         let mut bench = Bench::new(&args).unwrap();
         for case in cases::ALL {

@@ -1,4 +1,4 @@
-//! The command line of `ringfence-bench gso`, its paths and its setups.
+//! Command line of `ringfence-bench gso`, its paths and its setups.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use serde::{Deserialize, Serialize};
 
-use super::super::args::{parse_mode, parse_seconds};
+use super::super::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
 One TCP stream between the kernels of two guests that `ringfence run` started, or of a guest and the
 driver domain's side of the switch, or over the loopback interface of one guest. The setups:
 
-  mtu1500      packets of 1500 octets, one slot each: no scatter-gather, nothing whole
-  mtu16436-sg  packets of 16436 octets, in several slots each
+  mtu1500      packets of 1500 bytes, one slot each: no scatter-gather, nothing whole
+  mtu16436-sg  packets of 16436 bytes, in several slots each
   tso          MTU 1500; the kernel hands on whole what it has to send, up to 64 KiB
 
 Checksums are left to the receiver in all of them, as they were in the experiment that this repeats.
@@ -26,19 +26,19 @@ namespace of the benchmark's own (`ringfence run --host-tap`).
 
 docs/performance.md explains every column.";
 
-/// What it is worth to leave super-packets whole: TCP between guests, three setups
+/// Benefit of unsegmented super-packets: TCP between guests, three setups
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct GsoArgs {
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// How the driver domain reaches the guests' pages
+    /// Access mode of the driver domain for the guests' pages
     #[arg(long, value_name = "MODE", default_value = "copy", value_parser = parse_mode)]
     pub mode: Mode,
 
-    /// Measure all rows so many times, in turns, and report medians
+    /// Measurements of each row, alternating; medians are reported
     #[arg(long, value_name = "N", default_value = "3",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
@@ -57,7 +57,7 @@ pub struct GsoArgs {
 }
 
 impl GsoArgs {
-    /// The paths to measure, each once, where `root` says whether those of the host are allowed.
+    /// Returns the paths to measure without duplicates. By default those of the host need `root`.
     pub(super) fn paths(&self, root: bool) -> Vec<Path> {
         let all = Path::value_variants().iter().copied();
         match self.paths.as_slice() {
@@ -66,7 +66,7 @@ impl GsoArgs {
         }
     }
 
-    /// The setups to measure, each once, the one that others are compared with first.
+    /// Returns the setups to measure without duplicates, the baseline first.
     pub(super) fn setups(&self) -> Vec<Setup> {
         let wanted = |setup: &Setup| {
             *setup == Setup::BASELINE || self.setups.is_empty() || self.setups.contains(setup)
@@ -75,7 +75,7 @@ impl GsoArgs {
     }
 }
 
-/// Between whom the stream runs, the sender first.
+/// Sender and receiver of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
@@ -99,7 +99,7 @@ impl Path {
     }
 }
 
-/// How large packets are.
+/// Packet size and offloads of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 pub enum Setup {
     /// MTU 1500 without scatter-gather
@@ -110,30 +110,30 @@ pub enum Setup {
     #[value(name = "mtu16436-sg")]
     #[serde(rename = "mtu16436-sg")]
     Jumbo,
-    /// MTU 1500 with everything
+    /// MTU 1500 with every offload
     #[value(name = "tso")]
     #[serde(rename = "tso")]
     Whole,
 }
 
 impl Setup {
-    /// What the others are compared with.
+    /// Setup that the others are compared with.
     pub(super) const BASELINE: Setup = Setup::Small;
 
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Octets of the longest packet of the wire.
+    /// Returns the MTU in bytes.
     pub(super) fn mtu(self) -> u16 {
         match self {
             Setup::Small | Setup::Whole => 1500,
-            // That of Linux's loopback interface at the time.
+            // The MTU of Linux's loopback interface when the experiment was published.
             Setup::Jumbo => 16_436,
         }
     }
 
-    /// What either end takes unfinished.
+    /// Returns the offloads that both ends accept.
     pub(super) fn offload(self) -> OffloadKeys {
         let checksums =
             OffloadKeys { checksum_ipv4: true, checksum_ipv6: true, ..OffloadKeys::NONE };
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn the_baseline_is_always_there_and_comes_first() {
+    fn setups_include_baseline_first() {
         assert_eq!(parse("").unwrap().setups(), [Setup::Small, Setup::Jumbo, Setup::Whole]);
         assert_eq!(parse("--setups tso").unwrap().setups(), [Setup::Small, Setup::Whole]);
     }
 
     #[test]
-    fn what_needs_root_is_left_out_unless_it_was_asked_for() {
+    fn paths_that_need_root_are_omitted_unless_requested() {
         assert_eq!(parse("").unwrap().paths(true), Path::value_variants());
         assert_eq!(parse("").unwrap().paths(false), [Path::GuestGuest, Path::Loopback]);
         let asked = parse("--paths driver-guest,guest-guest").unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn names_on_the_command_line_and_in_json_are_the_same() {
+    fn command_line_names_equal_json_names() {
         for path in Path::value_variants() {
             assert_eq!(serde_json::to_value(path).unwrap(), path.name());
         }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused() {
+    fn arguments_out_of_range_are_rejected() {
         for line in ["--paths host-host", "--setups mtu9000", "--rounds 0", "--mode fast"] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -1,4 +1,4 @@
-//! One run of one row: guests are started, the stream flows, counters are read twice.
+//! One run of one row: starts the guests and the stream and reads the counters twice.
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -16,29 +16,29 @@ use ringfence_access::Mode;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::owned_child::OwnedChild;
 
-use super::super::said;
+use super::super::messages;
 use super::args::{Path, Setup};
 use super::cpu;
-use super::end::{Arrived, HOW_MUCH, Said, interface_addresses};
+use super::end::{Arrived, HOW_MUCH, StreamMessage, interface_addresses};
 use super::report::{Measured, Moved};
 
-/// How long anything may take that takes a moment.
+/// Time limit of any single step.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// From when the stream begins until it is measured: TCP has found its pace.
+/// Time between the start of the stream and the measurement, in which TCP reaches its rate.
 const WARM_UP: Duration = Duration::from_millis(500);
-/// How long a driver domain may take to end with its last guest.
+/// Time limit for a driver domain to exit after its last guest.
 const GONE_WITHIN: Duration = Duration::from_secs(60);
-/// How often a stream that is watched is looked at.
+/// Polling interval of a watched stream.
 const TICK: Duration = Duration::from_millis(200);
-/// The interface on the driver domain's side.
+/// Name of the interface on the driver domain's side.
 const HOST_LEG: &str = "rfgso0";
 
-/// A run of a row.
+/// Run of a row.
 pub(crate) struct Case {
     pub(crate) path: Path,
     pub(crate) setup: Setup,
     pub(crate) mode: Mode,
-    /// Each run has a switch of its own.
+    /// Number of the run, which names its switch.
     pub(crate) number: usize,
 }
 
@@ -46,13 +46,14 @@ impl Case {
     pub(crate) fn run(&self, length: Duration) -> anyhow::Result<Measured> {
         let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
         let measured = self.measure(&switch, length)?;
-        // All processes of this run are ended; what ends by itself must not disturb the next one.
+        // All processes of this run are ended. The driver domain, which exits by itself, must not disturb the
+        // next run.
         wait_until_gone(&switch)?;
         Ok(measured)
     }
 
-    /// Runs the stream with all its processes in a control group. `each` is told again and again how many
-    /// octets have arrived, until it has seen enough.
+    /// Runs the stream with all its processes in a control group. Calls `each` periodically with the number
+    /// of received bytes, until it returns `false`.
     pub(crate) fn watch(
         &self,
         group: &FilePath,
@@ -60,14 +61,14 @@ impl Case {
     ) -> anyhow::Result<()> {
         let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
         let (receiver, sender) = self.connect(&switch, Some(group))?;
-        while each(receiver.arrived()?.octets)? {
+        while each(receiver.arrived()?.bytes)? {
             std::thread::sleep(TICK);
         }
         drop((receiver, sender));
         wait_until_gone(&switch)
     }
 
-    /// Starts both ends and has the stream begin.
+    /// Starts both ends and the stream.
     fn connect(
         &self,
         switch: &str,
@@ -88,12 +89,12 @@ impl Case {
         if let Some(sender) = &sender {
             let to = self.where_to(&receiver)?;
             match sender.hear()? {
-                Said::Ready => sender.tell(&to.to_string())?,
+                StreamMessage::Ready => sender.tell(&to.to_string())?,
                 other => bail!("the sender said {other:?}"),
             }
         }
         match sender.as_ref().unwrap_or(&receiver).hear()? {
-            Said::Connected => {}
+            StreamMessage::Connected => {}
             other => bail!("the sender said {other:?}"),
         }
         Ok((receiver, sender))
@@ -109,7 +110,7 @@ impl Case {
         Ok(Measured {
             path: self.path,
             setup: self.setup,
-            octets: after.arrived.octets - before.arrived.octets,
+            bytes: after.arrived.bytes - before.arrived.bytes,
             nanos: after.arrived.at.saturating_sub(before.arrived.at).max(1),
             cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
             split: after.split.since(before.split),
@@ -117,13 +118,13 @@ impl Case {
         })
     }
 
-    /// Where the receiver can be reached.
+    /// Returns the address of the receiver.
     fn where_to(&self, receiver: &End) -> anyhow::Result<SocketAddr> {
-        let Said::Listening { addresses, port } = receiver.hear()? else {
+        let StreamMessage::Listening { addresses, port } = receiver.hear()? else {
             bail!("the receiver does not listen");
         };
         let ip: IpAddr = match self.path {
-            // It listens before there is an interface.
+            // The receiver listens before the interface exists.
             Path::GuestDriver => host_leg_address()?,
             _ => *addresses.first().context("the receiver has no address")?,
         };
@@ -150,7 +151,7 @@ impl Case {
     }
 }
 
-/// The address of the driver domain's side, once it has one.
+/// Waits for the address of the driver domain's interface.
 fn host_leg_address() -> anyhow::Result<IpAddr> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -165,7 +166,7 @@ fn host_leg_address() -> anyhow::Result<IpAddr> {
 }
 
 fn wait_until_gone(switch: &str) -> anyhow::Result<()> {
-    // To connect would be to come as a guest, for whom it would wait.
+    // A connection would count as that of a guest and keep the driver domain running.
     let socket = RuntimeDir::open()?.path().join(format!("{switch}.sock"));
     let deadline = Instant::now() + GONE_WITHIN;
     while socket.exists() {
@@ -177,7 +178,7 @@ fn wait_until_gone(switch: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is read at a moment.
+/// Counters at one moment.
 struct Reading {
     arrived: Arrived,
     stats: DriverStats,
@@ -193,7 +194,7 @@ impl Reading {
     }
 }
 
-/// A command that begins in a control group.
+/// Returns a command that starts in a control group.
 fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
     let Some(group) = group else { return Command::new(program) };
     let mut command = Command::new("sh");
@@ -202,15 +203,15 @@ fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
     command
 }
 
-/// A process that is an end of the stream, in a guest or not. It is ended when this is dropped.
+/// End of the stream: a process in a guest or beside the switch, ended on drop.
 pub(crate) struct End {
     _child: OwnedChild,
     orders: ChildStdin,
-    said: Receiver<Said>,
+    said: Receiver<StreamMessage>,
 }
 
 impl End {
-    /// One in this process's network.
+    /// Starts an end in the network namespace of this process.
     fn beside(role: &str) -> anyhow::Result<End> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(program);
@@ -222,15 +223,15 @@ impl End {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let orders = child.stdin.take().context("an end without input")?;
         let output = child.stdout.take().context("an end without output")?;
-        let said = said::listen(output, Said::Failed)?;
+        let said = messages::listen(output, StreamMessage::Failed)?;
         Ok(End { _child: OwnedChild(child), orders, said })
     }
 
-    /// What a receiver has.
+    /// Queries a receiver's progress.
     fn arrived(&self) -> anyhow::Result<Arrived> {
         self.tell(HOW_MUCH)?;
         match self.hear()? {
-            Said::Arrived(arrived) => Ok(arrived),
+            StreamMessage::Arrived(arrived) => Ok(arrived),
             other => bail!("the receiver said {other:?}"),
         }
     }
@@ -239,10 +240,10 @@ impl End {
         writeln!(&self.orders, "{order}").context("telling an end of the stream")
     }
 
-    fn hear(&self) -> anyhow::Result<Said> {
+    fn hear(&self) -> anyhow::Result<StreamMessage> {
         let said = self.said.recv_timeout(PATIENCE);
         match said.context("an end of the stream is gone, or says nothing")? {
-            Said::Failed(why) => bail!(why),
+            StreamMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
     }

@@ -1,30 +1,29 @@
-//! Processor time of everything that takes part: all processes below this one.
+//! CPU time of all descendants of this process: guests, frontends and driver domain.
 //!
-//! Guests, frontends and driver domain are started by launchers that this process started, so the tree
-//! of processes tells them from whatever else the machine does. A process that ends takes its time
-//! with it, so both readings are taken while all of them run.
+//! The launchers are children of this process, so the process tree separates them from unrelated
+//! processes. The time of an exited process is lost, so both readings must be taken while all run.
 
 use std::collections::HashMap;
 use std::fs;
 
 use anyhow::Context;
 
-/// Nanoseconds, user and kernel.
+/// Returns the CPU time of all descendants in nanoseconds, user and kernel.
 pub(super) fn of_descendants() -> anyhow::Result<u64> {
     Ok(spent_by_descendants()?.nanos)
 }
 
-/// What the processes below this one have used.
+/// Resource usage of the descendants.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Spent {
     pub(crate) processes: usize,
-    /// Processor time, user and kernel.
+    /// CPU time in nanoseconds, user and kernel.
     pub(crate) nanos: u64,
-    /// How often threads gave their core away because they had nothing to do.
+    /// Voluntary context switches of all threads.
     pub(crate) sleeps: u64,
 }
 
-/// What all processes below this one have used so far.
+/// Returns the resource usage of all descendants so far.
 pub(crate) fn spent_by_descendants() -> anyhow::Result<Spent> {
     let own = std::process::id();
     let parents = parents()?;
@@ -37,7 +36,7 @@ pub(crate) fn spent_by_descendants() -> anyhow::Result<Spent> {
     Ok(spent)
 }
 
-/// Processes below this one that are `ringfence internal ROLE`.
+/// Returns the descendants that are `ringfence internal ROLE`.
 pub(crate) fn descendants_that_are(role: &str) -> anyhow::Result<Vec<u32>> {
     let own = std::process::id();
     let parents = parents()?;
@@ -48,7 +47,7 @@ pub(crate) fn descendants_that_are(role: &str) -> anyhow::Result<Vec<u32>> {
     Ok(parents.keys().copied().filter(|&pid| is_below(&parents, pid, own) && is_one(pid)).collect())
 }
 
-/// Processor time, in nanoseconds.
+/// CPU time in nanoseconds.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Times {
     pub(crate) user_ns: u64,
@@ -69,7 +68,7 @@ impl Times {
     }
 }
 
-/// What frontends and driver domains took; guests are the rest.
+/// CPU time of frontends and driver domains; guests account for the difference to the total.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct Split {
     pub(crate) frontend: Times,
@@ -85,13 +84,13 @@ impl Split {
     }
 }
 
-/// What the frontends and driver domains below this process have used so far.
+/// Returns the CPU time of the frontends and driver domains among the descendants so far.
 pub(super) fn split_of_descendants() -> anyhow::Result<Split> {
     let own = std::process::id();
     let parents = parents()?;
     let mut split = Split::default();
     for &pid in parents.keys().filter(|&&pid| is_below(&parents, pid, own)) {
-        // One that is gone used none.
+        // A process that has exited counts as idle.
         let Ok(words) = fs::read(format!("/proc/{pid}/cmdline")) else { continue };
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let (Some(role), Some(times)) = (role_in(&words), times_in(&stat)) else { continue };
@@ -109,7 +108,7 @@ enum Role {
     Backend,
 }
 
-/// What a process is for, by its command line: `ringfence internal ROLE`.
+/// Returns the role of a process from its command line, `ringfence internal ROLE`.
 fn role_in(words: &[u8]) -> Option<Role> {
     match role_word(words)? {
         b"frontend" => Some(Role::Frontend),
@@ -122,7 +121,7 @@ fn role_word(words: &[u8]) -> Option<&[u8]> {
     words.split(|byte| *byte == 0).skip_while(|word| *word != b"internal").nth(1)
 }
 
-/// User and system time; the 14th and the 15th field, in hundredths of a second.
+/// Parses user and system time, fields 14 and 15 of `stat`, in hundredths of a second.
 fn times_in(stat: &str) -> Option<Times> {
     const TICK: u64 = 10_000_000;
     let (_, rest) = stat.rsplit_once(')')?;
@@ -131,9 +130,9 @@ fn times_in(stat: &str) -> Option<Times> {
     Some(Times { user_ns: next()?, sys_ns: next()? })
 }
 
-/// Whether a process comes from `own`.
+/// Returns `true` if a process is a descendant of `own`.
 fn is_below(parents: &HashMap<u32, u32>, mut pid: u32, own: u32) -> bool {
-    // A chain of parents is no longer than there are processes.
+    // The bound holds even if process ids are reused and form a cycle.
     for _ in 0..=parents.len() {
         match parents.get(&pid) {
             Some(&parent) if parent == own => return true,
@@ -144,26 +143,26 @@ fn is_below(parents: &HashMap<u32, u32>, mut pid: u32, own: u32) -> bool {
     false
 }
 
-/// The parent of each process.
+/// Returns the parent of each process.
 fn parents() -> anyhow::Result<HashMap<u32, u32>> {
     let mut parents = HashMap::new();
     for entry in fs::read_dir("/proc").context("/proc")? {
         let name = entry?.file_name();
         let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // It may have ended meanwhile.
+        // The process may have exited meanwhile.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         parents.extend(parent_in(&stat).map(|parent| (pid, parent)));
     }
     Ok(parents)
 }
 
-/// The fourth field; the second is a name in parentheses that may have any in it.
+/// Parses field 4 of `stat`; field 2 is a name in parentheses, which may contain parentheses.
 fn parent_in(stat: &str) -> Option<u32> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Time of all threads of a process; one that is gone used none.
+/// Returns the CPU time of all threads of a process, or 0 after its exit.
 fn of_process(pid: u32) -> u64 {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
     let time = |schedstat: String| schedstat.split_whitespace().next()?.parse::<u64>().ok();
@@ -173,7 +172,7 @@ fn of_process(pid: u32) -> u64 {
         .sum()
 }
 
-/// Voluntary context switches of all threads; one that is gone made none.
+/// Returns the voluntary context switches of all threads, or 0 after the process's exit.
 fn sleeps_of(pid: u32) -> u64 {
     let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return 0 };
     let count = |status: String| {
@@ -192,13 +191,13 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn names_do_not_confuse() {
+    fn parent_is_read_after_name_with_parentheses() {
         assert_eq!(parent_in("12 (a) b) (c) S 7 12 12 0"), Some(7));
         assert_eq!(parent_in("12"), None);
     }
 
     #[test]
-    fn roles_and_their_times_are_read() {
+    fn roles_and_times_parse_from_proc_files() {
         assert_eq!(role_in(b"ringfence\0internal\0driver\0"), Some(Role::Backend));
         assert_eq!(role_in(b"ringfence\0internal\0frontend"), Some(Role::Frontend));
         assert_eq!(role_in(b"ringfence\0internal\0keeper\0driver\0"), None);
@@ -211,12 +210,12 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_child_of_a_child_counts() {
+    fn descendant_time_includes_grandchildren() {
         let busy = "sh -c 'while :; do :; done' & wait";
         let mut child = Command::new("sh").args(["-c", busy]).stdin(Stdio::null()).spawn().unwrap();
         let before = of_descendants().unwrap();
         let mut used = 0;
-        // However slow the machine is, it gets some time at last.
+        // Even on a slow machine the child gets CPU time within the loop's ten seconds.
         for _ in 0..400 {
             std::thread::sleep(std::time::Duration::from_millis(25));
             used = of_descendants().unwrap().saturating_sub(before);

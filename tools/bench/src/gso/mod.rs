@@ -1,4 +1,4 @@
-//! `ringfence-bench gso`: what leaving super-packets whole is worth.
+//! `ringfence-bench gso`: benefit of forwarding super-packets unsegmented.
 //!
 //! # Theory of operation
 //!
@@ -10,17 +10,16 @@
 //!  loopback       run ── both ends over lo
 //! ```
 //!
-//! The guests are those of `ringfence run`, in every respect; the stream is TCP of their kernels; its
-//! ends are this program (`end`). Each run of a row has a switch and guests of its own (`case`). While
-//! the stream flows, at the beginning and at the end of the measured time, the receiver is asked how
-//! much has arrived, the driver domain for its counters, and the kernel for the processor time of
-//! every process below this one (`cpu`).
+//! The guests are those of `ringfence run`; the stream is TCP of their kernels; its ends are this
+//! program (`end`). Each run of a row has a switch and guests of its own (`case`). At the beginning and
+//! at the end of the measured time the benchmark reads the receiver's progress, the driver domain's
+//! counters, and the CPU time of all descendant processes (`cpu`).
 //!
-//! Rows are measured in turns, all of them in each round, so that what else the machine does hits all
-//! of them alike; ratios are taken within a round.
+//! Every round measures all rows, so that interference affects all of them alike; ratios are taken
+//! within a round.
 //!
-//! The driver domain's side of the switch is an interface in this process's network namespace, so it
-//! leaves the host's for a fresh one before anything is started.
+//! The driver domain's side of the switch is an interface in this process's network namespace. The
+//! process therefore enters a new namespace before it starts anything.
 
 pub mod args;
 pub(super) mod case;
@@ -39,7 +38,7 @@ use report::{Measured, Row};
 
 use ringfence::out::Out;
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {
     let root = rustix::process::geteuid().is_root();
     let paths = args.paths(root);
@@ -49,7 +48,7 @@ pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {
             "the paths guest-driver and driver-guest need root (an interface for the driver domain's \
              side): choose --paths guest-guest,loopback"
         );
-        // Nothing of it is seen in the host's network, and nothing of that disturbs it.
+        // A namespace of its own isolates the benchmark and the host's network from each other.
         namespaces::unshare(Fresh::MountNetIpcUts)
             .context("a network namespace for the driver domain's side of the switch")?;
     } else if !root && args.paths.is_empty() && !args.json {

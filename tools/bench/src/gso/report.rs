@@ -1,4 +1,4 @@
-//! Rows: for people and for programs.
+//! Report of the gso benchmark: rows as text and JSON.
 
 use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
@@ -8,12 +8,12 @@ use super::super::median;
 use super::args::{Path, Setup};
 use super::cpu::Split;
 
-/// What a driver domain did between two readings of its counters, all ports together.
+/// Difference of a driver domain's counters between two readings, summed over all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Moved {
     pub(crate) frames: u64,
-    pub(crate) octets: u64,
-    pub(crate) copied_octets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) copied_bytes: u64,
     pub(crate) frames_whole: u64,
     pub(crate) frames_coalesced: u64,
     pub(crate) segments_made: u64,
@@ -35,8 +35,8 @@ impl Moved {
         let grant_copies = by_platform(after).unwrap_or(0) - by_platform(before).unwrap_or(0);
         Moved {
             frames: counter("rx_frames"),
-            octets: counter("rx_bytes"),
-            copied_octets: grant_copies + counter("copied_bytes"),
+            bytes: counter("rx_bytes"),
+            copied_bytes: grant_copies + counter("copied_bytes"),
             frames_whole: counter("frames_whole"),
             frames_coalesced: counter("frames_coalesced"),
             segments_made: counter("segments_made"),
@@ -46,32 +46,32 @@ impl Moved {
     }
 }
 
-/// What was measured in one run of one row.
+/// Result of one run of one row.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     pub(crate) path: Path,
     pub(crate) setup: Setup,
-    /// Of the stream, as the receiver counted them.
-    pub(crate) octets: u64,
+    /// Bytes of the stream that the receiver counted.
+    pub(crate) bytes: u64,
     pub(crate) nanos: u64,
     pub(crate) cpu_ns: u64,
-    /// Of it, frontends and driver domain.
+    /// Part of the CPU time that frontends and driver domain used.
     pub(crate) split: Split,
     pub(crate) moved: Moved,
 }
 
 impl Measured {
     pub(crate) fn gbps(&self) -> f64 {
-        self.octets as f64 * 8.0 / self.nanos as f64
+        self.bytes as f64 * 8.0 / self.nanos as f64
     }
 
-    /// Nanoseconds for each kilobyte that arrived.
+    /// Converts a time to nanoseconds for each received kilobyte.
     pub(crate) fn per_kb(&self, nanos: u64) -> f64 {
-        nanos as f64 * 1e3 / self.octets.max(1) as f64
+        nanos as f64 * 1e3 / self.bytes.max(1) as f64
     }
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     path: Path,
@@ -93,8 +93,8 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The row of a path and a setup of which every run is among `runs`, as every run of the setup is
-    /// that it is compared with. Rates are medians, counts sums.
+    /// Builds the row of a path and setup from all runs, which must include the baseline's runs. Rates are
+    /// medians, counters are sums.
     pub(super) fn new(path: Path, setup: Setup, mode: Mode, runs: &[Measured]) -> Row {
         let of = |setup| runs.iter().filter(move |run| (run.path, run.setup) == (path, setup));
         let sum = |figure: fn(&Moved) -> u64| of(setup).map(|run| figure(&run.moved)).sum::<u64>();
@@ -117,12 +117,12 @@ impl Row {
             frames_whole: sum(|m| m.frames_whole),
             frames_coalesced: sum(|m| m.frames_coalesced),
             frames_dropped: sum(|m| m.dropped),
-            copies_per_packet: sum(|m| m.copied_octets) as f64 / sum(|m| m.octets).max(1) as f64,
+            copies_per_packet: sum(|m| m.copied_bytes) as f64 / sum(|m| m.bytes).max(1) as f64,
             cpu_ns_per_kb: median(of(setup).map(per_kb)),
         }
     }
 
-    /// The row of the table.
+    /// Formats the row as a line of the table.
     pub(super) fn line(&self) -> String {
         format!(
             "{:<12} {:<11} {:>7.2} {:>6.2} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7.2} {:>9.1}",
@@ -142,7 +142,7 @@ impl Row {
     }
 }
 
-/// The table's heading.
+/// Returns the heading of the table.
 pub(super) fn heading() -> String {
     format!(
         "{:<12} {:<11} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>9}",
@@ -161,28 +161,28 @@ pub(super) fn heading() -> String {
     )
 }
 
-/// What stands below it.
+/// Returns the legend below the table.
 pub(super) fn legend() -> &'static str {
     "\
 `ratio`: to mtu1500 on the same path, in the same round. `frames`: through the switch, both ways.
 `segments`, `checksums`: made by the driver domain; `whole`: super-packets that it passed on as they
 came; `joined`: frames that became part of a larger one there. `copies`: how often the driver domain
-copied each octet. `cpu`: of all processes, guests included. All columns: docs/performance.md"
+copied each byte. `cpu`: of all processes, guests included. All columns: docs/performance.md"
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measured(setup: Setup, octets: u64) -> Measured {
-        let moved = Moved { frames: 10, octets: 1000, copied_octets: 2000, ..Moved::default() };
+    fn measured(setup: Setup, bytes: u64) -> Measured {
+        let moved = Moved { frames: 10, bytes: 1000, copied_bytes: 2000, ..Moved::default() };
         let path = Path::GuestGuest;
         let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
-        Measured { path, setup, octets, nanos, cpu_ns, split, moved }
+        Measured { path, setup, bytes, nanos, cpu_ns, split, moved }
     }
 
     #[test]
-    fn ratios_are_within_a_round_and_rates_medians() {
+    fn rates_are_medians_and_ratios_are_per_round() {
         let runs: Vec<Measured> = [(1000, 5000), (2000, 14_000), (4000, 16_000)]
             .into_iter()
             .flat_map(|(a, b)| [measured(Setup::Small, a), measured(Setup::Whole, b)])
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_what_was_added_at_all_ports() {
+    fn counters_are_differences_summed_over_ports() {
         let stats = |n: u64| {
             let port = |k: u64| {
                 [("rx_frames", 10), ("drop_port_full", 2), ("segments_made", 3)]
@@ -215,12 +215,12 @@ mod tests {
         };
         let moved = Moved::between(&stats(1), &stats(3));
         let expected =
-            Moved { frames: 60, dropped: 12, segments_made: 18, copied_octets: 200, ..moved };
+            Moved { frames: 60, dropped: 12, segments_made: 18, copied_bytes: 200, ..moved };
         assert_eq!(moved, expected);
     }
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let row = Row::new(Path::Loopback, Setup::Jumbo, Mode::Map, &[]);
         assert_eq!(row.line().len(), heading().len());
         assert_eq!(row.line().split_whitespace().count(), 12);

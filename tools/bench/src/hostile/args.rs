@@ -1,4 +1,4 @@
-//! The command line of `ringfence-bench hostile`, and what a neighbour can do.
+//! Command line of `ringfence-bench hostile`, and the neighbour's behaviours.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use ringfence_access::Mode;
 use ringfence_block::blkback::Mode as DiskMode;
 use serde::{Deserialize, Serialize};
 
-use super::super::args::{parse_mode, parse_seconds};
 use super::super::packet::SIZE_MIN;
+use super::super::params::{parse_mode, parse_seconds};
 use super::disks::behaviour::DiskBehaviour;
 
 const NOTES: &str = "\
@@ -27,11 +27,11 @@ the victim on the second, the neighbour on the third, or beside the victim where
 Exit status 1: a packet or block of the victim's was damaged, it was charged with a rule it did not break,
 or a hostile neighbour got a wrong answer to a request.";
 
-/// What a neighbour that breaks rules does to one that does not
+/// Effect of a neighbour that breaks rules on a guest that does not
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct HostileArgs {
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
@@ -44,16 +44,16 @@ pub struct HostileArgs {
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 
-    /// Octets of a packet of the victim's, Ethernet header included
-    #[arg(long, value_name = "OCTETS", default_value = "64",
+    /// Bytes of a packet of the victim, Ethernet header included
+    #[arg(long, value_name = "BYTES", default_value = "64",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=9018))]
     pub size: u32,
 
-    /// How the driver domain reaches the guests' pages
+    /// Access mode of the driver domain for the guests' packets
     #[arg(long, value_name = "MODE", default_value = "copy", value_parser = parse_mode)]
     pub mode: Mode,
 
-    /// How the driver domain reaches the guests' pages for disks
+    /// Access mode of the driver domain for the guests' disk requests
     #[arg(long, value_name = "MODE", default_value = "persistent")]
     pub disk_mode: DiskMode,
 
@@ -71,7 +71,7 @@ pub struct HostileArgs {
 }
 
 impl HostileArgs {
-    /// The rows of packets: the honest neighbour, and what was asked for; none if that is all disks.
+    /// Returns the packet rows to run, the honest neighbour first. Empty if only disk rows were requested.
     pub(super) fn rows(&self) -> Vec<Behaviour> {
         let wanted: Vec<_> = match self.behaviours.as_slice() {
             [] => Behaviour::value_variants().to_vec(),
@@ -82,7 +82,7 @@ impl HostileArgs {
         all.filter(|row| honest(*row) || wanted.contains(row)).collect()
     }
 
-    /// What was asked for of disks.
+    /// Returns the disk rows that were requested.
     pub(super) fn disks(&self) -> Vec<DiskBehaviour> {
         match self.behaviours.as_slice() {
             [] => DiskBehaviour::value_variants().to_vec(),
@@ -91,21 +91,21 @@ impl HostileArgs {
     }
 }
 
-/// A row: of packets, or of disks.
+/// Row of either kind: packets or disks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Which {
-    /// What a neighbour does to a network.
+    /// Behaviour on a network.
     Packets(Behaviour),
-    /// What it does to disks.
+    /// Behaviour on a disk.
     Disks(DiskBehaviour),
 }
 
 impl Which {
-    /// The row of that name.
+    /// Finds the row of that name.
     ///
     /// # Errors
     ///
-    /// When there is none: what to do about it.
+    /// Returns a message for the user if there is no such row.
     pub fn parse(name: &str) -> Result<Which, String> {
         let packets = || Behaviour::from_str(name, false).ok().map(Which::Packets);
         let found = DiskBehaviour::parse(name).map(Which::Disks).or_else(packets);
@@ -121,70 +121,70 @@ impl Which {
     }
 }
 
-/// What the neighbour does.
+/// Behaviour of the neighbour of the packet rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Behaviour {
     /// The same as the victim, to the same port
     Honest,
-    /// There is none
+    /// No neighbour
     Absent,
     /// Packets smaller than their fragments, shorter than a header, across a page's end
     BadSizes,
     /// Packets of 19 slots, one more than a backend takes
     Slots19,
-    /// Packets in pages that were never granted
+    /// Packets in pages that are not granted
     BadGrefs,
     /// A full ring of extra infos for each packet
     ExtraChains,
     /// Packets of 18 slots of which 17 are empty
     ZeroFragments,
-    /// The longest packets there are, which is allowed
+    /// Packets of the maximum length, which is allowed
     LargePackets,
-    /// Grants withdrawn and given again while the packets in them are read
+    /// Grants revoked and issued again while a backend reads the packets in them
     Flipping,
     /// Packets to everybody
     Broadcast,
-    /// Source addresses and destinations made up, new ones in every packet
+    /// Random source and destination addresses, new ones in every packet
     MadeUpAddresses,
-    /// Events that announce nothing
+    /// Events without a request
     EventStorm,
-    /// Receive buffers posted, responses never taken
+    /// Receive buffers posted, responses never consumed
     Deaf,
-    /// Packets taken for a moment, then none for a while; the victim sends to it as well
+    /// Packets accepted for a moment, then none for a while; the victim sends to it as well
     Hoarder,
     /// A producer index beyond the ring, and back as soon as the device was closed
     ProducerOverflow,
     /// Connecting and disconnecting
     Reattach,
-    /// Lists of pages to be staged that change while they are read
+    /// Lists of pages to be staged that change while the backend reads them
     ChangingLists,
     /// Lists of 513, 65535 and more pages to be staged, or of none
     LongLists,
     /// Pages staged and taken out again, many such messages at a time
     StagingStorm,
-    /// Pages taken out of the staged ones while packets in them are under way
+    /// Pages removed from staging while packets in them are in flight
     StagingInFlight,
     /// One page in two lists of pages to be staged, and twice in one
     StagingTwice,
-    /// Messages on the control ring without end, whose answers it never takes
+    /// Control messages without end, whose responses it never consumes
     ControlDeaf,
-    /// States written to the store, right ones and nonsense, many at a time
+    /// Many writes of states to the store, valid and invalid
     StateFlood,
     /// Requests to the hub that it does not know
     HubFlood,
-    /// Messages that cost the connection to the hub; a launcher brings the guest back
+    /// Messages that make the hub close the connection; a launcher brings the guest back
     Rejoin,
 }
 
 impl Behaviour {
-    /// Its name on the command line and in the table.
+    /// Returns the name used on the command line and in the table.
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Whether it is about pages that stay mapped: then it is served in mode `staging`, whatever the
-    /// mode of the victim is.
+    /// Returns `true` if the behaviour concerns pages that stay mapped. Such a row uses mode `staging`
+    /// for the neighbour, regardless of the victim's mode.
     pub(super) fn needs_staging(self) -> bool {
         matches!(
             self,
@@ -197,7 +197,7 @@ impl Behaviour {
         )
     }
 
-    /// What it means.
+    /// Returns the explanation that `--list` prints.
     pub(super) fn meaning(self) -> String {
         let value = self.to_possible_value();
         value.and_then(|v| v.get_help().map(ToString::to_string)).unwrap_or_default()
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_honest_row_is_always_there_and_rows_come_in_one_order() {
+    fn rows_include_honest_and_keep_declaration_order() {
         let rows = parse("").unwrap().rows();
         assert_eq!(rows, Behaviour::value_variants());
         let rows = parse("--behaviours event-storm,absent").unwrap().rows();
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_behaviour_has_a_name_and_a_meaning() {
+    fn every_behaviour_has_one_name_and_a_meaning() {
         for row in Behaviour::value_variants() {
             assert!(!row.name().is_empty() && !row.meaning().is_empty(), "{row:?}");
             let json = serde_json::to_value(row).unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_measured_is_refused() {
+    fn arguments_out_of_range_are_rejected() {
         for line in [
             "--size 59",
             "--size 9019",

@@ -1,8 +1,8 @@
-//! What a hostile guest does with its control ring.
+//! Attacks on the control ring.
 //!
-//! The backend is asked things that it must refuse, and things that it must do, at moments that are
-//! hard for it; each answer is compared with the one that `docs/staging-grants.md` says. Another one
-//! ends the row: then the backend, and not the guest, has broken a rule.
+//! The guest sends requests that the backend must refuse, and valid ones at inconvenient moments. Each
+//! response is compared with the one that `docs/staging-grants.md` specifies. A different response
+//! fails the row: then the backend, not the guest, has violated the protocol.
 
 use std::time::{Duration, Instant};
 
@@ -17,21 +17,21 @@ use ringfence_wire::netif::ctrl::{
 };
 use ringfence_wire::netif::{Status, TxResponse};
 
+use super::adversary::{Adversary, Pace, RSP_PROD, RawRing, UNGRANTED};
 use super::orders::SINK_MAC;
-use super::rogue::{Pace, RSP_PROD, Rogue, RogueRing, UNGRANTED};
 
-/// Pairs of messages of a storm that are under way at once: several turns of the backend's.
+/// Pairs of messages of a storm in flight at once: several batches of the backend.
 const PAIRS: u32 = 8;
-/// How long an answer may take, of a backend that has other things to do.
+/// Time limit for a response of a busy backend.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
-/// Pages of a list that is no extreme.
+/// Pages of a list of ordinary length.
 const SOME: u16 = 32;
-/// The one queue.
+/// Number of the only queue.
 const QUEUE: u32 = 0;
-/// Octets of a packet in a page that is taken out of the table.
+/// Bytes of a packet in a page that is removed from the table.
 const SMALL: u16 = 64;
 
-/// The backend did not answer as it has to.
+/// Response that violates the protocol.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: the backend answered {found}")]
 pub(super) struct WrongAnswer {
@@ -39,26 +39,26 @@ pub(super) struct WrongAnswer {
     found: String,
 }
 
-/// Status and data of an answer.
+/// Status and data of a response.
 type Answer = (CtrlStatus, u32);
 
-/// A control ring of which every word can be written, with a page for lists.
+/// Control ring whose every word can be written, with a page for lists.
 pub(super) struct Control<C> {
-    ring: RogueRing,
+    ring: RawRing,
     list: LentSlice,
     list_ref: Gref,
     channel: C,
-    /// Answers that were looked at.
+    /// Responses consumed so far.
     heard: u32,
-    /// Whether pages can be staged at all, once that was asked.
+    /// Set if the backend supports staging; `None` before the first query.
     stages: Option<bool>,
 }
 
 impl<C: Channel> Control<C> {
-    /// A ring in the first of the pages; the second one is for lists.
+    /// Creates a ring in the first page; the second one is for lists.
     pub(super) fn new(pages: &[Lease; 2], channel: C) -> anyhow::Result<Control<C>> {
         Ok(Control {
-            ring: RogueRing::new(&pages[0], NETIF_CTRL)?,
+            ring: RawRing::new(&pages[0], NETIF_CTRL)?,
             list: pages[1].memory().clone(),
             list_ref: pages[1].gref(),
             channel,
@@ -84,7 +84,7 @@ impl<C: Channel> Control<C> {
         pages.iter().enumerate().try_for_each(|(n, page)| self.entry(n, page.gref(), access))
     }
 
-    /// Puts requests on the ring, as many as it has slots at most, and says so.
+    /// Writes requests to the ring, at most as many as it has slots, and notifies the backend.
     fn post(&mut self, requests: impl IntoIterator<Item = CtrlRequest>) -> anyhow::Result<()> {
         for request in requests {
             self.ring.put(&request.to_bytes())?;
@@ -93,7 +93,7 @@ impl<C: Channel> Control<C> {
         Ok(self.channel.notify()?)
     }
 
-    /// Waits for the answers to all that was asked, doing `meanwhile` again and again.
+    /// Waits for the responses to all requests and repeats `meanwhile` in between.
     fn hear(
         &mut self,
         pace: Pace,
@@ -123,7 +123,7 @@ impl<C: Channel> Control<C> {
         self.hear(pace, |_| Ok(()))?.pop().context("an answer")
     }
 
-    /// Asks something to which one of `wanted` is the answer; that nothing can be staged always is.
+    /// Sends a request that must be answered by one of `wanted`, or by `NotSupported` without staging.
     fn expect(
         &mut self,
         pace: Pace,
@@ -148,7 +148,7 @@ impl<C: Channel> Control<C> {
         Err(WrongAnswer { what, found: format!("{answer:?} in place of one of {wanted:?}") }.into())
     }
 
-    /// Whether pages can be staged.
+    /// Returns `true` if the backend supports staging.
     fn stages(&mut self, pace: Pace) -> anyhow::Result<bool> {
         if let Some(known) = self.stages {
             return Ok(known);
@@ -166,19 +166,19 @@ impl<C: Channel> Control<C> {
     }
 }
 
-/// It was added, or taken out.
+/// Response to a successful ADD, and to a DEL that removed nothing.
 const DONE: Answer = (CtrlStatus::Success, 0);
 const REFUSED: Answer = (CtrlStatus::InvalidParameter, 0);
 
-/// What a list of so many pages is answered when all are taken out.
+/// Returns the response to a DEL that removed all pages of a list.
 fn all(pages: u16) -> Answer {
     (CtrlStatus::Success, pages.into())
 }
 
-/// Lists that change while they are read: whatever was read of them, all of it or nothing holds.
-pub(super) fn changing_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, pages) = rogue.control()?;
+/// Changes a list while the backend reads it; the backend must add the whole list as read, or nothing.
+pub(super) fn changing_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     let (some, pages) = (usize::from(SOME), &pages[..usize::from(SOME)]);
     control.write(pages, Access::ReadWrite)?;
@@ -188,7 +188,7 @@ pub(super) fn changing_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Resul
         for _ in 0..4 * some {
             turn += 1;
             let (place, bad) = (turn * 7 % some, turn / some % 2 == 1);
-            // Not granted, beyond every table, or there already.
+            // Not granted, beyond every table, or already in the list.
             let other = [UNGRANTED, Gref(u32::MAX), pages[(place + 1) % some].gref()][turn % 3];
             control.entry(
                 place,
@@ -206,10 +206,10 @@ pub(super) fn changing_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Resul
     Ok(())
 }
 
-/// Lists of more entries than a page has.
-pub(super) fn long_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, _) = rogue.control()?;
+/// Sends lists whose length is zero or exceeds a page.
+pub(super) fn long_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, _) = adversary.control()?;
     let lengths = [GREF_LIST_MAX + 1, u16::MAX.into(), u32::MAX, 0];
     let kinds = [CtrlType::AddGrefMapping, CtrlType::DelGrefMapping];
     let data = lengths.map(|length| [QUEUE, control.list_ref.0, length]);
@@ -222,10 +222,10 @@ pub(super) fn long_lists<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()
     Ok(())
 }
 
-/// Pages are staged and taken out again, several times in one go.
-pub(super) fn storm<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, pages) = rogue.control()?;
+/// Adds and removes the same pages several times in one batch.
+pub(super) fn storm<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
     let list = control.list(SOME);
@@ -239,66 +239,66 @@ pub(super) fn storm<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages leave the table while packets in them are under way. The packets are served all the same, and
-/// then the page can be taken back.
-pub(super) fn in_flight<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
+/// Removes pages from the table while packets in them are in flight. The packets must be completed
+/// regardless, and then the grant of a page must be revocable.
+pub(super) fn in_flight<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
     let list = {
-        let (control, _) = rogue.control()?;
+        let (control, _) = adversary.control()?;
         control.stages(pace)?;
         control.list(SOME)
     };
-    let from = answered(rogue, pace)?;
-    let (control, pages) = rogue.control_to_send()?;
+    let from = answered(adversary, pace)?;
+    let (control, pages) = adversary.control_to_send()?;
     control.write(&pages[..usize::from(SOME)], Access::ReadOnly)?;
     control.expect(pace, "ADD", CtrlMessage::AddGrefMapping(list), &[DONE])?;
     for page in 0..usize::from(SOME) {
-        let slot = rogue.slot(page, SMALL).to_bytes();
-        rogue.tx.put(&slot)?;
+        let slot = adversary.slot(page, SMALL).to_bytes();
+        adversary.tx.put(&slot)?;
     }
-    rogue.tx.publish(0)?;
-    rogue.notify()?;
-    let (control, _) = rogue.control()?;
+    adversary.tx.publish(0)?;
+    adversary.notify()?;
+    let (control, _) = adversary.control()?;
     let del = CtrlMessage::DelGrefMapping(list);
     control.expect(pace, "DEL of pages in flight", del, &[all(SOME)])?;
-    let to = answered(rogue, pace)?;
+    let to = answered(adversary, pace)?;
     for n in 0..to.wrapping_sub(from) {
-        let TxResponse { status, .. } = rogue.tx.response(from.wrapping_add(n))?;
+        let TxResponse { status, .. } = adversary.tx.response(from.wrapping_add(n))?;
         if status != Status::Okay {
             let what = "a packet in a page that left the table";
             return Err(WrongAnswer { what, found: format!("{status:?}") }.into());
         }
     }
-    // Nothing of the backend's reaches it.
-    let lease = rogue.tx_pages.swap_remove(0);
-    let (back, taken) = match rogue.granter.take_back(lease) {
-        Ok(()) => (rogue.granter.lend(Access::ReadOnly)?, true),
+    // The backend no longer maps the page.
+    let lease = adversary.tx_pages.swap_remove(0);
+    let (back, taken) = match adversary.granter.take_back(lease) {
+        Ok(()) => (adversary.granter.lend(Access::ReadOnly)?, true),
         Err(still) => (still.lease, false),
     };
-    rogue.tx_pages.push(back);
+    adversary.tx_pages.push(back);
     if !taken {
         let what = "a page that left the table is taken back";
         return Err(WrongAnswer { what, found: "by holding on to it".to_owned() }.into());
     }
-    rogue.address(rogue.tx_pages.len() - 1, SINK_MAC, rogue.mac())
+    adversary.address(adversary.tx_pages.len() - 1, SINK_MAC, adversary.mac())
 }
 
-/// Waits until all packets are answered; the index of the next one.
-fn answered<P: Platform>(rogue: &Rogue<P>, pace: Pace) -> anyhow::Result<u32> {
+/// Waits until all packets are completed. Returns the index of the next slot.
+fn answered<P: Platform>(adversary: &Adversary<P>, pace: Pace) -> anyhow::Result<u32> {
     let began = Instant::now();
-    while rogue.tx.page().load_u32(RSP_PROD, Acquire)? != rogue.tx.produced() {
+    while adversary.tx.page().load_u32(RSP_PROD, Acquire)? != adversary.tx.produced() {
         if began.elapsed() > ANSWER_WITHIN {
             bail!("packets were not answered");
         }
         (pace.pause)();
     }
-    Ok(rogue.tx.produced())
+    Ok(adversary.tx.produced())
 }
 
-/// One reference in two lists, and twice in one.
-pub(super) fn twice<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
-    let pace = rogue.pace();
-    let (control, pages) = rogue.control()?;
+/// Adds one reference in two lists, and twice in one list.
+pub(super) fn twice<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+    let pace = adversary.pace();
+    let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     let some = usize::from(SOME);
     let (add, del) = (
@@ -310,7 +310,7 @@ pub(super) fn twice<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     control.expect(pace, "ADD of a list that has a page twice", add, &[REFUSED])?;
     control.write(&pages[..some], Access::ReadWrite)?;
     control.expect(pace, "ADD", add, &[DONE])?;
-    // The last page of it is the first of this one.
+    // The last page of the first list is the first of this one.
     control.write(&pages[some - 1..2 * some - 1], Access::ReadWrite)?;
     control.expect(pace, "ADD of a page that is in another list", add, &[REFUSED])?;
     control.expect(pace, "DEL of a list of which one was added", del, &[all(1)])?;
@@ -319,9 +319,9 @@ pub(super) fn twice<P: Platform>(rogue: &mut Rogue<P>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks without end, and never looks at an answer.
-pub(super) fn deaf<P: Platform>(rogue: &mut Rogue<P>, turn: usize) -> anyhow::Result<()> {
-    let (control, pages) = rogue.control()?;
+/// Sends requests without end and never consumes a response.
+pub(super) fn deaf<P: Platform>(adversary: &mut Adversary<P>, turn: usize) -> anyhow::Result<()> {
+    let (control, pages) = adversary.control()?;
     if turn == 1 {
         control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
     }

@@ -1,4 +1,4 @@
-//! The driver domain's process: that of `ringfence run`, without a sandbox, and with one more port.
+//! Driver domain's process: that of `ringfence run`, without a sandbox, and with the verifying port.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;
 
-use super::orders::{Answer, Order, SINK_MAC, Setup};
+use super::orders::{Answer, RowCommand, SINK_MAC, Setup};
 use super::sink::{SinkPort, Tally};
 
-/// Serves launchers and guests on this thread, the parent on another one.
+/// Serves launchers and guests in this thread, the parent in another one.
 pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {
     let tally = Arc::new(Tally::default());
     let config = DriverConfig { switch: "bench".to_owned(), verbose: false };
@@ -36,12 +36,12 @@ pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyho
 fn obey(channel: &Channel, tally: &Tally) -> anyhow::Result<()> {
     channel.send(&Answer::Ready, &[])?;
     loop {
-        match channel.receive::<Order>() {
-            Ok((Order::Victim(mac), _)) => {
+        match channel.receive::<RowCommand>() {
+            Ok((RowCommand::Victim(mac), _)) => {
                 tally.set_victim(mac);
                 channel.send(&Answer::Ready, &[])?;
             }
-            Ok((Order::Arrived, _)) => channel.send(&Answer::Arrived(tally.now()), &[])?,
+            Ok((RowCommand::Arrived, _)) => channel.send(&Answer::Arrived(tally.now()), &[])?,
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => bail!(error),
         }

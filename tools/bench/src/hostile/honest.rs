@@ -1,5 +1,4 @@
-//! A guest that keeps the rules: it sends as much as its ring takes, takes what it is sent, and
-//! sleeps when there is nothing to do.
+//! Honest guest: sends as much as its ring accepts, receives all packets, and sleeps when idle.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -12,20 +11,20 @@ use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_sandbox::channel::Channel;
 use ringfence_wire::xenbus::DeviceId;
 
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
-use super::orders::{Answer, Place, SINK_MAC, Setup};
+use super::orders::{Answer, GuestIdentity, SINK_MAC, Setup};
+use ringfence_sandbox::channel::Channel;
 
-/// How long connecting may take.
+/// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// Packets a round.
+/// Packets of a batch.
 const ROUND: usize = 64;
-/// One packet in so many goes to everybody, as ARP and the like do.
+/// One packet in this number is broadcast, as ARP requests are.
 const BROADCAST_EVERY: u64 = 256;
-/// One packet in so many goes to the neighbour, where it does.
+/// One packet in this number goes to the neighbour, if the guest talks to it.
 const NEIGHBOUR_EVERY: usize = 4;
 
 #[derive(Default)]
@@ -41,11 +40,11 @@ impl PortHost for Host {
     }
 }
 
-/// Sends until the parent ends it.
+/// Sends until the parent ends the process.
 pub(super) fn serve(
     channel: &Channel,
     setup: &Setup,
-    place: &Place,
+    place: &GuestIdentity,
     talks: bool,
     hub: OwnedFd,
 ) -> anyhow::Result<()> {
@@ -82,11 +81,11 @@ pub(super) fn serve(
     }
 }
 
-/// Makes and sends packets.
+/// Packet generator of an honest guest.
 struct Sender {
-    /// To the verifying port, and to everybody.
+    /// Packets to the verifying port, and broadcast packets.
     templates: [Template; 2],
-    /// To the neighbour: one packet in [`NEIGHBOUR_EVERY`], which nobody verifies.
+    /// Packet to the neighbour, which is not verified: one in [`NEIGHBOUR_EVERY`].
     neighbour: Option<Template>,
     batch: Batch,
     indices: Vec<u32>,
@@ -95,7 +94,7 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(size: u32, place: &Place) -> Sender {
+    fn new(size: u32, place: &GuestIdentity) -> Sender {
         let to = |destination| Template::between(size, destination, place.mac);
         let room = (size as usize).next_multiple_of(64);
         Sender {
@@ -108,7 +107,7 @@ impl Sender {
         }
     }
 
-    /// Sends as many as there is room for, a round at most; how many.
+    /// Sends at most one batch, as large as the port's room. Returns the number of packets.
     fn send(&mut self, port: &mut dyn Port) -> anyhow::Result<usize> {
         let count = port.room().context("looking for room")?.min(ROUND);
         if count == 0 {

@@ -1,4 +1,4 @@
-//! The part of a launcher: gets guests a place at the switch, and asks for counters.
+//! Launcher's role: registers guests with the driver domain, adds disks, and reads counters.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -7,33 +7,32 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
+use ringfence_net::features::OffloadKeys;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
+use super::orders::{DiskSpec, Entrance, GuestIdentity};
 use ringfence::switchboard::{
     AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
 };
-use ringfence_block::storage::file::{CacheMode, FileOptions, OpenFile};
-use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, expect_fds};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
-use super::disks::DiskOrder;
-use super::orders::{Entrance, Place};
-
-/// How long the driver domain may take to answer a launcher.
+/// Time limit for an answer of the driver domain.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Launchers that may wait to be heard.
+/// Backlog of the listening socket.
 const BACKLOG: i32 = 64;
 
 fn socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Where launchers find the driver domain; gone with this.
+/// Directory of the driver domain's socket, removed on drop.
 pub(super) struct Rendezvous {
     directory: PathBuf,
 }
 
 impl Rendezvous {
-    /// A listening socket that no other user reaches.
+    /// Creates a listening socket in a directory that no other user can enter.
     pub(super) fn new(number: usize) -> anyhow::Result<(Rendezvous, OwnedFd)> {
         let name = format!("ringfence-hostile-{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
@@ -55,24 +54,24 @@ impl Rendezvous {
 
 impl Drop for Rendezvous {
     fn drop(&mut self) {
-        // It lies where temporary files do; what stays is swept away with them.
+        // The directory lies among temporary files; the system removes leftovers.
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-/// A guest's place, and what holds it.
-pub(super) struct Seat {
-    pub(super) place: Place,
-    /// The guest's connection to the hub.
+/// Attachment of one guest to the driver domain; ends on drop.
+pub(super) struct Attachment {
+    pub(super) place: GuestIdentity,
+    /// Connection of the guest to the hub.
     pub(super) hub: OwnedFd,
     lease: Channel,
-    /// For the guest's names, which nobody here uses.
+    /// Socket for the guest's name service, unused here.
     _names: OwnedFd,
 }
 
-impl Seat {
+impl Attachment {
     /// Attaches one more guest.
-    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Seat> {
+    pub(super) fn take(entrance: &Entrance) -> anyhow::Result<Attachment> {
         let stream = socket()?;
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;
@@ -87,7 +86,7 @@ impl Seat {
             mtu: entrance.mtu,
             mode: entrance.mode.clone(),
             queues: 1,
-            // Packets of the benchmark are of a protocol of their own.
+            // The packets of the benchmark have an EtherType of their own.
             forwarding: true,
             advertise: false,
             host_leg: false,
@@ -98,17 +97,17 @@ impl Seat {
             (other, _) => bail!("the driver domain answered {other:?}"),
         };
         let [hub, names] = expect_fds(fds)?;
-        let place = Place { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
-        Ok(Seat { place, hub, lease, _names: names })
+        let place = GuestIdentity { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
+        Ok(Attachment { place, hub, lease, _names: names })
     }
 
-    /// Gives the guest its first disk: zeros in memory.
-    pub(super) fn add_disk(&self, order: &DiskOrder) -> anyhow::Result<()> {
+    /// Gives the guest its first disk, a file of zeros in memory.
+    pub(super) fn add_disk(&self, order: &DiskSpec) -> anyhow::Result<()> {
         use rustix::fs::MemfdFlags;
         let file = rustix::fs::memfd_create("ringfence-disk", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, order.bytes)?;
         let options = FileOptions { cache: CacheMode::WriteBack, ..FileOptions::default() };
-        // Opened again: what is locked is the driver domain's.
+        // A second open: the driver domain holds the lock through its own open file description.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let OpenFile { file, facts } = OpenFile::open(&path, &options)?;
         let medium = Medium::File { facts, options };
@@ -120,7 +119,7 @@ impl Seat {
         }
     }
 
-    /// The driver domain's counters. To be asked through the victim's seat.
+    /// Reads the driver domain's counters. Fails if a device of this guest was closed.
     pub(super) fn stats(&self) -> anyhow::Result<DriverStats> {
         self.lease.send(&ToDriver::Stats, &[])?;
         match self.lease.receive_within(PATIENCE)?.0 {

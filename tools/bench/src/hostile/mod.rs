@@ -1,9 +1,9 @@
-//! `ringfence-bench hostile`: what a neighbour that breaks rules does to one that does not.
+//! `ringfence-bench hostile`: effect of a rule-breaking neighbour on a victim.
 //!
 //! # Theory of operation
 //!
 //! ```text
-//!  core 1  driver domain: hub, control, data plane with the switch ── port that verifies
+//!  core 1  driver domain: hub, control, switch with its workers ── port that verifies
 //!            │ │ (store, hub)      │ │ (rings, events)
 //!  core 2    │ └── victim ─────────┘ │   honest: as many packets as its ring takes
 //!  core 3    └──── neighbour ────────┘   honest, absent, or one of `attacks`
@@ -11,19 +11,18 @@
 //! ```
 //!
 //! The driver domain is that of `ringfence run` with all its threads, in one process that is not
-//! sandboxed; guests come by the same socket as any launcher's (`launcher`). Every row has processes
-//! of its own. The port that verifies the victim's packets is in the driver domain (`sink`), so that
-//! its effort is the same in each row.
+//! sandboxed. Guests attach through the same socket as those of any launcher (`launcher`). Every row
+//! has processes of its own. The port that verifies the victim's packets is in the driver domain
+//! (`sink`), so that its cost is the same in each row.
 //!
-//! A hostile neighbour does what it does as fast as it can (`attacks`). If its device is closed it
-//! goes through the handshake again at once; if it loses its connections, it is its own launcher and
-//! attaches again. It gives its core away as often as an honest one, and is as long on it as the
-//! scheduler lets it: the columns `cpu` show how that came out.
+//! A hostile neighbour attacks at its maximum rate (`attacks`). If its device is closed, it runs the
+//! handshake again at once. If it loses its connections, it attaches again as its own launcher. It
+//! yields its core as often as an honest guest; the columns `cpu` show the resulting shares.
 //!
-//! What it was charged with is read from the driver domain's own counters at the end: broken rules by
-//! name, the hub's faults, and dropped frames of every port but the victim's. The victim must not be
-//! charged with anything.
+//! The charges come from the driver domain's own counters at the end: rule violations by name, the
+//! hub's faults, and dropped frames of every port but the victim's. The victim must have no charge.
 
+mod adversary;
 pub mod args;
 mod attacks;
 mod control;
@@ -35,7 +34,6 @@ pub mod on_xen;
 mod orders;
 mod process;
 mod report;
-mod rogue;
 mod sink;
 
 use std::collections::BTreeMap;
@@ -56,19 +54,19 @@ use rustix::thread::CpuSet;
 use super::STATUS_BENCH_FAILED;
 use args::{Behaviour, HostileArgs};
 use disks::behaviour::DiskBehaviour;
-use launcher::{Rendezvous, Seat};
-use orders::{Answer, Arrivals, Entrance, Order, Role, Setup};
+use launcher::{Attachment, Rendezvous};
+use orders::{Answer, Arrivals, Entrance, Role, RowCommand, Setup};
 use process::Process;
 use report::{Measured, Row};
 
-/// From when all are there until it is measured.
+/// Time between the start of all processes and the measurement.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// Octets in front of what the MTU counts, as `ringfence_frame::port` reckons.
+/// Bytes that the MTU does not include, as in `ringfence_frame::port`.
 const LINK_HEADER: u32 = 18;
-/// The least MTU of a vif here.
+/// Minimum MTU of a vif here.
 const MTU_MIN: u32 = 1500;
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     let mut out = Out;
     if args.list {
@@ -94,7 +92,7 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the rows of packets.
+/// Runs the packet rows.
 fn packets(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Result<()> {
     let mut out = Out;
     if !args.json {
@@ -112,7 +110,7 @@ fn packets(args: &HostileArgs, rows: &[Behaviour], cores: Cores) -> anyhow::Resu
     Ok(())
 }
 
-/// Runs each row once in each round, with the number of the run, and prints a row's line after its last
+/// Runs each row once in each round, with the number of the run. Prints a row's line after its last
 /// run. Returns all runs.
 fn every_round<B: Copy, M>(
     args: &HostileArgs,
@@ -140,7 +138,7 @@ fn every_round<B: Copy, M>(
     Ok(runs)
 }
 
-/// The row of a behaviour of which every run is done, and every run of the honest neighbour's.
+/// Formats the row of a behaviour from its runs and those of the honest neighbour.
 fn line(args: &HostileArgs, behaviour: Behaviour, runs: &[Measured]) -> anyhow::Result<String> {
     let of = |wanted| runs.iter().filter(move |run| run.behaviour == wanted);
     let pairs: Vec<_> = of(behaviour).zip(of(Behaviour::Honest)).collect();
@@ -148,7 +146,7 @@ fn line(args: &HostileArgs, behaviour: Behaviour, runs: &[Measured]) -> anyhow::
     Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
 }
 
-/// Where each domain stays.
+/// CPU core of each domain.
 #[derive(Clone, Copy)]
 struct Cores {
     driver: Option<usize>,
@@ -168,7 +166,7 @@ impl Cores {
     }
 }
 
-/// One run of one row.
+/// Run of one row.
 struct Case<'a> {
     args: &'a HostileArgs,
     cores: Cores,
@@ -188,25 +186,25 @@ impl Case<'_> {
         let setup = |role, core| Setup { role, core, size: self.args.size };
         let driver = Process::start(&setup(Role::Driver, self.cores.driver), &[listener.as_fd()])?;
         driver.wait_ready()?;
-        let seat = Seat::take(&entrance)?;
-        match driver.ask(Order::Victim(seat.place.mac))? {
+        let attachment = Attachment::take(&entrance)?;
+        match driver.ask(RowCommand::Victim(attachment.place.mac))? {
             Answer::Ready => {}
             other => bail!("the driver domain said {other:?}"),
         }
         let talks = self.behaviour == Behaviour::Hoarder;
-        let role = Role::Honest { place: seat.place.clone(), talks };
-        let victim = Process::start(&setup(role, self.cores.victim), &[seat.hub.as_fd()])?;
+        let role = Role::Honest { place: attachment.place.clone(), talks };
+        let victim = Process::start(&setup(role, self.cores.victim), &[attachment.hub.as_fd()])?;
         victim.wait_ready()?;
         let beside = match self.behaviour {
             Behaviour::Absent => None,
-            Behaviour::Honest => Some(Seat::take(&entrance)?),
+            Behaviour::Honest => Some(Attachment::take(&entrance)?),
             _ => None,
         };
         let neighbour = match (self.behaviour, &beside) {
             (Behaviour::Absent, _) => None,
-            (_, Some(seat)) => {
-                let role = Role::Honest { place: seat.place.clone(), talks: false };
-                Some(Process::start(&setup(role, self.cores.neighbour), &[seat.hub.as_fd()])?)
+            (_, Some(attachment)) => {
+                let role = Role::Honest { place: attachment.place.clone(), talks: false };
+                Some(Process::start(&setup(role, self.cores.neighbour), &[attachment.hub.as_fd()])?)
             }
             (behaviour, None) => {
                 let staging = behaviour.needs_staging().then_some(Mode::Staging);
@@ -227,17 +225,17 @@ impl Case<'_> {
                 );
             });
         }
-        Scene { driver, victim, neighbour, seat }.measure(self.behaviour, self.args.seconds)
+        Scene { driver, victim, neighbour, attachment }.measure(self.behaviour, self.args.seconds)
     }
 }
 
-/// The processes of a row, all at work.
+/// Processes of a row, all started.
 struct Scene {
     driver: Process,
     victim: Process,
     neighbour: Option<Process>,
-    /// The victim's.
-    seat: Seat,
+    /// Attachment of the victim.
+    attachment: Attachment,
 }
 
 impl Scene {
@@ -251,7 +249,7 @@ impl Scene {
         let after = (self.driver.footprint()?, self.victim.footprint()?, neighbour()?);
         self.victim.check()?;
         self.neighbour.as_ref().map_or(Ok(()), Process::check)?;
-        let rules = self.charges(&self.seat.stats()?)?;
+        let rules = self.charges(&self.attachment.stats()?)?;
         let seconds = Duration::from_nanos(to.at.saturating_sub(from.at).max(1)).as_secs_f64();
         let a_second = |count: u64| count as f64 / seconds;
         let cores = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() / seconds;
@@ -272,15 +270,15 @@ impl Scene {
     }
 
     fn arrived(&self) -> anyhow::Result<Arrivals> {
-        match self.driver.ask(Order::Arrived)? {
+        match self.driver.ask(RowCommand::Arrived)? {
             Answer::Arrived(arrivals) => Ok(arrivals),
             other => bail!("the driver domain said {other:?}"),
         }
     }
 
-    /// Everything that others than the victim are charged with. Nothing that the victim is.
+    /// Returns the charges of all guests but the victim. Fails if the victim is charged.
     fn charges(&self, stats: &DriverStats) -> anyhow::Result<BTreeMap<String, u64>> {
-        let victim = format!("vif{}.0", self.seat.place.domain);
+        let victim = format!("vif{}.0", self.attachment.place.domain);
         if let Some(rules) = stats.rules.get(&victim) {
             bail!("the victim is charged with {rules:?}");
         }
@@ -297,12 +295,12 @@ impl Scene {
     }
 }
 
-/// `ringfence-bench internal hostile-guest`; returns the exit status.
+/// Runs `ringfence-bench internal hostile-guest`. Returns the exit status.
 pub(super) fn guest_main(args: &on_xen::HostileGuestArgs) -> u8 {
     on_xen::main(args)
 }
 
-/// `ringfence-bench internal bench-hostile`: one process of a row; returns the exit status.
+/// Runs `ringfence-bench internal bench-hostile`, one process of a row. Returns the exit status.
 pub(super) fn process_main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
@@ -321,7 +319,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     match &setup.role {
         Role::Driver => {
             let [listener] = expect_fds(fds)?;
-            // Its data plane tells from a thread of its own.
+            // A second thread of the driver answers the parent.
             driver::serve(channel.try_clone()?, &setup, listener)
         }
         Role::Honest { place, talks } => {

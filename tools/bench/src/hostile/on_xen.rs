@@ -1,17 +1,15 @@
-//! `ringfence-bench internal hostile-guest`: the same hostile guest on real Xen, for tests.
+//! `ringfence-bench internal hostile-guest`: the adversary guest on real Xen, for tests.
 //!
-//! It runs in a guest whose own driver has let go of the interface, and lends its pages by gntalloc.
-//! For a while it does each thing of `super::attacks` that does not need a hub; then it writes keys
-//! with which nothing can be connected. What becomes of the driver domain and of other guests is to
-//! be seen from there; here it is only told what was done, since one that could not even be begun
-//! would prove nothing.
+//! It runs in a guest whose own driver has released the interface, and lends its pages by gntalloc.
+//! It runs each behaviour of `super::attacks` that needs no hub for a while. Then it offers keys with
+//! which no device can be connected. The test observes the driver domain and the other guests itself.
+//! This program only reports the number of bursts of each behaviour, and fails if one had none.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use ringfence::causes::causes;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
@@ -20,44 +18,45 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
 use super::super::STATUS_BENCH_FAILED;
+use super::adversary::{Adversary, Pace};
 use super::args::{Behaviour, Which};
 use super::attacks::{self, State};
 use super::control::WrongAnswer;
-use super::disks::on_xen::{self as disks, RudeDisk};
-use super::rogue::{Pace, Rogue};
+use super::disks::on_xen::{self as disks, VbdAttacker};
+use ringfence::causes::causes;
 
-/// A step of the handshake under emulation.
+/// Time limit of one step of the handshake, long enough for emulation.
 const STEP_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long a backend may take to look at keys that are of no use.
+/// Time within which a backend would connect with acceptable keys.
 const REFUSED_WITHIN: Duration = Duration::from_millis(500);
 
-/// How long a backend may keep a device waiting that it closed again and again.
+/// Time limit for backoff of a backend that has closed the device repeatedly.
 const LET_IN_WITHIN: Duration = Duration::from_secs(120);
 
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Breaks every rule of a vif, or of a vbd, from inside a Xen guest
+/// Runs every behaviour of an adversary on a vif or vbd, from inside a Xen guest
 #[derive(Debug, Args)]
 pub struct HostileGuestArgs {
-    /// How long to do each thing
+    /// Time to run each behaviour
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub seconds: f64,
 
-    /// What to do; otherwise all there is
+    /// Behaviours to run; all by default
     #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
     pub behaviours: Vec<Which>,
 
-    /// Do it to a disk (disk-…), not to an interface
+    /// Run the behaviours of disks (disk-…) instead of those of interfaces
     #[arg(long)]
     pub disk: bool,
 
-    /// Which interface, or which disk
+    /// Number of the interface or disk
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub handle: u32,
 }
 
-/// Does it; returns the exit status.
+/// Runs the adversary guest. Returns the exit status.
 pub(super) fn main(args: &HostileGuestArgs) -> u8 {
     match run(args) {
         Ok(()) => 0,
@@ -73,56 +72,56 @@ fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
 }
 
 fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
-    let mut rude = RudePackets {
-        rogue: join(args.handle)?,
+    let mut attacker = VifAttacker {
+        adversary: join(args.handle)?,
         behaviour: Behaviour::Honest,
         state: State::new(),
     };
-    let mut spells = Spells::new(args);
+    let mut runs = AttackRuns::new(args);
     for behaviour in behaviours(args) {
-        (rude.behaviour, rude.state) = (behaviour, State::new());
-        spells.run(&mut rude, &behaviour.name())?;
+        (attacker.behaviour, attacker.state) = (behaviour, State::new());
+        runs.run(&mut attacker, &behaviour.name())?;
     }
-    spells.end()?;
-    let mut rogue = rude.rogue;
+    runs.end()?;
+    let mut adversary = attacker.adversary;
     if args.behaviours.is_empty() {
-        bad_keys(&mut rogue)?;
+        bad_keys(&mut adversary)?;
     }
-    // The last thing that is seen of it is a device that can be connected.
+    // A correct handshake must succeed at the end, so that the device is left connectable.
     let begin = Instant::now();
-    while let Err(why) = rogue.connect() {
+    while let Err(why) = adversary.connect() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
     }
     println!("connected after all that");
-    rogue.enter(XenbusState::Closing)?;
-    rogue.enter(XenbusState::Closed)?;
-    // The driver of the guest's kernel knows nothing of a control ring, and would not remove them.
+    adversary.enter(XenbusState::Closing)?;
+    adversary.enter(XenbusState::Closed)?;
+    // The kernel's driver in the guest does not know these keys and would leave them behind.
     for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
-        rogue.forget(key)?;
+        adversary.forget(key)?;
     }
     Ok(())
 }
 
 fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
-    let mut rude = RudeDisk::join(args.handle, PACE)?;
+    let mut attacker = VbdAttacker::join(args.handle, PACE)?;
     let wanted: Vec<_> = args.behaviours.iter().filter_map(|which| which.disks()).collect();
-    let mut spells = Spells::new(args);
+    let mut runs = AttackRuns::new(args);
     for behaviour in disks::behaviours(&wanted) {
-        rude.begin(behaviour);
-        spells.run(&mut rude, &behaviour.name())?;
+        attacker.begin(behaviour);
+        runs.run(&mut attacker, &behaviour.name())?;
     }
-    spells.end()?;
+    runs.end()?;
     let begin = Instant::now();
-    while let Err(why) = rude.connect() {
+    while let Err(why) = attacker.connect() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
     }
     println!("connected after all that");
-    rude.leave()
+    attacker.leave()
 }
 
 const PACE: Pace = Pace { step_within: STEP_WITHIN, pause: || std::thread::sleep(PAUSE) };
 
-fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
+fn join(handle: u32) -> anyhow::Result<Adversary<XenPlatform>> {
     let platform = XenPlatform::open(Side::Frontend)?;
     let mut store = platform.store()?;
     let mut device =
@@ -130,10 +129,10 @@ fn join(handle: u32) -> anyhow::Result<Rogue<XenPlatform>> {
     let front = device.frontend_path();
     device.backend = DomId(store.read_u16(&format!("{front}/backend-id"))?);
     let mac = parse_mac(&store.read(&format!("{front}/mac"))?).context("the interface's mac")?;
-    Rogue::new(platform, device, mac, blocking_store, PACE)
+    Adversary::new(platform, device, mac, blocking_store, PACE)
 }
 
-/// The raw stream to the store, which is waited for.
+/// Opens the raw stream to the store in blocking mode.
 fn blocking_store(
     platform: &XenPlatform,
 ) -> Result<std::os::fd::OwnedFd, ringfence_platform::PlatformError> {
@@ -144,7 +143,7 @@ fn blocking_store(
     Ok(fd)
 }
 
-/// What can be done without a hub, and is not honest.
+/// Returns the requested hostile behaviours that need no hub.
 fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
     let wanted: Vec<_> = match args.behaviours.as_slice() {
         [] => Behaviour::value_variants().to_vec(),
@@ -154,36 +153,36 @@ fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
     wanted.into_iter().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
 }
 
-/// A guest that does one thing that is not right, again and again.
-pub(super) trait Rude {
-    /// Goes through the handshake.
+/// Adversary that repeats one behaviour.
+pub(super) trait Attacker {
+    /// Runs the handshake from its beginning.
     fn connect(&mut self) -> anyhow::Result<()>;
-    /// Does it once.
+    /// Runs one burst of the behaviour.
     fn burst(&mut self) -> anyhow::Result<()>;
-    /// Whether the handshake is to be gone through again.
+    /// Returns `true` if the handshake must run again.
     fn is_over(&mut self) -> bool;
-    /// Whether what failed must not fail.
+    /// Returns `true` if the failure is one of the backend, which fails the test.
     fn is_fatal(&self, why: &anyhow::Error) -> bool;
 }
 
-struct RudePackets {
-    rogue: Rogue<XenPlatform>,
+struct VifAttacker {
+    adversary: Adversary<XenPlatform>,
     behaviour: Behaviour,
     state: State,
 }
 
-impl Rude for RudePackets {
+impl Attacker for VifAttacker {
     fn connect(&mut self) -> anyhow::Result<()> {
-        self.rogue.connect()?;
-        self.rogue.address_all()
+        self.adversary.connect()?;
+        self.adversary.address_all()
     }
 
     fn burst(&mut self) -> anyhow::Result<()> {
-        attacks::burst(&mut self.rogue, self.behaviour, &mut self.state)
+        attacks::burst(&mut self.adversary, self.behaviour, &mut self.state)
     }
 
     fn is_over(&mut self) -> bool {
-        self.behaviour == Behaviour::Reattach || self.rogue.was_closed().unwrap_or(true)
+        self.behaviour == Behaviour::Reattach || self.adversary.was_closed().unwrap_or(true)
     }
 
     fn is_fatal(&self, why: &anyhow::Error) -> bool {
@@ -191,21 +190,21 @@ impl Rude for RudePackets {
     }
 }
 
-/// All that is done, one thing after the other.
-struct Spells {
+/// Runs of all behaviours in sequence, and the names of those without a burst.
+struct AttackRuns {
     length: Duration,
     idle: Vec<String>,
 }
 
-impl Spells {
-    fn new(args: &HostileGuestArgs) -> Spells {
-        Spells { length: Duration::from_secs_f64(args.seconds), idle: Vec::new() }
+impl AttackRuns {
+    fn new(args: &HostileGuestArgs) -> AttackRuns {
+        AttackRuns { length: Duration::from_secs_f64(args.seconds), idle: Vec::new() }
     }
 
-    fn run(&mut self, rude: &mut dyn Rude, name: &str) -> anyhow::Result<()> {
-        let spell = Spell::of(rude, self.length).with_context(|| name.to_owned())?;
-        println!("{name:<23} {}", spell.told());
-        if spell.bursts == 0 {
+    fn run(&mut self, attacker: &mut dyn Attacker, name: &str) -> anyhow::Result<()> {
+        let run = AttackRun::of(attacker, self.length).with_context(|| name.to_owned())?;
+        println!("{name:<23} {}", run.told());
+        if run.bursts == 0 {
             self.idle.push(name.to_owned());
         }
         Ok(())
@@ -217,63 +216,63 @@ impl Spells {
     }
 }
 
-/// One thing, done for a while.
+/// Counters of one behaviour's run.
 #[derive(Default)]
-struct Spell {
+struct AttackRun {
     bursts: u64,
     connected: u64,
     refused: u64,
     last_failure: Option<String>,
 }
 
-impl Spell {
-    fn of(rude: &mut dyn Rude, length: Duration) -> anyhow::Result<Spell> {
-        let mut spell = Spell::default();
+impl AttackRun {
+    fn of(attacker: &mut dyn Attacker, length: Duration) -> anyhow::Result<AttackRun> {
+        let mut run = AttackRun::default();
         let begin = Instant::now();
-        // Whatever fails is done again from the handshake on; at least once it has to be done.
-        let unfinished = |spell: &Spell| {
-            begin.elapsed() < length || spell.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
+        // After a failure the handshake runs again. At least one burst must succeed.
+        let unfinished = |run: &AttackRun| {
+            begin.elapsed() < length || run.bursts == 0 && begin.elapsed() < 4 * STEP_WITHIN
         };
-        while unfinished(&spell) {
-            if let Err(why) = rude.connect() {
-                spell.refused += 1;
-                spell.last_failure = Some(format!("{why:#}"));
+        while unfinished(&run) {
+            if let Err(why) = attacker.connect() {
+                run.refused += 1;
+                run.last_failure = Some(format!("{why:#}"));
                 std::thread::sleep(PAUSE);
                 continue;
             }
-            spell.connected += 1;
-            while unfinished(&spell) {
-                if let Err(why) = rude.burst() {
-                    ensure!(!rude.is_fatal(&why), why);
-                    spell.last_failure = Some(format!("{why:#}"));
+            run.connected += 1;
+            while unfinished(&run) {
+                if let Err(why) = attacker.burst() {
+                    ensure!(!attacker.is_fatal(&why), why);
+                    run.last_failure = Some(format!("{why:#}"));
                     break;
                 }
-                spell.bursts += 1;
+                run.bursts += 1;
                 std::thread::yield_now();
-                if rude.is_over() {
+                if attacker.is_over() {
                     break;
                 }
             }
         }
-        Ok(spell)
+        Ok(run)
     }
 
     fn told(&self) -> String {
-        let Spell { bursts, connected, refused, last_failure, .. } = self;
+        let AttackRun { bursts, connected, refused, last_failure, .. } = self;
         let failure = last_failure.as_ref().map_or(String::new(), |why| format!(" ({why})"));
         format!("{bursts} bursts, connected {connected} times, not let in {refused} times{failure}")
     }
 }
 
-/// A way to make the keys of a device useless.
+/// Change that makes the keys of a device unusable.
 type Change = fn(&mut BTreeMap<&'static str, String>);
 
 fn set(keys: &mut BTreeMap<&'static str, String>, key: &'static str, value: &str) {
     keys.insert(key, value.to_owned());
 }
 
-/// With none of these a device can be connected. The references 0 and 1 are pages that the toolstack
-/// itself lent to dom0, and the ports 1 and 2 the channels of console and store.
+/// Changes with each of which no device can be connected. References 0 and 1 are pages that the
+/// toolstack granted to dom0; ports 1 and 2 are the channels of console and store.
 const BAD_KEYS: &[(&str, Change)] = &[
     ("an empty reference", |k| set(k, keys::TX_RING_REF, "")),
     ("the console's page as a ring", |k| set(k, keys::TX_RING_REF, "0")),
@@ -284,7 +283,7 @@ const BAD_KEYS: &[(&str, Change)] = &[
     ("a negative number", |k| set(k, keys::TX_RING_REF, "-8")),
     ("no number", |k| set(k, keys::RX_RING_REF, "banana")),
     ("2000 digits", |k| set(k, keys::TX_RING_REF, &"9".repeat(2000))),
-    ("octets that are no text", |k| set(k, keys::EVENT_CHANNEL_TX, "\u{1}\u{7f}\u{fffd}")),
+    ("bytes that are no text", |k| set(k, keys::EVENT_CHANNEL_TX, "\u{1}\u{7f}\u{fffd}")),
     ("a port that is not there", |k| set(k, keys::EVENT_CHANNEL_TX, "4000000000")),
     ("the store's channel", |k| set(k, keys::EVENT_CHANNEL_TX, "1")),
     ("the console's channel", |k| set(k, keys::EVENT_CHANNEL_RX, "2")),
@@ -296,31 +295,31 @@ const BAD_KEYS: &[(&str, Change)] = &[
     ("more queues than anybody has", |k| set(k, keys::MULTI_QUEUE_NUM_QUEUES, "4294967295")),
 ];
 
-/// Offers each of them; the backend must not connect.
-fn bad_keys(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
+/// Publishes the keys after each change; fails if the backend connects.
+fn bad_keys(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
     for (name, change) in BAD_KEYS {
-        let_in(rogue).with_context(|| format!("before {name}"))?;
-        let mut keys = rogue.keys();
+        let_in(adversary).with_context(|| format!("before {name}"))?;
+        let mut keys = adversary.keys();
         change(&mut keys);
-        rogue.publish(&keys)?;
+        adversary.publish(&keys)?;
         let begin = Instant::now();
-        let mut state = rogue.backend_state()?;
+        let mut state = adversary.backend_state()?;
         while state == XenbusState::InitWait && begin.elapsed() < REFUSED_WITHIN {
             std::thread::sleep(PAUSE);
-            state = rogue.backend_state()?;
+            state = adversary.backend_state()?;
         }
         println!("keys: {name}: the backend is {state}");
         ensure!(state != XenbusState::Connected, "the backend connected with {name}");
-        rogue.forget(keys::MULTI_QUEUE_NUM_QUEUES)?;
+        adversary.forget(keys::MULTI_QUEUE_NUM_QUEUES)?;
     }
     println!("keys: all {} tried", BAD_KEYS.len());
     Ok(())
 }
 
-/// Has the backend wait for a frontend, however long it lets one wait that it closed again and again.
-fn let_in(rogue: &mut Rogue<XenPlatform>) -> anyhow::Result<()> {
+/// Brings the backend to `InitWait`, waiting for its backoff if necessary.
+fn let_in(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
     let begin = Instant::now();
-    while let Err(why) = rogue.begin() {
+    while let Err(why) = adversary.begin() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not let in: {why:#}");
     }
     Ok(())
@@ -331,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_of_keys_changes_them() {
+    fn every_bad_key_differs_from_correct_keys() {
         let honest: BTreeMap<_, _> = [
             (keys::TX_RING_REF, "9"),
             (keys::RX_RING_REF, "10"),

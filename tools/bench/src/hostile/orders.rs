@@ -1,4 +1,4 @@
-//! What the parent and the processes of a row say to each other.
+//! Messages between the parent process and the processes of a row.
 
 use std::path::PathBuf;
 
@@ -7,39 +7,37 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use serde::{Deserialize, Serialize};
 
 use super::args::Behaviour;
-use super::disks::DiskOrder;
 use super::disks::behaviour::DiskBehaviour;
 
-/// Locally administered: the port that verifies the victim's packets.
+/// Locally administered address of the port that verifies the victim's packets.
 pub(super) const SINK_MAC: [u8; 6] = [0x0a, 0, 0, 0, 0, 1];
 
-/// The first message to a process. With it comes, for the driver domain, the listening socket, for an
-/// honest guest its connection to the hub.
+/// First message to a process. The driver domain receives the listening socket with it, an honest
+/// guest its connection to the hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Setup {
     pub(super) role: Role,
-    /// The core to stay on.
+    /// CPU core to pin the process to.
     pub(super) core: Option<usize>,
-    /// Octets of a packet of the victim's.
+    /// Bytes of a packet of the victim.
     pub(super) size: u32,
 }
 
-/// What a process is.
+/// Role of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Role {
-    /// Hub, control, data plane, and the port that verifies.
+    /// Driver domain: hub, control, switch workers, and the verifying port.
     Driver,
-    /// A guest that keeps the rules and sends as much as it can.
+    /// Guest that keeps the rules and sends at its maximum rate.
     Honest {
-        /// Where it is.
-        place: Place,
-        /// Whether it also sends to whom it hears from.
+        place: GuestIdentity,
+        /// Set if it also sends to the senders that it receives from.
         talks: bool,
     },
-    /// A guest that does not. It is its own launcher: it must be able to come back.
+    /// Adversary guest. It is its own launcher, since it must be able to reconnect.
     Hostile { entrance: Entrance, behaviour: Behaviour },
-    /// The same with a disk.
-    HostileDisk { entrance: Entrance, behaviour: DiskBehaviour, disk: DiskOrder },
+    /// Adversary guest with a disk.
+    HostileDisk { entrance: Entrance, behaviour: DiskBehaviour, disk: DiskSpec },
 }
 
 impl Role {
@@ -52,68 +50,76 @@ impl Role {
     }
 }
 
-/// Where launchers find the driver domain, and what they ask for.
+/// Address of the driver domain's hub, and the parameters of a launcher's request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Entrance {
     pub(super) socket: PathBuf,
-    /// Octets behind the Ethernet header.
+    /// Bytes after the Ethernet header.
     pub(super) mtu: u16,
-    /// The name of the mode in which guests' pages are reached.
+    /// Name of the access mode.
     pub(super) mode: String,
 }
 
-/// A guest's place at the switch.
+/// Identity of a guest at the switch.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(super) struct GuestIdentity {
     pub(super) domain: u16,
     pub(super) mac: [u8; 6],
-    /// Octets behind the Ethernet header.
+    /// Bytes after the Ethernet header.
     pub(super) mtu: u16,
 }
 
-impl Place {
+impl GuestIdentity {
     pub(super) fn device(&self) -> DeviceId {
         let frontend = DomId(self.domain);
         DeviceId { kind: DeviceKind::Vif, frontend, backend: DomId(0), handle: 0 }
     }
 
-    /// Its first disk.
+    /// Returns the device id of its first disk.
     pub(super) fn disk(&self) -> DeviceId {
         DeviceId { kind: DeviceKind::Vbd, ..self.device() }
     }
 }
 
-/// Orders to a process that is set up.
+/// Command to a process that is set up.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum RowCommand {
     /// To the driver domain: count packets of this address as the victim's.
     Victim([u8; 6]),
-    /// To the driver domain: say what arrived so far.
+    /// To the driver domain: report the arrivals so far.
     Arrived,
 }
 
-/// What a process says.
+/// Message of a process to the parent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// It does what it is there for.
+    /// The process has begun its work.
     Ready,
-    /// What arrived at the verifying port.
+    /// Counters of the verifying port.
     Arrived(Arrivals),
-    /// It could not go on.
+    /// The process failed, with the reason.
     Failed(String),
 }
 
-/// What arrived at the verifying port until a moment.
+/// Counters of the verifying port at one moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Arrivals {
-    /// The moment: monotonic nanoseconds.
+    /// Monotonic clock of the reading in nanoseconds.
     pub(super) at: u64,
-    /// Packets of the victim's that were as they should be.
+    /// Packets of the victim that were correct.
     pub(super) verified: u64,
-    /// Packets of the victim's that never came: later ones did.
+    /// Packets of the victim that did not arrive although later ones did.
     pub(super) missing: u64,
-    /// Packets of the victim's that were not as they should be, or came twice.
+    /// Packets of the victim that were damaged or arrived twice.
     pub(super) damaged: u64,
-    /// Other packets.
+    /// Packets of other senders.
     pub(super) others: u64,
+}
+
+/// Disk to create for a guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct DiskSpec {
+    /// Name of the access mode.
+    pub(super) mode: String,
+    pub(super) bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! The processes of a row, from the parent's side.
+//! Processes of a row, as the parent starts and observes them.
 
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::CommandExt;
@@ -6,16 +6,16 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+
+use super::orders::{Answer, RowCommand, Setup};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
-use super::orders::{Answer, Order, Setup};
-
-/// How long a process may take to answer.
+/// Time limit for an answer of a process.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One process; ended when this is dropped.
+/// Process of a row, ended on drop.
 pub(super) struct Process {
     name: &'static str,
     child: OwnedChild,
@@ -23,7 +23,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts it and hands it its setup.
+    /// Starts a process and sends its setup.
     pub(super) fn start(setup: &Setup, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Process> {
         let name = setup.role.name();
         let (channel, theirs) = Channel::pair().context("a channel")?;
@@ -39,7 +39,7 @@ impl Process {
         Ok(process)
     }
 
-    /// Waits until it does what it is there for.
+    /// Waits until the process has begun its work.
     pub(super) fn wait_ready(&self) -> anyhow::Result<()> {
         match self.hear()? {
             Answer::Ready => Ok(()),
@@ -47,7 +47,7 @@ impl Process {
         }
     }
 
-    pub(super) fn ask(&self, order: Order) -> anyhow::Result<Answer> {
+    pub(super) fn ask(&self, order: RowCommand) -> anyhow::Result<Answer> {
         self.channel.send(&order, &[]).with_context(|| format!("asking the {}", self.name))?;
         self.hear()
     }
@@ -62,7 +62,7 @@ impl Process {
         }
     }
 
-    /// Whether it went on until now: it says so only when it could not.
+    /// Fails if the process has failed; a working process sends nothing unasked.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         match self.channel.try_receive::<Answer>() {
             Ok(None) => Ok(()),
@@ -76,20 +76,20 @@ impl Process {
         self.child.id()
     }
 
-    /// What it holds and has used.
+    /// Reads the resources that the process uses.
     pub(super) fn footprint(&self) -> anyhow::Result<Footprint> {
         Footprint::of(self.pid()).with_context(|| format!("looking at the {}", self.name))
     }
 }
 
-/// A process at one moment.
+/// Resources of a process at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footprint {
-    /// Resident memory.
+    /// Resident memory in KiB.
     pub(super) rss_kib: i64,
-    /// Open descriptors.
+    /// Number of open descriptors.
     pub(super) fds: i64,
-    /// Processor time of all threads.
+    /// CPU time of all threads.
     pub(super) cpu: Duration,
 }
 
@@ -105,7 +105,7 @@ impl Footprint {
 
 fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The command's name, in parentheses, may hold anything.
+    // The command's name, in parentheses, may contain any character.
     let (_, rest) = stat.rsplit_once(')').context("no name in stat")?;
     let field = |n: usize| rest.split_whitespace().nth(n).and_then(|f| f.parse::<u64>().ok());
     // utime and stime (proc_pid_stat(5), fields 14 and 15); the state is field 3.
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_footprint_grows_with_what_is_used() {
+    fn footprint_grows_with_memory_descriptors_and_cpu_time() {
         let before = Footprint::of(std::process::id()).unwrap();
         let kept = vec![1u8; 32 << 20];
         let files: Vec<_> = (0..5).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();

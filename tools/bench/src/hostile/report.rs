@@ -1,4 +1,4 @@
-//! Rows: for people and for programs.
+//! Report of the packet rows: text and JSON.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::super::median;
 use super::args::Behaviour;
 
-/// What was measured in one run of one row.
+/// Result of one run of one row.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
     pub(super) behaviour: Behaviour,
@@ -24,7 +24,7 @@ pub(super) struct Measured {
     pub(super) rules: BTreeMap<String, u64>,
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     behaviour: Behaviour,
@@ -45,7 +45,7 @@ pub(super) struct Row {
     rules: BTreeMap<String, u64>,
 }
 
-/// What all runs of a row were charged with, by the rule's name.
+/// Sums the charges of all runs of a row by rule.
 pub(super) fn charges<'a>(
     runs: impl Iterator<Item = &'a BTreeMap<String, u64>>,
 ) -> BTreeMap<String, u64> {
@@ -56,7 +56,7 @@ pub(super) fn charges<'a>(
     all
 }
 
-/// The charges as a line of the table has them, the most frequent first.
+/// Formats the charges for a line of the table, the most frequent first.
 pub(super) fn told(charges: &BTreeMap<String, u64>) -> String {
     let mut rules: Vec<_> = charges.iter().collect();
     rules.sort_by_key(|(_, count)| core::cmp::Reverse(**count));
@@ -65,7 +65,7 @@ pub(super) fn told(charges: &BTreeMap<String, u64>) -> String {
 }
 
 impl Row {
-    /// The row of one behaviour from its runs, each beside the honest run of the same round.
+    /// Builds the row of a behaviour from its runs, each with the honest run of the same round.
     pub(super) fn new(runs: &[(&Measured, &Measured)], mode: Mode, size: u32, seconds: f64) -> Row {
         let of = |figure: fn(&Measured) -> f64| median(runs.iter().map(|(run, _)| figure(run)));
         let sum = |figure: fn(&Measured) -> u64| runs.iter().map(|(run, _)| figure(run)).sum();
@@ -95,7 +95,7 @@ impl Row {
         }
     }
 
-    /// The row of the table.
+    /// Formats the row as a line of the table.
     pub(super) fn line(&self) -> String {
         let line = format!(
             "{:<17} {:>9.1} {:>6.2} {:>6} {:>9.1} {:>7.2} {:>7.2} {:>7.2} {:>8} {:>4}  {}",
@@ -115,7 +115,7 @@ impl Row {
     }
 }
 
-/// The table's heading.
+/// Returns the heading of the table.
 pub(super) fn heading() -> String {
     format!(
         "{:<17} {:>9} {:>6} {:>6} {:>9} {:>7} {:>7} {:>7} {:>8} {:>4}  {}",
@@ -133,7 +133,7 @@ pub(super) fn heading() -> String {
     )
 }
 
-/// What stands below it.
+/// Returns the legend below the table.
 pub(super) fn legend() -> &'static str {
     "\
 `kpps`: packets of the victim's that arrived and were verified, thousands a second; `ratio`: to what
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_medians_and_ratios_are_within_a_round() {
+    fn rates_are_medians_and_ratios_are_per_round() {
         let honest = [100.0, 1000.0, 10.0].map(|pps| run(Behaviour::Honest, pps));
         let storm = [90.0, 800.0, 9.9].map(|pps| run(Behaviour::EventStorm, pps));
         let pairs: Vec<_> = storm.iter().zip(&honest).collect();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let honest = run(Behaviour::Honest, 1e5);
         let line = Row::new(&[(&honest, &honest)], Mode::Map, 64, 1.0).line();
         let (before, _) = line.split_once("  rule 2").unwrap();

@@ -1,7 +1,6 @@
-//! The port that verifies the victim's packets, in the driver domain's switch.
+//! Verifying port in the driver domain's switch, which receives the victim's packets.
 //!
-//! It is not a guest's: so nothing that is measured depends on how well one more guest takes its
-//! packets.
+//! It belongs to no guest, so the measurement does not depend on the speed of one more guest.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,10 +16,10 @@ use super::super::packet::{Bad, Checker};
 use super::super::usage::clock;
 use super::orders::Arrivals;
 
-/// Longer than any packet.
+/// MTU above any packet's size.
 const MTU: u16 = u16::MAX - 18;
 
-/// What arrived, and whose packets are the victim's. Written by the data plane, once a turn.
+/// Counters of arrivals, and the victim's address. The worker updates them once a batch.
 #[derive(Default)]
 pub(super) struct Tally(Mutex<Counted>);
 
@@ -44,7 +43,7 @@ impl Tally {
     }
 }
 
-/// The port.
+/// Port that verifies and counts packets.
 pub(super) struct SinkPort {
     tally: Arc<Tally>,
     checker: Checker,
@@ -82,7 +81,7 @@ impl Port for SinkPort {
                 Err(Bad::Lost { from, to }) => {
                     arrivals.missing += to - from + 1;
                     arrivals.verified += 1;
-                    // It was verified before its number was looked at.
+                    // The packet passed verification before its number was compared.
                     self.checker.resume_behind(to + 1);
                 }
                 Err(_) => arrivals.damaged += 1,
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_victims_packets_are_told_from_others_and_from_spoilt_ones() {
+    fn sink_counts_verified_damaged_and_other_packets() {
         let tally = Arc::new(Tally::default());
         let mut sink = SinkPort::new(64, &tally);
         tally.set_victim(VICTIM);
@@ -147,7 +146,7 @@ mod tests {
         let mut spoilt = packet(2);
         spoilt[50] ^= 1;
         deliver(&mut sink, &[packet(0), packet(1), foreign, spoilt, packet(3)]);
-        // The spoilt one is missing as well: what came in its place is not it.
+        // The damaged packet also counts as missing.
         let seen = tally.now();
         assert_eq!((seen.verified, seen.missing, seen.damaged, seen.others), (3, 1, 1, 1));
         deliver(&mut sink, &[packet(9), packet(10), packet(10)]);

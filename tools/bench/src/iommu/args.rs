@@ -1,4 +1,4 @@
-//! The command line of `ringfence-bench seeds iommu`.
+//! Command line of `ringfence-bench seeds iommu`.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use ringfence_uplink::link::vhost_net::Protection;
 use serde::Serialize;
 
-use crate::args::parse_seconds;
+use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Datagrams between a socket of the kernel and the link of `run --link vhost`, in one process, to the guest's
@@ -25,17 +25,17 @@ and medians of rounds are reported. Needs root, for a network of its own, and /d
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct IommuArgs {
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// Measure all rows so many times, in turns, and report medians
+    /// Measurements of each row, alternating; medians are reported
     #[arg(long, value_name = "N", default_value = "5",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
 
-    /// Octets of each datagram
-    #[arg(long, value_name = "OCTETS", value_delimiter = ',', default_value = "1400,60000",
+    /// Bytes of each datagram
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "1400,60000",
           value_parser = clap::value_parser!(u16).range(8..=65000))]
     pub size: Vec<u16>,
 
@@ -44,7 +44,7 @@ pub struct IommuArgs {
     pub json: bool,
 }
 
-/// The way of the datagrams.
+/// Direction of the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Direction {
@@ -52,7 +52,7 @@ pub(super) enum Direction {
     FromGuest,
 }
 
-/// What is compared, and what it is called.
+/// Protections to compare, with their names.
 pub(super) const PROTECTIONS: [(Protection, &str); 4] = [
     (Protection::Fixed, "none"),
     (Protection::Coarse, "coarse"),

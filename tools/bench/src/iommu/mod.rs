@@ -1,5 +1,6 @@
-//! `ringfence-bench seeds iommu`: what it costs to lend the worker of kernel vhost-net only what is under
-//! way. The source describes it for IOMMUs and did not build it; the table by which vhost translates is one.
+//! `ringfence-bench seeds iommu`: cost of granting the worker of kernel vhost-net only pages in flight.
+//!
+//! The source describes the scheme for IOMMUs and did not build it. vhost's translation table is one.
 
 pub mod args;
 mod rig;
@@ -28,7 +29,7 @@ struct Row {
     packets: u64,
     cost_ns_per_kb: f64,
     changes_per_packet: f64,
-    /// To coarse in the same round.
+    /// Cost ratio to `coarse` in the same round.
     cost_ratio: f64,
 }
 
@@ -57,7 +58,7 @@ fn heading() -> String {
     )
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &IommuArgs) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -95,19 +96,19 @@ fn measure(args: &IommuArgs, direction: Direction, size: u16) -> anyhow::Result<
         size,
         protection,
         rounds: runs.len(),
-        gbps: median(runs.iter().map(|run| run.octets as f64 * 8e-9 / run.took.as_secs_f64())),
+        gbps: median(runs.iter().map(|run| run.bytes as f64 * 8e-9 / run.took.as_secs_f64())),
         packets: runs.iter().map(|run| run.packets).sum(),
         cost_ns_per_kb: median(runs.iter().map(cost)),
         changes_per_packet: median(
             runs.iter().map(|run| run.changes as f64 / run.packets.max(1) as f64),
         ),
-        // Of runs that came one after the other: what else the machine does changes more slowly.
+        // Ratios of consecutive runs: interference changes more slowly than that.
         cost_ratio: median(runs.iter().zip(&coarse).map(|(run, coarse)| cost(run) / coarse)),
     });
     Ok(rows.collect())
 }
 
-/// Nanoseconds for each kilobyte.
+/// Returns the nanoseconds for each kilobyte.
 fn cost(run: &Spent) -> f64 {
-    run.cpu_ns as f64 * 1000.0 / run.octets.max(1) as f64
+    run.cpu_ns as f64 * 1000.0 / run.bytes.max(1) as f64
 }

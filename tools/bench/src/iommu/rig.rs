@@ -1,4 +1,4 @@
-//! A link of vhost-net, and a socket of the kernel on the other side of its interface.
+//! Link of vhost-net with a socket of the kernel behind its interface.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::process::Command;
@@ -25,23 +25,23 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 const PORT: u16 = 7000;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const MAC_WORD: &str = "02:00:00:00:00:07";
-/// The longest packets of IP, and no others' segments.
+/// Maximum size of an IP packet, so that none is segmented.
 const MTU: u16 = 65_520;
 /// Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
-/// Packets under way at a time.
+/// Packets in flight at a time.
 const BATCH: usize = 16;
-/// For a packet that is lost.
+/// Time after which a packet counts as lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was spent for what.
+/// Resources used, with the amount of work.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Spent {
     pub(super) packets: u64,
-    pub(super) octets: u64,
+    pub(super) bytes: u64,
     pub(super) cpu_ns: u64,
     pub(super) took: Duration,
-    /// UPDATEs and INVALIDATEs.
+    /// Messages UPDATE and INVALIDATE.
     pub(super) changes: u64,
 }
 
@@ -52,15 +52,15 @@ pub(super) struct Rig {
     socket: UdpSocket,
     headers: [u8; HEADERS],
     payload: Vec<u8>,
-    /// Packets of which each carries its number.
+    /// Sequence number of the next packet.
     number: u64,
 }
 
 impl Rig {
-    /// The network of the calling thread is its own, and has no interface called like this one's.
+    /// Creates the link. The calling thread needs a network namespace of its own without such an interface.
     pub(super) fn new(protection: Protection, size: u16) -> anyhow::Result<Rig> {
         let tap = Tap::create(NAME).context("an interface")?;
-        // The kernel would send packets of its own by it.
+        // Without this the kernel sends IPv6 packets of its own.
         let quiet = format!("/proc/sys/net/ipv6/conf/{NAME}/disable_ipv6");
         match std::fs::write(&quiet, "1") {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -93,14 +93,14 @@ impl Rig {
         Ok(Rig { _tap: tap, link, system, socket, headers, payload, number: 0 })
     }
 
-    /// Carries packets for so long, after as many as make everything warm.
+    /// Carries packets for `length` after a warm-up.
     pub(super) fn measure(
         &mut self,
         direction: Direction,
         seconds: Duration,
     ) -> anyhow::Result<Spent> {
         let mut batch = Batch::default();
-        // Once around the ring, and through all buffers.
+        // One pass over the ring and all buffers.
         while self.number < 512 {
             self.carry(direction, &mut batch)?;
         }
@@ -114,14 +114,14 @@ impl Rig {
         let packets = self.number - first;
         Ok(Spent {
             packets,
-            octets: packets * self.payload.len() as u64,
+            bytes: packets * self.payload.len() as u64,
             cpu_ns: after.0 - before.0,
             took,
             changes: after.1 - before.1,
         })
     }
 
-    /// Processor time, and changes of what the worker reaches.
+    /// Reads the CPU time, and the number of changes to the worker's table.
     fn now(&self) -> anyhow::Result<(u64, u64)> {
         let counted = self.system.values();
         let cpu = clock(ClockId::ProcessCPUTime) + worker_ns()?;
@@ -153,11 +153,11 @@ impl Rig {
             frames.commit(len, OffloadMeta::PLAIN)?;
         }
         self.link.flush()?;
-        let mut octets = vec![0; self.payload.len() + 1];
+        let mut bytes = vec![0; self.payload.len() + 1];
         for _ in 0..BATCH {
-            let len = self.socket.recv(&mut octets).context("a packet to the guest")?;
+            let len = self.socket.recv(&mut bytes).context("a packet to the guest")?;
             ensure!(
-                len == self.payload.len() && octets[..8] == self.number.to_ne_bytes(),
+                len == self.payload.len() && bytes[..8] == self.number.to_ne_bytes(),
                 "packet {} is another",
                 self.number
             );
@@ -213,7 +213,7 @@ fn ip(words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Headers of a datagram of so many octets to the host.
+/// Returns the headers of a datagram of `payload` bytes to the host.
 fn headers(payload: u16) -> anyhow::Result<[u8; HEADERS]> {
     let mut bytes = [0; HEADERS];
     bytes[..6].copy_from_slice(&MAC);
@@ -236,14 +236,14 @@ fn headers(payload: u16) -> anyhow::Result<[u8; HEADERS]> {
     Ok(bytes)
 }
 
-/// Processor time of this process's worker where that is a thread of the kernel's own. Newer kernels (6.4)
-/// make it a thread of this process, whose time is counted with the process.
+/// Returns the CPU time of vhost's kernel threads. Since Linux 6.4 the worker is a thread of this
+/// process, and its time is part of the process's.
 fn worker_ns() -> anyhow::Result<u64> {
     let name = format!("vhost-{}", std::process::id());
     let mut sum = 0;
     for process in std::fs::read_dir("/proc").context("/proc")? {
         let process = process?.path();
-        // A process may end while it is looked at.
+        // A process may exit meanwhile.
         let Ok(found) = std::fs::read_to_string(process.join("comm")) else { continue };
         if found.trim() != name {
             continue;
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_of_a_datagram_sums_up() {
+    fn datagram_headers_have_valid_checksums() {
         let bytes = headers(1000).unwrap();
         assert_eq!(bytes[..6], [2, 0, 0, 0, 0, 7]);
         let words = bytes[14..34].as_chunks::<2>().0.iter();

@@ -1,7 +1,7 @@
-//! One end of a conversation: a process in a guest.
+//! Client and server of the latency benchmark: processes in two guests.
 //!
-//! The one that answers sends back what it gets, by UDP and by TCP. The one that asks hears orders
-//! on standard input, lines of JSON, and says on standard output how long each answer took.
+//! The server sends back every request, by UDP and by TCP. The client reads orders from standard
+//! input, lines of JSON, and writes the latencies to standard output.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,31 +13,31 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::gso::end::interface_addresses;
-use crate::said::{self, say};
+use crate::messages::{self, say};
 
-/// An answer that takes longer was lost.
+/// Time after which an answer counts as lost.
 const LOST_AFTER: Duration = Duration::from_secs(1);
-/// The longest request.
+/// Maximum bytes of a request.
 pub(super) const SIZE_MAX: usize = 1400;
-/// The longest time that is told apart: anything longer counts as this, in nanoseconds.
+/// Maximum recorded latency in nanoseconds; a longer one counts as this.
 const LONGEST: u64 = 60_000_000_000;
 
-/// Which end.
+/// Role of an end process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum Role {
-    /// Send back what comes
+    /// Send back every request
     Answer,
-    /// Ask, one request at a time
+    /// Send requests, one at a time
     Ask,
 }
 
-/// How requests go.
+/// Transport protocol of the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// One datagram each way
     Udp,
-    /// One connection, without delay
+    /// One connection, with TCP_NODELAY
     Tcp,
 }
 
@@ -50,40 +50,40 @@ impl Protocol {
     }
 }
 
-/// What the one that asks hears.
+/// Order to the client: one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct SliceSpec {
     pub(super) protocol: Protocol,
     pub(super) to: SocketAddr,
     pub(super) size: usize,
     pub(super) length: Duration,
 }
 
-/// What an end says.
+/// Message of an end to the benchmark.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Said {
-    /// It waits at these addresses, at the same port by both protocols.
+pub(super) enum LatencyMessage {
+    /// The server listens at these addresses, on the same port for both protocols.
     Listening { addresses: Vec<IpAddr>, port: u16 },
-    /// It can be told what to ask.
+    /// The client accepts orders.
     Ready,
-    /// How often an answer took so many nanoseconds, and how many never came.
+    /// Pairs of nanoseconds and count, and the number of lost answers.
     Asked { counts: Vec<(u64, u64)>, lost: u64 },
-    /// It cannot go on.
+    /// The end failed, with the reason.
     Failed(String),
 }
 
-/// A histogram of nanoseconds, with three digits.
+/// Returns an empty histogram of nanoseconds with three significant digits.
 pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, LONGEST, 3).context("a histogram")
 }
 
-/// Runs one end; returns the exit status.
+/// Runs one end. Returns the exit status.
 pub(crate) fn main(role: Role) -> u8 {
     let outcome = match role {
         Role::Answer => answer(),
         Role::Ask => ask(),
     };
-    said::exit_status(outcome, Said::Failed)
+    messages::exit_status(outcome, LatencyMessage::Failed)
 }
 
 fn answer() -> anyhow::Result<()> {
@@ -97,10 +97,10 @@ fn answer() -> anyhow::Result<()> {
             udp.send_to(&bytes[..n], from)?;
         }
     })?;
-    say(&Said::Listening { addresses: interface_addresses(None)?, port })?;
+    say(&LatencyMessage::Listening { addresses: interface_addresses(None)?, port })?;
     loop {
         let (stream, _) = tcp.accept().context("accepting")?;
-        // Who asks ends the connection as it likes.
+        // The client may end its connection at any time.
         let _ = echo(stream);
     }
 }
@@ -117,16 +117,16 @@ fn echo(mut stream: TcpStream) -> io::Result<()> {
 }
 
 fn ask() -> anyhow::Result<()> {
-    say(&Said::Ready)?;
+    say(&LatencyMessage::Ready)?;
     for line in io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?).context("an order")?;
-        ensure!((1..=SIZE_MAX).contains(&order.size), "a request of {} octets", order.size);
+        let order: SliceSpec = serde_json::from_str(&line?).context("an order")?;
+        ensure!((1..=SIZE_MAX).contains(&order.size), "a request of {} bytes", order.size);
         let (times, lost) = match order.protocol {
             Protocol::Udp => by_udp(&order)?,
             Protocol::Tcp => by_tcp(&order)?,
         };
         let counts = times.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
-        say(&Said::Asked { counts: counts.collect(), lost })?;
+        say(&LatencyMessage::Asked { counts: counts.collect(), lost })?;
     }
     Ok(())
 }
@@ -135,7 +135,7 @@ fn nanos(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_nanos()).unwrap_or(LONGEST)
 }
 
-fn by_udp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
+fn by_udp(order: &SliceSpec) -> anyhow::Result<(Histogram<u64>, u64)> {
     let socket = UdpSocket::bind(("0.0.0.0", 0)).context("a socket")?;
     socket.connect(order.to)?;
     socket.set_read_timeout(Some(LOST_AFTER))?;
@@ -149,7 +149,7 @@ fn by_udp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
         socket.send(&request).context("asking")?;
         loop {
             match socket.recv(&mut answer) {
-                // An answer to a request that was given up.
+                // A late answer to a request that was counted as lost.
                 Ok(_) if answer[0] != number => {}
                 Ok(_) => break times.saturating_record(nanos(sent)),
                 Err(error)
@@ -168,7 +168,7 @@ fn by_udp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
     Ok((times, lost))
 }
 
-fn by_tcp(order: &Order) -> anyhow::Result<(Histogram<u64>, u64)> {
+fn by_tcp(order: &SliceSpec) -> anyhow::Result<(Histogram<u64>, u64)> {
     let mut stream = TcpStream::connect(order.to).context("connecting")?;
     stream.set_nodelay(true)?;
     let mut bytes = vec![0; order.size];
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_answer_is_timed_by_both_protocols() {
+    fn answers_are_timed_over_udp_and_tcp() {
         let tcp = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let to = tcp.local_addr().unwrap();
         let udp = UdpSocket::bind(to).unwrap();
@@ -201,7 +201,7 @@ mod tests {
         });
         let length = Duration::from_millis(30);
         for protocol in [Protocol::Udp, Protocol::Tcp] {
-            let order = Order { protocol, to, size: 64, length };
+            let order = SliceSpec { protocol, to, size: 64, length };
             let asked = if protocol == Protocol::Udp { by_udp(&order) } else { by_tcp(&order) };
             let (times, lost) = asked.unwrap();
             assert!(!times.is_empty() && times.max() < 1_000_000_000, "{protocol:?}");

@@ -1,9 +1,9 @@
-//! `ringfence-bench latency`: how long a request and its answer take between two guests.
+//! `ringfence-bench latency`: latency of a request and its answer between two guests.
 //!
-//! For each mode there are two guests of `ringfence run` on a switch of their own, all of them from
-//! the beginning on. Requests go one at a time, by UDP or TCP of the guests' kernels (`end`). Modes
-//! take turns in short slices, so that what else the machine does hits all of them alike; a guest that
-//! has no turn sleeps.
+//! Each mode has two guests of `ringfence run` on a switch of their own; all guests run from the
+//! start. Requests are sent one at a time, by UDP or TCP of the guests' kernels (`end`). The modes
+//! are measured alternately in short slices, so that interference affects all modes alike. The
+//! guests of the other modes sleep meanwhile.
 
 pub(crate) mod end;
 
@@ -13,38 +13,37 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use ringfence_access::Mode;
-
 use anyhow::{Context, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
+use ringfence_access::Mode;
+use serde::Serialize;
+
+use self::end::{LatencyMessage, Protocol, SliceSpec};
+use super::messages;
+use super::params::{parse_mode, parse_seconds};
 use ringfence::launch::guest_on;
 use ringfence::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
-use serde::Serialize;
 
-use self::end::{Order, Protocol, Said};
-use super::args::{parse_mode, parse_seconds};
-use super::said;
-
-/// How long anything may take that takes a moment, beyond a slice.
+/// Time limit of any step, in addition to a slice.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long one mode has its turn.
+/// Length of a slice.
 const SLICE: Duration = Duration::from_millis(250);
-/// What a mode may be slower than copy and still be no worse: runs of one mode differ by as much.
+/// Maximum ratio to copy that counts as no worse: the spread between runs of one mode.
 const NO_WORSE: f64 = 1.05;
-/// What is reported of all times.
+/// Reported quantiles of the latency.
 const QUANTILES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
 
-/// How long a request and its answer take, between two guests
+/// Latency of a request and its answer between two guests
 #[derive(Debug, Args)]
 pub struct LatencyArgs {
-    /// Ways to reach the guests' pages
+    /// Access modes for the guests' pages
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "copy,map,staging",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
 
-    /// How requests go
+    /// Transport protocols
     #[arg(
         long = "protocol",
         value_name = "PROTOCOL",
@@ -53,12 +52,12 @@ pub struct LatencyArgs {
     )]
     pub protocols: Vec<Protocol>,
 
-    /// Octets of a request, and of its answer
-    #[arg(long, value_name = "OCTETS", default_value = "64",
+    /// Bytes of a request, and of its answer
+    #[arg(long, value_name = "BYTES", default_value = "64",
           value_parser = clap::value_parser!(u16).range(1..=1400))]
     pub size: u16,
 
-    /// How long to measure each mode by each protocol, in slices of a quarter of a second
+    /// Measured time of each mode and protocol, in slices of a quarter of a second
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = parse_seconds)]
     pub seconds: Duration,
 
@@ -80,15 +79,15 @@ struct Row {
     p99_us: f64,
     p999_us: f64,
     max_us: f64,
-    /// To mode `copy` at p50, p99 and p99.9.
+    /// Ratios to mode `copy` at p50, p99 and p99.9.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratios: Option<[f64; 3]>,
-    /// Whether it is no worse than copy at any of them.
+    /// Set if no ratio exceeds [`NO_WORSE`].
     #[serde(skip_serializing_if = "Option::is_none")]
     no_worse: Option<bool>,
 }
 
-/// Runs everything.
+/// Measures every mode and protocol and prints the rows.
 pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
     let mut pairs = Vec::new();
     for &mode in &args.modes {
@@ -99,7 +98,7 @@ pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
         writeln!(out, "{}", heading())?;
     }
     for &protocol in &args.protocols {
-        let order = |to, length| Order { protocol, to, size: args.size.into(), length };
+        let order = |to, length| SliceSpec { protocol, to, size: args.size.into(), length };
         for pair in &pairs {
             pair.ask(&order(pair.to, SLICE))?;
         }
@@ -134,7 +133,7 @@ pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Microseconds.
+/// Returns the reported quantiles in microseconds.
 fn quantiles(times: &Histogram<u64>) -> [f64; 3] {
     QUANTILES.map(|(_, part)| times.value_at_quantile(part) as f64 / 1e3)
 }
@@ -195,7 +194,7 @@ fn heading() -> String {
     )
 }
 
-/// Two guests, one of which answers.
+/// Two guests on one switch: client and server.
 struct Pair {
     to: SocketAddr,
     asks: Guest,
@@ -208,32 +207,32 @@ impl Pair {
         let answers = Guest::start(&switch, mode, "answer")?;
         let asks = Guest::start(&switch, mode, "ask")?;
         let to = match answers.hear()? {
-            Said::Listening { addresses, port } => {
+            LatencyMessage::Listening { addresses, port } => {
                 SocketAddr::new(*addresses.first().context("a guest without an address")?, port)
             }
             other => bail!("the one that answers said {other:?}"),
         };
         match asks.hear()? {
-            Said::Ready => Ok(Pair { to, asks, _answers: answers }),
+            LatencyMessage::Ready => Ok(Pair { to, asks, _answers: answers }),
             other => bail!("the one that asks said {other:?}"),
         }
     }
 
-    /// How often an answer took how long, and how many never came.
-    fn ask(&self, order: &Order) -> anyhow::Result<(Vec<(u64, u64)>, u64)> {
+    /// Runs one slice. Returns pairs of nanoseconds and count, and the number of lost answers.
+    fn ask(&self, order: &SliceSpec) -> anyhow::Result<(Vec<(u64, u64)>, u64)> {
         writeln!(&self.asks.orders, "{}", serde_json::to_string(order)?).context("an order")?;
         match self.asks.hear()? {
-            Said::Asked { counts, lost } => Ok((counts, lost)),
+            LatencyMessage::Asked { counts, lost } => Ok((counts, lost)),
             other => bail!("the one that asks said {other:?}"),
         }
     }
 }
 
-/// A guest; ended when this is dropped.
+/// Guest process, ended on drop.
 struct Guest {
     _child: OwnedChild,
     orders: ChildStdin,
-    said: Receiver<Said>,
+    said: Receiver<LatencyMessage>,
 }
 
 impl Guest {
@@ -247,13 +246,13 @@ impl Guest {
         let mut child = command.spawn().context("starting a guest")?;
         let orders = child.stdin.take().context("a guest without input")?;
         let output = child.stdout.take().context("a guest without output")?;
-        let said = said::listen(output, Said::Failed)?;
+        let said = messages::listen(output, LatencyMessage::Failed)?;
         Ok(Guest { _child: OwnedChild(child), orders, said })
     }
 
-    fn hear(&self) -> anyhow::Result<Said> {
+    fn hear(&self) -> anyhow::Result<LatencyMessage> {
         match self.said.recv_timeout(PATIENCE).context("a guest is gone, or says nothing")? {
-            Said::Failed(why) => bail!(why),
+            LatencyMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
     }

@@ -1,7 +1,7 @@
-//! Reports as one HTML page: text, tables and plots, with nothing to be fetched from elsewhere.
+//! Reports as one self-contained HTML page: text, tables and plots.
 //!
-//! Any benchmark with `--html FILE` makes a [`Page`] of its rows. Plots are SVG within the page
-//! ([`plot`]); a browser is all that is needed, and a diff of two pages shows what changed.
+//! Any benchmark with `--html FILE` builds a [`Page`] of its rows. Plots are SVG within the page
+//! ([`plot`]). The page needs only a browser, and a diff of two pages shows the changes.
 
 mod plot;
 
@@ -19,7 +19,7 @@ th,td{border-bottom:1px solid #ddd;padding:.2rem .7rem;text-align:right}\
 th:first-child,td:first-child{text-align:left}th{border-bottom:2px solid #888}\
 svg{width:100%;height:auto;margin:1rem 0}";
 
-/// A page in the making.
+/// Builder of an HTML page.
 pub(super) struct Page {
     title: String,
     body: String,
@@ -30,19 +30,19 @@ impl Page {
         Page { title: title.to_owned(), body: String::new() }
     }
 
-    /// A heading within the page.
+    /// Adds a heading within the page.
     pub(super) fn heading(&mut self, text: &str) {
         self.element("h2", text);
     }
 
-    /// Paragraphs, with an empty line between two.
+    /// Adds paragraphs, which an empty line separates.
     pub(super) fn text(&mut self, text: &str) {
         for paragraph in text.split("\n\n").filter(|text| !text.trim().is_empty()) {
             self.element("p", paragraph);
         }
     }
 
-    /// A table. The first column is for names, the others are for numbers.
+    /// Adds a table. The first column is for names, the others are for numbers.
     pub(super) fn table(&mut self, heading: &[&str], rows: &[Vec<String>]) {
         self.body.push_str("<table>\n<tr>");
         heading.iter().for_each(|cell| self.element("th", cell));
@@ -55,7 +55,7 @@ impl Page {
         self.body.push_str("</table>\n");
     }
 
-    /// A plot; nothing if it has no points.
+    /// Adds a plot; does nothing without points.
     pub(super) fn plot(&mut self, plot: &Plot) -> anyhow::Result<()> {
         if let Some(svg) = plot.svg()? {
             self.body.push_str(&svg);
@@ -64,7 +64,7 @@ impl Page {
         Ok(())
     }
 
-    /// The page.
+    /// Returns the complete page.
     pub(super) fn finish(&self) -> String {
         let title = escape(&self.title);
         format!(
@@ -86,7 +86,7 @@ impl Page {
     }
 }
 
-/// Text as it must stand in HTML.
+/// Escapes text for HTML.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_stands_alone_and_escapes_what_it_is_given() {
+    fn page_is_self_contained_and_escapes_text() {
         let mut page = Page::new("rates & <ratios>");
         page.heading("a < b");
         page.text("one\n\ntwo");
@@ -112,14 +112,14 @@ mod tests {
         for text in ["rates &amp; &lt;ratios&gt;", "a &lt; b", "<p>two</p>", "&lt;1&gt;", "<svg"] {
             assert!(html.contains(text), "{text}: {html}");
         }
-        // Nothing is loaded from anywhere; the only address is SVG's name.
+        // Nothing is loaded; the only address is the namespace of SVG.
         let elsewhere = html.replace("http://www.w3.org/2000/svg", "");
         assert!(!elsewhere.contains("http") && !elsewhere.contains("<script"), "{elsewhere}");
         assert!(html.contains("copy &amp; co") && html.contains("x &lt; y"), "{html}");
     }
 
     #[test]
-    fn a_plot_without_points_is_left_out() {
+    fn plot_without_points_is_omitted() {
         let mut page = Page::new("t");
         let plot = Plot {
             title: "t".into(),

@@ -1,7 +1,7 @@
 //! Plots: series of points over one axis, drawn as SVG.
 //!
-//! Axes are drawn by `plotters` over transformed values (a logarithm, the number of a name), and
-//! labelled with what stands behind them, so one type of coordinate serves every scale.
+//! Axes are drawn by `plotters` over transformed values (a logarithm, the index of a name) and labelled
+//! with the original ones. One coordinate type thus serves every scale.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use plotters::style::{BLACK, Color, RGBColor, WHITE};
 
 /// Width and height of the drawing; the page scales it.
 const SIZE: (u32, u32) = (900, 420);
-/// The width of what all bars of a name take, where 1 is up to the next name.
+/// Width of all bars of one name, as a fraction of the distance between names.
 const BARS: f64 = 0.8;
-/// Colours that colour-blind readers tell apart (Okabe and Ito).
+/// Colours that colour-blind readers can distinguish (Okabe and Ito).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -30,19 +30,19 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// What an axis counts.
+/// Scale of an axis.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Scale {
-    /// From 0 (or the least value, if that is below).
+    /// Linear from 0, or from the minimum value if that is negative.
     Linear,
-    /// Steps of equal factors. Values must be above 0; others are left out.
+    /// Logarithmic. Values must be above 0; others are omitted.
     Log,
     /// Names: the value of a point is the index of its name. For the horizontal axis; points are
     /// drawn as bars.
     Names(Vec<String>),
 }
 
-/// Points with a name.
+/// Named series of points.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Series {
     name: String,
@@ -55,7 +55,7 @@ impl Series {
     }
 }
 
-/// A plot: its axes have a label and a scale each.
+/// Plot with a label and a scale for each axis.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
@@ -67,7 +67,7 @@ pub(crate) struct Plot {
 type Coordinates = Cartesian2d<Extent, Extent>;
 
 impl Plot {
-    /// The drawing; `None` without points.
+    /// Draws the plot; `None` without points.
     pub(super) fn svg(&self) -> anyhow::Result<Option<String>> {
         let series: Vec<Series> =
             self.series.iter().map(|series| self.transformed(series)).collect();
@@ -83,7 +83,7 @@ impl Plot {
         Ok(Some(svg))
     }
 
-    /// In the coordinates of the drawing, without what they have no place for.
+    /// Converts points to the plot's coordinates; omits points outside the scale.
     fn transformed(&self, series: &Series) -> Series {
         let of = |(x, y): &(f64, f64)| Some((self.x.1.place(*x)?, self.y.1.place(*y)?));
         Series { name: series.name.clone(), points: series.points.iter().filter_map(of).collect() }
@@ -172,7 +172,7 @@ fn bars(
 }
 
 impl Scale {
-    /// Where a value stands in the drawing.
+    /// Returns the coordinate of a value.
     fn place(&self, value: f64) -> Option<f64> {
         match self {
             _ if !value.is_finite() => None,
@@ -181,7 +181,7 @@ impl Scale {
         }
     }
 
-    /// What stands at a place.
+    /// Returns the label of a coordinate.
     fn label(&self, place: f64) -> String {
         match self {
             Scale::Linear => number(place),
@@ -194,7 +194,7 @@ impl Scale {
     }
 }
 
-/// Three digits, and no zeros behind the point.
+/// Formats three significant digits without trailing zeros.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         v if v >= 100.0 || v == 0.0 => 0,
@@ -211,7 +211,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// What an axis shows, and where its lines are.
+/// Range of an axis and positions of its marks.
 #[derive(Clone, Debug)]
 struct Extent {
     from: f64,
@@ -219,7 +219,7 @@ struct Extent {
     marks: Vec<f64>,
 }
 
-/// An axis that has more marks than this is no help.
+/// Maximum number of marks on an axis.
 const MARKS: u32 = 14;
 
 impl Extent {
@@ -282,9 +282,9 @@ mod tests {
         let extent = Extent::of(&Scale::Linear, [0.4, 2.9].into_iter()).unwrap();
         assert_eq!((extent.from, extent.marks.len()), (0.0, 4), "{extent:?}");
         assert!(extent.marks.iter().all(|mark| *mark <= extent.to), "{extent:?}");
-        let octets = Extent::of(&Scale::Log, [6.0, 15.99].into_iter()).unwrap();
-        assert_eq!((octets.from, octets.to, octets.marks.len()), (6.0, 16.0, 11));
-        // However far a value is off, there are not many marks.
+        let bytes = Extent::of(&Scale::Log, [6.0, 15.99].into_iter()).unwrap();
+        assert_eq!((bytes.from, bytes.to, bytes.marks.len()), (6.0, 16.0, 11));
+        // The number of marks is bounded for any magnitude.
         for most in [1e-9, 1.0, 1e18] {
             let extent = Extent::of(&Scale::Linear, [0.0, most].into_iter()).unwrap();
             assert!((2..=15).contains(&extent.marks.len()), "{extent:?}");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_say_what_was_put_in() {
+    fn labels_show_original_values() {
         assert_eq!(Scale::Log.label(6.0), "64");
         assert_eq!(Scale::Linear.label(2.5), "2.5");
         assert_eq!(Scale::Linear.label(0.0), "0");

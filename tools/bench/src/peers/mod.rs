@@ -1,5 +1,5 @@
-//! Other ways to move packets between two processes, measured in the same run: DPDK's memif and
-//! vhost-user, each between two `dpdk-testpmd`.
+//! Peers of `bench net`: DPDK's memif and vhost-user, each between two `dpdk-testpmd` processes and
+//! measured in the same run.
 //!
 //! ```text
 //!            core of the backend                   core of the frontend
@@ -8,11 +8,10 @@
 //! ```
 //!
 //! Direction `tx` is from the side that owns the memory, as with a frontend. One side is in
-//! testpmd's forwarding mode `txonly`, the other in `rxonly`, one queue each; the rate is what the
-//! receiver counts. testpmd looks at no payload and numbers nothing, so lost packets do not show.
+//! testpmd's forwarding mode `txonly`, the other in `rxonly`, with one queue each. The rate is the
+//! receiver's. testpmd neither reads payload nor numbers packets, so lost packets are not detected.
 //!
-//! What cannot be run is skipped, with the reason in words: it is a comparison, not a part of
-//! Ringfence.
+//! A peer that cannot be run is skipped with a reason: the comparison is optional.
 
 mod testpmd;
 
@@ -20,16 +19,16 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use ringfence::causes::causes;
 use serde::Serialize;
 
-use super::args::Direction;
+use super::params::Direction;
+use ringfence::causes::causes;
 
-/// The longest packet that one buffer of testpmd's takes (its default, 2048 octets less headroom
-/// and the virtio header), and that is measured.
+/// Maximum measured packet size: the capacity of one testpmd buffer (by default 2048 bytes minus
+/// headroom and virtio header), rounded down to a full Ethernet frame.
 pub(super) const SIZE_MAX: u32 = 1518;
 
-/// A peer.
+/// Packet interface to compare with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "kebab-case")]
@@ -55,16 +54,16 @@ impl fmt::Display for Peer {
     }
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub(super) enum Outcome {
-    /// What the receiver counted, and the kind of memory that was used.
+    /// Rate that the receiver counted, and the kind of memory in use.
     Rate { pps: f64, memory: &'static str },
-    /// Why there is no rate.
+    /// Reason for which there is no rate.
     Skipped(String),
 }
 
-/// Measures packets of `size` octets for so long.
+/// Measures packets of `size` bytes for `length`.
 pub(super) fn measure(
     peer: Peer,
     direction: Direction,
@@ -76,9 +75,7 @@ pub(super) fn measure(
         return Outcome::Skipped("testpmd polls: it needs two cores".to_owned());
     };
     if size > SIZE_MAX {
-        return Outcome::Skipped(format!(
-            "packets of more than {SIZE_MAX} octets take two buffers"
-        ));
+        return Outcome::Skipped(format!("packets of more than {SIZE_MAX} bytes take two buffers"));
     }
     match testpmd::run(peer, direction, size, cores, length) {
         Ok((pps, memory)) => Outcome::Rate { pps, memory },

@@ -1,4 +1,4 @@
-//! Two `dpdk-testpmd`, driven by their prompts.
+//! Driver of two `dpdk-testpmd` processes through their prompts.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -8,25 +8,25 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence_sandbox::owned_child::OwnedChild;
 
 use super::Peer;
-use crate::args::Direction;
+use crate::params::Direction;
+use ringfence_sandbox::owned_child::OwnedChild;
 
 const PROGRAM: &str = "dpdk-testpmd";
 const MISSING: &str = "`dpdk-testpmd` is not installed (Debian: dpdk-dev)";
-/// How long either may take to start, to answer, to end.
+/// Time limit for the start, an answer, and the exit.
 const PATIENCE: Duration = Duration::from_secs(20);
 const GONE_WITHIN: Duration = Duration::from_secs(3);
-/// From when packets flow until they are counted.
+/// Time between the start of the stream and the measurement.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Mebibytes of each process, and packets that they hold: more of either makes no difference.
+/// Memory of each process in MiB, with its packets; more makes no difference.
 const MEMORY: u64 = 128;
 const BUFFERS: &str = "--total-num-mbufs=16384";
-/// The last lines of its output, which say why it ended.
+/// Number of final output lines that an error message quotes.
 const LAST_WORDS: usize = 3;
 
-/// Packets a second that arrived, and the kind of memory.
+/// Measures the packet rate of the receiver. Returns it with the kind of memory.
 pub(super) fn run(
     peer: Peer,
     direction: Direction,
@@ -52,7 +52,7 @@ pub(super) fn run(
     };
     receiver.say("start")?;
     sender.say("start")?;
-    // Either answers once it is up. A first rate is over no particular time.
+    // Both answer once they are up. The first rate covers an undefined interval.
     sender.rate()?;
     receiver.rate()?;
     std::thread::sleep(WARM_UP);
@@ -62,7 +62,7 @@ pub(super) fn run(
     if pps == 0.0 {
         bail!("no packet arrived between two testpmd: {}", sender.last_words());
     }
-    // The one that owns the memory goes first; the other would complain.
+    // The owner of the memory stops first; otherwise the other process reports an error.
     let (first, second) = match direction {
         Direction::Tx => (sender, receiver),
         Direction::Rx => (receiver, sender),
@@ -72,7 +72,7 @@ pub(super) fn run(
     Ok((pps, pages.name()))
 }
 
-/// The virtual devices of both sides; the first one listens.
+/// Returns the virtual devices of both sides; the first one listens.
 fn devices(peer: Peer, socket: &Path) -> [String; 2] {
     let socket = socket.display();
     match peer {
@@ -85,16 +85,16 @@ fn devices(peer: Peer, socket: &Path) -> [String; 2] {
     }
 }
 
-/// The memory they use.
+/// Kind of memory in use.
 enum Pages {
     Huge,
     Ordinary,
 }
 
 impl Pages {
-    /// Huge pages, if enough of them are free for two processes.
+    /// Chooses huge pages if enough of them are free for two processes.
     fn find() -> Pages {
-        // Where it cannot be read, there are none.
+        // An unreadable file counts as no huge pages.
         let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
@@ -113,14 +113,14 @@ impl Pages {
 
     fn arguments(&self) -> &'static [&'static str] {
         match self {
-            // A guest of vhost-user shares few regions: so its pages must be in one file.
+            // A vhost-user guest shares few regions, so its pages must be in one file.
             Pages::Huge => &["--in-memory", "--single-file-segments"],
             Pages::Ordinary => &["--no-huge", "--no-shconf"],
         }
     }
 }
 
-/// One process; ended when this is dropped.
+/// Process of testpmd, ended on drop.
 struct Testpmd {
     child: OwnedChild,
     prompt: ChildStdin,
@@ -129,8 +129,8 @@ struct Testpmd {
 }
 
 impl Testpmd {
-    /// Its polling thread stays on the first core. The thread that reads the prompt sleeps; it
-    /// stays on the other one.
+    /// Starts a process whose polling thread is pinned to the first core. The mostly sleeping thread of
+    /// the prompt is pinned to the other one.
     fn start(
         pages: &Pages,
         device: &str,
@@ -138,7 +138,7 @@ impl Testpmd {
         (mode, size): (&str, u32),
     ) -> anyhow::Result<Testpmd> {
         ensure!(installed(), MISSING);
-        // Its answers would stay in its buffer until it ends.
+        // Without line buffering the answers would stay in the process's buffer.
         let mut command = Command::new("stdbuf");
         command.args(["--output=L", PROGRAM]);
         command.args(["--lcores", &format!("0@{other},1@{core}"), "-m", &MEMORY.to_string()]);
@@ -167,7 +167,7 @@ impl Testpmd {
         Ok(())
     }
 
-    /// Packets a second that it received since it was asked last.
+    /// Returns the packets a second received since the last query.
     fn rate(&mut self) -> anyhow::Result<f64> {
         self.say("show port stats 0")?;
         let deadline = Instant::now() + PATIENCE;
@@ -187,7 +187,7 @@ impl Testpmd {
         }
     }
 
-    /// Waits until it listens.
+    /// Waits until the process listens.
     fn wait_for(&mut self, socket: &Path) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !socket.exists() {
@@ -214,9 +214,9 @@ impl Testpmd {
         self.last.join(" / ")
     }
 
-    /// Lets it end by itself, so that it leaves nothing behind.
+    /// Lets the process exit by itself, so that it removes its files.
     fn end(mut self) {
-        // If it does not listen any more, it is ended when this is dropped.
+        // A process that ignores the command is killed on drop.
         let _ = self.say("stop").and_then(|()| self.say("quit"));
         let deadline = Instant::now() + GONE_WITHIN;
         while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
@@ -230,17 +230,17 @@ fn installed() -> bool {
     std::env::split_paths(&paths).any(|directory| directory.join(PROGRAM).is_file())
 }
 
-/// The rate in a line of its statistics: `  Rx-pps:     51627785          Rx-bps:  26433426360`.
+/// Parses the rate in a line of statistics: `  Rx-pps:     51627785          Rx-bps:  26433426360`.
 fn parse_rate(line: &str) -> Option<f64> {
     line.trim().strip_prefix("Rx-pps:")?.split_whitespace().next()?.parse().ok()
 }
 
-/// Where the socket is.
+/// Directory of the socket, removed on drop.
 struct Directory(PathBuf);
 
 impl Directory {
     fn new() -> anyhow::Result<Directory> {
-        // One pair at a time.
+        // The name suffices, since one pair runs at a time.
         let path = std::env::temp_dir().join(format!("ringfence-peer-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("making {}", path.display()))?;
         Ok(Directory(path))
@@ -249,7 +249,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // It lies where temporary files do; what stays is swept away with them.
+        // The directory lies among temporary files; the system removes leftovers.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_read_from_its_statistics() {
+    fn rate_parses_from_statistics_line() {
         let line = "  Rx-pps:     51627785          Rx-bps:  26433426360";
         assert_eq!(parse_rate(line), Some(51_627_785.0));
         for line in ["  Tx-pps: 5", "Rx-pps:", "  RX-packets: 7  RX-missed: 0", ""] {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_meet_at_one_socket() {
+    fn device_arguments_name_one_socket() {
         for peer in [Peer::Memif, Peer::VhostUser] {
             let [back, front] = devices(peer, Path::new("/x/socket"));
             assert!(back.contains("=/x/socket") && front.contains("=/x/socket"), "{back} {front}");

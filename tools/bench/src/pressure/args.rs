@@ -1,11 +1,11 @@
-//! The command line of `ringfence-bench pressure`.
+//! Command line of `ringfence-bench pressure`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::parse_seconds;
+use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Two guests' frontends and their driver domain run in a control group of their own, and a TCP stream flows
@@ -23,11 +23,11 @@ Needs root, control groups of version 2 with the controller memory, and pressure
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct PressureArgs {
-    /// How long there is pressure, and then none
+    /// Length of the phase with pressure, and of the one after it
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// What memory.high leaves, of what was used at most
+    /// Percentage of the maximum use that memory.high leaves
     #[arg(long, value_name = "PERCENT", default_value_t = 50,
           value_parser = clap::value_parser!(u64).range(1..=100))]
     pub leave: u64,

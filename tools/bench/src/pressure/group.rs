@@ -1,19 +1,19 @@
-//! A control group of version 2, for what runs below it.
+//! Control group of version 2 for the processes of the experiment.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
-/// How long what runs in it may take to be gone.
+/// Time limit for the group to become empty.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 
-/// Removed when it is dropped; then it must be empty.
+/// Control group, removed on drop; it must be empty by then.
 pub(super) struct Group {
     path: PathBuf,
 }
 
-/// Where groups of version 2 are mounted.
+/// Returns the mount point of version 2.
 fn root(mounts: &str) -> Option<&str> {
     let mut fields = mounts.lines().map(|line| line.split(' '));
     fields.find_map(|mut fields| {
@@ -23,7 +23,7 @@ fn root(mounts: &str) -> Option<&str> {
 }
 
 impl Group {
-    /// Makes one below this process's own.
+    /// Creates a group below this process's own.
     pub(super) fn create() -> anyhow::Result<Group> {
         let mounts = std::fs::read_to_string("/proc/self/mounts")?;
         let root = root(&mounts).context("control groups of version 2 are not mounted")?;
@@ -56,26 +56,26 @@ impl Group {
         std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
     }
 
-    /// Bytes that it uses.
+    /// Returns the memory charged to the group in bytes.
     pub(super) fn current(&self) -> anyhow::Result<u64> {
         Ok(self.read("memory.current")?.trim().parse()?)
     }
 
-    /// Sets a limit; `None`: lifts it.
+    /// Sets a limit; `None` lifts it.
     pub(super) fn limit(&self, file: &str, bytes: Option<u64>) -> anyhow::Result<()> {
         let path = self.path.join(file);
         let text = bytes.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string());
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Processes that were killed for want of memory.
+    /// Returns the number of processes killed for lack of memory.
     pub(super) fn killed(&self) -> anyhow::Result<u64> {
         let events = self.read("memory.events")?;
         let count = events.lines().find_map(|line| line.strip_prefix("oom_kill "));
         Ok(count.unwrap_or("0").trim().parse()?)
     }
 
-    /// Microseconds for which some task stood still for want of memory.
+    /// Returns the time in microseconds for which any task was stalled for lack of memory.
     pub(super) fn stalled(&self) -> anyhow::Result<u64> {
         let pressure = self.read("memory.pressure")?;
         let some = pressure.lines().find(|line| line.starts_with("some"));
@@ -83,21 +83,21 @@ impl Group {
         Ok(total.map_or("0", |(_, total)| total).trim().parse()?)
     }
 
-    /// Bytes of memory that processes share, as those of windows are.
+    /// Returns the shared memory of the group in bytes, which includes grant windows.
     pub(super) fn shared(&self) -> anyhow::Result<u64> {
         let statistics = self.read("memory.stat")?;
         let shared = statistics.lines().find_map(|line| line.strip_prefix("shmem "));
         Ok(shared.unwrap_or("0").trim().parse()?)
     }
 
-    /// Lets a process go to the group above.
+    /// Moves a process to the parent group.
     pub(super) fn release(&self, process: u32) -> anyhow::Result<()> {
         let parent = self.path.parent().unwrap_or(&self.path).join("cgroup.procs");
         std::fs::write(&parent, process.to_string())
             .with_context(|| format!("moving process {process} to {}", parent.display()))
     }
 
-    /// Its processes.
+    /// Returns the ids of its processes.
     pub(super) fn processes(&self) -> anyhow::Result<Vec<u32>> {
         Ok(self.read("cgroup.procs")?.lines().filter_map(|line| line.parse().ok()).collect())
     }
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_of_version_2_is_found() {
+    fn version_2_mount_point_is_found() {
         let mounts = "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
         assert_eq!(root(mounts), Some("/sys/fs/cgroup/unified"));

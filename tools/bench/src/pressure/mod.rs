@@ -1,14 +1,14 @@
-//! `ringfence-bench pressure`: windows that shrink under memory pressure and grow again, in the middle of a
-//! transfer.
+//! `ringfence-bench pressure`: grant windows shrink under memory pressure during a transfer and grow
+//! again.
 //!
 //! # Theory of operation
 //!
-//! The stream is that of `bench gso` between two guests, in mode `window`; launchers, frontends and driver
-//! domain are in one control group ([`group`]). The ends of the stream are moved out of it once they run: the
-//! kernel makes whoever asks for memory in a group that is short of it wait for seconds, and TCP asks all the
-//! time, so that they would measure themselves. The group's shared memory is that of windows, but for a few
-//! pages of rings. Pages are counted that are there, whatever a frontend believes of them: one that left a
-//! pool and was not punched would still be counted.
+//! The stream is that of `bench gso` between two guests, in mode `window`. Launchers, frontends and
+//! driver domain are in one control group ([`group`]). The ends of the stream are moved out of it after
+//! their start: the kernel stalls tasks of a group under pressure for seconds, and TCP allocates memory
+//! all the time, so the ends would measure their own stalls. The group's shared memory consists of grant
+//! windows and a few ring pages. The kernel counts present pages, so a page that left a pool without
+//! being punched is still counted.
 
 pub(super) mod args;
 mod group;
@@ -27,11 +27,11 @@ use self::report::{Phase, Reading, Report};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
 
-/// How long the stream flows before anything is measured, and then before there is pressure.
+/// Time before the first reading, and again before the pressure begins.
 const WARM_UP: Duration = Duration::from_secs(3);
 const CALM: Duration = Duration::from_secs(5);
 
-/// Runs everything.
+/// Runs the experiment and prints the report.
 pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
     let group = Group::create()?;
     let report = watch(&group, args)?;
@@ -49,21 +49,21 @@ pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets the stream flow, and everything happen.
+/// Runs the stream through all phases and takes readings.
 fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
     let pressed = args.seconds;
     let began = Instant::now();
     let mut report = Report::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
     let case = Case { path: Path::GuestGuest, setup: Setup::Whole, mode: Mode::Window, number: 0 };
-    case.watch(group.path(), |octets| {
+    case.watch(group.path(), |bytes| {
         let now = began.elapsed();
         let current = group.current()?;
         let (rss, pool) = (frontends(&group.processes()?), group.shared()?);
         let seconds = now.as_secs_f64();
-        report.readings.push(Reading { seconds, phase, current, rss, pool, octets });
-        if phase == Phase::Before && octets == 0 {
-            // The guests are on their way.
+        report.readings.push(Reading { seconds, phase, current, rss, pool, bytes });
+        if phase == Phase::Before && bytes == 0 {
+            // The guests have just started.
             until = now + WARM_UP;
         }
         if now < until {
@@ -100,7 +100,7 @@ fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// What a process was started as; empty for one that has just ended.
+/// Returns the command line of a process; empty after its exit.
 fn role_of(process: u32) -> Vec<u8> {
     let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
     words
@@ -111,12 +111,12 @@ fn role_of(process: u32) -> Vec<u8> {
         .to_vec()
 }
 
-/// Whether it is an end of the stream.
+/// Returns `true` if the process is an end of the stream.
 fn is_end(process: u32) -> bool {
     role_of(process) == b"bench-gso-end"
 }
 
-/// What the frontends among these processes have resident, in bytes.
+/// Returns the resident memory of the frontends among these processes in bytes.
 fn frontends(processes: &[u32]) -> u64 {
     let resident = |process: &u32| {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
@@ -125,7 +125,7 @@ fn frontends(processes: &[u32]) -> u64 {
     processes.iter().filter(|process| role_of(**process) == b"frontend").map(resident).sum()
 }
 
-/// A field of `/proc/PID/status` that is in kilobytes.
+/// Returns a field of `/proc/PID/status` that is in kilobytes, in bytes.
 fn field(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_in_bytes() {
+    fn status_fields_convert_to_bytes() {
         let status = "Name:\tringfence\nVmRSS:\t   5120 kB\nRssShmem:\t      12 kB\n";
         assert_eq!(field(status, "VmRSS:"), 5120 * 1024);
         assert_eq!(field(status, "RssShmem:"), 12 * 1024);

@@ -1,4 +1,4 @@
-//! What `ringfence-bench pressure` says, and what it makes of it.
+//! Report of `ringfence-bench pressure`: the readings, the outcome and its verdict, text, JSON and page.
 
 use std::fmt::Write;
 
@@ -6,70 +6,72 @@ use serde::Serialize;
 
 use crate::page::{Page, Plot, Scale, Series};
 
-/// Two windows of pressure stall information, in seconds, and the time between two readings.
+/// Time limit for the shrink in seconds: two periods of pressure stall information plus two readings.
 const SHRUNK_WITHIN: f64 = 4.5;
-/// How long the stream may stand still, in seconds.
+/// Maximum time without progress of the stream, in seconds.
 const GAP_MAX: f64 = 5.0;
 
-/// What is the case at a moment.
+/// Phase of the experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
-    /// Nothing but the stream.
+    /// The stream has not begun to be measured; memory is unlimited.
     Before,
-    /// The ends of the stream are elsewhere, and there is enough memory.
+    /// The stream flows and memory is sufficient.
     Calm,
-    /// There is less than was used.
+    /// The limit is below the memory in use.
     Pressed,
-    /// There is enough again.
+    /// The limit is lifted again.
     Lifted,
 }
 
-/// A reading. Bytes.
+/// Reading of all counters at one moment; sizes in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Reading {
     pub(super) seconds: f64,
     pub(super) phase: Phase,
-    /// What the control group uses.
+    /// Memory charged to the control group.
     pub(super) current: u64,
-    /// What frontends have resident.
+    /// Resident memory of the frontends.
     pub(super) rss: u64,
-    /// What of the group's memory is shared.
+    /// Shared memory of the group: pages of grant windows.
     pub(super) pool: u64,
-    /// What has arrived.
-    pub(super) octets: u64,
+    /// Bytes the receiver has counted.
+    #[serde(rename = "octets")]
+    pub(super) bytes: u64,
 }
 
-/// Everything.
+/// Readings and totals of one experiment.
 #[derive(Default)]
 pub(super) struct Report {
     pub(super) readings: Vec<Reading>,
     pub(super) high: u64,
-    /// Microseconds.
+    /// Stall time before the pressure, in microseconds.
     pub(super) stalled_before: u64,
     pub(super) stalled: u64,
     pub(super) killed: u64,
 }
 
-/// What it comes to.
+/// Summary of a report.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Outcome {
     experiment: &'static str,
     high: u64,
     pool_before: u64,
-    /// The least within two windows.
+    /// Minimum while the limit applies.
     pool_pressed: u64,
-    /// When it first was half of what it was.
+    /// Time until shared memory first was half of `pool_before`.
     shrunk_after_seconds: Option<f64>,
     pool_lifted: u64,
     stalled_ms: u64,
     longest_gap_seconds: f64,
-    octets_pressed: u64,
+    #[serde(rename = "octets_pressed")]
+    bytes_pressed: u64,
     killed: u64,
 }
 
 impl Outcome {
-    /// What ought not to be.
+    /// Returns a sentence for each criterion that the outcome violates.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         if self.shrunk_after_seconds.is_none_or(|after| after > SHRUNK_WITHIN) {
@@ -81,7 +83,7 @@ impl Outcome {
                 self.stalled_ms
             ));
         }
-        if self.octets_pressed == 0 || self.longest_gap_seconds > GAP_MAX {
+        if self.bytes_pressed == 0 || self.longest_gap_seconds > GAP_MAX {
             wrong.push(format!("the stream stood still for {:.1} s", self.longest_gap_seconds));
         }
         if self.killed > 0 {
@@ -99,21 +101,21 @@ impl Report {
         self.readings.iter().filter(move |reading| reading.phase == phase)
     }
 
-    /// The most there was in a phase.
+    /// Returns the maximum of a counter within a phase.
     pub(super) fn most(&self, phase: Phase, of: fn(&Reading) -> u64) -> u64 {
         self.of(phase).map(of).max().unwrap_or(0)
     }
 
-    /// What it comes to.
+    /// Summarizes the readings of all phases.
     pub(super) fn outcome(&self) -> Outcome {
         let pool_before = self.most(Phase::Calm, |reading| reading.pool);
         let cut = self.of(Phase::Calm).last().map_or(0.0, |reading| reading.seconds);
         let small = self.of(Phase::Pressed).find(|reading| reading.pool * 2 <= pool_before);
         let pressed: Vec<&Reading> = self.of(Phase::Pressed).collect();
-        let octets = |reading: Option<&&Reading>| reading.map_or(0, |reading| reading.octets);
+        let bytes = |reading: Option<&&Reading>| reading.map_or(0, |reading| reading.bytes);
         let (mut longest, mut since) = (0.0f64, cut);
         for pair in pressed.windows(2) {
-            if pair[1].octets > pair[0].octets {
+            if pair[1].bytes > pair[0].bytes {
                 since = pair[1].seconds;
             }
             longest = longest.max(pair[1].seconds - since);
@@ -127,12 +129,12 @@ impl Report {
             pool_lifted: self.most(Phase::Lifted, |reading| reading.pool),
             stalled_ms: self.stalled / 1000,
             longest_gap_seconds: longest,
-            octets_pressed: octets(pressed.last()).saturating_sub(octets(pressed.first())),
+            bytes_pressed: bytes(pressed.last()).saturating_sub(bytes(pressed.first())),
             killed: self.killed,
         }
     }
 
-    /// A line for each reading, and one for the outcome.
+    /// Returns a line for each reading, and one for the outcome.
     pub(super) fn json(&self) -> anyhow::Result<Vec<String>> {
         let readings = self.readings.iter().map(serde_json::to_string);
         let outcome = serde_json::to_string(&self.outcome());
@@ -148,11 +150,11 @@ impl Report {
             pool_lifted,
             stalled_ms,
             longest_gap_seconds,
-            octets_pressed,
+            bytes_pressed,
             killed,
             ..
         } = self.outcome();
-        let kib = |bytes: u64| format!("{} KiB", bytes >> 10);
+        let kib = |size: u64| format!("{} KiB", size >> 10);
         let after =
             shrunk_after_seconds.map_or_else(|| "never".to_owned(), |s| format!("{s:.1} s"));
         [
@@ -162,7 +164,7 @@ impl Report {
             ("half of what they were after", after),
             ("windows when it was lifted", kib(pool_lifted)),
             ("tasks stood still under pressure", format!("{stalled_ms} ms")),
-            ("arrived under pressure", format!("{} MiB", octets_pressed >> 20)),
+            ("arrived under pressure", format!("{} MiB", bytes_pressed >> 20)),
             ("longest time without any", format!("{longest_gap_seconds:.1} s")),
             ("killed for want of memory", killed.to_string()),
         ]
@@ -170,7 +172,7 @@ impl Report {
         .to_vec()
     }
 
-    /// For people.
+    /// Returns the outcome as text for a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for [name, value] in self.rows() {
@@ -180,7 +182,7 @@ impl Report {
         text
     }
 
-    /// A page with the same, and plots.
+    /// Returns a page with the outcome and plots.
     pub(super) fn page(&self) -> anyhow::Result<Page> {
         let mut page = Page::new("Windows under memory pressure");
         page.text(
@@ -207,7 +209,7 @@ impl Report {
             ],
         )?;
         plot("Pages of windows", "MiB", vec![self.series("shared", |reading| reading.pool)])?;
-        plot("Arrived", "MiB", vec![self.series("octets", |reading| reading.octets)])?;
+        plot("Arrived", "MiB", vec![self.series("octets", |reading| reading.bytes)])?;
         Ok(page)
     }
 
@@ -223,7 +225,7 @@ impl Report {
 }
 
 fn mebibytes(bytes: u64) -> f64 {
-    // What is not exact is far below what can be seen.
+    // The rounding error is below the resolution of the plot.
     #[allow(clippy::cast_precision_loss, reason = "a figure for people")]
     let bytes = bytes as f64;
     bytes / f64::from(1 << 20)
@@ -233,26 +235,26 @@ fn mebibytes(bytes: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Four phases of ten seconds, with so much in the windows.
+    /// Builds a report of four phases of ten seconds with these sizes of the windows in MiB.
     fn report(pools: [u64; 4]) -> Report {
         let phases = [Phase::Before, Phase::Calm, Phase::Pressed, Phase::Lifted];
         let reading = |n: u8| {
             let at = usize::from(n / 10);
             let (phase, pool) = (phases[at], pools[at] << 20);
-            let (seconds, octets) = (f64::from(n), u64::from(n) << 20);
-            Reading { seconds, phase, current: 50 << 20, rss: 9 << 20, pool, octets }
+            let (seconds, bytes) = (f64::from(n), u64::from(n) << 20);
+            Reading { seconds, phase, current: 50 << 20, rss: 9 << 20, pool, bytes }
         };
         Report { readings: (0..40).map(reading).collect(), high: 25 << 20, ..Report::default() }
     }
 
     #[test]
-    fn what_shrinks_in_time_and_grows_again_is_right() {
+    fn shrink_in_time_and_regrowth_pass_every_criterion() {
         let report = report([4, 4, 1, 3]);
         let outcome = report.outcome();
         assert!(outcome.wrong().is_empty(), "{:?}", outcome.wrong());
         assert_eq!((outcome.pool_before, outcome.pool_pressed), (4 << 20, 1 << 20));
         assert_eq!(outcome.shrunk_after_seconds, Some(1.0));
-        assert_eq!(outcome.octets_pressed, 9 << 20);
+        assert_eq!(outcome.bytes_pressed, 9 << 20);
         let lines = report.json().unwrap();
         assert_eq!(lines.len(), 41);
         assert!(lines[40].contains("\"killed\":0"), "{}", lines[40]);
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_goes_wrong_is_said() {
+    fn each_violated_criterion_is_named() {
         for (pools, why) in [([4, 4, 3, 5], "did not shrink"), ([4, 4, 1, 1], "did not grow")] {
             let wrong = report(pools).outcome().wrong();
             assert!(wrong.len() == 1 && wrong[0].contains(why), "{wrong:?}");
@@ -269,7 +271,7 @@ mod tests {
         let killed = Report { killed: 2, ..report([4, 4, 1, 4]) };
         assert!(killed.outcome().wrong()[0].contains("2 processes were killed"));
         let mut still = report([4, 4, 1, 4]);
-        still.readings.iter_mut().skip(22).for_each(|reading| reading.octets = 22 << 20);
+        still.readings.iter_mut().skip(22).for_each(|reading| reading.bytes = 22 << 20);
         assert!(still.outcome().wrong()[0].contains("stood still for"));
     }
 }

@@ -1,4 +1,4 @@
-//! The command line of `ringfence-bench seeds redesigned`.
+//! Command line of `ringfence-bench seeds redesigned`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use ringfence_access::Mode;
 
-use crate::args::{parse_mode, parse_seconds};
+use crate::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
 One TCP stream between kernels, packets whole up to 64 KiB: from the driver domain's side to a guest
@@ -30,11 +30,11 @@ that is stopped.";
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct RedesignedArgs {
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// Measure all rows so many times, in turns, and report medians
+    /// Measurements of each row, alternating; medians are reported
     #[arg(long, value_name = "N", default_value = "3",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
@@ -43,7 +43,7 @@ pub struct RedesignedArgs {
     #[arg(long, value_name = "EXPERIMENT", value_delimiter = ',', value_enum)]
     pub experiments: Vec<Experiment>,
 
-    /// Ways to reach the guests' pages; map is always measured
+    /// Access modes for the guests' pages; map is always measured
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
@@ -58,14 +58,14 @@ pub struct RedesignedArgs {
 }
 
 impl RedesignedArgs {
-    /// The original mechanism first.
+    /// Returns the modes to measure, the original mechanism first.
     pub(super) fn modes(&self) -> Vec<Mode> {
         let others = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Map);
         let wanted = others.filter(|mode| self.modes.contains(mode));
         [Mode::Map].into_iter().chain(wanted).collect()
     }
 
-    /// Those that are wanted and that `root`, or who is not, may do.
+    /// Returns the requested experiments; without `root` only those that need no privilege.
     pub(super) fn experiments(&self, root: bool) -> Vec<Experiment> {
         let all = Experiment::value_variants().iter().copied();
         let wanted = all.filter(|e| self.experiments.is_empty() || self.experiments.contains(e));
@@ -73,7 +73,7 @@ impl RedesignedArgs {
     }
 }
 
-/// Who sends to whom.
+/// Sender and receiver of the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Experiment {
     /// From the driver domain's side to a guest

@@ -2,10 +2,10 @@
 //!
 //! # Theory of operation
 //!
-//! Streams, guests and readings are those of `bench gso` ([`super::gso`]), with whole super-packets.
-//! Every round measures each experiment in each mode; a ratio is taken within a round, and medians are
-//! reported. How many grants are reused is counted where that is known, at the guest's cache
-//! ([`reuse`]); what it takes to have a page back, between two domains ([`revoke`]).
+//! Streams, guests and readings are those of `bench gso` ([`super::gso`]), with unsegmented
+//! super-packets. Every round measures each experiment in each mode; a ratio is taken within a round,
+//! and medians are reported. The reuse of grants is counted in the guest's cache ([`reuse`]). The time
+//! to revoke a page is measured between two domains ([`revoke`]).
 
 pub(super) mod args;
 mod report;
@@ -20,17 +20,17 @@ use ringfence_access::Mode;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};
-use self::report::{Report, Run};
+use self::report::{MeasuredRun, Report};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;
 
-/// Runs everything.
+/// Runs every experiment and prints the report.
 pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
     let root = rustix::process::geteuid().is_root();
     let experiments = args.experiments(root);
     ensure!(!experiments.is_empty(), "receive and transmit need root; guest-guest does not");
     if root && experiments.iter().any(|experiment| *experiment != Experiment::GuestGuest) {
-        // Nothing of it is seen in the host's network, and nothing of that disturbs it.
+        // A namespace of its own isolates the benchmark and the host's network from each other.
         namespaces::unshare(Fresh::MountNetIpcUts)
             .context("a network namespace for the driver domain's side of the switch")?;
     }
@@ -49,7 +49,7 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<Run>> {
+fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<MeasuredRun>> {
     let modes = args.modes();
     let progress = super::progress(experiments.len() * modes.len() * args.rounds as usize);
     let mut runs = Vec::new();
@@ -65,7 +65,7 @@ fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<
                     number: runs.len(),
                 };
                 let measured = case.run(args.seconds).context(name)?;
-                runs.push(Run { round, experiment, mode, measured });
+                runs.push(MeasuredRun { round, experiment, mode, measured });
                 progress.inc(1);
             }
         }
@@ -82,5 +82,5 @@ fn path_of(experiment: Experiment) -> Path {
     }
 }
 
-/// What others are compared with.
+/// Mode that the others are compared with.
 const ORIGINAL: Mode = Mode::Map;

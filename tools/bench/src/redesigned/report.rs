@@ -1,4 +1,4 @@
-//! What was measured: for people, for programs, and as a page.
+//! Report of the redesigned experiments: text, JSON and page.
 
 use ringfence_access::Mode;
 use serde::Serialize;
@@ -11,16 +11,16 @@ use crate::gso::report::Measured;
 use crate::median;
 use crate::page::{Page, Plot, Scale, Series};
 
-/// Of one run.
-pub(super) struct Run {
+/// Result of one run.
+pub(super) struct MeasuredRun {
     pub(super) round: u32,
     pub(super) experiment: Experiment,
     pub(super) mode: Mode,
     pub(super) measured: Measured,
 }
 
-/// What the publication says of the redesigned mechanism to the original one, on hardware with two
-/// links of 10 Gbit/s: throughput, and cost at most.
+/// Returns the published throughput ratio and maximum cost ratio of the redesigned mechanism to the
+/// original one, on hardware with two links of 10 Gbit/s.
 fn published(experiment: Experiment) -> (Option<f64>, f64) {
     match experiment {
         Experiment::Receive => (Some(1.18), 0.69),
@@ -29,8 +29,8 @@ fn published(experiment: Experiment) -> (Option<f64>, f64) {
     }
 }
 
-/// A row as it is printed. Field names are part of the command's interface. Times are nanoseconds of
-/// processor time for each kilobyte (1000 octets) that arrived.
+/// Row as it is printed. Field names are part of the command's interface. Times are nanoseconds of
+/// CPU time for each received kilobyte (1000 bytes).
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     experiment: &'static str,
@@ -42,28 +42,28 @@ struct Row {
     backend_user: f64,
     backend_sys: f64,
     reused_share: Option<f64>,
-    /// To the original mechanism, in the same round.
+    /// Throughput ratio to the original mechanism in the same round.
     gbps_ratio: f64,
     cost_ratio: f64,
-    /// Of the redesigned mechanism.
+    /// Published throughput ratio of the redesigned mechanism.
     published_gbps_ratio: Option<f64>,
     published_cost_ratio: Option<f64>,
 }
 
-/// A row of what it takes to have a page back.
+/// Row of a revocation time.
 #[derive(Clone, Debug, Serialize)]
 struct RevokeRow {
     experiment: &'static str,
     peer: &'static str,
-    /// Null: never.
+    /// Null if the peer never responded.
     handshake_us: Option<f64>,
     one_sided_us: f64,
     forced_us: f64,
 }
 
-/// Everything.
+/// All results of the experiments.
 pub(super) struct Report {
-    pub(super) runs: Vec<Run>,
+    pub(super) runs: Vec<MeasuredRun>,
     pub(super) reused: Shares,
     pub(super) revokes: Vec<Revoke>,
 }
@@ -119,13 +119,13 @@ impl Report {
         })
     }
 
-    /// Lines for programs.
+    /// Returns one line of JSON for each row.
     pub(super) fn json(&self) -> anyhow::Result<Vec<String>> {
         let rows = self.rows().into_iter().map(|row| Ok(serde_json::to_string(&row)?));
         rows.chain(self.revoke_rows().map(|row| Ok(serde_json::to_string(&row)?))).collect()
     }
 
-    /// Tables for people.
+    /// Returns the tables as text for a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = line(HEADING.map(str::to_owned));
         for row in self.rows() {
@@ -140,7 +140,7 @@ impl Report {
                 map, in the same round; what was published stands behind the stroke.\n"
     }
 
-    /// A page with the same, and plots.
+    /// Returns a page with the tables and plots.
     pub(super) fn page(&self) -> anyhow::Result<Page> {
         let mut page = Page::new("Redesigned grants: original mechanism and windows");
         page.text(
@@ -172,7 +172,7 @@ impl Report {
     }
 }
 
-/// A series for each mode, over the experiments.
+/// Returns a series for each mode, over the experiments.
 fn series(rows: &[Row], names: &[String], figure: fn(&Row) -> f64) -> Vec<Series> {
     let of = |mode: Mode| {
         let points = rows.iter().filter(|row| row.mode == mode.name()).filter_map(|row| {
@@ -207,7 +207,7 @@ fn line<const N: usize>(cells: [String; N]) -> String {
     text + "\n"
 }
 
-/// A ratio, and what was published of it.
+/// Formats a measured ratio with the published one.
 fn beside(ratio: f64, published: Option<f64>) -> String {
     published
         .map_or_else(|| format!("{ratio:.2}"), |published| format!("{ratio:.2}/{published:.2}"))
@@ -250,22 +250,22 @@ mod tests {
     use crate::gso::cpu::{Split, Times};
     use crate::gso::report::Moved;
 
-    fn run(round: u32, mode: Mode, octets: u64, cpu_ns: u64) -> Run {
+    fn run(round: u32, mode: Mode, bytes: u64, cpu_ns: u64) -> MeasuredRun {
         let backend = Times { user_ns: cpu_ns / 4, sys_ns: cpu_ns / 8 };
         let measured = Measured {
             path: Path::GuestGuest,
             setup: Setup::Whole,
-            octets,
+            bytes,
             nanos: 1_000_000_000,
             cpu_ns,
             split: Split { frontend: Times::default(), backend },
             moved: Moved::default(),
         };
-        Run { round, experiment: Experiment::GuestGuest, mode, measured }
+        MeasuredRun { round, experiment: Experiment::GuestGuest, mode, measured }
     }
 
     #[test]
-    fn ratios_are_to_the_original_within_a_round() {
+    fn ratios_compare_with_original_mode_of_same_round() {
         let runs = vec![
             run(1, Mode::Map, 1_000_000, 1_000_000),
             run(1, Mode::Window, 2_000_000, 1_000_000),

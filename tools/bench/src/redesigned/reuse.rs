@@ -1,5 +1,5 @@
-//! How many grants are reused: a guest and its backend in one process, packets one way and the other,
-//! and what the guest's caches counted.
+//! Share of reused grants. A guest and its backend run in one process and exchange packets in both
+//! directions; the guest's caches count the reuse.
 
 use std::time::{Duration, Instant};
 
@@ -22,21 +22,21 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use super::args::Experiment;
 use crate::net::RunningHub;
 
-/// Rounds of packets before it counts, and while it does.
+/// Batches before the count begins, then while it runs.
 const WARM_UP: u32 = 100;
 const ROUNDS: u32 = 4000;
-/// Packets of a round: two pages each.
+/// Packets of a batch, with two pages each.
 const PACKETS: usize = 8;
-const OCTETS: usize = 8000;
+const SIZE: usize = 8000;
 const MTU: u16 = 9000;
-/// Four times as many pages as entries, of which one in 200 goes when it comes back.
+/// Four times as many pages as entries; one page in 200 is discarded on return.
 const SIZES: WindowSizes = WindowSizes {
     pages: 1024,
     entries: 256,
     policy: SourcePolicy { hold_limit: Duration::from_secs(5), churn: 200 },
 };
 
-/// The share that was reused, by what the guest does.
+/// Shares of reused grants, by direction.
 pub(super) struct Shares {
     pub(super) receive: f64,
     pub(super) transmit: f64,
@@ -49,7 +49,7 @@ impl Shares {
         Ok(Shares { receive: pair.share(false)?, transmit })
     }
 
-    /// What holds for an experiment; the lesser one where guests do both.
+    /// Returns the share of an experiment; the lower one for guest to guest.
     pub(super) fn of(&self, experiment: Experiment) -> f64 {
         match experiment {
             Experiment::Receive => self.receive,
@@ -59,7 +59,7 @@ impl Shares {
     }
 }
 
-/// Holds the port of one side.
+/// Port host of one side.
 #[derive(Default)]
 struct Host(Option<Box<dyn Port>>);
 
@@ -76,7 +76,7 @@ impl PortHost for Host {
 struct Pair {
     front: Box<dyn Port>,
     back: Box<dyn Port>,
-    // What the ports stand on.
+    // Objects that must outlive the ports.
     _ends: (VifBackend, VifFrontend<LocalPlatform>, [LocalPlatform; 2], RunningHub),
 }
 
@@ -117,12 +117,12 @@ impl Pair {
         }
     }
 
-    /// Of the grants of packets from the guest, or to it.
+    /// Returns the share of reused grants of packets from the guest, or to it.
     fn share(&mut self, from_guest: bool) -> anyhow::Result<f64> {
         let mut batch = Batch::default();
         for _ in 0..PACKETS {
-            let Some(at) = batch.reserve(OCTETS) else { bail!("a batch is too small") };
-            batch.push_contiguous(at, OCTETS, OffloadMeta::PLAIN)?;
+            let Some(at) = batch.reserve(SIZE) else { bail!("a batch is too small") };
+            batch.push_contiguous(at, SIZE, OffloadMeta::PLAIN)?;
         }
         let all: Vec<u32> = (0..).take(PACKETS).collect();
         (0..WARM_UP).try_for_each(|_| self.round(&batch, &all, from_guest))?;
@@ -145,7 +145,7 @@ impl Pair {
         to.receive(&mut into, all.len())?;
         into.clear();
         to.complete()?;
-        // The sender hears of its responses.
+        // Makes the sender process its responses.
         from.receive(&mut into, 0)?;
         Ok(())
     }

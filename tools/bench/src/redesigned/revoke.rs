@@ -1,9 +1,8 @@
-//! What it takes to have a page back: by asking the peer for it, and alone.
+//! Time to revoke the grant of a page: by handshake with the peer, and one-sided.
 //!
-//! The peer is a thread that has mapped what it was granted. In the handshake the granter asks over the
-//! control ring of the network interface, as for a page that was staged: the peer takes it out of its table,
-//! unmaps it and answers, and only then the grant can be taken back. The peer that is stopped does not
-//! look at its ring any more.
+//! The peer is a thread that has mapped the granted pages. In the handshake the granter requests the
+//! removal over the vif's control ring, as for a staged page. The peer removes the page from its table,
+//! unmaps it and responds; only then can the grant be revoked. A stopped peer does not serve its ring.
 
 use std::convert::Infallible;
 use std::os::fd::AsFd;
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ringfence_access::staging::{StagingLimits, StagingTable};
-use ringfence_frame::commands::{PortCommand, PortReply};
+use ringfence_frame::orders::{PortOrder, PortReply};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
@@ -26,16 +25,16 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::net::RunningHub;
 
-/// Pages that are had back in each row.
+/// Pages revoked in each row.
 const PAGES: u32 = 200;
-/// How long a peer that does not answer is waited for.
+/// Time limit for the response of a peer.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long a peer waits before it looks whether it is to end.
+/// Interval at which an idle peer checks for the end of the row.
 const STEP: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// How long a slow peer takes to look.
+/// Delay of a slow peer.
 const SLOW: Duration = Duration::from_millis(2);
 
-/// How soon a peer looks.
+/// Reaction time of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Peer {
     Quick,
@@ -46,12 +45,12 @@ enum Peer {
 const PEERS: [(Peer, &str); 3] =
     [(Peer::Quick, "quick"), (Peer::Slow, "slow"), (Peer::Stopped, "stopped")];
 
-/// A row. Microseconds for a page, the median; `None`: never, within the patience.
+/// Row of the table: the median time of a page in microseconds; `None` if the peer did not respond.
 pub(super) struct Revoke {
     pub(super) peer: &'static str,
     pub(super) handshake_us: Option<f64>,
     pub(super) one_sided_us: f64,
-    /// By force, while the peer claims to use the page.
+    /// Revoked by force, while the peer claims to use the page.
     pub(super) forced_us: f64,
 }
 
@@ -67,12 +66,12 @@ pub(super) fn measure() -> anyhow::Result<Vec<Revoke>> {
     PEERS.into_iter().map(row).collect()
 }
 
-/// The middle of what single pages took, in microseconds.
+/// Returns the median of the times in microseconds.
 fn per_page(took: &[Duration]) -> f64 {
     crate::median(took.iter().map(|took| took.as_secs_f64() * 1e6))
 }
 
-/// Whether something came within that time.
+/// Waits for an event. Returns `false` at the time limit.
 fn wait(channel: &LocalChannel, patience: Duration) -> anyhow::Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN)];
     let limit = Timespec::try_from(patience).context("a time to wait")?;
@@ -83,7 +82,7 @@ fn wait(channel: &LocalChannel, patience: Duration) -> anyhow::Result<bool> {
     Ok(came)
 }
 
-/// Two domains, and a channel between them.
+/// Two domains with an event channel between them.
 struct Domains {
     granter: LocalPlatform,
     grantee: LocalPlatform,
@@ -103,22 +102,21 @@ impl Domains {
     }
 }
 
-/// What a port does with orders, as far as they are given here.
-fn obey(table: &mut StagingTable, order: PortCommand) -> PortReply {
+/// Carries out the port orders of this benchmark.
+fn obey(table: &mut StagingTable, order: PortOrder) -> PortReply {
     match order {
-        PortCommand::Stage(pages) => match table.add(pages) {
+        PortOrder::Stage(pages) => match table.add(pages) {
             Ok(()) => PortReply::Staged,
             Err((pages, why)) => PortReply::NotStaged(pages, why),
         },
-        PortCommand::Unstage(grefs) => {
+        PortOrder::Unstage(grefs) => {
             PortReply::Unstaged(grefs.into_iter().filter_map(|gref| table.take(gref)).collect())
         }
         _ => PortReply::Unsupported,
     }
 }
 
-/// The peer's thread: serves the control ring. It stages at once, and is as soon as it is when it has to
-/// let go.
+/// Serves the control ring in the peer's thread. It stages without delay and delays only the removal.
 fn serve(
     peer: Peer,
     mut ring: impl ControlRing,
@@ -133,11 +131,11 @@ fn serve(
         if rustix::event::poll(&mut fds, Some(&STEP))? == 0 {
             continue;
         }
-        let mut carry_out = |_: u16, order: PortCommand| {
+        let mut carry_out = |_: u16, order: PortOrder| {
             match peer {
-                Peer::Slow if matches!(order, PortCommand::Unstage(_)) => std::thread::sleep(SLOW),
-                // Until the granter has given up.
-                Peer::Stopped if matches!(order, PortCommand::Unstage(_)) => {
+                Peer::Slow if matches!(order, PortOrder::Unstage(_)) => std::thread::sleep(SLOW),
+                // Blocks until the granter has ended the row.
+                Peer::Stopped if matches!(order, PortOrder::Unstage(_)) => {
                     let _ = staged.recv();
                 }
                 Peer::Quick | Peer::Slow | Peer::Stopped => {}
@@ -149,7 +147,7 @@ fn serve(
     }
 }
 
-/// The granter's end of a control ring.
+/// Granter's end of a control ring.
 struct Asking<'a> {
     ring: FrontRing<RingPages>,
     ring_page: Lease,
@@ -167,7 +165,7 @@ impl<'a> Asking<'a> {
         Ok(Asking { ring, ring_page, list, channel })
     }
 
-    /// Asks something about a page; whether it was done, or `None` where there is no answer.
+    /// Sends a request about one page. Returns `true` on success, and `None` if there is no response.
     fn ask(
         &mut self,
         message: fn(GrefList) -> CtrlMessage,
@@ -193,7 +191,7 @@ impl<'a> Asking<'a> {
     }
 }
 
-/// By asking for it on the control ring: DEL_GREF_MAPPING, the answer to it, and then the grant.
+/// Measures DEL_GREF_MAPPING, its response, and the revocation of the grant.
 fn handshake(peer: Peer) -> anyhow::Result<Option<f64>> {
     let Domains { granter: platform, grantee, ours, theirs, _hub } = Domains::new()?;
     let mut granter = platform.granter(DomId(0))?;
@@ -232,8 +230,8 @@ fn handshake(peer: Peer) -> anyhow::Result<Option<f64>> {
     })
 }
 
-/// By the owner of a window alone: the peer used the page, or, by force, claims to use it still. It is
-/// not asked in any case, so that it makes no difference how soon it looks.
+/// Measures the one-sided revocation in a grant window, by force if the peer claims to use the page.
+/// The peer takes no part, so its reaction time does not matter.
 fn one_sided(by_force: bool) -> anyhow::Result<f64> {
     let domains = Domains::new()?;
     let shape = WindowShape { writable: PAGES, read_only: 0, entries: PAGES };
@@ -256,7 +254,7 @@ fn one_sided(by_force: bool) -> anyhow::Result<f64> {
             table.revoke_forced(&[gref])?;
         } else {
             let revoked: PageId = table.revoke(gref)?;
-            // Until nothing of the peer's reaches what is put there.
+            // After this the peer can no longer access the page.
             table.prepare(revoked)?;
         }
         took.push(began.elapsed());

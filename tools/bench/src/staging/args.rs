@@ -1,12 +1,12 @@
-//! The command line of `ringfence-bench seeds staging`.
+//! Command line of `ringfence-bench seeds staging`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::{Direction, parse_seconds};
 use crate::packet::{SIZE_MAX, SIZE_MIN};
+use crate::params::{Direction, parse_seconds};
 use crate::peers::Peer;
 
 const NOTES: &str = "\
@@ -20,7 +20,7 @@ with huge pages if enough are free: echo 400 > /proc/sys/vm/nr_hugepages).
 
 For figures to keep, the machine should do nothing else.";
 
-/// The queues of an interface: no vif has more here.
+/// Range of the number of queues; 8 is the maximum of a vif here.
 const QUEUES: std::ops::RangeInclusive<i64> = 1..=8;
 
 /// Packets by size and number of queues
@@ -32,8 +32,8 @@ pub struct StagingArgs {
           value_parser = clap::value_parser!(u32).range(QUEUES))]
     pub queues: Vec<u32>,
 
-    /// Octets of a packet in the tables, Ethernet header included
-    #[arg(long = "size", value_name = "OCTETS", value_delimiter = ',', default_value = "64,65000",
+    /// Bytes of a packet in the tables, Ethernet header included
+    #[arg(long = "size", value_name = "BYTES", value_delimiter = ',', default_value = "64,65000",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub sizes: Vec<u32>,
 
@@ -46,11 +46,11 @@ pub struct StagingArgs {
     )]
     pub directions: Vec<Direction>,
 
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// Measure all rows so many times; rates and ratios are medians
+    /// Measurements of each row; rates and ratios are medians
     #[arg(long, value_name = "N", default_value = "3",
           value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
@@ -59,17 +59,17 @@ pub struct StagingArgs {
     #[arg(long, value_name = "PEER", value_delimiter = ',')]
     pub vs: Vec<Peer>,
 
-    /// Octets of a packet beside peers
-    #[arg(long, value_name = "OCTETS", value_delimiter = ',', default_value = "64,1500",
+    /// Bytes of a packet in comparisons with peers
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "64,1500",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub vs_size: Vec<u32>,
 
-    /// Write a page with tables and plots to this file; rates are measured by size for it
+    /// Write a page with tables and plots to this file; also measures the rates by size
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 
-    /// Octets of a packet in the plot of rates, with --html
-    #[arg(long, value_name = "OCTETS", value_delimiter = ',', requires = "html",
+    /// Bytes of a packet in the plot of rates, with --html
+    #[arg(long, value_name = "BYTES", value_delimiter = ',', requires = "html",
           default_value = "64,128,256,512,1024,1500,4096,16384,65000",
           value_parser = clap::value_parser!(u32).range(SIZE_MIN..=SIZE_MAX))]
     pub plot_size: Vec<u32>,

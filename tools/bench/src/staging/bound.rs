@@ -1,8 +1,8 @@
-//! What bounds long packets: one copy in and one copy out, from core to core, and nothing else.
+//! Upper bound of the rate of long packets: one copy in and one copy out, from core to core.
 //!
-//! One thread fills buffers from private memory and hands them over, another one copies them out
-//! and gives them back; all buffers together are as large as the pages of a full ring. Nothing is
-//! granted, looked up, described in rings or verified. A path that copies on both sides cannot be
+//! One thread fills buffers from private memory and hands them over; another one copies them out
+//! and returns them. All buffers together are as large as the pages of a full ring. There are no
+//! grants, look-ups or ring slots, and no verification. A path that copies on both sides cannot be
 //! faster than this on the same two cores.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use rustix::thread::CpuSet;
 
-/// Octets of the pages of a full ring.
+/// Bytes of the pages of a full ring.
 const RING: usize = 256 * 4096;
-/// How long it is measured, and how long it runs before.
+/// Measured time, after a warm-up.
 const LENGTH: Duration = Duration::from_millis(300);
 const WARM_UP: Duration = Duration::from_millis(50);
 
-/// Gbit/s of packets of `size` octets.
+/// Returns the rate in Gbit/s of packets of `size` bytes.
 pub(super) fn hand_over(size: u32, cores: [usize; 2]) -> anyhow::Result<f64> {
     let size = size as usize;
     let buffers = (RING / size.next_multiple_of(4096)).max(2);
@@ -52,7 +52,7 @@ pub(super) fn hand_over(size: u32, cores: [usize; 2]) -> anyhow::Result<f64> {
         };
         take(WARM_UP);
         let (count, took) = take(LENGTH);
-        // The producer ends with the channels.
+        // The producer ends when the channels close.
         count as f64 * size as f64 * 8.0 / took.as_secs_f64()
     })?;
     let gone = |_| anyhow!("a thread of the bare hand-over ended");
@@ -61,7 +61,7 @@ pub(super) fn hand_over(size: u32, cores: [usize; 2]) -> anyhow::Result<f64> {
     Ok(rate / 1e9)
 }
 
-/// The next buffer, polled for; `None` when the other side is gone.
+/// Polls for the next buffer; `None` once the other side is gone.
 fn next(channel: &Receiver<Vec<u8>>) -> Option<Vec<u8>> {
     loop {
         match channel.try_recv() {
@@ -79,7 +79,7 @@ fn on_core<T: Send + 'static>(
     let thread = std::thread::Builder::new().name("hand-over".to_owned()).spawn(move || {
         let mut cores = CpuSet::new();
         cores.set(core);
-        // Where it may not choose, the scheduler chooses.
+        // Pinning is optional; on failure the scheduler chooses.
         let _ = rustix::thread::sched_setaffinity(None, &cores);
         work()
     })?;
@@ -91,8 +91,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hand_over_takes_time_and_ends() {
-        // On one core the threads take turns.
+    fn hand_over_on_one_core_completes_with_a_rate() {
+        // On one core the threads alternate.
         let rate = hand_over(65_000, [0, 0]).unwrap();
         assert!(rate > 0.0 && rate.is_finite(), "{rate}");
     }

@@ -1,16 +1,16 @@
-//! `ringfence-bench seeds staging`: the experiment that staging grants were made for.
+//! `ringfence-bench seeds staging`: reproduces the experiment that introduced staging grants.
 //!
 //! # Theory of operation
 //!
-//! What is to be measured is a list of points ([`Point`]): a direction, a number of queues, a size,
-//! and who moves the packets. Every round measures all of them, those that are compared next to each
-//! other; rates are medians over the rounds, and a ratio is the median of the ratios within rounds.
-//! So what else the machine does hits both sides of a ratio alike.
+//! The plan is a list of points ([`Point`]): direction, number of queues, size, and forwarder. Every
+//! round measures all points; points that are compared with each other are adjacent. Rates are medians
+//! over the rounds, and a ratio is the median of the ratios within rounds. Interference thus affects
+//! both sides of a ratio alike.
 //!
-//! Each of Ringfence's points is a row of `bench net`, with two processes of its own ([`super::net`]);
-//! a peer's is two testpmd on the same cores ([`super::peers`]). [`report`] makes tables, lines of JSON
-//! and the page of what was measured, and judges the ratios; [`published`] has what they are compared
-//! with, [`bound`] what bounds long packets.
+//! Each point of Ringfence is a row of `bench net` with two processes of its own ([`super::net`]). A
+//! peer's point is two testpmd processes on the same cores ([`super::peers`]). [`report`] writes
+//! tables, lines of JSON and the page, and evaluates the ratios. [`published`] has the reference
+//! figures, [`bound`] measures the limit for long packets.
 
 pub(super) mod args;
 mod bound;
@@ -30,17 +30,18 @@ use ringfence::out::Out;
 
 use self::args::StagingArgs;
 use self::report::Results;
-use super::args::{Direction, NetArgs};
+use super::args::NetArgs;
 use super::net::{self, Case};
+use super::params::Direction;
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
 
-/// What is verified of each packet; testpmd verifies nothing.
+/// Extent of a packet's verification; testpmd verifies nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Verify {
     /// Its length and its sequence number.
     Sequence,
-    /// Every octet of it as well.
+    /// Every byte as well.
     Full,
 }
 
@@ -53,14 +54,14 @@ impl Verify {
     }
 }
 
-/// Who moves packets.
+/// Program that forwards the packets of a point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
     Ringfence(Mode, Verify),
     Peer(Peer),
 }
 
-/// What is measured.
+/// Point of the experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Point {
     direction: Direction,
@@ -69,7 +70,7 @@ struct Point {
     who: Who,
 }
 
-/// What came of it, in one round.
+/// Result of a point in one round.
 #[derive(Clone, Debug)]
 enum Sample {
     Ringfence(Box<Row>),
@@ -87,7 +88,7 @@ impl Sample {
     }
 }
 
-/// Runs all rounds and reports.
+/// Runs all rounds and prints the report.
 pub(super) fn run(args: &StagingArgs) -> anyhow::Result<()> {
     let points = points(args);
     let cores = net::cores()?;
@@ -144,7 +145,7 @@ fn measure(
     })
 }
 
-/// Asks for a row as on the command line; why it cannot be had.
+/// Parses the arguments of a `bench net` row. Returns the reason if there is no such row.
 fn net_args(args: &StagingArgs, queues: u32, verify: Verify) -> Result<NetArgs, String> {
     #[derive(Parser)]
     struct Asked {
@@ -160,7 +161,7 @@ fn net_args(args: &StagingArgs, queues: u32, verify: Verify) -> Result<NetArgs, 
     }
 }
 
-/// Everything that is measured in a round, what is compared next to each other, nothing twice.
+/// Returns all points of a round without duplicates; compared points are adjacent.
 fn points(args: &StagingArgs) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
     let mut add = |direction, queues, size, who| {
@@ -211,16 +212,16 @@ impl Point {
             Who::Peer(peer) => peer.name().to_owned(),
         };
         let queues = if *queues == 1 { "1 queue".to_owned() } else { format!("{queues} queues") };
-        format!("{who}, {direction}, {queues}, {size} octets")
+        format!("{who}, {direction}, {queues}, {size} bytes")
     }
 
-    /// The same with somebody else.
+    /// Returns the same point with another forwarder.
     fn with(self, who: Who) -> Point {
         Point { who, ..self }
     }
 }
 
-/// Cores that this process may use.
+/// Returns the number of cores that this process may use.
 fn cores_allowed() -> anyhow::Result<u32> {
     Ok(rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?.count())
 }

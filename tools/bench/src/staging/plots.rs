@@ -1,13 +1,13 @@
-//! The page: plots, and the tables again.
+//! Page of the staging experiment: plots and tables.
 
 use ringfence_access::Mode;
 
 use super::report::Results;
 use super::{Point, Verify, Who};
-use crate::args::Direction;
 use crate::page::{Page, Plot, Scale, Series};
+use crate::params::Direction;
 
-/// Makes the page.
+/// Builds the page with plots and tables.
 pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
     let mut page = Page::new("Staging grants: packets from domain to domain");
     page.heading("Rate against packet size");
@@ -27,7 +27,7 @@ pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
     Ok(page)
 }
 
-/// One queue: a line for each mode and peer.
+/// Returns the rates with one queue: a line for each mode and peer.
 fn rates(results: &Results<'_>, direction: Direction) -> Plot {
     let modes = Mode::ALL.map(|mode| Who::Ringfence(mode, Verify::Sequence));
     let peers = results.args.vs.iter().map(|peer| Who::Peer(*peer));
@@ -47,7 +47,7 @@ fn rates(results: &Results<'_>, direction: Direction) -> Plot {
     }
 }
 
-/// Processor time of both sides for a packet, by number of queues.
+/// Returns the CPU time of both sides for a packet, by number of queues.
 fn costs(results: &Results<'_>, size: u32) -> Plot {
     let mut series = Vec::new();
     for &direction in &results.args.directions {
@@ -69,7 +69,7 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
     }
 }
 
-/// Staging to copy, measured and published.
+/// Returns the ratio of staging to copy, measured and published.
 fn ratios(results: &Results<'_>) -> Plot {
     let (mut names, mut measured, mut published) = (Vec::new(), Vec::new(), Vec::new());
     let sequence = |point: &Point| point.who == Who::Ringfence(Mode::Staging, Verify::Sequence);

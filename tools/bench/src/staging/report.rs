@@ -1,4 +1,4 @@
-//! What was measured, by point; ratios, judgements, and lines of JSON.
+//! Report of the staging experiment: samples by point, ratios, judgements, and lines of JSON.
 
 use ringfence_access::Mode;
 use serde::Serialize;
@@ -6,12 +6,12 @@ use serde::Serialize;
 use super::args::StagingArgs;
 use super::published;
 use super::{Point, Sample, Verify, Who};
-use crate::args::Direction;
 use crate::median;
+use crate::params::Direction;
 use crate::report::Row;
 
-/// `copy` must reach this part of the bare kernel copy for a ratio to it to be judged: else it would
-/// not be the copies that are saved.
+/// Minimum ratio of `copy` to the bare kernel copy for a judgement. Below it copies are not the
+/// bottleneck, so avoiding them proves nothing.
 pub(super) const COPY_SHARE_MIN: f64 = 0.7;
 
 /// All samples of all points.
@@ -41,7 +41,7 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// Gbit/s of the bare hand-over.
+    /// Returns the median rate of the bare hand-over in Gbit/s.
     pub(super) fn hand_over(&self, size: u32) -> Option<f64> {
         let (_, rates) = self.hand_overs.iter().find(|(known, _)| *known == size)?;
         Some(median(rates.iter().copied()))
@@ -52,13 +52,13 @@ impl<'a> Results<'a> {
         found.map_or(&[], |(_, samples)| samples)
     }
 
-    /// The median rate.
+    /// Returns the median rate of a point.
     pub(super) fn pps(&self, point: Point) -> Option<f64> {
         let rates: Vec<f64> = self.samples(point).iter().filter_map(Sample::pps).collect();
         (!rates.is_empty()).then(|| median(rates.into_iter()))
     }
 
-    /// The median of a figure of Ringfence's rows.
+    /// Returns the median of a figure of Ringfence's rows.
     pub(super) fn figure(&self, point: Point, of: impl Fn(&Row) -> f64) -> Option<f64> {
         let rows = self.samples(point).iter().filter_map(|sample| match sample {
             Sample::Ringfence(row) => Some(of(row)),
@@ -68,7 +68,7 @@ impl<'a> Results<'a> {
         (!figures.is_empty()).then(|| median(figures.into_iter()))
     }
 
-    /// The median of the ratios within rounds.
+    /// Returns the median of the ratios within rounds.
     pub(super) fn ratio(&self, point: Point, to: Point) -> Option<f64> {
         let pairs = self.samples(point).iter().zip(self.samples(to));
         let ratios: Vec<f64> = pairs
@@ -77,7 +77,7 @@ impl<'a> Results<'a> {
         (!ratios.is_empty()).then(|| median(ratios.into_iter()))
     }
 
-    /// Why there is nothing of a point.
+    /// Returns the reason for which a point was skipped.
     pub(super) fn skipped(&self, point: Point) -> Option<&str> {
         self.samples(point).iter().find_map(|sample| match sample {
             Sample::Skipped(why) => Some(why.as_str()),
@@ -85,7 +85,7 @@ impl<'a> Results<'a> {
         })
     }
 
-    /// The kind of memory that a peer used.
+    /// Returns the kind of memory that a peer used.
     pub(super) fn memory(&self, point: Point) -> Option<&'static str> {
         self.samples(point).iter().find_map(|sample| match sample {
             Sample::Peer { memory, .. } => Some(*memory),
@@ -93,17 +93,17 @@ impl<'a> Results<'a> {
         })
     }
 
-    /// Points in the order they were measured in.
+    /// Returns the points in the order of their measurement.
     pub(super) fn points(&self) -> impl Iterator<Item = Point> + '_ {
         self.points.iter().map(|(point, _)| *point)
     }
 
-    /// Both sides poll, with a thread for each queue.
+    /// Returns `true` if there are fewer cores than threads: one for each queue on both sides.
     pub(super) fn oversubscribed(&self, queues: u32) -> bool {
         2 * queues > self.cores
     }
 
-    /// Staging beside copy: `point` is the one with staging.
+    /// Compares a point of mode `staging` with mode `copy`.
     pub(super) fn beside_copy(&self, point: Point) -> Option<Beside> {
         let Who::Ringfence(Mode::Staging, verify) = point.who else { return None };
         let copy = point.with(Who::Ringfence(Mode::Copy, verify));
@@ -122,7 +122,7 @@ impl<'a> Results<'a> {
         Some(Beside { ratio, wanted: published, copy_share: Some(share), judgement })
     }
 
-    /// Staging beside a peer, at the same size and direction: `point` is the peer's.
+    /// Compares a peer's point with staging at the same size and direction.
     pub(super) fn beside_peer(&self, point: Point) -> Option<Beside> {
         let Who::Peer(peer) = point.who else { return None };
         let ratio =
@@ -136,7 +136,7 @@ impl<'a> Results<'a> {
         Some(Beside { ratio, wanted, copy_share: None, judgement })
     }
 
-    /// One object for each point that could be measured or was skipped.
+    /// Returns one line of JSON for each point that was measured or skipped.
     pub(super) fn json(&self) -> anyhow::Result<Vec<String>> {
         let lines = self.points().map(|point| Ok(serde_json::to_string(&self.line(point))?));
         lines.collect()
@@ -182,18 +182,18 @@ impl<'a> Results<'a> {
     }
 }
 
-/// Two rates.
+/// Comparison of two rates.
 #[derive(Clone, Debug)]
 pub(super) struct Beside {
-    /// Staging to the other.
+    /// Ratio of staging to the other rate.
     pub(super) ratio: f64,
     pub(super) wanted: Option<f64>,
-    /// What part of the bare kernel copy `copy` reached.
+    /// Ratio of mode `copy` to the bare kernel copy.
     pub(super) copy_share: Option<f64>,
     pub(super) judgement: Judgement,
 }
 
-/// What is said of a ratio.
+/// Judgement of a ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Judgement {
     Met,
@@ -211,12 +211,12 @@ impl std::fmt::Display for Judgement {
     }
 }
 
-/// Gbit/s of packets of a size, Ethernet header included.
+/// Converts a packet rate to Gbit/s, Ethernet header included.
 pub(super) fn gbps(pps: f64, size: u32) -> f64 {
     pps * f64::from(size) * 8.0 / 1e9
 }
 
-/// A point as it is printed. Field names are part of the command's interface.
+/// Point as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 struct Line<'a> {
     experiment: &'static str,
@@ -228,9 +228,9 @@ struct Line<'a> {
     gbps: Option<f64>,
     grant_ops_per_packet: Option<f64>,
     syscalls_per_packet: Option<f64>,
-    /// Who did it: this program, or another one for comparison.
+    /// Program that forwarded the packets.
     peer: &'static str,
-    // Beyond what every version prints.
+    // Fields below are not printed by every version.
     verify: Option<&'static str>,
     rounds: usize,
     cpu_ns_per_packet: Option<f64>,
@@ -240,7 +240,7 @@ struct Line<'a> {
     line_rate_10g_share: Option<f64>,
     line_rate_40g_share: Option<f64>,
     line_rate_100g_share: Option<f64>,
-    /// More polling threads than cores.
+    /// Set if there are more polling threads than cores.
     oversubscribed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     bare_hand_over_gbps: Option<f64>,

@@ -1,4 +1,4 @@
-//! The tables, for people: as text, and on a page.
+//! Tables of the staging experiment, as text and on a page.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use ringfence_access::Mode;
 use super::report::{COPY_SHARE_MIN, Judgement, Results, gbps};
 use super::{Point, Verify, Who, published};
 
-/// A table.
+/// Table of text cells.
 pub(super) struct Table {
     pub(super) title: String,
     pub(super) heading: Vec<&'static str>,
@@ -15,7 +15,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Columns as wide as what is in them; the last one, which is words, at the left.
+    /// Formats columns as wide as their content; the last column, of words, is left-aligned.
     fn text(&self) -> String {
         let cells = || {
             std::iter::once(&self.heading)
@@ -45,7 +45,7 @@ impl Table {
 }
 
 impl Results<'_> {
-    /// Everything, for a terminal.
+    /// Returns all tables and notes for a terminal.
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         for table in self.tables() {
@@ -59,7 +59,7 @@ impl Results<'_> {
         text
     }
 
-    /// The seed's tables, then those beside peers.
+    /// Returns the tables of the source document, then those of the peers.
     pub(super) fn tables(&self) -> Vec<Table> {
         let mut tables: Vec<Table> =
             self.args.sizes.iter().map(|size| self.before_and_after(*size)).collect();
@@ -122,7 +122,7 @@ impl Results<'_> {
         }
     }
 
-    /// The judgement, and, where bulk is short of it, what bounds it.
+    /// Returns the judgement and, if a bulk transfer falls short, the bound that applies.
     fn words(&self, point: Point, judgement: Option<Judgement>, after: f64) -> String {
         let mut words = judgement.map(|judgement| judgement.to_string()).unwrap_or_default();
         if let (Some(bound), 1) = (self.hand_over(point.size), point.queues) {
@@ -184,7 +184,7 @@ impl Results<'_> {
         }
     }
 
-    /// What the tables mean, one paragraph each.
+    /// Returns the explanations of the tables, one paragraph each.
     pub(super) fn notes(&self) -> Vec<String> {
         let mut notes = vec![
             format!(
@@ -194,9 +194,9 @@ impl Results<'_> {
                  what staging saves of the one, not of the other. It is judged only while copy reaches {COPY_SHARE_MIN} of the bare kernel \
                  copy (`share`: the part of its time that one bare pread or pwrite for each packet takes)."
             ),
-            "`verified`: what the sink looks at. `sequence`: length and sequence number of each packet; `full`: every octet as well. \
+            "`verified`: what the sink looks at. `sequence`: length and sequence number of each packet; `full`: every byte as well. \
              `of 10G`, `40G`, `100G`: the rate after, as a share of what a link carries of such packets, with preamble, check sequence and \
-             gap (24 octets a packet)."
+             gap (24 bytes a packet)."
                 .to_owned(),
         ];
         if self.args.queues.iter().any(|queues| self.oversubscribed(*queues)) {
@@ -225,7 +225,7 @@ impl Results<'_> {
     }
 }
 
-/// Lines of at most so many columns.
+/// Maximum columns of a line.
 const COLUMNS: usize = 100;
 
 fn wrapped(text: &str) -> String {

@@ -1,11 +1,11 @@
-//! The command line of `bench uplink`.
+//! Command line of `bench uplink`, and the list of its cases.
 
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::super::args::parse_seconds;
+use super::super::params::parse_seconds;
 use super::end::Kind;
 
 const NOTES: &str = "\
@@ -16,42 +16,42 @@ of the peers that it is measured against; those that are not installed are left 
 Each peer is started afresh for each row; peers take turns within a row, so that what else the machine
 does hits all of them alike. docs/performance.md explains every column.";
 
-/// What a guest's way to the host's network carries, beside other ways
+/// Throughput and latency of a guest's uplink to the host's network, beside other programs
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct UplinkArgs {
-    /// Other ways, measured in the same run: some of them, or `all`
+    /// Programs to compare with in the same run: some of them, or `all`
     #[arg(long = "vs", value_name = "PEER", value_delimiter = ',')]
     pub versus: Vec<Versus>,
 
-    /// What is measured; all of it by default
+    /// Workloads to measure; all by default
     #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
     pub kinds: Vec<Kind>,
 
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// How often each row is measured; the median is printed
+    /// Measurements of each row; the median is printed
     #[arg(long, value_name = "N", default_value = "1",
           value_parser = clap::value_parser!(u8).range(1..))]
     pub rounds: u8,
 
-    /// How TCP meets congestion, at both ends and in between
+    /// TCP congestion control, at both ends and in between
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "bbr,cubic")]
     pub congestion: Vec<String>,
 
-    /// What connects our guest
+    /// Link of the Ringfence guest
     #[arg(long, value_name = "LINK", default_value = "auto",
           value_parser = ["auto", "vhost", "tap"])]
     pub link: String,
 
-    /// Queues of our guest's interface; each has a thread
+    /// Queues of the Ringfence guest's interface, each with a thread
     #[arg(long, value_name = "N", default_value = "1",
           value_parser = clap::value_parser!(u8).range(1..=8))]
     pub queues: u8,
 
-    /// Count the system calls of what carries packets, by perf, which costs some time in each
+    /// Count the system calls of the forwarding process with perf, which slows each one down
     #[arg(long)]
     pub syscalls: bool,
 
@@ -60,7 +60,7 @@ pub struct UplinkArgs {
     pub json: bool,
 }
 
-/// A way to the host's network, as it is asked for.
+/// Program to compare with, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Versus {
     /// pasta, of passt
@@ -73,17 +73,13 @@ pub enum Versus {
     All,
 }
 
-/// A way to the host's network.
+/// Program that connects the guest's namespace to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Peer {
-    /// Ours
     Ringfence,
-    /// pasta
     Pasta,
-    /// slirp4netns
     Slirp4netns,
-    /// veth
     Veth,
 }
 
@@ -98,17 +94,17 @@ impl Peer {
     }
 }
 
-/// Which way what is measured goes.
+/// Direction of the measured data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
     /// From the guest's namespace to the host
     NsHost,
-    /// To it
+    /// From the host to the guest's namespace
     HostNs,
 }
 
-/// One row for each peer.
+/// Case of the benchmark: one row for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Case {
     pub(super) name: &'static str,
@@ -116,14 +112,14 @@ pub(super) struct Case {
     pub(super) direction: Direction,
     pub(super) mtu: u16,
     pub(super) streams: usize,
-    /// Octets of a datagram.
+    /// Bytes of a datagram.
     pub(super) size: usize,
-    /// Whether the connection comes from the host, by a forwarded port.
+    /// Set if the connection comes from the host, through a forwarded port.
     pub(super) inbound: bool,
 }
 
 impl UplinkArgs {
-    /// Ours, and those that are asked for.
+    /// Returns Ringfence and the peers that were requested.
     pub(super) fn peers(&self) -> Vec<Peer> {
         let asked = |versus| self.versus.iter().any(|v| *v == versus || *v == Versus::All);
         let others = [
@@ -135,7 +131,7 @@ impl UplinkArgs {
         [Peer::Ringfence].into_iter().chain(others).collect()
     }
 
-    /// What is measured.
+    /// Returns the cases of the requested workloads.
     pub(super) fn cases(&self) -> Vec<Case> {
         let both = [Direction::NsHost, Direction::HostNs];
         let mut cases = Vec::new();
@@ -187,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_and_cases_are_chosen() {
+    fn options_select_peers_and_cases() {
         let args = Line::parse_from(["x", "--vs", "all"]).args;
         assert_eq!(args.peers().len(), 4);
         assert_eq!(args.cases().len(), 16);

@@ -1,8 +1,10 @@
-//! The two ends of what `bench uplink` sends. One serves: threads of the benchmark itself, beside the
-//! host's loopback, or a process in the guest for connections from outside. The other one, a process in
-//! the guest or a thread, asks for one case and says what came of it in a line of JSON.
+//! Client and server of the cases that `bench uplink` measures.
 //!
-//! A connection begins with a line that says what it is for ([`Work`]).
+//! The server is a thread of the benchmark beside the host's loopback, or a process in the guest for
+//! connections from outside. The client, a process in the guest or a thread, runs one case and
+//! reports the result as a line of JSON.
+//!
+//! Each connection begins with a line of JSON that names its purpose ([`Work`]).
 
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,87 +16,87 @@ use hdrhistogram::Histogram;
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage};
 use serde::{Deserialize, Serialize};
 
-use crate::said::{self, say};
+use crate::messages::{self, say};
 
-/// What is written or read of a stream at a time, as other tools do.
+/// Bytes that one read or write of a stream handles, the size that other tools use.
 const BUFFER: usize = 128 << 10;
 /// Datagrams sent or received by one call.
 const DATAGRAMS: usize = 32;
-/// How long a way out may take to be there, and anything else that takes a moment.
+/// Time limit for the path to the host to come up, and for any other single step.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// What a page of the HTTP server has.
+/// Bytes of a page of the HTTP server.
 const PAGE: usize = 16 << 10;
-/// Octets of a request and of its answer.
+/// Bytes of a request and of its answer.
 const SMALL: usize = 64;
 
-/// What a connection is for.
+/// Purpose of a connection, sent by the client as its first line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Work {
-    /// Take octets until they end, then say how many came.
+    /// Receive to the end of the stream, then report the number of bytes.
     Take,
-    /// Send octets until the connection ends.
+    /// Send until the connection ends.
     Send,
-    /// Send back what comes.
+    /// Send back all that arrives.
     Echo,
     /// Answer requests for a page.
     Pages,
-    /// Count datagrams to the same port; say how many came when asked.
+    /// Count datagrams to the same port; report the number when asked.
     Count,
-    /// Send datagrams of so many octets to whoever sends the first one, for so long; say how many.
+    /// Send datagrams of `size` bytes to the first sender for `length`; report their number.
     Datagrams { size: usize, length: Duration },
 }
 
-/// What is to be measured.
+/// Workload of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// Octets in a stream or several
+    /// Bulk data in one or several streams
     TcpStream,
     /// Datagrams as fast as they can be sent
     UdpStream,
     /// A request and its answer, on one connection
     TcpRr,
-    /// A connection, a request and its answer, the end
+    /// A connection for each request and its answer
     TcpCrr,
     /// Pages of 16 KiB over connections that are kept
     Http,
 }
 
-/// What a client is to do, as its orders on the command line.
+/// Parameters of one case, passed to the client on its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct CaseSpec {
     pub(super) kind: Kind,
     pub(super) to: SocketAddr,
-    /// Whether the server sends.
+    /// Set if the server sends.
     pub(super) down: bool,
     pub(super) streams: usize,
-    /// Octets of a datagram.
+    /// Bytes of a datagram.
     pub(super) size: usize,
     pub(super) length: Duration,
 }
 
-/// What came of it.
+/// Result of one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Came {
-    /// From the first octet to the last, at whoever got them.
+pub(super) struct CaseResult {
+    /// Nanoseconds from the first byte to the last, measured by the receiver.
     pub(super) nanos: u64,
-    pub(super) octets: u64,
+    pub(super) bytes: u64,
     pub(super) sent: u64,
     pub(super) arrived: u64,
-    /// Nanoseconds, and how often.
+    /// Latency histogram: pairs of nanoseconds and count.
     pub(super) times: Vec<(u64, u64)>,
 }
 
-/// What a client says.
+/// Message of a client or server process to the benchmark.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(super) enum Said {
-    /// A server waits at this port.
+pub(super) enum EndMessage {
+    /// The server listens on this port.
     Listening(u16),
-    /// The server is reached; what is measured begins.
+    /// The client reached the server; the measurement begins.
     Begins,
-    /// It is over.
-    Came(Box<Came>),
-    /// It cannot go on.
+    /// The case ended with this result.
+    Done(Box<CaseResult>),
+    /// The process failed, with the reason.
     Failed(String),
 }
 
@@ -102,44 +104,44 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A client in a process of its own; returns the exit status.
+/// Runs a client in a process of its own. Returns the exit status.
 pub(super) fn client_main(order: &str) -> u8 {
-    let begins = || say(&Said::Begins);
+    let begins = || say(&EndMessage::Begins);
     let came = serde_json::from_str(order).context("an order").and_then(|o| ask(&o, begins));
-    let said = came.and_then(|came| say(&Said::Came(Box::new(came))));
-    said::exit_status(said, Said::Failed)
+    let said = came.and_then(|came| say(&EndMessage::Done(Box::new(came))));
+    messages::exit_status(said, EndMessage::Failed)
 }
 
-/// A server in a process of its own; returns the exit status.
+/// Runs a server in a process of its own. Returns the exit status.
 pub(super) fn server_main(port: u16) -> u8 {
     let served = Server::bind(port).and_then(|server| {
-        say(&Said::Listening(server.port))?;
+        say(&EndMessage::Listening(server.port))?;
         server.serve()
     });
-    said::exit_status(served, Said::Failed)
+    messages::exit_status(served, EndMessage::Failed)
 }
 
-/// A server at one port, TCP and UDP, of every address.
+/// Server on one port of every address, TCP and UDP.
 pub(super) struct Server {
     listener: TcpListener,
     pub(super) port: u16,
 }
 
 impl Server {
-    /// Takes a port; 0: any.
+    /// Binds a port; 0 lets the kernel choose one.
     pub(super) fn bind(port: u16) -> anyhow::Result<Server> {
         let listener = TcpListener::bind(("0.0.0.0", port)).context("listening")?;
         let port = listener.local_addr()?.port();
         Ok(Server { listener, port })
     }
 
-    /// Serves for good, each connection by a thread.
+    /// Accepts connections without end and serves each in a thread of its own.
     pub(super) fn serve(self) -> anyhow::Result<()> {
         loop {
             let (stream, _) = self.listener.accept().context("accepting")?;
             let port = self.port;
             std::thread::Builder::new().name("serve".to_owned()).spawn(move || {
-                // Who asks ends the connection as it likes.
+                // The client may end its connection at any time.
                 let _ = serve(stream, port);
             })?;
         }
@@ -162,52 +164,56 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
         Work::Count => {
             let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
             let counting = std::thread::spawn(move || count(&socket, &|| false));
-            answer(stream.get_mut(), &Came::default())?;
-            // The client says a line when it has sent all.
+            answer(stream.get_mut(), &CaseResult::default())?;
+            // The client writes a line when it has sent all its datagrams.
             stream.read_line(&mut line)?;
             let came = counting.join().map_err(|_| anyhow::anyhow!("a thread that counts"))??;
             answer(stream.get_mut(), &came)
         }
         Work::Datagrams { size, length } => {
             let socket = UdpSocket::bind(("0.0.0.0", port)).context("a socket for datagrams")?;
-            answer(stream.get_mut(), &Came::default())?;
+            answer(stream.get_mut(), &CaseResult::default())?;
             socket.set_read_timeout(Some(PATIENCE))?;
             let (_, client) = socket.recv_from(&mut [0; SMALL])?;
             socket.connect(client)?;
             let sent = shoot(&socket, size, length)?;
-            answer(stream.get_mut(), &Came { sent, ..Came::default() })
+            answer(stream.get_mut(), &CaseResult { sent, ..CaseResult::default() })
         }
     }
 }
 
-fn answer(stream: &mut TcpStream, came: &Came) -> anyhow::Result<()> {
+fn answer(stream: &mut TcpStream, came: &CaseResult) -> anyhow::Result<()> {
     let mut line = serde_json::to_string(came)?;
     line.push('\n');
     Ok(stream.write_all(line.as_bytes())?)
 }
 
-fn hear(stream: &mut impl BufRead) -> anyhow::Result<Came> {
+fn hear(stream: &mut impl BufRead) -> anyhow::Result<CaseResult> {
     let mut line = String::new();
     stream.read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("the server said {line:?}"))
 }
 
-/// Counts a stream, to its end or until it is time.
-fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<Came> {
+/// Counts the bytes of a stream to its end or to the deadline.
+fn take(stream: &mut impl Read, until: Option<Instant>) -> anyhow::Result<CaseResult> {
     let mut buffer = vec![0; BUFFER];
-    let (mut octets, mut first) = (0, None);
+    let (mut bytes, mut first) = (0, None);
     loop {
         let n = stream.read(&mut buffer).context("receiving")?;
         let now = Instant::now();
         let first = *first.get_or_insert(now);
-        octets += n as u64;
+        bytes += n as u64;
         if n == 0 || until.is_some_and(|until| now >= until) {
-            return Ok(Came { nanos: nanos(now - first).max(1), octets, ..Came::default() });
+            return Ok(CaseResult {
+                nanos: nanos(now - first).max(1),
+                bytes,
+                ..CaseResult::default()
+            });
         }
     }
 }
 
-/// Sends until it is time, or until nobody takes it any more.
+/// Sends until the deadline. Without one, sends until the peer closes the connection.
 fn send(stream: &mut TcpStream, until: Option<Instant>) -> anyhow::Result<()> {
     let buffer = vec![0x5a; BUFFER];
     while until.is_none_or(|until| Instant::now() < until) {
@@ -228,7 +234,7 @@ fn echo(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
     }
 }
 
-/// As much of an HTTP server as is measured: requests without a body, one page.
+/// Serves the part of HTTP that is measured: requests without a body for one page.
 fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
     let mut page = format!("HTTP/1.1 200 OK\r\nContent-Length: {PAGE}\r\n\r\n").into_bytes();
     page.extend(std::iter::repeat_n(b'.', PAGE));
@@ -249,10 +255,10 @@ fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
     }
 }
 
-/// Sends datagrams for so long; how many left.
+/// Sends datagrams for `length`. Returns the number sent.
 fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u64> {
-    let octets = vec![0x5a; size];
-    let parts = [IoSlice::new(&octets)];
+    let bytes = vec![0x5a; size];
+    let parts = [IoSlice::new(&bytes)];
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
     let until = Instant::now() + length;
     let addresses = [None::<SockaddrStorage>; DATAGRAMS];
@@ -268,7 +274,7 @@ fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u6
             MsgFlags::empty(),
         ) {
             Ok(done) => sent += done.count() as u64,
-            // The peer is not there yet, or has gone.
+            // The peer has not bound its socket yet, or has closed it.
             Err(nix::errno::Errno::ECONNREFUSED | nix::errno::Errno::ENOBUFS) => {}
             Err(error) => return Err(error).context("sending datagrams"),
         }
@@ -276,15 +282,15 @@ fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u6
     Ok(sent)
 }
 
-/// Counts datagrams until none has come for a while.
-fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
-    /// After the last one.
+/// Counts datagrams until none has arrived for [`SILENCE`](count) or `ended` returns `true`.
+fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<CaseResult> {
+    /// Time without a datagram that ends the count.
     const SILENCE: Duration = Duration::from_millis(500);
     let mut rooms = vec![[0; 2048]; DATAGRAMS];
     let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     let begun = Instant::now();
-    let (mut came, mut first, mut last) = (Came::default(), None, begun);
+    let (mut came, mut first, mut last) = (CaseResult::default(), None, begun);
     loop {
         let mut slices: Vec<[IoSliceMut<'_>; 1]> =
             rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
@@ -295,7 +301,7 @@ fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
                 first.get_or_insert(last);
                 for message in messages {
                     came.arrived += 1;
-                    came.octets += message.bytes as u64;
+                    came.bytes += message.bytes as u64;
                 }
             }
             Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {
@@ -311,7 +317,7 @@ fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<Came> {
     }
 }
 
-/// A connection for some work. The guest's network may still be coming up.
+/// Opens a connection for `work`. Retries while the guest's network is still coming up.
 fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
     let until = Instant::now() + PATIENCE;
     let mut stream = loop {
@@ -330,12 +336,12 @@ fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
     Ok(BufReader::new(stream))
 }
 
-/// Does what is ordered; `begins` is called when the server was reached.
+/// Runs one case; calls `begins` once the server has been reached.
 pub(super) fn ask(
-    order: &Order,
+    order: &CaseSpec,
     begins: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<Came> {
-    // The first connection finds out when there is a way at all.
+) -> anyhow::Result<CaseResult> {
+    // The first connection waits until the path is up.
     drop(connect(order.to, Work::Echo)?);
     begins()?;
     match order.kind {
@@ -347,18 +353,21 @@ pub(super) fn ask(
     }
 }
 
-/// As many threads as streams; what came of all.
-fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow::Result<Came> {
-    let all: Vec<anyhow::Result<Came>> = std::thread::scope(|scope| {
+/// Runs the case in one thread for each stream. Returns the sum of their results.
+fn in_parallel(
+    order: &CaseSpec,
+    one: fn(&CaseSpec) -> anyhow::Result<CaseResult>,
+) -> anyhow::Result<CaseResult> {
+    let all: Vec<anyhow::Result<CaseResult>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..order.streams).map(|_| scope.spawn(move || one(order))).collect();
         let lost = || Err(anyhow::anyhow!("a thread is lost"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
     });
-    let mut sum = Came::default();
+    let mut sum = CaseResult::default();
     for came in all {
         let came = came?;
         sum.nanos = sum.nanos.max(came.nanos);
-        sum.octets += came.octets;
+        sum.bytes += came.bytes;
         sum.sent += came.sent;
         sum.arrived += came.arrived;
         sum.times.extend(came.times);
@@ -366,8 +375,8 @@ fn in_parallel(order: &Order, one: fn(&Order) -> anyhow::Result<Came>) -> anyhow
     Ok(sum)
 }
 
-fn stream(order: &Order) -> anyhow::Result<Came> {
-    // The time runs from when there is a connection.
+fn stream(order: &CaseSpec) -> anyhow::Result<CaseResult> {
+    // The measured time starts when the connection is open.
     if order.down {
         let mut stream = connect(order.to, Work::Send)?;
         return take(&mut stream, Some(Instant::now() + order.length));
@@ -378,12 +387,12 @@ fn stream(order: &Order) -> anyhow::Result<Came> {
     hear(&mut stream)
 }
 
-fn datagrams(order: &Order) -> anyhow::Result<Came> {
+fn datagrams(order: &CaseSpec) -> anyhow::Result<CaseResult> {
     let (size, length) = (order.size, order.length);
     let work = if order.down { Work::Datagrams { size, length } } else { Work::Count };
     let mut control = connect(order.to, work)?;
     let local = control.get_ref().local_addr()?.ip();
-    // The server has its socket.
+    // The server has bound its socket when it answers.
     hear(&mut control)?;
     let socket = UdpSocket::bind((local, 0)).context("a socket")?;
     socket.connect(order.to)?;
@@ -395,20 +404,23 @@ fn datagrams(order: &Order) -> anyhow::Result<Came> {
     }
     let sent = shoot(&socket, size, length)?;
     control.get_mut().write_all(b"all\n")?;
-    Ok(Came { sent, ..hear(&mut control)? })
+    Ok(CaseResult { sent, ..hear(&mut control)? })
 }
 
-/// A histogram of nanoseconds, with three digits.
+/// Returns an empty histogram of nanoseconds with three significant digits.
 pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3).context("a histogram")
 }
 
-fn timed(order: &Order, mut once: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Came> {
+fn timed(
+    order: &CaseSpec,
+    mut once: impl FnMut() -> anyhow::Result<u64>,
+) -> anyhow::Result<CaseResult> {
     let mut times = histogram()?;
-    let (begun, mut came) = (Instant::now(), Came::default());
+    let (begun, mut came) = (Instant::now(), CaseResult::default());
     while begun.elapsed() < order.length {
         let asked = Instant::now();
-        came.octets += once()?;
+        came.bytes += once()?;
         times.saturating_record(nanos(asked.elapsed()));
         came.arrived += 1;
     }
@@ -419,7 +431,7 @@ fn timed(order: &Order, mut once: impl FnMut() -> anyhow::Result<u64>) -> anyhow
     Ok(came)
 }
 
-fn requests(order: &Order, each_connects: bool) -> anyhow::Result<Came> {
+fn requests(order: &CaseSpec, each_connects: bool) -> anyhow::Result<CaseResult> {
     let mut kept = if each_connects { None } else { Some(connect(order.to, Work::Echo)?) };
     timed(order, || {
         let mut fresh = if each_connects { Some(connect(order.to, Work::Echo)?) } else { None };
@@ -430,7 +442,7 @@ fn requests(order: &Order, each_connects: bool) -> anyhow::Result<Came> {
     })
 }
 
-fn fetch_pages(order: &Order) -> anyhow::Result<Came> {
+fn fetch_pages(order: &CaseSpec) -> anyhow::Result<CaseResult> {
     let mut stream = connect(order.to, Work::Pages)?;
     let mut page = vec![0; PAGE];
     timed(order, || {
@@ -453,16 +465,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_case_is_measured_over_the_loopback() {
+    fn every_case_over_loopback_reports_bytes_and_time() {
         let server = Server::bind(0).unwrap();
         let to = SocketAddr::from(([127, 0, 0, 1], server.port));
         std::thread::spawn(move || server.serve());
         let length = Duration::from_millis(200);
-        let order = Order { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
+        let order =
+            CaseSpec { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
         for kind in [Kind::TcpStream, Kind::TcpRr, Kind::TcpCrr, Kind::Http, Kind::UdpStream] {
             for down in [false, true] {
-                let came = ask(&Order { kind, down, ..order }, || Ok(())).unwrap();
-                assert!(came.octets > 0 && came.nanos > 0, "{kind:?} {down}: {came:?}");
+                let came = ask(&CaseSpec { kind, down, ..order }, || Ok(())).unwrap();
+                assert!(came.bytes > 0 && came.nanos > 0, "{kind:?} {down}: {came:?}");
                 if kind == Kind::UdpStream {
                     assert!(came.arrived <= came.sent, "{came:?}");
                 }

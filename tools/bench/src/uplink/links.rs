@@ -1,5 +1,5 @@
-//! `ringfence-bench seeds vhost`: a guest's way to its uplink by reads and writes of a TAP, and by kernel
-//! vhost-net, as it was measured when that was proposed for pasta.
+//! `ringfence-bench seeds vhost`: a guest's link to its uplink by reads and writes of a TAP, and by
+//! kernel vhost-net, as measured when vhost-net was proposed for pasta.
 //!
 //! # Theory of operation
 //!
@@ -9,7 +9,7 @@
 //!                                    ══ vhost-net ── TAP ── bench1
 //! ```
 //!
-//! Everything but the link is the same. The links take turns within a round.
+//! Only the link differs. The links alternate within a round.
 
 pub mod args;
 mod path;
@@ -25,14 +25,14 @@ use serde::Serialize;
 use self::args::LinksArgs;
 use self::path::Measured;
 use super::args::Direction;
-use super::end::{Kind, Order, Server};
+use super::end::{CaseSpec, Kind, Server};
 use super::peers::HOST;
 use crate::median;
 
-/// What every kernel has.
+/// Congestion control that every kernel has.
 const CONGESTION: &str = "cubic";
 
-/// How packets get to the uplink.
+/// Link between guest and uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum LinkName {
@@ -51,15 +51,15 @@ impl LinkName {
     }
 }
 
-/// What packets look like.
+/// Packet size and offloads of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Setup {
     mtu: u16,
-    /// Whether the kernel may leave checksums and segmentation to the uplink, and the other way round.
+    /// Set if checksums and segmentation are offloaded in both directions.
     whole: bool,
 }
 
-/// What the seed's text says, in Gbit/s: by a TAP, by vhost-net. Its machine is not described.
+/// Returns the published rates in Gbit/s: by a TAP, by vhost-net. The source does not name the machine.
 fn published(direction: Direction) -> [f64; 2] {
     match direction {
         Direction::NsHost => [26.3, 36.9],
@@ -67,7 +67,7 @@ fn published(direction: Direction) -> [f64; 2] {
     }
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     experiment: &'static str,
@@ -84,14 +84,14 @@ struct Row {
     syscalls_per_mib: f64,
     link_syscalls_per_mib: f64,
     seed_gbps: f64,
-    /// Of vhost-net: its rate to that of the TAP.
+    /// For vhost-net: ratio of its rate to that of the TAP.
     #[serde(skip_serializing_if = "Option::is_none")]
     to_tap: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     seed_to_tap: Option<f64>,
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(crate) fn run(args: &LinksArgs) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -124,14 +124,14 @@ fn setups(args: &LinksArgs) -> Vec<Setup> {
     args.mtus.iter().flat_map(each).collect()
 }
 
-/// A row for each link.
+/// Measures a row for each link.
 fn measure(
     args: &LinksArgs,
     setup: Setup,
     direction: Direction,
     port: u16,
 ) -> anyhow::Result<[Row; 2]> {
-    let order = Order {
+    let order = CaseSpec {
         kind: Kind::TcpStream,
         to: format!("{HOST}:{port}").parse()?,
         down: direction == Direction::HostNs,
@@ -158,8 +158,8 @@ fn measure(
 
 impl Row {
     fn new(link: LinkName, setup: Setup, direction: Direction, runs: &[Measured]) -> Row {
-        let octets = |run: &Measured| run.came.octets.max(1) as f64;
-        let per_mib = |calls: u64, run: &Measured| calls as f64 * f64::from(1 << 20) / octets(run);
+        let bytes = |run: &Measured| run.came.bytes.max(1) as f64;
+        let per_mib = |calls: u64, run: &Measured| calls as f64 * f64::from(1 << 20) / bytes(run);
         Row {
             experiment: "vhost",
             peer: "ringfence",
@@ -170,8 +170,8 @@ impl Row {
             offload: if setup.whole { "whole" } else { "none" },
             streams: 1,
             rounds: runs.len(),
-            gbps: median(runs.iter().map(|run| octets(run) * 8.0 / run.came.nanos.max(1) as f64)),
-            cpu_ns_per_kb: median(runs.iter().map(|run| run.cpu_ns as f64 * 1e3 / octets(run))),
+            gbps: median(runs.iter().map(|run| bytes(run) * 8.0 / run.came.nanos.max(1) as f64)),
+            cpu_ns_per_kb: median(runs.iter().map(|run| run.cpu_ns as f64 * 1e3 / bytes(run))),
             syscalls_per_mib: median(
                 runs.iter().map(|run| per_mib(run.link_calls + run.socket_calls, run)),
             ),
@@ -223,15 +223,15 @@ fn heading() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uplink::end::Came;
+    use crate::uplink::end::CaseResult;
 
-    fn measured(octets: u64) -> Measured {
-        let came = Came { nanos: 1_000_000_000, octets, ..Came::default() };
-        Measured { came, cpu_ns: octets, link_calls: 10, socket_calls: 30 }
+    fn measured(bytes: u64) -> Measured {
+        let came = CaseResult { nanos: 1_000_000_000, bytes, ..CaseResult::default() };
+        Measured { came, cpu_ns: bytes, link_calls: 10, socket_calls: 30 }
     }
 
     #[test]
-    fn calls_are_counted_by_the_mebibyte() {
+    fn system_calls_are_reported_per_mebibyte() {
         let setup = Setup { mtu: 1500, whole: true };
         let runs = [measured(1 << 20), measured(2 << 20), measured(2 << 20)];
         let row = Row::new(LinkName::Vhost, setup, Direction::HostNs, &runs);
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let setup = Setup { mtu: 65520, whole: false };
         let row = Row::new(LinkName::Tap, setup, Direction::NsHost, &[measured(1 << 20)]);
         assert_eq!(row.line().len(), heading().len());

@@ -1,4 +1,4 @@
-//! `ringfence-bench uplink`: what a guest's way to the host's network carries, beside other ways.
+//! `ringfence-bench uplink`: throughput and latency of a guest's uplink, beside other programs.
 //!
 //! # Theory of operation
 //!
@@ -10,8 +10,8 @@
 //!                              ── veth ─────────────── ── client
 //! ```
 //!
-//! Inbound the sides change: the server is in the guest, the client a thread. For each row and peer the
-//! client is a process of its own behind a peer that was started for it; peers take turns.
+//! For inbound cases the sides are swapped: the server is in the guest, the client is a thread. Each row
+//! and peer has a client process of its own behind a peer started for it. Peers alternate.
 
 pub mod args;
 pub(crate) mod end;
@@ -32,7 +32,7 @@ use ringfence_sys::tap::Tap;
 use serde::Serialize;
 
 use self::args::{Case, Direction, Peer, UplinkArgs};
-use self::end::{Came, Kind, Order, Said, Server};
+use self::end::{CaseResult, CaseSpec, EndMessage, Kind, Server};
 use self::peers::{Behind, GUEST, HOST, PORT};
 use super::gso::cpu::spent_by_descendants;
 use super::median;
@@ -63,22 +63,22 @@ struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     per_second: Option<f64>,
     cpu_ns_per_kb: f64,
-    /// Of what carries packets, for 2^20 octets.
+    /// System calls of the forwarding process for 2^20 bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     syscalls_per_mib: Option<f64>,
-    /// Ours to this one's: more than 1 is ahead.
+    /// Ratio of Ringfence's figure to that of this peer; Ringfence is better above 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     ours_to_this: Option<f64>,
 }
 
-/// What came of one run.
-struct Run {
-    came: Came,
+/// Result of one run.
+struct UplinkRun {
+    came: CaseResult,
     cpu_ns: u64,
     syscalls: Option<u64>,
 }
 
-/// What is used while something is measured.
+/// Resource usage during a measurement.
 struct Meter {
     cpu_ns: u64,
     perf: Option<PerfStat>,
@@ -91,14 +91,14 @@ impl Meter {
         Ok(Meter { cpu_ns: cpu_ns()?, perf })
     }
 
-    fn end(self, came: Came) -> anyhow::Result<Run> {
+    fn end(self, came: CaseResult) -> anyhow::Result<UplinkRun> {
         let cpu_ns = cpu_ns()?.saturating_sub(self.cpu_ns);
         let syscalls = self.perf.map(PerfStat::end).transpose()?;
-        Ok(Run { came, cpu_ns, syscalls })
+        Ok(UplinkRun { came, cpu_ns, syscalls })
     }
 }
 
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -128,7 +128,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
             continue;
         }
         for case in args.cases() {
-            // Datagrams know none.
+            // Datagrams have no congestion control, so one pass suffices.
             if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
                 continue;
             }
@@ -144,7 +144,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host's network: the loopback, and what seems to be a way out, which some peers look for.
+/// Sets up the host's network: the loopback, and a default route that some peers require.
 fn host_network() -> anyhow::Result<Tap> {
     let tap = Tap::create("bench0").context("an interface for the host")?;
     peers::run(&["ip", "link", "set", "lo", "up"])?;
@@ -154,15 +154,14 @@ fn host_network() -> anyhow::Result<Tap> {
     Ok(tap)
 }
 
-/// The machine's list of what network namespaces may choose, as it was. It is put back when this is
-/// dropped.
+/// Previous list of congestion controls that network namespaces may choose, restored on drop.
 struct Allowed {
     file: File,
     before: String,
 }
 
 impl Allowed {
-    /// Adds to the list. `None` where nothing has to be added, or nothing can.
+    /// Adds to the list. Returns `None` if nothing is to be added or the list cannot be written.
     fn these(names: &[String]) -> Option<Allowed> {
         let path = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
         let before = std::fs::read_to_string(path).ok()?;
@@ -171,7 +170,7 @@ impl Allowed {
         if more.is_empty() {
             return None;
         }
-        // By this file the list can be reached from another network namespace too.
+        // The open file reaches the list from another network namespace too.
         let file = OpenOptions::new().write(true).open(path).ok()?;
         file.write_at(format!("{} {}", before.trim(), more.join(" ")).as_bytes(), 0).ok()?;
         Some(Allowed { file, before })
@@ -180,18 +179,18 @@ impl Allowed {
 
 impl Drop for Allowed {
     fn drop(&mut self) {
-        // Best effort: what it says more does no harm.
+        // Best effort: additional entries do no harm.
         let _ = self.file.write_at(self.before.as_bytes(), 0);
     }
 }
 
-/// Of every socket that the host makes from here on; guests choose for themselves.
+/// Sets the default congestion control of this network namespace.
 fn choose_congestion(name: &str) -> anyhow::Result<()> {
     let path = "/proc/sys/net/ipv4/tcp_congestion_control";
     std::fs::write(path, name).with_context(|| format!("choosing TCP {name}"))
 }
 
-/// All runs of a row; a row for each peer of which one succeeded.
+/// Runs a row in all rounds. Returns a row for each peer with at least one successful run.
 fn measure(
     args: &UplinkArgs,
     peers: &[Peer],
@@ -199,7 +198,7 @@ fn measure(
     congestion: &str,
     port: u16,
 ) -> anyhow::Result<Vec<Row>> {
-    let mut runs: Vec<Vec<Run>> = peers.iter().map(|_| Vec::new()).collect();
+    let mut runs: Vec<Vec<UplinkRun>> = peers.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
         for (peer, runs) in peers.iter().zip(&mut runs) {
             if *peer == Peer::Slirp4netns && case.inbound {
@@ -212,7 +211,7 @@ fn measure(
             };
             match run.with_context(|| format!("{} {}", peer.name(), case.name)) {
                 Ok(run) => runs.push(run),
-                // A peer that cannot do it is no reason to measure no more.
+                // A failure of another program does not end the benchmark.
                 Err(error) if *peer != Peer::Ringfence => {
                     eprintln!("ringfence: {}", causes(&error))
                 }
@@ -233,11 +232,11 @@ fn measure(
     Ok(rows)
 }
 
-fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> Order {
-    // The client is where the connection comes from.
+fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> CaseSpec {
+    // The connection's origin is the client's side.
     let down = (case.direction == Direction::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
-    Order { kind, to, down, streams, size, length: args.seconds }
+    CaseSpec { kind, to, down, streams, size, length: args.seconds }
 }
 
 fn outbound(
@@ -246,24 +245,29 @@ fn outbound(
     case: &Case,
     congestion: &str,
     port: u16,
-) -> anyhow::Result<Run> {
+) -> anyhow::Result<UplinkRun> {
     let order = serde_json::to_string(&order(args, case, format!("{HOST}:{port}").parse()?))?;
     let behind = Behind::start(args, peer, case, &["client", congestion, &order])?;
     match behind.hear(Duration::ZERO)? {
-        Said::Begins => {}
+        EndMessage::Begins => {}
         other => bail!("the client said {other:?}"),
     }
     let meter = Meter::begin(args, &behind)?;
     match behind.hear(args.seconds)? {
-        Said::Came(came) => meter.end(*came),
+        EndMessage::Done(came) => meter.end(*came),
         other => bail!("the client said {other:?}"),
     }
 }
 
-fn inbound(args: &UplinkArgs, peer: Peer, case: &Case, congestion: &str) -> anyhow::Result<Run> {
+fn inbound(
+    args: &UplinkArgs,
+    peer: Peer,
+    case: &Case,
+    congestion: &str,
+) -> anyhow::Result<UplinkRun> {
     let behind = Behind::start(args, peer, case, &["server", congestion, &PORT.to_string()])?;
     match behind.hear(Duration::ZERO)? {
-        Said::Listening(_) => {}
+        EndMessage::Listening(_) => {}
         other => bail!("the server said {other:?}"),
     }
     let to = match peer {
@@ -278,28 +282,28 @@ fn inbound(args: &UplinkArgs, peer: Peer, case: &Case, congestion: &str) -> anyh
     meter.context("it never began")?.end(came)
 }
 
-/// Of this process and all below it.
+/// Returns the CPU time of this process and its descendants in nanoseconds.
 fn cpu_ns() -> anyhow::Result<u64> {
     let own = super::usage::clock(rustix::time::ClockId::ProcessCPUTime);
     Ok(own + spent_by_descendants()?.nanos)
 }
 
 impl Row {
-    fn new(peer: Peer, case: &Case, congestion: &str, runs: &[Run]) -> anyhow::Result<Row> {
-        let seconds = |run: &Run| run.came.nanos.max(1) as f64 / 1e9;
+    fn new(peer: Peer, case: &Case, congestion: &str, runs: &[UplinkRun]) -> anyhow::Result<Row> {
+        let seconds = |run: &UplinkRun| run.came.nanos.max(1) as f64 / 1e9;
         let is_datagrams = case.kind == Kind::UdpStream;
         let is_timed = matches!(case.kind, Kind::TcpRr | Kind::TcpCrr | Kind::Http);
-        let gbps = median(runs.iter().map(|run| run.came.octets as f64 * 8.0 / 1e9 / seconds(run)));
+        let gbps = median(runs.iter().map(|run| run.came.bytes as f64 * 8.0 / 1e9 / seconds(run)));
         let rate = median(runs.iter().map(|run| run.came.arrived as f64 / seconds(run)));
         let loss = median(
             runs.iter().map(|run| 1.0 - run.came.arrived as f64 / run.came.sent.max(1) as f64),
         );
-        let per_mib = |run: &Run| {
-            let mib = run.came.octets.max(1) as f64 / f64::from(1 << 20);
+        let per_mib = |run: &UplinkRun| {
+            let mib = run.came.bytes.max(1) as f64 / f64::from(1 << 20);
             run.syscalls.map(|calls| calls as f64 / mib)
         };
         let syscalls: Vec<f64> = runs.iter().filter_map(per_mib).collect();
-        let cpu = |run: &Run| run.cpu_ns as f64 * 1e3 / run.came.octets.max(1) as f64;
+        let cpu = |run: &UplinkRun| run.cpu_ns as f64 * 1e3 / run.came.bytes.max(1) as f64;
         let mut times = end::histogram()?;
         for (value, count) in runs.iter().flat_map(|run| &run.came.times) {
             times.saturating_record_n(*value, *count);
@@ -327,7 +331,7 @@ impl Row {
         })
     }
 
-    /// What peers are compared by.
+    /// Returns the figure by which peers are compared.
     fn figure(&self) -> Option<f64> {
         self.per_second.or(self.pps).or(self.gbps)
     }
@@ -381,20 +385,20 @@ fn heading() -> String {
 }
 
 const LEGEND: &str = "\
-`ratio`: ours to this one's, of what each row is about (requests, datagrams, octets a second): above 1
+`ratio`: ours to this one's, of what each row is about (requests, datagrams, bytes a second): above 1
 we are ahead. `n`: connections. `cpu`: of all processes, clients and servers included. `loss`: of what
 was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
 carries packets, with --syscalls.";
 
-/// `internal bench-uplink-end`; returns the exit status.
+/// Runs `internal bench-uplink-end`. Returns the exit status.
 pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
-    // A server that outlives what connects it would hold its port against the next row's: pasta, ended by
-    // a signal, leaves its command behind.
+    // A server that outlives its peer would hold the port of the next row's server. pasta, ended by a
+    // signal, leaves its command running.
     if let Err(error) = ringfence_sandbox::die_with_parent() {
         eprintln!("ringfence: a server may outlive its peer: {error}");
     }
-    // It has its own network namespace, which knows the host's default at first. Where this is not
-    // allowed the host's stays.
+    // The new network namespace starts with the host's default. If the choice is refused, that default
+    // stays in effect.
     if let Err(error) = choose_congestion(congestion) {
         eprintln!("ringfence: {}", causes(&error));
     }
@@ -409,7 +413,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let case = Case {
             name: "tcp-rr",
             kind: Kind::TcpRr,
@@ -419,16 +423,20 @@ mod tests {
             size: 0,
             inbound: false,
         };
-        let came = Came {
+        let came = CaseResult {
             nanos: 1_000_000_000,
-            octets: 1000,
+            bytes: 1000,
             sent: 100,
             arrived: 100,
             times: vec![(5000, 99), (90_000, 1)],
         };
-        let row =
-            Row::new(Peer::Pasta, &case, "bbr", &[Run { came, cpu_ns: 7, syscalls: Some(1) }])
-                .unwrap();
+        let row = Row::new(
+            Peer::Pasta,
+            &case,
+            "bbr",
+            &[UplinkRun { came, cpu_ns: 7, syscalls: Some(1) }],
+        )
+        .unwrap();
         assert_eq!(row.per_second, Some(100.0));
         assert!(row.gbps.is_none() && row.p50_us.is_some_and(|us| (us - 5.0).abs() < 0.1));
         assert_eq!(row.line().len(), heading().len(), "{}", row.line());

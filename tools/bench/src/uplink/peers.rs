@@ -1,7 +1,7 @@
-//! The ways to the host's network: each starts a command behind it.
+//! Peers of the uplink benchmark: each starts a command in a network behind it.
 //!
-//! All use the addresses that slirp4netns has of itself: the guest's is [`GUEST`], and [`HOST`] leads to
-//! the host's loopback (with veth: to its other end).
+//! All peers use the default addresses of slirp4netns: the guest is [`GUEST`], and [`HOST`] leads to the
+//! host's loopback (with veth: to its other end).
 
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use super::super::gso::cpu::descendants_that_are;
-use super::super::said;
+use super::super::messages;
 use super::args::{Case, Peer, UplinkArgs};
-use super::end::Said;
+use super::end::EndMessage;
 
 pub(super) const HOST: &str = "10.0.2.2";
 pub(super) const GUEST: &str = "10.0.2.100";
-/// The port of servers in guests.
+/// Port of servers in guests.
 pub(super) const PORT: u16 = 5400;
-/// How long anything may take that takes a moment, beyond what is measured.
+/// Time limit of any step, in addition to the measured time.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Why a peer cannot be measured, in words; `None` if it can.
+/// Returns the reason for which a peer cannot be measured; `None` if it can.
 pub(super) fn missing(peer: Peer) -> Option<String> {
     let program = match peer {
         Peer::Ringfence => return None,
@@ -34,17 +34,17 @@ pub(super) fn missing(peer: Peer) -> Option<String> {
     (!found).then(|| format!("{program} is not installed"))
 }
 
-/// A command behind a peer, and what it says. It ends when this is dropped.
+/// Command behind a peer, with its messages; ended on drop.
 pub(super) struct Behind {
     peer: Peer,
     child: Child,
-    /// What connects it, where that is a process beside it.
+    /// Forwarding process, if the peer runs beside the command.
     helper: Option<Child>,
-    said: Receiver<Said>,
+    said: Receiver<EndMessage>,
 }
 
 impl Behind {
-    /// Starts `words` of this program behind a peer.
+    /// Starts this program with `words` behind a peer.
     pub(super) fn start(
         args: &UplinkArgs,
         peer: Peer,
@@ -71,24 +71,24 @@ impl Behind {
         Ok(behind)
     }
 
-    /// Starts a command that ends as `words` do.
+    /// Starts a complete command line.
     pub(super) fn of(mut command: Command, peer: Peer) -> anyhow::Result<Behind> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
         let output = child.stdout.take().context("a process without output")?;
-        let said = said::listen(output, Said::Failed)?;
+        let said = messages::listen(output, EndMessage::Failed)?;
         Ok(Behind { peer, child, helper: None, said })
     }
 
-    /// What it says next.
-    pub(super) fn hear(&self, beyond: Duration) -> anyhow::Result<Said> {
+    /// Waits for the next message, `beyond` the usual time limit.
+    pub(super) fn hear(&self, beyond: Duration) -> anyhow::Result<EndMessage> {
         match self.said.recv_timeout(PATIENCE + beyond).context("it is gone, or says nothing")? {
-            Said::Failed(why) => bail!(why),
+            EndMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
     }
 
-    /// The processes that carry its packets; none where the kernel does.
+    /// Returns the processes that forward packets; empty if the kernel does.
     pub(super) fn carriers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(match self.peer {
             Peer::Ringfence => descendants_that_are("uplink")?,
@@ -97,7 +97,7 @@ impl Behind {
         })
     }
 
-    /// The process, once it is in a network namespace of its own.
+    /// Waits until the process is in a network namespace of its own. Returns its id.
     pub(super) fn child_in_its_own_net(&self) -> anyhow::Result<u32> {
         let pid = self.child.id();
         let own = std::fs::read_link("/proc/self/ns/net")?;
@@ -112,8 +112,8 @@ impl Behind {
 
 impl Drop for Behind {
     fn drop(&mut self) {
-        // The command first: what connects it ends by itself then, or is ended. SIGTERM lets
-        // launchers end what they started.
+        // The command ends first; the forwarding process then exits by itself or is ended. SIGTERM lets
+        // launchers end their domains.
         for child in [Some(&mut self.child), self.helper.as_mut()].into_iter().flatten() {
             let pid = rustix::process::Pid::from_child(child);
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -121,7 +121,7 @@ impl Drop for Behind {
             while Instant::now() < until && matches!(child.try_wait(), Ok(None)) {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            // Gone already is as good.
+            // The process may have exited already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -164,7 +164,7 @@ fn veth(case: &Case, pid: u32) -> anyhow::Result<()> {
     let host = format!("{HOST}/24");
     let guest = format!("{GUEST}/24");
     let inside = ["nsenter", "-t", &pid, "--net", "ip"];
-    // One of an earlier row that is still being taken down.
+    // An earlier row's interface may not be removed yet.
     let _ = Command::new("ip").args(["link", "del", "bench-out"]).stderr(Stdio::null()).status();
     run(&[
         "ip",
@@ -190,7 +190,7 @@ fn veth(case: &Case, pid: u32) -> anyhow::Result<()> {
     run(&[&inside[..], &["link", "set", "bench-in", "up"]].concat())
 }
 
-/// Runs a command that is to succeed.
+/// Runs a command. Fails with its standard error if it fails.
 pub(super) fn run(words: &[&str]) -> anyhow::Result<()> {
     let Some((program, rest)) = words.split_first() else { return Ok(()) };
     let output = Command::new(program).args(rest).output().with_context(|| words.join(" "))?;

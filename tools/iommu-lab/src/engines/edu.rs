@@ -1,41 +1,43 @@
-//! A driver for QEMU's teaching device (its `docs/specs/edu.rst`), by VFIO. It moves up to a page between
-//! memory and a buffer of its own, and notices nothing when the IOMMU refuses it.
+//! Driver of QEMU's teaching device `edu` (QEMU's `docs/specs/edu.rst`), by VFIO.
+//!
+//! The device moves up to a page between memory and a buffer of its own. It does not report accesses
+//! that the IOMMU refuses.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use iommu_lab::vfio::Device;
 
-/// Registers, by their offset in the device's first region.
+/// Registers, as offsets in the device's first region.
 const IDENTIFICATION: u64 = 0x00;
 const DMA_SOURCE: u64 = 0x80;
 const DMA_DESTINATION: u64 = 0x88;
 const DMA_COUNT: u64 = 0x90;
 const DMA_COMMAND: u64 = 0x98;
 
-/// The device's own address of its buffer of a page.
+/// Device address of its page-sized buffer.
 const BUFFER: u32 = 0x4_0000;
 
-/// The longest transfer: some versions of QEMU take the octet after the last one for a part of it, and end.
+/// Maximum transfer: some versions of QEMU count the byte after the last one too, and abort.
 pub(crate) const LONGEST: usize = 4095;
 
 const START: u32 = 1;
 const TO_MEMORY: u32 = 2;
 
-/// A transfer takes a tenth of a second of the device's time.
+/// Time limit of a transfer, which takes a tenth of a second of device time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The device.
+/// Device in use by this process.
 pub(crate) struct Edu {
     device: Device,
     registers: u64,
 }
 
 impl Edu {
-    /// Takes the device into use.
+    /// Enables the device and checks its identification.
     pub(crate) fn new(device: Device) -> anyhow::Result<Edu> {
         let (registers, len) = device.region(0).context("the device's registers")?;
-        anyhow::ensure!(len >= 0x10_0000, "registers of {len} octets: this is another device");
+        anyhow::ensure!(len >= 0x10_0000, "registers of {len} bytes: this is another device");
         device.enable().context("letting the device work")?;
         let edu = Edu { device, registers };
         let id = edu.read(IDENTIFICATION)?;
@@ -43,26 +45,26 @@ impl Edu {
         Ok(edu)
     }
 
-    /// Has `len` octets moved from `address` in memory into the device's buffer.
+    /// Moves `len` bytes from `address` in memory into the device's buffer.
     pub(crate) fn fetch(&self, address: u64, len: usize) -> anyhow::Result<()> {
         self.start(address, len, false)?;
         self.wait()
     }
 
-    /// Has `len` octets of the device's buffer moved to `address` in memory.
+    /// Moves `len` bytes of the device's buffer to `address` in memory.
     pub(crate) fn store(&self, address: u64, len: usize) -> anyhow::Result<()> {
         self.start_store(address, len)?;
         self.wait()
     }
 
-    /// As [`Edu::store`], without waiting for the end.
+    /// Starts the transfer of [`Edu::store`] without waiting for its end.
     pub(crate) fn start_store(&self, address: u64, len: usize) -> anyhow::Result<()> {
         self.start(address, len, true)
     }
 
     fn start(&self, address: u64, len: usize, to_memory: bool) -> anyhow::Result<()> {
-        // Beyond its buffer the device would run over memory of QEMU.
-        anyhow::ensure!(len <= LONGEST, "{len} octets are more than the device's buffer");
+        // Beyond its buffer the device would overwrite memory of QEMU.
+        anyhow::ensure!(len <= LONGEST, "{len} bytes are more than the device's buffer");
         let address =
             u32::try_from(address).context("addresses written in one piece have 32 bits")?;
         let (source, destination) = if to_memory { (BUFFER, address) } else { (address, BUFFER) };

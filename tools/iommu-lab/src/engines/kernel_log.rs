@@ -1,4 +1,4 @@
-//! What the kernel says of accesses that its IOMMU refused.
+//! Kernel log reader: reports of accesses that the IOMMU refused.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -6,11 +6,11 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use anyhow::Context as _;
 
-/// The kernel's log, from when it was opened on.
+/// Kernel log from the moment of opening.
 pub(crate) struct KernelLog(File);
 
 impl KernelLog {
-    /// Passes over what is there.
+    /// Opens the log and skips its present records.
     pub(crate) fn open() -> anyhow::Result<KernelLog> {
         let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits())?;
         let mut options = File::options();
@@ -20,7 +20,7 @@ impl KernelLog {
         Ok(KernelLog(file))
     }
 
-    /// The addresses of accesses that were refused since, in order.
+    /// Returns the addresses of the accesses refused since the last call, in order.
     pub(crate) fn faults(&mut self) -> anyhow::Result<Vec<u64>> {
         let mut found = Vec::new();
         let mut record = vec![0; 8192];
@@ -28,7 +28,7 @@ impl KernelLog {
             let text = match self.0.read(&mut record) {
                 Ok(len) => String::from_utf8_lossy(&record[..len]).into_owned(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(found),
-                // Records were overwritten before they were read.
+                // Records were overwritten before this process read them.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
                 Err(error) => return Err(error).context("the kernel's log"),
             };
@@ -37,7 +37,7 @@ impl KernelLog {
     }
 }
 
-/// The address in a line like `DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr 0x40009000 …`.
+/// Parses the address in a line like `DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr 0x40009000 …`.
 fn fault(text: &str) -> Option<u64> {
     let (_, rest) = text.split_once("DMAR: [DMA ")?;
     let (_, rest) = rest.split_once("fault addr 0x")?;
@@ -48,7 +48,7 @@ fn fault(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_address_is_read_from_a_line_of_the_kernel() {
+    fn fault_address_parses_from_kernel_line() {
         let line = "3,512,9000,-;DMAR: [DMA Write NO_PASID] Request device [00:02.0] fault addr 0x40009000 [fault reason 0x05] PTE Write access is not set\n";
         assert_eq!(super::fault(line), Some(0x4000_9000));
         assert_eq!(super::fault("3,513,9000,-;DMAR: DRHD: handling fault status reg 2\n"), None);

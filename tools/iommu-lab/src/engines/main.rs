@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
-//! The engines of translation tables that need a device, tried inside the emulated machines of
-//! `cargo xtask vm linux`: an IOMMU by VFIO, with a device behind it that does as it is told, and kernel
-//! vhost-net, whose worker looks its addresses up.
+//! Trials of the translation table engines that need a device, for the emulated machines of
+//! `cargo xtask vm linux`: an IOMMU by VFIO with a programmable device behind it, and kernel vhost-net,
+//! whose worker translates addresses.
 
 mod edu;
 mod iotlb;
@@ -16,22 +16,22 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "engines", about = "Tries the engines of translation tables on devices")]
 enum Command {
-    /// Kernel vhost-net, told of memory that it may not use
+    /// Kernel vhost-net with a descriptor that points to memory outside its table
     Vhost,
     /// QEMU's device `edu` behind an emulated IOMMU
     Vfio {
-        /// Where it is: 0000:00:02.0
+        /// PCI address of the device: 0000:00:02.0
         device: String,
-        /// What is tried
+        /// Trial to run
         #[arg(value_enum)]
         trial: vfio::Trial,
-        /// By which of the kernel's interfaces
+        /// Kernel interface to use
         #[arg(long, value_enum, default_value = "best")]
         by: vfio::By,
     },
-    /// Kernel vhost-net, which looks addresses up in a table of the kernel's
+    /// Kernel vhost-net, which translates addresses by a table in the kernel
     Iotlb {
-        /// What is tried
+        /// Trial to run
         #[command(subcommand)]
         trial: iotlb::Trial,
     },

@@ -1,4 +1,4 @@
-//! The engines `vfio` and `iommufd`: a device reaches pages that were granted, and no others.
+//! Engines `vfio` and `iommufd`: a device accesses granted pages and no others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,40 +14,40 @@ use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 use crate::edu::{Edu, LONGEST};
 use crate::kernel_log::KernelLog;
 
-/// The driver domain's own region, and those of two guests.
+/// First I/O addresses of the driver domain's own region and those of two guests.
 const OWN: u64 = 0x1000_0000;
 const GUEST: u64 = 0x4000_0000;
 const NEIGHBOUR: u64 = 0x5000_0000;
 
-/// What the device's buffer holds before a transfer into it.
+/// Content of the device's buffer before a transfer into it.
 const MARK: u64 = 0x6d61_726b_6d61_726b;
 
-/// The kernel says at most ten things of the IOMMU in five seconds.
+/// Interval after which the kernel logs again: it logs at most ten IOMMU messages in five seconds.
 const SILENCE: Duration = Duration::from_secs(6);
 
-/// What is tried.
+/// Trial of the engine.
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum Trial {
     /// Every case of the conformance suite of translation tables
     Conformance,
     /// An access after its revocation is refused by the IOMMU, and the kernel names its address
     Fault,
-    /// A page revoked while the device writes to it holds all of it or nothing
+    /// A page revoked while the device writes to it holds the whole transfer or nothing
     InFlight,
-    /// Whether the kernel was told to make unmapping take effect at once
+    /// The kernel was started so that unmapping takes effect at once
     Strict,
-    /// A device has one user, who is told so
+    /// A device has one user, and a second one gets an error that says so
     Twice,
 }
 
-/// By which of the kernel's interfaces: the one that is taken where both are there must be the newer.
+/// Kernel interface. `best` must choose the newer one if both exist.
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum By {
-    /// VFIO's own
+    /// Type1 interface of VFIO
     Type1,
-    /// iommufd
+    /// Device files with iommufd
     Iommufd,
-    /// The one that is taken
+    /// Interface that the product would choose
     Best,
 }
 
@@ -83,12 +83,12 @@ impl Bench {
             .context("a table")
     }
 
-    /// Fills the device's buffer with the own page's first `len` octets.
+    /// Fills the device's buffer with the first `len` bytes of the driver domain's page.
     fn load(&self, len: usize) -> anyhow::Result<()> {
         self.edu.fetch(OWN, len)
     }
 
-    /// The eight octets that the device finds at `address`; `None` if it finds nothing.
+    /// Returns the eight bytes that the device reads at `address`; `None` if the access is refused.
     fn read(&self, address: u64) -> anyhow::Result<Option<u64>> {
         self.own.copy_from(0, &MARK.to_ne_bytes())?;
         self.load(8)?;
@@ -105,14 +105,14 @@ impl Bench {
     }
 }
 
-/// The first eight octets of a page.
+/// Returns the first eight bytes of a page.
 fn word(page: &LentSlice) -> anyhow::Result<u64> {
     let mut bytes = [0; 8];
     page.copy_to(0, &mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// The device, as the user of one guest's grants.
+/// Device in the role of the grantee of one guest.
 struct Peer<'a> {
     bench: &'a Bench,
     region: RegionShape,
@@ -130,7 +130,7 @@ impl WindowPeer for Peer<'_> {
     }
 }
 
-/// Tries it on `device`; whether all was as it has to be.
+/// Runs a trial on `device`. Returns `true` if it passed.
 pub(crate) fn run(device: &str, trial: Trial, by: By) -> anyhow::Result<bool> {
     match trial {
         Trial::Strict => match strictness(group_of(device)?) {
@@ -166,7 +166,7 @@ fn twice(device: &str, by: By) -> anyhow::Result<()> {
         }
     }
     drop(first);
-    // Its last user has let go of it, and of all that was mapped.
+    // The last user has closed the device and all mappings.
     Bench::open(device, by).map(|_| ())
 }
 
@@ -199,7 +199,7 @@ fn fault(bench: &Bench) -> anyhow::Result<()> {
     table.revoke(second)?;
     anyhow::ensure!(bench.read(at)?.is_none(), "the device read what it was not granted");
     expect(&mut log, at, "reading what was revoked")?;
-    // The neighbour's page under that reference was in reach all the time, at its own address.
+    // The other guest's page under that reference stayed accessible at its own address.
     let beside = neighbour.region().address(second).context("no address")?;
     bench.write(beside, 4)?;
     let theirs = neighbour.memory(PageId(0)).context("no memory")?;
@@ -207,7 +207,7 @@ fn fault(bench: &Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernel names `address`, and nothing else.
+/// Fails unless the kernel logs exactly `address`.
 fn expect(log: &mut KernelLog, address: u64, what: &str) -> anyhow::Result<()> {
     let faults = log.faults()?;
     anyhow::ensure!(

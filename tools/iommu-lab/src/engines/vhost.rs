@@ -1,5 +1,5 @@
-//! Kernel vhost-net that is told to send from memory that is not in its table: its worker reads nothing, and
-//! says so by the error eventfd.
+//! Trial of kernel vhost-net with a descriptor outside its memory table: the worker must read nothing and
+//! signal the error eventfd.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use ringfence_sys::vhost::{self, QueueName, VhostEvents, VhostNet, VhostSetup};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Whether the worker complained of a frame in strange memory, and of none before.
+/// Returns `true` if the worker signals an error for that frame and for none before.
 pub(super) fn run() -> anyhow::Result<bool> {
     let tap = Tap::create("engines0")?;
     let memory = || Mapping::private(4096).map(|mapping| mapping.lent()).context("memory");

@@ -1,4 +1,4 @@
-//! The system calls of VFIO and iommufd, and how their structures are put together.
+//! System calls of VFIO and iommufd, and the encoding of their structures.
 
 // #syscall none: for measuring; no sandboxed process has an IOMMU
 
@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// ioctl numbers of Linux' `vfio.h`: `_IO(';', 100 + n)`.
+/// Ioctl numbers of Linux's `vfio.h`: `_IO(';', 100 + n)`.
 pub(super) mod vfio {
     pub(in super::super) const GET_API_VERSION: u32 = 0x3b64;
     pub(in super::super) const CHECK_EXTENSION: u32 = 0x3b65;
@@ -21,27 +21,27 @@ pub(super) mod vfio {
     pub(in super::super) const DEVICE_ATTACH_IOMMUFD_PT: u32 = 0x3b77;
 }
 
-/// ioctl numbers of Linux' `iommufd.h`: `_IO(';', 0x80 + n)`.
+/// Ioctl numbers of Linux's `iommufd.h`: `_IO(';', 0x80 + n)`.
 pub(super) mod iommufd {
     pub(in super::super) const IOAS_ALLOC: u32 = 0x3b81;
     pub(in super::super) const IOAS_MAP: u32 = 0x3b85;
     pub(in super::super) const IOAS_UNMAP: u32 = 0x3b86;
 }
 
-/// Two u32 of a structure, beside each other: its size and its flags at the beginning, mostly.
+/// Joins two adjacent u32 of a structure, for instance its size and its flags.
 pub(super) fn pair(first: u32, second: u32) -> u64 {
     let ([a, b, c, d], [e, f, g, h]) = (first.to_ne_bytes(), second.to_ne_bytes());
     u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// A call whose argument is a number.
+/// Makes a call whose argument is a number.
 pub(super) fn plain(file: impl AsFd, number: u32, argument: usize) -> io::Result<i32> {
-    // SAFETY: the calls made by this function take no address.
+    // SAFETY: the calls made through this function take no address.
     let done = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), number.into(), argument) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(done) }
 }
 
-/// A call whose argument is a structure that says its own size, or a file's number.
+/// Makes a call whose argument is a structure with its own size, or the number of a file.
 pub(super) fn structure<T: Copy, const N: usize>(
     file: impl AsFd,
     number: u32,
@@ -61,7 +61,7 @@ pub(super) fn structure<T: Copy, const N: usize>(
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The file of the device of that name, of a group.
+/// Opens the file of a group's device by name.
 pub(super) fn device_of(group: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
     let group = group.as_fd().as_raw_fd();
     // SAFETY: the call reads a string that ends in zero.

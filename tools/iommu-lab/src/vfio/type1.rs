@@ -1,8 +1,8 @@
-//! VFIO's own interface, type1v2.
+//! Type1v2, VFIO's own interface.
 //!
-//! A *container* is an address space; *groups* of devices, which the IOMMU cannot tell apart, are put into
-//! it; a group gives the files of its devices. What is mapped counts against the process's limit of locked
-//! memory.
+//! A *container* is an address space. *Groups* of devices that the IOMMU cannot distinguish are added to
+//! it, and a group provides the files of its devices. Mapped memory counts against the process's limit of
+//! locked memory.
 
 use std::ffi::CString;
 use std::io;
@@ -13,23 +13,23 @@ use super::call::{device_of, pair, plain, structure, vfio as number};
 use super::{VfioError, group_of, open, step};
 
 const CONTAINER: &str = "/dev/vfio/vfio";
-/// `VFIO_TYPE1v2_IOMMU`: unmaps what was mapped, no part of it.
+/// `VFIO_TYPE1v2_IOMMU`, which unmaps whole mappings only.
 const TYPE1_V2: usize = 3;
-/// `VFIO_GROUP_FLAGS_VIABLE`
+/// Flag `VFIO_GROUP_FLAGS_VIABLE` of a group.
 const VIABLE: u32 = 1;
-/// `VFIO_DMA_MAP_FLAG_READ`, `VFIO_DMA_MAP_FLAG_WRITE`: what the device may do.
+/// Flags `VFIO_DMA_MAP_FLAG_READ` and `VFIO_DMA_MAP_FLAG_WRITE`, the device's permissions.
 const READ: u32 = 1;
 const WRITE: u32 = 2;
 
-/// A container with one group in it.
+/// Container with one group in it.
 pub(super) struct Type1 {
     file: OwnedFd,
-    /// Stays in the container while its file is open.
+    /// Group, which stays in the container while its file is open.
     _group: OwnedFd,
 }
 
 impl Type1 {
-    /// A container with the group of `device` in it, and the device's file.
+    /// Creates a container with the group of `device` in it. Returns the device's file too.
     pub(super) fn new(device: &str) -> Result<(Type1, OwnedFd), VfioError> {
         let group = group_of(device)?;
         let file = open(PathBuf::from(CONTAINER), device)?;
@@ -55,7 +55,7 @@ impl Type1 {
         Ok((Type1 { file, _group: group_file }, device))
     }
 
-    /// Maps `len` octets at `from` in this process.
+    /// Maps `len` bytes at `from` in this process.
     pub(super) fn map(&self, address: u64, from: u64, len: u64, write: bool) -> io::Result<()> {
         let flags = if write { READ | WRITE } else { READ };
         // struct vfio_iommu_type1_dma_map: argsz and flags, vaddr, iova, size.
@@ -63,9 +63,9 @@ impl Type1 {
         structure(&self.file, number::IOMMU_MAP_DMA, &mut map)
     }
 
-    /// Unmaps what was mapped: how many octets it was.
+    /// Unmaps a range that was mapped. Returns its length in bytes.
     pub(super) fn unmap(&self, address: u64, len: u64) -> io::Result<u64> {
-        // struct vfio_iommu_type1_dma_unmap: argsz and flags, iova, size. The kernel says how much it was.
+        // struct vfio_iommu_type1_dma_unmap: argsz and flags, iova, size. The kernel returns the unmapped size.
         let mut unmap = [pair(24, 0), address, len];
         structure(&self.file, number::IOMMU_UNMAP_DMA, &mut unmap)?;
         Ok(unmap[2])

@@ -1,4 +1,4 @@
-//! What a hostile guest does to whom serves its disk, burst by burst.
+//! Attacks on the backend of a disk, one burst at a time.
 
 use ringfence_platform::{Gref, Platform};
 use ringfence_wire::blkif::{
@@ -6,24 +6,24 @@ use ringfence_wire::blkif::{
     indirect_descriptors,
 };
 
+use super::adversary::{DiskAdversary, Right, whole};
 use super::behaviour::DiskBehaviour;
-use super::rogue::{Right, RogueDisk, whole};
 
-/// Where the first segment of a request is: its reference, its first sector, its last.
+/// Offset of a request's first segment: its reference, its first sector, its last.
 const SEGMENT: usize = 24;
-/// Segments of a request that has them in its slot.
+/// Maximum segments of a direct request.
 const SEGMENTS: usize = 11;
 /// Events in a burst.
 const EVENTS: usize = 64;
-/// Requests with a list that changes, at a time, and how often it is changed at most while they are read.
+/// Requests whose list changes in one burst.
 const LISTS: u32 = 8;
 const FLIPS: u32 = 4096;
-/// Pages that are lent in turn: more than a backend keeps of a ring.
+/// Pages that are used in rotation: more than blkback keeps of a ring.
 const FRESH: usize = 4000;
-/// Sectors of a page.
+/// Sectors in a page.
 const SECTORS: u64 = 8;
 
-/// What is kept from burst to burst.
+/// State of an attack between bursts.
 pub(super) struct State {
     turn: u32,
     random: u64,
@@ -43,51 +43,53 @@ impl State {
     }
 }
 
-/// Does it once, as much of it as there is room for, and judges what was answered.
+/// Runs one burst of a behaviour, as large as the ring permits, and validates the responses.
 pub(super) fn burst<P: Platform>(
-    rogue: &mut RogueDisk<P>,
+    adversary: &mut DiskAdversary<P>,
     behaviour: DiskBehaviour,
     state: &mut State,
 ) -> anyhow::Result<()> {
     state.turn = state.turn.wrapping_add(1);
-    rogue.take()?;
+    adversary.take()?;
     let turn = state.turn;
     match behaviour {
-        // Not hostile, so not to be done here.
+        // These rows have no hostile guest.
         DiskBehaviour::Absent | DiskBehaviour::Honest => Ok(()),
         DiskBehaviour::SegmentsOutside => {
             let sectors = [[0, 8], [8, 8], [7, 255], [255, 255]];
-            segments(rogue, turn, &sectors)
+            segments(adversary, turn, &sectors)
         }
-        DiskBehaviour::SectorsReversed => segments(rogue, turn, &[[5, 4], [7, 0], [1, 0], [6, 5]]),
-        DiskBehaviour::BeyondEnd => rogue.post(|rogue, n| {
-            let end = rogue.sectors;
+        DiskBehaviour::SectorsReversed => {
+            segments(adversary, turn, &[[5, 4], [7, 0], [1, 0], [6, 5]])
+        }
+        DiskBehaviour::BeyondEnd => adversary.post(|adversary, n| {
+            let end = adversary.sectors;
             let sector = [end, end - SECTORS + 1, end + 1, end.saturating_mul(4)];
-            (read(rogue, sector[n as usize % 4]), Right::ERROR)
+            (read(adversary, sector[n as usize % 4]), Right::ERROR)
         }),
-        DiskBehaviour::SectorOverflow => rogue.post(|rogue, n| {
+        DiskBehaviour::SectorOverflow => adversary.post(|adversary, n| {
             let sector = [u64::MAX, u64::MAX - SECTORS + 1, u64::MAX / 512 + 1, 1 << 63];
-            (read(rogue, sector[n as usize % 4]), Right::ERROR)
+            (read(adversary, sector[n as usize % 4]), Right::ERROR)
         }),
-        DiskBehaviour::ChangingLists => changing_lists(rogue),
-        DiskBehaviour::Segments65535 => rogue.post(|rogue, n| match n % 2 {
-            0 => (listed(rogue, u16::MAX), Right::ERROR),
-            _ => (with(read(rogue, 0), 1, &[255]), Right::ERROR),
+        DiskBehaviour::ChangingLists => changing_lists(adversary),
+        DiskBehaviour::Segments65535 => adversary.post(|adversary, n| match n % 2 {
+            0 => (listed(adversary, u16::MAX), Right::ERROR),
+            _ => (with(read(adversary, 0), 1, &[255]), Right::ERROR),
         }),
-        DiskBehaviour::UnknownOperations => rogue.post(|rogue, n| {
+        DiskBehaviour::UnknownOperations => adversary.post(|adversary, n| {
             let operation = [4, 7, 128, 255][n as usize % 4];
-            (with(read(rogue, 0), 0, &[operation]), Right::UNSUPPORTED)
+            (with(read(adversary, 0), 0, &[operation]), Right::UNSUPPORTED)
         }),
-        DiskBehaviour::ForeignGrefs => foreign(rogue, state),
-        DiskBehaviour::Nonsense => rogue.post(|_, _| (nonsense(state), Right::ANY)),
-        DiskBehaviour::FreshGrefs => fresh(rogue, state),
-        DiskBehaviour::EventStorm => (0..EVENTS).try_for_each(|_| rogue.notify()),
-        DiskBehaviour::ProducerOverflow => rogue.publish(1 << 20),
+        DiskBehaviour::ForeignGrefs => foreign(adversary, state),
+        DiskBehaviour::Nonsense => adversary.post(|_, _| (nonsense(state), Right::ANY)),
+        DiskBehaviour::FreshGrefs => fresh(adversary, state),
+        DiskBehaviour::EventStorm => (0..EVENTS).try_for_each(|_| adversary.notify()),
+        DiskBehaviour::ProducerOverflow => adversary.publish(1 << 20),
         DiskBehaviour::Reattach => Ok(()),
     }
 }
 
-/// A slot with some bytes changed.
+/// Returns a slot with some bytes changed.
 fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
     slot[at..at + bytes.len()].copy_from_slice(bytes);
     slot
@@ -97,83 +99,86 @@ fn request(operation: Operation, sector: u64, segments: &[SegmentRange]) -> Slot
     direct(Abi::NATIVE, operation, (0, 0), sector, segments).expect("few enough for a slot")
 }
 
-/// A read of one page.
-fn read<P: Platform>(rogue: &RogueDisk<P>, sector: u64) -> Slot {
-    request(Operation::Read, sector, &[rogue.whole(0)])
+/// Returns a request that reads one page.
+fn read<P: Platform>(adversary: &DiskAdversary<P>, sector: u64) -> Slot {
+    request(Operation::Read, sector, &[adversary.whole(0)])
 }
 
-/// A read of so many segments, described in the list.
-fn listed<P: Platform>(rogue: &RogueDisk<P>, count: u16) -> Slot {
-    let pages = [rogue.list.gref()];
+/// Returns an indirect read request of `count` segments.
+fn listed<P: Platform>(adversary: &DiskAdversary<P>, count: u16) -> Slot {
+    let pages = [adversary.list.gref()];
     indirect(Abi::NATIVE, Direction::Read, (0, 0), 0, count, &pages).expect("one page of a list")
 }
 
-/// Requests whose first segment has these sectors: in the slot, and every other time in a list.
+/// Posts requests whose first segment has these sectors, alternately direct and indirect.
 fn segments<P: Platform>(
-    rogue: &mut RogueDisk<P>,
+    adversary: &mut DiskAdversary<P>,
     turn: u32,
     sectors: &[[u8; 2]; 4],
 ) -> anyhow::Result<()> {
     if turn.is_multiple_of(2) {
-        return rogue.post(|rogue, n| {
-            let slot = read(rogue, 0);
+        return adversary.post(|adversary, n| {
+            let slot = read(adversary, 0);
             (with(slot, SEGMENT + 4, &sectors[n as usize % 4]), Right::ERROR)
         });
     }
-    let gref = rogue.whole(0).gref().0.to_le_bytes();
+    let gref = adversary.whole(0).gref().0.to_le_bytes();
     for (at, sectors) in (0..).step_by(8).zip(sectors) {
-        rogue.list.memory().copy_from(at, &gref)?;
-        rogue.list.memory().copy_from(at + 4, sectors)?;
+        adversary.list.memory().copy_from(at, &gref)?;
+        adversary.list.memory().copy_from(at + 4, sectors)?;
     }
-    rogue.post(|rogue, n| (listed(rogue, 1 + u16::try_from(n % 4).unwrap_or(0)), Right::ERROR))
+    adversary.post(|adversary, n| {
+        (listed(adversary, 1 + u16::try_from(n % 4).unwrap_or(0)), Right::ERROR)
+    })
 }
 
-/// A list is changed while it is read: to nonsense and back. Either may be seen, or half of each.
-fn changing_lists<P: Platform>(rogue: &mut RogueDisk<P>) -> anyhow::Result<()> {
-    let good = SegmentRange::new(rogue.whole(0).gref(), 0, 0).expect("a page has a first sector");
+/// Changes a list to nonsense and back while the backend reads it. It may see either, or a mixture.
+fn changing_lists<P: Platform>(adversary: &mut DiskAdversary<P>) -> anyhow::Result<()> {
+    let good =
+        SegmentRange::new(adversary.whole(0).gref(), 0, 0).expect("a page has a first sector");
     let bytes: Vec<u8> = indirect_descriptors(&[good; SEGMENTS_MAX as usize]).flatten().collect();
-    rogue.list.memory().copy_from(0, &bytes)?;
-    let before = rogue.free();
+    adversary.list.memory().copy_from(0, &bytes)?;
+    let before = adversary.free();
     for _ in 0..LISTS.min(before) {
-        let slot = listed(rogue, SEGMENTS_MAX);
-        rogue.put(slot, Right::EITHER)?;
+        let slot = listed(adversary, SEGMENTS_MAX);
+        adversary.put(slot, Right::EITHER)?;
     }
-    rogue.publish(0)?;
+    adversary.publish(0)?;
     let last = (usize::from(SEGMENTS_MAX) - 1) * 8;
     let [a, b, c, d] = good.gref().0.to_le_bytes();
     for _ in 0..FLIPS {
-        rogue.list.memory().copy_from(last, &[0xFF, 0xFF, 0xFF, 0xFF, 9, 255, 0, 0])?;
-        rogue.take()?;
-        if rogue.free() >= before {
+        adversary.list.memory().copy_from(last, &[0xFF, 0xFF, 0xFF, 0xFF, 9, 255, 0, 0])?;
+        adversary.take()?;
+        if adversary.free() >= before {
             break;
         }
-        rogue.list.memory().copy_from(last, &[a, b, c, d, 0, 0, 0, 0])?;
+        adversary.list.memory().copy_from(last, &[a, b, c, d, 0, 0, 0, 0])?;
     }
     Ok(())
 }
 
-/// References that other guests have lent something under, but not this one.
-fn foreign<P: Platform>(rogue: &mut RogueDisk<P>, state: &mut State) -> anyhow::Result<()> {
-    let span = rogue.foreign.len().max(1);
-    rogue.post(|rogue, n| {
+/// Posts references that other guests have granted, but not this one.
+fn foreign<P: Platform>(adversary: &mut DiskAdversary<P>, state: &mut State) -> anyhow::Result<()> {
+    let span = adversary.foreign.len().max(1);
+    adversary.post(|adversary, n| {
         state.next = (state.next + 1) % span;
-        let gref = rogue.foreign.clone().nth(state.next).unwrap_or(u32::MAX);
+        let gref = adversary.foreign.clone().nth(state.next).unwrap_or(u32::MAX);
         let operation = if n % 2 == 0 { Operation::Read } else { Operation::Write };
-        (request(operation, 0, &[rogue.whole(0), whole(Gref(gref))]), Right::ERROR)
+        (request(operation, 0, &[adversary.whole(0), whole(Gref(gref))]), Right::ERROR)
     })
 }
 
-/// Other pages in every request, all of them lent: more than a backend will keep.
-fn fresh<P: Platform>(rogue: &mut RogueDisk<P>, state: &mut State) -> anyhow::Result<()> {
-    rogue.lend_up_to(FRESH);
-    rogue.post(|rogue, _| {
-        let ranges: Vec<_> = (0..SEGMENTS).map(|n| rogue.whole(state.next + n)).collect();
-        state.next = (state.next + SEGMENTS) % rogue.pages.len();
+/// Posts other granted pages in every request: more than blkback keeps mapped.
+fn fresh<P: Platform>(adversary: &mut DiskAdversary<P>, state: &mut State) -> anyhow::Result<()> {
+    adversary.lend_up_to(FRESH);
+    adversary.post(|adversary, _| {
+        let ranges: Vec<_> = (0..SEGMENTS).map(|n| adversary.whole(state.next + n)).collect();
+        state.next = (state.next + SEGMENTS) % adversary.pages.len();
         (request(Operation::Read, 0, &ranges), Right::OKAY)
     })
 }
 
-/// Random bytes, with an operation that is not too seldom one that there is.
+/// Returns random bytes whose operation is often a defined one.
 fn nonsense(state: &mut State) -> Slot {
     let mut slot: Slot = [0; 112];
     for bytes in slot.chunks_mut(8) {
@@ -182,7 +187,7 @@ fn nonsense(state: &mut State) -> Slot {
     }
     slot[0] &= 7;
     if slot[2] & 1 == 0 {
-        // With a sector on the disk the rest is looked at, too.
+        // A sector on the disk lets the backend parse the remaining fields too.
         slot[17..SEGMENT].fill(0);
         slot[1] &= 15;
     }

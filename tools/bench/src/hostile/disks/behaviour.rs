@@ -1,14 +1,14 @@
-//! What a neighbour can do to whom serves its disk.
+//! Behaviours of a neighbour towards the backend of its disk.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// What the neighbour does.
+/// Behaviour of the neighbour of the disk rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 pub enum DiskBehaviour {
     /// The same as the victim, to a disk of its own
     Honest,
-    /// There is none
+    /// No neighbour
     Absent,
     /// Segments that end outside their page, in slots and in lists
     SegmentsOutside,
@@ -18,44 +18,44 @@ pub enum DiskBehaviour {
     BeyondEnd,
     /// Sector numbers that overflow when anything is added or multiplied
     SectorOverflow,
-    /// Lists of segments that change while they are read
+    /// Lists of segments that change while the backend reads them
     ChangingLists,
     /// Requests of 65535 segments, and of 255 in a slot
     Segments65535,
-    /// Operations that there are not
+    /// Undefined operations
     UnknownOperations,
-    /// Pages of other guests
+    /// Grant references of other guests
     ForeignGrefs,
     /// Requests of random bytes
     Nonsense,
-    /// Events that announce nothing
+    /// Events without a request
     EventStorm,
     /// A producer index beyond the ring, and back as soon as the device was closed
     ProducerOverflow,
     /// Connecting and disconnecting
     Reattach,
-    /// Other pages in every request, more than are kept mapped, which is allowed
+    /// Other pages in every request, more than blkback keeps mapped, which is allowed
     FreshGrefs,
 }
 
 impl DiskBehaviour {
-    /// What its name begins with, to tell it from what is done to networks.
+    /// Prefix that distinguishes the names from those of packet rows.
     const PREFIX: &str = "disk-";
 
-    /// The behaviour of that name.
+    /// Finds the behaviour of that name.
     pub(in super::super) fn parse(name: &str) -> Option<DiskBehaviour> {
         let rest = name.strip_prefix(DiskBehaviour::PREFIX)?;
         DiskBehaviour::from_str(rest, false).ok()
     }
 
-    /// Its name on the command line and in the table.
+    /// Returns the name used on the command line and in the table.
     pub(in super::super) fn name(self) -> String {
         let value = self.to_possible_value();
         let rest = value.map_or_else(String::new, |value| value.get_name().to_owned());
         format!("{}{rest}", DiskBehaviour::PREFIX)
     }
 
-    /// What it means.
+    /// Returns the explanation that `--list` prints.
     pub(in super::super) fn meaning(self) -> String {
         let value = self.to_possible_value();
         value.and_then(|v| v.get_help().map(ToString::to_string)).unwrap_or_default()
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_behaviour_has_a_name_that_leads_to_it_and_a_meaning() {
+    fn every_behaviour_parses_from_its_name_and_has_a_meaning() {
         for row in DiskBehaviour::value_variants() {
             assert_eq!(DiskBehaviour::parse(&row.name()), Some(*row));
             assert!(!row.meaning().is_empty(), "{row:?}");

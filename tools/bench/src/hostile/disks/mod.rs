@@ -1,4 +1,4 @@
-//! The rows of disks: what a neighbour that breaks the rules of disks does to one that does not.
+//! Disk rows of the hostile benchmark: effect of a rule-breaking neighbour on a victim's disk.
 //!
 //! ```text
 //!  core 1  driver domain: hub, control, blkback with a thread a ring, threads for I/O
@@ -8,70 +8,60 @@
 //!  (or 2)
 //! ```
 //!
-//! The driver domain is the one of the other rows. Each guest has a disk of its own, a file in memory.
-//! A hostile neighbour judges every answer it gets: one that is not the right one ends the benchmark.
-//! What it was charged with is read from the driver domain's counters, with what its persistent pages
-//! did, since more of them than are kept is no rule broken.
+//! The driver domain is the one of the packet rows. Each guest has a disk of its own, a file in memory.
+//! A hostile neighbour validates every response; a wrong one fails the benchmark. Its charges come from
+//! the driver domain's counters. They include the counters of persistent pages, although more pages
+//! than blkback keeps are no rule violation.
 
+mod adversary;
 mod attacks;
 pub mod behaviour;
 pub(super) mod on_xen;
 mod report;
-mod rogue;
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use ringfence_platform::local::{ArenaShape, LocalPlatform};
-
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
-use ringfence::out::Out;
-use ringfence::switchboard::{DiskFrontend, DriverStats};
-use ringfence_sandbox::channel::Channel;
-use serde::{Deserialize, Serialize};
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
 
+use self::adversary::{DiskAdversary, WrongResponse};
 use self::attacks::State;
 use self::behaviour::DiskBehaviour;
 use self::report::{Measured, Row};
-use self::rogue::{RogueDisk, Unfair};
+use super::adversary::{Pace, STEP_WITHIN};
 use super::args::HostileArgs;
-use super::launcher::{Rendezvous, Seat};
-use super::orders::{Answer, Entrance, Role, Setup};
+use super::launcher::{Attachment, Rendezvous};
+use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
-use super::rogue::{Pace, STEP_WITHIN};
 use super::{Cores, MTU_MIN, WARM_UP};
 use crate::block::{self, GuestSetup, Rw};
+use ringfence::out::Out;
+use ringfence::switchboard::{DiskFrontend, DriverStats};
+use ringfence_sandbox::channel::Channel;
 
 /// Bytes of a guest's disk.
 const BYTES: u64 = 16 << 20;
-/// Bytes of a request of an honest guest's.
+/// Bytes of a request of an honest guest.
 const BLOCK: u32 = 4096;
-/// Requests that an honest guest has in flight.
+/// Requests that an honest guest keeps in flight.
 const DEPTH: u16 = 32;
-/// Pages that a hostile guest may lend.
+/// Maximum number of pages that a hostile guest lends.
 const PAGES: u32 = 4096;
-/// References of which a hostile guest lends none, and the victim hundreds.
+/// References that a hostile guest does not grant although the victim grants hundreds of them.
 const FOREIGN: std::ops::Range<u32> = 100..1000;
 
-/// The rows that were asked for, and the honest one.
+/// Returns the requested rows and the honest one.
 fn rows(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
     let all = DiskBehaviour::value_variants().iter().copied();
     all.filter(|row| *row == DiskBehaviour::Honest || wanted.contains(row)).collect()
 }
 
-/// A disk that a guest is to have.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct DiskOrder {
-    /// The name of the mode in which its guest's pages are reached.
-    pub(super) mode: String,
-    pub(super) bytes: u64,
-}
-
-/// Runs every row.
+/// Runs every row and prints it.
 pub(super) fn run(
     args: &HostileArgs,
     wanted: &[DiskBehaviour],
@@ -93,7 +83,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// The row of a behaviour of which every run is done, and every run of the honest neighbour's.
+/// Formats the row of a behaviour from its runs and those of the honest neighbour.
 fn line(args: &HostileArgs, behaviour: DiskBehaviour, runs: &[Measured]) -> anyhow::Result<String> {
     let of = |wanted| runs.iter().filter(move |run| run.behaviour == wanted);
     let pairs: Vec<_> = of(behaviour).zip(of(DiskBehaviour::Honest)).collect();
@@ -101,7 +91,7 @@ fn line(args: &HostileArgs, behaviour: DiskBehaviour, runs: &[Measured]) -> anyh
     Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
 }
 
-/// One run of one row.
+/// Run of one row.
 struct Case<'a> {
     args: &'a HostileArgs,
     cores: Cores,
@@ -119,17 +109,17 @@ impl Case<'_> {
         let setup = |role, core| Setup { role, core, size };
         let driver = Process::start(&setup(Role::Driver, self.cores.driver), &[listener.as_fd()])?;
         driver.wait_ready()?;
-        let disk = DiskOrder { mode: self.args.disk_mode.name().to_owned(), bytes: BYTES };
-        let (seat, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
+        let disk = DiskSpec { mode: self.args.disk_mode.name().to_owned(), bytes: BYTES };
+        let (attachment, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
         let mut honest = vec![victim];
         let mut hostile = None;
-        // The neighbour's seat ends with the row.
+        // Keeps the neighbour's hub session open until the row ends.
         let mut beside = None;
         match self.behaviour {
             DiskBehaviour::Absent => {}
             DiskBehaviour::Honest => {
-                let (seat, guest) = self.honest(&entrance, &disk, self.cores.neighbour)?;
-                beside = Some(seat);
+                let (attachment, guest) = self.honest(&entrance, &disk, self.cores.neighbour)?;
+                beside = Some(attachment);
                 honest.push(guest);
             }
             behaviour => {
@@ -150,23 +140,23 @@ impl Case<'_> {
                 eprintln!("{name}: driver domain {driver}, victim {victim}, neighbour {beside}");
             });
         }
-        let measured =
-            Scene { driver, honest, hostile, seat }.measure(self.behaviour, self.args.seconds);
+        let measured = Scene { driver, honest, hostile, attachment }
+            .measure(self.behaviour, self.args.seconds);
         drop(beside);
         measured
     }
 
-    /// A guest that keeps the rules, at work when it is told.
+    /// Starts a guest that keeps the rules and works on command.
     fn honest(
         &self,
         entrance: &Entrance,
-        disk: &DiskOrder,
+        disk: &DiskSpec,
         core: Option<usize>,
-    ) -> anyhow::Result<(Seat, block::Domain)> {
-        let seat = Seat::take(entrance)?;
-        seat.add_disk(disk)?;
+    ) -> anyhow::Result<(Attachment, block::Domain)> {
+        let attachment = Attachment::take(entrance)?;
+        attachment.add_disk(disk)?;
         let setup = GuestSetup {
-            domain: seat.place.domain,
+            domain: attachment.place.domain,
             handle: 0,
             core,
             frontend: DiskFrontend::of(self.args.disk_mode),
@@ -177,27 +167,27 @@ impl Case<'_> {
             base: 0,
             span: disk.bytes,
         };
-        let guest = block::Domain::guest(setup, seat.hub.try_clone()?)?;
-        Ok((seat, guest))
+        let guest = block::Domain::guest(setup, attachment.hub.try_clone()?)?;
+        Ok((attachment, guest))
     }
 }
 
-/// The processes of a row, all there.
+/// Processes of a row, all started.
 struct Scene {
     driver: Process,
-    /// The victim, and the neighbour if that is honest.
+    /// The victim, then the neighbour if it is honest.
     honest: Vec<block::Domain>,
     hostile: Option<Process>,
-    /// The victim's.
-    seat: Seat,
+    /// Hub session of the victim.
+    attachment: Attachment,
 }
 
 impl Scene {
     fn measure(&self, behaviour: DiskBehaviour, length: Duration) -> anyhow::Result<Measured> {
         block::work(&self.honest, WARM_UP)?;
-        let before = (self.seat.stats()?, self.driver.footprint()?, self.neighbour()?);
+        let before = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
         let worked = block::work(&self.honest, length)?;
-        let after = (self.seat.stats()?, self.driver.footprint()?, self.neighbour()?);
+        let after = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
         self.hostile.as_ref().map_or(Ok(()), Process::check)?;
         let victim = worked.first().context("the victim did not work")?;
         let seconds = Duration::from_nanos(victim.nanos.max(1)).as_secs_f64();
@@ -226,10 +216,10 @@ impl Scene {
     }
 
     fn victims(&self) -> String {
-        format!("vbd{}.0", self.seat.place.domain)
+        format!("vbd{}.0", self.attachment.place.domain)
     }
 
-    /// The sum of these counters, of all disks but the victim's.
+    /// Sums these counters over all disks but the victim's.
     fn of_others(&self, disks: &BTreeMap<String, BTreeMap<String, u64>>, names: &[&str]) -> u64 {
         let victims = self.victims();
         let others = disks.iter().filter(|(disk, _)| **disk != victims);
@@ -237,7 +227,7 @@ impl Scene {
         counters.filter(|(name, _)| names.contains(&name.as_str())).map(|(_, count)| count).sum()
     }
 
-    /// Everything that others than the victim are charged with. Nothing that the victim is.
+    /// Returns the charges of all guests but the victim. Fails if the victim is charged.
     fn charges(&self, stats: &DriverStats) -> anyhow::Result<BTreeMap<String, u64>> {
         let victim = self.victims();
         if let Some(rules) = stats.rules.get(&victim) {
@@ -257,60 +247,60 @@ impl Scene {
     }
 }
 
-/// Counters of a disk that say how much it was asked for.
+/// Counters of a disk that count requests.
 const ASKED: &[&str] = &["reads", "writes", "discards", "refused"];
-/// Counters of a disk that are told beside broken rules.
+/// Counters of a disk that are reported beside rule violations.
 const TOLD: &[&str] =
     &["persistent_over", "persistent_purged", "spurious_wakeups", "throttles", "pauses"];
 
-/// A hostile guest's process, until the parent ends it.
+/// Runs a hostile guest until the parent ends the process.
 pub(super) fn serve(
     channel: &Channel,
     entrance: &Entrance,
-    (behaviour, disk): (DiskBehaviour, &DiskOrder),
+    (behaviour, disk): (DiskBehaviour, &DiskSpec),
 ) -> anyhow::Result<()> {
     let mut said = false;
     loop {
-        let seat = Seat::take(entrance)?;
-        seat.add_disk(disk)?;
-        let platform = LocalPlatform::connect(seat.hub.try_clone()?)?;
+        let attachment = Attachment::take(entrance)?;
+        attachment.add_disk(disk)?;
+        let platform = LocalPlatform::connect(attachment.hub.try_clone()?)?;
         let platform = platform.with_arena(ArenaShape::of(PAGES, 64));
         let pace = Pace { step_within: STEP_WITHIN, pause: std::thread::yield_now };
-        let device = seat.place.disk();
-        let mut rogue = RogueDisk::new(platform, device, FOREIGN, pace)?;
-        let ended = live(&mut rogue, behaviour, &mut || {
+        let device = attachment.place.disk();
+        let mut adversary = DiskAdversary::new(platform, device, FOREIGN, pace)?;
+        let ended = live(&mut adversary, behaviour, &mut || {
             if !core::mem::replace(&mut said, true) {
                 channel.send(&Answer::Ready, &[])?;
             }
             Ok(())
         });
         match ended {
-            // That is what this is about.
-            Err(why) if why.is::<Unfair>() => return Err(why),
-            // Why else it ended is what it asked for. It comes back.
+            // A wrong response is the failure that this row looks for.
+            Err(why) if why.is::<WrongResponse>() => return Err(why),
+            // Any other end is the driver domain's reaction; the guest reconnects.
             _ => std::thread::yield_now(),
         }
     }
 }
 
-/// From the first handshake to the end of the connection to the hub or the store.
+/// Attacks from the first handshake to the end of the connection to the hub or the store.
 fn live(
-    rogue: &mut RogueDisk<LocalPlatform>,
+    adversary: &mut DiskAdversary<LocalPlatform>,
     behaviour: DiskBehaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let mut state = State::new();
     loop {
-        // A device that cannot be connected now can be later.
-        if rogue.connect().is_err() {
+        // The driver domain may refuse the device for a while only.
+        if adversary.connect().is_err() {
             std::thread::yield_now();
             continue;
         }
         loop {
-            attacks::burst(rogue, behaviour, &mut state)?;
+            attacks::burst(adversary, behaviour, &mut state)?;
             began()?;
             std::thread::yield_now();
-            if behaviour == DiskBehaviour::Reattach || rogue.was_closed()? {
+            if behaviour == DiskBehaviour::Reattach || adversary.was_closed()? {
                 break;
             }
         }

@@ -1,6 +1,6 @@
-//! The hostile guest of a disk on real Xen, for tests (`ringfence-bench internal hostile-guest --disk`).
+//! Adversary guest of a disk on real Xen, for tests (`ringfence-bench internal hostile-guest --disk`).
 //!
-//! Every answer is judged there too; one that is wrong ends it.
+//! Every response is validated there too; a wrong one fails the program.
 
 use anyhow::Context;
 use clap::ValueEnum;
@@ -9,23 +9,23 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
-use super::super::on_xen::Rude;
-use super::super::rogue::Pace;
+use super::super::adversary::Pace;
+use super::super::on_xen::Attacker;
+use super::adversary::{DiskAdversary, WrongResponse};
 use super::attacks::{self, State};
 use super::behaviour::DiskBehaviour;
-use super::rogue::{RogueDisk, Unfair};
 
-/// References beyond any table that the kernel makes.
+/// References beyond any grant table that the kernel makes.
 const FOREIGN: std::ops::Range<u32> = (1 << 20)..(1 << 20) + 1000;
 
-/// A guest with a disk, and what it does.
-pub(in super::super) struct RudeDisk {
-    rogue: RogueDisk<XenPlatform>,
+/// Adversary guest with a disk, and its current behaviour.
+pub(in super::super) struct VbdAttacker {
+    adversary: DiskAdversary<XenPlatform>,
     behaviour: DiskBehaviour,
     state: State,
 }
 
-/// What can be done, and is not honest.
+/// Returns the hostile behaviours among those requested; all by default.
 pub(in super::super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
     let wanted = match wanted {
         [] => DiskBehaviour::value_variants(),
@@ -35,8 +35,8 @@ pub(in super::super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviou
     wanted.iter().copied().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
 }
 
-impl RudeDisk {
-    pub(in super::super) fn join(handle: u32, pace: Pace) -> anyhow::Result<RudeDisk> {
+impl VbdAttacker {
+    pub(in super::super) fn join(handle: u32, pace: Pace) -> anyhow::Result<VbdAttacker> {
         let platform = XenPlatform::open(Side::Frontend)?;
         let mut store = platform.store()?;
         let frontend = platform.domid();
@@ -44,8 +44,8 @@ impl RudeDisk {
         let front = device.frontend_path();
         let backend = store.read_u16(&format!("{front}/backend-id"));
         device.backend = DomId(backend.with_context(|| format!("the disk {handle}"))?);
-        let rogue = RogueDisk::new(platform, device, FOREIGN, pace)?;
-        Ok(RudeDisk { rogue, behaviour: DiskBehaviour::Honest, state: State::new() })
+        let adversary = DiskAdversary::new(platform, device, FOREIGN, pace)?;
+        Ok(VbdAttacker { adversary, behaviour: DiskBehaviour::Honest, state: State::new() })
     }
 
     pub(in super::super) fn begin(&mut self, behaviour: DiskBehaviour) {
@@ -53,25 +53,25 @@ impl RudeDisk {
     }
 
     pub(in super::super) fn leave(&mut self) -> anyhow::Result<()> {
-        self.rogue.enter(XenbusState::Closing)?;
-        self.rogue.enter(XenbusState::Closed)
+        self.adversary.enter(XenbusState::Closing)?;
+        self.adversary.enter(XenbusState::Closed)
     }
 }
 
-impl Rude for RudeDisk {
+impl Attacker for VbdAttacker {
     fn connect(&mut self) -> anyhow::Result<()> {
-        self.rogue.connect()
+        self.adversary.connect()
     }
 
     fn burst(&mut self) -> anyhow::Result<()> {
-        attacks::burst(&mut self.rogue, self.behaviour, &mut self.state)
+        attacks::burst(&mut self.adversary, self.behaviour, &mut self.state)
     }
 
     fn is_over(&mut self) -> bool {
-        self.behaviour == DiskBehaviour::Reattach || self.rogue.was_closed().unwrap_or(true)
+        self.behaviour == DiskBehaviour::Reattach || self.adversary.was_closed().unwrap_or(true)
     }
 
     fn is_fatal(&self, why: &anyhow::Error) -> bool {
-        why.is::<Unfair>()
+        why.is::<WrongResponse>()
     }
 }

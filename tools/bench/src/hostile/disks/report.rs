@@ -1,4 +1,4 @@
-//! Rows: for people and for programs.
+//! Report of the disk rows: text and JSON.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::behaviour::DiskBehaviour;
 use super::{BLOCK, DEPTH};
 use crate::median;
 
-/// What was measured in one run of one row.
+/// Result of one run of one row.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
     pub(super) behaviour: DiskBehaviour,
@@ -24,7 +24,7 @@ pub(super) struct Measured {
     pub(super) rules: BTreeMap<String, u64>,
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
+/// Row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     behaviour: String,
@@ -45,7 +45,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// The row of one behaviour from its runs, each beside the honest run of the same round.
+    /// Builds the row of a behaviour from its runs, each with the honest run of the same round.
     pub(super) fn new(runs: &[(&Measured, &Measured)], mode: Mode, seconds: f64) -> Row {
         let of = |figure: fn(&Measured) -> f64| median(runs.iter().map(|(run, _)| figure(run)));
         let most = |figure: fn(&Measured) -> i64| {
@@ -73,7 +73,7 @@ impl Row {
         }
     }
 
-    /// The row of the table.
+    /// Formats the row as a line of the table.
     pub(super) fn line(&self) -> String {
         let line = format!(
             "{:<23} {:>8.1} {:>6.2} {:>8.0} {:>9.1} {:>7.2} {:>7.2} {:>8} {:>4}  {}",
@@ -92,7 +92,7 @@ impl Row {
     }
 }
 
-/// The table's heading.
+/// Returns the heading of the table.
 pub(super) fn heading() -> String {
     format!(
         "{:<23} {:>8} {:>6} {:>8} {:>9} {:>7} {:>7} {:>8} {:>4}  {}",
@@ -109,7 +109,7 @@ pub(super) fn heading() -> String {
     )
 }
 
-/// What stands below it.
+/// Legend below the table.
 pub(super) const LEGEND: &str = "\
 `kiops`: random reads of 4 KiB of the victim's, each checked, thousands a second; `ratio`: to what it gets
 beside an honest neighbour; `p99 us`: how long 99 of 100 of them took at most. Every answer that a hostile
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_medians_and_ratios_are_within_a_round() {
+    fn rates_are_medians_and_ratios_are_per_round() {
         let honest = [100.0, 1000.0, 10.0].map(|iops| run(DiskBehaviour::Honest, iops));
         let storm = [90.0, 800.0, 9.9].map(|iops| run(DiskBehaviour::EventStorm, iops));
         let pairs: Vec<_> = storm.iter().zip(&honest).collect();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_a_cell_under_each_heading() {
+    fn row_line_has_one_cell_per_heading() {
         let honest = run(DiskBehaviour::Honest, 1e5);
         let line = Row::new(&[(&honest, &honest)], Mode::Map, 1.0).line();
         let (before, _) = line.split_once("  rule 2").unwrap();

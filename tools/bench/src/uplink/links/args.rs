@@ -1,10 +1,10 @@
-//! The command line of `bench seeds vhost`.
+//! Command line of `bench seeds vhost`.
 
 use std::time::Duration;
 
 use clap::Args;
 
-use super::super::super::args::parse_seconds;
+use super::super::super::params::parse_seconds;
 
 const NOTES: &str = "\
 One TCP stream each way between a network namespace and the loopback interface of another one, through an
@@ -19,17 +19,17 @@ those of sockets, the same with either link. `cpu`: of everything that takes par
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct LinksArgs {
-    /// How long to measure each row
+    /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub seconds: Duration,
 
-    /// How often each row is measured; the median is printed
+    /// Measurements of each row; the median is printed
     #[arg(long, value_name = "N", default_value = "3",
           value_parser = clap::value_parser!(u8).range(1..))]
     pub rounds: u8,
 
-    /// Octets of a packet behind its Ethernet header
-    #[arg(long = "mtu", value_name = "OCTETS", value_delimiter = ',', default_value = "65520,1500",
+    /// Bytes of a packet after its Ethernet header
+    #[arg(long = "mtu", value_name = "BYTES", value_delimiter = ',', default_value = "65520,1500",
           value_parser = clap::value_parser!(u16).range(1280..=65520))]
     pub mtus: Vec<u16>,
 

@@ -1,4 +1,4 @@
-//! One way through an uplink: a client in a namespace of its own, a TAP, the thread of the uplink.
+//! One path through an uplink: a client in a namespace of its own, a TAP, and an uplink thread.
 
 use std::fs;
 use std::net::IpAddr;
@@ -22,27 +22,27 @@ use ringfence_uplink::runner::{RunnerEnd, Runner};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 
 use super::super::args::Peer;
-use super::super::end::{Came, Said};
+use super::super::end::{CaseResult, EndMessage};
 use super::super::peers::{Behind, GUEST, HOST, run};
 use super::{LinkName, Setup};
 
-/// What the interface is called, here and in the namespace it is moved to.
+/// Name of the interface, here and in the client's namespace.
 const INTERFACE: &str = "bench1";
 const GUEST_MAC: [u8; 6] = [0x02, 0x52, 0x46, 0, 0, 0x64];
-/// As the uplink's process has it.
+/// Spin time of the uplink's idle strategy, as in its process.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// What one run came to.
+/// Result of one run.
 pub(super) struct Measured {
-    pub(super) came: Came,
+    pub(super) came: CaseResult,
     pub(super) cpu_ns: u64,
     /// System calls of the link.
     pub(super) link_calls: u64,
-    /// Those of sockets.
+    /// System calls on sockets.
     pub(super) socket_calls: u64,
 }
 
-/// Counters of an uplink at work.
+/// Counters of a running uplink.
 #[derive(Clone, Default)]
 struct Counted {
     link: Arc<Counters>,
@@ -50,13 +50,13 @@ struct Counted {
 }
 
 impl Counted {
-    /// System calls so far: of the link, of sockets.
+    /// Returns the system calls so far: of the link and of sockets.
     fn calls(&self) -> (u64, u64) {
         (self.link.values().syscalls, self.sockets.syscalls.get())
     }
 }
 
-/// The thread of an uplink. It ends when this is dropped.
+/// Uplink thread, stopped on drop.
 struct Carrier {
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
@@ -74,7 +74,7 @@ impl Carrier {
             .name("uplink".to_owned())
             .spawn(move || carry(setup, tap, device, &counted, &stopped, &up))?;
         let mut carrier = Carrier { stop: Some(stop), thread: Some(thread) };
-        // Otherwise the thread ended, and says why.
+        // The thread has failed if the channel is closed; `end` returns its error.
         if is_up.recv().is_err() {
             carrier.end()?;
             bail!("the uplink ended");
@@ -91,7 +91,7 @@ impl Carrier {
 
 impl Drop for Carrier {
     fn drop(&mut self) {
-        // Whoever wants to know ended it.
+        // A caller that needs the error has called `end` before.
         let _ = self.end();
     }
 }
@@ -110,7 +110,7 @@ fn carry(
         Link::make(&order, tap.fd, device, offloads, setup.mtu, &counted.link).context("a link")?;
     let host = RealHost::new(Arc::clone(&counted.sockets)).context("sockets")?;
     let uplink = Uplink::new(config(setup)?, Box::new(host), Arc::clone(&counted.sockets));
-    // Whoever started this has gone: it ends at once.
+    // If the starter is gone, the closed stop socket ends the runner.
     let _ = up.send(());
     let ended = match link {
         Link::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
@@ -137,7 +137,7 @@ fn config(setup: Setup) -> anyhow::Result<Config> {
     })
 }
 
-/// One run: a client behind that link carries out `order`.
+/// Measures one run: a client behind the link runs the case in `order`.
 pub(super) fn measure(
     link: LinkName,
     setup: Setup,
@@ -152,20 +152,20 @@ pub(super) fn measure(
     let mut carrier = Carrier::start(link, setup, tap, counted.clone())?;
     let behind = client(setup, order)?;
     match behind.hear(Duration::ZERO)? {
-        Said::Begins => {}
+        EndMessage::Begins => {}
         other => bail!("the client said {other:?}"),
     }
     let (cpu, calls) = (cpu_ns()?, counted.calls());
     let came = match behind.hear(length) {
-        Ok(Said::Came(came)) => *came,
+        Ok(EndMessage::Done(came)) => *came,
         other => {
-            // If the uplink has failed that is why.
+            // A failure of the uplink is the more precise error.
             carrier.end()?;
             bail!("the client said {other:?}");
         }
     };
     let (cpu_after, calls_after) = (cpu_ns()?, counted.calls());
-    // The interface may have gone with the client's namespace: whatever the link says of that is no news.
+    // The interface may vanish with the client's namespace, so a late error of the link is expected.
     let _ = carrier.end();
     drop(behind);
     Ok(Measured {
@@ -176,7 +176,8 @@ pub(super) fn measure(
     })
 }
 
-/// A client in a namespace of its own, into which the interface is moved. It waits until it is reached.
+/// Starts a client in a namespace of its own and moves the interface there. The client waits until the
+/// server is reachable.
 fn client(setup: Setup, order: &str) -> anyhow::Result<Behind> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--"]).arg(std::env::current_exe().context("this program's file")?);
@@ -199,12 +200,13 @@ fn client(setup: Setup, order: &str) -> anyhow::Result<Behind> {
     Ok(behind)
 }
 
-/// Of this process, all below it, and the kernel's workers of vhost-net.
+/// Returns the CPU time of this process, its descendants, and vhost-net's kernel workers.
 fn cpu_ns() -> anyhow::Result<u64> {
     Ok(super::super::cpu_ns()? + workers_ns()?)
 }
 
-/// Those that are threads of the kernel; since Linux 6.4 they are threads of whoever started them.
+/// Returns the CPU time of vhost-net's kernel threads. Since Linux 6.4 they are threads of the process
+/// that created them instead.
 fn workers_ns() -> anyhow::Result<u64> {
     let mut sum = 0;
     for process in fs::read_dir("/proc").context("/proc")? {

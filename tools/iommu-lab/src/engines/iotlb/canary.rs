@@ -1,4 +1,4 @@
-//! Pages are revoked while packets come in.
+//! Trial `canary`: pages are revoked while packets arrive.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) fn run(rounds: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends as fast as it can until `ended`; how many.
+/// Sends at the maximum rate until `ended` is set. Returns the number of datagrams.
 fn flood(
     socket: &UdpSocket,
     to: std::net::SocketAddr,
@@ -50,7 +50,7 @@ fn flood(
     while ended.try_recv() == Err(TryRecvError::Empty) {
         match socket.send_to(&[FLOOD; PAYLOAD_MAX], to) {
             Ok(_) => sent += 1,
-            // The interface has no room, or has no worker for a moment.
+            // The interface's queue is full, or it has no worker at the moment.
             Err(error) if error.raw_os_error().is_some() => std::thread::yield_now(),
             Err(error) => return Err(error.into()),
         }
@@ -58,13 +58,13 @@ fn flood(
     Ok(sent)
 }
 
-/// Has packets come in, and revokes the page that the worker comes to next, or so; how many packets came.
+/// Receives packets and revokes a page that the worker uses next. Returns the number of packets.
 fn one(rig: &mut Rig, table: &mut RegionTable, dice: &mut Dice) -> anyhow::Result<u64> {
     let region = table.region();
     let post = |rig: &mut Rig, n: u32| {
         let gref = Gref(Gref::FIRST_FREE.0 + n);
-        let octets = u32::try_from(PAYLOAD_MAX)?;
-        let payload = region.range(gref, 0, octets, DeviceAccess::Write).context("no address")?;
+        let bytes = u32::try_from(PAYLOAD_MAX)?;
+        let payload = region.range(gref, 0, bytes, DeviceAccess::Write).context("no address")?;
         rig.post(payload, n)
     };
     for n in 0..PAGES {
@@ -74,7 +74,7 @@ fn one(rig: &mut Rig, table: &mut RegionTable, dice: &mut Dice) -> anyhow::Resul
         post(rig, n)?;
     }
     rig.kick(QueueName::Receive)?;
-    // Buffers are used in the order in which they are posted.
+    // The worker uses buffers in the order in which they are posted.
     let (mut came, mut next) = (0, 0);
     let enough = 8 + dice.below(120);
     while came < enough {
@@ -98,7 +98,7 @@ fn one(rig: &mut Rig, table: &mut RegionTable, dice: &mut Dice) -> anyhow::Resul
             if used.token != victim {
                 post(rig, used.token)?;
             } else {
-                // It was filled before it was revoked; nobody is told of it again, so it is posted in vain.
+                // The page was filled before the revocation, and its completion is consumed, so post it again.
                 post(rig, victim)?;
             }
         }
@@ -114,7 +114,7 @@ fn one(rig: &mut Rig, table: &mut RegionTable, dice: &mut Dice) -> anyhow::Resul
     anyhow::ensure!(missed, "the worker never came to the page that was revoked");
     let mut found = [0; PAGE_SIZE];
     memory.copy_to(0, &mut found)?;
-    let whole = found.iter().all(|octet| *octet == CANARY);
+    let whole = found.iter().all(|byte| *byte == CANARY);
     anyhow::ensure!(whole, "the page was written after its revocation");
     rig.restart()?;
     let all: Vec<Gref> = SHAPE.grefs().collect();

@@ -1,4 +1,4 @@
-//! The engine `iotlb`: a worker of kernel vhost-net reaches pages that were granted, and no others.
+//! Engine `iotlb`: a worker of kernel vhost-net accesses granted pages and no others.
 
 mod canary;
 mod refused;
@@ -20,11 +20,11 @@ use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 
 use rig::{Came, HEADERS, Rig};
 
-/// The regions of two guests.
+/// First I/O addresses of two guests' regions.
 const GUEST: u64 = FIRST_IO_ADDRESS;
 const NEIGHBOUR: u64 = FIRST_IO_ADDRESS + (1 << 40);
 
-/// What is tried.
+/// Trial of the engine.
 #[derive(Clone, Copy, Subcommand)]
 pub(crate) enum Trial {
     /// Every case of the conformance suite of translation tables
@@ -42,13 +42,13 @@ pub(crate) enum Trial {
     },
     /// No more is issued than the kernel keeps
     Entries,
-    /// A page that is issued when the worker misses it is reached as if it had been issued before
+    /// A page that is issued when the worker misses it is accessed as if it had been issued before
     FaultIn,
-    /// Of two links, the one whose worker wants what it was not granted ends, and the other goes on
+    /// Of two links, one whose worker accesses an ungranted page ends, and the other continues
     Refused,
 }
 
-/// Tries it; whether all was as it has to be.
+/// Runs a trial. Returns `true` if it passed.
 pub(crate) fn run(trial: Trial) -> anyhow::Result<bool> {
     match trial {
         Trial::Conformance => return conformance(),
@@ -61,7 +61,7 @@ pub(crate) fn run(trial: Trial) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// A table in the rig's address space.
+/// Creates a grant table in the rig's address space.
 fn table(
     rig: &Rig,
     base: u64,
@@ -74,14 +74,14 @@ fn table(
         .context("a table")
 }
 
-/// The worker, as the user of one guest's grants.
+/// Worker in the role of the grantee of one guest.
 struct Peer {
     rig: Rig,
     region: RegionShape,
 }
 
 impl Peer {
-    /// A packet whose payload is the page's first eight octets.
+    /// Sends a packet whose payload is the page's first eight bytes. Returns them as received.
     fn try_read(&mut self, gref: Gref) -> anyhow::Result<Option<u64>> {
         let Some(payload) = self.region.range(gref, 0, 8, DeviceAccess::Read) else {
             return Ok(None);
@@ -96,7 +96,7 @@ impl Peer {
         Ok(Some(u64::from_ne_bytes(bytes)))
     }
 
-    /// A packet whose payload comes to the page's first eight octets.
+    /// Receives a packet whose payload goes to the page's first eight bytes.
     fn try_write(&mut self, gref: Gref, tag: u64) -> anyhow::Result<()> {
         let Some(payload) = self.region.range(gref, 0, 8, DeviceAccess::Write) else {
             return Ok(());
@@ -147,7 +147,7 @@ fn conformance() -> anyhow::Result<bool> {
     Ok(summary.failed == 0 && summary.passed > 0)
 }
 
-/// More is asked for than the kernel keeps. It would drop the oldest without a word.
+/// Issues more pages than the kernel's table has entries; the kernel drops the oldest silently.
 fn entries() -> anyhow::Result<()> {
     const MORE: u32 = 4096;
     let (rig, counters) = (Rig::new(0)?, Arc::default());
@@ -181,7 +181,7 @@ fn entries() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The worker stops at a page that is not issued, and goes on when it is.
+/// Checks that the worker stops at a page that is not issued, and continues once it is.
 fn fault_in() -> anyhow::Result<()> {
     let (mut rig, counters) = (Rig::new(0)?, Arc::default());
     let mut table = table(&rig, GUEST, LEAST, &counters)?;

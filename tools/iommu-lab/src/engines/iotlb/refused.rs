@@ -1,4 +1,4 @@
-//! Two guests' links, one of which wants what it was not granted.
+//! Trial `refused`: links of two guests, one of which accesses an ungranted page.
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Guest {
         Ok(Guest { _tap: tap, link, socket, inward })
     }
 
-    /// Has so many packets come in by the link, or fail to.
+    /// Receives this many packets through the link, or returns the link's fault.
     fn carry(&mut self, packets: usize) -> anyhow::Result<Result<(), Fault>> {
         let (mut batch, end) = (Batch::default(), Instant::now() + PATIENCE);
         let mut came = 0;
@@ -72,7 +72,7 @@ pub(super) fn run() -> anyhow::Result<()> {
     for guest in [&mut bad, &mut good] {
         guest.carry(10)?.context("before anything is taken away")?;
     }
-    // Behind the link's back, so that its worker is made to want what it was told of and is not granted.
+    // A second table, unknown to the link, lets its worker address a page that is not granted.
     let window = WindowShape { writable: 256, read_only: 0, entries: 256 };
     let region = RegionShape { base: FIRST_IO_ADDRESS, window, page: 16 << 10 };
     let space = bad.link.device().space().context("no address space")?;

@@ -1,5 +1,6 @@
-//! A vhost-net device behind a TAP interface of its own, driven packet by packet: headers lie in memory of
-//! the driver's, payload wherever it is told, by I/O addresses.
+//! vhost-net device behind a TAP interface of its own, driven packet by packet.
+//!
+//! Headers lie in memory of the driver. Payload lies at I/O addresses that the trial chooses.
 
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -16,28 +17,28 @@ use ringfence_sys::tap::Tap;
 use ringfence_sys::vhost::{self, QueueName, VhostNet, VhostSetup};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Octets in front of the payload of a datagram: virtio-net, Ethernet, IPv4 and UDP headers.
+/// Bytes before the payload of a datagram: virtio-net, Ethernet, IPv4 and UDP headers.
 pub(crate) const HEADERS: usize = 12 + 14 + 20 + 8;
 
 /// Entries of each queue.
 const QUEUE: u16 = 256;
 
-/// What is set aside for the headers of a packet.
+/// Bytes reserved for the headers of a packet.
 const HEADER_ROOM: usize = 64;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What became of buffers.
+/// Event of a queue.
 #[derive(Debug)]
 pub(crate) enum Came {
-    /// The device is done with one.
+    /// The device has completed a buffer.
     Used(Used),
-    /// The worker stopped at an address that it was not granted, or not for that: what it missed, where
-    /// the kernel says so.
+    /// The worker stopped at an address that was not granted to it for this access. The miss is present if
+    /// the kernel reports it.
     Refused(Option<Miss>),
 }
 
-/// The device and what is around it.
+/// Device with its queues, memory and interface.
 pub(crate) struct Rig {
     tap: Tap,
     device: VhostNet,
@@ -46,7 +47,7 @@ pub(crate) struct Rig {
     own: LentSlice,
     mac: [u8; 6],
     host: Ipv4Addr,
-    /// The host's end.
+    /// Socket of the host's side.
     pub(crate) socket: UdpSocket,
 }
 
@@ -56,8 +57,8 @@ fn ip(arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An interface that carries nothing but what is sent to it: 10.79.N.1 is the host there, with one hop to
-/// 10.79.N.2; the host's address.
+/// Creates an interface that carries only the trial's packets: 10.79.N.1 is the host, with one neighbour
+/// 10.79.N.2. Returns the host's address too.
 pub(crate) fn interface(number: u8) -> anyhow::Result<(Tap, Ipv4Addr)> {
     let name = format!("edge{number}");
     let tap = Tap::create(&name)?;
@@ -74,13 +75,13 @@ pub(crate) fn interface(number: u8) -> anyhow::Result<(Tap, Ipv4Addr)> {
 }
 
 impl Rig {
-    /// A device of its own, whose network has that number.
+    /// Creates a device whose network has this number.
     pub(crate) fn new(number: u8) -> anyhow::Result<Rig> {
         let (tap, host) = interface(number)?;
         let mac = std::fs::read_to_string(format!("/sys/class/net/{}/address", tap.name))?;
-        let octets: Result<Vec<u8>, _> =
+        let bytes: Result<Vec<u8>, _> =
             mac.trim().split(':').map(|pair| u8::from_str_radix(pair, 16)).collect();
-        let mac = octets?.try_into().ok().context("an address of six octets")?;
+        let mac = bytes?.try_into().ok().context("an address of six bytes")?;
         let own = Mapping::private(2 * usize::from(QUEUE) * HEADER_ROOM)?.lent();
         let setup =
             VhostSetup { sizes: [QUEUE; 2], regions: vec![own.device_region()], in_order: false };
@@ -91,7 +92,7 @@ impl Rig {
         Ok(Rig { tap, device, space, queues, own, mac, host, socket })
     }
 
-    /// Where the host sends what is to come in by the device.
+    /// Returns the address to which the host sends packets for the device.
     pub(crate) fn inward(&self) -> SocketAddr {
         let [a, b, c, _] = self.host.octets();
         SocketAddr::from(([a, b, c, 2], 7001))
@@ -101,7 +102,7 @@ impl Rig {
         &mut self.queues[usize::from(name == QueueName::Transmit)]
     }
 
-    /// Sends a datagram whose payload is there; it leaves with [`Rig::kick`]. The token names its headers' room.
+    /// Queues a datagram with this payload; [`Rig::kick`] sends it. The token selects the room for headers.
     pub(crate) fn send(&mut self, payload: DeviceRange, token: u32) -> anyhow::Result<()> {
         let headers = headers(self.mac, self.host, usize::try_from(payload.len())?)?;
         let at = (usize::from(QUEUE) + token as usize) * HEADER_ROOM;
@@ -110,7 +111,7 @@ impl Rig {
         Ok(self.queue(QueueName::Transmit).push(&[headers, payload], token)?)
     }
 
-    /// Posts a buffer whose payload comes there; the device sees it with [`Rig::kick`].
+    /// Posts a buffer for payload; [`Rig::kick`] makes it visible to the device.
     pub(crate) fn post(&mut self, payload: DeviceRange, token: u32) -> anyhow::Result<()> {
         let headers =
             self.own.device_range(token as usize * HEADER_ROOM, HEADERS, DeviceAccess::Write)?;
@@ -124,12 +125,12 @@ impl Rig {
         Ok(())
     }
 
-    /// A buffer that is done with, if there is one.
+    /// Returns the next completed buffer, if there is one.
     pub(crate) fn pop(&mut self, queue: QueueName) -> anyhow::Result<Option<Used>> {
         Ok(self.queue(queue).pop()?)
     }
 
-    /// Waits until a buffer is done with, or the worker stops.
+    /// Waits until a buffer is completed or the worker stops.
     pub(crate) fn wait(&mut self, queue: QueueName) -> anyhow::Result<Came> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -147,20 +148,20 @@ impl Rig {
         }
     }
 
-    /// Whether the worker has stopped.
+    /// Returns the refusal if the worker has stopped.
     pub(crate) fn refused(&mut self) -> anyhow::Result<Option<Came>> {
         let events = self.device.take_events()?;
         anyhow::ensure!(!events.backend_gone, "the interface is gone");
         if events.missed {
             let miss = self.space.take_miss()?;
-            // The worker says so each time that it looks.
+            // The worker reports the miss at each attempt.
             while self.space.take_miss()?.is_some() {}
             return Ok(Some(Came::Refused(miss)));
         }
         Ok(events.failed.map(|_| Came::Refused(None)))
     }
 
-    /// Takes the queues away from the worker, and what waits in the interface with them, and begins anew.
+    /// Takes the queues from the worker, discards the packets in the interface, and starts again.
     pub(crate) fn restart(&mut self) -> anyhow::Result<()> {
         self.device.stop()?;
         while self.space.take_miss()?.is_some() {}
@@ -174,7 +175,7 @@ impl Rig {
     }
 }
 
-/// The headers of a datagram from over there to the host, the virtio-net header first.
+/// Returns the headers of a datagram from the device to the host, the virtio-net header first.
 fn headers(mac: [u8; 6], host: Ipv4Addr, payload: usize) -> anyhow::Result<[u8; HEADERS]> {
     let mut bytes = [0; HEADERS];
     let mut rest = &mut bytes[12..];
@@ -199,7 +200,7 @@ fn headers(mac: [u8; 6], host: Ipv4Addr, payload: usize) -> anyhow::Result<[u8; 
     Ok(bytes)
 }
 
-/// Octets of payload that a page and a datagram have room for.
+/// Maximum bytes of payload that fit a page and a datagram.
 pub(crate) const PAYLOAD_MAX: usize = 1472;
 
 const _: () = assert!(PAYLOAD_MAX < PAGE_SIZE);
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_of_a_datagram_sums_up() {
+    fn datagram_headers_have_valid_checksums() {
         let bytes = headers([1; 6], Ipv4Addr::new(10, 79, 0, 1), 1000).unwrap();
         let words = bytes[26..46].as_chunks::<2>().0.iter();
         let sum: u32 = words.map(|pair| u32::from(u16::from_be_bytes(*pair))).sum();

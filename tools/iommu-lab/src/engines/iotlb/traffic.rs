@@ -1,4 +1,4 @@
-//! Packets from and to granted pages.
+//! Trial `traffic`: packets from and to granted pages.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,13 +14,13 @@ use ringfence_sys::vhost::QueueName;
 use super::rig::{Came, HEADERS, PAYLOAD_MAX, Rig};
 use super::{GUEST, NEIGHBOUR, table};
 
-/// Packets that are under way at a time.
+/// Packets in flight at a time.
 const BATCH: u32 = 32;
 
-/// More pages than entries.
+/// Shape with more pages than entries.
 const SHAPE: WindowShape = WindowShape { writable: 192, read_only: 192, entries: 256 };
 
-/// Numbers by chance, the same in every run (SplitMix64).
+/// Pseudo-random numbers, the same in every run (SplitMix64).
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -37,7 +37,7 @@ impl Dice {
     }
 }
 
-/// Where the payload of one packet is.
+/// Location of the payload of one packet.
 struct Place {
     page: PageId,
     gref: Gref,
@@ -51,26 +51,26 @@ impl Place {
         region.range(self.gref, self.offset, self.len, access).context("no address")
     }
 
-    /// Octets that no other packet has.
-    fn octets(&self, number: u64) -> Vec<u8> {
+    /// Returns payload bytes that are unique to packet `number`.
+    fn bytes(&self, number: u64) -> Vec<u8> {
         let mut dice = Dice(number);
-        let mut octets = number.to_ne_bytes().to_vec();
-        while octets.len() < self.len as usize {
-            octets.extend(dice.next().to_ne_bytes());
+        let mut bytes = number.to_ne_bytes().to_vec();
+        while bytes.len() < self.len as usize {
+            bytes.extend(dice.next().to_ne_bytes());
         }
-        octets.truncate(self.len as usize);
-        octets
+        bytes.truncate(self.len as usize);
+        bytes
     }
 }
 
-/// Who says which page is next, and under which reference.
+/// Source of pages, and of the references that grant them.
 trait Pages {
     fn take(&mut self, access: Access, dice: &mut Dice) -> anyhow::Result<(PageId, Gref)>;
     fn memory(&self, page: PageId) -> Option<LentSlice>;
     fn over(&mut self, page: PageId, dice: &mut Dice) -> anyhow::Result<()>;
 }
 
-/// Any page, whether it is granted or not; now and then one is revoked that need not be.
+/// Random pages, granted or not. Some grants are revoked without need.
 struct ByChance {
     table: RegionTable,
     cache: ReuseCache,
@@ -109,7 +109,7 @@ impl Pages for ByChance {
     }
 }
 
-/// The page that was used last.
+/// Pages from pools, which reuse the page used last.
 struct FromPools(PageSource);
 
 impl Pages for FromPools {
@@ -142,7 +142,7 @@ pub(super) fn run(packets: u64) -> anyhow::Result<()> {
     let pooled = table(&rig, NEIGHBOUR, SHAPE, &counters)?;
     let region = pooled.region();
     let mut pools = FromPools(PageSource::new(Box::new(pooled), 64, SourcePolicy::default()));
-    // Until every page that takes part is granted.
+    // Warm-up until every page in use is granted.
     carry(&mut rig, &mut pools, region, 4 * u64::from(BATCH), &counters)?;
     let per_packet = carry(&mut rig, &mut pools, region, packets / 4, &counters)?;
     println!("pages from pools: {per_packet:.4} issued or revoked for each packet");
@@ -150,8 +150,8 @@ pub(super) fn run(packets: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has so many packets go one way or the other, and compares every octet; how many pages were issued and
-/// revoked for each.
+/// Sends packets in both directions and compares every byte. Returns the pages issued and revoked for
+/// each packet.
 fn carry(
     rig: &mut Rig,
     pages: &mut dyn Pages,
@@ -194,14 +194,14 @@ fn carry(
 
 fn outward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> anyhow::Result<()> {
     for ((place, number), token) in places.iter().zip(first..).zip(0..) {
-        place.memory.copy_from(place.offset as usize, &place.octets(number))?;
+        place.memory.copy_from(place.offset as usize, &place.bytes(number))?;
         rig.send(place.range(region, DeviceAccess::Read)?, token)?;
     }
     rig.kick(QueueName::Transmit)?;
-    let mut octets = [0; 2048];
+    let mut bytes = [0; 2048];
     for (place, number) in places.iter().zip(first..) {
-        let len = rig.socket.recv(&mut octets).context("a packet outward")?;
-        anyhow::ensure!(octets[..len] == place.octets(number), "packet {number} is another");
+        let len = rig.socket.recv(&mut bytes).context("a packet outward")?;
+        anyhow::ensure!(bytes[..len] == place.bytes(number), "packet {number} is another");
     }
     for token in 0..places.len() {
         let came = rig.wait(QueueName::Transmit)?;
@@ -218,9 +218,9 @@ fn inward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> a
     rig.kick(QueueName::Receive)?;
     let to = rig.inward();
     for (place, number) in places.iter().zip(first..) {
-        rig.socket.send_to(&place.octets(number), to).context("a packet inward")?;
+        rig.socket.send_to(&place.bytes(number), to).context("a packet inward")?;
     }
-    let mut octets = [0; 2048];
+    let mut bytes = [0; 2048];
     for (token, (place, number)) in places.iter().zip(first..).enumerate() {
         let came = rig.wait(QueueName::Receive)?;
         let Came::Used(used) = came else { anyhow::bail!("inward, {token}: {came:x?}") };
@@ -229,9 +229,9 @@ fn inward(rig: &mut Rig, region: RegionShape, places: &[Place], first: u64) -> a
             used.token as usize == token && used.len as usize == expected,
             "{used:?}, not {token} of {expected}"
         );
-        let octets = &mut octets[..place.len as usize];
-        place.memory.copy_to(place.offset as usize, octets)?;
-        anyhow::ensure!(*octets == place.octets(number)[..], "packet {number} is another");
+        let bytes = &mut bytes[..place.len as usize];
+        place.memory.copy_to(place.offset as usize, bytes)?;
+        anyhow::ensure!(*bytes == place.bytes(number)[..], "packet {number} is another");
     }
     Ok(())
 }

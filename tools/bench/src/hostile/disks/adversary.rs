@@ -1,8 +1,8 @@
-//! A guest that breaks the rules of disks: what it has, and how it comes back.
+//! Adversary guest on a vbd: its resources, its handshake and its raw ring access.
 //!
-//! Its means are those of every guest: the store, pages to lend, an event channel, and a ring of which
-//! it can write every word. It uses them in the ways of [`super::attacks`]. Each request says in its
-//! identifier which answers are right, so that an answer can be judged whenever it comes.
+//! It has the means of every guest: the store, pages to lend, an event channel, and a ring of which it
+//! can write every word. [`super::attacks`] uses them to break rules. The identifier of each request
+//! encodes the responses that are acceptable, so that each response can be validated on arrival.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -16,22 +16,22 @@ use ringfence_wire::blkif::{Abi, Response, SegmentRange, Slot, Status, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-use super::super::rogue::Pace;
+use super::super::adversary::Pace;
 
-/// Offsets in a ring's page: the front's producer index, the back's, and the index at which the
-/// front wants to be told of answers.
+/// Offsets in a ring's page: the front's producer index, the back's, and the response index at which
+/// the front requests an event.
 const REQ_PROD: usize = 0;
 const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// Where the identifier of a request is.
+/// Offset of the identifier in a request slot.
 const ID: usize = 8;
-/// Pages for data, to begin with.
+/// Number of data pages lent at the start.
 const PAGES: usize = 32;
-/// Pauses between two looks at the backend's state.
+/// Interval between two polls of the backend's state.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Which answers to a request are right.
+/// Set of acceptable responses to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Right(u64);
 
@@ -39,13 +39,13 @@ impl Right {
     pub(super) const OKAY: Right = Right(1);
     pub(super) const ERROR: Right = Right(2);
     pub(super) const UNSUPPORTED: Right = Right(4);
-    /// It depends on what the backend saw.
+    /// Okay or error, depending on the value that the backend read.
     pub(super) const EITHER: Right = Right(1 | 2);
-    /// Of a request that means anything.
+    /// Any defined status.
     pub(super) const ANY: Right = Right(1 | 2 | 4);
     const BITS: u32 = 3;
 
-    /// Whether this answer, to the request with this identifier, is right.
+    /// Returns `true` if the identifier of the request admits this response.
     fn admits(id: u64, status: Status) -> bool {
         let bit = match status {
             Status::Okay => Right::OKAY,
@@ -57,8 +57,8 @@ impl Right {
     }
 }
 
-/// The guest.
-pub(super) struct RogueDisk<P: Platform> {
+/// Adversary guest with one vbd.
+pub(super) struct DiskAdversary<P: Platform> {
     platform: P,
     store: StoreClient,
     device: DeviceId,
@@ -71,25 +71,25 @@ pub(super) struct RogueDisk<P: Platform> {
     channel: Option<P::Channel>,
     /// Pages that the backend may write.
     pub(super) pages: Vec<Lease>,
-    /// For descriptors of indirect requests.
+    /// Page for descriptors of indirect requests.
     pub(super) list: Lease,
-    /// Sectors of its disk.
+    /// Size of its disk in sectors.
     pub(super) sectors: u64,
-    /// References that this guest has lent nothing under.
+    /// References that this guest has not granted.
     pub(super) foreign: Range<u32>,
     pace: Pace,
     hung_up: bool,
     looked: Instant,
 }
 
-impl<P: Platform> RogueDisk<P> {
-    /// A guest with a disk, and with some pages lent.
+impl<P: Platform> DiskAdversary<P> {
+    /// Creates a guest for a device and lends its first pages.
     pub(super) fn new(
         platform: P,
         device: DeviceId,
         foreign: Range<u32>,
         pace: Pace,
-    ) -> anyhow::Result<RogueDisk<P>> {
+    ) -> anyhow::Result<DiskAdversary<P>> {
         let mut granter = platform.granter(device.backend)?;
         let mut lend = || granter.lend(Access::ReadWrite);
         let (ring, list) = (lend()?, lend()?);
@@ -97,7 +97,7 @@ impl<P: Platform> RogueDisk<P> {
         let abi = Abi::NATIVE;
         let layout =
             RingLayout::new(PAGE_SIZE, abi.request_bytes(), abi.response_bytes(), abi.alignment());
-        Ok(RogueDisk {
+        Ok(DiskAdversary {
             store: platform.store()?,
             platform,
             device,
@@ -118,7 +118,7 @@ impl<P: Platform> RogueDisk<P> {
         })
     }
 
-    /// Lends more pages, until there are so many or no more can be had.
+    /// Lends more pages, up to `wanted` or until the platform refuses.
     pub(super) fn lend_up_to(&mut self, wanted: usize) {
         while self.pages.len() < wanted {
             let Ok(page) = self.granter.lend(Access::ReadWrite) else { return };
@@ -130,7 +130,7 @@ impl<P: Platform> RogueDisk<P> {
         Ok(self.store.write(&format!("{}/{key}", self.device.frontend_path()), value)?)
     }
 
-    /// Sets its state.
+    /// Writes its xenbus state.
     pub(super) fn enter(&mut self, state: XenbusState) -> anyhow::Result<()> {
         self.set(STATE, &state.to_string())
     }
@@ -156,7 +156,7 @@ impl<P: Platform> RogueDisk<P> {
         Ok(())
     }
 
-    /// Goes through the handshake from its beginning.
+    /// Runs the handshake from its beginning.
     pub(super) fn connect(&mut self) -> anyhow::Result<()> {
         if self.backend_state()? != XenbusState::InitWait {
             self.enter(XenbusState::Closing)?;
@@ -166,7 +166,7 @@ impl<P: Platform> RogueDisk<P> {
         }
         let header = self.ring.memory();
         header.zero(0, PAGE_SIZE)?;
-        // It never asks for events: it looks.
+        // No events are requested: the adversary polls.
         header.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
         (self.produced, self.consumed) = (0, 0);
         let channel = self.platform.alloc_unbound(self.device.backend)?;
@@ -184,7 +184,7 @@ impl<P: Platform> RogueDisk<P> {
         Ok(())
     }
 
-    /// Whether the device was closed. Looks now and then only.
+    /// Returns `true` if the device was closed. Reads the state at most once in [`LOOK_EVERY`].
     pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
         if self.hung_up {
             return Ok(true);
@@ -196,25 +196,25 @@ impl<P: Platform> RogueDisk<P> {
         Ok(self.backend_state()? != XenbusState::Connected)
     }
 
-    /// Tells the backend that there is something.
+    /// Notifies the backend of requests.
     pub(super) fn notify(&mut self) -> anyhow::Result<()> {
-        // A backend that does not listen any more has closed the device.
+        // Notification fails once the backend has closed the device.
         self.hung_up |= self.channel.as_ref().context("no channel")?.notify().is_err();
         Ok(())
     }
 
-    /// Says that so many more requests than were written are there.
+    /// Publishes a producer index `more` requests beyond those written.
     pub(super) fn publish(&mut self, more: u32) -> anyhow::Result<()> {
         self.ring.memory().store_u32(REQ_PROD, self.produced.wrapping_add(more), Release)?;
         self.notify()
     }
 
-    /// Slots for requests that are free.
+    /// Returns the number of free request slots.
     pub(super) fn free(&self) -> u32 {
         self.layout.count().saturating_sub(self.produced.wrapping_sub(self.consumed))
     }
 
-    /// Writes a request without publishing it; its identifier says which answers are right.
+    /// Writes a request without publishing it; its identifier encodes the acceptable responses.
     pub(super) fn put(&mut self, mut slot: Slot, right: Right) -> anyhow::Result<()> {
         self.serial = self.serial.wrapping_add(1);
         let id = self.serial << Right::BITS | right.0;
@@ -224,10 +224,10 @@ impl<P: Platform> RogueDisk<P> {
         Ok(())
     }
 
-    /// Fills the ring with requests, and publishes them.
+    /// Fills the ring with requests and publishes them.
     pub(super) fn post(
         &mut self,
-        mut make: impl FnMut(&RogueDisk<P>, u32) -> (Slot, Right),
+        mut make: impl FnMut(&DiskAdversary<P>, u32) -> (Slot, Right),
     ) -> anyhow::Result<()> {
         for n in 0..self.free() {
             let (slot, right) = make(self, n);
@@ -236,47 +236,47 @@ impl<P: Platform> RogueDisk<P> {
         self.publish(0)
     }
 
-    /// Takes the answers there are, and judges them.
+    /// Consumes and validates the published responses.
     pub(super) fn take(&mut self) -> anyhow::Result<()> {
         let published = self.ring.memory().load_u32(RSP_PROD, Acquire)?;
         let count = published.wrapping_sub(self.consumed);
         let owed = self.produced.wrapping_sub(self.consumed);
-        ensure!(count <= owed, Unfair(format!("{count} answers to {owed} requests")));
+        ensure!(count <= owed, WrongResponse(format!("{count} answers to {owed} requests")));
         for _ in 0..count {
             let offset = self.layout.offset(self.consumed);
             let bytes = self.ring.memory().fetch::<{ Response::MAX }>(offset)?.into_unchecked();
             let Response { id, operation, status } = Response::from_bytes(bytes);
             let wrong = || format!("operation {operation} was answered by {status:?} ({id:#x})");
-            ensure!(Right::admits(id, status), Unfair(wrong()));
+            ensure!(Right::admits(id, status), WrongResponse(wrong()));
             self.consumed = self.consumed.wrapping_add(1);
         }
         Ok(())
     }
 
-    /// All of one of its pages.
+    /// Returns the range of one whole data page; the index wraps.
     pub(super) fn whole(&self, page: usize) -> SegmentRange {
         let gref = self.pages.get(page % self.pages.len().max(1)).map_or(Gref(0), Lease::gref);
         whole(gref)
     }
 }
 
-/// All of a page.
+/// Returns the range of a whole page.
 pub(super) fn whole(gref: Gref) -> SegmentRange {
     const LAST: u8 = 7;
     SegmentRange::new(gref, 0, LAST).expect("a page has eight sectors")
 }
 
-/// An answer that is not right: what is to be found out here.
+/// Unacceptable response of the backend, which fails the benchmark.
 #[derive(Debug, thiserror::Error)]
 #[error("the backend's answer is wrong: {0}")]
-pub(super) struct Unfair(pub(super) String);
+pub(super) struct WrongResponse(pub(super) String);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_identifier_admits_the_answers_that_it_names() {
+    fn identifier_admits_only_encoded_responses() {
         for (right, okay, error, unsupported) in [
             (Right::OKAY, true, false, false),
             (Right::ERROR, false, true, false),

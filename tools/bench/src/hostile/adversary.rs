@@ -1,7 +1,8 @@
-//! A guest that breaks rules: what it has, and how it comes back.
+//! Adversary guest on a vif: its resources, its handshake and its raw ring access.
 //!
-//! Its means are those of every guest: a connection to the hub, the store, an arena, event channels,
-//! and rings of which it can write every word. It uses them in the ways of [`super::attacks`].
+//! It has the means of every guest: a connection to the hub, the store, an arena, event channels, and
+//! rings of which it can write every word. [`super::attacks`] uses them to break rules. After the
+//! driver domain has closed the device, the adversary runs the handshake again.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,97 +19,97 @@ use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::control::Control;
-use super::launcher::Seat;
+use super::launcher::Attachment;
 use super::orders::{Entrance, SINK_MAC};
 
-/// Offsets in a ring's page: the front's producer index, the back's, and the index at which the
-/// front wants to be told of responses.
+/// Offsets in a ring's page: the front's producer index, the back's, and the response index at which
+/// the front requests an event.
 const REQ_PROD: usize = 0;
 pub(super) const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
-/// A reference that is never granted, within the table.
+/// Reference within the grant table that is never granted.
 pub(super) const UNGRANTED: Gref = Gref(1000);
 
-/// Pages for packets.
+/// Number of pages that packets are sent from.
 const TX_PAGES: usize = 64;
-/// Buffers for packets to this guest: a full ring.
+/// Receive buffers: a full ring.
 const RX_PAGES: usize = 256;
-/// How long one step of the handshake may take before it begins again.
+/// Time limit of one step of the handshake; after it the handshake begins again.
 pub(super) const STEP_WITHIN: Duration = Duration::from_secs(2);
-/// Pauses between two looks at the backend's state.
+/// Interval between two polls of the backend's state.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A ring of which every word can be written.
-pub(super) struct RogueRing {
+/// Ring page whose every word the adversary can write.
+pub(super) struct RawRing {
     page: LentSlice,
     layout: RingLayout,
     produced: u32,
 }
 
-impl RogueRing {
-    pub(super) fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RogueRing> {
-        let ring = RogueRing { page: lease.memory().clone(), layout, produced: 0 };
+impl RawRing {
+    pub(super) fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RawRing> {
+        let ring = RawRing { page: lease.memory().clone(), layout, produced: 0 };
         ring.page.zero(0, PAGE_SIZE)?;
-        // It never asks for events: it looks.
+        // No events are requested: the adversary polls.
         ring.page.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
         Ok(ring)
     }
 
-    /// The page.
+    /// Returns the ring's page.
     pub(super) fn page(&self) -> &LentSlice {
         &self.page
     }
 
-    /// The index behind the last slot that was written.
+    /// Returns the index after the last slot that was written.
     pub(super) fn produced(&self) -> u32 {
         self.produced
     }
 
-    /// The answer to a packet, of a tx ring.
+    /// Returns the response in a slot of a TX ring.
     pub(super) fn response(&self, index: u32) -> anyhow::Result<TxResponse> {
         let bytes = self.page.fetch(self.layout.offset(index))?;
         Ok(TxResponse::from_bytes(bytes.into_unchecked()))
     }
 
-    /// Slots that were answered.
+    /// Returns the number of slots whose response has been published.
     pub(super) fn free(&self) -> anyhow::Result<u32> {
         let answered = self.page.load_u32(RSP_PROD, Acquire)?;
         Ok(self.layout.count().saturating_sub(self.produced.wrapping_sub(answered)))
     }
 
-    /// Writes a slot, whether or not there is one.
+    /// Writes a slot, even if the ring is full.
     pub(super) fn put(&mut self, slot: &[u8]) -> anyhow::Result<()> {
         self.page.copy_from(self.layout.offset(self.produced), slot)?;
         self.produced = self.produced.wrapping_add(1);
         Ok(())
     }
 
-    /// Says that so many more slots than were written are there.
+    /// Publishes a producer index `more` slots beyond those written.
     pub(super) fn publish(&self, more: u32) -> anyhow::Result<()> {
         Ok(self.page.store_u32(REQ_PROD, self.produced.wrapping_add(more), Release)?)
     }
 }
 
-/// How fast it goes on.
+/// Timing of an adversary.
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// How long one step of the handshake may take before it begins again.
+    /// Time limit of one step of the handshake; after it the handshake begins again.
     pub(super) step_within: Duration,
-    /// What it does between two looks at the backend's state.
+    /// Action between two polls of the backend's state.
     pub(super) pause: fn(),
 }
 
-/// The guest.
-pub(super) struct Rogue<P: Platform> {
-    /// Its launcher's hold on the place, if it has one; before the platform, which ends with it.
-    _seat: Option<Seat>,
+/// Adversary guest with one vif.
+pub(super) struct Adversary<P: Platform> {
+    /// Hub session of its launcher, if it has one. Declared before the platform, so dropped first.
+    _attachment: Option<Attachment>,
     pub(super) platform: P,
     pub(super) store: StoreClient,
-    /// A second descriptor of its connection to the hub, where there is one.
+    /// Second descriptor of its connection to the hub, if there is a hub.
     hub: Option<OwnedFd>,
     open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
-    /// Whether the store takes one message at a time.
+    /// Set if the store accepts one message a write.
     pub(super) one_message_a_write: bool,
     pace: Pace,
     mac: [u8; 6],
@@ -117,39 +118,44 @@ pub(super) struct Rogue<P: Platform> {
     pub(super) tx_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
     ring_pages: [Lease; 2],
-    /// For the control ring, and for lists.
+    /// Control ring page, and page for lists.
     control_pages: [Lease; 2],
     control: Option<Control<P::Channel>>,
-    pub(super) tx: RogueRing,
-    pub(super) rx: RogueRing,
+    pub(super) tx: RawRing,
+    pub(super) rx: RawRing,
     channels: Vec<P::Channel>,
     hung_up: bool,
     looked: Instant,
 }
 
-impl Rogue<LocalPlatform> {
-    /// Takes a place at the switch, as many times as the driver domain wants.
-    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Rogue<LocalPlatform>> {
-        let seat = Seat::take(entrance)?;
-        let hub = seat.hub.try_clone()?;
-        let platform = LocalPlatform::connect(seat.hub.try_clone()?)?;
+impl Adversary<LocalPlatform> {
+    /// Registers with the driver domain's hub, which it does again after each disconnect.
+    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Adversary<LocalPlatform>> {
+        let attachment = Attachment::take(entrance)?;
+        let hub = attachment.hub.try_clone()?;
+        let platform = LocalPlatform::connect(attachment.hub.try_clone()?)?;
         let pace = Pace { step_within: STEP_WITHIN, pause: std::thread::yield_now };
-        let (device, mac) = (seat.place.device(), seat.place.mac);
+        let (device, mac) = (attachment.place.device(), attachment.place.mac);
         let open_store = LocalPlatform::store_connection;
-        let rogue = Rogue::new(platform, device, mac, open_store, pace)?;
-        Ok(Rogue { _seat: Some(seat), hub: Some(hub), one_message_a_write: false, ..rogue })
+        let adversary = Adversary::new(platform, device, mac, open_store, pace)?;
+        Ok(Adversary {
+            _attachment: Some(attachment),
+            hub: Some(hub),
+            one_message_a_write: false,
+            ..adversary
+        })
     }
 }
 
-impl<P: Platform> Rogue<P> {
-    /// A guest with a device, and with its pages lent.
+impl<P: Platform> Adversary<P> {
+    /// Creates a guest for a device and lends all its pages.
     pub(super) fn new(
         platform: P,
         device: DeviceId,
         mac: [u8; 6],
         open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
         pace: Pace,
-    ) -> anyhow::Result<Rogue<P>> {
+    ) -> anyhow::Result<Adversary<P>> {
         let store = platform.store()?;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
@@ -161,10 +167,10 @@ impl<P: Platform> Rogue<P> {
         let (ring_pages, control_pages) = (two()?, two()?);
         let rx_pages = lend(Access::ReadWrite, RX_PAGES)?;
         let tx_pages = lend(Access::ReadOnly, TX_PAGES)?;
-        let tx = RogueRing::new(&ring_pages[0], NETIF_TX)?;
-        let rx = RogueRing::new(&ring_pages[1], NETIF_RX)?;
-        Ok(Rogue {
-            _seat: None,
+        let tx = RawRing::new(&ring_pages[0], NETIF_TX)?;
+        let rx = RawRing::new(&ring_pages[1], NETIF_RX)?;
+        Ok(Adversary {
+            _attachment: None,
             platform,
             store,
             hub: None,
@@ -187,35 +193,35 @@ impl<P: Platform> Rogue<P> {
         })
     }
 
-    /// How fast it goes on.
+    /// Returns the timing of its handshake.
     pub(super) fn pace(&self) -> Pace {
         self.pace
     }
 
-    /// Its control ring, and pages that it can have staged for reading and writing.
+    /// Returns its control ring, and pages that can be staged for reading and writing.
     pub(super) fn control(&mut self) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
         Ok((self.control.as_mut().context("no control ring")?, &self.rx_pages))
     }
 
-    /// As [`Rogue::control`], with the pages that packets are sent from.
+    /// Returns its control ring, and the pages that packets are sent from.
     pub(super) fn control_to_send(
         &mut self,
     ) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
         Ok((self.control.as_mut().context("no control ring")?, &self.tx_pages))
     }
 
-    /// Its Ethernet address.
+    /// Returns its Ethernet address.
     pub(super) fn mac(&self) -> [u8; 6] {
         self.mac
     }
 
-    /// Sets its state.
+    /// Writes its xenbus state.
     pub(super) fn enter(&mut self, state: XenbusState) -> anyhow::Result<()> {
         let path = format!("{}/{STATE}", self.device.frontend_path());
         Ok(self.store.write(&path, state.to_string())?)
     }
 
-    /// The backend's state.
+    /// Reads the backend's xenbus state.
     pub(super) fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
         let path = format!("{}/{STATE}", self.device.backend_path());
         let text = self.store.read(&path)?;
@@ -233,7 +239,7 @@ impl<P: Platform> Rogue<P> {
         Ok(())
     }
 
-    /// Goes through the handshake from its beginning.
+    /// Runs the handshake from its beginning.
     pub(super) fn connect(&mut self) -> anyhow::Result<()> {
         self.begin()?;
         let keys = self.keys();
@@ -243,7 +249,7 @@ impl<P: Platform> Rogue<P> {
         Ok(())
     }
 
-    /// Has the backend wait for a frontend; makes rings and channels for it.
+    /// Brings the backend to `InitWait`, then makes new rings and channels.
     pub(super) fn begin(&mut self) -> anyhow::Result<()> {
         if self.backend_state()? != XenbusState::InitWait {
             self.enter(XenbusState::Closing)?;
@@ -251,8 +257,8 @@ impl<P: Platform> Rogue<P> {
             self.enter(XenbusState::Initialising)?;
             self.wait_for(XenbusState::InitWait)?;
         }
-        self.tx = RogueRing::new(&self.ring_pages[0], NETIF_TX)?;
-        self.rx = RogueRing::new(&self.ring_pages[1], NETIF_RX)?;
+        self.tx = RawRing::new(&self.ring_pages[0], NETIF_TX)?;
+        self.rx = RawRing::new(&self.ring_pages[1], NETIF_RX)?;
         self.channels.clear();
         for _ in 0..2 {
             self.channels.push(self.platform.alloc_unbound(self.device.backend)?);
@@ -263,7 +269,7 @@ impl<P: Platform> Rogue<P> {
         Ok(())
     }
 
-    /// What an honest frontend would publish.
+    /// Returns the keys that a correct frontend publishes.
     pub(super) fn keys(&self) -> BTreeMap<&'static str, String> {
         let mut keys = BTreeMap::new();
         let [tx_ref, rx_ref] = self.ring_pages.each_ref().map(|lease| lease.gref().to_string());
@@ -284,7 +290,7 @@ impl<P: Platform> Rogue<P> {
         keys
     }
 
-    /// Writes these keys, and that it is connected.
+    /// Writes these keys and the state `Connected` in one transaction.
     pub(super) fn publish(&mut self, keys: &BTreeMap<&'static str, String>) -> anyhow::Result<()> {
         let front = self.device.frontend_path();
         let connected = XenbusState::Connected.to_string();
@@ -301,7 +307,7 @@ impl<P: Platform> Rogue<P> {
         Ok(self.store.rm(&format!("{}/{key}", self.device.frontend_path()))?)
     }
 
-    /// Whether the device was closed. Looks now and then only.
+    /// Returns `true` if the device was closed. Reads the state at most once in [`LOOK_EVERY`].
     pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
         if self.hung_up {
             return Ok(true);
@@ -321,7 +327,7 @@ impl<P: Platform> Rogue<P> {
         self.rx.publish(0)
     }
 
-    /// Posts the receive buffers that are not posted, and takes what came in them that way.
+    /// Posts the free receive buffers again and so discards the packets in them.
     pub(super) fn take_packets(&mut self) -> anyhow::Result<()> {
         let free = self.rx.free()?;
         for _ in 0..free {
@@ -337,14 +343,14 @@ impl<P: Platform> Rogue<P> {
         Ok(())
     }
 
-    /// Tells the backend that there is something on tx.
+    /// Notifies the backend of requests on the TX ring.
     pub(super) fn notify(&mut self) -> anyhow::Result<()> {
-        // A backend that does not listen any more has closed the device.
+        // Notification fails once the backend has closed the device.
         self.hung_up |= self.channels.first().context("no channel")?.notify().is_err();
         Ok(())
     }
 
-    /// Puts an Ethernet header on a page for sending.
+    /// Writes an Ethernet header to a page that packets are sent from.
     pub(super) fn address(
         &self,
         page: usize,
@@ -363,14 +369,14 @@ impl<P: Platform> Rogue<P> {
         (0..self.tx_pages.len()).try_for_each(|page| self.address(page, SINK_MAC, self.mac()))
     }
 
-    /// A well-formed slot for the first octets of a page.
+    /// Returns a well-formed slot for the first `size` bytes of a page.
     pub(super) fn slot(&self, page: usize, size: u16) -> TxRequest {
         let page = page % self.tx_pages.len();
         let gref = self.tx_pages[page].gref();
         TxRequest { gref, offset: 0, flags: TxFlags::NONE, id: 0, size }
     }
 
-    /// Posts packets, each a number of slots, for as long as there is room; how many went in.
+    /// Posts as many packets of these slots as the ring has room for. Returns their number.
     pub(super) fn post(&mut self, packet: &[TxRequest]) -> anyhow::Result<u32> {
         let slots = u32::try_from(packet.len())?;
         let count = self.tx.free()? / slots.max(1);
@@ -386,7 +392,7 @@ impl<P: Platform> Rogue<P> {
         Ok(count)
     }
 
-    /// The raw store: a stream that speaks its protocol.
+    /// Opens a raw connection to the store that carries its wire protocol.
     pub(super) fn store_stream(&self) -> anyhow::Result<OwnedFd> {
         Ok((self.open_store)(&self.platform)?)
     }

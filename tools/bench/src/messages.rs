@@ -1,4 +1,4 @@
-//! What the processes of a benchmark say: a line of JSON each time.
+//! Message transport between the processes of a benchmark: one line of JSON for each message.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::ChildStdout;
@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 
 use super::STATUS_BENCH_FAILED;
 
-/// Listens to a process until it ends or nobody wants to hear more; what is no JSON of that kind is heard as
-/// `failed`, with the line.
+/// Reads a process's messages until it ends or the receiver is dropped. A line that is no such message
+/// is returned as `failed`.
 ///
 /// # Errors
 ///
-/// When there is no thread for it.
+/// Returns an error if no thread can be started.
 pub(super) fn listen<S: DeserializeOwned + Send + 'static>(
     output: ChildStdout,
     failed: fn(String) -> S,
@@ -33,7 +33,7 @@ pub(super) fn listen<S: DeserializeOwned + Send + 'static>(
     Ok(said)
 }
 
-/// Says it on standard output.
+/// Writes a message to standard output.
 pub(super) fn say(what: &impl Serialize) -> anyhow::Result<()> {
     let mut line = serde_json::to_string(what)?;
     line.push('\n');
@@ -42,14 +42,14 @@ pub(super) fn say(what: &impl Serialize) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// The exit status of a process of a benchmark that came to that; a failure is said as well.
+/// Returns the exit status for the outcome of a process; also writes a failure as a message.
 pub(super) fn exit_status<S: Serialize>(
     outcome: anyhow::Result<()>,
     failed: impl FnOnce(String) -> S,
 ) -> u8 {
     outcome.map_or_else(
         |error| {
-            // When nobody hears it, nobody needs it.
+            // A closed pipe means that the parent is gone.
             let _ = say(&failed(causes(&error)));
             STATUS_BENCH_FAILED
         },
