@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;

@@ -36,16 +36,17 @@ pub mod log;
 pub mod names;
 pub mod netlink;
 pub mod out;
-mod plane;
-mod seat;
+
+mod ports;
 pub mod serve;
 pub mod switchboard;
 pub mod uplink;
+mod workers;
 
 use std::io::Write;
 
 use cli::{Cli, Command, Internal};
-use ringfence_sandbox::{STATUS_FAILED, keeper};
+use ringfence_sandbox::{STATUS_FAILED, supervisor};
 
 /// Runs the command that the command line selects. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
@@ -62,7 +63,7 @@ pub fn main_with(cli: Cli) -> u8 {
             print(&script)
         }
         Command::Internal { role } => match role {
-            Internal::Keeper { kind, command } => keeper::main(kind, &command),
+            Internal::Keeper { kind, command } => supervisor::main(kind, &command),
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
             Internal::Uplink => uplink::process::main(),

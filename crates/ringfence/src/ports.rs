@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;
 use ringfence_switch::dataplane::{DataplaneHandle, PortId};
@@ -74,7 +74,7 @@ impl PortHost for PortBinding<'_> {
         }
     }
 
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
+    fn execute(&mut self, _: &DeviceId, queue: u16, order: PortCommand) -> Option<PortReply> {
         self.dataplane.order(self.entry.port?, queue, order)
     }
 

@@ -63,7 +63,7 @@ fn kill_of_any_process_loses_no_flushed_write_and_tears_no_sector() {
         running.steps(&mut driver, &mut checker, 50 + random.index(400)).unwrap();
         kill(round, &guest);
         // Writes continue until the kill is noticed. Those requests fail, get no answer, or were done just before.
-        let mut driver = driver.with_patience(NOTICED);
+        let mut driver = driver.with_timeout(NOTICED);
         match running.steps(&mut driver, &mut checker, 10_000) {
             Ok(()) | Err(Failure::Failed(_) | Failure::Stuck) => {}
             Err(failure) => panic!("round {round}: {failure:?}"),

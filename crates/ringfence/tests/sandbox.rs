@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use ringfence_sandbox::ids::may_map_any;
 use ringfence_sandbox::isolation::Isolation;
-use ringfence_sandbox::keeper;
+use ringfence_sandbox::supervisor;
 use ringfence_sandbox::spawn::{Spawn, SpawnError};
 use ringfence_sandbox::{Channel, DomainKind, DomainProcess};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
@@ -54,7 +54,7 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [_, "internal", "keeper", kind] => {
-            std::process::exit(keeper::main(kind_named(kind), &[]).into());
+            std::process::exit(supervisor::main(kind_named(kind), &[]).into());
         }
         [_, "internal", kind] => inner(kind_named(kind)),
         // Tools list the tests of a program in this way.
@@ -111,7 +111,7 @@ fn skip(reason: &str) {
 }
 
 fn try_start(kind: DomainKind) -> Result<DomainProcess, SpawnError> {
-    let spawn = Spawn { kind, command: &[], inherit: &[], aftermath: None };
+    let spawn = Spawn { kind, command: &[], inherit: &[], cleanup: None };
     DomainProcess::start(&spawn)
 }
 
@@ -122,7 +122,7 @@ fn start(kind: DomainKind) -> DomainProcess {
 fn examine(kind: DomainKind, victim: i32) -> Report {
     let domain = start(kind);
     let own = i32::try_from(std::process::id()).unwrap();
-    let supervisor = i32::try_from(domain.keeper_pid()).unwrap();
+    let supervisor = i32::try_from(domain.supervisor_pid()).unwrap();
     let orders = Orders { victims: vec![victim, own, supervisor, 2] };
     // A failure up to here shows below.
     let _ = domain.channel().send(&orders, &[]);
@@ -135,7 +135,7 @@ fn examine(kind: DomainKind, victim: i32) -> Report {
 
 /// Returns the process id of the inner process, which is a child of the supervisor.
 fn inner_pid(domain: &DomainProcess) -> i32 {
-    let supervisor = domain.keeper_pid();
+    let supervisor = domain.supervisor_pid();
     let children = format!("/proc/{supervisor}/task/{supervisor}/children");
     std::fs::read_to_string(children).unwrap().trim().parse().unwrap()
 }
@@ -167,7 +167,7 @@ fn from_outside(domain: &DomainProcess, pid: i32) {
     // Fields after the name in parentheses: state, parent, process group, session.
     let session: u32 =
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(3).unwrap().parse().unwrap();
-    assert_eq!(session, domain.keeper_pid(), "a session of its own");
+    assert_eq!(session, domain.supervisor_pid(), "a session of its own");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
@@ -417,7 +417,7 @@ fn work(tools: &Tools) -> Vec<Attempt> {
 
 /// Does an uplink's work with sockets of the host, by its own code. Every call must be on the list.
 fn carry(tools: &Tools) -> Result<(), Errno> {
-    use ringfence_uplink::host::datagrams::Inbox;
+    use ringfence_uplink::host::datagrams::ReceiveBuffer;
     use ringfence_uplink::host::real::RealHost;
     use ringfence_uplink::host::{Close, DatagramHost, Host, Owner, OwnerKind, TcpHost};
     use std::io::{IoSliceMut, Write};
@@ -429,7 +429,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     datagrams.send(&[1; 4000], Some(1000), None)?;
     datagrams.set_hops(3);
     // No process listens there, so an error comes now or later.
-    let _ = datagrams.receive(&mut Inbox::default());
+    let _ = datagrams.receive(&mut ReceiveBuffer::default());
     let _ = datagrams.error(&mut [0; 64]);
     let server = tools.server.as_ref().ok_or(Errno::NOTCONN)?;
     let socket = host.connect(owner(OwnerKind::Tcp), server.local_addr().map_err(io)?)?;

@@ -126,7 +126,7 @@ impl Guest {
 
     fn wait(&mut self) -> anyhow::Result<()> {
         let output = self.0.stdout.as_ref().context("a guest without output")?;
-        let heard = ringfence_sandbox::channel::wait_readable(output, Some(PATIENCE))?;
+        let heard = ringfence_sys::poll::wait_readable(output, Some(PATIENCE))?;
         let ended = self.0.try_wait()?;
         ensure!(heard && ended.is_none(), "a guest did not start within {PATIENCE:?} ({ended:?})");
         Ok(())

@@ -16,7 +16,8 @@ use ringfence_frame::commands::TxStaging;
 use ringfence_frame::port::Fault;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
-use ringfence_sandbox::channel::{Channel, ChannelError, poll_until, wait_readable};
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sys::poll::{wait_any, wait_readable};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use rustix::event::{PollFd, PollFlags};
@@ -332,7 +333,7 @@ impl Pair {
             let waiting = self.domains.iter().zip(&answers).filter(|(_, answer)| answer.is_none());
             let mut fds: Vec<_> =
                 waiting.map(|(domain, _)| PollFd::new(&domain.channel, PollFlags::IN)).collect();
-            let ready = poll_until(&mut fds, Some(deadline))?;
+            let ready = wait_any(&mut fds, Some(deadline))?;
             ensure!(ready > 0, "no answer within {patience:?}");
             let [back, front] = &self.domains;
             let pairs = [(back, front), (front, back)];

@@ -115,7 +115,7 @@ fn in_the_steady_state_nothing_is_mapped_unmapped_or_copied() {
     assert_eq!(front.lent_pages(), lent, "the same pages, again and again");
     assert!(lent <= 32, "{lent} pages for 32 requests");
     // They come back when told.
-    stage.vbds[guest.vbd].served().unwrap().squeeze();
+    stage.vbds[guest.vbd].served().unwrap().shrink();
     std::thread::sleep(Duration::from_millis(50));
     front.release_pages();
     assert_eq!(front.lent_pages(), 0);

@@ -348,7 +348,7 @@ impl<G: Grantee> Pages<G> {
 
     /// Unmaps all idle pages and frees spare buffers.
     pub(super) fn shrink(&mut self, disk: &mut dyn DiskQueue) {
-        self.table.squeeze(&mut self.leaving);
+        self.table.shrink(&mut self.leaving);
         forget(&mut self.leaving, disk);
         self.buffers.clear();
     }

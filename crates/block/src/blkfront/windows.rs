@@ -111,7 +111,7 @@ impl Window {
 
     /// Returns `true` if the backend holds pages after their requests.
     pub(super) fn is_troubled(&self) -> bool {
-        self.source.as_ref().is_some_and(PageSource::is_troubled)
+        self.source.as_ref().is_some_and(PageSource::has_held_pages)
     }
 
     /// Checks pages that the backend holds, at most once in [`CHECK_INTERVAL`].
@@ -121,7 +121,7 @@ impl Window {
             return Ok(());
         }
         self.check_at = Some(now + CHECK_INTERVAL);
-        self.source.as_mut().map_or(Ok(()), PageSource::tend)
+        self.source.as_mut().map_or(Ok(()), PageSource::reclaim)
     }
 
     /// Sets the maximum number of pages.

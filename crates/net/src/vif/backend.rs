@@ -65,7 +65,7 @@ pub struct VifBackend {
     attached: bool,
     connection: Option<Connection>,
     control: Option<Box<dyn ControlRing>>,
-    condemned: Option<String>,
+    penalized: Option<String>,
 }
 
 /// Parameters of a connection.
@@ -96,7 +96,7 @@ impl VifBackend {
             attached: false,
             connection: None,
             control: None,
-            condemned: None,
+            penalized: None,
         }
     }
 
@@ -183,7 +183,7 @@ impl VifBackend {
             Err(fault) => {
                 self.control = None;
                 if !matches!(fault, Fault::Gone) {
-                    self.condemn(format!("control ring: {fault}"));
+                    self.close_with_penalty(format!("control ring: {fault}"));
                 }
                 false
             }
@@ -191,8 +191,8 @@ impl VifBackend {
     }
 
     /// Returns the reason for which this side closed the device.
-    pub fn condemned(&self) -> Option<&str> {
-        self.condemned.as_deref()
+    pub fn penalized(&self) -> Option<&str> {
+        self.penalized.as_deref()
     }
 
     /// Returns the store paths to watch.
@@ -203,12 +203,12 @@ impl VifBackend {
 
     /// Marks the device for closing by the next [`VifBackend::look`], because the guest broke a rule. Repeated
     /// violations are logged at an exponentially falling rate.
-    pub fn condemn(&mut self, why: String) {
+    pub fn close_with_penalty(&mut self, why: String) {
         let times = self.rules.count("device_condemned") + 1;
         if times.is_power_of_two() {
             tracing::warn!(device = %self.back, %why, times, "device closed");
         }
-        self.condemned.get_or_insert(why);
+        self.penalized.get_or_insert(why);
     }
 
     /// Reads both states and executes the steps that are due. The owner calls it after each watch event;
@@ -239,7 +239,7 @@ impl VifBackend {
                 BackendStep::Wait => return Ok(Life::Alive),
                 BackendStep::Announce => {
                     self.let_go(host);
-                    self.condemned = None;
+                    self.penalized = None;
                     self.announce(platform, store)?;
                 }
                 BackendStep::Connect => {
@@ -296,7 +296,7 @@ impl VifBackend {
             peer,
             attached: self.attached,
             online: store.read_flag(&format!("{}/{}", self.back, xenbus::ONLINE)).unwrap_or(false),
-            condemned: self.condemned.is_some(),
+            penalized: self.penalized.is_some(),
         }))
     }
 
@@ -308,7 +308,7 @@ impl VifBackend {
     }
 
     fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        if let Some(why) = &self.condemned {
+        if let Some(why) = &self.penalized {
             store.write(&format!("{}/error", self.back), why)?;
         }
         store.write(&format!("{}/{}", self.back, xenbus::STATE), state.to_string())
@@ -380,7 +380,7 @@ impl VifBackend {
             Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
             Err(error) => {
                 self.rules.count(error.rule());
-                self.condemn(error.to_string());
+                self.close_with_penalty(error.to_string());
                 Ok(())
             }
         }

@@ -66,7 +66,7 @@ impl ConnectError {
         match self {
             ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
             ConnectError::Store(_) => "connect_missing_key",
-            ConnectError::Arena(PlatformError::BadArena { why, .. }) => why.kind(),
+            ConnectError::Arena(PlatformError::BadArena { kind, .. }) => kind,
             ConnectError::Arena(_) => "connect_no_arena",
             ConnectError::Channel { .. } => "connect_bad_port",
             ConnectError::NoRxCopy => "connect_no_rx_copy",

@@ -32,10 +32,10 @@ use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
-use crate::frontend::link::{Happened, Link, LinkError};
+use crate::frontend::link::{LinkEvent, Link, LinkError};
 use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
-use crate::plane::threads;
+use crate::workers::worker_count;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
@@ -162,7 +162,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mut store = platform.store().map_err(LinkError::from)?;
     let claimed = claim::claim(&mut store, platform.domid(), args.device)?;
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
-    let taps = make_interface(&args.name, &claimed, mtu, threads(args.queues))?;
+    let taps = make_interface(&args.name, &claimed, mtu, worker_count(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
     // The interface exists. No later step needs a capability.
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
@@ -178,7 +178,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let ports = taps.into_iter().map(port).collect();
     let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
-    eprintln!("ringfence: {} is interface {name}", crate::seat::device_name(&claimed.device));
+    eprintln!("ringfence: {} is interface {name}", crate::ports::device_name(&claimed.device));
     let served = serve(&mut link, &signals, &name);
     // In any case, revoke the granted pages.
     let left = leave(&mut link, &claimed);
@@ -241,13 +241,13 @@ fn serve<P: Platform>(
             let Some(happened) = link.next()? else { break };
             any = true;
             match happened {
-                Happened::Store => {}
-                Happened::VifGone(why) => {
+                LinkEvent::Store => {}
+                LinkEvent::VifGone(why) => {
                     if let Some(unlogged) = ends.take() {
                         tracing::warn!(name, %why, unlogged, "the connection ended");
                     }
                 }
-                Happened::TapGone(why) => {
+                LinkEvent::TapGone(why) => {
                     return Err(AttachError::InterfaceGone { name: name.to_owned(), why });
                 }
             }

@@ -136,7 +136,7 @@ impl Disks {
     /// reason.
     pub(super) fn closed(&self) -> impl Iterator<Item = (u16, String)> {
         let disks = (0..).zip(&self.backends);
-        disks.filter_map(|(handle, disk)| Some((handle, disk.condemned()?.to_owned())))
+        disks.filter_map(|(handle, disk)| Some((handle, disk.penalized()?.to_owned())))
     }
 
     /// Iterates over the rule violations of each disk, by device name.

@@ -441,7 +441,7 @@ impl Guests {
         if !matches!(reason, Fault::Gone) {
             guest.lease.send(&FromDriver::DeviceClosed(why.clone()), &[]);
         }
-        vif.backend.condemn(why);
+        vif.backend.close_with_penalty(why);
         self.look(&device, scope);
     }
 
@@ -495,7 +495,7 @@ impl Guests {
             let (more, is_closed) = vif.map_or((false, false), |vif| {
                 let (backend, mut host) = vif.split(&mut retired, scope.dataplane);
                 let more = backend.serve_control(&mut host);
-                (more, backend.condemned().is_some())
+                (more, backend.penalized().is_some())
             });
             self.retired_ports = retired;
             if more {

@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::PortHost;
@@ -78,8 +78,8 @@ impl PortHost for VifPort {
         }
     }
 
-    fn order(&mut self, _: &DeviceId, queue: u16, order: PortOrder) -> Option<PortReply> {
-        self.dataplane.order(self.port?, queue, order)
+    fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        self.dataplane.order(self.port?, queue, command)
     }
 }
 
@@ -116,7 +116,7 @@ impl<P: Platform> Link<P> {
         let device = *self.vif.device();
         for queue in (0u16..).take(self.vif.queues()) {
             if let Some(PortReply::Resized(levels)) =
-                self.vif_port.order(&device, queue, PortOrder::Resize(most))
+                self.vif_port.execute(&device, queue, PortCommand::Resize(most))
             {
                 let (present, in_use) = (levels.present, levels.in_use);
                 tracing::info!(queue, most, present, in_use, "pages of the queue's windows");

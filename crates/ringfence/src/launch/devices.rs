@@ -14,7 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_nbd::protocol::agree::{ClientHandshake, Progress, Settled};
+use ringfence_nbd::protocol::agree::{ClientHandshake, Progress, Negotiated};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// Time limit for the handshake and for the node to appear.
@@ -95,7 +95,7 @@ impl Drop for Device {
 type Taken = io::Result<(PathBuf, NbdEnding)>;
 
 /// Runs the device until it ends.
-fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
+fn serve(stream: &UnixStream, settled: &Negotiated, told: &Sender<Taken>) {
     let export = NbdExport {
         bytes: settled.offer.bytes,
         block_size: settled.offer.block_min.clamp(*BLOCK_SIZES.start(), *BLOCK_SIZES.end()),
@@ -120,7 +120,7 @@ fn serve(stream: &UnixStream, settled: &Settled, told: &Sender<Taken>) {
 
 /// Performs the handshake with the export, with the features that the kernel knows: simple replies
 /// only.
-fn perform_handshake(socket: &Path) -> io::Result<(UnixStream, Settled)> {
+fn perform_handshake(socket: &Path) -> io::Result<(UnixStream, Negotiated)> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.set_write_timeout(Some(IO_TIMEOUT))?;

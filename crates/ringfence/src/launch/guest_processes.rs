@@ -21,7 +21,7 @@ use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
-use ringfence_frame::orders::TxStaging;
+use ringfence_frame::commands::TxStaging;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{ReceivedSignal, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};

@@ -35,7 +35,7 @@ use super::status::{
     Attachment, Counts, DaemonStatus, HostStatus, QueueStatus, Snapshot, StatusSocket, VifStatus,
 };
 use super::{OnExit, Setup};
-use crate::seat::device_name;
+use crate::ports::device_name;
 use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// Maximum number of store events that one round takes before it serves the devices that they name.
@@ -474,7 +474,7 @@ fn vif_status(
         mode: vif.backend.mode().name().to_owned(),
         frontend_takes: connection.map(|connection| connection.features.peer.to_string()),
         backend_takes: connection.map(|connection| connection.features.own.to_string()),
-        problem: vif.problem.clone().or_else(|| vif.backend.condemned().map(str::to_owned)),
+        problem: vif.problem.clone().or_else(|| vif.backend.penalized().map(str::to_owned)),
         queue_count: connection.map_or(0, |connection| connection.queues),
         staged_pages: vif.backend.staged(),
         queues: queues.into_iter().collect(),

@@ -38,8 +38,8 @@ use super::records::Records;
 use super::staging::Staging;
 use super::vif_keys::VifKeys;
 use crate::log::LineBudget;
-use crate::plane::{Gone, threads};
-use crate::seat::{Retired, Seat, Usher, device_name};
+use crate::workers::{EndedPorts, worker_count};
+use crate::ports::{Retired, PortEntry, PortBinding, device_name};
 
 /// Reasons for which a vif is not served for now.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ pub(super) struct Vif {
     pub(super) mtu: u16,
     pub(super) backend: VifBackend,
     pub(super) problem: Option<String>,
-    seat: Seat,
+    entry: PortEntry,
     attached: Option<Attached>,
     /// Budget for log lines that the guest causes by connecting and disconnecting.
     lines: LineBudget,
@@ -128,7 +128,7 @@ impl Vif {
             Some(Attached::Tap(attached)) => attached.port,
             _ => None,
         };
-        (self.seat.port(), tap)
+        (self.entry.port(), tap)
     }
 }
 
@@ -154,7 +154,7 @@ pub(super) struct Vifs<P: Platform> {
     config: Config,
     records: Records,
     made: MadeInterfaces,
-    pub(super) gone: Gone,
+    pub(super) gone: EndedPorts,
     switch: Option<DataplaneHandle>,
     pub(super) host_leg: Option<HostLeg>,
     pub(super) list: BTreeMap<DeviceId, Vif>,
@@ -168,7 +168,7 @@ pub(super) struct Vifs<P: Platform> {
 
 /// Port host of one vif: what its handshake may do to the daemon.
 struct Host<'a> {
-    usher: Usher<'a>,
+    binding: PortBinding<'a>,
     records: &'a Records,
     /// Pools of staged pages: the guest's, and the one of all guests.
     staging: [Arc<StagingPool>; 2],
@@ -181,11 +181,11 @@ impl Host<'_> {
     /// Removes vifs with the same Ethernet address from the switch. The vif that connected last keeps the
     /// address: a guest that migrates to its own host connects again before its old domain is destroyed.
     fn take_address(&mut self, device: &DeviceId) {
-        let Some(mac) = self.usher.policy.mac else { return };
+        let Some(mac) = self.binding.policy.mac else { return };
         for (other, vif) in self.others.iter_mut().filter(|(_, vif)| vif.is_held_to(mac)) {
-            let Some(id) = vif.seat.port() else { continue };
-            vif.seat.vacate(id);
-            self.usher.retired.retire(self.usher.dataplane.remove_port(id));
+            let Some(id) = vif.entry.port() else { continue };
+            vif.entry.vacate(id);
+            self.binding.retired.retire(self.binding.dataplane.remove_port(id));
             vif.backend.close_with_penalty(format!(
                 "{} has its Ethernet address now",
                 device_name(device)
@@ -198,11 +198,11 @@ impl Host<'_> {
 impl PortHost for Host<'_> {
     fn attach(&mut self, device: &DeviceId, port: Box<dyn Port>) {
         self.take_address(device);
-        self.usher.attach(device, port);
+        self.binding.attach(device, port);
     }
 
     fn detach(&mut self, device: &DeviceId) {
-        self.usher.detach(device);
+        self.binding.detach(device);
         self.records.remove(&device_name(device));
     }
 
@@ -212,7 +212,7 @@ impl PortHost for Host<'_> {
         queue: u16,
         command: PortCommand,
     ) -> Option<PortReply> {
-        self.usher.execute(device, queue, command)
+        self.binding.execute(device, queue, command)
     }
 
     fn records(&mut self, device: &DeviceId, queue: u32) -> Option<QueueRecords> {
@@ -252,7 +252,7 @@ impl<P: Platform> Vifs<P> {
             config,
             records,
             made,
-            gone: Gone::new()?,
+            gone: EndedPorts::new()?,
             switch: None,
             host_leg: None,
             list: BTreeMap::new(),
@@ -288,8 +288,8 @@ impl<P: Platform> Vifs<P> {
             return Ok(());
         }
         let counters = Arc::clone(self.platform.counters());
-        let dataplane = self.gone.start_plane(
-            threads(QUEUES_MAX),
+        let dataplane = self.gone.start_workers(
+            worker_count(QUEUES_MAX),
             || Fabric::Switch(Switch::new()),
             &counters,
         )?;
@@ -317,7 +317,7 @@ impl<P: Platform> Vifs<P> {
         self.retired_ports.retire(ports);
         for (device, vif) in &mut self.list {
             let of_guest = device_name(device);
-            if name == of_guest && vif.seat.vacate(id) {
+            if name == of_guest && vif.entry.vacate(id) {
                 vif.backend.close_with_penalty(reason.to_string());
                 return Some(*device);
             }
@@ -383,8 +383,8 @@ impl<P: Platform> Vifs<P> {
             .with_queues(settings.max_queues)
             .with_policy(policy_of(&settings))
             .waiting_for_hotplug(keys.scripted);
-        let (seat, attached, problem) = (Seat::default(), None, None);
-        Vif { keys, settings, mtu, backend, problem, seat, attached, lines: LineBudget::new() }
+        let (entry, attached, problem) = (PortEntry::default(), None, None);
+        Vif { keys, settings, mtu, backend, problem, entry, attached, lines: LineBudget::new() }
     }
 
     /// Removes a vif from the list. Reads its keys again unless it is connected: a toolstack may have
@@ -455,13 +455,13 @@ impl<P: Platform> Vifs<P> {
         let counters = self.platform.counters();
         let bridge = self.bridge_of(&vif.keys).map(str::to_owned);
         // One queue of the TAP and one thread for each queue that the guest may have.
-        let queues = threads(vif.settings.max_queues);
+        let queues = worker_count(vif.settings.max_queues);
         let mut taps = bridge::make_tap(&name, bridge.as_deref(), vif.mtu, queues)?;
         self.made.register(&name);
         // The guest's port stays in its dataplane when only the TAP has to be created again.
         let dataplane = match vif.dataplane() {
             Some(dataplane) => dataplane.clone(),
-            None => self.gone.start_plane(queues, || Fabric::Patch(Patch::new()), counters)?,
+            None => self.gone.start_workers(queues, || Fabric::Patch(Patch::new()), counters)?,
         };
         let tap =
             taps.first().ok_or(io::ErrorKind::NotFound).map_err(io::Error::from)?.try_clone()?;
@@ -488,15 +488,15 @@ impl<P: Platform> Vifs<P> {
             addresses: settings.addresses,
             ..PortPolicy::default()
         };
-        let usher = Usher {
-            seat: &mut vif.seat,
+        let binding = PortBinding {
+            entry: &mut vif.entry,
             retired: &mut self.retired_ports,
             dataplane: vif.attached.as_ref()?.dataplane(),
             policy,
         };
         let staging = self.staging.of(device.frontend);
         let (others, displaced) = (&mut self.list, &mut self.displaced);
-        let host = Host { usher, records: &self.records, staging, others, displaced };
+        let host = Host { binding, records: &self.records, staging, others, displaced };
         Some((&mut vif.backend, host))
     }
 

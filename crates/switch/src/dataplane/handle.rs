@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::{Fault, Port};
 use ringfence_frame::steer::Steering;
 use rustix::event::EventfdFlags;
@@ -125,7 +125,7 @@ pub(super) enum Command {
     Order {
         id: PortId,
         queue: u16,
-        order: PortOrder,
+        order: PortCommand,
         reply: Sender<PortReply>,
     },
     Stats {
@@ -257,7 +257,7 @@ impl DataplaneHandle {
 
     /// Has a port carry out an order for one of its queues, between two rounds. `None` when it is not
     /// there. What concerns the whole port is carried out by all of its parts.
-    pub fn order(&self, id: PortId, queue: u16, order: PortOrder) -> Option<PortReply> {
+    pub fn order(&self, id: PortId, queue: u16, order: PortCommand) -> Option<PortReply> {
         let parts = match self.threads() {
             1 => 1,
             _ => self.ask(0, |reply| Command::Parts { id, reply })?,
@@ -266,14 +266,14 @@ impl DataplaneHandle {
             return self.ask(0, |reply| Command::Order { id, queue, order, reply });
         }
         match &order {
-            PortOrder::Follow(wanted) => {
+            PortCommand::SetPolicy(wanted) => {
                 for plane in 1..parts {
-                    let order = PortOrder::Follow(*wanted);
+                    let order = PortCommand::SetPolicy(*wanted);
                     self.ask(plane, |reply| Command::Order { id, queue, order, reply });
                 }
                 return self.ask(0, |reply| Command::Order { id, queue, order, reply });
             }
-            PortOrder::Hash(steering) => {
+            PortCommand::Hash(steering) => {
                 for plane in 0..self.threads() {
                     let steering = steering.clone();
                     self.ask(plane, |reply| Command::Steer { id, steering, reply });

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ringfence_access::staging::{StagingLimits, StagingTable};
-use ringfence_frame::orders::{PortOrder, PortReply};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
@@ -103,13 +103,13 @@ impl Domains {
 }
 
 /// Carries out the port orders of this benchmark.
-fn obey(table: &mut StagingTable, order: PortOrder) -> PortReply {
+fn obey(table: &mut StagingTable, order: PortCommand) -> PortReply {
     match order {
-        PortOrder::Stage(pages) => match table.add(pages) {
+        PortCommand::Stage(pages) => match table.add(pages) {
             Ok(()) => PortReply::Staged,
             Err((pages, why)) => PortReply::NotStaged(pages, why),
         },
-        PortOrder::Unstage(grefs) => {
+        PortCommand::Unstage(grefs) => {
             PortReply::Unstaged(grefs.into_iter().filter_map(|gref| table.take(gref)).collect())
         }
         _ => PortReply::Unsupported,
@@ -131,11 +131,11 @@ fn serve(
         if rustix::event::poll(&mut fds, Some(&STEP))? == 0 {
             continue;
         }
-        let mut carry_out = |_: u16, order: PortOrder| {
+        let mut carry_out = |_: u16, order: PortCommand| {
             match peer {
-                Peer::Slow if matches!(order, PortOrder::Unstage(_)) => std::thread::sleep(SLOW),
+                Peer::Slow if matches!(order, PortCommand::Unstage(_)) => std::thread::sleep(SLOW),
                 // Blocks until the granter has ended the row.
-                Peer::Stopped if matches!(order, PortOrder::Unstage(_)) => {
+                Peer::Stopped if matches!(order, PortCommand::Unstage(_)) => {
                     let _ = staged.recv();
                 }
                 Peer::Quick | Peer::Slow | Peer::Stopped => {}

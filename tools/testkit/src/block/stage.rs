@@ -162,7 +162,7 @@ impl Stage {
         let begun = Instant::now();
         loop {
             self.look(vbd);
-            if let Some(why) = self.vbds[vbd].condemned() {
+            if let Some(why) = self.vbds[vbd].penalized() {
                 return why.to_owned();
             }
             assert!(begun.elapsed() < PATIENCE, "the device is still served");

@@ -128,7 +128,7 @@ fn one_that_starts_over_in_order_is_announced_to_in_order() {
 fn one_that_broke_a_rule_is_not_waited_for() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
-    stage.vbds[front.vbd].condemn("for this test");
+    stage.vbds[front.vbd].close_with_penalty("for this test");
     front.enter(XenbusState::Closed);
     stage.look_until(front.vbd, XenbusState::Closed);
 }

@@ -122,7 +122,7 @@ fn xsa_396_pages_that_are_kept_are_in_use_until_the_owner_is_squeezed() {
     let slot = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
     assert_eq!(front.ask(&slot), Status::Okay);
     let page = front.granter.take_back(page).unwrap_err().lease;
-    stage.vbds[front.vbd].served().unwrap().squeeze();
+    stage.vbds[front.vbd].served().unwrap().shrink();
     let begun = Instant::now();
     let mut page = Some(page);
     while let Some(lease) = page.take() {

@@ -21,7 +21,7 @@ fn refused(changes: &[(&str, &str)]) -> (String, Vec<&'static str>) {
     front.enter(XenbusState::Initialised);
     stage.look(front.vbd);
     assert_eq!(stage.state(front.vbd), XenbusState::Closing, "{changes:?}");
-    let why = stage.vbds[front.vbd].condemned().unwrap_or_default().to_owned();
+    let why = stage.vbds[front.vbd].penalized().unwrap_or_default().to_owned();
     let rules = stage.rules(front.vbd).all().into_keys().collect();
     unharmed(&stage, &guest);
     (why, rules)

@@ -58,7 +58,7 @@ fn each_broken_rule_has_an_answer_and_a_name() {
             assert_eq!(front.ask(&good), Status::Okay, "{mode}: after {rule}");
         }
         assert_eq!(stage.look(front.vbd), ringfence_xenbus::end::Life::Alive);
-        assert!(stage.vbds[front.vbd].condemned().is_none());
+        assert!(stage.vbds[front.vbd].penalized().is_none());
         unharmed(&stage, &guest);
     }
 }

@@ -13,12 +13,12 @@ use super::*;
 
 #[test]
 fn xsa_39_an_index_that_jumps_costs_the_device_alone() {
-    for (jump, condemned) in [(33, true), (u32::MAX, true), (1 << 31, true), (32, false)] {
+    for (jump, penalized) in [(33, true), (u32::MAX, true), (1 << 31, true), (32, false)] {
         let mut stage = Stage::new();
         let guest = neighbour(&mut stage);
         let mut front = connected(&mut stage, Mode::Persistent);
         front.publish_as(jump);
-        if condemned {
+        if penalized {
             let why = stage.wait_for_penalty_close(front.vbd);
             assert!(why.contains("announced"), "{why}");
             assert_eq!(stage.rules(front.vbd).get("blk_producer_overflow"), 1);

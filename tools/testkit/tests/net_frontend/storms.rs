@@ -211,7 +211,7 @@ fn xsa_39_xsa_90_a_port_that_ends_is_removed_alone_and_torn_down_by_its_owner() 
     assert_eq!(gone.name, "hostile");
     let vif = scene.hostile.vif;
     assert_eq!(scene.stage.rules(vif).get("tx_producer_overflow"), 1);
-    scene.stage.vifs[vif].backend.condemn(gone.reason.to_string());
+    scene.stage.vifs[vif].backend.close_with_penalty(gone.reason.to_string());
     // XSA-90, XSA-424, XSA-441: the packet path hands the port over and tears nothing down.
     let rings = |scene: &Scene| [8, 9].map(|gref| scene.hostile.arena.status(gref));
     assert_eq!(rings(&scene), [1, 1], "the data plane has unmapped rings in its packet path");

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ringfence_frame::orders::PortOrder;
+use ringfence_frame::commands::PortCommand;
 use ringfence_frame::steer::Steering;
 use ringfence_wire::netif::ctrl::HashTypes;
 
@@ -176,7 +176,7 @@ fn a_guest_that_set_up_hashing_gets_its_packets_where_it_wants_them() {
     let (id, to) = several.add(2, Some(mac(2)));
     // Everything to the second queue.
     let steering = Steering::new(&[7; 40], HashTypes::ALL, vec![1], 2);
-    let order = PortOrder::Hash(Some(Arc::new(steering)));
+    let order = PortCommand::Hash(Some(Arc::new(steering)));
     // The ports of this test have no use for it, the planes do.
     assert!(several.handle().order(id, 0, order).is_some());
     for number in 0..20 {
