@@ -1,4 +1,4 @@
-//! A port in a data plane, and what is known about it there.
+//! Slots: the ports of a worker with their state.
 
 // #syscall driver,frontend,daemon epoll_ctl: a port comes or goes
 
@@ -11,7 +11,7 @@ use ringfence_sys::pace::Throttle;
 use rustix::event::epoll;
 
 use super::handle::PortId;
-use super::hold::Patience;
+use super::hold::Backpressure;
 use super::share::Share;
 use crate::forwarding::PortIndex;
 
@@ -31,7 +31,7 @@ pub(super) struct Slot {
     /// The only port that its last frames went to, if there was but one.
     pub(super) towards: Option<PortIndex>,
     /// How long those wait who send to it alone and find no room.
-    pub(super) patience: Patience,
+    pub(super) patience: Backpressure,
     /// Free slots when somebody asked last.
     vacant: usize,
     /// Something was transmitted to it in this round.
@@ -55,7 +55,7 @@ impl Slot {
             woken: false,
             held: false,
             towards: None,
-            patience: Patience::default(),
+            patience: Backpressure::default(),
             vacant: 0,
             touched: false,
             fault: None,
