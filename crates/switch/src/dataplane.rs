@@ -1,35 +1,35 @@
-//! The thread that moves frames between ports.
+//! Datapath workers: threads that move frames between ports.
 //!
 //! # Theory of operation
 //!
-//! One thread owns the ports, the switch and one [`Batch`], and goes *rounds*. In a round each port is
-//! asked once for at most [`DataplaneConfig::budget`] frames, and these are delivered before the next
-//! port is asked: no port waits for longer than one budget of each other one. Who is first changes
-//! with every round. At the end of the round every port that was sent something publishes it, once.
-//! In a switch, ports that compete get the same time, not the same number of frames (`share`).
+//! One thread owns the ports, the fabric and one [`Batch`], and runs *rounds*. In a round the worker
+//! receives at most [`DataplaneConfig::budget`] frames from each port. It delivers them before it polls
+//! the next port, so no port waits for more than one budget of each other port. The first port of the
+//! round changes every time. At the end of a round the worker flushes every port that it sent to.
+//! In a switch, competing ports get equal time, not equal numbers of frames (`share`).
 //!
-//! When a round finds nothing to do, the thread goes on polling for a short while
-//! ([`ringfence_sys::pace`]: as long as experience says that it pays), then arms all ports, looks once more and sleeps until one of
+//! After a round without work, the worker busy-polls for a short time that adapts to past sleeps
+//! ([`ringfence_sys::pace`]). Then it arms all ports, checks them once more and sleeps until one of
 //! their files is readable.
 //!
-//! # What a port can do to the others
+//! # Effects of a port on the others
 //!
-//! * A fault ends that port and no other. It is handed to the owner's callback with the reason.
-//! * Frames it cannot take are dropped. Who sends to it alone is held up instead, as long as the port
-//!   earns that by being fast (`hold`). (In a patch nobody but the other end sends to it, so there
-//!   the other end is always held up.)
-//! * Events that announce nothing are put up with for a few times, then ignored for a while.
+//! * A fault ends only the port that has it. The owner's callback gets the port and the reason.
+//! * Frames that a port cannot take are dropped. A sender that sends to this port alone is held up
+//!   instead, as long as the port earns that by its speed (`hold`). In a patch the other end is the
+//!   only sender, so it is always held up.
+//! * A few spurious events are tolerated; after that the port's events are ignored for a while.
 //!
 //! # Several threads
 //!
-//! A data plane may have several threads ([`Dataplane::several`]), each of which is a plane of its own,
-//! with an index. A port of several queues is split when it is added ([`Port::split_off`](ringfence_frame::Port::split_off)): its part `n`
-//! goes to plane `n`. A port of one queue is on plane 0, always, so that without ports of several queues
-//! the others sleep. No port is touched by two threads; frames that another one is to send are copied
-//! for it (`relay`). To the outside all of this is one data plane: one handle, one set of ports.
+//! A data plane may have several workers ([`Dataplane::several`]), each on a thread of its own and with
+//! an index. A multi-queue port is split when it is added
+//! ([`Port::split_off`](ringfence_frame::Port::split_off)): part `n` belongs to worker `n`. A port of one
+//! queue belongs to worker 0, so the others sleep if there is no multi-queue port. Each part is used by
+//! one thread only; frames for another worker's part are copied (`relay`). Callers see one data plane,
+//! with one handle and one set of ports.
 //!
-//! Control threads send commands through a [`DataplaneHandle`]; the thread looks for them between
-//! rounds.
+//! Control threads send commands through a [`DataplaneHandle`]; the worker executes them between rounds.
 
 // #syscall driver,frontend,daemon epoll_create1,epoll_ctl: the data plane waits for its ports
 
@@ -69,20 +69,20 @@ use relay::{Post, Relay};
 use share::Fairness;
 use slot::Slot;
 
-/// What the wake-up file is known by; ports are known by their places.
+/// Epoll token of the wake-up eventfd; the tokens of ports are their indices.
 const WAKE: u64 = u64::MAX;
 
-/// Threads that a data plane has at most.
+/// Maximum number of workers of a data plane.
 pub const PLANES_MAX: usize = 16;
 
-/// How a data plane goes about its work.
+/// Limits and timing of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DataplaneConfig {
-    /// Frames taken from a port before it is the next one's turn.
+    /// Maximum number of frames received from a port before the next port is polled.
     pub budget: usize,
-    /// Octets of private memory for the frames of one turn.
+    /// Private memory for the frames of one port's budget, in bytes.
     pub scratch: usize,
-    /// The longest time to go on polling after the last work.
+    /// Maximum time of busy-polling after the last work.
     pub spin_max: Duration,
 }
 
@@ -95,7 +95,7 @@ impl Default for DataplaneConfig {
     }
 }
 
-/// A data plane. See the [module](self).
+/// Worker of a data plane. See the [module](self).
 pub struct Dataplane {
     config: DataplaneConfig,
     fabric: Fabric,
@@ -103,12 +103,12 @@ pub struct Dataplane {
     batch: Batch,
     plan: Plan,
     edge: Edge,
-    /// The place whose turn is first in the next round.
+    /// Index of the port that the next round polls first.
     first: usize,
     next_id: u64,
     epoll: OwnedFd,
     inbox: Inbox,
-    /// All planes, this one included.
+    /// Handle to all workers, this one included.
     handle: WeakHandle,
     /// The other planes, if there are any.
     relay: Option<Relay>,
@@ -249,8 +249,8 @@ impl Dataplane {
     fn obey(&mut self) -> Flow {
         loop {
             match self.inbox.commands.try_recv() {
-                Ok(Command::Add { port, parts, seat, policy, name, reply }) => {
-                    let _ = reply.send(self.add(port, parts, seat, policy, name));
+                Ok(Command::Add { port, parts, entry, policy, name, reply }) => {
+                    let _ = reply.send(self.add(port, parts, entry, policy, name));
                 }
                 Ok(Command::Parts { id, reply }) => {
                     let place = self.relay.as_ref().and_then(|relay| relay.place(id));

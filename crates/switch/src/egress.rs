@@ -1,29 +1,26 @@
-//! What is done to frames that the port they leave by cannot take as they are.
+//! Egress processing: segments and checksums frames that the egress port cannot take whole.
 //!
 //! # Theory of operation
 //!
-//! A frame stays as it came for as long as possible: its checksum blank, its segments one. Only when
-//! it leaves by a port that cannot pass that on is it finished, here, and nowhere else. So a port
-//! only ever sees frames that conform to its [`PortCapabilities`].
+//! A frame keeps its blank checksum and its segments until it leaves by a port that cannot pass them
+//! on. Only this module completes checksums and splits frames. So a port receives only frames that
+//! conform to its [`PortCapabilities`].
 //!
-//! * A blank checksum is finished in the batch. The batch's other receivers then get the finished
-//!   frame too, which every one of them can take.
-//! * A super-packet that the port does not take is split: its segments get headers of their own, and
-//!   share the payload. They are handed to the port as soon as there are as many as a batch has room
-//!   for, and then they are gone; another port that the frame goes to gets its own.
-//! * A super-packet whose segments would be longer than the port takes is dropped, split or not: the
-//!   offload changes nothing about what fits.
+//! * A blank checksum is completed in the batch. The other receivers in the batch then get the
+//!   completed frame too, which every port can take.
+//! * A super-packet that the port does not take is split: the segments get headers of their own and
+//!   share the payload. They are sent when the batch has no room for more, and are then removed;
+//!   another port that the frame goes to gets segments of its own.
+//! * A super-packet whose segments are longer than the port takes is dropped, split or not.
+//! * In a switch, consecutive frames of one flow are joined if the port takes super-packets (`join`).
+//!   In a patch both ends belong to one guest, whose kernel joins frames itself.
 //!
-//! * Frames of one turn that continue each other are joined where the port takes super-packets
-//!   (`join`): in a switch, since there whoever sent them could not do so itself. In a patch both ends
-//!   are one guest's, whose kernel joins what it may.
+//! # Limits
 //!
-//! # What bounds it
-//!
-//! A super-packet has at most 65 octets of headers a segment to be written, and as few as 8 of payload,
-//! so that one of 64 KiB becomes up to 8192. A turn makes at most [`SEGMENTS_MAX`] of them for a port,
-//! more than the largest frames of a batch become at the usual sizes; what is beyond is dropped and
-//! counted. Nor is anything split further for a port that has just taken nothing.
+//! A super-packet has at most 65 bytes of headers a segment and as few as 8 bytes of payload, so
+//! 64 KiB become up to 8192 segments. A pass makes at most [`SEGMENTS_MAX`] segments for a port, which
+//! suffices for the largest frames of a batch at usual sizes. Frames beyond that are dropped and
+//! counted. After a port took nothing, no more frames are split for it.
 
 mod join;
 #[cfg(test)]
@@ -44,10 +41,10 @@ use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
 
 use join::Joiner;
 
-/// Segments that are made for a port in one turn, at most.
+/// Maximum number of segments made for a port in one pass.
 pub const SEGMENTS_MAX: usize = 4096;
 
-/// What has to be done to a frame.
+/// Processing that a frame needs.
 #[derive(Debug)]
 enum Verdict {
     Pass,
@@ -57,29 +54,27 @@ enum Verdict {
     Drop(DropReason),
 }
 
-/// Who finishes the segments' checksums.
+/// Side that completes the checksums of segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sums {
     Port,
     Edge,
 }
 
-/// A port that frames leave by.
+/// Egress port of a pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Leaving<'a> {
-    /// What it takes.
     pub capabilities: &'a PortCapabilities,
-    /// Its counters.
     pub counters: &'a PortCounters,
-    /// Whether small frames are joined for it.
+    /// Set if small frames are joined for it.
     pub joins: bool,
 }
 
-/// Storage for what is handed to a port.
+/// Egress processor of a worker, with its storage.
 #[derive(Debug, Default)]
 pub struct Edge {
     ready: Vec<u32>,
-    /// Segments made in this turn.
+    /// Number of segments made in this pass.
     made: usize,
     identifications: Identifications,
     joiner: Joiner,
@@ -201,7 +196,7 @@ enum Flow {
     Stop,
 }
 
-/// A super-packet that is being split.
+/// Super-packet under segmentation.
 struct Splitting {
     index: u32,
     segmenter: Segmenter,
@@ -227,7 +222,7 @@ impl Splitting {
     }
 }
 
-/// A frame's octets, to be summed.
+/// Bytes of a frame, as input of a checksum.
 struct Octets<'a>(FrameView<'a>);
 
 impl FrameOctets for Octets<'_> {

@@ -1,28 +1,27 @@
-//! Which port a frame goes to.
+//! Forwarding: chooses the ports that each frame goes to.
 //!
 //! # Theory of operation
 //!
-//! A [`Switch`] learns: the source address of a frame says which port that address is behind. A frame
-//! to an address that is known goes to that port alone, one to a group or to an address not known
-//! goes to every port but the one it came by. Addresses not seen for [`AGEING_SECONDS`] are
-//! forgotten. A [`Patch`] is a cable: what comes in at one end goes out at the other.
+//! A [`Switch`] learns the port of an address from the source addresses of frames. A frame to a known
+//! address goes to that port alone. A frame to a group or to an unknown address is flooded: it goes to
+//! every port but its ingress port. An address expires [`AGEING_SECONDS`] after its last use. A
+//! [`Patch`] is a cable: frames received at one end are sent at the other.
 //!
-//! Neither of the two touches a port. They read the headers of a batch and write a [`Plan`]: for each
-//! port that gets something, the indices of its frames, in order. So each destination is asked to
-//! transmit once a batch, and all of this can be tested without any I/O and with a clock that the
-//! test hands in.
+//! Neither of them touches a port. They read the headers of a batch and write a [`Plan`]: the indices
+//! of the frames for each egress port, in order. So each port transmits once a batch, and tests need
+//! no I/O; the caller passes in the time.
 //!
 //! # What a hostile port cannot do
 //!
-//! * Make others' addresses be forgotten: each port has a share of the table that is its own, and
-//!   when it is used up its own oldest address makes room ([`table`]).
+//! * Evict the addresses of other ports: each port has a share of the table. When the share is used
+//!   up, a new address replaces one of the same port ([`table`]).
 //! * Take the address of a port that has a fixed one ([`PortPolicy::mac`]); frames that claim it are
 //!   dropped and counted, as is, from that port, every frame that claims another.
 //! * Send from an IP address that was not assigned to it, redirect its neighbours, or pose as their
 //!   router or DHCP server, where its port has an [`AddressFilter`] ([`filter`]).
 //! * Reach the bridge protocols of other bridges: frames to 01:80:C2:00:00:0x go nowhere.
 //!
-//! Between ports without fixed addresses, an address belongs to whoever used it last, as in every
+//! Between ports without fixed addresses, an address belongs to the port that used it last, as in every
 //! learning switch.
 
 pub mod filter;
@@ -43,19 +42,19 @@ use table::{Learned, MacTable};
 /// An Ethernet address.
 pub type Mac = [u8; 6];
 
-/// Ports that a switch has at most.
+/// Maximum number of ports of a switch.
 pub const PORTS_MAX: usize = 256;
 
-/// Seconds after which an address that was not seen is forgotten (IEEE 802.1Q, table 8-6).
+/// Ageing time of a learned address in seconds (IEEE 802.1Q, table 8-6).
 pub const AGEING_SECONDS: u64 = 300;
 
-/// Seconds between two sweeps for addresses to forget.
+/// Seconds between two sweeps for expired addresses.
 const SWEEP_SECONDS: u64 = 30;
 
-/// The octets of a frame that the switch looks at: both addresses and the type.
+/// Length of the Ethernet header in bytes: both addresses and the EtherType.
 const ETHERNET_HEADER: usize = 14;
 
-/// The place of a port: below [`PORTS_MAX`], used again after the port was detached.
+/// Index of a port: below [`PORTS_MAX`], reused after the port is detached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PortIndex(pub u16);
 
@@ -65,7 +64,7 @@ impl PortIndex {
     }
 }
 
-/// What a switch does at a port.
+/// Rules of the switch for one port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
     /// The only source address that is accepted from this port, and that no other port may use.
@@ -75,7 +74,7 @@ pub struct PortPolicy {
     /// Addresses that may be learned behind this port. It may get fewer when the table is taken, but
     /// never fewer than [`table::GUARANTEED`] or this, whichever is less.
     pub addresses: u16,
-    /// Whether small frames that leave by this port are joined, if it takes large ones.
+    /// Set if small frames that leave by this port are joined, provided that it takes large ones.
     pub join: bool,
 }
 
@@ -85,16 +84,16 @@ impl Default for PortPolicy {
     }
 }
 
-/// Why a port was not attached.
+/// Reasons for which a port is not attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AttachError {
-    /// No place for another port.
+    /// Every index is in use.
     #[error("there are {limit} ports already: remove one first")]
     Full {
-        /// Ports there may be.
+        /// Maximum number of ports.
         limit: usize,
     },
-    /// The place is taken, or there is no such place.
+    /// The index is in use or out of range.
     #[error("port {} cannot be used", .0.0)]
     BadIndex(PortIndex),
     /// The fixed address is a group address or zero.
@@ -109,17 +108,17 @@ fn show(mac: &Mac) -> String {
     mac.map(|octet| format!("{octet:02x}")).join(":")
 }
 
-/// Whether the address is one station's, and not zero.
+/// Returns `true` for a non-zero address of one station.
 fn is_station(mac: &Mac) -> bool {
     mac[0] & 1 == 0 && *mac != [0; 6]
 }
 
-/// Whether the address is one that no bridge forwards (IEEE 802.1Q, table 8-1).
+/// Returns `true` for an address that no bridge forwards (IEEE 802.1Q, table 8-1).
 fn is_link_local(mac: &Mac) -> bool {
     matches!(mac, [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f])
 }
 
-/// Where the frames of a batch go.
+/// Egress ports of the frames of a batch.
 #[derive(Debug, Default)]
 pub struct Plan {
     frames: Vec<Vec<u32>>,
@@ -127,12 +126,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// An empty plan.
+    /// Creates an empty plan.
     pub fn new() -> Plan {
         Plan::default()
     }
 
-    /// Forgets everything and keeps the storage.
+    /// Removes all entries and keeps the storage.
     pub fn clear(&mut self) {
         for port in self.ports.drain(..) {
             if let Some(frames) = self.frames.get_mut(port.get()) {
@@ -141,17 +140,17 @@ impl Plan {
         }
     }
 
-    /// The ports that get something, in the order in which they first did.
+    /// Returns the ports that receive frames, in the order in which they were added.
     pub fn ports(&self) -> &[PortIndex] {
         &self.ports
     }
 
-    /// The frames that go to `port`, ascending.
+    /// Returns the frames for `port`, ascending.
     pub fn frames(&self, port: PortIndex) -> &[u32] {
         self.frames.get(port.get()).map_or(&[], Vec::as_slice)
     }
 
-    /// The `n`th port of [`Plan::ports`] and its frames, from which some may be struck.
+    /// Returns the `n`th port of [`Plan::ports`] and its frames, for removal of some of them.
     pub fn entry_mut(&mut self, n: usize) -> Option<(PortIndex, &mut Vec<u32>)> {
         let port = *self.ports.get(n)?;
         Some((port, self.frames.get_mut(port.get())?))
@@ -169,7 +168,7 @@ impl Plan {
     }
 }
 
-/// Where one frame goes.
+/// Decision for one frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Target {
     Port(PortIndex),
@@ -195,7 +194,7 @@ impl Default for Switch {
 }
 
 impl Switch {
-    /// A switch without ports.
+    /// Creates a switch without ports.
     pub fn new() -> Switch {
         Switch {
             table: MacTable::new(),
@@ -209,7 +208,7 @@ impl Switch {
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; nothing has changed.
+    /// Returns [`AttachError`] if the port is refused; nothing has changed then.
     pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
         let Err(place) = self.attached.binary_search(&port) else {
             return Err(AttachError::BadIndex(port));
@@ -235,20 +234,20 @@ impl Switch {
         }
     }
 
-    /// Addresses that are known.
+    /// Returns the number of known addresses.
     pub fn addresses(&self) -> usize {
         self.table.len()
     }
 
-    /// The addresses learned, for another switch of the same ports, which
-    /// [hears of](MacTable::hear_of) them; see [`MacTable::news`].
+    /// Returns the forwarding database. Its [announcements](MacTable::news) are for the other switches of
+    /// the same ports, which [apply](MacTable::hear_of) them.
     pub fn table_mut(&mut self) -> &mut MacTable {
         &mut self.table
     }
 
-    /// Learns from the frames of `batch`, which came by `source`, and adds to `plan` where they go.
-    /// Frames that go nowhere are counted in `counters`, the source's. `now` is the time since any
-    /// fixed moment.
+    /// Learns from the frames of `batch`, received from `source`, and adds their egress ports to `plan`.
+    /// Frames without an egress port are counted in `counters`, those of the source. `now` is the time
+    /// since any fixed moment.
     pub fn route(
         &mut self,
         source: PortIndex,
@@ -324,7 +323,7 @@ fn target(table: &mut MacTable, source: PortIndex, addresses: &[u8; 12], now: u6
     }
 }
 
-/// Destination and source as they stand in the frame.
+/// Returns destination and source address, in the order of the frame.
 fn addresses(frame: &FrameView<'_>) -> Option<[u8; 12]> {
     let header = frame.header().first_chunk::<ETHERNET_HEADER>()?;
     header.first_chunk::<12>().copied()
@@ -335,14 +334,14 @@ fn split(addresses: &[u8; 12]) -> (Mac, Mac) {
     ([d0, d1, d2, d3, d4, d5], s)
 }
 
-/// A cable between two ports. Like a switch, it holds a port to its addresses.
+/// Cable between two ports. Like a switch, it drops frames with spoofed sources.
 #[derive(Debug, Default)]
 pub struct Patch {
     ends: [Option<(PortIndex, PortPolicy)>; 2],
 }
 
 impl Patch {
-    /// A cable with nothing at its ends.
+    /// Creates a cable without ports.
     pub fn new() -> Patch {
         Patch::default()
     }
@@ -351,7 +350,8 @@ impl Patch {
     ///
     /// # Errors
     ///
-    /// [`AttachError::Full`] when there is none, [`AttachError::BadMac`].
+    /// Returns [`AttachError::Full`] if both ends are in use, [`AttachError::BadMac`] if the fixed address
+    /// is not that of a station.
     pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
         if let Some(mac) = policy.mac.filter(|mac| !is_station(mac)) {
             return Err(AttachError::BadMac(mac));
@@ -368,12 +368,12 @@ impl Patch {
         }
     }
 
-    /// The port at the other end.
+    /// Returns the port at the other end.
     pub fn other(&self, port: PortIndex) -> Option<PortIndex> {
         self.ends.iter().flatten().map(|(end, _)| *end).find(|&end| end != port)
     }
 
-    /// The port's policy.
+    /// Returns the policy of the port.
     fn policy(&self, port: PortIndex) -> Option<&PortPolicy> {
         self.ends.iter().flatten().find(|(end, _)| *end == port).map(|(_, policy)| policy)
     }
@@ -407,7 +407,7 @@ impl Patch {
     }
 }
 
-/// What joins the ports of a data plane.
+/// Connection of the ports of a data plane.
 #[derive(Debug)]
 pub enum Fabric {
     /// A learning switch.
@@ -417,11 +417,11 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// Attaches a port; of the policy, a cable uses the addresses.
+    /// Attaches a port. A patch uses only the addresses of the policy.
     ///
     /// # Errors
     ///
-    /// [`AttachError`]; nothing has changed.
+    /// Returns [`AttachError`] if the port is refused; nothing has changed then.
     pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
         match self {
             Fabric::Switch(switch) => switch.attach(port, policy),
@@ -437,14 +437,14 @@ impl Fabric {
         }
     }
 
-    /// What is learned from now on is kept for other fabrics of the same ports.
+    /// Records announcements of learned addresses from now on, for other fabrics of the same ports.
     pub fn keep_news(&mut self) {
         if let Fabric::Switch(switch) = self {
             switch.table.keep_news();
         }
     }
 
-    /// Adds to `plan` where the frames of `batch` go; see [`Switch::route`].
+    /// Adds the egress ports of the frames of `batch` to `plan`; see [`Switch::route`].
     pub fn route(
         &mut self,
         source: PortIndex,
@@ -459,7 +459,7 @@ impl Fabric {
         }
     }
 
-    /// Addresses that are known.
+    /// Returns the number of known addresses; 0 for a patch.
     pub fn addresses(&self) -> usize {
         match self {
             Fabric::Switch(switch) => switch.addresses(),

@@ -1,4 +1,4 @@
-//! What a plane takes in from the others, and tells them.
+//! Exchange with the other workers: frames handed over, and announcements of learned addresses.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::Dataplane;
 use crate::forwarding::Fabric;
 
 impl Dataplane {
-    /// Tells the other planes what was learned.
+    /// Announces learned addresses to the other workers.
     pub(super) fn tell_news(&mut self) {
         if let (Some(relay), Fabric::Switch(switch)) = (&self.relay, &mut self.fabric) {
             relay.tell(switch.table_mut().news());
@@ -16,8 +16,8 @@ impl Dataplane {
         }
     }
 
-    /// Takes in what other planes say, and sends on the frames that they handed over, a parcel of each.
-    /// Returns whether there were any.
+    /// Reads the announcements of other workers and forwards up to one handoff batch from each of them.
+    /// Returns `true` if there was a batch.
     pub(super) fn take_in(&mut self) -> bool {
         let now = self.now.as_secs();
         let Some(relay) = &mut self.relay else { return false };

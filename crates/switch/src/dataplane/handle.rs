@@ -1,4 +1,4 @@
-//! How other threads talk to a data plane.
+//! Control handle of a data plane: commands and replies between other threads and the workers.
 
 // #syscall driver,frontend,daemon eventfd2,write: the data plane is told something
 
@@ -14,22 +14,19 @@ use rustix::event::EventfdFlags;
 
 use crate::forwarding::{AttachError, PortPolicy};
 
-/// A port of a data plane. Never used again for another one.
+/// Id of a port in a data plane. An id is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PortId(pub u64);
 
 impl PortId {
-    /// What one thread hands to another one is counted as if it was a port.
+    /// Id under which the counters of frames handed between workers are reported.
     pub(super) const RELAY: PortId = PortId(u64::MAX);
 }
 
 /// A port that ended itself.
 pub struct PortGone {
-    /// Which.
     pub id: PortId,
-    /// What it was called.
     pub name: String,
-    /// Why.
     pub reason: Fault,
     /// The port, or its parts, to be dropped where that holds nobody up: the one that ended, and those
     /// that [`PortGone::gather`] found.
@@ -38,7 +35,7 @@ pub struct PortGone {
 }
 
 impl PortGone {
-    /// Whether both are of one port.
+    /// Returns `true` if both describe the same port.
     pub fn is_of_one_port(&self, other: &PortGone) -> bool {
         self.id == other.id && self.planes.0.ptr_eq(&other.planes.0)
     }
@@ -53,18 +50,18 @@ impl PortGone {
     }
 }
 
-/// All planes, for one of them.
+/// Weak handle to all workers, held by each worker.
 #[derive(Clone)]
 pub(super) struct WeakHandle(Weak<Planes>);
 
-/// Where a port is, on every plane.
+/// Port entry: the id and index of a port, the same on every worker.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seat {
+pub(super) struct PortEntry {
     pub(super) id: PortId,
     pub(super) place: usize,
 }
 
-/// Why a port was not added.
+/// Errors of [`DataplaneHandle::add_port`].
 #[derive(Debug, thiserror::Error)]
 pub enum AddPortError {
     /// The switch refused.
@@ -78,7 +75,7 @@ pub enum AddPortError {
     Stopped,
 }
 
-/// What a data plane says of itself.
+/// Counters and table size of a data plane.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DataplaneStats {
     /// Its ports.
@@ -90,9 +87,7 @@ pub struct DataplaneStats {
 /// A port's counters at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortStats {
-    /// Which.
     pub id: PortId,
-    /// What it is called.
     pub name: String,
     /// Name and value of each counter.
     pub counters: Vec<(&'static str, u64)>,
@@ -100,14 +95,14 @@ pub struct PortStats {
 
 pub(super) enum Command {
     Add {
-        /// The plane's part, if it has one.
+        /// Part of this worker, if it has one.
         port: Option<Box<dyn Port>>,
         parts: usize,
-        /// As the first plane chose.
-        seat: Option<Seat>,
+        /// Port entry chosen by the first worker; `None` for the first worker.
+        entry: Option<PortEntry>,
         policy: PortPolicy,
         name: String,
-        reply: Sender<Result<Seat, AddPortError>>,
+        reply: Sender<Result<PortEntry, AddPortError>>,
     },
     Parts {
         id: PortId,
@@ -134,7 +129,7 @@ pub(super) enum Command {
     Stop,
 }
 
-/// What a data plane hears of its handles by: commands, and a file that is readable when there is one.
+/// Receiving end of the commands, with an eventfd that is readable when one is queued.
 pub(super) struct Inbox {
     pub(super) commands: Receiver<Command>,
     pub(super) wake: Arc<OwnedFd>,
@@ -171,7 +166,7 @@ pub struct DataplaneHandle {
 
 struct Planes {
     outboxes: Vec<Outbox>,
-    /// Held while planes are told one after the other which ports there are.
+    /// Lock held while the workers are notified, one after the other, of a change of ports.
     changing: Mutex<()>,
 }
 
@@ -225,23 +220,23 @@ impl DataplaneHandle {
         let parts = ports.len();
         let mut ports = ports.into_iter();
         let _changing = self.planes.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut seat = None;
+        let mut entry = None;
         for plane in 0..threads {
             let (port, policy, name) = (ports.next(), policy.clone(), name.to_owned());
             let added =
-                self.ask(plane, |reply| Command::Add { port, parts, seat, policy, name, reply });
+                self.ask(plane, |reply| Command::Add { port, parts, entry, policy, name, reply });
             match added.unwrap_or(Err(AddPortError::Stopped)) {
-                Ok(added) => seat = Some(added),
+                Ok(added) => entry = Some(added),
                 Err(error) => {
                     // Those before it let go of it again.
-                    if let Some(Seat { id, .. }) = seat {
+                    if let Some(PortEntry { id, .. }) = entry {
                         (0..plane).for_each(|plane| drop(self.remove_part(plane, id)));
                     }
                     return Err(error);
                 }
             }
         }
-        seat.map(|seat| seat.id).ok_or(AddPortError::Stopped)
+        entry.map(|entry| entry.id).ok_or(AddPortError::Stopped)
     }
 
     /// Removes a port and returns it, or its parts. After that the data plane does not touch it.
@@ -285,7 +280,7 @@ impl DataplaneHandle {
         self.ask(plane, |reply| Command::Order { id, queue, order, reply })
     }
 
-    /// What the data plane says of itself; `None` when it has ended.
+    /// Returns the counters of the data plane, or `None` after it has ended.
     pub fn stats(&self) -> Option<DataplaneStats> {
         let mut all = self.ask(0, |reply| Command::Stats { reply })?;
         for plane in 1..self.threads() {

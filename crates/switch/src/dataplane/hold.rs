@@ -1,4 +1,4 @@
-//! How long a port may make others wait for room.
+//! Backpressure: bounds the time for which a port without room may hold up its senders.
 //!
 //! # Theory of operation
 //!
@@ -7,59 +7,58 @@
 //! twice. So a sender all of whose frames go to one port is held up while that port has no room: its
 //! frames stay on its own ring, at no cost, and its own kernel notices.
 //!
-//! But what stands behind those frames may be for somebody else. So waiting has to be earned: for each
-//! slot that a port takes it may make others wait for [`EARNED`] longer, no more than [`SAVED_MAX`] in
-//! all. That is, it is waited for as long as it is at least as fast as a link of 1 Gbit/s (or takes
-//! 30,000 frames a second). One that takes nothing is waited for once, for a moment, and a new one not
-//! at all. After that what it has no room for is dropped, as at the port of any switch.
+//! Frames behind the held ones may be for another port, so a port has to earn the waiting time. Each
+//! slot that it takes adds [`EARNED`] to its credit, up to [`SAVED_MAX`]. A port that is as fast as a
+//! link of 1 Gbit/s (or takes 30,000 frames a second) therefore holds up its senders without limit. A
+//! port that takes nothing holds them up once, for the credit that is left; a new port has no credit.
+//! Without credit, frames that find no room are dropped, as at the port of any switch.
 //!
-//! Never waited for:
+//! Backpressure does not apply to:
 //!
-//! * by a sender whose last frames went to several ports: what is for a full one of them is dropped,
-//!   and the others get theirs;
-//! * for the sake of a frame to everybody;
-//! * by other senders: those that send elsewhere are not concerned.
+//! * a sender whose last frames went to several ports: frames for a full port are dropped;
+//! * flooded frames;
+//! * senders of other ports.
 
 use core::time::Duration;
 
-/// How long others may wait for a slot that was taken: as long as a page takes at 1 Gbit/s.
+/// Waiting time earned by one slot: the time that a page takes at 1 Gbit/s.
 const EARNED: Duration = Duration::from_micros(32);
-/// The longest wait that can be saved up.
+/// Maximum waiting time that a port can save.
 const SAVED_MAX: Duration = Duration::from_millis(10);
 
-/// How long others still wait for a port.
+/// Waiting time that a port has left.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct Backpressure {
     left: Duration,
-    /// Since when the time of those who wait counts against what is left.
+    /// Start of the time that counts against `left`; `None` if no sender waits.
     since: Option<Duration>,
-    /// Somebody was made to wait in this round.
+    /// Set if a sender was held up in this round.
     waiting: bool,
 }
 
-impl Patience {
-    /// Whether others wait if there is no room now.
+impl Backpressure {
+    /// Returns `true` if senders wait when the port has no room.
     pub(super) fn lasts(&self) -> bool {
         !self.left.is_zero()
     }
 
-    /// The port took frames of that many slots.
+    /// Adds the waiting time for `slots` slots that the port took.
     pub(super) fn earn(&mut self, slots: usize) {
         let earned = EARNED.saturating_mul(u32::try_from(slots).unwrap_or(u32::MAX));
         self.left = self.left.saturating_add(earned).min(SAVED_MAX);
     }
 
-    /// Somebody waits.
+    /// Records that a sender waits in this round.
     pub(super) fn wait(&mut self) {
         self.waiting = true;
     }
 
-    /// Whether somebody waited in the round before.
+    /// Returns `true` if a sender waited in this round or the previous one.
     pub(super) fn awaited(&self) -> bool {
         self.since.is_some() || self.waiting
     }
 
-    /// A round is over. Whether a time of waiting began.
+    /// Ends the round. Returns `true` if a sender began to wait in it.
     pub(super) fn settle(&mut self, now: Duration) -> bool {
         let before = self.since.take();
         if !core::mem::take(&mut self.waiting) {
@@ -72,7 +71,7 @@ impl Patience {
         before.is_none()
     }
 
-    /// When nobody is to wait any longer, if somebody does.
+    /// Returns the time at which the waiting ends, if a sender waits.
     pub(super) fn until(&self) -> Option<Duration> {
         self.since.map(|since| since + self.left)
     }
@@ -85,16 +84,16 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
-    fn a_port_that_never_took_anything_is_not_waited_for() {
-        let mut patience = Patience::default();
+    fn new_port_has_no_waiting_time() {
+        let mut patience = Backpressure::default();
         assert!(!patience.lasts());
         patience.earn(1);
         assert!(patience.lasts());
     }
 
     #[test]
-    fn one_that_stops_is_waited_for_once_and_not_for_long() {
-        let mut patience = Patience::default();
+    fn stopped_port_holds_senders_once_for_saved_time() {
+        let mut patience = Backpressure::default();
         patience.earn(1_000_000);
         let mut now = Duration::from_secs(5);
         let mut waited = Duration::ZERO;
@@ -111,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn one_that_takes_a_gigabit_a_second_is_waited_for_all_the_time() {
-        let mut patience = Patience::default();
+    fn gigabit_port_holds_senders_without_limit() {
+        let mut patience = Backpressure::default();
         patience.earn(64);
         let mut now = Duration::ZERO;
         for _ in 0..10_000 {
@@ -140,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn time_counts_only_while_somebody_waits() {
-        let mut patience = Patience::default();
+    fn waiting_time_without_waiting_sender_is_not_consumed() {
+        let mut patience = Backpressure::default();
         patience.earn(100);
         patience.wait();
         assert!(patience.settle(MS), "it begins");

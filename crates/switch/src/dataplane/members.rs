@@ -1,9 +1,9 @@
-//! Which ports a plane has.
+//! Ports of a worker: adds and removes them.
 
 use ringfence_frame::port::Port;
 
 use super::Dataplane;
-use super::handle::{AddPortError, DataplaneStats, PortId, PortStats, Seat};
+use super::handle::{AddPortError, DataplaneStats, PortEntry, PortId, PortStats};
 use super::slot::Slot;
 use crate::forwarding::{AttachError, Fabric, PORTS_MAX, PortIndex, PortPolicy};
 
@@ -13,13 +13,14 @@ impl Dataplane {
         &mut self,
         port: Option<Box<dyn Port>>,
         parts: usize,
-        seat: Option<Seat>,
+        entry: Option<PortEntry>,
         policy: PortPolicy,
         name: String,
-    ) -> Result<Seat, AddPortError> {
+    ) -> Result<PortEntry, AddPortError> {
         let full = AttachError::Full { limit: PORTS_MAX };
-        let seat = seat.unwrap_or_else(|| Seat { id: PortId(self.next_id), place: self.free() });
-        let Seat { id, place } = seat;
+        let entry =
+            entry.unwrap_or_else(|| PortEntry { id: PortId(self.next_id), place: self.free() });
+        let PortEntry { id, place } = entry;
         if place >= PORTS_MAX {
             return Err(full.into());
         }
@@ -44,7 +45,7 @@ impl Dataplane {
         }
         self.next_id = id.0 + 1;
         // What it already has is found by the round that follows.
-        Ok(seat)
+        Ok(entry)
     }
 
     /// The first place that no port has.

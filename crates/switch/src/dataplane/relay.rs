@@ -1,4 +1,4 @@
-//! How the threads of a data plane hand frames to each other.
+//! Relay: hands frames from one worker of a data plane to another.
 //!
 //! # Theory of operation
 //!

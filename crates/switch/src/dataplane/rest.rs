@@ -1,4 +1,4 @@
-//! How a plane sleeps.
+//! Idle strategy of a worker: arms all ports, then waits in epoll.
 
 // #syscall driver,frontend,daemon epoll_pwait,epoll_pwait2,read: the data plane waits for its ports
 
@@ -11,11 +11,11 @@ use rustix::event::{Timespec, epoll};
 use super::slot::Slot;
 use super::{Dataplane, WAKE};
 
-/// Events taken from the kernel at a time; more are found at the next sleep.
+/// Maximum number of events read in one call; the next sleep reads the others.
 const EVENTS: usize = 64;
 
 impl Dataplane {
-    /// Sleeps until there may be work, unless there is some already.
+    /// Arms all ports and sleeps until one of them may have work. Returns at once if one has.
     pub(super) fn sleep(&mut self) {
         let mut work = false;
         for slot in self.slots.iter_mut().flatten() {
@@ -28,8 +28,8 @@ impl Dataplane {
         if self.relay.as_mut().is_some_and(|relay| !relay.fall_asleep()) {
             return;
         }
-        // Files that stay readable are not watched while their frames cannot be taken. Where both
-        // ends of a patch wait for the other's room, their events are what they wait for.
+        // The files of held ports stay readable, so they are not watched. If every port is held, as when
+        // both ends of a patch wait for each other's room, the events of all ports are watched.
         let deadlock = self.slots.iter().flatten().all(|slot| slot.held);
         let mut calls = 1;
         for slot in self.slots.iter_mut().flatten() {
@@ -49,8 +49,7 @@ impl Dataplane {
         }
     }
 
-    /// Waits in the kernel until a file is readable, or somebody's time of being ignored is over, or
-    /// somebody is to be asked without an event.
+    /// Waits in epoll until a file is readable or the earliest alarm of a slot is due.
     fn wait(&mut self) {
         let ends = self.slots.iter().flatten().filter_map(Slot::alarm).min();
         let timeout = ends.map(|end| timespec(end.saturating_sub(self.now)));
@@ -63,7 +62,7 @@ impl Dataplane {
             }
             waited => waited,
         };
-        // Interrupted: whatever there is is found at the next sleep.
+        // After an interruption the next sleep finds the events.
         let Ok((events, _)) = waited else { return };
         for event in events {
             self.dispatch(event.data.u64());

@@ -19,12 +19,12 @@ use core::time::Duration;
 
 /// How long a turn is to take while ports compete: about as long as a budget of small packets.
 const QUANTUM: u64 = 32_000;
-/// How far a port may be ahead of the others.
+/// Maximum lead of a port over the others.
 const SLACK: u64 = QUANTUM;
 /// The longest that is held against a port: beyond it, a turn was interrupted rather than used.
 const DEBT_MAX: u64 = 10_000_000;
 
-/// A port's account, in nanoseconds.
+/// Fairness account of a port, in nanoseconds.
 #[derive(Debug, Default)]
 pub(super) struct Share {
     used: u64,

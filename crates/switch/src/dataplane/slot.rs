@@ -1,4 +1,4 @@
-//! A port in a data plane, and what is known about it there.
+//! Slots: the ports of a worker with their state.
 
 // #syscall driver,frontend,daemon epoll_ctl: a port comes or goes
 
@@ -11,7 +11,7 @@ use ringfence_sys::pace::Throttle;
 use rustix::event::epoll;
 
 use super::handle::PortId;
-use super::hold::Patience;
+use super::hold::Backpressure;
 use super::share::Share;
 use crate::forwarding::PortIndex;
 
@@ -20,7 +20,7 @@ pub(super) struct Slot {
     pub(super) name: String,
     pub(super) port: Box<dyn Port>,
     pub(super) capabilities: PortCapabilities,
-    /// Small frames are joined for it.
+    /// Set if small frames are joined for this port.
     pub(super) joins: bool,
     pub(super) throttle: Throttle,
     pub(super) share: Share,
@@ -28,15 +28,15 @@ pub(super) struct Slot {
     pub(super) woken: bool,
     /// Nothing is received from it because whom it sends to has no room, or to let others catch up.
     pub(super) held: bool,
-    /// The only port that its last frames went to, if there was but one.
+    /// Sole egress port of the last frames received here, if there was only one.
     pub(super) towards: Option<PortIndex>,
     /// How long those wait who send to it alone and find no room.
-    pub(super) patience: Patience,
+    pub(super) patience: Backpressure,
     /// Free slots when somebody asked last.
     vacant: usize,
-    /// Something was transmitted to it in this round.
+    /// Set if frames were transmitted to the port in this round.
     pub(super) touched: bool,
-    /// Why it is about to be removed. Nothing of it is called any more.
+    /// Fault for which the port is about to be removed. The port is not called any more.
     pub(super) fault: Option<Fault>,
     token: u64,
     watched: bool,
@@ -55,7 +55,7 @@ impl Slot {
             woken: false,
             held: false,
             towards: None,
-            patience: Patience::default(),
+            patience: Backpressure::default(),
             vacant: 0,
             touched: false,
             fault: None,
@@ -64,18 +64,18 @@ impl Slot {
         }
     }
 
-    /// Keeps what a call of the port returned, or why the port ended.
+    /// Returns the value of a port's result, or stores the fault.
     pub(super) fn checked<T>(&mut self, result: Result<T, Fault>) -> Option<T> {
         result.map_err(|fault| self.fault = Some(fault)).ok()
     }
 
-    /// There was work of this port's.
+    /// Records that the port had work.
     pub(super) fn worked(&mut self) {
         self.woken = false;
         self.throttle.worked();
     }
 
-    /// Its events ended a sleep.
+    /// Handles an event of the port that ended a sleep.
     pub(super) fn wake(&mut self) {
         self.woken = true;
         self.port.counters().wakeups.add(1);
@@ -119,7 +119,7 @@ impl Slot {
         work
     }
 
-    /// When the sleep that begins is to end on its account.
+    /// Returns the time at which this port ends the coming sleep.
     pub(super) fn alarm(&self) -> Option<Duration> {
         // What is held is not asked, so that its time may be over already.
         let deadline = self.port.deadline().filter(|_| !self.held);

@@ -1,4 +1,4 @@
-//! Small frames, joined for a port that takes large ones (what Linux calls GRO).
+//! Receive coalescing (GRO in Linux): joins small frames for a port that takes super-packets.
 //!
 //! # Theory of operation
 //!
@@ -37,7 +37,7 @@ const UDP: u8 = 17;
 /// FIN, SYN, RST, PSH and URG: a frame with one of them is continued by none.
 const ENDING: u8 = 0x2f;
 
-/// Joins frames of a turn.
+/// Joiner of the frames of one pass.
 #[derive(Debug)]
 pub(super) struct Joiner {
     coalescer: Coalescer,
@@ -78,8 +78,8 @@ impl Default for Joiner {
 }
 
 impl Joiner {
-    /// What to send in place of `frames`, or nothing if that is `frames`. Joined ones stay in the batch
-    /// until all derived ones are taken away.
+    /// Returns the frames to send in place of `frames`, or `None` if none is to be joined. Joined frames
+    /// stay in the batch until all derived frames are dropped.
     pub(super) fn join(
         &mut self,
         batch: &mut Batch,
@@ -100,12 +100,12 @@ impl Joiner {
         Some(joined)
     }
 
-    /// Takes the list back that [`Joiner::join`] gave.
+    /// Recycles the list that [`Joiner::join`] returned.
     pub(super) fn recycle(&mut self, joined: Vec<u32>) {
         self.joined = joined;
     }
 
-    /// Whether two of the frames look as if the second might continue the first.
+    /// Returns `true` if two frames may belong together, by a check of their headers only.
     fn promising(&mut self, batch: &Batch, frames: &[u32], wanted: &Limits) -> bool {
         self.marks = Marks::default();
         for frame in batch.select(frames) {
@@ -163,7 +163,7 @@ impl Joiner {
     }
 }
 
-/// What may be joined for a port; nothing if it takes no super-packets.
+/// Returns the coalescing limits for a port, or `None` if it takes no super-packets.
 fn wanted(capabilities: &PortCapabilities) -> Option<Limits> {
     let (ipv4, ipv6, any) = match capabilities.checksum {
         ChecksumOffload::None => return None,
@@ -181,15 +181,15 @@ fn wanted(capabilities: &PortCapabilities) -> Option<Limits> {
     (limits.tcp_v4 || limits.tcp_v6 || limits.udp).then_some(limits)
 }
 
-/// What a glance at a header says.
+/// Summary of a header.
 struct Glance {
-    /// Mixed from addresses and ports.
+    /// Hash of addresses and ports.
     flow: u32,
-    /// Nothing can continue it.
+    /// Set if no frame can continue this one.
     ends: bool,
 }
 
-/// Looks at a frame that might be joined; nothing if it cannot be, or the header is unusual.
+/// Summarises the header of a frame; returns `None` if the frame cannot be joined.
 fn glance(frame: &FrameView<'_>, wanted: &Limits) -> Option<Glance> {
     let header = frame.header();
     let mut at = 14;

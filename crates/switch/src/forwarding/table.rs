@@ -1,4 +1,4 @@
-//! The addresses a switch knows, and how many of them may be behind one port.
+//! Forwarding database (FDB): the port of each learned address, with a share of entries for each port.
 //!
 //! # Theory of operation
 //!
@@ -17,20 +17,20 @@ use std::collections::HashMap;
 
 use super::{AGEING_SECONDS, AttachError, Mac, PORTS_MAX, PortIndex, PortPolicy, SWEEP_SECONDS};
 
-/// Addresses that can be known at a time, fixed ones apart.
+/// Maximum number of learned addresses; fixed ones are not counted.
 pub const CAPACITY: usize = 4096;
 
-/// Addresses of every port's share that the others cannot take.
+/// Addresses that each port may always have.
 pub const GUARANTEED: usize = CAPACITY / 2 / PORTS_MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     port: PortIndex,
-    /// Place in the port's list; `None` for a fixed address.
+    /// Index in the port's list; `None` for a fixed address.
     place: Option<usize>,
     /// Second in which the address was last used.
     seen: u64,
-    /// The same, of frames that this table was shown itself.
+    /// Second in which this table itself last saw the address, not another worker's.
     here: u64,
 }
 
@@ -43,22 +43,22 @@ struct Share {
     next: usize,
 }
 
-/// What came of a source address.
+/// Result of learning a source address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Learned {
-    /// The address is behind that port now (or may not be remembered, which does no harm).
+    /// The port may use the address. It need not be stored, which causes flooding at worst.
     Known,
-    /// The port may not use this address.
+    /// The address belongs to another port, or the port has another fixed address.
     Spoofed,
 }
 
-/// The table. See the [module](self).
+/// Forwarding database. See the [module](self).
 #[derive(Debug)]
 pub struct MacTable {
     entries: HashMap<Mac, Entry>,
     ports: Vec<Option<Share>>,
     pool: usize,
-    /// What another table of the same ports is to be told, if there is one.
+    /// Announcements for the other tables of the same ports; `None` if there are none.
     news: Option<Vec<(Mac, PortIndex)>>,
 }
 
@@ -69,7 +69,7 @@ impl Default for MacTable {
 }
 
 impl MacTable {
-    /// An empty table. Everything it will ever hold is allocated here.
+    /// Creates an empty table and allocates all storage it will need.
     pub fn new() -> MacTable {
         MacTable {
             // Twice the room: removals then never make it grow.
@@ -80,26 +80,26 @@ impl MacTable {
         }
     }
 
-    /// Addresses known, fixed ones included.
+    /// Returns the number of known addresses, fixed ones included.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no address is known.
+    /// Returns `true` if no address is known.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Addresses that may be learned behind `port`.
+    /// Returns the maximum number of addresses that are learned behind `port`.
     pub fn share(&self, port: PortIndex) -> usize {
         self.ports.get(port.get()).and_then(Option::as_ref).map_or(0, |share| share.limit)
     }
 
-    /// Gives a port its share.
+    /// Allocates the share of a port.
     ///
     /// # Errors
     ///
-    /// [`AttachError::BadIndex`], [`AttachError::MacTaken`].
+    /// Returns [`AttachError::BadIndex`] or [`AttachError::MacTaken`].
     pub fn attach(&mut self, port: PortIndex, policy: &PortPolicy) -> Result<(), AttachError> {
         if !matches!(self.ports.get(port.get()), Some(None)) {
             return Err(AttachError::BadIndex(port));
@@ -119,7 +119,7 @@ impl MacTable {
         Ok(())
     }
 
-    /// Takes the share back and forgets the port's addresses.
+    /// Releases the share of a port and removes its addresses.
     pub fn detach(&mut self, port: PortIndex) {
         let Some(share) = self.ports.get_mut(port.get()).and_then(Option::take) else { return };
         self.pool += share.limit.saturating_sub(GUARANTEED);
@@ -128,26 +128,25 @@ impl MacTable {
         }
     }
 
-    /// Keeps note of what is learned from now on, for others.
+    /// Records announcements of learned addresses from now on.
     pub fn keep_news(&mut self) {
         self.news.get_or_insert_default();
     }
 
-    /// Takes what was learned since: addresses that are new or have moved, and at each sweep those that
-    /// were used meanwhile.
+    /// Returns the announcements: addresses that are new or have moved, and at each sweep those in use.
     pub fn news(&mut self) -> impl Iterator<Item = (Mac, PortIndex)> + Clone + '_ {
         let news = self.news.as_deref().unwrap_or_default();
         news.iter().copied()
     }
 
-    /// What was taken need not be told again.
+    /// Removes all announcements, after they were sent.
     pub fn clear_news(&mut self) {
         if let Some(news) = &mut self.news {
             news.clear();
         }
     }
 
-    /// Notes that another table saw `mac` behind `port`.
+    /// Applies the announcement of another table that saw `mac` behind `port`.
     pub fn hear_of(&mut self, mac: Mac, port: PortIndex, now: u64) -> Learned {
         let news = self.news.take();
         let here = self.entries.get(&mac).filter(|entry| entry.port == port);
@@ -160,7 +159,7 @@ impl MacTable {
         learned
     }
 
-    /// Notes that `mac` was used by `port`.
+    /// Learns that `port` used `mac`.
     pub fn learn(&mut self, mac: Mac, port: PortIndex, now: u64) -> Learned {
         let Some(share) = self.ports.get(port.get()).and_then(Option::as_ref) else {
             return Learned::Spoofed;
@@ -181,7 +180,7 @@ impl MacTable {
         Learned::Known
     }
 
-    /// The port that `mac` is behind. An address that is too old is forgotten.
+    /// Returns the port of `mac`. An expired address is removed.
     pub fn find(&mut self, mac: &Mac, now: u64) -> Option<PortIndex> {
         let entry = self.entries.get(mac)?;
         if entry.place.is_some() && is_old(entry, now) {
@@ -191,13 +190,13 @@ impl MacTable {
         Some(entry.port)
     }
 
-    /// Forgets all addresses that are too old.
+    /// Removes all expired addresses.
     pub fn sweep(&mut self, now: u64) {
         for port in 0..self.ports.len() {
             let mut place = 0;
             while let Some(mac) = self.listed(port, place) {
                 match self.entries.get(&mac) {
-                    // The last of the list takes the place of the one removed.
+                    // The last address of the list moves to the index of the removed one.
                     Some(entry) if is_old(entry, now) => self.remove(&mac),
                     Some(Entry { port, here, .. }) if now.saturating_sub(*here) < SWEEP_SECONDS => {
                         place += 1;
@@ -244,7 +243,7 @@ impl MacTable {
         }
     }
 
-    /// Forgets a learned address; a fixed one stays.
+    /// Removes a learned address; a fixed one stays.
     fn remove(&mut self, mac: &Mac) {
         let Some(&Entry { port, place: Some(place), .. }) = self.entries.get(mac) else { return };
         self.entries.remove(mac);

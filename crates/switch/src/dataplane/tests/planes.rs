@@ -292,12 +292,12 @@ fn what_is_under_way_to_a_thread_that_does_not_come_is_bounded_and_counted() {
     let (mut planes, several) = planes(2, switch);
     let policy = |n| PortPolicy { mac: Some(mac(n)), ..PortPolicy::default() };
     let mut put = |parts: Vec<MemoryPort>, mac: u8| {
-        let (count, mut parts, mut seat) = (parts.len(), parts.into_iter(), None);
+        let (count, mut parts, mut entry) = (parts.len(), parts.into_iter(), None);
         for plane in &mut planes {
             let port = parts.next().map(|port| Box::new(port) as Box<dyn Port>);
-            seat = plane.add(port, count, seat, policy(mac), "port".into()).ok();
+            entry = plane.add(port, count, entry, policy(mac), "port".into()).ok();
         }
-        seat.unwrap().place
+        entry.unwrap().place
     };
     let ((one, peer), (first, _first), (second, second_peer)) =
         (large_port(), large_port(), large_port());
