@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use ringfence_sandbox::ids::may_map_any;
 use ringfence_sandbox::isolation::Isolation;
-use ringfence_sandbox::supervisor;
 use ringfence_sandbox::spawn::{Spawn, SpawnError};
+use ringfence_sandbox::supervisor;
 use ringfence_sandbox::{Channel, DomainKind, DomainProcess};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};

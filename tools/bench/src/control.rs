@@ -297,7 +297,11 @@ impl<'a, P: Platform> Dialogue<'a, P> {
     fn leave(&mut self) -> anyhow::Result<()> {
         let path = format!("{}/{STATE}", self.device.frontend_path());
         self.store.write(&path, XenbusState::Closing.to_string())?;
-        let gone = claim::await_backend_disconnect(&mut self.store, &self.device, Instant::now() + WITHIN)?;
+        let gone = claim::await_backend_disconnect(
+            &mut self.store,
+            &self.device,
+            Instant::now() + WITHIN,
+        )?;
         ensure!(gone, "the backend did not let go");
         let front = self.device.frontend_path();
         for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {

@@ -17,9 +17,9 @@ use ringfence_frame::port::Fault;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_sandbox::channel::{Channel, ChannelError};
-use ringfence_sys::poll::{wait_any, wait_readable};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
+use ringfence_sys::poll::{wait_any, wait_readable};
 use rustix::event::{PollFd, PollFlags};
 
 use super::args::NetArgs;

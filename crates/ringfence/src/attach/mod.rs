@@ -32,11 +32,11 @@ use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
-use crate::frontend::link::{LinkEvent, Link, LinkError};
+use crate::frontend::link::{Link, LinkError, LinkEvent};
 use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
-use crate::workers::worker_count;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
+use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};

@@ -38,8 +38,8 @@ use super::records::Records;
 use super::staging::Staging;
 use super::vif_keys::VifKeys;
 use crate::log::LineBudget;
+use crate::ports::{PortBinding, PortEntry, Retired, device_name};
 use crate::workers::{EndedPorts, worker_count};
-use crate::ports::{Retired, PortEntry, PortBinding, device_name};
 
 /// Reasons for which a vif is not served for now.
 #[derive(Debug, thiserror::Error)]

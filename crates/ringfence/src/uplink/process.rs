@@ -20,7 +20,7 @@ use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
-use ringfence_uplink::runner::{RunnerEnd, Runner};
+use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::share::Share;
 use ringfence_uplink::team::{self, Member};
 use ringfence_uplink::{Access, Config, GuestLink, Uplink, UplinkCounters};

@@ -18,7 +18,7 @@ use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_sys::vhost;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::runner::{RunnerEnd, Runner};
+use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 
 use super::super::args::Peer;
