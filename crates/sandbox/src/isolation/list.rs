@@ -263,9 +263,8 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/records.rs: records of queues
     // sys/src/tap.rs: a TAP for a guest that comes
     on(DAEMON, libc::SYS_openat, &[]),
-    // sys/src/poll.rs: a thread sleeps until a file is ready
-    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_poll, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
+    // sys/src/poll.rs: a thread sleeps until a file is ready
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_poll, &[]),
     // block/src/blkback/worker.rs: a worker is told something, and waits
