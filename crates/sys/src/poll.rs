@@ -3,7 +3,7 @@
 //! [`wait_any`] restarts after a signal and keeps its deadline. [`timespec`] is for callers that need
 //! another system call with a time limit (`epoll_wait`, `ppoll` with a relative limit).
 
-// #syscall all poll,ppoll: a thread sleeps until a file is ready
+// #syscall all poll@x86_64,ppoll: a thread sleeps until a file is ready
 
 use std::io;
 use std::os::fd::AsFd;

@@ -88,6 +88,7 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/daemon.rs: requests of the status socket
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // switch/src/dataplane/handle.rs: the data plane is told something
+    // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
@@ -263,6 +264,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/tap.rs: a TAP for a guest that comes
     on(DAEMON, libc::SYS_openat, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
+    // sys/src/poll.rs: a thread sleeps until a file is ready
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_poll, &[]),
     // block/src/blkback/worker.rs: a worker is told something, and waits
@@ -273,6 +275,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/hub/client.rs: waiting for the hub
     // ringfence/src/frontend/squeeze.rs: pressure on the system's memory
     // sandbox/src/channel.rs: waiting for orders
+    // sys/src/poll.rs: a thread sleeps until a file is ready
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/tcp.rs: whether there is room
     // uplink/src/runner.rs: waiting for the guest and for sockets
@@ -309,6 +312,7 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/daemon.rs: requests of the status socket
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
@@ -468,6 +472,7 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // switch/src/dataplane/handle.rs: the data plane is told something
     // switch/src/dataplane/relay.rs: another thread of the data plane is woken
+    // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/link/tap.rs: frames to a TAP
     // uplink/src/team.rs: frames are handed to another thread

@@ -137,12 +137,18 @@ fn surplus_descriptors() {
     let before = descriptors();
     for _ in 0..50 {
         let mut went = 0;
-        while went < 20
-            && send_raw(&scene.guest.channels[0].socket, &[1], &[spare.as_fd(); 40]).is_ok()
-        {
-            went += 1;
+        let mut refused = None;
+        while went < 20 && refused.is_none() {
+            match send_raw(&scene.guest.channels[0].socket, &[1], &[spare.as_fd(); 40]) {
+                Ok(()) => went += 1,
+                Err(error) => refused = error.raw_os_error(),
+            }
         }
-        assert!(went > 0, "the guest sends descriptors");
+        // From Linux 6.16 on the socket refuses them, so that none is sent at all.
+        assert!(
+            went > 0 || refused == Some(libc::EPERM),
+            "the guest sends descriptors: {refused:?}"
+        );
         for _ in 0..went {
             scene.clear_events().unwrap();
         }
