@@ -14,7 +14,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // ringfence/src/netlink.rs: interfaces of the host
-    // uplink/src/host/real/datagrams.rs: the port of a guest's, where it is free
+    // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
     on(UPLINK | DAEMON, libc::SYS_bind, &[]),
     // sandbox/src/isolation/syscalls.rs: the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_brk, &[]),
@@ -33,8 +33,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_close, &[]),
     // nbd/src/client/link.rs: a disk's server
     // platform/src/xen/device.rs: the store
-    // uplink/src/host/real/datagrams.rs: where a flow leads
-    // uplink/src/host/real/tcp.rs: conversations that the guest begins
+    // uplink/src/host/real/datagrams.rs: peer of a flow
+    // uplink/src/host/real/tcp.rs: connections that the guest opens
     on(UPLINK | DAEMON, libc::SYS_connect, &[]),
     // block/src/blkfront/mod.rs: the frontend of a disk waits
     // nbd/src/client/queue.rs: waiting for a server and for time
@@ -54,7 +54,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane.rs: the data plane waits for its ports
     // switch/src/dataplane/slot.rs: a port comes or goes
     // sys/src/vhost.rs: waiting for calls and errors
-    // uplink/src/host/real/listen.rs: waiting for them
+    // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
@@ -75,18 +75,12 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_wait, &[]),
-    // block/src/blkback/worker.rs: a worker is told something, and waits
-    // block/src/blkfront/outbox.rs: answers wait for who asked
+    // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // block/src/storage/memory.rs: disks in memory; their memory is made before
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
-    // ringfence/src/driver/disks.rs: a disk has something to say
-    // ringfence/src/frontend/disks.rs: a disk has something to say
-    // ringfence/src/plane.rs: a port is gone
-    // ringfence/src/serve/daemon.rs: requests of the status socket
-    // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // switch/src/dataplane/handle.rs: the data plane is told something
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
@@ -135,7 +129,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: locks, joining threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
     // nbd/src/client/link.rs: a disk's server
-    // uplink/src/host/real/datagrams.rs: who is at the other end
+    // uplink/src/host/real/datagrams.rs: address of the peer
     on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
     // sandbox/src/isolation/syscalls.rs: abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getpid, &[]),
@@ -144,7 +138,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: time, where the vDSO does not know it; CPU time and faults, for the figures
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getrusage, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
-    // uplink/src/host/real/datagrams.rs: which port it became
+    // uplink/src/host/real/datagrams.rs: port of the socket
     on(UPLINK | DAEMON, libc::SYS_getsockname, &[]),
     // uplink/src/host/real/datagrams.rs: options in force
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IP)]),
@@ -267,17 +261,16 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/poll.rs: a thread sleeps until a file is ready
     #[cfg(target_arch = "x86_64")]
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_poll, &[]),
-    // block/src/blkback/worker.rs: a worker is told something, and waits
+    // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
     // nbd/src/client/handed.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
-    // ringfence/src/frontend/squeeze.rs: pressure on the system's memory
-    // sandbox/src/channel.rs: waiting for orders
+    // ringfence/src/frontend/pressure.rs: pressure on the system's memory
     // sys/src/poll.rs: a thread sleeps until a file is ready
     // sys/src/vhost.rs: waiting for calls and errors
-    // uplink/src/host/real/tcp.rs: whether there is room
+    // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
     // xenstore/src/client.rs: waiting for the store
     // xenstore/src/pump.rs: the store waits for its clients
@@ -297,8 +290,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pwrite64, &[]),
     // memory/src/iolist.rs: grant copies; from lent pages to a disk
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_pwritev, &[]),
-    // block/src/blkback/worker.rs: a worker is told something, and waits
-    // block/src/blkfront/outbox.rs: answers wait for who asked
+    // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
     // nbd/src/client/dial.rs: a connection that was made is handed over
@@ -306,11 +298,6 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
-    // ringfence/src/driver/disks.rs: a disk has something to say
-    // ringfence/src/frontend/disks.rs: a disk has something to say
-    // ringfence/src/plane.rs: a port is gone
-    // ringfence/src/serve/daemon.rs: requests of the status socket
-    // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // switch/src/dataplane/rest.rs: the data plane waits for its ports
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
@@ -329,7 +316,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/message.rs: taking a message that was looked at out of the queue
     // sys/src/descriptors/stream.rs: bytes
     // sys/src/socket.rs: dropping what the guest acknowledged
-    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
+    // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
@@ -339,7 +326,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/message.rs: a look at a message with its descriptors
     // sys/src/descriptors/stream.rs: a look at bytes that may come with descriptors
     // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
-    // uplink/src/host/real/tcp.rs: peeking; what the guest sends
+    // uplink/src/host/real/tcp.rs: peeking; data of the guest
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvmsg, &[]),
     // sandbox/src/isolation/syscalls.rs: the kernel goes on with a wait after SIGSTOP and SIGCONT
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_restart_syscall, &[]),
@@ -355,7 +342,6 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_getaffinity, &[]),
     // block/src/blkback/worker.rs: polling threads let others run
     // sandbox/src/isolation/syscalls.rs: locks of libraries spin
-    // uplink/src/runner.rs: polling threads let others run
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_yield, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     // uplink/src/host/real/datagrams.rs: datagrams, many at a time
@@ -364,21 +350,21 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
     // sandbox/src/channel.rs: orders and reports, with descriptors
     // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
-    // uplink/src/host/real/tcp.rs: peeking; what the guest sends
+    // uplink/src/host/real/tcp.rs: peeking; data of the guest
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // nbd/src/client/tls.rs: what TLS has made of requests
     // ringfence/src/netlink.rs: interfaces of the host
     // sys/src/descriptors/stream.rs: bytes
-    // uplink/src/host/real/own.rs: rtnetlink: which addresses are the host's own
+    // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
-    // uplink/src/host/real/datagrams.rs: which messages are heard
+    // uplink/src/host/real/datagrams.rs: message filter
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
-    // uplink/src/host/real/datagrams.rs: errors, hops, and who a datagram is for
+    // uplink/src/host/real/datagrams.rs: errors, hop limit, destination of a datagram
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IP)]),
-    // uplink/src/host/real/datagrams.rs: the same of IPv6
+    // uplink/src/host/real/datagrams.rs: errors, hop limit, destination of a datagram
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IPV6)]),
     // uplink/src/host/real/tcp.rs: options of TCP
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP)]),
@@ -406,13 +392,13 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_OOBINLINE)]),
     // sys/src/socket.rs: peeking on from where the last peek ended
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEEK_OFF)]),
-    // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
+    // uplink/src/host/real/datagrams.rs: bounding a socket's queue
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)]),
     // platform/src/local/hub/server.rs: bounding what a peer can make the kernel hold
-    // uplink/src/host/real/datagrams.rs: bounding what waits in a socket
+    // uplink/src/host/real/datagrams.rs: bounding a socket's queue
     on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
     // sandbox/src/isolation/syscalls.rs: telling a peer that there is no more
-    // uplink/src/host/real/tcp.rs: the guest has no more
+    // uplink/src/host/real/tcp.rs: the guest has closed its direction
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_shutdown, &[]),
     // sandbox/src/isolation/syscalls.rs: start and end of a thread: stack overflow is reported
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sigaltstack, &[]),
@@ -456,20 +442,14 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/records.rs: records of queues
     // ringfence/src/serve/status.rs: the socket is taken away
     on(DAEMON, libc::SYS_unlinkat, &[]),
-    // block/src/blkback/worker.rs: a worker is told something, and waits
-    // block/src/blkfront/outbox.rs: answers wait for who asked
+    // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
-    // ringfence/src/driver/disks.rs: a disk has something to say
-    // ringfence/src/frontend/disks.rs: a disk has something to say
     // ringfence/src/log.rs: the log on standard error
-    // ringfence/src/plane.rs: a port is gone
-    // ringfence/src/serve/daemon.rs: requests of the status socket
-    // ringfence/src/serve/disks/mod.rs: a disk has something to say
     // switch/src/dataplane/handle.rs: the data plane is told something
     // switch/src/dataplane/relay.rs: another thread of the data plane is woken
     // sys/src/mailbox.rs: one thread wakes another
