@@ -344,6 +344,7 @@ pub fn udp_frame(payload: usize) -> Vec<u8> {
 }
 
 /// Returns an IPv4 header from 10.0.0.1 to 10.0.0.2 for `payload` bytes of this protocol.
+#[allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 fn ipv4_header(protocol: u8, payload: usize) -> [u8; 20] {
     let len = u16::try_from(20 + payload).unwrap().to_be_bytes();
     let mut ip =

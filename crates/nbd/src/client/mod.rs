@@ -200,7 +200,7 @@ fn geometry(settled: &Negotiated, options: &NbdOptions) -> io::Result<Geometry> 
     if bytes == 0 {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the server's disk is empty"));
     }
-    if bytes % u64::from(sector_size) != 0 {
+    if !bytes.is_multiple_of(u64::from(sector_size)) {
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             format!(

@@ -142,7 +142,7 @@ fn fault_is_reported_with_line_column_and_message() {
         ("[network]\ncheck-source = 1", "2:16: invalid type: integer `1`, expected a boolean"),
         (
             "[[device]]\nmac = '01:00:5e:00:00:01'",
-            "2:7: that is not the address of one station: the first octet must be even, and not all zero",
+            "2:7: that is not the address of one station: the first byte must be even, and not all zero",
         ),
         (
             "\n[[device]]\nmode = 'map'",
