@@ -347,6 +347,11 @@ fn local(context: &Context) -> anyhow::Result<Ended> {
     if !context.require_local {
         println!("a test that lacks something will be skipped, and named in the report");
     }
+    // A test of the product speaks to it by a role of the benchmarks' program.
+    let bench = ["build", "--release", "--package", "ringfence-bench"];
+    if !Cmd::cargo().args(bench).run(&context.root)? {
+        return Ok(verdict(false, "ringfence-bench does not build"));
+    }
     // The product alone, then the rest: what tools ask of its crates must not change what is tested.
     let of = |packages: &[&str], tests: &str| {
         let packages = packages.iter().flat_map(|package| ["--package", package]);

@@ -17,7 +17,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Signal, kill_process};
 
-use support::needs::Need;
+use support::needs::{Need, beside_product};
 use support::{Lab, MOMENT, Running, eventually, sha256, write_noise};
 
 const DRIVER: DomId = DomId(1);
@@ -254,7 +254,7 @@ fn daemon_closes_devices_on_request_and_second_daemon_is_refused() {
 
 #[test]
 fn control_ring_message_is_answered_by_daemon() {
-    require!(Need::Root);
+    require!(Need::Root, Need::Built("ringfence-bench"));
     let mut world = World::new();
     std::fs::write(
         world.lab.file("serve.toml"),
@@ -264,7 +264,8 @@ fn control_ring_message_is_answered_by_daemon() {
     let serve = world.serve(&[]);
     world.plug_in(2);
     let platform = world.platform();
-    let program = env!("CARGO_BIN_EXE_ringfence");
+    let program = beside_product("ringfence-bench");
+    let program = program.to_str().unwrap();
     let words = [program, "internal", "control-ring", "--platform", &platform, "--pages", "20"];
     let asked = world.lab.spawn(&words).finish(Duration::from_secs(60));
     assert_eq!(asked.status, Some(0), "{}{}", asked.stdout, asked.stderr);

@@ -3,7 +3,7 @@
 //! A test without one of its requirements prints `SKIPPED: reason` and returns. With
 //! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Requirement of a test.
@@ -14,6 +14,8 @@ pub enum Need {
     /// TAP devices and user namespaces, which every guest needs.
     Guests,
     Root,
+    /// Program of this workspace that another package builds.
+    Built(&'static str),
 }
 
 impl Need {
@@ -23,10 +25,18 @@ impl Need {
             Need::Program(name, package) => (!is_installed(name))
                 .then(|| format!("{name} is not installed (Debian: {package})")),
             Need::Guests => guests_missing(),
+            Need::Built(name) => (!beside_product(name).is_file())
+                .then(|| format!("{name} is not built (cargo build --release -p {name})")),
             Need::Root => (!rustix::process::geteuid().is_root())
                 .then(|| "only root may do what this test does".to_owned()),
         }
     }
+}
+
+/// Returns the path of a program of this workspace. Cargo puts programs one folder above the test programs.
+pub fn beside_product(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap_or_default();
+    test.parent().and_then(Path::parent).unwrap_or(Path::new(".")).join(name)
 }
 
 fn is_installed(program: &str) -> bool {
