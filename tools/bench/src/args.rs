@@ -88,7 +88,7 @@ with huge pages if enough are free), which verify nothing: compare with --verify
 With several queues each has a generator and a sink of its own, which number its packets. Where there are
 fewer cores than threads the row is marked oversubscribed: its figures say nothing of the queues.
 
-docs/performance.md explains every column.";
+docs/perf/howto.md explains every column.";
 
 /// Packets through netfront, rings and netback, from one process to another
 #[derive(Debug, Args)]

@@ -162,7 +162,7 @@ Every packet was verified: none lost, repeated, out of order or damaged.
 From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each byte
 was copied. `bare ns`: one bare kernel copy of that size (pread for tx, pwrite for rx); `share`: the
 part of the time that one such copy for each packet takes. `kthread ns` is part of `cpu ns`; it is 0
-because no thread of the kernel works for the data path. All columns: docs/performance.md"
+because no thread of the kernel works for the data path. All columns: docs/perf/howto.md"
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ fn table_has_one_line_per_row() {
     assert!(lines.next().is_some_and(|heading| heading.starts_with("path ")), "{table}");
     assert!(lines.next().is_some_and(|row| row.starts_with("guest-guest  mtu1500 ")), "{table}");
     assert!(lines.next().is_some_and(|row| row.starts_with("guest-guest  tso ")), "{table}");
-    assert!(table.contains("All columns: docs/performance.md"), "{table}");
+    assert!(table.contains("All columns: docs/perf/howto.md"), "{table}");
 }
 
 #[test]

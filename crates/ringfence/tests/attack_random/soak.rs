@@ -329,6 +329,7 @@ fn stats(world: &World) -> Result<ringfence::switchboard::DriverStats, String> {
     let directory = RuntimeDir::open_at(world.lab.runtime_dir()).map_err(|e| e.to_string())?;
     let socket = directory.connect("s").map_err(|e| e.to_string())?.ok_or("no switch")?;
     let channel = Channel::from_fd(socket);
+    ringfence::launch::proof::introduce(&channel).map_err(|e| e.to_string())?;
     channel.send(&ToDriver::Stats, &[]).map_err(|e| e.to_string())?;
     match channel.receive_within(WITHIN).map_err(|e| e.to_string())?.0 {
         FromDriver::Stats(stats) => Ok(*stats),

@@ -17,7 +17,7 @@ guest, which keeps DEPTH requests in flight. Every block carries its place, and 
 checked; one that is not what was written fails the benchmark (exit status 1).
 
 `map`, `unmap` and `copy` are grant operations for each request: what persistent grants do away with.
-docs/performance.md explains every column.";
+docs/perf/howto.md explains every column.";
 
 /// Disks through blkfront, rings and blkback, by many guests at once
 #[derive(Debug, Args)]

@@ -170,7 +170,7 @@ pub(super) const LEGEND: &str = "\
 IOPS and MiB/s: all guests together; every read was checked. `map`, `unmap`, `copy`: grant operations
 of the driver domain for each request. `syscalls`, `cpu ns`: for each request, all domains together
 (of a program that serves over NBD: without fio).
-All columns: docs/performance.md";
+All columns: docs/perf/howto.md";
 
 #[cfg(test)]
 mod tests {

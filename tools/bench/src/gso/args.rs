@@ -24,7 +24,7 @@ set, and nothing of it passes through Ringfence.
 guest-driver and driver-guest need root: the driver domain's side is an interface in a network
 namespace of the benchmark's own (`ringfence run --host-tap`).
 
-docs/performance.md explains every column.";
+docs/perf/howto.md explains every column.";
 
 /// Benefit of unsegmented super-packets: TCP between guests, three setups
 #[derive(Debug, Args)]

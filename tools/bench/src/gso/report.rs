@@ -167,7 +167,7 @@ pub(super) fn legend() -> &'static str {
 `ratio`: to mtu1500 on the same path, in the same round. `frames`: through the switch, both ways.
 `segments`, `checksums`: made by the driver domain; `whole`: super-packets that it passed on as they
 came; `joined`: frames that became part of a larger one there. `copies`: how often the driver domain
-copied each byte. `cpu`: of all processes, guests included. All columns: docs/performance.md"
+copied each byte. `cpu`: of all processes, guests included. All columns: docs/perf/howto.md"
 }
 
 #[cfg(test)]

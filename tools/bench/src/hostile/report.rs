@@ -139,7 +139,7 @@ pub(super) fn legend() -> &'static str {
 `kpps`: packets of the victim's that arrived and were verified, thousands a second; `ratio`: to what
 it gets beside an honest neighbour. No packet of the victim's was damaged; `lost` ones were dropped.
 `cpu`, `its cpu`, `driver`: cores that the victim, the neighbour and the driver domain used. `rss KiB`,
-`fds`: what the driver domain's memory and descriptors grew by. All columns: docs/performance.md"
+`fds`: what the driver domain's memory and descriptors grew by. All columns: docs/perf/howto.md"
 }
 
 #[cfg(test)]

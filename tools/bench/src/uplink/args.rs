@@ -14,7 +14,7 @@ are threads of this program there, clients are processes behind each peer. Needs
 of the peers that it is measured against; those that are not installed are left out, with a word.
 
 Each peer is started afresh for each row; peers take turns within a row, so that what else the machine
-does hits all of them alike. docs/performance.md explains every column.";
+does hits all of them alike. docs/perf/howto.md explains every column.";
 
 /// Throughput and latency of a guest's uplink to the host's network, beside other programs
 #[derive(Debug, Args)]

@@ -114,7 +114,7 @@ pub(super) const LEGEND: &str = "\
 `kiops`: random reads of 4 KiB of the victim's, each checked, thousands a second; `ratio`: to what it gets
 beside an honest neighbour; `p99 us`: how long 99 of 100 of them took at most. Every answer that a hostile
 neighbour got was the right one. `its kiops`: requests of the neighbour's that were answered. `rss KiB`,
-`fds`: what the driver domain's memory and descriptors grew by. All columns: docs/performance.md";
+`fds`: what the driver domain's memory and descriptors grew by. All columns: docs/perf/howto.md";
 
 #[cfg(test)]
 mod tests {
