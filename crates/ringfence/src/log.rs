@@ -1,7 +1,7 @@
 //! Log messages on standard error.
 //!
 //! The supervisor of a sandboxed process passes its messages on. The service manager of a daemon stores
-//! them. A message that a peer can cause is limited, to once for each rule or by a [`LineBudget`], so a
+//! them. A message that a peer can cause is limited, to once for each rule or by a `LineBudget`, so a
 //! peer cannot fill the log. Counters count every event.
 
 // #syscall all write: the log on standard error

@@ -2,7 +2,7 @@
 //!
 //! The process receives its configuration, its hub connection, the queues of the TAP and the
 //! sockets of its disks. It allocates the memory that it grants while that is still possible, and
-//! enters the sandbox. Then it joins TAP and vif by a patch of two ports ([`link`]). A vif without
+//! enters the sandbox. Then it joins TAP and vif by a patch of two ports (`link`). A vif without
 //! room applies backpressure to the TAP.
 
 use std::io;

@@ -139,7 +139,7 @@ pub fn carried_for_host(keys: OffloadKeys) -> TapOffloads {
 ///
 /// # Errors
 ///
-/// Returns [`NetworkError`] if a required setting fails.
+/// Returns `NetworkError` if a required setting fails.
 pub fn configure_leg(
     name: &str,
     mac: [u8; 6],

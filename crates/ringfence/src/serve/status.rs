@@ -5,7 +5,7 @@
 //! limited, so each device has a packet of its own.
 //!
 //! The control thread takes the snapshot. A thread for each client sends it, so that a client that does
-//! not read delays nobody else. At most [`CLIENTS_MAX`] clients are served at a time.
+//! not read delays nobody else. At most `CLIENTS_MAX` clients are served at a time.
 
 // #syscall daemon accept4: who asks for the status
 // #syscall daemon unlinkat: the socket is taken away

@@ -7,7 +7,7 @@
 //! Flows that the guest opened and flows from outside ([`Origin`]) have separate limits and separate usage
 //! lists: flows from outside never evict a flow of the guest.
 //!
-//! Entries are ordered by their last [`touch`](Table::touch). Each may have one deadline. Postponing a
+//! Entries are ordered by their last `touch`. Each may have one deadline. Postponing a
 //! deadline costs nothing until the old one is reached.
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! ICMP and ICMPv6 errors to the guest.
 //!
-//! An error quotes the packet that caused it. [`refuse`] answers a packet at hand; [`send_about`] rebuilds
+//! An error quotes the packet that caused it. [`refuse`] answers a packet at hand; `send_about` rebuilds
 //! the headers of one that was sent earlier.
 
 use core::net::IpAddr;

@@ -117,7 +117,7 @@ impl Tcp {
     }
 
     /// Handles a TCP packet from the guest, whose checksum and source address are already verified. Its
-    /// payload may wait in `run` until [`finish_input`](Self::input_ends).
+    /// payload may wait in `run` until `finish_input`.
     pub fn input<'a>(
         &mut self,
         packet: &Packet<'a>,

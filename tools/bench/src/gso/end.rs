@@ -2,7 +2,7 @@
 //!
 //! An end reads lines on standard input and writes lines of JSON on standard output, which
 //! `ringfence run` passes through. A receiver listens, reports its addresses, and reports the number
-//! of received bytes whenever it reads [`HOW_MUCH`]. A sender reads the receiver's address, connects,
+//! of received bytes whenever it reads `HOW_MUCH`. A sender reads the receiver's address, connects,
 //! reports that, and sends until its process is ended.
 //!
 //! The stream repeats a pattern. The receiver compares only the first bytes of each piece with the

@@ -74,7 +74,7 @@ impl Prefixes {
     }
 }
 
-/// The host's own addresses. See the [module](self).
+/// The host's own addresses. See the module.
 #[derive(Debug)]
 pub struct OwnAddresses {
     notifications: OwnedFd,
