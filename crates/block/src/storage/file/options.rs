@@ -50,11 +50,12 @@ pub enum Bounce {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum Engine {
     /// `auto`: io_uring, or threads where the kernel refuses io_uring.
-    #[default]
     Auto,
     /// `io_uring`; opening a queue fails where it is refused.
     IoUring,
-    /// `threads`: a pool of threads that block.
+    /// `threads`: a pool of threads that block. The default: a kernel (6.18.44 was seen) may keep the file of
+    /// a killed process's ring open, and its lock held, for ever.
+    #[default]
     Threads,
 }
 
