@@ -1,5 +1,7 @@
 # Helpers for scenarios that run the conformance suite.
 
+guests_with bench
+
 # half NAME ROLE PEER: starts half of it in a guest.
 half() {
     local run="ringfence-bench internal conformance --role $2 --peer $3 --patience $((20 * PATIENCE))"

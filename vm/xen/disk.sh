@@ -7,10 +7,7 @@ DISKS=/run/disks
 use_disks() {
     check_not 'the kernel has no backend loaded' grep -E '^xen_(netback|blkback) ' /proc/modules
     mkdir -p $DISKS && mount -t tmpfs disks $DISKS
-    # Guests with disks have the programs that look after ext4, and memory for them.
-    RAMDISK=/run/guest-tools.cpio
-    MEMORY=192
-    [ -e $RAMDISK ] || cat /boot/guest.cpio /boot/tools.cpio >$RAMDISK
+    guests_with tools
     configure "$@"
     configured=$(cat /tmp/serve.toml)
     case $configured in *'[disks]'*) ;; *) configured="$configured

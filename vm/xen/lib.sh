@@ -24,6 +24,16 @@ guest() {
     xl create -q ${CREATE:-} /tmp/$name.cfg
 }
 
+# guests_with PART...: the guests that follow have these parts too (`tools`: the programs of ext4; `bench`:
+# ringfence-bench), and memory for them.
+guests_with() {
+    local part
+    RAMDISK=/run/guest-$(echo $* | tr ' ' -).cpio
+    MEMORY=192
+    [ ! -e $RAMDISK ] || return 0
+    for part in guest "$@"; do cat /boot/$part.cpio; done >$RAMDISK
+}
+
 # guest_ready NAME...: waits until the guests take commands.
 guest_ready() {
     local name line

@@ -31,6 +31,7 @@ rules() {
 
 plan 19
 use_disks
+guests_with tools bench
 image good 32
 image rogue 16
 with_disk good

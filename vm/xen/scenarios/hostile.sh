@@ -50,6 +50,7 @@ bound_again() {
 plan 18
 use_ringfence
 networked good 11
+guests_with bench
 check 'a hostile guest is created' guest rogue "$(vif 12)" || give_up 'nobody is hostile'
 check 'it takes commands' guest_ready rogue || give_up 'nobody is hostile'
 check 'its own driver lets go of the interface' unbind

@@ -24,6 +24,7 @@ plan 34
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
 attached_staging one 11 2
 no_operations 'two queues' one 11
+guests_with bench
 networked two 12
 before=$(operations)
 streams two 12 8

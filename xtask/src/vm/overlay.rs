@@ -49,17 +49,28 @@ pub(super) fn write(
     archive.file("vm/orders", false, orders.text(kind).as_bytes())?;
     everywhere(&mut archive, repository, programs)?;
     if kind.is_xen() {
+        archive.copy(BENCH, &programs.bench)?;
+        // Most guests do without it, and each has to unpack what it gets into its memory.
+        let mut bench = Archive::new(Vec::new());
+        bench.copy(BENCH, &programs.bench)?;
+        archive.file("boot/bench.cpio", false, &bench.finish()?)?;
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
         guest.file("vm/orders", false, orders.text(kind).as_bytes())?;
         everywhere(&mut guest, repository, programs)?;
         archive.file("boot/ours.cpio", false, &guest.finish()?)?;
+    } else {
+        archive.copy(BENCH, &programs.bench)?;
+        archive.copy("usr/bin/engines", &programs.engines)?;
     }
     archive.finish()?;
     Ok(())
 }
 
-/// What every machine and every guest has: the files of `vm/` and `dist/`, and the programs.
+/// Path of the benchmark program in machines and guests.
+const BENCH: &str = "usr/bin/ringfence-bench";
+
+/// Adds the files of every machine and every guest: `vm/`, `dist/`, and the programs that all of them have.
 fn everywhere<W: Write>(
     archive: &mut Archive<W>,
     repository: &Path,
@@ -69,8 +80,6 @@ fn everywhere<W: Write>(
         archive.tree(folder, &repository.join(folder))?;
     }
     archive.copy("usr/bin/ringfence", &programs.ringfence)?;
-    archive.copy("usr/bin/ringfence-bench", &programs.bench)?;
-    archive.copy("usr/bin/engines", &programs.engines)?;
     archive.copy("usr/bin/traffic", &programs.traffic)
 }
 

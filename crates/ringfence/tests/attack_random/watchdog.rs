@@ -3,8 +3,9 @@
 //!
 //! A thread counts as stuck if it was not scheduled for a second, and the kernel had it in one of these states: in a
 //! close (`__fput` or `task_work_run` on its stack), in an uninterruptible wait, or in a system call that does not
-//! wait for events. Only root can read stacks and system calls of a process that is not dumpable. For an ordinary
-//! user, the latency of the control socket and of the datapath are the only signs.
+//! wait for events. Disposal threads are exempt, because a close that blocks is their job and nothing waits for them;
+//! their number is bounded instead. Only root can read stacks and system calls of a process that is not dumpable. For
+//! an ordinary user, the latency of the control socket and of the datapath are the only signs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,6 +18,10 @@ use crate::support::processes::Process;
 /// Time without progress after which a thread inside a call that should not wait counts as stuck.
 pub(crate) const STUCK: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_millis(100);
+/// Name of the threads that close foreign descriptors.
+const DISPOSAL_THREAD: &str = "dispose\n";
+/// Maximum number of disposal threads in a process.
+const DISPOSAL_THREADS_MAX: usize = 32;
 /// Memory in KiB that an allocator may keep.
 const NOISE_KIB: u64 = 2048;
 
@@ -101,8 +106,13 @@ fn watch(processes: &[(String, Process)], end: &AtomicBool, late: &AtomicU64) ->
         for (name, process) in processes {
             let pid = process.pid.as_raw_nonzero().get();
             let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+            let mut disposal_threads = 0;
             for task in tasks.flatten() {
                 let path = task.path();
+                if fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm == DISPOSAL_THREAD) {
+                    disposal_threads += 1;
+                    continue;
+                }
                 let key = (pid, task.file_name().to_string_lossy().into_owned());
                 let Some(sample) = sample(&path) else {
                     since.remove(&key);
@@ -124,6 +134,9 @@ fn watch(processes: &[(String, Process)], end: &AtomicBool, late: &AtomicU64) ->
                         stack.join(" ")
                     ));
                 }
+            }
+            if disposal_threads > DISPOSAL_THREADS_MAX {
+                findings.push(format!("the {name} has {disposal_threads} disposal threads"));
             }
         }
     }
