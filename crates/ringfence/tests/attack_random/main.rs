@@ -18,6 +18,7 @@
 mod frontend;
 mod honest;
 mod soak;
+mod stranger;
 #[path = "../support/mod.rs"]
 mod support;
 mod watchdog;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     match words[1..] {
         ["internal", "frontend"] => frontend::main().into(),
         ["honest", peer, seed] => honest::main(peer, seed.parse().unwrap()),
+        ["stranger", directory, seed] => stranger::main(directory, seed.parse().unwrap()),
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         _ => support::harness::main(&[(
             "random_attackers_harm_no_correct_guest",

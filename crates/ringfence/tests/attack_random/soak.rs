@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 use ringfence::launch::runtime_dir::RuntimeDir;
 use ringfence::switchboard::{FromDriver, ToDriver};
 use ringfence_sandbox::Channel;
-use ringfence_sys::descriptors::testing::send_raw;
 
 use crate::support::world::{Families, World};
 use crate::support::{Noise, Running, eventually};
@@ -156,11 +155,10 @@ pub(crate) fn run(settings: &Settings) -> Option<Vec<String>> {
                         lives(world, program, settings, seed, until, record, hostile)
                     });
                 }
-                if settings.families.iter().any(|family| family == "control") {
-                    let (seed, world) = (noise.next(), &world);
-                    scope.spawn(move || stranger(world, seed, until));
-                }
+                let wants_stranger = settings.families.iter().any(|family| family == "control");
+                let stranger = wants_stranger.then(|| stranger(&world, noise.next()));
                 control_latency(&world, &watchdog, until, &record);
+                stranger.map(Running::end);
             });
             let quiet = eventually(WITHIN, || guests_on(&world) == Some(2));
             if !quiet {
@@ -200,6 +198,13 @@ fn copy(world: &World, number: usize) -> PathBuf {
     let to = world.file(&format!("attacker{number}"));
     std::fs::copy(std::env::current_exe().unwrap(), &to).unwrap();
     to
+}
+
+/// Starts the process that attacks the control socket from outside of guests.
+fn stranger(world: &World, seed: u64) -> Running {
+    let (this, directory) = (std::env::current_exe().unwrap(), world.lab.runtime_dir());
+    let (this, directory) = (this.display().to_string(), directory.display().to_string());
+    world.host(&[&this, "stranger", &directory, &seed.to_string()])
 }
 
 fn honest_guest(world: &World, name: &str, peer: &str, seed: u64) -> Running {
@@ -280,44 +285,6 @@ fn lives(
             record.find(format!("a launcher did not end within {WITHIN:?}: {script}"));
         }
     }
-}
-
-/// Attacks the control socket from another process of the same user.
-fn stranger(world: &World, seed: u64, until: Instant) {
-    let mut noise = Noise::from_seed(seed);
-    let mut held = Vec::new();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let messages: [&[u8]; 5] = [br#""Stats""#, b"{", b"", br#"{"Attach":{}}"#, &[0xff; 30_000]];
-    while Instant::now() < until {
-        let directory = RuntimeDir::open_at(world.lab.runtime_dir()).unwrap();
-        let Ok(Some(socket)) = directory.connect("s") else { continue };
-        let linger = lingering(&listener);
-        for _ in 0..[1, 10, 2000][usize::try_from(noise.below(3)).unwrap()] {
-            let message = messages[usize::try_from(noise.below(5)).unwrap()];
-            let fds: Vec<_> = linger.iter().filter(|_| noise.below(50) == 0).collect();
-            let fds: Vec<_> = fds.into_iter().map(std::os::fd::AsFd::as_fd).collect();
-            let _ = send_raw(&socket, message, &fds);
-        }
-        held.push(socket);
-        if held.len() > usize::try_from(noise.below(30)).unwrap() {
-            held.clear();
-        }
-        // Descriptors that were not sent, or that the receiver has closed, are closed here, which takes an hour.
-        std::thread::spawn(move || drop(linger));
-        std::thread::sleep(Duration::from_millis(noise.below(100)));
-    }
-}
-
-/// Creates a TCP socket with a full window, whose last close blocks for an hour.
-fn lingering(listener: &std::net::TcpListener) -> Option<std::net::TcpStream> {
-    let mut stream = std::net::TcpStream::connect(listener.local_addr().ok()?).ok()?;
-    let (peer, _) = listener.accept().ok()?;
-    stream.set_nonblocking(true).ok()?;
-    while stream.write(&[0; 65536]).is_ok() {}
-    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(3600))).ok()?;
-    // The peer must exist longer than the stream, so that the window stays full.
-    std::mem::forget(peer);
-    Some(stream)
 }
 
 /// Returns the number of guests on the switch, if the driver domain answers.

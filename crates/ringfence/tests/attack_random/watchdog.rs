@@ -20,8 +20,8 @@ pub(crate) const STUCK: Duration = Duration::from_secs(1);
 const PERIOD: Duration = Duration::from_millis(100);
 /// Name of the threads that close foreign descriptors.
 const DISPOSAL_THREAD: &str = "dispose\n";
-/// Maximum number of disposal threads in a process.
-const DISPOSAL_THREADS_MAX: usize = 32;
+/// Maximum number of disposal threads in a process: 32 for descriptors and 256 for the disks of guests that left.
+const DISPOSAL_THREADS_MAX: usize = 32 + 256;
 /// Memory in KiB that an allocator may keep.
 const NOISE_KIB: u64 = 2048;
 
