@@ -62,7 +62,7 @@ pub struct BlockArgs {
 
     /// I/O engine of a file: io_uring, threads, or auto (io_uring where the kernel allows it).
     /// `ringfence run` uses threads in its sandbox
-    #[arg(long, value_name = "ENGINE", default_value = "auto")]
+    #[arg(long, value_name = "ENGINE", default_value = "threads")]
     pub engine: Engine,
 
     /// Programs to compare with: each serves the file over NBD, as `ringfence run --disk` does,
