@@ -13,7 +13,7 @@ use ringfence_frame::PortCounters;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_platform::Counters;
-use ringfence_switch::dataplane::{DataplaneWorker, DataplaneConfig, DataplaneHandle};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker};
 use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use std::sync::Arc;

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use ringfence_platform::Counters;
 use ringfence_switch::dataplane::{
-    DataplaneWorker, DataplaneConfig, DataplaneHandle, WORKERS_MAX, PortGone,
+    DataplaneConfig, DataplaneHandle, DataplaneWorker, PortGone, WORKERS_MAX,
 };
 use ringfence_switch::forwarding::Fabric;
 use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};

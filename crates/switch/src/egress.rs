@@ -204,7 +204,7 @@ impl EgressProcessor {
     }
 }
 
-/// Super-packet under segmentation.
+/// Segmentation in progress of one super-packet.
 struct Segmentation {
     index: u32,
     segmenter: Segmenter,
@@ -218,7 +218,7 @@ impl Segmentation {
         let segment = match (self.checksums, batch.get(self.index)) {
             (Checksums::Blank, _) => self.segmenter.next_partial(&mut header)?,
             (Checksums::Complete, Some(frame)) => {
-                self.segmenter.next_complete(&mut header, &mut FrameBytes(frame))?
+                self.segmenter.next_complete(&mut header, &mut ViewBytes(frame))?
             }
             (Checksums::Complete, None) => None,
         };
@@ -231,9 +231,9 @@ impl Segmentation {
 }
 
 /// Bytes of a frame, as input of a checksum.
-struct FrameBytes<'a>(FrameView<'a>);
+struct ViewBytes<'a>(FrameView<'a>);
 
-impl FrameOctets for FrameBytes<'_> {
+impl FrameOctets for ViewBytes<'_> {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
         let narrow = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
         let (start, end) = (narrow(range.start), narrow(range.end));

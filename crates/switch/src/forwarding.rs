@@ -17,8 +17,8 @@
 //!   share is used up, a new address replaces one of the same port ([`table`]).
 //! * The port cannot use the fixed address of another port ([`PortPolicy::mac`]). A port with a fixed
 //!   address can use no other address. Frames with such sources are dropped and counted.
-//! * A port with an [`AddressFilter`] cannot send from an IP address that was not assigned to it, redirect
-//!   its neighbours, or claim to be their router or DHCP server ([`filter`]).
+//! * A port with an [`AddressFilter`] can send only from its assigned IP addresses. It cannot redirect its
+//!   neighbours, or claim to be their router or DHCP server ([`filter`]).
 //! * The port cannot send to the protocols of bridges: frames to 01:80:C2:00:00:0x are dropped.
 //!
 //! An address without a fixed owner belongs to the port that used it last, as in every learning switch.
@@ -360,14 +360,14 @@ impl Patch {
         Ok(())
     }
 
-    /// Detaches a port.
+    /// Detaches a port and frees its end.
     pub fn detach(&mut self, port: PortIndex) {
         for end in &mut self.ends {
             end.take_if(|(attached, _)| *attached == port);
         }
     }
 
-    /// Returns the port at the other end.
+    /// Returns the port at the other end than `port`.
     pub fn other(&self, port: PortIndex) -> Option<PortIndex> {
         self.ends.iter().flatten().map(|(end, _)| *end).find(|&end| end != port)
     }
@@ -426,7 +426,7 @@ impl Fabric {
         }
     }
 
-    /// Detaches a port.
+    /// Detaches a port from the fabric.
     pub fn detach(&mut self, port: PortIndex) {
         match self {
             Fabric::Switch(switch) => switch.detach(port),

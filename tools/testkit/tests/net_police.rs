@@ -18,7 +18,7 @@ use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
 use ringfence_platform::Counters;
 use ringfence_platform::DomId;
-use ringfence_switch::dataplane::{DataplaneWorker, DataplaneConfig};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneWorker};
 use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy};
 use ringfence_sys::clock::Clock;
 use ringfence_testkit::net::frontend::RX_BUFFERS;

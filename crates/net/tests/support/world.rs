@@ -15,7 +15,7 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{Counters, DomId, Platform};
-use ringfence_switch::dataplane::{DataplaneWorker, DataplaneConfig, DataplaneHandle, PortId};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker, PortId};
 use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};

@@ -105,7 +105,7 @@ mod tests {
 
     const US: Duration = Duration::from_micros(1);
 
-    /// Port with `offers` units of work in each pass, each of which takes the time `cost`.
+    /// Port with `offers` units of work in each pass; each unit takes the time `cost`.
     struct Model {
         cost: Duration,
         offers: usize,

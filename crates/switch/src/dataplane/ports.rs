@@ -8,8 +8,8 @@ use super::port_entry::PortEntry;
 use crate::forwarding::{AttachError, Fabric, PORTS_MAX, PortIndex, PortPolicy};
 
 impl DataplaneWorker {
-    /// Adds a port, of which `port` is this worker's part. Every worker registers every port, also those
-    /// of which it has no part. Worker 0 gets no `key` and allocates one.
+    /// Adds a port; `port` is this worker's part. A worker registers every port, even if it has no part.
+    /// Worker 0 gets no `key` and allocates one.
     pub(super) fn add(
         &mut self,
         port: Option<Box<dyn Port>>,

@@ -8,9 +8,9 @@
 //! * the part of its own worker, if the ingress port has as many parts or more. The sender chose the
 //!   queue by the frame's flow, so each flow arrives by one queue, in order. No other thread takes part;
 //!   this is the case for guests with equally many queues.
-//! * the part that the flow's hash selects, if the ingress port has fewer parts (otherwise all frames of a
-//!   guest with one queue would use one queue of the receiver), or if the receiver configured hashing
-//!   over its control ring.
+//! * the part that the flow's hash selects, if the ingress port has fewer parts, or if the receiver
+//!   configured hashing over its control ring. Without the hash, all frames of a guest with one queue
+//!   would use one queue of the receiver.
 //!
 //! If that part is another worker's, the frame is copied, once, into a *handoff batch* for that worker.
 //! That worker transmits the frames as those of its own ports, egress processing included. So no worker
@@ -291,8 +291,8 @@ impl Relay {
         }
     }
 
-    /// Returns the number of free slots, each of a page, in the handoff batches for the workers that may
-    /// transmit frames from the port at index `source` to `port`: the lowest number of any such worker.
+    /// Returns the number of slots, each of a page, that fit the free handoff batches for frames from the
+    /// port at index `source` to `port`. If several workers may transmit them, the lowest number counts.
     /// Returns `None` if no other worker transmits them.
     pub(super) fn free_slots(&self, source: usize, port: PortIndex) -> Option<usize> {
         let workers = match self.receiver(source, port) {

@@ -10,7 +10,7 @@
 //!
 //! # Checksums
 //!
-//! A joined frame leaves with a blank checksum, which tells the receiver that the data is intact. So a
+//! A joined frame leaves with a blank checksum, by which the receiver accepts the data as intact. So a
 //! frame is joined only if its checksum was blank, was verified by a trusted party, or is correct by a sum
 //! over the frame made here. A blank checksum is accepted because the receiver would accept it in the
 //! sender's own frame too. The "data validated" flag of a guest does not count, because it is the guest's
@@ -27,7 +27,7 @@ use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX};
 use ringfence_offload::GsoKind;
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
 
-use super::{EgressPort, FrameBytes, layers};
+use super::{EgressPort, ViewBytes, layers};
 
 const ETHERTYPE_VLAN: [u16; 2] = [0x8100, 0x88a8];
 const ETHERTYPE_IPV4: u16 = 0x0800;
@@ -139,7 +139,7 @@ impl Joiner {
             let fits = frame.meta().gso.is_some() || frame.len() <= longest;
             let layers = if fits { layers(&frame) } else { None };
             let (header, meta) = (frame.header(), frame.meta());
-            let bytes = &mut FrameBytes(frame);
+            let bytes = &mut ViewBytes(frame);
             // The coalescer has room for all frames of a chunk.
             let _ = self.coalescer.push(index, header, layers.as_ref(), meta, bytes);
         }

@@ -18,8 +18,8 @@ const LINK_LOCAL: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x72, 0x66, 0xff,
 ///
 /// # Panics
 ///
-/// Panics if the filter passes a frame in which a lenient receiver finds an address that is not the port's,
-/// or a message of a router or DHCP server. Panics if the fast path passes a frame that the slow path drops,
+/// Panics if the filter passes a frame with a foreign address, or a message of a router or DHCP server, as
+/// parsed by a receiver without checks. Panics if the fast path passes a frame that the slow path drops,
 /// unless the transport header is incomplete.
 pub fn address_filter(data: &[u8]) {
     let Some((&settings, frame)) = data.split_first() else { return };

@@ -10,7 +10,7 @@ use ringfence_access::Mode;
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::testing::frame;
 use ringfence_platform::{Gref, Platform};
-use ringfence_switch::dataplane::{DataplaneWorker, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker, PortGone};
 use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_testkit::net::frontend::TX_PAGES;
 use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
