@@ -13,7 +13,7 @@ use ringfence_frame::PortCounters;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_platform::Counters;
-use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker};
 use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl Bridge {
         let fabric = Fabric::Switch(Switch::new());
         let config = DataplaneConfig::default();
         let (dataplane, worker) =
-            Dataplane::new(fabric, config, Arc::clone(&system), |_| {}).unwrap();
+            DataplaneWorker::new(fabric, config, Arc::clone(&system), |_| {}).unwrap();
         std::thread::spawn(move || dataplane.run());
         let [a, b] = [a, b].map(|tap| {
             let port = TapPort::new(tap.fd, tap.offloads, 1500, Arc::clone(&system));

@@ -75,7 +75,7 @@ impl PortHost for PortBinding<'_> {
     }
 
     fn execute(&mut self, _: &DeviceId, queue: u16, order: PortCommand) -> Option<PortReply> {
-        self.dataplane.order(self.entry.port?, queue, order)
+        self.dataplane.execute(self.entry.port?, queue, order)
     }
 
     fn detach(&mut self, _: &DeviceId) {

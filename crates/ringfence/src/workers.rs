@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use ringfence_platform::Counters;
 use ringfence_switch::dataplane::{
-    Dataplane, DataplaneConfig, DataplaneHandle, PLANES_MAX, PortGone,
+    DataplaneConfig, DataplaneHandle, DataplaneWorker, PortGone, WORKERS_MAX,
 };
 use ringfence_switch::forwarding::Fabric;
 use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
@@ -29,8 +29,8 @@ use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
 /// than there are processors.
 pub(crate) fn worker_count(queues: u32) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let queues = usize::try_from(queues).unwrap_or(PLANES_MAX);
-    queues.min(processors).clamp(1, PLANES_MAX)
+    let queues = usize::try_from(queues).unwrap_or(WORKERS_MAX);
+    queues.min(processors).clamp(1, WORKERS_MAX)
 }
 
 /// Ports that ended by themselves, from all workers of the process.
@@ -61,7 +61,7 @@ impl EndedPorts {
             let _ = sender.send(port);
         };
         let config = DataplaneConfig::default();
-        let (workers, handle) = Dataplane::several(threads, fabric, config, counters, on_gone)?;
+        let (workers, handle) = DataplaneWorker::group(threads, fabric, config, counters, on_gone)?;
         for (index, worker) in workers.into_iter().enumerate() {
             let name = if index == 0 { "dataplane".into() } else { format!("dataplane-{index}") };
             std::thread::Builder::new().name(name).spawn(move || worker.run())?;
@@ -73,11 +73,11 @@ impl EndedPorts {
     pub(crate) fn next(&mut self) -> Option<PortGone> {
         self.waiting.extend(self.ports.drain());
         let mut gone = self.waiting.pop_front()?;
-        gone.gather();
+        gone.collect_parts();
         // Parts that ended by themselves in the meantime have arrived by now.
         self.waiting.extend(self.ports.drain());
         for mut part in core::mem::take(&mut self.waiting) {
-            if gone.is_of_one_port(&part) {
+            if gone.is_same_port(&part) {
                 gone.ports.append(&mut part.ports);
             } else {
                 self.waiting.push_back(part);

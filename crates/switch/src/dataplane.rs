@@ -1,50 +1,57 @@
-//! Datapath workers: threads that move frames between ports.
+//! Dataplane workers: threads that move frames between ports.
 //!
 //! # Theory of operation
 //!
-//! One thread owns the ports, the fabric and one [`Batch`], and runs *rounds*. In a round the worker
-//! receives at most [`DataplaneConfig::budget`] frames from each port. It delivers them before it polls
-//! the next port, so no port waits for more than one budget of each other port. The first port of the
-//! round changes every time. At the end of a round the worker flushes every port that it sent to.
-//! In a switch, competing ports get equal time, not equal numbers of frames (`share`).
+//! A worker owns its ports, a fabric and one [`Batch`], and runs *rounds*:
+//!
+//! ```text
+//! run_commands ─> for each port: receive ─> route ─> egress processing ─> transmit ─> complete
+//!                 then: flush each port that frames were sent to ─> next round, spin or sleep
+//! ```
+//!
+//! In a round the worker receives at most [`DataplaneConfig::budget`] frames from each port. It delivers
+//! them before it polls the next port, so a port waits for at most one budget of each other port. The
+//! first port of the round changes every time. In a switch, competing ports get equal time, not equal
+//! numbers of frames (`fairness`).
 //!
 //! After a round without work, the worker busy-polls for a short time that adapts to past sleeps
 //! ([`ringfence_sys::pace`]). Then it arms all ports, checks them once more and sleeps until one of
-//! their files is readable.
+//! their files is readable (`idle`).
 //!
 //! # Effects of a port on the others
 //!
-//! * A fault ends only the port that has it. The owner's callback gets the port and the reason.
-//! * Frames that a port cannot take are dropped. A sender that sends to this port alone is held up
-//!   instead, as long as the port earns that by its speed (`hold`). In a patch the other end is the
-//!   only sender, so it is always held up.
-//! * A few spurious events are tolerated; after that the port's events are ignored for a while.
+//! * A fault removes only the port that has it. The owner's callback gets the port and the reason.
+//! * Frames that a port cannot take are dropped and counted. A sender whose frames go to this port alone
+//!   is slowed instead, while the port has a backpressure budget (`backpressure`). In a patch the other
+//!   end is the only sender, so backpressure has no limit there.
+//! * A few spurious events are tolerated. After that the worker ignores the port's events for a while.
 //!
-//! # Several threads
+//! # Several workers
 //!
-//! A data plane may have several workers ([`Dataplane::several`]), each on a thread of its own and with
-//! an index. A multi-queue port is split when it is added
-//! ([`Port::split_off`](ringfence_frame::Port::split_off)): part `n` belongs to worker `n`. A port of one
-//! queue belongs to worker 0, so the others sleep if there is no multi-queue port. Each part is used by
-//! one thread only; frames for another worker's part are copied (`relay`). Callers see one data plane,
-//! with one handle and one set of ports.
+//! A dataplane may have several workers ([`DataplaneWorker::group`]), each with an index and a thread of
+//! its own. A multi-queue port is split when it is added
+//! ([`Port::split_off`](ringfence_frame::Port::split_off)): part `n` belongs to worker `n`. A port with one
+//! queue belongs to worker 0, so the other workers sleep if there is no multi-queue port. Each part is
+//! used by one thread only. Frames for another worker's part are copied (`relay`). All workers share one
+//! handle and one set of ports.
 //!
-//! Control threads send commands through a [`DataplaneHandle`]; the worker executes them between rounds.
+//! Control threads send commands through a [`DataplaneHandle`]. The worker executes them between rounds.
 
-// #syscall driver,frontend,daemon epoll_create1,epoll_ctl: the data plane waits for its ports
+// #syscall driver,frontend,daemon epoll_create1,epoll_ctl: a worker waits for its ports
 
+mod backpressure;
 mod exchange;
+mod fairness;
 mod handle;
-mod hold;
-mod members;
+mod idle;
+mod port_entry;
+mod ports;
 mod relay;
-mod rest;
-mod share;
-mod slot;
 
 #[cfg(test)]
 mod tests;
 
+use core::ops::ControlFlow;
 use core::time::Duration;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -56,7 +63,7 @@ use ringfence_sys::counters::Counters;
 use ringfence_sys::pace::Spin;
 use rustix::event::epoll;
 
-use crate::egress::{Edge, Leaving};
+use crate::egress::{EgressPort, EgressProcessor};
 use crate::forwarding::{Fabric, Plan, PortIndex};
 pub use handle::{AddPortError, DataplaneHandle, DataplaneStats, PortGone, PortId, PortStats};
 use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, Room, SCRATCH_DEFAULT};
@@ -64,16 +71,16 @@ use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Transmitted;
 use ringfence_sys::clock::monotonic;
 
-use handle::{Command, Inbox, WeakHandle};
-use relay::{Post, Relay};
-use share::Fairness;
-use slot::Slot;
+use fairness::Fairness;
+use handle::{Command, CommandReceiver, WeakHandle};
+use port_entry::PortEntry;
+use relay::{Relay, WorkerMailbox};
 
 /// Epoll token of the wake-up eventfd; the tokens of ports are their indices.
 const WAKE: u64 = u64::MAX;
 
-/// Maximum number of workers of a data plane.
-pub const PLANES_MAX: usize = 16;
+/// Maximum number of workers of a dataplane.
+pub const WORKERS_MAX: usize = 16;
 
 /// Limits and timing of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,97 +95,96 @@ pub struct DataplaneConfig {
 
 impl Default for DataplaneConfig {
     fn default() -> Self {
-        // Polling on the only processor keeps the peer from doing what is polled for.
-        let alone = std::thread::available_parallelism().map_or(true, |n| n.get() == 1);
-        let spin_max = if alone { Duration::ZERO } else { Duration::from_micros(50) };
+        // On a single processor, busy-polling keeps the peer from producing work.
+        let single = std::thread::available_parallelism().map_or(true, |n| n.get() == 1);
+        let spin_max = if single { Duration::ZERO } else { Duration::from_micros(50) };
         DataplaneConfig { budget: FRAMES_DEFAULT, scratch: SCRATCH_DEFAULT, spin_max }
     }
 }
 
-/// Worker of a data plane. See the [module](self).
-pub struct Dataplane {
+/// Worker of a dataplane. See the [module](self).
+pub struct DataplaneWorker {
     config: DataplaneConfig,
     fabric: Fabric,
-    slots: Vec<Option<Slot>>,
+    /// Ports of this worker, by port index.
+    ports: Vec<Option<PortEntry>>,
     batch: Batch,
     plan: Plan,
-    edge: Edge,
+    egress: EgressProcessor,
     /// Index of the port that the next round polls first.
     first: usize,
     next_id: u64,
     epoll: OwnedFd,
-    inbox: Inbox,
+    commands: CommandReceiver,
     /// Handle to all workers, this one included.
     handle: WeakHandle,
-    /// The other planes, if there are any.
+    /// Connection to the other workers; `None` if there is one worker only.
     relay: Option<Relay>,
     on_gone: Box<dyn FnMut(PortGone) + Send>,
     system: Arc<Counters>,
     now: Duration,
     spin: Spin,
     fairness: Fairness,
-    /// When the last turn with work was over.
-    turned: Duration,
+    /// Start of the time that is charged to the next port with work.
+    charge_start: Duration,
     last_work: Duration,
     last_sleep: Option<Duration>,
 }
 
-/// Whether to go on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Flow {
-    Continue,
-    Stop,
-}
-
-impl Dataplane {
-    /// A data plane without ports. `on_gone` is called on its thread when a port ended itself; it must
-    /// not block, nor call the handle. System calls and wake-ups are counted in `system`.
+impl DataplaneWorker {
+    /// Creates the only worker of a dataplane, without ports.
+    ///
+    /// The worker calls `on_gone` on its thread for each port that it removes because of a fault.
+    /// `on_gone` must neither block nor call the handle. System calls and wake-ups are counted in
+    /// `system`.
     ///
     /// # Errors
     ///
-    /// When the system has no files to wait by.
+    /// Returns the kernel's error if it creates no eventfd or epoll instance.
     pub fn new(
         fabric: Fabric,
         config: DataplaneConfig,
         system: Arc<Counters>,
         on_gone: impl FnMut(PortGone) + Send + 'static,
-    ) -> io::Result<(Dataplane, DataplaneHandle)> {
-        let (mut inboxes, handle) = handle::connect(1)?;
-        let inbox = inboxes.pop().ok_or(io::ErrorKind::InvalidInput)?;
+    ) -> io::Result<(DataplaneWorker, DataplaneHandle)> {
+        let (mut receivers, handle) = handle::connect(1)?;
+        let commands = receivers.pop().ok_or(io::ErrorKind::InvalidInput)?;
         let on_gone = Box::new(on_gone);
-        let dataplane = Dataplane::with(fabric, config, system, on_gone, inbox, handle.weak())?;
-        Ok((dataplane, handle))
+        let worker =
+            DataplaneWorker::with(fabric, config, system, on_gone, commands, handle.weak())?;
+        Ok((worker, handle))
     }
 
-    /// As [`Dataplane::new`], but of `threads` threads, at least one and at most [`PLANES_MAX`]: each
-    /// of the planes is to be run on one of its own. `fabric` makes as many as there are planes, all
-    /// alike.
+    /// Creates the workers of one dataplane; each is to be run on a thread of its own. `count` is
+    /// limited to the range from 1 to [`WORKERS_MAX`]. `fabric` is called once for each worker and must
+    /// create equal fabrics. `on_gone` and `system` are those of [`DataplaneWorker::new`].
     ///
     /// # Errors
     ///
-    /// When the system has no files to wait by.
-    pub fn several(
-        threads: usize,
+    /// Returns the kernel's error if it creates no eventfd or epoll instance.
+    pub fn group(
+        count: usize,
         mut fabric: impl FnMut() -> Fabric,
         config: DataplaneConfig,
         system: &Arc<Counters>,
         on_gone: impl FnMut(PortGone) + Send + Clone + 'static,
-    ) -> io::Result<(Vec<Dataplane>, DataplaneHandle)> {
-        let (inboxes, handle) = handle::connect(threads.clamp(1, PLANES_MAX))?;
-        let posts = inboxes.iter().map(|inbox| Post::new(Arc::clone(&inbox.wake)));
-        let posts: Arc<[Post]> = posts.collect();
-        let mut planes = Vec::with_capacity(inboxes.len());
-        for (index, inbox) in inboxes.into_iter().enumerate() {
+    ) -> io::Result<(Vec<DataplaneWorker>, DataplaneHandle)> {
+        let (receivers, handle) = handle::connect(count.clamp(1, WORKERS_MAX))?;
+        let mailboxes = receivers.iter().map(|receiver| Arc::clone(&receiver.wake));
+        let mailboxes: Arc<[WorkerMailbox]> = mailboxes.map(WorkerMailbox::new).collect();
+        let mut workers = Vec::with_capacity(receivers.len());
+        for (index, commands) in receivers.into_iter().enumerate() {
             let (on_gone, weak) = (Box::new(on_gone.clone()), handle.weak());
             let system = Arc::clone(system);
-            let mut plane = Dataplane::with(fabric(), config, system, on_gone, inbox, weak)?;
-            if posts.len() > 1 {
-                plane.relay = Some(Relay::new(index, &posts));
-                plane.fabric.keep_news();
+            let mut worker =
+                DataplaneWorker::with(fabric(), config, system, on_gone, commands, weak)?;
+            if mailboxes.len() > 1 {
+                worker.relay = Some(Relay::new(index, &mailboxes));
+                worker.fabric.record_announcements();
             }
-            planes.push(plane);
+            workers.push(worker);
         }
-        Ok((planes, handle))
+        Ok((workers, handle))
     }
 
     fn with(
@@ -186,24 +192,24 @@ impl Dataplane {
         config: DataplaneConfig,
         system: Arc<Counters>,
         on_gone: Box<dyn FnMut(PortGone) + Send>,
-        inbox: Inbox,
+        commands: CommandReceiver,
         handle: WeakHandle,
-    ) -> io::Result<Dataplane> {
+    ) -> io::Result<DataplaneWorker> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let token = epoll::EventData::new_u64(WAKE);
-        epoll::add(&epoll, inbox.wake.as_fd(), token, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, commands.wake.as_fd(), token, epoll::EventFlags::IN)?;
         let now = monotonic();
-        Ok(Dataplane {
+        Ok(DataplaneWorker {
             config,
             fabric,
-            slots: Vec::new(),
+            ports: Vec::new(),
             batch: Batch::with_capacity(config.budget, config.scratch),
             plan: Plan::new(),
-            edge: Edge::default(),
+            egress: EgressProcessor::default(),
             first: 0,
             next_id: 0,
             epoll,
-            inbox,
+            commands,
             handle,
             relay: None,
             on_gone,
@@ -211,15 +217,15 @@ impl Dataplane {
             now,
             spin: Spin::new(config.spin_max),
             fairness: Fairness::default(),
-            turned: now,
+            charge_start: now,
             last_work: now,
             last_sleep: None,
         })
     }
 
-    /// Goes rounds until it is told to stop, or until nobody holds a handle any more.
+    /// Runs rounds until the handle stops the dataplane or the last handle is dropped.
     pub fn run(mut self) {
-        while self.obey() == Flow::Continue {
+        while self.run_commands().is_continue() {
             let worked = self.round();
             self.now = monotonic();
             if worked {
@@ -228,7 +234,7 @@ impl Dataplane {
                 }
                 self.last_work = self.now;
             }
-            self.settle();
+            self.end_round();
             if worked {
                 continue;
             }
@@ -240,184 +246,192 @@ impl Dataplane {
         }
     }
 
-    /// A round is over.
-    fn settle(&mut self) {
-        self.slots.iter_mut().flatten().for_each(|slot| slot.settle(self.now));
+    /// Updates the backpressure and throttle state of all ports at the end of a round.
+    fn end_round(&mut self) {
+        self.ports.iter_mut().flatten().for_each(|entry| entry.end_round(self.now));
     }
 
-    /// Carries out the commands that wait.
-    fn obey(&mut self) -> Flow {
+    /// Executes the queued commands. Returns `Break` if the worker must end.
+    fn run_commands(&mut self) -> ControlFlow<()> {
         loop {
-            match self.inbox.commands.try_recv() {
-                Ok(Command::Add { port, parts, entry, policy, name, reply }) => {
-                    let _ = reply.send(self.add(port, parts, entry, policy, name));
+            match self.commands.queue.try_recv() {
+                Ok(Command::Add { port, parts, key, policy, name, reply }) => {
+                    let _ = reply.send(self.add(port, parts, key, policy, name));
                 }
                 Ok(Command::Parts { id, reply }) => {
-                    let place = self.relay.as_ref().and_then(|relay| relay.place(id));
-                    let _ = place.map(|place| reply.send(self.parts(place)));
+                    let index = self.relay.as_ref().and_then(|relay| relay.index_of(id));
+                    let _ = index.map(|index| reply.send(self.parts(index)));
                 }
                 Ok(Command::Steer { id, steering, reply }) => {
                     if let Some(relay) = &mut self.relay {
-                        relay.steer(id, steering);
+                        relay.set_steering(id, steering);
                     }
                     let _ = reply.send(());
                 }
                 Ok(Command::Remove { id, reply }) => {
                     let _ = reply.send(self.remove(id));
                 }
-                Ok(Command::Order { id, queue, order, reply }) => {
-                    // Without the port the reply is dropped, which tells.
-                    let slot = self.slots.iter_mut().flatten().find(|slot| slot.id == id);
-                    let _ = slot.map(|slot| reply.send(slot.port.execute(queue, order)));
+                Ok(Command::Execute { id, queue, command, reply }) => {
+                    // Without the port the sender of the reply is dropped, and the caller gets `None`.
+                    let entry = self.ports.iter_mut().flatten().find(|entry| entry.id == id);
+                    let _ = entry.map(|entry| reply.send(entry.port.execute(queue, command)));
                 }
                 Ok(Command::Stats { reply }) => {
                     let _ = reply.send(self.stats());
                 }
-                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => return Flow::Stop,
-                Err(TryRecvError::Empty) => return Flow::Continue,
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => {
+                    return ControlFlow::Break(());
+                }
+                Err(TryRecvError::Empty) => return ControlFlow::Continue(()),
             }
         }
     }
 
-    /// Gives each port one turn. Returns whether there was work.
+    /// Polls each port once and flushes those that frames were sent to. Returns `true` if there was work.
     fn round(&mut self) -> bool {
-        self.turned = self.now;
-        let mut worked = self.turns();
-        // If there was none, ports that were left out for the others' sake have their turn at once.
-        while self.fairness.settle() {
-            worked |= self.turns();
+        self.charge_start = self.now;
+        let mut worked = self.poll_ports();
+        // If no port had work, ports that were skipped for fairness are polled at once.
+        while self.fairness.end_pass() {
+            worked |= self.poll_ports();
         }
-        for slot in self.slots.iter_mut().flatten() {
-            if core::mem::take(&mut slot.touched) && slot.fault.is_none() {
-                let flushed = slot.port.flush();
-                slot.checked(flushed);
+        for entry in self.ports.iter_mut().flatten() {
+            if core::mem::take(&mut entry.unflushed) && entry.fault.is_none() {
+                let flushed = entry.port.flush();
+                entry.checked(flushed);
             }
         }
-        self.bury() || worked
+        self.remove_faulty() || worked
     }
 
-    /// One turn for each port that is not left out.
-    fn turns(&mut self) -> bool {
-        let places = self.slots.len();
-        let mut worked = self.relay.is_some() && self.take_in();
-        for turn in 0..places {
-            worked |= self.serve((self.first + turn) % places);
+    /// Polls the other workers and each port that is not skipped for fairness.
+    fn poll_ports(&mut self) -> bool {
+        let count = self.ports.len();
+        let mut worked = self.relay.is_some() && self.poll_workers();
+        for offset in 0..count {
+            worked |= self.poll_port((self.first + offset) % count);
         }
-        self.first = (self.first + 1) % places.max(1);
+        self.first = (self.first + 1) % count.max(1);
         worked
     }
 
-    /// One port's turn. Returns whether there was work.
-    fn serve(&mut self, place: usize) -> bool {
-        let (waited_for, room) = self.room(place);
-        let Some(slot) = self.slots[place].as_mut().filter(|slot| slot.fault.is_none()) else {
+    /// Receives frames of one port and delivers them. Returns `true` if there was work.
+    fn poll_port(&mut self, index: usize) -> bool {
+        let (egress_port, room) = self.egress_room(index);
+        let Some(entry) = self.ports[index].as_mut().filter(|entry| entry.fault.is_none()) else {
             return false;
         };
         let switched = matches!(self.fabric, Fabric::Switch(_));
         // In a patch each end sends to the other one only, and both are of one guest.
-        slot.held = switched && !self.fairness.admits(&slot.share);
-        if slot.held {
+        entry.paused = switched && !self.fairness.admits(&entry.account);
+        if entry.paused {
             return false;
         }
         let budget = self.config.budget;
-        let budget = if switched { self.fairness.budget(&slot.share, budget) } else { budget };
+        let budget = if switched { self.fairness.budget(&entry.account, budget) } else { budget };
         self.batch.limit(room);
-        let received = slot.port.receive(&mut self.batch, budget);
-        let received = slot.checked(received).unwrap_or_default();
-        if slot.fault.is_some() {
+        let received = entry.port.receive(&mut self.batch, budget);
+        let received = entry.checked(received).unwrap_or_default();
+        if entry.fault.is_some() {
             self.batch.clear();
             return true;
         }
         let any = received.work > 0 || received.frames > 0;
         let refused = self.batch.refused();
-        slot.held = refused.is_some() && !any;
-        if refused.is_some() && waited_for.is_none() {
-            self.relay.iter_mut().for_each(|relay| relay.awaited = true);
+        entry.paused = refused.is_some() && !any;
+        if refused.is_some() && egress_port.is_none() {
+            self.relay.iter_mut().for_each(|relay| relay.sender_waits = true);
         }
-        if let Some((slots, port)) = refused.zip(self.slot_mut(waited_for)) {
-            port.port.await_slots(slots);
+        if let Some((slots, full)) = refused.zip(self.usable_port(egress_port)) {
+            full.port.await_slots(slots);
             if switched {
-                port.patience.wait();
+                full.backpressure.record_waiting();
             }
         }
         if !any {
             self.batch.clear();
             return false;
         }
-        let Some(slot) = &mut self.slots[place] else { return false };
-        slot.worked();
-        self.deliver(place);
-        // Before the sender is told that its pages are free, nothing may refer to them any more.
+        let Some(entry) = &mut self.ports[index] else { return false };
+        entry.worked();
+        self.deliver(index);
+        // `complete` returns the sender's pages, so nothing may refer to them any more.
         self.batch.clear();
-        if let Some(slot) = &mut self.slots[place] {
-            let completed = slot.port.complete();
-            slot.checked(completed);
+        if let Some(entry) = &mut self.ports[index] {
+            let completed = entry.port.complete();
+            entry.checked(completed);
             if switched {
                 let now = monotonic();
-                let took = now.saturating_sub(self.turned);
-                self.turned = now;
-                self.fairness.charge(&mut slot.share, took, received.work.max(received.frames));
+                let took = now.saturating_sub(self.charge_start);
+                self.charge_start = now;
+                let work = received.work.max(received.frames);
+                self.fairness.charge(&mut entry.account, took, work);
             }
         }
         true
     }
 
-    /// The port that frames from `place` wait for if it has no room, and the room it has.
-    fn room(&mut self, place: usize) -> (Option<PortIndex>, Room) {
-        let index = u16::try_from(place).ok().map(PortIndex);
-        let (port, patient) = match &self.fabric {
-            // With nobody at the other end the frames are taken and dropped.
-            Fabric::Patch(patch) => (index.and_then(|index| patch.other(index)), true),
-            Fabric::Switch(_) => (self.slots[place].as_ref().and_then(|slot| slot.towards), false),
+    /// Returns the limit on frames from the port at `index`, and the egress port that sets it. Without a
+    /// port, free handoff batches set the limit, or there is none.
+    fn egress_room(&mut self, index: usize) -> (Option<PortIndex>, Room) {
+        let source = u16::try_from(index).ok().map(PortIndex);
+        let (port, unlimited) = match &self.fabric {
+            // Without a port at the other end the frames are received and dropped.
+            Fabric::Patch(patch) => (source.and_then(|source| patch.other(source)), true),
+            Fabric::Switch(_) => {
+                (self.ports[index].as_ref().and_then(|entry| entry.sole_egress), false)
+            }
         };
-        let parcels =
-            self.relay.as_ref().zip(port).and_then(|(relay, port)| relay.slots(place, port));
-        let slot = self.slot_mut(port).filter(|slot| patient || slot.patience.lasts());
-        let slots = slot.and_then(|slot| Some((slot.slots()?, slot.capabilities)));
-        match (slots, parcels) {
-            (Some((slots, into)), parcels) if parcels.is_none_or(|parcels| slots <= parcels) => {
+        let handoff =
+            self.relay.as_ref().zip(port).and_then(|(relay, port)| relay.free_slots(index, port));
+        let entry = self.usable_port(port);
+        let entry = entry.filter(|entry| unlimited || entry.backpressure.has_budget());
+        let slots = entry.and_then(|entry| Some((entry.free_slots()?, entry.capabilities)));
+        match (slots, handoff) {
+            (Some((slots, into)), handoff) if handoff.is_none_or(|handoff| slots <= handoff) => {
                 (port, Room::of(slots, &into))
             }
-            // A thread that is handed too much is waited for however slow: it only ever moves frames.
-            (_, Some(parcels)) => (None, Room::of(parcels, &relay::TAKEN)),
+            // Another worker always makes progress, so senders wait for it without a budget.
+            (_, Some(handoff)) => (None, Room::of(handoff, &relay::BATCH_CAPABILITIES)),
             _ => (None, Room::UNBOUNDED),
         }
     }
 
-    /// The port at that place, if it is of use.
-    fn slot_mut(&mut self, port: Option<PortIndex>) -> Option<&mut Slot> {
-        let slot = self.slots.get_mut(usize::from(port?.0))?.as_mut();
-        slot.filter(|slot| slot.fault.is_none())
+    /// Returns the port of that index, if this worker has it and it has no fault.
+    fn usable_port(&mut self, port: Option<PortIndex>) -> Option<&mut PortEntry> {
+        let entry = self.ports.get_mut(usize::from(port?.0))?.as_mut();
+        entry.filter(|entry| entry.fault.is_none())
     }
 
-    /// Sends the frames of the batch, which came by `place`, to where they go.
-    fn deliver(&mut self, place: usize) {
-        let (Some(source), Ok(index)) = (&self.slots[place], u16::try_from(place)) else { return };
+    /// Forwards the frames of the batch, which were received from the port at `index`.
+    fn deliver(&mut self, index: usize) {
+        let (Some(entry), Ok(source)) = (&self.ports[index], u16::try_from(index)) else { return };
         if self.batch.is_empty() {
             return;
         }
         self.plan.clear();
-        let counters = Arc::clone(source.port.counters());
-        self.fabric.route(PortIndex(index), &self.batch, self.now, &counters, &mut self.plan);
-        self.tell_news();
-        let towards = match self.plan.ports() {
+        let counters = Arc::clone(entry.port.counters());
+        self.fabric.route(PortIndex(source), &self.batch, self.now, &counters, &mut self.plan);
+        self.announce_addresses();
+        let sole_egress = match self.plan.ports() {
             [only] => Some(*only),
             _ => None,
         };
-        if let Some(source) = &mut self.slots[place] {
-            source.towards = towards;
+        if let Some(entry) = &mut self.ports[index] {
+            entry.sole_egress = sole_egress;
         }
-        self.hand_out(Some(place), &counters);
+        self.transmit_plan(Some(index), &counters);
         if let Some(relay) = &mut self.relay {
-            let woken = relay.send_all();
+            let woken = relay.flush();
             self.system.syscalls.add(woken);
             self.system.notifications.add(woken);
         }
     }
 
-    /// Sends the frames of the batch to the ports of the plan: what came by `source` also to other
-    /// planes, and what came from another plane to the ports of this one alone.
-    fn hand_out(&mut self, source: Option<usize>, counters: &PortCounters) {
+    /// Transmits the frames of the batch to the ports of the plan. Frames of the local port `source` may
+    /// also be handed to other workers. `source` is `None` for a handoff batch, whose frames go to ports of
+    /// this worker only.
+    fn transmit_plan(&mut self, source: Option<usize>, counters: &PortCounters) {
         for n in 0..self.plan.ports().len() {
             let Some((port, frames)) = self.plan.entry_mut(n) else { break };
             if let Some((relay, source)) = self.relay.as_mut().zip(source) {
@@ -426,51 +440,54 @@ impl Dataplane {
                     continue;
                 }
             }
-            let slot = self.slots.get_mut(usize::from(port.0)).and_then(Option::as_mut);
-            let Some(slot) = slot.filter(|slot| slot.fault.is_none()) else {
+            let entry = self.ports.get_mut(usize::from(port.0)).and_then(Option::as_mut);
+            let Some(entry) = entry.filter(|entry| entry.fault.is_none()) else {
                 counters.dropped_many(DropReason::NoDestination, frames.len() as u64);
                 continue;
             };
-            let (capabilities, leaving) = (slot.capabilities, Arc::clone(slot.port.counters()));
-            let joins = slot.joins;
-            let port = Leaving { capabilities: &capabilities, counters: &leaving, joins };
-            self.edge.pass(&mut self.batch, frames, port, |batch, ready| {
-                slot.touched = true;
-                let transmitted = slot.port.transmit(batch, ready);
-                let done = slot.checked(transmitted)?;
+            let (capabilities, egress) = (entry.capabilities, Arc::clone(entry.port.counters()));
+            let joins = entry.joins;
+            let port = EgressPort { capabilities: &capabilities, counters: &egress, joins };
+            self.egress.process(&mut self.batch, frames, port, |batch, ready| {
+                entry.unflushed = true;
+                let transmitted = entry.port.transmit(batch, ready);
+                let done = entry.checked(transmitted)?;
                 if done.sent > 0 {
-                    slot.worked();
-                    slot.patience.earn(slots_taken(batch, ready, done));
+                    entry.worked();
+                    entry.backpressure.credit(slots_used(batch, ready, done));
                 }
                 Some(done)
             });
         }
     }
 
-    /// Removes the ports that ended themselves. Returns whether there were any.
-    fn bury(&mut self) -> bool {
+    /// Removes the ports that have a fault and passes them to the owner. Returns `true` if there were any.
+    fn remove_faulty(&mut self) -> bool {
         let mut any = false;
-        for place in 0..self.slots.len() {
-            if self.slots[place].as_ref().is_none_or(|slot| slot.fault.is_none()) {
+        for index in 0..self.ports.len() {
+            if self.ports[index].as_ref().is_none_or(|entry| entry.fault.is_none()) {
                 continue;
             }
             any = true;
-            let Some(Slot { id, name, port, fault: Some(reason), .. }) = self.take(place) else {
+            let Some(PortEntry { id, name, port, fault: Some(reason), .. }) =
+                self.take_entry(index)
+            else {
                 continue;
             };
-            // With other planes the place is free when it is free in all of them.
+            // With several workers the index is free after all of them removed the port.
             if self.relay.is_none() {
-                self.forget(place);
+                self.free_index(index);
             }
-            let planes = self.handle.clone();
-            (self.on_gone)(PortGone { id, name, reason, ports: vec![port], planes });
+            let workers = self.handle.clone();
+            (self.on_gone)(PortGone { id, name, reason, ports: vec![port], workers });
         }
         any
     }
 }
 
-/// Slots that the frames of `ready` took, of which some may have been dropped.
-fn slots_taken(batch: &Batch, ready: &[u32], done: Transmitted) -> usize {
+/// Returns the number of ring slots that the frames of `ready` used: one a page, or one a frame if the
+/// port dropped some of them.
+fn slots_used(batch: &Batch, ready: &[u32], done: Transmitted) -> usize {
     if done.dropped > 0 {
         return done.sent;
     }

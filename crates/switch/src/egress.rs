@@ -2,32 +2,39 @@
 //!
 //! # Theory of operation
 //!
-//! A frame keeps its blank checksum and its segments until it leaves by a port that cannot pass them
-//! on. Only this module completes checksums and splits frames. So a port receives only frames that
+//! A frame keeps its blank checksum and its GSO metadata until it leaves by a port that cannot pass them
+//! on. Only this module completes checksums and segments frames. So a port receives only frames that
 //! conform to its [`PortCapabilities`].
 //!
-//! * A blank checksum is completed in the batch. The other receivers in the batch then get the
+//! ```text
+//! frames for a port ─> join ─> decide ─┬─ pass ──────────────────────────┐
+//!                                      ├─ complete the blank checksum ───┼─> ready ─> transmit
+//!                                      ├─ segment (headers, checksums) ──┘
+//!                                      └─ drop and count
+//! ```
+//!
+//! * A blank checksum is completed in the batch. The other egress ports of the frame then get the
 //!   completed frame too, which every port can take.
-//! * A super-packet that the port does not take is split: the segments get headers of their own and
-//!   share the payload. They are sent when the batch has no room for more, and are then removed;
-//!   another port that the frame goes to gets segments of its own.
-//! * A super-packet whose segments are longer than the port takes is dropped, split or not.
+//! * A super-packet that the port does not take is segmented. The segments get headers of their own and
+//!   share the payload. They are transmitted when the batch has no room for more, and are then removed.
+//!   Another egress port of the frame gets segments of its own.
+//! * A super-packet whose segments are longer than the port takes is dropped, segmented or not.
 //! * In a switch, consecutive frames of one flow are joined if the port takes super-packets (`join`).
 //!   In a patch both ends belong to one guest, whose kernel joins frames itself.
 //!
 //! # Limits
 //!
-//! A super-packet has at most 65 bytes of headers a segment and as few as 8 bytes of payload, so
-//! 64 KiB become up to 8192 segments. A pass makes at most [`SEGMENTS_MAX`] segments for a port, which
-//! suffices for the largest frames of a batch at usual sizes. Frames beyond that are dropped and
-//! counted. After a port took nothing, no more frames are split for it.
+//! A super-packet has at least 8 bytes of payload a segment, so 64 KiB become up to 8192 segments. One
+//! call of [`EgressProcessor::process`] makes at most [`SEGMENTS_MAX`] segments, which suffices for the
+//! largest frames of a batch at usual sizes. Frames beyond that are dropped and counted. If the batch is
+//! full of segments and the port transmits none of them, the rest of that super-packet is dropped.
 
 mod join;
 #[cfg(test)]
 mod tests;
 
 use core::hash::BuildHasher;
-use core::ops::Range;
+use core::ops::{ControlFlow, Range};
 use std::hash::RandomState;
 
 use ringfence_frame::batch::{Batch, FrameView};
@@ -44,190 +51,191 @@ use join::Joiner;
 /// Maximum number of segments made for a port in one pass.
 pub const SEGMENTS_MAX: usize = 4096;
 
-/// Processing that a frame needs.
+/// Action that a frame needs at its egress port.
 #[derive(Debug)]
-enum Verdict {
+enum Action {
     Pass,
+    /// Pass of a super-packet, which is counted.
     PassWhole,
-    FinishChecksum,
-    Split(Box<Segmenter>, Sums),
+    CompleteChecksum,
+    Segment(Box<Segmenter>, Checksums),
     Drop(DropReason),
 }
 
-/// Side that completes the checksums of segments.
+/// State of the checksums of new segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Sums {
-    Port,
-    Edge,
+enum Checksums {
+    /// The port passes on that they are blank.
+    Blank,
+    Complete,
 }
 
-/// Egress port of a pass.
+/// Egress port of one call of [`EgressProcessor::process`].
 #[derive(Clone, Copy, Debug)]
-pub struct Leaving<'a> {
+pub struct EgressPort<'a> {
     pub capabilities: &'a PortCapabilities,
     pub counters: &'a PortCounters,
-    /// Set if small frames are joined for it.
+    /// Set if small frames are joined for this port.
     pub joins: bool,
 }
 
 /// Egress processor of a worker, with its storage.
 #[derive(Debug, Default)]
-pub struct Edge {
+pub struct EgressProcessor {
+    /// Frames that are ready for transmission, as indices into the batch.
     ready: Vec<u32>,
-    /// Number of segments made in this pass.
+    /// Number of segments made in this call.
     made: usize,
-    identifications: Identifications,
+    fragment_ids: FragmentIds,
     joiner: Joiner,
 }
 
-impl Edge {
-    /// Hands each of `frames` (indices into `batch`) to `send` as one that the port takes, or as several,
-    /// in order; counts those that cannot be. `send` may be called several times; it says what became
-    /// of the frames, and nothing when the port is of no more use.
-    pub fn pass(
+impl EgressProcessor {
+    /// Passes `frames` (indices into `batch`) to `transmit` in their order, each in a form that the port
+    /// takes, as one frame or as several segments. Frames for which that is impossible are dropped and
+    /// counted. `transmit` may be called several times. It returns the result of the transmission, or
+    /// `None` if the port has a fault.
+    pub fn process(
         &mut self,
         batch: &mut Batch,
         frames: &[u32],
-        port: Leaving<'_>,
-        mut send: impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+        port: EgressPort<'_>,
+        mut transmit: impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
     ) {
         self.ready.clear();
         self.made = 0;
         let joined = self.joiner.join(batch, frames, port);
-        self.pass_each(batch, joined.as_deref().unwrap_or(frames), port, &mut send);
+        self.process_each(batch, joined.as_deref().unwrap_or(frames), port, &mut transmit);
         batch.drop_all_derived();
         if let Some(joined) = joined {
             self.joiner.recycle(joined);
         }
     }
 
-    fn pass_each(
+    fn process_each(
         &mut self,
         batch: &mut Batch,
         frames: &[u32],
-        port: Leaving<'_>,
-        send: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+        port: EgressPort<'_>,
+        transmit: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
     ) {
         for &index in frames {
             let Some(frame) = batch.get(index) else { continue };
-            match judge(&frame, port.capabilities) {
-                Verdict::Pass => self.ready.push(index),
-                Verdict::PassWhole => {
+            match action(&frame, port.capabilities) {
+                Action::Pass => self.ready.push(index),
+                Action::PassWhole => {
                     port.counters.frames_whole.add(1);
                     self.ready.push(index);
                 }
-                Verdict::FinishChecksum if batch.finish_checksum(index).is_ok() => {
+                Action::CompleteChecksum if batch.finish_checksum(index).is_ok() => {
                     port.counters.checksums_computed.add(1);
                     self.ready.push(index);
                 }
-                Verdict::FinishChecksum => port.counters.dropped(DropReason::ChecksumUnfinished),
-                Verdict::Split(segmenter, sums) => {
-                    let splitting = Splitting { index, segmenter: *segmenter, sums };
-                    if self.split(batch, splitting, port, send) == Flow::Stop {
+                Action::CompleteChecksum => port.counters.dropped(DropReason::ChecksumUnfinished),
+                Action::Segment(segmenter, checksums) => {
+                    let segmentation = Segmentation { index, segmenter: *segmenter, checksums };
+                    if self.segment(batch, segmentation, port, transmit).is_break() {
                         return;
                     }
                 }
-                Verdict::Drop(reason) => port.counters.dropped(reason),
+                Action::Drop(reason) => port.counters.dropped(reason),
             }
         }
-        self.hand_over(batch, send);
+        self.flush(batch, transmit);
     }
 
-    /// Hands over what is ready. What was made is gone afterwards.
-    fn hand_over(
+    /// Transmits the ready frames and removes the derived ones from the batch. Returns `None` if the port
+    /// has a fault.
+    fn flush(
         &mut self,
         batch: &mut Batch,
-        send: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+        transmit: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
     ) -> Option<Transmitted> {
         let sent = if self.ready.is_empty() {
             Some(Transmitted::default())
         } else {
-            send(batch, &self.ready)
+            transmit(batch, &self.ready)
         };
         self.ready.clear();
         batch.drop_derived();
         sent
     }
 
-    fn split(
+    /// Segments a super-packet and transmits whenever the batch has no room for more segments. Returns
+    /// `Break` if the port has a fault.
+    fn segment(
         &mut self,
         batch: &mut Batch,
-        mut splitting: Splitting,
-        port: Leaving<'_>,
-        send: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
-    ) -> Flow {
+        mut segmentation: Segmentation,
+        port: EgressPort<'_>,
+        transmit: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
+    ) -> ControlFlow<()> {
         let counters = port.counters;
-        let segments = usize::try_from(splitting.segmenter.segments()).unwrap_or(usize::MAX);
+        let segments = usize::try_from(segmentation.segmenter.segments()).unwrap_or(usize::MAX);
         if segments > SEGMENTS_MAX - self.made {
             counters.dropped(DropReason::SegmentLimit);
-            return Flow::Continue;
+            return ControlFlow::Continue(());
         }
         self.made += segments;
-        splitting.segmenter = splitting.segmenter.with_fragment_id(self.identifications.next());
+        segmentation.segmenter = segmentation.segmenter.with_fragment_id(self.fragment_ids.next());
         counters.frames_segmented.add(1);
         loop {
             if batch.derivable() == 0 {
-                let Some(sent) = self.hand_over(batch, send) else { return Flow::Stop };
+                let Some(sent) = self.flush(batch, transmit) else { return ControlFlow::Break(()) };
                 if sent.sent == 0 {
-                    let left = splitting.segmenter.remaining();
+                    let left = segmentation.segmenter.remaining();
                     counters.dropped_many(DropReason::PortFull, left.into());
-                    return Flow::Continue;
+                    return ControlFlow::Continue(());
                 }
             }
-            match splitting.next(batch) {
+            match segmentation.next(batch) {
                 Ok(Some(derived)) => self.ready.push(derived),
-                Ok(None) => return Flow::Continue,
+                Ok(None) => return ControlFlow::Continue(()),
                 Err(_) => {
                     counters.dropped(DropReason::BadOffload);
-                    return Flow::Continue;
+                    return ControlFlow::Continue(());
                 }
             }
             counters.segments_made.add(1);
-            if splitting.sums == Sums::Edge {
+            if segmentation.checksums == Checksums::Complete {
                 counters.checksums_computed.add(1);
             }
         }
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Flow {
-    Continue,
-    Stop,
-}
-
-/// Super-packet under segmentation.
-struct Splitting {
+/// Segmentation in progress of one super-packet.
+struct Segmentation {
     index: u32,
     segmenter: Segmenter,
-    sums: Sums,
+    checksums: Checksums,
 }
 
-impl Splitting {
-    /// Adds the next segment to the batch.
+impl Segmentation {
+    /// Derives the next segment in the batch and returns its index, or `None` after the last segment.
     fn next(&mut self, batch: &mut Batch) -> Result<Option<u32>, SegmentError> {
         let mut header = [0; HEADER_MAX];
-        let segment = match (self.sums, batch.get(self.index)) {
-            (Sums::Port, _) => self.segmenter.next_partial(&mut header)?,
-            (Sums::Edge, Some(frame)) => {
-                self.segmenter.next_complete(&mut header, &mut Octets(frame))?
+        let segment = match (self.checksums, batch.get(self.index)) {
+            (Checksums::Blank, _) => self.segmenter.next_partial(&mut header)?,
+            (Checksums::Complete, Some(frame)) => {
+                self.segmenter.next_complete(&mut header, &mut ViewBytes(frame))?
             }
-            (Sums::Edge, None) => None,
+            (Checksums::Complete, None) => None,
         };
         let Some(Segment { header_len, payload, meta }) = segment else { return Ok(None) };
-        let narrow = |octet| usize::try_from(octet).unwrap_or(usize::MAX);
+        let narrow = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
         let payload = narrow(payload.start)..narrow(payload.end);
-        // There is room for it, and the segmenter stays inside the frame.
+        // `derive` does not fail: the batch has room, and the segmenter stays inside the frame.
         Ok(batch.derive(self.index, &header[..header_len], payload, meta).ok())
     }
 }
 
 /// Bytes of a frame, as input of a checksum.
-struct Octets<'a>(FrameView<'a>);
+struct ViewBytes<'a>(FrameView<'a>);
 
-impl FrameOctets for Octets<'_> {
+impl FrameOctets for ViewBytes<'_> {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
-        let narrow = |octet| usize::try_from(octet).unwrap_or(usize::MAX);
+        let narrow = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
         let (start, end) = (narrow(range.start), narrow(range.end));
         let mut position = 0;
         for piece in self.0.pieces() {
@@ -244,14 +252,14 @@ impl FrameOctets for Octets<'_> {
     }
 }
 
-/// Identifications for fragments over IPv6: not to be predicted, and unlikely to repeat soon.
+/// Generator of IPv6 fragment identifications, which are unpredictable and unlikely to repeat soon.
 #[derive(Debug, Default)]
-struct Identifications {
+struct FragmentIds {
     key: RandomState,
     made: u64,
 }
 
-impl Identifications {
+impl FragmentIds {
     fn next(&mut self) -> u32 {
         self.made = self.made.wrapping_add(1);
         let [a, b, c, d, ..] = self.key.hash_one(self.made).to_le_bytes();
@@ -259,30 +267,31 @@ impl Identifications {
     }
 }
 
-fn judge(frame: &FrameView<'_>, capabilities: &PortCapabilities) -> Verdict {
+/// Returns the action that a frame needs at a port of these capabilities.
+fn action(frame: &FrameView<'_>, capabilities: &PortCapabilities) -> Action {
     let meta = frame.meta();
     if let Some(gso) = meta.gso {
-        return judge_super(frame, meta, gso, capabilities);
+        return action_for_super_packet(frame, meta, gso, capabilities);
     }
     if frame.len() > capabilities.frame_max() {
-        return Verdict::Drop(DropReason::TooLong);
+        return Action::Drop(DropReason::TooLong);
     }
     match meta.checksum.place() {
         Some(place) if !takes_blank(layers(frame).as_ref(), place, capabilities.checksum) => {
-            Verdict::FinishChecksum
+            Action::CompleteChecksum
         }
-        _ => Verdict::Pass,
+        _ => Action::Pass,
     }
 }
 
-fn judge_super(
+fn action_for_super_packet(
     frame: &FrameView<'_>,
     meta: OffloadMeta,
     gso: Gso,
     capabilities: &PortCapabilities,
-) -> Verdict {
-    // Who sent it said what it is, and that was checked.
-    let bad = Verdict::Drop(DropReason::BadOffload);
+) -> Action {
+    // Unexpected: the GSO metadata of the sender was validated at ingress.
+    let bad = Action::Drop(DropReason::BadOffload);
     let (Some(layers), Some(place)) = (layers(frame), meta.checksum.place()) else { return bad };
     let headers = match (gso.kind, layers.transport_offset()) {
         (GsoKind::UdpFragment, Some(transport)) => transport,
@@ -290,18 +299,19 @@ fn judge_super(
     };
     let longest = capabilities.frame_max();
     if usize::from(headers) + usize::from(gso.size) > longest {
-        return Verdict::Drop(DropReason::TooLong);
+        return Action::Drop(DropReason::TooLong);
     }
     let blank = takes_blank(Some(&layers), place, capabilities.checksum);
     let fits =
         frame.len() <= longest || capabilities.scatter_gather && frame.len() <= SUPER_FRAME_MAX;
     if blank && fits && capabilities.gso.takes(gso.kind, gso.ecn) {
-        return Verdict::PassWhole;
+        return Action::PassWhole;
     }
-    // The checksum of a fragmented datagram is of all fragments.
-    let sums = if blank && gso.kind != GsoKind::UdpFragment { Sums::Port } else { Sums::Edge };
+    // The checksum of a fragmented datagram covers all fragments, so no port can complete it.
+    let blank_segments = blank && gso.kind != GsoKind::UdpFragment;
+    let checksums = if blank_segments { Checksums::Blank } else { Checksums::Complete };
     match Segmenter::new(frame.header(), &layers, meta) {
-        Ok(segmenter) => Verdict::Split(Box::new(segmenter), sums),
+        Ok(segmenter) => Action::Segment(Box::new(segmenter), checksums),
         Err(_) => bad,
     }
 }
@@ -311,7 +321,7 @@ fn layers(frame: &FrameView<'_>) -> Option<Layers> {
     Layers::parse(frame.header(), frame_len).ok()
 }
 
-/// Whether a port with this offload can pass on that the checksum at `place` is blank.
+/// Returns `true` if a port with this offload can pass on that the checksum at `place` is blank.
 fn takes_blank(layers: Option<&Layers>, place: ChecksumPlace, offload: ChecksumOffload) -> bool {
     let (ipv4, ipv6) = match offload {
         ChecksumOffload::None => return false,

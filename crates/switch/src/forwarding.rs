@@ -1,28 +1,27 @@
-//! Forwarding: chooses the ports that each frame goes to.
+//! Forwarding: selects the egress ports of each frame.
 //!
 //! # Theory of operation
 //!
 //! A [`Switch`] learns the port of an address from the source addresses of frames. A frame to a known
 //! address goes to that port alone. A frame to a group or to an unknown address is flooded: it goes to
-//! every port but its ingress port. An address expires [`AGEING_SECONDS`] after its last use. A
+//! every port except its ingress port. An address expires [`AGEING_SECONDS`] after its last use. A
 //! [`Patch`] is a cable: frames received at one end are sent at the other.
 //!
-//! Neither of them touches a port. They read the headers of a batch and write a [`Plan`]: the indices
-//! of the frames for each egress port, in order. So each port transmits once a batch, and tests need
-//! no I/O; the caller passes in the time.
+//! Neither of them calls a port. They read the headers of a batch and write a [`Plan`]: the indices of the
+//! frames for each egress port, in order. So each port transmits once a batch, and tests need no I/O. The
+//! caller passes in the time.
 //!
-//! # What a hostile port cannot do
+//! # Protection against a hostile port
 //!
-//! * Evict the addresses of other ports: each port has a share of the table. When the share is used
-//!   up, a new address replaces one of the same port ([`table`]).
-//! * Take the address of a port that has a fixed one ([`PortPolicy::mac`]); frames that claim it are
-//!   dropped and counted, as is, from that port, every frame that claims another.
-//! * Send from an IP address that was not assigned to it, redirect its neighbours, or pose as their
-//!   router or DHCP server, where its port has an [`AddressFilter`] ([`filter`]).
-//! * Reach the bridge protocols of other bridges: frames to 01:80:C2:00:00:0x go nowhere.
+//! * The port cannot evict the addresses of other ports. Each port has a share of the database; when the
+//!   share is used up, a new address replaces one of the same port ([`table`]).
+//! * The port cannot use the fixed address of another port ([`PortPolicy::mac`]). A port with a fixed
+//!   address can use no other address. Frames with such sources are dropped and counted.
+//! * A port with an [`AddressFilter`] can send only from its assigned IP addresses. It cannot redirect its
+//!   neighbours, or claim to be their router or DHCP server ([`filter`]).
+//! * The port cannot send to the protocols of bridges: frames to 01:80:C2:00:00:0x are dropped.
 //!
-//! Between ports without fixed addresses, an address belongs to the port that used it last, as in every
-//! learning switch.
+//! An address without a fixed owner belongs to the port that used it last, as in every learning switch.
 
 pub mod filter;
 pub mod table;
@@ -39,7 +38,7 @@ use ringfence_frame::counters::{DropReason, PortCounters};
 use filter::AddressFilter;
 use table::{Learned, MacTable};
 
-/// An Ethernet address.
+/// Ethernet address of six bytes.
 pub type Mac = [u8; 6];
 
 /// Maximum number of ports of a switch.
@@ -67,14 +66,14 @@ impl PortIndex {
 /// Rules of the switch for one port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortPolicy {
-    /// The only source address that is accepted from this port, and that no other port may use.
+    /// Fixed address: the only source address of this port, which no other port may use.
     pub mac: Option<Mac>,
-    /// The IP addresses that are accepted from this port; `None`: any.
+    /// Filter of the IP addresses that this port may use; `None` allows any.
     pub filter: Option<Arc<AddressFilter>>,
-    /// Addresses that may be learned behind this port. It may get fewer when the table is taken, but
-    /// never fewer than [`table::GUARANTEED`] or this, whichever is less.
+    /// Number of addresses that may be learned behind this port. The port gets fewer if the database has
+    /// no more, but always the lower of this number and [`table::GUARANTEED`].
     pub addresses: u16,
-    /// Set if small frames that leave by this port are joined, provided that it takes large ones.
+    /// Set if small frames for this port are joined, in a switch. The port must take super-packets.
     pub join: bool,
 }
 
@@ -87,25 +86,21 @@ impl Default for PortPolicy {
 /// Reasons for which a port is not attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Every index is in use.
     #[error("there are {limit} ports already: remove one first")]
-    Full {
-        /// Maximum number of ports.
-        limit: usize,
-    },
-    /// The index is in use or out of range.
+    Full { limit: usize },
+    /// Port index that is in use or out of range.
     #[error("port {} cannot be used", .0.0)]
     BadIndex(PortIndex),
-    /// The fixed address is a group address or zero.
+    /// Fixed address that is a group address or zero.
     #[error("{} is not an address of one station", show(.0))]
     BadMac(Mac),
-    /// Another port has this fixed address.
+    /// Fixed address that another port has.
     #[error("another port has the address {}: give this one another", show(.0))]
     MacTaken(Mac),
 }
 
 fn show(mac: &Mac) -> String {
-    mac.map(|octet| format!("{octet:02x}")).join(":")
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 /// Returns `true` for a non-zero address of one station.
@@ -156,7 +151,7 @@ impl Plan {
         Some((port, self.frames.get_mut(port.get())?))
     }
 
-    pub(crate) fn send(&mut self, port: PortIndex, frame: u32) {
+    pub(crate) fn add(&mut self, port: PortIndex, frame: u32) {
         if self.frames.len() <= port.get() {
             self.frames.resize_with(port.get() + 1, Vec::new);
         }
@@ -176,7 +171,7 @@ enum Target {
     Drop(DropReason),
 }
 
-/// A learning switch. See the [module](self).
+/// Learning switch. See the [module](self).
 #[derive(Debug)]
 pub struct Switch {
     table: MacTable,
@@ -184,6 +179,7 @@ pub struct Switch {
     attached: Vec<PortIndex>,
     /// Address filters of the ports, by index.
     filters: Vec<Option<Arc<AddressFilter>>>,
+    /// Second of the last sweep for expired addresses.
     swept: u64,
 }
 
@@ -210,22 +206,22 @@ impl Switch {
     ///
     /// Returns [`AttachError`] if the port is refused; nothing has changed then.
     pub fn attach(&mut self, port: PortIndex, policy: PortPolicy) -> Result<(), AttachError> {
-        let Err(place) = self.attached.binary_search(&port) else {
+        let Err(position) = self.attached.binary_search(&port) else {
             return Err(AttachError::BadIndex(port));
         };
         if let Some(mac) = policy.mac.filter(|mac| !is_station(mac)) {
             return Err(AttachError::BadMac(mac));
         }
         self.table.attach(port, &policy)?;
-        self.attached.insert(place, port);
-        // The table has taken the index, so it is below the limit.
+        self.attached.insert(position, port);
+        // The database accepted the index, so it is below the limit.
         if let Some(filter) = self.filters.get_mut(port.get()) {
             *filter = policy.filter;
         }
         Ok(())
     }
 
-    /// Detaches a port and forgets the addresses behind it.
+    /// Detaches a port and removes the addresses behind it.
     pub fn detach(&mut self, port: PortIndex) {
         self.table.detach(port);
         self.attached.retain(|&attached| attached != port);
@@ -239,15 +235,15 @@ impl Switch {
         self.table.len()
     }
 
-    /// Returns the forwarding database. Its [announcements](MacTable::news) are for the other switches of
-    /// the same ports, which [apply](MacTable::hear_of) them.
+    /// Returns the forwarding database. Its [announcements](MacTable::announcements) are for the other
+    /// switches of the same ports, which [apply](MacTable::apply_announcement) them.
     pub fn table_mut(&mut self) -> &mut MacTable {
         &mut self.table
     }
 
     /// Learns from the frames of `batch`, received from `source`, and adds their egress ports to `plan`.
-    /// Frames without an egress port are counted in `counters`, those of the source. `now` is the time
-    /// since any fixed moment.
+    /// Frames without an egress port are dropped and counted in `counters`, those of the source. `now` is
+    /// the time since any fixed moment.
     pub fn route(
         &mut self,
         source: PortIndex,
@@ -263,7 +259,7 @@ impl Switch {
         }
         let Switch { table, attached, filters, .. } = self;
         let filter = filters.get(source.get()).and_then(Option::as_deref);
-        // Frames mostly come in runs of the same two addresses.
+        // Consecutive frames mostly have the same two addresses.
         let mut last: Option<([u8; 12], Target)> = None;
         for (index, frame) in (0u32..).zip(batch.iter()) {
             let Some(addresses) = addresses(&frame) else {
@@ -281,13 +277,14 @@ impl Switch {
             };
             match (target, checked) {
                 (Target::Drop(reason), _) | (_, Err(reason)) => counters.dropped(reason),
-                (Target::Port(port), Ok(())) => plan.send(port, index),
+                (Target::Port(port), Ok(())) => plan.add(port, index),
                 (Target::Flood, Ok(())) => flood(attached, source, index, counters, plan),
             }
         }
     }
 }
 
+/// Adds every port except `source` to the plan of the frame.
 fn flood(
     attached: &[PortIndex],
     source: PortIndex,
@@ -299,9 +296,10 @@ fn flood(
     if others.clone().next().is_none() {
         counters.dropped(DropReason::NoDestination);
     }
-    others.for_each(|&port| plan.send(port, index));
+    others.for_each(|&port| plan.add(port, index));
 }
 
+/// Learns the source address of a frame and decides about its destination address.
 fn target(table: &mut MacTable, source: PortIndex, addresses: &[u8; 12], now: u64) -> Target {
     let (dst, src) = split(addresses);
     if !is_station(&src) {
@@ -323,7 +321,8 @@ fn target(table: &mut MacTable, source: PortIndex, addresses: &[u8; 12], now: u6
     }
 }
 
-/// Returns destination and source address, in the order of the frame.
+/// Returns destination and source address, in the order of the frame, or `None` if the frame is shorter
+/// than an Ethernet header.
 fn addresses(frame: &FrameView<'_>) -> Option<[u8; 12]> {
     let header = frame.header().first_chunk::<ETHERNET_HEADER>()?;
     header.first_chunk::<12>().copied()
@@ -361,14 +360,14 @@ impl Patch {
         Ok(())
     }
 
-    /// Detaches a port.
+    /// Detaches a port and frees its end.
     pub fn detach(&mut self, port: PortIndex) {
         for end in &mut self.ends {
             end.take_if(|(attached, _)| *attached == port);
         }
     }
 
-    /// Returns the port at the other end.
+    /// Returns the port at the other end than `port`.
     pub fn other(&self, port: PortIndex) -> Option<PortIndex> {
         self.ends.iter().flatten().map(|(end, _)| *end).find(|&end| end != port)
     }
@@ -378,7 +377,7 @@ impl Patch {
         self.ends.iter().flatten().find(|(end, _)| *end == port).map(|(_, policy)| policy)
     }
 
-    /// Sends every frame to the other end, unless it has another source than the port's addresses.
+    /// Adds every frame to the plan of the other end, unless its source is not an address of the port.
     pub fn route(
         &self,
         source: PortIndex,
@@ -400,24 +399,22 @@ impl Patch {
             }
             match (other, filter.map_or(Ok(()), |filter| filter.check(&frame))) {
                 (_, Err(reason)) => counters.dropped(reason),
-                (Some(port), Ok(())) => plan.send(port, index),
+                (Some(port), Ok(())) => plan.add(port, index),
                 (None, Ok(())) => counters.dropped(DropReason::NoDestination),
             }
         }
     }
 }
 
-/// Connection of the ports of a data plane.
+/// Connection between the ports of a dataplane.
 #[derive(Debug)]
 pub enum Fabric {
-    /// A learning switch.
     Switch(Switch),
-    /// A cable between two ports.
     Patch(Patch),
 }
 
 impl Fabric {
-    /// Attaches a port. A patch uses only the addresses of the policy.
+    /// Attaches a port. A patch uses only [`PortPolicy::mac`] and [`PortPolicy::filter`].
     ///
     /// # Errors
     ///
@@ -429,7 +426,7 @@ impl Fabric {
         }
     }
 
-    /// Detaches a port.
+    /// Detaches a port from the fabric.
     pub fn detach(&mut self, port: PortIndex) {
         match self {
             Fabric::Switch(switch) => switch.detach(port),
@@ -438,9 +435,9 @@ impl Fabric {
     }
 
     /// Records announcements of learned addresses from now on, for other fabrics of the same ports.
-    pub fn keep_news(&mut self) {
+    pub fn record_announcements(&mut self) {
         if let Fabric::Switch(switch) = self {
-            switch.table.keep_news();
+            switch.table.record_announcements();
         }
     }
 

@@ -1,4 +1,4 @@
-//! Frames of one turn on their way to a port: joined, split, summed, and the same traffic all the same.
+//! Fuzz target of egress processing: a port gets the same traffic as was sent, in any form that it takes.
 
 mod filter;
 
@@ -11,20 +11,20 @@ use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::fuzzing::{Frame, believing_nobody, frames_of_a_round, is_the_same};
 
-use crate::egress::{Edge, Leaving};
+use crate::egress::{EgressPort, EgressProcessor};
 
-/// One case: any bytes at all. An octet says what the port takes; behind it is a case of
-/// [`ringfence_offload::fuzzing::coalesce`], of whose settings bit 7 says that payload is lent, and
-/// the rest in how large pieces.
+/// Runs one case: a byte that selects the port's capabilities, then a case of
+/// [`ringfence_offload::fuzzing::coalesce`]. Bit 7 of that case's settings puts the payload into lent
+/// memory, in pieces whose size the settings select.
 ///
 /// # Panics
 ///
-/// When the port gets a frame that it does not take, or what it gets is not the traffic that was sent.
-pub fn leaving(data: &[u8]) {
-    let Some((&takes, rest)) = data.split_first() else { return };
+/// Panics if the port gets a frame that it does not take, or traffic other than what was sent.
+pub fn egress(data: &[u8]) {
+    let Some((&selection, rest)) = data.split_first() else { return };
     let Some((settings, frames)) = frames_of_a_round(rest) else { return };
     let sent: Vec<Frame> = frames.into_iter().map(believing_nobody).collect();
-    let capabilities = capabilities(takes);
+    let capabilities = capabilities(selection);
     let counters = PortCounters::default();
     let mut batch = Batch::with_capacity(sent.len(), sent.iter().map(|(b, _)| b.len()).sum());
     let piece = (settings & 0x80 != 0).then(|| usize::from(settings) * 16);
@@ -34,41 +34,45 @@ pub fn leaving(data: &[u8]) {
     let all: Vec<u32> = (0..).take(batch.len()).collect();
     assert_eq!(all.len(), sent.len());
     let mut got = Vec::new();
-    let port = Leaving { capabilities: &capabilities, counters: &counters, joins: true };
-    Edge::default().pass(&mut batch, &all, port, |batch, ready| {
+    let port = EgressPort { capabilities: &capabilities, counters: &counters, joins: true };
+    EgressProcessor::default().process(&mut batch, &all, port, |batch, ready| {
         for frame in batch.select(ready) {
-            conforms(frame.meta(), frame.len(), &capabilities);
+            check_conforms(frame.meta(), frame.len(), &capabilities);
             got.push((copy_of(&frame), frame.meta()));
         }
         Some(Transmitted { sent: ready.len(), dropped: 0 })
     });
-    assert_eq!((batch.len(), batch.derivable()), (sent.len(), DERIVED_MAX), "nothing stays behind");
+    assert_eq!(
+        (batch.len(), batch.derivable()),
+        (sent.len(), DERIVED_MAX),
+        "no derived frame stays in the batch"
+    );
     if counters.drops_total() == 0 {
         is_the_same(&sent, &got);
     }
 }
 
-fn capabilities(takes: u8) -> PortCapabilities {
-    let bit = |n: u8| takes >> n & 1 == 1;
-    let checksum = match takes >> 5 & 3 {
+fn capabilities(selection: u8) -> PortCapabilities {
+    let bit = |n: u8| selection >> n & 1 == 1;
+    let checksum = match selection >> 5 & 3 {
         0 => ChecksumOffload::None,
         1 => ChecksumOffload::Netif { ipv4: bit(0), ipv6: bit(7) },
         2 => ChecksumOffload::Netif { ipv4: true, ipv6: true },
         _ => ChecksumOffload::Any,
     };
     let gso = GsoOffload { tcp_v4: !bit(0), tcp_v6: !bit(1), ecn: !bit(2), udp: !bit(3) };
-    // Nothing is too long.
+    // With this MTU no frame is too long.
     PortCapabilities { checksum, gso, scatter_gather: !bit(4), mtu: u16::MAX }
 }
 
-fn conforms(meta: OffloadMeta, len: usize, capabilities: &PortCapabilities) {
-    assert!(len <= capabilities.longest(), "{len} octets");
+fn check_conforms(meta: OffloadMeta, len: usize, capabilities: &PortCapabilities) {
+    assert!(len <= capabilities.longest(), "{len} bytes");
     if let Some(gso) = meta.gso {
         assert!(capabilities.gso.takes(gso.kind, gso.ecn));
         assert!(capabilities.scatter_gather || len <= capabilities.frame_max());
     }
     let blank = meta.checksum.place().is_some();
-    assert!(!blank || capabilities.checksum != ChecksumOffload::None, "a blank checksum");
+    assert!(!blank || capabilities.checksum != ChecksumOffload::None, "blank checksum");
 }
 
 fn add(batch: &mut Batch, bytes: &[u8], meta: OffloadMeta, piece: Option<usize>) {
@@ -84,9 +88,9 @@ fn add(batch: &mut Batch, bytes: &[u8], meta: OffloadMeta, piece: Option<usize>)
     }
     let lent = LentSlice::anonymous(bytes.len());
     assert!(lent.copy_from(0, bytes).is_ok());
-    // Not more pieces than a frame may have.
+    // At most about 20 pieces, because a frame may have only so many.
     let piece = piece.unwrap_or_default().max(bytes.len() / 20).max(1);
-    let Ok(mut frame) = batch.frame(offset, private) else { panic!("there is room") };
+    let Ok(mut frame) = batch.frame(offset, private) else { panic!("the batch has no room") };
     for at in (private..bytes.len()).step_by(piece) {
         let added = frame.lent(lent.clone(), at, piece.min(bytes.len() - at));
         assert!(added.is_ok(), "{added:?}");
@@ -100,25 +104,25 @@ mod tests {
     use proptest::prelude::*;
     use ringfence_frame::testing::tcp_frame;
 
-    /// A case whose frames are the segments of a super-packet, each done to as a step says.
-    fn case(takes: u8, settings: u8, v6: bool, payload: usize, steps: &[[u8; 3]]) -> Vec<u8> {
+    /// Builds a case whose frames are the segments of a super-packet. Each step changes one segment.
+    fn case(selection: u8, settings: u8, v6: bool, payload: usize, steps: &[[u8; 3]]) -> Vec<u8> {
         let frame = tcp_frame(v6, payload);
         let kind = if v6 { 4 } else { 1 };
-        // NEEDS_CSUM, the kind, segments of 100, the checksum 16 behind the start of TCP.
+        // The virtio-net header: NEEDS_CSUM, the kind, segments of 100 bytes, the checksum at offset 16 of TCP.
         let start = if v6 { 54 } else { 34 };
         let vnet = [1, kind, 0, 0, 100, 0, start, 0, 16, 0, 0, 0];
         let len = u16::try_from(frame.len()).unwrap().to_le_bytes();
-        [&[takes, settings][..], &vnet, &len, &frame, &steps.concat()].concat()
+        [&[selection, settings][..], &vnet, &len, &frame, &steps.concat()].concat()
     }
 
     proptest! {
         #[test]
-        fn what_leaves_is_what_came(
-            takes in any::<u8>(),
+        fn egress_frames_of_any_port_carry_ingress_traffic(
+            selection in any::<u8>(),
             settings in any::<u8>(),
             v6 in any::<bool>(),
             payload in 100usize..6000,
-            // Mostly segments as they are; here and there one left out, repeated, damaged or whole.
+            // Most steps keep the segment; the others omit, repeat, damage or merge it.
             steps in proptest::collection::vec(
                 prop_oneof![
                     8 => (0u8..3).prop_map(|how| [how, 0, 0]),
@@ -128,12 +132,12 @@ mod tests {
                 0..48,
             ),
         ) {
-            leaving(&case(takes, settings, v6, payload, &steps));
+            egress(&case(selection, settings, v6, payload, &steps));
         }
 
         #[test]
-        fn any_octets_are_survived(data in proptest::collection::vec(any::<u8>(), 0..600)) {
-            leaving(&data);
+        fn any_bytes_are_processed_without_panic(data in proptest::collection::vec(any::<u8>(), 0..600)) {
+            egress(&data);
         }
     }
 }

@@ -18,7 +18,7 @@ use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
 use ringfence_platform::Counters;
 use ringfence_platform::DomId;
-use ringfence_switch::dataplane::{Dataplane, DataplaneConfig};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneWorker};
 use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy};
 use ringfence_sys::clock::Clock;
 use ringfence_testkit::net::frontend::RX_BUFFERS;
@@ -386,7 +386,7 @@ fn the_data_plane_wakes_when_credit_returns_and_does_not_poll_for_it() {
         let (gone, _) = channel();
         let config = DataplaneConfig { spin_max: Duration::ZERO, ..DataplaneConfig::default() };
         let (dataplane, handle) =
-            Dataplane::new(fabric, config, Arc::clone(&system), move |port| {
+            DataplaneWorker::new(fabric, config, Arc::clone(&system), move |port| {
                 let _ = gone.send(port.name);
             })
             .unwrap();

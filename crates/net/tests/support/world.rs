@@ -15,7 +15,7 @@ use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{Counters, DomId, Platform};
-use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortId};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker, PortId};
 use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
@@ -58,7 +58,7 @@ impl Side {
         };
         let config = DataplaneConfig::default();
         let (dataplane, worker) =
-            Dataplane::new(fabric, config, Arc::clone(&system), on_gone).unwrap();
+            DataplaneWorker::new(fabric, config, Arc::clone(&system), on_gone).unwrap();
         std::thread::spawn(move || dataplane.run());
         let port = TapPort::new(tap.fd, tap.offloads, MTU, system);
         let tap = Arc::clone(port.counters());

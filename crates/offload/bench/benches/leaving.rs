@@ -4,7 +4,7 @@
 //!
 //! `cargo bench --manifest-path crates/offload/bench/Cargo.toml --bench leaving`
 
-use ringfence_switch::egress::{Edge, Leaving};
+use ringfence_switch::egress::{EgressProcessor, EgressPort};
 use ringfence_frame::port::{ChecksumOffload, GsoOffload, Transmitted};
 use ringfence_frame::{Batch, PortCapabilities, PortCounters};
 use ringfence_offload::OffloadMeta;
@@ -91,10 +91,10 @@ fn pass(bencher: Bencher<'_, '_>, round: Round, joins: bool) {
         mtu: 1500,
     };
     let counters = PortCounters::default();
-    let leaving = Leaving { capabilities: &capabilities, counters: &counters, joins };
-    let mut edge = Edge::default();
+    let leaving = EgressPort { capabilities: &capabilities, counters: &counters, joins };
+    let mut edge = EgressProcessor::default();
     let mut once = || {
-        edge.pass(&mut batch, &frames, leaving, |batch, ready| {
+        edge.process(&mut batch, &frames, leaving, |batch, ready| {
             black_box((batch.len(), ready.len()));
             Some(Transmitted { sent: ready.len(), dropped: 0 })
         });

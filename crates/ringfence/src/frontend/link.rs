@@ -79,7 +79,7 @@ impl PortHost for VifPort {
     }
 
     fn execute(&mut self, _: &DeviceId, queue: u16, command: PortCommand) -> Option<PortReply> {
-        self.dataplane.order(self.port?, queue, command)
+        self.dataplane.execute(self.port?, queue, command)
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // switch/src/dataplane.rs: the data plane waits for its ports
+    // switch/src/dataplane.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
@@ -51,8 +51,8 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue/connection.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // switch/src/dataplane.rs: the data plane waits for its ports
-    // switch/src/dataplane/slot.rs: a port comes or goes
+    // switch/src/dataplane.rs: a worker waits for its ports
+    // switch/src/dataplane/port_entry.rs: a port is added or removed
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
@@ -60,14 +60,14 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
-    // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
@@ -81,7 +81,7 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
-    // switch/src/dataplane/handle.rs: the data plane is told something
+    // switch/src/dataplane/handle.rs: a command is queued for a worker
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
@@ -298,7 +298,7 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
-    // switch/src/dataplane/rest.rs: the data plane waits for its ports
+    // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
@@ -450,8 +450,8 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/log.rs: the log on standard error
-    // switch/src/dataplane/handle.rs: the data plane is told something
-    // switch/src/dataplane/relay.rs: another thread of the data plane is woken
+    // switch/src/dataplane/handle.rs: a command is queued for a worker
+    // switch/src/dataplane/relay.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/link/tap.rs: frames to a TAP

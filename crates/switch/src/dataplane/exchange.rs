@@ -4,58 +4,59 @@ use std::sync::Arc;
 
 use ringfence_sys::clock::monotonic;
 
-use super::Dataplane;
+use super::DataplaneWorker;
 use crate::forwarding::Fabric;
 
-impl Dataplane {
-    /// Announces learned addresses to the other workers.
-    pub(super) fn tell_news(&mut self) {
+impl DataplaneWorker {
+    /// Announces newly learned addresses to the other workers.
+    pub(super) fn announce_addresses(&mut self) {
         if let (Some(relay), Fabric::Switch(switch)) = (&self.relay, &mut self.fabric) {
-            relay.tell(switch.table_mut().news());
-            switch.table_mut().clear_news();
+            relay.announce(switch.table_mut().announcements());
+            switch.table_mut().clear_announcements();
         }
     }
 
     /// Reads the announcements of other workers and forwards up to one handoff batch from each of them.
     /// Returns `true` if there was a batch.
-    pub(super) fn take_in(&mut self) -> bool {
+    pub(super) fn poll_workers(&mut self) -> bool {
         let now = self.now.as_secs();
         let Some(relay) = &mut self.relay else { return false };
-        relay.awaited = false;
+        relay.sender_waits = false;
         let fabric = &mut self.fabric;
-        relay.collect(|(mac, port)| {
+        relay.drain_mailbox(|(mac, port)| {
             if let Fabric::Switch(switch) = &mut *fabric {
-                switch.table_mut().hear_of(mac, port, now);
+                switch.table_mut().apply_announcement(mac, port, now);
             }
         });
         let mut worked = false;
-        for plane in 0..relay.inbound.len() {
-            worked |= self.take_from(plane);
+        for worker in 0..relay.inbound.len() {
+            worked |= self.poll_worker(worker);
         }
         worked
     }
 
-    fn take_from(&mut self, plane: usize) -> bool {
-        let Some(relay) = self.relay.as_mut().filter(|relay| relay.has_from(plane)) else {
+    /// Forwards the oldest handoff batch of that worker, unless the worker is skipped for fairness.
+    fn poll_worker(&mut self, worker: usize) -> bool {
+        let Some(relay) = self.relay.as_mut().filter(|relay| relay.has_inbound(worker)) else {
             return false;
         };
-        if !self.fairness.admits(&relay.inbound[plane].share) {
+        if !self.fairness.admits(&relay.inbound[worker].account) {
             return false;
         }
-        let Some(mut parcel) = relay.next_from(plane) else { return false };
+        let Some(mut handoff) = relay.dequeue(worker) else { return false };
         let counters = Arc::clone(&relay.counters);
-        let work = parcel.to.len();
-        core::mem::swap(&mut self.batch, &mut parcel.batch);
+        let work = handoff.targets.len();
+        core::mem::swap(&mut self.batch, &mut handoff.batch);
         self.plan.clear();
-        parcel.to.iter().for_each(|(port, frame)| self.plan.send(*port, *frame));
-        self.hand_out(None, &counters);
-        core::mem::swap(&mut self.batch, &mut parcel.batch);
+        handoff.targets.iter().for_each(|(port, frame)| self.plan.add(*port, *frame));
+        self.transmit_plan(None, &counters);
+        core::mem::swap(&mut self.batch, &mut handoff.batch);
         let now = monotonic();
-        let took = now.saturating_sub(self.turned);
-        self.turned = now;
+        let took = now.saturating_sub(self.charge_start);
+        self.charge_start = now;
         if let Some(relay) = &mut self.relay {
-            self.fairness.charge(&mut relay.inbound[plane].share, took, work);
-            relay.give_back(parcel);
+            self.fairness.charge(&mut relay.inbound[worker].account, took, work);
+            relay.return_batch(handoff);
         }
         true
     }

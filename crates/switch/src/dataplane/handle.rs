@@ -1,6 +1,10 @@
-//! Control handle of a data plane: commands and replies between other threads and the workers.
+//! Control handle of a dataplane: commands and replies between control threads and the workers.
+//!
+//! Each worker has a command queue and an eventfd that wakes it. A request waits for the worker's reply.
+//! A change of ports sends the same command to one worker after the other under a lock, so all workers
+//! see the changes in the same order.
 
-// #syscall driver,frontend,daemon eventfd2,write: the data plane is told something
+// #syscall driver,frontend,daemon eventfd2,write: a command is queued for a worker
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +18,7 @@ use rustix::event::EventfdFlags;
 
 use crate::forwarding::{AttachError, PortPolicy};
 
-/// Id of a port in a data plane. An id is never reused.
+/// Id of a port in a dataplane. An id is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct PortId(pub u64);
 
@@ -23,68 +27,67 @@ impl PortId {
     pub(super) const RELAY: PortId = PortId(u64::MAX);
 }
 
-/// A port that ended itself.
+/// Report of a port that a worker removed because of a fault.
 pub struct PortGone {
     pub id: PortId,
     pub name: String,
     pub reason: Fault,
-    /// The port, or its parts, to be dropped where that holds nobody up: the one that ended, and those
-    /// that [`PortGone::gather`] found.
+    /// Part of the port that had the fault, and the parts that [`PortGone::collect_parts`] added. Their
+    /// teardown may block, so the owner drops them on a thread of its own.
     pub ports: Vec<Box<dyn Port>>,
-    pub(super) planes: WeakHandle,
+    pub(super) workers: WeakHandle,
 }
 
 impl PortGone {
-    /// Returns `true` if both describe the same port.
-    pub fn is_of_one_port(&self, other: &PortGone) -> bool {
-        self.id == other.id && self.planes.0.ptr_eq(&other.planes.0)
+    /// Returns `true` if both reports are of the same port.
+    pub fn is_same_port(&self, other: &PortGone) -> bool {
+        self.id == other.id && self.workers.0.ptr_eq(&other.workers.0)
     }
 
-    /// Takes the parts of the port that are on other threads out of the data plane: when this returns,
-    /// each has been removed, or was given up by its thread before. To be called by the owner of the
-    /// port, not on a thread of the data plane. Where there is one thread there is nothing to do.
-    pub fn gather(&mut self) {
-        if let Some(planes) = self.planes.0.upgrade().filter(|planes| planes.outboxes.len() > 1) {
-            self.ports.extend(DataplaneHandle { planes }.remove_port(self.id));
+    /// Removes the port's parts from the other workers and adds them to [`PortGone::ports`].
+    ///
+    /// When this returns, no worker has a part. A part that is missing had a fault of its own, and a
+    /// report of it was made before. With a single worker this does nothing. Must not be called on a
+    /// worker's thread.
+    pub fn collect_parts(&mut self) {
+        let workers = self.workers.0.upgrade();
+        if let Some(workers) = workers.filter(|workers| workers.senders.len() > 1) {
+            self.ports.extend(DataplaneHandle { workers }.remove_port(self.id));
         }
     }
 }
 
 /// Weak handle to all workers, held by each worker.
 #[derive(Clone)]
-pub(super) struct WeakHandle(Weak<Planes>);
+pub(super) struct WeakHandle(Weak<Workers>);
 
-/// Port entry: the id and index of a port, the same on every worker.
+/// Id and index of a port, the same on every worker.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PortEntry {
+pub(super) struct PortKey {
     pub(super) id: PortId,
-    pub(super) place: usize,
+    pub(super) index: usize,
 }
 
-/// Errors of [`DataplaneHandle::add_port`].
+/// Errors of [`DataplaneHandle::add_port`] and [`DataplaneHandle::add_queues`].
 #[derive(Debug, thiserror::Error)]
 pub enum AddPortError {
-    /// The switch refused.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// Its events cannot be waited for.
     #[error("cannot wait for the port's events: {0}")]
     Watch(#[from] io::Error),
-    /// The data plane has ended.
     #[error("the data plane has ended")]
     Stopped,
 }
 
-/// Counters and table size of a data plane.
+/// Counters of all ports, and the size of the forwarding database.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DataplaneStats {
-    /// Its ports.
     pub ports: Vec<PortStats>,
-    /// Addresses the switch knows (0 for a patch).
+    /// Number of addresses that worker 0 knows; 0 for a patch.
     pub addresses: usize,
 }
 
-/// A port's counters at one moment.
+/// Counters of a port at one moment, summed over its parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortStats {
     pub id: PortId,
@@ -93,16 +96,17 @@ pub struct PortStats {
     pub counters: Vec<(&'static str, u64)>,
 }
 
+/// Command of a control thread to one worker.
 pub(super) enum Command {
     Add {
         /// Part of this worker, if it has one.
         port: Option<Box<dyn Port>>,
         parts: usize,
-        /// Port entry chosen by the first worker; `None` for the first worker.
-        entry: Option<PortEntry>,
+        /// Key that worker 0 allocated; `None` in the command to worker 0.
+        key: Option<PortKey>,
         policy: PortPolicy,
         name: String,
-        reply: Sender<Result<PortEntry, AddPortError>>,
+        reply: Sender<Result<PortKey, AddPortError>>,
     },
     Parts {
         id: PortId,
@@ -117,10 +121,10 @@ pub(super) enum Command {
         id: PortId,
         reply: Sender<Option<Box<dyn Port>>>,
     },
-    Order {
+    Execute {
         id: PortId,
         queue: u16,
-        order: PortCommand,
+        command: PortCommand,
         reply: Sender<PortReply>,
     },
     Stats {
@@ -129,67 +133,70 @@ pub(super) enum Command {
     Stop,
 }
 
-/// Receiving end of the commands, with an eventfd that is readable when one is queued.
-pub(super) struct Inbox {
-    pub(super) commands: Receiver<Command>,
+/// Command queue of a worker, with an eventfd that is readable when a command was queued.
+pub(super) struct CommandReceiver {
+    pub(super) queue: Receiver<Command>,
     pub(super) wake: Arc<OwnedFd>,
 }
 
-struct Outbox {
-    /// `None` only while this is dropped.
-    commands: Option<Sender<Command>>,
+/// Sending end of a worker's command queue.
+struct CommandSender {
+    /// Sender of the queue; `None` only during the drop.
+    queue: Option<Sender<Command>>,
     wake: Arc<OwnedFd>,
 }
 
-impl Outbox {
+impl CommandSender {
     fn wake(&self) {
-        // Only this process holds the file, and nobody writes enough to fill it.
+        // The write fails only if the counter would overflow; the eventfd is readable then.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-impl Drop for Outbox {
+/// Disconnects the queue and wakes the worker, which then ends.
+impl Drop for CommandSender {
     fn drop(&mut self) {
-        self.commands = None;
+        self.queue = None;
         self.wake();
     }
 }
 
-/// Controls a data plane from other threads. When the last clone is dropped the data plane ends.
+/// Control handle of a dataplane for other threads. The dataplane ends when the last clone is dropped.
 ///
-/// The calls that return something wait for the data plane's answer, which takes it at most a round.
-/// They must not be made from the data plane's own thread.
+/// Calls that return a value wait for the replies of the workers, each for about one round at most. They
+/// must not be made on a worker's thread.
 #[derive(Clone)]
 pub struct DataplaneHandle {
-    planes: Arc<Planes>,
+    workers: Arc<Workers>,
 }
 
-struct Planes {
-    outboxes: Vec<Outbox>,
+struct Workers {
+    senders: Vec<CommandSender>,
     /// Lock held while the workers are notified, one after the other, of a change of ports.
     changing: Mutex<()>,
 }
 
-pub(super) fn connect(planes: usize) -> io::Result<(Vec<Inbox>, DataplaneHandle)> {
-    let mut inboxes = Vec::with_capacity(planes);
-    let mut outboxes = Vec::with_capacity(planes);
-    for _ in 0..planes {
+/// Creates the command queues of `count` workers.
+pub(super) fn connect(count: usize) -> io::Result<(Vec<CommandReceiver>, DataplaneHandle)> {
+    let mut receivers = Vec::with_capacity(count);
+    let mut senders = Vec::with_capacity(count);
+    for _ in 0..count {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let wake = Arc::new(wake);
-        let (sender, commands) = channel();
-        outboxes.push(Outbox { commands: Some(sender), wake: Arc::clone(&wake) });
-        inboxes.push(Inbox { commands, wake });
+        let (sender, queue) = channel();
+        senders.push(CommandSender { queue: Some(sender), wake: Arc::clone(&wake) });
+        receivers.push(CommandReceiver { queue, wake });
     }
-    let planes = Arc::new(Planes { outboxes, changing: Mutex::default() });
-    Ok((inboxes, DataplaneHandle { planes }))
+    let workers = Arc::new(Workers { senders, changing: Mutex::default() });
+    Ok((receivers, DataplaneHandle { workers }))
 }
 
 impl DataplaneHandle {
-    /// Adds a port. If the data plane has several threads, it is split into as many parts as it can be.
+    /// Adds a port. If the dataplane has several workers, the port is split into at most as many parts.
     ///
     /// # Errors
     ///
-    /// [`AddPortError`]; the port is dropped.
+    /// Returns [`AddPortError`] if a worker refuses the port; the port is dropped.
     pub fn add_port(
         &self,
         port: Box<dyn Port>,
@@ -199,129 +206,137 @@ impl DataplaneHandle {
         self.add_queues(vec![port], policy, name)
     }
 
-    /// Adds a port that consists of these, which are a queue each, and served by a thread each as far
-    /// as there are threads. Those beyond are dropped.
+    /// Adds one port that consists of `ports`, each of one queue. Worker `n` gets the `n`th of them; those
+    /// beyond the number of workers are dropped.
     ///
     /// # Errors
     ///
-    /// [`AddPortError`]; all are dropped.
+    /// Returns [`AddPortError`] if a worker refuses its part; all parts are dropped.
     pub fn add_queues(
         &self,
         mut ports: Vec<Box<dyn Port>>,
         policy: PortPolicy,
         name: &str,
     ) -> Result<PortId, AddPortError> {
-        let threads = self.threads();
-        if let ([port], 2..) = (ports.as_mut_slice(), threads) {
-            let others = port.split_off(threads);
+        let count = self.workers();
+        if let ([port], 2..) = (ports.as_mut_slice(), count) {
+            let others = port.split_off(count);
             ports.extend(others);
         }
-        ports.truncate(threads);
+        ports.truncate(count);
         let parts = ports.len();
         let mut ports = ports.into_iter();
-        let _changing = self.planes.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut entry = None;
-        for plane in 0..threads {
+        let _changing = self.workers.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut key = None;
+        for worker in 0..count {
             let (port, policy, name) = (ports.next(), policy.clone(), name.to_owned());
-            let added =
-                self.ask(plane, |reply| Command::Add { port, parts, entry, policy, name, reply });
+            let added = self.request(worker, |reply| Command::Add {
+                port,
+                parts,
+                key,
+                policy,
+                name,
+                reply,
+            });
             match added.unwrap_or(Err(AddPortError::Stopped)) {
-                Ok(added) => entry = Some(added),
+                Ok(added) => key = Some(added),
                 Err(error) => {
-                    // Those before it let go of it again.
-                    if let Some(PortEntry { id, .. }) = entry {
-                        (0..plane).for_each(|plane| drop(self.remove_part(plane, id)));
+                    // The workers before this one have added their parts already.
+                    if let Some(PortKey { id, .. }) = key {
+                        (0..worker).for_each(|worker| drop(self.remove_part(worker, id)));
                     }
                     return Err(error);
                 }
             }
         }
-        entry.map(|entry| entry.id).ok_or(AddPortError::Stopped)
+        key.map(|key| key.id).ok_or(AddPortError::Stopped)
     }
 
-    /// Removes a port and returns it, or its parts. After that the data plane does not touch it.
-    /// Nothing when it is not there, perhaps because it ended itself a moment ago.
+    /// Removes a port from all workers and returns its parts. No worker uses them afterwards. The result is
+    /// empty if the port was not found, for example because a fault has just removed it.
     pub fn remove_port(&self, id: PortId) -> Vec<Box<dyn Port>> {
-        let _changing = self.planes.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        (0..self.threads()).filter_map(|plane| self.remove_part(plane, id)).collect()
+        let _changing = self.workers.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..self.workers()).filter_map(|worker| self.remove_part(worker, id)).collect()
     }
 
-    fn remove_part(&self, plane: usize, id: PortId) -> Option<Box<dyn Port>> {
-        self.ask(plane, |reply| Command::Remove { id, reply }).flatten()
+    fn remove_part(&self, worker: usize, id: PortId) -> Option<Box<dyn Port>> {
+        self.request(worker, |reply| Command::Remove { id, reply }).flatten()
     }
 
-    /// Has a port carry out an order for one of its queues, between two rounds. `None` when it is not
-    /// there. What concerns the whole port is carried out by all of its parts.
-    pub fn order(&self, id: PortId, queue: u16, order: PortCommand) -> Option<PortReply> {
-        let parts = match self.threads() {
+    /// Executes a command on one queue of a port, between two rounds. If the port has several parts, a policy
+    /// is set on all of them, and a hash configuration is set on all workers. Returns `None` if there is no
+    /// such port.
+    pub fn execute(&self, id: PortId, queue: u16, command: PortCommand) -> Option<PortReply> {
+        let parts = match self.workers() {
             1 => 1,
-            _ => self.ask(0, |reply| Command::Parts { id, reply })?,
+            _ => self.request(0, |reply| Command::Parts { id, reply })?,
         };
         if parts < 2 {
-            return self.ask(0, |reply| Command::Order { id, queue, order, reply });
+            return self.request(0, |reply| Command::Execute { id, queue, command, reply });
         }
-        match &order {
-            PortCommand::SetPolicy(wanted) => {
-                for plane in 1..parts {
-                    let order = PortCommand::SetPolicy(*wanted);
-                    self.ask(plane, |reply| Command::Order { id, queue, order, reply });
+        match &command {
+            PortCommand::SetPolicy(policy) => {
+                for worker in 1..parts {
+                    let command = PortCommand::SetPolicy(*policy);
+                    self.request(worker, |reply| Command::Execute { id, queue, command, reply });
                 }
-                return self.ask(0, |reply| Command::Order { id, queue, order, reply });
+                return self.request(0, |reply| Command::Execute { id, queue, command, reply });
             }
             PortCommand::Hash(steering) => {
-                for plane in 0..self.threads() {
+                for worker in 0..self.workers() {
                     let steering = steering.clone();
-                    self.ask(plane, |reply| Command::Steer { id, steering, reply });
+                    self.request(worker, |reply| Command::Steer { id, steering, reply });
                 }
             }
             _ => {}
         }
-        let plane = usize::from(queue) % parts;
-        self.ask(plane, |reply| Command::Order { id, queue, order, reply })
+        let worker = usize::from(queue) % parts;
+        self.request(worker, |reply| Command::Execute { id, queue, command, reply })
     }
 
-    /// Returns the counters of the data plane, or `None` after it has ended.
+    /// Returns the counters of the dataplane, or `None` after it has ended.
     pub fn stats(&self) -> Option<DataplaneStats> {
-        let mut all = self.ask(0, |reply| Command::Stats { reply })?;
-        for plane in 1..self.threads() {
-            let more = self.ask(plane, |reply| Command::Stats { reply })?;
+        let mut all = self.request(0, |reply| Command::Stats { reply })?;
+        for worker in 1..self.workers() {
+            let more = self.request(worker, |reply| Command::Stats { reply })?;
             more.ports.into_iter().for_each(|port| all.add(port));
         }
         Some(all)
     }
 
-    /// Threads that the data plane has.
-    pub fn threads(&self) -> usize {
-        self.planes.outboxes.len()
+    /// Returns the number of workers.
+    pub fn workers(&self) -> usize {
+        self.workers.senders.len()
     }
 
-    /// Ends the data plane and drops its ports. Does not wait for that.
+    /// Ends the workers, which drop their ports. Does not wait for them.
     pub fn stop(&self) {
-        (0..self.threads()).for_each(|plane| self.send(plane, Command::Stop));
+        (0..self.workers()).for_each(|worker| self.send(worker, Command::Stop));
     }
 
     pub(super) fn weak(&self) -> WeakHandle {
-        WeakHandle(Arc::downgrade(&self.planes))
+        WeakHandle(Arc::downgrade(&self.workers))
     }
 
-    fn ask<T>(&self, plane: usize, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
-        let (sender, answer) = channel();
-        self.send(plane, command(sender));
-        answer.recv().ok()
+    /// Sends a command and waits for the reply. Returns `None` if the worker drops the reply's sender.
+    fn request<T>(&self, worker: usize, command: impl FnOnce(Sender<T>) -> Command) -> Option<T> {
+        let (sender, reply) = channel();
+        self.send(worker, command(sender));
+        reply.recv().ok()
     }
 
-    fn send(&self, plane: usize, command: Command) {
-        let Some(outbox) = self.planes.outboxes.get(plane) else { return };
-        if let Some(commands) = &outbox.commands {
-            // A data plane that has ended drops the command, and with it the sender of the answer.
-            let _ = commands.send(command);
+    fn send(&self, worker: usize, command: Command) {
+        let Some(sender) = self.workers.senders.get(worker) else { return };
+        if let Some(queue) = &sender.queue {
+            // If the worker has ended, the command is dropped, and with it the sender of the reply.
+            let _ = queue.send(command);
         }
-        outbox.wake();
+        sender.wake();
     }
 }
 
 impl DataplaneStats {
-    /// Adds what another part of a port counted.
+    /// Adds the counters of another worker's part of a port.
     fn add(&mut self, port: PortStats) {
         let Some(known) = self.ports.iter_mut().find(|known| known.id == port.id) else {
             return self.ports.push(port);

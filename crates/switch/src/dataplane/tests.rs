@@ -10,7 +10,7 @@ use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use super::*;
 use crate::forwarding::{AttachError, Mac, Patch, PortPolicy, Switch};
 
-mod planes;
+mod workers;
 
 const SOON: Duration = Duration::from_secs(60);
 const BROADCAST: Mac = [0xff; 6];
@@ -30,12 +30,12 @@ fn switch() -> Fabric {
     Fabric::Switch(Switch::new())
 }
 
-/// A port that keeps 256 frames, and its peer.
+/// Creates a port that keeps 256 frames, and its peer.
 fn port() -> (MemoryPort, MemoryPeer) {
     MemoryPort::pair(256, PortCapabilities::plain(1500)).unwrap()
 }
 
-/// A data plane on a thread of its own.
+/// Dataplane whose worker runs on a thread of its own.
 struct Running {
     handle: Option<DataplaneHandle>,
     gone: Receiver<PortGone>,
@@ -47,12 +47,16 @@ impl Running {
     fn new(fabric: Fabric) -> Running {
         let (sender, gone) = channel();
         let system = Arc::new(Counters::default());
-        let (dataplane, handle) =
-            Dataplane::new(fabric, DataplaneConfig::default(), Arc::clone(&system), move |port| {
+        let (worker, handle) = DataplaneWorker::new(
+            fabric,
+            DataplaneConfig::default(),
+            Arc::clone(&system),
+            move |port| {
                 let _ = sender.send(port);
-            })
-            .unwrap();
-        let thread = Some(std::thread::spawn(move || dataplane.run()));
+            },
+        )
+        .unwrap();
+        let thread = Some(std::thread::spawn(move || worker.run()));
         Running { handle: Some(handle), gone, system, thread }
     }
 
@@ -64,6 +68,7 @@ impl Running {
         self.handle().add_port(Box::new(port), PortPolicy::default(), name).unwrap()
     }
 
+    /// Adds a port and returns its peer.
     fn peer(&self, name: &str) -> MemoryPeer {
         let (port, peer) = port();
         self.add(name, port);
@@ -81,24 +86,24 @@ impl Drop for Running {
     }
 }
 
-/// Adds a port from the data plane's own thread.
-fn put(dataplane: &mut Dataplane, port: impl Port + 'static, name: &str) {
+/// Adds a port to a worker that does not run on a thread.
+fn add(worker: &mut DataplaneWorker, port: impl Port + 'static, name: &str) {
     let policy = PortPolicy::default();
-    dataplane.add(Some(Box::new(port)), 1, None, policy, name.into()).unwrap();
+    worker.add(Some(Box::new(port)), 1, None, policy, name.into()).unwrap();
 }
 
-/// A data plane that goes rounds when the test says so.
-fn by_hand(ports: Vec<MemoryPort>) -> (Dataplane, DataplaneHandle) {
-    let (mut dataplane, handle) =
-        Dataplane::new(switch(), DataplaneConfig::default(), Arc::default(), |_| ()).unwrap();
+/// Creates a worker whose rounds the test runs itself.
+fn manual(ports: Vec<MemoryPort>) -> (DataplaneWorker, DataplaneHandle) {
+    let (mut worker, handle) =
+        DataplaneWorker::new(switch(), DataplaneConfig::default(), Arc::default(), |_| ()).unwrap();
     for port in ports {
-        put(&mut dataplane, port, "port");
+        add(&mut worker, port, "port");
     }
-    (dataplane, handle)
+    (worker, handle)
 }
 
 #[test]
-fn frames_cross_the_switch_whole_and_are_completed() {
+fn frames_are_forwarded_unchanged_and_completed() {
     let running = Running::new(switch());
     let peers: Vec<_> = ["a", "b", "c"].map(|name| running.peer(name)).into();
     let hello = frame(BROADCAST, mac(1), 60);
@@ -109,7 +114,7 @@ fn frames_cross_the_switch_whole_and_are_completed() {
     peers[1].send(&answer, OffloadMeta::PLAIN);
     assert_eq!(peers[0].take_within(SOON).unwrap().0, answer);
     assert_eq!(peers[2].take(), None);
-    // The answer to a question of ours comes after the rounds before it.
+    // The reply comes after the rounds that forwarded these frames.
     let stats = running.handle().stats().unwrap();
     assert_eq!((stats.ports.len(), stats.addresses), (3, 2));
     assert_eq!((peers[0].completed(), peers[1].completed()), (1, 1));
@@ -119,7 +124,7 @@ fn frames_cross_the_switch_whole_and_are_completed() {
 }
 
 #[test]
-fn lent_frames_cross_a_patch() {
+fn lent_frame_is_forwarded_by_patch() {
     let running = Running::new(Fabric::Patch(Patch::new()));
     let (lending, peer) = port();
     running.add("lending", lending.lending());
@@ -132,20 +137,20 @@ fn lent_frames_cross_a_patch() {
 }
 
 #[test]
-fn nobody_waits_for_more_than_a_budget_of_another() {
+fn port_waits_for_at_most_one_budget_of_another() {
     let (pairs, peers): (Vec<_>, Vec<_>) = (0..3).map(|_| port()).unzip();
-    let (mut dataplane, _handle) = by_hand(pairs);
+    let (mut worker, _handle) = manual(pairs);
     for _ in 0..1000 {
         peers[0].send(&frame(mac(9), mac(1), 60), OffloadMeta::PLAIN);
     }
     peers[1].send(&frame(mac(9), mac(2), 60), OffloadMeta::PLAIN);
-    assert!(dataplane.round());
+    assert!(worker.round());
     assert_eq!((peers[0].completed(), peers[1].completed()), (64, 1));
     let flushed: Vec<_> = peers.iter().map(MemoryPeer::flushed).collect();
-    assert_eq!(flushed, [1, 1, 1], "one publication a round");
+    assert_eq!(flushed, [1, 1, 1], "one flush a round");
 }
 
-/// A port that always has a frame, and takes long to say so.
+/// Port that always has a frame, and needs 2 ms to receive it.
 struct Costly {
     counters: Arc<ringfence_frame::counters::PortCounters>,
 }
@@ -186,55 +191,55 @@ impl Port for Costly {
 }
 
 #[test]
-fn a_port_that_costs_more_is_served_less_often_while_others_have_work() {
-    let (quick, peer) = port();
-    let (mut dataplane, _handle) = by_hand(vec![quick]);
+fn costly_port_under_contention_is_served_less_often() {
+    let (cheap, peer) = port();
+    let (mut worker, _handle) = manual(vec![cheap]);
     let costly = Costly { counters: Arc::default() };
     let counters = Arc::clone(&costly.counters);
-    put(&mut dataplane, costly, "costly");
-    let mut quick_turns = 0;
+    add(&mut worker, costly, "costly");
+    let mut cheap_polls = 0;
     for _ in 0..200 {
         let before = peer.completed();
         for _ in 0..64 {
             peer.send(&frame(mac(9), mac(1), 60), OffloadMeta::PLAIN);
         }
-        dataplane.now = monotonic();
-        assert!(dataplane.round());
-        quick_turns += u64::from(peer.completed() > before);
+        worker.now = monotonic();
+        assert!(worker.round());
+        cheap_polls += u64::from(peer.completed() > before);
         while peer.take().is_some() {}
     }
-    // A machine that does other things interrupts turns of both; a turn of one costs ten of the other.
-    let turns = counters.rx_frames.get();
-    assert!(turns >= 1 && quick_turns > 2 * turns, "{turns} costly turns, {quick_turns} others");
+    // Other load may interrupt either port, so the bound is loose; one poll of `Costly` costs ten of the other.
+    let polls = counters.rx_frames.get();
+    assert!(polls >= 1 && cheap_polls > 2 * polls, "{polls} costly polls, {cheap_polls} others");
     while peer.completed() < 200 * 64 {
-        dataplane.now = monotonic();
-        dataplane.round();
+        worker.now = monotonic();
+        worker.round();
     }
-    let turns = counters.rx_frames.get();
-    // Alone again, it waits for nobody.
+    let polls = counters.rx_frames.get();
+    // As the only port with work it is polled in every round.
     for _ in 0..10 {
-        dataplane.now = monotonic();
-        assert!(dataplane.round());
+        worker.now = monotonic();
+        assert!(worker.round());
     }
-    assert_eq!(counters.rx_frames.get() - turns, 10);
+    assert_eq!(counters.rx_frames.get() - polls, 10);
 }
 
 #[test]
-fn a_full_port_drops_and_counts_and_the_others_get_theirs() {
+fn full_port_drops_flooded_frames_and_other_port_gets_them() {
     let (small, small_peer) = MemoryPort::pair(3, PortCapabilities::plain(1500)).unwrap();
     let (large, large_peer) = port();
     let (from, from_peer) = port();
-    let (mut dataplane, _handle) = by_hand(vec![small, large, from]);
+    let (mut worker, _handle) = manual(vec![small, large, from]);
     for _ in 0..50 {
         from_peer.send(&frame(BROADCAST, mac(1), 60), OffloadMeta::PLAIN);
     }
-    dataplane.round();
+    worker.round();
     assert_eq!(small_peer.counters().drops(DropReason::PortFull), 47);
     assert_eq!(large_peer.counters().tx_frames.get(), 50);
 }
 
 #[test]
-fn a_fault_ends_that_port_alone_and_says_why() {
+fn fault_removes_only_its_port_and_reports_reason() {
     let running = Running::new(switch());
     let (a, b, c) = (running.peer("a"), running.peer("b"), running.peer("c"));
     b.misbehave();
@@ -249,11 +254,11 @@ fn a_fault_ends_that_port_alone_and_says_why() {
     assert!(d.take_within(SOON).is_some());
     let names: Vec<_> =
         running.handle().stats().unwrap().ports.into_iter().map(|p| (p.id.0, p.name)).collect();
-    assert_eq!(names, [(0, "a".into()), (3, "d".into())], "places are used again, ids are not");
+    assert_eq!(names, [(0, "a".into()), (3, "d".into())], "indices are reused, ids are not");
 }
 
 #[test]
-fn a_removed_port_is_handed_back_and_not_used_any_more() {
+fn removed_port_is_returned_and_unused() {
     let running = Running::new(switch());
     let (a, b) = (running.peer("a"), running.peer("b"));
     let (c, c_peer) = port();
@@ -270,7 +275,7 @@ fn a_removed_port_is_handed_back_and_not_used_any_more() {
 }
 
 #[test]
-fn a_patch_holds_the_sender_up_instead_of_losing_frames() {
+fn full_port_of_patch_slows_sender_without_loss() {
     let running = Running::new(Fabric::Patch(Patch::new()));
     let (slow, slow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();
     running.add("slow", slow.with_backpressure());
@@ -281,13 +286,13 @@ fn a_patch_holds_the_sender_up_instead_of_losing_frames() {
         numbered[14..16].copy_from_slice(&n.to_be_bytes());
         fast.send(&numbered, OffloadMeta::PLAIN);
     }
-    // Full, with work waiting and its event pending: nothing to be done, so nothing may be done.
+    // The slow port is full and the sender has an event pending: the worker must sleep.
     while slow_peer.counters().tx_frames.get() < 4 {
         std::thread::yield_now();
     }
     let before = quiet(&running);
     std::thread::sleep(Duration::from_millis(50));
-    assert!(running.system.wakeups.get() - before <= 1, "sleeps while there is no room");
+    assert!(running.system.wakeups.get() - before <= 1, "the worker sleeps while there is no room");
     for n in 0..500u16 {
         let (got, _) = slow_peer.take_within(SOON).unwrap();
         assert_eq!(got[14..16], n.to_be_bytes());
@@ -295,28 +300,29 @@ fn a_patch_holds_the_sender_up_instead_of_losing_frames() {
     assert_eq!(slow_peer.counters().drops_total() + fast.counters().drops_total(), 0);
 }
 
-/// A port that has room for four frames and says so, one that has room for all, and two that send;
-/// the addresses 1 to 4 are known.
-fn narrow_wide_and_two_senders() -> (Dataplane, DataplaneHandle, [MemoryPeer; 4]) {
+/// Creates a worker with a port that reports room for four frames, one with room for all, and two senders.
+/// The switch knows their addresses, 1 to 4.
+fn narrow_wide_and_two_senders() -> (DataplaneWorker, DataplaneHandle, [MemoryPeer; 4]) {
     let (narrow, narrow_peer) = MemoryPort::pair(4, PortCapabilities::plain(1500)).unwrap();
     let ((wide, wide_peer), (from, from_peer), (other, other_peer)) = (port(), port(), port());
     let peers = [narrow_peer, wide_peer, from_peer, other_peer];
-    let (mut dataplane, handle) = by_hand(vec![narrow.with_backpressure(), wide, from, other]);
+    let (mut worker, handle) = manual(vec![narrow.with_backpressure(), wide, from, other]);
     for (peer, n) in peers.iter().zip(1..) {
         peer.send(&frame(BROADCAST, mac(n), 60), OffloadMeta::PLAIN);
-        go(&mut dataplane);
+        round(&mut worker);
         peers.iter().for_each(|peer| while peer.take().is_some() {});
     }
-    (dataplane, handle, peers)
+    (worker, handle, peers)
 }
 
-/// A round, in which no time passes.
-fn go(dataplane: &mut Dataplane) {
-    dataplane.round();
-    dataplane.settle();
+/// Runs a round in which no time passes.
+fn round(worker: &mut DataplaneWorker) {
+    worker.round();
+    worker.end_round();
 }
 
-fn taken(peer: &MemoryPeer) -> usize {
+/// Takes all frames that the port transmitted to its peer, and returns their number.
+fn take_all(peer: &MemoryPeer) -> usize {
     core::iter::from_fn(|| peer.take()).count()
 }
 
@@ -327,20 +333,20 @@ fn send(peer: &MemoryPeer, count: usize, to: u8, from: u8) {
 }
 
 #[test]
-fn who_sends_to_one_port_alone_waits_for_its_room_and_loses_nothing() {
-    let (mut dataplane, _handle, [narrow, wide, from, other]) = narrow_wide_and_two_senders();
+fn sender_to_one_full_port_waits_without_loss() {
+    let (mut worker, _handle, [narrow, wide, from, other]) = narrow_wide_and_two_senders();
     send(&from, 1, 1, 3);
-    go(&mut dataplane);
-    assert_eq!(taken(&narrow), 1);
+    round(&mut worker);
+    assert_eq!(take_all(&narrow), 1);
     send(&from, 50, 1, 3);
     let mut arrived = 0;
     for _ in 0..20 {
-        go(&mut dataplane);
-        // Others are not concerned.
+        round(&mut worker);
+        // Senders to other ports do not wait.
         send(&other, 64, 2, 4);
-        go(&mut dataplane);
-        assert_eq!(taken(&wide), 64);
-        arrived += taken(&narrow);
+        round(&mut worker);
+        assert_eq!(take_all(&wide), 64);
+        arrived += take_all(&narrow);
     }
     assert_eq!(arrived, 50);
     let counters = narrow.counters();
@@ -348,47 +354,47 @@ fn who_sends_to_one_port_alone_waits_for_its_room_and_loses_nothing() {
 }
 
 #[test]
-fn a_port_that_takes_nothing_is_waited_for_only_so_long() {
-    let (mut dataplane, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
+fn sender_to_stalled_port_waits_for_its_budget_only() {
+    let (mut worker, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
     send(&from, 1, 1, 3);
-    go(&mut dataplane);
-    taken(&narrow);
-    // What is for another port stands behind it.
+    round(&mut worker);
+    take_all(&narrow);
+    // The frames for another port are behind the waiting ones.
     send(&from, 50, 1, 3);
     send(&from, 5, 2, 3);
     for _ in 0..10 {
-        go(&mut dataplane);
+        round(&mut worker);
     }
-    assert_eq!((narrow.counters().drops_total(), taken(&wide)), (0, 0), "waits");
-    let end = dataplane.slots[0].as_ref().unwrap().alarm().unwrap();
-    assert!(end - dataplane.now <= Duration::from_millis(10), "and is woken");
-    dataplane.now = end;
-    go(&mut dataplane);
-    go(&mut dataplane);
-    assert_eq!((narrow.counters().drops(DropReason::PortFull), taken(&wide)), (46, 5));
-    // From then on nobody waits at all, until it takes some again.
+    assert_eq!((narrow.counters().drops_total(), take_all(&wide)), (0, 0), "the sender waits");
+    let end = worker.ports[0].as_ref().unwrap().wakeup_time().unwrap();
+    assert!(end - worker.now <= Duration::from_millis(10), "the sleep ends with the budget");
+    worker.now = end;
+    round(&mut worker);
+    round(&mut worker);
+    assert_eq!((narrow.counters().drops(DropReason::PortFull), take_all(&wide)), (46, 5));
+    // Without a budget no sender waits, until the port accepts frames again.
     for _ in 0..10 {
         send(&from, 60, 1, 3);
         send(&from, 4, 2, 3);
-        go(&mut dataplane);
-        assert_eq!(taken(&wide), 4);
+        round(&mut worker);
+        assert_eq!(take_all(&wide), 4);
     }
     assert_eq!(narrow.counters().hold_ups.get(), 1);
 }
 
 #[test]
-fn who_sends_to_several_ports_waits_for_none_of_them() {
-    let (mut dataplane, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
+fn sender_to_several_ports_does_not_wait() {
+    let (mut worker, _handle, [narrow, wide, from, _other]) = narrow_wide_and_two_senders();
     for _ in 0..50 {
         send(&from, 1, 1, 3);
         send(&from, 1, 2, 3);
-        go(&mut dataplane);
+        round(&mut worker);
     }
-    assert_eq!(taken(&wide), 50);
-    assert_eq!((taken(&narrow), narrow.counters().drops(DropReason::PortFull)), (4, 46));
+    assert_eq!(take_all(&wide), 50);
+    assert_eq!((take_all(&narrow), narrow.counters().drops(DropReason::PortFull)), (4, 46));
 }
 
-/// Waits until the data plane sleeps; returns its wake-ups so far.
+/// Waits until the worker sleeps. Returns the number of its wake-ups so far.
 fn quiet(running: &Running) -> u64 {
     loop {
         let before = running.system.wakeups.get();
@@ -400,7 +406,7 @@ fn quiet(running: &Running) -> u64 {
 }
 
 #[test]
-fn an_idle_data_plane_sleeps() {
+fn idle_worker_sleeps() {
     let running = Running::new(switch());
     let (_a, _b) = (running.peer("a"), running.peer("b"));
     let wakeups = quiet(&running);
@@ -410,55 +416,59 @@ fn an_idle_data_plane_sleeps() {
 }
 
 #[test]
-fn xsa_332_a_storm_of_events_is_throttled_and_the_neighbour_is_served() {
+fn xsa_332_event_storm_is_throttled_and_other_port_is_served() {
     let running = Running::new(switch());
     let (storm, a, b) = (running.peer("storm"), running.peer("a"), running.peer("b"));
     let begin = monotonic();
-    let mut announced = 0;
+    let mut notified = 0;
     while monotonic() - begin < Duration::from_millis(300) {
         storm.announce();
-        announced += 1;
+        notified += 1;
     }
     let spurious = storm.counters().spurious_wakeups.get();
     let throttles = storm.counters().throttles.get();
-    assert!(throttles >= 1, "{announced} announcements, {spurious} spurious");
-    // 16 are free; ignored for 5 ms each time, 300 ms (and what a slow machine adds) hold few more.
+    assert!(throttles >= 1, "{notified} notifications, {spurious} spurious");
+    // 16 events are tolerated. After that each throttling ignores events for 5 ms of the elapsed time.
     let elapsed = u64::try_from((monotonic() - begin).as_millis()).unwrap();
     assert!(spurious <= 16 + 8 + elapsed / 5, "{spurious} in {elapsed} ms");
     a.send(&frame(BROADCAST, mac(1), 60), OffloadMeta::PLAIN);
     assert!(b.take_within(SOON).is_some());
     storm.send(&frame(BROADCAST, mac(2), 61), OffloadMeta::PLAIN);
-    assert_eq!(b.take_within(SOON).unwrap().0.len(), 61, "real work is still found");
+    assert_eq!(b.take_within(SOON).unwrap().0.len(), 61, "the throttled port is still served");
     assert_eq!(b.counters().throttles.get(), 0);
 }
 
 #[test]
-fn frames_are_finished_for_ports_that_cannot() {
+fn blank_checksum_is_completed_for_plain_port() {
     let (plain, plain_peer) = port();
     let any = PortCapabilities {
         checksum: ringfence_frame::ChecksumOffload::Any,
         ..PortCapabilities::plain(1500)
     };
-    let (able, able_peer) = MemoryPort::pair(256, any).unwrap();
+    let (any_port, any_peer) = MemoryPort::pair(256, any).unwrap();
     let (from, from_peer) = port();
-    let (mut dataplane, _handle) = by_hand(vec![able, plain, from.lending()]);
+    let (mut worker, _handle) = manual(vec![any_port, plain, from.lending()]);
     let mut blank = frame(BROADCAST, mac(1), HEADER_MAX * 4 + 1);
     blank[40..42].fill(0);
     let checksum = Checksum::Partial { start: 34, offset: 6 };
     from_peer.send(&blank, OffloadMeta { checksum, gso: None });
     let gso = Some(Gso { kind: GsoKind::TcpV4, ecn: false, size: 1000 });
     from_peer.send(&blank, OffloadMeta { checksum, gso });
-    dataplane.round();
-    assert_eq!(able_peer.take().unwrap(), (blank, OffloadMeta { checksum, gso: None }));
+    worker.round();
+    assert_eq!(any_peer.take().unwrap(), (blank, OffloadMeta { checksum, gso: None }));
     let (bytes, meta) = plain_peer.take().unwrap();
     assert!(meta.is_finished());
     assert_eq!(internet_checksum(&bytes[34..]), 0);
-    assert_eq!((able_peer.take(), plain_peer.take()), (None, None));
-    assert_eq!(plain_peer.counters().drops(DropReason::BadOffload), 1, "an order for no TCP");
+    assert_eq!((any_peer.take(), plain_peer.take()), (None, None));
+    assert_eq!(
+        plain_peer.counters().drops(DropReason::BadOffload),
+        1,
+        "GSO metadata on a frame without TCP"
+    );
 }
 
 #[test]
-fn it_ends_when_told_to_and_when_nobody_is_left_to_tell() {
+fn worker_ends_on_stop_and_on_drop_of_last_handle() {
     let running = Running::new(switch());
     let _peer = running.peer("a");
     let other = running.handle().clone();
@@ -472,6 +482,6 @@ fn it_ends_when_told_to_and_when_nobody_is_left_to_tell() {
     assert!(matches!(late, AddPortError::Stopped));
     assert_eq!(other.stats(), None);
     drop((other, running));
-    // Dropping joins the thread, which ends for want of handles.
+    // The drop joins the thread, which ends because the last handle is dropped.
     drop(Running::new(switch()));
 }

@@ -1,4 +1,4 @@
-mod joining;
+mod join;
 
 use ringfence_frame::batch::DERIVED_MAX;
 use ringfence_frame::port::GsoOffload;
@@ -11,7 +11,7 @@ use super::*;
 
 const UDP_PLACE: Checksum = Checksum::Partial { start: 34, offset: 6 };
 
-/// A UDP datagram of `payload` octets over IPv4.
+/// Builds a UDP datagram of `payload` bytes over IPv4.
 fn udp(payload: usize) -> Vec<u8> {
     let mut frame = vec![0x5a; 42 + payload];
     frame[12..14].copy_from_slice(&[0x08, 0x00]);
@@ -22,7 +22,7 @@ fn udp(payload: usize) -> Vec<u8> {
     frame[23] = 17;
     let udp_len = u16::try_from(8 + payload).unwrap().to_be_bytes();
     frame[38..40].copy_from_slice(&udp_len);
-    // In place of the pseudo header's sum: then the finished datagram alone sums to zero.
+    // Zero instead of the pseudo header's sum: the bytes from the UDP header on then sum to zero.
     frame[40..42].fill(0);
     frame
 }
@@ -35,16 +35,17 @@ fn batch(frame: &[u8], meta: OffloadMeta) -> Batch {
     batch
 }
 
-/// What a port of these capabilities gets of the batch: octets and metadata; or why it gets nothing.
-fn passed(
+/// Processes the batch for a port. Returns the frames that the port gets, or the reason of the drop if it gets
+/// none.
+fn processed(
     batch: &mut Batch,
     capabilities: &PortCapabilities,
     counters: &PortCounters,
 ) -> Result<Vec<(Vec<u8>, OffloadMeta)>, DropReason> {
     let frames: Vec<u32> = (0..u32::try_from(batch.len()).unwrap()).collect();
     let mut got = Vec::new();
-    let port = Leaving { capabilities, counters, joins: false };
-    Edge::default().pass(batch, &frames, port, |batch, ready| {
+    let port = EgressPort { capabilities, counters, joins: false };
+    EgressProcessor::default().process(batch, &frames, port, |batch, ready| {
         got.extend(batch.select(ready).map(|frame| (copy_of(&frame), frame.meta())));
         Some(Transmitted { sent: ready.len(), dropped: 0 })
     });
@@ -53,8 +54,9 @@ fn passed(
     dropped.map_or(Ok(got), |&reason| Err(reason))
 }
 
-fn prepared(batch: &mut Batch, capabilities: &PortCapabilities) -> Result<(), DropReason> {
-    passed(batch, capabilities, &PortCounters::default()).map(|_| ())
+/// Processes the batch for a port and returns only the reason of a drop.
+fn drop_reason(batch: &mut Batch, capabilities: &PortCapabilities) -> Result<(), DropReason> {
+    processed(batch, capabilities, &PortCounters::default()).map(|_| ())
 }
 
 fn capabilities(checksum: ChecksumOffload) -> PortCapabilities {
@@ -62,7 +64,7 @@ fn capabilities(checksum: ChecksumOffload) -> PortCapabilities {
 }
 
 #[test]
-fn a_blank_checksum_is_finished_only_for_a_port_that_cannot_pass_it_on() {
+fn blank_checksum_is_completed_only_for_port_that_cannot_pass_it_on() {
     let meta = OffloadMeta { checksum: UDP_PLACE, gso: None };
     let netif = |ipv4, ipv6| ChecksumOffload::Netif { ipv4, ipv6 };
     for (offload, finished) in [
@@ -72,7 +74,7 @@ fn a_blank_checksum_is_finished_only_for_a_port_that_cannot_pass_it_on() {
         (netif(false, true), true),
     ] {
         let mut batch = batch(&udp(501), meta);
-        prepared(&mut batch, &capabilities(offload)).unwrap();
+        drop_reason(&mut batch, &capabilities(offload)).unwrap();
         let frame = batch.get(0).unwrap();
         assert_eq!(frame.meta().is_finished(), finished, "{offload:?}");
         let sum = internet_checksum(&frame.contiguous().unwrap()[34..]);
@@ -81,32 +83,32 @@ fn a_blank_checksum_is_finished_only_for_a_port_that_cannot_pass_it_on() {
 }
 
 #[test]
-fn netif_cannot_tell_a_blank_checksum_elsewhere() {
+fn blank_checksum_at_other_offset_is_completed_for_netif_port() {
     let elsewhere = Checksum::Partial { start: 44, offset: 16 };
     let mut batch = batch(&udp(100), OffloadMeta { checksum: elsewhere, gso: None });
     let netif = ChecksumOffload::Netif { ipv4: true, ipv6: true };
-    prepared(&mut batch, &capabilities(netif)).unwrap();
+    drop_reason(&mut batch, &capabilities(netif)).unwrap();
     assert!(batch.get(0).unwrap().meta().is_finished());
 }
 
 #[test]
-fn a_checksum_field_outside_the_header_drops_the_frame() {
+fn frame_with_checksum_field_outside_header_is_dropped() {
     let outside = Checksum::Partial { start: 300, offset: 6 };
     let mut batch = batch(&udp(1000), OffloadMeta { checksum: outside, gso: None });
-    let dropped = prepared(&mut batch, &capabilities(ChecksumOffload::None));
+    let dropped = drop_reason(&mut batch, &capabilities(ChecksumOffload::None));
     assert_eq!(dropped, Err(DropReason::ChecksumUnfinished));
 }
 
 #[test]
-fn a_frame_is_as_long_as_the_port_takes() {
+fn frame_longer_than_port_takes_is_dropped() {
     let any = capabilities(ChecksumOffload::Any);
     let mut fits = batch(&udp(1500 + 18 - 42), OffloadMeta::PLAIN);
-    assert_eq!(prepared(&mut fits, &any), Ok(()));
+    assert_eq!(drop_reason(&mut fits, &any), Ok(()));
     let mut long = batch(&udp(1500 + 18 - 41), OffloadMeta::PLAIN);
-    assert_eq!(prepared(&mut long, &any), Err(DropReason::TooLong));
+    assert_eq!(drop_reason(&mut long, &any), Err(DropReason::TooLong));
 }
 
-/// A super-packet of TCP as a guest sends it, and its metadata.
+/// Builds a TCP super-packet as a guest sends it, with its metadata.
 fn tcp(v6: bool, payload: usize, size: u16) -> (Vec<u8>, OffloadMeta) {
     let kind = if v6 { GsoKind::TcpV6 } else { GsoKind::TcpV4 };
     let start = if v6 { 54 } else { 34 };
@@ -122,7 +124,7 @@ fn takes_all() -> PortCapabilities {
     }
 }
 
-/// What `offload` makes of a super-packet by itself.
+/// Returns the segments that [`Segmenter`] makes of a super-packet.
 fn expected(bytes: &[u8], meta: OffloadMeta, complete: bool) -> Vec<(Vec<u8>, OffloadMeta)> {
     let headers = &bytes[..bytes.len().min(HEADER_MAX)];
     let layers = Layers::parse(headers, u32::try_from(bytes.len()).unwrap()).unwrap();
@@ -142,12 +144,12 @@ fn expected(bytes: &[u8], meta: OffloadMeta, complete: bool) -> Vec<(Vec<u8>, Of
 }
 
 #[test]
-fn a_super_packet_passes_whole_only_where_it_is_taken() {
+fn super_packet_passes_whole_only_to_port_that_takes_it() {
     let takes = takes_all();
     for v6 in [false, true] {
         let (bytes, meta) = tcp(v6, 9000, 1000);
         let counters = PortCounters::default();
-        let whole = passed(&mut batch(&bytes, meta), &takes, &counters).unwrap();
+        let whole = processed(&mut batch(&bytes, meta), &takes, &counters).unwrap();
         assert!(whole == [(bytes.clone(), meta)]);
         assert_eq!((counters.frames_whole.get(), counters.segments_made.get()), (1, 0));
         assert_eq!((counters.frames_segmented.get(), counters.checksums_computed.get()), (0, 0));
@@ -160,7 +162,7 @@ fn a_super_packet_passes_whole_only_where_it_is_taken() {
             (PortCapabilities::plain(1500), true),
         ] {
             let counters = PortCounters::default();
-            let got = passed(&mut batch(&bytes, meta), &lacks, &counters).unwrap();
+            let got = processed(&mut batch(&bytes, meta), &lacks, &counters).unwrap();
             assert!(got == expected(&bytes, meta, complete), "{lacks:?}");
             assert_eq!(got.len(), 9);
             let summed = if complete { 9 } else { 0 };
@@ -172,65 +174,69 @@ fn a_super_packet_passes_whole_only_where_it_is_taken() {
 }
 
 #[test]
-fn segments_longer_than_the_port_takes_are_dropped_whole_or_split() {
+fn super_packet_with_segments_longer_than_port_takes_is_dropped() {
     let small = |gso| PortCapabilities { mtu: 576, gso, ..takes_all() };
     for gso in [GsoOffload::default(), takes_all().gso] {
         let (bytes, meta) = tcp(false, 65_000, 1448);
-        assert_eq!(prepared(&mut batch(&bytes, meta), &small(gso)), Err(DropReason::TooLong));
+        assert_eq!(drop_reason(&mut batch(&bytes, meta), &small(gso)), Err(DropReason::TooLong));
         let (bytes, meta) = tcp(false, 65_000, 536);
-        assert_eq!(prepared(&mut batch(&bytes, meta), &small(gso)), Ok(()));
+        assert_eq!(drop_reason(&mut batch(&bytes, meta), &small(gso)), Ok(()));
     }
 }
 
 #[test]
-fn more_segments_than_a_batch_has_room_for_go_out_in_turns() {
+fn segments_beyond_room_of_batch_are_transmitted_in_several_calls() {
     let (bytes, meta) = tcp(false, 65_000, 100);
     let counters = PortCounters::default();
     let plain = PortCapabilities::plain(1500);
-    let (mut batch, mut turns, mut got) = (batch(&bytes, meta), 0, Vec::new());
-    let port = Leaving { capabilities: &plain, counters: &counters, joins: false };
-    Edge::default().pass(&mut batch, &[0], port, |batch, ready| {
-        turns += 1;
+    let (mut batch, mut calls, mut got) = (batch(&bytes, meta), 0, Vec::new());
+    let port = EgressPort { capabilities: &plain, counters: &counters, joins: false };
+    EgressProcessor::default().process(&mut batch, &[0], port, |batch, ready| {
+        calls += 1;
         got.extend(batch.select(ready).map(|frame| (copy_of(&frame), frame.meta())));
         Some(Transmitted { sent: ready.len(), dropped: 0 })
     });
     assert!(got == expected(&bytes, meta, true));
-    assert_eq!((got.len(), turns), (650, 650usize.div_ceil(DERIVED_MAX)));
-    assert_eq!((batch.len(), batch.derivable()), (1, DERIVED_MAX), "nothing is left behind");
+    assert_eq!((got.len(), calls), (650, 650usize.div_ceil(DERIVED_MAX)));
+    assert_eq!(
+        (batch.len(), batch.derivable()),
+        (1, DERIVED_MAX),
+        "no derived frame stays in the batch"
+    );
 }
 
 #[test]
-fn a_port_without_room_ends_the_splitting() {
+fn port_without_room_ends_segmentation() {
     let (bytes, meta) = tcp(false, 65_000, 100);
     let counters = PortCounters::default();
     let plain = PortCapabilities::plain(1500);
-    let port = Leaving { capabilities: &plain, counters: &counters, joins: false };
-    let mut asked = 0;
-    Edge::default().pass(&mut batch(&bytes, meta), &[0], port, |_, ready| {
-        asked += 1;
+    let port = EgressPort { capabilities: &plain, counters: &counters, joins: false };
+    let mut calls = 0;
+    EgressProcessor::default().process(&mut batch(&bytes, meta), &[0], port, |_, ready| {
+        calls += 1;
         Some(Transmitted { sent: 0, dropped: ready.len() })
     });
-    assert_eq!(asked, 1);
+    assert_eq!(calls, 1);
     assert_eq!(counters.segments_made.get(), DERIVED_MAX as u64);
     assert_eq!(counters.drops(DropReason::PortFull), 650 - DERIVED_MAX as u64);
 }
 
 #[test]
-fn a_turn_makes_no_more_segments_than_it_may() {
-    // 8125 of 8 octets.
+fn super_packet_beyond_segment_limit_is_dropped() {
+    // 8125 segments of 8 bytes.
     let (bytes, meta) = tcp(false, 65_000, 8);
     let plain = PortCapabilities::plain(1500);
-    assert_eq!(prepared(&mut batch(&bytes, meta), &plain), Err(DropReason::SegmentLimit));
+    assert_eq!(drop_reason(&mut batch(&bytes, meta), &plain), Err(DropReason::SegmentLimit));
     let (bytes, meta) = tcp(false, 65_000, 16);
-    assert_eq!(prepared(&mut batch(&bytes, meta), &plain), Ok(()));
+    assert_eq!(drop_reason(&mut batch(&bytes, meta), &plain), Ok(()));
 }
 
 #[test]
-fn a_super_packet_longer_than_netif_can_tell_is_split_everywhere() {
+fn super_packet_beyond_maximum_frame_length_is_segmented_for_every_port() {
     let (mut bytes, meta) = tcp(false, 65_495, 1400);
     let counters = PortCounters::default();
     assert!(bytes.len() > SUPER_FRAME_MAX);
     bytes[60] ^= 1;
-    let got = passed(&mut batch(&bytes, meta), &takes_all(), &counters).unwrap();
+    let got = processed(&mut batch(&bytes, meta), &takes_all(), &counters).unwrap();
     assert!(got == expected(&bytes, meta, false));
 }

@@ -1,4 +1,4 @@
-//! Address filter of a switch port: holds a station to the addresses that were assigned to it.
+//! Address filter of a switch port: limits a station to the addresses that were assigned to it.
 //!
 //! # Theory of operation
 //!
@@ -11,25 +11,26 @@
 //!              └──────> slow path ── ARP: sender ── IPv4, IPv6: source ── ND, ICMP, DHCP ─> pass, drop
 //! ```
 //!
-//! The fast path compares words at fixed places and only ever passes a frame. Whatever it does not pass
-//! goes to the slow path, which parses the headers ([`Layers`]) and decides:
+//! The fast path compares bytes at fixed offsets and can only pass a frame. All other frames go to the slow
+//! path, which parses the headers ([`Layers`]) and decides:
 //!
-//! * EtherTypes other than ARP, IPv4 and IPv6 are dropped, unless the station routes. VLAN tags (802.1Q, 802.1ad) are looked through,
-//!   up to [`MAX_VLAN_TAGS`](ringfence_offload::packet::MAX_VLAN_TAGS); the same rules hold behind them.
+//! * EtherTypes other than ARP, IPv4 and IPv6 are dropped, unless the station routes. The same rules hold
+//!   behind VLAN tags (802.1Q, 802.1ad), up to
+//!   [`MAX_VLAN_TAGS`](ringfence_offload::packet::MAX_VLAN_TAGS).
 //! * ARP (RFC 826): the sender addresses are the port's. A probe without a sender address asks for an
 //!   address of the port only (RFC 5227).
-//! * IPv4, IPv6: the source address is the port's; the unspecified address is for a DHCP client, for
-//!   duplicate address detection, router solicitations and multicast listener reports.
+//! * IPv4, IPv6: the source address is the port's, unless the station routes. The unspecified address is
+//!   for a DHCP client, for duplicate address detection, router solicitations and multicast listener reports.
 //! * Neighbour discovery (RFC 4861): the source, the target of an advertisement and each link-layer
 //!   address option are the port's. A message in a fragment is dropped (RFC 6980).
 //! * Messages of routers (advertisements and redirects of ICMP and ICMPv6, renumbering) and of DHCP
-//!   servers (RFC 2131, RFC 9915) are dropped.
+//!   servers (RFC 2131, RFC 9915) are dropped, unless the station may advertise.
 //!
-//! # What a hostile port cannot do
+//! # Protection against hidden headers
 //!
-//! Hide a header. A frame whose headers contradict themselves, or reach beyond the private copy or beyond
-//! the first fragment (RFC 7112), is dropped. The bytes that were checked are the bytes that are sent on:
-//! the port's owner cannot change the private copy afterwards.
+//! A frame whose headers contradict themselves, or reach beyond the private copy or beyond the first
+//! fragment (RFC 7112), is dropped. The port's owner cannot change the private copy after the check, so the
+//! checked bytes are the bytes that are forwarded.
 
 use core::net::IpAddr;
 
@@ -40,7 +41,7 @@ use ringfence_offload::packet::{Icmp, Ipv6, Network, Transport, Udp, ethertype, 
 
 use super::Mac;
 
-/// IP addresses that one port may have.
+/// Maximum number of IP addresses of one port.
 pub const FILTER_ADDRESSES_MAX: usize = 16;
 
 /// UDP ports of DHCP (RFC 2131, section 4.1).
@@ -73,27 +74,27 @@ mod icmpv6 {
     pub(super) const MULTICAST_ROUTER_TERMINATION: u8 = 153;
 }
 
-/// Link-layer address options of neighbour discovery: source, target.
+/// Link-layer address options of neighbour discovery (RFC 4861, section 4.6.1): source, target.
 const LINK_LAYER_OPTIONS: [u8; 2] = [1, 2];
 
-type Ipv4Octets = [u8; 4];
-type Ipv6Octets = [u8; 16];
+type Ipv4Bytes = [u8; 4];
+type Ipv6Bytes = [u8; 16];
 type Verdict = Result<(), DropReason>;
 
-/// Addresses that a port may send from. See the [module](self).
+/// Filter by the addresses from which a port may send. See the [module](self).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AddressFilter {
     mac: Mac,
-    v4: Vec<Ipv4Octets>,
-    /// Ends with the link-local address that follows from `mac`.
-    v6: Vec<Ipv6Octets>,
+    v4: Vec<Ipv4Bytes>,
+    /// Assigned addresses; the last is the link-local address that follows from `mac`.
+    v6: Vec<Ipv6Bytes>,
     forwarding: bool,
     advertising: bool,
 }
 
 impl AddressFilter {
-    /// The filter of a station with this Ethernet address and these IP addresses, of which the first
-    /// [`FILTER_ADDRESSES_MAX`] count. The link-local address that follows from `mac` is among them.
+    /// Creates the filter of a station with this Ethernet address and the first [`FILTER_ADDRESSES_MAX`] of
+    /// these IP addresses. The link-local address that follows from `mac` is assigned too.
     pub fn new(mac: Mac, addresses: impl IntoIterator<Item = IpAddr>) -> AddressFilter {
         let mut filter = AddressFilter {
             mac,
@@ -112,14 +113,14 @@ impl AddressFilter {
         filter
     }
 
-    /// Lets packets from any IP source and of other protocols pass, for a station that routes. ARP and
-    /// neighbour discovery are checked as before.
+    /// Passes packets from any IP source and of any EtherType if `forwarding` is set, for a station that
+    /// routes. ARP, neighbour discovery and the messages of routers and DHCP servers are still checked.
     #[must_use]
     pub fn forwarding(self, forwarding: bool) -> AddressFilter {
         AddressFilter { forwarding, ..self }
     }
 
-    /// Lets messages of routers and of DHCP servers pass.
+    /// Passes messages of routers and DHCP servers if `advertising` is set.
     #[must_use]
     pub fn advertising(self, advertising: bool) -> AddressFilter {
         AddressFilter { advertising, ..self }
@@ -129,17 +130,17 @@ impl AddressFilter {
     ///
     /// # Errors
     ///
-    /// The reason to drop the frame.
+    /// Returns the reason for which the frame must be dropped.
     #[inline]
     pub fn check(&self, frame: &FrameView<'_>) -> Verdict {
         let header = frame.header();
-        if self.passes_at_once(header) { Ok(()) } else { self.inspect(header, frame.len()) }
+        if self.fast_path_passes(header) { Ok(()) } else { self.slow_path(header, frame.len()) }
     }
 
-    /// Fast path: returns `true` for TCP and UDP packets of the common form that break no rule. `false`
-    /// says nothing.
+    /// Fast path: returns `true` for TCP and UDP packets of the common form that break no rule. After
+    /// `false` the slow path must decide.
     #[inline]
-    pub(crate) fn passes_at_once(&self, header: &[u8]) -> bool {
+    pub(crate) fn fast_path_passes(&self, header: &[u8]) -> bool {
         let Some(h) = header.first_chunk::<38>() else { return false };
         match [h[12], h[13]] {
             [0x08, 0x00] => {
@@ -161,9 +162,9 @@ impl AddressFilter {
         }
     }
 
-    /// Slow path: decides about any frame of `len` bytes that begins with `header`.
+    /// Slow path: parses and checks any frame of `len` bytes that begins with `header`.
     #[cold]
-    pub(crate) fn inspect(&self, header: &[u8], len: usize) -> Verdict {
+    pub(crate) fn slow_path(&self, header: &[u8], len: usize) -> Verdict {
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         let layers = Layers::parse(header, len).map_err(|_| DropReason::BadHeaders)?;
         let packet = &header[usize::from(layers.network_offset()).min(header.len())..];
@@ -200,7 +201,7 @@ impl AddressFilter {
         Ok(())
     }
 
-    fn check_v4(&self, source: Ipv4Octets, transport: Transport, header: &[u8]) -> Verdict {
+    fn check_v4(&self, source: Ipv4Bytes, transport: Transport, header: &[u8]) -> Verdict {
         let ports = match transport {
             Transport::Udp(udp) => Some(ports_of(udp, header)?),
             _ => None,
@@ -220,7 +221,7 @@ impl AddressFilter {
         }
     }
 
-    fn check_v6(&self, source: Ipv6Octets, ip: Ipv6, layers: &Layers, header: &[u8]) -> Verdict {
+    fn check_v6(&self, source: Ipv6Bytes, ip: Ipv6, layers: &Layers, header: &[u8]) -> Verdict {
         let message = match layers.transport() {
             Transport::Icmpv6(message) => Some(message),
             _ => None,
@@ -291,14 +292,14 @@ impl AddressFilter {
         }
         let options = bytes.get(options..).ok_or(DropReason::BadHeaders)?;
         if message.kind == icmpv6::REDIRECT {
-            // The target's link-layer address is another station's by purpose.
+            // The link-layer address option of a redirect names another station on purpose.
             return Ok(());
         }
         self.check_options(options, unspecified)
     }
 
-    /// Checks the options of a neighbour discovery message: each link-layer address is the port's, and
-    /// there is none where the message has no source.
+    /// Checks the options of a neighbour discovery message. Each link-layer address must be the port's; a
+    /// message without a source must have none.
     fn check_options(&self, mut options: &[u8], unspecified: bool) -> Verdict {
         while let [kind, units, ..] = *options {
             let len = usize::from(units) * 8;
@@ -321,16 +322,17 @@ fn is_untagged_protocol(number: u16) -> bool {
 }
 
 /// Returns the link-local address that follows from an Ethernet address (RFC 4291, appendix A).
-fn link_local(mac: Mac) -> Ipv6Octets {
+fn link_local(mac: Mac) -> Ipv6Bytes {
     let [a, b, c, d, e, f] = mac;
     [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
 }
 
+/// Copies a header field of `N` bytes.
 fn field<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], DropReason> {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().ok_or(DropReason::BadHeaders)
 }
 
-/// Returns source and destination port.
+/// Returns the source and destination port of a datagram.
 fn ports_of(udp: Udp, header: &[u8]) -> Result<(u16, u16), DropReason> {
     let [a, b, c, d] = field(header, usize::from(udp.offset))?;
     Ok((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])))

@@ -22,8 +22,8 @@ fn push(batch: &mut Batch, dst: Mac, src: Mac) {
     batch.push_contiguous(offset, 60, OffloadMeta::PLAIN).unwrap();
 }
 
-/// A switch with a batch, a plan and one set of counters, so that a test is a script.
-struct Bench {
+/// Switch with a batch, a plan, counters and a clock, so a test can be a script.
+struct Fixture {
     switch: Switch,
     batch: Batch,
     plan: Plan,
@@ -31,9 +31,9 @@ struct Bench {
     now: Duration,
 }
 
-impl Bench {
-    fn new(ports: u16) -> Bench {
-        let mut bench = Bench {
+impl Fixture {
+    fn new(ports: u16) -> Fixture {
+        let mut fixture = Fixture {
             switch: Switch::new(),
             batch: Batch::with_capacity(64, 64 * 60),
             plan: Plan::new(),
@@ -41,9 +41,9 @@ impl Bench {
             now: Duration::ZERO,
         };
         for port in 0..ports {
-            bench.attach(port, PortPolicy::default()).unwrap();
+            fixture.attach(port, PortPolicy::default()).unwrap();
         }
-        bench
+        fixture
     }
 
     fn attach(&mut self, port: u16, policy: PortPolicy) -> Result<(), AttachError> {
@@ -73,153 +73,161 @@ impl Bench {
 }
 
 #[test]
-fn unknown_is_flooded_known_goes_to_one_port() {
-    let mut bench = Bench::new(4);
-    assert_eq!(bench.send(0, mac(2), mac(1)), [1, 2, 3]);
-    assert_eq!(bench.send(2, mac(1), mac(2)), [0]);
-    assert_eq!(bench.send(0, mac(2), mac(1)), [2]);
-    assert_eq!(bench.send(0, BROADCAST, mac(1)), [1, 2, 3]);
-    assert_eq!(bench.send(3, [0x33, 0x33, 0, 0, 0, 1], mac(3)), [0, 1, 2]);
+fn frame_to_unknown_address_is_flooded_and_to_known_goes_to_one_port() {
+    let mut fixture = Fixture::new(4);
+    assert_eq!(fixture.send(0, mac(2), mac(1)), [1, 2, 3]);
+    assert_eq!(fixture.send(2, mac(1), mac(2)), [0]);
+    assert_eq!(fixture.send(0, mac(2), mac(1)), [2]);
+    assert_eq!(fixture.send(0, BROADCAST, mac(1)), [1, 2, 3]);
+    assert_eq!(fixture.send(3, [0x33, 0x33, 0, 0, 0, 1], mac(3)), [0, 1, 2]);
 }
 
 #[test]
-fn a_frame_never_goes_back_where_it_came_from() {
-    let mut bench = Bench::new(2);
-    bench.send(0, BROADCAST, mac(1));
-    bench.send(0, BROADCAST, mac(2));
-    assert_eq!(bench.send(0, mac(2), mac(1)), [0; 0]);
-    assert_eq!(bench.drops(DropReason::SamePort), 1);
+fn frame_to_address_behind_ingress_port_is_dropped() {
+    let mut fixture = Fixture::new(2);
+    fixture.send(0, BROADCAST, mac(1));
+    fixture.send(0, BROADCAST, mac(2));
+    assert_eq!(fixture.send(0, mac(2), mac(1)), [0; 0]);
+    assert_eq!(fixture.drops(DropReason::SamePort), 1);
 }
 
 #[test]
-fn a_batch_is_grouped_by_destination_in_order() {
-    let mut bench = Bench::new(3);
-    bench.send(1, BROADCAST, mac(1));
-    bench.send(2, BROADCAST, mac(2));
+fn plan_of_batch_lists_frames_by_port_in_order() {
+    let mut fixture = Fixture::new(3);
+    fixture.send(1, BROADCAST, mac(1));
+    fixture.send(2, BROADCAST, mac(2));
     let (to1, to2, all) = ((mac(1), mac(9)), (mac(2), mac(9)), (BROADCAST, mac(9)));
-    bench.send_all(0, &[to2, to1, to2, all, to1]);
-    assert_eq!(bench.plan.ports(), [PortIndex(2), PortIndex(1)]);
-    assert_eq!(bench.plan.frames(PortIndex(1)), [1, 3, 4]);
-    assert_eq!(bench.plan.frames(PortIndex(2)), [0, 2, 3]);
+    fixture.send_all(0, &[to2, to1, to2, all, to1]);
+    assert_eq!(fixture.plan.ports(), [PortIndex(2), PortIndex(1)]);
+    assert_eq!(fixture.plan.frames(PortIndex(1)), [1, 3, 4]);
+    assert_eq!(fixture.plan.frames(PortIndex(2)), [0, 2, 3]);
 }
 
 #[test]
-fn a_source_that_is_a_group_or_zero_is_dropped() {
-    let mut bench = Bench::new(2);
-    assert_eq!(bench.send(0, mac(1), BROADCAST), [0; 0]);
-    assert_eq!(bench.send(0, mac(1), [0; 6]), [0; 0]);
-    assert_eq!(bench.drops(DropReason::BadSource), 2);
-    assert_eq!(bench.switch.addresses(), 0);
+fn frame_with_group_or_zero_source_is_dropped() {
+    let mut fixture = Fixture::new(2);
+    assert_eq!(fixture.send(0, mac(1), BROADCAST), [0; 0]);
+    assert_eq!(fixture.send(0, mac(1), [0; 6]), [0; 0]);
+    assert_eq!(fixture.drops(DropReason::BadSource), 2);
+    assert_eq!(fixture.switch.addresses(), 0);
 }
 
 #[test]
-fn runts_and_bridge_protocols_go_nowhere() {
-    let mut bench = Bench::new(2);
-    assert_eq!(bench.send(0, [0x01, 0x80, 0xc2, 0, 0, 0x0e], mac(1)), [0; 0]);
-    assert_eq!(bench.drops(DropReason::LinkLocal), 1);
-    assert_eq!(bench.send(0, [0x01, 0x80, 0xc2, 0, 0, 0x10], mac(1)), [1]);
-    bench.batch.clear();
-    bench.batch.reserve(13).unwrap();
-    bench.batch.push_contiguous(0, 13, OffloadMeta::PLAIN).unwrap();
-    bench.plan.clear();
-    let (now, port) = (bench.now, PortIndex(0));
-    bench.switch.route(port, &bench.batch, now, &bench.counters, &mut bench.plan);
-    assert_eq!(bench.drops(DropReason::Runt), 1);
-    assert_eq!(bench.plan.ports(), []);
+fn runt_and_frame_to_bridge_protocol_are_dropped() {
+    let mut fixture = Fixture::new(2);
+    assert_eq!(fixture.send(0, [0x01, 0x80, 0xc2, 0, 0, 0x0e], mac(1)), [0; 0]);
+    assert_eq!(fixture.drops(DropReason::LinkLocal), 1);
+    assert_eq!(fixture.send(0, [0x01, 0x80, 0xc2, 0, 0, 0x10], mac(1)), [1]);
+    fixture.batch.clear();
+    fixture.batch.reserve(13).unwrap();
+    fixture.batch.push_contiguous(0, 13, OffloadMeta::PLAIN).unwrap();
+    fixture.plan.clear();
+    let (now, port) = (fixture.now, PortIndex(0));
+    fixture.switch.route(port, &fixture.batch, now, &fixture.counters, &mut fixture.plan);
+    assert_eq!(fixture.drops(DropReason::Runt), 1);
+    assert_eq!(fixture.plan.ports(), []);
 }
 
 #[test]
-fn a_station_that_moves_is_found_at_its_new_port() {
-    let mut bench = Bench::new(3);
-    bench.send(0, BROADCAST, mac(1));
-    bench.send(1, BROADCAST, mac(1));
-    assert_eq!(bench.send(2, mac(1), mac(2)), [1]);
-    // Also within one batch: the destination is learned at the source's own port on the way.
-    bench.send_all(2, &[(mac(1), mac(2)), (BROADCAST, mac(1)), (mac(1), mac(2))]);
-    assert_eq!(bench.plan.frames(PortIndex(1)), [0, 1]);
-    assert_eq!(bench.drops(DropReason::SamePort), 1);
+fn frame_to_moved_station_goes_to_its_new_port() {
+    let mut fixture = Fixture::new(3);
+    fixture.send(0, BROADCAST, mac(1));
+    fixture.send(1, BROADCAST, mac(1));
+    assert_eq!(fixture.send(2, mac(1), mac(2)), [1]);
+    // The same within one batch: the second frame moves the destination to the ingress port.
+    fixture.send_all(2, &[(mac(1), mac(2)), (BROADCAST, mac(1)), (mac(1), mac(2))]);
+    assert_eq!(fixture.plan.frames(PortIndex(1)), [0, 1]);
+    assert_eq!(fixture.drops(DropReason::SamePort), 1);
 }
 
 #[test]
-fn addresses_age_only_while_they_are_silent() {
-    let mut bench = Bench::new(3);
-    bench.send(0, BROADCAST, mac(1));
-    bench.now = Duration::from_secs(AGEING_SECONDS);
-    assert_eq!(bench.send(1, mac(1), mac(2)), [0]);
-    bench.now += Duration::from_secs(1);
-    assert_eq!(bench.send(1, mac(1), mac(2)), [0, 2]);
-    bench.now += Duration::from_secs(AGEING_SECONDS - 1);
-    assert_eq!(bench.send(0, mac(2), mac(3)), [1]);
-    assert_eq!(bench.switch.addresses(), 2, "1 was forgotten");
+fn address_without_traffic_expires_after_ageing_time() {
+    let mut fixture = Fixture::new(3);
+    fixture.send(0, BROADCAST, mac(1));
+    fixture.now = Duration::from_secs(AGEING_SECONDS);
+    assert_eq!(fixture.send(1, mac(1), mac(2)), [0]);
+    fixture.now += Duration::from_secs(1);
+    assert_eq!(fixture.send(1, mac(1), mac(2)), [0, 2]);
+    fixture.now += Duration::from_secs(AGEING_SECONDS - 1);
+    assert_eq!(fixture.send(0, mac(2), mac(3)), [1]);
+    assert_eq!(fixture.switch.addresses(), 2, "the entry of mac(1) has expired");
 }
 
 #[test]
-fn a_fixed_address_is_enforced_and_cannot_be_taken() {
-    let mut bench = Bench::new(1);
-    bench.send(0, BROADCAST, mac(7));
+fn fixed_address_is_enforced_and_refused_to_other_ports() {
+    let mut fixture = Fixture::new(1);
+    fixture.send(0, BROADCAST, mac(7));
     let fixed = PortPolicy { mac: Some(mac(7)), ..PortPolicy::default() };
-    bench.attach(1, fixed.clone()).unwrap();
-    assert_eq!(bench.attach(2, fixed), Err(AttachError::MacTaken(mac(7))));
-    bench.attach(2, PortPolicy::default()).unwrap();
-    assert_eq!(bench.send(2, mac(7), mac(2)), [1], "known before it ever spoke");
-    assert_eq!(bench.send(0, BROADCAST, mac(7)), [0; 0], "learned before it was fixed");
-    assert_eq!(bench.send(1, mac(2), mac(8)), [0; 0]);
-    assert_eq!(bench.drops(DropReason::SpoofedSource), 2);
-    assert_eq!(bench.send(1, mac(2), mac(7)), [2]);
-    bench.now = Duration::from_secs(10 * AGEING_SECONDS);
-    assert_eq!(bench.send(2, mac(7), mac(2)), [1], "does not age");
-    bench.switch.detach(PortIndex(1));
-    assert_eq!(bench.send(0, mac(2), mac(7)), [2], "free again");
+    fixture.attach(1, fixed.clone()).unwrap();
+    assert_eq!(fixture.attach(2, fixed), Err(AttachError::MacTaken(mac(7))));
+    fixture.attach(2, PortPolicy::default()).unwrap();
+    assert_eq!(
+        fixture.send(2, mac(7), mac(2)),
+        [1],
+        "a fixed address is known without a frame from it"
+    );
+    assert_eq!(
+        fixture.send(0, BROADCAST, mac(7)),
+        [0; 0],
+        "the port learned the address before it was fixed"
+    );
+    assert_eq!(fixture.send(1, mac(2), mac(8)), [0; 0]);
+    assert_eq!(fixture.drops(DropReason::SpoofedSource), 2);
+    assert_eq!(fixture.send(1, mac(2), mac(7)), [2]);
+    fixture.now = Duration::from_secs(10 * AGEING_SECONDS);
+    assert_eq!(fixture.send(2, mac(7), mac(2)), [1], "a fixed address does not age");
+    fixture.switch.detach(PortIndex(1));
+    assert_eq!(fixture.send(0, mac(2), mac(7)), [2], "a detached port frees its address");
 }
 
 #[test]
-fn fixed_addresses_must_be_of_one_station_and_indices_free() {
-    let mut bench = Bench::new(1);
+fn attach_with_group_address_or_used_index_is_refused() {
+    let mut fixture = Fixture::new(1);
     for bad in [BROADCAST, [0; 6], [1, 0, 0, 0, 0, 1]] {
         let policy = PortPolicy { mac: Some(bad), ..PortPolicy::default() };
-        assert_eq!(bench.attach(1, policy), Err(AttachError::BadMac(bad)));
+        assert_eq!(fixture.attach(1, policy), Err(AttachError::BadMac(bad)));
     }
     let taken = AttachError::BadIndex(PortIndex(0));
-    assert_eq!(bench.attach(0, PortPolicy::default()), Err(taken));
-    assert!(bench.attach(256, PortPolicy::default()).is_err());
-    assert!(bench.attach(255, PortPolicy::default()).is_ok());
+    assert_eq!(fixture.attach(0, PortPolicy::default()), Err(taken));
+    assert!(fixture.attach(256, PortPolicy::default()).is_err());
+    assert!(fixture.attach(255, PortPolicy::default()).is_ok());
 }
 
 #[test]
-fn a_port_that_invents_addresses_evicts_only_its_own() {
-    let mut bench = Bench::new(3);
+fn port_with_many_addresses_evicts_only_its_own() {
+    let mut fixture = Fixture::new(3);
     for n in 0..32 {
-        bench.send(1, BROADCAST, mac(n));
+        fixture.send(1, BROADCAST, mac(n));
     }
     for n in 1000..9000 {
-        bench.send(0, BROADCAST, mac(n));
+        fixture.send(0, BROADCAST, mac(n));
     }
-    assert_eq!(bench.switch.addresses(), 64);
+    assert_eq!(fixture.switch.addresses(), 64);
     for n in 0..32 {
-        assert_eq!(bench.send(2, mac(n), mac(99)), [1]);
+        assert_eq!(fixture.send(2, mac(n), mac(99)), [1]);
     }
-    assert_eq!(bench.send(2, mac(8999), mac(99)), [0], "the newest is known");
-    assert_eq!(bench.send(2, mac(1000), mac(99)), [0, 1], "the oldest is not");
+    assert_eq!(fixture.send(2, mac(8999), mac(99)), [0], "the newest address is known");
+    assert_eq!(fixture.send(2, mac(1000), mac(99)), [0, 1], "the oldest address is not");
 }
 
 #[test]
-fn every_port_gets_its_guaranteed_share_whatever_others_asked_for() {
-    let mut bench = Bench::new(0);
+fn port_gets_guaranteed_share_after_greedy_ports() {
+    let mut fixture = Fixture::new(0);
     let greedy = PortPolicy { addresses: u16::MAX, ..PortPolicy::default() };
-    bench.attach(0, greedy.clone()).unwrap();
-    assert_eq!(bench.switch.table.share(PortIndex(0)), CAPACITY / 2 + GUARANTEED);
-    bench.attach(1, greedy).unwrap();
-    bench.attach(2, PortPolicy { addresses: 3, ..PortPolicy::default() }).unwrap();
-    assert_eq!(bench.switch.table.share(PortIndex(1)), GUARANTEED);
-    assert_eq!(bench.switch.table.share(PortIndex(2)), 3);
-    bench.switch.detach(PortIndex(0));
-    bench.attach(0, PortPolicy::default()).unwrap();
-    assert_eq!(bench.switch.table.share(PortIndex(0)), 32);
-    bench.switch.table.check_invariants();
+    fixture.attach(0, greedy.clone()).unwrap();
+    assert_eq!(fixture.switch.table.share(PortIndex(0)), CAPACITY / 2 + GUARANTEED);
+    fixture.attach(1, greedy).unwrap();
+    fixture.attach(2, PortPolicy { addresses: 3, ..PortPolicy::default() }).unwrap();
+    assert_eq!(fixture.switch.table.share(PortIndex(1)), GUARANTEED);
+    assert_eq!(fixture.switch.table.share(PortIndex(2)), 3);
+    fixture.switch.detach(PortIndex(0));
+    fixture.attach(0, PortPolicy::default()).unwrap();
+    assert_eq!(fixture.switch.table.share(PortIndex(0)), 32);
+    fixture.switch.table.check_invariants();
 }
 
 #[test]
-fn a_cable_carries_frames_to_its_other_end() {
+fn patch_forwards_frames_to_other_end() {
     let (mut batch, mut plan) = (Batch::with_capacity(4, 4096), Plan::new());
     let counters = PortCounters::default();
     let mut patch = Patch::new();
@@ -241,7 +249,7 @@ fn a_cable_carries_frames_to_its_other_end() {
     patch.attach(PortIndex(8), PortPolicy::default()).unwrap();
 }
 
-/// What is done to the switch and to the oracle.
+/// Operation on the switch and on the oracle.
 #[derive(Clone, Debug)]
 enum Op {
     Attach(u16, Option<u32>),
@@ -263,8 +271,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The rules in their simplest form, without shares: the scripts know fewer addresses than the
-/// smallest of them.
+/// Model of the forwarding rules without shares: the operations use fewer addresses than the smallest share.
 #[derive(Default)]
 struct Oracle {
     ports: HashMap<u16, Option<Mac>>,
@@ -273,6 +280,7 @@ struct Oracle {
 }
 
 impl Oracle {
+    /// Returns the port that has `mac` as its fixed address.
     fn owner(&self, mac: &Mac) -> Option<u16> {
         self.ports.iter().find(|(_, fixed)| **fixed == Some(*mac)).map(|(port, _)| *port)
     }
@@ -299,15 +307,15 @@ impl Oracle {
     }
 }
 
-/// 0 is the broadcast address, the others are stations.
+/// Returns the broadcast address for 0, and a station for other numbers.
 fn address(n: u32) -> Mac {
     if n == 0 { BROADCAST } else { mac(n) }
 }
 
 proptest! {
     #[test]
-    fn the_switch_does_what_the_oracle_says(ops in prop::collection::vec(op(), 1..80)) {
-        let mut bench = Bench::new(0);
+    fn switch_under_random_operations_matches_oracle(ops in prop::collection::vec(op(), 1..80)) {
+        let mut fixture = Fixture::new(0);
         let mut oracle = Oracle::default();
         for op in ops {
             match op {
@@ -316,28 +324,28 @@ proptest! {
                     let policy = PortPolicy { mac: fixed, ..PortPolicy::default() };
                     let taken = fixed.is_some_and(|mac| oracle.owner(&mac).is_some());
                     let possible = !oracle.ports.contains_key(&port) && !taken;
-                    prop_assert_eq!(bench.attach(port, policy).is_ok(), possible);
+                    prop_assert_eq!(fixture.attach(port, policy).is_ok(), possible);
                     if possible {
                         oracle.ports.insert(port, fixed);
                         fixed.map(|mac| oracle.known.remove(&mac));
                     }
                 }
                 Op::Detach(port) => {
-                    bench.switch.detach(PortIndex(port));
+                    fixture.switch.detach(PortIndex(port));
                     oracle.ports.remove(&port);
                     oracle.known.retain(|_, (at, _)| *at != port);
                 }
                 Op::Wait(seconds) => {
                     oracle.now += seconds;
-                    bench.now += Duration::from_secs(seconds);
+                    fixture.now += Duration::from_secs(seconds);
                 }
                 Op::Send(port, frames) => {
                     let frames: Vec<_> =
                         frames.into_iter().map(|(d, s)| (address(d), address(s))).collect();
-                    bench.send_all(port, &frames);
+                    fixture.send_all(port, &frames);
                     for (index, (dst, src)) in (0..).zip(frames) {
                         let got: Vec<u16> = (0..PORTS)
-                            .filter(|p| bench.plan.frames(PortIndex(*p)).contains(&index))
+                            .filter(|p| fixture.plan.frames(PortIndex(*p)).contains(&index))
                             .collect();
                         prop_assert_eq!(got, oracle.send(port, dst, src));
                     }
@@ -347,7 +355,8 @@ proptest! {
     }
 }
 
-/// Frames of two stations on a fabric: an ARP reply with this sender address, from port 0 to port 1.
+/// Sends an ARP reply with this sender address from port 0, which has an address filter, to port 1. Returns
+/// the number of forwarded frames and the counters of port 0.
 fn arp_over(mut fabric: Fabric, sender: [u8; 4]) -> (usize, PortCounters) {
     let filter = AddressFilter::new(mac(1), [core::net::IpAddr::from([10, 0, 0, 1])]);
     let policy = |n, filter| PortPolicy { mac: Some(mac(n)), filter, ..PortPolicy::default() };
@@ -362,7 +371,7 @@ fn arp_over(mut fabric: Fabric, sender: [u8; 4]) -> (usize, PortCounters) {
     let (counters, mut plan) = (PortCounters::default(), Plan::new());
     fabric.route(PortIndex(0), &batch, Duration::ZERO, &counters, &mut plan);
     let sent = plan.frames(PortIndex(1)).len();
-    // The next port at this place starts without a filter.
+    // A new port with the same index has no filter.
     fabric.detach(PortIndex(0));
     fabric.attach(PortIndex(0), policy(1, None)).unwrap();
     plan.clear();
@@ -372,7 +381,7 @@ fn arp_over(mut fabric: Fabric, sender: [u8; 4]) -> (usize, PortCounters) {
 }
 
 #[test]
-fn frame_that_the_address_filter_refuses_is_dropped_and_counted() {
+fn frame_refused_by_address_filter_is_dropped_and_counted() {
     for fabric in [|| Fabric::Switch(Switch::new()), || Fabric::Patch(Patch::new())] {
         let (sent, counters) = arp_over(fabric(), [10, 0, 0, 1]);
         assert_eq!((sent, counters.drops_total()), (1, 0));

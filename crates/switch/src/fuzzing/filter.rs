@@ -1,4 +1,4 @@
-//! Frames of a hostile port at the address filter, compared with a receiver that believes everything.
+//! Fuzz target of the address filter: frames of a hostile port, compared with a receiver that checks nothing.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,14 +13,14 @@ const V4: [u8; 4] = [10, 128, 0, 2];
 const V6: [u8; 16] = [0xfd, 0x72, 0x66, 0x72, 0x66, 0x63, 0, 128, 0, 0, 0, 0, 0, 0, 0, 2];
 const LINK_LOCAL: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0x72, 0x66, 0xff, 0xfe, 0x80, 0, 2];
 
-/// One case: a byte of settings, then a frame. Bits 0 and 1 lift the checks for a station that routes and
-/// one that configures others; bits 2 to 5 write the port's own addresses where a frame of the common form
-/// has its sources.
+/// Runs one case: a byte of settings, then a frame. Bit 0 sets the filter's `forwarding`, bit 1 its
+/// `advertising`. Bits 2 to 5 write the port's own addresses at the source offsets of common frames.
 ///
 /// # Panics
 ///
-/// When the filter passes a frame in which a lenient receiver finds an address that is not the port's, a
-/// router's message or a DHCP server's, or when its fast path passes what its slow path refuses.
+/// Panics if the filter passes a frame with a foreign address, or a message of a router or DHCP server, as
+/// parsed by a receiver without checks. Panics if the fast path passes a frame that the slow path drops,
+/// unless the transport header is incomplete.
 pub fn address_filter(data: &[u8]) {
     let Some((&settings, frame)) = data.split_first() else { return };
     let bit = |n: u8| settings >> n & 1 == 1;
@@ -35,13 +35,13 @@ pub fn address_filter(data: &[u8]) {
         (bit(5), 28, &V4),
     ];
     for (_, at, bytes) in patches.into_iter().filter(|(wanted, ..)| *wanted) {
-        if let Some(place) = frame.get_mut(at..at + bytes.len()) {
-            place.copy_from_slice(bytes);
+        if let Some(field) = frame.get_mut(at..at + bytes.len()) {
+            field.copy_from_slice(bytes);
         }
     }
     let header = &frame[..frame.len().min(HEADER_MAX)];
-    let (fast, slow) = (filter.passes_at_once(header), filter.inspect(header, frame.len()));
-    // A transport header that is cut is nothing to the fast path: no receiver reads it.
+    let (fast, slow) = (filter.fast_path_passes(header), filter.slow_path(header, frame.len()));
+    // The fast path does not check that the transport header is complete; no receiver accepts it if not.
     assert!(!fast || matches!(slow, Ok(()) | Err(DropReason::BadHeaders)), "{slow:?}: {frame:x?}");
     if fast || slow.is_ok() {
         let harm = harm(&frame, bit(0), bit(1));
@@ -49,22 +49,22 @@ pub fn address_filter(data: &[u8]) {
     }
 }
 
-/// Returns what a receiver that checks nothing finds in a frame of the port and must not. It has no security
-/// association, so it sees nothing behind an AH or ESP header.
+/// Returns the first forbidden content that a receiver without checks finds in a frame of the port. The
+/// receiver has no security association, so it parses nothing behind an AH or ESP header.
 fn harm(frame: &[u8], forwarding: bool, advertising: bool) -> Option<&'static str> {
     let mut at = 12;
-    while matches!(half(frame, at)?, 0x8100 | 0x88a8) {
+    while matches!(read_u16(frame, at)?, 0x8100 | 0x88a8) {
         at += 4;
     }
     let packet = &frame[at + 2..];
-    match half(frame, at)? {
+    match read_u16(frame, at)? {
         0x0806 => arp_harm(packet),
         0x0800 => {
             let source = packet.get(12..16)?;
             let start = usize::from(packet[0] & 15) * 4;
-            let first = half(packet, 6)? & 0x1fff == 0;
+            let first = read_u16(packet, 6)? & 0x1fff == 0;
             let body = packet.get(start..).filter(|_| first).unwrap_or_default();
-            let ports = || Some((half(body, 0)?, half(body, 2)?));
+            let ports = || Some((read_u16(body, 0)?, read_u16(body, 2)?));
             let ports = ports().filter(|_| packet[9] == 17);
             if source != V4 && !forwarding && (source != [0; 4] || ports != Some((68, 67))) {
                 return Some("IPv4 source");
@@ -97,7 +97,7 @@ fn ipv6_harm(packet: &[u8], forwarding: bool, advertising: bool) -> Option<&'sta
         let (Some(after), Some(units)) = (packet.get(at).copied(), unit) else { break };
         match next {
             0 | 43 | 60 => at += 8 * (units + 1),
-            44 if half(packet, at + 2)? & 0xfff8 != 0 => return source_harm(own, forwarding),
+            44 if read_u16(packet, at + 2)? & 0xfff8 != 0 => return source_harm(own, forwarding),
             44 => {
                 fragment = true;
                 at += 8;
@@ -112,7 +112,7 @@ fn ipv6_harm(packet: &[u8], forwarding: bool, advertising: bool) -> Option<&'sta
         (58, Some(134 | 137 | 138 | 151 | 153)) if !advertising => Some("ICMPv6 of a router"),
         (58, Some(kind @ 133..=136)) => neighbour_harm(*kind, body, own, none),
         (58, Some(131 | 132 | 143)) if none => None,
-        (17, _) if !advertising && (half(body, 0)? == 547 || half(body, 2)? == 546) => {
+        (17, _) if !advertising && (read_u16(body, 0)? == 547 || read_u16(body, 2)? == 546) => {
             Some("DHCPv6 server")
         }
         _ => source_harm(own, forwarding),
@@ -150,7 +150,7 @@ fn neighbour_harm(kind: u8, body: &[u8], own: bool, none: bool) -> Option<&'stat
     None
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
+fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
 }
 
@@ -176,7 +176,8 @@ mod tests {
         select(vec![MAC, MAC, [2, 0, 0, 0, 0, 9]])
     }
 
-    /// UDP, ICMP and ICMPv6 messages, mostly those that the filter knows.
+    /// Generates UDP, ICMP, ICMPv6 and TCP messages with their protocol number, mostly with types and ports
+    /// that the filter checks.
     fn body() -> impl Strategy<Value = (u8, Vec<u8>)> {
         let ports = || select(vec![67u16, 68, 546, 547, 9, 53]);
         let udp = (ports(), ports()).prop_map(|(from, to)| {
@@ -209,7 +210,7 @@ mod tests {
         prop_oneof![2 => udp, 1 => icmp, 3 => nd, 1 => tcp]
     }
 
-    /// An IPv6 extension header of that number and its bytes, without the next header.
+    /// Generates an IPv6 extension header: its number, and its bytes without the next-header field.
     fn extension() -> impl Strategy<Value = (u8, Vec<u8>)> {
         let options = (select(vec![0u8, 43, 60]), 0u8..2);
         let options = options.prop_map(|(number, units)| {
@@ -289,9 +290,9 @@ mod tests {
             }
             frame.extend(ethertype.to_be_bytes());
             frame.extend(packet);
-            for (place, value) in flips {
-                let place = place.index(frame.len());
-                frame[place] = value;
+            for (position, value) in flips {
+                let position = position.index(frame.len());
+                frame[position] = value;
             }
             frame.truncate(cut);
             frame
@@ -302,14 +303,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(30_000))]
 
         #[test]
-        fn passed_frame_shows_no_foreign_address(settings in 0u8..4, frame in frame()) {
+        fn passed_frame_has_no_foreign_address(settings in 0u8..4, frame in frame()) {
             address_filter(&[vec![settings], frame].concat());
         }
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_judged(data in vec(any::<u8>(), 0..400)) {
+        fn any_bytes_pass_or_are_dropped_without_panic(data in vec(any::<u8>(), 0..400)) {
             address_filter(&data);
         }
     }

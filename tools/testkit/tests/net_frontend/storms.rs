@@ -10,7 +10,7 @@ use ringfence_access::Mode;
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::testing::frame;
 use ringfence_platform::{Gref, Platform};
-use ringfence_switch::dataplane::{Dataplane, DataplaneConfig, DataplaneHandle, PortGone};
+use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker, PortGone};
 use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_testkit::net::frontend::TX_PAGES;
 use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
@@ -51,7 +51,7 @@ impl Scene {
         let fabric = Fabric::Switch(Switch::new());
         let config = DataplaneConfig::default();
         let on_gone = move |port| drop(sender.send(port));
-        let (dataplane, plane) = Dataplane::new(fabric, config, system, on_gone).unwrap();
+        let (dataplane, plane) = DataplaneWorker::new(fabric, config, system, on_gone).unwrap();
         let thread = Some(std::thread::spawn(move || dataplane.run()));
         for (vif, name) in stage.vifs.iter_mut().zip(["a", "b", "hostile"]) {
             let port = vif.host.port.take().unwrap();

@@ -18,11 +18,11 @@ fn filter() -> AddressFilter {
     AddressFilter::new(MAC, [OWN.into(), OWN_V6.into()])
 }
 
-/// The filter's verdict, after a look at the fast path's: it never passes what the slow path drops.
+/// Returns the verdict of the slow path. Checks that the fast path passes no frame that the slow path drops.
 fn check(filter: &AddressFilter, frame: &[u8]) -> Verdict {
     let header = &frame[..frame.len().min(ringfence_frame::batch::HEADER_MAX)];
-    let slow = filter.inspect(header, frame.len());
-    assert!(!filter.passes_at_once(header) || slow.is_ok(), "{slow:?}");
+    let slow = filter.slow_path(header, frame.len());
+    assert!(!filter.fast_path_passes(header) || slow.is_ok(), "{slow:?}");
     slow
 }
 
@@ -46,7 +46,7 @@ fn arp(operation: u8, mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
     [&fixed[..], &mac, &sender.octets(), &[0; 6], &target.octets()].concat()
 }
 
-/// An IPv4 packet; `field` has the flags and the fragment offset.
+/// Builds an IPv4 packet; `field` has the flags and the fragment offset.
 fn ipv4(source: Ipv4Addr, number: u8, field: u16, body: &[u8]) -> Vec<u8> {
     let len = u16::try_from(20 + body.len()).unwrap().to_be_bytes();
     let [high, low] = field.to_be_bytes();
@@ -54,7 +54,7 @@ fn ipv4(source: Ipv4Addr, number: u8, field: u16, body: &[u8]) -> Vec<u8> {
     [&fixed[..], &source.octets(), &OTHER.octets(), body].concat()
 }
 
-/// An IPv6 packet whose first header has this number.
+/// Builds an IPv6 packet whose first header has this number.
 fn ipv6(source: Ipv6Addr, number: u8, body: &[u8]) -> Vec<u8> {
     let len = u16::try_from(body.len()).unwrap().to_be_bytes();
     let fixed = [0x60, 0, 0, 0, len[0], len[1], number, 255];
@@ -69,7 +69,7 @@ fn tcp() -> Vec<u8> {
     [[0; 12].as_slice(), &[0x50; 8]].concat()
 }
 
-/// A neighbour discovery message with one link-layer address option.
+/// Builds a neighbour discovery message with one link-layer address option.
 fn neighbour(kind: u8, target: Ipv6Addr, option: u8, mac: Mac) -> Vec<u8> {
     let mut message = vec![kind, 0, 0, 0, 0, 0, 0, 0];
     match kind {
@@ -92,7 +92,7 @@ fn v6(packet: &[u8]) -> Verdict {
 }
 
 #[test]
-fn own_addresses_pass() {
+fn frame_with_own_addresses_passes() {
     assert_eq!(check(&filter(), &ethernet(0x0806, &arp(1, MAC, OWN, OTHER))), Ok(()));
     assert_eq!(check(&filter(), &ethernet(0x0806, &arp(2, MAC, OWN, OTHER))), Ok(()));
     assert_eq!(
@@ -113,8 +113,8 @@ fn own_addresses_pass() {
 }
 
 #[test]
-fn common_packets_take_the_fast_path() {
-    let fast = |frame: Vec<u8>| filter().passes_at_once(&frame);
+fn common_packet_passes_in_fast_path() {
+    let fast = |frame: Vec<u8>| filter().fast_path_passes(&frame);
     assert!(fast(ethernet(0x0800, &ipv4(OWN, 6, 0x4000, &tcp()))));
     assert!(fast(ethernet(0x0800, &ipv4(OWN, 17, 0x4000, &udp(1, 2)))));
     assert!(fast(ethernet(0x86dd, &ipv6(OWN_V6, 6, &tcp()))));
@@ -122,7 +122,7 @@ fn common_packets_take_the_fast_path() {
 }
 
 #[test]
-fn foreign_ip_source_is_dropped() {
+fn packet_with_foreign_ip_source_is_dropped() {
     for (number, body) in [(6, tcp()), (17, udp(1000, 2000)), (1, vec![8; 8]), (47, vec![0; 8])] {
         for source in [OTHER, Ipv4Addr::UNSPECIFIED, Ipv4Addr::LOCALHOST, Ipv4Addr::BROADCAST] {
             assert_eq!(v4(&ipv4(source, number, 0, &body)), Err(SpoofedAddress), "{number}");
@@ -137,7 +137,7 @@ fn foreign_ip_source_is_dropped() {
 }
 
 #[test]
-fn foreign_arp_sender_is_dropped() {
+fn arp_with_foreign_sender_is_dropped() {
     let none = Ipv4Addr::UNSPECIFIED;
     for (operation, mac, sender, target) in [
         (2, MAC, OTHER, OTHER),
@@ -172,7 +172,7 @@ fn neighbour_message_with_foreign_address_is_dropped() {
         (OTHER_V6, neighbour(135, OWN_V6, 1, MAC)),
         (OWN_V6, neighbour(135, OTHER_V6, 1, OTHER_MAC)),
         (none, neighbour(136, OWN_V6, 2, MAC)),
-        // Duplicate address detection of somebody else's address.
+        // Duplicate address detection of another station's address.
         (none, neighbour(135, OTHER_V6, 14, MAC)),
         (none, neighbour(135, OWN_V6, 1, MAC)),
         (OWN_LINK_LOCAL, neighbour(133, OWN_V6, 1, OTHER_MAC)),
@@ -180,7 +180,11 @@ fn neighbour_message_with_foreign_address_is_dropped() {
         assert_eq!(v6(&ipv6(source, 58, &message)), Err(SpoofedAddress), "{message:x?}");
         let forwarding = filter().forwarding(true);
         let frame = ethernet(0x86dd, &ipv6(source, 58, &message));
-        assert_eq!(check(&forwarding, &frame), Err(SpoofedAddress), "routers have addresses too");
+        assert_eq!(
+            check(&forwarding, &frame),
+            Err(SpoofedAddress),
+            "a router has assigned addresses too"
+        );
     }
     assert_eq!(v6(&ipv6(none, 58, &neighbour(135, OWN_V6, 14, MAC))), Ok(()), "a nonce");
 }
@@ -242,7 +246,7 @@ fn dhcp_server_message_is_dropped_unless_advertising() {
 }
 
 #[test]
-fn dhcp_client_passes() {
+fn dhcp_client_message_passes() {
     assert_eq!(v4(&ipv4(Ipv4Addr::UNSPECIFIED, 17, 0, &udp(68, 67))), Ok(()));
     assert_eq!(v4(&ipv4(OWN, 17, 0, &udp(68, 67))), Ok(()));
     assert_eq!(v6(&ipv6(OWN_LINK_LOCAL, 17, &udp(546, 547))), Ok(()));
@@ -250,7 +254,7 @@ fn dhcp_client_passes() {
 }
 
 #[test]
-fn vlan_tags_hide_nothing() {
+fn forbidden_packet_behind_vlan_tags_is_dropped() {
     let advertisement = ipv6(OWN_LINK_LOCAL, 58, &neighbour(134, OWN_V6, 1, MAC));
     let spoof = arp(2, MAC, OTHER, OTHER);
     for tags in [&[0x8100][..], &[0x88a8], &[0x88a8, 0x8100], &[0x8100, 0x8100]] {
@@ -266,7 +270,7 @@ fn vlan_tags_hide_nothing() {
 }
 
 #[test]
-fn unknown_ethertype_is_dropped() {
+fn unknown_ethertype_is_dropped_unless_forwarding() {
     // LLC with SNAP, PPPoE discovery, LLDP, MPLS, an experiment.
     for ethertype in [0x0026, 0x8863, 0x88cc, 0x8847, 0x88b5] {
         let frame = ethernet(ethertype, &[0xaa; 46]);
@@ -276,14 +280,14 @@ fn unknown_ethertype_is_dropped() {
     }
 }
 
-/// `body` behind a fragment header with this offset and flags.
+/// Prepends a fragment header with this offset and flags to `body`.
 fn fragment(field: u16, next: u8, body: &[u8]) -> Vec<u8> {
     let [high, low] = field.to_be_bytes();
     [&[next, 0, high, low, 0, 0, 0, 1], body].concat()
 }
 
 #[test]
-fn extension_headers_hide_nothing() {
+fn forbidden_message_behind_extension_headers_is_dropped() {
     let options = |next: u8, body: &[u8]| [&[next, 0, 1, 4, 0, 0, 0, 0], body].concat();
     let advertisement = neighbour(134, OWN_V6, 1, MAC);
     for first in [0, 43, 60] {
@@ -296,12 +300,12 @@ fn extension_headers_hide_nothing() {
         let echo = ipv6(OWN_LINK_LOCAL, first, &options(58, &[128; 8]));
         assert_eq!(v6(&echo), Ok(()), "{first}");
     }
-    // Deeper than the private copy.
+    // The advertisement is beyond the private copy.
     let mut long = vec![58, 31, 1, 4];
     long.resize(256, 0);
     long.extend(&advertisement);
     assert_eq!(v6(&ipv6(OWN_LINK_LOCAL, 60, &long)), Err(BadHeaders));
-    // More than any host looks through.
+    // Ten extension headers exceed the limit of the parser.
     let mut many = options(58, &advertisement);
     for _ in 0..9 {
         many = options(60, &many);
@@ -310,7 +314,7 @@ fn extension_headers_hide_nothing() {
 }
 
 #[test]
-fn fragments_hide_nothing() {
+fn forbidden_message_in_first_fragment_is_dropped() {
     let message = neighbour(136, OWN_V6, 2, MAC);
     let advertisement = neighbour(134, OWN_V6, 1, MAC);
     for field in [0, 1] {
@@ -319,7 +323,7 @@ fn fragments_hide_nothing() {
         assert_eq!(v6(58, &advertisement), Err(RouterMessage));
         assert_eq!(v6(17, &[udp(547, 546), vec![0; 4]].concat()), Err(DhcpServer));
         assert_eq!(v6(17, &[udp(1, 2), vec![0; 4]].concat()), Ok(()));
-        // The chain goes on in the next fragment.
+        // The header chain continues in the next fragment.
         assert_eq!(v6(60, &[58, 1, 1, 4, 0, 0, 0, 0]), Err(BadHeaders));
         assert_eq!(v6(58, &[]), Err(BadHeaders));
         assert_eq!(v6(44, &fragment(1, 58, &advertisement)), Err(RouterMessage));
@@ -332,13 +336,13 @@ fn fragments_hide_nothing() {
     assert_eq!(v4(&ipv4(OWN, 17, MORE, &[udp(67, 68), vec![0; 4]].concat())), Err(DhcpServer));
     assert_eq!(v4(&ipv4(OWN, 1, MORE, &[5; 8])), Err(RouterMessage));
     assert_eq!(v4(&ipv4(OWN, 17, MORE, &[])), Err(BadHeaders));
-    assert_eq!(v4(&ipv4(OWN, 17, 4, &udp(67, 68))), Ok(()), "data, not ports");
+    assert_eq!(v4(&ipv4(OWN, 17, 4, &udp(67, 68))), Ok(()), "the bytes are data, not ports");
     let asking = ipv4(Ipv4Addr::UNSPECIFIED, 17, 4, &udp(68, 67));
     assert_eq!(v4(&asking), Err(SpoofedAddress));
 }
 
 #[test]
-fn ipv4_options_hide_nothing() {
+fn forbidden_packet_with_ipv4_options_is_dropped() {
     let with_options = |source, body: &[u8]| {
         let mut packet = ipv4(source, 17, 0, &[&[1; 8], body].concat());
         packet[0] = 0x47;
@@ -350,7 +354,7 @@ fn ipv4_options_hide_nothing() {
 }
 
 #[test]
-fn contradictory_headers_are_dropped() {
+fn frame_with_contradictory_headers_is_dropped() {
     let mut short = ethernet(0x0800, &ipv4(OWN, 1, 0, &[8; 8]));
     short[17] = 200;
     assert_eq!(check(&filter(), &short), Err(BadHeaders));
@@ -378,7 +382,7 @@ fn forwarding_station_sends_from_any_ip_source_and_keeps_its_own_arp_address() {
 }
 
 #[test]
-fn addresses_are_bounded() {
+fn addresses_beyond_limit_are_ignored() {
     let many = (0..100u32).map(|n| Ipv4Addr::from_bits(0x0a00_0000 + n).into());
     assert_eq!(AddressFilter::new(MAC, many).v4.len(), FILTER_ADDRESSES_MAX);
 }

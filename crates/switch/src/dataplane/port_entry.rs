@@ -1,6 +1,6 @@
-//! Slots: the ports of a worker with their state.
+//! Port entry: a worker's record of one of its ports.
 
-// #syscall driver,frontend,daemon epoll_ctl: a port comes or goes
+// #syscall driver,frontend,daemon epoll_ctl: a port is added or removed
 
 use core::time::Duration;
 use std::io;
@@ -10,12 +10,13 @@ use ringfence_frame::port::{Fault, Port, PortCapabilities};
 use ringfence_sys::pace::Throttle;
 use rustix::event::epoll;
 
+use super::backpressure::Backpressure;
+use super::fairness::TimeAccount;
 use super::handle::PortId;
-use super::hold::Backpressure;
-use super::share::Share;
 use crate::forwarding::PortIndex;
 
-pub(super) struct Slot {
+/// A port, or a worker's part of a port, with its state.
+pub(super) struct PortEntry {
     pub(super) id: PortId,
     pub(super) name: String,
     pub(super) port: Box<dyn Port>,
@@ -23,41 +24,43 @@ pub(super) struct Slot {
     /// Set if small frames are joined for this port.
     pub(super) joins: bool,
     pub(super) throttle: Throttle,
-    pub(super) share: Share,
-    /// Its events ended the sleep, or its last look said that there is work, and none was found yet.
+    pub(super) account: TimeAccount,
+    /// Set if an event or [`PortEntry::arm`] reported work that no round has found yet.
     pub(super) woken: bool,
-    /// Nothing is received from it because whom it sends to has no room, or to let others catch up.
-    pub(super) held: bool,
+    /// Set if the worker receives nothing from the port: its egress port has no room, or other ports have
+    /// precedence by fairness.
+    pub(super) paused: bool,
     /// Sole egress port of the last frames received here, if there was only one.
-    pub(super) towards: Option<PortIndex>,
-    /// How long those wait who send to it alone and find no room.
-    pub(super) patience: Backpressure,
-    /// Free slots when somebody asked last.
-    vacant: usize,
+    pub(super) sole_egress: Option<PortIndex>,
+    /// Backpressure on senders whose frames go to this port alone.
+    pub(super) backpressure: Backpressure,
+    /// Number of free slots at the last call of [`PortEntry::free_slots`].
+    last_slots: usize,
     /// Set if frames were transmitted to the port in this round.
-    pub(super) touched: bool,
+    pub(super) unflushed: bool,
     /// Fault for which the port is about to be removed. The port is not called any more.
     pub(super) fault: Option<Fault>,
+    /// Epoll token of the port's files.
     token: u64,
     watched: bool,
 }
 
-impl Slot {
-    pub(super) fn new(id: PortId, name: String, port: Box<dyn Port>, token: u64) -> Slot {
-        Slot {
+impl PortEntry {
+    pub(super) fn new(id: PortId, name: String, port: Box<dyn Port>, token: u64) -> PortEntry {
+        PortEntry {
             id,
             name,
             capabilities: port.capabilities(),
             joins: false,
             port,
             throttle: Throttle::default(),
-            share: Share::default(),
+            account: TimeAccount::default(),
             woken: false,
-            held: false,
-            towards: None,
-            patience: Backpressure::default(),
-            vacant: 0,
-            touched: false,
+            paused: false,
+            sole_egress: None,
+            backpressure: Backpressure::default(),
+            last_slots: 0,
+            unflushed: false,
             fault: None,
             token,
             watched: false,
@@ -76,30 +79,33 @@ impl Slot {
     }
 
     /// Handles an event of the port that ended a sleep.
-    pub(super) fn wake(&mut self) {
+    pub(super) fn handle_event(&mut self) {
         self.woken = true;
         self.port.counters().wakeups.add(1);
         let cleared = self.port.clear_events();
         self.checked(cleared);
     }
 
-    /// Its free slots. That there are more than before was worth an event.
-    pub(super) fn slots(&mut self) -> Option<usize> {
+    /// Returns the number of free slots. If there are more than before and a sender waits for them, that is
+    /// work, so the event that reported them is not spurious.
+    pub(super) fn free_slots(&mut self) -> Option<usize> {
         let slots = self.port.slots();
         let slots = self.checked(slots)?;
-        if slots > core::mem::replace(&mut self.vacant, slots) && self.patience.awaited() {
+        if slots > core::mem::replace(&mut self.last_slots, slots)
+            && self.backpressure.has_waiting()
+        {
             self.worked();
         }
         Some(slots)
     }
 
-    /// A round is over: an event without work behind it is held against the port.
-    pub(super) fn settle(&mut self, now: Duration) {
-        if self.patience.settle(now) {
+    /// Updates backpressure at the end of a round, and counts an event without work as spurious.
+    pub(super) fn end_round(&mut self, now: Duration) {
+        if self.backpressure.end_round(now) {
             self.port.counters().hold_ups.add(1);
         }
-        let asked = !self.held && self.throttle.until().is_none();
-        if !core::mem::take(&mut self.woken) || !asked {
+        let polled = !self.paused && self.throttle.until().is_none();
+        if !core::mem::take(&mut self.woken) || !polled {
             return;
         }
         self.port.counters().spurious_wakeups.add(1);
@@ -108,35 +114,36 @@ impl Slot {
         }
     }
 
-    /// Whether there is work that can be done now; asks for an event if there is not.
+    /// Arms the port's notification. Returns `true` if the port has work that the worker may do now.
     pub(super) fn arm(&mut self) -> bool {
         if self.fault.is_some() || self.throttle.until().is_some() {
             return false;
         }
         let armed = self.port.arm();
-        let work = self.checked(armed).unwrap_or(false) && !self.held;
+        let work = self.checked(armed).unwrap_or(false) && !self.paused;
         self.woken |= work;
         work
     }
 
     /// Returns the time at which this port ends the coming sleep.
-    pub(super) fn alarm(&self) -> Option<Duration> {
-        // What is held is not asked, so that its time may be over already.
-        let deadline = self.port.deadline().filter(|_| !self.held);
-        let ends = [self.throttle.until(), self.patience.until(), deadline];
+    pub(super) fn wakeup_time(&self) -> Option<Duration> {
+        // A paused port is not polled, so its deadline may have passed already.
+        let deadline = self.port.deadline().filter(|_| !self.paused);
+        let ends = [self.throttle.until(), self.backpressure.ends_at(), deadline];
         ends.into_iter().flatten().min()
     }
 
-    /// Watches its files, or no longer does, as is right for the sleep that begins. Returns the number
+    /// Adds the port's files to the epoll instance for the coming sleep, or removes them: a throttled port
+    /// is not watched, and with `skip_paused` a paused port only if a sender waits for it. Returns the number
     /// of system calls.
-    pub(super) fn update_watch(&mut self, epoll: &OwnedFd, skip_held: bool) -> u64 {
-        let idle = self.held && skip_held && !self.patience.awaited();
-        let wanted = !idle && self.throttle.until().is_none();
-        if self.watched == wanted {
+    pub(super) fn update_watch(&mut self, epoll: &OwnedFd, skip_paused: bool) -> u64 {
+        let skipped = self.paused && skip_paused && !self.backpressure.has_waiting();
+        let watch = !skipped && self.throttle.until().is_none();
+        if self.watched == watch {
             return 0;
         }
         let calls = self.port.wait_fds().len() as u64;
-        if wanted {
+        if watch {
             if let Err(source) = self.watch(epoll) {
                 self.fault = Some(Fault::system("cannot wait for the port's events", source));
             }
@@ -157,7 +164,7 @@ impl Slot {
     pub(super) fn unwatch(&mut self, epoll: &OwnedFd) {
         self.watched = false;
         for fd in self.port.wait_fds() {
-            // It fails only for a file that is not watched, which is what is wanted.
+            // The call fails only for a file that is not watched; nothing is to be done then.
             let _ = epoll::delete(epoll, fd);
         }
     }

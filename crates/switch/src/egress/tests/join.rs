@@ -5,39 +5,45 @@ use super::*;
 
 type Frames = Vec<(Vec<u8>, OffloadMeta)>;
 
-/// What a port gets of frames that come in one turn, `lent` or private.
-fn joined(sent: &Frames, lent: bool, takes: &PortCapabilities) -> (Frames, PortCounters) {
-    let (mut port, peer) = MemoryPort::pair(0, *takes).unwrap();
+/// Processes frames of one round, in lent or private memory. Returns the frames that a port gets, with its
+/// counters.
+fn joined(sent: &Frames, lent: bool, capabilities: &PortCapabilities) -> (Frames, PortCounters) {
+    let (mut port, peer) = MemoryPort::pair(0, *capabilities).unwrap();
     port = if lent { port.lending() } else { port };
     for (bytes, meta) in sent {
         peer.send(bytes, *meta);
     }
     let mut batch = Batch::default();
     assert_eq!(port.receive(&mut batch, 64).unwrap().frames, sent.len());
-    let passed = pass_all(&mut batch, takes);
-    assert_eq!((batch.len(), batch.derivable()), (sent.len(), DERIVED_MAX), "nothing stays behind");
-    passed
+    let processed = process_all(&mut batch, capabilities);
+    assert_eq!(
+        (batch.len(), batch.derivable()),
+        (sent.len(), DERIVED_MAX),
+        "no derived frame stays in the batch"
+    );
+    processed
 }
 
-fn pass_all(batch: &mut Batch, takes: &PortCapabilities) -> (Frames, PortCounters) {
+/// Processes all frames of the batch for a port that joins.
+fn process_all(batch: &mut Batch, capabilities: &PortCapabilities) -> (Frames, PortCounters) {
     let frames: Vec<u32> = (0..u32::try_from(batch.len()).unwrap()).collect();
     let (mut got, counters) = (Vec::new(), PortCounters::default());
-    let leaving = Leaving { capabilities: takes, counters: &counters, joins: true };
-    Edge::default().pass(batch, &frames, leaving, |batch, ready| {
+    let port = EgressPort { capabilities, counters: &counters, joins: true };
+    EgressProcessor::default().process(batch, &frames, port, |batch, ready| {
         got.extend(batch.select(ready).map(|frame| (copy_of(&frame), frame.meta())));
         Some(Transmitted { sent: ready.len(), dropped: 0 })
     });
     (got, counters)
 }
 
-/// The segments of a super-packet, summed, and not known to be right.
+/// Returns the segments of a super-packet with complete checksums that nothing has verified.
 fn segments(bytes: &[u8], meta: OffloadMeta) -> Frames {
     let finished = expected(bytes, meta, true).into_iter();
     finished.map(|(bytes, _)| (bytes, OffloadMeta::PLAIN)).collect()
 }
 
-/// With the pseudo header's sum where the checksum is blank.
-fn reset(mut bytes: Vec<u8>) -> Vec<u8> {
+/// Writes the pseudo header's sum into the blank checksum.
+fn with_blank_checksum(mut bytes: Vec<u8>) -> Vec<u8> {
     let headers = bytes.len().min(HEADER_MAX);
     let layers = Layers::parse(&bytes[..headers], u32::try_from(bytes.len()).unwrap()).unwrap();
     ringfence_offload::blank::reset_pseudo_header(&mut bytes[..headers], &layers).unwrap();
@@ -45,7 +51,7 @@ fn reset(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-fn segments_become_the_super_packet_that_they_were() {
+fn segments_of_super_packet_are_joined_to_same_super_packet() {
     for (v6, lent) in [(false, false), (false, true), (true, false), (true, true)] {
         let (bytes, meta) = tcp(v6, 60_000, 1400);
         let sent = segments(&bytes, meta);
@@ -58,7 +64,7 @@ fn segments_become_the_super_packet_that_they_were() {
 }
 
 #[test]
-fn nothing_is_joined_for_a_port_that_does_not_take_it() {
+fn segments_for_port_without_super_packets_are_not_joined() {
     for v6 in [false, true] {
         let (bytes, meta) = tcp(v6, 9000, 1000);
         let sent = segments(&bytes, meta);
@@ -80,8 +86,8 @@ fn nothing_is_joined_for_a_port_that_does_not_take_it() {
 }
 
 #[test]
-fn datagrams_are_joined_for_a_port_that_takes_them() {
-    let bytes = reset(ringfence_frame::testing::udp_frame(5000));
+fn datagrams_are_joined_only_for_port_with_uso() {
+    let bytes = with_blank_checksum(ringfence_frame::testing::udp_frame(5000));
     let gso = Some(Gso { kind: GsoKind::Udp, ecn: false, size: 900 });
     let meta = OffloadMeta { checksum: UDP_PLACE, gso };
     let sent = segments(&bytes, meta);
@@ -94,17 +100,17 @@ fn datagrams_are_joined_for_a_port_that_takes_them() {
     assert!(got == sent);
 }
 
-/// One kind is taken and joined; a super-packet of the other lies in between, and is split in several
-/// turns.
+/// Checks that joined TCP over IPv4 stays intact while a super-packet of TCP over IPv6 in between is segmented
+/// in several calls.
 #[test]
-fn joined_frames_outlive_the_splitting_of_others() {
+fn joined_frames_survive_segmentation_of_other_frame() {
     let gso = GsoOffload { tcp_v6: false, ..takes_all().gso };
     let takes = PortCapabilities { gso, ..takes_all() };
     let (first, first_meta) = tcp(false, 9000, 1000);
     let (large, large_meta) = tcp(true, 40_000, 100);
     let (mut last, last_meta) = tcp(false, 4000, 1000);
     last[35] ^= 1;
-    let last = reset(last);
+    let last = with_blank_checksum(last);
     let mut sent = segments(&first, first_meta);
     sent.insert(3, (large.clone(), large_meta));
     sent.extend(segments(&last, last_meta));
@@ -118,7 +124,7 @@ fn joined_frames_outlive_the_splitting_of_others() {
 }
 
 #[test]
-fn a_damaged_segment_stays_damaged_and_alone() {
+fn damaged_segment_is_not_joined_and_stays_damaged() {
     let (bytes, meta) = tcp(false, 9000, 1000);
     let mut sent = segments(&bytes, meta);
     sent[4].0[500] ^= 1;
@@ -129,7 +135,7 @@ fn a_damaged_segment_stays_damaged_and_alone() {
 }
 
 #[test]
-fn a_segment_that_is_too_long_for_the_port_is_dropped_alone() {
+fn segment_too_long_for_port_is_dropped_alone() {
     let (bytes, meta) = tcp(false, 9000, 2000);
     let sent = segments(&bytes, meta);
     let (got, counters) = joined(&sent, false, &takes_all());
@@ -137,9 +143,9 @@ fn a_segment_that_is_too_long_for_the_port_is_dropped_alone() {
     assert_eq!(counters.drops(DropReason::TooLong), 4);
 }
 
-/// More pieces than one list for the kernel holds.
+/// Checks frames whose pieces together exceed the limit of one frame.
 #[test]
-fn frames_in_too_many_pieces_go_on_as_they_came() {
+fn frames_in_too_many_pieces_are_not_joined() {
     let (bytes, meta) = tcp(false, 30_000, 500);
     let sent = segments(&bytes, meta);
     let mut batch = Batch::default();
@@ -148,13 +154,13 @@ fn frames_in_too_many_pieces_go_on_as_they_came() {
         batch.scratch_mut(at..at + bytes.len()).unwrap().copy_from_slice(bytes);
         let mut frame = batch.frame(at, 60).unwrap();
         let lent = ringfence_memory::LentSlice::anonymous(2048);
-        for (piece, octets) in bytes[60..].chunks(150).enumerate() {
-            lent.copy_from(piece * 200, octets).unwrap();
-            frame.lent(lent.clone(), piece * 200, octets.len()).unwrap();
+        for (piece, bytes) in bytes[60..].chunks(150).enumerate() {
+            lent.copy_from(piece * 200, bytes).unwrap();
+            frame.lent(lent.clone(), piece * 200, bytes.len()).unwrap();
         }
         frame.finish(*meta);
     }
-    let (got, counters) = pass_all(&mut batch, &takes_all());
+    let (got, counters) = process_all(&mut batch, &takes_all());
     assert!(got == sent);
     assert_eq!(counters.frames_coalesced.get(), 0);
 }
