@@ -18,7 +18,7 @@ fn pages(count: usize) -> LentSlice {
     Mapping::private(count * PAGE_SIZE).unwrap().lent()
 }
 
-/// What the kernel was told last; `None` for nothing.
+/// Returns the last message to the kernel; `None` if there is none.
 fn told(kernel: &UnixDatagram) -> Option<[u8; IOTLB_MESSAGE_LEN]> {
     let mut bytes = [0; IOTLB_MESSAGE_LEN];
     (kernel.recv(&mut bytes).ok()? == IOTLB_MESSAGE_LEN).then_some(bytes)
