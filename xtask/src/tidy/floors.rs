@@ -36,8 +36,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             let Some(other) = picture.get(used.as_str()) else { continue };
             if other <= own {
                 let message = format!(
-                    "{name} uses {used}, which {PAGE} does not show below it: turn the dependency \
-                     round, or move what they share down"
+                    "{name} uses {used}, which {PAGE} does not show below it: reverse the \
+                     dependency, or move the shared part down"
                 );
                 findings.push(Finding::file(&manifest.path, message));
             }

@@ -32,12 +32,12 @@ pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, usize>) -> Vec<Findin
         }
         let message = match known {
             None => format!(
-                "{} files use each other in a circle: {}. Move what they share to a file of its own",
+                "{} files use each other in a cycle: {}. Move the shared part to its own file",
                 cycle.len(),
                 cycle.join(", ")
             ),
             Some(known) => format!(
-                "{} files use each other in a circle, {CONFIG} lists {known}: correct the number if \
+                "{} files use each other in a cycle, {CONFIG} lists {known}: correct the number if \
                  it shrank, break the new part if it grew",
                 cycle.len()
             ),

@@ -55,7 +55,7 @@ fn ratchet(
             }
             Some(known) if lines < known => {
                 format!(
-                    "the {what} shrank from {known} to {lines} lines: say so in {CONFIG} ({key})"
+                    "the {what} shrank from {known} to {lines} lines: correct the number in {CONFIG} ({key})"
                 )
             }
             Some(_) => continue,

@@ -57,7 +57,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     // A tree without any line needs no file.
     let found = tree.files.get(LIST);
     if found.map(String::as_str) != Some(&*wanted) && (found.is_some() || wanted.contains("on(")) {
-        let message = "is not what the `#syscall` lines of the sources say: cargo xtask syscalls";
+        let message =
+            "differs from the `#syscall` lines of the sources: run `cargo xtask syscalls`";
         findings.push(Finding::file(LIST, message));
     }
     findings
@@ -75,7 +76,8 @@ fn silent_modules(tree: &Tree) -> Vec<Finding> {
             continue;
         }
         if let Some((i, _)) = product().find(|(_, line)| makes_calls(line)) {
-            let message = "makes system calls and has no `// #syscall` line to say which, and why";
+            let message =
+                "makes system calls without a `// #syscall` line: name each call with its reason";
             findings.push(Finding::at(path, i + 1, message));
         }
     }

@@ -17,8 +17,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         scan.tokens(source.tokens.clone(), &[]);
         for found in scan.uses {
             if !trusted {
-                let rooms = TRUSTED.join(", ");
-                let message = format!("`unsafe` is for {rooms} alone: move this there");
+                let trusted = TRUSTED.join(", ");
+                let message = format!("`unsafe` is for {trusted} only: move this code there");
                 findings.push(Finding::at(path, found.line, message));
             } else if !found.explained {
                 let message = "`unsafe` without a `// SAFETY:` comment right above it";

@@ -76,7 +76,7 @@ pub(super) fn idle_conditions(rows: &[Row]) -> Vec<Finding> {
             && let Some(free) = rows.iter().filter(same).find(|r| r.when.is_empty() && !r.refused)
         {
             let message = format!(
-                "`#syscall`: the conditions on {} do nothing: {}:{} allows it without",
+                "`#syscall`: the conditions on {} have no effect: {}:{} allows it without them",
                 row.call, free.path, free.line
             );
             findings.push(Finding::at(&row.path, row.line, message));
