@@ -1,8 +1,8 @@
 //! `cargo xtask attack`: the attack suite, as root and as an ordinary user, and the random attack.
 //!
-//! The suite is every test program `attack_*` of `crates/ringfence/tests`, found by name. Root runs each
-//! twice: as root, and as an ordinary user with a runtime directory of its own. The programs are built
-//! once, before the user is changed, and copied to where that user may read them.
+//! The suite is every test program `attack_*` of `crates/ringfence/tests`, found by name. Under root each
+//! program runs twice: as root, and as an ordinary user with its own runtime directory. The programs are
+//! built once and copied to a directory that the ordinary user may read.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use crate::exec::{Cmd, TestRun};
 use crate::packages::integration_tests;
 use crate::tools;
 
-/// User and group of the ordinary user: `nobody` of most systems, who owns nothing.
+/// User id and group id of the ordinary user: `nobody` on most systems, which owns no files.
 const ORDINARY: u32 = 65534;
-/// Prefix of the test programs of the suite.
+/// Prefix of the names of the suite's test programs.
 const PREFIX: &str = "attack_";
 const CRATE: &str = "crates/ringfence";
 /// Test program of the random attack.
 const RANDOM: &str = "attack_random";
 
-/// Attack suite or random attack.
+/// Arguments of `cargo xtask attack`: the suite, or the random attack.
 #[derive(Args)]
 pub(crate) struct AttackArgs {
     #[command(subcommand)]
@@ -34,30 +34,30 @@ pub(crate) struct AttackArgs {
 
 #[derive(Subcommand)]
 enum Kind {
-    /// Let random attackers loose beside honest guests
+    /// Run random adversaries beside correct guests
     ///
     /// Three guests attack control socket, hub, store, event channels, NBD sockets, TAPs, the uplink and
-    /// the runtime directory at random, with descriptors of all kinds. Two honest guests verify every
-    /// byte of TCP streams and disks. Findings are: lost or damaged bytes, processes that die, threads
-    /// stuck for over a second, slow answers, and memory or descriptors that grow. Only root can see
+    /// the runtime directory at random, with descriptors of all kinds. Two correct guests verify every
+    /// byte of TCP streams and disks. Findings are: lost or damaged bytes, processes that crash, threads
+    /// stuck for over a second, slow replies, and memory or descriptors that grow. Only root can see
     /// threads and descriptors of processes that are not dumpable.
     Random {
         /// Duration in minutes
         #[arg(long, default_value_t = 2.0)]
         minutes: f64,
-        /// Seed of a run that is to be repeated
+        /// Seed of an earlier run, to repeat it
         #[arg(long)]
         seed: Option<u64>,
         /// Families of attacks: frames, spoof, nbd, control, files, uplink, frontend, server
         #[arg(long, value_delimiter = ',')]
         families: Vec<String>,
-        /// Use this `ringfence` for honest guests and the driver domain
+        /// Use this `ringfence` for the correct guests and the driver domain
         #[arg(long, value_name = "FILE")]
         program: Option<PathBuf>,
     },
 }
 
-/// Runs the suite or the random attack; false if something was found.
+/// Runs the suite or the random attack. Returns `false` after a finding.
 pub(crate) fn run(args: &AttackArgs, root: &Path) -> anyhow::Result<bool> {
     match &args.random {
         None => suite(root, &args.only),
@@ -101,42 +101,45 @@ fn suite(root: &Path, only: &str) -> anyhow::Result<bool> {
         println!("{message}");
     }
     if is_root && let Some((_, program)) = programs.first() {
-        // The tests start the `ringfence` that was built beside them.
-        let reach = as_ordinary_user().args(["test", "-x"]).args([program]);
+        // The tests start the `ringfence` that was built in the same directory.
+        let access = as_ordinary_user().args(["test", "-x"]).args([program]);
         anyhow::ensure!(
-            reach.probe(),
-            "user {ORDINARY} cannot reach {}: use a checkout below directories that all users may \
+            access.probe(),
+            "user {ORDINARY} cannot access {}: use a checkout below directories that all users may \
              enter",
             program.display()
         );
     }
-    let mut good = true;
+    let mut success = true;
     for (name, program) in programs {
         if is_root {
-            good &= report("root", &name, &direct(&program).run_tests(&root.join(CRATE))?);
-            let place = Place::new(&name)?;
-            let ordinary = place.ordinary(&program)?;
-            good &= report("an ordinary user", &name, &ordinary.run_tests(&place.0)?);
+            success &= report("root", &name, &test_program(&program).run_tests(&root.join(CRATE))?);
+            let directory = UserDirectory::new(&name)?;
+            let ordinary = directory.ordinary(&program)?;
+            success &= report("an ordinary user", &name, &ordinary.run_tests(&directory.0)?);
         } else {
             println!("SKIPPED: {name} as root: only root can do that");
-            good &=
-                report("an ordinary user", &name, &direct(&program).run_tests(&root.join(CRATE))?);
+            success &= report(
+                "an ordinary user",
+                &name,
+                &test_program(&program).run_tests(&root.join(CRATE))?,
+            );
         }
     }
-    Ok(good)
+    Ok(success)
 }
 
-/// Start of a command line that becomes the ordinary user, without groups or capabilities.
+/// Returns the start of a command line that runs as the ordinary user, without groups and capabilities.
 fn as_ordinary_user() -> Cmd {
     let user = [format!("--reuid={ORDINARY}"), format!("--regid={ORDINARY}")];
     Cmd::new("setpriv").args(user).args(["--clear-groups", "--inh-caps=-all"])
 }
 
-fn direct(program: &Path) -> Cmd {
+fn test_program(program: &Path) -> Cmd {
     Cmd::new(program).args(["--show-output"])
 }
 
-/// Test programs among cargo's messages: name and file.
+/// Returns name and file of the test programs in cargo's messages.
 fn executables(messages: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for line in messages.lines() {
@@ -151,37 +154,37 @@ fn executables(messages: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     Ok(found)
 }
 
-/// Prints the outcome of one test program; false where a test failed or none ran.
+/// Prints the outcome of one test program. Returns `false` if a test failed or none ran.
 fn report(user: &str, name: &str, run: &TestRun) -> bool {
     for (test, reason) in &run.skipped {
         println!("SKIPPED: {name}, {test}: {reason}");
     }
-    let good = run.success && run.failed == 0 && run.passed > 0;
-    let verdict = if good { "passed" } else { "FAILED" };
+    let success = run.success && run.failed == 0 && run.passed > 0;
+    let word = if success { "passed" } else { "FAILED" };
     println!(
-        "---- {name} as {user}: {verdict}: {} ran, {} failed, {} skipped",
+        "---- {name} as {user}: {word}: {} ran, {} failed, {} skipped",
         run.ran(),
         run.failed,
         run.skipped.len()
     );
-    good
+    success
 }
 
-/// Directory of the ordinary user, with a copy of a test program. It is removed when this is dropped.
-struct Place(PathBuf);
+/// Directory of the ordinary user with a copy of a test program. Removed on drop.
+struct UserDirectory(PathBuf);
 
-impl Place {
-    fn new(name: &str) -> anyhow::Result<Place> {
-        // Not below the target directory, in which the ordinary user may write nothing.
+impl UserDirectory {
+    fn new(name: &str) -> anyhow::Result<UserDirectory> {
+        // The target directory does not serve: the ordinary user may not write there.
         let path = std::env::temp_dir().join(format!("ringfence-{name}-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
-        let place = Place(path);
-        std::fs::set_permissions(&place.0, std::fs::Permissions::from_mode(0o700))?;
-        chown(&place.0, Some(ORDINARY), Some(ORDINARY))?;
-        Ok(place)
+        let directory = UserDirectory(path);
+        std::fs::set_permissions(&directory.0, std::fs::Permissions::from_mode(0o700))?;
+        chown(&directory.0, Some(ORDINARY), Some(ORDINARY))?;
+        Ok(directory)
     }
 
-    /// A copy of the test program, run by the ordinary user with a runtime directory of its own.
+    /// Returns a command that runs a copy of the test program as the ordinary user, with its own runtime directory.
     fn ordinary(&self, program: &Path) -> anyhow::Result<Cmd> {
         let (copy, session) = (self.0.join("program"), self.0.join("session"));
         std::fs::copy(program, &copy)?;
@@ -192,7 +195,7 @@ impl Place {
         Ok(as_ordinary_user()
             .args([copy])
             .args(["--show-output"])
-            // Root's own directories are closed to this user.
+            // The user may not enter root's own directories.
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", self.0.as_os_str())
             .env("TMPDIR", self.0.as_os_str())
@@ -200,7 +203,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for UserDirectory {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
             eprintln!("{} stays: {error}", self.0.display());

@@ -1,12 +1,14 @@
-//! Running commands: each is printed first, as one could type it; a test run is also read while
-//! it streams by, so that the report can say how many tests ran and which of them skipped.
+//! Commands: printing and running them, and counting the tests of a test run.
+//!
+//! Each command is printed in the form in which a user can type it. The output of a test run is passed on
+//! line by line and parsed, so that the report has the number of tests and the names of skipped ones.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// A command about to be run.
+/// Command line with its changes to the environment.
 pub(crate) struct Cmd {
     program: OsString,
     args: Vec<OsString>,
@@ -15,49 +17,48 @@ pub(crate) struct Cmd {
 }
 
 impl Cmd {
-    /// `program`, with no arguments yet.
+    /// Creates a command that runs `program` without arguments.
     pub(crate) fn new(program: impl Into<OsString>) -> Cmd {
         Cmd { program: program.into(), args: vec![], env: vec![], env_removed: vec![] }
     }
 
-    /// The cargo that runs this xtask.
+    /// Creates a command that runs the cargo of this xtask.
     pub(crate) fn cargo() -> Cmd {
         Cmd::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
     }
 
-    /// Appends arguments.
+    /// Appends arguments to the command line.
     pub(crate) fn args<I: IntoIterator<Item: Into<OsString>>>(mut self, args: I) -> Cmd {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
-    /// Sets a variable of the command's environment.
+    /// Sets a variable in the command's environment.
     pub(crate) fn env(mut self, name: &str, value: impl Into<OsString>) -> Cmd {
         self.env.push((name.to_owned(), value.into()));
         self
     }
 
-    /// Leaves a variable out of the command's environment.
+    /// Removes a variable from the command's environment.
     pub(crate) fn env_remove(mut self, name: &str) -> Cmd {
         self.env_removed.push(name.to_owned());
         self
     }
 
-    /// Runs it with our own standard streams; true if it succeeded.
+    /// Runs the command with this process's standard streams. Returns `true` if it succeeded.
     pub(crate) fn run(&self, directory: &Path) -> io::Result<bool> {
-        self.announce();
+        self.print();
         Ok(self.build(directory).status()?.success())
     }
 
-    /// Runs it silently; true if it could be run and succeeded.
+    /// Runs the command without output. Returns `true` if it started and succeeded.
     pub(crate) fn probe(&self) -> bool {
         let mut command = self.build(Path::new("."));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     }
 
-    /// Runs it silently and returns what it wrote to standard output, or what it wrote to standard
-    /// error if it failed.
+    /// Runs the command and returns its standard output, or its standard error if it failed.
     pub(crate) fn output(&self, directory: &Path) -> io::Result<Result<String, String>> {
         let output = self.build(directory).stdin(Stdio::null()).output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -68,9 +69,9 @@ impl Cmd {
         })
     }
 
-    /// Runs a `cargo test`, passes its output on as it comes, and counts its tests.
+    /// Runs a `cargo test`, passes its output on line by line, and counts its tests.
     pub(crate) fn run_tests(&self, directory: &Path) -> io::Result<TestRun> {
-        self.announce();
+        self.print();
         self.read_tests(directory, &mut io::stdout())
     }
 
@@ -80,14 +81,14 @@ impl Cmd {
         let mut command = self.build(directory);
         command.stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
-        // The command holds the pipe's write ends, and the reader below must see them close.
+        // The command holds write ends of the pipe. Without this drop the reader below sees no end of file.
         drop(command);
         let mut run = TestRun::default();
         let mut lines = BufReader::new(reader);
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line)? != 0 {
             out.write_all(&line)?;
-            run.read_line(&String::from_utf8_lossy(&line));
+            run.parse_line(&String::from_utf8_lossy(&line));
             line.clear();
         }
         run.success = child.wait()?.success();
@@ -104,11 +105,11 @@ impl Cmd {
         command
     }
 
-    fn announce(&self) {
+    fn print(&self) {
         let mut words: Vec<String> = self
             .env
             .iter()
-            // Ours differs from the user's only in what it adds; see Toolbox::path.
+            // The variable has the user's directories and a few more, see `Toolbox::path`.
             .filter(|(name, _)| name != "PATH")
             .map(|(name, value)| format!("{name}={}", quote(&value.to_string_lossy())))
             .collect();
@@ -119,7 +120,7 @@ impl Cmd {
     }
 }
 
-/// `word` as a shell would need it.
+/// Quotes `word` for a shell if necessary.
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -129,39 +130,37 @@ fn quote(word: &str) -> String {
     }
 }
 
-/// True if a person is watching: then commands behind a pipe are told to keep their colours.
+/// Returns `true` if standard output is a terminal. Commands behind a pipe then keep their colours.
 pub(crate) fn on_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// What was read off a `cargo test`.
+/// Results of test programs, parsed from their output.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct TestRun {
-    /// The command succeeded.
+    /// Set if the command succeeded.
     pub(crate) success: bool,
-    /// Tests that passed, those that skipped themselves among them.
+    /// Number of tests that passed, skipped tests included.
     pub(crate) passed: u64,
-    /// Tests that failed.
     pub(crate) failed: u64,
-    /// Tests marked `#[ignore]`.
+    /// Number of tests marked `#[ignore]`.
     pub(crate) ignored: u64,
-    /// Tests that lacked something and said so: name and reason.
+    /// Name and reason of each test that skipped itself.
     pub(crate) skipped: Vec<(String, String)>,
-    /// The test whose output is being read.
+    /// Name of the test whose output is being parsed.
     pub(crate) current: String,
 }
 
 impl TestRun {
-    /// Tests that ran and did their work.
+    /// Returns the number of tests that ran and were not skipped.
     pub(crate) fn ran(&self) -> u64 {
         let skipped = u64::try_from(self.skipped.len()).unwrap_or(u64::MAX);
         (self.passed + self.failed).saturating_sub(skipped)
     }
 
-    /// Takes in one line of libtest's output, with `--show-output`: a section `---- NAME stdout
-    /// ----` for each test, in which a skipping test has written `SKIPPED: reason`, and a summary
-    /// for each test binary.
-    fn read_line(&mut self, line: &str) {
+    /// Parses one line of libtest's output with `--show-output`: a section `---- NAME stdout ----` for each
+    /// test, in which a skipped test has printed `SKIPPED: reason`, and a summary for each test program.
+    fn parse_line(&mut self, line: &str) {
         let line = without_colours(line);
         let line = line.trim();
         if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
@@ -177,7 +176,7 @@ impl TestRun {
         }
     }
 
-    /// Adds what another command found.
+    /// Adds the results of another command.
     pub(crate) fn add(&mut self, other: TestRun) {
         self.success &= other.success;
         self.passed += other.passed;
@@ -187,7 +186,7 @@ impl TestRun {
     }
 }
 
-/// The number that stands before `label`; 0 if there is none.
+/// Returns the number before `label`, or 0 if there is none.
 fn count_before(text: &str, label: &str) -> u64 {
     let Some(end) = text.find(label) else {
         return 0;
@@ -196,7 +195,7 @@ fn count_before(text: &str, label: &str) -> u64 {
     digits.parse().unwrap_or(0)
 }
 
-/// `text` without the escape sequences that set colours (`ESC [ ... letter`).
+/// Returns `text` without escape sequences for colours (`ESC [ ... letter`).
 fn without_colours(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut chars = text.chars();
@@ -216,12 +215,12 @@ mod tests {
 
     fn read(text: &str) -> TestRun {
         let mut run = TestRun::default();
-        text.lines().for_each(|line| run.read_line(line));
+        text.lines().for_each(|line| run.parse_line(line));
         run
     }
 
     #[test]
-    fn counts_are_summed_over_binaries() {
+    fn counts_are_summed_over_test_programs() {
         let run = read(
             "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out\n\
              test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out\n",
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn skipping_tests_are_named_and_not_counted_as_run() {
+    fn skipped_tests_are_named_and_not_counted_as_run() {
         let run = read(
             "---- tcp_over_ipv6 stdout ----\nsome text\nSKIPPED: iperf3 is not installed\n\n\
              ---- other stdout ----\nfine\n\
@@ -242,13 +241,13 @@ mod tests {
     }
 
     #[test]
-    fn colours_do_not_hide_the_result() {
+    fn summary_with_colours_is_parsed() {
         let run = read("test result: \u{1b}[32mok\u{1b}[m. 7 passed; 0 failed; 0 ignored\n");
         assert_eq!(run.passed, 7);
     }
 
     #[test]
-    fn a_printed_command_can_be_typed() {
+    fn printed_command_is_quoted_for_shell() {
         assert_eq!(quote("--cfg loom"), "'--cfg loom'");
         assert_eq!(quote("it's"), r"'it'\''s'");
         assert_eq!(quote("a-b_c=1"), "a-b_c=1");
@@ -256,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_read_from_a_real_command() {
+    fn test_run_is_read_from_output_of_command() {
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; echo x >&2; exit 3";
         let command = Cmd::new("sh").args(["-c", script]);
         let mut seen = Vec::new();

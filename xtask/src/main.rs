@@ -1,10 +1,12 @@
 #![forbid(unsafe_code)]
 //! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
 //!
-//! `test` is a table of steps ([`steps`]) over three services: what must be installed and how
-//! ([`tools`]), how a command is run and its tests are counted ([`exec`]), and what the reader is
-//! told at the end ([`report`]). `attack` runs the attack suite ([`attack`]), `mutate` removes guards ([`mutate`]). `soak` is what takes too long for it ([`soak`]); `vm` is what needs a
-//! machine of its own ([`vm`]). `tidy` enforces the rules of the house on the sources ([`tidy`]).
+//! * `test`: a table of steps ([`steps`]). It uses the installer of the required programs ([`tools`]), the
+//!   runner of commands ([`exec`]) and the report at the end ([`report`]).
+//! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
+//! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
+//! * `soak`: tests that take too long for the suite ([`soak`]).
+//! * `vm`: tests on machines under emulation ([`vm`]).
 
 mod attack;
 mod exec;
@@ -37,29 +39,29 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run every check and test there is; CI runs this and nothing else
+    /// Run every check and test; CI runs only this
     ///
-    /// First installs what the tests need, where it may: Debian packages when run as root, Rust
-    /// components and cargo-deny for any user. Where it may not, it says what is missing and how
-    /// to get it; what cannot run without it is reported as SKIPPED. Every step runs, even after
-    /// one failed. The exit status is 0 if no step failed.
+    /// First installs the programs that the tests need, as far as it may: Debian packages under root, Rust
+    /// components and cargo-deny under any user. Otherwise it prints the missing programs and the
+    /// commands that install them, and reports steps that cannot run as SKIPPED. Every step runs, even after a failed one. The exit status
+    /// is 0 if no step failed.
     Test(TestArgs),
-    /// Check the sources against the rules of the house (xtask/tidy.toml has the exceptions)
+    /// Check the sources against the project's rules (exceptions: xtask/tidy.toml)
     Tidy,
-    /// Write the sandboxes' list of system calls anew, from the `#syscall` lines of the sources
+    /// Write the sandboxes' list of system calls from the `#syscall` lines in the sources
     Syscalls,
-    /// Run what takes too long for the suite: many transfers, guests, connections
+    /// Run tests that take too long for the suite: many transfers, guests, connections
     Soak(soak::SoakArgs),
-    /// Run the attack suite, as root and as an ordinary user; `random` for random attackers
+    /// Run the attack suite, as root and as an ordinary user; `random` for random adversaries
     Attack(attack::AttackArgs),
-    /// Remove each guard of xtask/mutations.toml, and demand that its test fails
+    /// Remove each guard in xtask/mutations.toml and require that its test fails
     Mutate(mutate::MutateArgs),
-    /// Run whole machines under emulation: real Xen with its guests, or a plain Linux kernel
+    /// Run tests on whole machines under emulation: Xen with its guests, or a plain Linux kernel
     ///
-    /// Needs QEMU and xz; everything else is downloaded as Debian packages and unpacked below the
-    /// target directory. How to write a scenario: vm/README.md.
+    /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
+    /// directory. vm/README.md explains scenarios.
     Vm(vm::VmArgs),
-    /// What the guests of `soak flows` run
+    /// Program that `soak flows` runs in its guests
     #[command(hide = true)]
     FlowPeer {
         #[command(subcommand)]
@@ -72,16 +74,16 @@ struct TestArgs {
     /// Run only these steps (see --list)
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step_names())]
     only: Vec<String>,
-    /// Leave these steps out (see --list)
+    /// Omit these steps (see --list)
     #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step_names())]
     skip: Vec<String>,
-    /// Print the steps and what each checks, and run nothing
+    /// Print the steps and their descriptions, and run nothing
     #[arg(long)]
     list: bool,
     /// Install nothing and change nothing outside the target directory
     #[arg(long)]
     no_install: bool,
-    /// How long fuzz-smoke runs each fuzz target, in seconds
+    /// Duration of fuzz-smoke for each fuzz target, in seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     fuzz_seconds: u32,
 }
@@ -114,7 +116,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the selected steps; false if one failed.
+/// Runs the selected steps. Returns `false` if one failed.
 fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
     let selected: Vec<&steps::Step> = steps::STEPS
         .iter()
@@ -130,14 +132,14 @@ fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
     Ok(steps::run(&selected, context, !args.no_install))
 }
 
-/// Runs the tidy rules alone; false if something is untidy.
+/// Checks the tidy rules. Returns `false` after a finding.
 fn run_tidy() -> anyhow::Result<bool> {
     let findings = tidy::check(&repository_root()?)?;
     print!("{}", tidy::describe(&findings));
     Ok(findings.is_empty())
 }
 
-/// Writes the list of system calls; false if a line cannot be read.
+/// Writes the list of system calls. Returns `false` if a line cannot be parsed.
 fn write_syscalls() -> anyhow::Result<bool> {
     let findings = tidy::write_syscalls(&repository_root()?)?;
     for finding in &findings {
@@ -146,7 +148,7 @@ fn write_syscalls() -> anyhow::Result<bool> {
     Ok(findings.is_empty())
 }
 
-/// The top of the checkout: the folder above the one this package was built from.
+/// Returns the top of the checkout: the parent of this package's directory.
 fn repository_root() -> anyhow::Result<PathBuf> {
     let package = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);

@@ -1,10 +1,9 @@
-//! `cargo xtask mutate`: removes each guard named in `xtask/mutations.toml` and demands that its test
-//! fails.
+//! `cargo xtask mutate`: removes each guard in `xtask/mutations.toml` and requires that its test fails.
 //!
-//! An entry names a guard, the text that is the guard, the text that replaces it, and the `cargo test`
-//! arguments of the test that backs it. The work is done in a scratch worktree of the last commit, below
-//! the target directory. Each test is run on the unchanged sources first, where it has to pass: a test
-//! that always fails backs nothing. A mutation that does not build is an error, since no test ran.
+//! An entry has the text of the guard, the text that replaces it, and the `cargo test` arguments of its
+//! test. The work is done in a scratch worktree of the last commit, below the target directory. Each test
+//! runs on the unchanged sources first and must pass there, because a test that always fails proves nothing.
+//! A mutation that does not build is an error, because no test ran.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,20 +14,20 @@ use serde::Deserialize;
 
 use crate::exec::{Cmd, TestRun};
 
-/// List of the mutations, below the root.
+/// Path of the mutation list, relative to the root.
 pub(crate) const LIST: &str = "xtask/mutations.toml";
 
-/// Selection of mutations.
+/// Arguments of `cargo xtask mutate`.
 #[derive(Args)]
 pub(crate) struct MutateArgs {
-    /// Names of mutations; without one, all are tried
+    /// Names of mutations; all if none is given
     names: Vec<String>,
-    /// Print the list and try nothing
+    /// Print the list and run nothing
     #[arg(long)]
     list: bool,
 }
 
-/// Contents of the list.
+/// Contents of the mutation list.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
@@ -39,29 +38,29 @@ struct List {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Mutation {
-    /// Name, unique in the list.
+    /// Unique name in the list.
     pub(crate) name: String,
-    /// Party against which the guard protects, as in docs/threat-model.md.
+    /// Adversary that the guard protects against, as in docs/threat-model.md.
     pub(crate) party: String,
-    /// Promise that the guard keeps.
+    /// Guarantee that the guard gives.
     pub(crate) promise: String,
-    /// Source file, below the root.
+    /// Path of the source file, relative to the root.
     pub(crate) file: String,
-    /// Text of the guard; it occurs once in the file.
+    /// Text of the guard, which occurs once in the file.
     pub(crate) from: String,
-    /// Text in its place.
+    /// Text that replaces the guard.
     pub(crate) to: String,
     /// Arguments of `cargo test`; the last is the name of the test.
     pub(crate) test: String,
 }
 
-/// Reads the list.
+/// Parses the text of the mutation list.
 pub(crate) fn parse(text: &str) -> anyhow::Result<Vec<Mutation>> {
     let list: List = toml::from_str(text).with_context(|| format!("reading {LIST}"))?;
     Ok(list.mutation)
 }
 
-/// Tries the selected mutations; false if a guard could be removed unnoticed.
+/// Runs the selected mutations. Returns `false` if a removed guard made no test fail.
 pub(crate) fn run(args: &MutateArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     let mut all = parse(&std::fs::read_to_string(root.join(LIST))?)?;
     for name in &args.names {
@@ -74,25 +73,25 @@ pub(crate) fn run(args: &MutateArgs, root: &Path, target: &Path) -> anyhow::Resu
     }
     let scratch = Scratch::new(root, target)?;
     let mut passes = BTreeMap::new();
-    let mut verdicts = Vec::new();
+    let mut results = Vec::new();
     for mutation in &all {
         println!("\n==== {}: {}", mutation.name, mutation.promise);
-        let verdict = attempt(mutation, &scratch, &mut passes);
-        verdicts.push((mutation.name.as_str(), verdict));
+        let result = attempt(mutation, &scratch, &mut passes);
+        results.push((mutation.name.as_str(), result));
     }
     println!();
-    let mut good = true;
-    for (name, verdict) in &verdicts {
-        good &= verdict.is_ok();
-        match verdict {
+    let mut success = true;
+    for (name, result) in &results {
+        success &= result.is_ok();
+        match result {
             Ok(failed) => println!("{name}: caught, {failed} failed"),
             Err(why) => println!("{name}: NOT CAUGHT: {why:#}"),
         }
     }
-    Ok(good)
+    Ok(success)
 }
 
-/// Removes one guard and runs its test; returns the number of tests that failed.
+/// Removes one guard and runs its test. Returns the number of failed tests.
 fn attempt(
     mutation: &Mutation,
     scratch: &Scratch,
@@ -124,7 +123,7 @@ fn mutate(source: &str, mutation: &Mutation) -> anyhow::Result<String> {
     Ok(source.replacen(&mutation.from, &mutation.to, 1))
 }
 
-/// Worktree of the last commit, with a target directory that is kept from one run to the next.
+/// Worktree of the last commit, with a target directory that later runs use again.
 struct Scratch {
     root: PathBuf,
     tree: PathBuf,
@@ -148,10 +147,10 @@ impl Scratch {
         Ok(test.run_tests(&self.tree)?)
     }
 
-    /// Removes the worktree, if there is one.
+    /// Removes the worktree if it exists.
     fn remove(&self) {
         let remove = Cmd::new("git").args(["worktree", "remove", "--force"]);
-        // One that was never made cannot be removed, which is as well.
+        // Fails without a worktree, which is no error.
         let _ = remove.args([self.tree.as_os_str()]).output(&self.root);
     }
 }
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn list_with_an_unknown_key_is_refused() {
+    fn list_with_unknown_key_is_refused() {
         assert!(parse(&format!("{ENTRY}reason = \"?\"\n")).is_err());
     }
 }

@@ -1,24 +1,25 @@
-//! What the workspace consists of, as far as the steps must know.
+//! Structure of the workspace: target directory, packages, integration tests, dependencies.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// Cargo's target directory for the repository at `root`.
+/// Returns cargo's target directory for the repository at `root`.
 pub(crate) fn target_directory(root: &Path) -> anyhow::Result<PathBuf> {
     match std::env::var_os("CARGO_TARGET_DIR") {
-        // Cargo takes a relative one from the directory it was called in.
+        // Cargo resolves a relative path in the directory in which it was called.
         Some(directory) => std::path::absolute(directory).context("CARGO_TARGET_DIR"),
         None => Ok(root.join("target")),
     }
 }
 
-/// The folders of the crates and tools.
+/// Returns the directories of all packages in `crates` and `tools`.
 pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![];
-    for place in ["crates", "tools"].map(|place| root.join(place)).iter().filter(|p| p.is_dir()) {
-        for entry in std::fs::read_dir(place)? {
+    for parent in ["crates", "tools"].map(|parent| root.join(parent)).iter().filter(|p| p.is_dir())
+    {
+        for entry in std::fs::read_dir(parent)? {
             let folder = entry?.path();
             if folder.join("Cargo.toml").is_file() {
                 folders.push(folder);
@@ -29,7 +30,7 @@ pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-/// The names of a crate's integration tests.
+/// Returns the names of a package's integration tests.
 pub(crate) fn integration_tests(krate: &Path) -> anyhow::Result<Vec<OsString>> {
     let folder = krate.join("tests");
     if !folder.is_dir() {
@@ -47,27 +48,27 @@ pub(crate) fn integration_tests(krate: &Path) -> anyhow::Result<Vec<OsString>> {
     Ok(names)
 }
 
-/// The name of the package that a manifest describes.
+/// Returns the name of the package in a manifest.
 pub(crate) fn package_name(manifest: &str) -> anyhow::Result<String> {
     let manifest: toml::Table = manifest.parse()?;
     let name = manifest.get("package").and_then(|package| package.get("name"));
     Ok(name.and_then(toml::Value::as_str).context("a manifest without a package name")?.to_owned())
 }
 
-/// True if a manifest names `wanted` as a dependency of whatever kind, on whatever target.
-pub(crate) fn depends_on(manifest: &str, wanted: &str) -> anyhow::Result<bool> {
-    fn search(table: &toml::Table, wanted: &str) -> bool {
+/// Returns `true` if a manifest names the dependency `name`, of any kind and for any target.
+pub(crate) fn depends_on(manifest: &str, name: &str) -> anyhow::Result<bool> {
+    fn search(table: &toml::Table, name: &str) -> bool {
         table.iter().filter_map(|(key, value)| Some((key, value.as_table()?))).any(
             |(key, value)| {
                 if key.ends_with("dependencies") {
-                    value.contains_key(wanted)
+                    value.contains_key(name)
                 } else {
-                    search(value, wanted)
+                    search(value, name)
                 }
             },
         )
     }
-    Ok(search(&manifest.parse()?, wanted))
+    Ok(search(&manifest.parse()?, name))
 }
 
 #[cfg(test)]
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loom_is_found_among_the_dependencies_of_a_target() {
+    fn dependency_of_target_table_is_found() {
         let manifest =
             "[package]\nname = \"r\"\n[target.'cfg(loom)'.dev-dependencies]\nloom = \"0.7\"\n";
         assert!(depends_on(manifest, "loom").unwrap());

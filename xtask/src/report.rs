@@ -1,34 +1,33 @@
-//! What the reader is told: the list of steps, the table at the end, and the final line.
+//! Report of a test run: the list of steps, the table of results, and the final line.
 
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::steps::Step;
 
-/// How a step ended.
+/// Outcomes of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It ran and all was well; the note says what ran, or what is worth knowing.
+    /// The step found nothing wrong. The note has the number of tests, or other information.
     Passed(String),
-    /// It ran and found something, or could not run for a reason that is ours.
+    /// The step found an error, or could not run for a reason in the checkout.
     Failed(String),
-    /// It could not run on this machine: what is missing, and how to get it.
+    /// The step could not run on this machine. The note has the missing programs and the way to install them.
     Skipped(String),
 }
 
-/// One row of the table.
+/// Row of the table of results.
 pub(crate) struct Row {
-    /// The step's name.
+    /// Name of the step.
     pub(crate) name: &'static str,
-    /// How it ended.
     pub(crate) outcome: Outcome,
-    /// How long it took.
+    /// Duration of the step.
     pub(crate) time: Duration,
-    /// Tests inside the step that lacked something: name and reason.
+    /// Name and reason of each test in the step that skipped itself.
     pub(crate) skipped_tests: Vec<(String, String)>,
 }
 
-/// The steps and what each checks, for `--list`.
+/// Returns names and descriptions of the steps, for `--list`.
 pub(crate) fn listing(steps: &[&Step]) -> String {
     let width = steps.iter().map(|s| s.name.len()).max().unwrap_or(0);
     steps.iter().fold(String::new(), |mut text, step| {
@@ -37,7 +36,7 @@ pub(crate) fn listing(steps: &[&Step]) -> String {
     })
 }
 
-/// The table, the skipped tests by name, and the final line.
+/// Returns the table of results, the names of skipped tests, and the final line.
 pub(crate) fn summary(rows: &[Row]) -> String {
     let width = rows.iter().map(|r| r.name.len()).max().unwrap_or(0);
     let mut text = String::new();
@@ -67,18 +66,18 @@ pub(crate) fn summary(rows: &[Row]) -> String {
     text
 }
 
-/// True if no row failed.
+/// Returns `true` if no row failed.
 pub(crate) fn succeeded(rows: &[Row]) -> bool {
     !rows.iter().any(|r| matches!(r.outcome, Outcome::Failed(_)))
 }
 
-/// `1 test`, `2 tests`.
+/// Formats a number with a noun in singular or plural: `1 test`, `2 tests`.
 pub(crate) fn count<N: TryInto<u64>>(number: N, what: &str) -> String {
     let number = number.try_into().unwrap_or(u64::MAX);
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
-/// `time` as people read it: `0.4 s`, `3 min 07 s`.
+/// Formats a duration: `0.4 s`, `3 min 07 s`.
 pub(crate) fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     if seconds < 60 {
@@ -97,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_counts_steps_and_stands_alone() {
+    fn summary_ends_with_counts_of_steps() {
         let rows = [
             row("fmt", Outcome::Passed(String::new())),
             row("unit", Outcome::Failed("2 of 40 tests failed".to_owned())),
@@ -111,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn a_skipped_step_is_no_failure_but_is_named() {
+    fn skipped_step_is_named_and_is_no_failure() {
         let rows = [row("advisories", Outcome::Skipped("no network".to_owned()))];
         assert!(succeeded(&rows));
         assert!(summary(&rows).contains("advisories  SKIPPED"));
     }
 
     #[test]
-    fn skipped_tests_are_named_with_their_reason() {
+    fn skipped_tests_are_listed_with_reason() {
         let mut local = row("local", Outcome::Passed("30 tests".to_owned()));
         local.skipped_tests.push(("udp".to_owned(), "iperf3 is not installed".to_owned()));
         let text = summary(&[local]);
@@ -126,13 +125,13 @@ mod tests {
     }
 
     #[test]
-    fn one_is_singular() {
+    fn count_of_one_is_singular() {
         assert_eq!(count(1_u64, "test"), "1 test");
         assert_eq!(count(0_usize, "test"), "0 tests");
     }
 
     #[test]
-    fn durations_are_short() {
+    fn duration_is_formatted_in_seconds_or_minutes() {
         assert_eq!(duration(Duration::from_millis(400)), "0.4 s");
         assert_eq!(duration(Duration::from_secs(187)), "3 min 07 s");
     }

@@ -1,11 +1,11 @@
-//! `cargo xtask soak`: what takes too long for the suite, run by hand and before a release. Each
-//! soak prints a series of figures and fails when something is lost, damaged or grows.
+//! `cargo xtask soak`: tests that take too long for the suite. They run by hand and before a release. Each
+//! prints a series of figures and fails if data is lost or damaged, or if a figure grows.
 //!
-//! * [`transfer`]: a large file, again and again, while the driver domain is stopped at random.
-//! * [`attach`]: guests that come and go beside one that stays.
+//! * [`transfer`]: a large file, many times, while the driver domain is stopped at random.
+//! * [`attach`]: guests that start and end beside one that stays.
 //! * [`flows`]: TCP connections opened and closed between two guests.
 //! * [`features`]: a vif with every set of offload keys at each end.
-//! * [`window`]: a window between two processes, issued and revoked ten million times.
+//! * [`window`]: a grant window between two processes, with ten million grants issued and revoked.
 //! * [`disk`]: a disk whose frontend, driver domain or both are killed under load.
 
 mod attach;
@@ -13,7 +13,7 @@ mod disk;
 mod features;
 mod flows;
 mod series;
-mod stage;
+mod testbed;
 mod transfer;
 mod window;
 
@@ -23,9 +23,9 @@ use clap::{Args, Subcommand};
 
 use crate::exec::Cmd;
 use crate::packages::target_directory;
-use stage::Stage;
+use testbed::Testbed;
 
-/// Which soak.
+/// Arguments of `cargo xtask soak`.
 #[derive(Args)]
 pub(crate) struct SoakArgs {
     #[command(subcommand)]
@@ -33,7 +33,7 @@ pub(crate) struct SoakArgs {
     /// Use this `ringfence` instead of building one
     #[arg(long, global = true, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// How guests share their pages
+    /// Access mode of the guests' pages
     #[arg(long, global = true, default_value = "copy")]
     mode: String,
 }
@@ -42,13 +42,13 @@ pub(crate) struct SoakArgs {
 enum Soak {
     /// Fetch a large file while the driver domain is stopped at random
     ///
-    /// A web server in one guest, curl in another; the driver domain gets SIGSTOP and SIGCONT after
+    /// A web server runs in one guest, curl in another. The driver domain gets SIGSTOP and SIGCONT after
     /// random times of up to 40 ms. Every copy must have the right SHA-256.
     Transfer {
-        /// How many times
+        /// Number of transfers
         #[arg(long, default_value_t = 20)]
         times: u32,
-        /// The file's size in MiB
+        /// Size of the file in MiB
         #[arg(long, default_value_t = 1024)]
         mebibytes: u64,
     },
@@ -57,7 +57,7 @@ enum Soak {
     /// Descriptors and memory of the driver domain must not grow. Only root can count the
     /// descriptors of a process that is not dumpable.
     Attach {
-        /// How many guests, one after the other
+        /// Number of guests, one after the other
         #[arg(long, default_value_t = 1000)]
         times: u32,
     },
@@ -65,71 +65,71 @@ enum Soak {
     ///
     /// Descriptors and memory of the driver domain and both frontends must not grow.
     Flows {
-        /// How many connections
+        /// Number of connections
         #[arg(long, default_value_t = 1_000_000)]
         times: u32,
     },
     /// Connect a vif with every set of offload keys at each end, in each mode
     ///
-    /// 32 times 32 sets. TCP of the kernel runs both ways over IPv4 and IPv6 and must arrive
-    /// with the right SHA-256, and no offload may be used that the other end does not take. This
-    /// needs no `ringfence`: it is a test of crates/net, which otherwise spreads the modes over the
-    /// pairs.
+    /// 32 times 32 sets. Kernel TCP runs in both directions over IPv4 and IPv6; the data must have the
+    /// right SHA-256, and no end may use an offload that the other end does not accept. The test is
+    /// part of crates/net, which otherwise spreads the modes over the pairs. It needs no `ringfence`.
     Features,
-    /// Issue, use and revoke pages of a window, as fast as two processes can
+    /// Issue, use and revoke grants of a window, as fast as two processes can
     ///
-    /// Each page carries a generation that its user checks. It is a test of tools/testkit
-    /// (`window_peer`), which otherwise does fewer rounds.
+    /// Each page carries a generation that its user checks. The test is part of tools/testkit
+    /// (`window_peer`), which otherwise runs fewer rounds.
     Window {
-        /// How many rounds
+        /// Number of rounds
         #[arg(long, default_value_t = 10_000_000)]
         rounds: u64,
     },
-    /// Kill whatever serves a disk, again and again, under load
+    /// Kill the processes that serve a disk, repeatedly, under load
     ///
-    /// The frontend, the driver domain, or both, at random moments, in each mode. Every write that
-    /// was acknowledged and then flushed is there, no sector is torn, and a file system of the
-    /// kernel's holds what was synchronised. It is a test of the command (`disk_killed`), which
-    /// otherwise kills less often.
+    /// Kills the frontend, the driver domain, or both, at random times, in each mode. Every flushed write
+    /// must be on the disk, no sector may be torn, and a kernel file system must hold the synchronised
+    /// data. The test is part of crates/ringfence (`disk_killed`), which otherwise kills less often.
     Disk {
-        /// How many times
+        /// Number of kills
         #[arg(long, default_value_t = 200)]
         times: u32,
     },
 }
 
-/// One end of the connections of `soak flows`: what its guests run.
+/// End of the connections of `soak flows` that runs in a guest.
 #[derive(Subcommand)]
 pub(crate) enum Peer {
     /// Accepts connections and closes them
     Serve,
     /// Opens connections
     Connect {
-        /// The server's name
+        /// Name of the server
         host: String,
-        /// How many
+        /// Number of connections
         times: u32,
     },
 }
 
-/// Runs a soak; false if it failed.
+/// Runs a soak test. Returns `false` if it failed.
 pub(crate) fn run(args: &SoakArgs, root: &Path) -> anyhow::Result<bool> {
     match args.soak {
-        Soak::Transfer { times, mebibytes } => transfer::run(&stage(args, root)?, times, mebibytes),
-        Soak::Attach { times } => attach::run(&stage(args, root)?, times),
-        Soak::Flows { times } => flows::run(&stage(args, root)?, times),
+        Soak::Transfer { times, mebibytes } => {
+            transfer::run(&testbed(args, root)?, times, mebibytes)
+        }
+        Soak::Attach { times } => attach::run(&testbed(args, root)?, times),
+        Soak::Flows { times } => flows::run(&testbed(args, root)?, times),
         Soak::Window { rounds } => window::run(root, rounds),
         Soak::Features => features::run(root),
         Soak::Disk { times } => disk::run(root, times),
     }
 }
 
-fn stage(args: &SoakArgs, root: &Path) -> anyhow::Result<Stage> {
+fn testbed(args: &SoakArgs, root: &Path) -> anyhow::Result<Testbed> {
     let program = match &args.program {
         Some(program) => std::path::absolute(program)?,
         None => build(root)?,
     };
-    Stage::new(program, args.mode.clone())
+    Testbed::new(program, args.mode.clone())
 }
 
 /// Runs one end of `soak flows`.

@@ -1,8 +1,8 @@
-//! The steps of `cargo xtask test`: a table, and one function a step.
+//! Steps of `cargo xtask test`: a table, and one function for each step.
 //!
-//! To add a step, write its function and add a row to [`STEPS`]. A step whose `needs` are missing
-//! is reported as SKIPPED with what to install. Something of our own that is missing (no test ran,
-//! no fuzz target is found) is a failure: otherwise a renamed file would quietly check nothing.
+//! To add a step, write its function and add a row to [`STEPS`]. A step whose `needs` are missing is
+//! reported as SKIPPED, with the way to install them. Missing parts of the checkout (no test ran, no fuzz
+//! target exists) are a failure: otherwise a renamed file would remove a check unnoticed.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,18 +17,18 @@ use crate::tidy;
 use crate::tools::{self, Tool, Toolbox};
 use crate::vm;
 
-/// One row of the table.
+/// Step of the test run.
 pub(crate) struct Step {
-    /// Its name, for `--only` and `--skip`.
+    /// Name for `--only` and `--skip`.
     pub(crate) name: &'static str,
-    /// What it checks.
+    /// Description of the checks.
     pub(crate) title: &'static str,
-    /// Without these it cannot run.
+    /// Tools without which the step cannot run.
     needs: &'static [&'static Tool],
     run: fn(&Context) -> anyhow::Result<Ended>,
 }
 
-/// How a step ended, before its time is added.
+/// Outcome of a step without its duration.
 struct Ended {
     outcome: Outcome,
     skipped_tests: Vec<(String, String)>,
@@ -40,12 +40,12 @@ impl From<Outcome> for Ended {
     }
 }
 
-/// Every step, in the order in which they run: the quick ones first.
+/// All steps in the order of their execution, fast ones first.
 pub(crate) static STEPS: &[Step] = &[
     Step { name: "fmt", title: "formatting (rustfmt)", needs: &[&tools::RUSTFMT], run: fmt },
     Step {
         name: "tidy",
-        title: "the rules of the house, read off the sources",
+        title: "the project's rules for the sources (xtask/tidy.toml has the exceptions)",
         needs: &[],
         run: tidy,
     },
@@ -106,18 +106,18 @@ pub(crate) static STEPS: &[Step] = &[
     },
 ];
 
-/// What the steps know.
+/// State that all steps share.
 pub(crate) struct Context {
     root: PathBuf,
     target: PathBuf,
     toolbox: Toolbox,
     fuzz_seconds: u32,
-    /// The step `local` must not skip a test: we are root, and could install what they need.
+    /// Set if the step `local` must not skip a test: this process is root and could install everything.
     require_local: bool,
 }
 
 impl Context {
-    /// The context for the repository at `root`.
+    /// Creates the context for the repository at `root`.
     pub(crate) fn new(root: PathBuf, fuzz_seconds: u32) -> anyhow::Result<Context> {
         let target = target_directory(&root)?;
         let toolbox = Toolbox::new(&root, &target);
@@ -129,9 +129,9 @@ impl Context {
         if on_terminal() { command.env("CARGO_TERM_COLOR", "always") } else { command }
     }
 
-    /// A `cargo test`, its arguments and those of the test programs apart.
+    /// Returns a `cargo test` with its own arguments and those of the test programs.
     fn cargo_test(&self, args: &[&str], test_args: &[&str]) -> Cmd {
-        // A skipping test says so on its standard error, which libtest otherwise swallows.
+        // A skipped test prints its reason to standard error, which libtest hides by default.
         let command =
             self.cargo(&["test", "--no-fail-fast"]).args(args.iter().copied()).args(["--"]);
         let command = command.args(test_args.iter().copied()).args(["--show-output"]);
@@ -139,9 +139,9 @@ impl Context {
     }
 }
 
-/// Prepares the machine, runs the steps, prints the report; true if none failed.
+/// Prepares the machine, runs the steps and prints the report. Returns `true` if none failed.
 pub(crate) fn run(selected: &[&Step], mut context: Context, may_install: bool) -> bool {
-    heading("preparation", "what the steps need");
+    heading("preparation", "programs that the steps need");
     prepare(selected, &mut context, may_install);
     let rows: Vec<Row> = selected.iter().map(|step| run_step(step, &context)).collect();
     heading("report", "");
@@ -173,7 +173,7 @@ fn run_step(step: &Step, context: &Context) -> Row {
     Row { name: step.name, outcome: ended.outcome, time, skipped_tests: ended.skipped_tests }
 }
 
-/// Installs what the selected steps lack, or says what is missing.
+/// Installs the programs that the selected steps lack, or prints the missing ones.
 fn prepare(selected: &[&Step], context: &mut Context, may_install: bool) {
     let local = selected.iter().any(|step| step.name == "local");
     let mut wanted: Vec<&'static Tool> = selected.iter().flat_map(|s| s.needs).copied().collect();
@@ -204,13 +204,13 @@ fn prepare(selected: &[&Step], context: &mut Context, may_install: bool) {
     }
 }
 
-fn verdict(success: bool, failure: &str) -> Ended {
+fn outcome_of(success: bool, failure: &str) -> Ended {
     let failed = || Outcome::Failed(failure.to_owned());
     if success { Outcome::Passed(String::new()) } else { failed() }.into()
 }
 
-/// The outcome of test runs: a run in which no test ran has checked nothing, so it failed.
-fn test_verdict(run: TestRun) -> Ended {
+/// Returns the outcome of test programs. Zero tests are a failure, because nothing was checked.
+fn test_outcome(run: TestRun) -> Ended {
     let mut note = report::count(run.ran(), "test");
     if run.ignored > 0 {
         note += &format!(", {} ignored", run.ignored);
@@ -234,19 +234,19 @@ fn test_verdict(run: TestRun) -> Ended {
 
 fn fmt(context: &Context) -> anyhow::Result<Ended> {
     let success = context.cargo(&["fmt", "--all", "--check"]).run(&context.root)?;
-    Ok(verdict(success, "not formatted: run `cargo fmt --all`"))
+    Ok(outcome_of(success, "not formatted: run `cargo fmt --all`"))
 }
 
 fn tidy(context: &Context) -> anyhow::Result<Ended> {
     let findings = tidy::check(&context.root)?;
     print!("{}", tidy::describe(&findings));
-    Ok(verdict(findings.is_empty(), &report::count(findings.len(), "finding")))
+    Ok(outcome_of(findings.is_empty(), &report::count(findings.len(), "finding")))
 }
 
 fn deny(context: &Context) -> anyhow::Result<Ended> {
     let command =
         context.cargo(&["deny", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
-    Ok(verdict(command.run(&context.root)?, "see deny.toml for what is allowed, and why"))
+    Ok(outcome_of(command.run(&context.root)?, "see deny.toml for what is allowed, and why"))
 }
 
 fn advisories(context: &Context) -> anyhow::Result<Ended> {
@@ -257,21 +257,20 @@ fn advisories(context: &Context) -> anyhow::Result<Ended> {
         return Ok(Outcome::Skipped(reason.to_owned()).into());
     }
     let command = context.cargo(&["deny", "check", "--disable-fetch", "advisories"]);
-    Ok(verdict(command.run(&context.root)?, "a dependency has a known vulnerability"))
+    Ok(outcome_of(command.run(&context.root)?, "a dependency has a known vulnerability"))
 }
 
 fn clippy(context: &Context) -> anyhow::Result<Ended> {
     let args = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
-    Ok(verdict(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
+    Ok(outcome_of(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
 }
 
-/// The crates whose integration tests run programs that must be installed: the step `local`.
+/// Packages whose integration tests run programs that must be installed: the step `local` runs these.
 const WITH_PROGRAMS: [&str; 4] = ["ringfence", "block", "nbd", "bench"];
-/// The crate of which only some integration tests do, and how their names begin.
+/// Package of which only some integration tests do so, and the prefix of their names.
 const SOME_WITH_PROGRAMS: (&str, &str) = ("testkit", "block_");
 
-/// The tests of the libraries and programs, and the integration tests of every crate but those of
-/// the step `local`.
+/// Runs the tests of libraries and programs, and the integration tests that the step `local` leaves.
 fn unit(context: &Context) -> anyhow::Result<Ended> {
     let mut args: Vec<OsString> = ["--workspace", "--lib", "--bins"].map(Into::into).to_vec();
     for krate in crates(&context.root)? {
@@ -289,7 +288,7 @@ fn unit(context: &Context) -> anyhow::Result<Ended> {
     }
     let args: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    Ok(test_verdict(context.cargo_test(&args, &[]).run_tests(&context.root)?))
+    Ok(test_outcome(context.cargo_test(&args, &[]).run_tests(&context.root)?))
 }
 
 fn doc(context: &Context) -> anyhow::Result<Ended> {
@@ -302,11 +301,11 @@ fn doc(context: &Context) -> anyhow::Result<Ended> {
         return Ok(Outcome::Passed(report::count(run.ran(), "example")).into());
     }
     run.success = false;
-    Ok(if built { test_verdict(run) } else { verdict(false, "cargo doc has warnings") })
+    Ok(if built { test_outcome(run) } else { outcome_of(false, "cargo doc has warnings") })
 }
 
-/// The tests named `loom` of every crate that depends on loom, built with `--cfg loom` in a target
-/// directory of their own, since the flag would rebuild everything in ours.
+/// Runs the tests named `loom` of every package that depends on loom, built with `--cfg loom`. Their own
+/// target directory keeps the flag from invalidating the common one.
 fn loom(context: &Context) -> anyhow::Result<Ended> {
     let mut total: Option<TestRun> = None;
     for krate in crates(&context.root)? {
@@ -321,7 +320,7 @@ fn loom(context: &Context) -> anyhow::Result<Ended> {
             .cargo_test(&["--release", "--package", &package, "--lib"], &["loom"])
             .env("RUSTFLAGS", flags.to_string_lossy().trim())
             .env("CARGO_TARGET_DIR", context.target.join("loom"));
-        // Bugs need few preemptions, and the interleavings grow steeply with them.
+        // Few preemptions find most bugs, and the number of interleavings grows steeply with them.
         if std::env::var_os("LOOM_MAX_PREEMPTIONS").is_none() {
             command = command.env("LOOM_MAX_PREEMPTIONS", "3");
         }
@@ -335,24 +334,24 @@ fn loom(context: &Context) -> anyhow::Result<Ended> {
             None => total = Some(run),
         }
     }
-    Ok(total.map_or_else(|| verdict(false, "no crate depends on loom"), test_verdict))
+    Ok(total.map_or_else(|| outcome_of(false, "no crate depends on loom"), test_outcome))
 }
 
-/// The integration tests of the binary, and of disks. Each checks what it needs; where we could
-/// install everything, lacking something is a failure.
+/// Runs the integration tests of the binary and of disks. Each test checks its own requirements. A missing
+/// one is a failure where everything could be installed.
 fn local(context: &Context) -> anyhow::Result<Ended> {
     if integration_tests(&context.root.join("crates/ringfence"))?.is_empty() {
-        return Ok(verdict(false, "crates/ringfence/tests has no test"));
+        return Ok(outcome_of(false, "crates/ringfence/tests has no test"));
     }
     if !context.require_local {
         println!("a test that lacks something will be skipped, and named in the report");
     }
-    // A test of the product speaks to it by a role of the benchmarks' program.
+    // A test of the product uses a role of the benchmark program.
     let bench = ["build", "--release", "--package", "ringfence-bench"];
     if !Cmd::cargo().args(bench).run(&context.root)? {
-        return Ok(verdict(false, "ringfence-bench does not build"));
+        return Ok(outcome_of(false, "ringfence-bench does not build"));
     }
-    // The product alone, then the rest: what tools ask of its crates must not change what is tested.
+    // The product is built apart from the tools, whose features of shared crates must not change it.
     let of = |packages: &[&str], tests: &str| {
         let packages = packages.iter().flat_map(|package| ["--package", package]);
         let args: Vec<&str> =
@@ -366,10 +365,10 @@ fn local(context: &Context) -> anyhow::Result<Ended> {
     let mut run = of(&["ringfence", "ringfence-block", "ringfence-nbd"], "*")?;
     run.add(of(&["ringfence-bench"], "*")?);
     run.add(of(&["ringfence-testkit"], "block_*")?);
-    Ok(test_verdict(run))
+    Ok(test_outcome(run))
 }
 
-/// The core scenarios of `cargo xtask vm`.
+/// Runs the core scenarios of `cargo xtask vm`.
 fn vm(context: &Context) -> anyhow::Result<Ended> {
     match vm::core(&context.root, &context.target, &context.toolbox) {
         Ok(Ok(note)) => Ok(Outcome::Passed(note).into()),
@@ -386,15 +385,15 @@ fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
         .with_context(|| format!("reading {}", manifest.display()))?;
     let targets = tidy::fuzz_targets(&manifest)?;
     if targets.is_empty() {
-        return Ok(verdict(false, "fuzz/Cargo.toml lists no fuzz target"));
+        return Ok(outcome_of(false, "fuzz/Cargo.toml lists no fuzz target"));
     }
     if !fuzz(context, &["build"]).run(&context.root)? {
-        return Ok(verdict(false, "the fuzz targets do not build"));
+        return Ok(outcome_of(false, "the fuzz targets do not build"));
     }
     let limit = format!("-max_total_time={}", context.fuzz_seconds);
     let mut failed = vec![];
     for target in &targets {
-        // libFuzzer writes what it finds to the first corpus; the second, checked in, is only read.
+        // libFuzzer writes its findings to the first corpus and only reads the second, which is checked in.
         let found = context.target.join("fuzz-corpus").join(target);
         std::fs::create_dir_all(&found)?;
         let mut command = fuzz(context, &["run", target]).args([found.as_os_str()]);
@@ -418,11 +417,11 @@ fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
             format!("{}, {} s each", report::count(targets.len(), "target"), context.fuzz_seconds);
         Outcome::Passed(note).into()
     } else {
-        verdict(false, &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")))
+        outcome_of(false, &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")))
     })
 }
 
-/// `cargo fuzz` of the nightly toolchain, whatever toolchain runs this xtask.
+/// Returns a `cargo fuzz` of the nightly toolchain, independent of the toolchain of this xtask.
 fn fuzz(context: &Context, args: &[&str]) -> Cmd {
     Cmd::new("rustup")
         .args(["run", "nightly", "cargo", "fuzz"])
@@ -446,21 +445,21 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_tests_is_a_failure() {
+    fn run_without_tests_is_a_failure() {
         let run = TestRun { success: true, ..TestRun::default() };
-        assert_eq!(test_verdict(run).outcome, Outcome::Failed("no test ran".to_owned()));
+        assert_eq!(test_outcome(run).outcome, Outcome::Failed("no test ran".to_owned()));
     }
 
     #[test]
-    fn a_run_in_which_every_test_skipped_is_skipped() {
+    fn run_with_only_skipped_tests_is_skipped() {
         let skipped = vec![("a".to_owned(), "no user namespaces".to_owned())];
         let run = TestRun { success: true, passed: 1, skipped, ..TestRun::default() };
-        assert!(matches!(test_verdict(run).outcome, Outcome::Skipped(_)));
+        assert!(matches!(test_outcome(run).outcome, Outcome::Skipped(_)));
     }
 
     #[test]
-    fn a_run_that_did_not_build_is_a_failure_though_no_test_failed() {
+    fn failed_build_is_a_failure_without_failed_tests() {
         let run = TestRun { success: false, passed: 3, ..TestRun::default() };
-        assert!(matches!(test_verdict(run).outcome, Outcome::Failed(_)));
+        assert!(matches!(test_outcome(run).outcome, Outcome::Failed(_)));
     }
 }

@@ -1,7 +1,7 @@
-//! The rules of the house that the compiler and clippy do not know, read off the sources.
+//! `cargo xtask tidy`: the project's rules that the compiler and clippy do not check.
 //!
-//! Each rule is a function from the sources ([`tree::Tree`]) to findings, so that it is tested on
-//! sources written in the test. Exceptions are in `xtask/tidy.toml`, each visible in review.
+//! Each rule is a function from the sources ([`tree::Tree`]) to findings, so its tests use sources in strings.
+//! Exceptions are in `xtask/tidy.toml`, where a review sees each.
 
 mod atomics;
 mod commits;
@@ -27,46 +27,46 @@ use serde::Deserialize;
 pub(crate) use fuzz::fuzz_targets;
 use tree::Tree;
 
-/// Where the exceptions are.
+/// Path of the file with the exceptions.
 const CONFIG: &str = "xtask/tidy.toml";
 
-/// The crates that may hold `unsafe` and the processor's atomics: the rooms where two domains
-/// touch the same bytes, and the one that talks to the kernel about them.
+/// Packages that may use `unsafe` and atomics: the crates in which two domains access the same memory, the
+/// crate of the kernel interfaces, and two tools.
 const TRUSTED: [&str; 6] = [
     "crates/memory/",
     "crates/ring/",
     "crates/sys/",
     "crates/platform/",
-    // System calls of an attacker, rings written by hand; ioctls of VFIO. Neither is in a product.
+    // System calls of an adversary and rings written by hand; ioctls of VFIO. Neither is in a product.
     "tools/testkit/",
     "tools/iommu-lab/",
 ];
 
-/// The exceptions.
+/// Exceptions from the rules.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Config {
-    /// Lines of the files over the limit.
+    /// Files over the limit, and their number of lines.
     files: BTreeMap<String, usize>,
-    /// Lines of the functions over the limit, by `path::Type::name`.
+    /// Functions over the limit, as `path::Type::name`, and their number of lines.
     functions: BTreeMap<String, usize>,
-    /// Files that use atomics, and why.
+    /// Files that use atomics, and the reason.
     atomics: BTreeMap<String, String>,
-    /// Import cycles over the limit: their first file and the number of their files.
+    /// Import cycles over the limit: their first file, and their number of files.
     #[serde(default)]
     cycles: BTreeMap<String, usize>,
-    /// Words that the glossary replaces, by the file that may use them, and why.
+    /// Files that may use words replaced by the glossary: the words, and the reason.
     #[serde(default)]
     words: language::Words,
-    /// Files whose text was not rewritten yet, and the number of their language findings.
+    /// Files whose text is not rewritten yet, and their number of language findings.
     #[serde(default)]
     pending: BTreeMap<String, usize>,
-    /// The last commit whose subject, and those before it, the rule on subjects leaves out.
+    /// Last commit that the rule about subjects leaves out.
     #[serde(default)]
     commits_after: Option<String>,
 }
 
-/// One thing that breaks a rule.
+/// Violation of a rule, with its position.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
     path: String,
@@ -93,7 +93,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the repository at `root`.
+/// Checks the repository at `root` and returns the findings.
 pub(crate) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let tree = Tree::read(root)?;
     let config = tree.files.get(CONFIG).with_context(|| format!("{CONFIG} is missing"))?;
@@ -105,8 +105,8 @@ pub(crate) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Writes the list of system calls anew from what the sources of `root` say; the findings are of lines
-/// that cannot be read, and then nothing is written.
+/// Writes the list of system calls from the sources below `root`. Returns findings for lines that cannot be
+/// parsed, and writes nothing then.
 pub(crate) fn write_syscalls(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let (text, findings) = syscalls::generate(&Tree::read(root)?);
     if findings.is_empty() {
@@ -133,7 +133,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// The findings, one a line, or a line that says there are none.
+/// Returns the findings, one in each line, or a line that reports none.
 pub(crate) fn describe(findings: &[Finding]) -> String {
     if findings.is_empty() {
         return "tidy: nothing found\n".to_owned();
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tidy_tree_has_no_findings_and_a_finding_shows_where_it_is() {
+    fn tidy_tree_has_no_findings_and_finding_shows_its_position() {
         let tree = Tree::from_files([
             ("CHANGELOG.md", "# Changelog\n\n## [Unreleased]\n"),
             (
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_does_not_parse_is_found() {
+    fn source_that_does_not_parse_is_a_finding() {
         let tree = Tree::from_files([
             ("CHANGELOG.md", "## [Unreleased]\n"),
             ("xtask/Cargo.toml", "[package]\nname = \"xtask\"\n"),

@@ -1,8 +1,7 @@
-//! What the steps need installed: found, installed where we may, named where we may not.
+//! Required programs: search, installation, and messages about missing ones.
 //!
-//! Root on a Debian-like system gets exactly the missing packages by apt-get. Rust components and
-//! cargo-deny go where the user can write anyway (the toolchain, the target directory). Nothing
-//! else is touched.
+//! Under root on a Debian-like system, apt-get installs exactly the missing packages. Rust components go to
+//! the toolchain and cargo-deny to the target directory, where every user can write. Nothing else is changed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,26 +10,24 @@ use std::path::{Path, PathBuf};
 
 use crate::exec::Cmd;
 
-/// Something a step needs.
+/// Program, file or toolchain that a step needs.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Tool {
-    /// What it is called, in messages and, for a program, on the PATH; the whole path of what is no program.
+    /// Name in messages. For a program also its name on the PATH, for another file its whole path.
     pub(crate) name: &'static str,
-    /// Where it comes from.
     pub(crate) source: Source,
 }
 
-/// Where a tool comes from, which also says how to look for it.
+/// Sources of a tool, which also decide how it is found.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A program of this Debian package.
+    /// File of this Debian package.
     Debian(&'static str),
-    /// A cargo subcommand that is a component of the toolchain.
+    /// Cargo subcommand that is a component of the toolchain.
     Component,
-    /// A program of this crate, in this version or a newer one: the one that its configuration was
-    /// written for.
+    /// Program of this crate, in this version or a newer one. Its configuration was written for the version.
     Crate { name: &'static str, version: &'static str },
-    /// A program that is not installed for the user (it costs them minutes, or a toolchain).
+    /// Program that is not installed automatically, because that takes minutes or a toolchain.
     Own { probe: &'static [&'static str], install: &'static str },
 }
 
@@ -38,14 +35,14 @@ const fn debian(name: &'static str, package: &'static str) -> Tool {
     Tool { name, source: Source::Debian(package) }
 }
 
-/// The formatter.
+/// Source formatter of the toolchain.
 pub(crate) static RUSTFMT: Tool = Tool { name: "fmt", source: Source::Component };
-/// The linter.
+/// Linter of the toolchain (clippy).
 pub(crate) static CLIPPY: Tool = Tool { name: "clippy", source: Source::Component };
-/// The checker of licences, bans, sources and advisories.
+/// Checker of licences, bans, sources and advisories.
 pub(crate) static CARGO_DENY: Tool =
     Tool { name: "cargo-deny", source: Source::Crate { name: "cargo-deny", version: "0.20.2" } };
-/// The fuzzing driver.
+/// Driver of the fuzz targets.
 pub(crate) static CARGO_FUZZ: Tool = Tool {
     name: "cargo-fuzz",
     source: Source::Own {
@@ -53,7 +50,7 @@ pub(crate) static CARGO_FUZZ: Tool = Tool {
         install: "cargo install --locked cargo-fuzz",
     },
 };
-/// The toolchain that has the sanitizers.
+/// Toolchain with the sanitizers that cargo-fuzz needs.
 pub(crate) static NIGHTLY: Tool = Tool {
     name: "a nightly toolchain",
     source: Source::Own {
@@ -61,25 +58,25 @@ pub(crate) static NIGHTLY: Tool = Tool {
         install: "rustup toolchain install nightly --profile minimal",
     },
 };
-/// The emulator of the machines of `cargo xtask vm`.
+/// Emulator of the machines of `cargo xtask vm`.
 pub(crate) static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
-/// Unpacks their kernel.
+/// Decompressor of Debian's kernel image.
 pub(crate) static XZ: Tool = debian("xz", "xz-utils");
-/// What builds a hypervisor.
+/// Compiler for the hypervisor and the kernel.
 pub(crate) static GCC: Tool = debian("gcc", "gcc");
-/// The same.
+/// Build tool for the hypervisor and the kernel.
 pub(crate) static MAKE: Tool = debian("make", "make");
-/// The same.
+/// Parser generator for the hypervisor and the kernel.
 pub(crate) static BISON: Tool = debian("bison", "bison");
-/// The same.
+/// Lexer generator for the hypervisor and the kernel.
 pub(crate) static FLEX: Tool = debian("flex", "flex");
-/// The same.
+/// Interpreter for the hypervisor's build scripts.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
-/// What builds a kernel, beside that.
+/// Calculator for the kernel's build scripts.
 pub(crate) static BC: Tool = debian("bc", "bc");
-/// The same.
+/// Header of libelf for the kernel's build.
 pub(crate) static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
-/// Programs that the local integration suite runs, inside guests and around them, and on disks.
+/// Programs that the step `local` runs, inside guests, around them and on disks.
 pub(crate) static LOCAL_PROGRAMS: [Tool; 29] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
@@ -112,39 +109,39 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 29] = [
     debian("busybox", "busybox"),
 ];
 
-/// Looks for tools, and puts them in place.
+/// Search and installation of tools.
 pub(crate) struct Toolbox {
-    /// The repository.
+    /// Root of the repository.
     root: PathBuf,
-    /// Where cargo-deny is installed if it is nowhere else.
+    /// Directory in which cargo-deny is installed if the user has none.
     tools: PathBuf,
-    /// The PATH for the commands we run: our own tools, then the user's, then the directories of
-    /// administration, where Debian keeps `ethtool` but which users do not search.
+    /// PATH of the commands: `tools`, the user's directories, then the administrator's, where Debian has
+    /// `ethtool` but which users do not search.
     path: OsString,
-    /// We run as root.
+    /// Set if this process is root.
     pub(crate) is_root: bool,
 }
 
 impl Toolbox {
-    /// A toolbox that installs below `target`.
+    /// Creates a toolbox that installs below `target`.
     pub(crate) fn new(root: &Path, target: &Path) -> Toolbox {
         let tools = target.join("tools");
         let user = std::env::var_os("PATH").unwrap_or_default();
         let mut directories = vec![tools.join("bin")];
         directories.extend(std::env::split_paths(&user));
         directories.extend(["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from));
-        // A directory whose name holds a colon cannot be on a PATH; then the user's own serves.
+        // The name of a directory on a PATH cannot contain a colon. Then the user's PATH is used.
         let path = std::env::join_paths(directories).unwrap_or(user);
         let is_root = rustix::process::geteuid().is_root();
         Toolbox { root: root.to_path_buf(), tools, path, is_root }
     }
 
-    /// The PATH for the commands we run.
+    /// Returns the PATH of the commands.
     pub(crate) fn path(&self) -> &OsString {
         &self.path
     }
 
-    /// True if the tool can be used.
+    /// Returns `true` if the tool is installed and works.
     pub(crate) fn has(&self, tool: &Tool) -> bool {
         match tool.source {
             Source::Debian(_) => self.find(tool.name).is_some(),
@@ -157,12 +154,12 @@ impl Toolbox {
         }
     }
 
-    /// The tools of `wanted` that are missing.
+    /// Returns the missing tools of `wanted`.
     pub(crate) fn missing(&self, wanted: &[&'static Tool]) -> Vec<&'static Tool> {
         wanted.iter().copied().filter(|tool| !self.has(tool)).collect()
     }
 
-    /// Installs what it may of `missing`. What stays missing is found by looking again.
+    /// Installs the tools in `missing` as far as possible. The caller searches again for the missing ones.
     pub(crate) fn install(&self, missing: &[&'static Tool]) -> std::io::Result<()> {
         self.install_packages(&packages(missing))?;
         for tool in missing {
@@ -180,7 +177,7 @@ impl Toolbox {
                         .args([root])
                         .env("CARGO_TARGET_DIR", &build)
                         .run(&self.root)?;
-                    // What was built stays for the next try, if this one was broken off.
+                    // After a failure the build directory stays, so the next attempt continues there.
                     if installed {
                         std::fs::remove_dir_all(&build)?;
                     }
@@ -204,12 +201,12 @@ impl Toolbox {
         if install(packages)? {
             return Ok(());
         }
-        // The usual reason is a list of packages that is old, or was never fetched.
+        // Usually the package list is old, or was never fetched.
         self.command(&["apt-get", "update"]).run(&self.root)?;
         if install(packages)? {
             return Ok(());
         }
-        // One name that this release does not have must not keep the others away.
+        // Install each alone, so that one unknown package does not prevent the others.
         for package in packages.iter().filter(|_| packages.len() > 1) {
             install(&[package])?;
         }
@@ -229,7 +226,7 @@ impl Toolbox {
     }
 }
 
-/// True if a program that printed `text` (its name and version) has version `wanted` or a newer one.
+/// Returns `true` if `text`, the name and version that a program printed, has version `wanted` or a newer one.
 fn at_least(text: &str, wanted: &str) -> bool {
     let numbers = |version: &str| -> Option<Vec<u64>> {
         let release = version.split(['-', '+']).next()?;
@@ -239,7 +236,7 @@ fn at_least(text: &str, wanted: &str) -> bool {
     found.is_some_and(|found| Some(found) >= numbers(wanted))
 }
 
-/// The Debian packages of `tools`, each once.
+/// Returns the Debian packages of `tools`, each once.
 fn packages(tools: &[&'static Tool]) -> Vec<&'static str> {
     let mut packages: Vec<&str> = tools
         .iter()
@@ -253,12 +250,12 @@ fn packages(tools: &[&'static Tool]) -> Vec<&'static str> {
     packages
 }
 
-/// The component of the toolchain that brings `cargo TOOL`.
+/// Returns the component of the toolchain that provides `cargo TOOL`.
 fn component_name(tool: &Tool) -> &'static str {
     if tool.name == RUSTFMT.name { "rustfmt" } else { tool.name }
 }
 
-/// What is missing and the commands that would install it, in one line.
+/// Returns one line with the missing tools and the commands that install them.
 pub(crate) fn how_to_get(missing: &[&'static Tool]) -> String {
     let names: Vec<&str> = missing
         .iter()
@@ -288,8 +285,8 @@ pub(crate) fn how_to_get(missing: &[&'static Tool]) -> String {
     format!("missing: {}; to get it: {}", names.join(", "), commands.join("; "))
 }
 
-/// Makes /dev/net/tun usable by everyone, as udev's own rule does, where udev did not run; returns
-/// what is to be said about it. Creating a TAP still needs a privilege over the network namespace.
+/// Gives every user access to /dev/net/tun, as udev's rule does, where udev did not run. Returns a message about
+/// it, or `None` if nothing is wrong. To create a TAP a user still needs a capability in the network namespace.
 pub(crate) fn open_tun(may_change: bool) -> Option<String> {
     const TUN: &str = "/dev/net/tun";
     let device = || std::fs::metadata(TUN).ok().filter(|file| file.file_type().is_char_device());
@@ -321,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_message_names_every_missing_tool_and_each_package_once() {
+    fn how_to_get_names_missing_tools_and_each_package_once() {
         static AGAIN: Tool = debian("pkill", "procps");
         let ps = &LOCAL_PROGRAMS[6];
         let text = how_to_get(&[ps, &AGAIN, &RUSTFMT, &CARGO_DENY, &NIGHTLY]);
@@ -334,8 +331,8 @@ mod tests {
         );
     }
 
-    /// A toolbox for which `directory` holds all programs there are, with a fake apt-get that
-    /// notes how it is called, and succeeds once the lists were updated.
+    /// Returns a toolbox whose programs are in `directory`, with a fake apt-get that records its arguments and
+    /// fails until it has updated the package list.
     fn toolbox_in(directory: &Path, is_root: bool) -> Toolbox {
         let apt = directory.join("apt-get");
         let script = "#!/bin/sh\necho \"$@\" >> \"${0%/*}/calls\"\n\
@@ -352,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn root_installs_exactly_the_missing_packages_and_updates_old_lists() {
+    fn install_by_root_updates_list_and_installs_missing_packages() {
         let directory = tempfile::tempdir().unwrap();
         let toolbox = toolbox_in(directory.path(), true);
         toolbox.install(&[&LOCAL_PROGRAMS[1], &LOCAL_PROGRAMS[0], &NIGHTLY]).unwrap();
@@ -362,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_user_installs_no_packages() {
+    fn install_by_ordinary_user_installs_no_packages() {
         let directory = tempfile::tempdir().unwrap();
         let toolbox = toolbox_in(directory.path(), false);
         toolbox.install(&[&LOCAL_PROGRAMS[1]]).unwrap();
@@ -370,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_version_does_not_serve() {
+    fn older_version_is_refused() {
         assert!(at_least("cargo-deny 0.20.2\n", "0.20.2"));
         assert!(at_least("cargo-deny 0.100.0 (abc)", "0.20.2"));
         assert!(at_least("cargo-deny 1.0.0-rc.1", "0.20.2"));
@@ -379,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_found_by_its_executable_file() {
+    fn program_is_found_by_executable_file() {
         let toolbox = Toolbox::new(Path::new("/"), Path::new("/nonexistent"));
         assert!(toolbox.has(&debian("sh", "dash")));
         assert!(!toolbox.has(&debian("no-such-program-anywhere", "none")));
@@ -388,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_cannot_be_run_means_missing() {
+    fn tool_with_failing_probe_is_missing() {
         static GONE: Tool = Tool {
             name: "gone",
             source: Source::Own { probe: &["no-such-program-anywhere"], install: "nothing" },

@@ -1,10 +1,10 @@
-//! `cargo xtask vm`: whole machines under emulation, for what needs a kernel or a hypervisor of its
-//! own. What to know to write a scenario is in `vm/README.md`.
+//! `cargo xtask vm`: tests on whole machines under emulation, for code that needs its own kernel or hypervisor.
+//! `vm/README.md` explains how to write a scenario.
 //!
-//! The files that boot come from Debian's packages ([`images`], [`apt`], [`kernel`], [`cpio`]); each
-//! boot appends our own ([`overlay`], [`program`]). A machine ([`machine`]) runs several scenarios
-//! ([`scenario`]), one after the other; the verdict on each comes from inside ([`results`]), and a
-//! machine that dies fails the one that was running, while the rest get a new one ([`boots`]).
+//! The images come from Debian's packages ([`images`], [`apt`], [`kernel`], [`cpio`]); each boot appends the
+//! project's files ([`overlay`], [`program`]). A machine ([`machine`]) runs several scenarios ([`scenario`]) one
+//! after the other. The result of each comes from inside the machine ([`results`]). A machine that crashes fails
+//! the running scenario, and a new machine runs the remaining ones ([`boots`]).
 
 mod apt;
 mod boots;
@@ -32,10 +32,10 @@ use machine::{Kind, Machine};
 use overlay::Orders;
 use scenario::{Scenario, Set};
 
-/// What the suite needs installed. Everything else it downloads and unpacks.
+/// Tools that must be installed. All other programs are downloaded and unpacked.
 pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ];
 
-/// Why this machine cannot run the suite, which is no failure of ours.
+/// Reason for which this computer cannot run the suite; reported as a skipped step.
 #[derive(Debug)]
 pub(crate) struct Unavailable(pub(crate) String);
 
@@ -47,7 +47,7 @@ impl std::fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// Which machines, and what they do.
+/// Arguments of `cargo xtask vm`.
 #[derive(Args)]
 pub(crate) struct VmArgs {
     #[command(subcommand)]
@@ -66,8 +66,8 @@ enum Suite {
 struct XenArgs {
     #[command(flatten)]
     common: SuiteArgs,
-    /// Boot a hypervisor built for debugging, which names every bad grant on the console and counts
-    /// grant operations; built from Debian's source first, which takes about a minute
+    /// Boot a debug build of the hypervisor, which names every bad grant on the console and counts grant
+    /// operations; it is built from Debian's source first, which takes about a minute
     #[arg(long)]
     debug_xen: bool,
     /// Boot this hypervisor (its ELF file) instead of Debian's
@@ -77,34 +77,34 @@ struct XenArgs {
 
 #[derive(Args)]
 struct SuiteArgs {
-    /// Run these scenarios; otherwise the core set
+    /// Run these scenarios instead of the core set
     #[arg(value_name = "SCENARIO")]
     scenarios: Vec<String>,
-    /// Run every scenario but those that only run by name
+    /// Run every scenario except those that only run by name
     #[arg(long)]
     all: bool,
     /// Print the scenarios, and run nothing
     #[arg(long)]
     list: bool,
-    /// Boot, run the scenarios that are named, if any, and give a shell on the console
+    /// Boot, run the named scenarios if any, and start a shell on the console
     #[arg(long)]
     shell: bool,
     /// Use this statically linked `ringfence` instead of building one
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Stretch every limit of time by this factor, for a busy or slow computer
+    /// Multiply every time limit by this factor, for a busy or slow computer
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     patience: u32,
-    /// How many processors a machine has; with two, dom0 and guests really run at the same time
+    /// Number of processors of a machine; with two, dom0 and guests run at the same time
     #[arg(long, value_name = "N", default_value_t = PROCESSORS, value_parser = clap::value_parser!(u32).range(1..=16))]
     processors: u32,
-    /// How many machines run at a time
+    /// Number of machines that run at the same time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     machines: u32,
-    /// Where packages and images are kept; `vm` in the target directory otherwise
+    /// Directory for packages and images; by default `vm` in the target directory
     #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
     cache: Option<PathBuf>,
-    /// Show what scenarios say beside their checks
+    /// Print the scenarios' notes in addition to their checks
     #[arg(long, short)]
     verbose: bool,
     /// Install nothing
@@ -112,21 +112,21 @@ struct SuiteArgs {
     no_install: bool,
 }
 
-/// Processors of a machine, unless told. Two machines of one processor fill a computer of two better
-/// than one of two: emulated processors stop and wait for each other whenever one changes a mapping.
+/// Default number of processors of a machine. On a computer with two processors, two machines of one processor are
+/// faster than one of two: emulated processors stop and wait for each other whenever one changes a mapping.
 const PROCESSORS: u32 = 1;
 
-/// What every run knows.
+/// State that all boots of a run share.
 struct Setting<'a> {
     root: &'a Path,
     /// Cargo's target directory.
     target: &'a Path,
     images: images::Images,
     programs: program::Programs,
-    /// This run's own folder: root file systems and logs.
+    /// Directory of this run, for root file systems and logs.
     folder: PathBuf,
     hypervisor: Option<PathBuf>,
-    /// The kernel with iommufd, if a machine boots it.
+    /// Path of the kernel with iommufd, if a machine boots it.
     iommufd: Option<PathBuf>,
     path: std::ffi::OsString,
     patience: u32,
@@ -134,7 +134,7 @@ struct Setting<'a> {
     verbose: bool,
 }
 
-/// Runs `cargo xtask vm`; false if something failed.
+/// Runs `cargo xtask vm`. Returns `false` if a scenario failed.
 pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     let (suite, kinds, args, hypervisor, debug) = match &args.suite {
         Suite::Xen(args) => {
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
 }
 
-/// The core scenarios of both suites, for `cargo xtask test`: what the report says, or what failed.
+/// Runs the core scenarios of both suites for `cargo xtask test`. Returns the summary, or the failures.
 pub(crate) fn core(
     root: &Path,
     target: &Path,
@@ -205,7 +205,7 @@ pub(crate) fn core(
     Ok(if failed.is_empty() { Ok(note) } else { Err(format!("{}: {note}", failed.join(", "))) })
 }
 
-/// Images, programs, and a folder for the run of these scenarios.
+/// Prepares images, programs and a directory for a run of these scenarios.
 fn prepare<'a>(
     root: &'a Path,
     target: &'a Path,
@@ -237,7 +237,7 @@ fn prepare<'a>(
     })
 }
 
-/// A machine on our own terminal.
+/// Runs a machine on this process's terminal.
 fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Result<()> {
     let share = setting.folder.join("shell");
     std::fs::create_dir_all(&share)?;

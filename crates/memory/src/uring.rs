@@ -364,7 +364,7 @@ impl Uring {
     }
 }
 
-/// `IORING_ENTER_GETEVENTS` (`io_uring.h`).
+/// Flag `IORING_ENTER_GETEVENTS` of `linux/io_uring.h`.
 const ENTER_GETEVENTS: u32 = 1;
 
 impl AsFd for Uring {

@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use ringfence_offload::Layers;
-use ringfence_offload::octets::Pieces;
+use ringfence_offload::frame_bytes::Pieces;
 use ringfence_offload::segment::{HEADER_MAX, Segmenter};
 use ringfence_offload::vnet::VnetHeader;
 

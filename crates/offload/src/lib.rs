@@ -26,11 +26,11 @@ pub mod blank;
 pub mod checksum;
 pub mod coalesce;
 pub mod flow_hash;
+pub mod frame_bytes;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod meta;
-pub mod octets;
 pub mod packet;
 mod rewrite;
 pub mod segment;

@@ -63,7 +63,7 @@ pub fn main_with(cli: Cli) -> u8 {
             print(&script)
         }
         Command::Internal { role } => match role {
-            Internal::Keeper { kind, command } => supervisor::main(kind, &command),
+            Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
             Internal::Uplink => uplink::process::main(),

@@ -12,7 +12,7 @@ use rustix::thread::UnshareFlags;
 
 /// Namespaces that the calling process leaves for fresh ones (namespaces(7)).
 ///
-/// There is deliberately no way to name `CLONE_FILES` or `CLONE_FS` here.
+/// No variant has `CLONE_FILES` or `CLONE_FS`: [`unshare`] could not be safe with them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fresh {
     /// A user namespace, and a PID namespace that the *next child* enters as process 1. The
@@ -21,9 +21,9 @@ pub enum Fresh {
     /// Mounts, network, System V IPC and POSIX queues, host name. Needs `CAP_SYS_ADMIN` in the
     /// caller's user namespace.
     MountNetIpcUts,
-    /// As [`Fresh::MountNetIpcUts`], in the caller's network namespace.
+    /// The namespaces of [`Fresh::MountNetIpcUts`] without a network namespace.
     MountIpcUts,
-    /// Mount namespace only.
+    /// A mount namespace only.
     Mount,
     /// A nested user namespace that owns the namespaces of [`Fresh::MountNetIpcUts`]. The kernel locks every
     /// existing mount: no process of the new user namespace can remove it, move it or look under it
@@ -66,9 +66,9 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
 /// Returns the kernel's error: `EINVAL` if `path` is no mount point, `EBUSY` if a file of it is open for
 /// writing.
 pub fn make_tree_read_only(path: &CStr) -> io::Result<()> {
-    /// `AT_RECURSIVE` of linux/fcntl.h.
+    /// Value of `AT_RECURSIVE` in `linux/fcntl.h`.
     const RECURSIVE: libc::c_int = 0x8000;
-    /// `MOUNT_ATTR_RDONLY` of linux/mount.h.
+    /// Value of `MOUNT_ATTR_RDONLY` in `linux/mount.h`.
     const READ_ONLY: u64 = 1;
     // `struct mount_attr` of linux/mount.h: set, clear, propagation, user namespace.
     let attributes: [u64; 4] = [READ_ONLY, 0, 0, 0];

@@ -1,7 +1,7 @@
-//! The kernel's client of the protocol NBD: a block device whose content is at the other end of a socket.
+//! Kernel NBD client: a block device whose contents are at the other end of a socket.
 //!
-//! Only who may administrate the system may use it. The device is driven by `ioctl` and not by netlink,
-//! since then it ends with the process that made it, whatever becomes of that.
+//! Only a process with `CAP_SYS_ADMIN` may use it. The device is driven by `ioctl`, not by netlink, so the
+//! kernel ends it when the serving process exits for any reason.
 
 // #syscall none: the node in /dev is made by the launcher, which no list confines
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, NoArg, ioctl, opcode};
 
-/// Numbers in `linux/nbd.h`.
+/// Numbers of the ioctls in `linux/nbd.h`.
 const SET_SOCK: u32 = opcode::none(0xAB, 0);
 const SET_BLKSIZE: u32 = opcode::none(0xAB, 1);
 const DO_IT: u32 = opcode::none(0xAB, 3);
@@ -24,53 +24,53 @@ const DISCONNECT: u32 = opcode::none(0xAB, 8);
 const SET_TIMEOUT: u32 = opcode::none(0xAB, 9);
 const SET_FLAGS: u32 = opcode::none(0xAB, 10);
 
-/// Devices that are looked at: more than any kernel makes unasked.
+/// Maximum number of devices that are searched, more than a kernel creates by default.
 const DEVICES: u32 = 256;
 
-/// What the kernel has to know of an export.
+/// Description of an export for the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NbdExport {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub bytes: u64,
-    /// 512 to the size of a page.
+    /// Block size in bytes: 512 to the size of a page.
     pub block_size: u32,
-    /// What was agreed on in the handshake (`NBD_FLAG_*`).
+    /// Transmission flags of the handshake (`NBD_FLAG_*`).
     pub flags: u16,
-    /// How long a request may take until it fails.
+    /// Time limit of a request; the kernel counts whole seconds.
     pub timeout: Duration,
 }
 
-/// A device that this process has taken.
+/// NBD device that this process occupies.
 #[derive(Debug)]
 pub struct NbdDevice {
     file: File,
     path: PathBuf,
 }
 
-/// Calls an operation that takes a number.
+/// Calls an operation with a number as its argument.
 fn set<const OPCODE: u32>(file: &File, value: usize) -> rustix::io::Result<()> {
     // SAFETY: the operations of `linux/nbd.h` that are called here take a number, not an address.
     unsafe { ioctl(file, IntegerSetter::<OPCODE>::new_usize(value)) }
 }
 
-/// Calls an operation that takes nothing.
+/// Calls an operation without an argument.
 fn call<const OPCODE: u32>(file: &File) -> rustix::io::Result<()> {
     // SAFETY: the operations of `linux/nbd.h` that are called here take no argument.
     unsafe { ioctl(file, NoArg::<OPCODE>::new()) }
 }
 
 impl NbdDevice {
-    /// Whether this kernel has such devices at all.
+    /// Returns `true` if this kernel has NBD devices.
     pub fn exist() -> bool {
         Path::new("/dev/nbd0").exists()
     }
 
-    /// Takes the first device that nobody uses, for an export at the other end of `socket`, with which
-    /// everything is agreed. [`NbdDevice::serve`] must be called by the same thread.
+    /// Occupies the first free device for an export at the other end of `socket`, on which the handshake is
+    /// complete. The same thread must call [`NbdDevice::serve`].
     ///
     /// # Errors
     ///
-    /// The kernel's; `EBUSY` when all are in use.
+    /// Returns the kernel's error, `EBUSY` if no device is free.
     pub fn take(socket: BorrowedFd<'_>, export: &NbdExport) -> io::Result<NbdDevice> {
         for number in 0..DEVICES {
             let path = PathBuf::from(format!("/dev/nbd{number}"));
@@ -84,7 +84,7 @@ impl NbdDevice {
             let socket = usize::try_from(socket.as_raw_fd()).map_err(|_| Errno::BADF)?;
             match set::<SET_SOCK>(&file, socket) {
                 Ok(()) => {}
-                // Somebody was faster.
+                // Another process occupied the device first.
                 Err(Errno::BUSY | Errno::INVAL) => continue,
                 Err(error) => return Err(error.into()),
             }
@@ -104,43 +104,43 @@ impl NbdDevice {
         Ok(set::<SET_FLAGS>(&self.file, export.flags.into())?)
     }
 
-    /// Where it is.
+    /// Returns the path of the device node.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Another handle, to end it from another thread.
+    /// Returns a handle that ends the device from another thread.
     ///
     /// # Errors
     ///
-    /// When there are too many descriptors.
+    /// Returns the kernel's error if it refuses another descriptor.
     pub fn ending(&self) -> io::Result<NbdEnding> {
         Ok(NbdEnding(self.file.try_clone()?))
     }
 
-    /// Is the device: returns when it has ended.
+    /// Serves the device. Blocks until the device has ended.
     ///
     /// # Errors
     ///
-    /// Why, unless it was told to.
+    /// Returns the kernel's error if the device ended for another reason than [`NbdEnding::end`].
     pub fn serve(&self) -> io::Result<()> {
         let served = call::<DO_IT>(&self.file);
-        // Whoever opens it next finds it empty.
+        // The device is empty for the next process that opens it.
         let _ = call::<CLEAR_SOCK>(&self.file);
         Ok(served?)
     }
 }
 
-/// Ends a device.
+/// Handle that ends a device.
 #[derive(Debug)]
 pub struct NbdEnding(File);
 
 impl NbdEnding {
-    /// Writes what is not written yet, and ends the device.
+    /// Flushes pending writes to the export, and ends the device.
     ///
     /// # Errors
     ///
-    /// When something could not be written; it is ended all the same.
+    /// Returns the error of the flush. The device is ended in any case.
     pub fn end(&self) -> io::Result<()> {
         let written = rustix::fs::fsync(self.0.as_fd());
         let _ = call::<DISCONNECT>(&self.0);
@@ -148,12 +148,12 @@ impl NbdEnding {
     }
 }
 
-/// Whether somebody's process is this device.
+/// Returns `true` if a process serves the device.
 fn is_taken(number: u32) -> bool {
     Path::new(&format!("/sys/block/nbd{number}/pid")).exists()
 }
 
-/// Whether the device can be read and written.
+/// Returns `true` if the device is served and has a size, so that it can be read and written.
 pub fn is_ready(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let of = |file: &str| std::fs::read_to_string(format!("/sys/block/{name}/{file}"));
@@ -165,12 +165,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_are_those_of_the_kernel() {
+    fn operation_numbers_are_those_of_the_kernel() {
         assert_eq!([SET_SOCK, DO_IT, SET_FLAGS], [0xAB00, 0xAB03, 0xAB0A]);
     }
 
     #[test]
-    fn without_devices_none_is_taken() {
+    fn take_without_devices_returns_busy() {
         if NbdDevice::exist() {
             // With them this is a test of `cargo xtask vm linux nbd`.
             return;

@@ -3,27 +3,27 @@
 //! # Theory of operation
 //!
 //! A thread of the kernel, the *worker*, moves frames between two virtqueues and the queue of a TAP interface.
-//! It works in the address space of the process that set it up ([`VhostNet::start`]) and reaches no more of
-//! that than it was told: a table of regions, by which descriptors' addresses are looked up, here each at its
-//! own address. One device has one queue each way; an interface of several queues has a device for each.
+//! It works in the address space of the process that set it up ([`VhostNet::start`]), and accesses only the
+//! memory in a table of regions, by which it translates the addresses in descriptors. Here each region is at its
+//! own address. A device has one queue in each direction; an interface with several queues has a device for each.
 //!
-//! It is told to go on by an eventfd (*kick*) and tells by others that it has used buffers (*call*), one for
-//! each queue, and that it cannot go on (*error*).
+//! The driver notifies the worker by an eventfd for each queue (*kick*). The worker notifies the driver by other
+//! eventfds: that it used buffers of a queue (*call*), and that a queue failed (*error*).
 //!
-//! Started by [`VhostNet::start_translated`], the worker looks addresses up in a table that is filled and emptied
-//! while it works ([`IotlbSpace`]), the addresses of its own queues too. Those, and everything that it is told of
-//! at the start, are at their own addresses in this process, the driver domain's *own region*; regions for guests'
-//! pages begin at [`FIRST_IO_ADDRESS`](ringfence_memory::FIRST_IO_ADDRESS), above them all.
+//! [`VhostNet::start_translated`] starts a worker that translates all addresses, those of its own queues too, by a
+//! table that changes while it works ([`IotlbSpace`]). Memory that the worker gets at the start is at its own
+//! address in this process, in the driver domain's *own region*. Regions for guests' pages begin above it, at
+//! [`FIRST_IO_ADDRESS`](ringfence_memory::FIRST_IO_ADDRESS).
 //!
-//! # What keeps memory safe
+//! # Memory safety
 //!
-//! The worker writes where descriptors tell it to. So:
+//! The worker writes to the addresses in descriptors. So:
 //!
-//! * the memory of the queues is made here, and nobody else has a handle to it: descriptors are written by
-//!   [`DriverQueue`] alone, from [`DeviceRange`](ringfence_memory::DeviceRange)s, of which none that may be
-//!   written is in memory with Rust references;
-//! * the table's regions are kept until the worker has let go of both queues. If it cannot be told to, they
-//!   are never unmapped.
+//! * This module allocates the memory of the queues and gives no other code a handle to it. Only [`DriverQueue`]
+//!   writes descriptors, from [`DeviceRange`](ringfence_memory::DeviceRange)s. No writable range is in memory with
+//!   Rust references.
+//! * The regions in the table are kept until the worker has released both queues. If the worker cannot be
+//!   stopped, they are never unmapped.
 
 // #syscall uplink eventfd2,read,write: kicks and calls
 // #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2,ppoll: waiting for calls and errors
@@ -60,22 +60,22 @@ pub enum VhostError {
         "{PATH} cannot be opened: permission denied. Its group (usually kvm) may; or `chmod 0666 {PATH}` (as root)"
     )]
     Denied,
-    /// The device node may not be used for another reason.
+    /// The device node cannot be opened for another reason.
     #[error("{PATH} cannot be opened: {0}")]
     Open(#[source] io::Error),
-    /// The device lacks what the driver cannot do without.
+    /// The device lacks features that the driver requires.
     #[error("vhost-net of this kernel lacks {}", missing.join(" and "))]
     Features { missing: Vec<&'static str> },
-    /// A queue cannot have that size.
+    /// The queue size is no power of two, or too large.
     #[error("a queue of {size} entries: it takes a power of two up to 32768")]
     QueueSize { size: u16 },
-    /// Too much memory in pieces.
+    /// The memory consists of too many regions.
     #[error("{count} regions of memory, of at most {REGIONS_MAX}")]
     Regions {
-        /// Regions, that of the queues included.
+        /// Number of regions, that of the queues included.
         count: usize,
     },
-    /// A setting was refused.
+    /// The kernel refused a setting.
     #[error("{what}: {source}")]
     Setting { what: &'static str, source: io::Error },
 }
@@ -83,12 +83,11 @@ pub enum VhostError {
 /// Settings of a device.
 #[derive(Debug)]
 pub struct VhostSetup {
-    /// Entries of the queue by which the driver receives, and of the one by which it sends.
+    /// Number of entries of the receive queue and of the transmit queue.
     pub sizes: [u16; 2],
     /// Memory that the device may access in addition to its queues.
     pub regions: Vec<DeviceRegion>,
-    /// Whether `IN_ORDER` is used where it is offered. Linux has it from 6.17 on, and went on to mend it after
-    /// that.
+    /// Set to use `IN_ORDER` if the device offers it. Linux has it from 6.17 on, with fixes in later versions.
     pub in_order: bool,
 }
 
@@ -104,7 +103,7 @@ pub enum QueueName {
 impl QueueName {
     const ALL: [QueueName; 2] = [QueueName::Receive, QueueName::Transmit];
 
-    /// The device's number for it.
+    /// Returns the device's number of the queue.
     fn number(self) -> u32 {
         match self {
             QueueName::Receive => NET_RECEIVE,
@@ -118,19 +117,19 @@ impl QueueName {
 pub struct VhostEvents {
     /// The device has used buffers.
     pub called: bool,
-    /// The worker cannot go on with that queue.
+    /// Queue that the worker stopped with an error.
     pub failed: Option<QueueName>,
-    /// The interface behind the device is gone.
+    /// The interface behind the device was removed.
     pub backend_gone: bool,
-    /// The worker wants an address that is not in its table ([`IotlbSpace::take_miss`]).
+    /// The worker needs an address that is not in its table ([`IotlbSpace::take_miss`]).
     pub missed: bool,
 }
 
-/// A device at work.
+/// Running vhost-net device, with its queues and the memory that it may access.
 #[derive(Debug)]
 pub struct VhostNet {
     file: OwnedFd,
-    /// Watches everything by which the kernel tells something.
+    /// Epoll descriptor of everything by which the kernel notifies the driver.
     watch: OwnedFd,
     kicks: [OwnedFd; 2],
     /// Kept open: the kernel's end holds the files, ours watches them.
@@ -149,7 +148,7 @@ mod place {
     pub(super) const CALL: u64 = 0;
     pub(super) const BACKEND: u64 = 1;
     pub(super) const MISS: u64 = 2;
-    /// Plus the queue's number.
+    /// First of two tokens: the queue's number is added.
     pub(super) const ERROR: u64 = 3;
 }
 
@@ -157,7 +156,7 @@ mod place {
 ///
 /// # Errors
 ///
-/// [`VhostError::Missing`], [`VhostError::Denied`], [`VhostError::Open`]; the text says what to do.
+/// Returns [`VhostError::Missing`], [`VhostError::Denied`] or [`VhostError::Open`]; the text says what to do.
 pub fn open() -> Result<OwnedFd, VhostError> {
     rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(|errno| {
         match errno {
@@ -168,12 +167,11 @@ pub fn open() -> Result<OwnedFd, VhostError> {
     })
 }
 
-/// The address space of a device without queues, which reaches nothing by it: for measuring what changes of a
-/// table cost.
+/// Creates the address space of a device without queues, to measure the cost of table changes.
 ///
 /// # Errors
 ///
-/// [`VhostError`].
+/// Returns [`VhostError`] if the kernel refuses a setting.
 pub fn bare_space(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
     set(file, ioctl::SET_OWNER, "VHOST_SET_OWNER", &mut [])?;
     negotiate(file, false, feature::ACCESS_PLATFORM)?;
@@ -189,13 +187,12 @@ fn space_of(file: &OwnedFd) -> Result<Arc<IotlbSpace>, VhostError> {
 }
 
 impl VhostNet {
-    /// Sets the device up and starts it: its worker moves frames between the two queues that are returned
-    /// (by which the driver receives; by which it sends) and the queue behind `tap`, which has virtio-net
-    /// headers of 12 bytes.
+    /// Sets the device up and starts it. Its worker moves frames, with virtio-net headers of 12 bytes, between
+    /// the queue behind `tap` and the two returned queues: receive, then transmit.
     ///
     /// # Errors
     ///
-    /// Returns a [`VhostError`].
+    /// Returns a [`VhostError`] if the kernel or the device refuses the setup.
     pub fn start(
         file: OwnedFd,
         tap: BorrowedFd<'_>,
@@ -209,20 +206,20 @@ impl VhostNet {
         Ok((device, queues))
     }
 
-    /// As [`VhostNet::start`], but what the device may reach is what is mapped in the address space that is
-    /// returned as well. The setup's regions are, each at its own address, and stay so: those that may be
-    /// written for writing, the others for reading.
+    /// Starts a device as [`VhostNet::start`] does, with an address space: the device may access only memory that
+    /// is mapped in it. The setup's regions are mapped at their own addresses at all times: writable ones for
+    /// writing, the others for reading.
     ///
     /// # Errors
     ///
-    /// Returns a [`VhostError`].
+    /// Returns a [`VhostError`] if the kernel or the device refuses the setup.
     pub fn start_translated(
         file: OwnedFd,
         tap: BorrowedFd<'_>,
         setup: VhostSetup,
     ) -> Result<(VhostNet, Arc<IotlbSpace>, [DriverQueue; 2]), VhostError> {
         let (mut device, memory) = VhostNet::prepare(file, tap, &setup, feature::ACCESS_PLATFORM)?;
-        // Of what it has at all times, there is nothing; but the kernel starts no queue without a table.
+        // The kernel starts no queue without a table of regions; this one is empty.
         set_table(&device.file, &[])?;
         watch_file(&device.watch, device.file.as_fd(), place::MISS, EventFlags::IN)?;
         let space = space_of(&device.file)?;
@@ -236,7 +233,7 @@ impl VhostNet {
         Ok((device, space, queues))
     }
 
-    /// A device with its features, eventfds and the memory of its queues, of which it knows nothing yet.
+    /// Opens eventfds and allocates queue memory for a device with negotiated features. The device gets no memory yet.
     fn prepare(
         file: OwnedFd,
         tap: BorrowedFd<'_>,
@@ -291,7 +288,7 @@ impl VhostNet {
         for (name, base) in QueueName::ALL.into_iter().zip(&mut bases) {
             let mut state = vhost::vring_state(name.number(), 0);
             set(&self.file, ioctl::GET_VRING_BASE, "VHOST_GET_VRING_BASE", &mut state)?;
-            // The index, in native byte order, and of it the 16 bits that an index has.
+            // The kernel returns a 32-bit index in native byte order; a queue's index is its low 16 bits.
             let [_, _, _, _, a, b, c, d] = state;
             let index = u32::from_ne_bytes([a, b, c, d]) & u32::from(u16::MAX);
             *base = u16::try_from(index).unwrap_or(0);
@@ -529,9 +526,9 @@ fn set(
     if argument.len() < size {
         return Err(VhostError::Setting { what, source: Errno::INVAL.into() });
     }
-    // SAFETY: the request's number says how many bytes the kernel reads or writes at the pointer, and there
-    // are so many. SET_MEM_TABLE reads more, as many as the count in the bytes says, which `memory_table`
-    // made as long. Which memory the kernel uses later is the matter of the module's contract.
+    // SAFETY: the request's number holds the number of bytes that the kernel accesses at the pointer, and the
+    // buffer has that length. SET_MEM_TABLE reads more: the entries of the count in the bytes, which
+    // `memory_table` encoded. The module's contract covers the memory that the kernel uses later.
     let done = unsafe {
         libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(request), argument.as_mut_ptr())
     };

@@ -1,16 +1,16 @@
-//! What a caller may see and change: permissions and quotas over the bare tree.
+//! Access control: permissions and quotas over the bare tree.
 //!
-//! The rules:
+//! An [`Actor`] is the caller of a request. [`Mutation::apply`] checks permissions and quotas first and
+//! changes the tree afterwards, so a refused mutation changes nothing. The rules:
 //!
-//! * A privileged caller may do all; else a node's own list decides (owner, entry, default).
-//! * A node that is not there is judged by the nearest one above it that is: whoever may not use that
-//!   one is told `EACCES`, the same as for a node that exists but is not theirs. So nobody learns
-//!   of a node that they may not read (unless they may write the one above it, where names collide).
-//! * A new node inherits the permissions of the one above; an unprivileged writer becomes its owner.
-//! * Only the owner and privileged callers change permissions, and only the latter the owner: a
-//!   domain cannot make another pay for its nodes (XSA-352, XSA-419).
-//!
-//! A change either happens as a whole or not at all: every check comes first.
+//! * A privileged caller may read and write every node. For other callers the permission list of the
+//!   node decides: owner, then entry of the domain, then default.
+//! * For a missing node the nearest existing ancestor decides. Without access to that ancestor the
+//!   error is `EACCES`, as for an existing node without access. So a domain cannot find out that a node
+//!   exists which it may not read, unless it may write the parent and tries to create the same name.
+//! * A new node inherits the permissions of its parent. An unprivileged writer becomes its owner.
+//! * Only the owner and privileged callers change permissions. Only privileged callers change the
+//!   owner, because the owner's quota pays for the node (XSA-352, XSA-419).
 
 use super::path::NodePath;
 use super::quota::{DEPTH_MAX, Limits, Quota, Refusal};
@@ -19,7 +19,7 @@ use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, PAYLOAD_MAX, PermissionList};
 use std::sync::Arc;
 
-/// On whose behalf something is done.
+/// Caller of a request: a domain, and its privilege.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Actor {
     pub(super) domain: DomId,
@@ -34,12 +34,12 @@ impl Actor {
         node.permissions().access_of(self.domain)
     }
 
-    /// Whether the node at `path` exists and this actor may read it.
+    /// Returns `true` if the node at `path` exists and this actor may read it.
     pub(super) fn may_read(self, tree: &Tree, path: &str) -> bool {
         tree.get(path).is_some_and(|node| self.access(node).reads())
     }
 
-    /// The node at `path`, if it exists and `allowed` says so of the access to it.
+    /// Returns the node at `path` if it exists and `allowed` accepts the actor's access to it.
     fn node<'t>(
         self,
         tree: &'t Tree,
@@ -56,10 +56,10 @@ impl Actor {
         Ok(node)
     }
 
-    /// The node at `path`, for reading.
+    /// Returns the node at `path` for reading.
     ///
     /// # Errors
-    /// `ENOENT`, `EACCES`.
+    /// Returns `ENOENT` for a missing node, `EACCES` without read access.
     pub(super) fn read<'t>(self, tree: &'t Tree, path: &NodePath) -> Result<&'t Node, ErrorName> {
         self.node(tree, path, NodeAccess::reads)
     }
@@ -69,35 +69,34 @@ impl Actor {
     }
 }
 
-/// A change of one node.
+/// Change of one node that a client requests.
 #[derive(Clone, Debug)]
 pub(super) enum Mutation {
-    /// Set the value, making the node if need be.
+    /// Sets the value; creates the node if it is missing.
     Write(NodePath, Arc<[u8]>),
-    /// Make the node if need be.
-    Make(NodePath),
-    /// Remove it and all below.
+    /// Creates the node if it is missing.
+    Create(NodePath),
+    /// Removes the node and all nodes below it.
     Remove(NodePath),
-    /// Set its permissions.
     SetPermissions(NodePath, PermissionList),
 }
 
-/// What happened to a node, for the watches.
+/// Change of one node that happened, for the watches.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Change {
     pub(super) path: NodePath,
     pub(super) kind: ChangeKind,
 }
 
-/// In what way.
+/// Kinds of a [`Change`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ChangeKind {
-    /// Made, written, or its permissions changed.
+    /// The node was created, its value was set, or its permissions were changed.
     Written,
-    /// Made because something below was made. Watches that see any depth are told of that
-    /// one alone.
-    MadeOnTheWay,
-    /// Removed with all below.
+    /// The node was created as an ancestor of a new node. Watches without a depth limit get the event of
+    /// that node only.
+    CreatedAncestor,
+    /// The node was removed with all nodes below it.
     Removed,
 }
 
@@ -105,13 +104,13 @@ impl Mutation {
     pub(super) fn path(&self) -> &NodePath {
         match self {
             Mutation::Write(path, _)
-            | Mutation::Make(path)
+            | Mutation::Create(path)
             | Mutation::Remove(path)
             | Mutation::SetPermissions(path, _) => path,
         }
     }
 
-    /// Bytes that remembering this takes, path aside.
+    /// Returns the number of bytes in a log entry of this mutation, without the path.
     pub(super) fn payload_len(&self) -> usize {
         match self {
             Mutation::Write(_, value) => value.len(),
@@ -119,10 +118,10 @@ impl Mutation {
         }
     }
 
-    /// Does it, and says so in `changes`; on error nothing is done.
+    /// Applies the mutation to `tree` and appends the changed nodes to `changes`.
     ///
     /// # Errors
-    /// What the request is to be answered with.
+    /// Returns the error of the reply. `tree` is unchanged then.
     pub(super) fn apply(
         &self,
         tree: &mut Tree,
@@ -132,9 +131,9 @@ impl Mutation {
     ) -> Result<(), Refusal> {
         match self {
             Mutation::Write(path, value) => write(tree, actor, limits, path, value, changes),
-            Mutation::Make(path) => match actor.writable(tree, path) {
+            Mutation::Create(path) => match actor.writable(tree, path) {
                 Ok(_) => Ok(()),
-                Err(ErrorName::NotFound) => make(tree, actor, limits, path, 0, changes),
+                Err(ErrorName::NotFound) => create(tree, actor, limits, path, 0, changes),
                 Err(error) => Err(error.into()),
             },
             Mutation::Remove(path) => Ok(remove(tree, actor, path, changes)?),
@@ -151,8 +150,8 @@ fn written(path: &NodePath) -> Change {
     Change { path: path.clone(), kind: ChangeKind::Written }
 }
 
-/// Whether `actor` may own `nodes` and `bytes` more.
-fn afford(
+/// Checks that `actor` may own `nodes` more nodes and `bytes` more bytes.
+fn check_quota(
     tree: &Tree,
     actor: Actor,
     limits: &Limits,
@@ -163,8 +162,8 @@ fn afford(
         return Ok(());
     }
     let used = tree.usage(actor.domain);
-    // What is freed or replaced is never refused, even when a privileged writer went over the bound
-    // on the domain's behalf.
+    // A request that adds nothing passes, even if a privileged writer exceeded the domain's quota on
+    // its behalf.
     if nodes > 0 && used.nodes.saturating_add(nodes) > limits.nodes {
         return Err(Quota::Nodes);
     }
@@ -187,18 +186,18 @@ fn write(
         Err(ErrorName::NotFound) => None,
         Err(error) => return Err(error.into()),
     };
-    // Any value has to come back in one reply, so nobody writes more than that.
-    let most = if actor.privileged { PAYLOAD_MAX as usize } else { limits.value_bytes };
-    if value.len() > most {
+    // Every value must fit into one reply.
+    let len_max = if actor.privileged { PAYLOAD_MAX as usize } else { limits.value_bytes };
+    if value.len() > len_max {
         return Err(Quota::ValueBytes.into());
     }
     match existing {
         Some((owner, before)) if owner == actor.domain => {
-            afford(tree, actor, limits, 0, value.len().saturating_sub(before))?;
+            check_quota(tree, actor, limits, 0, value.len().saturating_sub(before))?;
         }
-        // Another domain's node, which lets this one write: at most a value's bound each.
+        // The domain may write a node that another domain owns, up to the limit of one value.
         Some(_) => {}
-        None => make(tree, actor, limits, path, value.len(), changes)?,
+        None => create(tree, actor, limits, path, value.len(), changes)?,
     }
     tree.set_value(path.as_str(), value);
     if existing.is_some() {
@@ -207,8 +206,9 @@ fn write(
     Ok(())
 }
 
-/// Makes `path`, which is not there and which `actor` may make; `value_len` is what comes with it.
-fn make(
+/// Creates the missing node `path`, whose parent `actor` may write. `value_len` is the length of the
+/// value that the caller sets afterwards.
+fn create(
     tree: &mut Tree,
     actor: Actor,
     limits: &Limits,
@@ -223,10 +223,10 @@ fn make(
     let missing = path.names().skip(found);
     let (nodes, bytes) =
         missing.fold((0, value_len), |(nodes, bytes), name| (nodes + 1, bytes + name.len()));
-    afford(tree, actor, limits, nodes, bytes)?;
-    tree.make(path, (!actor.privileged).then_some(actor.domain));
+    check_quota(tree, actor, limits, nodes, bytes)?;
+    tree.create(path, (!actor.privileged).then_some(actor.domain));
     for depth in found + 1..path.depth() {
-        changes.push(Change { path: path.ancestor(depth), kind: ChangeKind::MadeOnTheWay });
+        changes.push(Change { path: path.ancestor(depth), kind: ChangeKind::CreatedAncestor });
     }
     changes.push(written(path));
     Ok(())
@@ -240,10 +240,10 @@ fn remove(
 ) -> Result<(), ErrorName> {
     match actor.writable(tree, path) {
         Ok(_) => {}
-        // Gone already is fine, if it had a place to be in.
+        // Removing a missing node succeeds if its parent exists.
         Err(ErrorName::NotFound) => {
-            let above = path.parent().unwrap_or_else(NodePath::root);
-            return match tree.get(above.as_str()) {
+            let parent = path.parent().unwrap_or_else(NodePath::root);
+            return match tree.get(parent.as_str()) {
                 Some(_) => Ok(()),
                 None => Err(ErrorName::NotFound),
             };

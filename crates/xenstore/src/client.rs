@@ -1,15 +1,15 @@
-//! The xenstore client: requests and answers over one stream, and watch events.
+//! Xenstore client: requests, replies and watch events over one stream.
 //!
-//! For a frontend the server belongs to the other side, so nothing that it sends is trusted:
+//! A client belongs to one thread at a time. It blocks only inside a request or
+//! [`StoreClient::wait_event`]. For a frontend the server belongs to the other side, so the client
+//! validates everything that it receives:
 //!
-//! * A message longer than the protocol allows, a reply to nothing that was asked, a reply of the
-//!   wrong type or a malformed one breaks the connection; it is never used again.
-//! * Every wait has an end ([`StoreClient::set_timeout`]), however slowly bytes trickle in. A reply
-//!   that comes too late is recognised by its id and thrown away.
-//! * Events wait in bounded memory ([`WatchEvent`] says what is merged), and names in listings are
-//!   checked before anybody builds a path with them.
-//!
-//! A client belongs to one thread at a time. It waits only inside a request.
+//! * A message longer than the protocol allows, a reply to no open request, a reply of the wrong type
+//!   or a malformed reply breaks the connection. A broken connection is never used again.
+//! * Every wait has a time limit ([`StoreClient::set_timeout`]), however slowly bytes arrive. A late
+//!   reply is recognised by its id and discarded.
+//! * Waiting events take bounded memory; [`WatchEvent`] describes the merging. Names in listings are
+//!   validated before a caller can build paths from them.
 
 // #syscall driver,frontend,daemon ppoll: waiting for the store
 
@@ -21,7 +21,7 @@ pub use access::StoreAccess;
 pub use error::StoreError;
 pub use events::WatchEvent;
 
-use super::transport::{Moved, Stream};
+use super::transport::{Stream, Transfer};
 use access::parse_path;
 use events::{EventQueue, OwnWatch};
 use ringfence_wire::grant::DomId;
@@ -35,51 +35,51 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// How long a request waits for its answer unless [`StoreClient::set_timeout`] says otherwise.
+/// Default time limit of a request, see [`StoreClient::set_timeout`].
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Above this many waiting events they are merged by watch.
-const EVENTS_CROWDED: usize = 256;
+/// Number of waiting events from which on events are merged by watch.
+const EVENTS_MERGE_FROM: usize = 256;
 
-/// Most watches of one client.
+/// Maximum number of watches of one client.
 const WATCHES_MAX: usize = 1024;
 
-/// How many late replies may be outstanding before the connection counts as broken.
+/// Maximum number of outstanding late replies. One more late reply breaks the connection.
 const LATE_MAX: usize = 16;
 
-/// How often a transaction that meets a conflict is tried.
+/// Maximum number of attempts of a transaction that meets conflicts.
 const TRANSACTION_ATTEMPTS: u32 = 32;
 
-/// Longest pause before the next try.
+/// Maximum pause between two attempts of a transaction.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// A connection to the store.
+/// Client end of a connection to the store.
 #[derive(Debug)]
 pub struct StoreClient {
     stream: Stream,
     reader: MessageReader,
     timeout: Duration,
     last_id: u32,
-    /// Requests that nobody waits for any more, whose replies may still come.
+    /// Ids of requests that timed out and whose replies may still arrive.
     late: VecDeque<u32>,
     events: EventQueue,
     broken: bool,
 }
 
-/// What the next message was, if there was one.
-enum Sorted {
-    Nothing,
-    /// An event, or a late reply.
-    Aside,
-    /// The reply that is waited for.
-    Payload(Result<Vec<u8>, ErrorName>),
+/// Outcome of reading one message from the buffer.
+enum Incoming {
+    None,
+    /// The message was an event, which is queued now, or a late reply.
+    Other,
+    /// The expected reply arrived.
+    Reply(Result<Vec<u8>, ErrorName>),
 }
 
 impl StoreClient {
-    /// A client over `fd`: a stream socket, or `/dev/xen/xenbus`.
+    /// Creates a client over `fd`: a stream socket, or `/dev/xen/xenbus`.
     ///
     /// # Errors
-    /// [`StoreError::System`].
+    /// Returns [`StoreError::System`] if `fd` cannot be prepared.
     pub fn new(fd: OwnedFd) -> Result<StoreClient, StoreError> {
         Ok(StoreClient {
             stream: Stream::new(fd)?,
@@ -87,68 +87,68 @@ impl StoreClient {
             timeout: TIMEOUT,
             last_id: 0,
             late: VecDeque::new(),
-            events: EventQueue::new(EVENTS_CROWDED),
+            events: EventQueue::new(EVENTS_MERGE_FROM),
             broken: false,
         })
     }
 
-    /// How long a request waits for its answer from now on.
+    /// Sets the time limit of all following requests.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// The descriptor to poll for events: when it is readable, call
-    /// [`next_event`](Self::next_event) until it has none. Events may wait already that a request
-    /// came across; so do that before polling as well.
+    /// Returns the descriptor to poll for events. When it is readable, call
+    /// [`next_event`](Self::next_event) until it returns `None`. Do so before polling too, because a
+    /// request may have queued events.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
 
-    /// The next watch event, without waiting. Reads at most once; `None` when nothing came.
+    /// Returns the next watch event without blocking, or `None`. Reads at most once from the stream.
     ///
     /// # Errors
-    /// When the connection breaks.
+    /// Returns the error that broke the connection, and [`StoreError::Broken`] afterwards.
     pub fn next_event(&mut self) -> Result<Option<WatchEvent>, StoreError> {
         if let Some(event) = self.events.pop() {
             return Ok(Some(event));
         }
         self.guarded(|client| {
-            client.sort_buffered()?;
+            client.receive_buffered()?;
             if client.events.is_empty() {
                 client.fill()?;
-                client.sort_buffered()?;
+                client.receive_buffered()?;
             }
             Ok(client.events.pop())
         })
     }
 
-    /// The next watch event, waiting for it at most `timeout`.
+    /// Blocks until the next watch event, for at most `timeout`. Returns `None` after that time.
     ///
     /// # Errors
-    /// When the connection breaks.
+    /// Returns the errors of [`next_event`](Self::next_event).
     pub fn wait_event(&mut self, timeout: Duration) -> Result<Option<WatchEvent>, StoreError> {
         let deadline = Instant::now().checked_add(timeout);
         loop {
             if let Some(event) = self.next_event()? {
                 return Ok(Some(event));
             }
-            if !self.guarded(|client| client.await_stream(PollFlags::IN, deadline))? {
+            if !self.guarded(|client| client.wait_stream(PollFlags::IN, deadline))? {
                 return Ok(None);
             }
         }
     }
 
-    /// Events that belonged to no watch, and were dropped.
+    /// Returns the number of events that matched no watch and were dropped.
     pub fn foreign_events(&self) -> u64 {
         self.events.foreign()
     }
 
-    /// Watches `path` (or `@introduceDomain`, `@releaseDomain`) and all below it. Fires once at
-    /// once.
+    /// Sets a watch on `path` (or `@introduceDomain`, `@releaseDomain`) and all nodes below it. The
+    /// first event follows at once.
     ///
     /// # Errors
-    /// `EEXIST` when this client has that watch; [`StoreError::TooManyWatches`]; as
-    /// [`StoreAccess`].
+    /// Returns `EEXIST` if this client has that watch, [`StoreError::TooManyWatches`] above the limit,
+    /// and the errors of [`StoreAccess`].
     pub fn watch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let watch_path = parse_watch_path(path)?;
         let watch = OwnWatch { path: path.to_owned(), token: token.to_owned() };
@@ -159,7 +159,7 @@ impl StoreClient {
         if self.events.watches().len() >= WATCHES_MAX {
             return Err(StoreError::TooManyWatches { limit: WATCHES_MAX });
         }
-        // Known before it is set: its first event may come ahead of the reply.
+        // The first event may arrive before the reply, so the watch is added before it is requested.
         self.events.add(watch);
         let token_bytes = token.as_bytes();
         let request = Request::Watch { path: watch_path, token: token_bytes, depth: None };
@@ -170,10 +170,10 @@ impl StoreClient {
         outcome.map(drop)
     }
 
-    /// Undoes [`watch`](Self::watch); events of it that wait are dropped.
+    /// Removes a watch that [`watch`](Self::watch) set, with its waiting events.
     ///
     /// # Errors
-    /// `ENOENT` when there is no such watch; as [`StoreAccess`].
+    /// Returns `ENOENT` without such a watch, and the errors of [`StoreAccess`].
     pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let watch_path = parse_watch_path(path)?;
         self.request(&Request::Unwatch { path: watch_path, token: token.as_bytes() })?;
@@ -181,10 +181,11 @@ impl StoreClient {
         Ok(())
     }
 
-    /// The home of a domain.
+    /// Returns the home path of a domain.
     ///
     /// # Errors
-    /// As [`StoreAccess`]; [`StoreError::Reply`] if the answer is no absolute path.
+    /// Returns [`StoreError::Reply`] if the reply is no absolute path, and the errors of
+    /// [`StoreAccess`].
     pub fn domain_path(&mut self, domain: DomId) -> Result<String, StoreError> {
         let payload = self.request(&Request::GetDomainPath { domain })?;
         let text = payload.strip_suffix(b"\0").ok_or(ReplyError::Unterminated)?;
@@ -195,26 +196,26 @@ impl StoreClient {
         Ok(path.as_str().to_owned())
     }
 
-    /// Whether the store knows of a domain.
+    /// Returns `true` if the domain is introduced to the store.
     ///
     /// # Errors
-    /// As [`StoreAccess`].
+    /// Returns the errors of [`StoreAccess`].
     pub fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError> {
         Ok(self.request(&Request::IsDomainIntroduced { domain })? == b"T\0")
     }
 
-    /// Does `work` in a transaction: all of it happens at once, or nothing does. After a conflict
-    /// it is done again, so it must not have effects outside the store; when it fails, nothing
-    /// happens and its error is returned.
+    /// Runs `work` in a transaction and commits it. After a conflict `work` runs again, so it must have
+    /// no effects outside the store. If `work` fails, the transaction is aborted.
     ///
     /// # Errors
-    /// What `work` fails with; [`StoreError::Conflicts`]; as [`StoreAccess`].
+    /// Returns the error of `work`, [`StoreError::Conflicts`] after too many attempts, and the errors
+    /// of [`StoreAccess`].
     pub fn transaction<T>(
         &mut self,
         mut work: impl FnMut(&mut Transaction<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         for attempt in 0..TRANSACTION_ATTEMPTS {
-            // Whoever interferes gets a moment to finish.
+            // The pause grows with each attempt, to let the conflicting writer finish.
             std::thread::sleep(Duration::from_millis(attempt.into()).min(PAUSE_MAX));
             let started = self.request(&Request::TransactionStart)?;
             let id = self.guarded(|_| match parse_transaction_id(&started)? {
@@ -234,7 +235,7 @@ impl StoreClient {
         Err(StoreError::Conflicts { attempts: TRANSACTION_ATTEMPTS })
     }
 
-    /// Runs `step`, and remembers if it left the connection of no use.
+    /// Runs `step`, and marks the connection as broken after an error that breaks it.
     fn guarded<T>(
         &mut self,
         step: impl FnOnce(&mut StoreClient) -> Result<T, StoreError>,
@@ -254,7 +255,7 @@ impl StoreClient {
         transaction: u32,
         request: &Request<'_>,
     ) -> Result<Vec<u8>, StoreError> {
-        // 0 is what events have.
+        // Events have id 0.
         self.last_id = self.last_id.checked_add(1).unwrap_or(1);
         let mut message = Vec::new();
         request.emit(self.last_id, transaction, &mut message)?;
@@ -263,7 +264,7 @@ impl StoreClient {
         answer.map_err(|error| StoreError::Refused { kind, path: path_of(request), error })
     }
 
-    /// Sends `message`, whose id is the last one given out, and waits for its answer.
+    /// Sends `message`, whose id is `last_id`, and waits for its reply.
     fn exchange(
         &mut self,
         kind: MessageType,
@@ -274,20 +275,20 @@ impl StoreClient {
         loop {
             let expected = unsent.is_empty().then_some((self.last_id, kind));
             loop {
-                match self.sort_one(expected)? {
-                    Sorted::Payload(answer) => return Ok(answer),
-                    Sorted::Aside => {}
-                    Sorted::Nothing => break,
+                match self.receive_one(expected)? {
+                    Incoming::Reply(answer) => return Ok(answer),
+                    Incoming::Other => {}
+                    Incoming::None => break,
                 }
             }
-            // While it cannot be sent, what comes is still read: the server may be waiting for that.
+            // Incoming messages are read while the request cannot be sent, because the server may wait for that.
             if !unsent.is_empty() {
                 unsent = self.send(unsent)?;
             }
             let mut wanted = PollFlags::IN;
             wanted.set(PollFlags::OUT, !unsent.is_empty());
-            if !self.await_stream(wanted, deadline)? {
-                return Err(self.timed_out(kind, message.len(), unsent.len()));
+            if !self.wait_stream(wanted, deadline)? {
+                return Err(self.record_timeout(kind, message.len(), unsent.len()));
             }
             self.fill()?;
         }
@@ -295,27 +296,27 @@ impl StoreClient {
 
     fn send<'a>(&self, bytes: &'a [u8]) -> Result<&'a [u8], StoreError> {
         match self.stream.send(bytes)? {
-            Moved::Bytes(sent) => Ok(&bytes[sent..]),
-            Moved::NotNow => Ok(bytes),
-            Moved::Closed => Err(StoreError::Closed),
+            Transfer::Bytes(sent) => Ok(&bytes[sent..]),
+            Transfer::WouldBlock => Ok(bytes),
+            Transfer::Closed => Err(StoreError::Closed),
         }
     }
 
-    /// Keeps account of a request that was given up.
-    fn timed_out(&mut self, kind: MessageType, len: usize, unsent: usize) -> StoreError {
+    /// Records a request that timed out, and returns its error.
+    fn record_timeout(&mut self, kind: MessageType, len: usize, unsent: usize) -> StoreError {
         if unsent == 0 && self.late.len() < LATE_MAX {
             self.late.push_back(self.last_id);
         } else if unsent != len {
-            // Half a request is out, or too many replies are missing.
+            // The request was sent in part, or too many replies are outstanding.
             self.broken = true;
         }
         StoreError::Timeout { kind, timeout: self.timeout }
     }
 
-    /// Waits for the stream until `deadline` (`None`: too far off to tell); whether it is ready.
-    /// Past the deadline it never is, so that a server which always has something to say cannot
-    /// hold a request up for ever.
-    fn await_stream(
+    /// Waits for the stream until `deadline` and returns `true` if it is ready. `None` stands for a
+    /// deadline beyond the clock's range. Returns `false` past the deadline even if the stream is ready,
+    /// so that a server with a constant flow of messages cannot delay a request without limit.
+    fn wait_stream(
         &self,
         wanted: PollFlags,
         deadline: Option<Instant>,
@@ -333,32 +334,35 @@ impl StoreClient {
         }
     }
 
-    /// Reads once, what is there.
+    /// Reads once from the stream into the buffer.
     fn fill(&mut self) -> Result<(), StoreError> {
         match self.stream.receive(self.reader.spare())? {
-            Moved::Bytes(len) => self.reader.commit(len),
-            Moved::NotNow => {}
-            Moved::Closed => return Err(StoreError::Closed),
+            Transfer::Bytes(len) => self.reader.commit(len),
+            Transfer::WouldBlock => {}
+            Transfer::Closed => return Err(StoreError::Closed),
         }
         Ok(())
     }
 
-    /// Sorts what was read while no reply is waited for.
-    fn sort_buffered(&mut self) -> Result<(), StoreError> {
-        while !matches!(self.sort_one(None)?, Sorted::Nothing) {}
+    /// Processes all buffered messages while no reply is expected.
+    fn receive_buffered(&mut self) -> Result<(), StoreError> {
+        while !matches!(self.receive_one(None)?, Incoming::None) {}
         Ok(())
     }
 
-    /// Takes one message out of the buffer. `expected` is the id and type of the reply that is
-    /// waited for.
-    fn sort_one(&mut self, expected: Option<(u32, MessageType)>) -> Result<Sorted, StoreError> {
+    /// Processes one buffered message. `expected` is the id and type of the reply that the caller waits
+    /// for.
+    fn receive_one(
+        &mut self,
+        expected: Option<(u32, MessageType)>,
+    ) -> Result<Incoming, StoreError> {
         let Some((header, payload)) = self.reader.next()? else {
-            return Ok(Sorted::Nothing);
+            return Ok(Incoming::None);
         };
         if header.kind == MessageType::WatchEvent {
             let event = wire::WatchEvent::parse(payload)?;
             self.events.push(event.path, event.token);
-            return Ok(Sorted::Aside);
+            return Ok(Incoming::Other);
         }
         let Header { req_id, .. } = header;
         if let Some((_, kind)) = expected.filter(|(id, _)| *id == req_id) {
@@ -366,12 +370,12 @@ impl StoreClient {
                 Reply::Success(payload) => Ok(payload.to_vec()),
                 Reply::Failure(error) => Err(error),
             };
-            return Ok(Sorted::Payload(answer));
+            return Ok(Incoming::Reply(answer));
         }
         match self.late.iter().position(|late| *late == req_id) {
-            Some(place) => {
-                self.late.remove(place);
-                Ok(Sorted::Aside)
+            Some(index) => {
+                self.late.remove(index);
+                Ok(Incoming::Other)
             }
             None => Err(StoreError::UnexpectedReply { found: req_id }),
         }
@@ -390,8 +394,7 @@ impl AsFd for StoreClient {
     }
 }
 
-/// A transaction that [`StoreClient::transaction`] opened. What is written is seen by nobody else
-/// until it ends.
+/// Transaction that [`StoreClient::transaction`] opened. Other clients see its writes after the commit.
 #[derive(Debug)]
 pub struct Transaction<'a> {
     client: &'a mut StoreClient,
@@ -411,7 +414,7 @@ fn parse_watch_path(path: &str) -> Result<WatchPath<'_>, StoreError> {
     }
 }
 
-/// The path that a request is about, for messages.
+/// Returns the path in a request, for error messages.
 fn path_of(request: &Request<'_>) -> String {
     match request {
         Request::Directory { path }

@@ -1,4 +1,4 @@
-//! Sessions of hostile clients, made from arbitrary bytes: the body of a fuzz target and of a
+//! Sessions of hostile clients, made from arbitrary bytes. They are the body of a fuzz target and of a
 //! property test.
 
 use ringfence_wire::grant::DomId;
@@ -10,7 +10,7 @@ use ringfence_wire::xenstore::{
 use super::server::{ConnectionId, Leftovers, StoreServer};
 use super::{Limits, StoreCounters};
 
-/// Bounds so small that a short session runs into each.
+/// Returns limits so small that a short session reaches each.
 fn limits() -> Limits {
     Limits {
         nodes: 5,
@@ -55,7 +55,7 @@ const PATHS: [&str; 20] = [
 const PERMISSIONS: [&[u8]; 7] =
     [b"n1\0", b"r1\0b2\0", b"b2\0", b"n0\0r1\0w2\0", b"n1\0r2\0r3\0", b"n2\0r1\0r3\0", b"x1\0"];
 
-/// The requests a session is made of, by one byte.
+/// Request types of a session, selected by one byte.
 const KINDS: [MessageType; 16] = [
     MessageType::Write,
     MessageType::Write,
@@ -79,11 +79,11 @@ struct Client {
     id: ConnectionId,
     domain: DomId,
     privileged: bool,
-    /// Reads its output only now and then.
-    deaf: bool,
-    /// Transactions that it was told of and has not ended.
+    /// Set if the client reads its output only in steps of their own.
+    reads_late: bool,
+    /// Transactions that the server opened for it and that it has not ended.
     open: Vec<u32>,
-    /// What the server sent: has to be whole messages that a client understands.
+    /// Reader of the server's output, which must consist of valid messages.
     reader: MessageReader,
 }
 
@@ -93,25 +93,25 @@ struct Session<'a> {
     clients: Vec<Client>,
 }
 
-/// Runs the session that `bytes` describe, and checks after each step that no bound is passed, and
-/// at the end that nothing is left.
+/// Runs the session that `bytes` describe. Checks all limits after each step, and at the end that nothing is
+/// left of the clients.
 ///
 /// # Panics
-/// When the server breaks a promise.
+/// Panics if the server violates a limit or sends an invalid message.
 pub fn fuzz_store_session(bytes: &[u8]) {
     run(bytes);
 }
 
-/// The same; returns what the server counted.
+/// Runs the session and returns the server's counters.
 pub(super) fn run(bytes: &[u8]) -> StoreCounters {
     let mut session = Session { bytes, server: StoreServer::new(limits()), clients: Vec::new() };
     for (domain, privileged) in [(0, true), (1, false), (2, false), (2, false)] {
         session.connect(DomId(domain), privileged);
     }
-    session.furnish();
+    session.set_up_guests();
     while let Some(step) = session.byte() {
         session.step(step);
-        session.server.audit().expect("the server's own account holds");
+        session.server.audit().expect("accounts and limits hold");
     }
     session.finish()
 }
@@ -133,22 +133,22 @@ impl Session<'_> {
         if let Ok(id) = self.server.connect(domain, privileged) {
             let reader = MessageReader::new();
             let open = Vec::new();
-            self.clients.push(Client { id, domain, privileged, deaf: false, open, reader });
+            self.clients.push(Client { id, domain, privileged, reads_late: false, open, reader });
         }
     }
 
-    /// What a toolstack sets up for two guests.
-    fn furnish(&mut self) {
+    /// Creates the nodes and the watch of a toolstack with two guests.
+    fn set_up_guests(&mut self) {
         let Some(toolstack) = self.clients.iter().position(|client| client.privileged) else {
             return;
         };
         for domain in [1u16, 2] {
             let path = format!("/local/domain/{domain}/data");
-            self.ask(toolstack, MessageType::Mkdir, 0, format!("{path}\0").as_bytes());
+            self.send(toolstack, MessageType::Mkdir, 0, format!("{path}\0").as_bytes());
             let permissions = format!("{path}\0n{domain}\0");
-            self.ask(toolstack, MessageType::SetPerms, 0, permissions.as_bytes());
+            self.send(toolstack, MessageType::SetPerms, 0, permissions.as_bytes());
         }
-        self.ask(toolstack, MessageType::Watch, 0, b"/\0all\0");
+        self.send(toolstack, MessageType::Watch, 0, b"/\0all\0");
     }
 
     fn step(&mut self, step: u8) {
@@ -159,9 +159,9 @@ impl Session<'_> {
                 let domain = DomId(u16::from(step % 3));
                 let leftovers = if step < 6 { Leftovers::Remove } else { Leftovers::Keep };
                 self.server.release(domain, leftovers);
-                self.forget_dropped();
+                self.remove_dropped();
                 self.connect(domain, domain == DomId(0));
-                self.furnish();
+                self.set_up_guests();
             }
             _ if self.clients.is_empty() => return,
             8..12 => self.reconnect(client),
@@ -169,17 +169,17 @@ impl Session<'_> {
                 let count = usize::from(self.byte().unwrap_or_default()) * 16;
                 self.drain(client, count);
             }
-            20..28 => self.clients[client].deaf ^= true,
+            20..28 => self.clients[client].reads_late ^= true,
             28..36 => {
                 let kind = MessageType::from_raw(u32::from(self.byte().unwrap_or_default()));
                 let len = self.bytes.len().min(usize::from(step));
                 let (payload, rest) = self.bytes.split_at(len);
                 self.bytes = rest;
-                self.ask(client, kind, 0, payload);
+                self.send(client, kind, 0, payload);
             }
             _ => self.request(client),
         }
-        self.forget_dropped();
+        self.remove_dropped();
     }
 
     fn reconnect(&mut self, client: usize) {
@@ -217,15 +217,15 @@ impl Session<'_> {
             MessageType::DirectoryPart => payload.extend_from_slice(b"3\0"),
             _ => {}
         }
-        self.ask(client, kind, tx, &payload);
+        self.send(client, kind, tx, &payload);
         if kind == MessageType::TransactionEnd {
             self.clients[client].open.retain(|open| *open != tx);
         }
     }
 
-    /// Sends a request as a pump would, which reads only what may be read.
-    fn ask(&mut self, client: usize, kind: MessageType, tx_id: u32, payload: &[u8]) {
-        let Client { id, domain, privileged, deaf, .. } = self.clients[client];
+    /// Sends a request if the server accepts one, as a pump does.
+    fn send(&mut self, client: usize, kind: MessageType, tx_id: u32, payload: &[u8]) {
+        let Client { id, domain, privileged, reads_late, .. } = self.clients[client];
         if !self.server.may_read(id) {
             return;
         }
@@ -233,12 +233,12 @@ impl Session<'_> {
         let len = u32::try_from(payload.len()).unwrap_or(PAYLOAD_MAX);
         self.server.handle(id, &Header { kind, req_id: 1, tx_id, len }, payload);
         if !privileged {
-            // A privileged writer may have gone beyond the bound; the domain itself goes no further.
+            // A privileged writer may exceed the quota of a domain, but the domain itself may add nothing then.
             let bound = self.server.limits();
             assert!(self.server.nodes_of(domain) <= used.0.max(bound.nodes), "nodes");
             assert!(self.server.bytes_of(domain) <= used.1.max(bound.node_bytes), "bytes");
         }
-        if !deaf {
+        if !reads_late {
             self.drain(client, usize::MAX);
         }
     }
@@ -246,18 +246,18 @@ impl Session<'_> {
     /// Reads up to `count` bytes of a client's output.
     fn drain(&mut self, client: usize, mut count: usize) {
         let client = &mut self.clients[client];
-        let Some(outbox) = self.server.outbox(client.id) else {
+        let Some(output) = self.server.output(client.id) else {
             return;
         };
-        while count > 0 && !outbox.is_empty() {
+        while count > 0 && !output.is_empty() {
             let space = client.reader.spare();
             let len = space.len().min(count);
-            let filled = outbox.peek(&mut space[..len]);
-            outbox.advance(filled);
+            let filled = output.peek(&mut space[..len]);
+            output.advance(filled);
             client.reader.commit(filled);
             count -= filled;
             while let Some((header, payload)) = client.reader.next().expect("messages are framed") {
-                understand(&header, payload);
+                check_decodable(&header, payload);
                 if header.kind == MessageType::TransactionStart {
                     client.open.extend(parse_transaction_id(payload));
                 }
@@ -265,7 +265,7 @@ impl Session<'_> {
         }
     }
 
-    fn forget_dropped(&mut self) {
+    fn remove_dropped(&mut self) {
         while self.server.take_ready().is_some() {}
         let server = &self.server;
         self.clients.retain(|client| server.is_connected(client.id));
@@ -282,14 +282,14 @@ impl Session<'_> {
             self.server.release(domain, Leftovers::Remove);
             assert_eq!(self.server.nodes_of(domain), 0, "a released domain owns nothing");
         }
-        self.server.audit().expect("the server's own account holds");
+        self.server.audit().expect("accounts and limits hold");
         assert!(self.server.is_idle(), "a disconnected client leaves nothing behind");
         *self.server.counters()
     }
 }
 
-/// Checks that a client would understand a message of the server.
-fn understand(header: &Header, payload: &[u8]) {
+/// Checks that a client can decode a message of the server.
+fn check_decodable(header: &Header, payload: &[u8]) {
     match header.kind {
         MessageType::WatchEvent => {
             assert_eq!((header.req_id, header.tx_id), (0, 0));

@@ -1,52 +1,52 @@
-//! Absolute paths, owned: what trees, watches and transactions are keyed by.
+//! Owned absolute paths: the keys of trees, watches and transactions.
 
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{Path, PathError};
 use std::borrow::Borrow;
 use std::fmt;
 
-/// An absolute path that keeps the rules of [`Path`].
+/// Absolute path that follows the rules of [`Path`].
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct NodePath(Box<str>);
 
 impl NodePath {
-    /// What `caller` means by `path`: a relative one lies below its home.
+    /// Returns `path` as an absolute path. A relative path starts at the home of `caller`.
     pub(super) fn resolve(path: Path<'_>, caller: DomId) -> Result<NodePath, PathError> {
         Ok(NodePath(path.to_absolute(caller)?.into_boxed_str()))
     }
 
-    /// The root.
+    /// Returns the path of the root.
     pub(super) fn root() -> NodePath {
         NodePath("/".into())
     }
 
-    /// The text.
+    /// Returns the path as text.
     pub(super) fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The names from the top down; none for the root.
+    /// Returns the names from the root down; none for the root itself.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         names(&self.0)
     }
 
-    /// How many names.
+    /// Returns the number of names.
     pub(super) fn depth(&self) -> usize {
         self.names().count()
     }
 
-    /// The node `name` directly below.
+    /// Returns the path of the child `name`.
     pub(super) fn child(&self, name: &str) -> NodePath {
         let above = self.0.trim_end_matches('/');
         NodePath(format!("{above}/{name}").into_boxed_str())
     }
 
-    /// The node above; none for the root.
+    /// Returns the path of the parent; `None` for the root.
     pub(super) fn parent(&self) -> Option<NodePath> {
         parent(&self.0).map(|above| NodePath(above.into()))
     }
 
-    /// The ancestor with only the first `depth` names (all of them, if there are fewer).
+    /// Returns the ancestor with the first `depth` names, or the path itself if it has fewer.
     pub(super) fn ancestor(&self, depth: usize) -> NodePath {
         let mut path = String::new();
         for name in self.names().take(depth) {
@@ -59,7 +59,7 @@ impl NodePath {
         NodePath(path.into_boxed_str())
     }
 
-    /// This path, then its ancestors up to the root.
+    /// Returns this path, then its ancestors up to the root.
     pub(super) fn upwards(&self) -> impl Iterator<Item = &str> {
         std::iter::successors(Some(self.as_str()), |path| parent(path))
     }
@@ -77,12 +77,12 @@ impl fmt::Display for NodePath {
     }
 }
 
-/// The names in an absolute path.
+/// Returns the names in an absolute path.
 pub(super) fn names(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|name| !name.is_empty())
 }
 
-/// The path above an absolute one; none for the root.
+/// Returns the parent of an absolute path; `None` for the root.
 pub(super) fn parent(path: &str) -> Option<&str> {
     match path.rsplit_once('/') {
         Some(("", "")) | None => None,
@@ -100,13 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn relative_paths_lie_below_the_callers_home() {
+    fn relative_path_resolves_below_home_of_caller() {
         assert_eq!(path("data/x").as_str(), "/local/domain/7/data/x");
         assert_eq!(path("/data/x").as_str(), "/data/x");
     }
 
     #[test]
-    fn upwards_ends_at_the_root() {
+    fn upwards_ends_at_root() {
         let above = path("/a/bc/d");
         let all: Vec<&str> = above.upwards().collect();
         assert_eq!(all, ["/a/bc/d", "/a/bc", "/a", "/"]);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn family() {
+    fn child_parent_ancestor_and_depth_agree() {
         assert_eq!(NodePath::root().child("a").as_str(), "/a");
         assert_eq!(path("/a").child("b").as_str(), "/a/b");
         assert_eq!(path("/a/b").parent(), Some(path("/a")));

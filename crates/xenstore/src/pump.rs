@@ -1,18 +1,18 @@
-//! Moves messages between sockets and a [`StoreServer`], without ever waiting for one of them.
+//! Event loop of the store: moves messages between sockets and a [`StoreServer`] without blocking.
 //!
-//! A pump has an epoll descriptor of its own, which is readable when there is something to do. A
-//! thread with an event loop of its own puts that one descriptor ([`AsFd`]) into it and calls
-//! [`dispatch`](StorePump::dispatch); one without calls [`wait`](StorePump::wait).
+//! A pump has its own epoll descriptor, which is readable when there is work. A thread with its own event
+//! loop adds that one descriptor ([`AsFd`]) and calls [`dispatch`](StorePump::dispatch). Other threads
+//! call [`wait`](StorePump::wait).
 //!
-//! A round is bounded: one read of each connection that is ready, which is at most a few
-//! hundred of the smallest requests, and the output that they cause. A connection that may not be
-//! read from (see [`StoreServer::may_read`]) is left alone until it may; what it had sent before
-//! stays in a buffer of fixed size.
+//! A round is bounded: one read from each ready connection, which holds at most a few hundred requests of
+//! minimum size, and the output that they cause. While the server accepts no requests of a connection
+//! ([`StoreServer::may_read`]), the pump does not read from it. Messages that were read before stay in
+//! a buffer of fixed size.
 
 // #syscall driver epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2,ppoll: the store waits for its clients
 
 use super::server::{ConnectionId, Leftovers, StoreServer, TooManyConnections};
-use super::transport::{Moved, Stream};
+use super::transport::{Stream, Transfer};
 use super::{Limits, StoreCounters};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{FramingError, MessageReader};
@@ -23,47 +23,44 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 use thiserror::Error;
 
-/// Bytes handed to the kernel at a time.
+/// Number of bytes sent in one system call.
 const CHUNK: usize = 16 << 10;
 
-/// Connections looked at in one round.
+/// Maximum number of connections handled in one round.
 const EVENTS: usize = 32;
 
-/// Why a connection ended.
+/// Reasons for which a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum CloseReason {
-    /// The other side closed it.
+    /// Close by the domain.
     #[error("the domain closed its store connection")]
     Peer,
-    /// The server dropped it: too much unread output, or its domain was released.
+    /// Drop by the server: too much unread output, or a released domain.
     #[error("the store dropped the connection: it did not read, or its domain was released")]
     Dropped,
-    /// What it sent is no message.
+    /// Bytes that are no message.
     #[error(transparent)]
     Framing(#[from] FramingError),
-    /// The socket failed.
+    /// Failure of the socket.
     #[error("the store connection failed: {0}")]
     System(#[from] Errno),
 }
 
-/// A connection that ended.
+/// Record of a connection that ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Closed {
-    /// Which.
     pub connection: ConnectionId,
-    /// Whose.
     pub domain: DomId,
-    /// Why.
     pub reason: CloseReason,
 }
 
-/// Why a connection was not taken.
+/// Reasons for which a connection is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum AttachError {
-    /// The domain has enough.
+    /// Connection above the limit of the domain.
     #[error(transparent)]
     TooMany(#[from] TooManyConnections),
-    /// The system refused.
+    /// System error.
     #[error("cannot watch a store connection: {0}")]
     System(#[from] Errno),
 }
@@ -73,12 +70,12 @@ struct StoreConnection {
     stream: Stream,
     reader: MessageReader,
     domain: DomId,
-    /// The reader may hold a message that the server is not ready for.
+    /// Set while the reader may hold a message that the server does not accept yet.
     stalled: bool,
     interest: epoll::EventFlags,
 }
 
-/// A server and the sockets it serves.
+/// Server with the sockets that it serves.
 #[derive(Debug)]
 pub struct StorePump {
     server: StoreServer,
@@ -88,10 +85,10 @@ pub struct StorePump {
 }
 
 impl StorePump {
-    /// A new store without connections.
+    /// Creates an empty store without connections.
     ///
     /// # Errors
-    /// When the system refuses another descriptor.
+    /// Returns the kernel's error if it refuses an epoll descriptor.
     pub fn new(limits: Limits) -> Result<StorePump, Errno> {
         Ok(StorePump {
             server: StoreServer::new(limits),
@@ -101,10 +98,11 @@ impl StorePump {
         })
     }
 
-    /// Serves the domain at the other end of `socket`, a stream socket.
+    /// Adds a connection of `domain` over the stream socket `socket`.
     ///
     /// # Errors
-    /// [`AttachError`]; the socket is closed then.
+    /// Returns [`AttachError`] if the domain has too many connections or a system call fails. The socket
+    /// is closed then.
     pub fn attach(
         &mut self,
         socket: OwnedFd,
@@ -130,48 +128,48 @@ impl StorePump {
         Ok(id)
     }
 
-    /// Ends a connection. Idempotent.
+    /// Ends a connection. Calls for a connection that ended do nothing.
     pub fn detach(&mut self, id: ConnectionId) {
         self.connections.remove(&id);
         self.server.disconnect(id);
-        self.settle();
+        self.flush_ready();
     }
 
-    /// As [`StoreServer::introduce`], and sends the events.
+    /// Introduces a domain as [`StoreServer::introduce`] does, and sends the events.
     pub fn introduce(&mut self, domain: DomId) {
         self.server.introduce(domain);
-        self.settle();
+        self.flush_ready();
     }
 
-    /// As [`StoreServer::release`], and sends the events.
+    /// Releases a domain as [`StoreServer::release`] does, and sends the events.
     pub fn release(&mut self, domain: DomId, leftovers: Leftovers) {
         self.server.release(domain, leftovers);
-        self.settle();
+        self.flush_ready();
     }
 
-    /// The state machine.
+    /// Returns the state machine of the store.
     pub fn server(&self) -> &StoreServer {
         &self.server
     }
 
-    /// What the server counted.
+    /// Returns the counters of the server.
     pub fn counters(&self) -> &StoreCounters {
         self.server.counters()
     }
 
-    /// The next connection that ended other than by [`detach`](Self::detach), each once. Ask after
-    /// every call that may end some: [`dispatch`](Self::dispatch), [`introduce`](Self::introduce),
+    /// Returns the next connection that ended for another reason than [`detach`](Self::detach). Each is
+    /// returned once. Call this after [`dispatch`](Self::dispatch), [`introduce`](Self::introduce) and
     /// [`release`](Self::release).
     pub fn take_closed(&mut self) -> Option<Closed> {
         self.closed.pop_front()
     }
 
-    /// Waits until there is something to do, for at most `timeout`, and does it.
+    /// Blocks until there is work, for at most `timeout`, and does it.
     ///
     /// # Errors
-    /// When the system fails; no connection's fault.
+    /// Returns the kernel's error on poll or epoll. Errors of a connection only end that connection.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Errno> {
-        // A timeout beyond what the type holds is as good as none.
+        // A timeout beyond the range of `Timespec` is no timeout.
         let timeout = Timespec::try_from(timeout).ok();
         let mut ready = [PollFd::new(&self.epoll, PollFlags::IN)];
         match poll(&mut ready, timeout.as_ref()) {
@@ -180,10 +178,10 @@ impl StorePump {
         }
     }
 
-    /// Does what can be done without waiting: reads requests, answers them, sends.
+    /// Reads requests, handles them and sends output, without blocking.
     ///
     /// # Errors
-    /// When the system fails; no connection's fault.
+    /// Returns the kernel's error on epoll. Errors of a connection only end that connection.
     pub fn dispatch(&mut self) -> Result<(), Errno> {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -197,7 +195,7 @@ impl StorePump {
                 self.close(id, reason);
             }
         }
-        self.settle();
+        self.flush_ready();
         Ok(())
     }
 
@@ -207,7 +205,7 @@ impl StorePump {
             return Ok(());
         };
         if connection.stalled {
-            // Nobody is left to read the answers it waits for, and this event would not cease.
+            // The peer cannot read the replies any more, and level-triggered epoll would report this again.
             if flags.intersects(gone) {
                 return Err(CloseReason::Peer);
             }
@@ -218,15 +216,15 @@ impl StorePump {
         self.flush(id)
     }
 
-    /// Sends what is there to send, and goes on with connections that had to wait for that.
-    fn settle(&mut self) {
+    /// Sends the output of all ready connections, and resumes connections that waited for that.
+    fn flush_ready(&mut self) {
         loop {
             while let Some(id) = self.server.take_ready() {
                 if let Err(reason) = self.flush(id) {
                     self.close(id, reason);
                 }
             }
-            // Ends: each round takes messages out of buffers that are not filled here.
+            // The loop ends: each iteration takes messages from buffers that are not filled here.
             if !self.resume() {
                 break;
             }
@@ -234,7 +232,7 @@ impl StorePump {
         self.update_interest();
     }
 
-    /// Goes on with stalled connections; whether any request was handled.
+    /// Resumes stalled connections that the server accepts requests of. Returns `true` if it resumed any.
     fn resume(&mut self) -> bool {
         let stalled: Vec<ConnectionId> = self
             .connections
@@ -253,22 +251,22 @@ impl StorePump {
         !stalled.is_empty()
     }
 
-    /// Sends to one connection as much as goes.
+    /// Sends the output of one connection until the socket is full.
     fn flush(&mut self, id: ConnectionId) -> Result<(), CloseReason> {
         let Some(connection) = self.connections.get(&id) else {
             return Ok(());
         };
         let mut chunk = [0; CHUNK];
         loop {
-            let outbox = self.server.outbox(id).ok_or(CloseReason::Dropped)?;
-            let len = outbox.peek(&mut chunk);
+            let output = self.server.output(id).ok_or(CloseReason::Dropped)?;
+            let len = output.peek(&mut chunk);
             if len == 0 {
                 return Ok(());
             }
             match connection.stream.send(&chunk[..len])? {
-                Moved::Bytes(sent) => outbox.advance(sent),
-                Moved::NotNow => return Ok(()),
-                Moved::Closed => return Err(CloseReason::Peer),
+                Transfer::Bytes(sent) => output.advance(sent),
+                Transfer::WouldBlock => return Ok(()),
+                Transfer::Closed => return Err(CloseReason::Peer),
             }
         }
     }
@@ -281,14 +279,14 @@ impl StorePump {
         }
     }
 
-    /// Tells epoll what each connection waits for.
+    /// Updates the epoll events of each connection.
     fn update_interest(&mut self) {
         let mut failed = Vec::new();
         for (id, connection) in &mut self.connections {
             let mut wanted = epoll::EventFlags::empty();
-            let waits_for_room = self.server.outbox(*id).is_some_and(|outbox| !outbox.is_empty());
+            let output_waits = self.server.output(*id).is_some_and(|output| !output.is_empty());
             wanted.set(epoll::EventFlags::IN, !connection.stalled);
-            wanted.set(epoll::EventFlags::OUT, waits_for_room);
+            wanted.set(epoll::EventFlags::OUT, output_waits);
             if wanted == connection.interest {
                 continue;
             }
@@ -305,30 +303,30 @@ impl StorePump {
 }
 
 impl AsFd for StorePump {
-    /// Readable when [`dispatch`](Self::dispatch) has something to do.
+    /// Returns the epoll descriptor. It is readable when [`dispatch`](Self::dispatch) has work.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 }
 
 impl StoreConnection {
-    /// Reads once.
+    /// Reads once from the socket into the buffer.
     fn fill(&mut self) -> Result<(), CloseReason> {
         match self.stream.receive(self.reader.spare())? {
-            Moved::Bytes(len) => {
+            Transfer::Bytes(len) => {
                 self.reader.commit(len);
                 Ok(())
             }
-            Moved::NotNow => Ok(()),
-            Moved::Closed => Err(CloseReason::Peer),
+            Transfer::WouldBlock => Ok(()),
+            Transfer::Closed => Err(CloseReason::Peer),
         }
     }
 
-    /// Hands over the messages that were read, as far as the server wants them.
+    /// Passes buffered messages to the server until it accepts no more.
     fn process(&mut self, id: ConnectionId, server: &mut StoreServer) -> Result<(), CloseReason> {
         loop {
             if !server.may_read(id) {
-                // Whether a whole message waits is not known; it is looked at when it may be.
+                // The buffer may hold a whole message. It is parsed when the server accepts requests again.
                 self.stalled = true;
                 return Ok(());
             }

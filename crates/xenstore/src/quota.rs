@@ -1,48 +1,48 @@
-//! What one domain may use up, and how often something was refused.
+//! Quotas: limits of one domain, and counters of the requests that they refused.
 //!
-//! A domain that is not privileged pays for what it owns: nodes, watches, transactions, output that
-//! it does not read. Privileged connections are exempt, but for two bounds: the depth of a path,
-//! which bounds recursion over the tree (XSA-418), and a wide bound on unread output.
+//! An unprivileged domain pays for what it owns: nodes, watches, transactions, unread output. Privileged
+//! connections are exempt from all limits but two: the depth of a path, which bounds recursion over the
+//! tree (XSA-418), and a high limit of unread output.
 
 use ringfence_wire::xenstore::ErrorName;
 
-/// Paths are never deeper than this, whatever [`Limits::depth`] says: the tree is walked and dropped
-/// recursively.
+/// Maximum depth of a path, whatever [`Limits::depth`] says. The tree is walked and dropped recursively.
 pub const DEPTH_MAX: usize = 64;
 
-/// Most characters of a watch's token: with the longest path it just fits into one event.
+/// Maximum length of a watch's token in bytes. With the longest path it just fits into one event.
 pub(super) const TOKEN_MAX: usize = 4096 - 3072 - 2;
 
-/// Bounds for each unprivileged domain, all its connections together where nothing else is said.
-/// The defaults are those of xenstored where it has such a bound.
+/// Limits of each unprivileged domain, over all its connections unless a field says otherwise. Where
+/// xenstored has the same limit, the default is xenstored's.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Nodes owned. Default 1000.
+    /// Number of owned nodes. Default 1000.
     pub nodes: usize,
-    /// Bytes of names and values in these nodes. Default 512 KiB.
+    /// Bytes of names and values in owned nodes. Default 512 KiB.
     pub node_bytes: usize,
-    /// Bytes of one value. Default 2048.
+    /// Length of one value in bytes. Default 2048.
     pub value_bytes: usize,
-    /// Permission entries of one node. Default 5.
+    /// Number of permission entries of one node. Default 5.
     pub permissions: usize,
-    /// Names in a path, for privileged connections as well; at most [`DEPTH_MAX`]. Default 32.
+    /// Number of names in a path; applies to privileged connections as well. At most [`DEPTH_MAX`]. Default
+    /// 32.
     pub depth: usize,
-    /// Watches. Default 128.
+    /// Number of watches. Default 128.
     pub watches: usize,
-    /// Open transactions. Default 10.
+    /// Number of open transactions. Default 10.
     pub transactions: usize,
-    /// Nodes that one transaction looks at. Default 1024.
+    /// Number of nodes in the read set of one transaction. Default 1024.
     pub transaction_nodes: usize,
-    /// Bytes of paths and values that one transaction remembers. Default 256 KiB.
+    /// Bytes of paths and values that one transaction keeps. Default 256 KiB.
     pub transaction_bytes: usize,
-    /// Connections. Default 4.
+    /// Number of connections. Default 4.
     pub connections: usize,
-    /// Unread output of one connection above which its requests are not read. For a privileged
-    /// connection: above which no unprivileged domain's requests are read. Default 64 KiB.
+    /// Unread output of one connection above which its requests are not read. For a privileged connection,
+    /// all unprivileged domains' requests are not read either. Default 64 KiB.
     pub output_soft: usize,
-    /// Unread output that ends a connection. Default 512 KiB.
+    /// Unread output above which a connection is dropped. Default 512 KiB.
     pub output_hard: usize,
-    /// The same for a privileged connection. Default 16 MiB.
+    /// Unread output above which a privileged connection is dropped. Default 16 MiB.
     pub output_hard_privileged: usize,
 }
 
@@ -68,16 +68,16 @@ impl Default for Limits {
 
 macro_rules! quotas {
     ($($(#[$doc:meta])* $variant:ident => $field:ident,)*) => {
-        /// A bound of [`Limits`] that a request ran into.
+        /// Limit in [`Limits`] that refused a request.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(super) enum Quota { $($(#[$doc])* $variant,)* }
 
-        /// How often each bound refused something, since the server was made.
+        /// Counters of refusals by each limit.
         #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
         pub struct Refusals { $($(#[$doc])* pub $field: u64,)* }
 
         impl Refusals {
-            /// Each count with its name.
+            /// Returns each counter with its name.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)*].into_iter()
             }
@@ -90,57 +90,56 @@ macro_rules! quotas {
 }
 
 quotas! {
-    /// A node more than [`Limits::nodes`].
+    /// Nodes above [`Limits::nodes`].
     Nodes => nodes,
-    /// Names and values beyond [`Limits::node_bytes`].
+    /// Names and values above [`Limits::node_bytes`].
     NodeBytes => node_bytes,
-    /// A value longer than [`Limits::value_bytes`].
+    /// Values longer than [`Limits::value_bytes`].
     ValueBytes => value_bytes,
-    /// More entries than [`Limits::permissions`].
+    /// Permission lists longer than [`Limits::permissions`].
     Permissions => permissions,
-    /// A path deeper than [`Limits::depth`].
+    /// Paths deeper than [`Limits::depth`].
     Depth => depth,
-    /// A watch more than [`Limits::watches`].
+    /// Watches above [`Limits::watches`].
     Watches => watches,
-    /// A transaction more than [`Limits::transactions`].
+    /// Transactions above [`Limits::transactions`].
     Transactions => transactions,
-    /// A node more than [`Limits::transaction_nodes`].
+    /// Nodes above [`Limits::transaction_nodes`].
     TransactionNodes => transaction_nodes,
-    /// Paths and values beyond [`Limits::transaction_bytes`].
+    /// Paths and values above [`Limits::transaction_bytes`].
     TransactionBytes => transaction_bytes,
-    /// A connection more than [`Limits::connections`].
+    /// Connections above [`Limits::connections`].
     Connections => connections,
 }
 
-/// What the server counts, since it was made.
+/// Counters of a server since its creation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct StoreCounters {
-    /// Requests answered, errors included.
+    /// Requests with a reply, errors included.
     pub requests: u64,
-    /// Requests that were malformed (EINVAL) or unknown (ENOSYS).
+    /// Malformed (EINVAL) or unknown (ENOSYS) requests.
     pub malformed: u64,
-    /// Requests refused for want of permission (EACCES, EPERM).
+    /// Requests refused without permission (EACCES, EPERM).
     pub denied: u64,
-    /// Transactions that ended with EAGAIN.
+    /// Transactions refused with EAGAIN.
     pub conflicts: u64,
-    /// Watch events queued.
+    /// Queued watch events.
     pub events: u64,
-    /// Watch events not queued because an equal one was waiting to be read (XSA-349).
+    /// Watch events that were merged with an equal waiting one (XSA-349).
     pub events_merged: u64,
-    /// Times a connection's unread output went above [`Limits::output_soft`].
+    /// Number of times that a connection's unread output exceeded [`Limits::output_soft`].
     pub output_paused: u64,
-    /// Connections ended because their unread output went above [`Limits::output_hard`].
+    /// Connections dropped because their unread output exceeded the hard limit.
     pub output_overrun: u64,
-    /// Refusals by quota.
     pub refused: Refusals,
 }
 
-/// Why a request is not done.
+/// Reasons for which a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// By the protocol's rules.
+    /// Violation of the protocol's rules.
     Error(ErrorName),
-    /// By a bound; the client is told `ENOSPC`.
+    /// Exceeded limit; the error in the reply is `ENOSPC`.
     Quota(Quota),
 }
 

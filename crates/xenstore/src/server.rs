@@ -1,31 +1,32 @@
-//! The xenstore server as a state machine: messages in, messages out, no I/O.
+//! Xenstore server as a state machine: messages in, messages out, no I/O.
 //!
 //! ```text
 //!  connect ──> ConnectionId
 //!  while may_read(id):  handle(id, header, payload)
-//!  while let Some(id) = take_ready():  send what outbox(id) holds, or close when it is None
+//!  while let Some(id) = take_ready():  send what output(id) holds, or close when it is None
 //! ```
 //!
-//! Every answer and every watch event goes to an [`Outbox`] that belongs to the server, because what
-//! a connection has not read yet is bounded like all else that it can make the server hold:
+//! Every reply and every watch event goes to the [`OutputQueue`] of its connection. The server owns the
+//! queues, because unread output is limited like everything else that a client makes the server keep:
 //!
-//! * Above [`Limits::output_soft`] its requests are not to be read ([`StoreServer::may_read`]).
-//! * Above [`Limits::output_hard`], which only watch events can reach, the connection is dropped.
-//! * A privileged connection that is behind holds up all unprivileged ones instead: they are
-//!   what its events come from, and a guest must not be able to cut off the toolstack.
+//! * Above [`Limits::output_soft`] the connection's requests must not be read
+//!   ([`StoreServer::may_read`]).
+//! * Above [`Limits::output_hard`] the connection is dropped. Only watch events can reach that limit.
+//! * A privileged connection above its soft limit pauses all unprivileged connections instead. They
+//!   cause its events, and a guest must not be able to disconnect the toolstack.
 //!
-//! A guest that keeps changing what the toolstack works on could starve it of commits. So after a
-//! conflict the next transaction of a privileged connection holds up the unprivileged ones as well,
-//! until it ends.
+//! A guest that keeps changing the toolstack's nodes could make every commit of the toolstack fail. So
+//! the first transaction of a privileged connection after a conflict pauses the unprivileged
+//! connections until it ends.
 
 use super::access::{Actor, Change, ChangeKind};
-use super::outbox::Outbox;
+use super::output::OutputQueue;
 use super::path::NodePath;
 use super::quota::{Limits, Quota, Refusal, Refusals, StoreCounters};
 use super::transaction::Transaction;
 use super::tree::{Node, Tree, without_domain};
 use super::watch::{Versions, WatchTable};
-use requests::{Answer, Then};
+use requests::{Answer, Effect};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
     ErrorName, Header, Path, WatchPath, domain_path, emit_error, emit_event, emit_reply,
@@ -35,56 +36,55 @@ use thiserror::Error;
 
 mod requests;
 
-/// The domain that owns the root, and inherits what released domains leave.
+/// Domain that owns the root, and the nodes that released domains leave.
 const STORE_OWNER: DomId = DomId(0);
 
-/// A connection's number; never used twice by one server.
+/// Id of a connection; never reused by one server.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId(u64);
 
 impl ConnectionId {
-    /// The number, for use as an event loop's key.
+    /// Returns the id as a number, for use as an event loop's key.
     pub fn get(self) -> u64 {
         self.0
     }
 
-    /// The connection with that number, if it came from [`get`](Self::get).
+    /// Returns the id with the number that [`get`](Self::get) returned.
     pub fn from_key(key: u64) -> ConnectionId {
         ConnectionId(key)
     }
 }
 
-/// A domain has as many connections as it may have.
+/// Refusal of a connection above the limit of its domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("domain {domain} has {limit} store connections already")]
 pub struct TooManyConnections {
-    /// The domain.
     pub domain: DomId,
-    /// [`Limits::connections`].
+    /// Value of [`Limits::connections`].
     pub limit: usize,
 }
 
-/// What becomes of a released domain's nodes. Either way, no node grants anything any more to
-/// the number, which another domain may get (XSA-322).
+/// Treatment of a released domain's nodes. In both cases no permission list names the domain id
+/// afterwards, because another domain may get the same id (XSA-322).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Leftovers {
-    /// Its home and whatever else it owns is removed (XSA-417).
+    /// The domain's home and all other nodes that it owns are removed (XSA-417).
     Remove,
-    /// All stays; domain 0 becomes the owner.
+    /// All nodes stay, and domain 0 becomes their owner.
     Keep,
 }
 
 #[derive(Debug)]
 struct Connection {
     actor: Actor,
-    outbox: Outbox,
+    output: OutputQueue,
     transactions: BTreeMap<u32, Transaction>,
     next_transaction: u32,
-    /// A privileged connection's last commit met a conflict.
+    /// Set if the last commit of a privileged connection met a conflict.
     conflicted: bool,
 }
 
-/// The store. See the module's description.
+/// State of the store: tree, watches, connections and transactions. See the module's description.
 #[derive(Debug)]
 pub struct StoreServer {
     limits: Limits,
@@ -94,13 +94,13 @@ pub struct StoreServer {
     next_connection: u64,
     introduced: BTreeSet<DomId>,
     ready: BTreeSet<ConnectionId>,
-    /// The privileged connection whose transaction holds up the unprivileged ones.
+    /// Privileged connection, and its transaction that pauses the unprivileged connections.
     exclusive: Option<(ConnectionId, u32)>,
     counters: StoreCounters,
 }
 
 impl StoreServer {
-    /// A store with nothing in it but the root, which domain 0 owns.
+    /// Creates a store with only the root, which domain 0 owns.
     pub fn new(limits: Limits) -> StoreServer {
         StoreServer {
             limits,
@@ -115,21 +115,21 @@ impl StoreServer {
         }
     }
 
-    /// The bounds in force.
+    /// Returns the limits in force.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// What was counted so far.
+    /// Returns the counters of this server.
     pub fn counters(&self) -> &StoreCounters {
         &self.counters
     }
 
-    /// A new connection on behalf of `domain`. Only `privileged` ones are exempt from permissions
-    /// and quotas.
+    /// Adds a connection of `domain`. Only `privileged` connections are exempt from permissions and
+    /// quotas.
     ///
     /// # Errors
-    /// [`TooManyConnections`], for an unprivileged one.
+    /// Returns [`TooManyConnections`] for an unprivileged connection above the limit.
     pub fn connect(
         &mut self,
         domain: DomId,
@@ -145,7 +145,7 @@ impl StoreServer {
         self.next_connection += 1;
         let connection = Connection {
             actor,
-            outbox: Outbox::default(),
+            output: OutputQueue::default(),
             transactions: BTreeMap::new(),
             next_transaction: 1,
             conflicted: false,
@@ -154,17 +154,17 @@ impl StoreServer {
         Ok(id)
     }
 
-    /// Ends a connection with its watches and transactions. Idempotent.
+    /// Ends a connection with its watches and transactions. Does nothing for an ended connection.
     pub fn disconnect(&mut self, id: ConnectionId) {
         if self.connections.remove(&id).is_some() {
             self.watches.remove_all(id);
-            self.leave_exclusive(id, None);
+            self.end_exclusive(id, None);
             self.ready.insert(id);
         }
     }
 
-    /// Whether the connection is still there: the server drops it when it does not read its output,
-    /// and when its domain is released.
+    /// Returns `true` while the connection exists. The server drops a connection that exceeds the limit
+    /// of unread output, and the connections of a released domain.
     pub fn is_connected(&self, id: ConnectionId) -> bool {
         self.connections.contains_key(&id)
     }
@@ -176,15 +176,15 @@ impl StoreServer {
             .map(|(id, connection)| (*id, connection))
     }
 
-    /// Says that `domain` exists now. Fires `@introduceDomain`, once.
+    /// Records that `domain` exists. Fires `@introduceDomain` the first time.
     pub fn introduce(&mut self, domain: DomId) {
         if self.introduced.insert(domain) {
             self.fire_special(WatchPath::IntroduceDomain.as_str());
         }
     }
 
-    /// Says that `domain` is gone: ends its unprivileged connections, settles what it owned as
-    /// `leftovers` says, and fires `@releaseDomain` if it had been introduced. Idempotent.
+    /// Records that `domain` is gone: ends its unprivileged connections, treats its nodes as
+    /// `leftovers` says, and fires `@releaseDomain` if the domain was introduced. Can be repeated.
     pub fn release(&mut self, domain: DomId, leftovers: Leftovers) {
         let gone: Vec<ConnectionId> = self
             .of_domain(domain)
@@ -195,32 +195,32 @@ impl StoreServer {
             self.disconnect(id);
         }
         if domain != STORE_OWNER {
-            self.settle_nodes(domain, leftovers);
+            self.release_nodes(domain, leftovers);
         }
         if self.introduced.remove(&domain) {
             self.fire_special(WatchPath::ReleaseDomain.as_str());
         }
     }
 
-    fn settle_nodes(&mut self, domain: DomId, leftovers: Leftovers) {
+    fn release_nodes(&mut self, domain: DomId, leftovers: Leftovers) {
         let before = self.tree.clone();
         let mut changes = Vec::new();
         if leftovers == Leftovers::Remove {
-            let mut doomed = self.tree.topmost(|node| node.owner() == domain);
+            let mut removed = self.tree.topmost(|node| node.owner() == domain);
             let home = domain_path(domain);
             let home = Path::parse(home.as_bytes()).map(|home| NodePath::resolve(home, domain));
-            doomed.extend(home.into_iter().flatten());
-            for path in doomed {
+            removed.extend(home.into_iter().flatten());
+            for path in removed {
                 if self.tree.remove(path.as_str()) {
                     changes.push(Change { path, kind: ChangeKind::Removed });
                 }
             }
         }
-        let names_it = |node: &Node| {
+        let names_domain = |node: &Node| {
             let mut entries = node.permissions().entries().iter();
             entries.any(|entry| entry.domain == domain)
         };
-        for path in self.tree.all(names_it) {
+        for path in self.tree.all(names_domain) {
             if let Some(node) = self.tree.get(path.as_str()) {
                 let list = without_domain(node.permissions(), domain, STORE_OWNER);
                 self.tree.set_permissions(path.as_str(), &list);
@@ -229,38 +229,38 @@ impl StoreServer {
         self.fire(&before, &changes);
     }
 
-    /// Whether a request of this connection may be read and handled now. If not, ask again when
-    /// output was sent or other requests were handled.
+    /// Returns `true` if a request of this connection may be read and handled now. After `false`, ask
+    /// again when output was sent or other requests were handled.
     pub fn may_read(&self, id: ConnectionId) -> bool {
         let Some(connection) = self.connections.get(&id) else {
             return false;
         };
-        if connection.outbox.cost() > self.limits.output_soft {
+        if connection.output.cost() > self.limits.output_soft {
             return false;
         }
-        connection.actor.privileged || !self.unprivileged_wait()
+        connection.actor.privileged || !self.unprivileged_paused()
     }
 
-    fn unprivileged_wait(&self) -> bool {
+    fn unprivileged_paused(&self) -> bool {
         let behind = |connection: &Connection| {
-            connection.actor.privileged && connection.outbox.cost() > self.limits.output_soft
+            connection.actor.privileged && connection.output.cost() > self.limits.output_soft
         };
         self.exclusive.is_some() || self.connections.values().any(behind)
     }
 
-    /// A connection with something to do: output to send, or to be closed because it is no longer
-    /// [connected](Self::is_connected). Each is named once until there is more.
+    /// Returns a connection with work: output to send, or a socket to close because the connection is no
+    /// longer [connected](Self::is_connected). Returns each once until it has new work.
     pub fn take_ready(&mut self) -> Option<ConnectionId> {
         self.ready.pop_first()
     }
 
-    /// What is to be sent to the connection; `None` when it is no longer there.
-    pub fn outbox(&mut self, id: ConnectionId) -> Option<&mut Outbox> {
-        self.connections.get_mut(&id).map(|connection| &mut connection.outbox)
+    /// Returns the output queue of the connection; `None` if the connection ended.
+    pub fn output(&mut self, id: ConnectionId) -> Option<&mut OutputQueue> {
+        self.connections.get_mut(&id).map(|connection| &mut connection.output)
     }
 
-    /// Does one request. The payload is what came with the header; its length is bounded by
-    /// whoever cut it from the stream. Does nothing for a connection that is no longer there.
+    /// Handles one request and queues its reply and events. The caller limits the length of `payload`.
+    /// Does nothing for a connection that ended.
     pub fn handle(&mut self, id: ConnectionId, header: &Header, payload: &[u8]) {
         if !self.is_connected(id) {
             return;
@@ -268,25 +268,25 @@ impl StoreServer {
         self.counters.requests += 1;
         let answer = self.answer(id, header, payload);
         let mut message = Vec::new();
-        let then = match answer {
-            Ok(Answer { payload, then }) => match emit_reply(header, &payload, &mut message) {
-                Ok(()) => then,
+        let effect = match answer {
+            Ok(Answer { payload, effect }) => match emit_reply(header, &payload, &mut message) {
+                Ok(()) => effect,
                 Err(_) => {
                     emit_error(header, ErrorName::TooBig, &mut message);
-                    Then::Nothing
+                    Effect::None
                 }
             },
             Err(refusal) => {
                 self.count_refusal(refusal);
                 emit_error(header, refusal.error_name(), &mut message);
-                Then::Nothing
+                Effect::None
             }
         };
         self.push_reply(id, message);
-        match then {
-            Then::Nothing => {}
-            Then::Changed(before, changes) => self.fire(&before, &changes),
-            Then::Watching(name, token) => self.push_events(&[(id, name, token)]),
+        match effect {
+            Effect::None => {}
+            Effect::Changed(before, changes) => self.fire(&before, &changes),
+            Effect::WatchSet(name, token) => self.push_events(&[(id, name, token)]),
         }
     }
 
@@ -307,9 +307,9 @@ impl StoreServer {
     fn push_reply(&mut self, id: ConnectionId, message: Vec<u8>) {
         let soft = self.limits.output_soft;
         if let Some(connection) = self.connections.get_mut(&id) {
-            let before = connection.outbox.cost();
-            connection.outbox.push_reply(message);
-            if before <= soft && connection.outbox.cost() > soft {
+            let before = connection.output.cost();
+            connection.output.push_reply(message);
+            if before <= soft && connection.output.cost() > soft {
                 self.counters.output_paused += 1;
             }
             self.ready.insert(id);
@@ -321,7 +321,7 @@ impl StoreServer {
             let versions = Versions { before, after: &self.tree };
             let mut events = Vec::new();
             self.watches.match_change(change, versions, |watch, path| {
-                let name = watch.name(path).to_owned();
+                let name = watch.event_path(path).to_owned();
                 events.push((watch.connection, name, watch.token.clone()));
             });
             self.push_events(&events);
@@ -340,7 +340,7 @@ impl StoreServer {
         let mut message = Vec::new();
         for (id, path, token) in events {
             message.clear();
-            // Tokens are bounded so that every path fits beside them.
+            // The limit of a token leaves room for every path.
             if emit_event(path, token, &mut message).is_ok() {
                 self.push_event(*id, &message);
             }
@@ -351,13 +351,13 @@ impl StoreServer {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        let before = connection.outbox.cost();
-        if !connection.outbox.push_event(message) {
+        let before = connection.output.cost();
+        if !connection.output.push_event(message) {
             self.counters.events_merged += 1;
             return;
         }
         self.counters.events += 1;
-        let cost = connection.outbox.cost();
+        let cost = connection.output.cost();
         if before <= self.limits.output_soft && cost > self.limits.output_soft {
             self.counters.output_paused += 1;
         }
@@ -373,7 +373,7 @@ impl StoreServer {
         }
     }
 
-    /// Checks that accounts and bounds hold; for tests and fuzzing.
+    /// Checks usage accounts and limits. For tests and fuzzing.
     #[doc(hidden)]
     pub fn audit(&self) -> Result<(), String> {
         self.tree.audit()?;
@@ -387,7 +387,7 @@ impl StoreServer {
             let used = [
                 ("watches", self.watches.count(domain), self.limits.watches),
                 ("transactions", open, self.limits.transactions),
-                ("output", connection.outbox.cost(), self.limits.output_hard),
+                ("output", connection.output.cost(), self.limits.output_hard),
             ];
             for (what, used, limit) in used {
                 if used > limit {
@@ -398,23 +398,23 @@ impl StoreServer {
         Ok(())
     }
 
-    /// Whether no connection, watch or hold-up is left; for tests and fuzzing.
+    /// Returns `true` if no connection, watch or exclusive transaction exists. For tests and fuzzing.
     #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn is_idle(&self) -> bool {
         self.connections.is_empty() && self.watches.is_empty() && self.exclusive.is_none()
     }
 
-    /// Nodes that `domain` owns.
+    /// Returns the number of nodes that `domain` owns.
     pub fn nodes_of(&self, domain: DomId) -> usize {
         self.tree.usage(domain).nodes
     }
 
-    /// Bytes of names and values in nodes that `domain` owns.
+    /// Returns the bytes of names and values in nodes that `domain` owns.
     pub fn bytes_of(&self, domain: DomId) -> usize {
         self.tree.usage(domain).bytes
     }
 
-    /// Refusals by quota so far.
+    /// Returns the counters of refusals by quota.
     pub fn refusals(&self) -> &Refusals {
         &self.counters.refused
     }

@@ -1,4 +1,4 @@
-//! Tests of the whole store, by what clients see.
+//! Tests of the server through requests and events, without sockets.
 
 mod advisories;
 mod hostile_server;
@@ -20,13 +20,13 @@ use std::collections::BTreeMap;
 
 proptest! {
     #[test]
-    fn arbitrary_sessions_keep_every_promise(bytes in prop::collection::vec(any::<u8>(), 0..1500)) {
+    fn arbitrary_sessions_keep_accounts_and_limits(bytes in prop::collection::vec(any::<u8>(), 0..1500)) {
         fuzz_store_session(&bytes);
     }
 }
 
 #[test]
-fn arbitrary_sessions_reach_every_bound() {
+fn arbitrary_sessions_reach_every_limit() {
     // xorshift: the same sessions every time.
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut byte = || {
@@ -35,7 +35,7 @@ fn arbitrary_sessions_reach_every_bound() {
         state ^= state << 17;
         state.to_le_bytes()[3]
     };
-    let mut reached: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     for _ in 0..300 {
         let session: Vec<u8> = (0..1500).map(|_| byte()).collect();
         let counters = super::fuzz::run(&session);
@@ -48,29 +48,29 @@ fn arbitrary_sessions_reach_every_bound() {
             ("overrun", counters.output_overrun),
         ];
         for (name, count) in counters.refused.iter().chain(others) {
-            *reached.entry(name).or_default() += count;
+            *counts.entry(name).or_default() += count;
         }
     }
-    let missed: Vec<_> = reached.iter().filter(|(_, count)| **count == 0).collect();
-    assert!(missed.is_empty(), "never reached: {missed:?} of {reached:?}");
+    let missed: Vec<_> = counts.iter().filter(|(_, count)| **count == 0).collect();
+    assert!(missed.is_empty(), "never reached: {missed:?} of {counts:?}");
 }
 
-/// A server without sockets, and clients that read everything at once.
-struct Bench {
+/// Server without sockets, whose clients read all output at once.
+struct TestStore {
     server: StoreServer,
-    /// Events that a connection was sent and no test has taken yet.
+    /// Events that a connection received and no test has taken yet.
     events: BTreeMap<ConnectionId, Vec<(String, String)>>,
 }
 
 type Answer = Result<Vec<u8>, ErrorName>;
 
-impl Bench {
-    fn new() -> Bench {
-        Bench::with(Limits::default())
+impl TestStore {
+    fn new() -> TestStore {
+        TestStore::with(Limits::default())
     }
 
-    fn with(limits: Limits) -> Bench {
-        Bench { server: StoreServer::new(limits), events: BTreeMap::new() }
+    fn with(limits: Limits) -> TestStore {
+        TestStore { server: StoreServer::new(limits), events: BTreeMap::new() }
     }
 
     fn toolstack(&mut self) -> ConnectionId {
@@ -81,14 +81,15 @@ impl Bench {
         self.server.connect(DomId(domain), false).unwrap()
     }
 
-    /// A directory `data` in the home of `domain` that it owns; the home itself is the toolstack's.
+    /// Creates the directory `data` in the home of `domain` and makes the domain its owner. The toolstack
+    /// keeps the home.
     fn home(&mut self, toolstack: ConnectionId, domain: u16) {
         let data = format!("/local/domain/{domain}/data");
         self.mkdir(toolstack, &data).unwrap();
         self.set_perms(toolstack, &data, &format!("n{domain}")).unwrap();
     }
 
-    /// Hands a request over, without reading the answer.
+    /// Handles a request without reading the reply.
     fn send(&mut self, id: ConnectionId, tx_id: u32, request: &Request<'_>) {
         let mut message = Vec::new();
         request.emit(77, tx_id, &mut message).unwrap();
@@ -96,16 +97,16 @@ impl Bench {
         self.server.handle(id, &decoded.header, decoded.payload);
     }
 
-    /// Reads all that waits for `id`; replies are returned, events kept.
+    /// Reads all output of `id`. Returns the replies and stores the events.
     fn receive(&mut self, id: ConnectionId) -> Vec<(Header, Vec<u8>)> {
         let mut reader = MessageReader::new();
         let mut replies = Vec::new();
-        let Some(outbox) = self.server.outbox(id) else {
+        let Some(output) = self.server.output(id) else {
             return replies;
         };
-        while !outbox.is_empty() {
-            let filled = outbox.peek(reader.spare());
-            outbox.advance(filled);
+        while !output.is_empty() {
+            let filled = output.peek(reader.spare());
+            output.advance(filled);
             reader.commit(filled);
             while let Some((header, payload)) = reader.next().unwrap() {
                 if header.kind == MessageType::WatchEvent {
@@ -135,7 +136,7 @@ impl Bench {
         }
     }
 
-    /// A request of any type and payload; the reply's type and payload.
+    /// Handles a request of any type and payload, and returns the reply.
     fn ask_raw(&mut self, id: ConnectionId, kind: MessageType, payload: &[u8]) -> Answer {
         let len = u32::try_from(payload.len()).unwrap();
         self.server.handle(id, &Header { kind, req_id: 5, tx_id: 0, len }, payload);
@@ -149,13 +150,13 @@ impl Bench {
         }
     }
 
-    /// The events sent to `id` since the last call.
+    /// Returns the events of `id` since the last call.
     fn events(&mut self, id: ConnectionId) -> Vec<(String, String)> {
-        assert!(self.receive(id).is_empty(), "a reply nobody asked for");
+        assert!(self.receive(id).is_empty(), "a reply without a request");
         self.events.remove(&id).unwrap_or_default()
     }
 
-    /// The paths of those events.
+    /// Returns the paths of the events since the last call.
     fn event_paths(&mut self, id: ConnectionId) -> Vec<String> {
         self.events(id).into_iter().map(|(path, _)| path).collect()
     }
@@ -192,7 +193,7 @@ impl Bench {
         Ok(strings(&listing))
     }
 
-    /// `list` as `n0 r5`.
+    /// Sets the permissions in `list`, such as `n0 r5`.
     fn set_perms(&mut self, id: ConnectionId, path: &str, list: &str) -> Result<(), ErrorName> {
         let permissions = permissions(list);
         self.ask(id, 0, &Request::SetPerms { path: at(path), permissions })

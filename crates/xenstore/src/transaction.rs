@@ -1,17 +1,16 @@
-//! Transactions: a private copy of the tree, and a commit that happens only if nothing that was
-//! looked at has changed meanwhile.
+//! Transactions: a private copy of the tree, and a commit that fails after a conflicting change.
 //!
-//! A transaction keeps the tree it started from, a tree with its own changes (both share all that
-//! is unchanged with everybody else's), the set of nodes that it looked at, and a log of what it
-//! changed. "Looked at" covers what an answer depended on: the node itself, and if it is not there,
-//! the nearest one above, whose permissions decided.
+//! A transaction keeps four things: the tree at its start, the tree with its own changes (both share
+//! unchanged nodes with the store), its read set, and a log of its changes. The read set holds every
+//! node that a reply depended on: the node itself, and for a missing node the nearest existing ancestor,
+//! whose permissions decided.
 //!
-//! A commit compares the change numbers of those nodes between the starting tree and the tree of now.
-//! All equal: every answer that the transaction gave would be given again now, so the log is done
-//! again on a copy of the tree of now, with all checks and quotas (XSA-420), and the copy becomes
-//! the tree. Any of them different: `EAGAIN`, and nothing happened.
+//! A commit compares the generations of the read set between the starting tree and the current tree.
+//! If all are equal, every reply of the transaction is still true. The log is then applied to a copy of
+//! the current tree, with all checks and quotas (XSA-420), and the copy becomes the tree. If any
+//! generation differs, the commit fails with `EAGAIN` and changes nothing.
 //!
-//! A transaction that changed nothing always ends well: what it read was true when it began.
+//! A transaction without changes always commits: everything that it read was true at its start.
 
 use super::access::{Actor, Change, Mutation};
 use super::path::NodePath;
@@ -20,34 +19,34 @@ use super::tree::Tree;
 use ringfence_wire::xenstore::ErrorName;
 use std::collections::BTreeSet;
 
-/// An open transaction.
+/// State of an open transaction.
 #[derive(Debug)]
 pub(super) struct Transaction {
     base: Tree,
     tree: Tree,
-    looked_at: BTreeSet<NodePath>,
+    read_set: BTreeSet<NodePath>,
     log: Vec<Mutation>,
-    /// Bytes of the paths and values in `looked_at` and `log`.
+    /// Bytes of the paths in `read_set` and of the log entries.
     bytes: usize,
 }
 
 impl Transaction {
-    /// A transaction that starts from `base`.
+    /// Creates a transaction that starts from `base`.
     pub(super) fn new(base: &Tree) -> Transaction {
         Transaction {
             base: base.clone(),
             tree: base.clone(),
-            looked_at: BTreeSet::new(),
+            read_set: BTreeSet::new(),
             log: Vec::new(),
             bytes: 0,
         }
     }
 
-    /// The tree as the transaction sees it, for an answer that depends on the node at `path`.
+    /// Adds the node at `path` to the read set and returns the tree as the transaction sees it.
     ///
     /// # Errors
-    /// A quota of the transaction.
-    pub(super) fn look_at(
+    /// Returns the quota of the transaction that is exceeded.
+    pub(super) fn tree_for_read(
         &mut self,
         path: &NodePath,
         actor: Actor,
@@ -55,25 +54,30 @@ impl Transaction {
     ) -> Result<&Tree, Refusal> {
         let (_, found) = self.tree.nearest(path.as_str());
         if found < path.depth() {
-            self.note(path.ancestor(found), actor, limits)?;
+            self.add_to_read_set(path.ancestor(found), actor, limits)?;
         }
-        self.note(path.clone(), actor, limits)?;
+        self.add_to_read_set(path.clone(), actor, limits)?;
         Ok(&self.tree)
     }
 
-    fn note(&mut self, path: NodePath, actor: Actor, limits: &Limits) -> Result<(), Quota> {
-        if self.looked_at.contains(&path) {
+    fn add_to_read_set(
+        &mut self,
+        path: NodePath,
+        actor: Actor,
+        limits: &Limits,
+    ) -> Result<(), Quota> {
+        if self.read_set.contains(&path) {
             return Ok(());
         }
-        if !actor.privileged && self.looked_at.len() >= limits.transaction_nodes {
+        if !actor.privileged && self.read_set.len() >= limits.transaction_nodes {
             return Err(Quota::TransactionNodes);
         }
-        self.remember(path.as_str().len(), actor, limits)?;
-        self.looked_at.insert(path);
+        self.charge(path.as_str().len(), actor, limits)?;
+        self.read_set.insert(path);
         Ok(())
     }
 
-    fn remember(&mut self, bytes: usize, actor: Actor, limits: &Limits) -> Result<(), Quota> {
+    fn charge(&mut self, bytes: usize, actor: Actor, limits: &Limits) -> Result<(), Quota> {
         let sum = self.bytes.saturating_add(bytes);
         if !actor.privileged && sum > limits.transaction_bytes {
             return Err(Quota::TransactionBytes);
@@ -82,10 +86,10 @@ impl Transaction {
         Ok(())
     }
 
-    /// Does `mutation` inside the transaction.
+    /// Applies `mutation` inside the transaction.
     ///
     /// # Errors
-    /// What the request is to be answered with; nothing is done then.
+    /// Returns the error of the reply. The tree is unchanged then.
     pub(super) fn apply(
         &mut self,
         mutation: Mutation,
@@ -93,36 +97,35 @@ impl Transaction {
         limits: &Limits,
     ) -> Result<(), Refusal> {
         let path = mutation.path();
-        self.look_at(path, actor, limits)?;
-        // A log entry costs its path, its value and a share of overhead, so that a long log of
-        // empty writes is bounded as well.
+        self.tree_for_read(path, actor, limits)?;
+        // A log entry costs its path, its value and its own size, so that a log of empty writes is limited too.
         let cost = path.as_str().len() + mutation.payload_len() + size_of::<Mutation>();
-        self.remember(cost, actor, limits)?;
+        self.charge(cost, actor, limits)?;
         mutation.apply(&mut self.tree, actor, limits, &mut Vec::new())?;
         self.log.push(mutation);
         Ok(())
     }
 
-    /// The tree that follows `now` when this transaction is committed, and what changed.
+    /// Commits the transaction to `current`, and returns the new tree and the changes.
     ///
     /// # Errors
-    /// `EAGAIN` after a conflict; a quota.
+    /// Returns `EAGAIN` after a conflict, or the quota that is exceeded.
     pub(super) fn commit(
         &self,
-        now: &Tree,
+        current: &Tree,
         actor: Actor,
         limits: &Limits,
     ) -> Result<(Tree, Vec<Change>), Refusal> {
-        let mut tree = now.clone();
+        let mut tree = current.clone();
         let mut changes = Vec::new();
         if self.log.is_empty() {
             return Ok((tree, changes));
         }
         let differs = |path: &NodePath| {
             let path = path.as_str();
-            self.base.generation_at(path) != now.generation_at(path)
+            self.base.generation_at(path) != current.generation_at(path)
         };
-        if self.looked_at.iter().any(differs) {
+        if self.read_set.iter().any(differs) {
             return Err(ErrorName::Again.into());
         }
         for mutation in &self.log {

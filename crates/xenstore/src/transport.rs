@@ -1,4 +1,4 @@
-//! Non-blocking bytes over whatever descriptor the store is reached by.
+//! Byte stream to the store: non-blocking reads and writes on a socket or a device.
 
 // #syscall daemon read,write: the store's device
 // #syscall daemon fcntl 1=F_GETFL: O_NONBLOCK
@@ -11,31 +11,31 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_sys::descriptors::{ByteSocket, Received};
 
-/// A byte stream that is never waited for.
+/// Non-blocking byte stream of a client or server.
 #[derive(Debug)]
 pub(super) enum Stream {
-    /// A stream socket. Each call says that it must not block: `O_NONBLOCK` belongs to the open
-    /// file, which whoever made the socket may still hold and change.
+    /// Stream socket. Each call asks for non-blocking I/O, because `O_NONBLOCK` belongs to the open file,
+    /// which the creator of the socket may still hold and change.
     Socket(ByteSocket),
-    /// A device, opened by this process and set to `O_NONBLOCK`.
+    /// Device that this process opened and set to `O_NONBLOCK`.
     Device(OwnedFd),
 }
 
-/// What became of an attempt to move bytes.
+/// Outcomes of a read or write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Moved {
-    /// So many bytes, at least one.
+pub(super) enum Transfer {
+    /// Number of bytes that were moved; at least one.
     Bytes(usize),
-    /// None now; wait for the descriptor.
-    NotNow,
-    /// The other side is gone.
+    /// Nothing can be moved until the descriptor is ready.
+    WouldBlock,
+    /// The peer closed the stream.
     Closed,
 }
 
 impl Stream {
-    /// A stream over `fd`.
+    /// Creates a stream over `fd`.
     pub(super) fn new(fd: OwnedFd) -> Result<Stream, Errno> {
-        // Asks no file system, unlike fstat: the descriptor may come from another domain.
+        // Unlike fstat, this needs no file system: the descriptor may come from another domain.
         if sockopt::socket_type(&fd) != Err(Errno::NOTSOCK) {
             return Ok(Stream::Socket(ByteSocket::new(fd)?));
         }
@@ -43,38 +43,38 @@ impl Stream {
         Ok(Stream::Device(fd))
     }
 
-    /// Reads what is there into `buffer`, which is not empty. A peer that sends descriptors along has
-    /// broken the protocol (`EBADMSG`).
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Moved, Errno> {
+    /// Reads available bytes into `buffer`, which is not empty. A peer that sends descriptors violates the
+    /// protocol (`EBADMSG`).
+    pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Transfer, Errno> {
         let outcome = match self {
             Stream::Socket(socket) => {
                 return match socket.receive(buffer)? {
-                    Received::Bytes(len) => Ok(Moved::Bytes(len)),
-                    Received::Empty => Ok(Moved::NotNow),
-                    Received::Closed => Ok(Moved::Closed),
+                    Received::Bytes(len) => Ok(Transfer::Bytes(len)),
+                    Received::Empty => Ok(Transfer::WouldBlock),
+                    Received::Closed => Ok(Transfer::Closed),
                     Received::Descriptors => Err(Errno::BADMSG),
                 };
             }
             Stream::Device(fd) => read(fd, &mut *buffer),
         };
         match outcome {
-            Ok(0) | Err(Errno::CONNRESET) => Ok(Moved::Closed),
-            Ok(len) => Ok(Moved::Bytes(len)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::NotNow),
+            Ok(0) | Err(Errno::CONNRESET) => Ok(Transfer::Closed),
+            Ok(len) => Ok(Transfer::Bytes(len)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Transfer::WouldBlock),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Sends as much of `bytes`, which are not none, as goes.
-    pub(super) fn send(&self, bytes: &[u8]) -> Result<Moved, Errno> {
+    /// Sends as many of `bytes`, which are not empty, as the descriptor accepts.
+    pub(super) fn send(&self, bytes: &[u8]) -> Result<Transfer, Errno> {
         let outcome = match self {
             Stream::Socket(socket) => socket.send(bytes),
             Stream::Device(fd) => write(fd, bytes),
         };
         match outcome {
-            Ok(0) | Err(Errno::AGAIN | Errno::INTR) => Ok(Moved::NotNow),
-            Ok(len) => Ok(Moved::Bytes(len)),
-            Err(Errno::PIPE | Errno::CONNRESET) => Ok(Moved::Closed),
+            Ok(0) | Err(Errno::AGAIN | Errno::INTR) => Ok(Transfer::WouldBlock),
+            Ok(len) => Ok(Transfer::Bytes(len)),
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(Transfer::Closed),
             Err(errno) => Err(errno),
         }
     }

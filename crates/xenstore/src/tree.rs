@@ -1,14 +1,14 @@
-//! The nodes: a persistent tree, without permission checks and without quotas.
+//! Node tree: a persistent data structure without permission checks and quotas.
 //!
-//! A [`Tree`] is cheap to clone: clones share their nodes, and a change copies only the nodes on the
-//! way to what it changes. A transaction works on such a clone, and watches compare two of them.
+//! A [`Tree`] is cheap to clone: clones share their nodes, and a change copies only the nodes on the path
+//! to the changed node. A transaction works on such a clone, and watches compare two of them.
 //!
-//! Each node carries the number of the change that last touched it (its value, its permissions, or
-//! the list of its children). Numbers only grow, so an equal number means an unchanged node, even if
-//! it was removed and made again in between.
+//! Each node carries a generation: the number of the change that last modified its value, its permissions
+//! or the list of its children. Generations only grow, so an equal generation means an unchanged node,
+//! even if the node was removed and created again in between.
 //!
-//! The tree keeps account of what each domain owns. Recursion is bounded by the depth of the
-//! deepest path, see [`DEPTH_MAX`](super::quota::DEPTH_MAX).
+//! The tree accounts for the nodes that each domain owns. Recursion is bounded by the deepest path, see
+//! [`DEPTH_MAX`](super::quota::DEPTH_MAX).
 
 use super::path::{NodePath, names, parent};
 use ringfence_wire::grant::DomId;
@@ -16,7 +16,7 @@ use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One node.
+/// Node of the store: value, permissions and children.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     value: Arc<[u8]>,
@@ -38,23 +38,22 @@ impl Node {
         self.permissions.owner()
     }
 
-    /// The number of the change that last touched this node.
+    /// Returns the number of the change that last modified this node.
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The names of the children, in order.
+    /// Returns the names of the children in order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.children.keys().map(|name| &**name)
     }
 }
 
-/// What a domain owns.
+/// Resources that one domain owns in the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Usage {
-    /// Nodes.
     pub(super) nodes: usize,
-    /// Bytes of their names and values.
+    /// Bytes of the nodes' names and values.
     pub(super) bytes: usize,
 }
 
@@ -64,7 +63,7 @@ impl Usage {
     }
 }
 
-/// All nodes, at one moment.
+/// Snapshot of all nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     root: Arc<Node>,
@@ -73,7 +72,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// A root that `owner` owns and nobody else may read.
+    /// Creates a tree with only the root, which `owner` owns and no other unprivileged domain may read.
     pub(super) fn new(owner: DomId) -> Tree {
         let root = Node {
             value: Arc::from([]),
@@ -85,13 +84,13 @@ impl Tree {
         Tree { root: Arc::new(root), generation: 0, usage: Arc::new(usage) }
     }
 
-    /// The node at `path`.
+    /// Returns the node at `path`.
     pub(super) fn get(&self, path: &str) -> Option<&Node> {
         names(path)
             .try_fold(&*self.root, |node, name| node.children.get(name).map(|child| &**child))
     }
 
-    /// The deepest node on the way to `path` that exists, and how many names lead to it.
+    /// Returns the deepest existing node on the way to `path`, and the number of names that lead to it.
     pub(super) fn nearest(&self, path: &str) -> (&Node, usize) {
         let mut found = (&*self.root, 0);
         for name in names(path) {
@@ -103,12 +102,12 @@ impl Tree {
         found
     }
 
-    /// The number of the change that last touched the node at `path`; `None` without such a node.
+    /// Returns the generation of the node at `path`; `None` for a missing node.
     pub(super) fn generation_at(&self, path: &str) -> Option<u64> {
         self.get(path).map(Node::generation)
     }
 
-    /// What `domain` owns.
+    /// Returns the resources that `domain` owns.
     pub(super) fn usage(&self, domain: DomId) -> Usage {
         self.usage.get(&domain).copied().unwrap_or_default()
     }
@@ -129,7 +128,7 @@ impl Tree {
         }
     }
 
-    /// The node at `path`, to be changed: numbered as touched now.
+    /// Returns the node at `path` for modification, with a new generation.
     fn touch(&mut self, path: &str) -> Option<&mut Node> {
         self.get(path)?;
         self.generation += 1;
@@ -141,9 +140,9 @@ impl Tree {
         Some(node)
     }
 
-    /// Makes the node at `path` and those missing above it, all empty. Each inherits the
-    /// permissions of the one above; `owner`, if given, becomes the owner.
-    pub(super) fn make(&mut self, path: &NodePath, owner: Option<DomId>) {
+    /// Creates the node at `path` and its missing ancestors, all empty. Each inherits the permissions of
+    /// its parent. `owner`, if given, becomes the owner.
+    pub(super) fn create(&mut self, path: &NodePath, owner: Option<DomId>) {
         self.generation += 1;
         let generation = self.generation;
         let mut charges = Vec::new();
@@ -168,7 +167,7 @@ impl Tree {
         }
     }
 
-    /// Replaces the value of the node at `path`; `false` without such a node.
+    /// Replaces the value of the node at `path`. Returns `false` for a missing node.
     pub(super) fn set_value(&mut self, path: &str, value: &Arc<[u8]>) -> bool {
         let Some(node) = self.touch(path) else {
             return false;
@@ -181,7 +180,7 @@ impl Tree {
         true
     }
 
-    /// Replaces the permissions of the node at `path`; `false` without such a node.
+    /// Replaces the permissions of the node at `path`. Returns `false` for a missing node.
     pub(super) fn set_permissions(&mut self, path: &str, permissions: &PermissionList) -> bool {
         let Some(node) = self.touch(path) else {
             return false;
@@ -193,7 +192,8 @@ impl Tree {
         true
     }
 
-    /// Removes the node at `path` and all below it; `false` without such a node, and for the root.
+    /// Removes the node at `path` and all nodes below it. Returns `false` for a missing node and for the
+    /// root.
     pub(super) fn remove(&mut self, path: &str) -> bool {
         let (Some(above), Some(name)) = (parent(path), names(path).last()) else {
             return false;
@@ -216,44 +216,44 @@ impl Tree {
         }
     }
 
-    /// The topmost nodes for which `wanted` holds, the root aside: nothing below one of them is
-    /// looked at.
-    pub(super) fn topmost(&self, wanted: impl Fn(&Node) -> bool) -> Vec<NodePath> {
+    /// Returns the topmost nodes for which `matches` returns `true`, except the root. Nodes below them are
+    /// not examined.
+    pub(super) fn topmost(&self, matches: impl Fn(&Node) -> bool) -> Vec<NodePath> {
         let mut found = Vec::new();
-        self.search(true, &wanted, &mut found);
+        self.search(true, &matches, &mut found);
         found
     }
 
-    /// All nodes for which `wanted` holds.
-    pub(super) fn all(&self, wanted: impl Fn(&Node) -> bool) -> Vec<NodePath> {
+    /// Returns all nodes for which `matches` returns `true`.
+    pub(super) fn all(&self, matches: impl Fn(&Node) -> bool) -> Vec<NodePath> {
         let mut found = Vec::new();
-        self.search(false, &wanted, &mut found);
+        self.search(false, &matches, &mut found);
         found
     }
 
-    fn search(&self, topmost: bool, wanted: &dyn Fn(&Node) -> bool, found: &mut Vec<NodePath>) {
+    fn search(&self, topmost: bool, matches: &dyn Fn(&Node) -> bool, found: &mut Vec<NodePath>) {
         fn below(
             path: &NodePath,
             node: &Node,
             topmost: bool,
-            wanted: &dyn Fn(&Node) -> bool,
+            matches: &dyn Fn(&Node) -> bool,
             found: &mut Vec<NodePath>,
         ) {
             let root = path.as_str() == "/";
-            if wanted(node) && !(topmost && root) {
+            if matches(node) && !(topmost && root) {
                 found.push(path.clone());
                 if topmost {
                     return;
                 }
             }
             for (name, child) in &node.children {
-                below(&path.child(name), child, topmost, wanted, found);
+                below(&path.child(name), child, topmost, matches, found);
             }
         }
-        below(&NodePath::root(), &self.root, topmost, wanted, found);
+        below(&NodePath::root(), &self.root, topmost, matches, found);
     }
 
-    /// What each domain owns, counted afresh: tests compare it with the account.
+    /// Recounts the resources of each domain and compares them with the accounts. For tests and fuzzing.
     pub(super) fn audit(&self) -> Result<(), String> {
         fn count(name: &str, node: &Node, counted: &mut BTreeMap<DomId, Usage>) {
             let amount = Usage::of(name, node);
@@ -273,7 +273,7 @@ impl Tree {
     }
 }
 
-/// The permissions of a new node below one with `above`.
+/// Returns the permissions of a new node below a parent with the permissions `above`.
 fn inherited(above: &PermissionList, owner: Option<DomId>) -> PermissionList {
     let Some(owner) = owner else {
         return above.clone();
@@ -285,14 +285,18 @@ fn inherited(above: &PermissionList, owner: Option<DomId>) -> PermissionList {
     PermissionList::new(&entries).expect("as many entries as a valid list has")
 }
 
-/// `list` without entries for `domain`; a node that it owned goes to `heir`, and nobody else may use
-/// it by default.
-pub(super) fn without_domain(list: &PermissionList, domain: DomId, heir: DomId) -> PermissionList {
+/// Returns `list` without entries for `domain`. If `domain` was the owner, `new_owner` replaces it, and the
+/// default access becomes none.
+pub(super) fn without_domain(
+    list: &PermissionList,
+    domain: DomId,
+    new_owner: DomId,
+) -> PermissionList {
     let mut entries = list.entries().to_vec();
     let mut first = true;
     entries.retain(|entry| std::mem::take(&mut first) || entry.domain != domain);
     if let Some(owner) = entries.first_mut().filter(|entry| entry.domain == domain) {
-        owner.domain = heir;
+        owner.domain = new_owner;
         owner.access = NodeAccess::None;
     }
     PermissionList::new(&entries).expect("the owner stayed and nothing was added")
@@ -312,10 +316,10 @@ mod tests {
     }
 
     #[test]
-    fn clones_share_and_do_not_disturb_each_other() {
+    fn change_in_clone_leaves_other_clones_unchanged() {
         let mut tree = Tree::new(DomId(0));
-        tree.make(&path("/a/b"), None);
-        tree.make(&path("/c"), None);
+        tree.create(&path("/a/b"), None);
+        tree.create(&path("/c"), None);
         let before = tree.clone();
         assert!(tree.set_value("/a/b", &value("new")));
         assert!(tree.remove("/c"));
@@ -325,10 +329,10 @@ mod tests {
         assert_eq!(tree.get("/a/b").unwrap().value(), b"new");
         assert!(tree.get("/c").is_none());
         let mut copied = before.clone();
-        copied.make(&path("/a/d"), None);
+        copied.create(&path("/a/d"), None);
         assert!(
             Arc::ptr_eq(&before.root.children["c"], &copied.root.children["c"]),
-            "what is off the path stays shared"
+            "nodes off the changed path stay shared"
         );
         for tree in [tree, before, copied] {
             tree.audit().unwrap();
@@ -336,27 +340,27 @@ mod tests {
     }
 
     #[test]
-    fn a_number_marks_value_permissions_and_child_list_but_no_deeper() {
+    fn generation_changes_with_value_and_child_list_of_node_only() {
         let mut tree = Tree::new(DomId(0));
-        tree.make(&path("/a/b"), None);
+        tree.create(&path("/a/b"), None);
         let at = |tree: &Tree, path: &str| tree.generation_at(path).unwrap();
         let (a, b) = (at(&tree, "/a"), at(&tree, "/a/b"));
         tree.set_value("/a/b", &value("x"));
         assert_eq!(at(&tree, "/a"), a);
         assert!(at(&tree, "/a/b") > b);
-        tree.make(&path("/a/c"), None);
+        tree.create(&path("/a/c"), None);
         assert!(at(&tree, "/a") > a);
 
         let b = at(&tree, "/a/b");
         tree.remove("/a/b");
-        tree.make(&path("/a/b"), None);
+        tree.create(&path("/a/b"), None);
         assert_ne!(at(&tree, "/a/b"), b, "a node made again is another one");
     }
 
     #[test]
-    fn the_account_follows_owner_changes_and_removals() {
+    fn account_follows_owner_changes_and_removals() {
         let mut tree = Tree::new(DomId(0));
-        tree.make(&path("/a/bb"), Some(DomId(5)));
+        tree.create(&path("/a/bb"), Some(DomId(5)));
         tree.set_value("/a/bb", &value("12345"));
         assert_eq!(tree.usage(DomId(5)), Usage { nodes: 2, bytes: 8 });
         tree.set_permissions("/a/bb", &PermissionList::owned_by(DomId(6), NodeAccess::Read));
@@ -370,23 +374,23 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_node_is_where_the_path_breaks_off() {
+    fn nearest_returns_deepest_existing_ancestor() {
         let mut tree = Tree::new(DomId(0));
-        tree.make(&path("/a/b"), None);
+        tree.create(&path("/a/b"), None);
         assert_eq!(tree.nearest("/a/x/y").1, 1);
         assert_eq!(tree.nearest("/a/b").1, 2);
         assert_eq!(tree.nearest("/x").1, 0);
     }
 
     #[test]
-    fn the_root_stays() {
+    fn removal_of_root_is_refused() {
         let mut tree = Tree::new(DomId(0));
         assert!(!tree.remove("/"));
         assert!(tree.get("/").is_some());
     }
 
     #[test]
-    fn permissions_without_a_domain() {
+    fn without_domain_drops_entries_and_replaces_owner() {
         let list = |text: &[u8]| ringfence_wire::xenstore::parse_permissions(text).unwrap();
         assert_eq!(without_domain(&list(b"r0\0b5\0r6\0"), DomId(5), DomId(0)), list(b"r0\0r6\0"));
         assert_eq!(without_domain(&list(b"b5\0r6\0r5\0"), DomId(5), DomId(0)), list(b"n0\0r6\0"));

@@ -1,11 +1,11 @@
-//! Watches: who is told of which change.
+//! Watches: selection of the connections that get an event for a change.
 //!
-//! Watches are kept by the path they are on. A change of a node is told to those on it and on every
-//! node above; a removal as well to those on nodes that went with it, who get their own path.
+//! The table is keyed by the watched path. A change of a node fires the watches on it and on its ancestors.
+//! A removal also fires the watches on nodes below that existed, each with its own path.
 //!
-//! An unprivileged domain is told only of what it could find out by looking (XSA-115): a node that
-//! it may read, before or after the change; or that a node came or went whose parent it may read.
-//! The special names are for privileged connections alone.
+//! An unprivileged domain gets only events about facts that it could find out by reading (XSA-115): a
+//! change of a node that it may read before or after the change, or the creation or removal of a node whose
+//! parent it may read. The special names are for privileged connections only.
 
 use super::access::{Actor, Change, ChangeKind};
 use super::path::parent;
@@ -16,22 +16,22 @@ use ringfence_wire::xenstore::domain_path;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// One watch.
+/// Watch of one connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Watch {
     pub(super) connection: ConnectionId,
     pub(super) actor: Actor,
-    /// Comes back in each event; no NUL.
+    /// Token that each event carries; contains no NUL.
     pub(super) token: Box<[u8]>,
-    /// How many levels below the path count; all when absent.
+    /// Number of levels below the path that fire the watch; `None` for all.
     pub(super) depth: Option<u32>,
-    /// Whether it was set with a relative path, so that events have one as well.
+    /// Set if the watch was requested with a relative path, so that its events carry relative paths.
     pub(super) relative: bool,
 }
 
 impl Watch {
-    /// The form in which this watch is told of `path`.
-    pub(super) fn name<'a>(&self, path: &'a str) -> &'a str {
+    /// Returns `path` in the form that events of this watch carry.
+    pub(super) fn event_path<'a>(&self, path: &'a str) -> &'a str {
         if !self.relative {
             return path;
         }
@@ -39,19 +39,19 @@ impl Watch {
         below.and_then(|below| below.strip_prefix('/')).unwrap_or(path)
     }
 
-    fn reaches(&self, levels: usize) -> bool {
+    fn covers_depth(&self, levels: usize) -> bool {
         self.depth.is_none_or(|depth| usize::try_from(depth).is_ok_and(|depth| levels <= depth))
     }
 }
 
-/// All watches.
+/// Watches of all connections.
 #[derive(Default, Debug)]
 pub(super) struct WatchTable {
-    /// By absolute path or special name; no list is empty.
+    /// Watches by absolute path or special name. No list is empty.
     by_path: BTreeMap<Box<str>, Vec<Watch>>,
 }
 
-/// The tree before and after some changes.
+/// Trees before and after some changes.
 #[derive(Clone, Copy)]
 pub(super) struct Versions<'a> {
     pub(super) before: &'a Tree,
@@ -70,7 +70,7 @@ impl Versions<'_> {
 }
 
 impl WatchTable {
-    /// Whether `connection` has a watch on `path` with `token`.
+    /// Returns `true` if `connection` has a watch on `path` with `token`.
     pub(super) fn contains(&self, path: &str, connection: ConnectionId, token: &[u8]) -> bool {
         self.by_path.get(path).is_some_and(|watches| {
             watches.iter().any(|watch| watch.connection == connection && *watch.token == *token)
@@ -81,7 +81,7 @@ impl WatchTable {
         self.by_path.entry(path.into()).or_default().push(watch);
     }
 
-    /// Removes a watch; `false` if there was none.
+    /// Removes a watch. Returns `false` if there was none.
     pub(super) fn remove(&mut self, path: &str, connection: ConnectionId, token: &[u8]) -> bool {
         let Some(watches) = self.by_path.get_mut(path) else {
             return false;
@@ -103,68 +103,68 @@ impl WatchTable {
         });
     }
 
-    /// Whether there are none.
+    /// Returns `true` if the table has no watch.
     #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn is_empty(&self) -> bool {
         self.by_path.is_empty()
     }
 
-    /// How many watches all connections of `domain` have.
+    /// Returns the number of watches of all connections of `domain`.
     pub(super) fn count(&self, domain: DomId) -> usize {
         let all = self.by_path.values().flatten();
         all.filter(|watch| watch.actor.domain == domain).count()
     }
 
-    /// Calls `tell` for each watch that has to know of `change`, with the path to tell.
+    /// Calls `notify` for each watch that `change` fires, with the path of the event.
     pub(super) fn match_change(
         &self,
         change: &Change,
         versions: Versions<'_>,
-        mut tell: impl FnMut(&Watch, &str),
+        mut notify: impl FnMut(&Watch, &str),
     ) {
         let path = change.path.as_str();
-        for (levels, place) in change.path.upwards().enumerate() {
-            for watch in self.by_path.get(place).into_iter().flatten() {
-                let twice = change.kind == ChangeKind::MadeOnTheWay && watch.depth.is_none();
-                if !twice && watch.reaches(levels) && versions.visible(watch.actor, path) {
-                    tell(watch, path);
+        for (levels, watched) in change.path.upwards().enumerate() {
+            for watch in self.by_path.get(watched).into_iter().flatten() {
+                let redundant = change.kind == ChangeKind::CreatedAncestor && watch.depth.is_none();
+                if !redundant && watch.covers_depth(levels) && versions.visible(watch.actor, path) {
+                    notify(watch, path);
                 }
             }
         }
         if change.kind == ChangeKind::Removed {
-            self.match_removed(path, versions, tell);
+            self.match_removed(path, versions, notify);
         }
     }
 
-    /// The watches on nodes below `path`, which went with it.
+    /// Calls `notify` for the watches on nodes below `path`, which were removed with it.
     fn match_removed(
         &self,
         path: &str,
         versions: Versions<'_>,
-        mut tell: impl FnMut(&Watch, &str),
+        mut notify: impl FnMut(&Watch, &str),
     ) {
         let below = format!("{path}/");
         let from = Bound::Included(below.as_str());
-        for (place, watches) in self.by_path.range::<str, _>((from, Bound::Unbounded)) {
-            if !place.starts_with(&below) {
+        for (watched, watches) in self.by_path.range::<str, _>((from, Bound::Unbounded)) {
+            if !watched.starts_with(&below) {
                 break;
             }
-            if versions.before.get(place).is_none() {
+            if versions.before.get(watched).is_none() {
                 continue;
             }
             for watch in watches {
-                if versions.visible(watch.actor, place) {
-                    tell(watch, place);
+                if versions.visible(watch.actor, watched) {
+                    notify(watch, watched);
                 }
             }
         }
     }
 
-    /// Calls `tell` for each privileged watch on the special name `name`.
-    pub(super) fn match_special(&self, name: &str, mut tell: impl FnMut(&Watch, &str)) {
+    /// Calls `notify` for each privileged watch on the special name `event_path`.
+    pub(super) fn match_special(&self, name: &str, mut notify: impl FnMut(&Watch, &str)) {
         for watch in self.by_path.get(name).into_iter().flatten() {
             if watch.actor.privileged {
-                tell(watch, name);
+                notify(watch, name);
             }
         }
     }

@@ -1,10 +1,10 @@
-//! A disk whose frontend, driver domain or both are killed under load.
+//! Soak test of a disk whose frontend, driver domain or both are killed under load.
 
 use std::path::Path;
 
 use crate::exec::Cmd;
 
-/// Runs the test that does it, as often as this.
+/// Runs the test `disk_killed` with `times` rounds.
 pub(super) fn run(root: &Path, times: u32) -> anyhow::Result<bool> {
     let test = ["test", "--release", "--package", "ringfence", "--test", "disk_killed"];
     let test = Cmd::cargo().args(test).args(["--", "--nocapture", "--test-threads=1"]);

@@ -1,10 +1,10 @@
-//! Every set of offload keys beside every other one, in each mode.
+//! Soak test of every pair of offload key sets, in each mode.
 
 use std::path::Path;
 
 use crate::exec::Cmd;
 
-/// Runs the test that does it.
+/// Runs the test `features` of crates/net in each mode.
 pub(super) fn run(root: &Path) -> anyhow::Result<bool> {
     let test = ["test", "--release", "--package", "ringfence-net", "--test", "features"];
     let test = Cmd::cargo().args(test).args(["--", "--nocapture"]);

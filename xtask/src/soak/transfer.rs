@@ -1,4 +1,4 @@
-//! A large file, while the driver domain is stopped and continued at random.
+//! Soak test of a large file transfer, while the driver domain is stopped and continued at random.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -8,20 +8,20 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use rustix::process::Signal;
 
-use super::stage::{Process, Stage};
+use super::testbed::{Process, Testbed};
 use crate::exec::Cmd;
 
-/// The longest time for which it is stopped, and for which it is not, in milliseconds.
+/// Maximum duration of a stop, and of the time between two stops, in milliseconds.
 const LONGEST_MS: u64 = 40;
 
-pub(super) fn run(stage: &Stage, times: u32, mebibytes: u64) -> anyhow::Result<bool> {
-    println!("soak transfer: {times} times {mebibytes} MiB; {}", stage.describe());
-    let file = stage.file("file");
+pub(super) fn run(testbed: &Testbed, times: u32, mebibytes: u64) -> anyhow::Result<bool> {
+    println!("soak transfer: {times} times {mebibytes} MiB; {}", testbed.describe());
+    let file = testbed.file("file");
     write_noise(&file, mebibytes)?;
     let expected = first_word(&sum(&file)?);
-    // Without a line for each request on standard error.
+    // The server's line for each request on standard error is discarded.
     let serve = "exec python3 -m http.server 2>/dev/null";
-    let mut web = stage.start(&["--name", "web"], &["sh", "-c", serve])?;
+    let mut web = testbed.start(&["--name", "web"], &["sh", "-c", serve])?;
     let driver = web.process("driver")?;
     let (end, ended) = mpsc::channel::<()>();
     let disturbance = std::thread::spawn(move || disturb(driver, &ended));
@@ -29,10 +29,10 @@ pub(super) fn run(stage: &Stage, times: u32, mebibytes: u64) -> anyhow::Result<b
     for round in 1..=times {
         let start = Instant::now();
         let fetch = "curl -sSf http://web:8000/file | sha256sum";
-        let found = first_word(&stage.run(&[], &["sh", "-c", fetch])?);
-        let verdict = if found == expected { "right" } else { "WRONG" };
+        let found = first_word(&testbed.run(&[], &["sh", "-c", fetch])?);
+        let word = if found == expected { "right" } else { "WRONG" };
         wrong += u32::from(found != expected);
-        println!("  {round:>3}: SHA-256 {verdict}, {:.1?}", start.elapsed());
+        println!("  {round:>3}: SHA-256 {word}, {:.1?}", start.elapsed());
     }
     drop(end);
     let stops = disturbance.join().map_err(|_| anyhow::anyhow!("the disturbance panicked"))??;
@@ -41,7 +41,7 @@ pub(super) fn run(stage: &Stage, times: u32, mebibytes: u64) -> anyhow::Result<b
     Ok(wrong == 0 && stops > 0)
 }
 
-/// Stops and continues it until told to end; how many times.
+/// Stops and continues the driver domain until `end` is closed. Returns the number of stops.
 fn disturb(driver: Process, end: &mpsc::Receiver<()>) -> anyhow::Result<u32> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let mut state = u64::from(now.subsec_nanos()) | 1;

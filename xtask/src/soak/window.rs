@@ -1,10 +1,10 @@
-//! A window between two processes, issued and revoked again and again.
+//! Soak test of a grant window between two processes: grants issued and revoked.
 
 use std::path::Path;
 
 use crate::exec::Cmd;
 
-/// Runs the test that does it.
+/// Runs the test `window_peer` of tools/testkit with `rounds` rounds.
 pub(super) fn run(root: &Path, rounds: u64) -> anyhow::Result<bool> {
     let test = ["test", "--release", "--package", "ringfence-testkit", "--test", "window_peer"];
     let test = Cmd::cargo().args(test).args(["--", "--nocapture", "nothing_is_used"]);

@@ -1,6 +1,6 @@
-//! Atomics are for the rooms where two domains, or two threads on one protocol, touch the same
-//! bytes. There they are modelled (loom) and argued for; elsewhere a channel, a lock or a single
-//! owner serves, and what needs them nevertheless is listed with its reason.
+//! Rule about atomics: only the trusted packages use them, for protocols between domains or threads. There
+//! loom checks the protocols. Other packages use a channel, a lock or a single owner; exceptions are listed
+//! with their reason.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use super::tree::Tree;
 use super::{CONFIG, Finding, TRUSTED};
 
-/// Findings for atomics outside their rooms and outside the list.
+/// Returns findings for atomics outside the trusted packages and the list.
 pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, String>) -> Vec<Finding> {
     let mut findings = vec![];
     let mut used: Vec<&str> = vec![];
@@ -36,11 +36,11 @@ pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, String>) -> Vec<Findi
     findings
 }
 
-/// Collects the lines on which a path into `std::sync::atomic` (or core's, or loom's) begins its
-/// last part, whether written out or nested in the braces of a `use`.
+/// Collects the lines on which the last part of a path into the `sync::atomic` of std, core or loom begins. The
+/// path may be written out, or nested in the braces of a `use`.
 fn scan(tokens: TokenStream, prefix: &[String], lines: &mut Vec<usize>) {
     let mut path: Vec<String> = prefix.to_vec();
-    // Two colons continue a path; whatever else ends it.
+    // Two colons continue a path; every other token ends it.
     let mut colons = 2;
     for token in tokens {
         match &token {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_is_found() {
+    fn every_spelling_of_an_atomic_path_is_a_finding() {
         for text in [
             "use std::sync::atomic::AtomicU32;",
             "use core::sync::atomic;",
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_looks_like_it_is_not_found() {
+    fn similar_text_and_test_code_are_no_findings() {
         for text in [
             "use std::sync::{Arc, Mutex};",
             "use ringfence_ring::sync::atomic::AtomicU32;",
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn rooms_and_listed_files_may_and_a_stale_line_is_found() {
+    fn trusted_and_listed_files_may_use_atomics_and_stale_line_is_a_finding() {
         let text = "use std::sync::atomic::AtomicU32;";
         assert_eq!(findings("ring", text, &[]), [] as [&str; 0]);
         assert_eq!(findings("net", text, &["crates/net/src/lib.rs"]), [] as [&str; 0]);

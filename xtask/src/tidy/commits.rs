@@ -1,4 +1,4 @@
-//! Commit subjects: at most 72 characters, and none that says nothing ("wip", "fmt").
+//! Rule about commit subjects: at most 72 characters, and no empty words ("wip", "fmt").
 //!
 //! The rule applies to commits after the one that `xtask/tidy.toml` names in `commits_after`.
 
@@ -7,15 +7,15 @@ use std::process::Command;
 
 use super::{CONFIG, Finding};
 
-/// Longest subject of a commit, in characters.
+/// Maximum length of a commit's subject in characters.
 const SUBJECT_MAX: usize = 72;
 /// First words of subjects that describe no change.
 const EMPTY: [&str; 2] = ["wip", "fmt"];
 
-/// Findings for the commits of the repository at `root` after the commit `after`.
+/// Returns findings for the commits of the repository at `root` after the commit `after`.
 ///
-/// A checkout without history (an unpacked archive, a shallow clone) has nothing to check; a line
-/// on standard error says so.
+/// Without history (an unpacked archive, a shallow clone) nothing can be checked; a line on standard error
+/// reports that.
 pub(super) fn check(root: &Path, after: &str) -> Vec<Finding> {
     let range = format!("{after}..HEAD");
     let log = Command::new("git")
@@ -23,7 +23,7 @@ pub(super) fn check(root: &Path, after: &str) -> Vec<Finding> {
         .current_dir(root)
         .output();
     match log {
-        Ok(log) if log.status.success() => judge(&String::from_utf8_lossy(&log.stdout)),
+        Ok(log) if log.status.success() => check_log(&String::from_utf8_lossy(&log.stdout)),
         _ => {
             eprintln!(
                 "tidy: commit subjects not checked: {after} ({CONFIG}) is not in the history here"
@@ -33,8 +33,8 @@ pub(super) fn check(root: &Path, after: &str) -> Vec<Finding> {
     }
 }
 
-/// Findings for lines of an abbreviated hash and a subject.
-fn judge(log: &str) -> Vec<Finding> {
+/// Returns findings for lines with an abbreviated hash and a subject.
+fn check_log(log: &str) -> Vec<Finding> {
     let mut findings = vec![];
     for line in log.lines() {
         let Some((hash, subject)) = line.split_once(' ') else { continue };
@@ -59,14 +59,14 @@ mod tests {
     #[test]
     fn subject_of_73_characters_is_a_finding_and_of_72_is_not() {
         let subject = |length: usize| format!("abc123 {}\n", "x".repeat(length));
-        assert_eq!(judge(&subject(72)), []);
-        let found = judge(&subject(73));
+        assert_eq!(check_log(&subject(72)), []);
+        let found = check_log(&subject(73));
         assert_eq!(found.len(), 1);
         assert!(found[0].to_string().starts_with("commit abc123: the subject has 73"), "{found:?}");
     }
 
     #[test]
     fn subject_that_begins_with_wip_or_fmt_is_a_finding() {
-        assert_eq!(judge("a1 wip: things\na2 Fmt\na3 fmtlib: add\n").len(), 2);
+        assert_eq!(check_log("a1 wip: things\na2 Fmt\na3 fmtlib: add\n").len(), 2);
     }
 }

@@ -1,22 +1,21 @@
-//! The floors: a crate uses only crates below it.
+//! Rule about floors: a package uses only packages below it.
 //!
-//! The picture of the crates in `ARCHITECTURE.md` defines the floors, so it cannot be out of date.
-//! It is the code block after the line [`MARK`]. A crate of the workspace stands in it at the
-//! beginning of a line, or behind three or more blanks; everything else is explanation. A crate on
-//! a higher line is above a crate on a lower one; crates of one line do not use each other.
+//! The picture of the packages in `ARCHITECTURE.md` defines the floors, so it is always up to date. It is the
+//! code block after the line [`MARK`]. A package stands at the beginning of a line, or after three or more
+//! blanks; all other text is explanation. Packages may use those in lower lines, but not those in the same line.
 
 use std::collections::BTreeMap;
 
 use super::Finding;
 use super::tree::Tree;
 
-/// The page with the picture.
+/// Page that contains the picture.
 const PAGE: &str = "ARCHITECTURE.md";
-/// The line before the picture.
+/// Line before the picture.
 const MARK: &str = "<!-- crates: this picture defines the floors that tidy checks -->";
 
-/// Findings for crates that the picture lacks and for dependencies that do not lead downwards,
-/// development and build dependencies included.
+/// Returns findings for packages that the picture lacks, and for dependencies that do not lead downwards.
+/// Development and build dependencies count.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
     if manifests.is_empty() {
@@ -37,8 +36,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             let Some(other) = picture.get(used.as_str()) else { continue };
             if other <= own {
                 let message = format!(
-                    "{name} uses {used}, which {PAGE} does not show below it: turn the dependency \
-                     round, or move what they share down"
+                    "{name} uses {used}, which {PAGE} does not show below it: reverse the \
+                     dependency, or move the shared part down"
                 );
                 findings.push(Finding::file(&manifest.path, message));
             }
@@ -47,14 +46,14 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The manifest of a crate of the workspace.
+/// Manifest of a package in the workspace.
 struct Manifest {
     path: String,
-    /// Folders of the workspace's crates that it names in any table of dependencies.
+    /// Directories of the workspace's packages in all dependency tables of the manifest.
     uses: Vec<String>,
 }
 
-/// The manifests of `crates/` and `tools/`, by the name of their folder.
+/// Returns the manifests of `crates/` and `tools/` by the name of their directory.
 fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
     let mut packages = BTreeMap::new();
     let mut tables = vec![];
@@ -66,7 +65,7 @@ fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
         else {
             continue;
         };
-        // A manifest that does not parse stops cargo itself.
+        // Cargo itself reports a manifest that does not parse.
         let Ok(table) = text.parse::<toml::Table>() else { continue };
         let name = table.get("package").and_then(|p| p.get("name")).and_then(toml::Value::as_str);
         packages.insert(name.unwrap_or(folder).to_owned(), folder.to_owned());
@@ -83,7 +82,7 @@ fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
     manifests
 }
 
-/// Adds the names in every table of dependencies, of whatever kind and target.
+/// Adds the names in every dependency table, of any kind and target.
 fn dependencies(table: &toml::Table, names: &mut Vec<String>) {
     for (key, value) in table.iter().filter_map(|(key, value)| Some((key, value.as_table()?))) {
         if key.ends_with("dependencies") {
@@ -94,7 +93,7 @@ fn dependencies(table: &toml::Table, names: &mut Vec<String>) {
     }
 }
 
-/// The line of the picture on which each crate stands.
+/// Returns the line of each package in the picture.
 fn picture<'a>(page: &str, manifests: &'a BTreeMap<String, Manifest>) -> BTreeMap<&'a str, usize> {
     let mut lines = page.lines().skip_while(|line| line.trim() != MARK).skip(2);
     let mut found = BTreeMap::new();

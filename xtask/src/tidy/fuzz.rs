@@ -1,4 +1,4 @@
-//! Every fuzz target is listed in `fuzz/Cargo.toml`: one that is not is never built, let alone run.
+//! Rule about fuzz targets: `fuzz/Cargo.toml` lists each, because cargo-fuzz does not build others.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use super::tree::Tree;
 const MANIFEST: &str = "fuzz/Cargo.toml";
 const TARGETS: &str = "fuzz/fuzz_targets/";
 
-/// The names of the fuzz targets that a manifest lists.
+/// Returns the names of the fuzz targets in a manifest.
 pub(crate) fn fuzz_targets(manifest: &str) -> anyhow::Result<Vec<String>> {
     let names = listed(manifest)?.into_iter().map(|(name, _)| name).collect();
     Ok(names)
 }
 
-/// Names and paths of the programs that a manifest lists.
+/// Returns names and paths of the programs in a manifest.
 fn listed(manifest: &str) -> Result<Vec<(String, String)>, toml::de::Error> {
     let manifest: toml::Table = manifest.parse()?;
     let programs = manifest.get("bin").and_then(toml::Value::as_array);
@@ -23,7 +23,7 @@ fn listed(manifest: &str) -> Result<Vec<(String, String)>, toml::de::Error> {
     Ok(programs.into_iter().flatten().filter_map(pair).collect())
 }
 
-/// Findings for targets not listed, and for listed ones that do not exist.
+/// Returns findings for targets that are not listed, and for listed targets without a file.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let files: Vec<&String> =
         tree.sources.keys().filter(|path| path.starts_with(TARGETS)).collect();
@@ -58,12 +58,12 @@ mod tests {
          [[bin]]\nname = \"tx\"\npath = \"fuzz_targets/tx.rs\"\n";
 
     #[test]
-    fn listed_targets_are_named() {
+    fn fuzz_targets_returns_listed_names() {
         assert_eq!(fuzz_targets(LISTED).unwrap(), ["tx"]);
     }
 
     #[test]
-    fn a_target_not_listed_and_one_without_a_file_are_found() {
+    fn target_not_listed_and_listed_target_without_file_are_findings() {
         let good = Tree::from_files([(MANIFEST, LISTED), ("fuzz/fuzz_targets/tx.rs", "")]);
         assert_eq!(check(&good), []);
         let bad = Tree::from_files([(MANIFEST, LISTED), ("fuzz/fuzz_targets/rx.rs", "")]);

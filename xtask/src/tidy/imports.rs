@@ -1,11 +1,11 @@
-//! Import cycles: files of one crate that use each other in a circle of more than three.
+//! Rule about import cycles: at most three files of a package use each other in a cycle.
 //!
-//! An edge leads from a file to each file of the same crate that one of its `use` declarations
-//! names (`crate::`, `super::`, `self::`). Re-exports (`pub use`) are no edges: a module head that
-//! only offers its children's items does not depend on them. Test code is left out.
+//! An edge leads from a file to each file of the same package that one of its `use` declarations names
+//! (`crate::`, `super::`, `self::`). Re-exports (`pub use`) are no edges, because a module that offers the items
+//! of its children does not depend on them. Test code does not count.
 //!
-//! Files that form a strongly connected component of more than [`CYCLE_FILES`] files are one
-//! finding. Exceptions are listed with their size in `xtask/tidy.toml`, where it may only shrink.
+//! A strongly connected component of more than [`CYCLE_FILES`] files is one finding. Exceptions are listed in
+//! `xtask/tidy.toml` with their number of files, which may only shrink.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,12 +14,12 @@ use syn::visit::{self, Visit};
 use super::tree::{Source, Tree, for_tests};
 use super::{CONFIG, Finding};
 
-/// Files that may use each other in a circle.
+/// Maximum number of files in a cycle.
 const CYCLE_FILES: usize = 3;
 
-/// Findings for import cycles that are longer than allowed and than listed.
+/// Returns findings for import cycles over the limit that are not listed or have grown.
 ///
-/// `listed` maps the first file of a cycle, in alphabetical order, to the number of its files.
+/// `listed` maps the first file of a cycle, in alphabetical order, to its number of files.
 pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, usize>) -> Vec<Finding> {
     let mut findings = vec![];
     let mut used = BTreeSet::new();
@@ -32,12 +32,12 @@ pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, usize>) -> Vec<Findin
         }
         let message = match known {
             None => format!(
-                "{} files use each other in a circle: {}. Move what they share to a file of its own",
+                "{} files use each other in a cycle: {}. Move the shared part to its own file",
                 cycle.len(),
                 cycle.join(", ")
             ),
             Some(known) => format!(
-                "{} files use each other in a circle, {CONFIG} lists {known}: correct the number if \
+                "{} files use each other in a cycle, {CONFIG} lists {known}: correct the number if \
                  it shrank, break the new part if it grew",
                 cycle.len()
             ),
@@ -51,10 +51,10 @@ pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, usize>) -> Vec<Findin
     findings
 }
 
-/// Edges from file to file.
+/// Edges from each file to other files.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// The import graph of every crate in the tree, over files that are not test code.
+/// Returns the import graph of all packages, without test code.
 fn graph(tree: &Tree) -> Graph {
     let mut graph = Graph::new();
     for (path, source) in &tree.sources {
@@ -71,8 +71,8 @@ fn graph(tree: &Tree) -> Graph {
     graph
 }
 
-/// The crate's source folder and the module path of a file: `crates/net/src/tx/mod.rs` is
-/// `crates/net/src` and `["tx"]`.
+/// Returns the source directory of the package and the module path of a file: `crates/net/src` and `["tx"]` for
+/// `crates/net/src/tx/mod.rs`.
 fn module_of(path: &str) -> Option<(&str, Vec<String>)> {
     let at = path.find("/src/")? + 4;
     let (krate, rest) = (&path[..at], &path[at + 1..]);
@@ -83,7 +83,7 @@ fn module_of(path: &str) -> Option<(&str, Vec<String>)> {
     Some((krate, parts))
 }
 
-/// The absolute module path that an import names, from the module it is in.
+/// Returns the absolute module path of an import in `module`.
 fn resolve(module: &[String], import: &[String]) -> Option<Vec<String>> {
     let mut absolute = match import.first()?.as_str() {
         "crate" => vec![],
@@ -100,7 +100,7 @@ fn resolve(module: &[String], import: &[String]) -> Option<Vec<String>> {
     Some(absolute)
 }
 
-/// The file of the longest prefix of a module path that is one.
+/// Returns the file of the longest prefix of a module path that has a file.
 fn file_of(tree: &Tree, krate: &str, module: &[String]) -> Option<String> {
     for length in (0..=module.len()).rev() {
         let base = [&[krate.to_owned()], &module[..length]].concat().join("/");
@@ -116,7 +116,7 @@ fn file_of(tree: &Tree, krate: &str, module: &[String]) -> Option<String> {
     None
 }
 
-/// The paths of a file's `use` declarations that are neither re-exports nor test code.
+/// Returns the paths in a file's `use` declarations, without re-exports and test code.
 fn imports(source: &Source) -> Vec<Vec<String>> {
     let mut finder = Imports::default();
     finder.visit_file(&source.syntax);
@@ -137,14 +137,14 @@ impl<'ast> Visit<'ast> for Imports {
     }
 
     fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
-        // Paths inside an inline module are relative to it; such modules are tests here.
+        // Paths in an inline module are relative to it. In this project such modules contain tests.
         if item.content.is_none() || !for_tests(&item.attrs) {
             visit::visit_item_mod(self, item);
         }
     }
 }
 
-/// Adds each path of a use tree to `found`.
+/// Appends each path of a use tree to `found`.
 fn flatten(tree: &syn::UseTree, prefix: &mut Vec<String>, found: &mut Vec<Vec<String>>) {
     match tree {
         syn::UseTree::Path(path) => {
@@ -165,10 +165,10 @@ fn flatten(tree: &syn::UseTree, prefix: &mut Vec<String>, found: &mut Vec<Vec<St
     }
 }
 
-/// The strongly connected components of more than [`CYCLE_FILES`] files, each sorted.
+/// Returns the strongly connected components of more than [`CYCLE_FILES`] files, each sorted.
 ///
-/// Two files belong to one component if each reaches the other. The graphs have a few hundred
-/// nodes, so reachability is computed for each node.
+/// Two files are in one component if each is reachable from the other. The graphs have a few hundred nodes, so
+/// reachability is computed for each node.
 fn cycles(graph: &Graph) -> Vec<Vec<String>> {
     let reach: BTreeMap<&String, BTreeSet<&String>> =
         graph.keys().map(|from| (from, reachable(graph, from))).collect();

@@ -1,15 +1,14 @@
-//! Language rules that a program can check: how doc comments begin, their shortest length, and the
-//! words that the glossary replaces.
+//! Rules about language that a program can check: the first word and the length of doc comments, and the words that
+//! the glossary replaces.
 //!
-//! * A doc comment names the thing it documents, so it does not begin with one of [`RIDDLES`].
-//! * A doc comment has at least [`WORDS_MIN`] words. Fields, variants and associated constants may
-//!   have fewer: there the name often says all, and no comment is needed.
-//! * Identifiers, comments and pages avoid [`REPLACED`]. String literals are not looked at: names
-//!   of counters, keys and options are interfaces and do not change for style.
+//! * A doc comment names the item, so it does not begin with one of [`QUESTION_WORDS`].
+//! * A doc comment has at least [`WORDS_MIN`] words. Fields, variants and associated constants may have fewer. A
+//!   comment on them is optional, because the name often says all.
+//! * Identifiers, comments and pages avoid [`REPLACED`]. String literals are not checked: names of counters, keys
+//!   and options are interfaces and do not change for style.
 //!
-//! Files that were not rewritten yet are listed in `xtask/tidy.toml` with the number of their findings,
-//! which may only shrink. Exceptions by file and word are there too. The rule's own sources, the glossary and
-//! the page that explains the rule are exempt from the word list.
+//! Files that were not rewritten yet are listed in `xtask/tidy.toml` with their number of findings, which may only
+//! shrink. Exceptions by file and word are there too. [`EXEMPT`] files may use every word.
 
 use std::collections::BTreeMap;
 
@@ -19,14 +18,14 @@ use syn::visit::{self, Visit};
 use super::tree::{Source, Tree};
 use super::{CONFIG, Finding};
 
-/// First words of a doc comment that ask a question instead of naming the thing.
-const RIDDLES: [&str; 10] =
+/// First words of doc comments that ask a question instead of naming the item.
+const QUESTION_WORDS: [&str; 10] =
     ["What", "Who", "Whose", "Whom", "Whether", "How", "Where", "Which", "That", "It"];
 
-/// Fewest words of a doc comment where one is required.
+/// Minimum number of words of a doc comment that is not optional.
 const WORDS_MIN: usize = 4;
 
-/// Words that the glossary replaces, and the word to use. Plurals are found too.
+/// Words that the glossary replaces, with the word to write. Inflected forms are found too.
 const REPLACED: &[(&str, &str)] = &[
     ("octet", "byte"),
     ("keeper", "supervisor"),
@@ -47,16 +46,15 @@ const REPLACED: &[(&str, &str)] = &[
     ("manieth", "stride"),
 ];
 
-/// Files in which the replaced words may stand, because they explain or check the rule, or record
-/// the past.
+/// Files that may use the replaced words, because they explain or check the rule, or record the past.
 const EXEMPT: [&str; 4] =
     ["docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md", "xtask/src/tidy/language.rs"];
 
-/// Exceptions from the words: the replaced words that a file may use, and why.
+/// Exceptions from the words: the replaced words that each file may use, with the reason.
 pub(super) type Words = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Findings for the language rules. `pending` maps a file that was not rewritten yet to the number of
-/// its findings.
+/// Returns findings for the language rules. `pending` has the number of findings of each file that was not
+/// rewritten yet.
 pub(super) fn check(tree: &Tree, words: &Words, pending: &BTreeMap<String, usize>) -> Vec<Finding> {
     let mut by_file: BTreeMap<String, Vec<Finding>> = BTreeMap::new();
     for finding in all(tree, words) {
@@ -83,7 +81,7 @@ fn all(tree: &Tree, words: &Words) -> Vec<Finding> {
     let mut findings = vec![];
     for (path, source) in &tree.sources {
         for comment in comments_of(source) {
-            findings.extend(judge(path, &comment));
+            findings.extend(check_comment(path, &comment));
         }
     }
     let mut used = vec![];
@@ -111,17 +109,17 @@ fn all(tree: &Tree, words: &Words) -> Vec<Finding> {
     findings
 }
 
-/// A doc comment: its first line, its text, and `true` if the item needs none.
+/// Doc comment with its first line. `optional` is set if the item needs no comment.
 struct Comment {
     line: usize,
     text: String,
     optional: bool,
 }
 
-fn judge(path: &str, comment: &Comment) -> Option<Finding> {
+fn check_comment(path: &str, comment: &Comment) -> Option<Finding> {
     let words: Vec<&str> = comment.text.split_whitespace().collect();
     let first = words.first()?.trim_end_matches(|c: char| !c.is_alphanumeric());
-    if RIDDLES.contains(&first) {
+    if QUESTION_WORDS.contains(&first) {
         let message = format!(
             "a doc comment begins with \"{first}\": name the thing, or begin with a verb in the \
              third person"
@@ -136,10 +134,10 @@ fn judge(path: &str, comment: &Comment) -> Option<Finding> {
     None
 }
 
-/// The doc comments of a source, each as one text.
+/// Returns the doc comments of a source, each as one text.
 fn comments_of(source: &Source) -> Vec<Comment> {
     let mut docs = Docs::default();
-    docs.note(&source.syntax.attrs, false);
+    docs.add_comment(&source.syntax.attrs, false);
     docs.visit_file(&source.syntax);
     docs.found
 }
@@ -150,7 +148,7 @@ struct Docs {
 }
 
 impl Docs {
-    fn note(&mut self, attributes: &[syn::Attribute], optional: bool) {
+    fn add_comment(&mut self, attributes: &[syn::Attribute], optional: bool) {
         let lines: Vec<(usize, String)> = attributes.iter().filter_map(doc_line).collect();
         if let Some((line, _)) = lines.first() {
             let text = lines.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>().join("\n");
@@ -159,7 +157,7 @@ impl Docs {
     }
 }
 
-/// The line and text of a `///` or `//!` line, which the parser shows as an attribute.
+/// Returns line and text of a `///` or `//!` line, which the parser represents as an attribute.
 fn doc_line(attribute: &syn::Attribute) -> Option<(usize, String)> {
     let syn::Meta::NameValue(pair) = &attribute.meta else { return None };
     let syn::Expr::Lit(literal) = &pair.value else { return None };
@@ -188,15 +186,15 @@ impl<'ast> Visit<'ast> for Docs {
             _ => &[],
         };
         let re_export = matches!(item, syn::Item::Use(_));
-        self.note(attributes, re_export);
+        self.add_comment(attributes, re_export);
         visit::visit_item(self, item);
     }
 
     fn visit_impl_item(&mut self, item: &'ast syn::ImplItem) {
         match item {
-            syn::ImplItem::Fn(i) => self.note(&i.attrs, false),
-            syn::ImplItem::Const(i) => self.note(&i.attrs, true),
-            syn::ImplItem::Type(i) => self.note(&i.attrs, true),
+            syn::ImplItem::Fn(i) => self.add_comment(&i.attrs, false),
+            syn::ImplItem::Const(i) => self.add_comment(&i.attrs, true),
+            syn::ImplItem::Type(i) => self.add_comment(&i.attrs, true),
             _ => {}
         }
         visit::visit_impl_item(self, item);
@@ -204,28 +202,28 @@ impl<'ast> Visit<'ast> for Docs {
 
     fn visit_trait_item(&mut self, item: &'ast syn::TraitItem) {
         match item {
-            syn::TraitItem::Fn(i) => self.note(&i.attrs, false),
-            syn::TraitItem::Const(i) => self.note(&i.attrs, true),
-            syn::TraitItem::Type(i) => self.note(&i.attrs, true),
+            syn::TraitItem::Fn(i) => self.add_comment(&i.attrs, false),
+            syn::TraitItem::Const(i) => self.add_comment(&i.attrs, true),
+            syn::TraitItem::Type(i) => self.add_comment(&i.attrs, true),
             _ => {}
         }
         visit::visit_trait_item(self, item);
     }
 
     fn visit_field(&mut self, field: &'ast syn::Field) {
-        self.note(&field.attrs, true);
+        self.add_comment(&field.attrs, true);
     }
 
     fn visit_variant(&mut self, variant: &'ast syn::Variant) {
-        self.note(&variant.attrs, true);
+        self.add_comment(&variant.attrs, true);
         visit::visit_variant(self, variant);
     }
 }
 
-/// A replaced word: line, word, and what to write.
+/// Use of a replaced word: line, word, and the word to write.
 type Hit = (usize, &'static str, &'static str);
 
-/// Replaced words in the identifiers and comments of a source.
+/// Returns the replaced words in the identifiers and comments of a source.
 fn words_of_source(source: &Source) -> Vec<Hit> {
     let mut hits = vec![];
     identifiers(source.tokens.clone(), &mut |line, name| hits.extend(words_in(line, name)));
@@ -243,8 +241,8 @@ fn words_of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Hit> {
     lines.enumerate().flat_map(|(i, line)| words_of_line(i + 1, line)).collect()
 }
 
-/// Replaced words in a line of prose. Text in backticks is a name of something else's, and an
-/// RFC's own field names are quoted as they are.
+/// Returns the replaced words in a line of prose. Text in backticks is a name, which is not checked; nor is a line that
+/// cites an RFC, because it may quote a field name.
 fn words_of_line(line: usize, text: &str) -> Vec<Hit> {
     if text.contains("RFC") {
         return vec![];
@@ -264,7 +262,7 @@ fn words_in(line: usize, text: &str) -> Vec<Hit> {
     hits
 }
 
-/// The words of prose or of an identifier, in lower case: `TxParcel` and `tx_parcel` are two.
+/// Returns the words of prose or of an identifier in lower case. `TxParcel` and `tx_parcel` have two.
 fn split_words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut lower = false;
@@ -285,7 +283,7 @@ fn split_words(text: &str) -> Vec<String> {
 fn identifiers(tokens: TokenStream, found: &mut impl FnMut(usize, &str)) {
     for token in tokens {
         match token {
-            // `octets` alone is a method of std's addresses.
+            // `octets` alone is a method of IP addresses in std.
             TokenTree::Ident(name) if name == "octets" => {}
             TokenTree::Ident(name) => found(name.span().start().line, &name.to_string()),
             TokenTree::Group(group) => identifiers(group.stream(), found),

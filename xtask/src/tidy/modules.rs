@@ -1,5 +1,5 @@
-//! Which files the crates are made of. A file that no `mod` leads to is compiled by nobody: its
-//! code rots and its tests do not run, so it is a finding.
+//! Module graph of the packages, and the rule about dead files: cargo does not compile a file without a `mod`
+//! item, so its code and tests are never checked.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -10,31 +10,29 @@ use syn::visit::{self, Visit};
 use super::Finding;
 use super::tree::{Tree, for_tests};
 
-/// A file that cargo compiles as a crate.
+/// File that cargo compiles as a crate root.
 pub(super) struct Root {
-    /// Its path.
     pub(super) path: String,
-    /// What it is.
     pub(super) kind: Kind,
 }
 
-/// What a crate root is.
+/// Kinds of crate roots.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A library or a program: what users get.
+    /// Library or program for users.
     Product,
-    /// A test, benchmark, example or build script.
+    /// Test, benchmark, example or build script.
     Support,
 }
 
-/// The crate roots of every package, by cargo's conventions and by explicit `path`s.
+/// Returns the crate roots of every package, by cargo's conventions and by explicit `path` keys.
 pub(super) fn roots(tree: &Tree) -> Vec<Root> {
     let mut roots = vec![];
     for (manifest_path, text) in &tree.files {
         let Some(package) = manifest_path.strip_suffix("Cargo.toml") else {
             continue;
         };
-        // A manifest that does not parse stops cargo itself.
+        // Cargo itself reports a manifest that does not parse.
         let Ok(manifest) = text.parse::<toml::Table>() else {
             continue;
         };
@@ -59,7 +57,7 @@ pub(super) fn roots(tree: &Tree) -> Vec<Root> {
     roots
 }
 
-/// What cargo (and cargo-fuzz) take the file at this path of a package for.
+/// Returns the kind of root that cargo and cargo-fuzz derive from a path in a package.
 fn conventional(path: &str) -> Option<Kind> {
     let parts: Vec<&str> = path.split('/').collect();
     match parts.as_slice() {
@@ -73,7 +71,7 @@ fn conventional(path: &str) -> Option<Kind> {
     }
 }
 
-/// The explicit paths of a manifest's targets of one kind.
+/// Returns the explicit paths of a manifest's targets of one kind.
 fn paths(manifest: &toml::Table, kind: &str) -> Vec<String> {
     let targets = match manifest.get(kind) {
         Some(toml::Value::Array(targets)) => targets.as_slice(),
@@ -84,8 +82,8 @@ fn paths(manifest: &toml::Table, kind: &str) -> Vec<String> {
     targets.iter().filter_map(path).collect()
 }
 
-/// The files that `mod` items lead to from the crate roots, and whether one of the ways to each
-/// leads through the product (and not through `#[cfg(test)]` alone).
+/// Returns the files that are reachable by `mod` items from the crate roots. The value is `true` if one way
+/// leads from a product root without `#[cfg(test)]`.
 pub(super) fn reach(tree: &Tree) -> BTreeMap<String, bool> {
     let mut reached: BTreeMap<String, bool> = BTreeMap::new();
     let mut open: Vec<(String, bool, bool)> =
@@ -111,7 +109,7 @@ pub(super) fn reach(tree: &Tree) -> BTreeMap<String, bool> {
     reached
 }
 
-/// `path` without `.` and `..`.
+/// Returns `path` without the components `.` and `..`.
 fn normal(path: &Path) -> String {
     let mut parts: Vec<&str> = vec![];
     for part in path.components() {
@@ -124,11 +122,11 @@ fn normal(path: &Path) -> String {
     parts.join("/")
 }
 
-/// Collects the files that the `mod` items of one file may mean.
+/// Collector of the files that the `mod` items of one file may name.
 struct ModFinder {
-    /// The file's folder: explicit paths and `include!` start here.
+    /// Directory of the file, to which explicit paths and `include!` are relative.
     folder: PathBuf,
-    /// Where the modules of the current scope live.
+    /// Directory of the modules in the current scope.
     modules: PathBuf,
     in_product: bool,
     found: Vec<(PathBuf, bool)>,
@@ -141,7 +139,7 @@ impl ModFinder {
         self.found.push((self.modules.join(name).join("mod.rs"), in_product));
     }
 
-    /// Finds `mod NAME;` among the tokens of a macro, which are not parsed as items.
+    /// Finds `mod NAME;` in the tokens of a macro, which are not parsed as items.
     fn scan(&mut self, tokens: TokenStream) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         for (i, token) in tokens.iter().enumerate() {
@@ -188,8 +186,7 @@ impl<'ast> Visit<'ast> for ModFinder {
     }
 }
 
-/// The value of `#[path = "..."]`, also of one inside `cfg_attr`-free attributes only: a path that
-/// depends on the configuration would have to be taught here.
+/// Returns the value of `#[path = "..."]`. A path inside `cfg_attr` is not supported.
 fn explicit_path(attributes: &[syn::Attribute]) -> Option<String> {
     attributes.iter().find_map(|attribute| {
         let syn::Meta::NameValue(pair) = &attribute.meta else {
@@ -205,7 +202,7 @@ fn explicit_path(attributes: &[syn::Attribute]) -> Option<String> {
     })
 }
 
-/// Findings for the Rust files that nothing leads to.
+/// Returns findings for Rust files that no crate root reaches.
 pub(super) fn dead_files(tree: &Tree) -> Vec<Finding> {
     let dead = tree.sources.keys().filter(|path| !tree.reached.contains(*path));
     dead.map(|path| {
@@ -223,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_mod_is_dead() {
+    fn file_without_mod_item_is_a_finding() {
         let tree = Tree::from_files([
             ("crates/net/Cargo.toml", "[package]\nname = \"n\"\n"),
             ("crates/net/src/lib.rs", "mod used;\nmod folder;\nmod inline { mod deep; }\n"),
@@ -242,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_examples_and_listed_targets_are_roots() {
+    fn tests_examples_and_listed_targets_are_crate_roots() {
         let tree = Tree::from_files([
             (
                 "crates/a/Cargo.toml",
@@ -259,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_declared_inside_a_macro_are_seen() {
+    fn module_declared_in_macro_is_reached() {
         let tree = Tree::from_files([
             ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
             ("crates/a/src/lib.rs", "cfg_if! { if #[cfg(unix)] { mod unix; } }\n"),
@@ -269,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_behind_cfg_test_is_a_test_unless_the_product_reaches_it_too() {
+    fn file_behind_cfg_test_is_test_code_unless_product_reaches_it() {
         let tree = Tree::from_files([
             ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n"),
             ("crates/a/src/lib.rs", "#[cfg(test)]\nmod tests;\nmod both;\n"),

@@ -1,5 +1,4 @@
-//! Entries of the mutation list that fit the sources: the guard's text occurs once in its file, and a
-//! test of that name exists.
+//! Rule about the mutation list: the guard's text of each entry occurs once in its file, and its test exists.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +6,7 @@ use super::Finding;
 use super::tree::Tree;
 use crate::mutate::{LIST, parse};
 
-/// Returns findings for entries that do not fit.
+/// Returns findings for entries that do not match the sources.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let Some(text) = tree.files.get(LIST) else { return vec![] };
     let list = match parse(text) {

@@ -1,5 +1,4 @@
-//! Files and functions stay short: what is over the limit must be listed, with its size, and the
-//! list may only shrink.
+//! Rule about sizes: files and functions over the limits are listed with their size, which may only shrink.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +7,12 @@ use syn::visit::{self, Visit};
 use super::tree::{Source, Tree};
 use super::{CONFIG, Finding};
 
-/// Lines of a file, comments included and tests not.
+/// Maximum number of lines of a file, with comments and without tests.
 const FILE_LINES: usize = 600;
-/// Lines of a function, from its signature to its closing brace.
+/// Maximum number of lines of a function, from its signature to its closing brace.
 const FUNCTION_LINES: usize = 70;
 
-/// What was measured: its key in the list, and where it is.
+/// Measured file or function: its key in the list, and its position.
 struct Measured {
     key: String,
     path: String,
@@ -21,7 +20,7 @@ struct Measured {
     lines: usize,
 }
 
-/// Findings for what is over the limits, held against the list of exceptions.
+/// Returns findings for sizes over the limits that are not listed, and for list entries that do not match.
 pub(super) fn check(
     tree: &Tree,
     listed_files: &BTreeMap<String, usize>,
@@ -56,7 +55,7 @@ fn ratchet(
             }
             Some(known) if lines < known => {
                 format!(
-                    "the {what} shrank from {known} to {lines} lines: say so in {CONFIG} ({key})"
+                    "the {what} shrank from {known} to {lines} lines: correct the number in {CONFIG} ({key})"
                 )
             }
             Some(_) => continue,
@@ -71,7 +70,7 @@ fn ratchet(
     findings
 }
 
-/// Measures the functions of one file.
+/// Visitor that measures the functions of one file.
 struct Meter<'a> {
     path: &'a str,
     source: &'a Source,
@@ -150,13 +149,13 @@ mod tests {
         findings.into_iter().map(|finding| finding.message).collect()
     }
 
-    /// A method of `lines` lines in all.
+    /// Returns a source with one method of `lines` lines.
     fn method(lines: usize) -> String {
         format!("impl Vif {{\nfn poll(&self) {{\n{}}}\n}}\n", "x();\n".repeat(lines - 2))
     }
 
     #[test]
-    fn a_function_of_70_lines_passes_and_one_of_71_does_not() {
+    fn function_of_71_lines_is_a_finding_and_of_70_is_not() {
         assert_eq!(messages(&method(70), &[], &[]), [] as [&str; 0]);
         let found = messages(&method(71), &[], &[]);
         assert_eq!(found.len(), 1);
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_may_only_shrink() {
+    fn listed_size_that_changes_is_a_finding() {
         let key = "crates/a/src/lib.rs::Vif::poll";
         assert_eq!(messages(&method(80), &[], &[(key, 80)]), [] as [&str; 0]);
         assert!(messages(&method(81), &[], &[(key, 80)])[0].contains("grew from 80 to 81"));
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_do_not_count_towards_the_length_of_a_file() {
+    fn test_lines_of_file_do_not_count() {
         let tests = format!("#[cfg(test)]\nmod tests {{\n{}}}\n", "// t\n".repeat(500));
         let at_limit = "// x\n".repeat(600);
         assert_eq!(messages(&format!("{at_limit}{tests}"), &[], &[]), [] as [&str; 0]);
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn test_functions_may_be_long() {
+    fn long_test_function_is_allowed() {
         let long = format!("#[test]\nfn t() {{\n{}}}\n", "x();\n".repeat(200));
         assert_eq!(messages(&long, &[], &[]), [] as [&str; 0]);
     }

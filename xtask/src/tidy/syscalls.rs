@@ -1,21 +1,22 @@
-//! The list of system calls that the sandboxes allow, made from what the sources say they need.
+//! List of the system calls that the sandboxes allow, generated from lines in the sources.
 //!
-//! Next to the code that makes a call stands a line of this form:
+//! The code that makes a call carries a line of this form:
 //!
 //! ```text
 //! // #syscall WHO CALL[,CALL...] [CONDITION...]: why
 //! ```
 //!
-//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `daemon`, with commas.
-//! * CALL: its name; `name@x86_64` where only that architecture has it; `!name` for a call that
+//! * WHO: `all`, or some of `driver`, `frontend`, `uplink`, `daemon`, separated by commas.
+//! * CALL: the name of a call; `name@x86_64` if only that architecture has it; `!name` for a call that
 //!   libraries try and that is refused on purpose.
 //! * CONDITION, on the low 32 bits of argument N (from 0): `N=VALUE`, `N=pid` (the process's own),
-//!   `N+BITS` (has all), `N-BITS` (has none), `N&MASK=VALUE`; on all 64 bits: `N==0` (a null pointer). Numbers, or names of libc; bits with `|`.
-//! * `// #syscall none: why` says that a module makes its calls before a sandbox closes, or in none.
+//!   `N+BITS` (has all), `N-BITS` (has none), `N&MASK=VALUE`; on all 64 bits: `N==0` (a null pointer).
+//!   Values are numbers or names of libc; `|` combines bits.
+//! * `// #syscall none: why` declares that a module makes its calls before a sandbox closes, or in none.
 //!
-//! `cargo xtask syscalls` writes the table of them all ([`LIST`]); tidy finds a table that is not
-//! what the lines say, lines that cannot be read, conditions that do nothing because the same call is
-//! allowed without, and modules that make calls and say nothing.
+//! `cargo xtask syscalls` writes the table ([`LIST`]). Findings are: a table that differs from the lines, lines
+//! that cannot be parsed, conditions without effect because the same call is allowed without them, and modules
+//! with calls but no line.
 
 mod parse;
 mod table;
@@ -23,10 +24,10 @@ mod table;
 use super::Finding;
 use super::tree::Tree;
 
-/// The file that the lines make.
+/// Path of the generated file.
 pub(crate) const LIST: &str = "crates/sandbox/src/isolation/list.rs";
 
-/// The crates of which some code runs in a sandbox. Of the command's own, what runs there is a part.
+/// Directories with code that runs in a sandbox. Of the product only parts do.
 const CONFINED: [&str; 12] = [
     "crates/access/src/",
     "crates/block/src/",
@@ -42,27 +43,28 @@ const CONFINED: [&str; 12] = [
     "crates/xenstore/src/",
 ];
 
-/// What the file is to hold, and what is wrong with the lines.
+/// Returns the text of the generated file, and findings for the lines.
 pub(super) fn generate(tree: &Tree) -> (String, Vec<Finding>) {
     let (rows, mut findings) = parse::all(tree);
     findings.extend(table::idle_conditions(&rows));
     (table::render(&rows), findings)
 }
 
-/// Findings for lines and for the file that they make.
+/// Returns findings for the lines and for the generated file.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let (wanted, mut findings) = generate(tree);
     findings.extend(silent_modules(tree));
-    // A tree without a single line has no use for the file.
+    // A tree without any line needs no file.
     let found = tree.files.get(LIST);
     if found.map(String::as_str) != Some(&*wanted) && (found.is_some() || wanted.contains("on(")) {
-        let message = "is not what the `#syscall` lines of the sources say: cargo xtask syscalls";
+        let message =
+            "differs from the `#syscall` lines of the sources: run `cargo xtask syscalls`";
         findings.push(Finding::file(LIST, message));
     }
     findings
 }
 
-/// Modules that make system calls and do not say which.
+/// Returns findings for modules that make system calls and have no line.
 fn silent_modules(tree: &Tree) -> Vec<Finding> {
     let mut findings = vec![];
     for (path, source) in &tree.sources {
@@ -74,21 +76,22 @@ fn silent_modules(tree: &Tree) -> Vec<Finding> {
             continue;
         }
         if let Some((i, _)) = product().find(|(_, line)| makes_calls(line)) {
-            let message = "makes system calls and has no `// #syscall` line to say which, and why";
+            let message =
+                "makes system calls without a `// #syscall` line: name each call with its reason";
             findings.push(Finding::at(path, i + 1, message));
         }
     }
     findings
 }
 
-/// Whether a line names something of rustix that is a function, or imports a module of such, or
-/// calls the C library.
+/// Returns `true` if a line of source names a function of rustix, imports a module of rustix with functions,
+/// or calls the C library.
 fn makes_calls(line: &str) -> bool {
     let line = line.trim_start();
     if line.starts_with("//") {
         return false;
     }
-    // What is used by a name that was imported counts where it is imported.
+    // Imported names count at their import.
     let marks = if line.starts_with("use ") || line.starts_with("pub use ") { "(;,{" } else { "(" };
     ["rustix::", "libc::"].iter().any(|root| {
         let Some((_, rest)) = line.split_once(root) else { return false };
@@ -110,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_what_the_lines_say_or_it_is_found() {
+    fn list_that_differs_from_lines_is_a_finding() {
         let text = "// #syscall all read: frames\nfn f() {}\n";
         let manifest = ("crates/net/Cargo.toml", "[package]\nname = \"x\"\n");
         let (list, wrong) =
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_makes_calls_says_which() {
+    fn module_with_calls_and_without_line_is_a_finding() {
         let manifest = ("crates/net/Cargo.toml", "[package]\nname = \"x\"\n");
         let silent = "fn f() {\n    rustix::io::read(a, b);\n}\n";
         for (path, text, count) in [

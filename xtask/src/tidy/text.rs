@@ -1,10 +1,10 @@
-//! Rules on plain text: strings that must not be checked in, and the changelog's open section.
+//! Rules about plain text: strings that must not be checked in, and the changelog's open section.
 
 use super::Finding;
 use super::tree::Tree;
 
-/// A string that must not be checked in, and why. Each is written in two halves, so that this file
-/// is not its own finding.
+/// Strings that must not be checked in, with the reason. Each is written in two halves, so that this file is
+/// no finding.
 const BANNED: &[(&str, &str)] = &[
     (concat!("/wo", "rk/"), "a path of one build machine"),
     (concat!("/fa", "rm/"), "a path of one build machine"),
@@ -15,7 +15,7 @@ const BANNED: &[(&str, &str)] = &[
     (concat!("db", "g!("), "left from debugging: use tracing"),
 ];
 
-/// Findings for banned strings, and for a changelog without an open section.
+/// Returns findings for banned strings, and for a changelog without an open section.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = vec![];
     for (path, text) in &tree.files {
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_banned_string_is_found_where_it_is() {
+    fn banned_string_is_a_finding_at_its_line() {
         for (banned, _) in BANNED {
             let text = format!("fine\n  {banned}x\n");
             let changelog = ("CHANGELOG.md", "## [Unreleased]\n");
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changelog_without_an_open_section_is_found() {
+    fn changelog_without_open_section_is_a_finding() {
         let found = check(&Tree::from_files([("CHANGELOG.md", "## [0.1.0]\n")]));
         assert_eq!(found.len(), 1);
         assert_eq!(check(&Tree::from_files([("CHANGELOG.md", "## [Unreleased]\n")])), []);

@@ -1,5 +1,4 @@
-//! The files of the repository, and the Rust among them parsed, with the lines marked that only
-//! tests compile.
+//! Files of the repository: their text, the parsed Rust sources, and the lines that only tests compile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -11,42 +10,40 @@ use syn::visit::{self, Visit};
 
 use super::{Finding, modules};
 
-/// Folders that hold no sources: what builds and fuzzers leave behind.
+/// Directories without sources: results of builds and fuzzers.
 const LEFT_OUT: [&str; 5] = ["target", ".git", "corpus", "artifacts", "coverage"];
 
-/// The files, by their path below the root, with forward slashes.
+/// Files of the repository by their path relative to the root, with forward slashes.
 #[derive(Default)]
 pub(super) struct Tree {
-    /// Every file that is text.
+    /// Every file that is valid UTF-8.
     pub(super) files: BTreeMap<String, String>,
-    /// The Rust files that parse.
+    /// Rust files that parse.
     pub(super) sources: BTreeMap<String, Source>,
-    /// The Rust files that do not: line and reason.
+    /// Rust files that do not parse: line and reason.
     broken: BTreeMap<String, (usize, String)>,
-    /// The files reached from some crate root; see [`modules`].
+    /// Files reachable from a crate root; see [`modules`].
     pub(super) reached: BTreeSet<String>,
 }
 
-/// A parsed Rust file.
+/// Rust file that was parsed.
 pub(super) struct Source {
-    /// Its lines.
     pub(super) lines: Vec<String>,
-    /// Its items.
     pub(super) syntax: syn::File,
-    /// Its tokens; comments are not among them.
+    /// Tokens of the file, without comments.
     pub(super) tokens: TokenStream,
-    /// Only tests compile this file.
+    /// Set if only tests compile this file.
     pub(super) test_only: bool,
     test_lines: Vec<RangeInclusive<usize>>,
 }
 
 impl Tree {
-    /// Reads the files below `root`.
+    /// Reads all files below `root`.
     pub(super) fn read(root: &Path) -> anyhow::Result<Tree> {
         let mut files = BTreeMap::new();
         let walk = walkdir::WalkDir::new(root).into_iter().filter_entry(|entry| {
             let name = entry.file_name().to_string_lossy();
-            // Cargo marks every target directory with a cache tag, whatever it is called.
+            // Cargo marks every target directory with a cache tag, whatever its name.
             !(entry.file_type().is_dir()
                 && (LEFT_OUT.contains(&&*name) || entry.path().join("CACHEDIR.TAG").exists()))
         });
@@ -55,7 +52,7 @@ impl Tree {
             if !entry.file_type().is_file() {
                 continue;
             }
-            // What is not text (a seed of a fuzzer, a picture) has no rules.
+            // Files that are no text (seeds of fuzzers, pictures) have no rules.
             if let Ok(text) = String::from_utf8(std::fs::read(entry.path())?) {
                 let path = entry.path().strip_prefix(root)?.to_string_lossy().into_owned();
                 files.insert(path, text);
@@ -85,7 +82,7 @@ impl Tree {
         tree
     }
 
-    /// Findings for the sources that do not parse: no rule has looked at them.
+    /// Returns findings for sources that do not parse, since no rule can check them.
     pub(super) fn unreadable(&self) -> Vec<Finding> {
         let finding = |(path, (line, why)): (&String, &(usize, String))| {
             Finding::at(path, *line, format!("does not parse: {why}"))
@@ -115,13 +112,13 @@ impl Source {
         })
     }
 
-    /// True if only tests compile this line (counted from 1).
+    /// Returns `true` if only tests compile this line (counted from 1).
     pub(super) fn is_test(&self, line: usize) -> bool {
         self.test_only || self.test_lines.iter().any(|range| range.contains(&line))
     }
 }
 
-/// True if these attributes keep an item out of everything but tests: `#[test]`, `#[cfg(test)]`,
+/// Returns `true` if the attributes exclude an item from everything but tests: `#[test]`, `#[cfg(test)]`,
 /// `#[cfg(all(test, ...))]`.
 pub(super) fn for_tests(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| {
@@ -135,7 +132,7 @@ pub(super) fn for_tests(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// True if the predicate holds only where `test` does.
+/// Returns `true` if the predicate requires `test`.
 fn needs_test(predicate: TokenStream) -> bool {
     let mut tokens = predicate.into_iter().peekable();
     while let Some(token) = tokens.next() {
@@ -149,7 +146,7 @@ fn needs_test(predicate: TokenStream) -> bool {
                 }
                 tokens.next();
             }
-            // `any` and `not` hold elsewhere too.
+            // `any` and `not` can hold without `test`.
             Some(TokenTree::Group(_)) => drop(tokens.next()),
             _ if word == "test" => return true,
             _ => {}
@@ -158,7 +155,7 @@ fn needs_test(predicate: TokenStream) -> bool {
     false
 }
 
-/// Collects the line ranges of items that only tests compile.
+/// Visitor that collects the line ranges of items that only tests compile.
 #[derive(Default)]
 struct TestFinder {
     lines: Vec<RangeInclusive<usize>>,
@@ -207,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_tests_are_told_from_lines_of_the_product() {
+    fn is_test_holds_for_lines_of_test_items_only() {
         let source = Source::parse(
             "fn product() {}\n\
              #[cfg(test)]\nfn helper() {\n}\n\

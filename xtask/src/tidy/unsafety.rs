@@ -1,5 +1,5 @@
-//! `unsafe` stays in its rooms: every other crate forbids it, and in the rooms each use has a
-//! `SAFETY:` comment. Clippy asks for the comment too, but does not look inside macros.
+//! Rule about `unsafe`: only the trusted packages use it, each use with a `SAFETY:` comment; all others forbid
+//! it. Clippy requires the comment too, but does not check macros.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
@@ -7,7 +7,8 @@ use super::modules::{Kind, roots};
 use super::tree::{Source, Tree};
 use super::{Finding, TRUSTED};
 
-/// Findings for `unsafe` outside its rooms, without its comment, or not forbidden.
+/// Returns findings for `unsafe` outside the trusted packages or without its comment, and for roots without the
+/// lint.
 pub(super) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = vec![];
     for (path, source) in &tree.sources {
@@ -16,8 +17,8 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
         scan.tokens(source.tokens.clone(), &[]);
         for found in scan.uses {
             if !trusted {
-                let rooms = TRUSTED.join(", ");
-                let message = format!("`unsafe` is for {rooms} alone: move this there");
+                let trusted = TRUSTED.join(", ");
+                let message = format!("`unsafe` is for {trusted} only: move this code there");
                 findings.push(Finding::at(path, found.line, message));
             } else if !found.explained {
                 let message = "`unsafe` without a `// SAFETY:` comment right above it";
@@ -43,23 +44,23 @@ fn forbids_unsafe(source: &Source) -> bool {
     })
 }
 
-/// One `unsafe`.
+/// Use of the keyword `unsafe`.
 struct Use {
     line: usize,
-    /// It has a comment, or needs none: an `unsafe fn`, `unsafe trait` or `unsafe extern` states
-    /// an obligation (in its `# Safety` section), and discharges none.
+    /// Set if the use has a comment or needs none: an `unsafe fn`, `unsafe trait` or `unsafe extern` states an
+    /// obligation in its `# Safety` section and fulfils none.
     explained: bool,
 }
 
-/// Collects the uses of `unsafe` among the tokens of a file, macros included.
+/// Visitor that collects the uses of `unsafe` in the tokens of a file, macros included.
 struct Scan<'a> {
     source: &'a Source,
     uses: Vec<Use>,
 }
 
 impl Scan<'_> {
-    /// `above` holds the lines at which the statements around these tokens begin: a comment on the
-    /// statement explains an `unsafe` in its middle.
+    /// Scans tokens. `above` has the first lines of the enclosing statements: the comment of a statement also
+    /// explains an `unsafe` in its middle.
     fn tokens(&mut self, tokens: TokenStream, above: &[usize]) {
         let tokens: Vec<TokenTree> = tokens.into_iter().collect();
         let mut begin = None;
@@ -68,8 +69,7 @@ impl Scan<'_> {
             let start = *begin.get_or_insert(line);
             match token {
                 TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => {
-                    // A block has statements of its own. (Only `unsafe { f(unsafe { .. }) }` would
-                    // want the outer comment, and deserves one of its own.)
+                    // The statements of a block need comments of their own.
                     self.tokens(group.stream(), &[]);
                     begin = None;
                 }
@@ -90,7 +90,7 @@ impl Scan<'_> {
         }
     }
 
-    /// True if a `SAFETY:` comment is on one of the lines or right above it.
+    /// Returns `true` if a `SAFETY:` comment is on one of the lines or right above it.
     fn explained(&self, lines: &[usize]) -> bool {
         let text = |line: usize| self.source.lines.get(line.wrapping_sub(1)).map(|l| l.trim());
         lines.iter().any(|line| {
@@ -103,8 +103,7 @@ impl Scan<'_> {
     }
 }
 
-/// True if `unsafe` followed by this token demands something of its users, rather than promising
-/// something itself.
+/// Returns `true` if `unsafe` before this token states an obligation for its callers.
 fn states_obligation(next: Option<&TokenTree>) -> bool {
     match next {
         Some(TokenTree::Ident(word)) => word == "fn" || word == "extern" || word == "trait",
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_outside_its_rooms_is_found_even_when_explained() {
+    fn unsafe_outside_trusted_packages_is_a_finding_even_with_comment() {
         let found = findings(
             "net",
             "#![forbid(unsafe_code)]\nfn f() {\n    // SAFETY: none.\n    unsafe { g() }\n}\n",
@@ -134,14 +133,14 @@ mod tests {
     }
 
     #[test]
-    fn a_crate_without_forbid_is_found() {
+    fn crate_without_forbid_is_a_finding() {
         let found = findings("net", "//! Net. #![forbid(unsafe_code)]\n#![deny(unsafe_code)]\n");
         assert_eq!(found, ["crates/net/src/lib.rs: the crate lacks #![forbid(unsafe_code)]"]);
         assert_eq!(findings("memory", "//! Memory.\n"), [] as [&str; 0]);
     }
 
     #[test]
-    fn a_safety_comment_may_stand_above_the_block_or_its_statement() {
+    fn safety_comment_above_block_or_statement_is_accepted() {
         let found = findings(
             "ring",
             "fn f() {\n\
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unexplained_unsafe_is_found_also_inside_a_macro() {
+    fn unsafe_without_comment_is_a_finding_even_in_macro() {
         let found = findings(
             "ring",
             "fn f() {\n\

@@ -1,7 +1,7 @@
-//! Debian packages that are downloaded and unpacked, not installed: any user may do that.
+//! Debian packages: download and unpacking without installation, which every user may do.
 //!
-//! The system's own package lists serve if they are good; else (never fetched, or so old that the
-//! archive has dropped what they name) lists of our own are fetched below the cache.
+//! The system's package lists are used if possible. If they were never fetched, or are so old that the archive has
+//! no longer their packages, separate lists are fetched below the cache.
 
 use std::path::{Path, PathBuf};
 
@@ -10,37 +10,37 @@ use anyhow::Context as _;
 use super::Unavailable;
 use crate::exec::Cmd;
 
-/// Where sources come from, and who signs for them.
+/// Archive of source packages and backports.
 const ARCHIVE: &str = "http://deb.debian.org/debian";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A package that can be downloaded.
+/// Package that can be downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Package {
-    /// Its name, as apt-get takes it.
+    /// Name for apt-get.
     pub(super) name: String,
-    /// Its file's name, which holds the version.
+    /// Name of the file, which contains the version.
     pub(super) file: String,
-    /// Its size in bytes.
+    /// Size of the file in bytes.
     size: u64,
 }
 
-/// Where packages are asked for, and kept.
+/// Package cache and package lists.
 pub(super) struct Apt {
-    /// Of the .deb files.
+    /// Directory of the .deb files.
     store: PathBuf,
-    /// Of package lists of our own.
+    /// Directory of the separate package lists.
     lists: PathBuf,
     own_lists: bool,
 }
 
 impl Apt {
-    /// Packages below `cache`.
+    /// Creates the package cache below `cache`.
     pub(super) fn new(cache: &Path) -> Apt {
         Apt { store: cache.join("debs"), lists: cache.join("apt"), own_lists: false }
     }
 
-    /// Fetches package lists of our own, used from here on.
+    /// Fetches the separate package lists. All following calls use them.
     pub(super) fn update(&mut self) -> anyhow::Result<()> {
         println!("fetching Debian's package lists");
         self.own_lists = true;
@@ -53,14 +53,14 @@ impl Apt {
         })
     }
 
-    /// The packages that `name` depends on by a name that starts with `prefix`.
+    /// Returns the dependencies of `name` whose names start with `prefix`.
     pub(super) fn depends(&self, name: &str, prefix: &str) -> anyhow::Result<Vec<String>> {
         let printed = self.command("apt-cache", &["depends", name]).output(Path::new("/"));
         let printed = printed.context("apt-cache")?.unwrap_or_default();
         Ok(dependencies(&printed, prefix))
     }
 
-    /// Which files the packages are, in their newest versions.
+    /// Returns the files of the packages in their newest versions.
     pub(super) fn resolve(&self, names: &[String]) -> anyhow::Result<Vec<Package>> {
         let words: Vec<&str> = ["download", "--print-uris"]
             .into_iter()
@@ -71,7 +71,7 @@ impl Apt {
         names.iter().map(|name| package(&printed, name)).collect()
     }
 
-    /// Downloads what is not here yet.
+    /// Downloads the packages that the cache lacks.
     pub(super) fn download(&self, packages: &[Package]) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.store)?;
         let missing: Vec<&str> = packages
@@ -102,23 +102,23 @@ impl Apt {
         done.map(|_| ()).map_err(|message| anyhow::anyhow!("{}: {message}", file.display()))
     }
 
-    /// Downloads a source package into `folder`: the name of its upstream archive. The system's lists
-    /// seldom have sources; and security updates of them are not always in the archive, so it is the
-    /// release's own version.
+    /// Downloads a source package into `folder` and returns the name of its upstream archive. The system's lists
+    /// usually have no sources, and the archive lacks some sources of security updates, so the version is the
+    /// release's.
     pub(super) fn source(name: &str, folder: &Path) -> anyhow::Result<String> {
         fetch(folder, "deb-src", &[""], &["source", "--download-only", name])?;
         only(folder, ".orig.tar.")
     }
 
-    /// Downloads a package of the release, or of its backports, into `folder`: its file's name. The system's
-    /// lists seldom have backports.
+    /// Downloads a package of the release or its backports into `folder` and returns the name of its file. The
+    /// system's lists usually have no backports.
     pub(super) fn backport(name: &str, folder: &Path) -> anyhow::Result<String> {
         fetch(folder, "deb", &["", "-backports"], &["download", name])?;
         only(folder, ".deb")
     }
 
     fn command(&self, program: &str, words: &[&str]) -> Cmd {
-        // Downloading is not done as the user _apt, who may not write to our folder.
+        // By default apt-get downloads as the user _apt, who may not write to the directory.
         let mut options =
             vec!["APT::Sandbox::User=root".to_owned(), "Acquire::Retries=2".to_owned()];
         if self.own_lists {
@@ -130,8 +130,8 @@ impl Apt {
     }
 }
 
-/// Runs apt-get in `folder`, with package lists that are fetched into it: those of the release with each of these
-/// suffixes.
+/// Runs apt-get in `folder` with package lists that it fetches into `folder`: the lists of the release with each
+/// of the suffixes.
 fn fetch(folder: &Path, kind: &str, suffixes: &[&str], words: &[&str]) -> anyhow::Result<()> {
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
@@ -159,20 +159,20 @@ fn fetch(folder: &Path, kind: &str, suffixes: &[&str], words: &[&str]) -> anyhow
     Ok(())
 }
 
-/// The name of the file in `folder` whose name has `part` in it.
+/// Returns the name of the file in `folder` whose name contains `part`.
 fn only(folder: &Path, part: &str) -> anyhow::Result<String> {
     let names = std::fs::read_dir(folder)?.filter_map(Result::ok);
     let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.find(|name| name.contains(part)).context("a package without its archive")
 }
 
-/// The names in lines such as `  Depends: NAME`.
+/// Returns the names in lines such as `  Depends: NAME`.
 fn dependencies(printed: &str, prefix: &str) -> Vec<String> {
     let names = printed.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect()
 }
 
-/// The line `'URL' FILE SIZE DIGEST` for a package, whose file is NAME_VERSION_ARCHITECTURE.deb.
+/// Parses the line `'URL' FILE SIZE DIGEST` of a package, whose file is NAME_VERSION_ARCHITECTURE.deb.
 fn package(printed: &str, name: &str) -> anyhow::Result<Package> {
     let found = printed.lines().find_map(|line| {
         let mut words = line.split_whitespace().skip(1);
@@ -183,7 +183,7 @@ fn package(printed: &str, name: &str) -> anyhow::Result<Package> {
     found.ok_or_else(|| Unavailable(format!("apt knows no package {name}")).into())
 }
 
-/// The last line that says something.
+/// Returns the last line that is not blank.
 fn last(text: &str) -> String {
     let mut lines = text.lines().rev().map(str::trim).filter(|line| !line.is_empty());
     lines.next().unwrap_or("apt-get failed").to_owned()
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dependencies_are_chosen_by_prefix() {
+    fn dependencies_are_filtered_by_prefix() {
         let printed = "xen-system-amd64\n  Depends: xen-hypervisor-4.17-amd64\n  Depends: \
                        xen-utils-4.17\n  Suggests: xen-hypervisor-x\n";
         assert_eq!(dependencies(printed, "xen-hypervisor-"), ["xen-hypervisor-4.17-amd64"]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_is_found_by_its_whole_name() {
+    fn package_is_found_by_whole_name() {
         let printed = "'http://x/libc6-dev_2.36-9%2b1_amd64.deb' libc6-dev_2.36-9+1_amd64.deb 7 SHA256:00\n\
                        'http://x/libc6_2.36-9%2b1_amd64.deb' libc6_2.36-9+1_amd64.deb 2759320 SHA256:ba\n";
         let found = package(printed, "libc6").unwrap();

@@ -1,5 +1,4 @@
-//! Running scenarios: machine after machine, several beside each other, until each scenario has a
-//! verdict.
+//! Boots: runs machines, several at the same time, until each scenario has a result.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,16 +10,16 @@ use super::results::{self, Line, Tally};
 use super::scenario::{Scenario, deal};
 use super::{Setting, report};
 
-/// Seconds until a machine is up, on an idle computer.
+/// Time limit in seconds for the start of a machine on an idle computer.
 const START: u64 = 30;
-/// Seconds between one scenario's end and the next one's begin, or power off.
+/// Time limit in seconds between the end of a scenario and the start of the next, or power off.
 const BETWEEN: u64 = 20;
-/// Seconds, by their limits, that scenarios share one boot for.
+/// Maximum sum of the time limits, in seconds, of the scenarios that share a boot.
 const SHARED: u32 = 240;
-/// Folders of earlier runs that are kept.
+/// Number of directories of earlier runs that are kept.
 const KEPT: usize = 5;
 
-/// The boots to come.
+/// Queue of boots, and the results so far.
 pub(super) struct Boots<'a> {
     setting: &'a Setting<'a>,
     waiting: Mutex<Vec<Vec<Scenario>>>,
@@ -28,14 +27,14 @@ pub(super) struct Boots<'a> {
 }
 
 impl<'a> Boots<'a> {
-    /// Deals `selected` out to boots.
+    /// Distributes `selected` to boots.
     pub(super) fn new(setting: &'a Setting<'a>, selected: Vec<Scenario>) -> Boots<'a> {
         let mut waiting = deal(selected, SHARED);
         waiting.reverse();
         Boots { setting, waiting: Mutex::new(waiting), tallies: Mutex::default() }
     }
 
-    /// Runs everything, `machines` at a time.
+    /// Runs all boots, `machines` at a time, and returns the results.
     pub(super) fn run(self, machines: u32) -> anyhow::Result<Vec<Tally>> {
         let machines = usize::try_from(machines)?.min(lock(&self.waiting).len());
         std::thread::scope(|scope| {
@@ -60,8 +59,7 @@ impl<'a> Boots<'a> {
         }
     }
 
-    /// One boot. Returns the scenarios that did not get their turn, because an earlier one took the
-    /// machine with it.
+    /// Runs one boot. Returns the scenarios that did not run because the machine ended in an earlier one.
     fn boot(&self, scenarios: &[Scenario]) -> anyhow::Result<Vec<Scenario>> {
         let setting = self.setting;
         let kind = scenarios[0].machine;
@@ -113,13 +111,13 @@ impl<'a> Boots<'a> {
     }
 }
 
-/// Follows one boot.
+/// State of one running boot.
 struct Watch<'a> {
     machine: Option<Running>,
     scenarios: &'a [Scenario],
     patience: u32,
     done: usize,
-    /// What came outside of any scenario.
+    /// Lines that the machine printed outside of any scenario.
     stray: Vec<String>,
 }
 
@@ -128,7 +126,7 @@ impl<'a> Watch<'a> {
         Watch { machine: Some(machine), scenarios, patience, done: 0, stray: vec![] }
     }
 
-    /// The next scenario's verdict; `None` when there is none left, or the machine is gone.
+    /// Returns the next scenario's result; `None` if none is left or the machine has ended.
     fn next(&mut self) -> Option<Tally> {
         let scenario = self.scenarios.get(self.done)?;
         let machine = self.machine.as_ref()?;
@@ -156,7 +154,7 @@ impl<'a> Watch<'a> {
                 Line::Begin(name) if *name == scenario.name => {
                     running = true;
                     begun = Instant::now();
-                    // The machine itself ends it at its limit, and can say more about it.
+                    // The machine ends the scenario at its limit itself, and reports more about it.
                     deadline = begun + self.stretched(u64::from(scenario.limit) + BETWEEN);
                 }
                 Line::End(name, _) if running && *name == scenario.name => {
@@ -172,14 +170,14 @@ impl<'a> Watch<'a> {
         if !broken.is_empty() {
             tally.notes.append(&mut self.stray);
             tally.break_off(broken);
-            // Switched off: what it would still say belongs to nobody.
+            // The machine is off. Its remaining lines belong to no scenario.
             self.machine = None;
         }
         self.done += 1;
         Some(tally)
     }
 
-    /// Gives the machine the time to power off.
+    /// Waits until the machine has powered off, up to the time limit.
     fn finish(&mut self) {
         if let Some(machine) = self.machine.take() {
             machine.wait(self.stretched(BETWEEN));
@@ -191,25 +189,25 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What a hypervisor built for debugging has written of bad grants since `read` octets of its console
-/// were read.
+/// Returns the bad grants that a debug build of the hypervisor has logged after the first `read` bytes of its
+/// console.
 fn bad_grants(console: &Path, read: &mut usize) -> Vec<String> {
     let text = std::fs::read(console).unwrap_or_default();
     let new = String::from_utf8_lossy(text.get(*read..).unwrap_or_default()).into_owned();
     *read = text.len();
-    // That a table grows is no complaint.
+    // A message about a growing table is no complaint.
     let complaints = new.lines().filter(|line| {
         line.contains("(XEN)") && line.contains("grant_table.c") && !line.contains("Expanding")
     });
     complaints.map(|line| line.trim().to_owned()).collect()
 }
 
-/// The mutex's contents; a thread that panicked has not left them half changed.
+/// Locks a mutex, also after a panic of another thread, which leaves the contents consistent.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A new folder below `runs`, named by the time; the oldest ones go.
+/// Creates a directory below `runs`, named by the time, and removes the oldest ones.
 pub(super) fn new_folder(runs: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(runs)?;
     let mut old: Vec<PathBuf> =
@@ -224,7 +222,7 @@ pub(super) fn new_folder(runs: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// True if the process that a run's folder is named after is still there.
+/// Returns `true` if the process in the name of a run's directory still exists.
 fn in_use(folder: &Path) -> bool {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     name.rsplit('-').next().is_some_and(|pid| Path::new("/proc").join(pid).exists())
@@ -235,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_complaint_of_the_hypervisor_is_read_once() {
+    fn complaint_of_hypervisor_is_read_once() {
         let folder = tempfile::tempdir().unwrap();
         let console = folder.path().join("console.log");
         let complaint = "(XEN) common/grant_table.c:2700:d0v0 Bad grant reference 0x7\r\n";
@@ -246,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn old_folders_go() {
+    fn old_directories_are_removed() {
         let runs = tempfile::tempdir().unwrap();
         for i in 0..9 {
             std::fs::create_dir(runs.path().join(format!("000000000{i}-none"))).unwrap();

@@ -1,4 +1,4 @@
-//! Building what Debian has no package of, out of its sources.
+//! Builds from Debian's source packages, for programs that Debian has no package of.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use anyhow::Context as _;
 use crate::exec::Cmd;
 use crate::tools::{self, Tool, Toolbox};
 
-/// A folder that something is built in.
+/// Directory of one build.
 pub(super) struct Build<'a> {
     toolbox: &'a Toolbox,
     folder: PathBuf,
 }
 
 impl<'a> Build<'a> {
-    /// An empty folder, with a folder `tree` in it, for a build that needs these tools installed.
+    /// Creates an empty directory with a directory `tree` in it. Installs or requires the tools in `needs`.
     pub(super) fn begin(
         folder: PathBuf,
         needs: &[&'static Tool],
@@ -34,12 +34,12 @@ impl<'a> Build<'a> {
         Ok(Build { toolbox, folder })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Runs a command there; what fails is told by its last lines.
+    /// Runs a command in the directory. The error has the last lines of its output.
     pub(super) fn run(&self, words: &[&str]) -> anyhow::Result<()> {
         let (program, args) = words.split_first().context("a command has a first word")?;
         let command = Cmd::new(*program).args(args.iter().copied());
@@ -51,13 +51,13 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// Runs `make` in the tree, on all processors.
+    /// Runs `make` in `tree` on all processors.
     pub(super) fn make(&self, words: &[&str]) -> anyhow::Result<()> {
         let jobs = format!("-j{}", std::thread::available_parallelism()?);
         self.run(&[&["make", "-C", "tree", jobs.as_str()], words].concat())
     }
 
-    /// Has every line of `wanted` be a line of the configuration at `config`.
+    /// Checks that the configuration at `config` contains every line of `wanted`.
     pub(super) fn is_configured(&self, config: &str, wanted: &str) -> anyhow::Result<()> {
         let config = std::fs::read_to_string(self.folder.join(config))?;
         for option in wanted.lines() {
@@ -69,9 +69,9 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Puts `product` where it is kept, and removes everything else.
+    /// Moves `product` to the path `to` and removes the directory.
     pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
-        // Copied under another name first: what is there is whole.
+        // The copy is renamed at the end, so that a file at `to` is always complete.
         let new = to.with_extension("new");
         std::fs::copy(self.folder.join(product), &new)?;
         std::fs::rename(&new, to)?;

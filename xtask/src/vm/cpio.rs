@@ -1,8 +1,8 @@
-//! Writes cpio archives of the kind that Linux unpacks as its first root file system ("newc",
+//! Writer of cpio archives, which Linux unpacks as its first root file system (format "newc",
 //! Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! Several archives may follow each other in one file; later ones add to, and replace, what the
-//! earlier ones made. So the large and constant part is built once, and each boot appends its own.
+//! One file may contain several archives. Later ones add to the earlier ones and replace their files. So the
+//! large constant part is written once, and each boot appends its own archive.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// An archive in the making. Everything in it belongs to root; parents are made as needed.
+/// Writer of one archive. Root owns all entries; parent directories are added as needed.
 pub(super) struct Archive<W> {
     out: W,
     written: usize,
@@ -22,12 +22,12 @@ pub(super) struct Archive<W> {
 }
 
 impl<W: Write> Archive<W> {
-    /// An empty archive on `out`.
+    /// Starts an empty archive on `out`.
     pub(super) fn new(out: W) -> Archive<W> {
         Archive { out, written: 0, inode: 0, directories: BTreeSet::new() }
     }
 
-    /// A directory, and those above it. Paths are relative to the root: `usr/bin`.
+    /// Adds a directory and its parents. Paths are relative to the root: `usr/bin`.
     pub(super) fn directory(&mut self, path: &str) -> io::Result<()> {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
             let parent = &path[..end];
@@ -38,19 +38,19 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// A file that everybody may read, and run if `executable`.
+    /// Adds a file that everyone may read, and execute if `executable`.
     pub(super) fn file(&mut self, path: &str, executable: bool, bytes: &[u8]) -> io::Result<()> {
         self.parent(path)?;
         self.entry(path, REGULAR | if executable { 0o755 } else { 0o644 }, bytes)
     }
 
-    /// A symbolic link at `path`.
+    /// Adds a symbolic link at `path`.
     pub(super) fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
         self.parent(path)?;
         self.entry(path, SYMLINK | 0o777, target.as_bytes())
     }
 
-    /// The file at `from`, symbolic links followed, with its permission to be run.
+    /// Adds a copy of the file at `from`, with its execute permission. Follows symbolic links.
     pub(super) fn copy(&mut self, path: &str, from: &Path) -> io::Result<()> {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", from.display()));
@@ -58,7 +58,7 @@ impl<W: Write> Archive<W> {
         self.file(path, executable, &std::fs::read(from).map_err(named)?)
     }
 
-    /// Everything below `from`, in the order of names.
+    /// Adds all files below `from` in the order of their names.
     pub(super) fn tree(&mut self, path: &str, from: &Path) -> io::Result<()> {
         self.directory(path)?;
         let mut entries = std::fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()?;
@@ -74,7 +74,7 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// Writes the end mark. The length is then a multiple of 512, so another archive may follow.
+    /// Writes the end mark and padding to a multiple of 512 bytes, so that another archive may follow.
     pub(super) fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, b"")?;
         self.pad(512)?;
@@ -86,7 +86,7 @@ impl<W: Write> Archive<W> {
         path.rfind('/').map_or(Ok(()), |end| self.directory(&path[..end]))
     }
 
-    /// One entry: a header of 110 characters, the name with a zero byte, the contents, the last two
+    /// Writes one entry: a header of 110 characters, the name with a zero byte, and the contents. Name and contents are
     /// padded to four bytes.
     fn entry(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         let too_long = |_| io::Error::other(format!("{name} is too long for a cpio archive"));
@@ -121,7 +121,7 @@ impl<W: Write> Archive<W> {
 mod tests {
     use super::*;
 
-    /// Names, modes and contents, read back.
+    /// Parses the names, modes and contents of an archive.
     fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut entries = vec![];
         loop {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_come_once_and_before_what_is_in_them() {
+    fn parent_is_added_once_and_before_its_entries() {
         let mut archive = Archive::new(Vec::new());
         archive.file("usr/bin/tool", true, b"12345").unwrap();
         archive.file("usr/bin/other", false, b"").unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_keeps_its_shape_and_the_permission_to_run() {
+    fn tree_keeps_structure_and_execute_permission() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("sub")).unwrap();
         let script = directory.path().join("sub/run.sh");

@@ -1,9 +1,8 @@
-//! A hypervisor built for debugging, out of Debian's source package: it names every bad grant, and
-//! counts grant operations (debug key `p`). Debian's own does neither. The build takes about a minute,
-//! and is kept.
+//! Debug build of the hypervisor from Debian's source package. It names every bad grant, and counts grant
+//! operations (debug key `p`); Debian's own build does neither. The build takes about a minute and is kept.
 //!
-//! Xen's performance counters count hypercalls, of which each has a batch of operations. So a counter
-//! for each kind of operation is put in, where the loop over the batch is.
+//! Xen's performance counters count hypercalls, each of which has a batch of operations. So a counter for each
+//! kind of operation is added to the loop over the batch.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +12,10 @@ use super::apt::Apt;
 use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
-/// What the build needs installed.
+/// Tools that the build needs.
 static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
 
-/// What is put into the source before which line: file, line, what.
+/// Additions to the source: file, line, and the text before that line.
 static COUNTERS: [(&str, &str, &str); 4] = [
     (
         "tree/xen/include/xen/perfc_defn.h",
@@ -37,7 +36,8 @@ static COUNTERS: [(&str, &str, &str); 4] = [
     ),
 ];
 
-/// Puts a line before the one line of `text` that is `line` but for its indentation.
+/// Inserts a line before the only line of `text` that equals `line` without indentation. Returns `None` if there
+/// are none or several.
 fn insert(text: &str, line: &str, new: &str) -> Option<String> {
     let places: Vec<usize> =
         text.lines().enumerate().filter(|(_, l)| l.trim() == line).map(|(n, _)| n).collect();
@@ -47,7 +47,7 @@ fn insert(text: &str, line: &str, new: &str) -> Option<String> {
     Some(lines.join("\n") + "\n")
 }
 
-/// Builds it below `cache`, or finds that it is there already: the path of its ELF file.
+/// Builds the hypervisor below `cache` unless it is there, and returns the path of its ELF file.
 pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyhow::Result<PathBuf> {
     let built = cache.join("xen-debug-counting.elf");
     if built.is_file() {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_put_before_the_one_that_is_named() {
+    fn line_is_inserted_before_the_named_one() {
         let text = "f()\n{\n    map(&op);\n}\nunmap(&op);\n";
         let changed = "f()\n{\ncount();\n    map(&op);\n}\nunmap(&op);\n";
         assert_eq!(insert(text, "map(&op);", "count();").as_deref(), Some(changed));

@@ -1,16 +1,16 @@
-//! What the machines boot: Xen, a kernel, and root file systems in memory, all out of Debian's
-//! packages, made once and kept until a package or a recipe here changes.
+//! Images that the machines boot: Xen, a kernel, and root file systems in memory. They are made of Debian's
+//! packages and kept until a package or the recipe in this module changes.
 //!
 //! | file | contents |
 //! |---|---|
-//! | `xen.elf` | the hypervisor, unpacked: QEMU's multiboot loader wants the ELF file |
-//! | `vmlinux` | the kernel, for dom0, and (inside `dom0.cpio`) for Xen's guests |
-//! | `vmlinuz` | the same as its package has it, for the machine without Xen |
+//! | `xen.elf` | the unpacked hypervisor, because QEMU's multiboot loader needs the ELF file |
+//! | `vmlinux` | the unpacked kernel for dom0, and (inside `dom0.cpio`) for Xen's guests |
+//! | `vmlinuz` | the packed kernel, for the machine without Xen |
 //! | `dom0.cpio` | busybox, the toolstack, modules, and the guests' own `base.cpio` |
 //! | `linux.cpio` | busybox and modules for the machine without Xen |
 //!
-//! Our own files (init, scenarios, the program under test) are in none of them: each boot appends
-//! those ([`super::overlay`]), so a change there costs no new images.
+//! The project's own files (init, scenarios, the program under test) are not in the images. Each boot appends
+//! them ([`super::overlay`]), so a change of them needs no new images.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -26,17 +26,17 @@ use super::kernel::{self, Modules};
 use crate::exec::Cmd;
 use crate::tools::Toolbox;
 
-/// Packages for whatever boots, beside the kernel.
+/// Packages for every machine and guest, without the kernel.
 const COMMON: &[&str] = &["busybox-static"];
-/// Packages of what looks after ext4, for dom0 and for guests with disks.
+/// Packages of the ext4 tools, for dom0 and for guests with disks.
 const DISK_TOOLS: &[&str] = &["e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1"];
-/// Its programs, and what they are called in the machines: busybox's shell takes its own applets for
-/// the first names.
+/// Programs of the ext4 tools, and their names in the machines: under the first names, busybox's shell runs its
+/// own applets.
 const DISK_PROGRAMS: &[(&str, &str)] = &[("mke2fs", "mkfs.ext4"), ("e2fsck", "fsck.ext4")];
-/// The beginnings of its libraries' names.
+/// Prefixes of the names of the ext4 tools' libraries.
 const DISK_LIBRARIES: &[&str] =
     &["libext2fs.", "libe2p.", "libcom_err.", "libblkid.", "libuuid.", "libc.", "ld-linux"];
-/// Packages for dom0, beside those with Xen's version in their names: the toolstack's libraries.
+/// Packages of the toolstack's libraries for dom0. Packages with Xen's version in their names are added.
 const TOOLSTACK: &[&str] = &[
     "xenstore-utils",
     "libxencall1",
@@ -56,7 +56,7 @@ const TOOLSTACK: &[&str] = &[
     "libzstd1",
     "zlib1g",
 ];
-/// The toolstack's programs.
+/// Programs of the toolstack.
 const PROGRAMS: &[&str] = &[
     "xl",
     "xenstored",
@@ -68,8 +68,7 @@ const PROGRAMS: &[&str] = &[
     "xen-diag",
     "xenperf",
 ];
-/// Modules of dom0. The kernel's own backends are only there for the scenarios that compare with
-/// them, and nothing else loads them.
+/// Modules of dom0. Only scenarios that compare with the kernel's own backends load these.
 const DOM0_MODULES: &[&str] = &[
     "xenfs",
     "xen-privcmd",
@@ -100,7 +99,7 @@ const GUEST_MODULES: &[&str] = &[
     "bridge",
     "veth",
     "ext4",
-    // Of ext4, which asks for it by what it does, and not by its name.
+    // ext4 requests this module by its function, not by its name.
     "crc32c_generic",
 ];
 /// Modules of the machine without Xen.
@@ -125,22 +124,22 @@ const LINUX_MODULES: &[&str] = &[
     "9p",
 ];
 
-/// The files that a machine boots.
+/// Directory of the images that a machine boots.
 pub(super) struct Images {
     folder: PathBuf,
 }
 
 impl Images {
-    /// One of the files in the table above.
+    /// Returns the path of one file in the table above.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 }
 
-/// Makes the images below `cache`, or finds that they are there already.
+/// Makes the images below `cache` unless they are there.
 pub(super) fn prepare(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<Images> {
     std::fs::create_dir_all(cache)?;
-    // Whoever comes second waits, and finds everything done.
+    // Another process that holds the lock makes the images; this one then finds them complete.
     let lock = File::create(cache.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     let images = Images { folder: cache.join("images") };
@@ -178,16 +177,16 @@ pub(super) fn prepare(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<Images>
     Ok(images)
 }
 
-/// What the images are made of.
+/// Packages and versions that the images are made of.
 struct Recipe {
     packages: Vec<Package>,
-    /// Of Linux: `6.1.0-31-amd64`.
+    /// Version of Linux: `6.1.0-31-amd64`.
     release: String,
-    /// Of Xen: `4.17`.
+    /// Version of Xen: `4.17`.
     xen: String,
 }
 
-/// Finds out which packages are wanted, and downloads them.
+/// Determines the packages and downloads them.
 fn download(apt: &Apt) -> anyhow::Result<Recipe> {
     let first = |name: &str, prefix: &str| -> anyhow::Result<String> {
         let found = apt.depends(name, prefix)?.into_iter().next();
@@ -209,7 +208,7 @@ fn download(apt: &Apt) -> anyhow::Result<Recipe> {
 }
 
 impl Recipe {
-    /// Everything on which the images depend, as text: what was made with the same text is good.
+    /// Returns everything that the images depend on, as text. Images with an equal text are up to date.
     fn stamp(&self) -> String {
         let mut text = String::new();
         self.packages.iter().for_each(|package| text += &format!("{}\n", package.file));
@@ -222,7 +221,7 @@ impl Recipe {
         .concat()
     }
 
-    /// Makes every image of the unpacked packages in `root`.
+    /// Makes every image from the unpacked packages in `root`.
     fn make(&self, root: &Path, images: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
         let hypervisor = root.join("boot").join(format!("xen-{}-amd64.gz", self.xen));
         std::fs::copy(&hypervisor, images.join("xen.elf.gz")).context("the hypervisor")?;
@@ -245,7 +244,7 @@ impl Recipe {
         dom0.file("boot/vmlinux", false, &kernel)?;
         dom0.file("boot/base.cpio", false, &base)?;
         disk_programs(&mut dom0, root)?;
-        // Only guests that want it have it: it is a few MiB, for each to unpack.
+        // Only guests that request it get this archive: each guest would have to unpack its MiBs.
         let mut tools = Archive::new(Vec::new());
         disk_programs(&mut tools, root)?;
         for folder in LIBRARIES {
@@ -270,14 +269,14 @@ impl Recipe {
         Ok(())
     }
 
-    /// xl, its daemons, and the libraries that they need.
+    /// Adds xl, its daemons and their libraries.
     fn toolstack<W: Write>(&self, archive: &mut Archive<W>, root: &Path) -> anyhow::Result<()> {
         let programs = format!("usr/lib/xen-{}/bin", self.xen);
         for program in PROGRAMS {
             archive
                 .copy(&format!("usr/lib/xen/bin/{program}"), &root.join(&programs).join(program))?;
         }
-        // libxl starts its helpers where it was built to find them.
+        // libxl runs its helpers from the path of its build.
         archive.symlink(&format!("usr/lib/xen-{}", self.xen), "xen")?;
         copy_names(archive, root, "usr/bin", |name| name.starts_with("xenstore"))?;
         for folder in LIBRARIES {
@@ -288,7 +287,7 @@ impl Recipe {
     }
 }
 
-/// Where Debian has its libraries.
+/// Directories of Debian's libraries.
 const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
@@ -299,7 +298,7 @@ fn disk_programs<W: Write>(archive: &mut Archive<W>, root: &Path) -> anyhow::Res
     Ok(())
 }
 
-/// Busybox, and the folders that its links and the mounts go to.
+/// Starts an archive with busybox and the directories for its links and for mounts.
 fn basics<W: Write>(out: W, root: &Path) -> anyhow::Result<Archive<W>> {
     let mut archive = Archive::new(out);
     for folder in [
@@ -313,7 +312,7 @@ fn basics<W: Write>(out: W, root: &Path) -> anyhow::Result<Archive<W>> {
     Ok(archive)
 }
 
-/// Copies the files of a folder whose names are wanted; links stay links.
+/// Copies the files of a directory whose names are `wanted`. Links stay links.
 fn copy_names<W: Write>(
     archive: &mut Archive<W>,
     root: &Path,

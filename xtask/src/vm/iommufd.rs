@@ -1,6 +1,5 @@
-//! A kernel with iommufd, which no kernel of Debian's has (its configurations leave it out): Linux 6.12 out of
-//! Debian's package of its source, with what the machine needs and no more, nothing of it in modules. The build
-//! takes a few minutes, and is kept.
+//! Kernel with iommufd, which Debian's kernels lack: Linux 6.12 from Debian's package of its source, with only
+//! the options that the machine needs and without modules. The build takes a few minutes and is kept.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +7,7 @@ use super::apt::Apt;
 use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
-/// What the build needs installed.
+/// Tools that the build needs.
 static NEEDS: &[&Tool] = &[
     &tools::GCC,
     &tools::MAKE,
@@ -19,13 +18,13 @@ static NEEDS: &[&Tool] = &[
     &tools::XZ,
 ];
 
-/// The release's own, or in its backports.
+/// Source package in the release or its backports.
 const SOURCE: &str = "linux-source-6.12";
 
-/// What is switched on; everything else that can be off is off.
+/// Enabled options; all others that can be disabled are.
 const OPTIONS: &str = include_str!("iommufd.config");
 
-/// Builds it below `cache`, or finds that it is there already: the path of its image.
+/// Builds the kernel below `cache` unless it is there, and returns the path of its image.
 pub(super) fn kernel(
     cache: &Path,
     toolbox: &Toolbox,

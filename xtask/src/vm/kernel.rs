@@ -1,5 +1,4 @@
-//! What is taken out of Debian's kernel package: the kernel itself, unpacked, and the modules that
-//! the guests load.
+//! Contents of Debian's kernel package: the unpacked kernel, and the modules that the machines load.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -10,8 +9,8 @@ use anyhow::Context as _;
 use super::cpio::Archive;
 use crate::exec::Cmd;
 
-/// The ELF kernel inside a bzImage. Xen and its toolstack load either; unpacking it here saves the
-/// emulated machine from doing it, once for dom0 and once for each guest.
+/// Returns the ELF kernel in a bzImage. Xen and its toolstack load both forms. Unpacking it here saves the emulated
+/// machine from doing so, once for dom0 and once for each guest.
 pub(super) fn unpack(image: &[u8], scratch: &Path, xz: Cmd) -> anyhow::Result<Vec<u8>> {
     let payload = payload(image).context("the kernel is no bzImage that we know")?;
     anyhow::ensure!(
@@ -27,8 +26,8 @@ pub(super) fn unpack(image: &[u8], scratch: &Path, xz: Cmd) -> anyhow::Result<Ve
     Ok(kernel)
 }
 
-/// The compressed part of a bzImage (Documentation/arch/x86/boot.rst): setup_sects at 0x1f1,
-/// payload_offset at 0x248, payload_length at 0x24c. Four bytes at its end are its unpacked size.
+/// Returns the compressed part of a bzImage (Documentation/arch/x86/boot.rst): setup_sects at 0x1f1, payload_offset
+/// at 0x248, payload_length at 0x24c. Its last four bytes are the unpacked size.
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let word = |at: usize| {
         let bytes = image.get(at..at + 4)?;
@@ -43,18 +42,18 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     image.get(start..end)
 }
 
-/// The modules of one kernel.
+/// Modules of one kernel.
 pub(super) struct Modules {
     release: String,
-    /// By name, with underscores as the kernel spells them.
+    /// Files by module name, with underscores as in the kernel.
     files: BTreeMap<String, PathBuf>,
-    /// Names that are part of the kernel.
+    /// Names of modules that are part of the kernel.
     built_in: Vec<String>,
     root: PathBuf,
 }
 
 impl Modules {
-    /// Looks through `root/lib/modules/RELEASE`.
+    /// Finds the modules in `root/lib/modules/RELEASE`.
     pub(super) fn find(root: &Path, release: &str) -> anyhow::Result<Modules> {
         let root = root.join("lib/modules").join(release);
         let mut files = BTreeMap::new();
@@ -74,8 +73,7 @@ impl Modules {
         Ok(Modules { release: release.to_owned(), files, built_in, root })
     }
 
-    /// Adds the named modules with what they depend on, and the index by which busybox's modprobe
-    /// finds them.
+    /// Adds the named modules with their dependencies, and the index that busybox's modprobe reads.
     pub(super) fn add<W: Write>(
         &self,
         names: &[&str],
@@ -91,7 +89,7 @@ impl Modules {
             archive.copy(&format!("{folder}/{}", self.relative(module)), &self.files[module])?;
             let mut needs = vec![];
             self.require(module, &mut needs)?;
-            // The last of its own list is the module; modprobe loads a line from its end.
+            // The last name in the order is the module itself. modprobe loads a line from its end.
             let needs: Vec<String> =
                 needs.iter().rev().skip(1).map(|need| self.relative(need)).collect();
             index += &format!("{}: {}\n", self.relative(module), needs.join(" "));
@@ -103,7 +101,7 @@ impl Modules {
         Ok(())
     }
 
-    /// Appends `name` to `order`, after what it depends on.
+    /// Appends `name` to `order`, after its dependencies.
     fn require(&self, name: &str, order: &mut Vec<String>) -> anyhow::Result<()> {
         if order.iter().any(|there| there == name) || self.built_in.iter().any(|b| b == name) {
             return Ok(());
@@ -128,7 +126,7 @@ fn spelled(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The names after `depends=` in the section .modinfo, which holds strings that end with a zero byte.
+/// Returns the names after `depends=` in the section .modinfo, which holds strings that end with a zero byte.
 fn dependencies(module: &[u8]) -> io::Result<Vec<String>> {
     const KEY: &[u8] = b"\0depends=";
     let start = module.windows(KEY.len()).position(|window| window == KEY);
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn needs_are_loaded_first_and_built_in_ones_are_left_out() {
+    fn dependencies_precede_module_and_built_in_ones_are_omitted() {
         let root = tree();
         let modules = Modules::find(root.path(), "6.1").unwrap();
         let mut order = vec![];
@@ -172,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_not_there_is_an_error() {
+    fn missing_module_is_an_error() {
         let root = tree();
         let modules = Modules::find(root.path(), "6.1").unwrap();
         let error = modules.require("gone", &mut vec![]).unwrap_err();
@@ -180,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_payload_is_where_the_header_says() {
+    fn payload_lies_at_offset_of_header() {
         let mut image = vec![0; 4096];
         image[0x1f1] = 1;
         image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);

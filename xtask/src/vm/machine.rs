@@ -1,9 +1,9 @@
-//! Emulated machines: QEMU without hardware virtualisation, so that they run anywhere, containers
-//! and virtual machines included.
+//! Emulated machines: QEMU without hardware virtualisation, so that they run anywhere, also in containers and
+//! virtual machines.
 //!
-//! A machine has no network card. It speaks over two serial ports: the console (Xen and Linux write
-//! to it; kept in a file), and the results, which come out of QEMU's standard output. A folder of
-//! the run is mounted inside by virtio-9p, for logs that should outlive a crash.
+//! A machine has no network card. It has two serial ports: the console of Xen and Linux, which goes to a file, and
+//! the results, which are QEMU's standard output. A directory of the run is mounted in the machine by virtio-9p,
+//! for logs that must survive a crash.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -15,33 +15,33 @@ use anyhow::Context as _;
 
 use super::images::Images;
 
-/// What a machine is like.
+/// Kinds of machines that scenarios can request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Xen with a PV dom0. The kernel's own backends are not loaded.
+    /// Xen with a PV dom0, without the kernel's own backends.
     Xen,
-    /// The same, for scenarios that load the kernel's own backends to compare with them.
+    /// Xen for scenarios that load the kernel's own backends to compare with them.
     XenNetback,
     /// Xen on a processor that can run PVH guests.
     XenPvh,
-    /// Linux alone.
+    /// Linux without Xen.
     Linux,
-    /// Linux with an IOMMU that faults, and a PCI device to put behind it.
+    /// Linux with an IOMMU that reports faults, and a PCI device behind it.
     LinuxIommu,
-    /// The same, with a kernel that has iommufd.
+    /// Linux with an IOMMU and a kernel that has iommufd.
     LinuxIommufd,
-    /// Linux with all that is installed on this computer, to be read.
+    /// Linux with read-only access to all programs of this computer.
     LinuxPrograms,
 }
 
 impl Kind {
-    /// The machines that boot Xen.
+    /// Machines that boot Xen.
     pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
-    /// The machines that boot Linux alone.
+    /// Machines that boot Linux without Xen.
     pub(super) const LINUX: &[Kind] =
         &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms];
 
-    /// As scenarios name it.
+    /// Returns the name of the kind in scenarios.
     pub(super) fn name(self) -> &'static str {
         match self {
             Kind::Xen => "xen",
@@ -54,54 +54,52 @@ impl Kind {
         }
     }
 
-    /// The machine of that name.
+    /// Returns the kind with that name.
     pub(super) fn from_name(name: &str) -> Option<Kind> {
         Kind::XEN.iter().chain(Kind::LINUX).copied().find(|kind| kind.name() == name)
     }
 
-    /// True if it has an IOMMU.
+    /// Returns `true` for machines with an IOMMU.
     fn has_iommu(self) -> bool {
         matches!(self, Kind::LinuxIommu | Kind::LinuxIommufd)
     }
 
-    /// True if it boots Xen.
+    /// Returns `true` for machines that boot Xen.
     pub(super) fn is_xen(self) -> bool {
         Kind::XEN.contains(&self)
     }
 }
 
-/// A machine to be switched on.
+/// Settings of a machine.
 pub(super) struct Machine<'a> {
-    /// What it is like.
     pub(super) kind: Kind,
-    /// What it boots.
     pub(super) images: &'a Images,
-    /// Its first root file system, complete.
+    /// Complete first root file system.
     pub(super) root: PathBuf,
-    /// The hypervisor, if another than the images' own.
+    /// Hypervisor that replaces the one in the images.
     pub(super) hypervisor: Option<PathBuf>,
-    /// The kernel with iommufd, for the machine that has one.
+    /// Kernel with iommufd, for the kind that needs it.
     pub(super) iommufd: Option<&'a Path>,
-    /// How many processors it has.
+    /// Number of processors.
     pub(super) processors: u32,
-    /// The folder that it shares with us.
+    /// Directory that is mounted in the machine.
     pub(super) share: PathBuf,
-    /// Where the console goes; `None` for our own standard streams.
+    /// File for the console; `None` for this process's standard streams.
     pub(super) console: Option<PathBuf>,
-    /// The PATH on which QEMU is.
+    /// PATH that contains QEMU.
     pub(super) path: std::ffi::OsString,
 }
 
-/// The processor. More capable models trip over SMAP here; without RDRAND guests wait for entropy.
+/// Processor model. More capable models fail with SMAP here; without RDRAND guests wait for entropy.
 const PROCESSOR: &str = "qemu64,+rdrand";
-/// For every kernel: what costs time under emulation and shows nothing.
+/// Options of every kernel: no mitigations and self-tests, which cost time under emulation, and few messages.
 const LINUX_OPTIONS: &str =
     "rdinit=/init quiet loglevel=4 mitigations=off cryptomgr.notests panic=5";
 
 impl Machine<'_> {
-    /// Switches it on. On its console: our standard streams, or the file.
+    /// Starts the machine, with its console on this process's standard streams or in the file.
     pub(super) fn start(&self) -> anyhow::Result<Running> {
-        // QEMU must not outlive us, not even if we are killed.
+        // QEMU must exit with this process, even if this process is killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
         command.args(self.hardware()).args(self.software()).env("PATH", &self.path);
@@ -115,7 +113,7 @@ impl Machine<'_> {
             let lines = lines.clone();
             std::thread::spawn(move || {
                 let mut out = BufReader::new(out).split(b'\n');
-                // A line that nobody reads any more is the end of the matter.
+                // The receiver is dropped when nothing reads the results any more.
                 while let Some(Ok(line)) = out.next() {
                     if lines.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
                         break;
@@ -189,7 +187,7 @@ impl Machine<'_> {
         }
         let built_in = self.images.path("xen.elf");
         let xen = self.hypervisor.as_ref().unwrap_or(&built_in);
-        // A hypervisor built for debugging says what it thinks of guests; that is what it is for.
+        // A debug build of the hypervisor must log its complaints about guests.
         let level = if self.hypervisor.is_some() { "all" } else { "error" };
         vec![
             "-kernel".to_owned(),
@@ -209,29 +207,28 @@ impl Machine<'_> {
     }
 }
 
-/// A path inside one of QEMU's options, in which a comma is doubled.
+/// Escapes a path for QEMU's options, in which a comma is doubled.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// A machine that is on. Dropping it switches it off.
+/// Running machine. Dropped, it is switched off.
 pub(super) struct Running {
     child: Child,
     lines: Receiver<String>,
 }
 
-/// What came next.
+/// Results of waiting for a line.
 pub(super) enum Heard {
-    /// A line.
     Line(String),
-    /// The machine has switched itself off, or crashed.
+    /// The machine was switched off, or crashed.
     Off,
-    /// Nothing, until the deadline.
+    /// The deadline passed without a line.
     Nothing,
 }
 
 impl Running {
-    /// The next line of the results, waited for until `deadline`.
+    /// Waits for the next line of the results until `deadline`.
     pub(super) fn listen(&self, deadline: Instant) -> Heard {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => Heard::Line(line),
@@ -240,7 +237,7 @@ impl Running {
         }
     }
 
-    /// Waits until it is off, for at most `time`; true if it did that by itself.
+    /// Waits until the machine is off, for at most `time`. Returns `true` if it powered off by itself.
     pub(super) fn wait(mut self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
@@ -254,7 +251,7 @@ impl Running {
         }
     }
 
-    /// Waits as long as it takes.
+    /// Waits until the machine is off, without a time limit.
     pub(super) fn wait_for_ever(mut self) -> anyhow::Result<()> {
         self.child.wait()?;
         Ok(())
@@ -263,7 +260,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended already, which is no error.
+        // Fails if the machine has ended already, which is no error.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -274,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_machine_is_found_by_its_name() {
+    fn every_kind_is_found_by_its_name() {
         for kind in Kind::XEN.iter().chain(Kind::LINUX) {
             assert_eq!(Kind::from_name(kind.name()), Some(*kind));
         }

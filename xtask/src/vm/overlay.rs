@@ -1,5 +1,5 @@
-//! Our own part of a machine's root file system, appended to the images at each boot: the files of
-//! `vm/`, the programs, and what this boot is to do.
+//! Project's part of a machine's root file system, which each boot appends to the images: the files of `vm/`, the
+//! programs, and the orders of the boot.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -12,23 +12,23 @@ use super::images::Images;
 use super::machine::Kind;
 use super::program::Programs;
 
-/// What a boot is to do.
+/// Orders of one boot.
 pub(super) struct Orders<'a> {
-    /// The scenarios, in this order.
+    /// Scenarios in their order, with their time limits in seconds.
     pub(super) scenarios: Vec<(&'a str, u32)>,
-    /// By how much every limit of time is stretched.
+    /// Factor by which every time limit is multiplied.
     pub(super) patience: u32,
-    /// Ends with a shell on the console.
+    /// Set if the boot ends with a shell on the console.
     pub(super) shell: bool,
-    /// The hypervisor was built for debugging.
+    /// Set for a debug build of the hypervisor.
     pub(super) debug: bool,
-    /// Where programs were built on this computer.
+    /// Directory in which programs were built on this computer.
     pub(super) target: &'a Path,
-    /// Integration tests, and their files on this computer.
+    /// Names of integration tests, and their files on this computer.
     pub(super) tests: &'a [(String, PathBuf)],
 }
 
-/// Writes the complete root file system for a machine to `to`.
+/// Writes the complete root file system of a machine to `to`.
 pub(super) fn write(
     to: &Path,
     kind: Kind,
@@ -50,7 +50,7 @@ pub(super) fn write(
     everywhere(&mut archive, repository, programs)?;
     if kind.is_xen() {
         archive.copy(BENCH, &programs.bench)?;
-        // Most guests do without it, and each has to unpack what it gets into its memory.
+        // Most guests run without it, and each must unpack its root file system into memory.
         let mut bench = Archive::new(Vec::new());
         bench.copy(BENCH, &programs.bench)?;
         archive.file("boot/bench.cpio", false, &bench.finish()?)?;
@@ -70,7 +70,7 @@ pub(super) fn write(
 /// Path of the benchmark program in machines and guests.
 const BENCH: &str = "usr/bin/ringfence-bench";
 
-/// Adds the files of every machine and every guest: `vm/`, `dist/`, and the programs that all of them have.
+/// Adds the files of every machine and guest: `vm/`, `dist/`, and the common programs.
 fn everywhere<W: Write>(
     archive: &mut Archive<W>,
     repository: &Path,
@@ -84,7 +84,7 @@ fn everywhere<W: Write>(
 }
 
 impl Orders<'_> {
-    /// As the shell reads it: variables, then a line `SCENARIO LIMIT` each in a here-document's stead.
+    /// Formats the orders for the shell: variables, and a line `SCENARIO LIMIT` for each scenario.
     fn text(&self, kind: Kind) -> String {
         let tests = self.tests.iter().map(|(name, file)| format!("{name}={}", file.display()));
         let tests: Vec<String> = tests.collect();
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_shell() {
+    fn orders_are_formatted_for_shell() {
         let orders = Orders {
             scenarios: vec![("hello", 30), ("ping", 60)],
             patience: 4,

@@ -1,9 +1,8 @@
-//! Programs for the machines, linked statically, so that they run on the few files that are there:
-//! `ringfence`, for which this is also the form in which it can be dropped into any domain, and
-//! `ringfence-bench`, `traffic` and `engines`, which scenarios use.
+//! Programs for the machines, linked statically, because the machines have few other files: `ringfence`,
+//! which runs in this form in any domain, and `ringfence-bench`, `traffic` and `engines`, which scenarios use.
 //!
-//! Integration tests are those of the step `local`, linked as usual: they run in machines that have the files
-//! of this computer.
+//! Integration tests are those of the step `local`, linked dynamically. They run in machines that have the files of
+//! this computer.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,22 +13,22 @@ use crate::exec::Cmd;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// The programs' files.
+/// Paths of the programs' files.
 pub(super) struct Programs {
-    /// The program under test.
+    /// Program under test (`crates/ringfence`).
     pub(super) ringfence: PathBuf,
-    /// `tools/bench`: benchmarks and the roles of tests.
+    /// Benchmarks and roles of tests (`tools/bench`).
     pub(super) bench: PathBuf,
-    /// `vm/traffic`.
+    /// Traffic generator (`vm/traffic`).
     pub(super) traffic: PathBuf,
-    /// `tools/iommu-lab`.
+    /// IOMMU engines (`tools/iommu-lab`).
     pub(super) engines: PathBuf,
-    /// Integration tests, by name.
+    /// Integration tests by name.
     pub(super) tests: Vec<(String, PathBuf)>,
 }
 
-/// Builds them, `ringfence` unless it is `given`, and the `tests` of these names; `target` is cargo's target
-/// directory.
+/// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
+/// cargo's target directory.
 pub(super) fn build(
     root: &Path,
     target: &Path,
@@ -38,7 +37,7 @@ pub(super) fn build(
 ) -> anyhow::Result<Programs> {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
     flags.push(" -C target-feature=+crt-static");
-    // The product by itself: in one build with the tools it would have their features.
+    // Built alone: in one build with the tools, the product would get the features that they enable.
     let own = given.is_none().then_some(["ringfence"].as_slice());
     for packages in [["traffic", "iommu-lab", "ringfence-bench"].as_slice()].into_iter().chain(own)
     {
@@ -46,7 +45,7 @@ pub(super) fn build(
             .args(["build", "--release", "--target", TARGET])
             .args(packages.iter().flat_map(|package| ["--package", package]))
             .env("RUSTFLAGS", flags.to_string_lossy().trim())
-            // It is copied into memory, under emulation.
+            // The file is copied into memory under emulation, so it should be small.
             .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
             .env("CARGO_TARGET_DIR", target)
             .run(root)?;
@@ -57,7 +56,7 @@ pub(super) fn build(
         Some(given) => std::path::absolute(given)?,
         None => folder.join("ringfence"),
     };
-    // An empty file would do nothing, successfully.
+    // An empty file would run successfully and do nothing.
     let magic = std::fs::read(&ringfence).map(|bytes| bytes.starts_with(b"\x7fELF"));
     anyhow::ensure!(matches!(magic, Ok(true)), "{} is no program", ringfence.display());
     Ok(Programs {
@@ -69,7 +68,7 @@ pub(super) fn build(
     })
 }
 
-/// Integration tests of `ringfence`, built as the step `local` does.
+/// Builds integration tests of `ringfence` as the step `local` does.
 fn build_tests(
     root: &Path,
     target: &Path,
@@ -78,7 +77,7 @@ fn build_tests(
     if tests.is_empty() {
         return Ok(vec![]);
     }
-    // As that step has it, so that there is nothing left to build.
+    // The same arguments as in that step, so that nothing is built twice.
     let mut words = vec!["test", "--release", "--no-run"];
     words.extend(["--package", "ringfence", "--package", "ringfence-block"]);
     words.extend(["--package", "ringfence-nbd"]);
@@ -90,7 +89,7 @@ fn build_tests(
     tests.iter().map(|name| Ok(((*name).to_owned(), executable(&said, name)?))).collect()
 }
 
-/// The file of a test, out of what cargo says of all that it has built, an object a line.
+/// Returns the file of a test from cargo's messages, one JSON object in each line.
 fn executable(said: &str, name: &str) -> anyhow::Result<PathBuf> {
     let file = said.lines().find_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -107,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_of_a_test_is_not_that_of_a_program_of_its_name() {
+    fn file_of_test_is_not_that_of_program_with_same_name() {
         let said = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"one"},"executable":null}
 {"reason":"compiler-artifact","target":{"kind":["bin"],"name":"one"},"executable":"/t/one"}
 {"reason":"compiler-artifact","target":{"kind":["test"],"name":"one"},"executable":"/t/deps/one-5"}

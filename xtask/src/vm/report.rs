@@ -1,5 +1,4 @@
-//! What the reader is told: a line for each scenario as it ends; for one that failed, why, and the
-//! ends of the logs.
+//! Report of scenarios: a line for each when it ends. A failed one gets the reasons and the ends of the logs.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,10 +8,10 @@ use super::results::Tally;
 use super::scenario::{Scenario, Set};
 use crate::report::{count, duration};
 
-/// How many lines of each log are shown when something failed.
+/// Number of lines of each log in the report of a failure.
 const TAIL: usize = 40;
 
-/// The scenarios, for `--list`.
+/// Returns the list of scenarios for `--list`.
 pub(super) fn listing(scenarios: &[Scenario]) -> String {
     let width = scenarios.iter().map(|scenario| scenario.name.len()).max().unwrap_or(0);
     scenarios.iter().fold(String::new(), |mut text, scenario| {
@@ -26,7 +25,7 @@ pub(super) fn listing(scenarios: &[Scenario]) -> String {
     })
 }
 
-/// The line for a scenario that has ended, and what is to be said about it.
+/// Returns the line of a scenario that has ended, with reasons and notes.
 pub(super) fn scenario(machine: &str, tally: &Tally, verbose: bool) -> String {
     let failures = tally.failures();
     let word = if failures.is_empty() { "passed" } else { "FAILED" };
@@ -50,7 +49,7 @@ pub(super) fn scenario(machine: &str, tally: &Tally, verbose: bool) -> String {
     text
 }
 
-/// The ends of the logs in `folder`, and of those in the folders in it.
+/// Returns the ends of the logs below `folder`.
 pub(super) fn logs(folder: &Path) -> String {
     let mut files: Vec<_> = walkdir::WalkDir::new(folder)
         .into_iter()
@@ -63,7 +62,7 @@ pub(super) fn logs(folder: &Path) -> String {
     for file in files {
         let contents = std::fs::read(&file).unwrap_or_default();
         let contents = String::from_utf8_lossy(&contents);
-        // Marks by which guests are told what to do say nothing to a reader.
+        // Marks by which guests get their commands are omitted.
         let noise =
             |line: &&str| line.is_empty() || line.starts_with("@begin") || line.starts_with("@end");
         let lines: Vec<&str> =
@@ -78,7 +77,7 @@ pub(super) fn logs(folder: &Path) -> String {
     text
 }
 
-/// The last line.
+/// Returns the final line with the counts.
 pub(super) fn summary(tallies: &[Tally], time: Duration) -> String {
     let failed = tallies.iter().filter(|tally| !tally.failures().is_empty()).count();
     let checks: u32 = tallies.iter().map(Tally::checks).sum();
@@ -101,7 +100,7 @@ mod tests {
     use crate::vm::results::read;
 
     #[test]
-    fn a_failure_says_why_and_shows_its_notes() {
+    fn failed_scenario_is_reported_with_reasons_and_notes() {
         let mut tally = Tally::new("tcp");
         for line in ["plan 2", "ok a", "# 64 MiB", "not ok b: sums differ", "end tcp 1"] {
             tally.take(&read(line));
@@ -117,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_are_shown_from_their_ends() {
+    fn last_lines_of_logs_are_shown() {
         let folder = tempfile::tempdir().unwrap();
         let text: String = (0..100).map(|i| format!("line {i}\r\n\n")).collect();
         std::fs::write(folder.path().join("console.log"), text).unwrap();

@@ -1,24 +1,24 @@
-//! What a machine says over its second serial port, and the verdict.
+//! Results of a machine: the lines on its second serial port, and the outcome of each scenario.
 //!
-//! A line each, written by `vm/lib/run.sh` and `vm/lib/checks.sh`:
+//! `vm/lib/run.sh` and `vm/lib/checks.sh` write these lines:
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `up SECONDS` | the machine can run scenarios |
 //! | `begin NAME` | a scenario starts |
-//! | `plan N` | it will make so many checks |
+//! | `plan N` | the scenario will make N checks |
 //! | `ok LABEL`, `not ok LABEL: WHY`, `skip LABEL: WHY` | a check |
-//! | `# TEXT` | worth knowing |
-//! | `left TEXT` | a domain that was destroyed left this behind |
-//! | `end NAME STATUS` | its script has ended, with this exit status |
-//! | `down` | all are done; the machine powers off |
+//! | `# TEXT` | a note |
+//! | `left TEXT` | a resource that a destroyed domain did not release |
+//! | `end NAME STATUS` | the scenario's script has ended with this exit status |
+//! | `down` | all scenarios have ended; the machine powers off |
 //!
-//! A scenario has passed if its script ended by itself with status 0 after exactly the checks that
-//! it planned, none of them bad. So a crash, wherever it happens, is a failure: of what was running.
+//! A scenario has passed if its script ended by itself with status 0, after exactly the planned number of checks,
+//! and none failed. So a crash at any point fails the running scenario.
 
 use std::time::Duration;
 
-/// One line, understood.
+/// Parsed line of the results.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
     /// `up`.
@@ -41,11 +41,11 @@ pub(super) enum Line {
     End(String, i32),
     /// `down`.
     Down,
-    /// Anything else.
+    /// Line in another form.
     Other(String),
 }
 
-/// Reads one line.
+/// Parses one line of the results.
 pub(super) fn read(line: &str) -> Line {
     let line = line.trim();
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -68,36 +68,35 @@ pub(super) fn read(line: &str) -> Line {
     understood.unwrap_or_else(|| Line::Other(line.to_owned()))
 }
 
-/// What became of one scenario.
+/// Results of one scenario.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Tally {
-    /// Its name.
     pub(super) name: String,
-    /// Checks that were well.
+    /// Number of passed checks.
     pub(super) ok: u32,
-    /// Checks that were not, with why.
+    /// Failed checks with their reasons.
     pub(super) bad: Vec<String>,
-    /// Checks that could not be made, with why.
+    /// Skipped checks with their reasons.
     pub(super) skipped: Vec<String>,
-    /// What domains left behind that were destroyed after it.
+    /// Resources that domains destroyed after the scenario did not release.
     left: Vec<String>,
-    /// What else it said.
+    /// Notes and other lines of the scenario.
     pub(super) notes: Vec<String>,
-    /// From its beginning to its end.
+    /// Time from its `begin` to its `end`.
     pub(super) time: Duration,
     planned: Option<u32>,
     status: Option<i32>,
-    /// What ended it, if not its own script.
+    /// Reason for an end that the script did not cause.
     broken: Option<String>,
 }
 
 impl Tally {
-    /// A scenario of which nothing was heard yet.
+    /// Creates the results of a scenario without lines.
     pub(super) fn new(name: &str) -> Tally {
         Tally { name: name.to_owned(), ..Tally::default() }
     }
 
-    /// Takes in a line that came between its `begin` and its `end`, or the `end`.
+    /// Adds a line between `begin` and `end`, or the `end`.
     pub(super) fn take(&mut self, line: &Line) {
         match line {
             Line::Plan(count) => self.planned = Some(*count),
@@ -111,19 +110,19 @@ impl Tally {
         }
     }
 
-    /// The hypervisor complained while it ran.
+    /// Adds complaints of the hypervisor during the scenario.
     pub(super) fn complain(&mut self, lines: &[String]) {
         if let Some(first) = lines.first() {
             self.broken = Some(format!("{} bad grants are logged, as in `{first}`", lines.len()));
         }
     }
 
-    /// Its machine came to an end before it did.
+    /// Records that the machine ended before the scenario.
     pub(super) fn break_off(&mut self, why: impl Into<String>) {
         self.broken = Some(why.into());
     }
 
-    /// Every reason why it has not passed; none if it has.
+    /// Returns every reason for which the scenario has not passed; none if it has.
     pub(super) fn failures(&self) -> Vec<String> {
         let mut reasons: Vec<String> =
             self.bad.iter().map(|what| format!("not ok {what}")).collect();
@@ -149,7 +148,7 @@ impl Tally {
         reasons
     }
 
-    /// Checks that were made or skipped.
+    /// Returns the number of checks, skipped ones included.
     pub(super) fn checks(&self) -> u32 {
         self.ok + count(&self.bad)
     }
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scenario_passes_by_its_plan_and_its_end() {
+    fn scenario_with_planned_checks_and_status_0_passes() {
         let tally = tally("plan 3\nok a\n# well\nok b\nskip c: no debug build\nend t 0\n");
         assert_eq!(tally.failures(), Vec::<String>::new());
         assert_eq!((tally.ok, tally.checks(), tally.skipped.len()), (2, 2, 1));
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_fail_is_a_failure() {
+    fn scenario_with_failed_check_wrong_count_or_missing_end_fails() {
         for (text, why) in [
             ("plan 1\nnot ok a: 1 is not 2\nend t 0", "not ok a: 1 is not 2"),
             ("plan 2\nok a\nend t 0", "it planned 2 checks and made 1"),
@@ -198,14 +197,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_dies_fails_what_was_running() {
+    fn end_of_machine_fails_running_scenario() {
         let mut tally = tally("plan 1\nok a\n");
         tally.break_off("the machine was switched off after 60 s");
         assert_eq!(tally.failures(), ["the machine was switched off after 60 s"]);
     }
 
     #[test]
-    fn noise_is_kept() {
+    fn malformed_line_is_kept_as_text() {
         assert_eq!(read("not even"), Line::Other("not even".to_owned()));
         assert_eq!(read("end x y"), Line::Other("end x y".to_owned()));
         assert_eq!(read("ok a\r\n"), Line::Ok("a".to_owned()));

@@ -1,14 +1,14 @@
-//! Scenarios: shell scripts in `vm/xen/scenarios` and `vm/linux/scenarios`. The comment at the top
-//! of each says what the harness must know:
+//! Scenarios: shell scripts in `vm/xen/scenarios` and `vm/linux/scenarios`. The comment at the top of each has the
+//! fields that the harness reads:
 //!
 //! ```sh
-//! # title: one line on what it shows
-//! # set: core            (in `cargo xtask test`; `all`: with --all; `name`: when it is named)
+//! # title: one line on the scenario's subject
+//! # set: core            (in `cargo xtask test`; `all`: with --all; `name`: only by name)
 //! # machine: plain       (scenarios of one machine may share a boot)
 //! # limit: 60            (seconds on an idle computer of two cores)
-//! # grants: bad          (may be left out: it offers bad grants on purpose; or, as `bad 0x7`, that one)
-//! # hypervisor: debug    (may be left out: it wants one that was built for debugging)
-//! # tests: uplink        (may be left out: integration tests of `ringfence` that it runs)
+//! # grants: bad          (optional: it offers bad grants on purpose; `bad 0x7`: only that one)
+//! # hypervisor: debug    (optional: it needs a debug build)
+//! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
 //! ```
 
 use std::path::Path;
@@ -17,44 +17,44 @@ use anyhow::Context as _;
 
 use super::machine::Kind;
 
-/// When a scenario runs.
+/// Sets of scenarios, by the condition under which they run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Set {
-    /// Always.
+    /// Scenarios of every run.
     Core,
-    /// With `--all`.
+    /// Scenarios that only `--all` adds.
     All,
-    /// When it is named.
+    /// Scenarios that run only by name.
     Name,
 }
 
-/// One scenario.
+/// Scenario with the fields of its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Scenario {
-    /// The file's name without `.sh`.
+    /// Name of the file without `.sh`.
     pub(super) name: String,
-    /// What it shows.
+    /// Subject in one line.
     pub(super) title: String,
-    /// When it runs.
+    /// Set to which the scenario belongs.
     pub(super) set: Set,
-    /// Which machine it wants.
+    /// Kind of machine that the scenario needs.
     pub(super) machine: Kind,
-    /// How long it may take, in seconds.
+    /// Time limit in seconds.
     pub(super) limit: u32,
-    /// Of what a hypervisor built for debugging will complain.
+    /// Grants about which a debug build of the hypervisor will complain.
     pub(super) bad_grants: BadGrants,
-    /// It runs with a hypervisor built for debugging only.
+    /// Set if the scenario runs only with a debug build of the hypervisor.
     pub(super) wants_debug: bool,
-    /// The integration tests that it runs.
+    /// Integration tests that the scenario runs.
     pub(super) tests: Vec<String>,
 }
 
-/// The bad grants that a scenario offers on purpose.
+/// Bad grants that a scenario offers on purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum BadGrants {
     None,
     Any,
-    /// This reference, as the hypervisor writes it.
+    /// Only this reference, in the form that the hypervisor logs.
     Only(String),
 }
 
@@ -70,7 +70,7 @@ impl BadGrants {
         }
     }
 
-    /// Whether the scenario is to cause this line on the console.
+    /// Returns `true` if the scenario causes this complaint on purpose.
     pub(super) fn expect(&self, complaint: &str) -> bool {
         match self {
             BadGrants::None => false,
@@ -82,7 +82,7 @@ impl BadGrants {
     }
 }
 
-/// The scenarios in `folder`, by name; their machines must be among `kinds`.
+/// Returns the scenarios in `folder` by name. Their machines must be in `kinds`.
 pub(super) fn find(folder: &Path, kinds: &[Kind]) -> anyhow::Result<Vec<Scenario>> {
     let mut scenarios = vec![];
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -141,8 +141,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     })
 }
 
-/// The scenarios that were asked for: by name, or else those of the sets up to `set`; `debug`: with a
-/// hypervisor built for debugging.
+/// Returns the scenarios with the given names, or without names those of the sets up to `set`. `debug` states that
+/// the hypervisor is a debug build.
 pub(super) fn select(
     found: &[Scenario],
     names: &[String],
@@ -163,8 +163,8 @@ pub(super) fn select(
     names.iter().map(by_name).collect()
 }
 
-/// Deals scenarios out to boots: those of one machine share one, but not for longer than `most`
-/// seconds by their limits, since boots run beside each other and one that fails spoils its own.
+/// Distributes scenarios to boots. Scenarios of one machine share a boot of at most `most` seconds, the sum of their
+/// limits: boots run at the same time, and the scenarios after a crash need another boot.
 pub(super) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
     let mut boots: Vec<Vec<Scenario>> = vec![];
     for scenario in selected {
@@ -177,7 +177,7 @@ pub(super) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
             None => boots.push(vec![scenario]),
         }
     }
-    // The longest first: then the boots that run beside each other end together.
+    // The longest boots come first, so that boots that run at the same time end at about the same time.
     boots.sort_by_key(|boot| std::cmp::Reverse(boot.iter().map(|there| there.limit).sum::<u32>()));
     boots
 }
@@ -189,7 +189,7 @@ mod tests {
     const TEXT: &str = "#!/bin/sh\n# title: all is well\n# set: core\n# machine: xen\n# limit: 40\n\nplan 1\n# set: all\n";
 
     #[test]
-    fn the_head_of_a_scenario_is_read() {
+    fn fields_of_scenario_are_parsed() {
         let scenario = parse("hello", TEXT).unwrap();
         assert_eq!((scenario.title.as_str(), scenario.set), ("all is well", Set::Core));
         assert_eq!((scenario.machine, scenario.limit), (Kind::Xen, 40));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_head_is_said() {
+    fn malformed_field_is_an_error() {
         for (from, to, said) in [
             ("# limit: 40\n", "", "lacks the line `# limit: ...`"),
             ("set: core", "set: some", "core, all or name"),
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_bad_grant_that_is_named_is_expected() {
+    fn only_listed_bad_grant_is_expected() {
         let complaint = "(XEN) common/grant_table.c:1053:d0v0 Bad ref 0xdbba0 for d2";
         let parsed = |words| BadGrants::parse(words).unwrap();
         assert!(!parsed(None).expect(complaint));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn names_win_over_sets() {
+    fn names_take_precedence_over_sets() {
         let found = [
             scenario("a", Set::Core, Kind::Xen, 10),
             scenario("b", Set::All, Kind::Xen, 10),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn boots_are_shared_by_scenarios_of_one_machine() {
+    fn scenarios_of_one_machine_share_boot() {
         let dealt = deal(
             vec![
                 scenario("a", Set::Core, Kind::Xen, 30),

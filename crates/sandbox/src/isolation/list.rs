@@ -462,7 +462,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_writev, &[]),
 ];
 
-/// Those that libraries try, and do without.
+/// System calls that libraries try, and that are refused: the libraries have another way.
 #[rustfmt::skip]
 pub(super) const REFUSED: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: the allocator tries it for a large buffer that grows, and copies

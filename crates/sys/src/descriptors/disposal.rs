@@ -27,19 +27,19 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, sockopt}
 pub(super) const THREADS_MAX: usize = 32;
 /// Time after which a thread without work exits.
 const IDLE: Duration = Duration::from_secs(5);
-/// Stack of a disposal thread, in bytes. It calls nothing deep.
+/// Stack size of a disposal thread in bytes. Its calls are not deep.
 const STACK_BYTES: usize = 256 << 10;
-/// Most descriptors in a message of a Unix socket (`SCM_MAX_FD`).
+/// Maximum number of descriptors in a message of a Unix socket (`SCM_MAX_FD`).
 const MESSAGE_FDS_MAX: usize = 253;
-/// Messages taken out of the queue of one socket.
+/// Maximum number of messages received from the queue of one socket.
 const MESSAGES_MAX: usize = 1024;
 
 static DISPOSAL: OnceLock<Disposal<Item>> = OnceLock::new();
 
-/// Something to close.
+/// Descriptor that a disposal thread closes.
 enum Item {
     File(OwnedFd),
-    /// A socket of this process alone: nobody else wants what is in its queue.
+    /// Socket that only this process has, so no other process needs the messages in its queue.
     Socket(OwnedFd),
 }
 
@@ -48,8 +48,8 @@ pub fn dispose(fd: OwnedFd) {
     add(Item::File(fd));
 }
 
-/// Closes a socket of this process alone on a disposal thread, with what a peer has sent into its
-/// queue. Never blocks.
+/// Closes a socket that only this process has on a disposal thread, with the messages in its queue.
+/// Never blocks.
 pub fn dispose_socket(socket: OwnedFd) {
     add(Item::Socket(socket));
 }
@@ -58,12 +58,12 @@ fn add(item: Item) {
     DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close)).add(item);
 }
 
-/// Descriptors that came from a peer. What is not taken out is disposed of when this is dropped.
+/// Descriptors received from a peer. Those that were not moved out are disposed of on drop.
 #[derive(Debug, Default)]
 pub struct Descriptors(Vec<OwnedFd>);
 
 impl Descriptors {
-    /// Number of descriptors.
+    /// Returns the number of descriptors.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -73,21 +73,21 @@ impl Descriptors {
         self.0.is_empty()
     }
 
-    /// Lends each.
+    /// Returns a reference to each descriptor.
     pub fn each(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(AsFd::as_fd)
     }
 
-    /// Takes all of them out.
+    /// Moves all descriptors out.
     pub fn into_vec(mut self) -> Vec<OwnedFd> {
         std::mem::take(&mut self.0)
     }
 
-    /// Takes exactly `N` out.
+    /// Moves exactly `N` descriptors out.
     ///
     /// # Errors
     ///
-    /// The number found, if it is another one; all of them are disposed of.
+    /// Returns the number found if it is not `N`. All of them are disposed of then.
     pub fn exactly<const N: usize>(self) -> Result<[OwnedFd; N], usize> {
         if self.0.len() != N {
             return Err(self.0.len());

@@ -52,16 +52,16 @@ pub fn refuse_descriptors(socket: impl AsFd) -> Result<bool, Errno> {
     }
 }
 
-/// Outcome of [`ByteSocket::receive`].
+/// Outcomes of a call of [`ByteSocket::receive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Received {
     /// Number of bytes, at least one.
     Bytes(usize),
-    /// Nothing to read now.
+    /// The queue is empty.
     Empty,
     /// The other end is closed.
     Closed,
-    /// The peer sent descriptors. They stay in the queue; the socket is of no more use.
+    /// The peer sent descriptors. They stay in the queue, and the socket is unusable.
     Descriptors,
 }
 

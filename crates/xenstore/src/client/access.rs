@@ -1,4 +1,4 @@
-//! What can be done with the store, by itself or inside a transaction.
+//! Store operations, alone or inside a transaction: the trait [`StoreAccess`].
 
 use ringfence_wire::decimal::{self, NumberError};
 use ringfence_wire::xenstore::{
@@ -7,64 +7,64 @@ use ringfence_wire::xenstore::{
 
 use super::error::StoreError;
 
-/// Most bytes of names taken from one listing.
+/// Maximum number of bytes that the names of one listing may take.
 const LISTING_MAX: usize = 1 << 20;
 
-/// How often a listing that changes meanwhile is begun again.
+/// Maximum number of attempts to read a listing that changes meanwhile.
 const LISTING_ATTEMPTS: u32 = 8;
 
-/// Reading and writing the store. A [`StoreClient`](super::StoreClient) does each at once; a
-/// [`Transaction`](super::Transaction) does all or nothing.
+/// Operations on the store. A [`StoreClient`](super::StoreClient) does each at once; a
+/// [`Transaction`](super::Transaction) does all of them or none.
 ///
-/// A path without a leading slash lies below the caller's home, `/local/domain/ID`.
+/// A path without a leading slash is relative to the caller's home, `/local/domain/ID`.
 ///
-/// Every method fails with [`StoreError::Refused`] when the store refuses, with
-/// [`StoreError::Path`] for a path that breaks the rules, with [`StoreError::Timeout`], and when
-/// the connection breaks.
+/// Every method returns [`StoreError::Refused`] if the store refuses the request,
+/// [`StoreError::Path`] for a path that breaks the rules, [`StoreError::Timeout`] without a reply in
+/// time, and the error that breaks the connection. "The errors of the trait" are these.
 pub trait StoreAccess {
-    /// Sends one request and waits for the answer's payload.
+    /// Sends one request, waits for the reply and returns its payload.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn request(&mut self, request: &Request<'_>) -> Result<Vec<u8>, StoreError>;
 
-    /// The value of a node, at most 4096 bytes.
+    /// Returns the value of a node, at most 4096 bytes.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn read(&mut self, path: &str) -> Result<Vec<u8>, StoreError> {
         self.request(&Request::Read { path: parse_path(path)? })
     }
 
-    /// The value of a node, or nothing if it is not there.
+    /// Returns the value of a node, or `None` if the node is missing.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn read_opt(&mut self, path: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        if_there(self.read(path))
+        none_if_missing(self.read(path))
     }
 
-    /// The value as text.
+    /// Returns the value of a node as text.
     ///
     /// # Errors
-    /// [`StoreError::NotText`]; see the trait.
+    /// Returns [`StoreError::NotText`] for other bytes than UTF-8, and the errors of the trait.
     fn read_text(&mut self, path: &str) -> Result<String, StoreError> {
         String::from_utf8(self.read(path)?)
             .map_err(|_| StoreError::NotText { path: path.to_owned() })
     }
 
-    /// The value as text, or nothing if the node is not there.
+    /// Returns the value of a node as text, or `None` if the node is missing.
     ///
     /// # Errors
-    /// [`StoreError::NotText`]; see the trait.
+    /// Returns [`StoreError::NotText`] for other bytes than UTF-8, and the errors of the trait.
     fn read_text_opt(&mut self, path: &str) -> Result<Option<String>, StoreError> {
-        if_there(self.read_text(path))
+        none_if_missing(self.read_text(path))
     }
 
-    /// The value as what `parse` makes of it: one of the parsers in [`decimal`], or any like it.
+    /// Returns the value of a node, decoded by `parse`. The parsers in [`decimal`] have this signature.
     ///
     /// # Errors
-    /// [`StoreError::Number`]; see the trait.
+    /// Returns [`StoreError::Number`] if `parse` fails, and the errors of the trait.
     fn read_parsed<T>(
         &mut self,
         path: &str,
@@ -74,70 +74,71 @@ pub trait StoreAccess {
             .map_err(|error| StoreError::Number { path: path.to_owned(), error })
     }
 
-    /// The value as a `u32`.
+    /// Returns the value of a node as a `u32`.
     ///
     /// # Errors
-    /// [`StoreError::Number`]; see the trait.
+    /// Returns [`StoreError::Number`] for another value, and the errors of the trait.
     fn read_u32(&mut self, path: &str) -> Result<u32, StoreError> {
         self.read_parsed(path, decimal::parse_u32)
     }
 
-    /// The value as a `u32`, or nothing if the node is not there.
+    /// Returns the value of a node as a `u32`, or `None` if the node is missing.
     ///
     /// # Errors
-    /// [`StoreError::Number`]; see the trait.
+    /// Returns [`StoreError::Number`] for another value, and the errors of the trait.
     fn read_u32_opt(&mut self, path: &str) -> Result<Option<u32>, StoreError> {
-        if_there(self.read_u32(path))
+        none_if_missing(self.read_u32(path))
     }
 
-    /// The value as a `u16`.
+    /// Returns the value of a node as a `u16`.
     ///
     /// # Errors
-    /// [`StoreError::Number`]; see the trait.
+    /// Returns [`StoreError::Number`] for another value, and the errors of the trait.
     fn read_u16(&mut self, path: &str) -> Result<u16, StoreError> {
         self.read_parsed(path, decimal::parse_u16)
     }
 
-    /// A feature key: `1` is yes; `0` and a node that is not there are no.
+    /// Returns the value of a feature key: `true` for `1`, `false` for `0` and for a missing node.
     ///
     /// # Errors
-    /// [`StoreError::Number`]; see the trait.
+    /// Returns [`StoreError::Number`] for another value, and the errors of the trait.
     fn read_flag(&mut self, path: &str) -> Result<bool, StoreError> {
-        Ok(if_there(self.read_parsed(path, decimal::parse_bool))?.unwrap_or(false))
+        Ok(none_if_missing(self.read_parsed(path, decimal::parse_bool))?.unwrap_or(false))
     }
 
-    /// Sets the value of a node; makes it, and those above it, if need be.
+    /// Sets the value of a node. Creates the node and its ancestors if they are missing.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn write(&mut self, path: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         let value = value.as_ref();
         self.request(&Request::Write { path: parse_path(path)?, value }).map(drop)
     }
 
-    /// Makes an empty node, and those above it, if it is not there.
+    /// Creates an empty node and its ancestors if they are missing.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn mkdir(&mut self, path: &str) -> Result<(), StoreError> {
         self.request(&Request::Mkdir { path: parse_path(path)? }).map(drop)
     }
 
-    /// Removes a node and all below it. Fine if it is not there but the one above it is.
+    /// Removes a node and all nodes below it. Succeeds for a missing node whose parent exists.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn rm(&mut self, path: &str) -> Result<(), StoreError> {
         self.request(&Request::Rm { path: parse_path(path)? }).map(drop)
     }
 
-    /// The names of a node's children, each a legal name.
+    /// Returns the names of a node's children. Each is a valid name.
     ///
     /// # Errors
-    /// [`StoreError::ListingTooLong`], [`StoreError::ListingUnstable`]; see the trait.
+    /// Returns [`StoreError::ListingTooLong`] above 1 MiB, [`StoreError::ListingUnstable`] if the children
+    /// keep changing, and the errors of the trait.
     fn directory(&mut self, path: &str) -> Result<Vec<String>, StoreError> {
         match self.request(&Request::Directory { path: parse_path(path)? }) {
-            Ok(listing) => names_in(&listing),
+            Ok(listing) => parse_names(&listing),
             Err(error) if error.refusal() == Some(ErrorName::TooBig) => {
                 directory_in_parts(self, path)
             }
@@ -145,18 +146,18 @@ pub trait StoreAccess {
         }
     }
 
-    /// The names of a node's children, or nothing if the node is not there.
+    /// Returns the names of a node's children, or `None` if the node is missing.
     ///
     /// # Errors
-    /// As [`directory`](Self::directory).
+    /// Returns the errors of [`directory`](Self::directory).
     fn directory_opt(&mut self, path: &str) -> Result<Option<Vec<String>>, StoreError> {
-        if_there(self.directory(path))
+        none_if_missing(self.directory(path))
     }
 
-    /// The permissions of a node.
+    /// Returns the permissions of a node.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn get_perms(&mut self, path: &str) -> Result<PermissionList, StoreError> {
         let list = self.request(&Request::GetPerms { path: parse_path(path)? })?;
         Ok(parse_permissions(&list)?)
@@ -165,7 +166,7 @@ pub trait StoreAccess {
     /// Replaces the permissions of a node.
     ///
     /// # Errors
-    /// See the trait.
+    /// Returns the errors of the trait.
     fn set_perms(&mut self, path: &str, permissions: &PermissionList) -> Result<(), StoreError> {
         let permissions = permissions.clone();
         self.request(&Request::SetPerms { path: parse_path(path)?, permissions }).map(drop)
@@ -176,8 +177,8 @@ pub(super) fn parse_path(path: &str) -> Result<Path<'_>, StoreError> {
     Path::parse(path.as_bytes()).map_err(|error| StoreError::Path { path: path.to_owned(), error })
 }
 
-/// `None` for the refusal that says there is no such node.
-fn if_there<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
+/// Maps the refusal for a missing node to `None`.
+fn none_if_missing<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.refusal() == Some(ErrorName::NotFound) => Ok(None),
@@ -185,8 +186,8 @@ fn if_there<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> 
     }
 }
 
-/// The names in a listing, checked: whoever puts one into a path gets the path that it expects.
-fn names_in(listing: &[u8]) -> Result<Vec<String>, StoreError> {
+/// Decodes the names in a listing and validates each, so that a caller can append it to a path.
+fn parse_names(listing: &[u8]) -> Result<Vec<String>, StoreError> {
     let mut names = Vec::new();
     for name in parse_strings(listing)? {
         let path = Path::parse(name).map_err(ReplyError::Path)?;
@@ -198,28 +199,28 @@ fn names_in(listing: &[u8]) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Reads a listing that does not fit into one message.
+/// Reads a listing that does not fit into one reply.
 fn directory_in_parts(
     store: &mut (impl StoreAccess + ?Sized),
     path: &str,
 ) -> Result<Vec<String>, StoreError> {
     for _ in 0..LISTING_ATTEMPTS {
-        if let Some(listing) = one_listing(store, path)? {
-            return names_in(&listing);
+        if let Some(listing) = read_listing(store, path)? {
+            return parse_names(&listing);
         }
     }
     Err(StoreError::ListingUnstable { path: path.to_owned(), attempts: LISTING_ATTEMPTS })
 }
 
-/// The whole listing, or nothing if the node changed while it was read.
-fn one_listing(
+/// Reads a whole listing. Returns `None` if the children changed meanwhile.
+fn read_listing(
     store: &mut (impl StoreAccess + ?Sized),
     path: &str,
 ) -> Result<Option<Vec<u8>>, StoreError> {
     let mut listing = Vec::new();
     let mut generation: Option<Vec<u8>> = None;
     loop {
-        // The limit keeps it far below u32::MAX.
+        // `LISTING_MAX` keeps the length far below `u32::MAX`.
         let offset = u32::try_from(listing.len()).unwrap_or(u32::MAX);
         let part = store.request(&Request::DirectoryPart { path: parse_path(path)?, offset })?;
         let end = part.iter().position(|byte| *byte == 0).ok_or(ReplyError::Unterminated)?;
@@ -227,7 +228,7 @@ fn one_listing(
         if *generation.get_or_insert_with(|| number.to_vec()) != number {
             return Ok(None);
         }
-        // An empty name marks the end, so two NULs in a row or a lone one.
+        // An empty name marks the end: two NULs in a row, or a single NUL.
         let (names, done) = match names {
             [0] => (&names[..0], true),
             [names @ .., 0, 0] => (&part[end + 1..end + 2 + names.len()], true),

@@ -1,4 +1,4 @@
-//! What a client's request can fail with.
+//! Errors of a client's requests.
 
 use ringfence_wire::decimal::NumberError;
 use ringfence_wire::xenstore::{
@@ -8,111 +8,79 @@ use rustix::io::Errno;
 use std::time::Duration;
 use thiserror::Error;
 
-/// Why a request failed.
+/// Reasons for which a request fails.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum StoreError {
-    /// The store answered with an error.
+    /// Error in the store's reply.
     #[error("the store refused {kind:?} of {path:?}: {error}")]
     Refused {
-        /// What was asked for.
         kind: MessageType,
-        /// Of which path; empty if the request has none.
+        /// Path in the request; empty if it has none.
         path: String,
-        /// Its answer.
         error: ErrorName,
     },
-    /// The path to ask for breaks a rule.
+    /// Path that breaks a rule.
     #[error("{path:?} is no path: {error}")]
-    Path {
-        /// What was given.
-        path: String,
-        /// The rule.
-        error: PathError,
-    },
-    /// The request does not fit into a message.
+    Path { path: String, error: PathError },
+    /// Request that does not fit into a message.
     #[error(transparent)]
     Request(#[from] EmitError),
-    /// A value is not the number that it should be.
+    /// Value that is not the expected number.
     #[error("the value of {path} is not usable: {error}")]
-    Number {
-        /// Of this node.
-        path: String,
-        /// The rule.
-        error: NumberError,
-    },
-    /// A value should be text and is not UTF-8.
+    Number { path: String, error: NumberError },
+    /// Value that is not UTF-8.
     #[error("the value of {path} is not text")]
-    NotText {
-        /// Of this node.
-        path: String,
-    },
-    /// No answer in time. The connection stays usable, if the request had gone out as a whole.
+    NotText { path: String },
+    /// Missing reply. The connection stays usable if the whole request was sent, or nothing of it.
     #[error("the store did not answer {kind:?} within {timeout:?}")]
-    Timeout {
-        /// What was asked for.
-        kind: MessageType,
-        /// How long was waited.
-        timeout: Duration,
-    },
-    /// A transaction met a conflict each time.
+    Timeout { kind: MessageType, timeout: Duration },
+    /// Conflict in every attempt of a transaction.
     #[error("the transaction met a conflict {attempts} times in a row")]
-    Conflicts {
-        /// How often it was tried.
-        attempts: u32,
-    },
-    /// A listing was changed each time while it was read.
+    Conflicts { attempts: u32 },
+    /// Change of the children during every attempt to list them.
     #[error("the children of {path} changed while they were listed, {attempts} times in a row")]
-    ListingUnstable {
-        /// Of this node.
-        path: String,
-        /// How often it was tried.
-        attempts: u32,
-    },
-    /// A listing is longer than this client takes.
+    ListingUnstable { path: String, attempts: u32 },
+    /// Listing that is longer than this client accepts.
     #[error("the children of {path} take more than {limit} bytes to list")]
     ListingTooLong {
-        /// Of this node.
         path: String,
-        /// Most bytes taken.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// This client has as many watches as it can.
+    /// Watch above the limit of this client.
     #[error("{limit} watches are set already")]
-    TooManyWatches {
-        /// Most watches.
-        limit: usize,
-    },
-    /// The store closed the connection.
+    TooManyWatches { limit: usize },
+    /// End of the connection, closed by the store.
     #[error("the store closed the connection")]
     Closed,
-    /// The descriptor failed.
+    /// System error of the descriptor.
     #[error("the connection to the store failed: {0}")]
     System(#[from] Errno),
-    /// What came is no message.
+    /// Bytes that are no message.
     #[error("the store broke its protocol: {0}")]
     Framing(#[from] FramingError),
-    /// A reply or event makes no sense.
+    /// Malformed reply or event.
     #[error("the store broke its protocol: {0}")]
     Reply(#[from] ReplyError),
-    /// The permissions in a reply make no sense.
+    /// Malformed permissions in a reply.
     #[error("the store broke its protocol: {0}")]
     Permissions(#[from] PermissionError),
-    /// A reply to no request of ours.
+    /// Reply to no open request.
     #[error("the store broke its protocol: it answered request {found}, which is not open")]
     UnexpectedReply {
-        /// The id in the reply.
+        /// Id in the reply.
         found: u32,
     },
-    /// The store opened a transaction with the number that stands for none.
+    /// Transaction with id 0, which stands for no transaction.
     #[error("the store broke its protocol: it opened transaction 0, which stands for none")]
     NoTransaction,
-    /// A request failed in a way that left the connection out of step; it is of no more use.
+    /// Connection that an earlier error broke.
     #[error("the connection to the store is out of step after an earlier failure")]
     Broken,
 }
 
 impl StoreError {
-    /// The store's own answer, if that is what this is.
+    /// Returns the error in the store's reply; `None` for every other error.
     pub fn refusal(&self) -> Option<ErrorName> {
         match self {
             StoreError::Refused { error, .. } => Some(*error),
@@ -120,7 +88,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the connection is of no more use.
+    /// Returns `true` for errors after which the connection is unusable.
     pub fn breaks(&self) -> bool {
         matches!(
             self,

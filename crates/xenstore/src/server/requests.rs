@@ -1,4 +1,4 @@
-//! What the server does with each request.
+//! Handling of each request type: the reply, and the changes and events that follow.
 
 use super::{Connection, ConnectionId, StoreServer};
 use crate::access::{Change, Mutation};
@@ -14,37 +14,37 @@ use ringfence_wire::xenstore::{
 };
 use std::sync::Arc;
 
-/// The answer to a request, and what follows from it once it is queued.
+/// Payload of a successful reply, and the effect after it is queued.
 pub(super) struct Answer {
     pub(super) payload: Vec<u8>,
-    pub(super) then: Then,
+    pub(super) effect: Effect,
 }
 
-/// What follows from an answer.
-pub(super) enum Then {
-    Nothing,
-    /// The tree was this one, and these nodes changed.
+/// Effects of a request on watches.
+pub(super) enum Effect {
+    None,
+    /// The nodes in the list changed; the tree is the one before the changes.
     Changed(Tree, Vec<Change>),
-    /// A watch was set; its name and token.
-    Watching(String, Box<[u8]>),
+    /// A watch was set, with this path and token.
+    WatchSet(String, Box<[u8]>),
 }
 
 impl Answer {
     fn with(payload: Vec<u8>) -> Answer {
-        Answer { payload, then: Then::Nothing }
+        Answer { payload, effect: Effect::None }
     }
 
-    fn ok_then(then: Then) -> Answer {
-        Answer { payload: b"OK\0".to_vec(), then }
+    fn ok_with(effect: Effect) -> Answer {
+        Answer { payload: b"OK\0".to_vec(), effect }
     }
 
     fn ok() -> Answer {
-        Answer::ok_then(Then::Nothing)
+        Answer::ok_with(Effect::None)
     }
 }
 
 impl StoreServer {
-    /// Does one request; the answer's effects on watches are the caller's affair.
+    /// Executes one request. The caller applies the returned [`Effect`].
     pub(super) fn answer(
         &mut self,
         id: ConnectionId,
@@ -54,7 +54,8 @@ impl StoreServer {
         let actor = self.connection(id)?.actor;
         let request = Request::parse(header.kind, payload).map_err(|error| {
             let name = error.error_name();
-            let reserved = name == ErrorName::NotImplemented && for_toolstacks(header.kind);
+            let reserved =
+                name == ErrorName::NotImplemented && reserved_for_toolstacks(header.kind);
             if reserved && !actor.privileged { ErrorName::Access } else { name }
         })?;
         let tx = header.tx_id;
@@ -75,7 +76,7 @@ impl StoreServer {
             Request::Write { path, value } => {
                 self.mutate(id, tx, Mutation::Write(at(path)?, Arc::from(value)))
             }
-            Request::Mkdir { path } => self.mutate(id, tx, Mutation::Make(at(path)?)),
+            Request::Mkdir { path } => self.mutate(id, tx, Mutation::Create(at(path)?)),
             Request::Rm { path } => self.mutate(id, tx, Mutation::Remove(at(path)?)),
             Request::SetPerms { path, permissions } => {
                 self.mutate(id, tx, Mutation::SetPermissions(at(path)?, permissions))
@@ -96,11 +97,11 @@ impl StoreServer {
     }
 
     fn connection(&mut self, id: ConnectionId) -> Result<&mut Connection, ErrorName> {
-        // Asked for only while its request is handled, so it is there.
+        // Called only while a request of this connection is handled, so the connection exists.
         self.connections.get_mut(&id).ok_or(ErrorName::Io)
     }
 
-    /// Answers from the node at `path`, as the transaction `tx` (0: nobody) sees it.
+    /// Builds a reply from the node at `path`, as the transaction `tx` sees it; 0 is no transaction.
     fn read(
         &mut self,
         id: ConnectionId,
@@ -115,7 +116,7 @@ impl StoreServer {
         } else {
             let open = connection.transactions.get_mut(&tx);
             let open = open.ok_or(ErrorName::NotFound)?;
-            open.look_at(path, actor, &self.limits)?
+            open.tree_for_read(path, actor, &self.limits)?
         };
         Ok(Answer::with(answer(actor.read(tree, path)?)?))
     }
@@ -132,7 +133,7 @@ impl StoreServer {
         let before = self.tree.clone();
         let mut changes = Vec::new();
         mutation.apply(&mut self.tree, actor, &self.limits, &mut changes)?;
-        Ok(Answer::ok_then(Then::Changed(before, changes)))
+        Ok(Answer::ok_with(Effect::Changed(before, changes)))
     }
 
     fn watch(
@@ -143,11 +144,11 @@ impl StoreServer {
         depth: Option<u32>,
     ) -> Result<Answer, Refusal> {
         let actor = self.connection(id)?.actor;
-        let place = watch_place(path, actor.domain)?;
+        let key = watch_key(path, actor.domain)?;
         if token.len() > TOKEN_MAX {
             return Err(ErrorName::Invalid.into());
         }
-        if self.watches.contains(&place, id, token) {
+        if self.watches.contains(&key, id, token) {
             return Err(ErrorName::Exists.into());
         }
         if !actor.privileged && self.watches.count(actor.domain) >= self.limits.watches {
@@ -160,9 +161,9 @@ impl StoreServer {
             depth,
             relative: matches!(path, WatchPath::Node(path) if !path.is_absolute()),
         };
-        self.watches.insert(&place, watch);
-        let event = Then::Watching(path.as_str().to_owned(), token.into());
-        Ok(Answer::ok_then(event))
+        self.watches.insert(&key, watch);
+        let event = Effect::WatchSet(path.as_str().to_owned(), token.into());
+        Ok(Answer::ok_with(event))
     }
 
     fn unwatch(
@@ -171,8 +172,8 @@ impl StoreServer {
         path: WatchPath<'_>,
         token: &[u8],
     ) -> Result<Answer, Refusal> {
-        let place = watch_place(path, self.connection(id)?.actor.domain)?;
-        if self.watches.remove(&place, id, token) {
+        let key = watch_key(path, self.connection(id)?.actor.domain)?;
+        if self.watches.remove(&key, id, token) {
             Ok(Answer::ok())
         } else {
             Err(ErrorName::NotFound.into())
@@ -182,7 +183,7 @@ impl StoreServer {
     fn reset(&mut self, id: ConnectionId) -> Result<Answer, Refusal> {
         self.connection(id)?.transactions.clear();
         self.watches.remove_all(id);
-        self.leave_exclusive(id, None);
+        self.end_exclusive(id, None);
         Ok(Answer::ok())
     }
 
@@ -218,7 +219,7 @@ impl StoreServer {
         tx: u32,
         commit: bool,
     ) -> Result<Answer, Refusal> {
-        self.leave_exclusive(id, Some(tx));
+        self.end_exclusive(id, Some(tx));
         let connection = self.connections.get_mut(&id).ok_or(ErrorName::Io)?;
         let ended = connection.transactions.remove(&tx);
         let ended = ended.ok_or(ErrorName::NotFound)?;
@@ -230,12 +231,12 @@ impl StoreServer {
         connection.conflicted = conflict && connection.actor.privileged;
         let (tree, changes) = outcome?;
         let before = std::mem::replace(&mut self.tree, tree);
-        Ok(Answer::ok_then(Then::Changed(before, changes)))
+        Ok(Answer::ok_with(Effect::Changed(before, changes)))
     }
 
-    /// Lets the unprivileged connections go on, if they wait for this transaction (for any one of
-    /// this connection, when none is named).
-    pub(super) fn leave_exclusive(&mut self, id: ConnectionId, tx: Option<u32>) {
+    /// Resumes the unprivileged connections if transaction `tx` of this connection paused them. `None`
+    /// stands for every transaction of the connection.
+    pub(super) fn end_exclusive(&mut self, id: ConnectionId, tx: Option<u32>) {
         if let Some((holder, held)) = self.exclusive
             && holder == id
             && tx.is_none_or(|tx| tx == held)
@@ -245,9 +246,9 @@ impl StoreServer {
     }
 }
 
-/// Requests that the protocol reserves for toolstacks. This server is told of domains by its host
-/// instead.
-fn for_toolstacks(kind: MessageType) -> bool {
+/// Returns `true` for requests that the protocol reserves for toolstacks. The host calls
+/// [`StoreServer::introduce`] and [`StoreServer::release`] instead.
+fn reserved_for_toolstacks(kind: MessageType) -> bool {
     matches!(
         kind,
         MessageType::Control
@@ -262,8 +263,8 @@ fn invalid(_: PathError) -> ErrorName {
     ErrorName::Invalid
 }
 
-/// What a watch is kept under.
-fn watch_place(path: WatchPath<'_>, caller: DomId) -> Result<String, ErrorName> {
+/// Returns the key of a watch: the absolute path or the special name.
+fn watch_key(path: WatchPath<'_>, caller: DomId) -> Result<String, ErrorName> {
     match path {
         WatchPath::Node(path) => path.to_absolute(caller).map_err(invalid),
         special => Ok(special.as_str().to_owned()),
@@ -283,11 +284,11 @@ fn directory(node: &Node) -> Result<Vec<u8>, ErrorName> {
     Ok(listing)
 }
 
-/// The change number, then as many whole names from byte `offset` of the listing on as fit. An
-/// empty name marks the end of the listing.
+/// Encodes a part of a listing: the node's generation, then as many whole names from byte `offset` of
+/// the listing on as fit. An empty name marks the end of the listing.
 fn directory_part(node: &Node, offset: u32) -> Result<Vec<u8>, ErrorName> {
     let mut part = format!("{}\0", node.generation()).into_bytes();
-    let most = PAYLOAD_MAX as usize - 1;
+    let len_max = PAYLOAD_MAX as usize - 1;
     let mut skip = usize::try_from(offset).map_err(|_| ErrorName::Invalid)?;
     for name in node.names() {
         let Some(rest) = name.as_bytes().get(skip..) else {
@@ -295,7 +296,7 @@ fn directory_part(node: &Node, offset: u32) -> Result<Vec<u8>, ErrorName> {
             continue;
         };
         skip = 0;
-        if part.len() + rest.len() + 1 > most {
+        if part.len() + rest.len() + 1 > len_max {
             return Ok(part);
         }
         part.extend_from_slice(rest);

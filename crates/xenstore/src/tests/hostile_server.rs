@@ -1,4 +1,4 @@
-//! A client against a server that means ill.
+//! Tests of a client against a hostile server.
 
 use crate::{StoreAccess, StoreClient, StoreError};
 use proptest::prelude::*;
@@ -9,14 +9,14 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_millis(60);
+const TIMEOUT: Duration = Duration::from_millis(60);
 
 fn pair() -> (StoreClient, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (StoreClient::new(ours.into()).unwrap(), theirs)
 }
 
-/// What the client gets when `answer` says what comes back for its request.
+/// Runs `ask` with a client whose request gets the bytes that `answer` writes. Returns the outcome.
 fn with_answer<T: Send>(
     ask: impl FnOnce(&mut StoreClient) -> T + Send,
     answer: impl FnOnce(&Header, &mut Vec<u8>),
@@ -49,7 +49,7 @@ fn assert_broken(mut client: StoreClient) {
 }
 
 #[test]
-fn a_reply_to_nothing_breaks_the_connection() {
+fn reply_to_unknown_request_breaks_connection() {
     let (outcome, client) = with_answer(
         |client| client.read("/a"),
         |header, out| {
@@ -62,7 +62,7 @@ fn a_reply_to_nothing_breaks_the_connection() {
 }
 
 #[test]
-fn a_reply_of_the_wrong_type_breaks_the_connection() {
+fn reply_of_wrong_type_breaks_connection() {
     let (outcome, client) = with_answer(
         |client| client.read("/a"),
         |header, out| {
@@ -74,7 +74,7 @@ fn a_reply_of_the_wrong_type_breaks_the_connection() {
 }
 
 #[test]
-fn an_oversized_message_breaks_the_connection_before_it_is_awaited() {
+fn header_of_oversized_message_breaks_connection() {
     let (outcome, client) = with_answer(
         |client| client.read("/a"),
         |header, out| out.extend_from_slice(&Header { len: 4097, ..*header }.emit()),
@@ -84,7 +84,7 @@ fn an_oversized_message_breaks_the_connection_before_it_is_awaited() {
 }
 
 #[test]
-fn an_unknown_error_name_breaks_the_connection() {
+fn unknown_error_name_in_reply_is_refused() {
     let (outcome, _) = with_answer(
         |client| client.read("/a"),
         |header, out| {
@@ -95,7 +95,7 @@ fn an_unknown_error_name_breaks_the_connection() {
 }
 
 #[test]
-fn names_that_would_lead_elsewhere_are_refused() {
+fn invalid_names_in_listing_are_refused() {
     for name in [&b"a/b\0"[..], b"/etc\0", b"\0", b"..\0", b"a"] {
         let (outcome, _) = with_answer(
             |client| client.directory("/a"),
@@ -106,7 +106,7 @@ fn names_that_would_lead_elsewhere_are_refused() {
 }
 
 #[test]
-fn a_listing_without_end_is_cut_off() {
+fn endless_listing_is_refused_above_limit() {
     let (mut client, mut server) = pair();
     let outcome = std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -134,7 +134,7 @@ fn a_listing_without_end_is_cut_off() {
 }
 
 #[test]
-fn transaction_zero_is_not_taken_for_a_transaction() {
+fn transaction_id_zero_breaks_connection() {
     let (outcome, client) = with_answer(
         |client| client.transaction(|t| t.write("/a", "x")),
         |header, out| emit_reply(header, b"0\0", out).unwrap(),
@@ -144,9 +144,9 @@ fn transaction_zero_is_not_taken_for_a_transaction() {
 }
 
 #[test]
-fn silence_is_a_timeout_and_the_late_reply_is_thrown_away() {
+fn missing_reply_is_timeout_and_late_reply_is_discarded() {
     let (mut client, mut server) = pair();
-    client.set_timeout(PATIENCE);
+    client.set_timeout(TIMEOUT);
     assert!(matches!(client.read("/a"), Err(StoreError::Timeout { .. })));
     client.set_timeout(Duration::from_secs(20));
     std::thread::scope(|scope| {
@@ -170,9 +170,9 @@ fn silence_is_a_timeout_and_the_late_reply_is_thrown_away() {
 }
 
 #[test]
-fn bytes_that_trickle_do_not_stretch_the_timeout() {
+fn slowly_arriving_reply_does_not_extend_timeout() {
     let (mut client, mut server) = pair();
-    client.set_timeout(PATIENCE);
+    client.set_timeout(TIMEOUT);
     std::thread::scope(|scope| {
         scope.spawn(move || {
             let mut message = Vec::new();
@@ -183,20 +183,20 @@ fn bytes_that_trickle_do_not_stretch_the_timeout() {
                 if server.write_all(&[byte]).is_err() {
                     return;
                 }
-                std::thread::sleep(PATIENCE / 20);
+                std::thread::sleep(TIMEOUT / 20);
             }
         });
         let begin = Instant::now();
         assert!(matches!(client.read("/a"), Err(StoreError::Timeout { .. })));
-        assert!(begin.elapsed() < PATIENCE * 100, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < TIMEOUT * 100, "{:?}", begin.elapsed());
         drop(client);
     });
 }
 
 #[test]
-fn a_stream_of_events_does_not_stretch_the_timeout_or_fill_memory() {
+fn constant_events_do_not_extend_timeout_or_fill_memory() {
     let (mut client, mut server) = pair();
-    client.set_timeout(PATIENCE);
+    client.set_timeout(TIMEOUT);
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for n in 0u64.. {
@@ -209,7 +209,7 @@ fn a_stream_of_events_does_not_stretch_the_timeout_or_fill_memory() {
                 }
             }
         });
-        // The watch itself is never answered; it still counts as unset then.
+        // The server never answers, so the watch counts as not set and its events as foreign.
         assert!(matches!(client.watch("/a", "t"), Err(StoreError::Timeout { .. })));
         assert_eq!(client.next_event(), Ok(None));
         assert!(client.foreign_events() > 0);
@@ -218,11 +218,11 @@ fn a_stream_of_events_does_not_stretch_the_timeout_or_fill_memory() {
 }
 
 #[test]
-fn a_server_that_neither_reads_nor_answers_is_a_timeout() {
+fn server_without_reads_and_replies_is_timeout_then_broken() {
     let (mut client, _server) = pair();
     client.set_timeout(Duration::from_millis(1));
     let mut broken = false;
-    // Late replies are remembered for so many requests, and the socket's buffer is finite.
+    // The number of late replies and the socket's buffer are both limited.
     for _ in 0..2000 {
         match client.write("/a", [b'x'; 4000]) {
             Err(StoreError::Timeout { .. }) => {}
@@ -237,7 +237,7 @@ fn a_server_that_neither_reads_nor_answers_is_a_timeout() {
 }
 
 #[test]
-fn a_server_that_goes_is_an_error() {
+fn close_by_server_breaks_connection() {
     let (mut client, server) = pair();
     drop(server);
     assert_eq!(client.read("/a"), Err(StoreError::Closed));
@@ -250,16 +250,16 @@ fn a_server_that_goes_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn arbitrary_bytes_from_the_server(bytes in prop::collection::vec(any::<u8>(), 0..400), kind in 0u32..30) {
+    fn arbitrary_bytes_from_server_never_block_client(bytes in prop::collection::vec(any::<u8>(), 0..400), kind in 0u32..30) {
         let (mut client, mut server) = pair();
         client.set_timeout(Duration::from_millis(2));
-        // A header that passes, so that what follows is looked at.
+        // The header is valid, so that the client parses the bytes after it.
         let len = u32::try_from(bytes.len()).unwrap();
         let header = Header { kind: MessageType::from_raw(kind), req_id: 1, tx_id: 0, len };
         server.write_all(&header.emit()).unwrap();
         server.write_all(&bytes).unwrap();
         server.write_all(&bytes).unwrap();
-        // Whatever comes back, it comes back.
+        // Either call may succeed or fail; both must return.
         let _outcome = client.directory("/a");
         let _outcome = client.next_event();
     }

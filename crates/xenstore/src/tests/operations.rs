@@ -1,113 +1,113 @@
-//! One request at a time: values, listings, permissions, what is not served.
+//! Tests of single requests: values, listings, permissions, unsupported types.
 
 use super::*;
 
 #[test]
-fn a_write_makes_the_nodes_above() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.write(toolstack, "/a/b/c", "value").unwrap();
-    assert_eq!(bench.read(toolstack, "/a/b/c").unwrap(), b"value");
-    assert_eq!(bench.read(toolstack, "/a/b").unwrap(), b"");
-    assert_eq!(bench.directory(toolstack, "/a").unwrap(), ["b"]);
-    assert_eq!(bench.directory(toolstack, "/").unwrap(), ["a"]);
-    assert_eq!(bench.read(toolstack, "/a/x"), Err(ErrorName::NotFound));
+fn write_creates_missing_ancestors() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.write(toolstack, "/a/b/c", "value").unwrap();
+    assert_eq!(store.read(toolstack, "/a/b/c").unwrap(), b"value");
+    assert_eq!(store.read(toolstack, "/a/b").unwrap(), b"");
+    assert_eq!(store.directory(toolstack, "/a").unwrap(), ["b"]);
+    assert_eq!(store.directory(toolstack, "/").unwrap(), ["a"]);
+    assert_eq!(store.read(toolstack, "/a/x"), Err(ErrorName::NotFound));
 }
 
 #[test]
-fn values_are_bytes() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
+fn value_with_any_bytes_is_kept() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
     let value = [0, 255, b'\n', 0];
     let request = Request::Write { path: at("/a"), value: &value };
-    bench.ask(toolstack, 0, &request).unwrap();
-    assert_eq!(bench.read(toolstack, "/a").unwrap(), value);
+    store.ask(toolstack, 0, &request).unwrap();
+    assert_eq!(store.read(toolstack, "/a").unwrap(), value);
 }
 
 #[test]
-fn mkdir_leaves_a_value_alone() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.write(toolstack, "/a", "kept").unwrap();
-    bench.mkdir(toolstack, "/a").unwrap();
-    assert_eq!(bench.read(toolstack, "/a").unwrap(), b"kept");
-    bench.mkdir(toolstack, "/b/c").unwrap();
-    assert_eq!(bench.read(toolstack, "/b/c").unwrap(), b"");
+fn mkdir_of_existing_node_keeps_value() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.write(toolstack, "/a", "kept").unwrap();
+    store.mkdir(toolstack, "/a").unwrap();
+    assert_eq!(store.read(toolstack, "/a").unwrap(), b"kept");
+    store.mkdir(toolstack, "/b/c").unwrap();
+    assert_eq!(store.read(toolstack, "/b/c").unwrap(), b"");
 }
 
 #[test]
-fn rm_takes_all_below_and_needs_a_parent_only() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.write(toolstack, "/a/b/c", "x").unwrap();
-    bench.rm(toolstack, "/a/b").unwrap();
-    assert_eq!(bench.read(toolstack, "/a/b/c"), Err(ErrorName::NotFound));
-    bench.rm(toolstack, "/a/b").unwrap();
-    assert_eq!(bench.rm(toolstack, "/a/b/c"), Err(ErrorName::NotFound));
-    assert_eq!(bench.rm(toolstack, "/"), Err(ErrorName::Invalid));
+fn rm_removes_subtree_and_accepts_missing_node_with_parent() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.write(toolstack, "/a/b/c", "x").unwrap();
+    store.rm(toolstack, "/a/b").unwrap();
+    assert_eq!(store.read(toolstack, "/a/b/c"), Err(ErrorName::NotFound));
+    store.rm(toolstack, "/a/b").unwrap();
+    assert_eq!(store.rm(toolstack, "/a/b/c"), Err(ErrorName::NotFound));
+    assert_eq!(store.rm(toolstack, "/"), Err(ErrorName::Invalid));
 }
 
 #[test]
-fn relative_paths_are_the_callers_own() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.home(toolstack, 5);
-    let guest = bench.guest(5);
-    bench.write(guest, "data/x", "mine").unwrap();
-    assert_eq!(bench.read(toolstack, "/local/domain/5/data/x").unwrap(), b"mine");
+fn relative_path_resolves_to_home_of_caller() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.home(toolstack, 5);
+    let guest = store.guest(5);
+    store.write(guest, "data/x", "mine").unwrap();
+    assert_eq!(store.read(toolstack, "/local/domain/5/data/x").unwrap(), b"mine");
 }
 
 #[test]
-fn new_nodes_inherit_permissions_and_belong_to_their_unprivileged_writer() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.mkdir(toolstack, "/shared").unwrap();
-    bench.set_perms(toolstack, "/shared", "r0 b5 n6").unwrap();
-    let guest = bench.guest(5);
-    bench.write(guest, "/shared/a/b", "x").unwrap();
-    assert_eq!(bench.get_perms(toolstack, "/shared/a").unwrap(), "r5 b5 n6");
-    assert_eq!(bench.get_perms(guest, "/shared/a/b").unwrap(), "r5 b5 n6");
-    bench.write(toolstack, "/shared/c", "x").unwrap();
-    assert_eq!(bench.get_perms(toolstack, "/shared/c").unwrap(), "r0 b5 n6");
+fn new_node_inherits_permissions_and_belongs_to_unprivileged_writer() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.mkdir(toolstack, "/shared").unwrap();
+    store.set_perms(toolstack, "/shared", "r0 b5 n6").unwrap();
+    let guest = store.guest(5);
+    store.write(guest, "/shared/a/b", "x").unwrap();
+    assert_eq!(store.get_perms(toolstack, "/shared/a").unwrap(), "r5 b5 n6");
+    assert_eq!(store.get_perms(guest, "/shared/a/b").unwrap(), "r5 b5 n6");
+    store.write(toolstack, "/shared/c", "x").unwrap();
+    assert_eq!(store.get_perms(toolstack, "/shared/c").unwrap(), "r0 b5 n6");
 }
 
 #[test]
-fn each_letter_allows_what_it_says() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.mkdir(toolstack, "/top").unwrap();
+fn permission_letter_decides_read_and_write() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.mkdir(toolstack, "/top").unwrap();
     for (domain, entry) in [(1, "n0"), (2, "r2"), (3, "w3"), (4, "b4")] {
         let path = format!("/top/{domain}");
-        bench.write(toolstack, &path, "v").unwrap();
+        store.write(toolstack, &path, "v").unwrap();
         let list = if domain == 1 { entry.to_owned() } else { format!("n0 {entry}") };
-        bench.set_perms(toolstack, &path, &list).unwrap();
-        let guest = bench.guest(domain);
-        let reads = bench.read(guest, &path).is_ok();
-        let writes = bench.write(guest, &path, "w").is_ok();
+        store.set_perms(toolstack, &path, &list).unwrap();
+        let guest = store.guest(domain);
+        let reads = store.read(guest, &path).is_ok();
+        let writes = store.write(guest, &path, "w").is_ok();
         let expected = [(false, false), (true, false), (false, true), (true, true)];
         assert_eq!((reads, writes), expected[usize::from(domain) - 1], "{entry}");
     }
 }
 
 #[test]
-fn the_first_entry_is_the_default_and_the_owner_has_all() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.write(toolstack, "/a", "v").unwrap();
-    bench.set_perms(toolstack, "/a", "r7 n8").unwrap();
-    let [owner, barred, other] = [7, 8, 9].map(|domain| bench.guest(domain));
-    assert!(bench.write(owner, "/a", "w").is_ok());
-    assert_eq!(bench.read(barred, "/a"), Err(ErrorName::Access));
-    assert!(bench.read(other, "/a").is_ok());
-    assert_eq!(bench.write(other, "/a", "x"), Err(ErrorName::Access));
+fn first_permission_entry_names_owner_and_default() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.write(toolstack, "/a", "v").unwrap();
+    store.set_perms(toolstack, "/a", "r7 n8").unwrap();
+    let [owner, barred, other] = [7, 8, 9].map(|domain| store.guest(domain));
+    assert!(store.write(owner, "/a", "w").is_ok());
+    assert_eq!(store.read(barred, "/a"), Err(ErrorName::Access));
+    assert!(store.read(other, "/a").is_ok());
+    assert_eq!(store.write(other, "/a", "x"), Err(ErrorName::Access));
 }
 
 #[test]
-fn nobody_learns_of_nodes_they_may_not_read() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.write(toolstack, "/secret/there", "v").unwrap();
-    let guest = bench.guest(5);
+fn request_for_unreadable_node_is_eacces_whether_it_exists_or_not() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.write(toolstack, "/secret/there", "v").unwrap();
+    let guest = store.guest(5);
     for path in ["/secret", "/secret/there", "/secret/missing", "/missing", "/"] {
         let path = at(path);
         let permissions = permissions("b5");
@@ -121,52 +121,52 @@ fn nobody_learns_of_nodes_they_may_not_read() {
             Request::Rm { path },
             Request::SetPerms { path, permissions },
         ] {
-            let answer = bench.ask(guest, 0, &request);
+            let answer = store.ask(guest, 0, &request);
             assert_eq!(answer, Err(ErrorName::Access), "{request:?}");
         }
     }
-    assert_eq!(bench.server.counters().denied, 40);
+    assert_eq!(store.server.counters().denied, 40);
 }
 
 #[test]
-fn a_missing_node_below_a_readable_one_is_just_missing() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.home(toolstack, 5);
-    let guest = bench.guest(5);
-    assert_eq!(bench.read(guest, "data/missing/deeper"), Err(ErrorName::NotFound));
+fn missing_node_below_readable_node_is_enoent() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.home(toolstack, 5);
+    let guest = store.guest(5);
+    assert_eq!(store.read(guest, "data/missing/deeper"), Err(ErrorName::NotFound));
 }
 
 #[test]
-fn only_the_owner_changes_permissions() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
-    bench.home(toolstack, 5);
-    let (guest, other) = (bench.guest(5), bench.guest(6));
-    bench.set_perms(guest, "data", "n5 b6").unwrap();
+fn permission_change_by_non_owner_is_refused() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
+    store.home(toolstack, 5);
+    let (guest, other) = (store.guest(5), store.guest(6));
+    store.set_perms(guest, "data", "n5 b6").unwrap();
     let path = "/local/domain/5/data";
-    assert_eq!(bench.set_perms(other, path, "n5 b6"), Err(ErrorName::Access));
-    assert_eq!(bench.set_perms(other, path, "b6"), Err(ErrorName::Access));
-    bench.set_perms(toolstack, path, "n6").unwrap();
-    assert_eq!(bench.get_perms(other, path).unwrap(), "n6");
-    assert_eq!(bench.set_perms(toolstack, "/missing", "n6"), Err(ErrorName::NotFound));
+    assert_eq!(store.set_perms(other, path, "n5 b6"), Err(ErrorName::Access));
+    assert_eq!(store.set_perms(other, path, "b6"), Err(ErrorName::Access));
+    store.set_perms(toolstack, path, "n6").unwrap();
+    assert_eq!(store.get_perms(other, path).unwrap(), "n6");
+    assert_eq!(store.set_perms(toolstack, "/missing", "n6"), Err(ErrorName::NotFound));
 }
 
 #[test]
-fn a_long_listing_comes_in_parts() {
-    let mut bench = Bench::new();
-    let toolstack = bench.toolstack();
+fn long_listing_is_returned_in_parts() {
+    let mut store = TestStore::new();
+    let toolstack = store.toolstack();
     let names: Vec<String> = (0..700).map(|n| format!("node-{n:04}")).collect();
     for name in &names {
-        bench.mkdir(toolstack, &format!("/dir/{name}")).unwrap();
+        store.mkdir(toolstack, &format!("/dir/{name}")).unwrap();
     }
-    assert_eq!(bench.directory(toolstack, "/dir"), Err(ErrorName::TooBig));
+    assert_eq!(store.directory(toolstack, "/dir"), Err(ErrorName::TooBig));
 
     let mut listing = Vec::new();
     let mut number = None;
     loop {
         let offset = u32::try_from(listing.len()).unwrap();
-        let part = bench.ask(toolstack, 0, &Request::DirectoryPart { path: at("/dir"), offset });
+        let part = store.ask(toolstack, 0, &Request::DirectoryPart { path: at("/dir"), offset });
         let part = part.unwrap();
         let end = part.iter().position(|byte| *byte == 0).unwrap();
         assert_eq!(*number.get_or_insert(part[..end].to_vec()), part[..end]);
@@ -181,33 +181,33 @@ fn a_long_listing_comes_in_parts() {
     assert_eq!(strings(&listing), names);
 
     let beyond = Request::DirectoryPart { path: at("/dir"), offset: 1_000_000 };
-    assert!(bench.ask(toolstack, 0, &beyond).unwrap().ends_with(b"\0\0"));
-    bench.mkdir(toolstack, "/dir/new").unwrap();
+    assert!(store.ask(toolstack, 0, &beyond).unwrap().ends_with(b"\0\0"));
+    store.mkdir(toolstack, "/dir/new").unwrap();
     let first = Request::DirectoryPart { path: at("/dir"), offset: 0 };
-    let first = bench.ask(toolstack, 0, &first).unwrap();
-    assert!(!first.starts_with(&number.unwrap()), "the number tells that the listing changed");
+    let first = store.ask(toolstack, 0, &first).unwrap();
+    assert!(!first.starts_with(&number.unwrap()), "the generation changes with the listing");
 }
 
 #[test]
-fn domains_and_their_homes() {
-    let mut bench = Bench::new();
-    let guest = bench.guest(5);
-    let home = bench.ask(guest, 0, &Request::GetDomainPath { domain: DomId(9) });
+fn introduced_domain_is_known_until_release() {
+    let mut store = TestStore::new();
+    let guest = store.guest(5);
+    let home = store.ask(guest, 0, &Request::GetDomainPath { domain: DomId(9) });
     assert_eq!(home.unwrap(), b"/local/domain/9\0");
-    let known = |bench: &mut Bench| {
-        bench.ask(guest, 0, &Request::IsDomainIntroduced { domain: DomId(9) }).unwrap()
+    let known = |store: &mut TestStore| {
+        store.ask(guest, 0, &Request::IsDomainIntroduced { domain: DomId(9) }).unwrap()
     };
-    assert_eq!(known(&mut bench), b"F\0");
-    bench.server.introduce(DomId(9));
-    assert_eq!(known(&mut bench), b"T\0");
-    bench.server.release(DomId(9), crate::Leftovers::Remove);
-    assert_eq!(known(&mut bench), b"F\0");
+    assert_eq!(known(&mut store), b"F\0");
+    store.server.introduce(DomId(9));
+    assert_eq!(known(&mut store), b"T\0");
+    store.server.release(DomId(9), crate::Leftovers::Remove);
+    assert_eq!(known(&mut store), b"F\0");
 }
 
 #[test]
-fn what_is_not_served_is_refused_as_xenstored_does() {
-    let mut bench = Bench::new();
-    let (toolstack, guest) = (bench.toolstack(), bench.guest(5));
+fn unsupported_requests_get_errors_of_xenstored() {
+    let mut store = TestStore::new();
+    let (toolstack, guest) = (store.toolstack(), store.guest(5));
     for kind in [
         MessageType::Control,
         MessageType::Introduce,
@@ -215,18 +215,18 @@ fn what_is_not_served_is_refused_as_xenstored_does() {
         MessageType::Resume,
         MessageType::SetTarget,
     ] {
-        assert_eq!(bench.ask_raw(guest, kind, b"1\0"), Err(ErrorName::Access), "{kind:?}");
-        assert_eq!(bench.ask_raw(toolstack, kind, b"1\0"), Err(ErrorName::NotImplemented));
+        assert_eq!(store.ask_raw(guest, kind, b"1\0"), Err(ErrorName::Access), "{kind:?}");
+        assert_eq!(store.ask_raw(toolstack, kind, b"1\0"), Err(ErrorName::NotImplemented));
     }
     for kind in [MessageType::GetFeature, MessageType::WatchEvent, MessageType::Unknown(0xFFFF)] {
-        assert_eq!(bench.ask_raw(guest, kind, b"1\0"), Err(ErrorName::NotImplemented), "{kind:?}");
+        assert_eq!(store.ask_raw(guest, kind, b"1\0"), Err(ErrorName::NotImplemented), "{kind:?}");
     }
 }
 
 #[test]
 fn malformed_requests_are_einval_and_counted() {
-    let mut bench = Bench::new();
-    let guest = bench.guest(5);
+    let mut store = TestStore::new();
+    let guest = store.guest(5);
     for (kind, payload) in [
         (MessageType::Read, &b""[..]),
         (MessageType::Read, b"/a"),
@@ -237,7 +237,7 @@ fn malformed_requests_are_einval_and_counted() {
         (MessageType::TransactionEnd, b"X\0"),
         (MessageType::Watch, b"/a\0"),
     ] {
-        assert_eq!(bench.ask_raw(guest, kind, payload), Err(ErrorName::Invalid), "{kind:?}");
+        assert_eq!(store.ask_raw(guest, kind, payload), Err(ErrorName::Invalid), "{kind:?}");
     }
-    assert_eq!(bench.server.counters().malformed, 8);
+    assert_eq!(store.server.counters().malformed, 8);
 }

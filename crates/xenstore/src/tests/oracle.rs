@@ -1,16 +1,16 @@
-//! Random sessions of three clients against a naive model: a flat map, cloned for each transaction.
+//! Random sessions of three clients against a reference model: a flat map, cloned for each transaction.
 //!
-//! A commit is judged by what it promises instead of by how it is done. If the server says yes, then
-//! everything that was asked inside, asked again of the store as it was right before the commit, has
-//! to give the same answers; and the result is the store afterwards. If it says `EAGAIN`, somebody
-//! has to have changed something meanwhile.
+//! A commit is checked by its guarantee, independent of the implementation. If the server commits, then
+//! every request of the transaction, repeated on the model as it was right before the commit, must give
+//! the same reply. The result of these requests is the new model. If the server returns `EAGAIN`, another
+//! client must have changed the store during the transaction.
 
 use super::*;
 use std::collections::BTreeSet;
 
 const NODES: usize = 7;
 const SLOTS: usize = 2;
-/// Toolstack, and two guests of which neither is special.
+/// Toolstack, and two unprivileged guests.
 const DOMAINS: [u16; 3] = [0, 1, 2];
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ enum Op {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// By which client, in which transaction.
+    /// Request by a client, directly or in the transaction of a slot.
     Do(usize, Option<usize>, Op),
     Start(usize, usize),
     End(usize, usize, bool),
@@ -38,11 +38,11 @@ struct Node {
     permissions: Vec<(char, u16)>,
 }
 
-/// Everything, by path.
+/// Nodes of the whole store by path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Model(BTreeMap<String, Node>);
 
-fn above(path: &str) -> Option<String> {
+fn parent(path: &str) -> Option<String> {
     let cut = path.rfind('/')?;
     match (cut, path.len()) {
         (0, 1) => None,
@@ -51,8 +51,8 @@ fn above(path: &str) -> Option<String> {
     }
 }
 
-fn below(path: &str, place: &str) -> bool {
-    path != place && (place == "/" || path.starts_with(&format!("{place}/")))
+fn below(path: &str, ancestor: &str) -> bool {
+    path != ancestor && (ancestor == "/" || path.starts_with(&format!("{ancestor}/")))
 }
 
 impl Model {
@@ -69,13 +69,13 @@ impl Model {
         list[1..].iter().find(|entry| entry.1 == domain).unwrap_or(&list[0]).0
     }
 
-    fn check(&self, domain: u16, path: &str, want: char) -> Result<(), ErrorName> {
+    fn check(&self, domain: u16, path: &str, needed: char) -> Result<(), ErrorName> {
         let mut nearest = path.to_owned();
         while !self.0.contains_key(&nearest) {
-            nearest = above(&nearest).unwrap();
+            nearest = parent(&nearest).unwrap();
         }
         let letter = self.letter(domain, &nearest);
-        match (letter == want || letter == 'b', nearest == path) {
+        match (letter == needed || letter == 'b', nearest == path) {
             (false, _) => Err(ErrorName::Access),
             (true, false) => Err(ErrorName::NotFound),
             (true, true) => Ok(()),
@@ -91,7 +91,7 @@ impl Model {
         let mut nearest = path.to_owned();
         while !self.0.contains_key(&nearest) {
             missing.push(nearest.clone());
-            nearest = above(&nearest).unwrap();
+            nearest = parent(&nearest).unwrap();
         }
         if domain != 0 && self.owned(domain) + missing.len() > NODES {
             return Err(ErrorName::NoSpace);
@@ -121,7 +121,7 @@ impl Model {
             }
             Op::Directory(path) => {
                 self.check(domain, path, 'r')?;
-                let children = self.0.keys().filter(|key| above(key).as_ref() == Some(path));
+                let children = self.0.keys().filter(|key| parent(key).as_ref() == Some(path));
                 let names = children.map(|key| format!("{}\0", key.rsplit('/').next().unwrap()));
                 Ok(names.collect::<String>().into_bytes())
             }
@@ -143,7 +143,7 @@ impl Model {
                     self.0.retain(|key, _| key != path && !below(key, path));
                     ok()
                 }
-                Err(ErrorName::NotFound) if self.0.contains_key(&above(path).unwrap()) => ok(),
+                Err(ErrorName::NotFound) if self.0.contains_key(&parent(path).unwrap()) => ok(),
                 Err(error) => Err(error),
             },
             Op::SetPerms(path, list) => {
@@ -167,20 +167,20 @@ impl Model {
     }
 }
 
-/// A transaction in the model: its own copy, and what was asked and answered.
+/// Open transaction in the model: its copy of the nodes, its requests and their replies.
 struct Open {
     id: u32,
     copy: Model,
     started: usize,
-    asked: Vec<(Op, Answer)>,
+    requests: Vec<(Op, Answer)>,
 }
 
-struct Run {
-    bench: Bench,
+struct ModelSession {
+    store: TestStore,
     clients: Vec<ConnectionId>,
     watcher: ConnectionId,
     model: Model,
-    /// How many steps wrote to the store.
+    /// Number of steps that wrote to the store.
     changes: usize,
     open: BTreeMap<(usize, usize), Open>,
 }
@@ -199,22 +199,29 @@ fn request_for<R>(op: &Op, then: impl FnOnce(&Request<'_>) -> R) -> R {
     }
 }
 
-impl Run {
-    fn new() -> Run {
-        let mut bench = Bench::with(Limits { nodes: NODES, ..Limits::default() });
+impl ModelSession {
+    fn new() -> ModelSession {
+        let mut store = TestStore::with(Limits { nodes: NODES, ..Limits::default() });
         let clients =
-            DOMAINS.map(|domain| bench.server.connect(DomId(domain), domain == 0).unwrap());
-        let watcher = bench.toolstack();
-        bench.watch(watcher, "/", "all").unwrap();
-        bench.watch(watcher, "/a/b", "one").unwrap();
-        bench.events(watcher);
+            DOMAINS.map(|domain| store.server.connect(DomId(domain), domain == 0).unwrap());
+        let watcher = store.toolstack();
+        store.watch(watcher, "/", "all").unwrap();
+        store.watch(watcher, "/a/b", "one").unwrap();
+        store.events(watcher);
         let clients = clients.to_vec();
-        Run { bench, clients, watcher, model: Model::new(), changes: 0, open: BTreeMap::new() }
+        ModelSession {
+            store,
+            clients,
+            watcher,
+            model: Model::new(),
+            changes: 0,
+            open: BTreeMap::new(),
+        }
     }
 
     fn step(&mut self, step: &Step) {
         let before = self.model.clone();
-        let told_of = match step {
+        let changed = match step {
             Step::Do(client, None, op) => self.directly(*client, op),
             Step::Do(client, Some(slot), op) => {
                 self.inside(*client, *slot, op);
@@ -226,18 +233,18 @@ impl Run {
             }
             Step::End(client, slot, commit) => self.end(*client, *slot, *commit),
         };
-        // Writing what is there already is a change too: watches fire, and it makes a conflict.
-        if self.model != before || !told_of.is_empty() {
+        // Writing the present value is a change too: it fires watches and causes conflicts.
+        if self.model != before || !changed.is_empty() {
             self.changes += 1;
         }
-        self.check_events(&before, &told_of);
-        self.bench.server.audit().unwrap();
+        self.check_events(&before, &changed);
+        self.store.server.audit().unwrap();
     }
 
     fn directly(&mut self, client: usize, op: &Op) -> BTreeSet<(String, bool)> {
         let before = self.model.clone();
         let expected = self.model.run(DOMAINS[client], op);
-        let answer = request_for(op, |request| self.bench.ask(self.clients[client], 0, request));
+        let answer = request_for(op, |request| self.store.ask(self.clients[client], 0, request));
         assert_eq!(answer, expected, "{op:?} by {client}");
         changed_by(op, &answer, &before).into_iter().collect()
     }
@@ -248,16 +255,16 @@ impl Run {
         };
         let expected = open.copy.run(DOMAINS[client], op);
         let (id, tx) = (self.clients[client], open.id);
-        let answer = request_for(op, |request| self.bench.ask(id, tx, request));
+        let answer = request_for(op, |request| self.store.ask(id, tx, request));
         assert_eq!(answer, expected, "{op:?} by {client} in a transaction");
-        open.asked.push((op.clone(), answer));
+        open.requests.push((op.clone(), answer));
     }
 
     fn start(&mut self, client: usize, slot: usize) {
         if !self.open.contains_key(&(client, slot)) {
-            let id = self.bench.start(self.clients[client]).unwrap();
+            let id = self.store.start(self.clients[client]).unwrap();
             let (copy, started) = (self.model.clone(), self.changes);
-            self.open.insert((client, slot), Open { id, copy, started, asked: Vec::new() });
+            self.open.insert((client, slot), Open { id, copy, started, requests: Vec::new() });
         }
     }
 
@@ -265,35 +272,37 @@ impl Run {
         let Some(open) = self.open.remove(&(client, slot)) else {
             return BTreeSet::new();
         };
-        let outcome = self.bench.end(self.clients[client], open.id, commit);
+        let outcome = self.store.end(self.clients[client], open.id, commit);
         if !commit {
             assert_eq!(outcome, Ok(()));
             return BTreeSet::new();
         }
         let mut replayed = self.model.clone();
-        let mut told_of = BTreeSet::new();
+        let mut changed = BTreeSet::new();
         let again: Vec<Answer> = open
-            .asked
+            .requests
             .iter()
             .map(|(op, _)| {
                 let before = replayed.clone();
                 let answer = replayed.run(DOMAINS[client], op);
-                told_of.extend(changed_by(op, &answer, &before));
+                changed.extend(changed_by(op, &answer, &before));
                 answer
             })
             .collect();
         match outcome {
             Ok(()) => {
-                let changes = open.asked.iter().any(|(op, answer)| mutates(op) && answer.is_ok());
+                let changes =
+                    open.requests.iter().any(|(op, answer)| mutates(op) && answer.is_ok());
                 if changes {
-                    let given: Vec<_> = open.asked.into_iter().map(|(_, answer)| answer).collect();
-                    assert_eq!(given, again, "as if it had happened at the commit");
+                    let given: Vec<_> =
+                        open.requests.into_iter().map(|(_, answer)| answer).collect();
+                    assert_eq!(given, again, "replies hold at the time of the commit");
                     self.model = replayed;
-                    return told_of;
+                    return changed;
                 }
             }
             Err(ErrorName::Again) => {
-                assert!(self.changes > open.started, "a conflict with nobody");
+                assert!(self.changes > open.started, "a conflict without a change");
             }
             Err(error) => {
                 assert_eq!(error, ErrorName::NoSpace);
@@ -303,10 +312,10 @@ impl Run {
         BTreeSet::new()
     }
 
-    /// Compares what a toolstack that watches everything, and one node, was told.
-    fn check_events(&mut self, before: &Model, told_of: &BTreeSet<(String, bool)>) {
+    /// Compares the events of a toolstack that watches all nodes, and one node, with the changes.
+    fn check_events(&mut self, before: &Model, changed: &BTreeSet<(String, bool)>) {
         let mut expected = BTreeSet::new();
-        for (path, removed) in told_of {
+        for (path, removed) in changed {
             expected.insert((path.clone(), "all".to_owned()));
             if path == "/a/b" || below(path, "/a/b") {
                 expected.insert((path.clone(), "one".to_owned()));
@@ -314,22 +323,22 @@ impl Run {
                 expected.insert(("/a/b".to_owned(), "one".to_owned()));
             }
         }
-        let events: BTreeSet<_> = self.bench.events(self.watcher).into_iter().collect();
+        let events: BTreeSet<_> = self.store.events(self.watcher).into_iter().collect();
         assert_eq!(events, expected);
     }
 
-    /// The whole store, read by a toolstack, is the model.
+    /// Checks that a toolstack reads the contents of the model from the store.
     fn compare(&mut self) {
         let paths: Vec<String> = self.model.0.keys().cloned().collect();
         for path in paths {
             let toolstack = self.clients[0];
             for op in [Op::Read(path.clone()), Op::Directory(path.clone()), Op::GetPerms(path)] {
-                let answer = request_for(&op, |request| self.bench.ask(toolstack, 0, request));
+                let answer = request_for(&op, |request| self.store.ask(toolstack, 0, request));
                 assert_eq!(answer, self.model.run(0, &op), "{op:?}");
             }
         }
         for domain in DOMAINS {
-            assert_eq!(self.bench.server.nodes_of(DomId(domain)), self.model.owned(domain));
+            assert_eq!(self.store.server.nodes_of(DomId(domain)), self.model.owned(domain));
         }
     }
 }
@@ -338,7 +347,7 @@ fn mutates(op: &Op) -> bool {
     matches!(op, Op::Write(..) | Op::Mkdir(..) | Op::Rm(..) | Op::SetPerms(..))
 }
 
-/// The path that a request changed, and whether it was removed.
+/// Returns the path that a request changed, and `true` if the node was removed.
 fn changed_by(op: &Op, answer: &Answer, before: &Model) -> Option<(String, bool)> {
     answer.as_ref().ok()?;
     let there = |path: &String| before.0.contains_key(path);
@@ -384,9 +393,9 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn the_store_agrees_with_a_naive_model(steps in prop::collection::vec(step(), 1..80)) {
-        let mut run = Run::new();
-        // Something that the guests may use, so that not everything is refused.
+    fn random_sessions_agree_with_reference_model(steps in prop::collection::vec(step(), 1..80)) {
+        let mut run = ModelSession::new();
+        // Gives the guests access to the root, so that not every request is refused.
         run.step(&Step::Do(0, None, Op::SetPerms("/".into(), "b0".into())));
         for step in &steps {
             run.step(step);

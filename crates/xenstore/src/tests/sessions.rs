@@ -1,4 +1,4 @@
-//! Clients and the server over real sockets, pumped by a thread.
+//! Tests of clients and a server over sockets, with the pump in a thread.
 
 use crate::{
     AttachError, CloseReason, Closed, Leftovers, Limits, StoreAccess, StoreClient, StoreError,
@@ -13,11 +13,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const SOON: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Task = Box<dyn FnOnce(&mut StorePump) + Send>;
 
-/// A pump in a thread of its own, which does tasks in between.
+/// Pump in its own thread, which also runs tasks of the test.
 struct Hub {
     tasks: mpsc::Sender<Task>,
     thread: Option<JoinHandle<()>>,
@@ -40,7 +40,7 @@ impl Hub {
         Hub { tasks, thread: Some(thread) }
     }
 
-    /// Runs `task` in the pump's thread.
+    /// Runs `task` in the pump's thread and returns its result.
     fn with<T: Send + 'static>(
         &self,
         task: impl FnOnce(&mut StorePump) -> T + Send + 'static,
@@ -59,14 +59,14 @@ impl Hub {
 
     fn client(&self, domain: u16) -> StoreClient {
         let mut client = StoreClient::new(self.socket(domain).into()).unwrap();
-        client.set_timeout(SOON);
+        client.set_timeout(TIMEOUT);
         client
     }
 
-    /// Waits for a connection to end.
+    /// Waits until a connection ends and returns its record.
     fn closed(&self) -> Closed {
         let begin = Instant::now();
-        while begin.elapsed() < SOON {
+        while begin.elapsed() < TIMEOUT {
             if let Some(closed) = self.with(StorePump::take_closed) {
                 return closed;
             }
@@ -91,13 +91,13 @@ fn own(client: &mut StoreClient, path: &str, owner: u16) {
 }
 
 #[test]
-fn a_handshake_between_two_domains() {
+fn handshake_of_two_domains_completes() {
     let hub = Hub::start(Limits::default());
     let mut backend = hub.client(0);
     own(&mut backend, "/local/domain/3/device", 3);
     let front = "/local/domain/3/device/state";
     backend.watch(front, "front").unwrap();
-    assert_eq!(backend.wait_event(SOON).unwrap().unwrap().path, front);
+    assert_eq!(backend.wait_event(TIMEOUT).unwrap().unwrap().path, front);
     assert_eq!(backend.read_u32_opt(front).unwrap(), None);
 
     let mut frontend = hub.client(3);
@@ -108,7 +108,7 @@ fn a_handshake_between_two_domains() {
             t.write("device/state", "3")
         })
         .unwrap();
-    let event = backend.wait_event(SOON).unwrap().unwrap();
+    let event = backend.wait_event(TIMEOUT).unwrap().unwrap();
     assert_eq!((event.path.as_str(), event.token.as_str()), (front, "front"));
     assert_eq!(backend.read_u32(front).unwrap(), 3);
     assert_eq!(backend.read_u16("/local/domain/3/device/ring-ref").unwrap(), 8);
@@ -117,7 +117,7 @@ fn a_handshake_between_two_domains() {
     assert_eq!(names, ["ring-ref", "state"]);
 
     frontend.rm("device/state").unwrap();
-    assert_eq!(backend.wait_event(SOON).unwrap().unwrap().path, front);
+    assert_eq!(backend.wait_event(TIMEOUT).unwrap().unwrap().path, front);
     assert_eq!(backend.read_opt(front).unwrap(), None);
     backend.unwatch(front, "front").unwrap();
     frontend.write("device/state", "4").unwrap();
@@ -127,7 +127,7 @@ fn a_handshake_between_two_domains() {
 }
 
 #[test]
-fn values_are_parsed_strictly() {
+fn malformed_values_and_paths_are_refused() {
     let hub = Hub::start(Limits::default());
     let mut client = hub.client(0);
     client.write("/n", "12x").unwrap();
@@ -142,11 +142,11 @@ fn values_are_parsed_strictly() {
     assert!(matches!(client.read("@x"), Err(StoreError::Path { .. })));
     let big = client.write("/n", vec![b'x'; 5000]).unwrap_err();
     assert!(matches!(big, StoreError::Request(_)), "{big}");
-    assert_eq!(client.read("/n").unwrap(), b"1", "the connection is as good as before");
+    assert_eq!(client.read("/n").unwrap(), b"1", "the connection stays usable");
 }
 
 #[test]
-fn a_listing_of_any_length() {
+fn listing_longer_than_one_reply_is_complete() {
     let hub = Hub::start(Limits::default());
     let mut client = hub.client(0);
     let names: Vec<String> = (0..900).map(|n| format!("child-{n:05}")).collect();
@@ -159,7 +159,7 @@ fn a_listing_of_any_length() {
 }
 
 #[test]
-fn concurrent_transactions_lose_no_update() {
+fn concurrent_transactions_keep_every_update() {
     let hub = Hub::start(Limits::default());
     let mut toolstack = hub.client(0);
     own(&mut toolstack, "/local/domain/4/data", 4);
@@ -189,7 +189,7 @@ fn concurrent_transactions_lose_no_update() {
 }
 
 #[test]
-fn a_failed_transaction_leaves_nothing_open() {
+fn failed_transaction_is_aborted() {
     let hub = Hub::start(Limits { transactions: 1, ..Limits::default() });
     let mut toolstack = hub.client(0);
     own(&mut toolstack, "/local/domain/4/data", 4);
@@ -207,13 +207,13 @@ fn a_failed_transaction_leaves_nothing_open() {
 }
 
 #[test]
-fn a_guest_that_does_not_read_holds_up_nobody_and_is_dropped() {
+fn guest_with_unread_events_is_dropped_and_delays_no_other_client() {
     let limits = Limits { output_soft: 8 << 10, output_hard: 32 << 10, ..Limits::default() };
     let hub = Hub::start(limits);
     let mut toolstack = hub.client(0);
     own(&mut toolstack, "/local/domain/4/data", 4);
-    let mut deaf = hub.socket(4);
-    deaf.set_nonblocking(true).unwrap();
+    let mut paused = hub.socket(4);
+    paused.set_nonblocking(true).unwrap();
     let mut watch = Vec::new();
     let request = ringfence_wire::xenstore::Request::Watch {
         path: ringfence_wire::xenstore::WatchPath::parse(b"data").unwrap(),
@@ -221,11 +221,11 @@ fn a_guest_that_does_not_read_holds_up_nobody_and_is_dropped() {
         depth: None,
     };
     request.emit(1, 0, &mut watch).unwrap();
-    deaf.write_all(&watch).unwrap();
+    paused.write_all(&watch).unwrap();
     let begin = Instant::now();
-    // The kernel's buffers take some; then the outbox fills.
+    // The kernel's buffers take the first events, then the output queue fills.
     for n in 0.. {
-        assert!(begin.elapsed() < SOON, "never dropped");
+        assert!(begin.elapsed() < TIMEOUT, "never dropped");
         toolstack.write(&format!("/local/domain/4/data/{n}"), "x").unwrap();
         if let Some(closed) = hub.with(StorePump::take_closed) {
             assert_eq!((closed.domain, closed.reason), (DomId(4), CloseReason::Dropped));
@@ -233,13 +233,13 @@ fn a_guest_that_does_not_read_holds_up_nobody_and_is_dropped() {
         }
     }
     assert_eq!(hub.with(|pump| pump.counters().output_overrun), 1);
-    // Its place is free again, and the store as good as before.
+    // The dropped connection frees its place in the limit.
     let mut again = hub.client(4);
     assert_eq!(again.read("data/0").unwrap(), b"x");
 }
 
 #[test]
-fn requests_sent_without_reading_are_all_answered_once_read() {
+fn requests_sent_without_reading_are_all_answered_later() {
     let hub = Hub::start(Limits { output_soft: 2 << 10, ..Limits::default() });
     let mut toolstack = hub.client(0);
     own(&mut toolstack, "/local/domain/4/data", 4);
@@ -273,7 +273,7 @@ fn requests_sent_without_reading_are_all_answered_once_read() {
 }
 
 #[test]
-fn a_connection_that_is_held_up_costs_no_wakeups() {
+fn stalled_connection_causes_no_wakeups() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut pump = StorePump::new(Limits { output_soft: 0, ..Limits::default() }).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -286,14 +286,14 @@ fn a_connection_that_is_held_up_costs_no_wakeups() {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(pump, PollFlags::IN)], Some(&now)).unwrap() > 0
     };
-    // Whole requests only, until neither side's buffers take more.
+    // Sends only whole requests, until the buffers of both sides are full.
     for _ in 0..1_000_000 {
         let blocked = (&ours).write(&message).is_err();
         let mut rounds = 0;
         while busy(&pump) {
             pump.dispatch().unwrap();
             rounds += 1;
-            assert!(rounds < 10_000, "it says that there is something to do, and does nothing");
+            assert!(rounds < 10_000, "the descriptor is readable without work");
         }
         if blocked {
             assert!((&ours).write(&message).is_err(), "requests wait unread");
@@ -304,7 +304,7 @@ fn a_connection_that_is_held_up_costs_no_wakeups() {
 }
 
 #[test]
-fn broken_framing_ends_that_connection_alone() {
+fn malformed_message_ends_its_connection_only() {
     let hub = Hub::start(Limits::default());
     let mut other = hub.client(0);
     let mut socket = hub.socket(4);
@@ -318,14 +318,14 @@ fn broken_framing_ends_that_connection_alone() {
 }
 
 #[test]
-fn a_client_that_goes_is_noticed_even_while_it_is_held_up() {
+fn close_by_stalled_client_ends_connection() {
     let hub = Hub::start(Limits::default());
     drop(hub.socket(4));
     assert_eq!(hub.closed().reason, CloseReason::Peer);
 
     let hub = Hub::start(Limits { output_soft: 0, ..Limits::default() });
     let mut socket = hub.socket(4);
-    // Nothing of this is read back, so the second request is never looked at.
+    // The client reads nothing back, so the server accepts one request only.
     let mut message = Vec::new();
     let request = ringfence_wire::xenstore::Request::GetDomainPath { domain: DomId(1) };
     request.emit(1, 0, &mut message).unwrap();
@@ -340,28 +340,28 @@ fn a_client_that_goes_is_noticed_even_while_it_is_held_up() {
 }
 
 #[test]
-fn a_released_domain_is_cut_off_and_its_client_says_so() {
+fn release_of_domain_ends_its_connection() {
     let hub = Hub::start(Limits::default());
     let mut toolstack = hub.client(0);
     toolstack.watch("@releaseDomain", "gone").unwrap();
     toolstack.watch("@introduceDomain", "new").unwrap();
     for _ in 0..2 {
-        toolstack.wait_event(SOON).unwrap().unwrap();
+        toolstack.wait_event(TIMEOUT).unwrap().unwrap();
     }
     let mut guest = hub.client(4);
     assert!(!guest.is_introduced(DomId(4)).unwrap());
     hub.with(|pump| pump.introduce(DomId(4)));
-    assert_eq!(toolstack.wait_event(SOON).unwrap().unwrap().token, "new");
+    assert_eq!(toolstack.wait_event(TIMEOUT).unwrap().unwrap().token, "new");
     assert!(guest.is_introduced(DomId(4)).unwrap());
     hub.with(|pump| pump.release(DomId(4), Leftovers::Remove));
-    assert_eq!(toolstack.wait_event(SOON).unwrap().unwrap().token, "gone");
+    assert_eq!(toolstack.wait_event(TIMEOUT).unwrap().unwrap().token, "gone");
     assert_eq!(hub.closed().reason, CloseReason::Dropped);
     assert_eq!(guest.read("data").unwrap_err(), StoreError::Closed);
     assert_eq!(guest.read("data").unwrap_err(), StoreError::Broken);
 }
 
 #[test]
-fn connections_of_one_domain_are_bounded() {
+fn connection_above_limit_of_domain_is_refused() {
     let hub = Hub::start(Limits { connections: 1, ..Limits::default() });
     let _first = hub.socket(4);
     let (_ours, theirs) = UnixStream::pair().unwrap();

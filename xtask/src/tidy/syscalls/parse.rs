@@ -1,35 +1,35 @@
-//! Reading the lines.
+//! Parser of the `#syscall` lines.
 
 use super::super::Finding;
 use super::super::tree::Tree;
 
-/// The processes that have a list, and what the table calls them.
+/// Names of the processes that have a list, and their constants in the table.
 pub(super) const WHO: [(&str, &str); 4] =
     [("driver", "DRIVER"), ("frontend", "FRONTEND"), ("uplink", "UPLINK"), ("daemon", "DAEMON")];
 
-/// One call of one line.
+/// One system call of one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) path: String,
     pub(super) line: usize,
-    /// A bit for each of [`WHO`].
+    /// Bit set of the processes, by their index in [`WHO`].
     pub(super) who: u8,
     pub(super) call: String,
-    /// The only architecture that has the call.
+    /// Architecture, if only one has the call.
     pub(super) arch: Option<String>,
-    /// Refused on purpose.
+    /// Set for a call that is refused on purpose.
     pub(super) refused: bool,
-    /// As Rust, in the order written.
+    /// Conditions as Rust expressions, in the order of the line.
     pub(super) when: Vec<String>,
     pub(super) why: String,
 }
 
-/// What follows the mark, if this line is one.
+/// Returns the text after the mark; `None` for other lines.
 pub(super) fn payload(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix("// #syscall ").map(str::trim)
 }
 
-/// All rows of the product's sources, and a finding for each line that cannot be read.
+/// Returns all calls in the product's sources, and a finding for each line that cannot be parsed.
 pub(super) fn all(tree: &Tree) -> (Vec<Row>, Vec<Finding>) {
     let (mut rows, mut findings) = (vec![], vec![]);
     let sources = tree.sources.iter().filter(|(path, _)| path.starts_with("crates/"));
@@ -53,7 +53,7 @@ pub(super) fn all(tree: &Tree) -> (Vec<Row>, Vec<Finding>) {
     (rows, findings)
 }
 
-/// One line, which may name several calls.
+/// Parses one line, which may name several calls.
 fn read(text: &str) -> Result<Vec<Row>, String> {
     let (head, why) = text.split_once(": ").ok_or("needs `: why` at its end")?;
     let why = why.trim().to_owned();
@@ -95,7 +95,7 @@ fn who(text: &str) -> Result<u8, String> {
     })
 }
 
-/// A condition, as Rust.
+/// Translates a condition to a Rust expression.
 fn condition(text: &str) -> Result<String, String> {
     let unreadable = || format!("`{text}` is no condition");
     let (index, rest) = text.split_at_checked(1).ok_or_else(unreadable)?;
@@ -117,7 +117,7 @@ fn condition(text: &str) -> Result<String, String> {
     }
 }
 
-/// A number, or names of the C library's, as Rust of type i32.
+/// Translates a number or names of libc to a Rust expression of type i32.
 fn value(text: &str) -> Result<String, String> {
     let one = |word: &str| {
         let hexadecimal = word.strip_prefix("0x").map(|digits| u32::from_str_radix(digits, 16));
@@ -138,7 +138,7 @@ fn value(text: &str) -> Result<String, String> {
     Ok(text.split('|').map(one).collect::<Result<Vec<_>, String>>()?.join(" | "))
 }
 
-/// Hexadecimal, in groups of four digits.
+/// Formats a hexadecimal number in groups of four digits.
 fn grouped(number: u32, suffix: &str) -> String {
     let (high, low) = (number >> 16, number & 0xffff);
     if high == 0 { format!("{low:#x}{suffix}") } else { format!("{high:#06x}_{low:04x}{suffix}") }
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_read() {
+    fn line_is_parsed_to_one_row_a_call() {
         let rows = read("driver,uplink read,poll@x86_64 1=0x5421 2-PROT_EXEC: why: so").unwrap();
         assert_eq!(rows.len(), 2);
         assert_eq!((rows[0].who, &*rows[0].call, rows[0].arch.as_deref()), (0b101, "read", None));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_become_rust() {
+    fn condition_is_translated_to_rust() {
         for (text, rust) in [
             ("0=AF_INET", "is(0, libc::AF_INET)"),
             ("1&0xf=SOCK_STREAM", "masked(1, 0xf, libc::SOCK_STREAM)"),
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said() {
+    fn malformed_line_is_an_error() {
         for (text, part) in [
             ("all read", "why"),
             ("all read:", "why"),

@@ -1,4 +1,4 @@
-//! The table that the lines make.
+//! Generator of the table of system calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,20 +15,25 @@ use super::syscalls::{
 
 ";
 
-/// Rows that would be one row of the table: those of the same call under the same conditions.
+/// Key of rows that are merged: the same call under the same conditions.
 type Key<'a> = (&'a str, &'a [String], Option<&'a str>);
 
-/// Files that say so, and why.
+/// Files that need the call, with the reason.
 type Origins<'a> = BTreeSet<(&'a str, &'a str)>;
 
-/// The file.
+/// Returns the text of the generated file.
 pub(super) fn render(rows: &[Row]) -> String {
     let mut text = HEAD.to_owned();
     let allowed = rows.iter().filter(|row| !row.refused);
     table(&mut text, "The system calls that are allowed.", "LIST", allowed);
     text.push('\n');
     let refused = rows.iter().filter(|row| row.refused);
-    table(&mut text, "Those that libraries try, and do without.", "REFUSED", refused);
+    table(
+        &mut text,
+        "System calls that libraries try, and that are refused: the libraries have another way.",
+        "REFUSED",
+        refused,
+    );
     text
 }
 
@@ -61,8 +66,8 @@ fn names(who: u8) -> String {
     among.map(|(_, (_, name))| *name).collect::<Vec<_>>().join(" | ")
 }
 
-/// Conditions that do nothing, since the call is allowed without them to the same process; and calls
-/// both refused and allowed.
+/// Returns findings for conditions without effect, because the same process may make the call without them,
+/// and for calls that are both refused and allowed.
 pub(super) fn idle_conditions(rows: &[Row]) -> Vec<Finding> {
     let mut findings = vec![];
     for row in rows {
@@ -71,7 +76,7 @@ pub(super) fn idle_conditions(rows: &[Row]) -> Vec<Finding> {
             && let Some(free) = rows.iter().filter(same).find(|r| r.when.is_empty() && !r.refused)
         {
             let message = format!(
-                "`#syscall`: the conditions on {} do nothing: {}:{} allows it without",
+                "`#syscall`: the conditions on {} have no effect: {}:{} allows it without them",
                 row.call, free.path, free.line
             );
             findings.push(Finding::at(&row.path, row.line, message));
@@ -107,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_one_call_under_the_same_conditions_become_one() {
+    fn rows_with_same_call_and_conditions_are_merged() {
         let rows = [
             row("crates/b.rs", 0b10, "read", &[], "disks"),
             row("crates/a.rs", 0b01, "read", &[], "frames"),
@@ -131,7 +136,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND, libc::SYS_read, &[]),
 ];
 
-/// Those that libraries try, and do without.
+/// System calls that libraries try, and that are refused: the libraries have another way.
 #[rustfmt::skip]
 pub(super) const REFUSED: &[Allowed] = &[
     // a.rs: tried
@@ -142,7 +147,7 @@ pub(super) const REFUSED: &[Allowed] = &[
     }
 
     #[test]
-    fn what_does_nothing_is_found() {
+    fn condition_without_effect_is_a_finding() {
         let free = row("crates/a.rs", 0b11, "ioctl", &[], "x");
         let narrow = row("crates/b.rs", 0b10, "ioctl", &["is(1, 2)"], "x");
         let of_another = row("crates/b.rs", 0b100, "ioctl", &["is(1, 2)"], "x");

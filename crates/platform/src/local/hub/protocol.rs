@@ -168,7 +168,7 @@ impl Message {
     }
 }
 
-/// Results of [`receive`].
+/// Outcomes of a call of [`receive`].
 pub(crate) enum Received {
     /// Message with its descriptors.
     Message(Message, Descriptors),

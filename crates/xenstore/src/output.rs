@@ -1,9 +1,9 @@
-//! Output that a connection has not read yet.
+//! Output queue of one connection: replies and events that the peer has not read.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
-/// What a queued message costs beside its bytes.
+/// Cost of a queued message in addition to its bytes.
 const OVERHEAD: usize = 64;
 
 #[derive(Debug)]
@@ -21,31 +21,31 @@ impl Message {
     }
 }
 
-/// Whole messages in the order they go out. Equal watch events that wait at the same time are one
-/// (XSA-349): whoever reads it looks at the store afterwards, and so sees every change before.
+/// Queue of whole messages in the order of sending. Equal watch events that wait at the same time are
+/// merged (XSA-349): the reader of an event reads the store afterwards, so it sees every earlier change.
 #[derive(Default, Debug)]
-pub struct Outbox {
+pub struct OutputQueue {
     queue: VecDeque<Message>,
-    /// The events in `queue`.
+    /// Events in `queue`, to find equal ones.
     events: HashSet<Arc<[u8]>>,
-    /// Cost of `queue`.
+    /// Total cost of the messages in `queue`.
     cost: usize,
-    /// Bytes of the first message that went out already.
+    /// Number of bytes of the first message that were sent.
     sent: usize,
 }
 
-impl Outbox {
-    /// What waits, in bytes, with an overhead for each message.
+impl OutputQueue {
+    /// Returns the cost of the waiting messages: their bytes, and an overhead for each message.
     pub fn cost(&self) -> usize {
         self.cost
     }
 
-    /// Whether nothing waits.
+    /// Returns `true` if no message waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Copies the next bytes to go out into `buffer`, and returns how many. They stay queued until
+    /// Copies the next bytes to send into `buffer` and returns their number. The bytes stay queued until
     /// [`advance`](Self::advance).
     pub fn peek(&self, buffer: &mut [u8]) -> usize {
         let mut filled = 0;
@@ -63,7 +63,7 @@ impl Outbox {
         filled
     }
 
-    /// Says that the next `count` bytes went out. A count beyond what waits empties the outbox.
+    /// Removes the next `count` bytes, which were sent. A larger count than waits empties the queue.
     pub fn advance(&mut self, mut count: usize) {
         while let Some(message) = self.queue.front() {
             let rest = message.bytes().len() - self.sent;
@@ -85,7 +85,7 @@ impl Outbox {
         self.push(Message::Reply(bytes));
     }
 
-    /// Queues an event; `false` if an equal one waits already.
+    /// Queues an event. Returns `false` if an equal event waits already.
     pub(super) fn push_event(&mut self, bytes: &[u8]) -> bool {
         if self.events.contains(bytes) {
             return false;
@@ -107,34 +107,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_out_in_order_whatever_the_pieces() {
-        let mut outbox = Outbox::default();
-        outbox.push_reply(b"reply".to_vec());
-        assert!(outbox.push_event(b"event"));
-        outbox.push_reply(b"more".to_vec());
+    fn bytes_are_peeked_in_order_in_pieces_of_any_size() {
+        let mut output = OutputQueue::default();
+        output.push_reply(b"reply".to_vec());
+        assert!(output.push_event(b"event"));
+        output.push_reply(b"more".to_vec());
         let mut seen = Vec::new();
-        while !outbox.is_empty() {
+        while !output.is_empty() {
             let mut piece = [0; 3];
-            let filled = outbox.peek(&mut piece);
+            let filled = output.peek(&mut piece);
             let taken = filled.min(2);
             seen.extend_from_slice(&piece[..taken]);
-            outbox.advance(taken);
+            output.advance(taken);
         }
         assert_eq!(seen, b"replyeventmore");
-        assert_eq!(outbox.cost(), 0);
+        assert_eq!(output.cost(), 0);
     }
 
     #[test]
-    fn xsa_349_equal_events_that_wait_are_one() {
-        let mut outbox = Outbox::default();
-        assert!(outbox.push_event(b"a"));
-        assert!(outbox.push_event(b"b"));
-        let cost = outbox.cost();
+    fn xsa_349_equal_waiting_events_are_merged() {
+        let mut output = OutputQueue::default();
+        assert!(output.push_event(b"a"));
+        assert!(output.push_event(b"b"));
+        let cost = output.cost();
         for _ in 0..1000 {
-            assert!(!outbox.push_event(b"a"));
+            assert!(!output.push_event(b"a"));
         }
-        assert_eq!(outbox.cost(), cost);
-        outbox.advance(1);
-        assert!(outbox.push_event(b"a"), "it was read, so a new one counts again");
+        assert_eq!(output.cost(), cost);
+        output.advance(1);
+        assert!(output.push_event(b"a"), "the first one was sent in full, so a new one is queued");
     }
 }

@@ -1,4 +1,4 @@
-//! Guests on a switch of their own, and what the processes behind them hold.
+//! Testbed of the soak tests: guests on their own switch, and the resources of their processes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -7,45 +7,45 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal};
 
-/// How long a guest may take to be there.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the start of a guest.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A runtime directory of its own, and a directory in which commands run.
-pub(super) struct Stage {
+/// Runtime directory and working directory of the guests.
+pub(super) struct Testbed {
     program: PathBuf,
     mode: String,
     directory: PathBuf,
 }
 
-/// A guest. It is ended when this is dropped.
+/// Running guest. Its launcher is killed on drop.
 pub(super) struct Guest {
     pub(super) launcher: Child,
 }
 
-/// A process, by number.
+/// Process, by its id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process(u32);
 
-impl Stage {
-    pub(super) fn new(program: PathBuf, mode: String) -> anyhow::Result<Stage> {
+impl Testbed {
+    pub(super) fn new(program: PathBuf, mode: String) -> anyhow::Result<Testbed> {
         let name = format!("ringfence-soak-{}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory)
             .with_context(|| format!("cannot make {}", directory.display()))?;
-        Ok(Stage { program, mode, directory })
+        Ok(Testbed { program, mode, directory })
     }
 
-    /// A file in the directory in which commands run.
+    /// Returns the path of a file in the working directory.
     pub(super) fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// What the guests are, for people.
+    /// Returns the program and mode of the guests, for the output.
     pub(super) fn describe(&self) -> String {
         format!("{}, mode {}", self.program.display(), self.mode)
     }
 
-    /// `ringfence run -q OPTIONS -- COMMAND`, standard output in a pipe.
+    /// Starts `ringfence run -q OPTIONS -- COMMAND` with standard output in a pipe.
     pub(super) fn start(&self, options: &[&str], command: &[&str]) -> anyhow::Result<Guest> {
         let launcher = Command::new(&self.program)
             .args(["run", "-q", "--uplink", "none", "--switch", "soak", "--mode", &self.mode])
@@ -61,20 +61,20 @@ impl Stage {
         Ok(Guest { launcher })
     }
 
-    /// As [`Stage::start`], and waits for the end; returns standard output.
+    /// Runs a command as [`Testbed::start`] does, waits for its end and returns standard output.
     pub(super) fn run(&self, options: &[&str], command: &[&str]) -> anyhow::Result<String> {
         let mut guest = self.start(options, command)?;
-        let mut said = String::new();
+        let mut output = String::new();
         if let Some(mut stdout) = guest.launcher.stdout.take() {
-            std::io::Read::read_to_string(&mut stdout, &mut said)?;
+            std::io::Read::read_to_string(&mut stdout, &mut output)?;
         }
         let status = guest.launcher.wait()?;
         anyhow::ensure!(status.success(), "`{}` in a guest: {status}", command.join(" "));
-        Ok(said)
+        Ok(output)
     }
 }
 
-impl Drop for Stage {
+impl Drop for Testbed {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
             eprintln!("{} stays: {error}", self.directory.display());
@@ -83,10 +83,10 @@ impl Drop for Stage {
 }
 
 impl Guest {
-    /// The process `ringfence internal ROLE` of this guest, or of the driver domain where it was
-    /// the first on its switch.
+    /// Returns the process `ringfence internal ROLE` of this guest. The first guest on a switch also started
+    /// the driver domain.
     pub(super) fn process(&mut self, role: &str) -> anyhow::Result<Process> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + START_TIMEOUT;
         while Instant::now() < deadline {
             if let Some(status) = self.launcher.try_wait()? {
                 bail!("a guest ended too early: {status}");
@@ -99,7 +99,7 @@ impl Guest {
         bail!("a guest has no process `{role}`")
     }
 
-    /// Ends it and waits.
+    /// Terminates the guest and waits for its end.
     pub(super) fn end(mut self) -> anyhow::Result<ExitStatus> {
         rustix::process::kill_process(Pid::from_child(&self.launcher), Signal::TERM)?;
         Ok(self.launcher.wait()?)
@@ -108,7 +108,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // When it has ended already there is nothing to be done.
+        // Fails if the guest has ended already, which is no error.
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
     }
@@ -127,21 +127,20 @@ impl Process {
         children.map(Process).find_map(|child| child.find_below(role))
     }
 
-    /// Sends a signal.
+    /// Sends a signal to the process.
     pub(super) fn signal(self, signal: Signal) -> anyhow::Result<()> {
         let id = i32::try_from(self.0).ok().and_then(Pid::from_raw).context("process id")?;
         Ok(rustix::process::kill_process(id, signal)?)
     }
 
-    /// Its open descriptors; `None` for whoever may not look.
+    /// Returns the number of open descriptors; `None` without permission to count them.
     pub(super) fn descriptors(self) -> Option<u64> {
         let entries = std::fs::read_dir(Path::new("/proc").join(self.0.to_string()).join("fd"));
         u64::try_from(entries.ok()?.count()).ok()
     }
 
-    /// Its memory in RAM, in KiB: all of it, and what is its own alone. The rest is the program's
-    /// file and arenas, which are bounded: pages of them come in as they are used for the first
-    /// time.
+    /// Returns the resident memory in KiB: all of it, and the private part. The rest is the program's file and
+    /// arenas. It is bounded, but grows when their pages are used for the first time.
     pub(super) fn memory(self) -> Option<(u64, u64)> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
         let field = |name: &str| -> Option<u64> {
