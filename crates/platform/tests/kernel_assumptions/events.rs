@@ -17,7 +17,7 @@ fn sockets() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
 }
 
-/// Receives what is in the socket. Waits up to a minute for data or the end of file.
+/// Receives the data in the socket. Waits up to a minute for data or the end of file.
 fn receive_within_a_minute(end: &OwnedFd) -> Result<usize, Errno> {
     let timeout = Timespec { tv_sec: 60, tv_nsec: 0 };
     let ready = poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&timeout));

@@ -152,7 +152,7 @@ fn remap(page: Mapped, double: bool) -> Mapped {
     };
     assert_eq!(target.cast(), room);
     if double {
-        // SAFETY: it is still mapped, and nobody's.
+        // SAFETY: the page is mapped, and nothing else owns it.
         drop(unsafe { Mapped::adopt(start, len) });
     }
     // SAFETY: the page was moved or doubled here.
