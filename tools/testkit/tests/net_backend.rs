@@ -406,7 +406,7 @@ fn event_storm_and_full_channel_leave_frontend_running() {
     check_device_works(&mut backend);
 }
 
-/// Checks a backend that claims to use every page for ever. The frontend revokes the pages by force: the
+/// Checks a backend that never releases a page. The frontend revokes the pages by force: the
 /// backend cannot read their content, and the frontend does not lend them again until the backend has
 /// released them.
 #[test]

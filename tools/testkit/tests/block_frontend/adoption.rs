@@ -59,7 +59,7 @@ impl HeldDisk {
         rustix::io::write(&*self.event, &1u64.to_ne_bytes()).unwrap();
         let begun = Instant::now();
         while *self.life.lock().unwrap() != Life::Dead {
-            assert!(begun.elapsed() < Duration::from_secs(60), "nobody asks");
+            assert!(begun.elapsed() < Duration::from_secs(60), "no thread polls the disk");
             std::thread::yield_now();
         }
     }
@@ -68,7 +68,7 @@ impl HeldDisk {
     fn wait_until_held(&self, count: usize) {
         let begun = Instant::now();
         while self.waiting.lock().unwrap().len() < count {
-            assert!(begun.elapsed() < Duration::from_secs(60), "not as many requests");
+            assert!(begun.elapsed() < Duration::from_secs(60), "fewer requests than expected");
             std::thread::yield_now();
         }
     }
@@ -77,7 +77,7 @@ impl HeldDisk {
     fn wait_until_begun(&self, count: usize) {
         let since = Instant::now();
         while self.begun.lock().unwrap().len() < count {
-            assert!(since.elapsed() < Duration::from_secs(60), "not as many requests");
+            assert!(since.elapsed() < Duration::from_secs(60), "fewer requests than expected");
             std::thread::yield_now();
         }
     }
@@ -300,10 +300,7 @@ fn device_closed_under_load_waits_for_disk_without_blocking_caller() {
     front.enter(XenbusState::Closing);
     let begun = Instant::now();
     stage.look(front.vbd);
-    assert!(
-        begun.elapsed() < Duration::from_secs(5),
-        "whoever looks after others too did not wait"
-    );
+    assert!(begun.elapsed() < Duration::from_secs(5), "the look waited for the disk");
     // The page is still mapped: the disk may still write to it.
     assert_eq!(stage.state(front.vbd), XenbusState::Connected, "no state says it is not");
     let values = stage.platform.counters().values();
