@@ -33,3 +33,7 @@ pub mod staging;
 pub mod window;
 
 pub use page_access::{Mode, PageAccess, ReadData, ReadRange, Source, UnknownMode, WriteBatch};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -26,3 +26,7 @@ pub mod blkback;
 pub mod blkfront;
 pub mod storage;
 pub mod vbd;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -36,3 +36,7 @@ pub mod testing;
 pub use batch::{Batch, BatchError, FrameView, SegmentView};
 pub use counters::{DropReason, PortCounters};
 pub use port::{ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, Received, Transmitted};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

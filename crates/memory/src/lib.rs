@@ -23,6 +23,19 @@
 //! A [`Uring`] starts asynchronous I/O. It holds the slices of each operation until the kernel has completed
 //! it.
 //!
+//! # Example
+//!
+//! ```
+//! use ringfence_memory::Mapping;
+//!
+//! let page = Mapping::private(4096)?.lent(); // a page of a peer comes from `Mapping::new`
+//! page.copy_from(16, b"request")?;
+//! let request = page.fetch::<7>(16)?.into_unchecked(); // fetched once; validate before use
+//! assert_eq!(&request, b"request");
+//! assert!(page.copy_from(4090, &request).is_err()); // out of range: an error, no panic
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Memory that a device reaches by address
 //!
 //! Kernel vhost takes addresses, not slices. Safe code cannot construct a [`DeviceRange`] from a number. Only a
@@ -43,3 +56,7 @@ pub use uring::{Completion, Uring};
 
 /// Page size in bytes of ring protocols and grants, independent of the operating system (`ring.h`).
 pub const PAGE_SIZE: usize = 4096;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -22,3 +22,7 @@ mod offered;
 mod prefetch;
 pub mod rules;
 pub mod vif;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

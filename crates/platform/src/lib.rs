@@ -418,3 +418,7 @@ impl PlatformError {
         PlatformError::System { what, source: source.into() }
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

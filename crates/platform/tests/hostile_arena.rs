@@ -1,5 +1,5 @@
-//! Arenas that break the rules. The hub keeps none of them, and a grantee that was handed one all the
-//! same would not map it. What keeps the rules keeps them for good: the seals see to it.
+//! Arenas that break the rules. The hub refuses each of them, and a grantee that received one anyway would
+//! not map it. An accepted arena cannot be changed later, because its files are sealed.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -41,12 +41,12 @@ impl Scene {
     }
 }
 
-/// What is put in the place of a file, given the file that belongs there and its size.
+/// Constructor of a file that replaces the correct file of `u64` bytes.
 type Substitute = fn(&OwnedFd, u64) -> OwnedFd;
 
 struct Case {
     name: &'static str,
-    /// Roles it is tried in: writable pages, read-only pages, table, status words.
+    /// Roles in which the file is tried: writable pages, read-only pages, table, status words.
     roles: &'static [usize],
     rule: &'static str,
     substitute: Substitute,
@@ -115,7 +115,7 @@ const CASES: &[Case] = &[
         substitute: |_, bytes| memfd(bytes - 4096, SEALS).unwrap(),
     },
     Case {
-        name: "an octet too short",
+        name: "a byte too short",
         roles: ALL,
         rule: "arena_size",
         substitute: |_, bytes| memfd(bytes - 1, SEALS).unwrap(),
@@ -175,15 +175,15 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// What the grantee's own check says, whatever the hub did.
-fn grantee_says(arena: RawArena) -> Result<(), ArenaFault> {
+/// Validates the arena as a grantee does, without regard to the hub's result.
+fn verify_as_grantee(arena: RawArena) -> Result<(), ArenaFault> {
     let [writable, read_only, table, status] = arena.handed_over;
     ArenaFiles { writable, read_only, table, status }.verify(SHAPE)
 }
 
 #[test]
-fn each_file_that_breaks_a_rule_is_refused_under_its_name() {
-    alone("each_file_that_breaks_a_rule_is_refused_under_its_name", || {
+fn arena_file_that_breaks_rule_is_refused_and_counted() {
+    alone("arena_file_that_breaks_rule_is_refused_and_counted", || {
         let scene = Scene::new();
         let mut domain = scene.domain();
         let before = descriptors();
@@ -197,18 +197,18 @@ fn each_file_that_breaks_a_rule_is_refused_under_its_name() {
                 assert_eq!(refused, Some(8), "{name}, role {role}");
                 let faults = scene.hub.faults();
                 assert_eq!(faults[rule], counted + 1, "{name}, role {role}: {faults:?}");
-                let fault = grantee_says(arena).unwrap_err();
+                let fault = verify_as_grantee(arena).unwrap_err();
                 assert_eq!(fault.kind(), *rule, "{name}, role {role}: {fault}");
             }
         }
-        assert!(descriptors_settled(before) <= before, "some were kept");
+        assert!(descriptors_settled(before) <= before, "the hub kept descriptors");
         domain.lend(DomId(0), &RawArena::new(SHAPE).unwrap()).unwrap();
     });
 }
 
-/// A hugetlb memfd takes the same seals. The system lets one be made without a huge page to back it.
+/// A hugetlb memfd accepts the same seals. The kernel creates one even if no huge page is available.
 #[test]
-fn an_arena_of_huge_pages_is_refused() {
+fn arena_of_huge_pages_is_refused() {
     let scene = Scene::new();
     let mut domain = scene.domain();
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
@@ -219,7 +219,7 @@ fn an_arena_of_huge_pages_is_refused() {
             return;
         }
     };
-    // 512 pages are one huge page on x86-64; where they are not, the size is refused by the kernel.
+    // 512 pages are one huge page on x86-64; on other machines the kernel refuses the size.
     let bytes = file_bytes(SHAPE)[0];
     if let Err(error) = rustix::fs::ftruncate(&file, bytes) {
         eprintln!("SKIPPED: a huge page is no divisor of {bytes} bytes here ({error})");
@@ -230,12 +230,12 @@ fn an_arena_of_huge_pages_is_refused() {
     arena.handed_over[0] = file;
     assert_eq!(domain.lend(DomId(0), &arena).unwrap_err().refused(), Some(8));
     assert_eq!(scene.hub.faults()["arena_file_system"], 1);
-    assert_eq!(grantee_says(arena).unwrap_err().kind(), "arena_file_system");
+    assert_eq!(verify_as_grantee(arena).unwrap_err().kind(), "arena_file_system");
 }
 
-/// What was accepted cannot be turned into what would not have been.
+/// Checks that a peer can neither add a seal nor change the size.
 #[test]
-fn an_arena_that_was_accepted_stays_as_it_is() {
+fn accepted_arena_refuses_new_seals_and_sizes() {
     let arena = RawArena::new(SHAPE).unwrap();
     for file in &arena.handed_over {
         for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE, SealFlags::SEAL] {
@@ -245,12 +245,12 @@ fn an_arena_that_was_accepted_stays_as_it_is() {
             assert!(rustix::fs::ftruncate(file, bytes).is_err(), "truncated to {bytes}");
         }
     }
-    assert_eq!(grantee_says(arena), Ok(()));
+    assert_eq!(verify_as_grantee(arena), Ok(()));
 }
 
-/// Shapes that no side maps.
+/// Checks shapes that neither the hub nor a grantee accepts.
 #[test]
-fn shapes_out_of_bounds_are_refused() {
+fn arena_shape_out_of_bounds_is_refused() {
     let scene = Scene::new();
     let mut domain = scene.domain();
     for shape in [
@@ -269,7 +269,7 @@ fn shapes_out_of_bounds_are_refused() {
     }
 }
 
-/// A granter that writes its table by hand, and its grantee.
+/// Granter that writes its table by hand, and its grantee.
 struct Pair {
     hub: HubHandle,
     _back: LocalPlatform,
@@ -297,9 +297,9 @@ impl Pair {
     }
 }
 
-/// Statuses are the conformance suite's affair; here is what only a table written by hand can say.
+/// Checks statuses that only a hand-written table can cause; the conformance suite checks the others.
 #[test]
-fn a_grantee_reaches_what_the_table_names_and_nothing_else() {
+fn use_of_invalid_table_entry_is_refused_and_leaves_no_use() {
     let mut pair = Pair::new();
     let permit = flags::PERMIT_ACCESS;
     let entry = RawGrantEntry::from_fields;
@@ -322,12 +322,12 @@ fn a_grantee_reaches_what_the_table_names_and_nothing_else() {
         list.write(Gref(100), 0, &[1; 16]).unwrap();
         pair.grantee.copy(list);
         assert_eq!(ops.statuses(), [status], "{entry:?}");
-        assert_eq!(pair.arena.status(100), 0, "no use is left behind");
+        assert_eq!(pair.arena.status(100), 0, "a use is left");
     }
 }
 
 #[test]
-fn xsa_361_one_bad_page_of_a_batch_leaves_the_others_as_they_are() {
+fn xsa_361_map_batch_with_one_bad_grant_maps_other_grants() {
     let mut pair = Pair::new();
     pair.arena.grant(101, DomId(0), 7, false);
     let (good, bad) = ((Gref(101), Access::ReadWrite), (Gref(100), Access::ReadWrite));
@@ -338,5 +338,5 @@ fn xsa_361_one_bad_page_of_a_batch_leaves_the_others_as_they_are() {
     mapped[0].as_ref().unwrap().copy_from(0, b"shared").unwrap();
     assert_eq!(pair.arena.writable(7).unwrap().fetch::<6>(0).unwrap().into_unchecked(), *b"shared");
     drop(mapped);
-    assert_eq!(pair.arena.status(101), 0, "each was let go of once (XSA-371)");
+    assert_eq!(pair.arena.status(101), 0, "each grant was released once (XSA-371)");
 }

@@ -23,6 +23,32 @@
 //! answers requests out of order and survives its own crash.
 //!
 //! The code is generic over [`RingMemory`], so that the same code runs on lent memory and in loom.
+//!
+//! # Example
+//!
+//! ```
+//! use ringfence_memory::LentSlice;
+//! use ringfence_ring::{BackRing, FrontRing, RingLayout, RingPages};
+//!
+//! let layout = RingLayout::new(4096, 12, 4, 4).unwrap(); // netif's TX ring: 256 entries
+//! let page = LentSlice::anonymous(4096); // both ends map this page
+//! let mut front = FrontRing::init(RingPages::new(page.clone(), 4096)?, layout);
+//! let mut back = BackRing::attach(RingPages::new(page, 4096)?, layout);
+//!
+//! assert!(front.request(b"twelve bytes"));
+//! let notify = front.publish(); // `true`: send an event to the backend
+//! assert!(notify);
+//! assert_eq!(back.unconsumed()?, 1); // a producer index beyond the ring is an error
+//! let request = back.request::<12>(0).into_unchecked(); // private copy, not yet validated
+//! assert_eq!(&request, b"twelve bytes");
+//! back.consume(1);
+//! back.respond(b"done");
+//! back.publish();
+//! assert_eq!(front.unconsumed()?, 1);
+//! assert_eq!(&front.response::<4>(0).into_unchecked(), b"done");
+//! front.consume(1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod any_order;
 mod back;
@@ -126,3 +152,7 @@ pub struct ProducerOverflow {
 pub fn passes_event(old: u32, new: u32, event: u32) -> bool {
     new.wrapping_sub(event) < new.wrapping_sub(old)
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -151,3 +151,7 @@ mod tests {
         assert_eq!(Ending::Unknown.exit_status(), STATUS_FAILED);
     }
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -20,3 +20,7 @@ pub mod rules;
 pub mod socket;
 pub mod tap;
 pub mod vhost;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

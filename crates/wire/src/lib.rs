@@ -13,6 +13,24 @@
 //! before it is parsed (XSA-155).
 //!
 //! All integers are little endian, except those exchanged with the kernel ([`vhost`]).
+//!
+//! # Example
+//!
+//! A chain of TX slots that a hostile frontend wrote:
+//!
+//! ```
+//! use ringfence_wire::grant::Gref;
+//! use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
+//! use ringfence_wire::netif::{TxFlags, TxRequest};
+//!
+//! let slot = TxRequest { gref: Gref(9), offset: 4000, flags: TxFlags::NONE, id: 1, size: 200 };
+//! let ring = [slot.to_bytes()];
+//! let mut chain = TxChain::new(256);
+//! let parser = TxChainParser::new(256);
+//! let outcome = parser.next(1, &mut |index| ring[index as usize], &mut chain);
+//! let TxOutcome::Refused(rule) = outcome else { panic!("{outcome:?}") };
+//! assert_eq!(rule.label(), "tx_crosses_page"); // the packet is lost, the ring stays in step
+//! ```
 
 pub mod blkif;
 pub mod decimal;
@@ -27,3 +45,7 @@ pub mod vhost;
 pub mod virtio;
 pub mod xenbus;
 pub mod xenstore;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

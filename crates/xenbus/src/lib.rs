@@ -7,6 +7,23 @@
 //!
 //! A backend or frontend reads a view by its end, passes it to [`steps`], carries out the step and
 //! repeats, at most [`end::STEPS_MAX`] times per look.
+//!
+//! ```
+//! use ringfence_wire::xenbus::XenbusState;
+//! use ringfence_xenbus::steps::{BackendStep, BackendView, backend_step};
+//!
+//! let view = BackendView {
+//!     own: XenbusState::InitWait,
+//!     peer: Some(XenbusState::Initialised),
+//!     attached: false,
+//!     online: true,
+//!     penalized: false,
+//! };
+//! assert_eq!(backend_step(view), BackendStep::Connect);
+//! // Once connected, the same state of the frontend requires nothing more.
+//! let view = BackendView { own: XenbusState::Connected, attached: true, ..view };
+//! assert_eq!(backend_step(view), BackendStep::Wait);
+//! ```
 
 pub mod end;
 #[doc(hidden)]
@@ -14,3 +31,7 @@ pub mod end;
 pub mod fuzzing;
 pub mod steps;
 pub mod toolstack;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

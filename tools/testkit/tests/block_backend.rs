@@ -1,4 +1,4 @@
-//! A backend that breaks the rules costs its connection, and no request.
+//! Hostile block backends: a rule violation ends the connection, and no request is lost.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -27,14 +27,14 @@ const GEOMETRY: Geometry = Geometry {
     rotational: false,
 };
 
-/// The hostile side of a connection: the ring's page and the channel.
+/// Hostile end of a connection: the mapped ring page and the event channel.
 struct Back {
     ring: LentSlice,
     channel: LocalChannel,
 }
 
 impl Back {
-    /// The identifier and operation of the request at a slot.
+    /// Returns the id and the operation of the request in a slot.
     fn request(&self, slot: usize) -> (u64, u8) {
         let bytes: [u8; 112] = self.ring.fetch(64 + 112 * slot).unwrap().into_unchecked();
         (u64::from_le_bytes(bytes[8..16].try_into().unwrap()), bytes[0])
@@ -54,7 +54,7 @@ impl Back {
 
 type Front = FrontDisk<LocalGranter, LocalChannel>;
 
-/// Connects a frontend's disk to a backend that does nothing by itself.
+/// Connects a frontend's disk to a backend that acts only when the test calls it.
 fn connect(stage: &Stage, guest: &LocalPlatform, disk: &Front, offer: &Offer) -> Back {
     let granter = guest.granter(DomId(0)).unwrap();
     let setup = RingSetup::new(granter, guest.alloc_unbound(DomId(0)).unwrap(), 1).unwrap();
@@ -68,14 +68,14 @@ fn connect(stage: &Stage, guest: &LocalPlatform, disk: &Front, offer: &Offer) ->
 }
 
 #[test]
-fn answers_to_what_was_not_asked_end_the_connection_and_no_request() {
+fn unexpected_response_ends_connection_and_keeps_request() {
     let stage = Stage::new();
     let guest = stage.join(256);
     let rules = rules_for(&GEOMETRY, &BlkbackOptions::default());
     let offer = Offer { geometry: GEOMETRY, rules, handle: 0 };
-    let (told, broken) = channel();
+    let (notify, broken) = channel();
     let counters: Arc<RuleCounters> = Arc::default();
-    let on_broken = Arc::new(move || told.send(()).unwrap());
+    let on_broken = Arc::new(move || notify.send(()).unwrap());
     let options = BlkfrontOptions::default();
     let disk = Front::new(&offer, options, 1, Arc::clone(&counters), on_broken);
     let mut queue = disk.queue(4).unwrap();
@@ -91,7 +91,7 @@ fn answers_to_what_was_not_asked_end_the_connection_and_no_request() {
             back.publish(1);
         }),
         ("front_response_foreign_id", |back| {
-            // The same place, another generation: one that was answered before.
+            // The same index with another generation, as in an earlier answered request.
             let (id, operation) = back.request(0);
             back.answer(0, id ^ (1 << 32), operation);
             back.publish(1);
@@ -112,7 +112,7 @@ fn answers_to_what_was_not_asked_end_the_connection_and_no_request() {
         queue.reap(&mut done);
         assert!(done.is_empty(), "{rule}: nothing was answered");
         assert_eq!(counters.get(rule), before + 1);
-        assert!(broken.try_recv().is_ok(), "{rule}: the owner is told");
+        assert!(broken.try_recv().is_ok(), "{rule}: the owner is not notified");
         assert!(!disk.is_attached());
         drop(back);
         disk.detach();

@@ -1,8 +1,8 @@
-//! Disks on real devices and real file systems: a loop device, one that shrinks, one with bad sectors, file
-//! systems that are full, files with holes. What goes wrong reaches the guest as an error, nothing hangs,
-//! and nothing is acknowledged that was not done.
+//! Disks on real devices and real file systems: a loop device, a device that shrinks, one with bad
+//! sectors, full file systems, sparse files. Each fault reaches the guest as an error, no request hangs,
+//! and the backend acknowledges only requests that were carried out.
 //!
-//! Only root may make devices and mount file systems.
+//! Only root may create devices and mount file systems.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -25,7 +25,7 @@ use ringfence_testkit::block::{Guest, Stage};
 
 use support::{find, run, skip};
 
-/// Why this test cannot be run by this user or in this container.
+/// Returns the reason why this user or this container cannot run the test.
 fn missing(programs: &[(&str, &str)]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("only root may do what this test does".to_owned());
@@ -45,7 +45,7 @@ macro_rules! require {
     };
 }
 
-/// A loop device, detached when dropped.
+/// Loop device. Dropping the value detaches it.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -66,7 +66,7 @@ impl Drop for Loop {
     }
 }
 
-/// A mounted file system, unmounted when dropped.
+/// Mounted file system. Dropping the value unmounts it.
 struct Mount(PathBuf);
 
 impl Mount {
@@ -91,15 +91,15 @@ impl Drop for Mount {
     }
 }
 
-/// A device of which the second half is bad.
+/// Device whose second half fails.
 struct HalfBad {
     mapped: Option<String>,
     device: Loop,
 }
 
 impl HalfBad {
-    /// By the kernel's device mapper where there is one; else a loop device whose file was cut short,
-    /// which it finds out with each request.
+    /// Uses the kernel's device mapper if it is available. Otherwise the file of a loop device is truncated,
+    /// which the device detects with each request.
     fn of(file: &Path, bytes: u64) -> HalfBad {
         let device = Loop::of(file, 512);
         let (half, name) = (bytes / 1024, format!("ringfence-test-{}", std::process::id()));
@@ -126,21 +126,21 @@ impl Drop for HalfBad {
     }
 }
 
-/// A file of holes.
+/// Creates a sparse file of `bytes` bytes.
 fn sparse(path: &Path, bytes: u64) -> File {
     let file = File::options().create(true).read(true).write(true).truncate(true).open(path);
     file.as_ref().unwrap().set_len(bytes).unwrap();
     file.unwrap()
 }
 
-/// The engines that this kernel has.
+/// Returns the engines that this kernel supports.
 fn engines(path: &Path) -> Vec<Engine> {
     let options = FileOptions { engine: Engine::IoUring, ..FileOptions::default() };
     let uring = FileDisk::open(path, &options).unwrap().queue(1).is_ok();
     if uring { vec![Engine::IoUring, Engine::Threads] } else { vec![Engine::Threads] }
 }
 
-/// The disk as a guest has it, with everything between.
+/// Disk that a guest reaches through blkfront, a ring and blkback.
 struct Served {
     guest: Guest,
     _stage: Stage,
@@ -158,9 +158,9 @@ impl Served {
     }
 }
 
-/// Random I/O of a disk of which some fails; each answer is checked, and at the end all that the disk
-/// holds. Returns how many rounds ended by a failure.
-fn endure(disk: &dyn Disk, rounds: u64) -> u64 {
+/// Checks random I/O on a disk with faults: each result, and at the end all of the disk's content.
+/// Returns the number of rounds that ended with a failure.
+fn check_faulty_disk(disk: &dyn Disk, rounds: u64) -> u64 {
     let mut checker = Checker::new();
     let mut driver = Driver::new(disk.queue(16).unwrap());
     let mut running = Workload::new(21).start(disk);
@@ -182,7 +182,7 @@ fn endure(disk: &dyn Disk, rounds: u64) -> u64 {
 }
 
 #[test]
-fn a_block_device_conforms_with_sectors_of_either_size() {
+fn block_device_with_512_or_4096_byte_sectors_conforms() {
     require!("losetup" of "mount");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backing");
@@ -213,7 +213,7 @@ fn a_block_device_conforms_with_sectors_of_either_size() {
 }
 
 #[test]
-fn a_device_that_shrinks_fails_what_is_gone_and_serves_what_is_left() {
+fn io_beyond_end_of_shrunk_device_fails_and_rest_is_served() {
     require!("losetup" of "mount");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backing");
@@ -224,25 +224,29 @@ fn a_device_that_shrinks_fails_what_is_gone_and_serves_what_is_left() {
         let served = Served::new(FileDisk::open(&device.0, &options).unwrap());
         let mut driver = served.driver();
         driver.write(6 << 20, &[1; 4096]).unwrap();
-        for told in [false, true] {
-            // First its file is cut, then the device is told.
-            if told {
+        for announced in [false, true] {
+            // First the file is truncated; then the device learns its new capacity.
+            if announced {
                 run("losetup", &["--set-capacity", device.path()]);
             } else {
                 file.set_len(4 << 20).unwrap();
             }
-            assert_eq!(driver.read(6 << 20, 4096), Err(libc::EIO), "told: {told}");
-            assert_eq!(driver.read((4 << 20) - 4096, 8192), Err(libc::EIO), "told: {told}");
+            assert_eq!(driver.read(6 << 20, 4096), Err(libc::EIO), "announced: {announced}");
+            assert_eq!(
+                driver.read((4 << 20) - 4096, 8192),
+                Err(libc::EIO),
+                "announced: {announced}"
+            );
             driver.write(1 << 20, &[2; 4096]).unwrap();
             assert_eq!(driver.read(1 << 20, 4096), Ok(vec![2; 4096]));
             assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
         }
-        assert_eq!(driver.write(6 << 20, &[3; 4096]), Err(libc::EIO), "what cannot be kept");
+        assert_eq!(driver.write(6 << 20, &[3; 4096]), Err(libc::EIO), "beyond the end");
     }
 }
 
 #[test]
-fn bad_sectors_are_errors_and_the_others_are_served() {
+fn io_on_bad_sectors_fails_and_other_sectors_are_served() {
     require!("losetup" of "mount");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("backing");
@@ -252,7 +256,7 @@ fn bad_sectors_are_errors_and_the_others_are_served() {
         let device = HalfBad::of(&path, BYTES);
         let options = FileOptions { cache, ..FileOptions::default() };
         let served = Served::new(FileDisk::open(&device.path(), &options).unwrap());
-        let failed = endure(&*served.guest.disk(), 40);
+        let failed = check_faulty_disk(&*served.guest.disk(), 40);
         assert!(failed > 0, "half of the device is bad");
         let mut driver = served.driver();
         assert_eq!(driver.read(BYTES - 4096, 4096), Err(libc::EIO));
@@ -262,10 +266,10 @@ fn bad_sectors_are_errors_and_the_others_are_served() {
 }
 
 #[test]
-fn what_a_page_cache_could_not_write_is_found_out_by_the_flush() {
+fn flush_after_failed_writeback_returns_error() {
     require!("losetup" of "mount");
     let directory = tempfile::tempdir().unwrap();
-    // A device that fails writes: there is no room for what is behind it.
+    // The device fails writes: its file system has no space.
     let mount = Mount::tmpfs(&directory.path().join("small"), "1m");
     let path = mount.0.join("backing");
     drop(sparse(&path, 8 << 20));
@@ -275,16 +279,16 @@ fn what_a_page_cache_could_not_write_is_found_out_by_the_flush() {
     let mut driver = served.driver();
     let written = driver.write(0, &[7; 4 << 20]);
     let flushed = driver.run(Op::Flush, 0, 0, vec![]).result;
-    assert!(written.is_err() || flushed.is_err(), "acknowledged and flushed, and not there");
+    assert!(written.is_err() || flushed.is_err(), "the lost write was acknowledged and flushed");
     drop(driver);
     drop(served);
-    // Without a page cache it is the write that fails.
+    // Without a page cache the write itself fails.
     let served = Served::new(FileDisk::open(&device.0, &FileOptions::default()).unwrap());
     assert_eq!(served.driver().write(4 << 20, &[7; 2 << 20]), Err(libc::EIO));
 }
 
 #[test]
-fn a_full_file_system_fails_writes_and_holds_what_was_acknowledged() {
+fn write_to_full_file_system_fails_and_acknowledged_data_is_kept() {
     require!("losetup" of "mount", "mkfs.ext4" of "e2fsprogs");
     let directory = tempfile::tempdir().unwrap();
     let of = |name: &str| directory.path().join(name);
@@ -294,18 +298,18 @@ fn a_full_file_system_fails_writes_and_holds_what_was_acknowledged() {
     for (mount, cache) in mounts.iter().zip([CacheMode::WriteBack, CacheMode::None]) {
         let (path, filler) = (mount.0.join("disk"), mount.0.join("filler"));
         drop(sparse(&path, 32 << 20));
-        // What is written all over the disk does not fit.
+        // The workload writes more than fits.
         let options = FileOptions { cache, discard: true, ..FileOptions::default() };
         let served = Served::new(FileDisk::open(&path, &options).unwrap());
-        let failed = endure(&*served.guest.disk(), 80);
-        assert!(failed > 0, "{}: there is no room for all of it", mount.0.display());
+        let failed = check_faulty_disk(&*served.guest.disk(), 80);
+        assert!(failed > 0, "{}: no write failed", mount.0.display());
         let mut driver = served.driver();
         let full = (0..).map(|n| driver.write((n << 20) % (32 << 20), &[5; 1 << 20]).is_err());
-        assert!(full.take(64).any(|failed| failed), "it is full");
-        assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()), "what is there is safe");
+        assert!(full.take(64).any(|failed| failed), "no write failed");
+        assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()), "data that fits is flushed");
         assert!(!filler.exists());
-        assert_eq!(image(&*served.guest.disk()).len(), 32 << 20, "all of it can be read");
-        // Where something is given up, there is room again.
+        assert_eq!(image(&*served.guest.disk()).len(), 32 << 20, "the whole disk is readable");
+        // A discard frees space.
         let discard = Op::Discard { secure: false };
         assert_eq!(driver.run(discard, 0, 32 << 20, vec![]).result, Ok(()));
         driver.write(16 << 20, &[6; 65536]).unwrap();
@@ -315,7 +319,7 @@ fn a_full_file_system_fails_writes_and_holds_what_was_acknowledged() {
 }
 
 #[test]
-fn a_file_of_holes_grows_by_what_is_written_and_keeps_its_size() {
+fn sparse_file_grows_by_written_blocks_and_keeps_its_size() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     const BYTES: u64 = 1 << 30;

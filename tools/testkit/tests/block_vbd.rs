@@ -1,4 +1,4 @@
-//! A vbd between two domains of one process: the real handshake, rings, grants and channels.
+//! A vbd between two domains of one process, with the real handshake, rings, grants and event channels.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -25,13 +25,13 @@ fn back(mode: Mode) -> BlkbackOptions {
     BlkbackOptions { mode, ..BlkbackOptions::default() }
 }
 
-/// What keeps a queue busy.
+/// Returns a workload that keeps a queue full.
 fn workload(seed: u64) -> Workload {
     Workload { depth: 32, ..Workload::new(seed) }
 }
 
 #[test]
-fn a_disk_behind_rings_is_a_disk_in_each_mode_and_pairing() {
+fn disk_over_ring_conforms_in_each_mode_and_pairing() {
     for mode in Mode::ALL {
         for persistent in [true, false] {
             let mut stage = Stage::new();
@@ -48,14 +48,14 @@ fn a_disk_behind_rings_is_a_disk_in_each_mode_and_pairing() {
 }
 
 #[test]
-fn several_queues_of_large_rings_serve_several_users_at_once() {
+fn multiple_queues_with_large_rings_serve_concurrent_users() {
     let mut stage = Stage::new();
     let back = BlkbackOptions { queues: 4, ..back(Mode::Persistent) };
     let options = BlkfrontOptions { queues: 3, ring_order: 4, ..BlkfrontOptions::default() };
     let guest = Guest::join(&mut stage, disk(), back, options);
     let connection = stage.vbds[guest.vbd].connection().unwrap();
     assert_eq!((connection.queues, connection.ring_pages), (3, 16));
-    // More users than rings, each with a part of the disk of its own.
+    // More users than rings; each uses its own part of the disk.
     let front = guest.disk();
     let users: Vec<_> = (0..7u64)
         .map(|user| {
@@ -77,7 +77,7 @@ fn several_queues_of_large_rings_serve_several_users_at_once() {
                     assert_eq!(driver.wait().unwrap()[0].result, Ok(()));
                     let mut found = vec![0; memory.len()];
                     memory.copy_to(0, &mut found).unwrap();
-                    assert!(found.iter().all(|octet| *octet == byte), "user {user}");
+                    assert!(found.iter().all(|found| *found == byte), "user {user}");
                 }
             })
         })
@@ -89,7 +89,7 @@ fn several_queues_of_large_rings_serve_several_users_at_once() {
 }
 
 #[test]
-fn in_the_steady_state_nothing_is_mapped_unmapped_or_copied() {
+fn steady_state_with_persistent_grants_needs_no_grant_operation() {
     let mut stage = Stage::new();
     let options = BlkfrontOptions::default();
     let guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
@@ -114,7 +114,7 @@ fn in_the_steady_state_nothing_is_mapped_unmapped_or_copied() {
     assert_eq!((spent.grant_maps, spent.grant_unmaps, spent.grant_copies), (0, 0, 0));
     assert_eq!(front.lent_pages(), lent, "the same pages, again and again");
     assert!(lent <= 32, "{lent} pages for 32 requests");
-    // They come back when told.
+    // The pages are released on request.
     stage.vbds[guest.vbd].served().unwrap().shrink();
     std::thread::sleep(Duration::from_millis(50));
     front.release_pages();
@@ -123,7 +123,7 @@ fn in_the_steady_state_nothing_is_mapped_unmapped_or_copied() {
 }
 
 #[test]
-fn a_frontend_without_memory_for_its_ring_is_slower_and_nothing_else() {
+fn frontend_with_three_pages_completes_all_requests() {
     for persistent in [true, false] {
         let mut stage = Stage::new();
         let options = BlkfrontOptions { pages: 3, persistent, ..BlkfrontOptions::default() };
@@ -134,7 +134,7 @@ fn a_frontend_without_memory_for_its_ring_is_slower_and_nothing_else() {
 }
 
 #[test]
-fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
+fn frontend_that_closes_and_reconnects_keeps_data_and_pending_requests() {
     let mut stage = Stage::new();
     let options = BlkfrontOptions::default();
     let mut guest = Guest::join(&mut stage, disk(), back(Mode::Persistent), options);
@@ -145,7 +145,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
     stage.look_until_released(guest.vbd);
     let values = stage.platform.counters().values();
     assert_eq!(values.grant_maps, values.grant_unmaps, "nothing is left mapped");
-    // What is asked for meanwhile waits.
+    // A request without a backend waits.
     driver.submit(Op::Write { fua: true }, 4096, 4096, {
         let memory = LentSlice::anonymous(4096);
         memory.copy_from(0, &[8; 4096]).unwrap();
@@ -161,7 +161,7 @@ fn a_frontend_that_closes_and_comes_back_finds_its_disk() {
 }
 
 #[test]
-fn a_backend_that_starts_over_under_load_is_followed_and_nothing_is_lost() {
+fn backend_restart_under_load_loses_no_request() {
     let mut stage = Stage::new();
     let options = BlkfrontOptions { queues: 2, ..BlkfrontOptions::default() };
     let served = BlkbackOptions { queues: 2, ..back(Mode::Persistent) };
@@ -179,7 +179,7 @@ fn a_backend_that_starts_over_under_load_is_followed_and_nothing_is_lost() {
         let next =
             ringfence_block::vbd::backend::VbdBackend::new(device, served, shared, Arc::new(|| {}));
         drop(std::mem::replace(vbd, next));
-        // What it offers is in the store; it waits for the frontend to begin.
+        // The store has the backend's features; the backend waits for the frontend to begin.
         ringfence_xenstore::StoreAccess::write(&mut stage.store, &path, "2").unwrap();
         guest.look();
         guest.connect(&mut stage);
@@ -187,12 +187,12 @@ fn a_backend_that_starts_over_under_load_is_followed_and_nothing_is_lost() {
         std::thread::sleep(Duration::from_millis(3));
     }
     load.join().unwrap();
-    // How many there is time for depends on the machine.
+    // The number of restarts depends on the machine's speed.
     assert!(restarts > 0);
 }
 
 #[test]
-fn requests_fail_when_no_backend_is_to_be_waited_for() {
+fn requests_after_frontend_gave_up_fail() {
     let mut stage = Stage::new();
     let options = BlkfrontOptions::default();
     let mut guest = Guest::join(&mut stage, disk(), back(Mode::Map), options);
@@ -209,7 +209,7 @@ fn requests_fail_when_no_backend_is_to_be_waited_for() {
 }
 
 #[test]
-fn no_flush_that_was_acknowledged_through_a_ring_is_lost_with_the_power() {
+fn flush_acknowledged_over_ring_survives_power_cut() {
     for seed in 0..12 {
         let medium = PowerCutDisk::new(2048, seed);
         let mut checker = Checker::new();
@@ -224,7 +224,7 @@ fn no_flush_that_was_acknowledged_through_a_ring_is_lost_with_the_power() {
             let mut driver = Driver::new(front.queue(16).unwrap());
             let mut running = Workload::new(seed * 100 + round).start(&*front);
             running.steps(&mut driver, &mut checker, 20 + random.index(200)).unwrap();
-            // The machine goes off: nothing more is asked of the disk.
+            // Power failure: the disk gets no more requests.
             drop(stage);
             medium.cut();
             running.crashed(&mut checker);

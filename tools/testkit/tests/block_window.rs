@@ -1,4 +1,4 @@
-//! Disks whose requests' pages are in windows.
+//! Disks whose requests use pages of grant windows.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -34,13 +34,13 @@ fn front(window: u32) -> BlkfrontOptions {
     BlkfrontOptions { window, ..BlkfrontOptions::default() }
 }
 
-/// What keeps a queue busy.
+/// Returns a workload that keeps a queue full.
 fn workload(seed: u64) -> Workload {
     Workload { depth: 32, ..Workload::new(seed) }
 }
 
 #[test]
-fn a_disk_in_windows_is_a_disk_with_many_pages_and_with_few() {
+fn disk_over_grant_windows_of_any_size_conforms() {
     for (window, queues) in [(1024, 1), (256, 2), (5, 1)] {
         let mut stage = Stage::new();
         let options = BlkfrontOptions { queues, ..front(window) };
@@ -50,7 +50,7 @@ fn a_disk_in_windows_is_a_disk_with_many_pages_and_with_few() {
         conformance::check(&*guest.disk(), 1);
         assert!(stage.rules(guest.vbd).all().is_empty(), "{:?}", stage.rules(guest.vbd).all());
         assert!(guest.front.rules().all().is_empty(), "{:?}", guest.front.rules().all());
-        // Every page was the window's.
+        // Every page came from the grant window.
         assert_eq!(guest.disk().lent_pages(), 0);
         let levels = guest.disk().window_levels().unwrap();
         assert_eq!((levels.in_use, levels.held), (0, 0));
@@ -59,14 +59,14 @@ fn a_disk_in_windows_is_a_disk_with_many_pages_and_with_few() {
 }
 
 #[test]
-fn in_the_steady_state_a_request_costs_no_operation_on_grants() {
+fn steady_state_over_grant_window_needs_no_grant_operation() {
     let mut stage = Stage::new();
     let guest = Guest::join(&mut stage, disk(), back(Mode::Window), front(1024));
     let disk = guest.disk();
     workload(1).exercise(&*disk, 500);
     let (before, reused) = (stage.platform.counters().values(), disk.window_levels().unwrap());
     let ours = guest.platform.counters().values();
-    // What it reads is what it wrote.
+    // The checker compares each read with the write before it.
     let mut driver = Driver::new(disk.queue(32).unwrap());
     for round in 0..200u64 {
         driver.write(round * 4096, &[u8::try_from(round).unwrap(); 4096]).unwrap();
@@ -81,7 +81,7 @@ fn in_the_steady_state_a_request_costs_no_operation_on_grants() {
 }
 
 #[test]
-fn where_one_end_has_no_windows_pages_are_kept_by_ordinary_grants() {
+fn disk_with_grant_windows_on_one_end_uses_ordinary_grants() {
     for (mode, window) in [(Mode::Persistent, 64), (Mode::Map, 64), (Mode::Window, 0)] {
         let mut stage = Stage::new();
         let guest = Guest::join(&mut stage, disk(), back(mode), front(window));
@@ -95,7 +95,7 @@ fn where_one_end_has_no_windows_pages_are_kept_by_ordinary_grants() {
 }
 
 #[test]
-fn windows_shrink_and_grow_under_load() {
+fn grant_windows_shrink_and_grow_under_load() {
     let mut stage = Stage::new();
     let guest = Guest::join(&mut stage, disk(), back(Mode::Window), front(1024));
     let disk = guest.disk();
@@ -104,7 +104,7 @@ fn windows_shrink_and_grow_under_load() {
         let load = scope.spawn(|| {
             let mut seed = 0;
             while !done.load(Ordering::SeqCst) {
-                // A disk that was written to is not of zeros: reads only know what they wrote.
+                // The disk has old content, so the load only writes.
                 let mut driver = Driver::new(disk.queue(32).unwrap());
                 for block in 0..64u64 {
                     seed += 1;
@@ -135,7 +135,7 @@ fn windows_shrink_and_grow_under_load() {
     });
     let mut driver = Driver::new(disk.queue(1).unwrap());
     driver.write(0, &[7; 512]).unwrap();
-    // What no request uses comes back when told.
+    // Pages that no request uses are released on request.
     disk.release_pages();
     assert_eq!(disk.window_levels().unwrap().present, 0);
     assert_eq!(image(&*disk)[..512], [7; 512]);
@@ -143,7 +143,7 @@ fn windows_shrink_and_grow_under_load() {
 }
 
 #[test]
-fn a_backend_that_starts_over_finds_the_window_again_and_nothing_is_lost() {
+fn backend_restart_under_load_reopens_grant_window_without_loss() {
     let mut stage = Stage::new();
     let (disk, served) = (disk(), back(Mode::Window));
     let options = BlkfrontOptions { queues: 2, ..front(256) };
@@ -156,7 +156,7 @@ fn a_backend_that_starts_over_finds_the_window_again_and_nothing_is_lost() {
         let path = format!("{}/state", device.backend_path());
         let next = VbdBackend::new(device, back(mode), disk.clone(), Arc::new(|| {}));
         drop(std::mem::replace(vbd, next));
-        // It announces what it does, for the frontend to start over with.
+        // The backend announces its features, with which the frontend starts again.
         stage.store.write(&path, "5").unwrap();
         guest.look();
         stage.look(guest.vbd);
@@ -170,7 +170,7 @@ fn a_backend_that_starts_over_finds_the_window_again_and_nothing_is_lost() {
     assert!(stage.rules(guest.vbd).all().is_empty(), "{:?}", stage.rules(guest.vbd).all());
 }
 
-/// A guest that writes its keys by hand.
+/// Adds a vbd whose frontend writes its keys by hand.
 fn raw(stage: &mut Stage) -> RawFront {
     let platform = stage.join(64);
     let config = VbdConfig::default();
@@ -179,7 +179,7 @@ fn raw(stage: &mut Stage) -> RawFront {
 }
 
 #[test]
-fn a_window_that_does_not_exist_costs_the_device() {
+fn missing_grant_window_closes_device() {
     for (handle, rule) in [("7", "connect_no_such_window"), ("x", "connect_not_a_number")] {
         let mut stage = Stage::new();
         let mut front = raw(&mut stage);
@@ -194,7 +194,7 @@ fn a_window_that_does_not_exist_costs_the_device() {
 }
 
 #[test]
-fn a_window_that_is_too_large_costs_the_device() {
+fn oversized_grant_window_closes_device() {
     let mut stage = Stage::new();
     let mut front = raw(&mut stage);
     let shape = WindowShape { writable: 8, read_only: 0, entries: 5000 };
@@ -208,7 +208,7 @@ fn a_window_that_is_too_large_costs_the_device() {
 }
 
 #[test]
-fn what_is_not_issued_fails_its_request_and_no_other() {
+fn request_with_gref_not_issued_fails_alone() {
     let mut stage = Stage::new();
     let mut front = raw(&mut stage);
     let shape = WindowShape { writable: 4, read_only: 4, entries: 4 };
@@ -236,16 +236,16 @@ fn what_is_not_issued_fails_its_request_and_no_other() {
         let slot = front.direct(Operation::Read, 1, 0, &[good[0], whole(bad), good[1]]);
         assert_eq!(front.ask(&slot), Status::Error, "{bad}: {rule}");
         assert_eq!(stage.rules(front.vbd).get(rule), before + 1, "{bad}: {rule}");
-        // No use of the others is left behind.
+        // No use of the other grants is left.
         let slot = front.direct(Operation::Write, 2, 0, &good);
         assert_eq!(front.ask(&slot), Status::Okay);
     }
-    // What may only be read can be written from.
+    // A write may use a read-only page.
     let slot = front.direct(Operation::Write, 3, 8, &[whole(mark(gref(1)))]);
     assert_eq!(front.ask(&slot), Status::Okay);
     assert_eq!(table.revoke(gref(0)), Ok(pages[0]));
     assert_eq!(table.revoke(gref(1)), Ok(read_only));
-    // What was taken back is not reached, neither for its bytes nor for descriptors.
+    // A revoked page is not used, neither for data nor for descriptors.
     let slot = front.direct(Operation::Write, 4, 0, &[whole(mark(gref(0)))]);
     assert_eq!(front.ask(&slot), Status::Error);
     let direction = ringfence_wire::blkif::Direction::Write;

@@ -1,5 +1,5 @@
-//! The conformance suite on the local platform: two threads, then two processes; and on platforms
-//! that have one thing wrong, which it must find.
+//! Conformance suite on the local platform: with two threads, with two processes, and with faulty platforms
+//! whose faults the suite must find.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -20,20 +20,21 @@ use ringfence_xenstore::StoreClient;
 
 use common::Machine;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a suite; what did not pass, and what all came to.
+/// Runs a suite. Returns the cases that did not pass, and the summary.
 fn run(platform: &impl Platform, suite: Suite) -> (Vec<CaseReport>, Summary) {
-    let mut remarkable = Vec::new();
+    let mut not_passed = Vec::new();
     let summary = suite.run(platform, &mut |case: CaseReport| {
         if case.outcome != Outcome::Passed {
-            remarkable.push(case);
+            not_passed.push(case);
         }
     });
-    (remarkable, summary)
+    (not_passed, summary)
 }
 
-/// Runs both halves in threads; what did not pass, as the lender and as the user reports it.
+/// Runs both roles in threads. Returns the cases that did not pass and the summary, of the lender and of
+/// the user.
 fn in_threads<L: Platform, U: Platform>(
     lender: &L,
     user: &U,
@@ -48,24 +49,24 @@ fn in_threads<L: Platform, U: Platform>(
     })
 }
 
-/// On the local platform all pass, and nothing is skipped.
+/// Checks that all cases pass on the local platform and that none is skipped.
 fn conform(lender: &LocalPlatform, user: &LocalPlatform, third: DomId) {
-    for (remarkable, summary) in in_threads(lender, user, third, PATIENCE) {
-        assert!(remarkable.is_empty(), "{remarkable:#?}");
+    for (not_passed, summary) in in_threads(lender, user, third, TIME_LIMIT) {
+        assert!(not_passed.is_empty(), "{not_passed:#?}");
         assert!(summary.passed >= 30, "{summary:?}");
     }
 }
 
 #[test]
-fn local_domains_in_two_threads_conform_both_ways() {
+fn local_domains_in_two_threads_conform_in_both_roles() {
     let machine = Machine::new();
-    let (guest, bystander) = (machine.guest(), machine.guest());
-    conform(&guest, &machine.toolstack, bystander.domid());
-    conform(&machine.toolstack, &guest, bystander.domid());
+    let (guest, third) = (machine.guest(), machine.guest());
+    conform(&guest, &machine.toolstack, third.domid());
+    conform(&machine.toolstack, &guest, third.domid());
 }
 
 #[test]
-fn two_unprivileged_domains_conform_and_go_on_doing_so() {
+fn two_unprivileged_domains_conform_repeatedly() {
     let machine = Machine::new();
     let [a, b] = [machine.guest(), machine.guest()];
     for _ in 0..2 {
@@ -74,59 +75,59 @@ fn two_unprivileged_domains_conform_and_go_on_doing_so() {
 }
 
 #[test]
-#[ignore = "the child's side of local_domains_in_two_processes_conform_both_ways"]
-fn the_half_of_a_child() {
-    let (orders, platform) = common::orders();
-    let [role, peer, third] = orders.split(' ').collect::<Vec<_>>()[..] else { panic!("{orders}") };
+#[ignore = "the child's side of local_domains_in_two_processes_conform_in_both_roles"]
+fn run_role_in_child_process() {
+    let (task, platform) = common::task();
+    let [role, peer, third] = task.split(' ').collect::<Vec<_>>()[..] else { panic!("{task}") };
     let role = if role == "lender" { Role::Lender } else { Role::User };
     let id = |text: &str| DomId(text.parse().unwrap());
-    let suite = Suite { role, peer: id(peer), third: Some(id(third)), patience: PATIENCE };
+    let suite = Suite { role, peer: id(peer), third: Some(id(third)), patience: TIME_LIMIT };
     let summary = suite.run(&platform, &mut |case| println!("{case}"));
     assert_eq!((summary.failed, summary.skipped), (0, 0));
 }
 
 #[test]
-fn local_domains_in_two_processes_conform_both_ways() {
+fn local_domains_in_two_processes_conform_in_both_roles() {
     let machine = Machine::new();
     let third = machine.guest();
     for role in [Role::Lender, Role::User] {
         let (id, socket) = machine.guest_socket();
-        let orders = format!("{role} 0 {}", third.domid());
-        let mut child = common::child("the_half_of_a_child", &orders, socket);
+        let task = format!("{role} 0 {}", third.domid());
+        let mut child = common::child("run_role_in_child_process", &task, socket);
         let (role, third) = (role.other(), Some(third.domid()));
-        let suite = Suite { role, peer: id, third, patience: PATIENCE };
-        let (remarkable, summary) = run(&machine.toolstack, suite);
-        let mut said = String::new();
-        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(child.wait().unwrap().success(), "the child said:\n{said}");
-        assert!(remarkable.is_empty(), "{remarkable:#?}");
+        let suite = Suite { role, peer: id, third, patience: TIME_LIMIT };
+        let (not_passed, summary) = run(&machine.toolstack, suite);
+        let mut output = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        assert!(child.wait().unwrap().success(), "the child printed:\n{output}");
+        assert!(not_passed.is_empty(), "{not_passed:#?}");
         assert!(summary.passed >= 30, "{summary:?}");
-        assert_eq!(said.matches("passed   ").count(), summary.passed, "{said}");
+        assert_eq!(output.matches("passed   ").count(), summary.passed, "{output}");
     }
 }
 
-/// One thing that a platform has wrong.
+/// Fault of a platform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Wrong {
-    /// The results of a batch of mappings come in another order.
+    /// The results of a batch of mappings are returned in another order.
     MapOrder,
-    /// Mapping what was never issued gives a page, only not the lender's.
+    /// Mapping a grant that was never issued returns a page that is not the lender's.
     MapAnything,
-    /// A mapping stays when its last handle is dropped.
+    /// A page stays mapped after its last handle was dropped.
     MapLeak,
-    /// A batch of copies is not done, and has no statuses.
+    /// A batch of copies is not carried out and has no statuses.
     NoCopies,
-    /// Forced revocation says that it was done.
+    /// Forced revocation does nothing and reports success.
     NoForce,
-    /// A page that is in use is said to be back, and its lease is forgotten.
+    /// A page in use is reported as returned, and its lease is forgotten.
     NotBusy,
-    /// Clearing a channel says that it was pending.
+    /// Clearing a channel always reports a pending event.
     AlwaysPending,
-    /// Closing an end is not noticed, and its notifications are lost.
+    /// The close of an end is not reported, and notifications to it are lost.
     Deaf,
 }
 
-/// The local platform with one thing wrong.
+/// Local platform with one fault.
 struct Faulty {
     inner: LocalPlatform,
     wrong: Wrong,
@@ -177,7 +178,7 @@ impl Granter for FaultyGranter {
     }
     fn take_back(&mut self, lease: Lease) -> Result<(), StillLent> {
         match self.0.take_back(lease) {
-            // It lends the page anew, too: the pool hands out what it gets back.
+            // This also lends the page again: the pool reuses returned pages.
             Err(still) if self.1 == Wrong::NotBusy => {
                 let forced = self.0.revoke_forced(vec![still.lease]);
                 forced.map_err(|(mut left, why)| StillLent { lease: left.remove(0), why })
@@ -238,16 +239,16 @@ impl Channel for FaultyChannel {
     fn clear(&self) -> Result<bool, ChannelError> {
         match self.0.clear() {
             Ok(_) if self.1 == Wrong::AlwaysPending => Ok(true),
-            // What a broken implementation does with an end of file: an event for ever.
+            // A broken implementation reports an end of file as an endless event.
             Err(ChannelError::PeerGone) if self.1 == Wrong::Deaf => Ok(true),
             outcome => outcome,
         }
     }
 }
 
-/// The suite finds each fault, by a case that is about it, on both sides.
+/// Checks that the case for each fault fails, on both sides.
 #[test]
-fn the_suite_finds_what_is_wrong() {
+fn faulty_platform_fails_case_for_its_fault() {
     let faults = [
         (Wrong::MapOrder, "many_pages_in_one_batch"),
         (Wrong::MapAnything, "what_was_not_issued_is_refused"),
@@ -260,18 +261,18 @@ fn the_suite_finds_what_is_wrong() {
     ];
     std::thread::scope(|scope| {
         for (wrong, case) in faults {
-            scope.spawn(move || finds(wrong, case));
+            scope.spawn(move || check_fault_is_found(wrong, case));
         }
     });
 }
 
-fn finds(wrong: Wrong, case: &str) {
+fn check_fault_is_found(wrong: Wrong, case: &str) {
     let machine = Machine::new();
     let [lender, user] = [machine.guest(), machine.guest()].map(|inner| Faulty { inner, wrong });
-    for (remarkable, _) in in_threads(&lender, &user, DomId(0), PATIENCE) {
-        let found = remarkable
+    for (not_passed, _) in in_threads(&lender, &user, DomId(0), TIME_LIMIT) {
+        let found = not_passed
             .iter()
             .any(|found| found.name == case && matches!(found.outcome, Outcome::Failed(_)));
-        assert!(found, "{wrong:?} was not found by {case}: {remarkable:#?}");
+        assert!(found, "{wrong:?} was not found by {case}: {not_passed:#?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A region over an address space that is only a list.
+//! A region table over an address space that is only a list in memory.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -16,7 +16,7 @@ use ringfence_platform::{
 use ringfence_testkit::conformance::Outcome;
 use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 
-/// What is mapped where; and how many calls there were.
+/// Address space in memory: the pages that are mapped, and a switch that makes each call fail.
 #[derive(Default)]
 struct List {
     mapped: Mutex<BTreeMap<u64, (LentSlice, Access)>>,
@@ -55,7 +55,7 @@ impl AddressSpace for List {
     }
 }
 
-/// A device behind the list.
+/// Device that reaches the pages of the list.
 struct Device<'a> {
     space: &'a List,
     region: RegionShape,
@@ -86,7 +86,7 @@ fn table(space: &Arc<List>, base: u64) -> RegionTable {
 }
 
 #[test]
-fn the_conformance_suite_passes_over_a_list() {
+fn region_table_passes_window_conformance_suite() {
     let space = Arc::new(List::default());
     let (mut one, mut other) = (table(&space, 1 << 32), table(&space, 1 << 33));
     let mut peer = Device { space: &space, region: one.region() };
@@ -97,7 +97,7 @@ fn the_conformance_suite_passes_over_a_list() {
 }
 
 #[test]
-fn what_the_kernel_refuses_changes_nothing() {
+fn operation_refused_by_kernel_leaves_table_unchanged() {
     let space = Arc::new(List::default());
     let mut table = table(&space, 0x1000);
     let gref = Gref::FIRST_FREE;
@@ -118,7 +118,7 @@ fn what_the_kernel_refuses_changes_nothing() {
 }
 
 #[test]
-fn a_region_that_cannot_be_is_refused() {
+fn region_with_invalid_shape_is_refused() {
     let space: Arc<dyn AddressSpace> = Arc::new(List::default());
     for (base, window) in [
         (7, LEAST),
@@ -134,7 +134,7 @@ fn a_region_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn addresses_are_those_of_the_region_and_of_no_other() {
+fn gref_outside_region_has_no_address() {
     let region = RegionShape { base: 0x10_0000, window: LEAST, page: 4096 };
     let first = Gref::FIRST_FREE.0;
     assert_eq!(region.address(Gref(first)), Some(0x10_0000 + u64::from(first) * 4096));
@@ -144,7 +144,7 @@ fn addresses_are_those_of_the_region_and_of_no_other() {
 }
 
 #[test]
-fn blocks_of_an_area_are_mapped_as_a_whole_and_keep_their_content() {
+fn area_pages_are_mapped_whole_and_keep_content_after_revocation() {
     #[derive(Default)]
     struct Ranges(Mutex<BTreeMap<u64, (u64, u64, Access)>>);
     impl AddressSpace for Ranges {
@@ -187,7 +187,7 @@ fn blocks_of_an_area_are_mapped_as_a_whole_and_keep_their_content() {
     assert_eq!(region.range(gref, 8000, 193, DeviceAccess::Read), None);
     assert_eq!(region.range(gref, u32::MAX, 1, DeviceAccess::Read), None);
     assert_eq!(region.range(Gref(gref.0 + 2), 0, 1, DeviceAccess::Read), None);
-    // Where addresses of processes are, there is none that could be told.
+    // An address of user space cannot be an I/O address, so the region names none.
     let low = RegionShape { base: 1 << 32, ..region };
     assert_eq!(low.range(gref, 0, 1, DeviceAccess::Read), None);
     assert_eq!(table.revoke(gref), Ok(PageId(2)));

@@ -1,6 +1,5 @@
-//! A backend that breaks the rules against a frontend that keeps them: it costs the frontend a packet
-//! or its device, under a counter of its own, and the device can be had again from a backend that
-//! starts over.
+//! Hostile network backends against a correct frontend. Each attack costs the frontend a packet or its
+//! device, and increments a counter of its own. A backend that starts again gets the device back.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -22,8 +21,8 @@ use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
 use rustix::net::Shutdown;
 
-/// A good packet of one buffer, in the next posted slot.
-fn good(backend: &mut HostileBackend, seed: u32) -> (Vec<u8>, RxResponse) {
+/// Writes a valid packet into the next posted buffer. Returns the packet and its response.
+fn valid_packet(backend: &mut HostileBackend, seed: u32) -> (Vec<u8>, RxResponse) {
     let rings = backend.rings();
     let slot = rings.rx.produced;
     let buffer = posted(backend, slot);
@@ -32,13 +31,13 @@ fn good(backend: &mut HostileBackend, seed: u32) -> (Vec<u8>, RxResponse) {
     (sent, RxResponse { id: buffer.id, offset: 0, flags: RxFlags::NONE, status: 100 })
 }
 
-/// The buffer posted in the slot of that index.
+/// Returns the buffer posted in the slot of an index.
 fn posted(backend: &mut HostileBackend, index: u32) -> ringfence_wire::netif::RxRequest {
     ringfence_wire::netif::RxRequest::from_bytes(backend.rings().rx.entry(index))
 }
 
-/// Both directions work.
-fn works(backend: &mut HostileBackend) {
+/// Checks that both directions work.
+fn check_device_works(backend: &mut HostileBackend) {
     let sent = [frame(3, 60), frame(4, 6000)];
     assert_eq!(backend.transmit(&sent).unwrap().sent, 2);
     let requests = backend.rings().requests();
@@ -47,14 +46,14 @@ fn works(backend: &mut HostileBackend) {
     let answers: Vec<_> =
         requests.iter().map(|r| TxResponse { id: r.id, status: Status::Okay }).collect();
     backend.rings().answer(&answers);
-    let (sent, response) = good(backend, 5);
+    let (sent, response) = valid_packet(backend, 5);
     backend.rings().deliver(&[response]);
     let arrived = backend.receive().unwrap();
     assert!(arrived.len() == 1 && arrived[0].bytes == sent);
 }
 
-/// The device ended: says so, and a backend that starts over gets it back.
-fn starts_over(mut backend: HostileBackend, name: &str) {
+/// Checks that the frontend has closed its device, and that a backend that starts again gets it back.
+fn check_restart(mut backend: HostileBackend, name: &str) {
     backend.front.broke();
     backend.look().unwrap();
     assert_eq!(backend.front_state(), XenbusState::Closed, "{name}");
@@ -63,12 +62,12 @@ fn starts_over(mut backend: HostileBackend, name: &str) {
     backend.enter(XenbusState::Closed);
     backend.look().unwrap();
     backend.connect();
-    works(&mut backend);
+    check_device_works(&mut backend);
 }
 
 type Act = fn(&mut HostileBackend);
 
-/// What ends the device: name, rule, what the backend does.
+/// Attacks that end the device: name, rule, and the backend's action.
 const FATAL: &[(&str, &str, Act)] = &[
     ("an answer to nothing", "tx_response_overflow", |b| {
         let next = b.rings().tx.produced + 1;
@@ -96,18 +95,18 @@ const FATAL: &[(&str, &str, Act)] = &[
     }),
     ("packets taken back", "rx_response_overflow", |b| b.rings().rx.set_rsp_prod(0)),
     ("a chain that goes on where nothing is", "rx_unfinished_chain", |b| {
-        let (_, response) = good(b, 1);
+        let (_, response) = valid_packet(b, 1);
         b.rings().deliver(&[RxResponse { flags: RxFlags::MORE_DATA, ..response }]);
     }),
     ("extra infos without end", "rx_unfinished_chain", |b| {
-        let (_, response) = good(b, 1);
+        let (_, response) = valid_packet(b, 1);
         b.rings().deliver(&[RxResponse { flags: RxFlags::EXTRA_INFO, ..response }]);
         b.rings().rx.put(&[9, 1, 0, 0, 0, 0, 0, 0]);
         let next = b.rings().rx.produced;
         b.rings().rx.set_rsp_prod(next);
     }),
     ("a chain of all slots", "rx_chain_longer_than_ring", |b| {
-        let (_, response) = good(b, 1);
+        let (_, response) = valid_packet(b, 1);
         b.rings().deliver(&[RxResponse { flags: RxFlags::MORE_DATA, ..response }; 256]);
     }),
     ("the tx ring's page punched out", "tx_response_overflow", |b| {
@@ -123,44 +122,39 @@ const FATAL: &[(&str, &str, Act)] = &[
 ];
 
 #[test]
-fn what_cannot_be_right_costs_the_device() {
+fn invalid_ring_state_closes_device() {
     for (name, rule, act) in FATAL {
         let mut backend = HostileBackend::connected();
-        works(&mut backend);
+        check_device_works(&mut backend);
         assert!(backend.front.rules().all().is_empty());
         act(&mut backend);
         let fault = backend.receive();
         assert!(matches!(fault, Err(Fault::Misbehaved(_))), "{name}: {fault:?}");
         let rules = backend.front.rules().all();
         assert_eq!((rules.len(), rules.get(rule)), (1, Some(&1)), "{name}: {rules:?}");
-        starts_over(backend, name);
+        check_restart(backend, name);
     }
 }
 
-/// A packet with an order to segment it, in the next posted slot: size and type as on the ring.
-fn super_packet(
-    backend: &mut HostileBackend,
-    bytes: &[u8],
-    size: u16,
-    kind: u16,
-) -> Vec<RxResponse> {
+/// Writes a packet with a GSO extra info into the next posted slot: segment size and type as in the ring.
+fn gso_packet(backend: &mut HostileBackend, bytes: &[u8], size: u16, kind: u16) -> Vec<RxResponse> {
     let slot = backend.rings().rx.produced;
     let buffer = posted(backend, slot);
     backend.rings().fill(buffer, 0, bytes);
     let flags = RxFlags(RxFlags::EXTRA_INFO.0 | RxFlags::CHECKSUM_BLANK.0);
     let status = i16::try_from(bytes.len()).unwrap();
     let first = RxResponse { id: buffer.id, offset: 0, flags, status };
-    // Octet by octet: type 1, no other behind it, the size, the type of segmentation.
+    // Field by field: type 1, no other extra info, the segment size, the GSO type.
     vec![first, RxResponse { id: 1, offset: size, flags: RxFlags(kind), status: 0 }]
 }
 
-/// What costs a packet: name, rule, and how a good response in the next slot is changed; or slots of
-/// its own.
+/// Modification of a valid response in the next slot, or slots of its own: an attack that costs one packet.
+/// The table gives its name and its rule.
 type Change = fn(&mut HostileBackend, RxResponse) -> Vec<RxResponse>;
 
 const REFUSED: &[(&str, &str, Change)] = &[
     ("a failure", "rx_backend_failed", |_, r| vec![RxResponse { status: -1, ..r }]),
-    ("a failure that is not defined", "rx_backend_failed", |_, r| {
+    ("an undefined failure", "rx_backend_failed", |_, r| {
         vec![RxResponse { status: i16::MIN, ..r }]
     }),
     ("a failure in the middle", "rx_backend_failed", |_, r| {
@@ -181,7 +175,7 @@ const REFUSED: &[(&str, &str, Change)] = &[
         all.push(r);
         all
     }),
-    ("more octets than a packet has", "rx_too_long", |_, r| {
+    ("more bytes than a packet has", "rx_too_long", |_, r| {
         let mut all = vec![RxResponse { flags: RxFlags::MORE_DATA, status: 4096, ..r }; 16];
         all.push(r);
         all
@@ -193,28 +187,26 @@ const REFUSED: &[(&str, &str, Change)] = &[
         vec![RxResponse { flags: RxFlags(RxFlags::GSO_PREFIX.0 | RxFlags::MORE_DATA.0), ..r }, r]
     }),
     ("an order of an unknown type", "rx_bad_extra", |b, _| {
-        super_packet(b, &tcp_frame(false, 3000), 1000, 3)
+        gso_packet(b, &tcp_frame(false, 3000), 1000, 3)
     }),
-    ("segments of no size", "rx_bad_extra", |b, _| super_packet(b, &tcp_frame(false, 3000), 0, 1)),
-    ("tiny segments", "rx_gso_size_too_small", |b, _| {
-        super_packet(b, &tcp_frame(false, 3000), 7, 1)
-    }),
+    ("segments of no size", "rx_bad_extra", |b, _| gso_packet(b, &tcp_frame(false, 3000), 0, 1)),
+    ("tiny segments", "rx_gso_size_too_small", |b, _| gso_packet(b, &tcp_frame(false, 3000), 7, 1)),
     ("segments of the reserved size", "rx_gso_size_reserved", |b, _| {
-        super_packet(b, &tcp_frame(false, 3000), 0xFFFF, 1)
+        gso_packet(b, &tcp_frame(false, 3000), 0xFFFF, 1)
     }),
     ("an order for no TCP", "rx_gso_kind_mismatch", |b, _| {
-        super_packet(b, &udp_frame(3000), 1000, 1)
+        gso_packet(b, &udp_frame(3000), 1000, 1)
     }),
     ("an order for the other IP", "rx_gso_kind_mismatch", |b, _| {
-        super_packet(b, &tcp_frame(true, 3000), 1000, 1)
+        gso_packet(b, &tcp_frame(true, 3000), 1000, 1)
     }),
     ("an order for a part of the frame", "rx_gso_length_mismatch", |b, _| {
         let mut bytes = tcp_frame(false, 3000);
         bytes[16..18].copy_from_slice(&2900u16.to_be_bytes());
-        super_packet(b, &bytes, 1000, 1)
+        gso_packet(b, &bytes, 1000, 1)
     }),
     ("an order for no headers", "rx_gso_bad_headers", |b, _| {
-        super_packet(b, &tcp_frame(false, 3000)[..30], 1000, 1)
+        gso_packet(b, &tcp_frame(false, 3000)[..30], 1000, 1)
     }),
     ("an extra info of type 0", "rx_bad_extra", |_, r| {
         let none = RxResponse { id: 0, offset: 0, flags: RxFlags::NONE, status: 0 };
@@ -222,39 +214,39 @@ const REFUSED: &[(&str, &str, Change)] = &[
     }),
 ];
 
-/// Enough for the ring to wrap around.
+/// Number of packets; enough for the ring to wrap around.
 const ROUNDS: usize = 90;
 
 #[test]
-fn a_packet_that_breaks_a_rule_costs_itself() {
+fn invalid_rx_response_costs_that_packet() {
     let mut backend = HostileBackend::connected();
     for ((name, rule, change), seed) in REFUSED.iter().cycle().take(ROUNDS).zip(100..) {
         let counted = backend.front.rules().get(rule);
-        let (before, first) = good(&mut backend, seed);
+        let (before, first) = valid_packet(&mut backend, seed);
         backend.rings().deliver(&[first]);
-        let (_, response) = good(&mut backend, 7);
+        let (_, response) = valid_packet(&mut backend, 7);
         let broken = change(&mut backend, response);
         backend.rings().deliver(&broken);
-        let (behind, last) = good(&mut backend, seed + 1000);
+        let (behind, last) = valid_packet(&mut backend, seed + 1000);
         backend.rings().deliver(&[last]);
         let arrived: Vec<_> = backend.receive().unwrap().into_iter().map(|a| a.bytes).collect();
         assert!(arrived == [before, behind], "{name}: {} arrived", arrived.len());
         assert_eq!(backend.front.rules().get(rule), counted + 1, "{name}");
-        // Every page came back and was posted again.
+        // Every page was returned and posted again.
         let produced = backend.rings().rx.produced;
         assert_eq!(backend.rings().rx.req_prod(), produced + 256, "{name}");
     }
-    works(&mut backend);
+    check_device_works(&mut backend);
     let dropped = backend.port().counters().drops(DropReason::BadRequest);
     assert_eq!(dropped, ROUNDS as u64);
 }
 
-/// On rx the slot says which page is meant, since extra infos overwrite the ids.
+/// Checks that the slot of an RX response names the page, since extra infos overwrite the ids.
 #[test]
-fn ids_of_received_packets_mean_nothing() {
+fn id_of_rx_response_is_ignored() {
     let mut backend = HostileBackend::connected();
     for (id, seed) in [0, 0, 255, 0xFFFF, 1].into_iter().zip(1..) {
-        let (sent, response) = good(&mut backend, seed);
+        let (sent, response) = valid_packet(&mut backend, seed);
         backend.rings().deliver(&[RxResponse { id, ..response }]);
         let arrived = backend.receive().unwrap();
         assert!(arrived.len() == 1 && arrived[0].bytes == sent, "id {id}");
@@ -263,7 +255,7 @@ fn ids_of_received_packets_mean_nothing() {
 }
 
 #[test]
-fn failed_transmissions_are_counted_and_their_pages_come_back() {
+fn failed_tx_response_is_counted_and_its_page_reused() {
     let mut backend = HostileBackend::connected();
     let statuses = [Status::Error, Status::Dropped, Status::Null, Status::Unknown(77)];
     for status in statuses.into_iter().cycle().take(2000) {
@@ -274,11 +266,11 @@ fn failed_transmissions_are_counted_and_their_pages_come_back() {
     }
     assert_eq!(backend.port().counters().drops(DropReason::Refused), 2000);
     assert!(backend.front.rules().all().is_empty());
-    works(&mut backend);
+    check_device_works(&mut backend);
 }
 
 #[test]
-fn a_blank_checksum_is_taken_at_its_word_only_where_there_is_one() {
+fn blank_checksum_of_udp_frame_is_accepted() {
     let mut backend = HostileBackend::connected();
     let sent = udp_frame(300);
     let slot = backend.rings().rx.produced;
@@ -292,7 +284,7 @@ fn a_blank_checksum_is_taken_at_its_word_only_where_there_is_one() {
 }
 
 #[test]
-fn a_backend_that_never_answers_leaves_the_frontend_running() {
+fn frontend_of_silent_backend_drops_frames_and_keeps_running() {
     let mut backend = HostileBackend::connected();
     let mut sent = 0;
     while backend.port().room().unwrap() > 0 {
@@ -300,10 +292,10 @@ fn a_backend_that_never_answers_leaves_the_frontend_running() {
     }
     assert_eq!(sent, 256, "a ring full");
     let done = backend.transmit(&vec![frame(1, 1500); 10]).unwrap();
-    assert_eq!((done.sent, done.dropped), (0, 10), "dropped, not waited for");
-    assert!(!backend.port().arm().unwrap(), "no room yet: sleep");
+    assert_eq!((done.sent, done.dropped), (0, 10), "the frontend waited");
+    assert!(!backend.port().arm().unwrap(), "the ring has room");
     backend.receive().unwrap();
-    // It asked to be told; one answer is room for one.
+    // The frontend requested an event; one response frees one slot.
     let id = backend.rings().requests()[0].id;
     backend.rings().answer(&[TxResponse { id, status: Status::Okay }]);
     assert!(backend.port().arm().unwrap());
@@ -311,9 +303,9 @@ fn a_backend_that_never_answers_leaves_the_frontend_running() {
     assert!(backend.front.rules().all().is_empty());
 }
 
-/// The words that are the frontend's own are not read back from the ring.
+/// Checks that the frontend does not read its own indices back from the ring.
 #[test]
-fn indices_of_the_frontend_that_the_backend_writes_change_nothing() {
+fn frontend_indices_written_by_backend_have_no_effect() {
     let mut backend = HostileBackend::connected();
     for garbage in [0, 1, 0x7FFF_FFFF, 0xFFFF_FFFF] {
         for word in [0, 12] {
@@ -322,7 +314,7 @@ fn indices_of_the_frontend_that_the_backend_writes_change_nothing() {
         }
         assert_eq!(backend.transmit(&[frame(1, 60)]).unwrap().sent, 1);
         let (produced, consumed) = (backend.rings().tx.req_prod(), backend.rings().tx.consumed);
-        assert_eq!(produced, consumed + 1, "published as it counts itself");
+        assert_eq!(produced, consumed + 1, "the frontend read its index back");
         let id = backend.rings().requests()[0].id;
         backend.rings().answer(&[TxResponse { id, status: Status::Okay }]);
         backend.receive().unwrap();
@@ -331,14 +323,14 @@ fn indices_of_the_frontend_that_the_backend_writes_change_nothing() {
 }
 
 #[test]
-fn xsa_155_a_response_that_flips_is_the_one_or_the_other() {
+fn xsa_155_response_changed_during_read_is_old_or_new_value() {
     let mut backend = HostileBackend::connected();
     let page = backend.rings().rx.page.clone();
     let places: Vec<_> = (0..256).map(|slot| backend.rings().rx.place(slot) + 6).collect();
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
     let flipper = std::thread::spawn(move || {
-        // 100 and 4196: they differ in one octet, since not all are fetched at the same instant.
+        // 100 and 4196 differ in one byte, since the bytes are not all fetched at the same instant.
         let mut size = 0x0064u16;
         while !seen.load(Ordering::Relaxed) {
             size ^= 0x1000;
@@ -349,7 +341,7 @@ fn xsa_155_a_response_that_flips_is_the_one_or_the_other() {
     let (mut whole, mut refused) = (0, 0);
     while begun.elapsed() < Duration::from_millis(200) || whole == 0 || refused == 0 {
         assert!(begun.elapsed() < Duration::from_secs(60), "the threads do not race");
-        // The flipper also changes what stands in posted requests: their pages are known by slot.
+        // The flipper also changes posted requests: the frontend knows their pages by slot.
         let response = RxResponse { id: 0, offset: 0, flags: RxFlags::NONE, status: 100 };
         backend.rings().deliver(&[response; 32]);
         let arrived = backend.receive().unwrap();
@@ -363,7 +355,7 @@ fn xsa_155_a_response_that_flips_is_the_one_or_the_other() {
 }
 
 #[test]
-fn channels_that_are_closed_or_shut_end_the_device() {
+fn closed_or_shut_down_channel_closes_device() {
     let acts: [(&str, Act); 3] = [
         ("closed", |b| {
             let channels = &b.rings().channels;
@@ -374,10 +366,10 @@ fn channels_that_are_closed_or_shut_end_the_device() {
     ];
     for (name, act) in acts {
         let mut backend = HostileBackend::connected();
-        works(&mut backend);
+        check_device_works(&mut backend);
         act(&mut backend);
         backend.rings().tx.page.store_u32(4, 0xFFFF_FFFF, Ordering::SeqCst).unwrap();
-        // Either way it shows: when a notification is sent, or when one is looked for.
+        // The frontend detects it when it sends a notification or when it clears one.
         let mut outcome = Ok(());
         for seed in 0..300 {
             let next = backend.rings().tx.req_prod() + 1;
@@ -390,17 +382,17 @@ fn channels_that_are_closed_or_shut_end_the_device() {
         }
         assert!(matches!(outcome, Err(Fault::Gone)), "{name}: {outcome:?}");
         assert_eq!(backend.front.rules().get("channel_closed"), 1, "{name}");
-        starts_over(backend, name);
+        check_restart(backend, name);
     }
 }
 
 #[test]
-fn a_storm_of_events_and_a_full_channel_do_not_stop_the_frontend() {
+fn event_storm_and_full_channel_leave_frontend_running() {
     let mut backend = HostileBackend::connected();
     assert!(backend.rings().channels[0].fill() > 4096);
     let begun = Instant::now();
     for seed in 0..3000 {
-        // The backend never reads its own events either.
+        // The backend never reads its own events.
         let next = backend.rings().tx.req_prod() + 1;
         backend.rings().tx.page.store_u32(4, next, Ordering::SeqCst).unwrap();
         assert_eq!(backend.transmit(&[frame(seed, 60)]).unwrap().sent, 1);
@@ -411,20 +403,20 @@ fn a_storm_of_events_and_a_full_channel_do_not_stop_the_frontend() {
         backend.receive().unwrap();
     }
     assert!(begun.elapsed() < Duration::from_secs(60));
-    works(&mut backend);
+    check_device_works(&mut backend);
 }
 
-/// The backend says of every page that it is using it, for ever. The frontend takes the pages back by
-/// force: their content is gone from the backend's view, and what was in them is lent no more until
-/// the backend lets go.
+/// Checks a backend that never releases a page. The frontend revokes the pages by force: the
+/// backend cannot read their content, and the frontend does not lend them again until the backend has
+/// released them.
 #[test]
-fn xsa_396_pages_that_are_never_let_go_are_taken_by_force() {
+fn xsa_396_pages_never_released_by_backend_are_revoked_by_force() {
     let mut backend = HostileBackend::new(ArenaShape::of(1024, 1024));
     backend.connect();
-    works(&mut backend);
+    check_device_works(&mut backend);
     let grefs: Vec<u32> = (8..2056).filter(|g| backend.rings().arena.entry(*g).0 != 0).collect();
     assert!(grefs.len() > 500);
-    // The backend's view of a buffer, and of the frontend's packet.
+    // The backend's view of a buffer and of the frontend's packet.
     let request = {
         backend.transmit(&[frame(9, 4000)]).unwrap();
         backend.rings().requests()[0]
@@ -437,20 +429,20 @@ fn xsa_396_pages_that_are_never_let_go_are_taken_by_force() {
     assert_eq!(backend.front_state(), XenbusState::Closed);
     assert!(backend.host.port.is_none());
     let granter = backend.platform.granter(DomId(0)).unwrap();
-    assert_eq!(granter.quarantined(), grefs.len(), "nothing of it is lent again");
+    assert_eq!(granter.quarantined(), grefs.len(), "a page is not in quarantine");
     assert!(grefs.iter().all(|gref| backend.rings().arena.entry(*gref).0 == 0), "all revoked");
     let mut left = vec![1; 4096];
     backend.rings().arena.read_only(page).unwrap().copy_to(0, &mut left).unwrap();
     assert!(left == [0; 4096], "the backend still sees what was in the page");
-    // What is left of the arena serves one more connection.
+    // The remaining pages of the arena serve one more connection.
     let before = backend.attached.take().unwrap();
     backend.enter(XenbusState::Closed);
     backend.look().unwrap();
     backend.connect();
-    works(&mut backend);
+    check_device_works(&mut backend);
     let again: Vec<u32> = (8..2056).filter(|g| backend.rings().arena.entry(*g).0 != 0).collect();
     assert!(again.iter().all(|gref| !grefs.contains(gref)), "a reference in quarantine was issued");
-    // A backend that lets go gets them again, in time.
+    // A backend that releases the pages gets them again later.
     grefs.iter().for_each(|gref| before.arena.set_status(*gref, 0));
     let mut granter = granter;
     let mut leases = Vec::new();
@@ -467,10 +459,10 @@ fn xsa_396_pages_that_are_never_let_go_are_taken_by_force() {
     }
 }
 
-/// What is lent holds what was sent and nothing else: no other data of the guest's, not even beside
-/// a packet in its page.
+/// Checks that lent pages hold the packets sent and zeros: no other data of the guest, also not in the rest
+/// of a packet's page.
 #[test]
-fn xsa_403_pages_hold_zeros_until_something_is_sent_in_them() {
+fn xsa_403_lent_pages_hold_only_sent_data_and_zeros() {
     let mut backend = HostileBackend::connected();
     backend.transmit(&[frame(1, 100)]).unwrap();
     let request = backend.rings().requests()[0];
@@ -482,22 +474,22 @@ fn xsa_403_pages_hold_zeros_until_something_is_sent_in_them() {
     for n in 0..512 {
         arena.read_only(n).unwrap().copy_to(0, &mut page).unwrap();
         let sent = if n == sent_in { 100 } else { 0 };
-        assert!(page[sent..].iter().all(|octet| *octet == 0), "page {n}, for sending");
+        assert!(page[sent..].iter().all(|byte| *byte == 0), "page {n}, for sending");
         arena.writable(n).unwrap().copy_to(0, &mut page).unwrap();
-        assert!(rings.contains(&n) || page.iter().all(|octet| *octet == 0), "page {n}");
+        assert!(rings.contains(&n) || page.iter().all(|byte| *byte == 0), "page {n}");
     }
 }
 
-/// Only some are held for ever, in the way of others that were let go.
+/// Checks that pages in quarantine do not block the return of later ones.
 #[test]
-fn what_is_let_go_comes_back_though_other_pages_are_held() {
+fn released_pages_are_reused_while_other_pages_are_held() {
     let mut backend = HostileBackend::connected();
     let grefs: Vec<u32> = (8..1032).filter(|g| backend.rings().arena.entry(*g).0 != 0).collect();
     grefs.iter().for_each(|gref| backend.rings().arena.set_status(*gref, 1));
     backend.enter(XenbusState::Closing);
     backend.look().unwrap();
     let before = backend.attached.take().unwrap();
-    // 40 stay held; a connection needs more than what was never lent.
+    // 40 pages stay held; a connection needs more pages than were never lent.
     grefs[40..].iter().for_each(|gref| before.arena.set_status(*gref, 0));
     let mut granter = backend.platform.granter(DomId(0)).unwrap();
     let mut leases = Vec::new();
@@ -511,7 +503,7 @@ fn what_is_let_go_comes_back_though_other_pages_are_held() {
 }
 
 #[test]
-fn keys_of_the_backend_that_make_no_sense_cost_a_look() {
+fn invalid_backend_key_fails_one_look() {
     let bad: [(&str, &str); 5] = [
         (keys::FEATURE_RX_COPY, "0"),
         (keys::FEATURE_RX_COPY, "maybe"),
@@ -525,15 +517,15 @@ fn keys_of_the_backend_that_make_no_sense_cost_a_look() {
         backend.write(key, value);
         assert!(backend.look().is_err(), "{key} = {value:?}");
         assert!(backend.host.port.is_none(), "{key}");
-        // Nothing was lent, and the next look works.
+        // The frontend lent nothing, and the next look succeeds.
         backend.write(key, "1");
         backend.connect();
-        works(&mut backend);
+        check_device_works(&mut backend);
     }
 }
 
 #[test]
-fn a_backend_that_removes_its_directory_is_left() {
+fn frontend_of_backend_without_directory_closes() {
     let mut backend = HostileBackend::connected();
     let dir = backend.device.backend_path();
     backend.store.rm(&dir).unwrap();
@@ -542,9 +534,9 @@ fn a_backend_that_removes_its_directory_is_left() {
     assert!(backend.host.port.is_none());
 }
 
-/// As a toolstack does that takes the device away: the frontend may then not even write its state.
+/// Checks a device that the toolstack removed: the frontend cannot write its state either.
 #[test]
-fn a_device_that_is_taken_away_is_let_go() {
+fn removed_device_is_released() {
     let mut backend = HostileBackend::connected();
     let device = backend.device;
     toolstack::remove(&mut backend.store, &device).unwrap();
@@ -552,21 +544,24 @@ fn a_device_that_is_taken_away_is_let_go() {
         backend.look().unwrap();
         assert!(backend.host.port.is_none());
     }
-    assert_eq!(backend.store.read_opt(&device.frontend_path()).unwrap(), None, "not made again");
+    assert_eq!(
+        backend.store.read_opt(&device.frontend_path()).unwrap(),
+        None,
+        "the frontend created its directory again"
+    );
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Whatever the backend says of its state, in any order, with or without rings behind it: the
-    /// frontend comes to rest, has no port while the backend is closing, and connects to one that
-    /// starts over.
+    /// Checks random sequences of backend states, with and without rings: the frontend settles, has no port
+    /// while the backend is closing, and connects to a backend that starts again.
     #[test]
-    fn xsa_350_backend_states_in_any_order(states in proptest::collection::vec("[0-9]{1,2}|[a-z -]{0,9}", 1..16)) {
+    fn xsa_350_backend_states_in_any_order_leave_frontend_reconnectable(states in proptest::collection::vec("[0-9]{1,2}|[a-z -]{0,9}", 1..16)) {
         let mut backend = HostileBackend::connected();
         for state in &states {
             backend.write("state", state);
-            // What it cannot do it says; it must not panic, nor loop.
+            // An error is permitted; a panic or an endless loop is not.
             let _ = backend.look();
             if matches!(state.as_str(), "5" | "6") {
                 prop_assert!(backend.host.port.is_none(), "after {state}");
@@ -577,6 +572,6 @@ proptest! {
         backend.enter(XenbusState::Closing);
         backend.look().unwrap();
         backend.connect();
-        works(&mut backend);
+        check_device_works(&mut backend);
     }
 }

@@ -1,4 +1,4 @@
-//! How the local platform takes pages back: quarantine, generations, bounds, and no use after it.
+//! Revocation on the local platform: quarantine, generations, limits, and no use after revocation.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -21,7 +21,7 @@ use common::Machine;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
-/// A guest that lends to the toolstack, which uses what it lends.
+/// Guest that lends to the toolstack, and the toolstack's end.
 struct Pair {
     machine: Machine,
     guest: LocalPlatform,
@@ -71,7 +71,7 @@ fn refused(outcome: Result<LocalGranter, PlatformError>) -> Refusal {
 }
 
 #[test]
-fn an_arena_lends_what_was_set_aside_and_no_more() {
+fn arena_lends_every_page_once_and_then_refuses() {
     let mut pair = Pair::new(ArenaShape::of(5, 3));
     for round in 0..3 {
         let writable = pair.lend_all(Access::ReadWrite);
@@ -92,7 +92,7 @@ fn an_arena_lends_what_was_set_aside_and_no_more() {
 }
 
 #[test]
-fn fewer_references_than_pages_are_said_to_be_the_reason() {
+fn lend_without_free_reference_returns_no_reference() {
     let mut pair = Pair::new(ArenaShape { writable: 4, read_only: 4, references: 11 });
     let leases = pair.lend_all(Access::ReadOnly);
     assert_eq!(leases.len(), 3);
@@ -103,7 +103,7 @@ fn fewer_references_than_pages_are_said_to_be_the_reason() {
 }
 
 #[test]
-fn arenas_are_bounded_by_shape_and_by_the_quota_of_the_domain() {
+fn arena_over_shape_limit_or_domain_quota_is_refused() {
     let machine = Machine::new();
     let [a, b] = [machine.guest(), machine.guest()];
     let with = |shape| machine.guest().with_arena(shape);
@@ -116,18 +116,18 @@ fn arenas_are_bounded_by_shape_and_by_the_quota_of_the_domain() {
     for shape in [ArenaShape::of(16385, 0), ArenaShape::of(0, u32::MAX)] {
         assert!(matches!(fault(shape), ArenaFault::TooLarge { .. }), "{shape:?}");
     }
-    // 64 MiB a domain, all its peers together.
+    // The quota is 64 MiB for each domain, over all of its peers.
     let greedy = with(ArenaShape::of(4000, 4000));
     greedy.granter(DomId(0)).unwrap();
     greedy.granter(a.domid()).unwrap();
     assert_eq!(refused(greedy.granter(b.domid())), Refusal::Quota);
     assert_eq!(refused(a.granter(DomId(999))), Refusal::NotFound);
-    // The same peer again is the same arena.
+    // A second call for the same peer returns the same arena.
     greedy.granter(DomId(0)).unwrap();
 }
 
 #[test]
-fn reserved_references_reach_nothing() {
+fn map_of_reserved_gref_is_refused() {
     let mut pair = Pair::new(ArenaShape::of(2, 2));
     let _lease = pair.granter.lend(Access::ReadWrite).unwrap();
     for gref in 0..8 {
@@ -136,7 +136,7 @@ fn reserved_references_reach_nothing() {
 }
 
 #[test]
-fn a_busy_page_comes_back_as_the_same_lease() {
+fn take_back_of_page_in_use_returns_same_lease() {
     let mut pair = Pair::new(ArenaShape::of(2, 2));
     let lease = pair.granter.lend(Access::ReadWrite).unwrap();
     set_tag(lease.memory(), 5);
@@ -147,7 +147,7 @@ fn a_busy_page_comes_back_as_the_same_lease() {
         (still.why, still.lease.gref(), tag(still.lease.memory())),
         (RevokeError::Busy, gref, 5)
     );
-    // It goes on: the peer may begin further uses.
+    // The grant stays valid: the peer may begin further uses.
     let again = pair.map(gref, Access::ReadWrite).unwrap();
     drop(page);
     let still = pair.granter.take_back(still.lease).unwrap_err();
@@ -157,7 +157,7 @@ fn a_busy_page_comes_back_as_the_same_lease() {
 }
 
 #[test]
-fn force_quarantines_page_and_reference_until_the_peer_lets_go() {
+fn forced_revocation_quarantines_page_until_peer_unmaps_it() {
     let mut pair = Pair::new(ArenaShape::of(3, 0));
     let lease = pair.granter.lend(Access::ReadWrite).unwrap();
     let (gref, generation) = (lease.gref(), lease.generation());
@@ -184,7 +184,7 @@ fn force_quarantines_page_and_reference_until_the_peer_lets_go() {
 }
 
 #[test]
-fn force_on_a_page_that_nobody_uses_costs_nothing() {
+fn forced_revocation_of_unused_page_returns_it_at_once() {
     let mut pair = Pair::new(ArenaShape::of(1, 1));
     for generation in 0..10 {
         for access in [Access::ReadWrite, Access::ReadOnly] {
@@ -198,18 +198,18 @@ fn force_on_a_page_that_nobody_uses_costs_nothing() {
 }
 
 #[test]
-fn uses_of_a_toolstack_that_is_gone_end_with_it() {
+fn uses_of_exited_toolstack_end_with_it() {
     let mut pair = Pair::new(ArenaShape::of(4, 0));
     let leases = pair.lend_all(Access::ReadWrite);
     for lease in &leases {
-        // As after a kill: nobody lowers the status of these any more.
+        // No process lowers the status of these grants, as after a kill.
         std::mem::forget(pair.map(lease.gref(), Access::ReadWrite).unwrap());
     }
     pair.granter.revoke_forced(leases).unwrap();
     assert_eq!((pair.granter.quarantined(), pair.lend_all(Access::ReadWrite).len()), (4, 0));
     let Pair { mut machine, guest, mut granter, .. } = pair;
     machine.restart_toolstack();
-    // The next domain 0 finds the same arena, with no use going on.
+    // The next domain 0 finds the same arena, without a use.
     let lease = granter.lend(Access::ReadWrite).unwrap();
     set_tag(lease.memory(), 9);
     let mut out = Vec::new();
@@ -219,10 +219,10 @@ fn uses_of_a_toolstack_that_is_gone_end_with_it() {
     assert_eq!(granter.quarantined(), 0);
 }
 
-/// What a dishonest user can do with the status words: keep pages from being taken back, and after
-/// force from being lent to itself. Nothing more.
+/// Checks that a hostile user of the status words can only keep pages from being taken back, and, after a
+/// forced revocation, from being lent to itself again.
 #[test]
-fn a_user_that_claims_to_use_everything_for_ever_loses_only_its_own_pages() {
+fn user_that_never_lowers_status_words_blocks_only_its_own_pages() {
     let machine = Machine::new();
     let (id, socket) = machine.hub.admit(None, false).unwrap();
     let mut hostile = RawDomain::join(socket).unwrap();
@@ -234,17 +234,17 @@ fn a_user_that_claims_to_use_everything_for_ever_loses_only_its_own_pages() {
     }
     let mut leases: Vec<Lease> =
         std::iter::from_fn(|| granter.lend(Access::ReadWrite).ok()).collect();
-    assert_eq!(leases.len(), 4, "whatever the status words say of what was never issued");
+    assert_eq!(leases.len(), 4, "status words of grants never issued block a page");
     let busy = granter.take_back(leases.pop().unwrap()).unwrap_err();
     assert_eq!(busy.why, RevokeError::Busy);
     leases.push(busy.lease);
     granter.revoke_forced(leases).unwrap();
     assert_eq!(granter.quarantined(), 4);
     assert_eq!(granter.lend(Access::ReadWrite).err(), Some(LendError::NoPage { limit: 4 }));
-    // What it never claimed to use, and other peers, are as before.
+    // Grants that it never claimed to use, and other peers, are not affected.
     assert!(granter.lend(Access::ReadOnly).is_ok());
     assert!(guest.granter(DomId(0)).unwrap().lend(Access::ReadWrite).is_ok());
-    // Letting go of what it never had is no more than that.
+    // Lowering a status that it never raised has no other effect.
     for gref in 0..16 {
         arena.set_status(gref, 0);
     }
@@ -252,7 +252,7 @@ fn a_user_that_claims_to_use_everything_for_ever_loses_only_its_own_pages() {
 }
 
 #[test]
-fn a_user_that_punches_the_pages_it_was_lent_destroys_only_these() {
+fn user_that_punches_lent_pages_destroys_only_writable_ones() {
     let machine = Machine::new();
     let (id, socket) = machine.hub.admit(None, false).unwrap();
     let mut hostile = RawDomain::join(socket).unwrap();
@@ -271,10 +271,10 @@ fn a_user_that_punches_the_pages_it_was_lent_destroys_only_these() {
     granter.take_back(read).unwrap();
 }
 
-/// The table is the granter's: whatever it says, the user reaches no page beyond the arena, none
-/// for another domain, and none of another kind.
+/// Checks that an invalid entry in the granter's table reaches no page beyond the arena, none lent to
+/// another domain, and none of another kind.
 #[test]
-fn entries_that_break_the_rules_reach_nothing() {
+fn map_of_invalid_table_entry_is_refused() {
     let machine = Machine::new();
     let (id, socket) = machine.hub.admit(None, false).unwrap();
     let mut hostile = RawDomain::join(socket).unwrap();
@@ -295,9 +295,9 @@ fn entries_that_break_the_rules_reach_nothing() {
         let mut out = Vec::new();
         grantee.map(&[(Gref(gref), Access::ReadOnly)], &mut out);
         assert_eq!(out[0].as_ref().err(), Some(&status), "domain {to}, frame {frame:#x}");
-        assert_eq!(arena.status(gref), 0, "no use is left over");
+        assert_eq!(arena.status(gref), 0, "a use is left");
     }
-    // The last page of each kind is one.
+    // The last page of each kind is valid.
     arena.grant(30, zero, 1, false);
     arena.grant(31, zero, 2, true);
     let mut out = Vec::new();
@@ -309,7 +309,7 @@ fn entries_that_break_the_rules_reach_nothing() {
 }
 
 #[test]
-fn the_mapping_limit_is_per_pair_and_leaves_no_use_behind() {
+fn map_over_mapping_limit_returns_no_space_and_leaves_no_use() {
     let mut pair = Pair::new(ArenaShape::of(1, 0));
     let lease = pair.granter.lend(Access::ReadWrite).unwrap();
     let many = vec![(lease.gref(), Access::ReadOnly); MAPPED_MAX + 1];
@@ -327,7 +327,7 @@ fn the_mapping_limit_is_per_pair_and_leaves_no_use_behind() {
     assert_eq!((done.grant_maps, done.grant_unmaps), (all, all));
 }
 
-/// What the lender and the user do, in the model.
+/// Step of the lender or of the user in the model.
 #[derive(Clone, Debug)]
 enum Step {
     Lend(bool),
@@ -347,14 +347,14 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A lease that is live: what is in its page, and how many mappings there are.
+/// Valid lease: the tag in its page, and the number of mappings.
 struct Live {
     lease: Lease,
     tag: u64,
     maps: usize,
 }
 
-/// A mapping: of which lease (its tag), and whether that was revoked by force since.
+/// Mapping: the tag of its lease, and the access of the lease if it was revoked by force.
 struct Held {
     page: LentSlice,
     tag: u64,
@@ -383,8 +383,8 @@ impl Model {
         Model { pair: Pair::new(shape), live, held, next_tag, generations }
     }
 
-    /// Pages of a kind that neither are lent nor may be under a mapping of a revoked lease.
-    fn free(&self, access: Access) -> usize {
+    /// Returns the number of pages of a kind that are neither lent nor mapped under a revoked lease.
+    fn count_free(&self, access: Access) -> usize {
         let live = self.live.iter().filter(|live| live.lease.access() == access).count();
         let mut ghosts: Vec<u64> =
             self.held.iter().filter(|h| h.ghost == Some(access)).map(|held| held.tag).collect();
@@ -431,7 +431,7 @@ impl Model {
     }
 
     fn lend(&mut self, access: Access) {
-        let free = self.free(access);
+        let free = self.count_free(access);
         match self.pair.granter.lend(access) {
             Ok(lease) => {
                 assert!(free > 0, "a page was lent that may be under an old mapping");
@@ -439,7 +439,7 @@ impl Model {
                 if let Some(generation) = self.generations.get(&found) {
                     assert_eq!(*generation, lease.generation(), "the page of {found}");
                 } else {
-                    assert_eq!(found, 0, "content from nowhere");
+                    assert_eq!(found, 0, "unknown content");
                 }
                 let tag = self.next_tag;
                 self.next_tag += 1;
@@ -490,16 +490,16 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whatever is lent, mapped, taken back and revoked in whatever order: a mapping shows what was
-    /// lent under it or zeros, a page is back or busy as it is used, and none gets lost.
+    /// Compares random sequences of operations with the model: a mapping shows the content that was lent
+    /// under it or zeros, a page is returned unless it is in use, and no page is lost.
     #[test]
-    fn granter_and_grantee_agree_with_a_model(steps in proptest::collection::vec(step(), 1..120)) {
+    fn random_lease_operations_match_model(steps in proptest::collection::vec(step(), 1..120)) {
         let mut model = Model::new();
         for step in steps {
             model.apply(step);
             model.check();
         }
-        // In the end everything is free again.
+        // At the end every page is free again.
         model.held.clear();
         for Live { lease, .. } in std::mem::take(&mut model.live) {
             model.pair.granter.take_back(lease).unwrap();

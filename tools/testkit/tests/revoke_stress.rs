@@ -1,13 +1,13 @@
-//! No use after revocation: two processes, one that lends and revokes at the worst moments, and one
-//! that checks each word it sees, and writes where it may.
+//! Stress test for use after revocation. One process lends pages and revokes them at the worst moments;
+//! another checks each word that it reads, and writes where it may.
 //!
-//! Every round has a number, which is in every word of its page. The two talk over a page that stays
-//! lent: a slot for each round under way, with an offer (number, reference, how to use it) and the
-//! answer. As soon as a page is back, by its user's leave or by force, it is lent again under
-//! another reference and filled with *poison*. A user that reads poison, or whose write is found in
-//! it, used a page after it was revoked.
+//! Every round has a number, which is in every word of its page. The processes share a control page that
+//! stays lent. It has a slot for each round in flight, with an offer (number, reference, kind of use) and
+//! the answer. As soon as a page is returned, by its user or by force, the lender lends it again under
+//! another reference and fills it with *poison*. A user that reads poison, or whose write is found in
+//! it, used a page after its revocation.
 //!
-//! 100,000 rounds are done by default; `RINGFENCE_SOAK_ROUNDS=10000000` makes it a soak.
+//! The test runs 100,000 rounds; `RINGFENCE_SOAK_ROUNDS=10000000` makes it a soak test.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -27,58 +27,58 @@ use ringfence_platform::{
 
 use common::Machine;
 
-/// Rounds under way at a time.
+/// Number of rounds in flight.
 const SLOTS: usize = 32;
 
-/// Neither side waits longer for the other.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit of each wait for the other side.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Where in the shared page the lender says that it is over.
+/// Offset in the control page of the lender's stop flag.
 const STOP: usize = 4088;
 
-/// Where in the shared page the user says in which slot it is at work, so that the lender comes in
-/// time.
+/// Offset in the control page of the slot that the user works on. The lender revokes in that slot first, to
+/// hit the use.
 const AT_WORK: usize = 4080;
 
-/// No round has this in its words.
+/// Word that no round writes.
 const POISON: u64 = 0xDEAD_DEAD_DEAD_DEAD;
 
-/// In the pages lent for reading, from the beginning to the end.
-const STAND_IN: u64 = 0x57A9_D19A_57A9_D19A;
+/// Content of every page lent for reading, from start to end.
+const READ_ONLY_FILL: u64 = 0x57A9_D19A_57A9_D19A;
 
-/// What the user writes in a round, where it writes.
+/// Returns the word that the user writes in a round.
 fn written(round: u64) -> u64 {
     round | 1 << 63
 }
 
-/// How a page is used.
+/// Kind of use of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Manner {
+enum Use {
     MapAndRead,
     MapAndWrite,
     CopyOut,
     CopyIn,
 }
 
-impl Manner {
-    fn of(number: u64) -> Manner {
+impl Use {
+    fn of(number: u64) -> Use {
         match number % 4 {
-            0 => Manner::MapAndRead,
-            1 => Manner::MapAndWrite,
-            2 => Manner::CopyOut,
-            _ => Manner::CopyIn,
+            0 => Use::MapAndRead,
+            1 => Use::MapAndWrite,
+            2 => Use::CopyOut,
+            _ => Use::CopyIn,
         }
     }
 }
 
-/// How a page is taken back.
+/// Kind of revocation of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Revocation {
-    /// After the user's answer: it has to work at once.
+    /// Cooperative, after the user's answer: must succeed at once.
     Patient,
-    /// While the user may be at it, until one of the two is through.
+    /// Cooperative, at any time, until either the user or the revocation has finished.
     Racing,
-    /// By force, while the user may be at it.
+    /// Forced, at any time.
     Forced,
 }
 
@@ -121,11 +121,11 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word))
 }
 
-/// Numbers that look random, the same every time.
-struct Dice(u64);
+/// Pseudorandom number generator with a fixed seed.
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl Random {
+    fn below(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -133,17 +133,17 @@ impl Dice {
     }
 }
 
-/// What the user reports of a round.
+/// Outcomes that the user reports for a round.
 const USED: u64 = 1;
 const REFUSED: u64 = 2;
 
 #[test]
-#[ignore = "the child's side of no_page_is_used_after_it_was_revoked"]
-fn the_user_in_a_child() {
-    let (orders, platform) = common::orders();
-    let [lender, control] = orders.split(' ').collect::<Vec<_>>()[..] else { panic!("{orders}") };
+#[ignore = "the child's side of page_use_racing_revocation_never_reaches_next_lease"]
+fn run_user_in_child_process() {
+    let (task, platform) = common::task();
+    let [lender, control] = task.split(' ').collect::<Vec<_>>()[..] else { panic!("{task}") };
     let lender = DomId(lender.parse().unwrap());
-    let mut user = User { grantee: platform.grantee(lender).unwrap(), dice: Dice(7) };
+    let mut user = User { grantee: platform.grantee(lender).unwrap(), random: Random(7) };
     let control = user.map(Gref(control.parse().unwrap()), Access::ReadWrite).unwrap();
     let mut done = [0; SLOTS];
     let mut last = Instant::now();
@@ -160,7 +160,7 @@ fn the_user_in_a_child() {
                 (*done, idle, last) = (round, false, Instant::now());
             }
         }
-        assert!(last.elapsed() < PATIENCE, "the lender is silent");
+        assert!(last.elapsed() < TIME_LIMIT, "the lender is silent");
         if idle {
             std::thread::yield_now();
         }
@@ -169,7 +169,7 @@ fn the_user_in_a_child() {
 
 struct User<G> {
     grantee: G,
-    dice: Dice,
+    random: Random,
 }
 
 impl<G: Grantee> User<G> {
@@ -180,32 +180,32 @@ impl<G: Grantee> User<G> {
     }
 
     fn round(&mut self, round: u64, gref: Gref) -> u64 {
-        let manner = Manner::of(round);
-        let used = match manner {
-            Manner::MapAndRead | Manner::MapAndWrite => self.by_mapping(round, gref, manner),
-            Manner::CopyOut => self.copy_out(round, gref),
-            Manner::CopyIn => self.copy_in(round, gref),
+        let kind = Use::of(round);
+        let used = match kind {
+            Use::MapAndRead | Use::MapAndWrite => self.by_mapping(round, gref, kind),
+            Use::CopyOut => self.copy_out(round, gref),
+            Use::CopyIn => self.copy_in(round, gref),
         };
         match used {
             Ok(()) => USED,
             Err(GrantStatus::BadGref | GrantStatus::Again | GrantStatus::PermissionDenied) => {
                 REFUSED
             }
-            Err(other) => panic!("round {round} ({manner:?}) was refused with \"{other}\""),
+            Err(other) => panic!("round {round} ({kind:?}) was refused with \"{other}\""),
         }
     }
 
-    fn by_mapping(&mut self, round: u64, gref: Gref, manner: Manner) -> Result<(), GrantStatus> {
-        let write = manner == Manner::MapAndWrite;
+    fn by_mapping(&mut self, round: u64, gref: Gref, kind: Use) -> Result<(), GrantStatus> {
+        let write = kind == Use::MapAndWrite;
         let access = if write { Access::ReadWrite } else { Access::ReadOnly };
         let page = self.map(gref, access)?;
-        for _ in 0..=self.dice.roll(4) {
+        for _ in 0..=self.random.below(4) {
             check(round, &content(&page));
             if write {
                 fill(&page, written(round));
             }
-            // Now and then the lender gets its turn meanwhile, though there were one processor.
-            if self.dice.roll(16) == 0 {
+            // Yields now and then, so that the lender runs meanwhile on a machine with one processor.
+            if self.random.below(16) == 0 {
                 std::thread::yield_now();
             }
         }
@@ -241,34 +241,34 @@ fn okay(ops: &CopyOps) -> Result<(), GrantStatus> {
     }
 }
 
-/// A page may hold what was lent in this round, what its user wrote into it, or, after force,
-/// zeros; in any mixture, since pages are punched while they are read. And a user that comes too
-/// late may find the page to which its reference was issued since: a reference has no generation.
+/// Checks the content of a page. It may hold the word of this round, the word that its user wrote, or,
+/// after a forced revocation, zeros, in any mixture, since pages are punched while they are read. A late
+/// user may also find a page to which its reference was issued since: a reference has no generation.
 fn check(round: u64, bytes: &[u8]) {
-    // Nearly always, and much faster.
+    // Fast path for nearly every call.
     if bytes == filled(round) || bytes == filled(written(round)) {
         return;
     }
     for (at, word) in words(bytes).enumerate() {
-        let fits = [round, written(round), 0, STAND_IN].contains(&word);
+        let fits = [round, written(round), 0, READ_ONLY_FILL].contains(&word);
         assert!(fits, "round {round}: word {at} is {word:#x}, after the page was revoked");
     }
 }
 
-/// A round under way, as the lender knows it.
+/// Lender's record of a round in flight.
 struct Round {
     number: u64,
     revocation: Revocation,
-    /// Until it is revoked.
+    /// Lease of the page until its revocation.
     lease: Option<Lease>,
-    /// Pages lent since: nobody was told of them.
+    /// Pages that were lent after the revocation; the user does not know their references.
     decoys: Vec<Lease>,
 }
 
 struct Lender {
     granter: LocalGranter,
     control: LentSlice,
-    dice: Dice,
+    random: Random,
     slots: Vec<Option<Round>>,
     next: u64,
     seen: HashMap<(Revocation, &'static str), u64>,
@@ -279,7 +279,7 @@ impl Lender {
         *self.seen.entry((revocation, what)).or_default() += 1;
     }
 
-    /// Begins a round in a slot.
+    /// Starts a round in a slot.
     fn begin(&mut self, slot: usize) {
         let number = self.next;
         self.next += 1;
@@ -287,7 +287,7 @@ impl Lender {
         fill(lease.memory(), number);
         store(&self.control, gref_at(slot), lease.gref().0.into());
         store(&self.control, offer_at(slot), number);
-        let revocation = match self.dice.roll(3) {
+        let revocation = match self.random.below(3) {
             0 => Revocation::Patient,
             1 => Revocation::Racing,
             _ => Revocation::Forced,
@@ -296,8 +296,8 @@ impl Lender {
             Some(Round { number, revocation, lease: Some(lease), decoys: Vec::new() });
     }
 
-    /// Goes on with the round in a slot; whether it ended.
-    fn go_on(&mut self, slot: usize) -> bool {
+    /// Continues the round in a slot. Returns `true` if it ended.
+    fn advance(&mut self, slot: usize) -> bool {
         let mut round = self.slots[slot].take().unwrap();
         let answered = load(&self.control, answer_at(slot)) == round.number;
         if let Some(lease) = round.lease.take() {
@@ -311,17 +311,17 @@ impl Lender {
         false
     }
 
-    /// Tries to revoke; the lease if it goes on.
+    /// Tries to revoke the page. Returns the lease if the page stays lent.
     fn revoke(&mut self, round: &mut Round, lease: Lease, answered: bool) -> Option<Lease> {
         match round.revocation {
             Revocation::Patient if !answered => return Some(lease),
-            // At once, or somewhere in the middle of what the user does.
-            _ if !answered && self.dice.roll(3) != 0 => return Some(lease),
+            // Revokes at once, or at a random moment during the use.
+            _ if !answered && self.random.below(3) != 0 => return Some(lease),
             Revocation::Patient => self.granter.take_back(lease).unwrap(),
             Revocation::Racing => match self.granter.take_back(lease) {
                 Ok(()) => self.count(round.revocation, if answered { "late" } else { "early" }),
                 Err(still) => {
-                    assert!(!answered, "round {} answered, and is busy", round.number);
+                    assert!(!answered, "round {} is answered and the page busy", round.number);
                     self.count(round.revocation, "busy");
                     return Some(still.lease);
                 }
@@ -337,8 +337,8 @@ impl Lender {
         None
     }
 
-    /// Lends again what was just revoked, where nobody is told of it. The reference is the next to
-    /// be issued, and so is the page; that they part, a page of the other kind goes first.
+    /// Lends the revoked page again, under a reference that the user does not know. The next reference is the
+    /// revoked one, and so is the next page. A page of the other kind is lent first, to separate them.
     fn poison(&mut self, round: &mut Round) {
         round.decoys.push(self.granter.lend(Access::ReadOnly).unwrap());
         for _ in 0..2 {
@@ -352,7 +352,7 @@ impl Lender {
         }
     }
 
-    /// The user is through: nothing of it is where it must not be.
+    /// Ends a round whose user has answered. Checks that no write of the user is in a decoy.
     fn end(&mut self, slot: usize, round: Round) {
         match load(&self.control, outcome_at(slot)) {
             USED => self.count(round.revocation, "used"),
@@ -360,8 +360,8 @@ impl Lender {
             other => panic!("round {} ended as {other}", round.number),
         }
         for lease in round.decoys {
-            // Nobody can have written into a page that was lent for reading.
-            let wanted = if lease.access() == Access::ReadWrite { POISON } else { STAND_IN };
+            // The user cannot write to a page that was lent for reading.
+            let wanted = if lease.access() == Access::ReadWrite { POISON } else { READ_ONLY_FILL };
             let found = content(lease.memory());
             if found != filled(wanted) {
                 let late = words(&found).find(|word| *word != wanted);
@@ -373,38 +373,38 @@ impl Lender {
 }
 
 #[test]
-fn no_page_is_used_after_it_was_revoked() {
+fn page_use_racing_revocation_never_reaches_next_lease() {
     let rounds = std::env::var("RINGFENCE_SOAK_ROUNDS").map_or(100_000, |n| n.parse().unwrap());
     let machine = Machine::new();
     let (id, socket) = machine.guest_socket();
     let lender = machine.guest().with_arena(ArenaShape::of(256, 64));
     let mut granter = lender.granter(id).unwrap();
     let control = granter.lend(Access::ReadWrite).unwrap();
-    let orders = format!("{} {}", lender.domid(), control.gref());
-    let mut child = common::child("the_user_in_a_child", &orders, socket);
+    let task = format!("{} {}", lender.domid(), control.gref());
+    let mut child = common::child("run_user_in_child_process", &task, socket);
     let mut state = Lender {
         granter,
         control: control.memory().clone(),
-        dice: Dice(0x9E37_79B9_7F4A_7C15),
+        random: Random(0x9E37_79B9_7F4A_7C15),
         slots: (0..SLOTS).map(|_| None).collect(),
         next: 1,
         seen: HashMap::new(),
     };
-    state.fill_stand_ins();
+    state.fill_read_only_pages();
     let begun = Instant::now();
     let outcome =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| state.run(rounds, &mut child)));
     store(&state.control, STOP, 1);
-    let mut said = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(child.wait().unwrap().success(), "the user said:\n{said}");
+    let mut output = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+    assert!(child.wait().unwrap().success(), "the user printed:\n{output}");
     if let Err(panic) = outcome {
         std::panic::resume_unwind(panic);
     }
     let mut seen: Vec<_> = state.seen.iter().map(|(what, n)| format!("{what:?}: {n}")).collect();
     seen.sort();
     eprintln!("{rounds} rounds in {:?}: {}", begun.elapsed(), seen.join(", "));
-    // Else this test would have shown nothing.
+    // Without these events the test would have checked nothing.
     let met = |revocation, what| state.seen.contains_key(&(revocation, what));
     for (revocation, what) in [
         (Revocation::Patient, "used"),
@@ -423,11 +423,11 @@ fn no_page_is_used_after_it_was_revoked() {
 }
 
 impl Lender {
-    fn fill_stand_ins(&mut self) {
+    fn fill_read_only_pages(&mut self) {
         let leases: Vec<Lease> =
             std::iter::from_fn(|| self.granter.lend(Access::ReadOnly).ok()).collect();
         for lease in leases {
-            fill(lease.memory(), STAND_IN);
+            fill(lease.memory(), READ_ONLY_FILL);
             self.granter.take_back(lease).unwrap();
         }
     }
@@ -440,7 +440,7 @@ impl Lender {
                 let at_work = usize::try_from(load(&self.control, AT_WORK)).unwrap() % SLOTS;
                 for slot in [at_work, slot] {
                     if self.slots[slot].is_some() {
-                        idle &= !self.go_on(slot);
+                        idle &= !self.advance(slot);
                     }
                 }
                 if self.slots[slot].is_none() && self.next <= rounds {
@@ -450,9 +450,9 @@ impl Lender {
             }
             if idle {
                 let silent = last.elapsed();
-                assert!(silent < PATIENCE, "the user is silent");
+                assert!(silent < TIME_LIMIT, "the user is silent");
                 if silent > Duration::from_secs(1) {
-                    assert!(child.try_wait().unwrap().is_none(), "the user is gone");
+                    assert!(child.try_wait().unwrap().is_none(), "the user exited");
                 }
                 std::thread::yield_now();
             } else {

@@ -1,4 +1,4 @@
-//! Windows: what the granter can do alone, and what the grantee cannot.
+//! Grant windows: operations that the granter performs alone, and operations that the grantee cannot perform.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -60,7 +60,7 @@ impl Pair {
 }
 
 #[test]
-fn a_page_is_reached_from_issue_to_revocation() {
+fn window_page_is_usable_from_issue_to_revocation() {
     let mut pair = Pair::new(SHAPE);
     pair.put(PageId(5), 7);
     assert_eq!(pair.begin(FIRST, Access::ReadOnly), Err(GrantStatus::BadGref));
@@ -70,7 +70,7 @@ fn a_page_is_reached_from_issue_to_revocation() {
     assert_eq!(pair.begin(FIRST, Access::ReadWrite), Err(GrantStatus::PermissionDenied));
     let (memory, offset) = pair.view.memory(place);
     assert!(memory.store_u64(offset, 1, SeqCst).is_err(), "the kernel mapped it for reading");
-    // Busy changes nothing.
+    // A refused revocation changes nothing.
     assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
     assert_eq!(pair.table.prepare(PageId(5)), Err(RevokeError::Busy));
     assert!(pair.begin(FIRST, Access::ReadOnly).is_ok());
@@ -80,11 +80,11 @@ fn a_page_is_reached_from_issue_to_revocation() {
     assert_eq!(pair.table.revoke(FIRST), Ok(PageId(5)));
     assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::NotIssued));
     assert_eq!(pair.begin(FIRST, Access::ReadOnly), Err(GrantStatus::BadGref));
-    assert_eq!(pair.tag(PageId(5)), 7, "the granter may still copy it out");
+    assert_eq!(pair.tag(PageId(5)), 7, "the granter cannot read the page");
 }
 
 #[test]
-fn a_stale_page_is_not_issued_before_it_is_fresh_and_then_the_old_way_reaches_nothing() {
+fn issue_of_page_not_prepared_is_refused_and_old_place_reads_zeros() {
     let mut pair = Pair::new(SHAPE);
     pair.put(PageId(0), 7);
     pair.table.issue(FIRST, PageId(0), Access::ReadWrite).unwrap();
@@ -93,14 +93,14 @@ fn a_stale_page_is_not_issued_before_it_is_fresh_and_then_the_old_way_reaches_no
     pair.table.revoke(FIRST).unwrap();
     let stale = Err(IssueError::NotFresh { page: PageId(0) });
     assert_eq!(pair.table.issue(FIRST, PageId(0), Access::ReadWrite), stale);
-    assert_eq!(pair.seen(place), 7, "what was lent was lent");
+    assert_eq!(pair.seen(place), 7, "the page is readable until it is prepared");
     let generation = pair.table.generation(PageId(0));
     pair.table.prepare(PageId(0)).unwrap();
     assert_eq!(pair.table.generation(PageId(0)), generation + 1);
     assert_eq!(pair.seen(place), 0);
     pair.table.prepare(PageId(0)).unwrap();
-    assert_eq!(pair.table.generation(PageId(0)), generation + 1, "it was fresh already");
-    // Another page under the same reference: the grantee's old place is not that page.
+    assert_eq!(pair.table.generation(PageId(0)), generation + 1, "a fresh page was prepared again");
+    // Another page under the same reference: the grantee's old place does not reach it.
     pair.put(PageId(1), 8);
     pair.table.issue(FIRST, PageId(1), Access::ReadWrite).unwrap();
     assert_eq!(pair.seen(place), 0);
@@ -109,7 +109,7 @@ fn a_stale_page_is_not_issued_before_it_is_fresh_and_then_the_old_way_reaches_no
 }
 
 #[test]
-fn force_needs_nothing_from_the_peer_and_holds_what_it_claims_to_use() {
+fn forced_window_revocation_holds_pages_in_use_until_use_ends() {
     let mut pair = Pair::new(SHAPE);
     for (n, page) in [PageId(0), PageId(1), PageId(6)].into_iter().enumerate() {
         pair.put(page, 7);
@@ -127,7 +127,7 @@ fn force_needs_nothing_from_the_peer_and_holds_what_it_claims_to_use() {
     assert_eq!(pair.table.issue(FIRST, PageId(2), Access::ReadWrite), held);
     assert_eq!(pair.table.prepare(PageId(0)), Err(RevokeError::Busy));
     pair.table.issue(Gref(FIRST.0 + 1), PageId(1), Access::ReadWrite).unwrap();
-    // The peer, honest but late, writes once more and lets go: nobody ever sees it.
+    // The peer, correct but late, writes once more and ends its use: the write reaches no later use.
     let (memory, offset) = pair.view.memory(place);
     memory.store_u64(offset, 99, SeqCst).unwrap();
     pair.view.end(FIRST);
@@ -138,7 +138,7 @@ fn force_needs_nothing_from_the_peer_and_holds_what_it_claims_to_use() {
 }
 
 #[test]
-fn a_view_that_is_dropped_uses_nothing_any_more() {
+fn dropped_view_ends_its_uses() {
     let mut pair = Pair::new(SHAPE);
     pair.table.issue(FIRST, PageId(0), Access::ReadWrite).unwrap();
     pair.begin(FIRST, Access::ReadOnly).unwrap();
@@ -147,7 +147,7 @@ fn a_view_that_is_dropped_uses_nothing_any_more() {
 }
 
 #[test]
-fn what_the_granter_may_not_do_is_refused() {
+fn invalid_issue_and_revoke_are_refused() {
     let mut pair = Pair::new(SHAPE);
     let table = &mut pair.table;
     for gref in [Gref(0), Gref(7), Gref(FIRST.0 + 3), Gref(u32::MAX)] {
@@ -172,13 +172,13 @@ fn what_the_granter_may_not_do_is_refused() {
 
 fn refused(outcome: Result<WindowView, WindowError>) -> WindowError {
     match outcome {
-        Ok(_) => panic!("it was opened"),
+        Ok(_) => panic!("the window was opened"),
         Err(error) => error,
     }
 }
 
 #[test]
-fn what_the_grantee_may_not_have_is_refused() {
+fn open_of_missing_or_foreign_window_is_refused() {
     let pair = Pair::new(SHAPE);
     let (toolstack, guest) = (&pair.machine.toolstack, pair.guest.domid());
     let handle = pair.table.handle();
@@ -190,14 +190,14 @@ fn what_the_grantee_may_not_have_is_refused() {
     assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
     let error = refused(toolstack.open_window(guest, handle, 2));
     assert!(matches!(error, WindowError::TooLarge { found: 3, limit: 2 }), "{error}");
-    // A third domain does not get at it.
+    // A third domain cannot open it.
     let third = pair.machine.guest();
     let error = refused(third.open_window(guest, handle, 4096));
     assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
 }
 
 #[test]
-fn windows_are_bounded_by_number_and_by_bytes() {
+fn windows_over_count_or_byte_limit_are_refused() {
     let machine = Machine::new();
     let guest = machine.guest();
     let small = WindowShape { writable: 1, read_only: 1, entries: 1 };
@@ -216,7 +216,7 @@ fn windows_are_bounded_by_number_and_by_bytes() {
     assert!(too_large, "{error}");
 }
 
-/// A domain that is not ours lends a window whose table says what it likes.
+/// Lends a window of a raw domain, whose table the test writes by hand.
 fn raw_window(machine: &Machine, arena: &RawArena, handle: u32) -> (DomId, RawDomain) {
     let (id, socket) = machine.guest_socket();
     let mut domain = RawDomain::join(socket).unwrap();
@@ -225,7 +225,7 @@ fn raw_window(machine: &Machine, arena: &RawArena, handle: u32) -> (DomId, RawDo
 }
 
 #[test]
-fn a_grantee_reaches_the_window_and_nothing_else_whatever_the_table_says() {
+fn use_of_invalid_window_entry_is_refused() {
     let machine = Machine::new();
     let shape = ArenaShape { writable: 2, read_only: 2, references: 16 };
     let arena = RawArena::new(shape).unwrap();
@@ -262,19 +262,19 @@ fn a_grantee_reaches_the_window_and_nothing_else_whatever_the_table_says() {
 }
 
 #[test]
-fn a_window_without_its_seals_is_refused() {
+fn window_without_seals_is_refused() {
     let machine = Machine::new();
     let (id, socket) = machine.guest_socket();
     let mut domain = RawDomain::join(socket).unwrap();
     let mut arena =
         RawArena::new(ArenaShape { writable: 2, read_only: 2, references: 16 }).unwrap();
     arena.handed_over[0] = memfd(2 * 4096, SealFlags::SHRINK).unwrap();
-    assert!(domain.lend_window(DomId(0), &arena, 5).is_err(), "the hub looks first");
+    assert!(domain.lend_window(DomId(0), &arena, 5).is_err(), "the hub accepted the arena");
     let error = refused(machine.toolstack.open_window(id, WindowHandle(5), 4096));
     assert!(matches!(error, WindowError::NoSuchWindow { .. }), "{error}");
 }
 
-/// A model of both ends; each page's content is its generation.
+/// Model of both ends. Each page's content is its generation and number.
 #[derive(Default)]
 struct Model {
     issued: BTreeMap<Gref, PageId>,
@@ -290,7 +290,7 @@ proptest! {
     })]
 
     #[test]
-    fn table_and_view_do_what_the_model_does(
+    fn random_window_operations_match_model(
         steps in prop::collection::vec((0u8..6, 0u32..3, 0u32..8), 1..120),
     ) {
         let mut pair = Pair::new(SHAPE);
@@ -364,7 +364,7 @@ proptest! {
 }
 
 #[test]
-fn a_round_begins_settles_and_ends_together() {
+fn window_round_ends_all_its_uses_together() {
     let mut pair = Pair::new(SHAPE);
     let view = pair.view.another();
     let mut round = WindowRound::new(view).unwrap();
@@ -381,7 +381,7 @@ fn a_round_begins_settles_and_ends_together() {
     assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
     round.end();
     assert_eq!(pair.table.revoke(FIRST), Ok(PageId(0)));
-    // Revoked by force in the middle of a round.
+    // A forced revocation in the middle of a round.
     assert!(round.page(second, Access::ReadOnly).is_ok());
     pair.table.revoke_forced(&[second]).unwrap();
     assert!(!round.settle());
@@ -392,7 +392,7 @@ fn a_round_begins_settles_and_ends_together() {
     assert_eq!(pair.table.held().pages, 1);
     round.end();
     assert_eq!(pair.table.held().pages, 0);
-    // All together, each with a status of its own.
+    // A batch: each entry has its own status.
     pair.put(PageId(1), 9);
     pair.table.issue(FIRST, PageId(1), Access::ReadWrite).unwrap();
     let wanted = [(third, Access::ReadOnly), (FIRST, Access::ReadWrite)];
@@ -400,9 +400,9 @@ fn a_round_begins_settles_and_ends_together() {
     assert_eq!(found[2], Err(GrantStatus::BadGref));
     let page = round.at(found[3].unwrap()).unwrap();
     assert_eq!(page.load_u64(0, SeqCst), Ok(9));
-    assert!(round.settle(), "they are settled already");
+    assert!(round.settle(), "the uses are not settled");
     assert_eq!(pair.table.revoke(FIRST), Err(RevokeError::Busy));
-    // Words that were left raised are lowered by whoever takes over.
+    // The successor of a round lowers the status words that the round left raised.
     let round = round.taking_over();
     assert_eq!(pair.table.revoke(FIRST), Ok(PageId(1)));
     drop(round);

@@ -1,4 +1,4 @@
-//! The engine `arena` does what every engine of a translation table must do.
+//! Conformance of the translation table engine `arena`.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -12,7 +12,7 @@ use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 
 use common::Machine;
 
-/// A program that has the window mapped, and keeps to the protocol.
+/// Correct program that has the grant window mapped.
 struct Program(WindowView);
 
 impl WindowPeer for Program {
@@ -38,7 +38,7 @@ impl WindowPeer for Program {
 }
 
 #[test]
-fn the_engine_arena_does_what_every_engine_must() {
+fn arena_engine_passes_window_conformance_suite() {
     let machine = Machine::new();
     let (guest, neighbour) = (machine.guest(), machine.guest());
     let mut table = guest.window(DomId(0), LEAST).unwrap();

@@ -1,5 +1,5 @@
-//! A window between two processes: what is used after its revocation, and what a peer that is stopped,
-//! or that keeps what it can, costs the granter.
+//! Grant windows between two processes: no use after revocation, and the cost of a peer that is stopped or
+//! keeps every page it can.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -20,11 +20,11 @@ use ringfence_platform::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Neither side waits longer for the other.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of each wait for the other side.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
-/// Where in the control page what is: the granter's word that it is over, the child's word of how far it
-/// is, how often it used a page, and, for each entry, the generation that is issued there.
+/// Offsets in the control page: the granter's step, the child's step, the child's count of uses, and, for
+/// each entry, the generation that is issued there.
 const STOP: usize = 0;
 const STEP: usize = 8;
 const USES: usize = 16;
@@ -38,7 +38,7 @@ fn store(page: &LentSlice, at: usize, value: u64) {
     page.store_u64(at, value, SeqCst).unwrap();
 }
 
-/// The granter's side of a window to a child, with a page to talk over.
+/// Granter's end of a grant window to a child process, with the control page.
 struct Peer {
     child: Child,
     table: Box<dyn TranslationTable>,
@@ -51,34 +51,34 @@ impl Peer {
         let table = granter.window(id, shape).unwrap();
         let control = granter.granter(id).unwrap().lend(Access::ReadWrite).unwrap();
         let (handle, gref) = (table.handle().0, control.gref());
-        let orders = format!("{} {handle} {gref}", granter.domid());
-        let child = common::child(role, &orders, socket);
+        let task = format!("{} {handle} {gref}", granter.domid());
+        let child = common::child(role, &task, socket);
         Peer { child, table, control }
     }
 
     fn wait_for(&self, step: u64) {
         let begun = Instant::now();
         while load(self.control.memory(), STEP) < step {
-            assert!(begun.elapsed() < PATIENCE, "the peer does not come to step {step}");
+            assert!(begun.elapsed() < TIME_LIMIT, "the peer does not reach step {step}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    fn tell(&self, step: u64) {
+    fn set_step(&self, step: u64) {
         store(self.control.memory(), STOP, step);
     }
 
     fn end(mut self) {
-        let mut said = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(self.child.wait().unwrap().success(), "the peer said:\n{said}");
+        let mut output = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut output).unwrap();
+        assert!(self.child.wait().unwrap().success(), "the peer printed:\n{output}");
     }
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Stops every thread of it, and waits until that is so.
+    /// Stops every thread of the child and waits until all are stopped.
     fn stop(&self) {
         self.signal(Signal::STOP);
         let begun = Instant::now();
@@ -91,17 +91,17 @@ impl Peer {
             })
         };
         while !stopped() {
-            assert!(begun.elapsed() < PATIENCE, "it is not stopped");
+            assert!(begun.elapsed() < TIME_LIMIT, "a thread is running");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
 
-/// The child's side: its window, and the page to talk over.
-fn inside() -> (WindowView, LentSlice) {
-    let (orders, platform) = common::orders();
-    let [granter, handle, control] = orders.split(' ').collect::<Vec<_>>()[..] else {
-        panic!("{orders}")
+/// Returns the child's end: the view of its grant window, and the control page.
+fn join_as_child() -> (WindowView, LentSlice) {
+    let (task, platform) = common::task();
+    let [granter, handle, control] = task.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{task}")
     };
     let granter = DomId(granter.parse().unwrap());
     let mut mapped = Vec::new();
@@ -109,17 +109,17 @@ fn inside() -> (WindowView, LentSlice) {
     grantee.map(&[(Gref(control.parse().unwrap()), Access::ReadWrite)], &mut mapped);
     let handle = WindowHandle(handle.parse().unwrap());
     let view = platform.open_window(granter, handle, 4096).unwrap();
-    // Until the process ends.
+    // These stay open until the process ends.
     std::mem::forget(platform);
     std::mem::forget(grantee);
     (view, mapped.pop().unwrap().unwrap())
 }
 
-/// Waits until the granter has come to that step.
-fn hear(control: &LentSlice, step: u64) {
+/// Waits until the granter has reached `step`.
+fn wait_for_granter(control: &LentSlice, step: u64) {
     let begun = Instant::now();
     while load(control, STOP) < step {
-        assert!(begun.elapsed() < PATIENCE, "the granter is silent");
+        assert!(begun.elapsed() < TIME_LIMIT, "the granter is silent");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -132,9 +132,9 @@ fn current_of(gref: Gref) -> usize {
 }
 
 #[test]
-#[ignore = "the child's side of nothing_is_used_after_its_revocation"]
-fn a_user_in_a_child() {
-    let (mut view, control) = inside();
+#[ignore = "the child's side of window_use_racing_revocation_never_reaches_next_page"]
+fn run_user_in_child_process() {
+    let (mut view, control) = join_as_child();
     let (mut out, mut uses) = (Vec::new(), 0);
     let mut last = Instant::now();
     while load(&control, STOP) == 0 {
@@ -145,8 +145,8 @@ fn a_user_in_a_child() {
             let expected = load(&control, current_of(gref));
             let (memory, offset) = view.memory(*place);
             let words = [offset, offset + PAGE_SIZE - 8].map(|at| load(memory, at));
-            // A use keeps the page from being revoked patiently: it is what was issued, unless it was
-            // destroyed by force meanwhile.
+            // A use blocks cooperative revocation. The page holds the issued generation, or zeros after a forced
+            // revocation.
             let good = |word: u64| word == 0 || word == expected;
             assert!(words.into_iter().all(good), "{words:?}, issued {expected}");
             uses += 1;
@@ -156,20 +156,20 @@ fn a_user_in_a_child() {
         if out.iter().any(Result::is_ok) {
             last = Instant::now();
         }
-        assert!(last.elapsed() < PATIENCE, "nothing is issued any more");
+        assert!(last.elapsed() < TIME_LIMIT, "no page is issued");
     }
 }
 
-/// One process issues and revokes, as fast as it can, by turns patiently and by force; another uses what
-/// it finds. While a use lasts, the page holds the generation that was issued, or (by force) zeros: never
-/// what was put there for another reference. `cargo xtask soak window` does ten million rounds.
+/// One process issues and revokes as fast as it can, alternately in cooperation and by force; another uses
+/// the pages it finds. During a use the page holds the issued generation, or zeros after force. It never
+/// holds content that was stored for another reference. `cargo xtask soak window` runs ten million rounds.
 #[test]
-fn nothing_is_used_after_its_revocation() {
+fn window_use_racing_revocation_never_reaches_next_page() {
     let rounds: u64 =
         std::env::var("RINGFENCE_SOAK_ROUNDS").map_or(100_000, |n| n.parse().unwrap());
     let machine = Machine::new();
     let guest = machine.guest();
-    let mut peer = Peer::start(&machine, &guest, "a_user_in_a_child", STRESS);
+    let mut peer = Peer::start(&machine, &guest, "run_user_in_child_process", STRESS);
     let control = peer.control.memory().clone();
     let begun = Instant::now();
     let (mut round, mut generation, mut page) = (0, 0u64, 0);
@@ -192,9 +192,9 @@ fn nothing_is_used_after_its_revocation() {
             held += u64::from(!*issued);
         }
         if round == before {
-            // All is in use or held: the user gets its turn, though there were one processor.
+            // Every page is in use or held. Yields, so that the user runs on a machine with one processor.
             std::thread::yield_now();
-            assert!(peer.child.try_wait().unwrap().is_none(), "the user is gone");
+            assert!(peer.child.try_wait().unwrap().is_none(), "the user exited");
         }
         let by_force = generation.is_multiple_of(3);
         for (gref, issued) in STRESS.grefs().zip(&mut issued).filter(|(_, issued)| **issued) {
@@ -208,7 +208,7 @@ fn nothing_is_used_after_its_revocation() {
             }
         }
     }
-    peer.tell(1);
+    peer.set_step(1);
     let took = begun.elapsed();
     let uses = load(&control, USES);
     eprintln!(
@@ -222,9 +222,9 @@ fn nothing_is_used_after_its_revocation() {
 }
 
 const MANY: WindowShape = WindowShape { writable: 1024, read_only: 1024, entries: 2048 };
-/// Pages that the peer has put into pipes as well: what its kernel pins.
+/// Number of pages that the peer also puts into pipes, where its kernel pins them.
 const PINNED: u32 = 8;
-/// How often the peer maps one page.
+/// Number of mappings that the peer creates of one page.
 const MAPPINGS: usize = 60_000;
 
 fn tag(page: PageId) -> u64 {
@@ -238,8 +238,8 @@ fn issue_all(table: &mut dyn TranslationTable) {
     }
 }
 
-/// Begins to use every page there is, and looks at it.
-fn take_everything(view: &mut WindowView) -> Vec<WindowPlace> {
+/// Begins a use of every page and checks its content.
+fn use_every_page(view: &mut WindowView) -> Vec<WindowPlace> {
     let mut out = Vec::new();
     view.begin(MANY.grefs().map(|gref| (gref, Access::ReadOnly)), &mut out);
     let places: Vec<WindowPlace> = out.into_iter().map(Result::unwrap).collect();
@@ -250,8 +250,7 @@ fn take_everything(view: &mut WindowView) -> Vec<WindowPlace> {
     places
 }
 
-/// More mappings of a page that is mapped here: by the system call that moves a mapping, told that the
-/// old one has no length.
+/// Creates further mappings of a mapped page, with `mremap` from an old length of 0. Returns their number.
 fn map_again(page: &LentSlice, times: usize) -> usize {
     let mut made = 0;
     while made < times {
@@ -261,25 +260,25 @@ fn map_again(page: &LentSlice, times: usize) -> usize {
         if new == libc::MAP_FAILED {
             break;
         }
-        // SAFETY: it was mapped just now, readable; nobody writes there meanwhile.
+        // SAFETY: mapped above and readable; no code writes to it meanwhile.
         let _ = unsafe { new.cast::<u64>().read_volatile() };
         made += 1;
     }
     made
 }
 
-/// Where a page is mapped.
+/// Returns the address at which a page is mapped.
 fn address(page: &LentSlice) -> *mut libc::c_void {
     let address = usize::try_from(page.device_region().address()).unwrap();
     core::ptr::with_exposed_provenance_mut(address)
 }
 
 #[test]
-#[ignore = "the child's side of a_stopped_peer_that_holds_everything_loses_everything"]
-fn a_hoarder_in_a_child() {
-    let (mut view, control) = inside();
-    hear(&control, 1);
-    let places = take_everything(&mut view);
+#[ignore = "the child's side of forced_revocation_from_stopped_peer_takes_every_page"]
+fn run_hoarder_in_child_process() {
+    let (mut view, control) = join_as_child();
+    wait_for_granter(&control, 1);
+    let places = use_every_page(&mut view);
     // Pages given to pipes are pinned.
     let mut pipes = Vec::new();
     for place in &places[..PINNED as usize] {
@@ -296,30 +295,30 @@ fn a_hoarder_in_a_child() {
     let made = map_again(&memory.slice(at, PAGE_SIZE).unwrap(), MAPPINGS);
     store(&control, USES, made as u64);
     store(&control, STEP, 1);
-    // It is stopped somewhere in here, and goes on when everything was taken.
-    hear(&control, 2);
+    // The granter stops this process here and resumes it after the revocation.
+    wait_for_granter(&control, 2);
     let found = places.iter().map(|place| {
         let (memory, at) = view.memory(*place);
         load(memory, at + 8)
     });
-    assert_eq!(found.filter(|word| *word != 0).count(), 0, "of what was taken back");
+    assert_eq!(found.filter(|word| *word != 0).count(), 0, "a revoked page is readable");
     for ((mut from, into), page) in pipes.into_iter().zip((0..).map(PageId)) {
         drop(into);
         let mut bytes = Vec::new();
         from.read_to_end(&mut bytes).unwrap();
         let word = u64::from_le_bytes(*bytes[8..].first_chunk().unwrap());
-        assert_eq!(word, tag(page), "what was pinned is what it was, and nothing newer");
+        assert_eq!(word, tag(page), "a pinned page has new content");
     }
     store(&control, STEP, 2);
-    // It never lowers its words. It is killed here.
-    hear(&control, u64::MAX);
+    // The peer never lowers its status words. The granter kills it here.
+    wait_for_granter(&control, u64::MAX);
 }
 
 #[test]
-#[ignore = "the child's side of a_stopped_peer_that_holds_everything_loses_everything"]
-fn an_honest_user_in_a_child() {
-    let (mut view, control) = inside();
-    hear(&control, 1);
+#[ignore = "the child's side of forced_revocation_from_stopped_peer_takes_every_page"]
+fn run_correct_user_in_child_process() {
+    let (mut view, control) = join_as_child();
+    wait_for_granter(&control, 1);
     let mut rounds = 0;
     let first = Gref::FIRST_FREE;
     while load(&control, STOP) < 2 {
@@ -327,7 +326,7 @@ fn an_honest_user_in_a_child() {
         view.begin([(first, Access::ReadWrite)].into_iter(), &mut out);
         let place = out.pop().unwrap().unwrap();
         let (memory, at) = view.memory(place);
-        // What was asked is answered.
+        // Answers the number that the granter stored.
         let asked = load(memory, at + 8);
         store(memory, at + 16, asked + 1);
         view.end(first);
@@ -336,32 +335,32 @@ fn an_honest_user_in_a_child() {
     }
 }
 
-/// Asks another peer something in its window and waits for the answer.
-fn is_served(peer: &Peer, number: u64) {
+/// Checks that another peer answers a request in its grant window.
+fn check_is_served(peer: &Peer, number: u64) {
     let page = peer.table.memory(PageId(0)).unwrap();
     store(&page, 8, number);
     let begun = Instant::now();
     while load(&page, 16) != number + 1 {
-        assert!(begun.elapsed() < PATIENCE, "the other peer is not served");
+        assert!(begun.elapsed() < TIME_LIMIT, "the other peer is not served");
         std::thread::yield_now();
     }
 }
 
 #[test]
-fn a_stopped_peer_that_holds_everything_loses_everything() {
+fn forced_revocation_from_stopped_peer_takes_every_page() {
     let machine = Machine::new();
     let guest = machine.guest();
-    let mut hoarder = Peer::start(&machine, &guest, "a_hoarder_in_a_child", MANY);
-    let mut other = Peer::start(&machine, &guest, "an_honest_user_in_a_child", MANY);
+    let mut hoarder = Peer::start(&machine, &guest, "run_hoarder_in_child_process", MANY);
+    let mut other = Peer::start(&machine, &guest, "run_correct_user_in_child_process", MANY);
     issue_all(&mut *hoarder.table);
     issue_all(&mut *other.table);
-    hoarder.tell(1);
-    other.tell(1);
-    is_served(&other, 100);
+    hoarder.set_step(1);
+    other.set_step(1);
+    check_is_served(&other, 100);
     hoarder.wait_for(1);
     let mappings = load(hoarder.control.memory(), USES);
     hoarder.stop();
-    // What is still needed is copied out, while the peer claims to use it.
+    // The granter copies the content out while the peer claims to use the pages.
     let table = &mut hoarder.table;
     let kept: Vec<u64> =
         (0..MANY.pages()).map(|page| load(&table.memory(PageId(page)).unwrap(), 8)).collect();
@@ -377,31 +376,31 @@ fn a_stopped_peer_that_holds_everything_loses_everything() {
     };
     let (most, last) = all.split_at(all.len() - 1);
     timed("one page at a time", 1, &most[..512]);
-    is_served(&other, 200);
+    check_is_served(&other, 200);
     timed("256 pages at a time", 256, &most[512..]);
     timed(&format!("one page that it maps {mappings} times"), 1, last);
-    is_served(&other, 300);
-    // Nothing is reached any more, nothing that was copied out is lost, and the rest is accounted for.
+    check_is_served(&other, 300);
+    // No revoked page is readable, no copied content is lost, and every held page is counted.
     for (page, kept) in (0..).map(PageId).zip(&kept) {
         assert_eq!(load(&table.memory(page).unwrap(), 8), 0);
         assert_eq!(*kept, tag(page));
     }
     assert_eq!(table.held().pages, MANY.pages());
-    hoarder.tell(2);
+    hoarder.set_step(2);
     hoarder.signal(Signal::CONT);
     hoarder.wait_for(2);
-    assert_eq!(hoarder.table.held().pages, MANY.pages(), "it never lets go");
-    // It is gone, and so is what it held.
+    assert_eq!(hoarder.table.held().pages, MANY.pages(), "a page was released");
+    // The peer's exit releases its pages.
     hoarder.child.kill().unwrap();
     hoarder.child.wait().unwrap();
     let begun = Instant::now();
     while hoarder.table.held().pages > 0 {
-        assert!(begun.elapsed() < PATIENCE, "{} pages are held", hoarder.table.held().pages);
+        assert!(begun.elapsed() < TIME_LIMIT, "{} pages are held", hoarder.table.held().pages);
         std::thread::sleep(Duration::from_millis(1));
     }
     hoarder.table.scrub().unwrap();
     issue_all(&mut *hoarder.table);
-    is_served(&other, 400);
-    other.tell(2);
+    check_is_served(&other, 400);
+    other.set_step(2);
     other.end();
 }

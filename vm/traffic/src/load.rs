@@ -1,8 +1,9 @@
-//! A load on a disk of which every sector is checked.
+//! Disk load that checks every sector.
 //!
-//! Each thread has a part of the disk to itself, writes runs of sectors there at random places, reads
-//! others, and remembers what each sector must hold: its own number and how often it was written, in
-//! every word, so that one which is lost, old, torn or misplaced shows. At the end it reads everything.
+//! Each thread owns a part of the disk. It writes runs of sectors there at random positions and reads
+//! others. It remembers the content of each sector: the sector number and the count of its writes, in
+//! every word. So a lost, old, torn or misplaced sector is detected. At the end each thread reads its
+//! whole part.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,37 +14,38 @@ use anyhow::Context as _;
 use clap::Args;
 
 const SECTOR: usize = 512;
-/// Past the page cache, on x86.
+/// Bypasses the page cache; the value on x86.
 const O_DIRECT: i32 = 0o40000;
 const ALIGNMENT: usize = 4096;
 
 #[derive(Args)]
 pub(crate) struct LoadArgs {
-    /// The disk, or a file
+    /// Path of the disk or file
     path: PathBuf,
-    /// How much of it, from its beginning
+    /// Size of the tested part, from the start, in MiB
     #[arg(long, default_value_t = 16)]
     mebibytes: u64,
-    /// For how long; then it is read and compared once more
+    /// Duration of the load in seconds; afterwards the disk is read and compared once more
     #[arg(long, default_value_t = 5)]
     seconds: u64,
-    /// How many requests at a time
+    /// Number of threads; each has one request in flight
     #[arg(long, default_value_t = 8)]
     threads: u64,
-    /// The largest request, and the unit of all, in KiB
+    /// Size limit of a request in KiB
     #[arg(long, default_value_t = 128)]
     largest: usize,
+    /// Unit of positions and sizes in KiB
     #[arg(long, default_value_t = 4)]
     unit: usize,
-    /// Flush after every so many writes of a thread; 0 for never
+    /// Flush after this number of writes of a thread; 0 for never
     #[arg(long, default_value_t = 32)]
     flush: u64,
-    /// Only read, and compare nothing
+    /// Only read, without a comparison
     #[arg(long)]
     read_only: bool,
 }
 
-/// What a thread did.
+/// Result of one thread.
 #[derive(Default)]
 struct Done {
     reads: u64,
@@ -51,7 +53,7 @@ struct Done {
     longest: Duration,
 }
 
-/// Memory that O_DIRECT takes.
+/// Memory aligned for O_DIRECT.
 struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -69,14 +71,14 @@ impl Buffer {
     }
 }
 
-/// A thread's part of the disk.
+/// Part of the disk that belongs to one thread.
 struct Part {
     file: File,
-    /// Its first sector.
+    /// First sector of the part.
     first: u64,
-    /// How often each was written.
+    /// Number of writes of each sector.
     written: Vec<u32>,
-    /// Different each time: what was left by another load is not taken for this one's.
+    /// Random value of each run, so that data of an earlier load is not accepted.
     salt: u64,
     state: u64,
     buffer: Buffer,
@@ -85,7 +87,7 @@ struct Part {
 }
 
 impl Part {
-    /// xorshift64 (Marsaglia).
+    /// Returns a pseudorandom number less than `below` (xorshift64, Marsaglia).
     fn random(&mut self, below: usize) -> usize {
         self.state ^= self.state << 13;
         self.state ^= self.state >> 7;
@@ -93,8 +95,8 @@ impl Part {
         usize::try_from(self.state >> 16).unwrap_or(0) % below.max(1)
     }
 
-    /// Somewhere, so many sectors.
-    fn somewhere(&mut self) -> (usize, usize) {
+    /// Returns a random position and a random number of sectors.
+    fn random_range(&mut self) -> (usize, usize) {
         let units = self.written.len() / self.unit;
         let most = (self.largest / self.unit).min(units).max(1);
         let count = self.random(most) + 1;
@@ -102,14 +104,14 @@ impl Part {
         (place * self.unit, count * self.unit)
     }
 
-    /// What a sector holds that was written so often.
+    /// Returns the word of a sector after `times` writes.
     fn word((salt, first): (u64, u64), index: usize, times: u32) -> u64 {
         let sector = first + index as u64;
         salt ^ (sector << 24 | u64::from(times) & 0xFF_FFFF)
     }
 
     fn write(&mut self) -> anyhow::Result<()> {
-        let (place, count) = self.somewhere();
+        let (place, count) = self.random_range();
         let bytes = self.buffer.part(count * SECTOR);
         let sectors = self.written[place..place + count].iter_mut().enumerate();
         for ((offset, times), sector) in sectors.zip(bytes.chunks_mut(SECTOR)) {
@@ -128,7 +130,7 @@ impl Part {
         for (offset, sector) in bytes.chunks(SECTOR).enumerate() {
             let times = self.written[place + offset];
             if times == 0 {
-                // Nobody knows what was there before.
+                // This run did not write the sector, so its content is unknown.
                 continue;
             }
             let word = Part::word((self.salt, self.first), place + offset, times).to_le_bytes();
@@ -150,7 +152,7 @@ impl Part {
         while Instant::now() < end {
             let began = Instant::now();
             if args.read_only || self.random(3) == 0 {
-                let (place, count) = self.somewhere();
+                let (place, count) = self.random_range();
                 self.read(place, count)?;
                 done.reads += 1;
             } else {
@@ -176,7 +178,7 @@ fn open(path: &Path, read_only: bool) -> anyhow::Result<File> {
     options.open(path).with_context(|| path.display().to_string())
 }
 
-/// Does it; `READS WRITES LONGEST_MS`.
+/// Runs the load. Returns `READS WRITES LONGEST_MS`.
 pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<String> {
     let sectors = (args.mebibytes << 11) / args.threads.max(1);
     let (unit, largest) = (args.unit * 2, args.largest * 2);
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sector_that_is_old_torn_or_misplaced_shows() {
+    fn old_torn_or_misplaced_sector_is_detected() {
         let path = std::env::temp_dir().join(format!("traffic-load-{}", std::process::id()));
         std::fs::write(&path, vec![0; 64 * SECTOR]).unwrap();
         let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();

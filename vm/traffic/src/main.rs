@@ -1,10 +1,11 @@
 #![forbid(unsafe_code)]
-//! TCP and UDP traffic inside the emulated machines of `cargo xtask vm`, where busybox's nc is too slow (it
-//! moves a kilobyte a system call, which is dear under emulation) and cannot tell how long a
-//! connection stood still; and load on disks.
+//! Test traffic inside the emulated machines of `cargo xtask vm`: TCP, UDP, and load on disks.
 //!
-//! A stream is pseudo-random, the same every time, so that its SHA-256 is known beforehand: a damaged,
-//! lost, doubled or misplaced byte shows.
+//! busybox's nc is too slow there: it moves one kilobyte in each system call, and system calls are
+//! expensive under emulation. It also cannot measure how long a connection stood still.
+//!
+//! Each stream is pseudorandom with a fixed seed, so its SHA-256 is known beforehand. A damaged, lost,
+//! duplicated or misplaced byte changes it.
 
 mod exchange;
 mod load;
@@ -18,80 +19,80 @@ use anyhow::Context as _;
 use clap::Parser;
 use sha2::{Digest, Sha256};
 
-/// How much is read or written at a time.
+/// Size of each read and write in bytes.
 const CHUNK: usize = 64 * 1024;
-/// How long an end waits for the other one to say anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of each wait for the other end.
+const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Parser)]
 #[command(name = "traffic", about = "TCP and UDP traffic, and load on disks for scenarios")]
 enum Command {
-    /// Take one stream, and print its length and its SHA-256
+    /// Receive one stream; print its length in bytes and its SHA-256
     Receive {
-        /// Where to listen, on every address
+        /// Port to listen on, on every address
         port: u16,
     },
-    /// Send a stream, and wait until the other end has taken it
+    /// Send a stream, and wait until the receiver has read all of it
     Send {
-        /// The receiver's
+        /// Address of the receiver
         address: String,
-        /// The receiver's
+        /// Port of the receiver
         port: u16,
-        /// The stream's length
+        /// Length of the stream in MiB
         mebibytes: u64,
     },
-    /// Print the length and the SHA-256 that a stream has to have
+    /// Print the length in bytes and the SHA-256 of a stream
     Sum {
-        /// The stream's length
+        /// Length of the stream in MiB
         mebibytes: u64,
     },
-    /// Return whatever comes, on every connection
+    /// Return all received data, on every connection
     Echo {
-        /// Where to listen, on every address
+        /// Port to listen on, on every address
         port: u16,
     },
-    /// Say something and wait for its echo, again and again; print how often, and the longest time
-    /// from one echo to the next
+    /// Send a message and wait for its echo, repeatedly; print the number of echoes, and the longest time
+    /// between two echoes in ms
     Pulse {
-        /// That of `echo`
+        /// Address of `echo`
         address: String,
-        /// That of `echo`
+        /// Port of `echo`
         port: u16,
-        /// For how long
+        /// Duration in seconds
         seconds: u64,
     },
-    /// Open so many connections to an `echo`, use all of them at once, and compare
+    /// Open many connections to an `echo`, use all of them at the same time, and compare the data
     Many {
-        /// That of `echo`
+        /// Address of `echo`
         address: String,
-        /// That of `echo`
+        /// Port of `echo`
         port: u16,
-        /// How many
+        /// Number of connections
         connections: usize,
-        /// How much each one says
+        /// Data sent on each connection in KiB
         kibibytes: usize,
     },
-    /// Send datagrams of every length to a `return`, and compare what comes back
+    /// Send datagrams of many lengths to a `return`, and compare the replies
     Datagrams {
-        /// That of `return`
+        /// Address of `return`
         address: String,
-        /// That of `return`
+        /// Port of `return`
         port: u16,
-        /// How many
+        /// Number of datagrams
         count: u32,
     },
-    /// Return datagrams to whom they came from
+    /// Return each datagram to its sender
     Return {
-        /// Where to listen
+        /// Port to listen on
         port: u16,
     },
-    /// Take one stream of `send`, to wherever it is cut off, and compare; print how much was right
+    /// Receive one stream of `send`, up to its end or its break; compare it; print the number of correct bytes
     Beginning {
-        /// Where to listen, on every address
+        /// Port to listen on, on every address
         port: u16,
     },
-    /// Write and read a disk at random places, several requests at a time, and compare; print how many
-    /// reads and writes, and the longest time that one took in ms
+    /// Write and read a disk at random positions with several threads, and compare; print the number of reads,
+    /// the number of writes, and the longest request in ms
     Load(load::LoadArgs),
 }
 
@@ -123,26 +124,26 @@ fn main() -> ExitCode {
 }
 
 fn listen(port: u16) -> anyhow::Result<TcpListener> {
-    // Linux takes IPv4 on this one too.
+    // Linux accepts IPv4 on this socket too.
     TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).with_context(|| format!("port {port}"))
 }
 
 fn connect(address: &str, port: u16) -> anyhow::Result<TcpStream> {
     let target = (address, port).to_socket_addrs()?.next().context("no address")?;
-    let stream = TcpStream::connect_timeout(&target, PATIENCE / 4)
+    let stream = TcpStream::connect_timeout(&target, TIME_LIMIT / 4)
         .with_context(|| format!("connecting to {target}"))?;
-    settle(&stream)?;
+    set_timeouts(&stream)?;
     Ok(stream)
 }
 
-fn settle(stream: &TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+fn set_timeouts(stream: &TcpStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(TIME_LIMIT))?;
+    stream.set_write_timeout(Some(TIME_LIMIT))
 }
 
 fn receive(port: u16) -> anyhow::Result<String> {
     let (mut stream, _) = listen(port)?.accept()?;
-    settle(&stream)?;
+    set_timeouts(&stream)?;
     let mut hash = Sha256::new();
     let mut length = 0;
     let mut chunk = vec![0; CHUNK];
@@ -164,7 +165,7 @@ fn send(address: &str, port: u16, mebibytes: u64) -> anyhow::Result<String> {
         stream.write_all(&chunk).context("sending")?;
     }
     stream.shutdown(Shutdown::Write)?;
-    // The receiver closes when it has everything.
+    // The receiver closes after it has read everything.
     io::copy(&mut stream, &mut io::sink()).context("waiting for the receiver")?;
     Ok(format!("{:.1} s", start.elapsed().as_secs_f64()))
 }
@@ -175,7 +176,7 @@ fn sum(mebibytes: u64) -> anyhow::Result<String> {
     Ok(format!("{} {:x}", mebibytes << 20, hash.finalize()))
 }
 
-/// The stream, in chunks (xorshift64, Marsaglia).
+/// Returns the stream in chunks (xorshift64, Marsaglia).
 fn chunks(mebibytes: u64) -> impl Iterator<Item = Vec<u8>> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     (0..mebibytes << 4).map(move |_| {
@@ -207,13 +208,13 @@ fn pulse(address: &str, port: u16, seconds: u64) -> anyhow::Result<String> {
     let end = Instant::now() + Duration::from_secs(seconds);
     let (mut count, mut longest, mut last) = (0_u64, Duration::ZERO, Instant::now());
     while last < end {
-        // Of every length up to a little more than a packet.
+        // Message lengths from 8 bytes to a little more than a packet.
         let length = usize::try_from(count % 2000)? + 8;
         let message: Vec<u8> = count.to_le_bytes().into_iter().cycle().take(length).collect();
-        stream.write_all(&message).context("saying something")?;
+        stream.write_all(&message).context("sending")?;
         let mut answer = vec![0; length];
         stream.read_exact(&mut answer).context("waiting for the echo")?;
-        anyhow::ensure!(answer == message, "echo {count} is not what was said");
+        anyhow::ensure!(answer == message, "echo {count} differs from its message");
         count += 1;
         longest = longest.max(last.elapsed());
         last = Instant::now();
@@ -227,13 +228,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_arrives_with_its_sum() {
+    fn stream_received_has_predicted_sum() {
         let port =
             TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).unwrap().local_addr().unwrap().port();
         let receiver = std::thread::spawn(move || receive(port).unwrap());
         let start = Instant::now();
         while send("127.0.0.1", port, 3).is_err() {
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIME_LIMIT);
         }
         assert_eq!(receiver.join().unwrap(), sum(3).unwrap());
         assert!(sum(3).unwrap().starts_with("3145728 "));

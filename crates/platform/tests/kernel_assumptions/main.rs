@@ -1,9 +1,8 @@
-//! What the local platform assumes of Linux, each assumption a test that says which it is, and the
-//! hazards that its design avoids, each shown to be one.
+//! Kernel behaviour on which the local platform relies, and hazards that its design avoids.
 //!
-//! A failure here is no fault of the code: it says that this kernel does not give what the
-//! promises in `docs/local-platform.md` rest on. Where a kernel lacks what a hazard needs, the test
-//! says `SKIPPED` and why.
+//! Each test names its subject: an assumption that must hold, or a hazard that it demonstrates. A failure
+//! is no fault of the project's code: this kernel does not give a guarantee that `docs/local-platform.md`
+//! relies on. A test prints `SKIPPED` and the reason if the kernel lacks the feature under test.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -15,13 +14,13 @@ mod punching;
 mod seals;
 mod siblings;
 
-/// The kernel does not have it: there is nothing to assume, and nothing to install.
+/// Reports a test as skipped because the kernel lacks the feature, which then cannot be installed either.
 fn not_in_this_kernel(reason: impl std::fmt::Display) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// It is there, and not allowed here: root could change that, so where everything is to be tested
-/// this is a failure.
+/// Reports a test as skipped because this user may not use the feature. Root could permit it, so the
+/// function panics if `RINGFENCE_TEST_REQUIRE` is 1.
 fn not_allowed_here(reason: impl std::fmt::Display) {
     assert!(std::env::var_os("RINGFENCE_TEST_REQUIRE").is_none_or(|v| v != "1"), "{reason}");
     eprintln!("SKIPPED: {reason}");

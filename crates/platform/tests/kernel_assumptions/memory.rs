@@ -1,4 +1,4 @@
-//! Arena files and raw mappings of them, as both sides of a pair have them.
+//! Arena files and raw mappings of them, as granter and grantee have them.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -8,10 +8,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 pub(crate) const PAGE: usize = 4096;
 
-/// The seals of an arena's files.
+/// Seals of an arena's files.
 pub(crate) const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A memfd with these seals.
+/// Creates a memfd of `pages` pages with the given seals.
 pub(crate) fn memfd(pages: usize, seals: SealFlags) -> OwnedFd {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("assumption", flags).unwrap();
@@ -20,24 +20,24 @@ pub(crate) fn memfd(pages: usize, seals: SealFlags) -> OwnedFd {
     fd
 }
 
-/// An arena's file.
+/// Creates a file with the size and seals of an arena.
 pub(crate) fn arena(pages: usize) -> OwnedFd {
     memfd(pages, SEALS)
 }
 
-/// The same file, opened again through /proc.
+/// Opens the file of `fd` again through /proc, with another mode.
 pub(crate) fn reopen(fd: impl AsFd, mode: OFlags) -> rustix::io::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// Takes the content of pages away.
+/// Punches a hole over `count` pages from page `first`: frees their content.
 pub(crate) fn punch(fd: impl AsFd, first: usize, count: usize) -> rustix::io::Result<()> {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(fd, flags, (first * PAGE) as u64, (count * PAGE) as u64)
 }
 
-/// A shared mapping. Its bytes are only touched as atomic words.
+/// Shared mapping. Its bytes are accessed as atomic words only.
 pub(crate) struct Mapped {
     start: *mut u8,
     len: usize,
@@ -56,12 +56,12 @@ impl Drop for Mapped {
 }
 
 impl Mapped {
-    /// Maps pages of `fd` from page `first` on.
+    /// Maps `pages` pages of `fd` from page `first` on.
     pub(crate) fn new(fd: impl AsFd, first: usize, pages: usize, write: bool) -> Mapped {
         Mapped::try_new(fd, first, pages, write).unwrap()
     }
 
-    /// The same, or why not.
+    /// Maps pages, as [`Mapped::new`] does, and returns the kernel's error.
     pub(crate) fn try_new(
         fd: impl AsFd,
         first: usize,
@@ -77,7 +77,7 @@ impl Mapped {
         Ok(Mapped { start: start.cast(), len })
     }
 
-    /// Memory that is shared with the children of this process.
+    /// Maps one page of memory that this process shares with its children.
     pub(crate) fn anonymous() -> Mapped {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let anywhere = core::ptr::null_mut();
@@ -87,16 +87,16 @@ impl Mapped {
         Mapped { start: start.unwrap().cast(), len: PAGE }
     }
 
-    /// A mapping that was made or moved by hand.
+    /// Takes ownership of a mapping that was created or moved by hand.
     ///
     /// # Safety
     ///
-    /// The range is mapped, readable, and belongs to nothing else.
+    /// The range is mapped and readable, and nothing else owns it.
     pub(crate) unsafe fn adopt(start: *mut u8, len: usize) -> Mapped {
         Mapped { start, len }
     }
 
-    /// Gives up ownership: whoever takes the address has it now.
+    /// Releases ownership without unmapping. Returns the address and the length.
     pub(crate) fn into_address(self) -> (*mut u8, usize) {
         let parts = (self.start, self.len);
         core::mem::forget(self);
@@ -107,14 +107,14 @@ impl Mapped {
         self.start
     }
 
-    /// The first word of a page.
+    /// Returns the first word of a page.
     pub(crate) fn word(&self, page: usize) -> &AtomicU64 {
         assert!((page + 1) * PAGE <= self.len);
         // SAFETY: inside the mapping, aligned to the page, and only ever accessed as an atomic.
         unsafe { AtomicU64::from_ptr(self.start.add(page * PAGE).cast()) }
     }
 
-    /// All words of the first page.
+    /// Returns all words of the first page.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: the first page is mapped, aligned, and only ever accessed as atomics.
         unsafe { core::slice::from_raw_parts(self.start.cast(), PAGE / 8) }

@@ -1,4 +1,4 @@
-//! Another process: a fork of this one that runs a closure and talks over a socket.
+//! Peer process: a fork of this process that runs a closure and exchanges numbers over a socket.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -6,21 +6,21 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, socketpair};
 
-/// How long either side waits for the other.
+/// Time limit of each wait for the other side.
 const WITHIN: Duration = Duration::from_secs(20);
 
-/// One end of the talk: numbers, one a message.
+/// One end of the socket pair; each message carries one number.
 pub(crate) struct Line(OwnedFd);
 
 impl Line {
-    /// Sends a number.
-    pub(crate) fn tell(&self, number: u64) {
-        // The other end may be gone, which the next `hear` shows.
+    /// Sends `number`. Ignores the error of a closed socket.
+    pub(crate) fn send(&self, number: u64) {
+        // The next `receive` reports that the other end is closed.
         let _ = rustix::net::send(&self.0, &number.to_le_bytes(), SendFlags::NOSIGNAL);
     }
 
-    /// Waits for a number; `None` when the other end is gone or silent.
-    pub(crate) fn hear(&self) -> Option<u64> {
+    /// Waits for a number. Returns `None` when the other end is closed or the time limit is over.
+    pub(crate) fn receive(&self) -> Option<u64> {
         let timeout = Timespec::try_from(WITHIN).ok()?;
         if poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)) != Ok(1) {
             return None;
@@ -33,15 +33,15 @@ impl Line {
     }
 }
 
-/// A child. It is killed, and waited for, when this is dropped.
+/// Child process. Dropping the value kills the process and waits for it.
 pub(crate) struct Peer {
     pub(crate) pid: libc::pid_t,
     line: Line,
 }
 
 impl Peer {
-    /// Forks. The child runs `body` and exits; what it has to say it tells over the line, since a
-    /// panic there could wait for a lock that another thread of this process holds.
+    /// Forks. The child runs `body` and exits. It reports through the line and never panics: a panic could
+    /// wait for a lock that another thread of this process holds.
     pub(crate) fn fork(body: impl FnOnce(&Line)) -> Peer {
         let kind = SocketType::SEQPACKET;
         let (near, far) =
@@ -62,16 +62,16 @@ impl Peer {
         unsafe { libc::_exit(0) }
     }
 
-    pub(crate) fn tell(&self, number: u64) {
-        self.line.tell(number);
+    pub(crate) fn send(&self, number: u64) {
+        self.line.send(number);
     }
 
-    /// Waits for a number.
-    pub(crate) fn hear(&self) -> u64 {
-        self.line.hear().expect("the child says something")
+    /// Waits for a number of the child and returns it.
+    pub(crate) fn receive(&self) -> u64 {
+        self.line.receive().expect("a number from the child")
     }
 
-    /// Waits for its end; the status as `waitpid` gives it.
+    /// Waits for the exit of the child and returns the status of `waitpid`.
     pub(crate) fn wait(mut self) -> i32 {
         let mut status = 0;
         // SAFETY: waits for a child of this process and writes one integer.
@@ -94,7 +94,7 @@ impl Drop for Peer {
     }
 }
 
-/// The error of the last system call, for a child to tell; 0 when `failed` is not.
+/// Returns the error number of the last system call if `failed` is set, and 0 otherwise.
 pub(crate) fn errno_if(failed: bool) -> u64 {
     let errno = std::io::Error::last_os_error().raw_os_error();
     if failed { errno.and_then(|n| u64::try_from(n).ok()).unwrap_or(u64::MAX) } else { 0 }

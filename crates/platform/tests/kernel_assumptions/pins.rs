@@ -1,5 +1,5 @@
-//! What the kernel holds for a peer outlives a punch: it keeps the old content, and never comes to
-//! the new.
+//! Pinned pages: a page that the kernel holds for a peer keeps its old content after a punch, and never
+//! shows the content that is lent later.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,7 +13,7 @@ const OLD: u64 = 0x0101_0101_0101_0101;
 const NEW: u64 = 0x0202_0202_0202_0202;
 const LATE: u64 = 0x0303_0303_0303_0303;
 
-/// A page that holds `OLD`, as the granter and as the grantee have it mapped.
+/// Page that holds `OLD`, mapped by the granter and by the grantee.
 struct Shared {
     fd: OwnedFd,
     granter: Mapped,
@@ -28,7 +28,7 @@ impl Shared {
         Shared { fd, granter, grantee }
     }
 
-    /// Revokes by force, and lends the page anew, which here is done too early on purpose.
+    /// Revokes by force and lends the page again. The second step comes too early on purpose.
     fn revoke_and_lend_again(&self) {
         punch(&self.fd, 0, 1).unwrap();
         assert_eq!(self.granter.get(0), 0);
@@ -46,9 +46,9 @@ fn read_word(from: &mut PipeReader) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// Assumption: a page that was given to a pipe by reference keeps its old content.
+/// Assumption: a page that `vmsplice` gave to a pipe by reference keeps its old content.
 #[test]
-fn a_page_in_a_pipe_keeps_what_it_held() {
+fn vmspliced_page_keeps_old_content_after_punch() {
     let shared = Shared::new();
     let (mut from, into) = pipe();
     let vec = libc::iovec { iov_base: shared.grantee.address().cast(), iov_len: PAGE };
@@ -60,9 +60,9 @@ fn a_page_in_a_pipe_keeps_what_it_held() {
     assert_eq!(shared.grantee.get(0), NEW, "a mapping follows the file, a pin does not");
 }
 
-/// Assumption: the same of a page that was spliced out of the arena's file.
+/// Assumption: a page that was spliced from the arena's file keeps its old content.
 #[test]
-fn a_page_spliced_out_of_the_file_keeps_what_it_held() {
+fn page_spliced_from_arena_keeps_old_content_after_punch() {
     let shared = Shared::new();
     let (mut from, into) = pipe();
     let mut offset: libc::loff_t = 0;
@@ -77,7 +77,7 @@ fn a_page_spliced_out_of_the_file_keeps_what_it_held() {
     assert_eq!(read_word(&mut from), OLD);
 }
 
-/// An io_uring, or the reason why there is none.
+/// Creates an io_uring. Returns `None` after it has reported why there is none.
 fn ring() -> Option<IoUring> {
     match IoUring::new(4) {
         Ok(ring) => Some(ring),
@@ -92,7 +92,7 @@ fn ring() -> Option<IoUring> {
     }
 }
 
-/// A ring in which a page is registered.
+/// Creates an io_uring with `page` as a registered buffer.
 fn registered(page: &Mapped) -> Option<IoUring> {
     let ring = ring()?;
     let buffer = libc::iovec { iov_base: page.address().cast(), iov_len: PAGE };
@@ -114,7 +114,7 @@ fn completed(ring: &mut IoUring) -> i32 {
 
 /// Assumption: a buffer registered with an io_uring keeps its old content.
 #[test]
-fn a_registered_buffer_keeps_what_it_held() {
+fn registered_io_uring_buffer_keeps_old_content_after_punch() {
     let shared = Shared::new();
     let Some(mut ring) = registered(&shared.grantee) else { return };
     shared.revoke_and_lend_again();
@@ -127,10 +127,10 @@ fn a_registered_buffer_keeps_what_it_held() {
     drop(ring);
 }
 
-/// Assumption: a read that was in flight into a pinned page ends in the old page: what comes late is
-/// not in the page that was lent since.
+/// Assumption: a read in flight into a pinned page completes into the old page. Its data does not
+/// appear in the page that was lent since.
 #[test]
-fn a_read_in_flight_into_a_pinned_page_does_not_reach_the_new_one() {
+fn read_in_flight_into_pinned_page_does_not_reach_page_lent_again() {
     let shared = Shared::new();
     let Some(mut ring) = registered(&shared.grantee) else { return };
     let (from, mut into) = pipe();
@@ -143,11 +143,11 @@ fn a_read_in_flight_into_a_pinned_page_does_not_reach_the_new_one() {
     drop(ring);
 }
 
-/// Hazard: a read in flight into memory that is *not* pinned goes wherever the mapping leads when
-/// the bytes come. So a page in use is not lent again after a revocation by force, until its user
-/// let go.
+/// Hazard: a read in flight into memory that is *not* pinned writes to the page that is mapped when the
+/// data arrives. Therefore a page in use is not lent again after a forced revocation until its user has
+/// released it.
 #[test]
-fn a_read_in_flight_into_a_mapping_reaches_the_new_page() {
+fn read_in_flight_into_unpinned_mapping_reaches_page_lent_again() {
     let shared = Shared::new();
     let (from, mut into) = pipe();
     let at = shared.grantee.address().addr();
@@ -158,19 +158,19 @@ fn a_read_in_flight_into_a_mapping_reaches_the_new_page() {
         unsafe { libc::read(from.as_raw_fd(), at, 8) }
     });
     shared.grantee.address().expose_provenance();
-    // It does not matter whether the thread waits already: it names the address either way.
+    // The thread may not wait yet. The result is the same, because `read` names the address in both cases.
     shared.revoke_and_lend_again();
     into.write_all(&LATE.to_le_bytes()).unwrap();
     assert_eq!(reader.join().unwrap(), 8);
     assert_eq!(shared.granter.get(0), LATE);
 }
 
-/// Hazard: a peer that may collapse the arena into a huge page, and pins a part of it, keeps the
-/// kernel from taking the punched page out of the file: the pin then sees what is lent there next.
-/// So the sandbox denies MADV_COLLAPSE. Whether this kernel lets it happen is reported; the content
-/// is destroyed in any case.
+/// Hazard: a peer collapses the arena into a huge page and pins a part of it. The kernel then cannot remove
+/// the punched page from the file, and the pin sees the content that is lent there next. Therefore the
+/// sandbox denies MADV_COLLAPSE. The test reports whether this kernel permits it. The content is
+/// destroyed in both cases.
 #[test]
-fn a_pinned_part_of_a_collapsed_arena_is_the_reason_to_deny_collapsing() {
+fn punch_of_pinned_page_in_collapsed_arena_destroys_only_that_page() {
     const HUGE: usize = 512;
     const VICTIM: usize = 5;
     const MADV_COLLAPSE: i32 = 25;
@@ -194,7 +194,11 @@ fn a_pinned_part_of_a_collapsed_arena_is_the_reason_to_deny_collapsing() {
     assert_eq!(gone, 4096);
     punch(&fd, VICTIM, 1).unwrap();
     assert_eq!((granter.get(VICTIM), grantee.get(VICTIM)), (0, 0), "the content is destroyed");
-    assert_eq!((granter.get(VICTIM - 1), granter.get(VICTIM + 1)), (OLD, OLD), "and no more");
+    assert_eq!(
+        (granter.get(VICTIM - 1), granter.get(VICTIM + 1)),
+        (OLD, OLD),
+        "other pages changed"
+    );
     granter.set(VICTIM, NEW);
     match read_word(&mut from) {
         OLD => eprintln!("this kernel splits a collapsed page although a part of it is pinned"),
@@ -205,7 +209,7 @@ fn a_pinned_part_of_a_collapsed_arena_is_the_reason_to_deny_collapsing() {
     }
 }
 
-/// A mapping at a multiple of 2 MiB.
+/// Maps `pages` pages at a multiple of their total length.
 fn aligned(fd: &OwnedFd, pages: usize) -> Mapped {
     let len = pages * PAGE;
     // SAFETY: address space of our own; then a mapping over a part of it, and the rest given back.

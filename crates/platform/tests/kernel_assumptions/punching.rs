@@ -1,4 +1,4 @@
-//! Hole punching is what stands for revocation by the hypervisor.
+//! Hole punching, the local platform's forced revocation.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use crate::memory::{Mapped, PAGE, arena, punch};
 use crate::not_in_this_kernel;
 use crate::peer::Peer;
 
-/// Words shared with the children.
+/// Words shared with the child processes.
 struct Flags<'a> {
     punched: &'a AtomicU64,
     seen: &'a [AtomicU64],
@@ -20,7 +20,7 @@ impl<'a> Flags<'a> {
         Flags { punched: &words[0], seen: &words[1..3], done: &words[3..5] }
     }
 
-    /// Waits until both children have come to `round`.
+    /// Waits until both children have reached `round`.
     fn wait(&self, words: &[AtomicU64], round: u64) {
         let deadline = Instant::now() + Duration::from_secs(20);
         while words.iter().any(|word| word.load(SeqCst) < round) {
@@ -30,12 +30,12 @@ impl<'a> Flags<'a> {
     }
 }
 
-/// Assumption: when the call returns, no mapping in any process reaches the old page.
+/// Assumption: when the punch returns, no mapping in any process reaches the old page.
 ///
-/// The peer reads without a pause. In round `n` the page holds `n` until it is punched; then a flag
+/// The peers read without a pause. In round `n` the page holds `n` until it is punched; then a flag
 /// is set to `n`. A peer that sees the flag and still reads `n` reached the page after the call.
 #[test]
-fn a_punch_has_reached_every_process_when_it_returns() {
+fn read_after_punch_returned_never_finds_old_page() {
     const ROUNDS: u64 = 200;
     let (fd, flags) = (arena(3), Mapped::anonymous());
     let own = Mapped::new(&fd, 0, 3, true);
@@ -52,7 +52,7 @@ fn a_punch_has_reached_every_process_when_it_returns() {
                     std::thread::yield_now();
                 }
                 state.seen[number].store(round, SeqCst);
-                // Read all the time: the flag first, then the page.
+                // Each iteration reads the flag first, then the page.
                 loop {
                     let gone = state.punched.load(SeqCst) == round;
                     let found = page.get(0);
@@ -63,7 +63,7 @@ fn a_punch_has_reached_every_process_when_it_returns() {
                 }
                 state.done[number].store(round, SeqCst);
             }
-            line.tell(late);
+            line.send(late);
         }));
     }
     for round in 1..=ROUNDS {
@@ -74,47 +74,47 @@ fn a_punch_has_reached_every_process_when_it_returns() {
         state.wait(state.done, round);
     }
     for peer in peers {
-        assert_eq!(peer.hear(), 0, "reads of the old page after the punch had returned");
+        assert_eq!(peer.receive(), 0, "reads of the old page after the punch had returned");
     }
     assert_eq!(
         (own.get(0), own.get(1), own.get(2)),
         (u64::MAX, 0, u64::MAX),
-        "its neighbours stay"
+        "the neighbouring pages stay"
     );
 }
 
-/// Assumption: what is read after a punch is a fresh zero page. Hazard: from then on the mapping
-/// reaches what is put there next; so a page whose user has not let go is not lent again.
+/// Assumption: after a punch the page reads as zeros. Hazard: from then on the old mapping reaches the
+/// content that is stored there next. Therefore a page is not lent again before its user has released it.
 #[test]
-fn a_punched_page_is_fresh_and_reached_again_by_old_mappings() {
+fn old_mapping_after_punch_reads_zeros_then_new_content() {
     let fd = arena(1);
     let own = Mapped::new(&fd, 0, 1, true);
     own.set(0, 1);
     let peer = Peer::fork(|line| {
         let page = Mapped::new(&fd, 0, 1, true);
-        line.tell(page.get(0));
-        while line.hear().is_some_and(|more| more != 0) {
+        line.send(page.get(0));
+        while line.receive().is_some_and(|more| more != 0) {
             let found = page.get(0);
             page.set(0, 7);
-            line.tell(found);
+            line.send(found);
         }
     });
-    assert_eq!(peer.hear(), 1);
+    assert_eq!(peer.receive(), 1);
     punch(&fd, 0, 1).unwrap();
-    peer.tell(1);
-    assert_eq!(peer.hear(), 0, "a fresh page");
-    // The same page for both, and so with what the granter would lend in it next.
-    peer.tell(1);
-    assert_eq!(peer.hear(), 7);
+    peer.send(1);
+    assert_eq!(peer.receive(), 0, "a fresh page");
+    // Both sides have the same page, so the peer also reads the content of the granter's next loan.
+    peer.send(1);
+    assert_eq!(peer.receive(), 7);
     own.set(0, 2);
-    peer.tell(1);
-    assert_eq!(peer.hear(), 2);
-    peer.tell(0);
+    peer.send(1);
+    assert_eq!(peer.receive(), 2);
+    peer.send(0);
 }
 
-/// Assumption: mappings that were inherited, moved or doubled by the peer are reached as well.
+/// Assumption: a punch also reaches mappings that the peer inherited, moved or duplicated.
 #[test]
-fn a_punch_reaches_forked_moved_and_doubled_mappings() {
+fn punch_reaches_inherited_moved_and_duplicated_mappings() {
     let fd = arena(2);
     let own = Mapped::new(&fd, 0, 2, true);
     own.set(1, 1);
@@ -124,23 +124,23 @@ fn a_punch_reaches_forked_moved_and_doubled_mappings() {
         let moved = remap(Mapped::new(&fd, 1, 1, true), false);
         let doubled = remap(Mapped::new(&fd, 1, 1, true), true);
         let grandchild = Peer::fork(|line| {
-            line.hear();
-            line.tell(inherited.get(1) << 8 | moved.get(0) << 4 | doubled.get(0));
+            line.receive();
+            line.send(inherited.get(1) << 8 | moved.get(0) << 4 | doubled.get(0));
         });
-        line.tell(inherited.get(1) << 8 | moved.get(0) << 4 | doubled.get(0));
-        line.hear();
-        line.tell(inherited.get(1) << 8 | moved.get(0) << 4 | doubled.get(0));
-        grandchild.tell(1);
-        line.tell(grandchild.hear());
+        line.send(inherited.get(1) << 8 | moved.get(0) << 4 | doubled.get(0));
+        line.receive();
+        line.send(inherited.get(1) << 8 | moved.get(0) << 4 | doubled.get(0));
+        grandchild.send(1);
+        line.send(grandchild.receive());
     });
-    assert_eq!(peer.hear(), 0x111);
+    assert_eq!(peer.receive(), 0x111);
     punch(&fd, 0, 2).unwrap();
-    peer.tell(1);
-    assert_eq!(peer.hear(), 0, "inherited, moved, doubled");
-    assert_eq!(peer.hear(), 0, "the same in a child of the peer");
+    peer.send(1);
+    assert_eq!(peer.receive(), 0, "inherited, moved, doubled");
+    assert_eq!(peer.receive(), 0, "the same in a child of the peer");
 }
 
-/// Moves a mapping of one page, or makes a second one of it (by an old size of none).
+/// Moves a mapping of one page, or duplicates it (an old size of 0 requests that).
 fn remap(page: Mapped, double: bool) -> Mapped {
     let old_size = if double { 0 } else { PAGE };
     let (start, len) = page.into_address();
@@ -152,17 +152,17 @@ fn remap(page: Mapped, double: bool) -> Mapped {
     };
     assert_eq!(target.cast(), room);
     if double {
-        // SAFETY: it is still mapped, and nobody's.
+        // SAFETY: the page is mapped, and nothing else owns it.
         drop(unsafe { Mapped::adopt(start, len) });
     }
     // SAFETY: the page was moved or doubled here.
     unsafe { Mapped::adopt(room, PAGE) }
 }
 
-/// Assumption: a peer that maps a page as often as the kernel lets it makes the punch slow, not
-/// impossible. The time is for the reader: it bounds what one forced revocation can cost.
+/// Assumption: a peer that maps a page as often as the kernel permits makes the punch slow, not
+/// impossible. The test prints the durations, which bound the cost of one forced revocation.
 #[test]
-fn sixty_thousand_mappings_of_a_page_are_punched_at_once() {
+fn punch_of_page_with_60000_mappings_clears_all_of_them() {
     const MAPPINGS: usize = 60_000;
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap();
     if limit.trim().parse::<usize>().unwrap() < MAPPINGS + 2000 {
@@ -186,21 +186,21 @@ fn sixty_thousand_mappings_of_a_page_are_punched_at_once() {
                 Err(_) => break,
             }
         }
-        line.tell(pages.iter().map(|page| page.get(0)).sum());
-        line.hear();
-        line.tell(pages.iter().map(|page| page.get(0)).sum());
+        line.send(pages.iter().map(|page| page.get(0)).sum());
+        line.receive();
+        line.send(pages.iter().map(|page| page.get(0)).sum());
     });
-    assert_eq!(peer.hear(), MAPPINGS as u64);
+    assert_eq!(peer.receive(), MAPPINGS as u64);
     let crowded = time(&|| punch(&fd, 0, 1).unwrap());
-    peer.tell(1);
-    assert_eq!(peer.hear(), 0, "what all these mappings read now");
+    peer.send(1);
+    assert_eq!(peer.receive(), 0, "the sum that these mappings read");
     eprintln!("a punch took {alone:?}, and {crowded:?} with {MAPPINGS} mappings of the page");
 }
 
-/// Assumption: a run of pages is punched by one call at less than the cost of the pages one by
-/// one. (The time is reported, not asserted.)
+/// Assumption: one call punches a run of pages. The test prints its duration and that of single calls,
+/// and asserts neither.
 #[test]
-fn a_run_of_pages_is_punched_by_one_call() {
+fn punch_of_256_pages_in_one_call_clears_all_of_them() {
     const PAGES: usize = 256;
     let fd = arena(PAGES);
     let own = Mapped::new(&fd, 0, PAGES, true);

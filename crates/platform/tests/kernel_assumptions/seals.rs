@@ -1,4 +1,4 @@
-//! Seals, sizes and modes of an arena's files.
+//! Seals, sizes and access modes of an arena's files.
 
 use std::os::fd::OwnedFd;
 
@@ -9,21 +9,21 @@ use crate::memory::{Mapped, PAGE, SEALS, arena, memfd, punch, reopen};
 use crate::not_in_this_kernel;
 use crate::peer::Peer;
 
-/// Hazard: without `F_SEAL_SEAL` a peer that holds the writable descriptor forbids punching.
+/// Hazard: without `F_SEAL_SEAL` a peer that holds the writable descriptor can forbid punching.
 #[test]
-fn without_seal_seal_a_peer_can_forbid_punching() {
+fn punch_after_peer_added_future_write_seal_is_refused() {
     let fd = memfd(1, SealFlags::SHRINK | SealFlags::GROW);
     let theirs = fd.try_clone().unwrap();
     let own = Mapped::new(&fd, 0, 1, true);
     own.set(0, 1);
     rustix::fs::fcntl_add_seals(&theirs, SealFlags::FUTURE_WRITE).unwrap();
     assert_eq!(punch(&fd, 0, 1), Err(Errno::PERM));
-    assert_eq!(own.get(0), 1, "and the page stays in reach");
+    assert_eq!(own.get(0), 1, "the page is not readable");
 }
 
-/// Assumption: with it nobody adds a seal, and punching goes on.
+/// Assumption: with `F_SEAL_SEAL` no process can add a seal, and punching continues to work.
 #[test]
-fn with_seal_seal_nobody_can() {
+fn seal_added_to_arena_with_seal_seal_is_refused() {
     let fd = arena(1);
     let theirs = fd.try_clone().unwrap();
     let own = Mapped::new(&fd, 0, 1, true);
@@ -36,10 +36,10 @@ fn with_seal_seal_nobody_can() {
     assert_eq!(own.get(0), 0);
 }
 
-/// Assumption: a descriptor for reading gives no way to write: no mapping, no later change of its
+/// Assumption: a read-only descriptor permits no write: no writable mapping, no later change of its
 /// protection, no `pwrite`, no punch.
 #[test]
-fn a_read_only_descriptor_gives_no_way_to_write() {
+fn write_through_read_only_descriptor_is_refused() {
     let fd = arena(1);
     let theirs = reopen(&fd, OFlags::RDONLY).unwrap();
     assert_eq!(Mapped::try_new(&theirs, 0, 1, true).err(), Some(Errno::ACCESS));
@@ -54,10 +54,10 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
     assert_eq!(punch(&theirs, 0, 1), Err(Errno::BADF));
 }
 
-/// Hazard: whoever can open /proc/self/fd opens the read-only descriptor again for writing. So the
-/// sandbox of a grantee has no /proc.
+/// Hazard: a process that can open /proc/self/fd opens the read-only descriptor again for writing.
+/// Therefore the sandbox of a grantee has no /proc.
 #[test]
-fn through_proc_a_read_only_descriptor_becomes_writable() {
+fn read_only_descriptor_reopened_through_proc_is_writable() {
     let fd = arena(1);
     let theirs = reopen(&fd, OFlags::RDONLY).unwrap();
     let again = match reopen(&theirs, OFlags::RDWR) {
@@ -68,10 +68,10 @@ fn through_proc_a_read_only_descriptor_becomes_writable() {
     assert_eq!(Mapped::new(&fd, 0, 1, false).get(0), 1);
 }
 
-/// Assumption: a file of exactly the announced size that cannot shrink raises no SIGBUS: every page
-/// can be touched, before and after a punch, whatever the other side tries.
+/// Assumption: a file of exactly the announced size that cannot shrink raises no SIGBUS. Every page is
+/// accessible before and after a punch, after all attempts of the other side to resize the file.
 #[test]
-fn a_sealed_file_of_the_right_size_raises_no_sigbus() {
+fn access_to_every_page_of_sealed_arena_raises_no_sigbus() {
     const PAGES: usize = 16;
     let fd = arena(PAGES);
     let theirs = fd.try_clone().unwrap();
@@ -91,28 +91,28 @@ fn a_sealed_file_of_the_right_size_raises_no_sigbus() {
     }
 }
 
-/// Hazard: in a file that can shrink the next access is the end of whoever has it mapped.
+/// Hazard: in a file that can shrink, the next access kills each process that has it mapped.
 #[test]
-fn a_file_that_shrinks_raises_sigbus() {
+fn access_to_page_of_truncated_file_raises_sigbus() {
     let fd = memfd(1, SealFlags::empty());
     let theirs = fd.try_clone().unwrap();
     let victim = Peer::fork(|line| {
         let page = Mapped::new(&fd, 0, 1, false);
-        line.tell(page.get(0));
-        line.hear();
-        line.tell(page.get(0));
+        line.send(page.get(0));
+        line.receive();
+        line.send(page.get(0));
     });
-    assert_eq!(victim.hear(), 0);
+    assert_eq!(victim.receive(), 0);
     rustix::fs::ftruncate(&theirs, 0).unwrap();
-    victim.tell(1);
+    victim.send(1);
     let status = victim.wait();
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS, "{status:#x}");
 }
 
-/// Hazard: a hugetlb memfd takes the same seals, but its pages come from a pool that can be empty
-/// (SIGBUS) and are punched in pieces of 2 MiB. Assumption: the type of its file system tells.
+/// Hazard: a hugetlb memfd accepts the same seals, but its pages come from a pool that can be empty
+/// (SIGBUS), and are punched in units of 2 MiB. Assumption: the file system type identifies it.
 #[test]
-fn a_hugetlb_memfd_is_told_by_its_file_system() {
+fn hugetlb_memfd_reports_file_system_other_than_tmpfs() {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     let kind = |fd: &OwnedFd| u64::try_from(rustix::fs::fstatfs(fd).unwrap().f_type).unwrap();
     assert_eq!(kind(&arena(1)), TMPFS_MAGIC);
@@ -126,10 +126,10 @@ fn a_hugetlb_memfd_is_told_by_its_file_system() {
     assert_ne!(kind(&huge), TMPFS_MAGIC);
 }
 
-/// Assumption: `preadv` and `pwritev` on the file and mappings of it see the same bytes, with and
-/// without a hole.
+/// Assumption: `pread` and `pwrite` on the file see the same bytes as mappings of it, with and without a
+/// hole.
 #[test]
-fn copies_and_mappings_see_the_same_bytes() {
+fn file_io_and_mapping_of_arena_see_same_bytes() {
     let fd = arena(2);
     let page = Mapped::new(&fd, 1, 1, true);
     let read = || {

@@ -1,4 +1,4 @@
-//! Sibling user namespaces keep processes of one user apart.
+//! Sibling user namespaces: isolation between processes of one user.
 
 use std::ffi::CString;
 
@@ -7,22 +7,22 @@ use ringfence_sys::namespaces::{Fresh, unshare};
 use crate::not_allowed_here;
 use crate::peer::{Line, Peer, errno_if};
 
-/// What the victim keeps in its private memory.
+/// Word that the victim stores in its private memory.
 const SECRET: u64 = 0x5EC2_E75E_C2E7_5EC2;
 
-/// Enters namespaces of its own, tells whether it could, and waits, with a secret in its memory.
+/// Enters new namespaces, reports the result, stores the secret and waits.
 fn victim(line: &Line) {
     let mut secret = Box::new(0u64);
     let entered = unshare(Fresh::UserAndPid).is_ok();
-    // Written after the fork, so that nobody else has it.
+    // Written after the fork, so no other process has it.
     // SAFETY: the box is ours; volatile, so that it is really in memory.
     unsafe { core::ptr::write_volatile(&raw mut *secret, SECRET) };
-    line.tell(u64::from(entered));
-    line.tell((&raw const *secret).addr() as u64);
-    line.hear();
+    line.send(u64::from(entered));
+    line.send((&raw const *secret).addr() as u64);
+    line.receive();
 }
 
-/// Reads a word of another process's memory; 0 or the error.
+/// Reads a word of another process's memory. Returns 0 on success, or the error number.
 fn read_memory(pid: libc::pid_t, address: u64) -> u64 {
     let mut word = 0u64;
     let local = libc::iovec { iov_base: (&raw mut word).cast(), iov_len: 8 };
@@ -57,7 +57,7 @@ fn open_memory(path: &CString) -> u64 {
     errno_if(fd < 0)
 }
 
-/// Takes a copy of a descriptor of the other process.
+/// Copies a descriptor of another process.
 fn take_descriptor(pid: libc::pid_t) -> u64 {
     // SAFETY: two calls that take numbers and give descriptors, which end with this child.
     unsafe {
@@ -69,36 +69,36 @@ fn take_descriptor(pid: libc::pid_t) -> u64 {
     }
 }
 
-/// Assumption: a process in a user namespace of its own can neither read nor write nor trace nor
-/// rob one of the same user in a sibling namespace. (A parent namespace can: what starts guests
-/// must not be what serves them.)
+/// Assumption: a process in its own user namespace can neither read, write nor trace a process of the
+/// same user in a sibling namespace, nor copy its descriptors. A parent namespace can; therefore the
+/// process that starts guests is not the one that serves them.
 #[test]
-fn siblings_cannot_reach_each_others_memory() {
+fn access_to_process_in_sibling_namespace_is_refused() {
     let victim = Peer::fork(victim);
-    if victim.hear() == 0 {
+    if victim.receive() == 0 {
         return not_allowed_here("user namespaces are refused: allow them (user_namespaces(7))");
     }
-    let (pid, address) = (victim.pid, victim.hear());
+    let (pid, address) = (victim.pid, victim.receive());
     let path = CString::new(format!("/proc/{pid}/mem")).unwrap();
     let sibling = Peer::fork(|line| {
-        line.tell(u64::from(unshare(Fresh::UserAndPid).is_ok()));
-        line.tell(read_memory(pid, address));
-        line.tell(write_memory(pid, address));
-        line.tell(open_memory(&path));
-        line.tell(take_descriptor(pid));
-        line.tell(trace(pid));
+        line.send(u64::from(unshare(Fresh::UserAndPid).is_ok()));
+        line.send(read_memory(pid, address));
+        line.send(write_memory(pid, address));
+        line.send(open_memory(&path));
+        line.send(take_descriptor(pid));
+        line.send(trace(pid));
     });
-    assert_eq!(sibling.hear(), 1, "the second child's namespace");
+    assert_eq!(sibling.receive(), 1, "the second child's namespace");
     let (refused, hidden) = (u64::from(libc::EPERM as u32), u64::from(libc::EACCES as u32));
-    assert_eq!(sibling.hear(), refused, "process_vm_readv");
-    assert_eq!(sibling.hear(), refused, "process_vm_writev");
-    assert_eq!(sibling.hear(), hidden, "/proc/PID/mem");
-    assert_eq!(sibling.hear(), refused, "pidfd_getfd");
-    assert_eq!(sibling.hear(), refused, "ptrace");
+    assert_eq!(sibling.receive(), refused, "process_vm_readv");
+    assert_eq!(sibling.receive(), refused, "process_vm_writev");
+    assert_eq!(sibling.receive(), hidden, "/proc/PID/mem");
+    assert_eq!(sibling.receive(), refused, "pidfd_getfd");
+    assert_eq!(sibling.receive(), refused, "ptrace");
     assert_eq!(
         read_memory(pid, address),
         0,
         "the parent namespace can, which is why it is not used"
     );
-    victim.tell(1);
+    victim.send(1);
 }

@@ -1,4 +1,4 @@
-//! A backend that dies and leaves a ring behind, and its successor.
+//! Adoption: a successor takes over the ring of a backend that crashed.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,26 +17,26 @@ use ringfence_wire::xenbus::XenbusState;
 
 use super::*;
 
-/// A disk that does only what a test lets it do, in the order that it says.
+/// Disk that completes only the requests that the test names, in the test's order.
 #[derive(Clone)]
 struct HeldDisk {
     inner: Arc<MemoryDisk>,
     waiting: Arc<Mutex<Vec<Request>>>,
-    /// What was begun, in order: first byte and operation.
+    /// First byte and operation of each request, in the order of submission.
     begun: Arc<Mutex<Vec<(u64, Op)>>>,
     let_go: Arc<Mutex<Vec<u64>>>,
     event: Arc<OwnedFd>,
     life: Arc<Mutex<Life>>,
 }
 
-/// Of the thread that asks the disk.
+/// State of the thread that polls the disk.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Life {
     #[default]
     Alive,
-    /// It is to do nothing more.
+    /// The thread must block at its next poll.
     Killed,
-    /// It does nothing more.
+    /// The thread is blocked for the rest of the test.
     Dead,
 }
 
@@ -53,36 +53,36 @@ impl HeldDisk {
         }
     }
 
-    /// Whoever asks the disk next never comes back from that. Waits until it did.
-    fn kill_who_asks(&self) {
+    /// Blocks the thread that polls the disk, at its next poll. Waits until it is blocked.
+    fn block_poller(&self) {
         *self.life.lock().unwrap() = Life::Killed;
         rustix::io::write(&*self.event, &1u64.to_ne_bytes()).unwrap();
         let begun = Instant::now();
         while *self.life.lock().unwrap() != Life::Dead {
-            assert!(begun.elapsed() < Duration::from_secs(60), "nobody asks");
+            assert!(begun.elapsed() < Duration::from_secs(60), "no thread polls the disk");
             std::thread::yield_now();
         }
     }
 
-    /// Waits until `count` requests are held.
-    fn held(&self, count: usize) {
+    /// Waits until the disk holds `count` requests.
+    fn wait_until_held(&self, count: usize) {
         let begun = Instant::now();
         while self.waiting.lock().unwrap().len() < count {
-            assert!(begun.elapsed() < Duration::from_secs(60), "not as many requests");
+            assert!(begun.elapsed() < Duration::from_secs(60), "fewer requests than expected");
             std::thread::yield_now();
         }
     }
 
-    /// Waits until that many requests were begun, since the beginning.
-    fn begun(&self, count: usize) {
+    /// Waits until `count` requests were submitted since the start.
+    fn wait_until_begun(&self, count: usize) {
         let since = Instant::now();
         while self.begun.lock().unwrap().len() < count {
-            assert!(since.elapsed() < Duration::from_secs(60), "not as many requests");
+            assert!(since.elapsed() < Duration::from_secs(60), "fewer requests than expected");
             std::thread::yield_now();
         }
     }
 
-    /// Lets the request at a byte of the disk be done.
+    /// Completes the request that starts at byte `offset` of the disk.
     fn finish(&self, offset: u64) {
         self.let_go.lock().unwrap().push(offset);
         rustix::io::write(&*self.event, &1u64.to_ne_bytes()).unwrap();
@@ -130,8 +130,8 @@ impl DiskQueue for HeldQueue {
     }
 }
 
-/// A hostile frontend is the best witness: it sees every slot.
-fn front_of(stage: &mut Stage, disk: &HeldDisk) -> RawFront {
+/// Connects a raw frontend, which sees every slot of the ring.
+fn connect_front(stage: &mut Stage, disk: &HeldDisk) -> RawFront {
     let platform = stage.join(256);
     let options = options(Mode::Persistent);
     let disk = Arc::new(disk.clone());
@@ -141,9 +141,9 @@ fn front_of(stage: &mut Stage, disk: &HeldDisk) -> RawFront {
     front
 }
 
-/// The backend dies without a word: its thread does nothing any more, and nobody stops it.
+/// Crashes the backend: its thread blocks, and no code stops it in an orderly way.
 fn kill(stage: &mut Stage, vbd: usize, held: &HeldDisk) {
-    held.kill_who_asks();
+    held.block_poller();
     let disk: Arc<dyn Disk> = held.inner.clone();
     let device = *stage.vbds[vbd].device();
     let next = VbdBackend::new(device, BlkbackOptions::default(), disk, Arc::new(|| {}));
@@ -151,21 +151,21 @@ fn kill(stage: &mut Stage, vbd: usize, held: &HeldDisk) {
 }
 
 #[test]
-fn answers_come_as_requests_are_done_and_what_is_not_done_stays_in_the_ring() {
+fn requests_completed_out_of_order_leave_unfinished_ones_in_ring() {
     let mut stage = Stage::new();
     let held = HeldDisk::new();
-    let mut front = front_of(&mut stage, &held);
+    let mut front = connect_front(&mut stage, &held);
     let page = front.lend(Access::ReadWrite, 5);
     let slots: Vec<_> =
         (0..8).map(|id| front.direct(Operation::Write, id, id * 8, &[whole(&page)])).collect();
     front.post(&slots);
-    held.held(8);
+    held.wait_until_held(8);
     for id in [6, 3, 7] {
         held.finish(id * 4096);
         let answers = front.answers(1);
         assert_eq!((answers[0].id, answers[0].status), (id, Status::Okay));
     }
-    // Nothing else was answered, and those five are in the slots behind the answers, each once.
+    // No other request was answered. The other five are in the slots behind the answers, each once.
     assert_eq!(front.rsp_prod(), 3);
     let mut left: Vec<Vec<u8>> = (3..8).map(|index| front.entry(index)).collect();
     left.sort();
@@ -181,29 +181,29 @@ fn answers_come_as_requests_are_done_and_what_is_not_done_stays_in_the_ring() {
 }
 
 #[test]
-fn a_successor_does_what_was_not_answered_and_the_frontend_notices_nothing() {
+fn successor_of_crashed_backend_completes_unanswered_requests() {
     let mut stage = Stage::new();
     let held = HeldDisk::new();
-    let mut front = front_of(&mut stage, &held);
+    let mut front = connect_front(&mut stage, &held);
     let pages: Vec<_> = (0..8).map(|n| front.lend(Access::ReadWrite, 0x10 + n)).collect();
     let slots: Vec<_> = (0..)
         .zip(&pages)
         .map(|(id, page)| front.direct(Operation::Write, id, id * 8, &[whole(page)]))
         .collect();
     front.post(&slots);
-    held.held(8);
+    held.wait_until_held(8);
     for id in [2, 5] {
         held.finish(id * 4096);
         assert_eq!(front.answers(1)[0].id, id);
     }
     kill(&mut stage, front.vbd, &held);
     assert_eq!(stage.state(front.vbd), XenbusState::Connected);
-    // While nobody serves, the guest posts more.
+    // The guest posts another request while no backend runs.
     let more = front.direct(Operation::Write, 8, 64, &[whole(&pages[0])]);
     front.write(&more);
     front.publish_as(front.produced);
-    // The successor binds the frontend's channel anew; on this platform that needs the old end closed,
-    // which a process that is killed sees to. The frontend's own end goes with it here.
+    // The successor binds the frontend's channel again. On this platform the old end must be closed, which
+    // the exit of a process does. Here the frontend allocates a new channel instead.
     front.channel = front.platform.alloc_unbound(ringfence_platform::DomId(0)).unwrap();
     let port = ringfence_platform::Channel::port(&front.channel).0.to_string();
     front.set(ringfence_wire::blkif::keys::EVENT_CHANNEL, &port);
@@ -225,12 +225,12 @@ fn a_successor_does_what_was_not_answered_and_the_frontend_notices_nothing() {
 }
 
 #[test]
-fn a_replay_does_not_overtake_an_acknowledged_write() {
-    // Two writes of the same sectors, posted together: the second one is not begun before the first is
-    // done, so when it is acknowledged there is nothing left that could undo it.
+fn overlapping_write_is_submitted_after_earlier_write_completed() {
+    // Two writes of the same sectors, posted together. The backend submits the second one after the first
+    // has completed, so after its acknowledgement no replay can undo it.
     let mut stage = Stage::new();
     let held = HeldDisk::new();
-    let mut front = front_of(&mut stage, &held);
+    let mut front = connect_front(&mut stage, &held);
     let old = front.lend(Access::ReadWrite, 1);
     let new = front.lend(Access::ReadWrite, 2);
     let slots = [
@@ -239,22 +239,22 @@ fn a_replay_does_not_overtake_an_acknowledged_write() {
         front.direct(Operation::Write, 3, 800, &[whole(&new)]),
     ];
     front.post(&slots);
-    held.held(1);
+    held.wait_until_held(1);
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(held.waiting.lock().unwrap().len(), 1, "the second waits for the first");
     held.finish(0);
     assert_eq!(front.answers(1)[0].id, 1);
-    held.held(2);
+    held.wait_until_held(2);
     held.finish(0);
     held.finish(800 * 512);
     front.answers(2);
 }
 
 #[test]
-fn a_barrier_waits_for_all_before_it_and_holds_up_all_behind_it() {
+fn barrier_runs_after_earlier_and_before_later_requests() {
     let mut stage = Stage::new();
     let held = HeldDisk::new();
-    let mut front = front_of(&mut stage, &held);
+    let mut front = connect_front(&mut stage, &held);
     let page = front.lend(Access::ReadWrite, 1);
     let write = |id, sector| {
         ringfence_wire::blkif::direct(
@@ -268,43 +268,40 @@ fn a_barrier_waits_for_all_before_it_and_holds_up_all_behind_it() {
     };
     let barrier = front.direct(Operation::Barrier, 3, 160, &[whole(&page)]);
     front.post(&[write(1, 80), write(2, 88), barrier, write(4, 240)]);
-    held.held(2);
+    held.wait_until_held(2);
     std::thread::sleep(Duration::from_millis(30));
     assert_eq!(held.begun.lock().unwrap().len(), 2, "the barrier waits");
     held.finish(88 * 512);
     held.finish(80 * 512);
     front.answers(2);
-    // Then it flushes, alone, and only then writes, for good.
-    held.held(1);
+    // The backend then flushes, alone, and only after that writes with FUA.
+    held.wait_until_held(1);
     assert_eq!(held.begun.lock().unwrap()[2..], [(0, Op::Flush)]);
     held.finish(0);
-    held.begun(4);
+    held.wait_until_begun(4);
     assert_eq!(held.begun.lock().unwrap()[3..], [(160 * 512, Op::Write { fua: true })]);
     held.finish(160 * 512);
     assert_eq!(front.answers(1)[0].id, 3);
-    held.held(1);
+    held.wait_until_held(1);
     held.finish(240 * 512);
     assert_eq!(front.answers(1)[0].id, 4);
 }
 
 #[test]
-fn a_device_that_is_closed_under_load_waits_for_its_disk_and_nobody_else_does() {
+fn device_closed_under_load_waits_for_disk_without_blocking_caller() {
     let mut stage = Stage::new();
     let held = HeldDisk::new();
-    let mut front = front_of(&mut stage, &held);
+    let mut front = connect_front(&mut stage, &held);
     let page = front.lend(Access::ReadWrite, 1);
     let slots: Vec<_> =
         (0..4).map(|id| front.direct(Operation::Read, id, id * 8, &[whole(&page)])).collect();
     front.post(&slots);
-    held.held(4);
+    held.wait_until_held(4);
     front.enter(XenbusState::Closing);
     let begun = Instant::now();
     stage.look(front.vbd);
-    assert!(
-        begun.elapsed() < Duration::from_secs(5),
-        "whoever looks after others too did not wait"
-    );
-    // The page is still mapped here: somebody may read into it.
+    assert!(begun.elapsed() < Duration::from_secs(5), "the look waited for the disk");
+    // The page is still mapped: the disk may still write to it.
     assert_eq!(stage.state(front.vbd), XenbusState::Connected, "no state says it is not");
     let values = stage.platform.counters().values();
     assert!(values.grant_maps > values.grant_unmaps);

@@ -1,4 +1,4 @@
-//! Drivers that are unbound from a device and bound to it again.
+//! Frontend drivers that are unbound from a device and bound to it again.
 
 use ringfence_block::blkback::Mode;
 use ringfence_platform::Access;
@@ -11,14 +11,14 @@ use ringfence_wire::xenbus::XenbusState;
 use super::*;
 
 #[test]
-fn a_driver_that_left_without_a_word_finds_the_device_connected() {
+fn frontend_that_left_without_closing_finds_device_connected() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     let vbd = front.vbd;
     let page = front.lend(Access::ReadWrite, 7);
     let write = front.direct(Operation::Write, 1, 8, &[whole(&page)]);
     assert_eq!(front.ask(&write), Status::Okay);
-    // As Linux leaves: from connected to closed.
+    // Linux leaves in this way: from Connected to Closed.
     front.enter(XenbusState::Closed);
     stage.look_until_released(vbd);
     let values = stage.platform.counters().values();
@@ -28,7 +28,7 @@ fn a_driver_that_left_without_a_word_finds_the_device_connected() {
         stage.look(vbd);
     }
     assert!(stage.vbds[vbd].connection().is_none());
-    // It has a request in its ring before it says anything.
+    // The next frontend has a request in its ring before it enters a state.
     let RawFront { platform, .. } = front;
     let mut front = RawFront::new(&stage, platform, vbd, Abi::X86_64, 1);
     let back = front.lend(Access::ReadWrite, 0);
@@ -45,9 +45,9 @@ fn a_driver_that_left_without_a_word_finds_the_device_connected() {
     assert!(stage.rules(vbd).all().is_empty());
 }
 
-/// A frontend at the same vbd as `platform`'s last one, which still has its ring: it saw that the backend
-/// was connected, so that it is ready at once.
-fn comes_back(stage: &Stage, platform: LocalPlatform, vbd: usize) -> RawFront {
+/// Connects a frontend at the vbd of `platform`'s previous one, whose state the backend still has. The
+/// frontend sees a connected backend and enters Connected at once.
+fn reconnect(stage: &Stage, platform: LocalPlatform, vbd: usize) -> RawFront {
     let mut front = RawFront::new(stage, platform, vbd, Abi::X86_64, 1);
     front.write_keys(true);
     front.enter(XenbusState::Initialised);
@@ -55,8 +55,8 @@ fn comes_back(stage: &Stage, platform: LocalPlatform, vbd: usize) -> RawFront {
     front
 }
 
-/// It reads its disk, without having looked at the backend's state.
-fn reads(stage: &mut Stage, front: &mut RawFront) {
+/// Checks that a read succeeds before the frontend has looked at the backend's state.
+fn check_read(stage: &mut Stage, front: &mut RawFront) {
     let page = front.lend(Access::ReadWrite, 1);
     let read = front.direct(Operation::Read, 2, 8, &[whole(&page)]);
     front.post(&[read]);
@@ -67,31 +67,31 @@ fn reads(stage: &mut Stage, front: &mut RawFront) {
 }
 
 #[test]
-fn one_that_is_back_before_the_backend_saw_it_leave_is_served() {
+fn frontend_back_before_backend_noticed_its_exit_is_served() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.enter(XenbusState::Closed);
     let RawFront { platform, vbd, .. } = front;
-    let mut front = comes_back(&stage, platform, vbd);
-    // Whoever serves the old ring has to notice by the new one's key.
+    let mut front = reconnect(&stage, platform, vbd);
+    // The backend of the old ring must notice the keys of the new one.
     stage.look(vbd);
-    reads(&mut stage, &mut front);
+    check_read(&mut stage, &mut front);
 }
 
 #[test]
-fn one_that_is_back_while_the_backend_lets_go_is_served() {
+fn frontend_back_during_release_of_old_ring_is_served() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.enter(XenbusState::Closed);
     let vbd = front.vbd;
     stage.look(vbd);
     let RawFront { platform, .. } = front;
-    let mut front = comes_back(&stage, platform, vbd);
-    reads(&mut stage, &mut front);
+    let mut front = reconnect(&stage, platform, vbd);
+    check_read(&mut stage, &mut front);
 }
 
 #[test]
-fn one_that_is_back_when_it_was_let_go_of_is_served_again_and_again() {
+fn frontend_back_after_release_is_served_each_time() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     let vbd = front.vbd;
@@ -99,13 +99,13 @@ fn one_that_is_back_when_it_was_let_go_of_is_served_again_and_again() {
         front.enter(XenbusState::Closed);
         stage.look_until_released(vbd);
         let RawFront { platform, .. } = front;
-        front = comes_back(&stage, platform, vbd);
-        reads(&mut stage, &mut front);
+        front = reconnect(&stage, platform, vbd);
+        check_read(&mut stage, &mut front);
     }
 }
 
 #[test]
-fn one_that_said_that_it_was_closing_finds_it_closed() {
+fn frontend_that_closes_in_order_finds_backend_closed() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.enter(XenbusState::Closing);
@@ -115,7 +115,7 @@ fn one_that_said_that_it_was_closing_finds_it_closed() {
 }
 
 #[test]
-fn one_that_starts_over_in_order_is_announced_to_in_order() {
+fn frontend_that_enters_initialising_gets_init_wait() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.enter(XenbusState::Closed);
@@ -125,7 +125,7 @@ fn one_that_starts_over_in_order_is_announced_to_in_order() {
 }
 
 #[test]
-fn one_that_broke_a_rule_is_not_waited_for() {
+fn backend_closes_after_penalized_frontend_left() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     stage.vbds[front.vbd].close_with_penalty("for this test");

@@ -1,4 +1,4 @@
-//! Pages that are not lent, lent to others, or without end.
+//! Grants that are missing, belong to another guest, or exceed the limits.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use ringfence_wire::blkif::{Operation, SegmentRange, Status};
 use super::*;
 
 #[test]
-fn xsa_361_one_page_that_is_not_lent_fails_its_request_and_no_other() {
+fn xsa_361_request_with_invalid_grant_fails_alone() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
@@ -31,21 +31,21 @@ fn xsa_361_one_page_that_is_not_lent_fails_its_request_and_no_other() {
             let slot = front.direct(Operation::Read, 2, 0, &[whole(&good)]);
             assert_eq!(front.ask(&slot), Status::Okay);
         }
-        // What is lent read-only can be written from, beside what is kept.
+        // A write may use a read-only grant, together with a persistent one.
         let slot = front.direct(Operation::Write, 3, 0, &[whole(&good), whole(&read_only)]);
         assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
     }
 }
 
 #[test]
-fn references_of_another_guest_are_none_of_this_one() {
+fn request_with_gref_of_another_guest_is_refused() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
-        let guest = neighbour(&mut stage);
+        let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
         exercise(&guest);
-        // The neighbour keeps hundreds of pages lent, from the first references on; this guest has lent
-        // its ring and one page.
+        // The other guest keeps hundreds of pages lent, from the first references on. This guest has lent its
+        // ring and one page.
         let page = front.lend(Access::ReadWrite, 1);
         let (mut refused, mut tried) = (0, 0);
         for gref in 8..600 {
@@ -58,14 +58,14 @@ fn references_of_another_guest_are_none_of_this_one() {
             tried += 1;
         }
         assert_eq!(refused, tried, "{mode}");
-        still_served(&stage, &guest);
+        check_other_guest_is_served(&stage, &guest);
     }
 }
 
 #[test]
-fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
+fn xsa_300_unlimited_fresh_grants_stay_within_persistent_limit() {
     let mut stage = Stage::new();
-    let guest = neighbour(&mut stage);
+    let guest = other_guest(&mut stage);
     let limits = PersistentLimits { pages: 64, ..PersistentLimits::default() };
     let back = BlkbackOptions { persistent: limits, ..options(Mode::Persistent) };
     let mut front = raw(&mut stage, back, Abi::X86_64, 1);
@@ -85,15 +85,15 @@ fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
     let kept = persistent.misses.get() - persistent.purged.get() - persistent.expired.get();
     assert!(kept <= 64, "{persistent:?}");
     assert!(persistent.over.get() > 0 && persistent.purged.get() > 0, "{persistent:?}");
-    // What is mapped for this guest: its kept pages and its ring. The table's own arithmetic is not asked.
+    // The kernel side counts the pages in use, so the check does not rely on the table's own counters.
     let in_use = pages.into_iter().filter_map(|page| front.granter.take_back(page).err()).count();
     assert!(in_use <= 64, "{in_use} of 2000 pages are still in use by the backend");
     assert_eq!(in_use as u64, kept, "{persistent:?}");
-    unharmed(&stage, &guest);
+    check_other_guest_works(&stage, &guest);
 }
 
 #[test]
-fn nothing_is_mapped_any_more_once_a_device_is_closed() {
+fn penalty_close_of_device_unmaps_every_page() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
@@ -107,7 +107,7 @@ fn nothing_is_mapped_any_more_once_a_device_is_closed() {
         stage.look(front.vbd);
         let values = stage.platform.counters().values();
         assert_eq!(values.grant_maps, values.grant_unmaps, "{mode}: {values:?}");
-        // Nobody uses them: the guest may take each back.
+        // No page is in use, so the guest may end each grant.
         for page in pages.into_iter().chain(std::mem::take(&mut front.ring)) {
             front.granter.take_back(page).unwrap();
         }
@@ -115,7 +115,7 @@ fn nothing_is_mapped_any_more_once_a_device_is_closed() {
 }
 
 #[test]
-fn xsa_396_pages_that_are_kept_are_in_use_until_the_owner_is_squeezed() {
+fn xsa_396_persistent_page_is_in_use_until_shrink() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     let page = front.lend(Access::ReadWrite, 1);
@@ -132,10 +132,10 @@ fn xsa_396_pages_that_are_kept_are_in_use_until_the_owner_is_squeezed() {
 }
 
 #[test]
-fn a_page_revoked_under_a_request_costs_that_request_at_most() {
+fn page_revoked_during_request_fails_at_most_that_request() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
-        let guest = neighbour(&mut stage);
+        let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
         for id in 0..300 {
             let page = front.lend(Access::ReadWrite, 1);
@@ -147,12 +147,12 @@ fn a_page_revoked_under_a_request_costs_that_request_at_most() {
         let all = stage.rules(front.vbd).all();
         let allowed = ["blk_gref_not_granted", "blk_grant_revoked", "blk_too_many_mapped"];
         assert!(all.keys().all(|rule| allowed.contains(rule)), "{mode}: {all:?}");
-        unharmed(&stage, &guest);
+        check_other_guest_works(&stage, &guest);
     }
 }
 
 #[test]
-fn more_pages_than_can_be_mapped_at_a_time_are_mapped_one_request_after_the_other() {
+fn requests_over_mapping_limit_are_served_in_sequence() {
     let mut stage = Stage::new();
     let mut front = raw(&mut stage, options(Mode::Map), Abi::X86_64, 16);
     front.connect(&mut stage, false);

@@ -1,4 +1,4 @@
-//! Keys that make no sense cost the device until its guest starts over.
+//! Invalid store keys: the backend closes the device until its guest starts again.
 
 use ringfence_block::blkback::{BlkbackOptions, Mode};
 use ringfence_testkit::block::Stage;
@@ -7,10 +7,10 @@ use ringfence_wire::xenbus::XenbusState;
 
 use super::*;
 
-/// Tries to connect with some keys changed; the rule that was broken.
+/// Connects with some keys changed. Returns the reason of the penalty and the rules that were broken.
 fn refused(changes: &[(&str, &str)]) -> (String, Vec<&'static str>) {
     let mut stage = Stage::new();
-    let guest = neighbour(&mut stage);
+    let guest = other_guest(&mut stage);
     let back = BlkbackOptions { queues: 2, ring_order: 2, ..options(Mode::Persistent) };
     let mut front = raw(&mut stage, back, Abi::X86_64, 1);
     stage.look(front.vbd);
@@ -23,12 +23,12 @@ fn refused(changes: &[(&str, &str)]) -> (String, Vec<&'static str>) {
     assert_eq!(stage.state(front.vbd), XenbusState::Closing, "{changes:?}");
     let why = stage.vbds[front.vbd].penalized().unwrap_or_default().to_owned();
     let rules = stage.rules(front.vbd).all().into_keys().collect();
-    unharmed(&stage, &guest);
+    check_other_guest_works(&stage, &guest);
     (why, rules)
 }
 
 #[test]
-fn each_key_that_cannot_be_right_has_a_name() {
+fn invalid_store_key_closes_device_under_named_rule() {
     for (changes, rule) in [
         (&[(keys::RING_REF, "4000")][..], "connect_ring_grant"),
         (&[(keys::RING_REF, "0")], "connect_ring_grant"),
@@ -51,8 +51,8 @@ fn each_key_that_cannot_be_right_has_a_name() {
 }
 
 #[test]
-fn a_negotiated_feature_is_asked_for_once() {
-    // The frontend says afterwards that it keeps no pages lent: what was agreed holds.
+fn feature_changed_after_negotiation_has_no_effect() {
+    // The frontend withdraws the feature after negotiation: the negotiated value stays in effect.
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.set(keys::FEATURE_PERSISTENT, "0");

@@ -1,4 +1,4 @@
-//! Requests that break a rule cost themselves.
+//! Requests that break a rule: each fails alone.
 
 use ringfence_block::blkback::{BlkbackOptions, Mode};
 use ringfence_block::vbd::toolstack::VbdConfig;
@@ -9,17 +9,17 @@ use ringfence_wire::blkif::{Abi, Direction, Operation, SEGMENTS_MAX, SegmentRang
 
 use super::*;
 
-/// A slot with some bytes changed.
+/// Returns the slot with the bytes at `at` replaced.
 fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
     slot[at..at + bytes.len()].copy_from_slice(bytes);
     slot
 }
 
 #[test]
-fn each_broken_rule_has_an_answer_and_a_name() {
+fn request_that_breaks_rule_fails_under_named_rule() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
-        let guest = neighbour(&mut stage);
+        let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
         let page = front.lend(Access::ReadWrite, 1);
         let read = |sector| front.direct(Operation::Read, 9, sector, &[whole(&page)]);
@@ -59,12 +59,12 @@ fn each_broken_rule_has_an_answer_and_a_name() {
         }
         assert_eq!(stage.look(front.vbd), ringfence_xenbus::end::Life::Alive);
         assert!(stage.vbds[front.vbd].penalized().is_none());
-        unharmed(&stage, &guest);
+        check_other_guest_works(&stage, &guest);
     }
 }
 
 #[test]
-fn xsa_270_the_border_of_the_disk_is_exact() {
+fn xsa_270_access_beyond_last_sector_is_refused() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     let page = front.lend(Access::ReadWrite, 7);
@@ -83,7 +83,7 @@ fn xsa_270_the_border_of_the_disk_is_exact() {
 }
 
 #[test]
-fn xsa_216_an_answer_is_written_whole() {
+fn xsa_216_response_is_written_with_its_padding() {
     for abi in Abi::ALL {
         let mut stage = Stage::new();
         let mut front = raw(&mut stage, BlkbackOptions::default(), abi, 1);
@@ -101,7 +101,7 @@ fn xsa_216_an_answer_is_written_whole() {
 }
 
 #[test]
-fn both_layouts_and_every_ring_size_carry_bytes() {
+fn data_over_every_abi_and_ring_size_is_intact() {
     for abi in Abi::ALL {
         for pages in [1, 2, 4, 8, 16] {
             let mut stage = Stage::new();
@@ -126,7 +126,7 @@ fn both_layouts_and_every_ring_size_carry_bytes() {
 }
 
 #[test]
-fn segments_are_the_sectors_they_name_and_no_more() {
+fn segments_of_partial_pages_move_only_named_sectors() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
@@ -148,7 +148,7 @@ fn segments_are_the_sectors_they_name_and_no_more() {
 }
 
 #[test]
-fn a_read_only_disk_is_not_written() {
+fn write_to_read_only_disk_is_refused() {
     let mut stage = Stage::new();
     let platform = stage.join(64);
     let config = VbdConfig { read_only: true, ..VbdConfig::default() };
@@ -176,7 +176,7 @@ fn a_read_only_disk_is_not_written() {
 }
 
 #[test]
-fn sectors_of_4096_bytes_are_not_split() {
+fn request_for_part_of_4096_byte_sector_is_refused() {
     let mut stage = Stage::new();
     let platform = stage.join(64);
     let config = VbdConfig::default();
@@ -198,7 +198,7 @@ fn sectors_of_4096_bytes_are_not_split() {
 }
 
 #[test]
-fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
+fn largest_indirect_request_succeeds_and_invalid_ones_fail() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
@@ -231,16 +231,16 @@ fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
 }
 
 #[test]
-fn xsa_155_a_list_that_changes_while_it_is_read_is_the_one_or_the_other() {
+fn xsa_155_indirect_list_changed_during_read_succeeds_or_fails_cleanly() {
     for mode in Mode::ALL {
         let mut stage = Stage::new();
-        let guest = neighbour(&mut stage);
+        let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
         let page = front.lend(Access::ReadWrite, 1);
         let list = front.lend(Access::ReadWrite, 0);
         let good = SegmentRange::new(page.gref(), 0, 0).unwrap();
         describe(&list, &[good; 256]);
-        // Another processor flips a gref and the sectors of one descriptor all the time.
+        // Another thread changes a gref and the sectors of one descriptor all the time.
         let memory = list.memory().clone();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let stopped = std::sync::Arc::clone(&stop);
@@ -259,15 +259,15 @@ fn xsa_155_a_list_that_changes_while_it_is_read_is_the_one_or_the_other() {
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         flipper.join().unwrap();
-        // It may be half of each: then the rule that this breaks.
+        // A torn descriptor breaks one of these rules.
         let allowed = ["blk_sectors_reversed", "blk_crosses_page", "blk_gref_not_granted"];
         let all = stage.rules(front.vbd).all();
         assert!(all.keys().all(|rule| allowed.contains(rule)), "{mode}: {all:?}");
         assert!(seen.iter().all(|answer| answer == "Okay" || answer == "Error"), "{seen:?}");
-        // Left alone, it is right.
+        // Without the race the request succeeds.
         describe(&list, &[good; 256]);
         let slot = front.indirect(Direction::Read, 3000, 0, 256, &[list.gref()]);
         assert_eq!(format!("{:?}", front.ask(&slot)), "Okay");
-        unharmed(&stage, &guest);
+        check_other_guest_works(&stage, &guest);
     }
 }

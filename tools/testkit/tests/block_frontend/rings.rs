@@ -1,4 +1,4 @@
-//! Rings that cannot be right, and channels that misbehave.
+//! Invalid ring indices, and event channels that are misused.
 
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,10 @@ use ringfence_wire::xenbus::XenbusState;
 use super::*;
 
 #[test]
-fn xsa_39_an_index_that_jumps_costs_the_device_alone() {
+fn xsa_39_producer_index_overflow_closes_that_device_only() {
     for (jump, penalized) in [(33, true), (u32::MAX, true), (1 << 31, true), (32, false)] {
         let mut stage = Stage::new();
-        let guest = neighbour(&mut stage);
+        let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, Mode::Persistent);
         front.publish_as(jump);
         if penalized {
@@ -24,16 +24,16 @@ fn xsa_39_an_index_that_jumps_costs_the_device_alone() {
             assert_eq!(stage.rules(front.vbd).get("blk_producer_overflow"), 1);
             assert_eq!(stage.state(front.vbd), XenbusState::Closing);
         } else {
-            // Slots of zeros: reads of nothing.
+            // Slots of zeros: reads without a segment.
             let answers = front.answers(32);
             assert!(answers.iter().all(|answer| answer.status == Status::Error));
         }
-        unharmed(&stage, &guest);
+        check_other_guest_works(&stage, &guest);
     }
 }
 
 #[test]
-fn an_index_that_goes_back_yields_nothing_and_costs_nothing() {
+fn unchanged_producer_index_is_ignored_without_penalty() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Map);
     let page = front.lend(Access::ReadWrite, 1);
@@ -50,7 +50,7 @@ fn an_index_that_goes_back_yields_nothing_and_costs_nothing() {
 }
 
 #[test]
-fn a_condemned_guest_may_start_over() {
+fn penalized_guest_reconnects_after_restart() {
     let mut stage = Stage::new();
     let mut front = connected(&mut stage, Mode::Persistent);
     front.publish_as(1000);
@@ -70,9 +70,9 @@ fn a_condemned_guest_may_start_over() {
 }
 
 #[test]
-fn xsa_332_a_storm_of_events_is_throttled_and_the_ring_is_served_all_the_same() {
+fn xsa_332_event_storm_is_throttled_while_ring_is_served() {
     let mut stage = Stage::new();
-    let guest = neighbour(&mut stage);
+    let guest = other_guest(&mut stage);
     let mut front = connected(&mut stage, Mode::Persistent);
     let page = front.lend(Access::ReadWrite, 1);
     let begun = Instant::now();
@@ -95,18 +95,18 @@ fn xsa_332_a_storm_of_events_is_throttled_and_the_ring_is_served_all_the_same() 
     let woken = queue.spurious_wakeups.get() - before;
     assert!(queue.throttles.get() > 0, "{queue:?}");
     assert!((17..1000).contains(&woken), "ignored for a while each: {woken}");
-    unharmed(&stage, &guest);
+    check_other_guest_works(&stage, &guest);
 }
 
 #[test]
-fn a_channel_that_closes_ends_the_device() {
+fn closed_event_channel_closes_device() {
     let mut stage = Stage::new();
-    let guest = neighbour(&mut stage);
+    let guest = other_guest(&mut stage);
     let mut front = connected(&mut stage, Mode::Persistent);
     front.channel =
         ringfence_platform::Platform::alloc_unbound(&front.platform, ringfence_platform::DomId(0))
             .unwrap();
     stage.wait_for_penalty_close(front.vbd);
     assert_eq!(stage.rules(front.vbd).get("channel_closed"), 1);
-    unharmed(&stage, &guest);
+    check_other_guest_works(&stage, &guest);
 }

@@ -1,4 +1,4 @@
-//! A machine of local domains, and children that are domains.
+//! Test machine of local domains, and child processes that are domains.
 
 #![allow(dead_code, reason = "not every test that includes this uses all of it")]
 
@@ -10,7 +10,7 @@ use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::{DomId, Platform};
 use ringfence_testkit::conformance;
 
-/// A hub with a toolstack (domain 0).
+/// Hub with a toolstack in domain 0.
 pub(crate) struct Machine {
     pub(crate) hub: HubHandle,
     pub(crate) toolstack: LocalPlatform,
@@ -32,9 +32,9 @@ impl Machine {
         Machine { hub, toolstack }
     }
 
-    /// Ends domain 0, and makes another.
+    /// Ends domain 0 and creates another one.
     pub(crate) fn restart_toolstack(&mut self) {
-        // Under another number for a moment: the old one has to be gone first.
+        // Another domain stands in for a moment: the id is free only after the old domain is gone.
         let placeholder = self.guest();
         drop(std::mem::replace(&mut self.toolstack, placeholder));
         let socket = loop {
@@ -46,37 +46,37 @@ impl Machine {
         self.toolstack = LocalPlatform::connect(socket).unwrap();
     }
 
-    /// A new domain that has a home: its number, and its connection to the hub.
+    /// Creates a domain with a home in the store. Returns its id and its connection to the hub.
     pub(crate) fn guest_socket(&self) -> (DomId, OwnedFd) {
         let (id, socket) = self.hub.admit(None, false).unwrap();
         conformance::prepare(&mut self.toolstack.store().unwrap(), id).unwrap();
         (id, socket)
     }
 
-    /// A new domain in this process.
+    /// Creates a domain in this process.
     pub(crate) fn guest(&self) -> LocalPlatform {
         LocalPlatform::connect(self.guest_socket().1).unwrap()
     }
 }
 
-/// In the environment of a child: what it is to do.
-const ORDERS: &str = "RINGFENCE_TEST_ORDERS";
+/// Environment variable that carries the task of a child process.
+const TASK: &str = "RINGFENCE_TEST_ORDERS";
 
-/// Starts this test program again, to run the ignored test `name` alone as the domain at the other
+/// Starts this test program again to run the ignored test `name` alone, as the domain at the other
 /// end of `socket`.
-pub(crate) fn child(name: &str, orders: &str, socket: OwnedFd) -> Child {
+pub(crate) fn child(name: &str, task: &str, socket: OwnedFd) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--ignored"])
-        .env(ORDERS, orders)
+        .env(TASK, task)
         .stdin(Stdio::from(socket))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap()
 }
 
-/// What the child was told, and its platform.
-pub(crate) fn orders() -> (String, LocalPlatform) {
-    let orders = std::env::var(ORDERS).expect("started by the test that names this one");
+/// Returns the task of this child process and its platform.
+pub(crate) fn task() -> (String, LocalPlatform) {
+    let task = std::env::var(TASK).expect("started by the test that names this one");
     let socket = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    (orders, LocalPlatform::connect(socket).unwrap())
+    (task, LocalPlatform::connect(socket).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Event channels used in every way but the right one.
+//! Misuse of event channels.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ impl Scene {
         Scene { stage, neighbour, guest, seed: 0 }
     }
 
-    /// One packet and one round; every response is to be announced.
-    fn packet(&mut self) {
+    /// Sends one packet and runs one round. The guest requests an event for its response.
+    fn send_packet(&mut self) {
         self.seed += 1;
         let sent = frame(self.seed, 200);
         let slots = self.guest.packet(1, &sent, &[200]);
@@ -39,8 +39,8 @@ impl Scene {
         self.stage.round();
     }
 
-    fn packet_arrives(&mut self) {
-        self.packet();
+    fn check_packet_arrives(&mut self) {
+        self.send_packet();
         assert_eq!(self.stage.arrived(self.guest.vif).len(), 1);
         assert_eq!(self.guest.statuses(), [Status::Okay]);
     }
@@ -49,89 +49,89 @@ impl Scene {
         self.stage.vifs[self.guest.vif].host.port.as_mut().unwrap().clear_events()
     }
 
-    /// The device ended, was counted under that rule, and starts over.
-    fn ended(&mut self, rule: &str) {
+    /// Checks that the device was closed under `rule` and that its guest can reconnect.
+    fn check_device_closed(&mut self, rule: &str) {
         let vif = self.guest.vif;
         assert!(self.stage.vifs[vif].host.port.is_none(), "{rule}");
         assert_eq!(self.stage.rules(vif).get(rule), 1, "{:?}", self.stage.rules(vif).all());
         assert_eq!(self.stage.state(vif), XenbusState::Closing);
         self.neighbour.exchange(&mut self.stage);
         self.guest.connect(&mut self.stage, |_| {});
-        self.packet_arrives();
+        self.check_packet_arrives();
     }
 }
 
 #[test]
-fn xsa_332_a_channel_filled_to_the_brim_is_cleared_in_bounded_steps() {
+fn xsa_332_full_channel_is_cleared_in_bounded_steps() {
     let mut scene = Scene::new();
     let sent = scene.guest.channels[0].fill();
     assert!(sent > 4096, "the guest filled its channel with {sent} bytes");
-    scene.packet_arrives();
+    scene.check_packet_arrives();
     scene.neighbour.exchange(&mut scene.stage);
-    // Each look at it is one bounded read; it ends, since the guest sends no more.
+    // Each call performs one bounded read. The channel becomes empty, since the guest sends no more.
     for _ in 0..=sent / 512 + 1 {
         scene.clear_events().unwrap();
     }
-    scene.packet_arrives();
+    scene.check_packet_arrives();
 }
 
 #[test]
-fn a_guest_that_never_reads_its_channels_does_not_hold_up_notifications() {
+fn notify_to_guest_that_never_reads_does_not_block() {
     let mut scene = Scene::new();
-    // Blocking or not is the affair of the guest's own end.
+    // The blocking mode belongs to the guest's own end.
     for channel in &scene.guest.channels {
         rustix::io::ioctl_fionbio(&channel.socket, false).unwrap();
     }
     let begun = Instant::now();
     for _ in 0..3000 {
-        scene.packet_arrives();
+        scene.check_packet_arrives();
     }
     let taken = (0..).take_while(|_| scene.guest.channels[0].take()).count();
-    assert!(taken > 0, "it was notified");
+    assert!(taken > 0, "the guest was not notified");
     assert!(begun.elapsed() < Duration::from_secs(60));
     scene.neighbour.exchange(&mut scene.stage);
 }
 
 #[test]
-fn a_closed_channel_costs_the_device() {
+fn closed_tx_channel_closes_device() {
     let mut scene = Scene::new();
     scene.guest.channels.clear();
-    scene.packet();
-    scene.ended("channel_closed");
+    scene.send_packet();
+    scene.check_device_closed("channel_closed");
 }
 
 #[test]
-fn a_closed_rx_channel_costs_the_device() {
+fn closed_rx_channel_closes_device() {
     let mut scene = Scene::new();
     scene.guest.channels.truncate(1);
     scene.guest.rx.page.store_u32(12, 1, Ordering::Release).unwrap();
     scene.guest.post_buffers([16]);
     assert_eq!(scene.stage.send(scene.guest.vif, &[frame(1, 60)]), None);
-    scene.ended("channel_closed");
+    scene.check_device_closed("channel_closed");
 }
 
 #[test]
-fn a_channel_shut_down_in_one_direction_costs_the_device() {
-    // Nothing can be sent to it any more: shows with the next notification.
+fn channel_shut_down_in_one_direction_closes_device() {
+    // Sending to the guest fails: the next notification detects it.
     let mut scene = Scene::new();
     scene.guest.channels[0].shut(Shutdown::Read);
-    scene.packet();
-    scene.ended("channel_closed");
-    // Nothing will come from it any more: shows when its event is looked at.
+    scene.send_packet();
+    scene.check_device_closed("channel_closed");
+    // The guest cannot send: the backend detects it when it clears the event.
     let mut scene = Scene::new();
     scene.guest.channels[0].shut(Shutdown::Write);
     scene.clear_events().unwrap();
-    assert!(scene.clear_events().is_err(), "what was sent before came first");
+    assert!(scene.clear_events().is_err(), "the closed channel is not detected");
     assert_eq!(scene.stage.rules(scene.guest.vif).get("channel_closed"), 1);
     scene.neighbour.exchange(&mut scene.stage);
 }
 
 #[test]
-fn descriptors_sent_over_a_channel_are_not_kept() {
-    alone("channels::descriptors_sent_over_a_channel_are_not_kept", surplus_descriptors);
+fn descriptors_sent_over_channel_are_closed() {
+    alone("channels::descriptors_sent_over_channel_are_closed", check_surplus_descriptors);
 }
 
-fn surplus_descriptors() {
+fn check_surplus_descriptors() {
     let mut scene = Scene::new();
     let spare = rustix::fs::memfd_create("spare", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let before = descriptors();
@@ -144,7 +144,7 @@ fn surplus_descriptors() {
                 Err(error) => refused = error.raw_os_error(),
             }
         }
-        // From Linux 6.16 on the socket refuses them, so that none is sent at all.
+        // From Linux 6.16 on, the socket refuses descriptors, so the guest sends none.
         assert!(
             went > 0 || refused == Some(libc::EPERM),
             "the guest sends descriptors: {refused:?}"
@@ -152,28 +152,28 @@ fn surplus_descriptors() {
         for _ in 0..went {
             scene.clear_events().unwrap();
         }
-        scene.packet_arrives();
+        scene.check_packet_arrives();
     }
     scene.neighbour.exchange(&mut scene.stage);
-    assert!(descriptors_settled(before) <= before, "some were kept");
+    assert!(descriptors_settled(before) <= before, "the backend kept descriptors");
 }
 
 #[test]
-fn out_of_band_bytes_mean_nothing() {
+fn out_of_band_data_on_channel_is_ignored() {
     let mut scene = Scene::new();
     for _ in 0..100 {
-        // Kernels without out-of-band data for such sockets refuse it, which is as well.
+        // Kernels without out-of-band data for these sockets refuse it, which is also correct.
         let _ = send(&scene.guest.channels[0].socket, &[1], SendFlags::OOB | SendFlags::DONTWAIT);
         scene.clear_events().unwrap();
-        scene.packet_arrives();
+        scene.check_packet_arrives();
     }
     scene.neighbour.exchange(&mut scene.stage);
 }
 
-/// A thread that notifies as fast as it can, from both channels, while the backend's thread serves
-/// the neighbour and looks at every event.
+/// A thread notifies on both channels as fast as it can, while the backend's thread serves the other guest
+/// and clears every event.
 #[test]
-fn xsa_331_an_event_storm_does_not_stop_the_neighbour() {
+fn xsa_331_event_storm_leaves_other_guest_served() {
     let mut scene = Scene::new();
     let stop = Arc::new(AtomicBool::new(false));
     let (seen, channels) = (Arc::clone(&stop), core::mem::take(&mut scene.guest.channels));
@@ -197,5 +197,5 @@ fn xsa_331_an_event_storm_does_not_stop_the_neighbour() {
     let (sent, channels) = storm.join().unwrap();
     assert!(sent > 1000, "{sent} notifications are no storm");
     scene.guest.channels = channels;
-    scene.packet_arrives();
+    scene.check_packet_arrives();
 }

@@ -1,4 +1,4 @@
-//! Guests that come and go leave nothing behind.
+//! Resource leaks: guests that join, reconnect and leave many times.
 
 use ringfence_access::Mode;
 use ringfence_frame::testing::frame;
@@ -7,14 +7,14 @@ use ringfence_testkit::net::process::{alone, descriptors_settled, mappings, resi
 use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
 use ringfence_xenstore::StoreAccess;
 
-/// What is held now: descriptors, mappings, pages.
+/// Descriptors, mappings and resident pages of this process.
 type Held = (usize, usize, usize);
 
 fn held_when_settled(most: usize) -> Held {
     (descriptors_settled(most), mappings(), resident_pages())
 }
 
-fn come_and_go(stage: &mut Stage, n: u32) {
+fn join_and_leave(stage: &mut Stage, n: u32) {
     let mut guest = HostileFrontend::connected(stage);
     let sent = frame(n, 1000);
     let packet = guest.packet(1, &sent, &[300, 700]);
@@ -25,7 +25,7 @@ fn come_and_go(stage: &mut Stage, n: u32) {
     assert_eq!(stage.send(guest.vif, &[sent]).unwrap().sent, 1);
     let vif = guest.vif;
     if n.is_multiple_of(2) {
-        // The guest goes first.
+        // The guest leaves before the backend.
         drop(guest);
         stage.remove_vif(vif);
     } else {
@@ -35,16 +35,16 @@ fn come_and_go(stage: &mut Stage, n: u32) {
 }
 
 #[test]
-fn a_thousand_guests_that_come_and_go_leave_nothing() {
-    alone("cycles::a_thousand_guests_that_come_and_go_leave_nothing", thousand_guests);
+fn thousand_joins_and_leaves_leak_nothing() {
+    alone("cycles::thousand_joins_and_leaves_leak_nothing", check_thousand_guests);
 }
 
-fn thousand_guests() {
+fn check_thousand_guests() {
     let mut stage = Stage::new(Mode::Map);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut warm = held_when_settled(usize::MAX);
     for n in 0..1100 {
-        come_and_go(&mut stage, n);
+        join_and_leave(&mut stage, n);
         if n == 99 {
             warm = held_when_settled(warm.0);
         }
@@ -53,7 +53,7 @@ fn thousand_guests() {
         }
     }
     let held = held_when_settled(warm.0);
-    // The allocator may keep some; an arena or a ring leaked each time would be thousands.
+    // The allocator may keep some pages; a leaked arena or ring would be thousands.
     let bounds = (warm.0, warm.1 + 32, warm.2 + 512);
     assert!(
         held.0 <= bounds.0 && held.1 <= bounds.1 && held.2 <= bounds.2,
@@ -70,15 +70,15 @@ fn thousand_guests() {
     neighbour.exchange(&mut stage);
 }
 
-/// A guest that connects again and again leaves no descriptor, mapping or page behind, in the driver
-/// domain or at the hub, and breaks no rule by it.
+/// Checks that a guest that reconnects many times leaves no descriptor, mapping or page in the driver
+/// domain or the hub, and breaks no rule.
 #[test]
-fn a_guest_that_reconnects_for_ever_takes_nothing_from_the_neighbour() {
-    let name = "cycles::a_guest_that_reconnects_for_ever_takes_nothing_from_the_neighbour";
-    alone(name, reconnects);
+fn repeated_reconnects_leak_nothing() {
+    let name = "cycles::repeated_reconnects_leak_nothing";
+    alone(name, check_reconnects);
 }
 
-fn reconnects() {
+fn check_reconnects() {
     let mut stage = Stage::new(Mode::Map);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
@@ -98,7 +98,7 @@ fn reconnects() {
         }
     }
     let held = held_when_settled(warm.0);
-    // The allocator may keep some; what leaks with each connection would be 250 of a kind.
+    // The allocator may keep some pages; a leak at each connection would be 250 of a kind.
     let bounds = (warm.0, warm.1 + 32, warm.2 + 512);
     assert!(
         held.0 <= bounds.0 && held.1 <= bounds.1 && held.2 <= bounds.2,
@@ -111,9 +111,9 @@ fn reconnects() {
     neighbour.exchange(&mut stage);
 }
 
-/// Who only ever allocates gets no further than its own quota.
+/// Checks that a guest that allocates without end reaches its own quota only.
 #[test]
-fn a_guest_that_hoards_ports_hoards_its_own() {
+fn guest_that_allocates_every_port_exhausts_only_its_own_quota() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);

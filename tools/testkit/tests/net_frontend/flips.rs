@@ -1,5 +1,5 @@
-//! A second thread that changes what the backend is reading. Every outcome must be one that some
-//! single state of the memory explains.
+//! Double fetches: a second thread changes memory while the backend reads it. Each outcome must be
+//! consistent with one single state of the memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,45 +14,45 @@ use ringfence_testkit::net::{HostileFrontend, Neighbour, Stage};
 use ringfence_wire::grant::{RawGrantEntry, flags};
 use ringfence_wire::netif::{Status, TxFlags, TxRequest};
 
-/// Packets a round.
+/// Number of packets in each round.
 const PACKETS: usize = 32;
 
-/// Octets of the packets, and those of a packet that would cross its page. They differ in one octet:
-/// the bytes of a slot are fetched once each, but not all at the same instant.
+/// Sizes in bytes of a valid packet and of one that crosses its page. They differ in one byte: the backend
+/// fetches each byte of a slot once, but not all at the same instant.
 const SHORT: u16 = 0x0064;
 const LONG: u16 = 0x1064;
 
-/// A thread that does something again and again until it is dropped.
-struct Meanwhile {
+/// Thread that repeats an action until it is stopped.
+struct Repeater {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<u64>>,
 }
 
-impl Meanwhile {
-    fn run(mut act: impl FnMut(u64) + Send + 'static) -> Meanwhile {
+impl Repeater {
+    fn run(mut act: impl FnMut(u64) + Send + 'static) -> Repeater {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            let mut turn = 0;
+            let mut n = 0;
             while !seen.load(Ordering::Relaxed) {
-                act(turn);
-                turn += 1;
+                act(n);
+                n += 1;
             }
-            turn
+            n
         });
-        Meanwhile { stop, thread: Some(thread) }
+        Repeater { stop, thread: Some(thread) }
     }
 
-    /// Ends it; how often it acted.
+    /// Stops the thread. Returns the number of repetitions.
     fn end(mut self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()
     }
 }
 
-/// Goes rounds for a while, and on until every outcome was seen: `round` says so. A minute is
-/// enough on any machine that runs two threads at all.
-fn until_seen(mut round: impl FnMut() -> bool) {
+/// Runs rounds for at least 200 ms and until `round` reports that every outcome occurred. A minute is
+/// enough on any machine that runs two threads.
+fn run_until_seen(mut round: impl FnMut() -> bool) {
     let begun = Instant::now();
     let mut seen = false;
     while begun.elapsed() < Duration::from_millis(200) || !seen {
@@ -82,7 +82,7 @@ impl Scene {
         TxRequest { gref: Gref(TX_PAGES + page), offset: 0, flags, id: 1, size }
     }
 
-    /// Posts slots and serves everybody; the frames that came of it.
+    /// Posts slots and serves all guests. Returns the frames that arrived.
     fn post(&mut self, slots: &[TxRequest]) -> Vec<Vec<u8>> {
         self.guest.post(slots);
         self.neighbour.exchange(&mut self.stage);
@@ -98,22 +98,22 @@ fn flip_u16(page: &LentSlice, at: usize, value: u16) {
     page.copy_from(at, &value.to_le_bytes()).unwrap();
 }
 
-/// The places of a field, `offset` bytes into each slot of a tx ring.
+/// Returns the positions in the TX ring page of a field at `offset` in every `step`-th slot.
 fn places(guest: &HostileFrontend, offset: usize, step: usize) -> Vec<usize> {
     (0..256).step_by(step).map(|slot| guest.tx.place(slot) + offset).collect()
 }
 
 #[test]
-fn xsa_155_a_size_that_flips_is_the_one_or_the_other() {
+fn xsa_155_size_changed_during_read_is_old_or_new_value() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 10, 1));
-        let flipper = Meanwhile::run(move |turn| {
-            let size = if turn % 2 == 0 { LONG } else { SHORT };
+        let flipper = Repeater::run(move |n| {
+            let size = if n % 2 == 0 { LONG } else { SHORT };
             places.iter().for_each(|at| flip_u16(&page, *at, size));
         });
         let (mut whole, mut refused) = (0, 0);
-        until_seen(|| {
+        run_until_seen(|| {
             let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, SHORT); PACKETS]);
             assert!(frames.iter().all(|f| *f == [0xAA; SHORT as usize]), "{mode}");
             let statuses = scene.guest.statuses();
@@ -130,17 +130,17 @@ fn xsa_155_a_size_that_flips_is_the_one_or_the_other() {
 }
 
 #[test]
-fn xsa_155_a_flag_that_flips_makes_one_packet_or_two() {
+fn xsa_155_flag_changed_during_read_yields_one_chain_or_two_packets() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 6, 2));
-        let flipper = Meanwhile::run(move |turn| {
-            let flag = if turn % 2 == 0 { TxFlags::MORE_DATA.0 } else { 0 };
+        let flipper = Repeater::run(move |n| {
+            let flag = if n % 2 == 0 { TxFlags::MORE_DATA.0 } else { 0 };
             places.iter().for_each(|at| flip_u16(&page, *at, flag));
         });
         let joined = [[0xAA; 100], [0xBB; 100]].concat();
         let (mut chains, mut singles) = (0, 0);
-        until_seen(|| {
+        run_until_seen(|| {
             let pair = [Scene::slot(1, TxFlags::NONE, 200), Scene::slot(2, TxFlags::NONE, 100)];
             let frames = scene.post(&pair.repeat(PACKETS / 2));
             let count = |wanted: &[u8]| frames.iter().filter(|f| *f == wanted).count();
@@ -158,17 +158,17 @@ fn xsa_155_a_flag_that_flips_makes_one_packet_or_two() {
 }
 
 #[test]
-fn xsa_478_a_reference_that_flips_names_one_page() {
+fn xsa_478_gref_changed_during_read_names_one_page() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 0, 1));
-        let flipper = Meanwhile::run(move |turn| {
-            // The two references differ in their lowest octet.
-            let gref = u8::from(turn % 2 == 0) + 1;
+        let flipper = Repeater::run(move |n| {
+            // The two references differ in their lowest byte.
+            let gref = u8::from(n % 2 == 0) + 1;
             places.iter().for_each(|at| page.copy_from(*at, &[gref]).unwrap());
         });
         let (mut first, mut second) = (0, 0);
-        until_seen(|| {
+        run_until_seen(|| {
             let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, 1000); PACKETS]);
             let count = |byte: u8| frames.iter().filter(|f| **f == [byte; 1000]).count();
             let (a, b) = (count(0xAA), count(0xBB));
@@ -181,10 +181,10 @@ fn xsa_478_a_reference_that_flips_names_one_page() {
 }
 
 #[test]
-fn a_table_entry_that_flips_names_one_page_or_is_refused() {
+fn grant_entry_changed_during_use_names_one_page_or_is_refused() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
-        // A view of the table of its own for the second thread.
+        // The second thread has its own view of the table.
         let table = scene.guest.arena.table();
         let permit = flags::PERMIT_ACCESS | flags::READ_ONLY;
         let words = [
@@ -194,14 +194,14 @@ fn a_table_entry_that_flips_names_one_page_or_is_refused() {
             RawGrantEntry::from_fields(permit, 0, 64),
             RawGrantEntry::INVALID,
         ];
-        let flipper = Meanwhile::run(move |turn| {
-            let word = words[usize::try_from(turn % 5).unwrap()];
+        let flipper = Repeater::run(move |n| {
+            let word = words[usize::try_from(n % 5).unwrap()];
             let at = (TX_PAGES as usize + 1) * 8;
             table.store_u64(at, word.0.to_le(), Ordering::SeqCst).unwrap();
         });
         let mut refused = 0;
         let (mut first, mut second) = (0, 0);
-        until_seen(|| {
+        run_until_seen(|| {
             let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, 1000); PACKETS]);
             let count = |byte: u8| frames.iter().filter(|f| **f == [byte; 1000]).count();
             let (a, b) = (count(0xAA), count(0xBB));
@@ -222,16 +222,16 @@ fn a_table_entry_that_flips_names_one_page_or_is_refused() {
 }
 
 #[test]
-fn pages_punched_under_the_backend_are_zeros_and_no_signal() {
+fn page_punched_during_read_reads_zeros_without_signal() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
         let arena = scene.guest.arena.duplicate().unwrap();
-        let puncher = Meanwhile::run(move |_| {
+        let puncher = Repeater::run(move |_| {
             arena.punch(true, 1, 1).unwrap();
             arena.read_only(1).unwrap().copy_from(0, &[0xAA; 4096]).unwrap();
         });
         let mut zeros = false;
-        until_seen(|| {
+        run_until_seen(|| {
             let frames = scene.post(&[Scene::slot(1, TxFlags::NONE, 4096); PACKETS]);
             assert_eq!(frames.len(), PACKETS, "{mode}");
             let known = |byte: &u8| *byte == 0xAA || *byte == 0;
@@ -245,7 +245,7 @@ fn pages_punched_under_the_backend_are_zeros_and_no_signal() {
 }
 
 #[test]
-fn a_ring_punched_under_the_backend_costs_the_device_alone() {
+fn ring_punched_during_use_closes_that_device_only() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode);
         let vif = scene.guest.vif;
@@ -253,7 +253,7 @@ fn a_ring_punched_under_the_backend_costs_the_device_alone() {
         for _ in 0..20 {
             scene.post(&[Scene::slot(1, TxFlags::NONE, 60); 3]);
             let arena = scene.guest.arena.duplicate().unwrap();
-            let puncher = Meanwhile::run(move |_| arena.punch(false, 0, 2).unwrap());
+            let puncher = Repeater::run(move |_| arena.punch(false, 0, 2).unwrap());
             for _ in 0..20 {
                 scene.stage.round();
                 scene.stage.send(vif, &[vec![1; 60]]);

@@ -1,4 +1,4 @@
-//! References that are not what they seem, on the way to the guest and while pages are taken back.
+//! Invalid grants in RX buffers, and grants that are revoked during use.
 
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
@@ -43,17 +43,17 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// A buffer that cannot be written costs the frame that it was taken for, and is answered with
-/// ERROR; the frames before and behind it arrive.
+/// Checks that a buffer that cannot be written costs one frame and gets the response ERROR. The frames
+/// before and after it arrive.
 #[test]
-fn a_buffer_that_cannot_be_written_costs_one_frame() {
+fn rx_buffer_that_cannot_be_written_costs_one_frame() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
         let vif = guest.vif;
         for (Case { name, rule, gref, arrange }, seed) in CASES.iter().zip(50..) {
-            // One frame, one of two buffers of which the second is the bad one, one frame.
+            // One frame; one frame of two buffers, of which the second is invalid; one frame.
             guest.post_buffers([RX_BUFFERS, RX_BUFFERS + 1, *gref, RX_BUFFERS + 2]);
             arrange(&guest);
             let frames = [frame(seed, 60), frame(seed + 1, 6000), frame(seed + 2, 1514)];
@@ -73,7 +73,7 @@ fn a_buffer_that_cannot_be_written_costs_one_frame() {
 }
 
 #[test]
-fn the_same_buffer_twice_is_the_guests_own_loss() {
+fn rx_buffer_posted_twice_holds_last_frame() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut guest = HostileFrontend::connected(&mut stage);
@@ -90,12 +90,12 @@ fn the_same_buffer_twice_is_the_guests_own_loss() {
 }
 
 #[test]
-fn xsa_392_a_guest_that_posts_no_buffers_loses_its_own_frames() {
+fn xsa_392_guest_without_rx_buffers_loses_only_its_own_frames() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
     let vif = guest.vif;
-    // Room for one slot is none for a frame of two, but still for one of one.
+    // One free slot does not hold a frame of two slots, but holds a frame of one.
     guest.post_buffers([RX_BUFFERS]);
     let done = stage.send(vif, &[frame(1, 5000), frame(2, 60), frame(3, 60)]).unwrap();
     assert_eq!((done.sent, done.dropped), (1, 2));
@@ -109,14 +109,14 @@ fn xsa_392_a_guest_that_posts_no_buffers_loses_its_own_frames() {
     assert!(stage.rules(vif).all().is_empty(), "no rule was broken");
 }
 
-/// Pages of packets that the backend holds, and rings, refuse to be taken back; each attempt is one.
-/// After the use ends the attempt succeeds, and the reference is worth nothing (XSA-396).
+/// Checks that the guest cannot take back pages of packets that the backend holds, nor its rings. After the
+/// use it can, and the backend refuses the reference (XSA-396).
 #[test]
 fn xsa_396_take_back_of_a_page_in_use_fails_until_the_use_ends() {
     let mut stage = Stage::new(Mode::Map);
     let mut guest = HostileFrontend::connected(&mut stage);
     let vif = guest.vif;
-    // More than the header that a backend copies: the rest is used where it lies.
+    // Longer than the header that a backend copies, so the rest is used in place.
     let packet = guest.packet(1, &frame(1, 1000), &[1000]);
     let page = packet[0].gref.0;
     guest.post(&packet);
@@ -149,9 +149,9 @@ fn xsa_396_take_back_of_a_page_in_use_fails_until_the_use_ends() {
     assert!(stage.vifs[vif].host.port.is_none());
 }
 
-/// A granter that writes the status words, which are the grantee's, hurts nobody but itself.
+/// Checks that a granter that writes the grantee's status words affects only its own device.
 #[test]
-fn status_words_that_the_granter_writes_change_nothing() {
+fn status_words_written_by_granter_have_no_effect() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut guest = HostileFrontend::connected(&mut stage);
@@ -169,10 +169,10 @@ fn status_words_that_the_granter_writes_change_nothing() {
     }
 }
 
-/// Flags of the open file are shared by both holders. O_APPEND makes the kernel ignore the offset of
-/// a write: the arena cannot grow, so such writes fail, for that guest.
+/// Both holders share the flags of the open file. With O_APPEND the kernel ignores the offset of a write. The
+/// arena cannot grow, so such writes fail, for that guest only.
 #[test]
-fn an_arena_opened_for_appending_costs_its_own_guest_frames() {
+fn append_mode_of_arena_file_costs_only_its_guest_frames() {
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
@@ -189,10 +189,10 @@ fn an_arena_opened_for_appending_costs_its_own_guest_frames() {
     assert!(guest.read_buffer(1, 60) == frame(1, 60));
 }
 
-/// A full TX ring has 256 pages mapped while its packets are under way, no page before or after. That is
-/// all one queue can have mapped: the bound of a pair, 4096 pages, is tested where it is enforced.
+/// Checks that a full TX ring has 256 pages mapped while its packets are in flight, and no other page. One
+/// queue cannot map more. The limit of a pair, 4096 pages, has its own test.
 #[test]
-fn xsa_300_a_full_ring_maps_its_own_pages_and_no_more() {
+fn xsa_300_full_tx_ring_maps_only_its_own_pages() {
     const PACKETS: usize = 14;
     let mut stage = Stage::new(Mode::Map);
     let mut neighbour = Neighbour::join(&mut stage);
@@ -206,7 +206,7 @@ fn xsa_300_a_full_ring_maps_its_own_pages_and_no_more() {
         for _ in 0..PACKETS {
             slots.extend(guest.packet(1, &frame(1, 1800), &[100; 18]));
         }
-        // The rest of the ring holds packets of one slot.
+        // One-slot packets fill the ring.
         while slots.len() < 256 {
             slots.extend(guest.packet(1, &frame(1, 600), &[600]));
         }
@@ -232,13 +232,13 @@ fn xsa_300_a_full_ring_maps_its_own_pages_and_no_more() {
     let maps = after.grant_maps - before.grant_maps;
     assert!(maps >= 40 * 256, "{maps} pages were mapped");
     assert_eq!(maps, after.grant_unmaps - before.grant_unmaps, "each mapping was removed");
-    assert!(stage.rules(guest.vif).all().is_empty(), "tx_too_many_mapped is out of its reach");
+    assert!(stage.rules(guest.vif).all().is_empty(), "a rule was broken");
 }
 
-/// What the guest posts is what the backend touches: what lies beside a frame in its page and
-/// beside its pages in the arena stays as it was.
+/// Checks that the backend writes only to posted buffers: the rest of the page and the other pages of the
+/// arena keep their content.
 #[test]
-fn nothing_beside_the_posted_buffers_is_written() {
+fn memory_outside_posted_rx_buffers_is_not_written() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut guest = HostileFrontend::connected(&mut stage);

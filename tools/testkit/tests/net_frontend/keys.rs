@@ -1,4 +1,4 @@
-//! What a frontend writes into the store, and arenas that it does not lend.
+//! Invalid store keys of a frontend, and arenas that it does not lend.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const CASES: &[Case] = &[
     Case {
         name: "an rx ring that is no number",
         rule: "connect_not_a_number",
-        change: |k| set(k, keys::RX_RING_REF, "banana"),
+        change: |k| set(k, keys::RX_RING_REF, "eight"),
     },
     Case {
         name: "a negative number",
@@ -67,7 +67,7 @@ const CASES: &[Case] = &[
         change: |k| set(k, keys::TX_RING_REF, &"9".repeat(2048)),
     },
     Case {
-        name: "octets that are no text",
+        name: "bytes that are not text",
         rule: "connect_not_a_number",
         change: |k| set(k, keys::EVENT_CHANNEL_TX, "\u{1}\u{7f}\u{fffd}"),
     },
@@ -123,7 +123,7 @@ const CASES: &[Case] = &[
         },
     },
     Case {
-        name: "a mode that is dead",
+        name: "a mode without RX copy",
         rule: "connect_no_rx_copy",
         change: |k| set(k, keys::REQUEST_RX_COPY, "0"),
     },
@@ -144,7 +144,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
+fn check_device_works(stage: &mut Stage, guest: &mut HostileFrontend) {
     let sent = frame(1, 500);
     let packet = guest.packet(3, &sent, &[500]);
     guest.post(&packet);
@@ -154,12 +154,12 @@ fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
 }
 
 #[test]
-fn keys_that_cannot_be_used_cost_the_device_until_they_can() {
+fn invalid_key_closes_device_until_it_is_corrected() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
     let vif = guest.vif;
-    // More often than the driver domain has ports and the guest has grants: nothing may leak.
+    // More connections than the driver domain has ports and the guest has grants, so a leak would show.
     for Case { name, rule, change } in CASES.iter().cycle().take(8 * CASES.len()) {
         let counted = stage.rules(vif).get(rule);
         guest.connect(&mut stage, change);
@@ -170,23 +170,23 @@ fn keys_that_cannot_be_used_cost_the_device_until_they_can() {
         assert_eq!((guest.arena.status(8), guest.arena.status(9)), (0, 0), "{name}: mapped");
         neighbour.exchange(&mut stage);
         guest.connect(&mut stage, |_| {});
-        works(&mut stage, &mut guest);
+        check_device_works(&mut stage, &mut guest);
     }
     neighbour.reconnect(&mut stage);
     neighbour.exchange(&mut stage);
 }
 
-/// Ports of others, named by number.
+/// Checks ports of other domains, and ports allocated for other domains.
 #[test]
-fn ports_of_others_are_not_bound() {
+fn port_of_another_domain_is_not_bound() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
-    // One that the guest allocated, but for somebody else.
+    // A port of the guest that is allocated for another domain.
     let foreign = guest.domain.alloc(neighbour.platform.domid()).unwrap();
     guest.connect(&mut stage, |k| set(k, keys::EVENT_CHANNEL_TX, &foreign.port.to_string()));
     assert_eq!(stage.rules(guest.vif).get("connect_bad_port"), 1);
-    // The numbers of the neighbour's ports are looked for among the guest's own.
+    // The numbers of the other guest's ports name ports of this guest.
     for port in 1..40 {
         let port = port.to_string();
         if guest.channels.iter().all(|c| c.port.to_string() != port) {
@@ -198,7 +198,7 @@ fn ports_of_others_are_not_bound() {
 }
 
 #[test]
-fn one_page_for_both_rings_is_survived() {
+fn same_page_for_both_rings_leaves_backend_running() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
@@ -212,12 +212,12 @@ fn one_page_for_both_rings_is_survived() {
             neighbour.exchange(&mut stage);
         }
         guest.connect(&mut stage, |_| {});
-        works(&mut stage, &mut guest);
+        check_device_works(&mut stage, &mut guest);
     }
 }
 
 #[test]
-fn a_guest_that_lent_nothing_is_refused() {
+fn connect_without_arena_is_refused() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::join(&mut stage);
@@ -227,26 +227,26 @@ fn a_guest_that_lent_nothing_is_refused() {
     neighbour.exchange(&mut stage);
     guest.domain.lend(DomId(0), &guest.arena).unwrap();
     guest.connect(&mut stage, |_| {});
-    works(&mut stage, &mut guest);
+    check_device_works(&mut stage, &mut guest);
 }
 
 #[test]
-fn a_state_that_is_no_number_is_counted() {
+fn state_that_is_not_a_number_closes_device_and_is_counted() {
     let mut stage = Stage::new(Mode::Copy);
     let mut guest = HostileFrontend::connected(&mut stage);
     for (text, n) in ["", "four", "4 ", "-1", "4294967296", &"4".repeat(2000)].iter().zip(1..) {
         guest.write("state", text);
         stage.look(guest.vif);
-        // The look that lets go looks once more.
+        // The look that releases the device looks a second time.
         assert!(stage.rules(guest.vif).get("state_not_a_number") >= n, "{text:.9}");
         assert!(stage.vifs[guest.vif].host.port.is_none(), "{text:.9}");
     }
     guest.connect(&mut stage, |_| {});
-    works(&mut stage, &mut guest);
+    check_device_works(&mut stage, &mut guest);
 }
 
 #[test]
-fn a_guest_that_removes_its_directory_is_gone() {
+fn removed_frontend_directory_ends_device() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
@@ -258,9 +258,9 @@ fn a_guest_that_removes_its_directory_is_gone() {
     neighbour.exchange(&mut stage);
 }
 
-/// A directory in which every key is a directory, or that the backend may not read.
+/// Checks a directory that the backend may not read, and keys that are directories.
 #[test]
-fn permissions_and_shapes_of_nodes_are_the_guests_own_affair() {
+fn unreadable_or_nested_keys_affect_only_their_guest() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
@@ -274,12 +274,12 @@ fn permissions_and_shapes_of_nodes_are_the_guests_own_affair() {
     }
     guest.store.mkdir(&format!("{dir}/state/deeper/and/deeper")).unwrap();
     guest.connect(&mut stage, |k| set(k, keys::TX_RING_REF, "8"));
-    works(&mut stage, &mut guest);
+    check_device_works(&mut stage, &mut guest);
 }
 
-/// What is said about a guest that comes back wrong for ever is bounded, and what is kept too.
+/// Checks that a guest can be refused any number of times and still reconnect.
 #[test]
-fn a_guest_may_be_refused_any_number_of_times() {
+fn guest_refused_200_times_can_reconnect() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
@@ -289,5 +289,5 @@ fn a_guest_may_be_refused_any_number_of_times() {
     }
     neighbour.exchange(&mut stage);
     guest.connect(&mut stage, |_| {});
-    works(&mut stage, &mut guest);
+    check_device_works(&mut stage, &mut guest);
 }

@@ -1,6 +1,6 @@
-//! A frontend that breaks the rules, one at a time, beside a neighbour that keeps them. Each case
-//! must not stop the backend, must show under a counter of its own, and may cost no more than the
-//! packet or the device that it is about. docs/advisories.md says which advisory is which test.
+//! Network frontends that break one rule at a time, beside a correct guest. No attack may stop the backend.
+//! Each increments a counter of its own and costs at most the packet or the device that it concerns.
+//! docs/advisories.md maps each advisory to its test.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 

@@ -1,4 +1,4 @@
-//! Packets that break a rule, between two that do not.
+//! Invalid packets between valid ones.
 
 use ringfence_access::Mode;
 use ringfence_frame::testing::{frame, tcp_frame, udp_frame};
@@ -10,7 +10,7 @@ use ringfence_wire::netif::{Status, TxFlags, TxRequest};
 
 type Slot = [u8; 12];
 
-/// An extra info: type, whether another follows, the six octets that depend on the type.
+/// Returns an extra info: its type, whether another one follows, and six bytes that depend on the type.
 fn extra(kind: u8, more: bool, body: [u8; 6]) -> Slot {
     let [a, b, c, d, e, f] = body;
     [kind, u8::from(more), a, b, c, d, e, f, 0, 0, 0, 0]
@@ -20,28 +20,28 @@ fn bytes(slots: &[TxRequest]) -> Vec<Slot> {
     slots.iter().map(|slot| slot.to_bytes()).collect()
 }
 
-/// A well-formed packet of 300 octets in three slots, to be broken.
+/// Returns a valid packet of 300 bytes in three slots.
 fn three(guest: &mut HostileFrontend) -> Vec<TxRequest> {
     guest.packet(1, &frame(7, 300), &[100, 100, 100])
 }
 
-/// A packet whose first slot announces extra infos.
+/// Returns a packet whose first slot announces extra infos.
 fn with_extras(guest: &mut HostileFrontend, extras: impl IntoIterator<Item = Slot>) -> Vec<Slot> {
     let mut slots = guest.packet(1, &frame(7, 200), &[200]);
     slots[0].flags = TxFlags(slots[0].flags.0 | TxFlags::EXTRA_INFO.0);
     bytes(&slots).into_iter().chain(extras).collect()
 }
 
-/// A packet with an order to segment it: size and type as they are on the ring.
-fn super_packet(guest: &mut HostileFrontend, packet: &[u8], size: u16, kind: u8) -> Vec<Slot> {
+/// Returns a packet with a GSO extra info: segment size and type as in the ring.
+fn gso_packet(guest: &mut HostileFrontend, packet: &[u8], size: u16, kind: u8) -> Vec<Slot> {
     let mut slots = guest.packet(1, packet, &[packet.len()]);
     slots[0].flags = TxFlags(slots[0].flags.0 | TxFlags::EXTRA_INFO.0);
     let [low, high] = size.to_le_bytes();
-    let order = extra(1, false, [low, high, kind, 0, 0, 0]);
-    bytes(&slots).into_iter().chain([order]).collect()
+    let info = extra(1, false, [low, high, kind, 0, 0, 0]);
+    bytes(&slots).into_iter().chain([info]).collect()
 }
 
-/// What a broken packet is, what it is counted under, and what its slots are answered with.
+/// Invalid packet and the rule under which it is counted.
 struct Case {
     name: &'static str,
     rule: &'static str,
@@ -131,37 +131,37 @@ const CASES: &[Case] = &[
     Case {
         name: "segmentation of an unknown type",
         rule: "tx_bad_extra",
-        make: |g| super_packet(g, &tcp_frame(false, 3000), 1000, 3),
+        make: |g| gso_packet(g, &tcp_frame(false, 3000), 1000, 3),
     },
     Case {
         name: "segmentation of what is no TCP",
         rule: "tx_gso_kind_mismatch",
-        make: |g| super_packet(g, &frame(7, 3000), 1000, 1),
+        make: |g| gso_packet(g, &frame(7, 3000), 1000, 1),
     },
     Case {
         name: "segmentation of UDP as TCP",
         rule: "tx_gso_kind_mismatch",
-        make: |g| super_packet(g, &udp_frame(3000), 1000, 1),
+        make: |g| gso_packet(g, &udp_frame(3000), 1000, 1),
     },
     Case {
         name: "segmentation of IPv4 as IPv6",
         rule: "tx_gso_kind_mismatch",
-        make: |g| super_packet(g, &tcp_frame(false, 3000), 1000, 2),
+        make: |g| gso_packet(g, &tcp_frame(false, 3000), 1000, 2),
     },
     Case {
         name: "segmentation of IPv6 as IPv4",
         rule: "tx_gso_kind_mismatch",
-        make: |g| super_packet(g, &tcp_frame(true, 3000), 1000, 1),
+        make: |g| gso_packet(g, &tcp_frame(true, 3000), 1000, 1),
     },
     Case {
         name: "segments smaller than any sender makes",
         rule: "tx_gso_size_too_small",
-        make: |g| super_packet(g, &tcp_frame(false, 3000), 7, 1),
+        make: |g| gso_packet(g, &tcp_frame(false, 3000), 7, 1),
     },
     Case {
         name: "segments of the reserved size",
         rule: "tx_gso_size_reserved",
-        make: |g| super_packet(g, &tcp_frame(false, 3000), 0xFFFF, 1),
+        make: |g| gso_packet(g, &tcp_frame(false, 3000), 0xFFFF, 1),
     },
     Case {
         name: "segmentation of a packet whose IP length is not the frame's",
@@ -170,7 +170,7 @@ const CASES: &[Case] = &[
             let mut bytes = tcp_frame(false, 3000);
             bytes.truncate(3000);
             bytes[16..18].copy_from_slice(&2900u16.to_be_bytes());
-            super_packet(g, &bytes, 1000, 1)
+            gso_packet(g, &bytes, 1000, 1)
         },
     },
     Case {
@@ -179,13 +179,13 @@ const CASES: &[Case] = &[
         make: |g| {
             let mut bytes = tcp_frame(false, 3004);
             bytes[20] = 0x20;
-            super_packet(g, &bytes, 1000, 1)
+            gso_packet(g, &bytes, 1000, 1)
         },
     },
     Case {
         name: "segmentation of what ends within its IP header",
         rule: "tx_gso_bad_headers",
-        make: |g| super_packet(g, &tcp_frame(false, 3000)[..30], 1000, 1),
+        make: |g| gso_packet(g, &tcp_frame(false, 3000)[..30], 1000, 1),
     },
     Case {
         name: "a multicast filter that was not offered",
@@ -255,9 +255,9 @@ const CASES: &[Case] = &[
     },
 ];
 
-/// Each broken packet is answered with ERROR (NULL for extra infos) and counted once under its own
-/// rule; the packets before and behind it arrive; nobody else notices.
-fn refused_alone(mode: Mode) {
+/// Checks that each invalid packet gets ERROR (NULL for extra infos) and is counted once under its rule,
+/// and that the packets before and after it arrive. The other guest is served meanwhile.
+fn check_refused_alone(mode: Mode) {
     let mut stage = Stage::new(mode);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
@@ -298,17 +298,21 @@ fn refused_alone(mode: Mode) {
 }
 
 #[test]
-fn xsa_270_a_broken_packet_costs_itself_when_copied() {
-    refused_alone(Mode::Copy);
+fn xsa_270_invalid_packet_in_copy_mode_is_refused_alone() {
+    check_refused_alone(Mode::Copy);
 }
 
 #[test]
-fn xsa_270_a_broken_packet_costs_itself_when_mapped() {
-    refused_alone(Mode::Map);
+fn xsa_270_invalid_packet_in_map_mode_is_refused_alone() {
+    check_refused_alone(Mode::Map);
 }
 
-/// Sends one chain; gives back the frame.
-fn through(stage: &mut Stage, guest: &mut HostileFrontend, slots: &[TxRequest]) -> Vec<u8> {
+/// Sends one chain and returns the frame that arrived.
+fn send_and_receive(
+    stage: &mut Stage,
+    guest: &mut HostileFrontend,
+    slots: &[TxRequest],
+) -> Vec<u8> {
     guest.post(slots);
     stage.round();
     let mut arrived = stage.arrived(guest.vif);
@@ -318,47 +322,47 @@ fn through(stage: &mut Stage, guest: &mut HostileFrontend, slots: &[TxRequest]) 
 }
 
 #[test]
-fn xsa_448_zero_length_fragments_are_counted_and_do_no_harm() {
+fn xsa_448_zero_length_fragments_are_counted_and_skipped() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
         let sent = frame(3, 300);
-        // In the middle, at the end, everywhere but in the last, and in the first (whose length is
-        // what the others leave).
+        // An empty fragment in the middle, at the end, in all but the last slot, and in the first slot (whose
+        // length is the rest of the packet's).
         for pieces in [&[100, 0, 200][..], &[300, 0], &[0; 18]] {
             let mut slots = guest.packet(1, &sent, pieces);
             if pieces.len() == 2 {
                 slots[1].size = 0;
                 guest.write_page(1, 0, &sent);
             }
-            assert!(through(&mut stage, &mut guest, &slots) == sent, "{mode}, {pieces:?}");
+            assert!(send_and_receive(&mut stage, &mut guest, &slots) == sent, "{mode}, {pieces:?}");
             neighbour.exchange(&mut stage);
         }
         assert_eq!(stage.rules(guest.vif).get("tx_zero_length_fragment"), 3, "{mode}");
-        // Without any byte the reference is not even looked at.
+        // The backend does not use the reference of an empty fragment.
         let mut slots = guest.packet(1, &sent, &[300, 0]);
         (slots[1].gref, slots[1].size) = (Gref(u32::MAX), 0);
         guest.write_page(1, 0, &sent);
-        assert!(through(&mut stage, &mut guest, &slots) == sent, "{mode}");
+        assert!(send_and_receive(&mut stage, &mut guest, &slots) == sent, "{mode}");
     }
 }
 
 #[test]
-fn xsa_423_headers_are_put_together_whatever_pieces_they_come_in() {
+fn xsa_423_headers_in_any_fragments_are_joined() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
-        // 18 slots of one octet: the most slots and nearly the fewest octets.
+        // 18 slots of one byte: the maximum of slots and nearly the minimum of bytes.
         let tiny = frame(5, 18);
         let slots = guest.packet(1, &tiny, &[1; 18]);
-        assert!(through(&mut stage, &mut guest, &slots) == tiny, "{mode}");
-        // A header in pieces of one octet each, and the rest behind it.
+        assert!(send_and_receive(&mut stage, &mut guest, &slots) == tiny, "{mode}");
+        // A header in pieces of one byte each, followed by the payload.
         let whole = udp_frame(1000);
         let slots = guest.packet(1, &whole, &[1; 18]);
-        assert!(through(&mut stage, &mut guest, &slots) == whole, "{mode}");
-        // Cut at each place within the headers, with and without a blank checksum: as if uncut.
+        assert!(send_and_receive(&mut stage, &mut guest, &slots) == whole, "{mode}");
+        // A cut at each position in the headers, with and without a blank checksum, gives the uncut frame.
         let mut blank = guest.packet(1, &whole, &[whole.len()]);
         blank[0].flags = TxFlags::CHECKSUM_BLANK;
         guest.post(&blank);
@@ -384,7 +388,7 @@ fn xsa_423_headers_are_put_together_whatever_pieces_they_come_in() {
 }
 
 #[test]
-fn unknown_extra_infos_are_skipped_and_counted() {
+fn unknown_extra_info_is_skipped_and_counted() {
     let mut stage = Stage::new(Mode::Copy);
     let mut guest = HostileFrontend::connected(&mut stage);
     for kind in 6..=255 {
@@ -400,7 +404,7 @@ fn unknown_extra_infos_are_skipped_and_counted() {
 }
 
 #[test]
-fn the_same_reference_twice_is_legal_and_reads_the_same() {
+fn same_gref_in_several_slots_reads_same_data() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut guest = HostileFrontend::connected(&mut stage);
@@ -410,7 +414,7 @@ fn the_same_reference_twice_is_legal_and_reads_the_same() {
             slots.iter_mut().for_each(|slot| slot.gref = Gref(TX_PAGES + 1));
             slots
         };
-        // Three times in each of three packets of one round.
+        // The reference three times in each of three packets of one round.
         let chains: Vec<_> = (0..3).flat_map(|_| slots(&mut guest)).collect();
         guest.post(&chains);
         stage.round();
@@ -422,9 +426,9 @@ fn the_same_reference_twice_is_legal_and_reads_the_same() {
     }
 }
 
-/// A guest that sends nothing but refused packets gets no larger share of a round.
+/// Checks that a guest that sends only invalid packets gets no larger share of a round.
 #[test]
-fn refused_packets_count_against_the_budget() {
+fn refused_packets_consume_round_budget() {
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = HostileFrontend::connected(&mut stage);
@@ -438,9 +442,9 @@ fn refused_packets_count_against_the_budget() {
     assert_eq!(stage.rules(guest.vif).get("tx_too_short"), 256);
 }
 
-/// What a response does not fill was the guest's before, and stays so.
+/// Checks that bytes of a slot that the response does not cover keep the guest's content.
 #[test]
-fn xsa_216_responses_say_nothing_beside_what_they_mean() {
+fn xsa_216_response_writes_only_its_own_fields() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut guest = HostileFrontend::connected(&mut stage);
@@ -459,7 +463,7 @@ fn xsa_216_responses_say_nothing_beside_what_they_mean() {
         }
         let extra_answer: Slot = guest.tx.entry(3);
         assert_eq!(extra_answer[..4], [0, 0, 1, 0], "{mode}: id 0, NULL");
-        // A response on rx fills its slot.
+        // An RX response covers its whole slot.
         guest.post_buffers([RX_BUFFERS]);
         stage.send(guest.vif, &[frame(2, 60)]);
         let [i0, i1, offset @ .., s0, s1] = guest.rx.entry::<8>(0);

@@ -1,4 +1,4 @@
-//! Rings that cannot be gone on with: they cost the device, which may start over.
+//! Invalid ring contents: the device is closed, and its guest may reconnect.
 
 use ringfence_access::Mode;
 use ringfence_frame::testing::frame;
@@ -12,7 +12,7 @@ struct Case {
     name: &'static str,
     rule: &'static str,
     act: fn(&mut HostileFrontend),
-    /// Whether it shows when something is sent to the guest.
+    /// Set if the backend detects the violation only when it sends to the guest.
     on_send: bool,
 }
 
@@ -92,7 +92,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
+fn check_device_works(stage: &mut Stage, guest: &mut HostileFrontend) {
     let sent = frame(1, 500);
     let packet = guest.packet(3, &sent, &[500]);
     guest.post(&packet);
@@ -105,14 +105,14 @@ fn works(stage: &mut Stage, guest: &mut HostileFrontend) {
 }
 
 #[test]
-fn xsa_39_a_ring_that_cannot_be_right_costs_its_device_alone() {
+fn xsa_39_invalid_ring_closes_that_device_only() {
     for mode in Mode::ALL {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);
         let vif = guest.vif;
         for Case { name, rule, act, on_send } in CASES {
-            works(&mut stage, &mut guest);
+            check_device_works(&mut stage, &mut guest);
             neighbour.exchange(&mut stage);
             let all = stage.rules(vif).all();
             act(&mut guest);
@@ -130,27 +130,27 @@ fn xsa_39_a_ring_that_cannot_be_right_costs_its_device_alone() {
             );
             assert!(stage.vifs[vif].host.port.is_none(), "{name}");
             assert_eq!(stage.state(vif), XenbusState::Closing, "{name}");
-            assert!(!stage.error(vif).is_empty(), "{name}: the reason is told");
+            assert!(!stage.error(vif).is_empty(), "{name}: the store has no reason");
             assert!(
                 guest.tx.rsp_prod() == responded || *rule == "tx_producer_overflow",
-                "{name}: nothing is answered"
+                "{name}: a request was answered"
             );
-            assert_eq!(guest.arena.status(8), 0, "{name}: the rings are let go");
-            // It may start over.
+            assert_eq!(guest.arena.status(8), 0, "{name}: a ring is mapped");
+            // The guest may reconnect.
             guest.connect(&mut stage, |_| {});
             assert_eq!(stage.state(vif), XenbusState::Connected, "{mode}, {name}");
         }
-        works(&mut stage, &mut guest);
+        check_device_works(&mut stage, &mut guest);
         neighbour.exchange(&mut stage);
     }
 }
 
-/// Equal events of a flood are merged while they wait, so a watcher that reads nothing meanwhile has a
-/// few looks before it and not thousands. (The store's own tests count the merged ones.)
+/// Equal store events merge while they wait, so a watcher that reads none meanwhile gets a few of them and
+/// not thousands. The store's own tests count the merged events.
 #[test]
-fn xsa_349_a_flood_of_states_is_merged_into_a_few_looks() {
+fn xsa_349_flood_of_state_changes_merges_into_few_events() {
     const WRITES: u32 = 3000;
-    /// One for the watch, one merged of all that waited, and some that come during a look.
+    /// One event for the watch, one merged from all that waited, and some that come between.
     const EVENTS_MAX: u32 = 16;
     let mut stage = Stage::new(Mode::Copy);
     let mut neighbour = Neighbour::join(&mut stage);
@@ -169,5 +169,5 @@ fn xsa_349_a_flood_of_states_is_merged_into_a_few_looks() {
     assert!(events <= EVENTS_MAX, "{events} looks for {WRITES} changes");
     neighbour.exchange(&mut stage);
     guest.connect(&mut stage, |_| {});
-    works(&mut stage, &mut guest);
+    check_device_works(&mut stage, &mut guest);
 }

@@ -1,4 +1,4 @@
-//! Windows that are not what they seem.
+//! Invalid grant windows, and invalid references to them.
 
 use ringfence_access::Mode;
 use ringfence_frame::testing::frame;
@@ -12,9 +12,9 @@ use ringfence_wire::netif::{Status, TxFlags, TxRequest, keys};
 use ringfence_wire::xenbus::XenbusState;
 
 const SHAPE: ArenaShape = ArenaShape { writable: 16, read_only: 16, references: 64 };
-/// Says that a reference is one of the ring's window.
+/// Bit that marks a reference into the ring's grant window.
 const MARK: u32 = 1 << 31;
-/// References of the windows: those of read-only pages, and those of writable ones.
+/// First references of the read-only pages and of the writable pages of each window.
 const READ_ONLY: u32 = 8;
 const WRITABLE: u32 = 32;
 
@@ -25,7 +25,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// A guest whose rings have a window each.
+    /// Connects a guest with a grant window for each ring.
     fn connected(stage: &mut Stage) -> Guest {
         let mut frontend = HostileFrontend::join(stage);
         frontend.domain.lend(DomId(0), &frontend.arena).unwrap();
@@ -51,7 +51,7 @@ impl Guest {
         });
     }
 
-    /// Sends a frame that lies in a page under any reference; how it was answered.
+    /// Sends a frame in the page of any reference. Returns the status of the response.
     fn send(&mut self, stage: &mut Stage, gref: u32, flags: TxFlags, size: u16) -> Status {
         self.frontend.post(&[TxRequest { gref: Gref(gref), offset: 0, flags, id: 7, size }]);
         stage.round();
@@ -59,35 +59,35 @@ impl Guest {
     }
 }
 
-fn refused(stage: &mut Stage, guest: &mut Guest, rule: &str) {
+fn check_refused(stage: &mut Stage, guest: &mut Guest, rule: &str) {
     assert_eq!(stage.rules(guest.frontend.vif).get(rule), 1, "{rule}");
     assert_eq!(stage.state(guest.frontend.vif), XenbusState::Closing);
     assert!(stage.vifs[guest.frontend.vif].host.port.is_none());
 }
 
 #[test]
-fn a_window_of_another_name_or_too_large_costs_the_device() {
+fn missing_or_oversized_window_closes_device() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
     guest.connect(&mut stage, "1", "3");
-    refused(&mut stage, &mut guest, "connect_no_such_window");
+    check_refused(&mut stage, &mut guest, "connect_no_such_window");
     let shape = ArenaShape { writable: 1, read_only: 1, references: WINDOW_ENTRIES_MAX + 9 };
     let large = RawArena::new(shape).unwrap();
     guest.frontend.domain.lend_window(DomId(0), &large, 4).unwrap();
     guest.connect(&mut stage, "4", "2");
-    refused(&mut stage, &mut guest, "connect_window_too_large");
+    check_refused(&mut stage, &mut guest, "connect_window_too_large");
     guest.connect(&mut stage, "first", "2");
-    refused(&mut stage, &mut guest, "connect_not_a_number");
+    check_refused(&mut stage, &mut guest, "connect_not_a_number");
     neighbour.exchange(&mut stage);
-    // A ring may have none.
+    // A ring may have no window.
     guest.frontend.connect(&mut stage, |_| {});
     assert_eq!(stage.state(guest.frontend.vif), XenbusState::Connected);
     neighbour.exchange(&mut stage);
 }
 
 #[test]
-fn references_that_the_window_does_not_have_cost_the_packet() {
+fn gref_outside_window_costs_that_packet() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
@@ -118,12 +118,12 @@ fn references_that_the_window_does_not_have_cost_the_packet() {
         assert!(stage.arrived(vif).iter().all(|arrived| arrived.bytes == good));
         neighbour.exchange(&mut stage);
     }
-    assert!((0..64).all(|gref| guest.tx.status(gref) == 0), "every use is over");
+    assert!((0..64).all(|gref| guest.tx.status(gref) == 0), "a use is left");
 }
 
-/// Nothing is written to a page that may only be read, and what the backend maps of it cannot be.
+/// Checks that the backend does not write to read-only pages: its mapping of them is read-only too.
 #[test]
-fn a_page_that_may_only_be_read_is_not_written() {
+fn read_only_page_as_rx_buffer_is_not_written() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
@@ -141,14 +141,13 @@ fn a_page_that_may_only_be_read_is_not_written() {
     assert_eq!(bytes, [0; 60]);
     guest.rx.writable(3).unwrap().copy_to(0, &mut bytes).unwrap();
     assert!(bytes[..] == frames[4][..]);
-    assert!((0..64).all(|gref| guest.rx.status(gref) == 0), "every use is over");
+    assert!((0..64).all(|gref| guest.rx.status(gref) == 0), "a use is left");
     neighbour.exchange(&mut stage);
 }
 
-/// References that were revoked go on standing in the rings of a guest that does not care: others lose
-/// nothing, and it loses its own packets.
+/// Checks that revoked references in the rings cost only the packets of their own guest.
 #[test]
-fn references_that_were_revoked_harm_nobody() {
+fn revoked_window_grefs_cost_only_their_own_packets() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
@@ -173,9 +172,9 @@ fn references_that_were_revoked_harm_nobody() {
     assert!(stage.vifs[vif].host.port.is_some());
 }
 
-/// What the granter writes into the status words, which are the grantee's, harms nobody but itself.
+/// Checks that a granter that writes the grantee's status words affects only its own device.
 #[test]
-fn status_words_that_the_granter_writes_change_nothing() {
+fn window_status_words_written_by_granter_have_no_effect() {
     let mut stage = Stage::new(Mode::Window);
     let mut neighbour = Neighbour::join(&mut stage);
     let mut guest = Guest::connected(&mut stage);
@@ -189,7 +188,7 @@ fn status_words_that_the_granter_writes_change_nothing() {
 }
 
 #[test]
-fn without_the_mode_its_references_mean_nothing() {
+fn window_gref_in_other_access_mode_is_refused() {
     for mode in [Mode::Copy, Mode::Map, Mode::Staging] {
         let mut stage = Stage::new(mode);
         let mut guest = Guest::connected(&mut stage);

@@ -1,6 +1,5 @@
-//! What holds for a guest over time, with real rings and a clock that the test moves: how much it may
-//! send, which groups' frames it gets, and when it counts as stalled. The peer is a hostile frontend;
-//! a neighbour with manners is served in the same rounds.
+//! Limits of a vif over time, with real rings and a clock that the test advances: rate policy, multicast
+//! filter, stall detection. The peer is a hostile frontend; a correct guest is served in the same rounds.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -30,7 +29,7 @@ use ringfence_xenstore::StoreAccess;
 const MS: Duration = Duration::from_millis(1);
 const S: Duration = Duration::from_secs(1);
 
-/// A stage, a guest on it whose backend has this policy, a neighbour, and the guest's clock.
+/// Stage with a guest under a policy, another guest, and the first guest's clock.
 struct Scene {
     stage: Stage,
     guest: HostileFrontend,
@@ -50,14 +49,14 @@ impl Scene {
             VifBackend::new(guest.device, options).with_policy(policy).with_clock(clock.clone());
         let mut scene = Scene { stage, guest, neighbour, clock };
         if let Some(rate) = rate {
-            scene.toolstack(keys::RATE, rate);
+            scene.write_as_toolstack(keys::RATE, rate);
         }
         scene.guest.domain.lend(DomId(0), &scene.guest.arena).unwrap();
         scene.connect();
         scene
     }
 
-    /// Connects as a guest that takes super-packets, so that the largest frame has 17 slots.
+    /// Connects as a guest that accepts GSO packets, so that the largest frame has 17 slots.
     fn connect(&mut self) {
         self.guest.connect(&mut self.stage, |keys| {
             keys.insert(keys::FEATURE_GSO_TCPV4, "1".to_owned());
@@ -65,15 +64,15 @@ impl Scene {
         assert_eq!(self.stage.state(self.guest.vif), XenbusState::Connected);
     }
 
-    /// Writes a key of the backend's directory, which the backend then looks at.
-    fn toolstack(&mut self, key: &str, value: &str) {
+    /// Writes a key of the backend's directory, which the backend then reads.
+    fn write_as_toolstack(&mut self, key: &str, value: &str) {
         let path = format!("{}/{key}", self.guest.device.backend_path());
         self.stage.store.write(&path, value).unwrap();
         self.stage.look(self.guest.vif);
     }
 
-    /// Writes a key of the guest's directory, which the backend then looks at.
-    fn guest_writes(&mut self, key: &str, value: &str) {
+    /// Writes a key of the guest's directory, which the backend then reads.
+    fn write_as_guest(&mut self, key: &str, value: &str) {
         self.guest.write(key, value);
         self.stage.look(self.guest.vif);
     }
@@ -86,7 +85,7 @@ impl Scene {
         &mut **self.stage.vifs[self.guest.vif].host.port.as_mut().unwrap()
     }
 
-    /// Publishes `count` packets of `len` octets.
+    /// Publishes `count` packets of `len` bytes.
     fn publish(&mut self, count: usize, len: usize) {
         for _ in 0..count {
             let slots = self.guest.packet(1, &frame(5, len), &[len]);
@@ -94,7 +93,7 @@ impl Scene {
         }
     }
 
-    /// Goes a round; packets of the guest that came through in it.
+    /// Runs one round. Returns the number of the guest's packets that arrived in it.
     fn round(&mut self) -> usize {
         self.stage.round();
         self.stage.arrived(self.guest.vif).len()
@@ -104,7 +103,7 @@ impl Scene {
         self.stage.rules(self.guest.vif).get(rule)
     }
 
-    /// A request that carries changes of the multicast filter (2 adds, 3 takes away).
+    /// Sends a request that changes the multicast filter (2 adds a group, 3 removes one).
     fn change_filter(&mut self, changes: &[(u8, [u8; 6])]) -> Vec<Status> {
         let flags = TxFlags::EXTRA_INFO;
         let dummy =
@@ -122,15 +121,15 @@ impl Scene {
         self.guest.statuses()
     }
 
-    /// Sends the guest a frame to `to`; whether it got it.
-    fn reaches(&mut self, to: [u8; 6]) -> bool {
+    /// Sends the guest a frame to `to`. Returns `true` if it arrived.
+    fn send_to_guest(&mut self, to: [u8; 6]) -> bool {
         self.guest.post_buffers([RX_BUFFERS]);
         let mut bytes = frame(3, 100);
         bytes[..6].copy_from_slice(&to);
         let sent = self.stage.send(self.guest.vif, &[bytes]).unwrap().sent;
         assert_eq!(self.guest.rx_responses().len(), sent);
         if sent == 0 {
-            // The buffer stays posted; it is taken back so that each frame finds one.
+            // The buffer stays posted; the guest takes it back so that each frame finds one.
             self.guest.rx.produced = self.guest.rx.produced.wrapping_sub(1);
             self.guest.rx.set_req_prod(self.guest.rx.produced);
         }
@@ -143,7 +142,7 @@ fn group(n: u8) -> [u8; 6] {
 }
 
 #[test]
-fn what_is_beyond_the_rate_stays_in_the_ring_and_goes_later() {
+fn packets_over_rate_limit_stay_in_ring_until_credit_returns() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode, Some("3000,50000"));
         scene.publish(10, 1000);
@@ -155,7 +154,7 @@ fn what_is_beyond_the_rate_stays_in_the_ring_and_goes_later() {
         scene.clock.advance(Duration::from_nanos(1));
         assert_eq!(scene.round(), 3, "{mode}");
         scene.clock.advance(500 * MS);
-        assert_eq!(scene.round(), 4, "{mode}: what is left");
+        assert_eq!(scene.round(), 4, "{mode}: the remaining packets");
         assert_eq!(scene.port().deadline(), None, "{mode}");
         assert_eq!(scene.counters().rate_limited.get(), 2, "{mode}: each wait counts once");
         assert_eq!(scene.counters().drops_total(), 0, "{mode}");
@@ -164,25 +163,25 @@ fn what_is_beyond_the_rate_stays_in_the_ring_and_goes_later() {
 }
 
 #[test]
-fn a_rate_that_changes_holds_at_once_and_one_that_is_none_is_said() {
+fn changed_rate_applies_at_once_and_invalid_rate_is_counted() {
     let mut scene = Scene::new(Mode::Copy, None);
     scene.publish(20, 1000);
     assert_eq!(scene.round(), 20, "no key, no limit");
-    scene.toolstack(keys::RATE, "2000,1000000");
+    scene.write_as_toolstack(keys::RATE, "2000,1000000");
     scene.publish(20, 1000);
     assert_eq!(scene.round(), 2);
     assert_eq!(scene.port().deadline(), Some(S));
-    scene.toolstack(keys::RATE, "5000,1000000");
+    scene.write_as_toolstack(keys::RATE, "5000,1000000");
     assert_eq!(scene.round(), 0, "the credit of the interval is used up");
     scene.clock.advance(S);
     assert_eq!(scene.round(), 5);
-    scene.toolstack(keys::RATE, "5 MB/s");
-    scene.toolstack("online", "1");
+    scene.write_as_toolstack(keys::RATE, "5 MB/s");
+    scene.write_as_toolstack("online", "1");
     assert_eq!((scene.round(), scene.rules("rate_unusable")), (13, 1));
-    scene.toolstack(keys::RATE, "0,50000");
+    scene.write_as_toolstack(keys::RATE, "0,50000");
     assert_eq!(scene.rules("rate_unusable"), 2);
     let rate = format!("{}/{}", scene.guest.device.backend_path(), keys::RATE);
-    scene.toolstack(keys::RATE, "1,1");
+    scene.write_as_toolstack(keys::RATE, "1,1");
     scene.stage.store.rm(&rate).unwrap();
     scene.stage.look(scene.guest.vif);
     scene.publish(20, 1000);
@@ -190,10 +189,10 @@ fn a_rate_that_changes_holds_at_once_and_one_that_is_none_is_said() {
     scene.neighbour.exchange(&mut scene.stage);
 }
 
-/// A guest that takes back what it published leaves no alarm in the past, with which the data plane
-/// would not sleep any more.
+/// Checks that a guest that takes back its published packet leaves no deadline in the past, with which the
+/// worker would never sleep.
 #[test]
-fn a_packet_taken_back_does_not_keep_anybody_awake() {
+fn packet_taken_back_leaves_no_deadline() {
     let mut scene = Scene::new(Mode::Copy, Some("100,1000"));
     scene.publish(1, 1000);
     assert_eq!(scene.round(), 0);
@@ -205,9 +204,10 @@ fn a_packet_taken_back_does_not_keep_anybody_awake() {
     scene.neighbour.exchange(&mut scene.stage);
 }
 
-/// While it waits a guest can announce as much as it likes: nothing is fetched, and no event asked for.
+/// Checks that a guest without credit can publish any number of packets: the backend fetches none and
+/// requests no event.
 #[test]
-fn xsa_332_a_guest_without_credit_is_not_asked() {
+fn xsa_332_guest_without_credit_is_not_polled() {
     let mut scene = Scene::new(Mode::Copy, Some("1000,1000000"));
     scene.publish(5, 1000);
     assert_eq!(scene.round(), 1);
@@ -215,11 +215,8 @@ fn xsa_332_a_guest_without_credit_is_not_asked() {
     scene.publish(5, 1000);
     assert!(!scene.port().arm().unwrap(), "there is work, but not now");
     assert_eq!(scene.guest.tx.req_event(), wanted);
-    assert!(
-        scene.port().deadline().unwrap() <= S,
-        "asked at least each second: the rate may change"
-    );
-    // What it says meanwhile is judged when it is its turn again.
+    assert!(scene.port().deadline().unwrap() <= S, "the rate is not checked each second");
+    // The backend validates the index at the guest's next round.
     scene.guest.tx.set_req_prod(1000);
     assert_eq!(scene.round(), 0);
     scene.clock.advance(S);
@@ -229,39 +226,46 @@ fn xsa_332_a_guest_without_credit_is_not_asked() {
 }
 
 #[test]
-fn multicast_is_filtered_for_who_asks_and_only_then() {
+fn multicast_filter_applies_only_after_request() {
     let mut scene = Scene::new(Mode::Copy, None);
     let offered =
         format!("{}/{}", scene.guest.device.backend_path(), keys::FEATURE_MULTICAST_CONTROL);
     assert!(scene.stage.store.read_flag(&offered).unwrap());
-    assert!(scene.reaches(group(1)), "nobody asked for less");
-    scene.guest_writes(keys::REQUEST_MULTICAST_CONTROL, "1");
+    assert!(scene.send_to_guest(group(1)), "the filter is on without a request");
+    scene.write_as_guest(keys::REQUEST_MULTICAST_CONTROL, "1");
     scene.stage.round();
-    assert!(!scene.reaches(group(1)));
-    assert!(scene.reaches([0xFF; 6]) && scene.reaches([2, 0, 0, 0, 0, 9]), "no multicast");
+    assert!(!scene.send_to_guest(group(1)));
+    assert!(
+        scene.send_to_guest([0xFF; 6]) && scene.send_to_guest([2, 0, 0, 0, 0, 9]),
+        "no multicast"
+    );
     assert_eq!(
         scene.change_filter(&[(2, group(1)), (2, group(2))]),
         [Status::Okay, Status::Null, Status::Null]
     );
-    assert!(scene.reaches(group(1)) && scene.reaches(group(2)) && !scene.reaches(group(3)));
+    assert!(
+        scene.send_to_guest(group(1))
+            && scene.send_to_guest(group(2))
+            && !scene.send_to_guest(group(3))
+    );
     assert_eq!(scene.change_filter(&[(3, group(1))]), [Status::Okay, Status::Null]);
-    assert!(!scene.reaches(group(1)) && scene.reaches(group(2)));
-    scene.guest_writes(keys::REQUEST_MULTICAST_CONTROL, "maybe");
+    assert!(!scene.send_to_guest(group(1)) && scene.send_to_guest(group(2)));
+    scene.write_as_guest(keys::REQUEST_MULTICAST_CONTROL, "maybe");
     scene.stage.round();
-    assert!(scene.reaches(group(9)));
+    assert!(scene.send_to_guest(group(9)));
     assert_eq!(scene.rules("multicast_request_unusable"), 1);
-    scene.guest_writes(keys::REQUEST_MULTICAST_CONTROL, "1");
+    scene.write_as_guest(keys::REQUEST_MULTICAST_CONTROL, "1");
     scene.stage.round();
-    assert!(!scene.reaches(group(9)) && scene.reaches(group(2)), "the list is kept");
+    assert!(!scene.send_to_guest(group(9)) && scene.send_to_guest(group(2)), "the list is kept");
     assert_eq!(scene.counters().drops(DropReason::MulticastFilter), 4);
     scene.connect();
     scene.stage.round();
-    assert!(!scene.reaches(group(2)), "who connects again begins with an empty list");
+    assert!(!scene.send_to_guest(group(2)), "the list survived a reconnect");
     scene.neighbour.exchange(&mut scene.stage);
 }
 
 #[test]
-fn a_list_of_groups_without_end_is_refused_and_costs_nobody() {
+fn multicast_list_over_limit_is_refused() {
     let mut scene = Scene::new(Mode::Copy, None);
     for n in 0..64 {
         assert_eq!(scene.change_filter(&[(2, group(n))])[0], Status::Okay);
@@ -272,7 +276,7 @@ fn a_list_of_groups_without_end_is_refused_and_costs_nobody() {
     assert_eq!(scene.rules("tx_multicast_list_full"), 192);
     assert_eq!(scene.change_filter(&[(2, [2, 0, 0, 0, 0, 1])])[0], Status::Error);
     assert_eq!(scene.rules("tx_multicast_no_group"), 1);
-    // A ring full of changes at once.
+    // A ring full of filter changes.
     for n in 0..128 {
         let mut slot = [0; 12];
         slot[6..8].copy_from_slice(&TxFlags::EXTRA_INFO.0.to_le_bytes());
@@ -282,13 +286,13 @@ fn a_list_of_groups_without_end_is_refused_and_costs_nobody() {
     }
     scene.guest.tx.set_req_prod(scene.guest.tx.produced);
     scene.stage.round();
-    assert_eq!(scene.guest.statuses().len(), 128, "the budget of a turn, in pairs of slots");
+    assert_eq!(scene.guest.statuses().len(), 128, "the budget of a round, in pairs of slots");
     scene.neighbour.exchange(&mut scene.stage);
 }
 
-/// One buffer is always free, but not enough of them for the largest frame.
+/// Checks a guest that always keeps one buffer posted, which is too few for the largest frame.
 #[test]
-fn xsa_392_a_guest_that_leaves_one_buffer_free_is_found_out() {
+fn xsa_392_guest_with_one_free_buffer_is_stalled_after_a_minute() {
     for mode in Mode::ALL {
         let mut scene = Scene::new(mode, None);
         let vif = scene.guest.vif;
@@ -302,7 +306,7 @@ fn xsa_392_a_guest_that_leaves_one_buffer_free_is_found_out() {
         scene.clock.advance(MS);
         scene.stage.send(vif, &large).unwrap();
         assert_eq!(scene.counters().stalls.get(), 1, "{mode}");
-        // From now on even what would fit is dropped, without a look at the buffers.
+        // From now on the port drops even a frame that would fit, without reading the ring.
         assert_eq!(scene.stage.send(vif, &[frame(1, 60)]).unwrap().dropped, 1);
         assert_eq!(dropped(&scene, DropReason::LinkDown), 1, "{mode}");
         assert_eq!(scene.rules("rx_stalled"), 1);
@@ -317,7 +321,7 @@ fn xsa_392_a_guest_that_leaves_one_buffer_free_is_found_out() {
 }
 
 #[test]
-fn who_is_slow_or_is_sent_nothing_is_not_stalled() {
+fn slow_or_idle_guest_is_not_stalled() {
     let mut scene = Scene::new(Mode::Copy, None);
     let vif = scene.guest.vif;
     for _ in 0..10 {
@@ -331,9 +335,9 @@ fn who_is_slow_or_is_sent_nothing_is_not_stalled() {
     assert_eq!((scene.counters().stalls.get(), scene.port().deadline()), (0, None));
 }
 
-/// A guest that never has room for the largest frame, and to which nobody sends one.
+/// Checks a guest that never has room for the largest frame and to which no port sends one.
 #[test]
-fn who_has_few_buffers_and_nobody_waiting_is_not_stalled() {
+fn guest_with_few_buffers_and_no_sender_is_not_stalled() {
     let mut scene = Scene::new(Mode::Copy, None);
     scene.guest.post_buffers((0..8).map(|n| RX_BUFFERS + n));
     for _ in 0..100 {
@@ -347,30 +351,30 @@ fn who_has_few_buffers_and_nobody_waiting_is_not_stalled() {
     scene.clock.advance(60 * S);
     assert_eq!(scene.port().slots().unwrap(), 8);
     scene.port().await_slots(17);
-    assert_eq!(scene.port().slots().unwrap(), usize::MAX, "what waited for a minute is dropped");
+    assert_eq!(scene.port().slots().unwrap(), usize::MAX, "a stalled port slows its sender");
     assert_eq!(scene.counters().stalls.get(), 1);
 }
 
-/// Who sends to a guest over a cable is held up while that has no room, but not for ever.
+/// Checks that a full guest slows the sender on a patch cable, for a limited time.
 #[test]
-fn xsa_392_a_sender_is_not_held_up_for_ever() {
+fn xsa_392_backpressure_of_stalled_guest_ends_after_a_minute() {
     let mut scene = Scene::new(Mode::Copy, None);
     assert_eq!(scene.port().room().unwrap(), 0);
     assert_eq!(scene.port().deadline(), Some(60 * S));
     scene.clock.advance(60 * S);
-    // Nobody asks for room any more, but the data plane sleeps.
+    // The worker sleeps, so no code asks for room.
     assert!(!scene.port().arm().unwrap());
     assert_eq!((scene.port().deadline(), scene.counters().stalls.get()), (None, 1));
-    assert_eq!(scene.port().room().unwrap(), usize::MAX, "what comes is taken, and dropped");
+    assert_eq!(scene.port().room().unwrap(), usize::MAX, "a stalled port slows its sender");
     assert_eq!(scene.stage.send(scene.guest.vif, &[frame(1, 60)]).unwrap().dropped, 1);
     scene.guest.post_buffers((0..40).map(|n| RX_BUFFERS + n));
     assert_eq!(scene.port().room().unwrap(), 2);
     assert_eq!(scene.counters().stall_ends.get(), 1);
 }
 
-/// The data plane sleeps until there is credit again, and is awake no more often than intervals end.
+/// Checks that the worker sleeps until there is credit, and wakes no more often than intervals end.
 #[test]
-fn the_data_plane_wakes_when_credit_returns_and_does_not_poll_for_it() {
+fn worker_wakes_when_credit_returns_without_polling() {
     for fabric in
         [Fabric::Switch(ringfence_switch::forwarding::Switch::new()), Fabric::Patch(Patch::new())]
     {
@@ -400,19 +404,19 @@ fn the_data_plane_wakes_when_credit_returns_and_does_not_poll_for_it() {
         let policy = PortPolicy { mac: Some([2, 0, 0, 0, 0, 1]), ..PortPolicy::default() };
         handle.add_port(port, policy, "from").unwrap();
         for _ in 0..11 {
-            assert!(peer.take_within(20 * S).is_some(), "nobody woke the data plane");
+            assert!(peer.take_within(20 * S).is_some(), "the worker did not wake");
         }
         let took = begin.elapsed();
         assert!(took >= 180 * MS, "ten intervals of 20 ms, of which the first had begun: {took:?}");
         let wakeups = system.wakeups.get();
         assert!(wakeups <= 40, "{wakeups} wake-ups for ten intervals");
-        // A source that is not the guest's own goes nowhere, over a cable either.
+        // A frame with a foreign source address is dropped on a patch cable too.
         let mut spoofed = frame(5, 100);
         spoofed[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 77]);
         let slots = guest.packet(2, &spoofed, &[100]);
         guest.post(&slots);
-        let honest = guest.packet(3, &frame(6, 101), &[101]);
-        guest.post(&honest);
+        let valid = guest.packet(3, &frame(6, 101), &[101]);
+        guest.post(&valid);
         guest.channels[0].notify();
         assert!(peer.take_within(20 * S).unwrap().0 == frame(6, 101));
         let counted = handle.stats().unwrap().ports.into_iter().find(|p| p.name == "from").unwrap();
