@@ -11,6 +11,7 @@ mod windows;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringfence_access::Mode;
 use ringfence_platform::Platform;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
@@ -22,7 +23,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;
-use crate::blkback::{Blkback, BlkbackOptions, Mode, StartError};
+use crate::blkback::{Blkback, BlkbackOptions, StartError};
 use crate::storage::Disk;
 
 /// Reasons for which only a disk's frontend is rejected.

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ringfence_block::blkback::{BlkbackOptions, Mode, PersistentLimits};
+use ringfence_access::Mode;
+use ringfence_block::blkback::{BlkbackOptions, PersistentLimits};
 use ringfence_platform::{Access, Granter, Gref, Platform};
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::whole;
@@ -12,7 +13,7 @@ use super::*;
 
 #[test]
 fn xsa_361_one_page_that_is_not_lent_fails_its_request_and_no_other() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let good = front.lend(Access::ReadWrite, 3);
@@ -39,7 +40,7 @@ fn xsa_361_one_page_that_is_not_lent_fails_its_request_and_no_other() {
 
 #[test]
 fn references_of_another_guest_are_none_of_this_one() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = neighbour(&mut stage);
         let mut front = connected(&mut stage, mode);
@@ -94,7 +95,7 @@ fn xsa_300_fresh_references_for_ever_are_held_to_the_bound() {
 
 #[test]
 fn nothing_is_mapped_any_more_once_a_device_is_closed() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let pages: Vec<_> = (0..500).map(|_| front.lend(Access::ReadWrite, 1)).collect();
@@ -133,7 +134,7 @@ fn xsa_396_pages_that_are_kept_are_in_use_until_the_owner_is_squeezed() {
 
 #[test]
 fn a_page_revoked_under_a_request_costs_that_request_at_most() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = neighbour(&mut stage);
         let mut front = connected(&mut stage, mode);

@@ -1,6 +1,7 @@
 //! Requests that break a rule cost themselves.
 
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_access::Mode;
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_platform::{Access, Gref, Platform};
 use ringfence_testkit::block::Stage;
@@ -17,7 +18,7 @@ fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
 
 #[test]
 fn each_broken_rule_has_an_answer_and_a_name() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = neighbour(&mut stage);
         let mut front = connected(&mut stage, mode);
@@ -127,7 +128,7 @@ fn both_layouts_and_every_ring_size_carry_bytes() {
 
 #[test]
 fn segments_are_the_sectors_they_name_and_no_more() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let pattern: Vec<u8> = (1..=8).flat_map(|sector| [sector; 512]).collect();
@@ -199,7 +200,7 @@ fn sectors_of_4096_bytes_are_not_split() {
 
 #[test]
 fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let pages: Vec<_> = (0..=255).map(|n| front.lend(Access::ReadWrite, n)).collect();
@@ -232,7 +233,7 @@ fn indirect_requests_of_the_largest_size_work_and_of_any_other_do_no_harm() {
 
 #[test]
 fn xsa_155_a_list_that_changes_while_it_is_read_is_the_one_or_the_other() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = neighbour(&mut stage);
         let mut front = connected(&mut stage, mode);

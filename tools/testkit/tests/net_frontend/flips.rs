@@ -105,7 +105,7 @@ fn places(guest: &HostileFrontend, offset: usize, step: usize) -> Vec<usize> {
 
 #[test]
 fn xsa_155_a_size_that_flips_is_the_one_or_the_other() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 10, 1));
         let flipper = Meanwhile::run(move |turn| {
@@ -131,7 +131,7 @@ fn xsa_155_a_size_that_flips_is_the_one_or_the_other() {
 
 #[test]
 fn xsa_155_a_flag_that_flips_makes_one_packet_or_two() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 6, 2));
         let flipper = Meanwhile::run(move |turn| {
@@ -159,7 +159,7 @@ fn xsa_155_a_flag_that_flips_makes_one_packet_or_two() {
 
 #[test]
 fn xsa_478_a_reference_that_flips_names_one_page() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 0, 1));
         let flipper = Meanwhile::run(move |turn| {
@@ -182,7 +182,7 @@ fn xsa_478_a_reference_that_flips_names_one_page() {
 
 #[test]
 fn a_table_entry_that_flips_names_one_page_or_is_refused() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         // A view of the table of its own for the second thread.
         let table = scene.guest.arena.table();
@@ -223,7 +223,7 @@ fn a_table_entry_that_flips_names_one_page_or_is_refused() {
 
 #[test]
 fn pages_punched_under_the_backend_are_zeros_and_no_signal() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let arena = scene.guest.arena.duplicate().unwrap();
         let puncher = Meanwhile::run(move |_| {
@@ -246,7 +246,7 @@ fn pages_punched_under_the_backend_are_zeros_and_no_signal() {
 
 #[test]
 fn a_ring_punched_under_the_backend_costs_the_device_alone() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let vif = scene.guest.vif;
         let mut lost = 0;

@@ -199,7 +199,7 @@ fn ports_of_others_are_not_bound() {
 
 #[test]
 fn one_page_for_both_rings_is_survived() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
+use ringfence_access::Mode;
 use ringfence_platform::{Gref, Platform};
 use ringfence_wire::blkif::{Abi, RING_ORDER_MAX, keys};
 use ringfence_wire::decimal;
@@ -10,7 +11,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::silence::FirstPage;
 use super::{ConnectError, Connection, VbdBackend, VbdRejection, keeps, windows};
-use crate::blkback::{Agreement, Blkback, Mode, OnEnd, QueueParts, rules_for};
+use crate::blkback::{Agreement, Blkback, OnEnd, QueueParts, rules_for};
 use crate::storage::{Disk, Geometry};
 use crate::vbd::QUEUES_MAX;
 

@@ -1,5 +1,6 @@
 //! Grant windows of a disk's rings on the backend side, opened at connection.
 
+use ringfence_access::Mode;
 use ringfence_platform::{Platform, WindowError, WindowView};
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
@@ -8,7 +9,6 @@ use ringfence_xenbus::end::BackendEnd;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ConnectError;
-use crate::blkback::Mode;
 
 /// Falls back to mode `persistent`, with a warning, if the platform has no grant windows.
 pub(super) fn settle(mode: &mut Mode, device: &DeviceId, platform: &impl Platform) {
