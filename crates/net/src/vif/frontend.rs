@@ -17,7 +17,7 @@ use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
-use crate::netfront::{NetfrontPort, QueueMemory, WindowSizes, WindowStock};
+use crate::netfront::{NetfrontPort, QueueMemory, QueueStock, WindowSizes};
 use crate::rules::RuleCounters;
 use ringfence_frame::commands::PortCommand;
 use ringfence_frame::commands::TxStaging;
@@ -55,7 +55,7 @@ pub struct VifFrontend<P: Platform> {
     /// Pages to stage, if the backend offers staging.
     staging: TxStaging,
     /// Grant windows, if they are requested and the platform has them.
-    windows: Option<WindowStock>,
+    windows: Option<QueueStock>,
     /// Set if the absence of grant windows was logged.
     said: bool,
     control: Option<Control<P::Channel>>,
@@ -126,7 +126,7 @@ impl<P: Platform> VifFrontend<P> {
     /// before the sandbox closes.
     #[must_use]
     pub fn with_windows(mut self, platform: &P, sizes: WindowSizes) -> VifFrontend<P> {
-        match WindowStock::new(platform, self.end.device().backend, self.queues, sizes) {
+        match QueueStock::new(platform, self.end.device().backend, self.queues, sizes) {
             Ok(stock) => self.windows = Some(stock),
             Err(error) => self.say_without_windows(&error),
         }
@@ -136,7 +136,7 @@ impl<P: Platform> VifFrontend<P> {
     /// Returns the file descriptors of the grant windows, for a sandbox that closes all others. The owner calls
     /// it before the frontend connects.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.windows.as_ref().map(WindowStock::descriptors).unwrap_or_default()
+        self.windows.as_ref().map(QueueStock::descriptors).unwrap_or_default()
     }
 
     /// Returns true if the buffers are in grant windows now.
@@ -256,9 +256,6 @@ impl<P: Platform> VifFrontend<P> {
                 self.stuck.extend(memory.revoke_all(&mut self.granter));
             }
         }
-        if let Some(windows) = &mut self.windows {
-            windows.collect();
-        }
         // A slow backend may have released pages since the last call.
         let stuck = core::mem::take(&mut self.stuck);
         self.stuck = take_back(&mut self.granter, stuck);
@@ -340,7 +337,7 @@ impl<P: Platform> VifFrontend<P> {
         let mut memory = Vec::new();
         for _ in 0..queues.max(1) {
             let stock = self.windows.as_mut().filter(|_| windows);
-            let lent = match stock.and_then(WindowStock::take) {
+            let lent = match stock.and_then(QueueStock::take) {
                 Some(windows) => QueueMemory::lend_rings(&mut self.granter, windows),
                 None => QueueMemory::lend(&mut self.granter),
             };
