@@ -2,21 +2,21 @@
 //!
 //! Segmentation and coalescing move no payload; they return ranges of bytes. Only completing or verifying
 //! a checksum reads payload. The payload may be one slice, many slices, or granted memory that is copied
-//! through a small buffer. [`FrameOctets`] abstracts over these sources.
+//! through a small buffer. [`FrameBytes`] abstracts over these sources.
 
 use std::ops::Range;
 
 use crate::checksum::Accumulator;
 
 /// Source of a frame's bytes for checksums.
-pub trait FrameOctets {
+pub trait FrameBytes {
     /// Passes the bytes of `range` to `look` in order, in pieces of any length, each byte once. Offsets
     /// count from the start of the frame (its Ethernet header). Bytes beyond the frame are omitted.
     fn show(&mut self, range: Range<u32>, look: impl FnMut(&[u8]));
 }
 
 /// Frame in one slice.
-impl FrameOctets for &[u8] {
+impl FrameBytes for &[u8] {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
         look(part(self, 0, &range));
     }
@@ -42,7 +42,7 @@ impl<'a> Pieces<'a> {
     }
 }
 
-impl FrameOctets for Pieces<'_> {
+impl FrameBytes for Pieces<'_> {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
         if u64::from(range.start) < self.position {
             (self.at, self.position) = (0, 0);
@@ -77,7 +77,7 @@ fn part<'a>(piece: &'a [u8], position: u64, range: &Range<u32>) -> &'a [u8] {
 /// Source with fewer, or more, bytes than requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{expected} bytes of payload were requested, the source gave {given}")]
-pub struct OctetsMissing {
+pub struct BytesMissing {
     /// Bytes requested from the source.
     pub expected: u32,
     /// Bytes that the source gave.
@@ -87,9 +87,9 @@ pub struct OctetsMissing {
 /// Adds the bytes of `range` to `sum`.
 pub(crate) fn add_range(
     sum: &mut Accumulator,
-    frame_bytes: &mut impl FrameOctets,
+    frame_bytes: &mut impl FrameBytes,
     range: &Range<u32>,
-) -> Result<(), OctetsMissing> {
+) -> Result<(), BytesMissing> {
     let expected = range.end.saturating_sub(range.start);
     let mut given = 0u64;
     frame_bytes.show(range.clone(), |piece| {
@@ -97,7 +97,7 @@ pub(crate) fn add_range(
         given = given.saturating_add(len(piece));
     });
     if given != u64::from(expected) {
-        return Err(OctetsMissing { expected, given });
+        return Err(BytesMissing { expected, given });
     }
     Ok(())
 }

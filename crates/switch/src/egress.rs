@@ -34,7 +34,7 @@ use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX, Transmitted};
 use ringfence_offload::blank::derive_place;
-use ringfence_offload::octets::FrameOctets;
+use ringfence_offload::octets::FrameBytes;
 use ringfence_offload::packet::Network;
 use ringfence_offload::segment::{HEADER_MAX, Segment, SegmentError, Segmenter};
 use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
@@ -225,7 +225,7 @@ impl Splitting {
 /// Bytes of a frame, as input of a checksum.
 struct Octets<'a>(FrameView<'a>);
 
-impl FrameOctets for Octets<'_> {
+impl FrameBytes for Octets<'_> {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
         let narrow = |octet| usize::try_from(octet).unwrap_or(usize::MAX);
         let (start, end) = (narrow(range.start), narrow(range.end));

@@ -5,7 +5,7 @@ use crate::accept::MIN_SEGMENT_SIZE;
 use crate::checksum::Accumulator;
 use crate::checksum::verify::{pseudo_header_sum, verify_ipv4_header};
 use crate::meta::{Checksum, GsoKind, OffloadMeta};
-use crate::octets::{FrameOctets, add_range};
+use crate::octets::{FrameBytes, add_range};
 use crate::packet::{Layers, Network, Tcp, Transport, Udp, tcp_flags};
 use crate::rewrite::{Shape, get_u16, get_u32};
 use crate::segment::HEADER_MAX;
@@ -100,7 +100,7 @@ pub(super) fn classify<'a>(
     layers: &Layers,
     meta: OffloadMeta,
     limits: &Limits,
-    frame_bytes: &mut impl FrameOctets,
+    frame_bytes: &mut impl FrameBytes,
 ) -> Class<'a> {
     let is_v6 = matches!(layers.network(), Network::Ipv6(_));
     let (kind, wanted) = match layers.transport() {
@@ -179,7 +179,7 @@ fn checksum_is_right(
     header: &[u8],
     layers: &Layers,
     meta: OffloadMeta,
-    frame_bytes: &mut impl FrameOctets,
+    frame_bytes: &mut impl FrameBytes,
 ) -> bool {
     match meta.checksum {
         Checksum::Partial { .. } => meta.checksum.place() == layers.checksum_place(),
@@ -190,7 +190,7 @@ fn checksum_is_right(
     }
 }
 
-fn sum_is_zero(header: &[u8], layers: &Layers, frame_bytes: &mut impl FrameOctets) -> bool {
+fn sum_is_zero(header: &[u8], layers: &Layers, frame_bytes: &mut impl FrameBytes) -> bool {
     let (Some(start), Ok(pseudo)) = (layers.transport_offset(), pseudo_header_sum(header, layers))
     else {
         return false;

@@ -53,7 +53,7 @@ mod tests;
 use std::ops::Range;
 
 use crate::meta::OffloadMeta;
-use crate::octets::FrameOctets;
+use crate::octets::FrameBytes;
 use crate::packet::{Layers, tcp_flags};
 
 use candidate::{Candidate, Class, classify};
@@ -221,7 +221,7 @@ impl Coalescer {
         headers: &[u8],
         layers: Option<&Layers>,
         meta: OffloadMeta,
-        frame_bytes: &mut impl FrameOctets,
+        frame_bytes: &mut impl FrameBytes,
     ) -> Result<(), RoundFull> {
         if self.entries.len() >= self.limits.frames {
             return Err(RoundFull { limit: self.limits.frames });

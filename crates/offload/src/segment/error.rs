@@ -2,7 +2,7 @@
 
 use super::HEADER_MAX;
 use crate::accept::Refusal;
-use crate::octets::OctetsMissing;
+use crate::octets::BytesMissing;
 
 /// Reasons for which a super-packet, or its next segment, cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,5 +51,5 @@ pub enum SegmentError {
     },
     /// Payload that could not be summed.
     #[error(transparent)]
-    Octets(#[from] OctetsMissing),
+    Octets(#[from] BytesMissing),
 }

@@ -47,7 +47,7 @@ use crate::checksum::Accumulator;
 use crate::checksum::incremental::replace;
 use crate::checksum::partial::never_zero;
 use crate::meta::{Checksum, Gso, GsoKind, OffloadMeta};
-use crate::octets::{FrameOctets, add_range};
+use crate::octets::{FrameBytes, add_range};
 use crate::packet::{Layers, Network, Transport, protocol, tcp_flags};
 use crate::rewrite::{IPV6_LEN, Shape, UDP_LEN, field, get_u16, get_u32, put_u16, put_u32};
 
@@ -297,7 +297,7 @@ impl Segmenter {
     pub fn next_complete(
         &mut self,
         header: &mut [u8],
-        frame_bytes: &mut impl FrameOctets,
+        frame_bytes: &mut impl FrameBytes,
     ) -> Result<Option<Segment>, SegmentError> {
         if self.index == self.count {
             return Ok(None);
@@ -391,7 +391,7 @@ impl Segmenter {
         &mut self,
         mut fragments: Fragments,
         header: &mut [u8],
-        frame_bytes: &mut impl FrameOctets,
+        frame_bytes: &mut impl FrameBytes,
         payload: Range<u32>,
     ) -> Result<Segment, SegmentError> {
         if self.shape.is_v6 && fragments.id.is_none() {
@@ -411,7 +411,7 @@ impl Segmenter {
     }
 
     /// Stores the checksum of the whole datagram in the template.
-    fn sum_datagram(&mut self, frame_bytes: &mut impl FrameOctets) -> Result<(), SegmentError> {
+    fn sum_datagram(&mut self, frame_bytes: &mut impl FrameBytes) -> Result<(), SegmentError> {
         let udp = self.header_len..self.header_len + UDP_LEN;
         let mut sum = Accumulator::new();
         sum.add(&self.template[udp.clone()]);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::accept::Refusal;
 use crate::checksum::verify::{Verdict, verify_ipv4_header, verify_transport};
-use crate::octets::{OctetsMissing, Pieces};
+use crate::octets::{BytesMissing, Pieces};
 use crate::test_frames::{self as frames, frame, grown, len};
 use crate::vnet::VnetHeader;
 
@@ -132,7 +132,7 @@ fn failed_segment_call_can_be_repeated() {
     let no_id = Err(SegmentError::NoFragmentId);
     assert_eq!(segmenter.next_complete(&mut room, &mut frame_bytes), no_id);
     let mut segmenter = segmenter.with_fragment_id(1);
-    let short = SegmentError::Octets(OctetsMissing { expected: 3010, given: 2000 });
+    let short = SegmentError::Octets(BytesMissing { expected: 3010, given: 2000 });
     assert_eq!(segmenter.next_complete(&mut room, &mut &bytes[..2062]), Err(short));
     let no_room = SegmentError::HeaderRoom { needed: 70, given: 69 };
     assert_eq!(segmenter.next_complete(&mut room[..69], &mut frame_bytes), Err(no_room));
