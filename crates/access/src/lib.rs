@@ -9,7 +9,9 @@
 //! | [`Mode::Map`] | one map and one unmap per page | the granted page, for the duration of the I/O |
 //! | [`Mode::Persistent`] | one look-up per page; a map on a miss | the granted page, for many I/Os |
 //!
-//! [`PageAccess`] is the interface of a backend and hides the mode. Each element of a batch has its own
+//! [`PageAccess`] is the interface of a network backend and hides the mode: every use of a page ends in the
+//! round that began it. A disk's request uses its pages until asynchronous I/O ends. So blkback holds pages
+//! per request, with [`persistent`] and a window view, and shares only [`Mode`]. Each element of a batch has its own
 //! status: an invalid reference fails its own packet only (XSA-361, XSA-362, XSA-367).
 //!
 //! * [`staging`]: pages that a frontend stages over netif's control ring.
