@@ -7,8 +7,11 @@
 //! | [`Mode::Staging`] | one look-up per slot | the pages that the frontend staged |
 //! | [`Mode::Window`] | one look-up per slot, two stores and a shared fence | the pages of the frontend's grant window |
 //! | [`Mode::Map`] | one map and one unmap per page | the granted page, for the duration of the I/O |
+//! | [`Mode::Persistent`] | one look-up per page; a map on a miss | the granted page, for many I/Os |
 //!
-//! [`PageAccess`] is the interface of a backend and hides the mode. Each element of a batch has its own
+//! [`PageAccess`] is the interface of a network backend and hides the mode: every use of a page ends in the
+//! round that began it. A disk's request uses its pages until asynchronous I/O ends. So blkback holds pages
+//! per request, with [`persistent`] and a window view, and shares only [`Mode`]. Each element of a batch has its own
 //! status: an invalid reference fails its own packet only (XSA-361, XSA-362, XSA-367).
 //!
 //! * [`staging`]: pages that a frontend stages over netif's control ring.
@@ -20,19 +23,20 @@
 //! ```
 //! use ringfence_access::Mode;
 //!
-//! let mode: Mode = "staging".parse().unwrap();
-//! assert_eq!(mode, Mode::Staging);
-//! assert!("share".parse::<Mode>().is_err());
+//! assert_eq!(Mode::for_network("staging"), Ok(Mode::Staging));
+//! assert!(Mode::for_disk("staging").is_err());
 //! ```
 
 pub mod index;
 pub mod iommu;
+mod mode;
 mod page_access;
 pub mod persistent;
 pub mod staging;
 pub mod window;
 
-pub use page_access::{Mode, PageAccess, ReadData, ReadRange, Source, UnknownMode, WriteBatch};
+pub use mode::{Mode, UnknownMode};
+pub use page_access::{PageAccess, ReadData, ReadRange, Source, WriteBatch};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

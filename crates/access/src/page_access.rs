@@ -4,82 +4,18 @@
 //! [`PageAccess::begin_write`]. The fast paths look pages up with [`PageAccess::page`] instead and
 //! validate all look-ups with [`PageAccess::settle`].
 
-use core::fmt;
-use core::str::FromStr;
-
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::{
     Access, CopyList, CopyOps, GrantStatus, Grantee, Gref, RoundPlace, WindowRound,
 };
 
+use crate::mode::Mode;
 use crate::staging::StagingTable;
 use crate::window::unmark;
 
 /// Maximum length of a range of a staged page that is copied. A copy of a few cache lines costs less than
 /// a reference to the page.
 const STAGED_COPY_MAX: u16 = 256;
-
-/// Access modes of a backend.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Mode {
-    /// The platform copies; the backend maps nothing.
-    Copy,
-    /// The backend maps pages for each I/O and unmaps them after it.
-    Map,
-    /// Staged pages stay mapped and are looked up; the platform copies the others.
-    Staging,
-    /// Pages of the peer's grant window are looked up; the others are accessed as in [`Mode::Staging`].
-    Window,
-}
-
-impl Mode {
-    /// All modes.
-    pub const ALL: [Mode; 4] = [Mode::Copy, Mode::Map, Mode::Staging, Mode::Window];
-
-    /// Returns the name on the command line and in the store.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Copy => "copy",
-            Mode::Map => "map",
-            Mode::Staging => "staging",
-            Mode::Window => "window",
-        }
-    }
-
-    /// Returns a description of one line for users.
-    pub fn meaning(self) -> &'static str {
-        match self {
-            Mode::Copy => "the kernel copies each slot; nothing is mapped",
-            Mode::Map => "each page is mapped for its I/O and unmapped after it",
-            Mode::Staging => "pages that the guest staged stay mapped; what it did not is copied",
-            Mode::Window => {
-                "the guest issues and revokes pages of a window that is mapped whole, alone"
-            }
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Word that is not the name of a mode.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no mode; this build has copy, map, staging and window")]
-pub struct UnknownMode(String);
-
-impl FromStr for Mode {
-    type Err = UnknownMode;
-
-    fn from_str(word: &str) -> Result<Mode, UnknownMode> {
-        Mode::ALL
-            .into_iter()
-            .find(|m| m.name() == word)
-            .ok_or_else(|| UnknownMode(word.chars().take(32).collect()))
-    }
-}
 
 /// Range of a peer's page to read.
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +99,12 @@ impl<G: Grantee> PageAccess<G> {
         PageAccess { window: window.filter(|_| self.mode == Mode::Window), ..self }
     }
 
+    /// Returns `true` if every page is mapped for its I/O.
+    #[inline]
+    pub fn maps(&self) -> bool {
+        matches!(self.mode, Mode::Map | Mode::Persistent)
+    }
+
     /// Returns the access mode.
     pub fn mode(&self) -> Mode {
         self.mode
@@ -172,7 +114,7 @@ impl<G: Grantee> PageAccess<G> {
     #[inline]
     pub fn has_pages(&self, staged: &StagingTable) -> bool {
         match self.mode {
-            Mode::Copy | Mode::Map => false,
+            Mode::Copy | Mode::Map | Mode::Persistent => false,
             Mode::Staging => !staged.is_empty(),
             Mode::Window => self.window.is_some() || !staged.is_empty(),
         }
@@ -195,7 +137,7 @@ impl<G: Grantee> PageAccess<G> {
                 (Some(window), Some(gref)) => window.page(gref, access).ok(),
                 _ => staged.get(gref, access),
             },
-            Mode::Copy | Mode::Map => None,
+            Mode::Copy | Mode::Map | Mode::Persistent => None,
         }
     }
 
@@ -235,7 +177,7 @@ impl<G: Grantee> PageAccess<G> {
     ) {
         match self.mode {
             Mode::Copy => self.read_by_copy(ranges, scratch, data),
-            Mode::Map => self.read_by_map(ranges, data),
+            Mode::Map | Mode::Persistent => self.read_by_map(ranges, data),
             Mode::Staging | Mode::Window => self.read_staged(ranges, staged, scratch, data),
         }
     }
@@ -343,7 +285,7 @@ impl<G: Grantee> PageAccess<G> {
     ) -> WriteBatch<'r, 'bytes, G> {
         self.slots.clear();
         self.mapped.clear();
-        if self.mode == Mode::Map {
+        if self.maps() {
             self.pages.clear();
             self.pages.extend(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
             self.grantee.map(&self.pages, &mut self.mapped);
@@ -354,11 +296,11 @@ impl<G: Grantee> PageAccess<G> {
         let window = self.window.as_ref();
         let tables = PageTables { window, places: &self.places, staged };
         let looks = match self.mode {
-            Mode::Copy | Mode::Map => false,
+            Mode::Copy | Mode::Map | Mode::Persistent => false,
             Mode::Staging => !staged.is_empty(),
             Mode::Window => window.is_some() || !staged.is_empty(),
         };
-        let list = (self.mode != Mode::Map).then(|| self.ops.begin());
+        let list = (!self.maps()).then(|| self.ops.begin());
         WriteBatch {
             list,
             tables: looks.then_some(tables),
@@ -394,7 +336,7 @@ impl<G: Grantee> PageAccess<G> {
                     }
                 }
             }
-            Mode::Map => statuses.extend(
+            Mode::Map | Mode::Persistent => statuses.extend(
                 self.mapped.iter().map(|m| m.as_ref().err().copied().unwrap_or(GrantStatus::Okay)),
             ),
         }

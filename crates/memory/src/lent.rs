@@ -312,16 +312,6 @@ impl LentSlice {
         Ok(())
     }
 
-    /// Replaces the u64 at `offset` by `new` if it equals `old`. Returns `true` if it did.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`LentSlice::store_u32`].
-    pub fn replace_u64(&self, offset: usize, old: u64, new: u64) -> Result<bool, OutOfRange> {
-        let word = self.atomic_u64(self.at_mut(offset, 8)?, offset)?;
-        Ok(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok())
-    }
-
     /// Returns a range of the slice that a device may read or write.
     ///
     /// # Errors

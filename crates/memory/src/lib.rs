@@ -16,7 +16,7 @@
 //!
 //! # Life of a page
 //!
-//! 1. A [`Mapping`] (or a page of a [`Window`]) is made from a file that both domains hold.
+//! 1. A [`Mapping`] (or a page of an [`AddressReservation`]) is made from a file that both domains hold.
 //! 2. [`LentSlice`]s are cut from it; each holds a reference to it.
 //! 3. An I/O in flight holds a slice. Dropping the last slice removes the mapping.
 //!
@@ -51,7 +51,7 @@ mod uring;
 pub use device::{DeviceAccess, DeviceRange, DeviceRegion, FIRST_IO_ADDRESS, SendArea};
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
-pub use mapping::{Mapping, Protection, Window, WindowBatch};
+pub use mapping::{AddressReservation, Mapping, Protection, ReservedPages};
 pub use uring::{Completion, Uring};
 
 /// Page size in bytes of ring protocols and grants, independent of the operating system (`ring.h`).

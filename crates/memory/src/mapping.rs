@@ -167,7 +167,7 @@ impl Mapping {
 /// Address reservation: reserved virtual address space for mappings of single pages. Pages are mapped one by
 /// one and removed in batches, so a batch of any size costs one removal.
 #[derive(Clone)]
-pub struct Window {
+pub struct AddressReservation {
     shared: Arc<ReservationShared>,
 }
 
@@ -177,13 +177,13 @@ struct ReservationShared {
     free: Mutex<Vec<(usize, usize)>>,
 }
 
-impl Window {
+impl AddressReservation {
     /// Reserves address space for `pages` pages.
     ///
     /// # Errors
     ///
     /// Returns the kernel's error.
-    pub fn new(pages: usize) -> io::Result<Window> {
+    pub fn new(pages: usize) -> io::Result<AddressReservation> {
         let len = pages * PAGE_SIZE;
         // SAFETY: a fresh inaccessible mapping affects no other memory.
         let start = unsafe {
@@ -196,11 +196,11 @@ impl Window {
         }?;
         let area = MappedRange { start: nonnull(start)?, len };
         let free = Mutex::new(vec![(0, pages)]);
-        Ok(Window { shared: Arc::new(ReservationShared { area, free }) })
+        Ok(AddressReservation { shared: Arc::new(ReservationShared { area, free }) })
     }
 
     /// Allocates a run of `pages` pages; returns `None` if no such run is free.
-    pub fn batch(&self, pages: usize) -> Option<WindowBatch> {
+    pub fn batch(&self, pages: usize) -> Option<ReservedPages> {
         let mut free = self.shared.free.lock().unwrap_or_else(PoisonError::into_inner);
         let at = free.iter().position(|&(_, count)| count >= pages)?;
         let (first, count) = free[at];
@@ -209,23 +209,23 @@ impl Window {
         } else {
             free[at] = (first + pages, count - pages);
         }
-        Some(WindowBatch { window: Arc::clone(&self.shared), first, pages, used: 0 })
+        Some(ReservedPages { reservation: Arc::clone(&self.shared), first, pages, used: 0 })
     }
 }
 
-/// Run of pages in a [`Window`], mapped in order and removed together on drop.
-pub struct WindowBatch {
-    window: Arc<ReservationShared>,
+/// Run of pages in an [`AddressReservation`], mapped in order and removed together on drop.
+pub struct ReservedPages {
+    reservation: Arc<ReservationShared>,
     first: usize,
     pages: usize,
     used: usize,
 }
 
-impl WindowBatch {
+impl ReservedPages {
     fn address(&self, page: usize) -> *mut c_void {
         debug_assert!(page <= self.pages);
         // SAFETY: first + page is at most the reservation's number of pages, so the address stays inside.
-        unsafe { self.window.area.start.as_ptr().add((self.first + page) * PAGE_SIZE).cast() }
+        unsafe { self.reservation.area.start.as_ptr().add((self.first + page) * PAGE_SIZE).cast() }
     }
 
     /// Maps `count` pages of `file` at `offset` after the pages already mapped. Returns the index of the first in
@@ -271,7 +271,7 @@ impl WindowBatch {
     ///
     /// # Safety
     ///
-    /// [`WindowBatch::map`] mapped the page with at least `protection`, and `owner` must keep this batch alive.
+    /// [`ReservedPages::map`] mapped the page with at least `protection`, and `owner` must keep this batch alive.
     pub unsafe fn page(
         &self,
         owner: Arc<dyn crate::Owner>,
@@ -287,7 +287,7 @@ impl WindowBatch {
     }
 }
 
-impl Drop for WindowBatch {
+impl Drop for ReservedPages {
     fn drop(&mut self) {
         if self.used > 0 {
             // SAFETY: replaces the batch's own pages by inaccessible ones. Every handle into them held the owner of
@@ -305,7 +305,7 @@ impl Drop for WindowBatch {
                 return;
             }
         }
-        let mut free = self.window.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.reservation.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push((self.first, self.pages));
         free.sort_unstable();
         free.dedup_by(|next, run| {
@@ -341,17 +341,17 @@ mod tests {
     #[test]
     fn dropped_batches_are_merged_and_reusable() {
         let fd = file(4);
-        let window = Window::new(4).unwrap();
+        let reservation = AddressReservation::new(4).unwrap();
         for _ in 0..50 {
-            let mut one = window.batch(2).unwrap();
-            let mut two = window.batch(2).unwrap();
-            assert!(window.batch(1).is_none());
+            let mut one = reservation.batch(2).unwrap();
+            let mut two = reservation.batch(2).unwrap();
+            assert!(reservation.batch(1).is_none());
             one.map(&fd, 0, 2, Protection::ReadOnly).unwrap();
             assert!(one.map(&fd, 0, 1, Protection::ReadOnly).is_err());
             two.map(&fd, 8192, 1, Protection::ReadWrite).unwrap();
             drop(one);
             drop(two);
-            assert!(window.batch(4).is_some());
+            assert!(reservation.batch(4).is_some());
         }
     }
 }

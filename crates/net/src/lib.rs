@@ -15,6 +15,7 @@
 //! ```
 
 pub mod ctrl;
+mod fast;
 pub mod features;
 pub mod netback;
 pub mod netfront;

@@ -67,7 +67,7 @@ pub struct AnyOrderRing<M> {
 
 /// State of a ring after attaching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Attached {
+pub struct AttachState {
     /// Number of unanswered requests, which [`AnyOrderRing::unconsumed`] reports again.
     pub unanswered: u32,
     /// Set if the previous backend died while writing an answer, which is now complete.
@@ -85,13 +85,13 @@ impl<M: RingMemory> AnyOrderRing<M> {
         memory: M,
         layout: RingLayout,
         response: usize,
-    ) -> Result<(AnyOrderRing<M>, Attached), ProducerOverflow> {
+    ) -> Result<(AnyOrderRing<M>, AttachState), ProducerOverflow> {
         let response = response.min(RESPONSE_MAX).min(layout.entry_bytes());
         let finished = complete_answer(&memory, layout, response);
         let ring = BackRing::attach(memory, layout);
         let unanswered = ring.unconsumed()?;
         let event_checked = ring.consumed_index();
-        Ok((AnyOrderRing { ring, response, event_checked }, Attached { unanswered, finished }))
+        Ok((AnyOrderRing { ring, response, event_checked }, AttachState { unanswered, finished }))
     }
 
     /// Returns the number of entries.

@@ -139,17 +139,6 @@ impl<M: RingMemory> FrontRing<M> {
         full_fence();
         Ok(self.unconsumed()? > 0)
     }
-
-    /// Requests a notification after `ahead` more responses, without a check. A transmit ring that reclaims
-    /// completions while it produces uses it.
-    #[inline]
-    pub fn ask_for_response(&self, ahead: u32) {
-        self.memory.store(
-            Word::RspEvent,
-            self.rsp_cons.wrapping_add(ahead.max(1)),
-            Ordering::Relaxed,
-        );
-    }
 }
 
 #[cfg(not(loom))]

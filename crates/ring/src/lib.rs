@@ -67,7 +67,7 @@ mod resume_tests;
 #[cfg(test)]
 mod tests;
 
-pub use any_order::{AnyOrderRing, Attached, RESPONSE_MAX};
+pub use any_order::{AnyOrderRing, AttachState, RESPONSE_MAX};
 pub use back::{BackRing, ResumeError};
 pub use front::FrontRing;
 pub use memory::{RingMemory, RingPages, Word};

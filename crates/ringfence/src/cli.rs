@@ -391,7 +391,7 @@ impl RunArgs {
 /// Parses the name of a mode. The help lists all modes with their meanings.
 pub fn mode_parser() -> impl TypedValueParser<Value = Mode> {
     let named = |mode: Mode| PossibleValue::new(mode.name()).help(mode.meaning());
-    PossibleValuesParser::new(Mode::ALL.map(named)).try_map(|word| word.parse::<Mode>())
+    PossibleValuesParser::new(Mode::NETWORK.map(named)).try_map(|word| Mode::for_network(&word))
 }
 
 /// Parses the choice of staged pages. The help lists the choices with their meanings.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use ringfence_block::storage::file::FileOptions;
 use ringfence_nbd::client::{NbdAddress, NbdOptions};
 
@@ -45,7 +45,7 @@ fn apply_common(
 ) -> Result<bool, String> {
     match (name, value) {
         ("ro", "") => *read_only = true,
-        ("mode", _) => *mode = value.parse().map_err(|error| format!("{error}"))?,
+        ("mode", _) => *mode = Mode::for_disk(value).map_err(|error| format!("{error}"))?,
         _ => return Ok(false),
     }
     Ok(true)

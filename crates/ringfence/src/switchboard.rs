@@ -26,7 +26,6 @@
 use std::collections::BTreeMap;
 
 use ringfence_access::Mode;
-use ringfence_block::blkback::Mode as DiskMode;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
 use ringfence_nbd::client::NbdFacts;
 use ringfence_net::features::OffloadKeys;
@@ -118,7 +117,7 @@ pub struct AttachRequest {
 impl AttachRequest {
     /// Returns the access mode, if this build has it.
     pub fn mode(&self) -> Option<Mode> {
-        self.mode.parse().ok()
+        Mode::for_network(&self.mode).ok()
     }
 
     /// Returns the accepted offloads, if this build knows all of them.
@@ -132,7 +131,7 @@ impl AttachRequest {
 pub struct DiskRequest {
     /// Number of the guest's disk, from 0.
     pub handle: u16,
-    /// Access mode of the backend ([`ringfence_block::blkback::Mode::name`]).
+    /// Access mode of the backend ([`ringfence_access::Mode::name`]).
     pub mode: String,
     pub medium: Medium,
 }
@@ -246,9 +245,9 @@ pub struct DiskFrontend {
 
 impl DiskFrontend {
     /// Returns the frontend's part of a backend's access mode.
-    pub fn of(mode: DiskMode) -> DiskFrontend {
-        let windows = mode == DiskMode::Window;
-        DiskFrontend { persistent: windows || mode == DiskMode::Persistent, windows }
+    pub fn of(mode: Mode) -> DiskFrontend {
+        let windows = mode == Mode::Window;
+        DiskFrontend { persistent: windows || mode == Mode::Persistent, windows }
     }
 }
 

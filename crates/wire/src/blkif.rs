@@ -13,7 +13,7 @@
 //! The frontend controls every byte of a slot and of an indirect page. [`Request::parse`] validates a
 //! private copy of a slot; [`IndirectHead::segments`] validates a private copy of the descriptors. Their
 //! results name only sectors on the disk and bytes inside one page. A request that breaks a rule is
-//! answered with [`Refusal::status`]; the ring stays usable.
+//! answered with [`BlkRefusal::status`]; the ring stays usable.
 //!
 //! A sector number counts units of 512 bytes, whatever the sector size of the disk. Positions and
 //! lengths must be multiples of the sector size.
@@ -26,7 +26,7 @@ mod request;
 pub use emit::{direct, discard, indirect, indirect_descriptors};
 pub use layout::{Abi, Response, Slot, Status};
 pub use request::{
-    Body, Direction, IndirectHead, Operation, Refusal, Request, Rules, SegmentRange, Transfer,
+    BlkRefusal, Body, Direction, IndirectHead, Operation, Request, Rules, SegmentRange, Transfer,
 };
 
 /// Unit in bytes of sector numbers.

@@ -11,6 +11,7 @@ use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_wire::xenstore::ErrorName;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use super::connect::{ConnectError, Rejection};
 use super::steps::{BackendView, FrontendView};
 
 /// Maximum steps per look. No handshake needs as many, so a peer that changes its state all the time
@@ -56,6 +57,16 @@ impl BackendEnd {
         &self.device
     }
 
+    /// Returns the directory of the frontend.
+    pub fn front_path(&self) -> &str {
+        &self.front
+    }
+
+    /// Returns the directory of the backend.
+    pub fn back_path(&self) -> &str {
+        &self.back
+    }
+
     /// Returns the path of a key of the frontend.
     pub fn front(&self, key: &str) -> String {
         format!("{}/{key}", self.front)
@@ -89,6 +100,22 @@ impl BackendEnd {
             tracing::warn!(device = %self.back, %why, times, "device closed");
         }
         self.penalty.get_or_insert(why);
+    }
+
+    /// Closes the device with a penalty for an error that the frontend caused.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the store, if `error` is one of the store itself.
+    pub fn reject<R: Rejection>(&mut self, error: ConnectError<R>) -> Result<(), StoreError> {
+        match error {
+            ConnectError::Store(error) if !is_about_a_key(&error) => Err(error),
+            error => {
+                self.rules.count(error.rule());
+                self.close_with_penalty(error.to_string());
+                Ok(())
+            }
+        }
     }
 
     /// Clears the penalty, because the frontend restarts the handshake.
@@ -167,6 +194,16 @@ impl FrontendEnd {
     /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
         &self.device
+    }
+
+    /// Returns the directory of the frontend.
+    pub fn front_path(&self) -> &str {
+        &self.front
+    }
+
+    /// Returns the directory of the backend.
+    pub fn back_path(&self) -> &str {
+        &self.back
     }
 
     /// Returns the path of a key of the frontend.

@@ -3,6 +3,7 @@
 //!
 //! * [`steps`]: the next step of each end, as a pure function of both states.
 //! * [`end`]: reads and writes of both states in the store.
+//! * [`connect`]: the rings, channels and grant windows of a connection, and its errors.
 //! * [`toolstack`]: creation and removal of a device's directories.
 //!
 //! A backend or frontend reads a view by its end, passes it to [`steps`], carries out the step and
@@ -25,6 +26,7 @@
 //! assert_eq!(backend_step(view), BackendStep::Wait);
 //! ```
 
+pub mod connect;
 pub mod end;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]

@@ -189,7 +189,7 @@ mod tests {
     fn defaults_measure_every_mode_in_both_directions() {
         let args = net("").unwrap();
         assert_eq!(args.sizes, [64, 1500, 65_000]);
-        assert_eq!(args.modes, Mode::ALL);
+        assert_eq!(args.modes, Mode::NETWORK);
         assert_eq!(args.directions, [Direction::Tx, Direction::Rx]);
         assert_eq!(args.seconds, Duration::from_secs(2));
     }

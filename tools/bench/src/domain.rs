@@ -266,13 +266,13 @@ fn connect(
             let mut store = platform.store()?;
             toolstack::create(&mut store, &device, VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu })?;
             channel.send(&Answer::DeviceMade, &[])?;
-            let options = BackendOptions { mode: setup.mode.parse()?, mtu };
+            let options = BackendOptions { mode: Mode::for_network(&setup.mode)?, mtu };
             let backend = VifBackend::new(device, options).with_queues(setup.queues);
             connect_backend(platform, backend, setup)
         }
         Side::Frontend => {
             let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
-            let windows = setup.mode.parse::<Mode>()? == Mode::Window;
+            let windows = Mode::for_network(&setup.mode)? == Mode::Window;
             let windows = windows.then(|| WindowSizes::for_queues(setup.queues));
             connect_frontend(platform, frontend, (setup.staging.parse()?, windows))
         }

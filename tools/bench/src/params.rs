@@ -49,7 +49,7 @@ pub enum Spoil {
 }
 
 pub(super) fn parse_mode(word: &str) -> Result<Mode, String> {
-    word.parse::<Mode>().map_err(|unknown| unknown.to_string())
+    Mode::for_network(word).map_err(|unknown| unknown.to_string())
 }
 
 /// Maximum measured time of a row in seconds: one day.

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_access::Mode;
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_block::storage::testing::checker::Checker;
@@ -32,7 +33,7 @@ fn workload(seed: u64) -> Workload {
 
 #[test]
 fn disk_over_ring_conforms_in_each_mode_and_pairing() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         for persistent in [true, false] {
             let mut stage = Stage::new();
             let options = BlkfrontOptions { persistent, ..BlkfrontOptions::default() };

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ringfence_access::Mode;
 use ringfence_access::window::mark;
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::memory::MemoryDisk;

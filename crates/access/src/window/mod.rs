@@ -9,10 +9,12 @@
 //! memory to the system on request. A page leaves the pool only after its grant was revoked and the grantee
 //! has no access to it.
 //!
-//! [`PageSource`] combines the table, the cache and the pools.
+//! [`PageSource`] combines the table, the cache and the pools. A frontend has one for each ring, in a
+//! [`WindowStock`].
 
 pub mod pool;
 pub mod reuse;
+mod stock;
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -24,6 +26,7 @@ use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, Wi
 use pool::Pool;
 use reuse::ReuseCache;
 pub use reuse::ReuseStats;
+pub use stock::{RECLAIM_INTERVAL, RingWindow, WindowStock};
 
 /// Bit of a reference in a ring that marks a page of the ring's grant window. No ordinary grant table has so
 /// many entries.

@@ -61,14 +61,13 @@ mod penalty;
 mod queue;
 mod worker;
 
-use core::fmt;
-use core::str::FromStr;
 use core::time::Duration;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub use counters::{QueueCounters, named_persistent};
+use ringfence_access::Mode;
 pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
@@ -82,54 +81,6 @@ use crate::storage::{Disk, Geometry};
 use pages::Pages;
 use queue::{Queue, QueueTerms};
 use worker::{Worker, WorkerCommand};
-
-/// Mode of access to a guest's pages.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Mode {
-    /// Each page is mapped for its request and unmapped after it.
-    Map,
-    /// The platform copies between the guest's pages and private memory; nothing is mapped.
-    Copy,
-    /// Pages stay mapped if the frontend agreed to reuse them; otherwise as [`Mode::Map`].
-    Persistent,
-    /// Pages of the ring's grant window are indexed; other pages are accessed as in [`Mode::Persistent`].
-    Window,
-}
-
-impl Mode {
-    /// All modes of page access.
-    pub const ALL: [Mode; 4] = [Mode::Map, Mode::Copy, Mode::Persistent, Mode::Window];
-
-    /// Returns the name used on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Map => "map",
-            Mode::Copy => "copy",
-            Mode::Persistent => "persistent",
-            Mode::Window => "window",
-        }
-    }
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Error of a word that names no mode.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("`{0}` is no mode; there are map, copy, persistent and window")]
-pub struct UnknownMode(String);
-
-impl FromStr for Mode {
-    type Err = UnknownMode;
-
-    fn from_str(word: &str) -> Result<Mode, UnknownMode> {
-        let found = Mode::ALL.into_iter().find(|mode| mode.name() == word);
-        found.ok_or_else(|| UnknownMode(word.chars().take(32).collect()))
-    }
-}
 
 /// Configuration of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

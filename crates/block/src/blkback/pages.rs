@@ -7,6 +7,7 @@
 use core::time::Duration;
 use std::sync::Arc;
 
+use ringfence_access::Mode;
 use ringfence_access::persistent::{
     Found, Leaving, PersistentCounters, PersistentLimits, PersistentTable, Use,
 };
@@ -15,7 +16,6 @@ use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref, WindowPlace, WindowView};
 use ringfence_wire::blkif::{Direction, SEGMENTS_PER_PAGE, SegmentRange};
 
-use super::Mode;
 use super::bounce::BounceBuffers;
 use crate::storage::{DiskQueue, Segment};
 
@@ -146,7 +146,7 @@ impl<G: Grantee> Pages<G> {
         let reached = match self.mode {
             Mode::Copy => self.copy_in(ranges, direction, &mut held, out),
             _ if !self.keeps && self.window.is_none() => self.map(ranges, direction, out),
-            Mode::Map | Mode::Persistent | Mode::Window => {
+            Mode::Map | Mode::Persistent | Mode::Staging | Mode::Window => {
                 self.look_up(ranges, direction, LookUp { now, disk }, &mut held, out)
             }
         };

@@ -284,7 +284,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             }
         }
         let Some(connection) = &mut self.connection else { return Ok(()) };
-        if let Err(held) = connection.pool.tend() {
+        if let Err(held) = connection.pool.reclaim() {
             tracing::warn!("{held}");
             return Err(self.broken("window_held_too_long"));
         }

@@ -31,11 +31,11 @@ mod completions;
 mod handle;
 mod lane;
 mod pool;
-mod windows;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ringfence_access::window::RingWindow;
 pub use ringfence_access::window::SourceLevels;
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowHandle};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
@@ -48,7 +48,6 @@ use completions::Completions;
 use handle::Handle;
 use lane::{Connection, FlushBy, Lane, LaneTerms};
 use pool::Pool;
-pub(crate) use windows::{Window, WindowStock};
 
 /// Configuration of a frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,7 +86,7 @@ pub struct RingSetup<G, C> {
     ring: FrontRing<RingPages>,
     pages: Vec<Lease>,
     channel: C,
-    window: Option<Window>,
+    window: Option<RingWindow>,
 }
 
 impl<G: Granter, C: Channel> RingSetup<G, C> {
@@ -130,13 +129,13 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
 
     /// Adds a grant window for the pages of requests.
     #[must_use]
-    pub(crate) fn with_window(self, window: Option<Window>) -> RingSetup<G, C> {
+    pub(crate) fn with_window(self, window: Option<RingWindow>) -> RingSetup<G, C> {
         RingSetup { window, ..self }
     }
 
     /// Returns the handle of the grant window.
     pub(crate) fn window(&self) -> Option<WindowHandle> {
-        self.window.as_ref().and_then(Window::handle)
+        self.window.as_ref().and_then(RingWindow::handle)
     }
 
     /// Returns the grant references of the ring's pages, in order.

@@ -4,11 +4,9 @@
 //! grants are kept between requests (persistent grants) or made for each request. The number of lent pages
 //! is bounded. Pages that the backend keeps mapped after a revoke are stuck: they are tried again later.
 
-use ringfence_access::window::{HeldTooLong, SourceLevels};
+use ringfence_access::window::{HeldTooLong, RingWindow, SourceLevels};
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Granter, Gref, Lease, PageId};
-
-use super::windows::Window;
 
 /// Page that the backend may access for one request.
 pub(super) enum Page {
@@ -24,6 +22,13 @@ pub(super) enum Page {
 }
 
 impl Page {
+    /// Takes a page of the ring's grant window and issues it. The caller may fill it then.
+    fn from_window(window: &mut RingWindow) -> Option<Page> {
+        let (page, gref) = window.take()?;
+        let memory = window.memory(page)?.clone();
+        Some(Page::Windowed { page, gref, memory })
+    }
+
     pub(super) fn gref(&self) -> Gref {
         match self {
             Page::Lent(lease) => lease.gref(),
@@ -61,7 +66,7 @@ pub(super) struct Pool<G> {
     limit: usize,
     /// Pages that could not be revoked because the backend keeps them mapped.
     stuck: Vec<Lease>,
-    window: Option<Window>,
+    window: Option<RingWindow>,
 }
 
 impl<G: Granter> Pool<G> {
@@ -71,15 +76,15 @@ impl<G: Granter> Pool<G> {
     }
 
     /// Adds a grant window to the pool.
-    pub(super) fn with_window(self, window: Option<Window>) -> Pool<G> {
+    pub(super) fn with_window(self, window: Option<RingWindow>) -> Pool<G> {
         Pool { window, ..self }
     }
 
     /// Returns a page for one request, or `None` if there is none now.
     pub(super) fn take(&mut self, access: Access) -> Option<Page> {
         if let Some(window) = &mut self.window {
-            let page = window.take();
-            if page.is_some() || !window.is_troubled() {
+            let page = Page::from_window(window);
+            if page.is_some() || !window.has_held_pages() {
                 return page;
             }
         }
@@ -119,9 +124,9 @@ impl<G: Granter> Pool<G> {
         }
     }
 
-    /// Checks for pages of the window that the backend holds for too long.
-    pub(super) fn tend(&mut self) -> Result<(), HeldTooLong> {
-        self.window.as_mut().map_or(Ok(()), Window::tend)
+    /// Reclaims pages of the window that the backend holds.
+    pub(super) fn reclaim(&mut self) -> Result<(), HeldTooLong> {
+        self.window.as_mut().map_or(Ok(()), RingWindow::reclaim)
     }
 
     /// Sets the maximum number of pages in the window.
@@ -133,7 +138,7 @@ impl<G: Granter> Pool<G> {
 
     /// Returns the fill levels of the window.
     pub(super) fn window_levels(&mut self) -> Option<SourceLevels> {
-        self.window.as_mut().map(Window::levels)
+        self.window.as_mut().map(RingWindow::levels)
     }
 
     fn take_back(&mut self, page: Lease) {

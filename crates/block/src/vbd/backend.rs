@@ -11,47 +11,27 @@ mod windows;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringfence_platform::{GrantStatus, Gref, Platform, PlatformError, WindowError};
+use ringfence_access::Mode;
+use ringfence_platform::Platform;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
-use ringfence_xenbus::end::{BackendEnd, Life, STEPS_MAX, is_about_a_key};
+use ringfence_xenbus::connect::Rejection;
+use ringfence_xenbus::end::{BackendEnd, Life, STEPS_MAX};
 use ringfence_xenbus::steps::{BackendStep, backend_step};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use self::silence::{FirstPage, is_silent};
 use super::QUEUES_MAX;
-use crate::blkback::{Blkback, BlkbackOptions, Mode, StartError};
+use crate::blkback::{Blkback, BlkbackOptions, StartError};
 use crate::storage::Disk;
 
-/// Reasons for which a ready frontend cannot be connected. Each closes that device.
+/// Reasons for which only a disk's frontend is rejected.
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// Store key that is missing or unusable.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// Memory of the frontend that cannot be accessed.
-    #[error(transparent)]
-    Arena(PlatformError),
-    /// Event channel that cannot be bound.
-    #[error("event channel port {port} cannot be bound: {source}")]
-    Channel {
-        /// Port named by the frontend.
-        port: u32,
-        /// Error of the platform.
-        source: PlatformError,
-    },
+pub enum VbdRejection {
     /// Unknown request layout.
     #[error("the frontend's protocol is none that is known")]
     Protocol,
-    /// Number of queues that is 0 or larger than offered.
-    #[error("the frontend wants {wanted} queues, {limit} were offered")]
-    Queues {
-        /// Number of queues requested.
-        wanted: u32,
-        /// Number of queues offered.
-        limit: u32,
-    },
     /// Ring size that is larger than offered or no power of two.
     #[error("the frontend wants rings of {wanted} pages, {limit} were offered")]
     RingPages {
@@ -60,60 +40,24 @@ pub enum ConnectError {
         /// Number of pages offered.
         limit: u32,
     },
-    /// Ring page that cannot be mapped.
-    #[error("page {page} of ring {queue}, reference {gref}, cannot be mapped: {status}")]
-    Ring {
-        /// Number of the queue.
-        queue: u32,
-        /// Number of the page in its ring.
-        page: usize,
-        /// Grant reference of the page.
-        gref: Gref,
-        /// Status of the mapping.
-        status: GrantStatus,
-    },
-    /// Grant window that cannot be opened.
-    #[error("the window of ring {queue} cannot be used: {source}")]
-    Window {
-        /// Number of the queue.
-        queue: u32,
-        /// Error of the platform.
-        source: WindowError,
-    },
-    /// Ring pages of unusable size.
-    #[error("the pages of a ring are unusable: {0}")]
-    RingMemory(#[from] ringfence_memory::OutOfRange),
     /// Queues that cannot be started.
     #[error(transparent)]
-    Start(#[from] StartError),
+    Start(StartError),
 }
 
-impl ConnectError {
-    /// Returns a constant name of the error, for counters.
-    pub fn rule(&self) -> &'static str {
+impl Rejection for VbdRejection {
+    fn rule(&self) -> &'static str {
         match self {
-            ConnectError::Store(StoreError::Number { .. }) => "connect_not_a_number",
-            ConnectError::Store(_) => "connect_missing_key",
-            ConnectError::Arena(PlatformError::BadArena { kind, .. }) => kind,
-            ConnectError::Arena(_) => "connect_no_arena",
-            ConnectError::Channel { .. } => "connect_bad_port",
-            ConnectError::Protocol => "connect_unknown_protocol",
-            ConnectError::Queues { .. } => "connect_too_many_queues",
-            ConnectError::RingPages { .. } => "connect_ring_size",
-            ConnectError::Ring { .. } => "connect_ring_grant",
-            ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. } => {
-                "connect_no_such_window"
-            }
-            ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
-                "connect_window_too_large"
-            }
-            ConnectError::Window { .. } => "connect_window",
-            ConnectError::RingMemory(_) => "connect_ring_page",
-            ConnectError::Start(StartError::Ring(_)) => "connect_ring_index",
-            ConnectError::Start(_) => "connect_not_served",
+            VbdRejection::Protocol => "connect_unknown_protocol",
+            VbdRejection::RingPages { .. } => "connect_ring_size",
+            VbdRejection::Start(StartError::Ring(_)) => "connect_ring_index",
+            VbdRejection::Start(_) => "connect_not_served",
         }
     }
 }
+
+/// Errors of connecting a disk's backend.
+type ConnectError = ringfence_xenbus::connect::ConnectError<VbdRejection>;
 
 /// Properties of a connected device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -397,12 +341,7 @@ impl VbdBackend {
                 // The disk may have changed since its last announcement.
                 self.publish(&announced, store)
             }
-            Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
-            Err(error) => {
-                self.end.rules().count(error.rule());
-                self.end.close_with_penalty(error.to_string());
-                Ok(())
-            }
+            Err(error) => self.end.reject(error),
         }
     }
 

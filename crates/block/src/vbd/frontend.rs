@@ -7,7 +7,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use ringfence_platform::{Channel, Lease, LendError, Platform, PlatformError, take_back};
+use ringfence_access::window::{SourcePolicy, WindowStock};
+use ringfence_platform::{
+    Channel, Lease, LendError, Platform, PlatformError, WindowShape, take_back,
+};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, RING_ORDER_MAX, Rules, SEGMENTS_MAX, keys};
 use ringfence_wire::decimal;
@@ -17,9 +20,7 @@ use ringfence_xenbus::steps::{FrontendStep, frontend_step};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::QUEUES_MAX;
-use crate::blkfront::{
-    AttachError, BlkfrontOptions, FrontDisk, Offer, OnBroken, RingSetup, WindowStock,
-};
+use crate::blkfront::{AttachError, BlkfrontOptions, FrontDisk, Offer, OnBroken, RingSetup};
 use crate::storage::{Discard, Geometry};
 
 /// Reasons for which a frontend cannot connect.
@@ -109,7 +110,10 @@ impl<P: Platform> VbdFrontend<P> {
         };
         if options.window > 0 {
             let queues = options.queues.clamp(1, QUEUES_MAX);
-            match WindowStock::new(platform, device.backend, queues, options.window) {
+            let shape =
+                WindowShape { writable: options.window, read_only: 0, entries: options.window };
+            let terms = (shape, SourcePolicy::default());
+            match WindowStock::new(platform, device.backend, queues, terms) {
                 Ok(stock) => front.windows = Some(stock),
                 Err(error) => front.say_without_windows(&error),
             }

@@ -38,16 +38,19 @@ struct Planned {
 /// Extra infos of one packet: segmentation request and flow hash.
 type Extras = ArrayVec<Extra, 2>;
 
+/// Returns the flags of a packet's first response that describe its checksum.
+#[inline]
+fn checksum_flags(checksum: Checksum) -> RxFlags {
+    match checksum {
+        Checksum::Partial { .. } => RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED),
+        Checksum::Verified => RxFlags::DATA_VALIDATED,
+        Checksum::None => RxFlags::NONE,
+    }
+}
+
 impl Planned {
     fn flags(&self) -> RxFlags {
-        let flags = match self.meta.checksum {
-            Checksum::Partial { .. } => {
-                RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
-            }
-            Checksum::Verified => RxFlags::DATA_VALIDATED,
-            Checksum::None => RxFlags::NONE,
-        };
-        flags.with_if(!self.extras.is_empty(), RxFlags::EXTRA_INFO)
+        checksum_flags(self.meta.checksum).with_if(!self.extras.is_empty(), RxFlags::EXTRA_INFO)
     }
 
     /// Passes the response slots to `put` in ring order. `ids` are the ids of all requests taken. A failed

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
-use ringfence_access::{Mode, PageAccess, ReadData, ReadRange};
+use ringfence_access::{PageAccess, ReadData, ReadRange};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};
@@ -210,11 +210,8 @@ impl<G: Grantee> BackendTx<G> {
     /// there is no room, or the rate limit leaves no credit. Then the slots stay unconsumed for a later round.
     fn plan_packet(&mut self, at: usize, room: usize, policy: &mut GuestPolicy) -> Option<usize> {
         let total = usize::from(self.chain.total());
-        let space = match self.access.mode() {
-            // Pages without a look-up are copied.
-            Mode::Copy | Mode::Staging | Mode::Window => total,
-            Mode::Map => total.min(HEADER_MAX),
-        };
+        // Pages that are neither looked up nor mapped are copied.
+        let space = if self.access.maps() { total.min(HEADER_MAX) } else { total };
         if at + space > room || !policy.admits(total) {
             return None;
         }

@@ -24,6 +24,7 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use ringfence_access::window::RECLAIM_INTERVAL;
 use ringfence_memory::LentSlice;
 use ringfence_platform::{
     Access, Channel, Granter, Gref, Lease, LendError, WindowHandle, take_back,
@@ -41,8 +42,8 @@ use ringfence_frame::counters::PortCounters;
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
 use ringfence_sys::clock::monotonic;
-pub(crate) use windows::QueueWindows;
-pub use windows::{WindowSizes, WindowStock};
+pub use windows::WindowSizes;
+pub(crate) use windows::{QueueStock, QueueWindows};
 
 /// Number of pages for sending: a full ring stops the sender before the pages run out.
 const TX_PAGES: usize = 256;
@@ -262,7 +263,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
             work |= queue.arm()?;
         }
         let troubled = self.queues.iter_mut().any(Queue::needs_check);
-        self.again = troubled.then(|| monotonic() + windows::RECLAIM_INTERVAL);
+        self.again = troubled.then(|| monotonic() + RECLAIM_INTERVAL);
         Ok(work)
     }
 

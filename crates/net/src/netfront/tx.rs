@@ -52,6 +52,13 @@ pub(super) struct FrontendTx {
     counters: Arc<PortCounters>,
 }
 
+/// Returns the checksum state that a packet's first request carries.
+#[inline]
+fn sent_checksum(checksum: Checksum) -> netif::Checksum {
+    let blank = matches!(checksum, Checksum::Partial { .. });
+    netif::Checksum { blank, validated: blank }
+}
+
 impl FrontendTx {
     pub(super) fn new(
         ring: FrontRing<RingPages>,
@@ -262,8 +269,7 @@ impl FrontendTx {
     /// Copies a frame into buffers and posts them; returns `false` for an invalid length.
     fn send(&mut self, frame: FrameView<'_>, wanted: (usize, usize), extras: &[Extra]) -> bool {
         let (parts, left) = self.take_parts(frame.len(), wanted);
-        let blank = matches!(frame.meta().checksum, Checksum::Partial { .. });
-        let checksum = netif::Checksum { blank, validated: blank };
+        let checksum = sent_checksum(frame.meta().checksum);
         let ring = &mut self.ring;
         let mut posted = true;
         let emitted = if left > 0 {

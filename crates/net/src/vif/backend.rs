@@ -6,15 +6,17 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::Mode;
-use ringfence_platform::{EventPort, Gref, Platform};
+use ringfence_platform::{Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
-use ringfence_xenbus::end::is_about_a_key;
+use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
+pub use ringfence_xenbus::end::Life;
+use ringfence_xenbus::end::{BackendEnd, STEPS_MAX};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use super::connect::{ConnectError, map_ring};
+use super::connect::{ConnectError, VifRejection};
 use super::controls::{Followed, VifPolicy};
-use super::steps::{BackendStep, BackendView, backend_step};
+use super::steps::{BackendStep, backend_step};
 use super::{PortHost, ctrl_ring, windows};
 use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
@@ -23,10 +25,6 @@ use crate::rules::RuleCounters;
 use ringfence_frame::commands::PortCommand;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_sys::clock::Clock;
-
-/// Maximum number of steps in one call: more than any handshake needs. So a peer that changes its state
-/// continuously cannot block the control thread.
-const STEPS_MAX: usize = 8;
 
 /// Maximum number of queues of a vif: each uses files and mappings.
 pub const QUEUES_MAX: u32 = 16;
@@ -40,32 +38,19 @@ pub struct BackendOptions {
     pub mtu: u16,
 }
 
-/// State of a device after a call of [`VifBackend::look`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Life {
-    /// Device that continues.
-    Alive,
-    /// Device that was removed; the owner drops it.
-    Over,
-}
-
 /// Backend side of one vif.
 pub struct VifBackend {
-    device: DeviceId,
-    front: String,
-    back: String,
+    end: BackendEnd,
     options: BackendOptions,
     offloads: OffloadKeys,
     max_queues: u32,
     waits_for_hotplug: bool,
     followed: Followed,
-    rules: Arc<RuleCounters>,
     /// Set if this process wrote the keys that the frontend reads.
     announced: bool,
     attached: bool,
     connection: Option<Connection>,
     control: Option<Box<dyn ControlRing>>,
-    penalized: Option<String>,
 }
 
 /// Parameters of a connection.
@@ -83,20 +68,16 @@ impl VifBackend {
     /// Makes a backend for a device that a toolstack created.
     pub fn new(device: DeviceId, options: BackendOptions) -> VifBackend {
         VifBackend {
-            device,
-            front: device.frontend_path(),
-            back: device.backend_path(),
+            end: BackendEnd::new(device),
             options,
             offloads: OffloadKeys::ALL,
             max_queues: 1,
             waits_for_hotplug: false,
             followed: Followed::default(),
-            rules: Arc::default(),
             announced: false,
             attached: false,
             connection: None,
             control: None,
-            penalized: None,
         }
     }
 
@@ -149,12 +130,12 @@ impl VifBackend {
 
     /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
-        &self.device
+        self.end.device()
     }
 
     /// Returns the counters of the guest's rule violations.
     pub fn rules(&self) -> &Arc<RuleCounters> {
-        &self.rules
+        self.end.rules()
     }
 
     /// Returns the parameters of the connection, while there is one.
@@ -177,7 +158,7 @@ impl VifBackend {
     /// device, so the owner calls [`VifBackend::look`] afterwards.
     pub fn serve_control(&mut self, host: &mut impl PortHost) -> bool {
         let Some(control) = &mut self.control else { return false };
-        let device = &self.device;
+        let device = self.end.device();
         match control.serve(&mut |queue, command| host.execute(device, queue, command)) {
             Ok(more) => more,
             Err(fault) => {
@@ -192,23 +173,19 @@ impl VifBackend {
 
     /// Returns the reason for which this side closed the device.
     pub fn penalized(&self) -> Option<&str> {
-        self.penalized.as_deref()
+        self.end.penalized()
     }
 
     /// Returns the store paths to watch.
     pub fn watch_paths(&self) -> [String; 3] {
-        let front = |key| format!("{}/{key}", self.front);
-        [front(xenbus::STATE), front(keys::REQUEST_MULTICAST_CONTROL), self.back.clone()]
+        let [state, back] = self.end.watch_paths();
+        [state, self.end.front(keys::REQUEST_MULTICAST_CONTROL), back]
     }
 
     /// Marks the device for closing by the next [`VifBackend::look`], because the guest broke a rule. Repeated
     /// violations are logged at an exponentially falling rate.
     pub fn close_with_penalty(&mut self, why: String) {
-        let times = self.rules.count("device_condemned") + 1;
-        if times.is_power_of_two() {
-            tracing::warn!(device = %self.back, %why, times, "device closed");
-        }
-        self.penalized.get_or_insert(why);
+        self.end.close_with_penalty(why);
     }
 
     /// Reads both states and executes the steps that are due. The owner calls it after each watch event;
@@ -224,22 +201,22 @@ impl VifBackend {
         host: &mut impl PortHost,
     ) -> Result<Life, StoreError> {
         for _ in 0..STEPS_MAX {
-            let Some(view) = self.view(store)? else {
+            let Some(view) = self.end.view(store, self.attached)? else {
                 self.let_go(host);
                 return Ok(Life::Over);
             };
             if self.attached {
-                let changed = self.followed.look(store, &self.front, &self.back, &self.rules)?;
+                let changed = self.followed.look(store, &self.end)?;
                 if let Some(wanted) = changed {
                     // A missing port connects again, with the new values.
-                    drop(host.execute(&self.device, 0, PortCommand::SetPolicy(wanted)));
+                    drop(host.execute(self.end.device(), 0, PortCommand::SetPolicy(wanted)));
                 }
             }
             match backend_step(view) {
                 BackendStep::Wait => return Ok(Life::Alive),
                 BackendStep::Announce => {
                     self.let_go(host);
-                    self.penalized = None;
+                    self.end.reset_penalty();
                     self.announce(platform, store)?;
                 }
                 BackendStep::Connect => {
@@ -251,15 +228,15 @@ impl VifBackend {
                 }
                 BackendStep::Close => {
                     self.let_go(host);
-                    self.enter(store, XenbusState::Closing)?;
+                    self.end.enter(store, XenbusState::Closing)?;
                 }
                 BackendStep::Finish => {
                     self.let_go(host);
-                    self.enter(store, XenbusState::Closed)?;
+                    self.end.enter(store, XenbusState::Closed)?;
                 }
                 BackendStep::Forget => {
                     self.let_go(host);
-                    self.enter(store, XenbusState::Closed)?;
+                    self.end.enter(store, XenbusState::Closed)?;
                     return Ok(Life::Over);
                 }
             }
@@ -271,54 +248,15 @@ impl VifBackend {
     pub fn let_go(&mut self, host: &mut impl PortHost) {
         self.control = None;
         if core::mem::take(&mut self.attached) {
-            host.detach(&self.device);
+            host.detach(self.end.device());
         }
-    }
-
-    fn view(&self, store: &mut StoreClient) -> Result<Option<BackendView>, StoreError> {
-        let own = match store.read_opt(&format!("{}/{}", self.back, xenbus::STATE)) {
-            Ok(Some(own)) => own,
-            // Removed, or no longer accessible, which has the same cause: the toolstack removed it.
-            Ok(None) | Err(StoreError::Refused { .. }) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let peer = match store.read_opt(&format!("{}/{}", self.front, xenbus::STATE)) {
-            Ok(peer) => peer.map(|text| self.peer_state(&text)),
-            // The frontend's own permissions prevent the access.
-            Err(StoreError::Refused { .. }) => {
-                self.rules.count("state_unreadable");
-                Some(XenbusState::Missing)
-            }
-            Err(error) => return Err(error),
-        };
-        Ok(Some(BackendView {
-            own: XenbusState::parse(&own).unwrap_or(XenbusState::Missing),
-            peer,
-            attached: self.attached,
-            online: store.read_flag(&format!("{}/{}", self.back, xenbus::ONLINE)).unwrap_or(false),
-            penalized: self.penalized.is_some(),
-        }))
-    }
-
-    fn peer_state(&self, text: &[u8]) -> XenbusState {
-        XenbusState::parse(text).unwrap_or_else(|_| {
-            self.rules.count("state_not_a_number");
-            XenbusState::Missing
-        })
-    }
-
-    fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        if let Some(why) = &self.penalized {
-            store.write(&format!("{}/error", self.back), why)?;
-        }
-        store.write(&format!("{}/{}", self.back, xenbus::STATE), state.to_string())
     }
 
     fn is_wired_up(&self, store: &mut StoreClient) -> Result<bool, StoreError> {
         if !self.waits_for_hotplug {
             return Ok(true);
         }
-        let status = store.read_opt(&format!("{}/{}", self.back, keys::HOTPLUG_STATUS))?;
+        let status = store.read_opt(&self.end.back(keys::HOTPLUG_STATUS))?;
         Ok(status.is_some_and(|status| status == b"connected"))
     }
 
@@ -329,7 +267,7 @@ impl VifBackend {
     ) -> Result<(), StoreError> {
         let windows = self.offers_windows(platform);
         self.announced = true;
-        let back = &self.back;
+        let end = &self.end;
         let queues = self.max_queues.to_string();
         store.transaction(|t| {
             let others = [
@@ -338,7 +276,7 @@ impl VifBackend {
                 (keys::MULTI_QUEUE_MAX_QUEUES, queues.as_str()),
                 (keys::FEATURE_CTRL_RING, "1"),
             ];
-            let window = format!("{back}/{}", keys::FEATURE_RINGFENCE_WINDOW);
+            let window = end.back(keys::FEATURE_RINGFENCE_WINDOW);
             if windows {
                 t.write(&window, "1")?;
             } else if t.read_opt(&window)?.is_some() {
@@ -346,9 +284,9 @@ impl VifBackend {
             }
             let policy = self.followed.entries();
             for (key, value) in self.offloads.entries().into_iter().chain(others).chain(policy) {
-                t.write(&format!("{back}/{key}"), value)?;
+                t.write(&end.back(key), value)?;
             }
-            t.write(&format!("{back}/{}", xenbus::STATE), XenbusState::InitWait.to_string())
+            t.write(&end.back(xenbus::STATE), XenbusState::InitWait.to_string())
         })
     }
 
@@ -359,30 +297,25 @@ impl VifBackend {
         store: &mut StoreClient,
         host: &mut impl PortHost,
     ) -> Result<(), StoreError> {
-        self.followed.look(store, &self.front, &self.back, &self.rules)?;
+        self.followed.look(store, &self.end)?;
         match self.open(adopting, platform, store, host) {
             Ok((port, control, connection)) => {
                 self.control = control;
-                host.attach(&self.device, port);
+                host.attach(self.end.device(), port);
                 self.attached = true;
                 self.connection = Some(connection);
                 if adopting {
                     // The frontend must not see a change of state.
-                    let device = &self.device;
+                    let device = self.end.device();
                     if let Some(control) = &mut self.control {
                         control.restore(&mut |queue, command| host.execute(device, queue, command));
                     }
                     return Ok(());
                 }
-                store.write(&format!("{}/{}", self.back, keys::CARRIER), "1")?;
-                self.enter(store, XenbusState::Connected)
+                store.write(&self.end.back(keys::CARRIER), "1")?;
+                self.end.enter(store, XenbusState::Connected)
             }
-            Err(ConnectError::Store(error)) if !is_about_a_key(&error) => Err(error),
-            Err(error) => {
-                self.rules.count(error.rule());
-                self.close_with_penalty(error.to_string());
-                Ok(())
-            }
+            Err(error) => self.end.reject(error),
         }
     }
 
@@ -394,36 +327,35 @@ impl VifBackend {
         store: &mut StoreClient,
         host: &mut impl PortHost,
     ) -> Result<Opened, ConnectError> {
-        let key = |name: &str| format!("{}/{name}", self.front);
+        let end = &self.end;
+        let key = |name: &str| end.front(name);
         let queues = store.read_u32_opt(&key(keys::MULTI_QUEUE_NUM_QUEUES))?.unwrap_or(1);
         let limit = self.queues_offered(store)?;
         if queues == 0 || queues > limit {
             return Err(ConnectError::Queues { wanted: queues, limit });
         }
         if !store.read_flag(&key(keys::REQUEST_RX_COPY))? {
-            return Err(ConnectError::NoRxCopy);
+            return Err(ConnectError::Device(VifRejection::NoRxCopy));
         }
         // The offers that the frontend has read remain valid, regardless of this process's configuration.
         let (own, offered) = match self.announced {
             true => (self.offloads, self.followed.policy.multicast_control),
-            false => (OffloadKeys::read(store, &self.back)?, Followed::read(store, &self.back)?),
+            false => (OffloadKeys::read(store, end.back_path())?, Followed::read(store, end)?),
         };
-        let peer = OffloadKeys::read(store, &self.front)?;
+        let peer = OffloadKeys::read(store, end.front_path())?;
         let features = VifFeatures { peer, own, mtu: self.options.mtu };
         let windows = match self.announced {
             true => self.options.mode == Mode::Window,
-            false => {
-                store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_RINGFENCE_WINDOW))?
-            }
+            false => store.read_flag(&end.back(keys::FEATURE_RINGFENCE_WINDOW))?,
         };
         let parts = (0..queues).map(|queue| {
             let directory = match queues {
-                1 => self.front.clone(),
-                _ => format!("{}/{}", self.front, keys::queue_directory(queue)),
+                1 => end.front_path().to_owned(),
+                _ => end.front(&keys::queue_directory(queue)),
             };
-            let records = host.records(&self.device, queue);
+            let records = host.records(end.device(), queue);
             let windows = if windows {
-                windows::open(&directory, self.device.frontend, platform, store)?
+                windows::open(&directory, end.device().frontend, platform, store)?
             } else {
                 QueueWindows::default()
             };
@@ -431,19 +363,20 @@ impl VifBackend {
             Ok(QueueParts { windows, ..parts })
         });
         let parts = parts.collect::<Result<Vec<_>, ConnectError>>()?;
-        let rules = &self.rules;
+        let rules = end.rules();
         let mode = if windows { Mode::Window } else { self.options.mode };
         let terms = ctrl_ring::ControlTerms { queues, mode, adopting };
-        let control = ctrl_ring::open(&self.device, terms, platform, store, host, rules)?;
+        let control = ctrl_ring::open(end.device(), terms, platform, store, host, rules)?;
         // If staging was offered, pages may be staged, regardless of the present mode.
         let told = adopting && control.as_ref().is_some_and(|control| control.offers_staging());
         let mode = if told && !windows { Mode::Staging } else { mode };
         let port = if adopting {
-            NetbackPort::adopt(parts, mode, features, rules).map_err(ConnectError::Adopt)?
+            NetbackPort::adopt(parts, mode, features, rules)
+                .map_err(|fault| ConnectError::Device(VifRejection::Adopt(fault)))?
         } else {
             NetbackPort::new(parts, mode, features, rules)
         };
-        let port = port.with_policy(self.followed.policy(&self.back, adopting, offered));
+        let port = port.with_policy(self.followed.policy(end.back_path(), adopting, offered));
         Ok((Box::new(port), control, Connection { features, queues, adopted: adopting }))
     }
 
@@ -452,7 +385,7 @@ impl VifBackend {
         if self.announced {
             return Ok(self.max_queues);
         }
-        let key = format!("{}/{}", self.back, keys::MULTI_QUEUE_MAX_QUEUES);
+        let key = self.end.back(keys::MULTI_QUEUE_MAX_QUEUES);
         Ok(store.read_u32_opt(&key)?.unwrap_or(1).min(QUEUES_MAX))
     }
 
@@ -468,15 +401,12 @@ impl VifBackend {
         // A missing reference must not become 0, which is the console's page.
         let tx_ref = Gref(store.read_u32(&key(keys::TX_RING_REF))?);
         let rx_ref = Gref(store.read_u32(&key(keys::RX_RING_REF))?);
-        let peer = self.device.frontend;
+        let peer = self.end.device().frontend;
         let mut tx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
         let rx_pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-        let tx_ring = map_ring(&mut tx_pages, "tx", tx_ref)?;
-        let rx_ring = map_ring(&mut tx_pages, "rx", rx_ref)?;
-        let bind = |port| {
-            let bound = platform.bind_interdomain(peer, EventPort(port));
-            bound.map_err(|source| ConnectError::Channel { port, source })
-        };
+        let tx_ring = map_ring(&mut tx_pages, RingName::Named("tx"), &[tx_ref])?;
+        let rx_ring = map_ring(&mut tx_pages, RingName::Named("rx"), &[rx_ref])?;
+        let bind = |port| bind_channel(platform, peer, port);
         let channels = match store.read_u32_opt(&key(keys::EVENT_CHANNEL_TX))? {
             Some(tx) => {
                 let rx = store.read_u32(&key(keys::EVENT_CHANNEL_RX))?;

@@ -13,7 +13,7 @@ use crate::rules::RuleCounters;
 use ringfence_frame::commands::PortSettings;
 use ringfence_frame::rate::Rate;
 use ringfence_sys::clock::Clock;
-use ringfence_xenbus::end::is_about_a_key;
+use ringfence_xenbus::end::{BackendEnd, is_about_a_key};
 
 /// Policy of a backend's owner for a guest.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,8 +49,8 @@ impl Followed {
     }
 
     /// Reads whether multicast control was announced, by this process or a previous one.
-    pub(super) fn read(store: &mut StoreClient, back: &str) -> Result<bool, StoreError> {
-        store.read_flag(&format!("{back}/{}", keys::FEATURE_MULTICAST_CONTROL))
+    pub(super) fn read(store: &mut StoreClient, end: &BackendEnd) -> Result<bool, StoreError> {
+        store.read_flag(&end.back(keys::FEATURE_MULTICAST_CONTROL))
     }
 
     /// Returns the policy of a port that connects or is taken over. `name` is the device name in the log.
@@ -75,17 +75,15 @@ impl Followed {
     pub(super) fn look(
         &mut self,
         store: &mut StoreClient,
-        front: &str,
-        back: &str,
-        rules: &RuleCounters,
+        end: &BackendEnd,
     ) -> Result<Option<PortSettings>, StoreError> {
-        let rate = store.read_opt(&format!("{back}/{}", keys::RATE))?;
-        let rate = rate.and_then(|text| self.rate(text, back, rules));
-        let wants = format!("{front}/{}", keys::REQUEST_MULTICAST_CONTROL);
+        let rate = store.read_opt(&end.back(keys::RATE))?;
+        let rate = rate.and_then(|text| self.rate(text, end.back_path(), end.rules()));
+        let wants = end.front(keys::REQUEST_MULTICAST_CONTROL);
         let multicast_control = match store.read_flag(&wants) {
             Ok(wants) => wants,
             Err(error) if is_about_a_key(&error) => {
-                rules.count("multicast_request_unusable");
+                end.rules().count("multicast_request_unusable");
                 false
             }
             Err(error) => return Err(error),

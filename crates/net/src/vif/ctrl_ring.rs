@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use ringfence_access::Mode;
 use ringfence_access::staging::StagingLimits;
-use ringfence_platform::{EventPort, Gref, Platform};
+use ringfence_platform::{Gref, Platform};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::PortHost;
-use super::connect::{ConnectError, map_ring};
+use super::connect::{ConnectError, VifRejection};
 use crate::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use crate::rules::RuleCounters;
 
@@ -37,10 +38,8 @@ pub(super) fn open<P: Platform>(
     let port = store.read_u32(&format!("{front}/{}", keys::EVENT_CHANNEL_CTRL))?;
     let peer = device.frontend;
     let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-    let ring = map_ring(&mut pages, "control", Gref(gref))?;
-    let channel = platform
-        .bind_interdomain(peer, EventPort(port))
-        .map_err(|source| ConnectError::Channel { port, source })?;
+    let ring = map_ring(&mut pages, RingName::Named("control"), &[Gref(gref)])?;
+    let channel = bind_channel(platform, peer, port)?;
     let stages = matches!(terms.mode, Mode::Staging | Mode::Window);
     let staging = stages.then(StagingLimits::default);
     // At most QUEUES_MAX.
@@ -53,6 +52,7 @@ pub(super) fn open<P: Platform>(
         }
         Some(record) => CtrlBackend::recorded(ring, record, channel, pages, options, rules),
     };
-    let control = control.map_err(ConnectError::Adopt)?.sharing(host.staging_pools(device));
+    let control = control.map_err(|fault| ConnectError::Device(VifRejection::Adopt(fault)))?;
+    let control = control.sharing(host.staging_pools(device));
     Ok(Some(Box::new(control)))
 }

@@ -8,7 +8,7 @@ use ringfence_platform::{
 };
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
-use ringfence_wire::xenstore::ErrorName;
+use ringfence_xenbus::end::{FrontendEnd, STEPS_MAX};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::PortHost;
@@ -17,14 +17,11 @@ use super::steps::{FrontendStep, FrontendView, frontend_step};
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
-use crate::netfront::{NetfrontPort, QueueMemory, WindowSizes, WindowStock};
+use crate::netfront::{NetfrontPort, QueueMemory, QueueStock, WindowSizes};
 use crate::rules::RuleCounters;
 use ringfence_frame::commands::PortCommand;
 use ringfence_frame::commands::TxStaging;
 use ringfence_frame::port::Fault;
-
-/// Maximum number of steps in one call.
-const STEPS_MAX: usize = 8;
 
 /// Reasons for which a frontend cannot connect.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +45,7 @@ pub enum FrontendError {
 
 /// Frontend side of one vif.
 pub struct VifFrontend<P: Platform> {
-    device: DeviceId,
-    front: String,
-    back: String,
+    end: FrontendEnd,
     mtu: u16,
     offloads: OffloadKeys,
     granter: P::Granter,
@@ -60,7 +55,7 @@ pub struct VifFrontend<P: Platform> {
     /// Pages to stage, if the backend offers staging.
     staging: TxStaging,
     /// Grant windows, if they are requested and the platform has them.
-    windows: Option<WindowStock>,
+    windows: Option<QueueStock>,
     /// Set if the absence of grant windows was logged.
     said: bool,
     control: Option<Control<P::Channel>>,
@@ -80,9 +75,7 @@ impl<P: Platform> VifFrontend<P> {
     /// Returns the platform's error.
     pub fn new(platform: &P, device: DeviceId, mtu: u16) -> Result<VifFrontend<P>, PlatformError> {
         Ok(VifFrontend {
-            device,
-            front: device.frontend_path(),
-            back: device.backend_path(),
+            end: FrontendEnd::new(device),
             mtu,
             offloads: OffloadKeys::ALL,
             granter: platform.granter(device.backend)?,
@@ -113,7 +106,7 @@ impl<P: Platform> VifFrontend<P> {
 
     /// Returns the id of the device.
     pub fn device(&self) -> &DeviceId {
-        &self.device
+        self.end.device()
     }
 
     /// Returns the number of queues, while it is connected.
@@ -133,7 +126,7 @@ impl<P: Platform> VifFrontend<P> {
     /// before the sandbox closes.
     #[must_use]
     pub fn with_windows(mut self, platform: &P, sizes: WindowSizes) -> VifFrontend<P> {
-        match WindowStock::new(platform, self.device.backend, self.queues, sizes) {
+        match QueueStock::new(platform, self.end.device().backend, self.queues, sizes) {
             Ok(stock) => self.windows = Some(stock),
             Err(error) => self.say_without_windows(&error),
         }
@@ -143,7 +136,7 @@ impl<P: Platform> VifFrontend<P> {
     /// Returns the file descriptors of the grant windows, for a sandbox that closes all others. The owner calls
     /// it before the frontend connects.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.windows.as_ref().map(WindowStock::descriptors).unwrap_or_default()
+        self.windows.as_ref().map(QueueStock::descriptors).unwrap_or_default()
     }
 
     /// Returns true if the buffers are in grant windows now.
@@ -153,7 +146,7 @@ impl<P: Platform> VifFrontend<P> {
 
     fn say_without_windows(&mut self, why: &dyn core::fmt::Display) {
         if !core::mem::replace(&mut self.said, true) {
-            tracing::warn!(device = %self.front, "buffers are not in windows: {why}");
+            tracing::warn!(device = %self.end.front_path(), "buffers are not in windows: {why}");
         }
     }
 
@@ -171,7 +164,7 @@ impl<P: Platform> VifFrontend<P> {
 
     /// Returns the store path to watch.
     pub fn watch_path(&self) -> String {
-        format!("{}/{}", self.back, xenbus::STATE)
+        self.end.watch_path()
     }
 
     /// Returns the counters of the backend's rule violations.
@@ -208,14 +201,14 @@ impl<P: Platform> VifFrontend<P> {
                     return Ok(());
                 }
                 FrontendStep::Connect => self.connect(platform, store, host)?,
-                FrontendStep::Complete => self.enter(store, XenbusState::Connected)?,
+                FrontendStep::Complete => self.end.enter(store, XenbusState::Connected)?,
                 FrontendStep::Restart => {
                     self.let_go(host);
-                    self.enter(store, XenbusState::Initialising)?;
+                    self.end.enter(store, XenbusState::Initialising)?;
                 }
                 FrontendStep::Finish => {
                     self.let_go(host);
-                    self.enter(store, XenbusState::Closed)?;
+                    self.end.enter(store, XenbusState::Closed)?;
                 }
             }
         }
@@ -229,7 +222,7 @@ impl<P: Platform> VifFrontend<P> {
     ///
     /// Returns the store's error.
     pub fn begin_close(&mut self, store: &mut StoreClient) -> Result<(), StoreError> {
-        self.enter(store, XenbusState::Closing)
+        self.end.enter(store, XenbusState::Closing)
     }
 
     /// Disconnects this frontend and releases all resources.
@@ -242,33 +235,15 @@ impl<P: Platform> VifFrontend<P> {
         store: &mut StoreClient,
         host: &mut impl PortHost,
     ) -> Result<(), StoreError> {
-        self.enter(store, XenbusState::Closing)?;
+        self.end.enter(store, XenbusState::Closing)?;
         self.let_go(host);
-        self.enter(store, XenbusState::Closed)
+        self.end.enter(store, XenbusState::Closed)
     }
 
     fn view(&mut self, store: &mut StoreClient) -> Result<FrontendView, StoreError> {
-        let state = |dir: &str, store: &mut StoreClient| {
-            let text = if_ours(store.read_opt(&format!("{dir}/{}", xenbus::STATE)))?.flatten();
-            let parse = |text: Vec<u8>| XenbusState::parse(&text).unwrap_or(XenbusState::Missing);
-            Ok::<_, StoreError>(text.map(parse))
-        };
-        let own = state(&self.front, store)?;
-        let peer = state(&self.back, store)?;
-        self.was_up |= !self.memory.is_empty() && peer == Some(XenbusState::Connected);
-        Ok(FrontendView {
-            own: own.unwrap_or(XenbusState::Missing),
-            peer,
-            attached: !self.memory.is_empty(),
-            was_up: self.was_up,
-            broken: self.broken,
-        })
-    }
-
-    /// Writes this side's state, if the device still exists.
-    fn enter(&self, store: &mut StoreClient, state: XenbusState) -> Result<(), StoreError> {
-        let path = format!("{}/{}", self.front, xenbus::STATE);
-        if_ours(store.write(&path, state.to_string())).map(|_| ())
+        let view = self.end.view(store, !self.memory.is_empty())?;
+        self.was_up |= view.attached && view.peer == Some(XenbusState::Connected);
+        Ok(FrontendView { was_up: self.was_up, broken: self.broken, ..view })
     }
 
     fn let_go(&mut self, host: &mut impl PortHost) {
@@ -276,13 +251,10 @@ impl<P: Platform> VifFrontend<P> {
             self.stuck.extend([page, ring.into_list()]);
         }
         if !self.memory.is_empty() {
-            host.detach(&self.device);
+            host.detach(self.end.device());
             for memory in core::mem::take(&mut self.memory) {
                 self.stuck.extend(memory.revoke_all(&mut self.granter));
             }
-        }
-        if let Some(windows) = &mut self.windows {
-            windows.collect();
         }
         // A slow backend may have released pages since the last call.
         let stuck = core::mem::take(&mut self.stuck);
@@ -292,11 +264,11 @@ impl<P: Platform> VifFrontend<P> {
 
     /// Returns the offloads, the flag for two channels per queue, and the maximum number of queues.
     fn features(&self, store: &mut StoreClient) -> Result<(VifFeatures, bool, u32), FrontendError> {
-        let key = |name: &str| format!("{}/{name}", self.back);
+        let key = |name: &str| self.end.back(name);
         if !store.read_flag(&key(keys::FEATURE_RX_COPY))? {
             return Err(FrontendError::Lacks(keys::FEATURE_RX_COPY));
         }
-        let peer = OffloadKeys::read(store, &self.back)?;
+        let peer = OffloadKeys::read(store, self.end.back_path())?;
         let features = VifFeatures { peer, own: self.offloads, mtu: self.mtu };
         let most = store.read_u32_opt(&key(keys::MULTI_QUEUE_MAX_QUEUES))?.unwrap_or(1);
         Ok((features, store.read_flag(&key(keys::FEATURE_SPLIT_EVENT_CHANNELS))?, most))
@@ -309,14 +281,13 @@ impl<P: Platform> VifFrontend<P> {
         host: &mut impl PortHost,
     ) -> Result<(), FrontendError> {
         let (features, split, most) = self.features(store)?;
-        let backend = self.device.backend;
+        let backend = self.end.device().backend;
         let channels = |_: &QueueMemory| {
             let tx = platform.alloc_unbound(backend)?;
             let rx = if split { Some(platform.alloc_unbound(backend)?) } else { None };
             Ok::<_, PlatformError>(QueueChannels { tx, rx })
         };
-        let windows =
-            store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_RINGFENCE_WINDOW))?;
+        let windows = store.read_flag(&self.end.back(keys::FEATURE_RINGFENCE_WINDOW))?;
         if self.windows.is_some() && !windows {
             self.say_without_windows(&"the backend does not open them");
         }
@@ -327,12 +298,12 @@ impl<P: Platform> VifFrontend<P> {
         let port = NetfrontPort::new(&mut memory, channels, features, &self.rules)?;
         let wanted = self.staging != TxStaging::Off
             && !windows
-            && store.read_flag(&format!("{}/{}", self.back, keys::FEATURE_CTRL_RING))?;
+            && store.read_flag(&self.end.back(keys::FEATURE_CTRL_RING))?;
         self.control = wanted.then(|| self.control_ring(platform, &memory)).transpose()?;
         let control = self.control.as_ref().map(|c| (c.page.gref(), c.ring.channel().port()));
         self.memory = memory;
-        host.attach(&self.device, Box::new(port));
-        let (front, offloads) = (&self.front, self.offloads);
+        host.attach(self.end.device(), Box::new(port));
+        let (front, offloads) = (self.end.front_path(), self.offloads);
         store.transaction(|t| {
             forget_queues(t, front)?;
             let mut put = |key: &str, value: String| t.write(&format!("{front}/{key}"), value);
@@ -366,7 +337,7 @@ impl<P: Platform> VifFrontend<P> {
         let mut memory = Vec::new();
         for _ in 0..queues.max(1) {
             let stock = self.windows.as_mut().filter(|_| windows);
-            let lent = match stock.and_then(WindowStock::take) {
+            let lent = match stock.and_then(QueueStock::take) {
                 Some(windows) => QueueMemory::lend_rings(&mut self.granter, windows),
                 None => QueueMemory::lend(&mut self.granter),
             };
@@ -456,7 +427,7 @@ impl<P: Platform> VifFrontend<P> {
                 return Err(error.into());
             }
         };
-        let channel = platform.alloc_unbound(self.device.backend)?;
+        let channel = platform.alloc_unbound(self.end.device().backend)?;
         let pages = memory.iter().map(|memory| memory.pages(self.staging)).collect();
         let ring = CtrlFrontend::new(&page, list, channel, pages, &self.rules)?;
         Ok(Control { ring, page, given_up: false, in_use: false })
@@ -480,20 +451,8 @@ impl<P: Platform> VifFrontend<P> {
             control.in_use = true;
             let queues = (0u16..).take(self.memory.len());
             for queue in queues.filter(|queue| control.ring.is_staged(*queue)) {
-                drop(host.execute(&self.device, queue, PortCommand::SendStaged(self.staging)));
+                drop(host.execute(self.end.device(), queue, PortCommand::SendStaged(self.staging)));
             }
         }
-    }
-}
-
-/// Converts a refusal of the store to `None`. After the removal of a device, its directories are not
-/// accessible: the store applies the permissions of the parent to a missing node.
-fn if_ours<T>(outcome: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match outcome {
-        Ok(value) => Ok(Some(value)),
-        Err(error) => match error.refusal() {
-            Some(ErrorName::Access | ErrorName::NotFound) => Ok(None),
-            _ => Err(error),
-        },
     }
 }

@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use ringfence_access::staging::StagingPool;
 use ringfence_wire::xenbus::DeviceId;
+pub use ringfence_xenbus::connect::WINDOW_ENTRIES_MAX;
 pub use ringfence_xenbus::steps;
-pub use windows::WINDOW_ENTRIES_MAX;
 
 use crate::ctrl::record::CtrlRecord;
 use crate::netback::QueueRecords;

@@ -2,13 +2,11 @@
 
 use ringfence_platform::{DomId, Platform, WindowError, WindowHandle, WindowRound};
 use ringfence_wire::netif::keys;
+use ringfence_xenbus::connect::{RingName, open_window};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::connect::ConnectError;
 use crate::netback::QueueWindows;
-
-/// Maximum number of entries of a ring's grant window: more than a ring has slots.
-pub const WINDOW_ENTRIES_MAX: u32 = 4096;
 
 /// Opens the grant windows in the keys of `directory`; a ring without a key has none.
 pub(super) fn open<P: Platform>(
@@ -21,15 +19,16 @@ pub(super) fn open<P: Platform>(
         let Some(handle) = store.read_u32_opt(&format!("{directory}/{key}"))? else {
             return Ok(None);
         };
-        let refused = |source| ConnectError::Window { ring, source };
-        let view = platform
-            .open_window(frontend, WindowHandle(handle), WINDOW_ENTRIES_MAX)
-            .map_err(refused)?;
+        let ring = RingName::Named(ring);
+        let view = open_window(platform, frontend, ring, handle)?;
         let round = WindowRound::new(view).map_err(|_| {
-            refused(WindowError::NoSuchWindow { granter: frontend, handle: WindowHandle(handle) })
+            let handle = WindowHandle(handle);
+            ConnectError::Window {
+                ring,
+                source: WindowError::NoSuchWindow { granter: frontend, handle },
+            }
         })?;
-        // Each ring has its own grant window. Uses of a previous backend are ended.
-        Ok::<_, ConnectError>(Some(round.taking_over()))
+        Ok::<_, ConnectError>(Some(round))
     };
     let tx = window("tx", keys::RINGFENCE_TX_WINDOW)?;
     let rx = window("rx", keys::RINGFENCE_RX_WINDOW)?;

@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use ringfence_memory::{
-    LentSlice, Mapping, PAGE_SIZE, Protection, ReadList, Window, WindowBatch, WriteList,
+    AddressReservation, LentSlice, Mapping, PAGE_SIZE, Protection, ReadList, ReservedPages,
+    WriteList,
 };
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
@@ -30,7 +31,7 @@ struct Shared {
     files: ArenaFiles,
     shape: ArenaShape,
     table: LentTable,
-    window: Window,
+    reservation: AddressReservation,
     /// Mappings of the whole writable and read-only files, for kept pages. One mapping serves all of
     /// them, because the kernel allows a process about 65,530.
     whole: [OnceLock<Option<Arc<Mapping>>>; 2],
@@ -60,7 +61,7 @@ pub struct LocalGrantee {
 
 /// Pages mapped by one call. They are unmapped together when the last handle is dropped.
 struct MappedPages {
-    batch: Option<WindowBatch>,
+    batch: Option<ReservedPages>,
     used: Vec<Gref>,
     shared: Arc<Shared>,
 }
@@ -91,10 +92,10 @@ impl LocalGrantee {
     ) -> Result<LocalGrantee, ArenaFault> {
         files.verify(shape)?;
         let table = arena::map_table(&files, shape, false)?;
-        let window = Window::new(MAPPED_MAX)
+        let reservation = AddressReservation::new(MAPPED_MAX)
             .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))?;
         let whole = [OnceLock::new(), OnceLock::new()];
-        let shared = Arc::new(Shared { me, files, shape, table, window, whole, counters });
+        let shared = Arc::new(Shared { me, files, shape, table, reservation, whole, counters });
         Ok(LocalGrantee { granter, shared, begun: Vec::new() })
     }
 }
@@ -155,7 +156,7 @@ impl Grantee for LocalGrantee {
     }
 
     fn map(&mut self, pages: &[(Gref, Access)], out: &mut Vec<Result<LentSlice, GrantStatus>>) {
-        let Some(mut batch) = self.shared.window.batch(pages.len()) else {
+        let Some(mut batch) = self.shared.reservation.batch(pages.len()) else {
             out.extend(pages.iter().map(|_| Err(GrantStatus::NoSpace)));
             return;
         };

@@ -110,7 +110,7 @@ proptest! {
         let mut answered = BTreeSet::new();
         let crashing = CrashingMemory { memory: memory.clone(), left: Rc::new(Cell::new(crash_after)) };
         let (mut ring, fresh) = AnyOrderRing::attach(crashing.clone(), layout(), 16).unwrap();
-        prop_assert_eq!(fresh, Attached { unanswered: 0, finished: false });
+        prop_assert_eq!(fresh, AttachState { unanswered: 0, finished: false });
         let mut requests = vec![];
         // Some requests come before the first answer, the others between answers.
         let mut next = 1..=count;

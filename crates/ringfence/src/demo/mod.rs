@@ -52,7 +52,7 @@ fn show() -> anyhow::Result<()> {
     )?;
     writeln!(Out, "(MTU 1500, {SECONDS} s in each mode; every byte is checked).\n")?;
     let mut rows = Vec::new();
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         progress(&format!("{mode}: transferring ..."));
         rows.push(measure(mode).with_context(|| format!("mode {mode}"))?);
         progress("");

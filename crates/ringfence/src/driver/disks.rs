@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ringfence_access::Mode;
 use ringfence_block::blkback::{BlkbackOptions, named_persistent};
 use ringfence_block::storage::Disk;
 use ringfence_block::storage::file::{Engine, FileDisk, FileFacts, FileOptions, OpenFile};
@@ -69,7 +70,7 @@ impl Disks {
         if usize::from(request.handle) != self.backends.len() || self.backends.len() >= DISKS_MAX {
             return Err(format!("a guest has at most {DISKS_MAX} disks, in order"));
         }
-        let mode = request.mode.parse().map_err(|e| text(&e))?;
+        let mode = Mode::for_disk(&request.mode).map_err(|e| text(&e))?;
         let (disk, read_only, no_discard): (Arc<dyn Disk>, _, _) = match &request.medium {
             Medium::File { facts, options } => {
                 let [file] = expect_fds(fds).map_err(|e| text(&e))?;

@@ -77,7 +77,7 @@ pub enum DriverError {
 
 /// Main function of a driver domain's inner process. Returns the exit status.
 pub fn main() -> u8 {
-    inner(None)
+    inner(|| Ok(()))
 }
 
 /// Runs a driver domain, as [`main`] does, for tests of a compromised one. `hook` runs on its own
@@ -85,15 +85,13 @@ pub fn main() -> u8 {
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub fn main_taken_over(hook: impl FnOnce() + Send + 'static) -> u8 {
-    inner(Some(Box::new(hook)))
+    inner(|| thread("test hook", hook))
 }
 
-/// Code that a test runs inside the domain.
-type TestHook = Box<dyn FnOnce() + Send>;
-
-fn inner(hook: Option<TestHook>) -> u8 {
+/// Runs the process; calls `locked` once the sandbox is closed.
+fn inner(locked: impl FnOnce() -> io::Result<()>) -> u8 {
     Channel::serve_stdin(
-        |channel| run(channel, hook).map(|()| 0),
+        |channel| run(channel, locked).map(|()| 0),
         |error| {
             // Standard error reaches the user even if the launcher does not read the report.
             eprintln!("ringfence: driver domain: {error}");
@@ -102,7 +100,7 @@ fn inner(hook: Option<TestHook>) -> u8 {
     )
 }
 
-fn run(channel: &Channel, hook: Option<TestHook>) -> Result<(), DriverError> {
+fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(), DriverError> {
     let (config, fds) = channel.receive::<DriverConfig>()?;
     let [listener, namespace] = expect_fds(fds)?;
     let admission = Admission::new(channel, &namespace)?;
@@ -113,9 +111,7 @@ fn run(channel: &Channel, hook: Option<TestHook>) -> Result<(), DriverError> {
     crate::log::to_stderr(config.verbose);
     isolation.lock()?;
     let mut driver = Driver::start(&config, admission, listener)?;
-    if let Some(hook) = hook {
-        thread("deed", hook)?;
-    }
+    locked()?;
     channel.send(&DriverReport::Ready, &[])?;
     driver.serve()
 }

@@ -63,7 +63,7 @@ enum Failure {
 
 /// Main function of a frontend's inner process. Returns the exit status.
 pub fn main() -> u8 {
-    inner(None)
+    inner(|| Ok(()))
 }
 
 /// Runs a frontend, as [`main`] does, for tests of a compromised one. `hook` runs on its own thread
@@ -71,20 +71,18 @@ pub fn main() -> u8 {
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub fn main_taken_over(hook: impl FnOnce() + Send + 'static) -> u8 {
-    inner(Some(Box::new(hook)))
+    inner(|| std::thread::Builder::new().name("test hook".to_owned()).spawn(hook).map(drop))
 }
 
-/// Code that a test runs inside the domain.
-type TestHook = Box<dyn FnOnce() + Send>;
-
-fn inner(hook: Option<TestHook>) -> u8 {
+/// Runs the process; calls `locked` once the sandbox is closed.
+fn inner(locked: impl FnOnce() -> io::Result<()>) -> u8 {
     Channel::serve_stdin(
-        |channel| run(channel, hook).map(|()| 0),
+        |channel| run(channel, locked).map(|()| 0),
         |error| (STATUS_FAILED, FromFrontend::Failed(error.to_string())),
     )
 }
 
-fn run(channel: &Channel, hook: Option<TestHook>) -> Result<(), Failure> {
+fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(), Failure> {
     let (config, fds) = channel.receive::<FrontendConfig>()?;
     let mut fds = fds.into_vec();
     let mut taps = fds.split_off(fds.len().min(1));
@@ -126,9 +124,7 @@ fn run(channel: &Channel, hook: Option<TestHook>) -> Result<(), Failure> {
         tracing::warn!("{why}");
     }
     isolation.lock()?;
-    if let Some(hook) = hook {
-        std::thread::Builder::new().name("deed".to_owned()).spawn(hook)?;
-    }
+    locked()?;
     let frontend = Frontend::start(&config, platform, vif, taps, disks)?;
     Frontend { monitor, ..frontend }.serve(channel)
 }

@@ -70,13 +70,13 @@ impl SegmentRange {
         [g0, g1, g2, g3, self.first, self.last, 0, 0]
     }
 
-    fn parse(bytes: [u8; SEGMENT_BYTES], index: u32) -> Result<SegmentRange, Refusal> {
+    fn parse(bytes: [u8; SEGMENT_BYTES], index: u32) -> Result<SegmentRange, BlkRefusal> {
         let [g0, g1, g2, g3, first, last, _, _] = bytes;
         if first > last {
-            return Err(Refusal::SectorsReversed { index, first, last });
+            return Err(BlkRefusal::SectorsReversed { index, first, last });
         }
         if last > LAST {
-            return Err(Refusal::BeyondPage { index, last });
+            return Err(BlkRefusal::BeyondPage { index, last });
         }
         Ok(SegmentRange { gref: Gref(u32::from_le_bytes([g0, g1, g2, g3])), first, last })
     }
@@ -101,7 +101,7 @@ pub struct Rules {
 ///
 /// If a request breaks several rules, the first variant in this order is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
-pub enum Refusal {
+pub enum BlkRefusal {
     /// Operation that the interface does not define.
     #[error("operation {operation} is unknown")]
     UnknownOperation { operation: u8 },
@@ -153,11 +153,13 @@ pub enum Refusal {
     Unaligned { sector: u64, count: u64, sector_size: u32 },
 }
 
-impl Refusal {
+impl BlkRefusal {
     /// Returns the status of the response.
     pub fn status(&self) -> Status {
         match self {
-            Refusal::UnknownOperation { .. } | Refusal::NotOffered { .. } => Status::NotSupported,
+            BlkRefusal::UnknownOperation { .. } | BlkRefusal::NotOffered { .. } => {
+                Status::NotSupported
+            }
             _ => Status::Error,
         }
     }
@@ -165,31 +167,31 @@ impl Refusal {
     /// Returns the label of the rule's counter.
     pub fn label(&self) -> &'static str {
         match self {
-            Refusal::UnknownOperation { .. } => "blk_unknown_operation",
-            Refusal::NotOffered { .. } => "blk_not_offered",
-            Refusal::NotIndirect { .. } => "blk_bad_indirect_operation",
-            Refusal::ReadOnly => "blk_read_only",
-            Refusal::Nothing => "blk_no_sectors",
-            Refusal::TooManySegments { .. } => "blk_too_many_segments",
-            Refusal::SectorsReversed { .. } => "blk_sectors_reversed",
-            Refusal::BeyondPage { .. } => "blk_crosses_page",
-            Refusal::Overflow { .. } => "blk_sector_overflow",
-            Refusal::BeyondDisk { .. } => "blk_beyond_disk",
-            Refusal::Unaligned { .. } => "blk_unaligned",
+            BlkRefusal::UnknownOperation { .. } => "blk_unknown_operation",
+            BlkRefusal::NotOffered { .. } => "blk_not_offered",
+            BlkRefusal::NotIndirect { .. } => "blk_bad_indirect_operation",
+            BlkRefusal::ReadOnly => "blk_read_only",
+            BlkRefusal::Nothing => "blk_no_sectors",
+            BlkRefusal::TooManySegments { .. } => "blk_too_many_segments",
+            BlkRefusal::SectorsReversed { .. } => "blk_sectors_reversed",
+            BlkRefusal::BeyondPage { .. } => "blk_crosses_page",
+            BlkRefusal::Overflow { .. } => "blk_sector_overflow",
+            BlkRefusal::BeyondDisk { .. } => "blk_beyond_disk",
+            BlkRefusal::Unaligned { .. } => "blk_unaligned",
         }
     }
 }
 
 impl Rules {
     /// Checks that `count` sectors from `sector` on lie on the disk and are aligned.
-    fn check_range(&self, sector: u64, count: u64) -> Result<(), Refusal> {
-        let end = sector.checked_add(count).ok_or(Refusal::Overflow { sector, count })?;
+    fn check_range(&self, sector: u64, count: u64) -> Result<(), BlkRefusal> {
+        let end = sector.checked_add(count).ok_or(BlkRefusal::Overflow { sector, count })?;
         if end > self.sectors {
-            return Err(Refusal::BeyondDisk { sector, count, limit: self.sectors });
+            return Err(BlkRefusal::BeyondDisk { sector, count, limit: self.sectors });
         }
         let unit = (u64::from(self.sector_size) / SECTOR).max(1);
         if !sector.is_multiple_of(unit) || !count.is_multiple_of(unit) {
-            return Err(Refusal::Unaligned { sector, count, sector_size: self.sector_size });
+            return Err(BlkRefusal::Unaligned { sector, count, sector_size: self.sector_size });
         }
         Ok(())
     }
@@ -243,7 +245,7 @@ pub struct Request {
     /// backend does: Linux' frontend disables its disk otherwise.
     pub operation: u8,
     /// Validated action, or the broken rule.
-    pub body: Result<Body, Refusal>,
+    pub body: Result<Body, BlkRefusal>,
 }
 
 /// Indirect request whose descriptors are not read yet.
@@ -296,10 +298,10 @@ fn parse_body(
     slot: &Slot,
     rules: &Rules,
     segments: &mut Vec<SegmentRange>,
-) -> Result<Body, Refusal> {
+) -> Result<Body, BlkRefusal> {
     let operation = slot[0];
     let offered = match Operation::from_raw(operation) {
-        Operation::Unknown(operation) => return Err(Refusal::UnknownOperation { operation }),
+        Operation::Unknown(operation) => return Err(BlkRefusal::UnknownOperation { operation }),
         Operation::Read | Operation::Write => true,
         Operation::Barrier => rules.barrier,
         Operation::Flush => rules.flush,
@@ -307,7 +309,7 @@ fn parse_body(
         Operation::Indirect => rules.indirect_segments > 0,
     };
     if !offered {
-        return Err(Refusal::NotOffered { operation });
+        return Err(BlkRefusal::NotOffered { operation });
     }
     match Operation::from_raw(operation) {
         Operation::Read => {
@@ -327,12 +329,12 @@ fn parse_body(
     }
 }
 
-fn require_sectors(transfer: Option<Transfer>) -> Result<Transfer, Refusal> {
-    transfer.ok_or(Refusal::Nothing)
+fn require_sectors(transfer: Option<Transfer>) -> Result<Transfer, BlkRefusal> {
+    transfer.ok_or(BlkRefusal::Nothing)
 }
 
-fn check_writable(rules: &Rules, writes: bool) -> Result<(), Refusal> {
-    if writes && rules.read_only { Err(Refusal::ReadOnly) } else { Ok(()) }
+fn check_writable(rules: &Rules, writes: bool) -> Result<(), BlkRefusal> {
+    if writes && rules.read_only { Err(BlkRefusal::ReadOnly) } else { Ok(()) }
 }
 
 fn parse_direct(
@@ -341,7 +343,7 @@ fn parse_direct(
     direction: Direction,
     rules: &Rules,
     segments: &mut Vec<SegmentRange>,
-) -> Result<Option<Transfer>, Refusal> {
+) -> Result<Option<Transfer>, BlkRefusal> {
     let count = slot[1];
     // A flush or barrier without segments writes nothing.
     check_writable(rules, direction == Direction::Write && (count > 0 || slot[0] == 1))?;
@@ -350,7 +352,7 @@ fn parse_direct(
     }
     if usize::from(count) > SEGMENTS_DIRECT {
         let (found, limit) = (u16::from(count), 11);
-        return Err(Refusal::TooManySegments { found, limit });
+        return Err(BlkRefusal::TooManySegments { found, limit });
     }
     let descriptors = slot.get(abi.tail()..).unwrap_or_default();
     let sector = u64_at(slot, abi.sector());
@@ -364,7 +366,7 @@ fn parse_segments(
     (direction, sector): (Direction, u64),
     rules: &Rules,
     segments: &mut Vec<SegmentRange>,
-) -> Result<Transfer, Refusal> {
+) -> Result<Transfer, BlkRefusal> {
     let mut bytes = 0u64;
     for (index, descriptor) in (0..u32::from(count)).zip(descriptors.as_chunks::<SEGMENT_BYTES>().0)
     {
@@ -378,32 +380,32 @@ fn parse_segments(
     Ok(Transfer { direction, sector, sectors })
 }
 
-fn parse_discard(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, Refusal> {
+fn parse_discard(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, BlkRefusal> {
     check_writable(rules, true)?;
     let (sector, sectors) = (u64_at(slot, abi.sector()), u64_at(slot, abi.tail()));
     if sectors == 0 {
-        return Err(Refusal::Nothing);
+        return Err(BlkRefusal::Nothing);
     }
     rules.check_range(sector, sectors)?;
     Ok(Body::Discard { sector, sectors, secure: slot[1] & 1 != 0 })
 }
 
-fn parse_indirect(abi: Abi, slot: &Slot, rules: &Rules) -> Result<IndirectHead, Refusal> {
+fn parse_indirect(abi: Abi, slot: &Slot, rules: &Rules) -> Result<IndirectHead, BlkRefusal> {
     let operation = slot[1];
     let direction = match Operation::from_raw(operation) {
         Operation::Read => Direction::Read,
         Operation::Write => Direction::Write,
-        _ => return Err(Refusal::NotIndirect { operation }),
+        _ => return Err(BlkRefusal::NotIndirect { operation }),
     };
     check_writable(rules, direction == Direction::Write)?;
     let count = u16::from_le_bytes(array(slot, 2));
     if count == 0 {
-        return Err(Refusal::Nothing);
+        return Err(BlkRefusal::Nothing);
     }
     // The grefs in the slot cover eight pages of descriptors, whatever was offered.
     let limit = rules.indirect_segments.min(4096);
     if count > limit {
-        return Err(Refusal::TooManySegments { found: count, limit });
+        return Err(BlkRefusal::TooManySegments { found: count, limit });
     }
     let pages = usize::from(count).div_ceil(SEGMENTS_PER_PAGE);
     let gref = |page| Gref(u32::from_le_bytes(array(slot, abi.indirect_grefs() + 4 * page)));
@@ -433,16 +435,16 @@ impl IndirectHead {
     /// # Errors
     ///
     /// Returns the first broken rule. A slice shorter than [`IndirectHead::descriptor_bytes`] gives
-    /// [`Refusal::Nothing`].
+    /// [`BlkRefusal::Nothing`].
     pub fn segments(
         &self,
         descriptors: &[u8],
         rules: &Rules,
         segments: &mut Vec<SegmentRange>,
-    ) -> Result<Transfer, Refusal> {
+    ) -> Result<Transfer, BlkRefusal> {
         let before = segments.len();
         let Some(descriptors) = descriptors.get(..self.descriptor_bytes()) else {
-            return Err(Refusal::Nothing);
+            return Err(BlkRefusal::Nothing);
         };
         let start = (self.direction, self.sector);
         let result = parse_segments(descriptors, self.count, start, rules, segments);

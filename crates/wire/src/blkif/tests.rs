@@ -113,7 +113,7 @@ fn abi_name_selects_layout() {
 }
 
 /// Returns the rule that a read of one segment breaks.
-fn refusal(sector: u64, first: u8, last: u8, rules: &Rules) -> Option<Refusal> {
+fn refusal(sector: u64, first: u8, last: u8, rules: &Rules) -> Option<BlkRefusal> {
     let mut bytes = slot(&[(0, &[0, 1]), (24, &[8, 0, 0, 0, first, last])]);
     bytes[16..24].copy_from_slice(&sector.to_le_bytes());
     Request::parse(Abi::X86_64, &bytes, rules, &mut vec![]).body.err()
@@ -122,17 +122,17 @@ fn refusal(sector: u64, first: u8, last: u8, rules: &Rules) -> Option<Refusal> {
 #[test]
 fn xsa_270_segment_beyond_page_or_disk_is_refused() {
     assert_eq!(refusal(2040, 0, 7, &RULES), None);
-    let reversed = Refusal::SectorsReversed { index: 0, first: 5, last: 4 };
+    let reversed = BlkRefusal::SectorsReversed { index: 0, first: 5, last: 4 };
     assert_eq!(refusal(0, 5, 4, &RULES), Some(reversed));
-    assert_eq!(refusal(0, 0, 8, &RULES), Some(Refusal::BeyondPage { index: 0, last: 8 }));
-    assert_eq!(refusal(0, 255, 255, &RULES), Some(Refusal::BeyondPage { index: 0, last: 255 }));
-    let beyond = Refusal::BeyondDisk { sector: 2041, count: 8, limit: 2048 };
+    assert_eq!(refusal(0, 0, 8, &RULES), Some(BlkRefusal::BeyondPage { index: 0, last: 8 }));
+    assert_eq!(refusal(0, 255, 255, &RULES), Some(BlkRefusal::BeyondPage { index: 0, last: 255 }));
+    let beyond = BlkRefusal::BeyondDisk { sector: 2041, count: 8, limit: 2048 };
     assert_eq!(refusal(2041, 0, 7, &RULES), Some(beyond));
-    let overflow = Refusal::Overflow { sector: u64::MAX - 6, count: 8 };
+    let overflow = BlkRefusal::Overflow { sector: u64::MAX - 6, count: 8 };
     assert_eq!(refusal(u64::MAX - 6, 0, 7, &RULES), Some(overflow));
     let large = Rules { sector_size: 4096, ..RULES };
     assert_eq!(refusal(8, 0, 7, &large), None);
-    let unaligned = Refusal::Unaligned { sector: 8, count: 7, sector_size: 4096 };
+    let unaligned = BlkRefusal::Unaligned { sector: 8, count: 7, sector_size: 4096 };
     assert_eq!(refusal(8, 1, 7, &large), Some(unaligned));
     assert!(refusal(9, 0, 7, &large).is_some());
 }
@@ -150,7 +150,7 @@ fn flush_and_barrier_without_segments_are_accepted_on_read_only_disk() {
         let read_only = Rules { read_only: true, ..RULES };
         let judge = |slot| Request::parse(Abi::X86_64, slot, &read_only, &mut vec![]).body;
         assert!(judge(&empty).is_ok());
-        assert_eq!(judge(&one), Err(Refusal::ReadOnly));
+        assert_eq!(judge(&one), Err(BlkRefusal::ReadOnly));
     }
 }
 
@@ -158,19 +158,19 @@ fn flush_and_barrier_without_segments_are_accepted_on_read_only_disk() {
 fn refusal_labels_are_distinct() {
     let (sector, count, limit) = (0, 0, 0);
     let all = [
-        Refusal::UnknownOperation { operation: 0 },
-        Refusal::NotOffered { operation: 0 },
-        Refusal::NotIndirect { operation: 0 },
-        Refusal::ReadOnly,
-        Refusal::Nothing,
-        Refusal::TooManySegments { found: 0, limit: 0 },
-        Refusal::SectorsReversed { index: 0, first: 0, last: 0 },
-        Refusal::BeyondPage { index: 0, last: 0 },
-        Refusal::Overflow { sector, count },
-        Refusal::BeyondDisk { sector, count, limit },
-        Refusal::Unaligned { sector, count, sector_size: 0 },
+        BlkRefusal::UnknownOperation { operation: 0 },
+        BlkRefusal::NotOffered { operation: 0 },
+        BlkRefusal::NotIndirect { operation: 0 },
+        BlkRefusal::ReadOnly,
+        BlkRefusal::Nothing,
+        BlkRefusal::TooManySegments { found: 0, limit: 0 },
+        BlkRefusal::SectorsReversed { index: 0, first: 0, last: 0 },
+        BlkRefusal::BeyondPage { index: 0, last: 0 },
+        BlkRefusal::Overflow { sector, count },
+        BlkRefusal::BeyondDisk { sector, count, limit },
+        BlkRefusal::Unaligned { sector, count, sector_size: 0 },
     ];
-    let names: std::collections::BTreeSet<_> = all.iter().map(Refusal::label).collect();
+    let names: std::collections::BTreeSet<_> = all.iter().map(BlkRefusal::label).collect();
     assert_eq!(names.len(), all.len());
 }
 

@@ -1,6 +1,6 @@
 use crate::blkif::{
-    Abi, Body, Direction, Operation, Refusal, Request, Rules, SegmentRange, Slot, Status, Transfer,
-    direct, discard, indirect, indirect_descriptors,
+    Abi, BlkRefusal, Body, Direction, Operation, Request, Rules, SegmentRange, Slot, Status,
+    Transfer, direct, discard, indirect, indirect_descriptors,
 };
 
 /// Parses one blkif request with its segment descriptors and compares it with a naive oracle. Accepted
@@ -34,8 +34,10 @@ pub fn blkif_request(data: &[u8]) {
                 "{slot:02x?} {rules:?}"
             );
             let unsupported = refusal.status() == Status::NotSupported;
-            let unknown =
-                matches!(refusal, Refusal::UnknownOperation { .. } | Refusal::NotOffered { .. });
+            let unknown = matches!(
+                refusal,
+                BlkRefusal::UnknownOperation { .. } | BlkRefusal::NotOffered { .. }
+            );
             assert_eq!(unsupported, unknown);
         }
         Ok(body) => {
@@ -126,7 +128,7 @@ fn check_body(
 }
 
 /// Predicts the refusal of a slot with a naive reading of the rules, in wide integers.
-fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
+fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<BlkRefusal> {
     let (sector_at, tail) = if abi == Abi::X86_64 { (16, 24) } else { (12, 20) };
     let operation = slot[0];
     let offered = match operation {
@@ -135,35 +137,37 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
         3 => rules.flush,
         5 => rules.discard,
         6 => rules.indirect_segments != 0,
-        _ => return Some(Refusal::UnknownOperation { operation }),
+        _ => return Some(BlkRefusal::UnknownOperation { operation }),
     };
     if !offered {
-        return Some(Refusal::NotOffered { operation });
+        return Some(BlkRefusal::NotOffered { operation });
     }
     let sector = number(slot, sector_at, 8);
     match operation {
-        5 if rules.read_only => Some(Refusal::ReadOnly),
+        5 if rules.read_only => Some(BlkRefusal::ReadOnly),
         5 => expected_range_refusal(sector, number(slot, tail, 8), rules),
-        6 if slot[1] > 1 => Some(Refusal::NotIndirect { operation: slot[1] }),
-        6 if slot[1] == 1 && rules.read_only => Some(Refusal::ReadOnly),
+        6 if slot[1] > 1 => Some(BlkRefusal::NotIndirect { operation: slot[1] }),
+        6 if slot[1] == 1 && rules.read_only => Some(BlkRefusal::ReadOnly),
         6 => {
             let found = u16::try_from(number(slot, 2, 2)).expect("two bytes");
             let limit = rules.indirect_segments.min(4096);
             match found {
-                0 => Some(Refusal::Nothing),
-                _ if found > limit => Some(Refusal::TooManySegments { found, limit }),
+                0 => Some(BlkRefusal::Nothing),
+                _ if found > limit => Some(BlkRefusal::TooManySegments { found, limit }),
                 _ => None,
             }
         }
         _ => {
             let count = slot[1];
             if rules.read_only && (operation == 1 || (operation > 1 && count > 0)) {
-                return Some(Refusal::ReadOnly);
+                return Some(BlkRefusal::ReadOnly);
             }
             match count {
-                0 if operation < 2 => return Some(Refusal::Nothing),
+                0 if operation < 2 => return Some(BlkRefusal::Nothing),
                 0 => return None,
-                12.. => return Some(Refusal::TooManySegments { found: count.into(), limit: 11 }),
+                12.. => {
+                    return Some(BlkRefusal::TooManySegments { found: count.into(), limit: 11 });
+                }
                 _ => {}
             }
             let mut sectors = 0;
@@ -171,10 +175,10 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
                 let at = tail + 8 * index as usize;
                 let (first, last) = (slot[at + 4], slot[at + 5]);
                 if last < first {
-                    return Some(Refusal::SectorsReversed { index, first, last });
+                    return Some(BlkRefusal::SectorsReversed { index, first, last });
                 }
                 if last > 7 {
-                    return Some(Refusal::BeyondPage { index, last });
+                    return Some(BlkRefusal::BeyondPage { index, last });
                 }
                 sectors += u64::from(last) - u64::from(first) + 1;
             }
@@ -183,17 +187,17 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<Refusal> {
     }
 }
 
-fn expected_range_refusal(sector: u64, count: u64, rules: &Rules) -> Option<Refusal> {
+fn expected_range_refusal(sector: u64, count: u64, rules: &Rules) -> Option<BlkRefusal> {
     let end = u128::from(sector) + u128::from(count);
     let unit = u64::from(rules.sector_size / 512);
     if count == 0 {
-        Some(Refusal::Nothing)
+        Some(BlkRefusal::Nothing)
     } else if end > u128::from(u64::MAX) {
-        Some(Refusal::Overflow { sector, count })
+        Some(BlkRefusal::Overflow { sector, count })
     } else if end > u128::from(rules.sectors) {
-        Some(Refusal::BeyondDisk { sector, count, limit: rules.sectors })
+        Some(BlkRefusal::BeyondDisk { sector, count, limit: rules.sectors })
     } else if !sector.is_multiple_of(unit) || !count.is_multiple_of(unit) {
-        Some(Refusal::Unaligned { sector, count, sector_size: rules.sector_size })
+        Some(BlkRefusal::Unaligned { sector, count, sector_size: rules.sector_size })
     } else {
         None
     }

@@ -39,6 +39,13 @@ macro_rules! flag_set {
                 if condition { $name(self.0 | other.0) } else { self }
             }
 
+            /// Returns `true` if no flag but `DATA_VALIDATED` is set: the slot is a whole packet whose
+            /// checksum needs no work.
+            #[inline]
+            pub fn is_plain(self) -> bool {
+                self.0 & !$name::DATA_VALIDATED.0 == 0
+            }
+
             /// Returns the checksum state that the first slot of a chain carries.
             #[inline]
             pub fn checksum(self) -> Checksum {

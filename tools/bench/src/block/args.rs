@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use ringfence_block::storage::file::{CacheMode, Engine};
 use serde::{Deserialize, Serialize};
 
@@ -190,7 +190,7 @@ impl Storage {
 }
 
 fn parse_mode(word: &str) -> Result<Mode, String> {
-    word.parse::<Mode>().map_err(|unknown| unknown.to_string())
+    Mode::for_disk(word).map_err(|unknown| unknown.to_string())
 }
 
 /// Maximum block size: one mebibyte, the maximum of one request.

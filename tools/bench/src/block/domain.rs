@@ -57,7 +57,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     match setup {
         Setup::Backend { mode, storage, cache, engine, guests, queues, span } => {
             let options = BlkbackOptions {
-                mode: mode.parse()?,
+                mode: ringfence_access::Mode::for_disk(&mode)?,
                 queues: queues.into(),
                 ..BlkbackOptions::default()
             };

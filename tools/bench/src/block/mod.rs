@@ -26,7 +26,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use ringfence_block::storage::file::{CacheMode, Engine};
 use ringfence_platform::DomId;
 

@@ -174,7 +174,7 @@ All columns: docs/perf/howto.md";
 
 #[cfg(test)]
 mod tests {
-    use ringfence_block::blkback::Mode;
+    use ringfence_access::Mode;
 
     use super::super::args::Rw;
     use super::*;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use ringfence_block::storage::file::{CacheMode, Engine};
 
 use super::args::{PersistentArgs, Rw, Storage};

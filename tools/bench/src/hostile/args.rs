@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use ringfence_access::Mode;
-use ringfence_block::blkback::Mode as DiskMode;
 use serde::{Deserialize, Serialize};
 
 use super::super::packet::SIZE_MIN;
@@ -54,8 +53,8 @@ pub struct HostileArgs {
     pub mode: Mode,
 
     /// Access mode of the driver domain for the guests' disk requests
-    #[arg(long, value_name = "MODE", default_value = "persistent")]
-    pub disk_mode: DiskMode,
+    #[arg(long, value_name = "MODE", default_value = "persistent", value_parser = Mode::for_disk)]
+    pub disk_mode: Mode,
 
     /// One JSON object a line
     #[arg(long)]

@@ -60,7 +60,7 @@ pub struct RedesignedArgs {
 impl RedesignedArgs {
     /// Returns the modes to measure, the original mechanism first.
     pub(super) fn modes(&self) -> Vec<Mode> {
-        let others = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Map);
+        let others = Mode::NETWORK.into_iter().filter(|mode| *mode != Mode::Map);
         let wanted = others.filter(|mode| self.modes.contains(mode));
         [Mode::Map].into_iter().chain(wanted).collect()
     }

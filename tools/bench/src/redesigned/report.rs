@@ -181,7 +181,7 @@ fn series(rows: &[Row], names: &[String], figure: fn(&Row) -> f64) -> Vec<Series
         });
         Series::new(mode.name(), points.collect())
     };
-    Mode::ALL.map(of).into_iter().collect()
+    Mode::NETWORK.map(of).into_iter().collect()
 }
 
 const HEADING: [&str; 11] = [

@@ -192,7 +192,7 @@ fn points(args: &StagingArgs) -> Vec<Point> {
         }
         let plotted: &[u32] = if args.html.is_some() { &args.plot_size } else { &[] };
         for &size in plotted {
-            for mode in Mode::ALL {
+            for mode in Mode::NETWORK {
                 add(direction, 1, size, ours(mode, Verify::Sequence));
             }
             let short = size <= peers::SIZE_MAX;

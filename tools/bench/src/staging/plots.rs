@@ -29,7 +29,7 @@ pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
 
 /// Returns the rates with one queue: a line for each mode and peer.
 fn rates(results: &Results<'_>, direction: Direction) -> Plot {
-    let modes = Mode::ALL.map(|mode| Who::Ringfence(mode, Verify::Sequence));
+    let modes = Mode::NETWORK.map(|mode| Who::Ringfence(mode, Verify::Sequence));
     let peers = results.args.vs.iter().map(|peer| Who::Peer(*peer));
     let series = modes.into_iter().chain(peers).map(|who| {
         let of =

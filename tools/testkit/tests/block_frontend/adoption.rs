@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_access::Mode;
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::storage::{Disk, DiskQueue, Done, Geometry, Op, Request};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::toolstack::VbdConfig;

@@ -1,6 +1,6 @@
 //! Frontend drivers that are unbound from a device and bound to it again.
 
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use ringfence_platform::Access;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_testkit::block::frontend::whole;

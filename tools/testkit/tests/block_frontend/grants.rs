@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ringfence_block::blkback::{BlkbackOptions, Mode, PersistentLimits};
+use ringfence_access::Mode;
+use ringfence_block::blkback::{BlkbackOptions, PersistentLimits};
 use ringfence_platform::{Access, Granter, Gref, Platform};
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::whole;
@@ -12,7 +13,7 @@ use super::*;
 
 #[test]
 fn xsa_361_request_with_invalid_grant_fails_alone() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let good = front.lend(Access::ReadWrite, 3);
@@ -39,7 +40,7 @@ fn xsa_361_request_with_invalid_grant_fails_alone() {
 
 #[test]
 fn request_with_gref_of_another_guest_is_refused() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
@@ -94,7 +95,7 @@ fn xsa_300_unlimited_fresh_grants_stay_within_persistent_limit() {
 
 #[test]
 fn penalty_close_of_device_unmaps_every_page() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let pages: Vec<_> = (0..500).map(|_| front.lend(Access::ReadWrite, 1)).collect();
@@ -133,7 +134,7 @@ fn xsa_396_persistent_page_is_in_use_until_shrink() {
 
 #[test]
 fn page_revoked_during_request_fails_at_most_that_request() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);

@@ -1,6 +1,7 @@
 //! Invalid store keys: the backend closes the device until its guest starts again.
 
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_access::Mode;
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_testkit::block::Stage;
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::XenbusState;

@@ -12,7 +12,8 @@ mod rings;
 
 use std::sync::Arc;
 
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_access::Mode;
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_block::storage::testing::workload::Workload;

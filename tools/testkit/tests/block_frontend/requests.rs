@@ -1,6 +1,7 @@
 //! Requests that break a rule: each fails alone.
 
-use ringfence_block::blkback::{BlkbackOptions, Mode};
+use ringfence_access::Mode;
+use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_platform::{Access, Gref, Platform};
 use ringfence_testkit::block::Stage;
@@ -17,7 +18,7 @@ fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
 
 #[test]
 fn request_that_breaks_rule_fails_under_named_rule() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
@@ -127,7 +128,7 @@ fn data_over_every_abi_and_ring_size_is_intact() {
 
 #[test]
 fn segments_of_partial_pages_move_only_named_sectors() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let pattern: Vec<u8> = (1..=8).flat_map(|sector| [sector; 512]).collect();
@@ -199,7 +200,7 @@ fn request_for_part_of_4096_byte_sector_is_refused() {
 
 #[test]
 fn largest_indirect_request_succeeds_and_invalid_ones_fail() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let mut front = connected(&mut stage, mode);
         let pages: Vec<_> = (0..=255).map(|n| front.lend(Access::ReadWrite, n)).collect();
@@ -232,7 +233,7 @@ fn largest_indirect_request_succeeds_and_invalid_ones_fail() {
 
 #[test]
 fn xsa_155_indirect_list_changed_during_read_succeeds_or_fails_cleanly() {
-    for mode in Mode::ALL {
+    for mode in Mode::DISK {
         let mut stage = Stage::new();
         let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use ringfence_platform::{Access, Channel};
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::whole;

@@ -105,7 +105,7 @@ fn places(guest: &HostileFrontend, offset: usize, step: usize) -> Vec<usize> {
 
 #[test]
 fn xsa_155_size_changed_during_read_is_old_or_new_value() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 10, 1));
         let flipper = Repeater::run(move |n| {
@@ -131,7 +131,7 @@ fn xsa_155_size_changed_during_read_is_old_or_new_value() {
 
 #[test]
 fn xsa_155_flag_changed_during_read_yields_one_chain_or_two_packets() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 6, 2));
         let flipper = Repeater::run(move |n| {
@@ -159,7 +159,7 @@ fn xsa_155_flag_changed_during_read_yields_one_chain_or_two_packets() {
 
 #[test]
 fn xsa_478_gref_changed_during_read_names_one_page() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let (page, places) = (scene.guest.tx.page.clone(), places(&scene.guest, 0, 1));
         let flipper = Repeater::run(move |n| {
@@ -182,7 +182,7 @@ fn xsa_478_gref_changed_during_read_names_one_page() {
 
 #[test]
 fn grant_entry_changed_during_use_names_one_page_or_is_refused() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         // The second thread has its own view of the table.
         let table = scene.guest.arena.table();
@@ -223,7 +223,7 @@ fn grant_entry_changed_during_use_names_one_page_or_is_refused() {
 
 #[test]
 fn page_punched_during_read_reads_zeros_without_signal() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let arena = scene.guest.arena.duplicate().unwrap();
         let puncher = Repeater::run(move |_| {
@@ -246,7 +246,7 @@ fn page_punched_during_read_reads_zeros_without_signal() {
 
 #[test]
 fn ring_punched_during_use_closes_that_device_only() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut scene = Scene::new(mode);
         let vif = scene.guest.vif;
         let mut lost = 0;

@@ -199,7 +199,7 @@ fn port_of_another_domain_is_not_bound() {
 
 #[test]
 fn same_page_for_both_rings_leaves_backend_running() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         let mut stage = Stage::new(mode);
         let mut neighbour = Neighbour::join(&mut stage);
         let mut guest = HostileFrontend::connected(&mut stage);

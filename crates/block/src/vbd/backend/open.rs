@@ -2,15 +2,16 @@
 
 use std::sync::{Arc, PoisonError};
 
-use ringfence_platform::{Access, EventPort, Grantee, Gref, Platform};
-use ringfence_ring::RingPages;
+use ringfence_access::Mode;
+use ringfence_platform::{Gref, Platform};
 use ringfence_wire::blkif::{Abi, RING_ORDER_MAX, keys};
 use ringfence_wire::decimal;
+use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::silence::FirstPage;
-use super::{ConnectError, Connection, VbdBackend, keeps, windows};
-use crate::blkback::{Agreement, Blkback, Mode, OnEnd, QueueParts, rules_for};
+use super::{ConnectError, Connection, VbdBackend, VbdRejection, keeps, windows};
+use crate::blkback::{Agreement, Blkback, OnEnd, QueueParts, rules_for};
 use crate::storage::{Disk, Geometry};
 use crate::vbd::QUEUES_MAX;
 
@@ -65,7 +66,8 @@ impl VbdBackend {
         });
         let with = (end.rules(), platform.counters());
         let options = (&self.options, &agreement);
-        let served = Blkback::start(parts, disk, options, with, &on_end)?;
+        let served = Blkback::start(parts, disk, options, with, &on_end)
+            .map_err(|error| ConnectError::Device(VbdRejection::Start(error)))?;
         let adopted = adopting && !self.has_served;
         let Agreement { abi, persistent, .. } = agreement;
         let connection = Connection { abi, persistent, windows, queues, ring_pages, adopted };
@@ -82,7 +84,9 @@ impl VbdBackend {
         let end = &self.end;
         let abi = match store.read_opt(&end.front(keys::PROTOCOL))? {
             None => Abi::NATIVE,
-            Some(name) => Abi::from_name(&name).ok_or(ConnectError::Protocol)?,
+            Some(name) => {
+                Abi::from_name(&name).ok_or(ConnectError::Device(VbdRejection::Protocol))?
+            }
         };
         // In a takeover the features announced by the earlier backend apply, not those of this process.
         let adopted_features = adopting && !self.announced;
@@ -128,7 +132,7 @@ impl VbdBackend {
             None => store.read_u32_opt(&self.end.front(keys::NUM_RING_PAGES))?.unwrap_or(1),
         };
         if wanted > limit || !wanted.is_power_of_two() {
-            return Err(ConnectError::RingPages { wanted, limit });
+            return Err(ConnectError::Device(VbdRejection::RingPages { wanted, limit }));
         }
         Ok(wanted)
     }
@@ -167,18 +171,9 @@ impl VbdBackend {
         let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
         let peer = self.end.device().frontend;
         let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-        let wanted: Vec<_> = grefs.iter().map(|gref| (*gref, Access::ReadWrite)).collect();
-        let mut mapped = Vec::with_capacity(count);
-        pages.map(&wanted, &mut mapped);
-        let mut ring = Vec::with_capacity(count);
-        for (page, (gref, lent)) in grefs.into_iter().zip(mapped).enumerate() {
-            let failed = |status| ConnectError::Ring { queue, page, gref, status };
-            ring.push(lent.map_err(failed)?);
-        }
-        let bound = platform.bind_interdomain(peer, EventPort(port));
-        let channel = bound.map_err(|source| ConnectError::Channel { port, source })?;
+        let ring = map_ring(&mut pages, RingName::OfQueue(queue), &grefs)?;
+        let channel = bind_channel(platform, peer, port)?;
         let first_page = FirstPage { key: first_key, gref: first };
-        let ring = RingPages::paged(ring)?;
         Ok((QueueParts { ring, ring_pages: count, channel, pages, window: None }, first_page))
     }
 }

@@ -1,17 +1,14 @@
 //! Grant windows of a disk's rings on the backend side, opened at connection.
 
-use ringfence_platform::{Platform, WindowError, WindowHandle, WindowView};
+use ringfence_access::Mode;
+use ringfence_platform::{Platform, WindowError, WindowView};
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenbus::connect::{RingName, open_window};
 use ringfence_xenbus::end::BackendEnd;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::ConnectError;
-use crate::blkback::Mode;
-
-/// Maximum number of entries of a ring's window: more than this project's frontends request, and few
-/// enough to check periodically.
-const ENTRIES_MAX: u32 = 4096;
 
 /// Falls back to mode `persistent`, with a warning, if the platform has no grant windows.
 pub(super) fn settle(mode: &mut Mode, device: &DeviceId, platform: &impl Platform) {
@@ -34,8 +31,5 @@ pub(super) fn open(
         None => end.front(keys::RINGFENCE_WINDOW),
     };
     let Some(handle) = store.read_u32_opt(&key)? else { return Ok(None) };
-    let opened = platform.open_window(end.device().frontend, WindowHandle(handle), ENTRIES_MAX);
-    let view = opened.map_err(|source| ConnectError::Window { queue, source })?;
-    // Each ring has its own window, and the earlier backend of the window is gone.
-    Ok(Some(view.taking_over()))
+    open_window(platform, end.device().frontend, RingName::OfQueue(queue), handle).map(Some)
 }

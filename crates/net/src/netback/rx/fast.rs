@@ -9,9 +9,9 @@ use ringfence_access::staging::StagingTable;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::Checksum;
 use ringfence_platform::{Access, Grantee};
-use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
+use ringfence_wire::netif::{RxRequest, RxResponse, Status};
 
-use super::BackendRx;
+use super::{BackendRx, checksum_flags};
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
@@ -93,14 +93,10 @@ fn write(
     let (mut sent, mut bytes) = (0, 0);
     for Placed { frame, page, id } in placed {
         let (len, meta) = (frame.len(), frame.meta());
-        let flags = match meta.checksum {
-            Checksum::Partial { .. } => {
-                counters.sent_with(meta, 1);
-                RxFlags::CHECKSUM_BLANK.with_if(true, RxFlags::DATA_VALIDATED)
-            }
-            Checksum::Verified => RxFlags::DATA_VALIDATED,
-            Checksum::None => RxFlags::NONE,
-        };
+        let flags = checksum_flags(meta.checksum);
+        if let Checksum::Partial { .. } = meta.checksum {
+            counters.sent_with(meta, 1);
+        }
         let size = i16::try_from(len).unwrap_or(i16::MAX);
         let status = if frame.copy_to_lent(page, 0).is_ok() {
             sent += 1;

@@ -7,35 +7,22 @@
 use arrayvec::ArrayVec;
 use ringfence_access::PageAccess;
 use ringfence_access::staging::StagingTable;
-use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{Access, Grantee};
-use ringfence_wire::netif::{PACKET_MIN, Status, TxFlags, TxRequest, TxResponse};
+use ringfence_wire::netif::{Status, TxRequest, TxResponse};
 
 use super::BackendTx;
+use crate::fast::{BATCH_MAX, FastRun, qualifies};
 use crate::netback::policy::GuestPolicy;
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Fault;
 
-/// Maximum number of packets of a batch.
-const BATCH_MAX: usize = 64;
-
 /// Validated packet and its page.
 struct Validated<'a> {
     page: &'a LentSlice,
     request: TxRequest,
-}
-
-/// Result of the fast path.
-pub(super) struct FastRun {
-    /// Number of packets consumed.
-    pub(super) looked: usize,
-    /// Number of frames added, and their bytes.
-    pub(super) frames: usize,
-    pub(super) bytes: u64,
-    /// Set if nothing is left for the slow path in this round.
-    pub(super) ends: bool,
 }
 
 impl<G: Grantee> BackendTx<G> {
@@ -47,7 +34,7 @@ impl<G: Grantee> BackendTx<G> {
         policy: &mut GuestPolicy,
         staged: &StagingTable,
     ) -> Result<FastRun, Fault> {
-        let mut run = FastRun { looked: 0, frames: 0, bytes: 0, ends: false };
+        let mut run = FastRun::default();
         if !self.access.has_pages(staged) {
             return Ok(run);
         }
@@ -150,8 +137,7 @@ fn qualifying_page<'a, G: Grantee>(
     staged: &'a StagingTable,
 ) -> Option<&'a LentSlice> {
     let (offset, size) = (usize::from(request.offset), usize::from(request.size));
-    let plain = request.flags.0 & !TxFlags::DATA_VALIDATED.0 == 0;
-    if !plain || u32::from(request.size) < PACKET_MIN || offset + size > PAGE_SIZE {
+    if !qualifies(request.flags.is_plain(), offset, size) {
         return None;
     }
     access.page(request.gref, Access::ReadOnly, staged)

@@ -5,18 +5,16 @@
 //! batch.
 
 use arrayvec::ArrayVec;
-use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
-use ringfence_wire::netif::{PACKET_MIN, RxFlags, RxResponse};
+use ringfence_wire::netif::{RxFlags, RxResponse};
 
 use super::FrontendRx;
+use crate::fast::{BATCH_MAX, FastRun, qualifies};
 use ringfence_frame::batch::{Batch, HEADER_MAX};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
-
-/// Maximum number of packets of a batch.
-const BATCH_MAX: usize = 64;
 
 /// Validated packet of one response.
 struct Validated<'a> {
@@ -24,18 +22,6 @@ struct Validated<'a> {
     offset: usize,
     len: usize,
     checksum_valid: bool,
-}
-
-/// Result of the fast path.
-#[derive(Default)]
-pub(super) struct FastRun {
-    /// Number of responses consumed.
-    pub(super) looked: usize,
-    /// Number of frames added, and their bytes.
-    pub(super) frames: usize,
-    pub(super) bytes: u64,
-    /// Set if nothing is left for the slow path in this round.
-    pub(super) ends: bool,
 }
 
 impl FrontendRx {
@@ -53,7 +39,7 @@ impl FrontendRx {
             // At most BATCH_MAX.
             let ahead = u32::try_from(most).unwrap_or(0);
             self.prefetch.fetch(first, ahead, |from, into| ring.responses(from, into));
-            let mut checksum_valid = ArrayVec::<Validated<'_>, BATCH_MAX>::new();
+            let mut validated = ArrayVec::<Validated<'_>, BATCH_MAX>::new();
             let mut room = batch.room();
             for index in (0..ahead).map(|ahead| first.wrapping_add(ahead)) {
                 let response = RxResponse::from_bytes(self.prefetch.get(index));
@@ -65,11 +51,11 @@ impl FrontendRx {
                 }
                 room.take(packet.len, None);
                 packet.page.prefetch(packet.offset, packet.len.min(HEADER_MAX));
-                checksum_valid.push(packet);
+                validated.push(packet);
             }
-            let (short, all) = (checksum_valid.len() < BATCH_MAX, checksum_valid.len() == most);
+            let (short, all) = (validated.len() < BATCH_MAX, validated.len() == most);
             let (mut taken, mut copied) = (0, 0);
-            for packet in checksum_valid {
+            for packet in validated {
                 let head = packet.len.min(HEADER_MAX);
                 if !batch.has_place_for(head) {
                     run.ends = true;
@@ -100,8 +86,7 @@ impl FrontendRx {
     #[inline]
     fn qualifying_packet(&self, index: u32, response: RxResponse) -> Option<Validated<'_>> {
         let (offset, len) = (usize::from(response.offset), usize::from(response.size().ok()?));
-        let plain = response.flags.0 & !RxFlags::DATA_VALIDATED.0 == 0;
-        if !plain || len < PACKET_MIN as usize || offset + len > PAGE_SIZE {
+        if !qualifies(response.flags.is_plain(), offset, len) {
             return None;
         }
         let (_, page) = self.pages.get(self.slot(index))?;

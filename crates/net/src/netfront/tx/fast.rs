@@ -9,7 +9,7 @@ use ringfence_offload::Checksum;
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
-use super::FrontendTx;
+use super::{FrontendTx, sent_checksum};
 use crate::netfront::heads::HEAD;
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::commands::TxStaging;
@@ -37,12 +37,9 @@ impl FrontendTx {
         for &index in frames.iter().take(BATCH_MAX.min(free)) {
             let Some(frame) = batch.get(index).filter(is_simple) else { break };
             let Some((id, gref, offset)) = self.place(frame.len()) else { break };
-            let (blank, size) = (frame.meta().checksum.place().is_some(), frame.len());
-            let flags = TxFlags::NONE
-                .with_if(blank, TxFlags::CHECKSUM_BLANK)
-                .with_if(blank, TxFlags::DATA_VALIDATED);
+            let flags = TxFlags::from(sent_checksum(frame.meta().checksum));
             // At most a page.
-            let size = u16::try_from(size).unwrap_or(0);
+            let size = u16::try_from(frame.len()).unwrap_or(0);
             requests.push(TxRequest { gref, offset, flags, id, size }.to_bytes());
             placed.push(Placed { frame, id, offset });
         }

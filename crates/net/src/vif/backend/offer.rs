@@ -16,7 +16,7 @@ impl VifBackend {
         let wanted = self.options.mode == Mode::Window;
         if wanted && !platform.has_windows() {
             let instead = Mode::Staging;
-            tracing::warn!(device = %self.back, %instead, "no windows: {}", WindowError::NeedsPeer);
+            tracing::warn!(device = self.end.back_path(), %instead, "no windows: {}", WindowError::NeedsPeer);
             self.options.mode = instead;
         }
         self.options.mode == Mode::Window

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ringfence_block::blkback::{BlkbackOptions, Mode, PersistentLimits};
+use ringfence_access::Mode;
+use ringfence_block::blkback::{BlkbackOptions, PersistentLimits};
 use ringfence_block::storage::file::{Bounce, CacheMode};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
@@ -36,7 +37,7 @@ pub struct Disks {
     /// Set if a disk may be an NBD server's, reached over TCP.
     pub nbd: bool,
     /// Access mode of guests' pages.
-    #[serde(deserialize_with = "values::parsed")]
+    #[serde(deserialize_with = "values::disk_mode")]
     pub mode: Mode,
     /// Use of the host's page cache.
     #[serde(deserialize_with = "values::parsed")]
@@ -94,7 +95,7 @@ pub struct DiskOverride {
     #[serde(default)]
     pub vdev: Option<String>,
     /// Replaces [`Disks::mode`].
-    #[serde(default, deserialize_with = "values::some_parsed")]
+    #[serde(default, deserialize_with = "values::some_disk_mode")]
     pub mode: Option<Mode>,
     /// Replaces [`Disks::cache`].
     #[serde(default, deserialize_with = "values::some_parsed")]

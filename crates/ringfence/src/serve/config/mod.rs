@@ -88,7 +88,7 @@ pub struct Network {
     #[serde(deserialize_with = "values::interface")]
     pub host_interface: Option<String>,
     /// Access mode of guests' pages.
-    #[serde(deserialize_with = "values::parsed")]
+    #[serde(deserialize_with = "values::network_mode")]
     pub mode: Mode,
     /// Offloads that guests are offered.
     #[serde(deserialize_with = "values::offloads")]
@@ -169,7 +169,7 @@ pub struct Override {
     #[serde(default, deserialize_with = "values::mac")]
     pub mac: Option<Mac>,
     /// Replaces [`Network::mode`].
-    #[serde(default, deserialize_with = "values::some_parsed")]
+    #[serde(default, deserialize_with = "values::some_network_mode")]
     pub mode: Option<Mode>,
     /// Replaces [`Network::offloads`].
     #[serde(default, deserialize_with = "values::some_offloads")]

@@ -56,10 +56,10 @@ fn value_limits_equal_those_of_configured_parts() {
 
 #[test]
 fn example_file_names_every_mode() {
-    for mode in Mode::ALL {
+    for mode in Mode::NETWORK {
         assert!(EXAMPLE.contains(&format!("\"{mode}\"")), "{mode}");
     }
-    let disks = ringfence_block::blkback::Mode::ALL.into_iter().map(|mode| mode.name());
+    let disks = Mode::DISK.into_iter().map(|mode| mode.name());
     for name in disks.chain(CacheMode::NAMES.iter().copied()).chain(Bounce::NAMES.iter().copied()) {
         assert!(EXAMPLE.contains(&format!("\"{name}\"")), "{name}");
     }
@@ -176,7 +176,7 @@ fn fault_is_reported_with_line_column_and_message() {
     for (text, expected) in cases {
         assert_eq!(wrong(text), format!("ringfence.toml:{expected}"), "{text}");
     }
-    let mode = "fast".parse::<Mode>().unwrap_err();
+    let mode = Mode::for_network("fast").unwrap_err();
     assert_eq!(wrong("[network]\nmode = 'fast'"), format!("ringfence.toml:2:8: {mode}"));
     let duplicate = wrong("[network]\nmode = 'map'\nmode = 'map'");
     assert!(duplicate.starts_with("ringfence.toml:3:1: duplicate key"), "{duplicate}");

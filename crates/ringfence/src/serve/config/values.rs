@@ -5,6 +5,7 @@ use core::str::FromStr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use ringfence_access::Mode;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_switch::forwarding::Mac;
@@ -153,6 +154,25 @@ where
     D: Deserializer<'de>,
 {
     parsed(from).map(Some)
+}
+
+pub(super) fn network_mode<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
+    Mode::for_network(&String::deserialize(from)?).map_err(Error::custom)
+}
+
+pub(super) fn some_network_mode<'de, D>(from: D) -> Result<Option<Mode>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    network_mode(from).map(Some)
+}
+
+pub(super) fn disk_mode<'de, D: Deserializer<'de>>(from: D) -> Result<Mode, D::Error> {
+    Mode::for_disk(&String::deserialize(from)?).map_err(Error::custom)
+}
+
+pub(super) fn some_disk_mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Mode>, D::Error> {
+    disk_mode(from).map(Some)
 }
 
 /// Parses offloads. TSO needs scatter-gather, because a super-packet takes several slots.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ringfence_block::blkback::Mode;
+use ringfence_access::Mode;
 use serde::Serialize;
 
 use super::super::report::{charges, told};
