@@ -3,6 +3,8 @@
 //! A control message is a header (`struct cmsghdr`: length with header, level, type) and data, padded to
 //! eight bytes. Nothing here is `unsafe`: a malformed message ends the iteration.
 
+// #syscall none: layouts alone; the parent module makes the calls
+
 use core::net::SocketAddr;
 
 /// Size of the longest address, `struct sockaddr_in6`, in bytes.
