@@ -54,7 +54,9 @@ unsafe impl Send for Slot {}
 /// io_uring for one file, with its operations in flight. Used by one thread at a time.
 pub struct Uring {
     ring: IoUring,
-    /// File that the ring uses by its registered number 0; the handle serves [`Uring::file`].
+    /// File of all operations. Entries name its descriptor, and the file is not registered: a registered file
+    /// stays open until the kernel has torn down the ring of a killed process, which takes seconds under load,
+    /// and the file's lock stays with it. So does an operation in flight, but only until it completes.
     file: Arc<OwnedFd>,
     slots: Vec<Slot>,
     /// Numbers of the free slots.
@@ -86,7 +88,6 @@ impl Uring {
                     _ => Err(error),
                 },
             )?;
-        ring.submitter().register_files(&[file.as_raw_fd()])?;
         let empty = |_| Slot { token: 0, in_flight: false, memory: vec![], ranges: vec![] };
         Ok(Uring {
             ring,
@@ -101,6 +102,10 @@ impl Uring {
     /// Returns the ring's file.
     pub fn file(&self) -> &Arc<OwnedFd> {
         &self.file
+    }
+
+    fn target(&self) -> types::Fd {
+        types::Fd(self.file.as_raw_fd())
     }
 
     /// Returns the number of operations that can still be started.
@@ -159,7 +164,7 @@ impl Uring {
     pub fn read_fixed(&mut self, token: u64, offset: u64, piece: &LentSlice, buffer: u16) -> bool {
         let Some(len) = self.fixed_len(piece, buffer) else { return false };
         let Ok(start) = piece.at_mut(0, piece.len()) else { return false };
-        let entry = opcode::ReadFixed::new(types::Fixed(0), start.as_ptr(), len, buffer);
+        let entry = opcode::ReadFixed::new(self.target(), start.as_ptr(), len, buffer);
         self.queue_with_memory(token, piece, entry.offset(offset).build())
     }
 
@@ -178,14 +183,14 @@ impl Uring {
         let Ok(start) = piece.at(0, piece.len()) else { return false };
         let start = start.as_ptr().cast_const();
         let flags = if sync { libc::RWF_DSYNC } else { 0 };
-        let entry = opcode::WriteFixed::new(types::Fixed(0), start, len, buffer);
+        let entry = opcode::WriteFixed::new(self.target(), start, len, buffer);
         self.queue_with_memory(token, piece, entry.offset(offset).rw_flags(flags).build())
     }
 
     /// Queues an `fdatasync`. Returns `false` if there is no free slot.
     #[must_use]
     pub fn sync(&mut self, token: u64) -> bool {
-        let entry = opcode::Fsync::new(types::Fixed(0)).flags(types::FsyncFlags::DATASYNC).build();
+        let entry = opcode::Fsync::new(self.target()).flags(types::FsyncFlags::DATASYNC).build();
         self.queue(token, entry)
     }
 
@@ -193,7 +198,7 @@ impl Uring {
     #[must_use]
     pub fn fallocate(&mut self, token: u64, mode: u32, offset: u64, len: u64) -> bool {
         let Ok(mode) = i32::try_from(mode) else { return false };
-        let entry = opcode::Fallocate::new(types::Fixed(0), len).offset(offset).mode(mode).build();
+        let entry = opcode::Fallocate::new(self.target(), len).offset(offset).mode(mode).build();
         self.queue(token, entry)
     }
 
@@ -305,12 +310,13 @@ impl Uring {
         &mut self,
         token: u64,
         memory: &mut Vec<LentSlice>,
-        entry: impl FnOnce(types::Fixed, *const libc::iovec, u32) -> Option<squeue::Entry>,
+        entry: impl FnOnce(types::Fd, *const libc::iovec, u32) -> Option<squeue::Entry>,
     ) -> bool {
         if memory.is_empty() || memory.len() > RANGES_MAX {
             return false;
         }
         let Some(number) = self.free.pop() else { return false };
+        let target = self.target();
         let slot = &mut self.slots[number as usize];
         core::mem::swap(&mut slot.memory, memory);
         for piece in &slot.memory {
@@ -321,7 +327,7 @@ impl Uring {
         }
         // The ranges do not move while the slot is in flight: no code pushes to them (I1).
         let count = u32::try_from(slot.ranges.len()).unwrap_or(0);
-        match entry(types::Fixed(0), slot.ranges.as_ptr(), count) {
+        match entry(target, slot.ranges.as_ptr(), count) {
             Some(entry) => {
                 self.push(number, token, entry);
                 true

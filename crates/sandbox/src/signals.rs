@@ -2,15 +2,15 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use ringfence_sys::signals::{self, SignalSet};
+use rustix::process::{Pid, Signal};
 
 /// Descriptor from which blocked signals are read.
 #[derive(Debug)]
 pub struct Signals {
-    fd: SignalFd,
+    fd: OwnedFd,
 }
 
 /// A signal that was received.
@@ -33,12 +33,11 @@ impl Signals {
     ///
     /// Fails if no descriptor is free or `/proc` cannot be read.
     pub fn new(wanted: &[Signal]) -> io::Result<Signals> {
-        let ignored = ignored_mask()?;
-        let set: SigSet =
-            wanted.iter().copied().filter(|&signal| !is_in(ignored, signal as i32)).collect();
-        set.thread_block()?;
-        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        Ok(Signals { fd })
+        let ignored = ignored_signals()?;
+        let set: SignalSet =
+            wanted.iter().copied().filter(|signal| !ignored.contains(signal.as_raw())).collect();
+        signals::block(set)?;
+        Ok(Signals { fd: signals::open(set)? })
     }
 
     /// Returns the next pending signal, if there is one.
@@ -49,10 +48,10 @@ impl Signals {
     pub fn next(&self) -> io::Result<Option<ReceivedSignal>> {
         /// `SI_KERNEL`; what processes send has codes of 0 or less (sigaction(2)).
         const FROM_PROCESS_MAX: i32 = 0;
-        let info = self.fd.read_signal()?;
-        Ok(info.and_then(|info| {
-            let number = i32::try_from(info.ssi_signo).ok()?;
-            Some(ReceivedSignal { number, by_process: info.ssi_code <= FROM_PROCESS_MAX })
+        let pending = signals::read(&self.fd)?;
+        Ok(pending.map(|signal| ReceivedSignal {
+            number: signal.number,
+            by_process: signal.code <= FROM_PROCESS_MAX,
         }))
     }
 }
@@ -70,7 +69,7 @@ impl AsFd for Signals {
 ///
 /// Returns the kernel's error; none is expected.
 pub fn blocked() -> io::Result<Vec<i32>> {
-    Ok(SigSet::thread_get_mask()?.iter().map(|signal| signal as i32).collect())
+    Ok(signals::mask()?.numbers().collect())
 }
 
 /// Calls `act`, typically to start a program, while exactly the given signals are blocked. All
@@ -81,12 +80,9 @@ pub fn blocked() -> io::Result<Vec<i32>> {
 ///
 /// Returns the kernel's error; none is expected.
 pub fn with_blocked<T>(numbers: &[i32], act: impl FnOnce() -> T) -> io::Result<T> {
-    let wanted: SigSet =
-        numbers.iter().filter_map(|&number| Signal::try_from(number).ok()).collect();
-    let before = SigSet::thread_get_mask()?;
-    wanted.thread_set_mask()?;
+    let before = signals::replace_mask(numbers.iter().copied().collect())?;
     let result = act();
-    before.thread_set_mask()?;
+    signals::replace_mask(before)?;
     Ok(result)
 }
 
@@ -96,12 +92,47 @@ pub fn with_blocked<T>(numbers: &[i32], act: impl FnOnce() -> T) -> io::Result<T
 ///
 /// Returns the kernel's error; none is expected.
 pub fn block_all() -> io::Result<()> {
-    Ok(SigSet::all().thread_block()?)
+    signals::block(SignalSet::ALL)
 }
+
+/// Names of the signals from 1 on (signal(7), all architectures that Ringfence runs on).
+const NAMES: [&str; 31] = [
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGSTKFLT",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGPWR",
+    "SIGSYS",
+];
 
 /// Returns the name of a signal, if it has one.
 pub fn name(number: i32) -> Option<&'static str> {
-    Signal::try_from(number).ok().map(Signal::as_str)
+    NAMES.get(usize::try_from(number.checked_sub(1)?).ok()?).copied()
 }
 
 /// Sends a signal to a child process that was not waited for yet.
@@ -112,27 +143,22 @@ pub fn name(number: i32) -> Option<&'static str> {
 pub fn send(pid: u32, number: i32) -> io::Result<()> {
     let pid = i32::try_from(pid).map_err(|_| io::ErrorKind::InvalidInput)?;
     // 0 and negative numbers denote process groups.
-    if pid <= 0 {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let signal = Signal::try_from(number)?;
-    Ok(nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal)?)
+    let pid = Pid::from_raw(pid).filter(|pid| pid.as_raw_nonzero().is_positive());
+    let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
+    let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::kill_process(pid, signal)?)
 }
 
-/// Returns the mask of ignored signals: bit n-1 for signal n (`SigIgn` of proc_pid_status(5)).
-fn ignored_mask() -> io::Result<u64> {
+/// Returns the signals that this process ignores (`SigIgn` of proc_pid_status(5)).
+fn ignored_signals() -> io::Result<SignalSet> {
     let status = fs::read_to_string("/proc/self/status")?;
     parse_ignored(&status)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/self/status: no SigIgn"))
 }
 
-fn parse_ignored(status: &str) -> Option<u64> {
+fn parse_ignored(status: &str) -> Option<SignalSet> {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
-}
-
-fn is_in(mask: u64, number: i32) -> bool {
-    u32::try_from(number - 1).ok().and_then(|bit| mask.checked_shr(bit)).is_some_and(|m| m & 1 == 1)
+    u64::from_str_radix(line.trim(), 16).ok().map(SignalSet::from_bits)
 }
 
 #[cfg(test)]
@@ -141,12 +167,30 @@ mod tests {
 
     #[test]
     fn ignored_signals_are_parsed_from_status_file() {
-        let mask = parse_ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n").unwrap();
-        assert!(is_in(mask, Signal::SIGHUP as i32));
-        assert!(is_in(mask, Signal::SIGPIPE as i32));
-        assert!(!is_in(mask, Signal::SIGTERM as i32));
-        assert!(!is_in(mask, 0) && !is_in(mask, 65) && !is_in(mask, -3));
+        let ignored = parse_ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0\n").unwrap();
+        let expected = [Signal::HUP, Signal::PIPE].map(Signal::as_raw);
+        assert_eq!(ignored.numbers().collect::<Vec<_>>(), expected);
         assert_eq!(parse_ignored("SigCgt: 0\n"), None);
+    }
+
+    #[test]
+    fn every_named_signal_has_the_name_of_its_number() {
+        for (signal, expected) in [
+            (Signal::HUP, "SIGHUP"),
+            (Signal::KILL, "SIGKILL"),
+            (Signal::SEGV, "SIGSEGV"),
+            (Signal::STKFLT, "SIGSTKFLT"),
+            (Signal::CHILD, "SIGCHLD"),
+            (Signal::TTOU, "SIGTTOU"),
+            (Signal::WINCH, "SIGWINCH"),
+            (Signal::SYS, "SIGSYS"),
+        ] {
+            assert_eq!(name(signal.as_raw()), Some(expected));
+        }
+        for number in 1..32 {
+            assert!(Signal::from_named_raw(number).is_some() && name(number).is_some(), "{number}");
+        }
+        assert_eq!([name(0), name(-1), name(32), name(i32::MIN)], [None; 4]);
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
-//! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`], [`socket`], [`descriptors`],
-//! [`namespaces`]) or
-//! serves threads that poll ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
+//! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`],
+//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`]) or serves threads that poll
+//! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
 
 pub mod blkdev;
 pub mod clock;
 pub mod counters;
+pub mod datagrams;
 pub mod descriptors;
 pub mod iotlb;
 pub mod mailbox;
@@ -17,6 +18,7 @@ pub mod nbd;
 pub mod pace;
 pub mod poll;
 pub mod rules;
+pub mod signals;
 pub mod socket;
 pub mod tap;
 pub mod vhost;

@@ -100,18 +100,7 @@ fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
 /// Returns the kernel's error: `EOPNOTSUPP` if it lacks the option.
 pub fn set_peek_offset(socket: impl AsFd, offset: u32) -> io::Result<()> {
     let value = libc::c_int::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
-    // SAFETY: the kernel reads one live int of `len` bytes.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEEK_OFF,
-            (&raw const value).cast(),
-            len,
-        )
-    };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    set_int(socket, libc::SOL_SOCKET, libc::SO_PEEK_OFF, value)
 }
 
 /// Option number of `linux/netlink.h`.
@@ -124,18 +113,20 @@ const NETLINK_GET_STRICT_CHK: libc::c_int = 12;
 ///
 /// Returns the kernel's error: `ENOPROTOOPT` if it lacks the option.
 pub fn set_netlink_strict(socket: impl AsFd) -> io::Result<()> {
-    let value: libc::c_int = 1;
+    set_int(socket, libc::SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
+}
+
+/// Sets an option whose value is an `int`.
+pub(crate) fn set_int(
+    socket: impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
     let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    let fd = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel reads one live int of `len` bytes.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_NETLINK,
-            NETLINK_GET_STRICT_CHK,
-            (&raw const value).cast(),
-            len,
-        )
-    };
+    let done = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), len) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

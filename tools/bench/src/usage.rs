@@ -3,7 +3,6 @@
 use std::fs;
 
 use anyhow::Context;
-use nix::sys::resource::{UsageWho, getrusage};
 use ringfence_frame::counters::PortCounters;
 use ringfence_platform::Counters;
 use rustix::time::{ClockId, clock_gettime};
@@ -70,8 +69,6 @@ impl Usage {
     /// Reads the totals of a process without a port, as [`Usage::now`] does.
     pub(super) fn of(platform: &Counters) -> anyhow::Result<Usage> {
         let counted = platform.values();
-        let process = getrusage(UsageWho::RUSAGE_SELF).context("getrusage")?;
-        let faults = process.minor_page_faults() + process.major_page_faults();
         Ok(Usage {
             maps: counted.grant_maps,
             unmaps: counted.grant_unmaps,
@@ -81,7 +78,7 @@ impl Usage {
             syscalls: counted.syscalls,
             wakeups: counted.wakeups,
             notifications: counted.notifications,
-            faults: u64::try_from(faults).unwrap_or(0),
+            faults: page_faults()?,
             cpu_ns: clock(ClockId::ProcessCPUTime),
             kernel_thread_cpu_ns: io_worker_ns()?,
         })
@@ -93,6 +90,17 @@ pub(super) fn clock(id: ClockId) -> u64 {
     let time = clock_gettime(id);
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
     seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0)
+}
+
+/// Returns the page faults of all threads of this process (`minflt` and `majflt` of proc_pid_stat(5)).
+fn page_faults() -> anyhow::Result<u64> {
+    let stat = fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
+    // The name before the last parenthesis may hold anything.
+    let fields = stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace());
+    let mut faults = fields.into_iter().flatten().skip(7).step_by(2).map(str::parse::<u64>);
+    let (minor, major) = (faults.next(), faults.next());
+    let (minor, major) = minor.zip(major).context("/proc/self/stat: no page faults")?;
+    Ok(minor? + major?)
 }
 
 /// Returns the CPU time of this process's io_uring workers in nanoseconds. The kernel creates them as

@@ -125,3 +125,13 @@ fn fixed_operation_outside_registered_memory_is_refused() {
     ring.register(0, &memory.slice(4096, 4096).unwrap()).unwrap();
     assert!(!ring.read_fixed(3, 0, &inside, 0), "the number stands for other memory now");
 }
+
+#[test]
+fn file_of_a_ring_is_not_registered() {
+    let Some(ring) = ring(4) else { return };
+    // A registered file would stay open, and locked, until the kernel has torn down the ring.
+    let path = format!("/proc/self/fdinfo/{}", ring.ring.as_raw_fd());
+    let info = std::fs::read_to_string(path).unwrap();
+    let files = info.lines().find_map(|line| line.strip_prefix("UserFiles:"));
+    assert_eq!(files.map(str::trim), Some("0"), "{info}");
+}

@@ -5,7 +5,6 @@ use std::net::UdpSocket;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::socket::{setsockopt, sockopt};
 use sha2::{Digest, Sha256};
 
 use super::{again, ip, set_up, tcp};
@@ -146,7 +145,7 @@ pub fn summary(datagrams: usize, bytes: usize, hash: Sha256) -> String {
 /// Sends `sends` times `each` bytes, which the kernel splits into datagrams of `size` bytes, with one call per
 /// send; returns the summary.
 pub fn send_segmented(socket: &UdpSocket, sends: usize, each: usize, size: u16) -> String {
-    setsockopt(socket, sockopt::UdpGsoSegment, &size.into()).unwrap();
+    ringfence_sys::datagrams::segment_sent(socket, size).unwrap();
     let (mut datagrams, mut hash) = (0, Sha256::new());
     for n in 0..sends {
         let bytes = tcp::noise(n as u64 + 1, each);

@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use nix::sys::socket::{setsockopt, sockopt};
 use sha2::{Digest, Sha256};
 
 /// TCP port of [`serve`].
@@ -72,8 +71,7 @@ pub fn both_ways(to: SocketAddr, seed: u64, len: usize) {
     let hash = |bytes: &[u8]| -> [u8; 32] { Sha256::digest(bytes).into() };
     assert!(received == hash(&noise(!seed, len)), "{to}: damaged on the way here");
     assert!(theirs == hash(&sent), "{to}: damaged on the way there");
-    let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
-    setsockopt(&stream, sockopt::Linger, &at_once).unwrap();
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
 }
 
 /// Sends `bytes` and receives as many; returns the hash of the received bytes.

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::sys::signal::Signal;
 use ringfence_frame::commands::TxStaging;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::OffloadKeys;
@@ -28,6 +27,7 @@ use ringfence_platform::Platform;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
@@ -158,7 +158,7 @@ pub fn main(args: &AttachArgs) -> u8 {
 }
 
 fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError> {
-    let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM])?;
+    let signals = Signals::new(&[Signal::INT, Signal::TERM])?;
     let mut store = platform.store().map_err(LinkError::from)?;
     let claimed = claim::claim(&mut store, platform.domid(), args.device)?;
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);

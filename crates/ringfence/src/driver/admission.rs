@@ -30,11 +30,12 @@ impl Admission {
         Ok(Admission { user: peer_user(channel)?, namespace: identity(namespace)? })
     }
 
-    /// Creates the rule from this process's user and user namespace.
+    /// Creates the rule from this process's user and user namespace, for a switch without a sandbox.
     ///
     /// # Errors
     ///
     /// Returns the kernel's error.
+    #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn own() -> io::Result<Admission> {
         let namespace = identity(crate::launch::proof::own_user_namespace()?)?;
         Ok(Admission { user: rustix::process::geteuid().as_raw(), namespace })

@@ -35,7 +35,7 @@ use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
-use rustix::process::{DumpableBehavior, Pid, WaitOptions};
+use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 
 pub use address::Address;
@@ -217,7 +217,7 @@ impl From<ChannelError> for Failure {
 fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     let fail = |error| Failure::from(SetUpError::system("preparing init")(error));
     die_with_parent().map_err(fail)?;
-    let child_signals = Signals::new(&[nix::sys::signal::Signal::SIGCHLD]).map_err(fail)?;
+    let child_signals = Signals::new(&[Signal::CHILD]).map_err(fail)?;
     let (order, fds) = channel.receive::<ToGuest>()?;
     let ToGuest::SetUp { config, map_writer } = order else {
         return Err(SetUpError::Protocol.into());

@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use nix::sys::signal::Signal;
 use ringfence_platform::local::hub::{Hub, HubLimits};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
 
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::signals::{Signals, name};
@@ -54,7 +54,7 @@ impl Drop for SocketFile<'_> {
 }
 
 fn serve(args: &HubArgs) -> io::Result<()> {
-    let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM])?;
+    let signals = Signals::new(&[Signal::INT, Signal::TERM])?;
     let limits =
         HubLimits { arena_bytes: usize::from(args.arena_mib) << 20, ..HubLimits::default() };
     let (mut hub, handle) = Hub::new(limits)?;

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::Signal;
 
 use super::disks::Disks;
 use super::rendezvous::{self, Attachment, because};
@@ -39,13 +39,13 @@ const GRACE: Duration = Duration::from_secs(1);
 /// blocks `SIGTTOU`, because it must be able to take the terminal back.
 pub(super) fn signals() -> io::Result<Signals> {
     Signals::new(&[
-        Signal::SIGINT,
-        Signal::SIGQUIT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGUSR1,
-        Signal::SIGUSR2,
-        Signal::SIGTTOU,
+        Signal::INT,
+        Signal::QUIT,
+        Signal::TERM,
+        Signal::HUP,
+        Signal::USR1,
+        Signal::USR2,
+        Signal::TTOU,
     ])
 }
 
@@ -366,7 +366,7 @@ impl<'a> GuestProcesses<'a> {
     /// Handles an event that is not the expected one while processes start. Fails if it is an end.
     fn interrupt(&self, event: ProcessEvent) -> Result<(), Outcome> {
         match event {
-            ProcessEvent::Signal(arrived) if arrived.number == Signal::SIGTTOU as i32 => Ok(()),
+            ProcessEvent::Signal(arrived) if arrived.number == Signal::TTOU.as_raw() => Ok(()),
             ProcessEvent::Signal(arrived) => Err(Outcome {
                 status: Ending::Killed(arrived.number).exit_status(),
                 problem: None,
@@ -398,9 +398,9 @@ impl<'a> GuestProcesses<'a> {
 
     /// Forwards a signal to the command, unless the terminal has sent it to the command already.
     fn forward(&self, arrived: ReceivedSignal) -> Result<(), Outcome> {
-        let keys = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP].map(|signal| signal as i32);
+        let keys = [Signal::INT, Signal::QUIT, Signal::HUP].map(Signal::as_raw);
         let from_terminal = !arrived.by_process && keys.contains(&arrived.number);
-        if from_terminal || arrived.number == Signal::SIGTTOU as i32 {
+        if from_terminal || arrived.number == Signal::TTOU.as_raw() {
             return Ok(());
         }
         self.send_to_guest(&ToGuest::Signal(arrived.number))
@@ -463,7 +463,7 @@ impl<'a> GuestProcesses<'a> {
         }
         let loud = match ending {
             Ending::Killed(number) => {
-                ![Signal::SIGINT as i32, Signal::SIGPIPE as i32].contains(&number)
+                ![Signal::INT.as_raw(), Signal::PIPE.as_raw()].contains(&number)
             }
             Ending::Exited(_) | Ending::Unknown => false,
         };

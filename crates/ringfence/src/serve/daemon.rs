@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use ringfence_platform::{Platform, PlatformError};
 use ringfence_switch::dataplane::{DataplaneStats, PortId};
 use ringfence_sys::mailbox::{Mailbox, mailbox};
@@ -23,6 +22,7 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};
+use rustix::process::Signal;
 
 use super::config::{Config, ConfigError, Effect};
 use super::devices::{Devices, Served};
@@ -286,7 +286,7 @@ impl<P: Platform> Daemon<P> {
 
     fn handle_signals(&mut self) -> Result<Flow, ServeError> {
         while let Some(arrived) = self.signals.next()? {
-            if arrived.number == Signal::SIGHUP as i32 {
+            if arrived.number == Signal::HUP.as_raw() {
                 self.reload();
                 continue;
             }

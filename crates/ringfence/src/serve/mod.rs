@@ -42,7 +42,6 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use nix::sys::signal::Signal;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};
@@ -51,6 +50,7 @@ use ringfence_sandbox::isolation::{Confinement, Sockets, View};
 use ringfence_sandbox::signals::Signals;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use self::config::{Config, ConfigError, Listen, PATH_DEFAULT};
@@ -254,7 +254,7 @@ pub fn main(args: &ServeArgs) -> u8 {
 
 fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
     crate::log::to_stderr_at(config.serve.log_level.level());
-    let signals = Signals::new(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])?;
+    let signals = Signals::new(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     // No directory may stay open: its parent directories lead out of the view.
     drop(RuntimeDir::open_at(setup.runtime_dir.clone())?);
     let _lock = lock(setup.runtime_dir.join("serve.lock"))?;

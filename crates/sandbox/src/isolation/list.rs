@@ -318,14 +318,14 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
-    // uplink/src/host/real/datagrams.rs: datagrams, many at a time
+    // sys/src/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
     // sandbox/src/channel.rs: orders and reports, with descriptors
+    // sys/src/datagrams.rs: errors, and datagrams one at a time
     // sys/src/descriptors/disposal.rs: what is left in the queue of a socket that is disposed of
     // sys/src/descriptors/message.rs: a look at a message with its descriptors
     // sys/src/descriptors/stream.rs: a look at bytes that may come with descriptors
-    // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvmsg, &[]),
     // sandbox/src/isolation/syscalls.rs: the kernel goes on with a wait after SIGSTOP and SIGCONT
@@ -344,33 +344,35 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: locks of libraries spin
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_yield, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
-    // uplink/src/host/real/datagrams.rs: datagrams, many at a time
-    on(UPLINK | DAEMON, libc::SYS_sendmmsg, &[]),
+    on(DAEMON, libc::SYS_sendmmsg, &[]),
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
     // sandbox/src/channel.rs: orders and reports, with descriptors
-    // uplink/src/host/real/datagrams.rs: errors, and datagrams one at a time
+    // sys/src/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // nbd/src/client/tls.rs: what TLS has made of requests
     // ringfence/src/netlink.rs: interfaces of the host
     // sys/src/descriptors/stream.rs: bytes
+    // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
     // uplink/src/host/real/datagrams.rs: message filter
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
-    // uplink/src/host/real/datagrams.rs: errors, hop limit, destination of a datagram
+    // sys/src/datagrams.rs: errors and destination of a datagram
+    // uplink/src/host/real/datagrams.rs: hop limit of a datagram
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IP)]),
-    // uplink/src/host/real/datagrams.rs: errors, hop limit, destination of a datagram
+    // sys/src/datagrams.rs: errors and destination of a datagram
+    // uplink/src/host/real/datagrams.rs: hop limit of a datagram
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IPV6)]),
     // uplink/src/host/real/tcp.rs: options of TCP
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP)]),
     // nbd/src/client/link.rs: requests are not held back
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP), is(2, libc::TCP_NODELAY)]),
-    // uplink/src/host/real/datagrams.rs: segmentation of datagrams
+    // sys/src/datagrams.rs: segmentation of datagrams
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_UDP)]),
     // ringfence/src/serve/status.rs: SO_RCVTIMEO: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x14)]),

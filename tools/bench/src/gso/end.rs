@@ -13,9 +13,11 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
+use netlink_packet_route::address::AddressAttribute;
 use ringfence::causes::causes;
 use ringfence::netlink::{LinkChange, Netlink};
 use ringfence_sys::counters::Counter;
+use rustix::io::Errno;
 use rustix::time::ClockId;
 use serde::{Deserialize, Serialize};
 
@@ -184,13 +186,24 @@ fn own_addresses() -> anyhow::Result<Vec<IpAddr>> {
 
 /// Returns the IPv4 addresses of an interface, or of all but the loopback interface.
 pub(crate) fn interface_addresses(interface: Option<&str>) -> io::Result<Vec<IpAddr>> {
-    let mut found = Vec::new();
-    for entry in nix::ifaddrs::getifaddrs()? {
-        let wanted = interface.is_none_or(|name| name == entry.interface_name);
-        let address = entry.address.as_ref().and_then(|a| a.as_sockaddr_in()).map(|a| a.ip());
-        found.extend(address.filter(|ip| wanted && !ip.is_loopback()).map(IpAddr::V4));
-    }
-    Ok(found)
+    let mut netlink = Netlink::open()?;
+    let index = match interface.map(|name| netlink.index_of(name)).transpose() {
+        // An interface that does not exist has no address.
+        Err(error) if error.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {
+            return Ok(Vec::new());
+        }
+        index => index?,
+    };
+    let addresses = netlink.addresses()?.into_iter();
+    let of_interface =
+        addresses.filter(|entry| index.is_none_or(|index| index == entry.header.index));
+    // `Local` is the own address; `Address` is the peer's on a point-to-point interface.
+    let own =
+        of_interface.flat_map(|entry| entry.attributes).filter_map(|attribute| match attribute {
+            AddressAttribute::Local(ip) => Some(ip),
+            _ => None,
+        });
+    Ok(own.filter(|ip| ip.is_ipv4() && !ip.is_loopback()).collect())
 }
 
 fn loopback(mtu: u16, whole: bool) -> anyhow::Result<()> {

@@ -6,14 +6,15 @@
 //!
 //! Each connection begins with a line of JSON that names its purpose ([`Work`]).
 
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use hdrhistogram::Histogram;
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage};
+use ringfence_sys::datagrams::{self, Wait};
+use rustix::io::Errno;
+use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags};
 use serde::{Deserialize, Serialize};
 
 use crate::messages::{self, say};
@@ -259,23 +260,15 @@ fn pages(stream: &mut BufReader<TcpStream>) -> anyhow::Result<()> {
 fn shoot(socket: &UdpSocket, size: usize, length: Duration) -> anyhow::Result<u64> {
     let bytes = vec![0x5a; size];
     let parts = [IoSlice::new(&bytes)];
-    let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
     let until = Instant::now() + length;
-    let addresses = [None::<SockaddrStorage>; DATAGRAMS];
     let mut sent = 0;
     while Instant::now() < until {
-        let slices = [&parts; DATAGRAMS];
-        match nix::sys::socket::sendmmsg(
-            socket.as_raw_fd(),
-            &mut headers,
-            slices,
-            addresses,
-            [],
-            MsgFlags::empty(),
-        ) {
-            Ok(done) => sent += done.count() as u64,
+        let mut controls = [(); DATAGRAMS].map(|()| SendAncillaryBuffer::new(&mut []));
+        let mut messages = controls.each_mut().map(|control| MMsgHdr::new(&parts, control));
+        match rustix::net::sendmmsg(socket, &mut messages, SendFlags::empty()) {
+            Ok(count) => sent += count as u64,
             // The peer has not bound its socket yet, or has closed it.
-            Err(nix::errno::Errno::ECONNREFUSED | nix::errno::Errno::ENOBUFS) => {}
+            Err(Errno::CONNREFUSED | Errno::NOBUFS) => {}
             Err(error) => return Err(error).context("sending datagrams"),
         }
     }
@@ -287,31 +280,29 @@ fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<CaseRes
     /// Time without a datagram that ends the count.
     const SILENCE: Duration = Duration::from_millis(500);
     let mut rooms = vec![[0; 2048]; DATAGRAMS];
-    let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(DATAGRAMS, None);
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;
     let begun = Instant::now();
     let (mut came, mut first, mut last) = (CaseResult::default(), None, begun);
     loop {
-        let mut slices: Vec<[IoSliceMut<'_>; 1]> =
-            rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
-        let (fd, flags) = (socket.as_raw_fd(), MsgFlags::MSG_WAITFORONE);
-        match nix::sys::socket::recvmmsg(fd, &mut headers, slices.iter_mut(), flags, None) {
-            Ok(messages) => {
+        let mut bytes = 0;
+        let buffers = rooms.iter_mut().map(|room| &mut room[..]);
+        match datagrams::receive(socket, buffers, Wait::ForOne, |_, one| bytes += one.len as u64) {
+            Ok(count) => {
                 last = Instant::now();
                 first.get_or_insert(last);
-                for message in messages {
-                    came.arrived += 1;
-                    came.bytes += message.bytes as u64;
-                }
+                came.arrived += count as u64;
+                came.bytes += bytes;
             }
-            Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
                 let patience = if first.is_some() { SILENCE } else { PATIENCE };
                 if last.elapsed() > patience || first.is_some() && ended() {
                     came.nanos = nanos(last - first.unwrap_or(begun));
                     return Ok(came);
                 }
             }
-            Err(nix::errno::Errno::ECONNREFUSED) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error).context("counting datagrams"),
         }
     }

@@ -53,8 +53,8 @@ pub enum Engine {
     Auto,
     /// `io_uring`; opening a queue fails where it is refused.
     IoUring,
-    /// `threads`: a pool of threads that block. The default: a kernel (6.18.44 was seen) may keep the file of
-    /// a killed process's ring open, and its lock held, for ever.
+    /// `threads`: a pool of threads that block. The default: the kernel ends the operations of a killed
+    /// process's ring in its own time, and the file stays locked until then. Threads end with the process.
     #[default]
     Threads,
 }

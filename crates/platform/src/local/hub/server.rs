@@ -57,10 +57,29 @@ enum Command {
     Stop,
 }
 
-/// Handle to a running hub, for other threads of its process.
+/// Sender of commands to the hub. Its drop ends the hub.
+struct HubOwner {
+    commands: MailSender<Command>,
+}
+
+impl HubOwner {
+    fn stop(&self) {
+        // A hub that has already ended needs no command.
+        let _ = self.commands.send(Command::Stop);
+    }
+}
+
+impl Drop for HubOwner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Handle to a running hub, for other threads of its process. Clones refer to the same hub; dropping the
+/// last one ends it.
 #[derive(Clone)]
 pub struct HubHandle {
-    commands: MailSender<Command>,
+    owner: Arc<HubOwner>,
     faults: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
@@ -82,10 +101,9 @@ impl HubHandle {
         answer.map_err(|why| PlatformError::refused("admit a domain", why))
     }
 
-    /// Ends the hub's thread.
+    /// Ends the hub's thread, while other handles exist too.
     pub fn stop(&self) {
-        // A hub that has already ended needs no command.
-        let _ = self.command(Command::Stop);
+        self.owner.stop();
     }
 
     /// Returns counts of violations of the hub's protocol, by rule.
@@ -94,7 +112,7 @@ impl HubHandle {
     }
 
     fn command(&self, command: Command) -> Result<(), PlatformError> {
-        self.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))
+        self.owner.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))
     }
 }
 
@@ -148,7 +166,8 @@ impl Hub {
         epoll::add(&epoll, &store, EventData::new_u64(STORE), EventFlags::IN)?;
         let spare = Some(commands.as_fd().try_clone_to_owned()?);
         let faults = Arc::new(Mutex::new(BTreeMap::new()));
-        let handle = HubHandle { commands: sender, faults: Arc::clone(&faults) };
+        let owner = Arc::new(HubOwner { commands: sender });
+        let handle = HubHandle { owner, faults: Arc::clone(&faults) };
         let hub = Hub {
             epoll,
             commands,
@@ -176,7 +195,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Serves domains until [`HubHandle::stop`].
+    /// Serves domains until [`HubHandle::stop`], or until the last handle is dropped.
     ///
     /// # Errors
     ///
@@ -481,5 +500,29 @@ impl Hub {
         connection.assigned = Some(id);
         self.store.introduce(id);
         Ok(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn hub_ends_when_its_last_handle_is_dropped() {
+        let (hub, first) = Hub::new(HubLimits::default()).unwrap();
+        let thread = std::thread::spawn(move || hub.run());
+        let second = first.clone();
+        drop(first);
+        second.admit(None, false).unwrap();
+        assert!(!thread.is_finished());
+        drop(second);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !thread.is_finished() {
+            assert!(Instant::now() < deadline, "the hub runs without a handle");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        thread.join().unwrap().unwrap();
     }
 }

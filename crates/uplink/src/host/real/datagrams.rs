@@ -9,11 +9,9 @@
 // #syscall uplink bind: the guest's port, if it is free
 // #syscall uplink getsockname: port of the socket
 // #syscall uplink getpeername: address of the peer
-// #syscall uplink recvmmsg,sendmmsg: datagrams, many at a time
-// #syscall uplink recvmsg,sendmsg: errors, and datagrams one at a time
-// #syscall uplink setsockopt 1=IPPROTO_UDP: segmentation of datagrams
-// #syscall uplink setsockopt 1=IPPROTO_IP: errors, hop limit, destination of a datagram
-// #syscall uplink setsockopt 1=IPPROTO_IPV6: errors, hop limit, destination of a datagram
+// #syscall uplink sendto: datagrams to the peer of the socket
+// #syscall uplink setsockopt 1=IPPROTO_IP: hop limit of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: hop limit of a datagram
 // #syscall uplink setsockopt 1=IPPROTO_ICMPV6: message filter
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding a socket's queue
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding a socket's queue
@@ -22,15 +20,13 @@
 // #syscall uplink getsockopt 1=IPPROTO_IPV6: options in force
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, MultiHeaders, SockFlag,
-    SockProtocol, SockType, SockaddrStorage, setsockopt, sockopt,
-};
 use ringfence_sys::counters::Counter;
+use ringfence_sys::datagrams::{self, SendOptions, Wait};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 
@@ -57,12 +53,12 @@ pub(crate) struct RealDatagrams {
     can_segment: bool,
 }
 
-fn errno(error: nix::Error) -> Errno {
-    Errno::from_raw_os_error(error as i32)
+fn errno(error: io::Error) -> Errno {
+    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 fn family(address: IpAddr) -> AddressFamily {
-    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
 }
 
 fn any(of: IpAddr, port: u16) -> SocketAddr {
@@ -74,71 +70,58 @@ fn any(of: IpAddr, port: u16) -> SocketAddr {
 impl RealDatagrams {
     /// Opens a connected UDP socket.
     pub(crate) fn udp(from: u16, to: SocketAddr) -> Result<RealDatagrams, Errno> {
-        let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp)?;
+        let mut socket = RealDatagrams::open(to.ip(), ipproto::UDP)?;
         socket.peer = Some(SocketAddr::new(to.ip(), to.port()));
         // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port would steal datagrams, across
         // uplinks and users. If the port is in use or privileged, `connect` selects another one.
         let _ = socket.bind(any(to.ip(), from));
         socket.tune();
-        let address = SockaddrStorage::from(to);
-        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).map_err(errno)?;
+        rustix::net::connect(&socket.fd, &to)?;
         Ok(socket)
     }
 
     /// Opens a connected ping socket.
     pub(crate) fn echo(id: u16, to: IpAddr) -> Result<RealDatagrams, Errno> {
-        let protocol = if to.is_ipv4() { SockProtocol::Icmp } else { SockProtocol::IcmpV6 };
+        let protocol = if to.is_ipv4() { ipproto::ICMP } else { ipproto::ICMPV6 };
         let mut socket = RealDatagrams::open(to, protocol)?;
         // Reports and replies of echo sockets have port 0.
         socket.peer = Some(SocketAddr::new(to, 0));
         let _ = socket.bind(any(to, id));
         socket.enable_errors();
-        let address = SockaddrStorage::from(SocketAddr::new(to, 0));
-        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).map_err(errno)?;
+        rustix::net::connect(&socket.fd, &SocketAddr::new(to, 0))?;
         Ok(socket)
     }
 
     /// Adopts a UDP socket that was bound elsewhere.
     pub(crate) fn adopted(fd: OwnedFd) -> Result<RealDatagrams, Errno> {
-        let name = nix::sys::socket::getsockname::<SockaddrStorage>(fd.as_raw_fd());
-        let is_v6 = name.map_err(errno)?.as_sockaddr_in6().is_some();
+        let is_v6 = rustix::net::getsockname(&fd)?.address_family() == AddressFamily::INET6;
         let socket = RealDatagrams { fd, is_v6, peer: None, can_segment: true };
         // An answer must leave from the address that the client contacted.
-        if is_v6 {
-            let _ = setsockopt(&socket.fd, sockopt::Ipv6RecvPacketInfo, &true);
-        } else {
-            let _ = setsockopt(&socket.fd, sockopt::Ipv4PacketInfo, &true);
-        }
+        let _ = datagrams::report_destinations(&socket.fd, is_v6);
         socket.tune();
         Ok(socket)
     }
 
-    fn open(to: IpAddr, protocol: SockProtocol) -> Result<RealDatagrams, Errno> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = nix::sys::socket::socket(family(to), SockType::Datagram, flags, protocol)
-            .map_err(errno)?;
+    fn open(to: IpAddr, protocol: Protocol) -> Result<RealDatagrams, Errno> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = rustix::net::socket_with(family(to), SocketType::DGRAM, flags, Some(protocol))?;
         Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, can_segment: true })
     }
 
     fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
-        let address = SockaddrStorage::from(at);
-        nix::sys::socket::bind(self.fd.as_raw_fd(), &address).map_err(errno)
+        rustix::net::bind(&self.fd, &at)
     }
 
     /// Sets options that are useful but not required.
     fn tune(&self) {
         self.enable_errors();
-        let _ = setsockopt(&self.fd, sockopt::UdpGroSegment, &true);
-        let _ = setsockopt(&self.fd, sockopt::RcvBuf, &BUFFER);
-        let _ = setsockopt(&self.fd, sockopt::SndBuf, &BUFFER);
+        let _ = datagrams::join_received(&self.fd);
+        let _ = sockopt::set_socket_recv_buffer_size(&self.fd, BUFFER);
+        let _ = sockopt::set_socket_send_buffer_size(&self.fd, BUFFER);
     }
 
     fn enable_errors(&self) {
-        if self.is_v6 {
-            let _ = setsockopt(&self.fd, sockopt::Ipv6RecvErr, &true);
-        } else {
-            let _ = setsockopt(&self.fd, sockopt::Ipv4RecvErr, &true);
-        }
+        let _ = datagrams::queue_errors(&self.fd, self.is_v6);
     }
 
     /// Returns `true` if the socket may deliver datagrams of `address`.
@@ -152,35 +135,12 @@ impl RealDatagrams {
         segment: Option<u16>,
         via: Option<Via>,
     ) -> Result<(), Errno> {
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        let to = via.map(|via| SockaddrStorage::from(via.to));
-        if segment.is_none() && to.is_none() {
-            return nix::sys::socket::send(self.fd.as_raw_fd(), bytes, flags)
-                .map(drop)
-                .map_err(errno);
+        if segment.is_none() && via.is_none() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            return rustix::net::send(&self.fd, bytes, flags).map(drop);
         }
-        let (v4, v6);
-        let mut control: [Option<ControlMessage<'_>>; 2] = [None, None];
-        control[0] = segment.as_ref().map(ControlMessage::UdpGsoSegments);
-        control[1] = match via.and_then(|via| via.from) {
-            Some(IpAddr::V4(ip)) => {
-                let zero = nix::libc::in_addr { s_addr: 0 };
-                let ipi_spec_dst = nix::libc::in_addr { s_addr: u32::from_ne_bytes(ip.octets()) };
-                v4 = nix::libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst, ipi_addr: zero };
-                Some(ControlMessage::Ipv4PacketInfo(&v4))
-            }
-            Some(IpAddr::V6(ip)) => {
-                let ipi6_addr = nix::libc::in6_addr { s6_addr: ip.octets() };
-                v6 = nix::libc::in6_pktinfo { ipi6_addr, ipi6_ifindex: 0 };
-                Some(ControlMessage::Ipv6PacketInfo(&v6))
-            }
-            None => None,
-        };
-        let control: arrayvec::ArrayVec<ControlMessage<'_>, 2> =
-            control.into_iter().flatten().collect();
-        let parts = [IoSlice::new(bytes)];
-        let fd = self.fd.as_raw_fd();
-        nix::sys::socket::sendmsg(fd, &parts, &control, flags, to.as_ref()).map(drop).map_err(errno)
+        let (to, from) = (via.map(|via| via.to), via.and_then(|via| via.from));
+        datagrams::send(&self.fd, bytes, &SendOptions { to, from, segment }).map_err(errno)
     }
 }
 
@@ -227,45 +187,19 @@ impl DatagramSocket for Counted {
         self.calls().add(1);
         let asked = buffer.batch_size;
         buffer.prepare(asked);
-        let mut datagrams = core::mem::take(&mut buffer.datagrams);
-        let space = nix::cmsg_space!([i32; 1], nix::libc::in6_pktinfo);
-        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(asked, Some(space));
+        let mut found = core::mem::take(&mut buffer.datagrams);
         let rooms = buffer.bytes.chunks_mut(ROOM).take(asked);
-        let mut rooms: Vec<[IoSliceMut<'_>; 1]> =
-            rooms.map(|room| [IoSliceMut::new(room)]).collect();
-        let flags = MsgFlags::MSG_DONTWAIT;
-        let fd = self.socket.fd.as_raw_fd();
-        let came = nix::sys::socket::recvmmsg(fd, &mut headers, rooms.iter_mut(), flags, None);
-        let came = came.map_err(errno)?;
-        let mut count = 0;
-        for (message, at) in came.zip(0..) {
-            count += 1;
-            let start = at * ROOM;
-            let from = message.address.and_then(|address| address_of(&address));
-            if !self.socket.accepts(from) {
+        let count = datagrams::receive(&self.socket.fd, rooms, Wait::Never, |index, one| {
+            if !self.socket.accepts(one.from) {
                 self.counters.drop_stranger.add(1);
-                continue;
+                return;
             }
-            let bytes = start..start + message.bytes.min(ROOM);
-            let mut datagram = Datagram { bytes, segment: None, from, to: None };
-            for control in message.cmsgs().into_iter().flatten() {
-                match control {
-                    ControlMessageOwned::UdpGroSegments(size) => {
-                        datagram.segment = u16::try_from(size).ok().filter(|size| *size > 0);
-                    }
-                    ControlMessageOwned::Ipv4PacketInfo(info) => {
-                        let ip = Ipv4Addr::from(info.ipi_spec_dst.s_addr.to_ne_bytes());
-                        datagram.to = Some(ip.into());
-                    }
-                    ControlMessageOwned::Ipv6PacketInfo(info) => {
-                        datagram.to = Some(Ipv6Addr::from(info.ipi6_addr.s6_addr).into());
-                    }
-                    _ => {}
-                }
-            }
-            datagrams.push(datagram);
-        }
-        buffer.datagrams = datagrams;
+            let start = index * ROOM;
+            let bytes = start..start + one.len.min(ROOM);
+            found.push(Datagram { bytes, segment: one.segment, from: one.from, to: one.to });
+        });
+        buffer.datagrams = found;
+        let count = count.map_err(errno)?;
         buffer.adapt(asked, count);
         Ok(count < asked)
     }
@@ -283,11 +217,10 @@ impl DatagramSocket for Counted {
 
     fn set_hops(&mut self, hops: u8) {
         self.calls().add(1);
-        let hops = i32::from(hops);
         if self.socket.is_v6 {
-            let _ = setsockopt(&self.socket.fd, sockopt::Ipv6Ttl, &hops);
+            let _ = sockopt::set_ipv6_unicast_hops(&self.socket.fd, Some(hops));
         } else {
-            let _ = setsockopt(&self.socket.fd, sockopt::Ipv4Ttl, &hops);
+            let _ = sockopt::set_ip_ttl(&self.socket.fd, hops.into());
         }
     }
 }
@@ -296,36 +229,15 @@ impl Counted {
     /// Reads the next report from the socket's error queue.
     fn next_error(&self, bytes: &mut [u8]) -> Option<Failure> {
         self.calls().add(1);
-        let mut space = nix::cmsg_space!(nix::libc::sock_extended_err, nix::libc::sockaddr_in6);
-        let mut parts = [IoSliceMut::new(bytes)];
-        let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
-        let fd = self.socket.fd.as_raw_fd();
-        let message =
-            nix::sys::socket::recvmsg::<SockaddrStorage>(fd, &mut parts, Some(&mut space), flags)
-                .ok()?;
-        let to = message.address.and_then(|address| address_of(&address));
-        let len = message.bytes;
-        for control in message.cmsgs().ok()? {
-            let (error, reporter) = match control {
-                ControlMessageOwned::Ipv4RecvErr(error, from) => (
-                    error,
-                    from.map(|from| Ipv4Addr::from(from.sin_addr.s_addr.to_ne_bytes()).into()),
-                ),
-                ControlMessageOwned::Ipv6RecvErr(error, from) => {
-                    (error, from.map(|from| Ipv6Addr::from(from.sin6_addr.s6_addr).into()))
-                }
-                _ => continue,
-            };
-            let is_local = error.ee_origin == ORIGIN_LOCAL;
-            let (kind, code) = if is_local {
-                local_error(self.socket.is_v6, error.ee_errno)
-            } else {
-                (error.ee_type, error.ee_code)
-            };
-            let reporter = reporter.filter(|_| !is_local);
-            return Some(Failure { reporter, kind, code, info: error.ee_info, to, len });
-        }
-        None
+        let report = datagrams::receive_error(&self.socket.fd, bytes).ok()??;
+        let is_local = report.origin == ORIGIN_LOCAL;
+        let (kind, code) = if is_local {
+            local_error(self.socket.is_v6, report.error)
+        } else {
+            (report.kind, report.code)
+        };
+        let reporter = report.reporter.filter(|_| !is_local);
+        Some(Failure { reporter, kind, code, info: report.info, to: report.to, len: report.len })
     }
 }
 
@@ -340,16 +252,9 @@ fn local_error(is_v6: bool, error: u32) -> (u8, u8) {
     }
 }
 
-fn address_of(address: &SockaddrStorage) -> Option<SocketAddr> {
-    if let Some(v4) = address.as_sockaddr_in() {
-        return Some(SocketAddr::new(v4.ip().into(), v4.port()));
-    }
-    address.as_sockaddr_in6().map(|v6| SocketAddr::new(v6.ip().into(), v6.port()))
-}
-
 /// Returns `true` if this process may not open ping sockets.
 pub(crate) fn echo_is_denied() -> bool {
-    let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), SockProtocol::Icmp);
+    let denied = RealDatagrams::open(Ipv4Addr::LOCALHOST.into(), ipproto::ICMP);
     matches!(denied, Err(Errno::ACCESS | Errno::PERM))
 }
 
@@ -362,8 +267,7 @@ mod tests {
     use crate::counters::UplinkCounters;
 
     fn local(socket: &RealDatagrams) -> SocketAddr {
-        let name = nix::sys::socket::getsockname::<SockaddrStorage>(socket.fd.as_raw_fd());
-        address_of(&name.unwrap()).unwrap()
+        rustix::net::getsockname(&socket.fd).unwrap().try_into().unwrap()
     }
 
     #[test]
@@ -372,13 +276,12 @@ mod tests {
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = peer.local_addr().unwrap();
         // As in `udp`, but another socket sends before this one is connected.
-        let mut socket = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
+        let mut socket = RealDatagrams::open(to.ip(), ipproto::UDP).unwrap();
         socket.peer = RealDatagrams::udp(0, to).unwrap().peer;
         socket.bind(any(to.ip(), 0)).unwrap();
         let own = SocketAddr::new(to.ip(), local(&socket).port());
         stranger.send_to(b"forged", own).unwrap();
-        let address = SockaddrStorage::from(to);
-        nix::sys::socket::connect(socket.fd.as_raw_fd(), &address).unwrap();
+        rustix::net::connect(&socket.fd, &to).unwrap();
         peer.send_to(b"honest", own).unwrap();
         let counters = Arc::<UplinkCounters>::default();
         let mut socket = Counted { socket, counters: Arc::clone(&counters) };
@@ -397,8 +300,8 @@ mod tests {
         let port = local(&first).port();
         let second = RealDatagrams::udp(port, to).unwrap();
         assert_ne!(local(&second).port(), port);
-        let program = RealDatagrams::open(to.ip(), SockProtocol::Udp).unwrap();
-        setsockopt(&program.fd, sockopt::ReuseAddr, &true).unwrap();
+        let program = RealDatagrams::open(to.ip(), ipproto::UDP).unwrap();
+        sockopt::set_socket_reuseaddr(&program.fd, true).unwrap();
         assert_eq!(program.bind(any(to.ip(), port)), Err(Errno::ADDRINUSE));
     }
 }
