@@ -63,6 +63,9 @@ pub enum ChannelError {
     /// The number of descriptors differs from the one that the message's type requires.
     #[error("a message with {found} descriptors in place of {expected}")]
     Descriptors { found: usize, expected: usize },
+    /// Too many descriptors that the other end sent are not closed yet.
+    #[error("more than {limit} descriptors of this connection are not closed yet")]
+    Pending { limit: usize },
     /// A system call failed.
     #[error("channel: {0}")]
     System(#[from] io::Error),
@@ -284,6 +287,7 @@ impl Channel {
             Err(MessageError::Descriptors { limit }) => {
                 return Err(ChannelError::TooLarge { size: 0, fds: limit + 1 });
             }
+            Err(MessageError::Pending { limit }) => return Err(ChannelError::Pending { limit }),
             Err(MessageError::Bytes { limit }) => {
                 return Err(ChannelError::TooLarge { size: limit + 1, fds: 0 });
             }
