@@ -320,6 +320,23 @@ mod tests {
     use std::io::Read;
 
     #[test]
+    fn disposed_channel_with_lingering_descriptor_in_its_queue_does_not_block() {
+        let (near, far) = Channel::pair().unwrap();
+        let lingering = ringfence_sys::descriptors::testing::Lingering::new();
+        far.send_now(&1, &[lingering.fd.as_fd()]).unwrap();
+        // The queue holds the last reference.
+        let ends = (lingering._listener, lingering._reader);
+        drop(lingering.fd);
+        let (sender, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            near.dispose();
+            sender.send(())
+        });
+        done.recv_timeout(std::time::Duration::from_secs(60)).expect("the caller is not blocked");
+        drop(ends);
+    }
+
+    #[test]
     fn message_arrives_with_its_descriptors() {
         let (a, b) = Channel::pair().unwrap();
         let mut file = tempfile::tempfile().unwrap();
