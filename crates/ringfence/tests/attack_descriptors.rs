@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringfence::cli::Cli;
-use ringfence_sys::descriptors::testing::send_raw;
+use ringfence_sys::descriptors::testing::{kernel_refuses, send_raw};
 use ringfence_testkit::attack;
 use rustix::net::SocketType;
 
@@ -98,14 +98,6 @@ fn attack_from_inside() {
         }
     }
     say("[done: everything was sent]");
-}
-
-/// Returns `true` if this kernel must refuse descriptors: Linux 6.16 or later.
-fn kernel_refuses() -> bool {
-    let name = rustix::system::uname();
-    let mut numbers = name.release().to_str().unwrap().split(['.', '-']);
-    let mut next = || numbers.next().and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
-    (next(), next()) >= (6, 16)
 }
 
 fn other_guests_are_served() {

@@ -23,6 +23,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use ringfence::cli::Cli;
+use ringfence_sandbox::DomainKind;
+use ringfence_sandbox::isolation::Isolation;
 use ringfence_testkit::attack::{self, Window};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -50,6 +52,10 @@ fn main() -> ExitCode {
             ringfence::frontend::main_taken_over(move || attack_from_inside(targets, false)).into()
         }
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
+        ["threaded"] => {
+            enter_with_two_threads();
+            ExitCode::SUCCESS
+        }
         ["victim"] => {
             println!("ready");
             // The process waits for the end of the test.
@@ -64,7 +70,23 @@ fn main() -> ExitCode {
             ("attacks_succeed_without_the_sandbox", attacks_succeed_without_the_sandbox),
             ("a_taken_over_driver_domain_in_copy_mode_reaches_nothing", || taken_over("copy")),
             ("a_taken_over_driver_domain_in_map_mode_reaches_nothing", || taken_over("map")),
+            ("process_with_a_second_thread_cannot_enter_the_sandbox", second_thread_is_refused),
         ]),
+    }
+}
+
+fn second_thread_is_refused() {
+    let said = Command::new("/proc/self/exe").arg("threaded").output().unwrap().stdout;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(said.contains("refused: ") && said.contains("threads"), "{said}");
+}
+
+/// Tries to enter the sandbox while another thread exists, which would keep its rights.
+fn enter_with_two_threads() {
+    std::thread::spawn(|| std::thread::sleep(MOMENT));
+    match Isolation::enter(DomainKind::Frontend, &[]) {
+        Ok(_) => println!("entered"),
+        Err(error) => println!("refused: {error}"),
     }
 }
 

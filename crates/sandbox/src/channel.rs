@@ -63,6 +63,9 @@ pub enum ChannelError {
     /// The number of descriptors differs from the one that the message's type requires.
     #[error("a message with {found} descriptors in place of {expected}")]
     Descriptors { found: usize, expected: usize },
+    /// Too many descriptors that the other end sent are not closed yet.
+    #[error("more than {limit} descriptors of this connection are not closed yet")]
+    Pending { limit: usize },
     /// A system call failed.
     #[error("channel: {0}")]
     System(#[from] io::Error),
@@ -284,6 +287,7 @@ impl Channel {
             Err(MessageError::Descriptors { limit }) => {
                 return Err(ChannelError::TooLarge { size: 0, fds: limit + 1 });
             }
+            Err(MessageError::Pending { limit }) => return Err(ChannelError::Pending { limit }),
             Err(MessageError::Bytes { limit }) => {
                 return Err(ChannelError::TooLarge { size: limit + 1, fds: 0 });
             }
@@ -314,6 +318,23 @@ pub fn expect_fds<const N: usize>(fds: Descriptors) -> Result<[OwnedFd; N], Chan
 mod tests {
     use super::*;
     use std::io::Read;
+
+    #[test]
+    fn disposed_channel_with_lingering_descriptor_in_its_queue_does_not_block() {
+        let (near, far) = Channel::pair().unwrap();
+        let lingering = ringfence_sys::descriptors::testing::Lingering::new();
+        far.send_now(&1, &[lingering.fd.as_fd()]).unwrap();
+        // The queue holds the last reference.
+        let ends = (lingering._listener, lingering._reader);
+        drop(lingering.fd);
+        let (sender, done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            near.dispose();
+            sender.send(())
+        });
+        done.recv_timeout(std::time::Duration::from_secs(60)).expect("the caller is not blocked");
+        drop(ends);
+    }
 
     #[test]
     fn message_arrives_with_its_descriptors() {

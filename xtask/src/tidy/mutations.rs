@@ -28,7 +28,9 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
             Some(count) => find(format!("the guard's text occurs {count} times in {}", entry.file)),
         }
         let test = entry.test.split([' ', ':']).next_back().unwrap_or_default();
-        let is_test = |text: &String| text.contains(&format!("fn {test}"));
+        // Programs without the usual harness name their tests in a table.
+        let forms = [format!("fn {test}"), format!("\"{test}\"")];
+        let is_test = |text: &String| forms.iter().any(|form| text.contains(form));
         if test.is_empty() || !tree.files.values().any(is_test) {
             find(format!("there is no test `{test}`"));
         }

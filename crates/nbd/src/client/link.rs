@@ -442,12 +442,14 @@ fn begin_below(path: &Path, folders: &Folders) -> io::Result<(OwnedFd, bool)> {
 }
 
 /// Creates a socket and starts to connect. Returns `true` if the connection is not established yet.
-fn begin(
+pub(super) fn begin(
     family: AddressFamily,
     address: &impl rustix::net::addr::SocketAddrArg,
 ) -> io::Result<(OwnedFd, bool)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    // Before the server can send. Fails on TCP sockets, which carry no descriptors.
+    let _ = refuse_descriptors(&stream);
     match rustix::net::connect(&stream, address) {
         Ok(()) => Ok((stream, false)),
         Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => Ok((stream, true)),

@@ -10,6 +10,9 @@ use ringfence_block::storage::testing::powercut::PowerCutDisk;
 use ringfence_block::storage::testing::workload::{Failure, Workload};
 use ringfence_block::storage::testing::{Driver, conformance, image};
 
+use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
+use rustix::net::{AddressFamily, SocketAddrUnix};
+
 use super::*;
 use crate::export::{Export, ExportOptions};
 use crate::protocol::numbers::{self, chunk, command, option, reply};
@@ -382,4 +385,13 @@ fn bytes_behind_starttls_agreement_end_the_connection() {
             assert!(error.contains(&expected) && said.is_empty(), "{error}, {said:?}");
         }
     }
+}
+
+#[test]
+fn descriptor_from_the_server_is_refused() {
+    let place = Place::new();
+    let listener = place.listen();
+    let address = SocketAddrUnix::new(place.path.as_path()).unwrap();
+    let _client = link::begin(AddressFamily::UNIX, &address).unwrap();
+    assert_descriptors_are_refused(listener.accept().unwrap().0);
 }

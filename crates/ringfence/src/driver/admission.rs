@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
+use ringfence_sys::descriptors::{Descriptors, FileIdentity, identity};
 use ringfence_sys::socket::peer_user;
 
 use crate::switchboard::{ToDriver, VERSION};
@@ -53,7 +53,7 @@ impl Admission {
     /// # Errors
     ///
     /// Returns a text for the user of the launcher.
-    pub(super) fn check(&self, message: &ToDriver, fds: Descriptors) -> Result<(), String> {
+    pub(super) fn check(&self, message: &ToDriver, fds: &Descriptors) -> Result<(), String> {
         let ToDriver::Hello { version } = message else {
             return Err("the first message is not a launcher's".to_owned());
         };
@@ -62,15 +62,9 @@ impl Admission {
                 "the switch is served by Ringfence {VERSION}, this is {version}; use another --switch"
             ));
         }
-        let is_same = |fds: Descriptors| match fds.exactly() {
-            Ok([proof]) => {
-                let found = identity(&proof);
-                dispose(proof);
-                found == Ok(self.namespace)
-            }
-            Err(_) => false,
-        };
-        if is_same(fds) {
+        // The proof stays among the descriptors, which are disposed of.
+        let proof = fds.each().next().filter(|_| fds.len() == 1);
+        if proof.is_some_and(|proof| identity(proof) == Ok(self.namespace)) {
             return Ok(());
         }
         Err("it belongs to another user namespace than this command; use another --switch"
@@ -96,19 +90,19 @@ mod tests {
     #[test]
     fn own_user_namespace_is_admitted() {
         let admission = Admission::own().unwrap();
-        assert_eq!(admission.check(&hello(), of(own_user_namespace().unwrap())), Ok(()));
+        assert_eq!(admission.check(&hello(), &of(own_user_namespace().unwrap())), Ok(()));
     }
 
     #[test]
     fn another_file_or_version_or_message_is_refused() {
         let admission = Admission::own().unwrap();
         let other: OwnedFd = std::fs::File::open("/proc/self/ns/net").unwrap().into();
-        assert!(admission.check(&hello(), of(other)).is_err());
-        assert!(admission.check(&hello(), Descriptors::default()).is_err());
+        assert!(admission.check(&hello(), &of(other)).is_err());
+        assert!(admission.check(&hello(), &Descriptors::default()).is_err());
         let proof = || of(own_user_namespace().unwrap());
-        assert!(admission.check(&ToDriver::Stats, proof()).is_err());
+        assert!(admission.check(&ToDriver::Stats, &proof()).is_err());
         let old = ToDriver::Hello { version: "0".to_owned() };
-        let why = admission.check(&old, proof()).unwrap_err();
+        let why = admission.check(&old, &proof()).unwrap_err();
         assert!(why.contains("this is 0"), "{why}");
     }
 }

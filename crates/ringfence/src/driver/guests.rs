@@ -200,7 +200,7 @@ impl Guests {
                 }
             }
             Ok(Some((message, fds))) => {
-                if let Err(why) = self.admission.check(&message, fds) {
+                if let Err(why) = self.admission.check(&message, &fds) {
                     tracing::warn!(%why, "a connection was not admitted");
                     lease.send(&FromDriver::Refused(why), &[]);
                     return false;

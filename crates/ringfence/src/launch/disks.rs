@@ -256,7 +256,22 @@ fn is_refused(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
+
     use super::*;
+
+    #[test]
+    fn descriptor_to_the_socket_of_a_disk_is_refused() {
+        let outer = tempfile::tempdir().unwrap();
+        let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
+        let image = outer.path().join("image");
+        std::fs::write(&image, [0; 4096]).unwrap();
+        let spec = image.display().to_string().parse().unwrap();
+        let disks = Disks::open(&[spec], &directory).unwrap();
+        assert_descriptors_are_refused(UnixStream::connect(&disks.list[0].path).unwrap());
+    }
 
     #[test]
     fn socket_name_in_use_gets_a_number() {

@@ -360,6 +360,8 @@ pub fn ask(path: &Path) -> Result<Snapshot, ChannelError> {
 
 #[cfg(test)]
 mod tests {
+    use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
+
     use super::*;
 
     fn snapshot(vifs: u16) -> Snapshot {
@@ -385,6 +387,20 @@ mod tests {
         dir.path().join("s.sock")
     }
 
+    fn connected(dir: &tempfile::TempDir) -> OwnedFd {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let fd = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path(dir)).unwrap()).unwrap();
+        fd
+    }
+
+    #[test]
+    fn descriptor_to_the_status_socket_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let _socket = StatusSocket::listen(&path(&dir)).unwrap();
+        assert_descriptors_are_refused(connected(&dir));
+    }
+
     #[test]
     fn client_receives_every_device_of_snapshot() {
         let dir = tempfile::tempdir().unwrap();
@@ -406,19 +422,7 @@ mod tests {
     fn silent_clients_are_limited_and_delay_nobody() {
         let dir = tempfile::tempdir().unwrap();
         let socket = StatusSocket::listen(&path(&dir)).unwrap();
-        let silent: Vec<_> = (0..CLIENTS_MAX + 4)
-            .map(|_| {
-                let fd = rustix::net::socket_with(
-                    AddressFamily::UNIX,
-                    SocketType::SEQPACKET,
-                    SocketFlags::CLOEXEC,
-                    None,
-                )
-                .unwrap();
-                rustix::net::connect(&fd, &SocketAddrUnix::new(path(&dir)).unwrap()).unwrap();
-                fd
-            })
-            .collect();
+        let silent: Vec<_> = (0..CLIENTS_MAX + 4).map(|_| connected(&dir)).collect();
         let began = std::time::Instant::now();
         socket.answer(|| snapshot(1));
         assert!(!socket.has_room());

@@ -150,6 +150,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/local/hub/server.rs: the credentials of who connects
     // ringfence/src/driver/mod.rs: the user of a connection
     // sandbox/src/channel.rs: the type of a channel
+    // sys/src/descriptors/disposal.rs: the cookie of a socket, which identifies the peer
     // sys/src/descriptors/stream.rs: the family of a socket
     // sys/src/socket.rs: SO_MEMINFO: room in a socket
     // uplink/src/host/real/datagrams.rs: errors
@@ -400,6 +401,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/datagrams.rs: bounding a socket's queue
     on(DRIVER | UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]),
     // sandbox/src/isolation/syscalls.rs: telling a peer that there is no more
+    // sys/src/descriptors/disposal.rs: the peer of a socket that is disposed of sees the end at once
     // uplink/src/host/real/tcp.rs: the guest has closed its direction
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_shutdown, &[]),
     // sandbox/src/isolation/syscalls.rs: start and end of a thread: stack overflow is reported

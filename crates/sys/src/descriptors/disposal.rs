@@ -2,29 +2,42 @@
 //!
 //! [`dispose`] puts a descriptor into a queue and returns. A thread takes it out and closes it. A thread
 //! that is blocked in a close does not stop the others: while every thread is busy, the next descriptor
-//! starts another one, up to [`THREADS_MAX`]. A thread without work exits after [`IDLE`].
-//!
-//! The queue itself has no bound. Each peer has one: a peer whose message is refused loses its connection.
-//! No descriptor is ever closed on the caller's thread, even when no thread can be started; the next
-//! call tries again.
+//! starts another one, up to [`THREADS_MAX`]. A thread without work exits after [`IDLE`]. No descriptor is
+//! ever closed on the caller's thread, even when no thread can be started; the next call tries again.
 //!
 //! A disposal thread turns `SO_LINGER` off before it closes a socket. A peer that keeps a copy can
-//! turn it on again, but then the close is not the last one.
+//! turn it on again, but then the close is not the last one. A peer can still block a close: it sends a
+//! Unix socket whose own queue holds a lingering connection. Three rules bound what it gains:
+//!
+//! ```text
+//!  add ──peer without an item in the queue──> queue ──> thread ──ended──> the peer's next item
+//!    └───peer with one──> that peer's waiting items ──────────────────────────┘
+//! ```
+//!
+//! * One peer's items end one after the other, so a peer blocks one thread. A peer is the socket from
+//!   which the descriptors came.
+//! * A peer with more than [`PEER_PENDING_MAX`] pending items is refused further descriptors
+//!   ([`receive_message`](super::receive_message)) and loses its connection.
+//! * A socket is shut down when it is added. Its peer sees the end at once, also while the close waits.
 
 // #syscall all setsockopt 1=SOL_SOCKET 2=SO_LINGER: a socket that a peer sent closes at once
 // #syscall all recvmsg: what is left in the queue of a socket that is disposed of
+// #syscall all shutdown: the peer of a socket that is disposed of sees the end at once
+// #syscall all getsockopt 1=SOL_SOCKET: the cookie of a socket, which identifies the peer
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, sockopt};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, sockopt};
 
 /// Most disposal threads of a process.
 pub(super) const THREADS_MAX: usize = 32;
+/// Most pending items of a peer that may send further descriptors.
+pub(super) const PEER_PENDING_MAX: usize = 64;
 /// Time after which a thread without work exits.
 const IDLE: Duration = Duration::from_secs(5);
 /// Stack size of a disposal thread in bytes. Its calls are not deep.
@@ -43,44 +56,77 @@ enum Item {
     Socket(OwnedFd),
 }
 
-/// Closes `fd` on a disposal thread. Never blocks.
+/// Identity of a peer: the cookie of the socket over which it sends.
+pub(super) type Peer = u64;
+
+/// Returns the peer of a socket; `None` for what is no socket.
+pub(super) fn peer_of(socket: impl AsFd) -> Option<Peer> {
+    sockopt::socket_cookie(socket).ok()
+}
+
+/// Returns the number of items of a peer that are not closed yet.
+pub(super) fn pending_of(peer: Peer) -> usize {
+    DISPOSAL.get().map_or(0, |disposal| disposal.pending_of(peer))
+}
+
+/// Closes `fd`, of no known peer, on a disposal thread. Never blocks.
 pub fn dispose(fd: OwnedFd) {
-    add(Item::File(fd));
+    add(None, Item::File(fd));
 }
 
-/// Closes a socket that only this process has on a disposal thread, with the messages in its queue.
-/// Never blocks.
+/// Shuts down a socket that only this process has, and closes it on a disposal thread, with the messages in its
+/// queue. Never blocks.
 pub fn dispose_socket(socket: OwnedFd) {
-    add(Item::Socket(socket));
+    // Fails if the peer is gone.
+    let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+    add(peer_of(&socket), Item::Socket(socket));
 }
 
-fn add(item: Item) {
-    DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close)).add(item);
+fn add(peer: Option<Peer>, item: Item) {
+    let disposal = DISPOSAL.get_or_init(|| Disposal::new(THREADS_MAX, close));
+    match peer {
+        Some(peer) => disposal.add_for(peer, item),
+        None => disposal.add(item),
+    }
 }
 
 /// Descriptors received from a peer. Those that were not moved out are disposed of on drop.
 #[derive(Debug, Default)]
-pub struct Descriptors(Vec<OwnedFd>);
+pub struct Descriptors {
+    fds: Vec<OwnedFd>,
+    peer: Option<Peer>,
+}
 
 impl Descriptors {
+    /// Wraps descriptors received over `socket`.
+    pub(super) fn received(fds: Vec<OwnedFd>, socket: impl AsFd) -> Descriptors {
+        let peer = if fds.is_empty() { None } else { peer_of(socket) };
+        Descriptors { fds, peer }
+    }
+
+    /// Returns `true` if too many descriptors of this peer are not closed yet.
+    pub(super) fn is_over_allowance(&self) -> bool {
+        self.peer.is_some_and(|peer| pending_of(peer) > PEER_PENDING_MAX)
+    }
+
     /// Returns the number of descriptors.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.fds.len()
     }
 
     /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.fds.is_empty()
     }
 
     /// Returns a reference to each descriptor.
     pub fn each(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.0.iter().map(AsFd::as_fd)
+        self.fds.iter().map(AsFd::as_fd)
     }
 
     /// Moves all descriptors out.
     pub fn into_vec(mut self) -> Vec<OwnedFd> {
-        std::mem::take(&mut self.0)
+        std::mem::take(&mut self.fds)
     }
 
     /// Moves exactly `N` descriptors out.
@@ -89,23 +135,23 @@ impl Descriptors {
     ///
     /// Returns the number found if it is not `N`. All of them are disposed of then.
     pub fn exactly<const N: usize>(self) -> Result<[OwnedFd; N], usize> {
-        if self.0.len() != N {
-            return Err(self.0.len());
+        if self.fds.len() != N {
+            return Err(self.fds.len());
         }
-        let found = self.0.len();
+        let found = self.fds.len();
         <[OwnedFd; N]>::try_from(self.into_vec()).map_err(|_| found)
     }
 }
 
 impl From<Vec<OwnedFd>> for Descriptors {
     fn from(fds: Vec<OwnedFd>) -> Descriptors {
-        Descriptors(fds)
+        Descriptors { fds, peer: None }
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(dispose);
+        self.fds.drain(..).for_each(|fd| add(self.peer, Item::File(fd)));
     }
 }
 
@@ -155,7 +201,11 @@ struct Shared<T> {
 }
 
 struct State<T> {
-    queue: VecDeque<T>,
+    /// Items that a thread may end now; at most one of each peer.
+    queue: VecDeque<(Option<Peer>, T)>,
+    /// Items behind the one of their peer that is in `queue` or that a thread ends. A peer without
+    /// such an item has no entry.
+    waiting: HashMap<Peer, VecDeque<T>>,
     threads: usize,
     idle: usize,
     /// Items that were added and have not ended.
@@ -165,15 +215,41 @@ struct State<T> {
 impl<T: Send + 'static> Disposal<T> {
     /// A disposal that ends each item by `end`, on at most `threads_max` threads. It has none yet.
     pub fn new(threads_max: usize, end: fn(T)) -> Disposal<T> {
-        let state = State { queue: VecDeque::new(), threads: 0, idle: 0, pending: 0 };
+        let state = State {
+            queue: VecDeque::new(),
+            waiting: HashMap::new(),
+            threads: 0,
+            idle: 0,
+            pending: 0,
+        };
         let (state, added, ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
         Disposal { shared: Arc::new(Shared { state, added, ended, threads_max, end }) }
     }
 
-    /// Hands `item` to a thread. Never blocks.
+    /// Hands `item`, of no peer, to a thread. Never blocks.
     pub fn add(&self, item: T) {
+        self.start(self.shared.lock(), None, item);
+    }
+
+    /// Hands `item` to a thread once the earlier items of `peer` have ended. Never blocks.
+    pub(super) fn add_for(&self, peer: Peer, item: T) {
         let mut state = self.shared.lock();
-        state.queue.push_back(item);
+        if let Some(waiting) = state.waiting.get_mut(&peer) {
+            waiting.push_back(item);
+            state.pending += 1;
+            return;
+        }
+        state.waiting.insert(peer, VecDeque::new());
+        self.start(state, Some(peer), item);
+    }
+
+    /// Returns the number of items of `peer` that have not ended.
+    fn pending_of(&self, peer: Peer) -> usize {
+        self.shared.lock().waiting.get(&peer).map_or(0, |waiting| waiting.len() + 1)
+    }
+
+    fn start(&self, mut state: MutexGuard<'_, State<T>>, peer: Option<Peer>, item: T) {
+        state.queue.push_back((peer, item));
         state.pending += 1;
         if state.queue.len() > state.idle && state.threads < self.shared.threads_max {
             let shared = Arc::clone(&self.shared);
@@ -201,6 +277,16 @@ impl<T> std::fmt::Debug for Disposal<T> {
     }
 }
 
+impl<T> State<T> {
+    /// Puts the next item of a peer, one of whose items has ended, into the queue.
+    fn release(&mut self, peer: Peer) {
+        match self.waiting.get_mut(&peer).and_then(VecDeque::pop_front) {
+            Some(next) => self.queue.push_back((Some(peer), next)),
+            None => drop(self.waiting.remove(&peer)),
+        }
+    }
+}
+
 impl<T> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -209,11 +295,14 @@ impl<T> Shared<T> {
     fn work(&self) {
         let mut state = self.lock();
         loop {
-            if let Some(item) = state.queue.pop_front() {
+            if let Some((peer, item)) = state.queue.pop_front() {
                 drop(state);
                 (self.end)(item);
                 state = self.lock();
                 state.pending -= 1;
+                if let Some(peer) = peer {
+                    state.release(peer);
+                }
                 self.ended.notify_all();
                 continue;
             }

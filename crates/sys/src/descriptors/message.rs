@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
 use super::Descriptors;
+use super::disposal::PEER_PENDING_MAX;
 
 /// Most descriptors that any protocol here sends with a message.
 const FDS_MAX: usize = 64;
@@ -37,6 +38,13 @@ pub enum MessageError {
     /// More bytes than the buffer has. The message is still in the queue, as above.
     #[error("a message of more than {limit} bytes")]
     Bytes {
+        /// The limit.
+        limit: usize,
+    },
+    /// Too many descriptors that came over this socket are not closed yet. The message is still in the
+    /// queue, as above.
+    #[error("more than {limit} descriptors that are not closed yet")]
+    Pending {
         /// The limit.
         limit: usize,
     },
@@ -69,7 +77,10 @@ pub fn receive_message(
             fds.extend(rights);
         }
     }
-    let descriptors = Descriptors::from(fds);
+    let descriptors = Descriptors::received(fds, &socket);
+    if descriptors.is_over_allowance() {
+        return Err(MessageError::Pending { limit: PEER_PENDING_MAX });
+    }
     if got.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > fds_max {
         return Err(MessageError::Descriptors { limit: fds_max });
     }

@@ -1,4 +1,4 @@
-//! A descriptor whose close blocks, and a sender of descriptors.
+//! A descriptor whose close blocks, a sender of descriptors, and a check of sockets that take none.
 
 #![allow(clippy::unwrap_used, reason = "the panic of a test is its report")]
 
@@ -54,4 +54,22 @@ pub fn send_raw(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)?;
     Ok(())
+}
+
+/// Returns `true` if this kernel must refuse descriptors: Linux 6.16 or later.
+pub fn kernel_refuses() -> bool {
+    let name = rustix::system::uname();
+    let mut numbers = name.release().to_str().unwrap().split(['.', '-']);
+    let mut next = || numbers.next().and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
+    (next(), next()) >= (6, 16)
+}
+
+/// Checks that the other end of `socket`, which is connected, takes no descriptors.
+pub fn assert_descriptors_are_refused(socket: impl AsFd) {
+    if !kernel_refuses() {
+        eprintln!("SKIPPED: this kernel has no SO_PASSRIGHTS (Linux 6.16)");
+        return;
+    }
+    let refused = send_raw(&socket, b"x", &[socket.as_fd()]);
+    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EPERM));
 }

@@ -1,3 +1,4 @@
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -7,9 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::disposal::{Disposal, THREADS_MAX};
-use super::testing::Lingering;
-use super::testing::send_raw;
+use super::disposal::{Disposal, PEER_PENDING_MAX, THREADS_MAX};
+use super::testing::{Lingering, assert_descriptors_are_refused, send_raw};
 use super::*;
 
 /// Bound of every wait; a close that blocks would take an hour.
@@ -34,23 +34,11 @@ fn eventually(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Returns `true` if this kernel must refuse descriptors: Linux 6.16 or later.
-fn kernel_refuses() -> bool {
-    let name = rustix::system::uname();
-    let mut numbers = name.release().to_str().unwrap().split(['.', '-']);
-    let mut next = || numbers.next().and_then(|n| n.parse::<u32>().ok()).unwrap_or(0);
-    (next(), next()) >= (6, 16)
-}
-
 #[test]
 fn descriptor_to_a_byte_socket_is_refused_by_the_kernel() {
-    if !kernel_refuses() {
-        eprintln!("SKIPPED: this kernel has no SO_PASSRIGHTS (Linux 6.16)");
-        return;
-    }
     let (near, far) = pair(SocketType::STREAM);
     let near = ByteSocket::new(near).unwrap();
-    assert_eq!(send_raw(&far, b"x", &[far.as_fd()]).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    assert_descriptors_are_refused(&far);
     send_raw(&far, b"x", &[]).unwrap();
     assert_eq!(near.receive(&mut [0; 8]), Ok(Received::Bytes(1)));
 }
@@ -167,11 +155,12 @@ fn disposed_socket_with_a_lingering_connection_in_its_queue_is_closed() {
     let (near, far) = pair(SocketType::STREAM);
     let lingering = Lingering::new();
     let Lingering { _listener, _reader, fd } = lingering;
-    send_raw(&far, b"x", &[fd.as_fd()]).unwrap();
-    drop(fd);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    send_raw(&far, b"x", &[fd.as_fd(), writer.as_fd()]).unwrap();
+    drop((fd, writer));
     dispose_socket(near);
-    // The far end hangs up once the near one is closed.
-    soon(move || eventually(|| send_raw(&far, b"x", &[]).is_err()));
+    // The pipe has no writer once the queue is closed.
+    soon(move || assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0)));
     drop((_listener, _reader));
 }
 
@@ -212,4 +201,84 @@ fn disposal_that_is_stuck_does_not_stop_the_others() {
     gate.1.notify_all();
     assert!(disposal.wait_until_done(SOON));
     assert_eq!(ENDED.load(Ordering::SeqCst), 100 + THREADS_MAX - 1);
+}
+
+static OF_OTHERS: AtomicUsize = AtomicUsize::new(0);
+
+fn end_one(item: Option<Gate>) {
+    match item {
+        Some(gate) => drop(gate.1.wait_while(gate.0.lock().unwrap(), |open| !*open).unwrap()),
+        None => drop(OF_OTHERS.fetch_add(1, Ordering::SeqCst)),
+    }
+}
+
+#[test]
+fn peer_whose_items_block_occupies_one_thread() {
+    const PEERS: usize = 3;
+    let gate = Gate::default();
+    let disposal: Disposal<Option<Gate>> = Disposal::new(PEERS + 1, end_one);
+    for peer in 0..PEERS as u64 {
+        (0..10).for_each(|_| disposal.add_for(peer, Some(Arc::clone(&gate))));
+    }
+    (0..10).for_each(|_| disposal.add_for(99, None));
+    (0..10).for_each(|_| disposal.add(None));
+    eventually(|| OF_OTHERS.load(Ordering::SeqCst) == 20);
+    *gate.0.lock().unwrap() = true;
+    gate.1.notify_all();
+    assert!(disposal.wait_until_done(SOON));
+}
+
+/// A Unix socket with a lingering connection in its queue: closing it blocks, whatever its own options are.
+fn nested(lingering: &Lingering) -> OwnedFd {
+    let (near, far) = pair(SocketType::STREAM);
+    send_raw(&far, b"x", &[lingering.fd.as_fd()]).unwrap();
+    near
+}
+
+/// Receives a socket whose close blocks over `near`, and drops it. The close ends with the result.
+fn block_disposal(near: &OwnedFd, far: &OwnedFd) -> (TcpListener, TcpStream) {
+    let lingering = Lingering::new();
+    let outer = nested(&lingering);
+    send_raw(far, b"x", &[outer.as_fd()]).unwrap();
+    let Lingering { _listener, _reader, fd } = lingering;
+    soon(move || drop((outer, fd)));
+    drop(receive_message(near, &mut [0; 8], 1).unwrap());
+    (_listener, _reader)
+}
+
+#[test]
+fn peer_with_too_many_pending_descriptors_is_refused() {
+    let (near, far) = pair(SocketType::SEQPACKET);
+    let held = block_disposal(&near, &far);
+    let mut taken = 0;
+    let refused = loop {
+        send_raw(&far, b"x", &[far.as_fd()]).unwrap();
+        match receive_message(&near, &mut [0; 8], 1) {
+            Ok(_) => taken += 1,
+            Err(error) => break error,
+        }
+        assert!(taken <= PEER_PENDING_MAX, "every message is taken");
+    };
+    assert_eq!(refused, MessageError::Pending { limit: PEER_PENDING_MAX });
+    // Another peer's descriptors are closed meanwhile.
+    let (other_near, other_far) = pair(SocketType::SEQPACKET);
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    send_raw(&other_far, b"x", &[writer.as_fd()]).unwrap();
+    drop(writer);
+    drop(receive_message(&other_near, &mut [0; 8], 1).unwrap());
+    soon(move || assert_eq!(rustix::io::read(&reader, &mut [0; 1]), Ok(0)));
+    dispose_socket(near);
+    drop(held);
+}
+
+#[test]
+fn socket_disposed_of_behind_a_blocked_close_is_shut_down_at_once() {
+    let (near, far) = pair(SocketType::SEQPACKET);
+    let held = block_disposal(&near, &far);
+    dispose_socket(near);
+    soon(move || {
+        let ended = rustix::net::recv(&far, &mut [0; 1][..], rustix::net::RecvFlags::empty());
+        assert_eq!(ended.map(|(_, bytes)| bytes), Ok(0));
+    });
+    drop(held);
 }

@@ -186,7 +186,9 @@ pub(crate) fn receive(socket: impl AsFd) -> Received {
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let got = match receive_message(socket, &mut bytes, FDS_MAX) {
         Ok(got) => got,
-        Err(MessageError::Descriptors { .. }) => return Received::Malformed(Refusal::Descriptors),
+        Err(MessageError::Descriptors { .. } | MessageError::Pending { .. }) => {
+            return Received::Malformed(Refusal::Descriptors);
+        }
         Err(MessageError::Bytes { .. }) => return Received::Malformed(Refusal::Malformed),
         Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return Received::Nothing,
         Err(MessageError::System(_)) => return Received::Closed,

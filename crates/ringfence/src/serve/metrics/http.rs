@@ -256,3 +256,18 @@ fn response(status: &str, content_type: &str, body: &str, with_body: bool) -> Ve
     }
     text.into_bytes()
 }
+
+#[cfg(test)]
+mod tests {
+    use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
+
+    use super::*;
+
+    #[test]
+    fn descriptor_to_the_metrics_socket_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("metrics.sock");
+        let _listener = bind(&path).unwrap();
+        assert_descriptors_are_refused(UnixStream::connect(&path).unwrap());
+    }
+}
