@@ -26,6 +26,8 @@ pub(super) struct Programs {
     pub(super) engines: PathBuf,
     /// Integration tests, by name.
     pub(super) tests: Vec<(String, PathBuf)>,
+    /// Module of `linux/netfront`, if a scenario wants it.
+    pub(super) guest_driver: Option<PathBuf>,
 }
 
 /// Builds them, `ringfence` unless it is `given`, and the `tests` of these names; `target` is cargo's target
@@ -66,6 +68,7 @@ pub(super) fn build(
         traffic: folder.join("traffic"),
         engines: folder.join("engines"),
         tests: build_tests(root, target, tests)?,
+        guest_driver: None,
     })
 }
 
