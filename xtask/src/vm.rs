@@ -173,8 +173,8 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_driver) {
         let images = &setting.images;
-        let module = guest_driver::module(root, images, &cache, &toolbox, !args.no_install)?;
-        setting.programs.guest_driver = Some(module);
+        let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
+        setting.programs.guest_driver = Some(driver);
     }
     setting.patience = args.patience;
     setting.processors = args.processors;

@@ -1,5 +1,6 @@
-//! Guest network driver of `linux/netfront`, built against Debian's headers for the kernel that the guests boot. The
-//! headers are unpacked, not installed. The module is kept until its sources or the kernel change.
+//! Guest network driver of `linux/netfront`, as a part of a guest's root file system: the module, built against
+//! Debian's headers for the kernel that the guests boot, ethtool, and the hostile backend of the driver's tests. The
+//! headers are unpacked, not installed. The part is kept until the sources or the kernel change.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +8,7 @@ use anyhow::Context as _;
 
 use super::apt::Apt;
 use super::build::Build;
+use super::cpio::Archive;
 use super::images::Images;
 use crate::tools::{self, Tool, Toolbox};
 
@@ -16,10 +18,18 @@ static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::LIBELF];
 /// Folder of the sources, in the repository.
 const SOURCES: &str = "linux/netfront";
 /// File name of the module.
-pub(super) const MODULE: &str = "ringfence-netfront.ko";
+const MODULE: &str = "ringfence-netfront.ko";
+/// File name of the archive.
+const ARCHIVE: &str = "guest-driver.cpio";
+/// Source of the hostile backend, in the folder of the sources.
+const HOSTILE: &str = "tests/hostile-backend.c";
+/// Packages of ethtool. The part `tools` has the rest of the C library.
+const ETHTOOL: [&str; 3] = ["ethtool", "libmnl0", "libc6"];
+const LIBRARIES: [&str; 2] =
+    ["usr/lib/x86_64-linux-gnu/libmnl.so.0", "lib/x86_64-linux-gnu/libm.so.6"];
 
-/// Builds the module below `cache`, or finds it there; returns its path.
-pub(super) fn module(
+/// Builds the archive below `cache`, or finds it there; returns its path.
+pub(super) fn archive(
     root: &Path,
     images: &Images,
     cache: &Path,
@@ -29,14 +39,15 @@ pub(super) fn module(
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = release(&image).context("the kernel's image has no version")?;
     let sources = sources(&root.join(SOURCES))?;
-    let (built, stamp) = (cache.join(MODULE), cache.join("ringfence-netfront.stamp"));
+    let (built, stamp) = (cache.join(ARCHIVE), cache.join("guest-driver.stamp"));
     let state = sources.iter().fold(release.clone(), |state, (name, text)| state + name + text);
     if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
         return Ok(built);
     }
     println!("building {MODULE} for Linux {release}");
     let build = Build::begin(cache.join("guest-driver"), NEEDS, toolbox, may_install)?;
-    let headers = unpack_headers(cache, &release, &build.folder().join("tree"))?;
+    let tree = build.folder().join("tree");
+    let headers = unpack_headers(cache, &release, &tree)?;
     for (name, text) in &sources {
         std::fs::write(build.folder().join(name), text)?;
     }
@@ -44,17 +55,28 @@ pub(super) fn module(
     let headers = headers.display().to_string();
     build.run(&["make", "-C", &headers, &sources, "modules"])?;
     build.run(&["strip", "--strip-debug", MODULE])?;
-    build.keep(MODULE, &built)?;
+    let hostile = root.join(SOURCES).join(HOSTILE).display().to_string();
+    build.run(&["gcc", "-O2", "-Wall", "-static", "-o", "hostile-backend", &hostile])?;
+    let mut archive = Archive::new(Vec::new());
+    archive.copy(&format!("lib/{MODULE}"), &build.folder().join(MODULE))?;
+    archive.copy("usr/sbin/ethtool", &tree.join("sbin/ethtool"))?;
+    for library in LIBRARIES {
+        archive.copy(library, &tree.join(library))?;
+    }
+    archive.copy("usr/bin/hostile-backend", &build.folder().join("hostile-backend"))?;
+    std::fs::write(build.folder().join(ARCHIVE), archive.finish()?)?;
+    build.keep(ARCHIVE, &built)?;
     std::fs::write(&stamp, state)?;
     Ok(built)
 }
 
-/// Unpacks the headers of a kernel into `root`; returns the folder in which modules are built.
+/// Unpacks the headers of a kernel, and ethtool, into `root`; returns the folder in which modules are built.
 fn unpack_headers(cache: &Path, release: &str, root: &Path) -> anyhow::Result<PathBuf> {
     let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
     let download = |apt: &Apt| {
         let mut names = vec![name.clone()];
+        names.extend(ETHTOOL.map(str::to_owned));
         for prefix in ["linux-headers-", "linux-kbuild-"] {
             names.extend(apt.depends(&name, prefix)?);
         }
@@ -76,7 +98,7 @@ fn unpack_headers(cache: &Path, release: &str, root: &Path) -> anyhow::Result<Pa
     Ok(folder)
 }
 
-/// Returns the names and contents of the module's sources, in the order of their names.
+/// Returns the names and contents of the module's sources, in the order of their names, then the hostile backend.
 fn sources(folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let mut sources = vec![];
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
@@ -87,6 +109,7 @@ fn sources(folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
         }
     }
     sources.sort();
+    sources.push(("hostile-backend".to_owned(), std::fs::read_to_string(folder.join(HOSTILE))?));
     Ok(sources)
 }
 

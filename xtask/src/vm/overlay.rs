@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use super::cpio::Archive;
-use super::guest_driver;
 use super::images::Images;
 use super::machine::Kind;
 use super::program::Programs;
@@ -55,10 +54,8 @@ pub(super) fn write(
         let mut bench = Archive::new(Vec::new());
         bench.copy(BENCH, &programs.bench)?;
         archive.file("boot/bench.cpio", false, &bench.finish()?)?;
-        if let Some(module) = &programs.guest_driver {
-            let mut driver = Archive::new(Vec::new());
-            driver.copy(&format!("lib/{}", guest_driver::MODULE), module)?;
-            archive.file("boot/driver.cpio", false, &driver.finish()?)?;
+        if let Some(driver) = &programs.guest_driver {
+            archive.copy("boot/driver.cpio", driver)?;
         }
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;

@@ -26,7 +26,7 @@ pub(super) struct Programs {
     pub(super) engines: PathBuf,
     /// Integration tests, by name.
     pub(super) tests: Vec<(String, PathBuf)>,
-    /// Module of `linux/netfront`, if a scenario wants it.
+    /// Root file system part with the module of `linux/netfront`, if a scenario wants it.
     pub(super) guest_driver: Option<PathBuf>,
 }
 
