@@ -42,6 +42,7 @@ breaks() {
 (cd / && cpio -id usr/bin/hostile-backend </boot/driver.cpio) 2>/dev/null
 plan 48
 use_ringfence
+guests_with tools driver
 driven one 11
 breaks tx-index 'TX response index'
 breaks tx-id 'TX response with an id'

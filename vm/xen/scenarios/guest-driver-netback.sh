@@ -9,6 +9,7 @@
 plan 35
 use_netback
 VCPUS=2
+guests_with tools driver
 driven one 11
 pings one
 streams one 11 16
