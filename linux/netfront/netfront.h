@@ -130,6 +130,8 @@ struct rfn_queue {
 	struct rfn_dev *rd;
 	unsigned int index;
 	unsigned long flags;
+	/* A poll since the last EOI has taken responses, so its event was no spurious one. */
+	bool worked;
 	struct napi_struct napi;
 	unsigned int irq;
 	evtchn_port_t port;

@@ -27,8 +27,8 @@ static int rfn_poll(struct napi_struct *napi, int budget)
 {
 	struct rfn_queue *q = container_of(napi, struct rfn_queue, napi);
 	u32 tx_before = q->tx.rsp_cons, rx_before = q->rx.rsp_cons;
-	bool worked, more;
 	int done = 0;
+	bool more;
 
 	rfn_tx_complete(q, budget);
 	if (budget)
@@ -38,13 +38,17 @@ static int rfn_poll(struct napi_struct *napi, int budget)
 		napi_complete_done(napi, 0);
 		return 0;
 	}
+	if (q->tx.rsp_cons != tx_before || q->rx.rsp_cons != rx_before)
+		q->worked = true;
 	if (done >= budget || !napi_complete_done(napi, done))
 		return done;
-	worked = q->tx.rsp_cons != tx_before || q->rx.rsp_cons != rx_before;
 	more = rfn_tx_final_check(q);
 	more |= rfn_rx_final_check(q);
-	if (test_and_clear_bit(RFN_Q_EOI, &q->flags))
+	if (test_and_clear_bit(RFN_Q_EOI, &q->flags)) {
+		bool worked = xchg(&q->worked, false);
+
 		xen_irq_lateeoi(q->irq, worked || more ? 0 : XEN_EOI_FLAG_SPURIOUS);
+	}
 	if (more)
 		napi_schedule(napi);
 	return done;

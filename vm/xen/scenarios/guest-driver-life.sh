@@ -7,7 +7,7 @@
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh
 
-plan 15
+plan 16
 use_ringfence '[network]' 'mode = "staging"'
 guests_with driver
 # The saved guest has to fit dom0's memory.
