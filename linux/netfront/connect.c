@@ -141,7 +141,11 @@ void rfn_watch_carrier(struct rfn_dev *rd)
 	rfn_carrier(rd);
 }
 
-static void rfn_unwatch_carrier(struct rfn_dev *rd)
+/*
+ * Ends that. Not for work items: it waits for the callback of a watch that runs, which may be rfn_backend_changed()
+ * waiting for rfn_dev.lock.
+ */
+void rfn_unwatch_carrier(struct rfn_dev *rd)
 {
 	if (!rd->carrier_watched)
 		return;
@@ -272,7 +276,6 @@ void rfn_disconnect(struct rfn_dev *rd)
 	if (!rd->connected)
 		return;
 	WRITE_ONCE(rd->peer_connected, false);
-	rfn_unwatch_carrier(rd);
 	rtnl_lock();
 	netif_carrier_off(rd->ndev);
 	rfn_stop_sending(rd);

@@ -156,6 +156,7 @@ static void rfn_backend_waits(struct rfn_dev *rd)
 	if (rd->connected && !rd->peer_connected)
 		return;
 	rfn_disconnect(rd);
+	rfn_unwatch_carrier(rd);
 	if (xdev->state != XenbusStateInitialising)
 		xenbus_switch_state(xdev, XenbusStateInitialising);
 	rd->closing = false;
@@ -180,6 +181,7 @@ static void rfn_backend_closes(struct rfn_dev *rd, enum xenbus_state state)
 
 	if (rd->connected || rd->closing || !xenbus_read_unsigned(xdev->otherend, "online", 0)) {
 		rfn_disconnect(rd);
+		rfn_unwatch_carrier(rd);
 		if (xdev->state != XenbusStateClosed)
 			xenbus_frontend_closed(xdev);
 	}
@@ -317,6 +319,7 @@ static void rfn_remove(struct xenbus_device *xdev)
 		rfn_await_backend(xdev, XenbusStateClosing, XenbusStateClosed);
 	}
 	rfn_disconnect(rd);
+	rfn_unwatch_carrier(rd);
 	rfn_forget_keys(rd);
 	xenbus_switch_state(xdev, XenbusStateClosed);
 	rfn_await_backend(xdev, XenbusStateClosed, XenbusStateInitWait);
@@ -340,6 +343,7 @@ static int rfn_resume(struct xenbus_device *xdev)
 	rd->closing = false;
 	rd->restarting = false;
 	rfn_disconnect(rd);
+	rfn_unwatch_carrier(rd);
 	mutex_unlock(&rd->lock);
 	return 0;
 }

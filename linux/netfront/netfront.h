@@ -299,6 +299,7 @@ void rfn_stop_sending(struct rfn_dev *rd);
 void rfn_start_sending(struct rfn_dev *rd);
 void rfn_forget_keys(struct rfn_dev *rd);
 void rfn_watch_carrier(struct rfn_dev *rd);
+void rfn_unwatch_carrier(struct rfn_dev *rd);
 
 /* device.c */
 void rfn_fault(struct rfn_dev *rd, unsigned int queue, const char *why);
