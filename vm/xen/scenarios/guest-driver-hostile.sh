@@ -40,7 +40,7 @@ breaks() {
 }
 
 (cd / && cpio -id usr/bin/hostile-backend </boot/driver.cpio) 2>/dev/null
-plan 50
+plan 48
 use_ringfence
 guests_with tools driver
 driven one 11
@@ -57,5 +57,3 @@ breaks rx-extras 'too many extra infos'
 
 check 'strange packets: done' taken_over rx-strange
 check_not 'strange packets: no complaint' on one "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
-check 'strange packets: some are dropped' test "$(counter one rx0_errors)" -gt 0
-is 'strange packets: none is a fault' "$(counter one backend_faults)" 0
