@@ -10,6 +10,7 @@ mod apt;
 mod boots;
 mod build;
 mod cpio;
+mod guest_driver;
 mod hypervisor;
 mod images;
 mod iommufd;
@@ -169,6 +170,11 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     setting.hypervisor = hypervisor;
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
         setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
+    }
+    if selected.iter().any(|scenario| scenario.wants_driver) {
+        let images = &setting.images;
+        let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
+        setting.programs.guest_driver = Some(driver);
     }
     setting.patience = args.patience;
     setting.processors = args.processors;

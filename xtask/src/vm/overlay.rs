@@ -54,6 +54,9 @@ pub(super) fn write(
         let mut bench = Archive::new(Vec::new());
         bench.copy(BENCH, &programs.bench)?;
         archive.file("boot/bench.cpio", false, &bench.finish()?)?;
+        if let Some(driver) = &programs.guest_driver {
+            archive.copy("boot/driver.cpio", driver)?;
+        }
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
         guest.file("vm/orders", false, orders.text(kind).as_bytes())?;

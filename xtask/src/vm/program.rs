@@ -25,6 +25,8 @@ pub(super) struct Programs {
     pub(super) engines: PathBuf,
     /// Integration tests by name.
     pub(super) tests: Vec<(String, PathBuf)>,
+    /// Root file system part with the module of `linux/netfront`, if a scenario wants it.
+    pub(super) guest_driver: Option<PathBuf>,
 }
 
 /// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
@@ -65,6 +67,7 @@ pub(super) fn build(
         traffic: folder.join("traffic"),
         engines: folder.join("engines"),
         tests: build_tests(root, target, tests)?,
+        guest_driver: None,
     })
 }
 

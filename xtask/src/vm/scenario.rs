@@ -9,6 +9,7 @@
 //! # grants: bad          (optional: it offers bad grants on purpose; `bad 0x7`: only that one)
 //! # hypervisor: debug    (optional: it needs a debug build)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
+//! # driver: netfront     (optional: it needs the module of `linux/netfront`)
 //! ```
 
 use std::path::Path;
@@ -47,6 +48,8 @@ pub(super) struct Scenario {
     pub(super) wants_debug: bool,
     /// Integration tests that the scenario runs.
     pub(super) tests: Vec<String>,
+    /// Set if it wants the module of `linux/netfront`.
+    pub(super) wants_driver: bool,
 }
 
 /// Bad grants that a scenario offers on purpose.
@@ -128,6 +131,11 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         hypervisor.is_none_or(|word| word == "debug"),
         "`# hypervisor: ...` can only be debug"
     );
+    let driver = field("driver").ok();
+    anyhow::ensure!(
+        driver.is_none_or(|word| word == "netfront"),
+        "`# driver: ...` can only be netfront"
+    );
     Ok(Scenario {
         name: name.to_owned(),
         title: field("title")?.to_owned(),
@@ -138,6 +146,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         bad_grants,
         wants_debug: hypervisor.is_some(),
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
+        wants_driver: driver.is_some(),
     })
 }
 
@@ -196,6 +205,9 @@ mod tests {
         assert!(scenario.tests.is_empty());
         let runs = TEXT.replace("# limit", "# tests: one two\n# limit");
         assert_eq!(parse("hello", &runs).unwrap().tests, ["one", "two"]);
+        assert!(!scenario.wants_driver);
+        let driver = TEXT.replace("# limit", "# driver: netfront\n# limit");
+        assert!(parse("hello", &driver).unwrap().wants_driver);
     }
 
     #[test]
@@ -205,6 +217,7 @@ mod tests {
             ("set: core", "set: some", "core, all or name"),
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
+            ("# limit", "# driver: blkfront\n# limit", "can only be netfront"),
         ] {
             let error = parse("hello", &TEXT.replace(from, to)).unwrap_err();
             assert!(format!("{error:#}").contains(said), "{error:#}");
@@ -234,6 +247,7 @@ mod tests {
             bad_grants: BadGrants::None,
             wants_debug: false,
             tests: vec![],
+            wants_driver: false,
         }
     }
 

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* ethtool: driver information, rings, channels, counters, and receive-side scaling. */
+#include <linux/ethtool.h>
+#include <linux/rtnetlink.h>
+#include "netfront.h"
+
+static const char *const rfn_event_names[RFN_EVENTS] = {
+	[RFN_EV_CONNECTS] = "connects",
+	[RFN_EV_FAULTS] = "backend_faults",
+	[RFN_EV_CTRL_TIMEOUTS] = "ctrl_timeouts",
+	[RFN_EV_STAGING_REFUSED] = "staging_refused",
+	[RFN_EV_SHRUNK_PAGES] = "shrunk_pages",
+};
+
+/* Gauges of the device: staged pages. */
+#define RFN_GAUGES 1
+
+/* Counters that both directions of a queue have. */
+static const struct {
+	const char *name;
+	size_t offset;
+} rfn_queue_counters[] = {
+	{ "packets", offsetof(struct rfn_stats, packets) }, { "bytes", offsetof(struct rfn_stats, bytes) },
+	{ "slots", offsetof(struct rfn_stats, slots) },	    { "gso", offsetof(struct rfn_stats, gso) },
+	{ "dropped", offsetof(struct rfn_stats, dropped) },
+};
+
+/* Counters that one direction alone has: three of TX, two of RX. */
+#define RFN_OTHER_COUNTERS 5
+
+static void rfn_get_drvinfo(struct net_device *ndev, struct ethtool_drvinfo *info)
+{
+	strscpy(info->driver, RFN_NAME, sizeof(info->driver));
+	strscpy(info->bus_info, dev_name(ndev->dev.parent), sizeof(info->bus_info));
+}
+
+static void rfn_get_ringparam(struct net_device *ndev, struct ethtool_ringparam *ring,
+			      struct kernel_ethtool_ringparam *kernel, struct netlink_ext_ack *extack)
+{
+	ring->rx_max_pending = RFN_RING;
+	ring->tx_max_pending = RFN_RING;
+	ring->rx_pending = RFN_RING;
+	ring->tx_pending = RFN_RING;
+}
+
+static void rfn_get_channels(struct net_device *ndev, struct ethtool_channels *channels)
+{
+	const struct rfn_dev *rd = netdev_priv(ndev);
+
+	channels->max_combined = max_t(unsigned int, rd->peer.queues, 1);
+	channels->combined_count = max_t(unsigned int, rd->queues, 1);
+}
+
+/* Connects anew with another number of queues. The link is down meanwhile. */
+static int rfn_set_channels(struct net_device *ndev, struct ethtool_channels *channels)
+{
+	struct rfn_dev *rd = netdev_priv(ndev);
+
+	if (!channels->combined_count || channels->combined_count > rd->peer.queues)
+		return -EINVAL;
+	rd->queues_wanted = channels->combined_count;
+	if (rd->connected && rd->queues != rd->queues_wanted)
+		schedule_work(&rd->restart_work);
+	return 0;
+}
+
+static int rfn_get_sset_count(struct net_device *ndev, int set)
+{
+	const struct rfn_dev *rd = netdev_priv(ndev);
+
+	if (set != ETH_SS_STATS)
+		return -EOPNOTSUPP;
+	return RFN_GAUGES + RFN_EVENTS + rd->queues * (2 * ARRAY_SIZE(rfn_queue_counters) + RFN_OTHER_COUNTERS);
+}
+
+static void rfn_get_strings(struct net_device *ndev, u32 set, u8 *data)
+{
+	const struct rfn_dev *rd = netdev_priv(ndev);
+	unsigned int i, k;
+
+	if (set != ETH_SS_STATS)
+		return;
+	ethtool_sprintf(&data, "staged_pages");
+	for (i = 0; i < RFN_EVENTS; i++)
+		ethtool_sprintf(&data, "%s", rfn_event_names[i]);
+	for (i = 0; i < rd->queues; i++) {
+		for (k = 0; k < ARRAY_SIZE(rfn_queue_counters); k++)
+			ethtool_sprintf(&data, "tx%u_%s", i, rfn_queue_counters[k].name);
+		ethtool_sprintf(&data, "tx%u_staged_slots", i);
+		ethtool_sprintf(&data, "tx%u_stops", i);
+		ethtool_sprintf(&data, "tx%u_refused", i);
+		for (k = 0; k < ARRAY_SIZE(rfn_queue_counters); k++)
+			ethtool_sprintf(&data, "rx%u_%s", i, rfn_queue_counters[k].name);
+		ethtool_sprintf(&data, "rx%u_errors", i);
+		ethtool_sprintf(&data, "rx%u_no_memory", i);
+	}
+}
+
+/* Copies the counters of one queue and direction, each consistent with the others. */
+static void rfn_snapshot(const struct rfn_stats *from, struct rfn_stats *to)
+{
+	unsigned int start;
+
+	do {
+		start = u64_stats_fetch_begin(&from->sync);
+		*to = *from;
+	} while (u64_stats_fetch_retry(&from->sync, start));
+}
+
+static u64 *rfn_put_counters(u64 *data, const struct rfn_stats *stats)
+{
+	unsigned int k;
+
+	for (k = 0; k < ARRAY_SIZE(rfn_queue_counters); k++)
+		*data++ = *(const u64 *)((const char *)stats + rfn_queue_counters[k].offset);
+	return data;
+}
+
+static void rfn_get_ethtool_stats(struct net_device *ndev, struct ethtool_stats *stats, u64 *data)
+{
+	struct rfn_dev *rd = netdev_priv(ndev);
+	struct rfn_stats tx, rx;
+	unsigned int i;
+
+	*data++ = atomic_read(&rd->staged);
+	for (i = 0; i < RFN_EVENTS; i++)
+		*data++ = atomic64_read(&rd->event[i]);
+	for (i = 0; i < rd->queues; i++) {
+		rfn_snapshot(&rd->queue[i]->tx_stats, &tx);
+		rfn_snapshot(&rd->queue[i]->rx_stats, &rx);
+		data = rfn_put_counters(data, &tx);
+		*data++ = tx.staged;
+		*data++ = tx.starved;
+		*data++ = rx.tx_refused;
+		data = rfn_put_counters(data, &rx);
+		*data++ = rx.errors;
+		*data++ = rx.starved;
+	}
+}
+
+/* Adds the counters of a queue to those of the interface. */
+void rfn_queue_stats(const struct rfn_queue *q, struct rtnl_link_stats64 *sum)
+{
+	struct rfn_stats tx, rx;
+
+	rfn_snapshot(&q->tx_stats, &tx);
+	rfn_snapshot(&q->rx_stats, &rx);
+	sum->tx_packets += tx.packets;
+	sum->tx_bytes += tx.bytes;
+	sum->tx_dropped += tx.dropped;
+	sum->tx_errors += rx.tx_refused;
+	sum->rx_packets += rx.packets;
+	sum->rx_bytes += rx.bytes;
+	sum->rx_dropped += rx.dropped;
+	sum->rx_errors += rx.errors;
+}
+
+static u32 rfn_get_rxfh_key_size(struct net_device *ndev)
+{
+	return RFN_HASH_KEY;
+}
+
+static u32 rfn_get_rxfh_indir_size(struct net_device *ndev)
+{
+	return RFN_HASH_TABLE;
+}
+
+static int rfn_rxfh_get(struct rfn_dev *rd, u32 *indir, u8 *key)
+{
+	if (!rd->peer.ctrl)
+		return -EOPNOTSUPP;
+	rfn_hash_default(rd);
+	if (indir)
+		memcpy(indir, rd->hash.table, sizeof(rd->hash.table));
+	if (key)
+		memcpy(key, rd->hash.key, sizeof(rd->hash.key));
+	return 0;
+}
+
+static int rfn_rxfh_set(struct rfn_dev *rd, const u32 *indir, const u8 *key, u8 hfunc)
+{
+	if (!rd->peer.ctrl || (hfunc != ETH_RSS_HASH_NO_CHANGE && hfunc != ETH_RSS_HASH_TOP))
+		return -EOPNOTSUPP;
+	rfn_hash_default(rd);
+	if (indir)
+		memcpy(rd->hash.table, indir, sizeof(rd->hash.table));
+	if (key)
+		memcpy(rd->hash.key, key, sizeof(rd->hash.key));
+	rd->hash.configured = true;
+	return rd->connected ? rfn_hash_apply(rd) : 0;
+}
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
+static int rfn_get_rxfh(struct net_device *ndev, struct ethtool_rxfh_param *param)
+{
+	param->hfunc = ETH_RSS_HASH_TOP;
+	return rfn_rxfh_get(netdev_priv(ndev), param->indir, param->key);
+}
+
+static int rfn_set_rxfh(struct net_device *ndev, struct ethtool_rxfh_param *param, struct netlink_ext_ack *extack)
+{
+	return rfn_rxfh_set(netdev_priv(ndev), param->indir, param->key, param->hfunc);
+}
+#else
+static int rfn_get_rxfh(struct net_device *ndev, u32 *indir, u8 *key, u8 *hfunc)
+{
+	if (hfunc)
+		*hfunc = ETH_RSS_HASH_TOP;
+	return rfn_rxfh_get(netdev_priv(ndev), indir, key);
+}
+
+static int rfn_set_rxfh(struct net_device *ndev, const u32 *indir, const u8 *key, const u8 hfunc)
+{
+	return rfn_rxfh_set(netdev_priv(ndev), indir, key, hfunc);
+}
+#endif
+
+/* `ethtool -x` asks for the number of rings first. */
+static int rfn_get_rxnfc(struct net_device *ndev, struct ethtool_rxnfc *info, u32 *rules)
+{
+	const struct rfn_dev *rd = netdev_priv(ndev);
+
+	if (info->cmd != ETHTOOL_GRXRINGS)
+		return -EOPNOTSUPP;
+	info->data = max_t(unsigned int, rd->queues, 1);
+	return 0;
+}
+
+const struct ethtool_ops rfn_ethtool_ops = {
+	.get_drvinfo = rfn_get_drvinfo,
+	.get_link = ethtool_op_get_link,
+	.get_ts_info = ethtool_op_get_ts_info,
+	.get_ringparam = rfn_get_ringparam,
+	.get_channels = rfn_get_channels,
+	.set_channels = rfn_set_channels,
+	.get_sset_count = rfn_get_sset_count,
+	.get_strings = rfn_get_strings,
+	.get_ethtool_stats = rfn_get_ethtool_stats,
+	.get_rxnfc = rfn_get_rxnfc,
+	.get_rxfh_key_size = rfn_get_rxfh_key_size,
+	.get_rxfh_indir_size = rfn_get_rxfh_indir_size,
+	.get_rxfh = rfn_get_rxfh,
+	.set_rxfh = rfn_set_rxfh,
+};

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/* Hash configuration: sends algorithm, types, key and table, as `ethtool -X` set them, to the backend. */
+#include "netfront.h"
+
+#define RFN_HASH_TYPES                                                                                           \
+	(XEN_NETIF_CTRL_HASH_TYPE_IPV4 | XEN_NETIF_CTRL_HASH_TYPE_IPV4_TCP | XEN_NETIF_CTRL_HASH_TYPE_IPV6 | \
+	 XEN_NETIF_CTRL_HASH_TYPE_IPV6_TCP)
+
+/* Fills key and table for all queues, unless the user has set them. */
+void rfn_hash_default(struct rfn_dev *rd)
+{
+	int i;
+
+	if (rd->hash.filled)
+		return;
+	netdev_rss_key_fill(rd->hash.key, RFN_HASH_KEY);
+	for (i = 0; i < RFN_HASH_TABLE; i++)
+		rd->hash.table[i] = i % max(rd->queues, 1U);
+	rd->hash.filled = true;
+}
+
+static int rfn_hash_send(struct rfn_dev *rd)
+{
+	struct rfn_page *page = &rd->ctrl.list;
+	int err;
+
+	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_ALGORITHM, XEN_NETIF_CTRL_HASH_ALGORITHM_TOEPLITZ, 0, 0,
+			       NULL);
+	if (err)
+		return err;
+	memcpy(page->va, rd->hash.key, RFN_HASH_KEY);
+	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_KEY, page->ref, RFN_HASH_KEY, 0, NULL);
+	if (err)
+		return err;
+	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_MAPPING_SIZE, RFN_HASH_TABLE, 0, 0, NULL);
+	if (err)
+		return err;
+	memcpy(page->va, rd->hash.table, sizeof(rd->hash.table));
+	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_MAPPING, page->ref, RFN_HASH_TABLE, 0, NULL);
+	if (err)
+		return err;
+	return rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_FLAGS, RFN_HASH_TYPES, 0, 0, NULL);
+}
+
+/* Sends the configuration, if there is one. Table entries beyond the queues of this connection become queue 0. */
+int rfn_hash_apply(struct rfn_dev *rd)
+{
+	int err = -EOPNOTSUPP, i;
+
+	if (!rd->hash.configured)
+		return 0;
+	mutex_lock(&rd->ctrl.lock);
+	if (rd->ctrl.usable) {
+		for (i = 0; i < RFN_HASH_TABLE; i++)
+			if (rd->hash.table[i] >= rd->queues)
+				rd->hash.table[i] = 0;
+		err = rfn_hash_send(rd);
+	}
+	mutex_unlock(&rd->ctrl.lock);
+	return err;
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * One queue: a TX ring, an RX ring, their pages, one event channel and one NAPI instance for both rings.
+ *
+ * The event channel is bound with late EOI. It stays masked from its interrupt until NAPI has finished, and an event
+ * without work is reported as spurious, so that the kernel delays the next one. A backend that sends events without
+ * end therefore costs one poll at a time.
+ */
+#include <linux/interrupt.h>
+#include "netfront.h"
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
+#include <net/page_pool/helpers.h>
+#else
+#include <net/page_pool.h>
+#endif
+
+static irqreturn_t rfn_interrupt(int irq, void *data)
+{
+	struct rfn_queue *q = data;
+
+	set_bit(RFN_Q_EOI, &q->flags);
+	napi_schedule(&q->napi);
+	return IRQ_HANDLED;
+}
+
+static int rfn_poll(struct napi_struct *napi, int budget)
+{
+	struct rfn_queue *q = container_of(napi, struct rfn_queue, napi);
+	u32 tx_before = q->tx.rsp_cons, rx_before = q->rx.rsp_cons;
+	int done = 0;
+	bool more;
+
+	rfn_tx_complete(q, budget);
+	if (budget)
+		done = rfn_rx_poll(q, budget);
+	if (test_bit(RFN_Q_BROKEN, &q->flags)) {
+		/* The interrupt stays masked. rfn_disconnect() follows. */
+		napi_complete_done(napi, 0);
+		return 0;
+	}
+	if (q->tx.rsp_cons != tx_before || q->rx.rsp_cons != rx_before)
+		q->worked = true;
+	if (done >= budget || !napi_complete_done(napi, done))
+		return done;
+	more = rfn_tx_final_check(q);
+	more |= rfn_rx_final_check(q);
+	if (test_and_clear_bit(RFN_Q_EOI, &q->flags)) {
+		bool worked = xchg(&q->worked, false);
+
+		xen_irq_lateeoi(q->irq, worked || more ? 0 : XEN_EOI_FLAG_SPURIOUS);
+	}
+	if (more)
+		napi_schedule(napi);
+	return done;
+}
+
+static int rfn_queue_pages(struct rfn_queue *q)
+{
+	domid_t peer = q->rd->xdev->otherend_id;
+	int err, i;
+
+	err = rfn_page_alloc(&q->tx_ring, peer, false);
+	if (!err)
+		err = rfn_page_alloc(&q->rx_ring, peer, false);
+	for (i = 0; !err && i < RFN_RING; i++) {
+		err = rfn_page_alloc(&q->tx_page[i], peer, true);
+		if (!err)
+			err = rfn_page_alloc(&q->rx_page[i], peer, false);
+	}
+	return err;
+}
+
+static int rfn_queue_channel(struct rfn_queue *q)
+{
+	struct rfn_dev *rd = q->rd;
+	int err;
+
+	err = xenbus_alloc_evtchn(rd->xdev, &q->port);
+	if (err)
+		return err;
+	snprintf(q->name, sizeof(q->name), "%s-%u", rd->ndev->name, q->index);
+	err = bind_evtchn_to_irqhandler_lateeoi(q->port, rfn_interrupt, 0, q->name, q);
+	if (err < 0) {
+		xenbus_free_evtchn(rd->xdev, q->port);
+		q->port = 0;
+		return err;
+	}
+	q->irq = err;
+	return 0;
+}
+
+/* Creates a queue with all pages granted, its RX ring full of buffers, and NAPI disabled. Called under RTNL. */
+struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
+{
+	struct page_pool_params pool = {
+		.pool_size = RFN_RING,
+		.nid = NUMA_NO_NODE,
+		.dev = &rd->xdev->dev,
+	};
+	struct rfn_queue *q;
+	int err;
+
+	q = kvzalloc(sizeof(*q), GFP_KERNEL);
+	if (!q)
+		return ERR_PTR(-ENOMEM);
+	q->rd = rd;
+	q->index = index;
+	u64_stats_init(&q->tx_stats.sync);
+	u64_stats_init(&q->rx_stats.sync);
+	netif_napi_add(rd->ndev, &q->napi, rfn_poll);
+	err = rfn_queue_pages(q);
+	if (err)
+		goto fail;
+	q->pool = page_pool_create(&pool);
+	if (IS_ERR(q->pool)) {
+		err = PTR_ERR(q->pool);
+		q->pool = NULL;
+		goto fail;
+	}
+	rfn_tx_init(q);
+	rfn_rx_init(q);
+	err = rfn_queue_channel(q);
+	if (err)
+		goto fail;
+	return q;
+fail:
+	rfn_queue_destroy(q);
+	return ERR_PTR(err);
+}
+
+/* Frees a queue whose NAPI is disabled and whose packets are no longer sent. Called under RTNL. */
+void rfn_queue_destroy(struct rfn_queue *q)
+{
+	int i;
+
+	if (q->irq)
+		unbind_from_irqhandler(q->irq, q);
+	netif_napi_del(&q->napi);
+	rfn_tx_drop_all(q);
+	for (i = 0; i < RFN_RING; i++) {
+		rfn_page_free(&q->tx_page[i]);
+		rfn_page_free(&q->rx_page[i]);
+	}
+	rfn_page_free(&q->tx_ring);
+	rfn_page_free(&q->rx_ring);
+	if (q->pool)
+		page_pool_destroy(q->pool);
+	kvfree(q);
+}
+
+/* Starts NAPI. The first poll unmasks an interrupt that came before. */
+void rfn_queue_enable(struct rfn_queue *q)
+{
+	napi_enable(&q->napi);
+	local_bh_disable();
+	napi_schedule(&q->napi);
+	local_bh_enable();
+}
+
+void rfn_queue_disable(struct rfn_queue *q)
+{
+	napi_disable(&q->napi);
+}

@@ -1,0 +1,72 @@
+# Helpers for scenarios with our driver in the guest (`linux/netfront`).
+
+DRIVER=ringfence-netfront
+
+# driven NAME N: 3 checks. A guest with its interface, which our driver has from the start; guests have the part
+# `driver`.
+driven() {
+    networked $1 $2
+    check "$1 uses our driver" driver_is $1 $DRIVER
+}
+
+driver_is() {
+    on $1 "readlink /sys/class/net/eth0/device/driver | grep '/$2\$'"
+}
+
+# binds NAME FROM TO: the interface changes from one driver of the guest to another, or the same.
+binds() {
+    on $1 "echo vif-0 >/sys/bus/xen/drivers/$2/unbind && echo vif-0 >/sys/bus/xen/drivers/$3/bind"
+}
+
+# rebound NAME N TIMES: a check a time. Our driver lets go of the interface in the middle of traffic, and takes it again.
+rebound() {
+    local name=$1 number=$2 times=$3 round=0
+    on $name "traffic echo 7000 >/dev/null 2>&1 &"
+    while [ $round -lt $times ]; do
+        round=$((round + 1))
+        on dom0 "wait_for 10 traffic pulse 10.77.0.$number 7000 1"
+        (traffic pulse 10.77.0.$number 7000 60 >/dev/null 2>&1 &)
+        check "$name: our driver unbound and bound, round $round" bound_again $name $number $DRIVER $DRIVER
+        killall traffic
+    done
+    on $name 'killall traffic'
+}
+
+bound_again() {
+    binds $1 $3 $4 && again_with_address $1 $2
+}
+
+# during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from dom0 to the guest, and the other way, while the
+# command runs in dom0.
+during() {
+    local label=$1 name=$2 number=$3 size=$4 sent
+    shift 4
+    PORT=$((${PORT:-5000} + 2))
+    on $name "receive $PORT"
+    receive $((PORT + 1))
+    traffic send 10.77.0.$number $PORT $size >/tmp/sent.$PORT 2>&1 &
+    sent=$!
+    on $name "{ traffic send $ADDRESS $((PORT + 1)) $size >/tmp/sending 2>&1; } &"
+    "$@" || note "$label: \`$*\` ended with status $?"
+    wait $sent
+    is "$label: dom0 to $name" "$(ON_LIMIT=120 on $name "received $PORT")" "$(stream_sum $size)"
+    is "$label: $name to dom0" "$(wait_for 60 test -e /tmp/received.$((PORT + 1)); cat /tmp/received.$((PORT + 1)))" \
+        "$(stream_sum $size)"
+}
+
+# counter NAME PATTERN: the sum of the driver's counters whose names match.
+counter() {
+    on $1 "ethtool -S eth0" | awk -v name="^$2:\$" '$1 ~ name { sum += $2 } END { print sum + 0 }'
+}
+
+# queues NAME COUNT: the guest's connection has so many, and works.
+queues() {
+    on $1 "wait_for 20 sh -c 'ethtool -l eth0 | tail -n 2 | grep -q \"Combined:.$2\$\"'" &&
+        on $1 "wait_for 20 ping -c 1 -W 1 $ADDRESS"
+}
+
+# healthy NAME: 1 check. The guest's kernel has complained of nothing.
+healthy() {
+    check_not "$1: no complaint of the kernel" on $1 \
+        "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace|general protection|broke the protocol'"
+}

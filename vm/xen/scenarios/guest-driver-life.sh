@@ -1,0 +1,23 @@
+# title: our driver in a guest that is saved and restored, with staged pages
+# set: all
+# machine: xen
+# limit: 90
+# driver: netfront
+
+. /vm/xen/staging.sh
+. /vm/xen/driver.sh
+
+plan 16
+use_ringfence '[network]' 'mode = "staging"'
+guests_with driver
+# The saved guest has to fit dom0's memory.
+MEMORY=128
+driven one 11
+STAGED=512
+check 'the pages are staged' wait_for 40 all_staged one
+transfer 'dom0 to one' dom0 one 10.77.0.11 8
+saving one 11
+check 'the pages are staged after restoring' wait_for 40 all_staged one
+transfer 'dom0 to one, after restoring' dom0 one 10.77.0.11 8
+healthy one
+gone one

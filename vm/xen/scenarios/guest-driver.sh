@@ -1,0 +1,59 @@
+# title: our driver in a guest, against `serve` with staged pages: every byte, ethtool, restarts, rebinding
+# set: all
+# machine: xen
+# limit: 300
+# driver: netfront
+
+. /vm/xen/staging.sh
+. /vm/xen/driver.sh
+
+toggles() {
+    on one 'for round in 1 2 3; do for what in tso gso tx rx gro sg; do
+        ethtool -K eth0 $what off; usleep 100000; ethtool -K eth0 $what on; done; done'
+}
+
+# channels COUNT: the driver connects anew with so many queues, and stages their pages.
+channels() {
+    STAGED=$((512 * $1))
+    on one "ethtool -L eth0 combined $1" && queues one $1 && wait_for 40 all_staged one
+}
+
+plan 52
+use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
+VCPUS=2
+guests_with tools driver
+driven one 11
+STAGED=1024
+check 'the pages of two queues are staged' wait_for 40 all_staged one
+no_operations 'two queues' one 11
+on one '{ traffic return 7100 >/dev/null 2>&1; } &'
+check 'datagrams of every length come back' traffic datagrams 10.77.0.11 7100 200
+check 'packets are sent from staged pages' test "$(counter one 'tx[01]_staged_slots')" -gt 1000
+check 'packets were sent and received whole' test "$(counter one '[rt]x[01]_gso')" -gt 100
+during 'killed and started' one 11 24 killed_and_started
+check 'the link stayed' connected one
+is 'the pages are still staged' "$(staged one)" 1024
+during 'features switched off and on' one 11 24 toggles
+check 'the features are back' on one 'ethtool -k eth0 | grep "^tcp-segmentation-offload: on"'
+check 'one queue' channels 1
+transfer 'one queue: dom0 to one' dom0 one 10.77.0.11 8
+check 'two queues again' channels 2
+transfer 'two queues: one to dom0' one dom0 $ADDRESS 8
+check 'hashing over queue 1 alone' on one 'ethtool -X eth0 start 1 equal 1'
+transfer 'hashed: dom0 to one' dom0 one 10.77.0.11 8
+check 'queue 1 had it' on one 'test $(ethtool -S eth0 | awk "/rx1_packets/ { print \$2 }") -gt 50'
+check 'a larger MTU is taken' on one 'ip link set eth0 mtu 9000 && ip link set eth0 mtu 1500'
+check 'memory pressure frees staged pages' on one "echo 2 >/proc/sys/vm/drop_caches;
+    wait_for 20 sh -c 'ethtool -S eth0 | grep -q \"shrunk_pages: [1-9]\"'"
+check 'the backend has fewer pages' test "$(staged one)" -lt 1024
+transfer 'with fewer pages: one to dom0' one dom0 $ADDRESS 8
+rebound one 11 10
+check 'the pages are staged again' wait_for 40 all_staged one
+on one 'load xen-netfront'
+check "the kernel's driver takes the interface" bound_again one 11 $DRIVER vif
+check 'the kernel says so' driver_is one vif
+check 'our driver takes it back' bound_again one 11 vif $DRIVER
+transfer 'one to dom0, after that' one dom0 $ADDRESS 8
+is 'no fault of the backend was counted' "$(counter one backend_faults)" 0
+healthy one
+gone one
