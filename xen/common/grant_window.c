@@ -767,7 +767,11 @@ static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsi
             continue;
         op[i].status = GNTST_bad_gntref;
         ref = array_index_nospec(ref, w->nr);
-        if ( !w->page[ref] || (w->page[ref] & (E_GOING | E_REMOVED)) )
+        if ( !w->page[ref] )
+            continue;
+        /* Named twice in a batch, or removed without a flush: may still be mapped. */
+        op[i].status = GNTST_general_error;
+        if ( w->page[ref] & (E_GOING | E_REMOVED) )
             continue;
         op[i].status = GNTST_eagain;
         if ( throttled )
