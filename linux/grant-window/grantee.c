@@ -24,6 +24,10 @@ static unsigned int frames = 32768;
 module_param(frames, uint, 0444);
 MODULE_PARM_DESC(frames, "frames that all windows of this grantee share; 0: no grantee (default 32768)");
 
+static unsigned long base;
+module_param(base, ulong, 0444);
+MODULE_PARM_DESC(base, "set by the module: the first of these frames");
+
 static struct resource range = { .name = "grant windows", .flags = IORESOURCE_MEM | IORESOURCE_BUSY };
 static struct dev_pagemap pagemap;
 static unsigned long *used;		/* by frame: in a window, or closed with its pages pinned */
@@ -53,6 +57,7 @@ int pool_init(void)
 	pagemap.nr_range = 1;
 	pagemap.owner = &pagemap;
 	va = memremap_pages(&pagemap, NUMA_NO_NODE);
+	base = PFN_DOWN(range.start);
 	if (!IS_ERR(va))
 		return 0;
 	rc = PTR_ERR(va);

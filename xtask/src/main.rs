@@ -59,6 +59,8 @@ enum Command {
     /// Needs QEMU and xz; everything else is downloaded as Debian packages and unpacked below the
     /// target directory. How to write a scenario: vm/README.md.
     Vm(vm::VmArgs),
+    /// Build Xen with grant windows (xen/) from Debian's source
+    Xen(vm::window_xen::WindowXenArgs),
     /// What the guests of `soak flows` run
     #[command(hide = true)]
     FlowPeer {
@@ -102,6 +104,9 @@ fn main() -> ExitCode {
             .and_then(|root| mutate::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Xen(args) => repository_root().and_then(|root| {
+            vm::window_xen::run(&args, &root, &packages::target_directory(&root)?)
+        }),
         Command::FlowPeer { peer } => soak::peer(&peer),
     };
     match done {

@@ -75,6 +75,8 @@ pub(crate) static BISON: Tool = debian("bison", "bison");
 pub(crate) static FLEX: Tool = debian("flex", "flex");
 /// The same.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
+/// Applies the hooks of grant windows to Xen's source.
+pub(crate) static PATCH: Tool = debian("patch", "patch");
 /// What builds a kernel, beside that.
 pub(crate) static BC: Tool = debian("bc", "bc");
 /// The same.
