@@ -49,7 +49,7 @@ static int raw(void)
 static long call(unsigned int cmd, void *arg, unsigned int count)
 {
 	u64 c[3] = { cmd, (u64)arg, count };
-	long rc = ioctl(raw(), 1, c);
+	long rc = ioctl(raw(), 0x7701, c);
 
 	return rc < 0 ? -errno : rc;
 }
@@ -75,7 +75,7 @@ static u64 frame(void *p)
 		fd = open("/proc/self/pagemap", O_RDONLY);
 	if (pread(fd, &e, 8, (u64)p / PAGE * 8) != 8)
 		return 0;
-	return ioctl(raw(), 2, e & ((1ull << 55) - 1));
+	return ioctl(raw(), 0x7702, e & ((1ull << 55) - 1));
 }
 
 /* A thread that does one thing over and over. */

@@ -20,7 +20,7 @@ static long raw_ioctl(struct file *file, unsigned int nr, unsigned long arg)
 	struct call c;
 	long rc;
 
-	if (nr == 2)	/* the frame as Xen wants it of a guest frame */
+	if (nr == 0x7702)	/* the frame as Xen wants it of a guest frame */
 		return pfn_to_gfn(arg);
 	if (copy_from_user(&c, (void __user *)arg, sizeof(c)))
 		return -EFAULT;
