@@ -358,6 +358,16 @@ static void do_pin(char *out)
 	close(p[1]);
 }
 
+/* Leaves the window's page pinned in a pipe, as a transfer under way does. */
+static void do_hold(char *out)
+{
+	static int p[2];
+	struct iovec v = { window + N(1) * PAGE, PAGE };
+	long n = pipe(p) ? -1 : vmsplice(p[1], &v, 1, 0);
+
+	sprintf(out, "held %ld", n);
+}
+
 static void count(char *out)
 {
 	unsigned int gone = 0, zero = 0, other = 0, i;
@@ -408,6 +418,8 @@ static int grantee(const char *c, char *out)
 		sprintf(out, "signal %d", caught);
 	} else if (!strcmp(c, "pin")) {
 		do_pin(out);
+	} else if (!strcmp(c, "hold")) {	/* REF */
+		do_hold(out);
 	} else if (!strcmp(c, "count")) {	/* REF N */
 		count(out);
 	} else if (!strcmp(c, "slot")) {	/* REF */

@@ -6,7 +6,7 @@
 
 . /vm/xen/window.sh
 
-plan 72
+plan 71
 before=$(free_memory)
 check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
 check 'a grantee is created' window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
