@@ -14,7 +14,8 @@ use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
 /// What the build needs installed.
-pub(super) static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
+pub(super) static NEEDS: &[&Tool] =
+    &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
 
 /// What is put into the source before which line: file, line, what.
 static COUNTERS: [(&str, &str, &str); 4] = [

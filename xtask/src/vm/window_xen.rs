@@ -121,7 +121,8 @@ fn patches(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let files = std::fs::read_dir(folder).with_context(|| {
         format!("{}: there are no patches for this version of Xen", folder.display())
     })?;
-    let mut found: Vec<PathBuf> = files.map(|file| Ok(file?.path())).collect::<anyhow::Result<_>>()?;
+    let mut found: Vec<PathBuf> =
+        files.map(|file| Ok(file?.path())).collect::<anyhow::Result<_>>()?;
     found.retain(|file| file.extension().is_some_and(|extension| extension == "patch"));
     found.sort();
     anyhow::ensure!(!found.is_empty(), "{}: no patch", folder.display());
