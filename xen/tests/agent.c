@@ -161,6 +161,7 @@ static u64 odd(void)
 
 static void *fuzz(void *unused)
 {
+	static u64 own_frames[PAGES];
 	static char *table;
 	char *args = pages(4);
 	u64 *gfns = pages(1);
@@ -173,6 +174,8 @@ static void *fuzz(void *unused)
 		fclose(f);
 	}
 	table = pages(8);
+	for (unsigned int i = 0; i < PAGES; i++)
+		own_frames[i] = frame(own + i * PAGE);
 	while (fuzzing) {
 		unsigned int cmd = 0x40 + rand() % 6, count = rand() % 8 ? 1 + rand() % 80 : odd(), i;
 		u64 *a = (u64 *)args;
@@ -197,7 +200,7 @@ static void *fuzz(void *unused)
 
 			for (i = 0; i < 80; i++)
 				x[i] = (struct gnttab_window_issue){ handle, rand() % 4 ? rand() % 4200 : odd(),
-					rand() % 4 ? frame(own + rand() % PAGES * PAGE) : odd(), rand() % 8 ? rand() % 2 : odd() };
+					rand() % 4 ? own_frames[rand() % PAGES] : odd(), rand() % 8 ? rand() % 2 : odd() };
 		} else if (cmd == GNTTABOP_window_revoke && rand() % 4) {
 			struct gnttab_window_revoke *r = (void *)args;
 
