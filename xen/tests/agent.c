@@ -283,6 +283,31 @@ static void do_revoke(char *out)
 	sprintf(out, "rc %ld ok %u other %d", rc, ok, other);
 }
 
+/* Issues a page, revokes it, and changes it at once: a reader with a stale translation sees the change. */
+static void canary(char *out)
+{
+	volatile u64 *page = (void *)(own + N(3) * PAGE);
+	u64 honest = *page, f = frame((void *)page);
+	unsigned int i, good = 0;
+
+	for (i = 0; i < N(4); i++) {
+		struct gnttab_window_issue x = { N(1), N(2), f };
+		struct gnttab_window_revoke r = { N(1), N(2), GNTWIN_force };
+		volatile unsigned int k;
+
+		*page = honest;
+		call(GNTTABOP_window_issue, &x, 1);
+		for (k = 0; k < 20000; k++)
+			;
+		call(GNTTABOP_window_revoke, &r, 1);
+		*page = 0x544552434553;
+		for (k = 0; k < 20000; k++)
+			;
+		good += !x.status && !r.status;
+	}
+	sprintf(out, "rounds %u", good);
+}
+
 /* The granter's raw commands. */
 static int granter(const char *c, char *out)
 {
@@ -310,6 +335,8 @@ static int granter(const char *c, char *out)
 		sprintf(out, "ok");
 	} else if (!strcmp(c, "peek")) {	/* PAGE */
 		sprintf(out, "%.40s", own + N(1) * PAGE);
+	} else if (!strcmp(c, "canary")) {	/* HANDLE REF PAGE ROUNDS */
+		canary(out);
 	} else if (!strcmp(c, "churn")) {	/* HANDLE REFS */
 		churn_handle = N(1), churn_n = N(2), churning = 1;
 		start(churn);
