@@ -61,6 +61,8 @@ enum Command {
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
     /// directory. vm/README.md explains scenarios.
     Vm(vm::VmArgs),
+    /// Build Xen with grant windows (xen/) from Debian's source
+    Xen(vm::window_xen::WindowXenArgs),
     /// Program that `soak flows` runs in its guests
     #[command(hide = true)]
     FlowPeer {
@@ -104,6 +106,9 @@ fn main() -> ExitCode {
             .and_then(|root| mutate::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Xen(args) => repository_root().and_then(|root| {
+            vm::window_xen::run(&args, &root, &packages::target_directory(&root)?)
+        }),
         Command::FlowPeer { peer } => soak::peer(&peer),
     };
     match done {

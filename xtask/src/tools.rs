@@ -72,6 +72,8 @@ pub(crate) static BISON: Tool = debian("bison", "bison");
 pub(crate) static FLEX: Tool = debian("flex", "flex");
 /// Interpreter for the hypervisor's build scripts.
 pub(crate) static PYTHON3: Tool = debian("python3", "python3");
+/// Tool that applies the hooks of grant windows to Xen's source.
+pub(crate) static PATCH: Tool = debian("patch", "patch");
 /// Calculator for the kernel's build scripts.
 pub(crate) static BC: Tool = debian("bc", "bc");
 /// Header of libelf for the kernel's build.

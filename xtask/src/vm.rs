@@ -21,6 +21,7 @@ mod program;
 mod report;
 mod results;
 mod scenario;
+pub(crate) mod window_xen;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;

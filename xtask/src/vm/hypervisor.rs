@@ -13,7 +13,8 @@ use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
 /// Tools that the build needs.
-static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
+pub(super) static NEEDS: &[&Tool] =
+    &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
 
 /// Additions to the source: file, line, and the text before that line.
 static COUNTERS: [(&str, &str, &str); 4] = [
@@ -57,6 +58,17 @@ pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyho
     let archive = Apt::source("xen", build.folder())?;
     println!("building Xen for debugging, which takes about a minute");
     build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
+    count_operations(&build)?;
+    make(&build, DEBUG_OPTIONS)?;
+    build.keep("tree/xen/xen", &built)?;
+    Ok(built)
+}
+
+/// Configuration of a hypervisor for debugging.
+pub(super) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_PERF_COUNTERS=y\n";
+
+/// Inserts the counters of grant operations into the source.
+pub(super) fn count_operations(build: &Build<'_>) -> anyhow::Result<()> {
     for (file, line, new) in COUNTERS {
         let file = build.folder().join(file);
         let changed = insert(&std::fs::read_to_string(&file)?, line, new);
@@ -64,13 +76,15 @@ pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyho
             changed.with_context(|| format!("{}: not one line `{line}`", file.display()))?;
         std::fs::write(&file, changed)?;
     }
-    let options = "CONFIG_DEBUG=y\nCONFIG_PERF_COUNTERS=y\n";
+    Ok(())
+}
+
+/// Configures the hypervisor with these options and builds it.
+pub(super) fn make(build: &Build<'_>, options: &str) -> anyhow::Result<()> {
     std::fs::write(build.folder().join("tree/xen/.config"), options)?;
     build.make(&["-C", "xen", "olddefconfig"])?;
     build.is_configured("tree/xen/.config", options)?;
-    build.make(&["-C", "xen"])?;
-    build.keep("tree/xen/xen", &built)?;
-    Ok(built)
+    build.make(&["-C", "xen"])
 }
 
 #[cfg(test)]

@@ -1,0 +1,48 @@
+# title: domains with grant windows die under load, over and over, and leave nothing
+# set: name
+# machine: xen-pvh
+# limit: 1200
+
+. /vm/xen/window.sh
+
+# Each side dies in turn while the granter issues and revokes and the grantee touches its window.
+CYCLES=4
+
+# connected HANDLE: a window between the two, with load on it.
+connected() {
+    like "cycle $cycle: the grantee registers" "$(b dev-open; b dev-register $(domain one) $1 1024)" '*ok'
+    a churn $1 1000 >/dev/null
+    b touch 1024 >/dev/null
+    wait_for 30 sh -c 'sleep 5'
+}
+
+created() {
+    a create $(domain two) 1024 | sed 's/.*handle //'
+}
+
+plan $((CYCLES * 5 + 2))
+before=$(free_memory)
+cycle=0
+while [ $cycle -lt $CYCLES ]; do
+    cycle=$((cycle + 1))
+    # Who survived stays.
+    for each in one two; do
+        [ -n "$(domain $each 2>/dev/null)" ] || window_guest $each 'type="pvh"' || give_up "no guest $each"
+    done
+    is "cycle $cycle: the granter is idle" "$(a churned stop | cut -d' ' -f1)" rounds
+    connected $(created)
+    case $((cycle % 2)) in
+        0) victim=one ;;
+        *) victim=two ;;
+    esac
+    number=$(domain $victim)
+    check "cycle $cycle: $victim is destroyed" xl destroy $victim
+    check "cycle $cycle: it leaves no zombie" wait_for 30 is_not_there $number
+    is "cycle $cycle: no window is left" "$(dump_windows | grep -c ' window 0x')" 0
+    # The thread that touches the window must end before it is unmapped.
+    [ $victim = two ] || { b touched stop >/dev/null; sleep 1; b dev-close >/dev/null; }
+    note "cycle $cycle: $victim; free $(free_memory) MiB of $before"
+done
+for each in one two; do xl destroy $each 2>/dev/null; done
+check 'all domains are gone' wait_for 30 sh -c '[ $(xl list | wc -l) = 2 ]'
+is 'the memory is free again' "$(free_memory)" "$before"

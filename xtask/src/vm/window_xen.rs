@@ -1,0 +1,244 @@
+//! `cargo xtask xen`: a hypervisor with grant windows, from Debian's source package of Xen and the folder `xen/` of
+//! this repository.
+//!
+//! `build` makes a bootable ELF file, `package` a Debian package that can be installed beside Debian's hypervisor. The
+//! source files of `xen/` are copied into Xen's source, then the patches for that version of Xen are applied: the
+//! hooks in Xen's own files. The result is kept below the cache, beside a digest of `xen/`, and built again when
+//! one of its files changes.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+
+use super::apt::Apt;
+use super::build::Build;
+use super::hypervisor;
+use crate::exec::Cmd;
+use crate::tools::{self, Tool, Toolbox};
+
+/// Folders of `xen/` that mirror those of Xen's source.
+const SOURCES: [&str; 3] = ["arch", "common", "include"];
+
+/// Build options of `cargo xtask xen`.
+#[derive(Args)]
+pub(crate) struct WindowXenArgs {
+    #[command(subcommand)]
+    product: Product,
+}
+
+#[derive(Subcommand)]
+enum Product {
+    /// Build the hypervisor and print the path of its ELF file, which `vm xen --hypervisor` boots
+    Build(BuildArgs),
+    /// Build the hypervisor and put it into a Debian package
+    Package(BuildArgs),
+}
+
+#[derive(Args)]
+struct BuildArgs {
+    /// Build with assertions, lock checks, and counters of grant operations
+    #[arg(long)]
+    debug: bool,
+    /// Folder of sources and results; `vm` in the target directory otherwise
+    #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
+    cache: Option<PathBuf>,
+    /// Install nothing
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// Runs `cargo xtask xen`. Prints the path of the product.
+pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let (Product::Build(args) | Product::Package(args), package) =
+        (&args.product, matches!(args.product, Product::Package(_)));
+    let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
+    let cache = std::path::absolute(cache)?;
+    std::fs::create_dir_all(&cache)?;
+    let toolbox = Toolbox::new(root, target);
+    let built = hypervisor(&root.join("xen"), &cache, &toolbox, args)?;
+    let product = if package { deb(&built, &cache)? } else { built.elf };
+    println!("{}", product.display());
+    Ok(true)
+}
+
+/// A hypervisor that was built.
+struct Built {
+    /// ELF file, as QEMU boots it.
+    elf: PathBuf,
+    /// Version of Xen, such as 4.17.
+    version: String,
+}
+
+/// Builds the hypervisor, or finds it in the cache.
+fn hypervisor(
+    sources: &Path,
+    cache: &Path,
+    toolbox: &Toolbox,
+    args: &BuildArgs,
+) -> anyhow::Result<Built> {
+    let name = if args.debug { "xen-window-debug" } else { "xen-window" };
+    let (elf, stamp) = (cache.join(format!("{name}.elf")), cache.join(format!("{name}.stamp")));
+    let digest = digest(sources)?;
+    if let Some((known, version)) =
+        std::fs::read_to_string(&stamp).unwrap_or_default().split_once(' ')
+        && known == digest
+        && elf.is_file()
+    {
+        return Ok(Built { elf, version: version.to_owned() });
+    }
+    let needs: Vec<&'static Tool> =
+        hypervisor::NEEDS.iter().copied().chain([&tools::PATCH]).collect();
+    let folder = cache.join(format!("{name}-source"));
+    let build = Build::begin(folder, &needs, toolbox, !args.no_install)?;
+    let archive = Apt::source("xen", build.folder())?;
+    println!("building Xen with grant windows, which takes about a minute");
+    build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
+    let version = version(&std::fs::read_to_string(build.folder().join("tree/xen/Makefile"))?)
+        .context("xen/Makefile has no version")?;
+    for folder in SOURCES {
+        let from = sources.join(folder).display().to_string();
+        build.run(&["cp", "-r", &from, "tree/xen/"])?;
+    }
+    for patch in patches(&sources.join("patches").join(&version))? {
+        let patch = patch.display().to_string();
+        build.run(&["patch", "-d", "tree", "-p1", "--no-backup-if-mismatch", "-i", &patch])?;
+    }
+    let mut options = "CONFIG_GRANT_WINDOW=y\n".to_owned();
+    if args.debug {
+        hypervisor::count_operations(&build)?;
+        options += hypervisor::DEBUG_OPTIONS;
+    }
+    hypervisor::make(&build, &options)?;
+    build.keep("tree/xen/xen", &elf)?;
+    std::fs::write(&stamp, format!("{digest} {version}"))?;
+    Ok(Built { elf, version })
+}
+
+/// Patches of a version of Xen, in their order.
+fn patches(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let files = std::fs::read_dir(folder).with_context(|| {
+        format!("{}: there are no patches for this version of Xen", folder.display())
+    })?;
+    let mut found: Vec<PathBuf> =
+        files.map(|file| Ok(file?.path())).collect::<anyhow::Result<_>>()?;
+    found.retain(|file| file.extension().is_some_and(|extension| extension == "patch"));
+    found.sort();
+    anyhow::ensure!(!found.is_empty(), "{}: no patch", folder.display());
+    Ok(found)
+}
+
+/// Version in Xen's Makefile, such as 4.17.
+fn version(makefile: &str) -> Option<String> {
+    let value = |name: &str| {
+        makefile.lines().find_map(|line| {
+            let (key, value) = line.split_once('=')?;
+            (key.split_whitespace().last() == Some(name)).then(|| value.trim().to_owned())
+        })
+    };
+    Some(format!("{}.{}", value("XEN_VERSION")?, value("XEN_SUBVERSION")?))
+}
+
+/// Digest of everything that goes into the build.
+fn digest(sources: &Path) -> anyhow::Result<String> {
+    let mut hasher = DefaultHasher::new();
+    let mut folders: Vec<PathBuf> =
+        SOURCES.iter().copied().chain(["patches"]).map(|name| sources.join(name)).collect();
+    let mut files = vec![];
+    while let Some(folder) = folders.pop() {
+        let entries = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+        for entry in entries {
+            let path = entry?.path();
+            if path.is_dir() { &mut folders } else { &mut files }.push(path);
+        }
+    }
+    files.sort();
+    for file in files {
+        (&file, std::fs::read(&file)?).hash(&mut hasher);
+    }
+    Ok(format!("{:016x}", hasher.finish()))
+}
+
+/// Package with the hypervisor as a boot image, for amd64.
+fn deb(built: &Built, cache: &Path) -> anyhow::Result<PathBuf> {
+    let version = env!("CARGO_PKG_VERSION");
+    let name = format!("xen-hypervisor-{}-ringfence-amd64", built.version);
+    let tree = cache.join("xen-window-package");
+    if tree.exists() {
+        std::fs::remove_dir_all(&tree)?;
+    }
+    let doc = tree.join("usr/share/doc").join(&name);
+    for folder in [&tree.join("boot"), &tree.join("DEBIAN"), &doc] {
+        std::fs::create_dir_all(folder)?;
+    }
+    let image = tree.join(format!("boot/xen-{}-ringfence", built.version));
+    std::fs::copy(&built.elf, &image)?;
+    let zipped = Cmd::new("gzip").args(["-9".as_ref(), "-n".as_ref(), image.as_os_str()]);
+    zipped.output(&tree)?.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
+    std::fs::write(doc.join("copyright"), COPYRIGHT)?;
+    std::fs::write(
+        tree.join("DEBIAN/control"),
+        format!(
+            "Package: {name}\nVersion: {version}\nArchitecture: amd64\nSection: kernel\nPriority: optional\n\
+             Maintainer: Ringfence developers <dev@ringfence.invalid>\nRecommends: xen-utils-{}\n\
+             Description: Xen hypervisor {} with grant windows\n\
+             \x20Debian's Xen with grants that the granter issues and revokes without the\n\
+             \x20grantee's help.\n",
+            built.version, built.version
+        ),
+    )?;
+    let script = "#!/bin/sh\nset -e\nif command -v update-grub >/dev/null; then update-grub; fi\n";
+    for name in ["postinst", "postrm"] {
+        let file = tree.join("DEBIAN").join(name);
+        std::fs::write(&file, script)?;
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(&file, mode)?;
+    }
+    let package = cache.join(format!("{name}_{version}_amd64.deb"));
+    let made = Cmd::new("dpkg-deb").args([
+        "--root-owner-group".as_ref(),
+        "--build".as_ref(),
+        tree.as_os_str(),
+        package.as_os_str(),
+    ]);
+    made.output(cache)?.map_err(|message| anyhow::anyhow!("dpkg-deb: {message}"))?;
+    std::fs::remove_dir_all(&tree)?;
+    Ok(package)
+}
+
+const COPYRIGHT: &str = "Xen with the grant windows of Ringfence. Licence: GPL-2.0-only.\n\
+     The source is Debian's package xen and the folder xen/ of Ringfence.\n\
+     /usr/share/common-licenses/GPL-2 has the licence.\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_of_makefile_is_major_and_minor() {
+        let makefile = "export XEN_VERSION       = 4\nexport XEN_SUBVERSION    = 17\nall:\n";
+        assert_eq!(version(makefile).as_deref(), Some("4.17"));
+        assert_eq!(version("all:\n"), None);
+    }
+
+    #[test]
+    fn digest_changes_with_content_of_a_source() {
+        let folder = std::env::temp_dir().join(format!("window-xen-{}", std::process::id()));
+        for name in SOURCES.iter().copied().chain(["patches"]) {
+            std::fs::create_dir_all(folder.join(name)).unwrap();
+        }
+        let file = folder.join("common/a.c");
+        std::fs::write(&file, "1").unwrap();
+        let before = digest(&folder).unwrap();
+        assert_eq!(digest(&folder).unwrap(), before);
+        std::fs::write(&file, "2").unwrap();
+        assert_ne!(digest(&folder).unwrap(), before);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn version_without_patches_is_refused() {
+        assert!(patches(Path::new("/nonexistent/4.99")).is_err());
+    }
+}
