@@ -219,6 +219,7 @@ pub fn receive<'a>(
     let came = usize::try_from(came).map_err(|_| io::Error::last_os_error())?;
     let parts = headers.iter().zip(&names).zip(&controls);
     for (index, ((header, name), control)) in parts.enumerate().take(came) {
+        #[allow(clippy::unnecessary_cast, reason = "musl's type is another one")]
         let header_len = header.msg_hdr.msg_controllen as usize;
         let mut received = Received {
             len: usize::try_from(header.msg_len).unwrap_or(usize::MAX),
@@ -275,14 +276,15 @@ pub fn receive_error(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Option<Q
     let came = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut header, flags) };
     let len = usize::try_from(came).map_err(|_| io::Error::last_os_error())?;
     let to = decode_address(valid(&name, header.msg_namelen as usize));
-    let report =
-        control.messages(header.msg_controllen as usize).find_map(|(level, kind, data)| {
-            let is_report = matches!(
-                (level, kind),
-                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
-            );
-            is_report.then(|| parse_error(data, to, len)).flatten()
-        });
+    #[allow(clippy::unnecessary_cast, reason = "musl's type is another one")]
+    let control_len = header.msg_controllen as usize;
+    let report = control.messages(control_len).find_map(|(level, kind, data)| {
+        let is_report = matches!(
+            (level, kind),
+            (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+        );
+        is_report.then(|| parse_error(data, to, len)).flatten()
+    });
     Ok(report)
 }
 
