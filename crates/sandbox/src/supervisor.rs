@@ -79,7 +79,7 @@ pub enum FromSupervisor {
     Stderr(String),
     /// The inner process ended, and with it all processes of its PID namespace.
     Ended { ending: Ending, stderr_tail: String },
-    /// The domain could not be started, for this reason.
+    /// Start of the domain failed for this reason.
     Failed(String),
 }
 

@@ -4,7 +4,7 @@
 //! (`recvmmsg`) and tells the segment size (`UDP_GRO`) and the destination of each datagram.
 //! [`receive_error`] reads the error queue (`IP_RECVERR`).
 //!
-//! Addresses and control messages are encoded and decoded as bytes in the kernel's layout ([`control`]);
+//! Addresses and control messages are encoded and decoded as bytes in the kernel's layout (module `control`);
 //! `unsafe` is needed for the calls only.
 
 // #syscall uplink recvmmsg: datagrams, many at a time

@@ -74,7 +74,7 @@ impl Prefixes {
     }
 }
 
-/// The host's own addresses. See the module.
+/// Table of the host's own addresses, refreshed as the module says.
 #[derive(Debug)]
 pub struct OwnAddresses {
     notifications: OwnedFd,
