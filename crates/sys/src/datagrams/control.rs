@@ -89,7 +89,7 @@ pub(super) fn encode_address(address: SocketAddr) -> ([u8; NAME_MAX], usize) {
         }
         SocketAddr::V6(v6) => {
             name[..2].copy_from_slice(&family(libc::AF_INET6));
-            name[4..8].copy_from_slice(&v6.flowinfo().to_be_bytes());
+            name[4..8].copy_from_slice(&v6.flowinfo().to_ne_bytes());
             name[8..24].copy_from_slice(&v6.ip().octets());
             name[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
             (name, 28)
