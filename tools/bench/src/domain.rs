@@ -222,7 +222,7 @@ impl Rules {
 
 /// Port host that keeps the port once it is connected.
 #[derive(Default)]
-struct Host(Option<Box<dyn Port>>);
+pub(crate) struct Host(pub(crate) Option<Box<dyn Port>>);
 
 impl Host {
     fn take(&mut self) -> anyhow::Result<Box<dyn Port>> {

@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use ringfence_frame::batch::Batch;
 use ringfence_frame::port::Port;
-use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Platform;
 use ringfence_platform::local::LocalPlatform;
-use ringfence_wire::xenbus::DeviceId;
 
+use super::super::domain::Host;
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
 use super::orders::{Answer, GuestIdentity, SINK_MAC, Setup};
@@ -26,19 +25,6 @@ const ROUND: usize = 64;
 const BROADCAST_EVERY: u64 = 256;
 /// One packet in this number goes to the neighbour, if the guest talks to it.
 const NEIGHBOUR_EVERY: usize = 4;
-
-#[derive(Default)]
-struct Host(Option<Box<dyn Port>>);
-
-impl PortHost for Host {
-    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
-        self.0 = Some(port);
-    }
-
-    fn detach(&mut self, _: &DeviceId) {
-        self.0 = None;
-    }
-}
 
 /// Sends until the parent ends the process.
 pub(super) fn serve(

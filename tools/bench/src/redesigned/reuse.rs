@@ -10,7 +10,6 @@ use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::netfront::WindowSizes;
-use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
@@ -20,6 +19,7 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 
 use super::args::Experiment;
+use crate::domain::Host;
 use crate::net::RunningHub;
 
 /// Batches before the count begins, then while it runs.
@@ -56,20 +56,6 @@ impl Shares {
             Experiment::Transmit => self.transmit,
             Experiment::GuestGuest => self.receive.min(self.transmit),
         }
-    }
-}
-
-/// Port host of one side.
-#[derive(Default)]
-struct Host(Option<Box<dyn Port>>);
-
-impl PortHost for Host {
-    fn attach(&mut self, _: &DeviceId, port: Box<dyn Port>) {
-        self.0 = Some(port);
-    }
-
-    fn detach(&mut self, _: &DeviceId) {
-        self.0 = None;
     }
 }
 
