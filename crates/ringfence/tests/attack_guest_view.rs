@@ -462,3 +462,42 @@ fn missing_host_facility_is_named_in_error() {
     assert_eq!(status, Some(125), "{said}");
     assert!(said.contains("/proc is not mounted"), "{said}");
 }
+
+/// Command that sends descriptors until the kernel refuses, prints the number in transit and stays.
+const IN_TRANSIT: &str = "
+import array, resource, socket, sys, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+count, pairs = 0, []
+try:
+    while True:
+        pairs.append(socket.socketpair())
+        for _ in range(8):
+            rights = array.array('i', [pairs[-1][0].fileno()] * 250)
+            pairs[-1][0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            count += 250
+except OSError as error:
+    print('in transit:', count, error.errno, flush=True)
+time.sleep(600)
+";
+
+#[test]
+fn command_with_many_descriptors_in_transit_does_not_keep_other_guests_from_attaching() {
+    /// Error of a message with more descriptors than the sender may have in transit.
+    const ETOOMANYREFS: &str = "109";
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    for site in Site::all() {
+        let limited = ["prlimit", "--nofile=1024:8192"];
+        let attacker = site.run_with(&limited, "--switch s", &["python3", "-c", IN_TRANSIT]);
+        attacker.wait_for_output("in transit:");
+        let said = attacker.stdout.text();
+        if site.wrapper.is_empty() && rustix::process::geteuid().is_root() {
+            // Root's guests have host users of their own, so nothing is shared.
+        } else {
+            assert!(said.contains(ETOOMANYREFS), "{said}");
+        }
+        let other = site.run_with(&limited, "--switch s", &["sh", "-c", "ulimit -Hn; ulimit -Sn"]);
+        assert_eq!(other.succeed(MOMENT), "6144\n1024\n");
+        attacker.end();
+    }
+}

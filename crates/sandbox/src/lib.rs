@@ -51,7 +51,7 @@
 pub mod channel;
 pub mod ids;
 pub mod isolation;
-mod limits;
+pub mod limits;
 pub mod owned_child;
 pub mod signals;
 pub mod spawn;

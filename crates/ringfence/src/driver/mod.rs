@@ -132,9 +132,8 @@ pub fn serve_unconfined(
 /// Raises the limit of open descriptors to the hard limit, and returns it. The hub holds
 /// descriptors for each guest, within quotas, and one guest must not use up those of others.
 pub(crate) fn raise_descriptor_limit() -> io::Result<usize> {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?;
+    ringfence_sandbox::limits::raise_open_files()?;
+    let maximum = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     Ok(maximum.and_then(|maximum| maximum.try_into().ok()).unwrap_or(usize::MAX))
 }
 

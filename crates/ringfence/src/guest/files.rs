@@ -75,6 +75,7 @@ mod tests {
             names: None,
             resolver: None,
             blocked_signals: vec![],
+            open_files: None,
             environment: vec![],
             removed_variables: vec![],
             view: crate::guest::ViewConfig::default(),

@@ -47,6 +47,7 @@ use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
+use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::supervisor::Nested;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
@@ -112,6 +113,8 @@ pub struct GuestConfig {
     pub resolver: Option<ResolverConfig>,
     /// Numbers of the signals that the command has blocked.
     pub blocked_signals: Vec<i32>,
+    /// Limit of open files of the command, at most three quarters of the hard limit of its launcher.
+    pub open_files: Option<u64>,
     /// Environment variables added to those of the launcher.
     pub environment: Vec<(String, String)>,
     /// Environment variables removed: they name sockets that the guest does not see.
@@ -248,6 +251,8 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         set: [&config.environment[..], &more].concat(),
         removed: config.removed_variables.clone(),
     };
+    limits::lower_open_files(config.open_files)
+        .map_err(|error| Failure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
     let pid = command::start(command, stdin, &config.blocked_signals, &variables)
         .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;

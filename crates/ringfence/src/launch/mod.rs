@@ -52,6 +52,7 @@ use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION
 use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::{self, Signals};
 
 /// Name of a guest's interface to the switch.
@@ -87,6 +88,8 @@ struct Launch<'a> {
     blocked: Vec<i32>,
     terminal: Option<Terminal>,
     inherited: Vec<RawFd>,
+    /// Limit of open files that the command gets.
+    open_files: Option<u64>,
     command: Vec<OsString>,
 }
 
@@ -96,6 +99,7 @@ impl<'a> Launch<'a> {
         // Inherited descriptors are for the command, not for Ringfence's own processes.
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
+        let open_files = limits::raise_open_files().context("RLIMIT_NOFILE")?;
         let terminal = Terminal::if_foreground();
         let blocked = signals::blocked()?;
         let signals = guest_processes::signals()?;
@@ -104,7 +108,7 @@ impl<'a> Launch<'a> {
         } else {
             options.command.clone()
         };
-        Ok(Launch { options, reporter, signals, blocked, terminal, inherited, command })
+        Ok(Launch { options, reporter, signals, blocked, terminal, inherited, open_files, command })
     }
 
     fn run(self) -> anyhow::Result<u8> {
@@ -268,6 +272,7 @@ impl<'a> Launch<'a> {
             names: options.switch.as_ref().map(names),
             resolver: processes.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
+            open_files: self.open_files,
             environment,
             removed_variables: view::removed_variables(options),
             view,
