@@ -58,9 +58,6 @@ struct Config {
     /// Files that may use words replaced by the glossary: the words, and the reason.
     #[serde(default)]
     words: language::Words,
-    /// Files whose text is not rewritten yet, and their number of language findings.
-    #[serde(default)]
-    pending: BTreeMap<String, usize>,
     /// Last commit that the rule about subjects leaves out.
     #[serde(default)]
     commits_after: Option<String>,
@@ -124,7 +121,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(atomics::check(tree, &config.atomics));
     findings.extend(floors::check(tree));
     findings.extend(imports::check(tree, &config.cycles));
-    findings.extend(language::check(tree, &config.words, &config.pending));
+    findings.extend(language::check(tree, &config.words));
     findings.extend(fuzz::check(tree));
     findings.extend(mutations::check(tree));
     findings.extend(syscalls::check(tree));

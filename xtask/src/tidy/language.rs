@@ -53,31 +53,8 @@ const EXEMPT: [&str; 4] =
 /// Exceptions from the words: the replaced words that each file may use, with the reason.
 pub(super) type Words = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Returns findings for the language rules. `pending` has the number of findings of each file that was not
-/// rewritten yet.
-pub(super) fn check(tree: &Tree, words: &Words, pending: &BTreeMap<String, usize>) -> Vec<Finding> {
-    let mut by_file: BTreeMap<String, Vec<Finding>> = BTreeMap::new();
-    for finding in all(tree, words) {
-        by_file.entry(finding.path.clone()).or_default().push(finding);
-    }
-    let mut findings = vec![];
-    for (path, known) in pending {
-        let found = by_file.get(path).map_or(0, Vec::len);
-        if found < *known {
-            let message = format!(
-                "{path} has {found} language findings, {known} are listed: correct the number"
-            );
-            findings.push(Finding::file(CONFIG, message));
-        }
-        if found <= *known {
-            by_file.remove(path);
-        }
-    }
-    findings.extend(by_file.into_values().flatten());
-    findings
-}
-
-fn all(tree: &Tree, words: &Words) -> Vec<Finding> {
+/// Returns findings for the language rules.
+pub(super) fn check(tree: &Tree, words: &Words) -> Vec<Finding> {
     let mut findings = vec![];
     for (path, source) in &tree.sources {
         for comment in comments_of(source) {
@@ -302,7 +279,7 @@ mod tests {
         let allowed = words.iter().map(|(path, word)| {
             ((*path).to_owned(), BTreeMap::from([((*word).to_owned(), "why".to_owned())]))
         });
-        check(&tree, &allowed.collect(), &BTreeMap::new()).iter().map(ToString::to_string).collect()
+        check(&tree, &allowed.collect()).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -354,24 +331,6 @@ mod tests {
         ] {
             assert_eq!(findings(text, &[]), [] as [&str; 0], "{text}");
         }
-    }
-
-    #[test]
-    fn pending_file_is_allowed_until_its_number_changes() {
-        let tree = Tree::from_files([
-            ("crates/x/Cargo.toml", "[package]\nname = \"x\"\n"),
-            ("crates/x/src/lib.rs", "/// What is done here.\nfn f() {}\n"),
-        ]);
-        let found = |number| {
-            let pending = BTreeMap::from([("crates/x/src/lib.rs".to_owned(), number)]);
-            check(&tree, &BTreeMap::new(), &pending)
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(found(1), [] as [&str; 0]);
-        assert!(found(0)[0].contains("begins with"), "{:?}", found(0));
-        assert!(found(2)[0].contains("1 language findings, 2 are listed"), "{:?}", found(2));
     }
 
     #[test]
