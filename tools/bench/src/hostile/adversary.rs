@@ -7,18 +7,18 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Release};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform, PlatformError};
 use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
 use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, TxResponse, keys};
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
-use ringfence_xenstore::{StoreAccess, StoreClient};
+use ringfence_xenstore::StoreAccess;
 
 use super::control::Control;
+use super::handshake::{Handshake, Pace, STEP_WITHIN};
 use super::launcher::Attachment;
 use super::orders::{Entrance, SINK_MAC};
 
@@ -35,11 +35,6 @@ pub(super) const UNGRANTED: Gref = Gref(1000);
 const TX_PAGES: usize = 64;
 /// Receive buffers: a full ring.
 const RX_PAGES: usize = 256;
-/// Time limit of one step of the handshake; after it the handshake begins again.
-pub(super) const STEP_WITHIN: Duration = Duration::from_secs(2);
-/// Interval between two polls of the backend's state.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-
 /// Ring page whose every word the adversary can write.
 pub(super) struct RawRing {
     page: LentSlice,
@@ -91,29 +86,18 @@ impl RawRing {
     }
 }
 
-/// Timing of an adversary.
-#[derive(Clone, Copy)]
-pub(super) struct Pace {
-    /// Time limit of one step of the handshake; after it the handshake begins again.
-    pub(super) step_within: Duration,
-    /// Action between two polls of the backend's state.
-    pub(super) pause: fn(),
-}
-
 /// Adversary guest with one vif.
 pub(super) struct Adversary<P: Platform> {
     /// Hub session of its launcher, if it has one. Declared before the platform, so dropped first.
     _attachment: Option<Attachment>,
     pub(super) platform: P,
-    pub(super) store: StoreClient,
     /// Second descriptor of its connection to the hub, if there is a hub.
     hub: Option<OwnedFd>,
     open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
     /// Set if the store accepts one message a write.
     pub(super) one_message_a_write: bool,
-    pace: Pace,
+    pub(super) handshake: Handshake,
     mac: [u8; 6],
-    pub(super) device: DeviceId,
     pub(super) granter: P::Granter,
     pub(super) tx_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
@@ -124,8 +108,6 @@ pub(super) struct Adversary<P: Platform> {
     pub(super) tx: RawRing,
     pub(super) rx: RawRing,
     channels: Vec<P::Channel>,
-    hung_up: bool,
-    looked: Instant,
 }
 
 impl Adversary<LocalPlatform> {
@@ -156,7 +138,7 @@ impl<P: Platform> Adversary<P> {
         open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
         pace: Pace,
     ) -> anyhow::Result<Adversary<P>> {
-        let store = platform.store()?;
+        let handshake = Handshake::new(&platform, device, pace)?;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
             Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
@@ -172,13 +154,11 @@ impl<P: Platform> Adversary<P> {
         Ok(Adversary {
             _attachment: None,
             platform,
-            store,
             hub: None,
             open_store,
             one_message_a_write: true,
-            pace,
+            handshake,
             mac,
-            device,
             granter,
             tx_pages,
             rx_pages,
@@ -188,14 +168,7 @@ impl<P: Platform> Adversary<P> {
             tx,
             rx,
             channels: Vec::new(),
-            hung_up: false,
-            looked: Instant::now(),
         })
-    }
-
-    /// Returns the timing of its handshake.
-    pub(super) fn pace(&self) -> Pace {
-        self.pace
     }
 
     /// Returns its control ring, and pages that can be staged for reading and writing.
@@ -215,56 +188,26 @@ impl<P: Platform> Adversary<P> {
         self.mac
     }
 
-    /// Writes its xenbus state.
-    pub(super) fn enter(&mut self, state: XenbusState) -> anyhow::Result<()> {
-        let path = format!("{}/{STATE}", self.device.frontend_path());
-        Ok(self.store.write(&path, state.to_string())?)
-    }
-
-    /// Reads the backend's xenbus state.
-    pub(super) fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
-        let path = format!("{}/{STATE}", self.device.backend_path());
-        let text = self.store.read(&path)?;
-        Ok(XenbusState::parse(&text).unwrap_or(XenbusState::Missing))
-    }
-
-    fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
-        let begin = Instant::now();
-        while self.backend_state()? != state {
-            if begin.elapsed() > self.pace.step_within {
-                bail!("the backend did not become {state}");
-            }
-            (self.pace.pause)();
-        }
-        Ok(())
-    }
-
     /// Runs the handshake from its beginning.
     pub(super) fn connect(&mut self) -> anyhow::Result<()> {
         self.begin()?;
         let keys = self.keys();
         self.publish(&keys)?;
-        self.wait_for(XenbusState::Connected)?;
-        (self.looked, self.hung_up) = (Instant::now(), false);
-        Ok(())
+        self.handshake.wait_for_connection()
     }
 
     /// Brings the backend to `InitWait`, then makes new rings and channels.
     pub(super) fn begin(&mut self) -> anyhow::Result<()> {
-        if self.backend_state()? != XenbusState::InitWait {
-            self.enter(XenbusState::Closing)?;
-            self.enter(XenbusState::Closed)?;
-            self.enter(XenbusState::Initialising)?;
-            self.wait_for(XenbusState::InitWait)?;
-        }
+        self.handshake.restart()?;
+        let backend = self.handshake.device.backend;
         self.tx = RawRing::new(&self.ring_pages[0], NETIF_TX)?;
         self.rx = RawRing::new(&self.ring_pages[1], NETIF_RX)?;
         self.channels.clear();
         for _ in 0..2 {
-            self.channels.push(self.platform.alloc_unbound(self.device.backend)?);
+            self.channels.push(self.platform.alloc_unbound(backend)?);
         }
         self.control = None;
-        let channel = self.platform.alloc_unbound(self.device.backend)?;
+        let channel = self.platform.alloc_unbound(backend)?;
         self.control = Some(Control::new(&self.control_pages, channel)?);
         Ok(())
     }
@@ -292,9 +235,9 @@ impl<P: Platform> Adversary<P> {
 
     /// Writes these keys and the state `Connected` in one transaction.
     pub(super) fn publish(&mut self, keys: &BTreeMap<&'static str, String>) -> anyhow::Result<()> {
-        let front = self.device.frontend_path();
+        let front = self.handshake.device.frontend_path();
         let connected = XenbusState::Connected.to_string();
-        Ok(self.store.transaction(|t| {
+        Ok(self.handshake.store.transaction(|t| {
             for (key, value) in keys {
                 t.write(&format!("{front}/{key}"), value)?;
             }
@@ -304,19 +247,8 @@ impl<P: Platform> Adversary<P> {
 
     /// Removes one of its keys.
     pub(super) fn forget(&mut self, key: &str) -> anyhow::Result<()> {
-        Ok(self.store.rm(&format!("{}/{key}", self.device.frontend_path()))?)
-    }
-
-    /// Returns `true` if the device was closed. Reads the state at most once in [`LOOK_EVERY`].
-    pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
-        if self.hung_up {
-            return Ok(true);
-        }
-        if self.looked.elapsed() < LOOK_EVERY {
-            return Ok(false);
-        }
-        self.looked = Instant::now();
-        Ok(self.backend_state()? != XenbusState::Connected)
+        let path = format!("{}/{key}", self.handshake.device.frontend_path());
+        Ok(self.handshake.store.rm(&path)?)
     }
 
     /// Posts every receive buffer.
@@ -338,15 +270,14 @@ impl<P: Platform> Adversary<P> {
         }
         if free > 0 {
             self.rx.publish(0)?;
-            self.hung_up |= self.channels.last().context("no channel")?.notify().is_err();
+            self.handshake.notified(self.channels.last().context("no channel")?.notify());
         }
         Ok(())
     }
 
     /// Notifies the backend of requests on the TX ring.
     pub(super) fn notify(&mut self) -> anyhow::Result<()> {
-        // Notification fails once the backend has closed the device.
-        self.hung_up |= self.channels.first().context("no channel")?.notify().is_err();
+        self.handshake.notified(self.channels.first().context("no channel")?.notify());
         Ok(())
     }
 

@@ -68,7 +68,7 @@ fn live<P: Platform>(
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {
             std::thread::yield_now();
-            adversary.enter(XenbusState::Closed)?;
+            adversary.handshake.enter(XenbusState::Closed)?;
             continue;
         }
         adversary.address_all()?;
@@ -80,7 +80,7 @@ fn live<P: Platform>(
                 Behaviour::Reattach => false,
                 // The guest itself writes the states, so a closed device is no reaction.
                 Behaviour::StateFlood => true,
-                _ => !adversary.was_closed()?,
+                _ => !adversary.handshake.was_closed()?,
             };
             if !stays {
                 break;
@@ -276,7 +276,7 @@ fn hoard<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow
 
 /// Writes its state many times; sends all requests of a burst before it reads a response.
 fn state_flood<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow::Result<()> {
-    let path = format!("{}/{STATE}", adversary.device.frontend_path());
+    let path = format!("{}/{STATE}", adversary.handshake.device.frontend_path());
     let path = Path::parse(path.as_bytes())?;
     let stream = match &mut state.store {
         Some(stream) => stream,

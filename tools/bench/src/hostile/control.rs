@@ -17,7 +17,8 @@ use ringfence_wire::netif::ctrl::{
 };
 use ringfence_wire::netif::{Status, TxResponse};
 
-use super::adversary::{Adversary, Pace, RSP_PROD, RawRing, UNGRANTED};
+use super::adversary::{Adversary, RSP_PROD, RawRing, UNGRANTED};
+use super::handshake::Pace;
 use super::orders::SINK_MAC;
 
 /// Pairs of messages of a storm in flight at once: several batches of the backend.
@@ -177,7 +178,7 @@ fn all(pages: u16) -> Answer {
 
 /// Changes a list while the backend reads it; the backend must add the whole list as read, or nothing.
 pub(super) fn changing_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
-    let pace = adversary.pace();
+    let pace = adversary.handshake.pace;
     let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     let (some, pages) = (usize::from(SOME), &pages[..usize::from(SOME)]);
@@ -208,7 +209,7 @@ pub(super) fn changing_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyho
 
 /// Sends lists whose length is zero or exceeds a page.
 pub(super) fn long_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
-    let pace = adversary.pace();
+    let pace = adversary.handshake.pace;
     let (control, _) = adversary.control()?;
     let lengths = [GREF_LIST_MAX + 1, u16::MAX.into(), u32::MAX, 0];
     let kinds = [CtrlType::AddGrefMapping, CtrlType::DelGrefMapping];
@@ -224,7 +225,7 @@ pub(super) fn long_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::R
 
 /// Adds and removes the same pages several times in one batch.
 pub(super) fn storm<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
-    let pace = adversary.pace();
+    let pace = adversary.handshake.pace;
     let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
@@ -242,7 +243,7 @@ pub(super) fn storm<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result
 /// Removes pages from the table while packets in them are in flight. The packets must be completed
 /// regardless, and then the grant of a page must be revocable.
 pub(super) fn in_flight<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
-    let pace = adversary.pace();
+    let pace = adversary.handshake.pace;
     let list = {
         let (control, _) = adversary.control()?;
         control.stages(pace)?;
@@ -297,7 +298,7 @@ fn answered<P: Platform>(adversary: &Adversary<P>, pace: Pace) -> anyhow::Result
 
 /// Adds one reference in two lists, and twice in one list.
 pub(super) fn twice<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
-    let pace = adversary.pace();
+    let pace = adversary.handshake.pace;
     let (control, pages) = adversary.control()?;
     control.stages(pace)?;
     let some = usize::from(SOME);

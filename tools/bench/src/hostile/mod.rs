@@ -28,6 +28,7 @@ mod attacks;
 mod control;
 pub mod disks;
 mod driver;
+mod handshake;
 mod honest;
 mod launcher;
 pub mod on_xen;

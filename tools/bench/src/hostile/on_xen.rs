@@ -18,11 +18,12 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
 use super::super::STATUS_BENCH_FAILED;
-use super::adversary::{Adversary, Pace};
+use super::adversary::Adversary;
 use super::args::{Behaviour, Which};
 use super::attacks::{self, State};
 use super::control::WrongAnswer;
 use super::disks::on_xen::{self as disks, VbdAttacker};
+use super::handshake::Pace;
 use ringfence::causes::causes;
 
 /// Time limit of one step of the handshake, long enough for emulation.
@@ -93,8 +94,7 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not connected after all that: {why:#}");
     }
     println!("connected after all that");
-    adversary.enter(XenbusState::Closing)?;
-    adversary.enter(XenbusState::Closed)?;
+    adversary.handshake.leave()?;
     // The kernel's driver in the guest does not know these keys and would leave them behind.
     for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
         adversary.forget(key)?;
@@ -182,7 +182,8 @@ impl Attacker for VifAttacker {
     }
 
     fn is_over(&mut self) -> bool {
-        self.behaviour == Behaviour::Reattach || self.adversary.was_closed().unwrap_or(true)
+        self.behaviour == Behaviour::Reattach
+            || self.adversary.handshake.was_closed().unwrap_or(true)
     }
 
     fn is_fatal(&self, why: &anyhow::Error) -> bool {
@@ -303,10 +304,10 @@ fn bad_keys(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
         change(&mut keys);
         adversary.publish(&keys)?;
         let begin = Instant::now();
-        let mut state = adversary.backend_state()?;
+        let mut state = adversary.handshake.backend_state()?;
         while state == XenbusState::InitWait && begin.elapsed() < REFUSED_WITHIN {
             std::thread::sleep(PAUSE);
-            state = adversary.backend_state()?;
+            state = adversary.handshake.backend_state()?;
         }
         println!("keys: {name}: the backend is {state}");
         ensure!(state != XenbusState::Connected, "the backend connected with {name}");

@@ -5,18 +5,16 @@
 //! encodes the responses that are acceptable, so that each response can be validated on arrival.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
 use ringfence_ring::sync::Ordering::{Acquire, Release};
 use ringfence_wire::blkif::{Abi, Response, SegmentRange, Slot, Status, keys};
-use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
-use ringfence_xenstore::{StoreAccess, StoreClient};
+use ringfence_wire::xenbus::{DeviceId, XenbusState};
 
-use super::super::adversary::Pace;
+use super::super::handshake::{Handshake, Pace};
 
 /// Offsets in a ring's page: the front's producer index, the back's, and the response index at which
 /// the front requests an event.
@@ -28,9 +26,6 @@ const RSP_EVENT: usize = 12;
 const ID: usize = 8;
 /// Number of data pages lent at the start.
 const PAGES: usize = 32;
-/// Interval between two polls of the backend's state.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
-
 /// Set of acceptable responses to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Right(u64);
@@ -60,8 +55,7 @@ impl Right {
 /// Adversary guest with one vbd.
 pub(super) struct DiskAdversary<P: Platform> {
     platform: P,
-    store: StoreClient,
-    device: DeviceId,
+    pub(super) handshake: Handshake,
     granter: P::Granter,
     ring: Lease,
     layout: RingLayout,
@@ -77,9 +71,6 @@ pub(super) struct DiskAdversary<P: Platform> {
     pub(super) sectors: u64,
     /// References that this guest has not granted.
     pub(super) foreign: Range<u32>,
-    pace: Pace,
-    hung_up: bool,
-    looked: Instant,
 }
 
 impl<P: Platform> DiskAdversary<P> {
@@ -98,9 +89,8 @@ impl<P: Platform> DiskAdversary<P> {
         let layout =
             RingLayout::new(PAGE_SIZE, abi.request_bytes(), abi.response_bytes(), abi.alignment());
         Ok(DiskAdversary {
-            store: platform.store()?,
+            handshake: Handshake::new(&platform, device, pace)?,
             platform,
-            device,
             granter,
             ring,
             layout: layout.context("a ring of one page")?,
@@ -112,9 +102,6 @@ impl<P: Platform> DiskAdversary<P> {
             list,
             sectors: 0,
             foreign,
-            pace,
-            hung_up: false,
-            looked: Instant::now(),
         })
     }
 
@@ -126,80 +113,31 @@ impl<P: Platform> DiskAdversary<P> {
         }
     }
 
-    fn set(&mut self, key: &str, value: &str) -> anyhow::Result<()> {
-        Ok(self.store.write(&format!("{}/{key}", self.device.frontend_path()), value)?)
-    }
-
-    /// Writes its xenbus state.
-    pub(super) fn enter(&mut self, state: XenbusState) -> anyhow::Result<()> {
-        self.set(STATE, &state.to_string())
-    }
-
-    fn of_backend(&mut self, key: &str) -> anyhow::Result<String> {
-        let value = self.store.read(&format!("{}/{key}", self.device.backend_path()))?;
-        String::from_utf8(value).with_context(|| format!("the backend's {key} is no text"))
-    }
-
-    fn backend_state(&mut self) -> anyhow::Result<XenbusState> {
-        let text = self.of_backend(STATE)?;
-        Ok(XenbusState::parse(text.as_bytes()).unwrap_or(XenbusState::Missing))
-    }
-
-    fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
-        let begin = Instant::now();
-        while self.backend_state()? != state {
-            if begin.elapsed() > self.pace.step_within {
-                bail!("the backend did not become {state}");
-            }
-            (self.pace.pause)();
-        }
-        Ok(())
-    }
-
     /// Runs the handshake from its beginning.
     pub(super) fn connect(&mut self) -> anyhow::Result<()> {
-        if self.backend_state()? != XenbusState::InitWait {
-            self.enter(XenbusState::Closing)?;
-            self.enter(XenbusState::Closed)?;
-            self.enter(XenbusState::Initialising)?;
-            self.wait_for(XenbusState::InitWait)?;
-        }
+        self.handshake.restart()?;
         let header = self.ring.memory();
         header.zero(0, PAGE_SIZE)?;
         // No events are requested: the adversary polls.
         header.store_u32(RSP_EVENT, u32::MAX / 2, Release)?;
         (self.produced, self.consumed) = (0, 0);
-        let channel = self.platform.alloc_unbound(self.device.backend)?;
+        let channel = self.platform.alloc_unbound(self.handshake.device.backend)?;
         let (gref, port) = (self.ring.gref().to_string(), channel.port().0.to_string());
         self.channel = Some(channel);
-        self.set(keys::RING_REF, &gref)?;
-        self.set(keys::EVENT_CHANNEL, &port)?;
-        self.set(keys::PROTOCOL, Abi::NATIVE.name())?;
-        self.set(keys::FEATURE_PERSISTENT, "1")?;
-        self.enter(XenbusState::Initialised)?;
-        self.wait_for(XenbusState::Connected)?;
-        self.sectors = self.of_backend(keys::SECTORS)?.parse().context("the disk's size")?;
-        self.enter(XenbusState::Connected)?;
-        (self.looked, self.hung_up) = (Instant::now(), false);
-        Ok(())
-    }
-
-    /// Returns `true` if the device was closed. Reads the state at most once in [`LOOK_EVERY`].
-    pub(super) fn was_closed(&mut self) -> anyhow::Result<bool> {
-        if self.hung_up {
-            return Ok(true);
-        }
-        if self.looked.elapsed() < LOOK_EVERY {
-            return Ok(false);
-        }
-        self.looked = Instant::now();
-        Ok(self.backend_state()? != XenbusState::Connected)
+        self.handshake.set(keys::RING_REF, &gref)?;
+        self.handshake.set(keys::EVENT_CHANNEL, &port)?;
+        self.handshake.set(keys::PROTOCOL, Abi::NATIVE.name())?;
+        self.handshake.set(keys::FEATURE_PERSISTENT, "1")?;
+        self.handshake.enter(XenbusState::Initialised)?;
+        self.handshake.wait_for_connection()?;
+        self.sectors =
+            self.handshake.of_backend(keys::SECTORS)?.parse().context("the disk's size")?;
+        self.handshake.enter(XenbusState::Connected)
     }
 
     /// Notifies the backend of requests.
     pub(super) fn notify(&mut self) -> anyhow::Result<()> {
-        // Notification fails once the backend has closed the device.
-        self.hung_up |= self.channel.as_ref().context("no channel")?.notify().is_err();
+        self.handshake.notified(self.channel.as_ref().context("no channel")?.notify());
         Ok(())
     }
 

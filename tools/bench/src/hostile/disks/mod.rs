@@ -33,8 +33,8 @@ use self::adversary::{DiskAdversary, WrongResponse};
 use self::attacks::State;
 use self::behaviour::DiskBehaviour;
 use self::report::{Measured, Row};
-use super::adversary::{Pace, STEP_WITHIN};
 use super::args::HostileArgs;
+use super::handshake::{Pace, STEP_WITHIN};
 use super::launcher::{Attachment, Rendezvous};
 use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
@@ -300,7 +300,7 @@ fn live(
             attacks::burst(adversary, behaviour, &mut state)?;
             began()?;
             std::thread::yield_now();
-            if behaviour == DiskBehaviour::Reattach || adversary.was_closed()? {
+            if behaviour == DiskBehaviour::Reattach || adversary.handshake.was_closed()? {
                 break;
             }
         }

@@ -6,10 +6,10 @@ use anyhow::Context;
 use clap::ValueEnum;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
-use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreAccess;
 
-use super::super::adversary::Pace;
+use super::super::handshake::Pace;
 use super::super::on_xen::Attacker;
 use super::adversary::{DiskAdversary, WrongResponse};
 use super::attacks::{self, State};
@@ -53,8 +53,7 @@ impl VbdAttacker {
     }
 
     pub(in super::super) fn leave(&mut self) -> anyhow::Result<()> {
-        self.adversary.enter(XenbusState::Closing)?;
-        self.adversary.enter(XenbusState::Closed)
+        self.adversary.handshake.leave()
     }
 }
 
@@ -68,7 +67,8 @@ impl Attacker for VbdAttacker {
     }
 
     fn is_over(&mut self) -> bool {
-        self.behaviour == DiskBehaviour::Reattach || self.adversary.was_closed().unwrap_or(true)
+        self.behaviour == DiskBehaviour::Reattach
+            || self.adversary.handshake.was_closed().unwrap_or(true)
     }
 
     fn is_fatal(&self, why: &anyhow::Error) -> bool {
