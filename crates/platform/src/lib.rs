@@ -54,6 +54,7 @@
 
 pub mod copy;
 pub mod local;
+mod table;
 pub mod window;
 pub mod xen;
 

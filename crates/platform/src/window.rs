@@ -24,11 +24,15 @@
 //! The grantee therefore cannot reach data that is stored in a page after its revocation. A granter that
 //! needs the content of a stale page copies it out before it makes the page fresh.
 
+mod round;
+mod view;
+
 use std::os::fd::RawFd;
 
 use ringfence_memory::LentSlice;
 
-pub use crate::local::{RoundPlace, WindowPlace, WindowRound, WindowView};
+pub use self::round::{RoundPlace, WindowRound};
+pub use self::view::{WindowPlace, WindowView};
 use crate::{Access, DomId, Gref, PlatformError, RevokeError};
 
 /// Name of a grant window among those of one granter for one grantee. Never zero.

@@ -18,8 +18,8 @@ use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
 use ringfence_sys::descriptors::Descriptors;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
-use super::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 use crate::PlatformError;
+use crate::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 
 /// `statfs` type of tmpfs, the file system of memfds; hugetlb memfds have another type.
 const TMPFS_MAGIC: u64 = 0x0102_1994;

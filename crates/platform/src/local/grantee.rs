@@ -15,8 +15,8 @@ use ringfence_memory::{
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
-use super::table::{LentTable, Use, begin_use, end_use};
 use crate::copy::{CopyList, CopyLocal, CopyOp};
+use crate::table::{LentTable, Use, begin_use, end_use};
 use crate::{Counters, Grantee};
 
 /// Maximum number of pages that one pair may have mapped through [`Grantee::map`]. Far below the

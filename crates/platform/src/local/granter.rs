@@ -15,7 +15,7 @@ use ringfence_wire::grant::{Access, DomId, Gref};
 use rustix::fs::FallocateFlags;
 
 use super::arena::{self, ArenaFiles, ArenaShape};
-use super::table::{LentTable, TableWords, issue, try_revoke};
+use crate::table::{LentTable, TableWords, issue, try_revoke};
 use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
 /// Pages of one kind: the file, its mapping, and the free pages.

@@ -20,7 +20,6 @@ pub mod hub;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod raw;
-mod table;
 mod window;
 
 use std::collections::HashMap;
@@ -37,11 +36,10 @@ use hub::protocol::{ANY_DOMAIN, Kind};
 use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
 use ringfence_xenstore::StoreClient;
 use window::LocalTable;
-pub use window::{RoundPlace, WindowPlace, WindowRound, WindowView};
 
 use crate::{
     Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
-    WindowHandle, WindowShape,
+    WindowHandle, WindowShape, WindowView,
 };
 
 /// Domain that is this process.
@@ -233,7 +231,7 @@ impl Platform for LocalPlatform {
         if found > entries_max {
             return Err(WindowError::TooLarge { found, limit: entries_max });
         }
-        WindowView::open(self.domid, &files, shape)
+        window::open(self.domid, &files, shape)
             .map_err(|why| PlatformError::bad_arena(granter, why).into())
     }
 

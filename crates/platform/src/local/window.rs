@@ -6,9 +6,7 @@
 //! process, before it uses the page again. The destruction is deferred until then, so one call punches
 //! many neighbouring pages.
 //!
-//! [`LocalTable`] is the granter's end, [`WindowView`] and [`WindowRound`] are the grantee's.
-
-mod round;
+//! [`LocalTable`] is the granter's end; [`open`] maps the grantee's, a [`WindowView`].
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -17,15 +15,13 @@ use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
 use super::granter::Pages;
-use super::table::{LentTable, TableWords, Use, UseCounts, issue, try_revoke};
+use crate::table::{LentTable, TableWords, issue, try_revoke};
 
 use crate::window::{EngineFacts, Held, IssueError};
 use crate::{
-    Access, Counters, DomId, GrantStatus, Gref, PageId, PlatformError, RevokeError,
-    TranslationTable, WindowHandle, WindowShape,
+    Access, Counters, DomId, Gref, PageId, PlatformError, RevokeError, TranslationTable,
+    WindowHandle, WindowShape, WindowView,
 };
-
-pub use round::{RoundPlace, WindowRound};
 
 /// Maximum number of stale pages made fresh together with the requested one.
 const SCRUB_AT_ONCE: usize = 256;
@@ -327,120 +323,24 @@ impl TranslationTable for LocalTable {
     }
 }
 
-/// Location of a page in a mapped window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct WindowPlace {
-    read_only: bool,
-    offset: usize,
-}
-
-/// Grantee's end of a window, mapped whole, for one thread. Views of the same window count their uses
-/// separately: a page with overlapping uses in two views can be taken back when either use ends.
-pub struct WindowView {
+/// Verifies and maps the files of a window that was lent to `me`.
+pub(super) fn open(
     me: DomId,
+    files: &ArenaFiles,
     shape: ArenaShape,
-    table: LentTable,
-    /// Writable pages, and pages that can only be read.
-    memory: [LentSlice; 2],
-    uses: UseCounts,
-    found: Vec<Result<Use, GrantStatus>>,
-}
-
-impl WindowView {
-    pub(super) fn open(
-        me: DomId,
-        files: &ArenaFiles,
-        shape: ArenaShape,
-    ) -> Result<WindowView, ArenaFault> {
-        files.verify(shape)?;
-        let table = arena::map_table(files, shape, false)?;
-        let map = |file: &std::os::fd::OwnedFd, pages: u32, protection| {
-            let bytes = pages.max(1) as usize * PAGE_SIZE;
-            let mapping = Mapping::new(file, 0, bytes, protection);
-            mapping
-                .map(|mapping| mapping.lent())
-                .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))
-        };
-        let memory = [
-            map(&files.writable, shape.writable, Protection::ReadWrite)?,
-            map(&files.read_only, shape.read_only, Protection::ReadOnly)?,
-        ];
-        let uses = UseCounts::new(shape.references);
-        Ok(WindowView { me, shape, table, memory, uses, found: Vec::new() })
-    }
-
-    /// Returns the number of entries of the table.
-    pub fn entries(&self) -> u32 {
-        WindowShape::from(self.shape).entries
-    }
-
-    /// Creates another view of the same window, for another thread.
-    #[must_use]
-    pub fn another(&self) -> WindowView {
-        WindowView {
-            me: self.me,
-            shape: self.shape,
-            table: self.table.clone(),
-            memory: self.memory.clone(),
-            uses: UseCounts::new(self.shape.references),
-            found: Vec::new(),
-        }
-    }
-
-    /// Lowers every status word that a previous grantee, which has ended, left raised. Only for the only
-    /// view of a window.
-    #[must_use]
-    pub fn taking_over(self) -> WindowView {
-        self.lower_all();
-        self
-    }
-
-    fn lower_all(&self) {
-        let references = self.table.references();
-        (RESERVED..references).for_each(|number| self.table.set_status(Gref(number), 0));
-    }
-
-    /// Begins a use of each of `pages` and appends its location or an error to `out`. The errors are
-    /// [`GrantStatus::BadGref`] (no such entry, or nothing issued there),
-    /// [`GrantStatus::PermissionDenied`] (issued for less), [`GrantStatus::Again`] (revoked meanwhile) and
-    /// [`GrantStatus::BadPage`] (the granter's frame number is beyond the window). The caller must call
-    /// [`WindowView::end`] for each success.
-    #[inline]
-    pub fn begin(
-        &mut self,
-        pages: impl Iterator<Item = (Gref, Access)> + Clone,
-        out: &mut Vec<Result<WindowPlace, GrantStatus>>,
-    ) {
-        self.found.clear();
-        self.uses.begin(&self.table, self.me, pages.clone(), &mut self.found);
-        for ((gref, _), found) in pages.zip(&self.found) {
-            let place = found.and_then(|Use { frame, read_only }| {
-                let pages = if read_only { self.shape.read_only } else { self.shape.writable };
-                if frame < pages {
-                    return Ok(WindowPlace { read_only, offset: frame as usize * PAGE_SIZE });
-                }
-                self.uses.end(&self.table, gref);
-                Err(GrantStatus::BadPage)
-            });
-            out.push(place);
-        }
-    }
-
-    /// Ends a use of `gref`.
-    #[inline]
-    pub fn end(&mut self, gref: Gref) {
-        self.uses.end(&self.table, gref);
-    }
-
-    /// Returns the memory that a place is in, and its offset there.
-    #[inline]
-    pub fn memory(&self, place: WindowPlace) -> (&LentSlice, usize) {
-        (&self.memory[usize::from(place.read_only)], place.offset)
-    }
-}
-
-impl Drop for WindowView {
-    fn drop(&mut self) {
-        self.uses.end_all(&self.table);
-    }
+) -> Result<WindowView, ArenaFault> {
+    files.verify(shape)?;
+    let table = arena::map_table(files, shape, false)?;
+    let map = |file: &std::os::fd::OwnedFd, pages: u32, protection| {
+        let bytes = pages.max(1) as usize * PAGE_SIZE;
+        let mapping = Mapping::new(file, 0, bytes, protection);
+        mapping
+            .map(|mapping| mapping.lent())
+            .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))
+    };
+    let memory = [
+        map(&files.writable, shape.writable, Protection::ReadWrite)?,
+        map(&files.read_only, shape.read_only, Protection::ReadOnly)?,
+    ];
+    Ok(WindowView::new(me, shape.into(), table, memory))
 }

@@ -11,8 +11,8 @@ use rustix::fs::FallocateFlags;
 
 use super::protocol::Refusal;
 use crate::DomId;
-use crate::local::table::STATUS_BYTES;
 use crate::local::{ArenaFiles, ArenaShape};
+use crate::table::STATUS_BYTES;
 
 /// Quotas of one domain at the hub.
 #[derive(Clone, Copy, Debug)]

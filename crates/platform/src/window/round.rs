@@ -8,8 +8,8 @@ use std::cell::{Cell, RefCell};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_ring::sync::{Ordering, fence};
 
-use super::WindowView;
-use crate::local::table::{TableWords, look};
+use super::view::WindowView;
+use crate::table::{TableWords, look};
 use crate::{Access, GrantStatus, Gref};
 
 /// Index of a page among those of a [`WindowRound`].
