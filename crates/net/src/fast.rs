@@ -18,6 +18,18 @@ pub(crate) struct FastRun {
     pub(crate) ends: bool,
 }
 
+impl FastRun {
+    /// Counts `taken` packets of a batch of `validated`, of at most `most` slots. Returns `true` if the run
+    /// is over: nothing is left, the batch of frames is full, or the next slot needs the slow path.
+    #[inline]
+    pub(crate) fn advance(&mut self, taken: u32, validated: usize, most: usize) -> bool {
+        let short = validated < BATCH_MAX;
+        self.looked += taken as usize;
+        self.ends |= short && validated == most;
+        short || self.ends
+    }
+}
+
 /// Returns `true` if a slot qualifies for the fast path: one whole packet inside its page. `plain` is set if
 /// the slot has no flag that needs the slow path.
 #[inline]

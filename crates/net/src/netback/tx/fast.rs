@@ -66,13 +66,11 @@ impl<G: Grantee> BackendTx<G> {
                 return Ok(FastRun { ends: false, ..run });
             }
             // All packets were processed, or the next one takes the slow path.
-            let (short, all) = (validated.len() < BATCH_MAX, validated.len() == most);
+            let found = validated.len();
             let taken =
                 make_all(validated, &mut self.answers, &self.counters, batch, policy, &mut run);
             self.ring.consume(taken);
-            run.looked += taken as usize;
-            run.ends |= short && all;
-            if short || run.ends {
+            if run.advance(taken, found, most) {
                 return Ok(run);
             }
         }

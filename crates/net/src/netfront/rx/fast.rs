@@ -53,7 +53,7 @@ impl FrontendRx {
                 packet.page.prefetch(packet.offset, packet.len.min(HEADER_MAX));
                 validated.push(packet);
             }
-            let (short, all) = (validated.len() < BATCH_MAX, validated.len() == most);
+            let found = validated.len();
             let (mut taken, mut copied) = (0, 0);
             for packet in validated {
                 let head = packet.len.min(HEADER_MAX);
@@ -72,9 +72,7 @@ impl FrontendRx {
             }
             self.counters.copied_bytes.add(copied);
             self.ring.consume(taken);
-            run.looked += taken as usize;
-            run.ends |= short && all;
-            if short || run.ends {
+            if run.advance(taken, found, most) {
                 return Ok(run);
             }
         }
