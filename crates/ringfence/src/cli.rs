@@ -309,7 +309,6 @@ pub struct RunArgs {
 #[derive(Debug, Subcommand)]
 pub enum Internal {
     /// Creates the namespaces of a domain, and waits for its end
-    #[command(name = "keeper")]
     Supervisor {
         /// Kind of the domain
         #[arg(value_parser = parse_kind)]

@@ -197,11 +197,11 @@ fn assert_gone(processes: &[Process]) {
 const KILLS: &[(&str, i32, &str)] = &[
     ("command", 137, "the command was killed by signal 9 (SIGKILL)"),
     ("guest-init", 125, "the guest's init was killed by signal 9 (SIGKILL); this guest ends"),
-    ("keeper guest-init", 125, "the keeper of the guest's init was killed by signal 9"),
+    ("supervisor guest-init", 125, "the supervisor of the guest's init was killed by signal 9"),
     ("frontend", 125, "the frontend was killed by signal 9 (SIGKILL); this guest ends"),
-    ("keeper frontend", 125, "the keeper of the frontend was killed by signal 9"),
+    ("supervisor frontend", 125, "the supervisor of the frontend was killed by signal 9"),
     ("driver", 125, "the driver domain of switch `default` was killed by signal 9 (SIGKILL)"),
-    ("keeper driver", 125, "the driver domain of switch `default` is gone"),
+    ("supervisor driver", 125, "the driver domain of switch `default` is gone"),
     ("launcher", -9, ""),
 ];
 

@@ -53,7 +53,7 @@ fn main() {
     let words: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
-        [_, "internal", "keeper", kind] => {
+        [_, "internal", "supervisor", kind] => {
             std::process::exit(supervisor::main(kind_named(kind), &[]).into());
         }
         [_, "internal", kind] => inner(kind_named(kind)),

@@ -391,7 +391,7 @@ fn read_to_end(fd: &OwnedFd, timeout: Duration) -> bool {
 
 fn spawn_supervisor(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
     let mut supervisor = Command::new(THIS_PROGRAM);
-    supervisor.arg0("ringfence").args(["internal", "keeper", spawn.kind.subcommand()]);
+    supervisor.arg0("ringfence").args(["internal", "supervisor", spawn.kind.subcommand()]);
     supervisor.stdin(Stdio::from(control.into_fd()));
     if spawn.kind.is_sandboxed() {
         supervisor.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");

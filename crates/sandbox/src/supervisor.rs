@@ -167,7 +167,7 @@ impl SupervisorError {
 }
 
 fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
-    let fail = SupervisorError::system("preparing the keeper");
+    let fail = SupervisorError::system("preparing the supervisor");
     // The terminal signals the command itself; the supervisor only waits for it.
     signals::block_all().map_err(&fail)?;
     let name = match kind {

@@ -217,7 +217,7 @@ impl<'a> GuestProcesses<'a> {
             DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
         let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
         let Some(nested) = guest.take_nested_maps() else {
-            return Err(Outcome::failed("the guest has no keeper"));
+            return Err(Outcome::failed("the guest has no supervisor"));
         };
         let mut fds = vec![stdin.as_fd(), nested.supervisor.as_fd()];
         // Only the guest uses the connection from here on.
@@ -478,7 +478,7 @@ impl<'a> GuestProcesses<'a> {
         let why = because(last_line(&ended.stderr_tail).as_deref());
         let process = match ended.first {
             Process::Inner => "",
-            Process::Supervisor => "the keeper of ",
+            Process::Supervisor => "the supervisor of ",
         };
         Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
     }

@@ -68,7 +68,7 @@ pub enum SandboxError {
     #[error("sandbox: system call list: {0}")]
     Syscalls(#[from] syscalls::FilterError),
     /// The supervisor ended in the meantime.
-    #[error("sandbox: the keeper is gone")]
+    #[error("sandbox: the supervisor is gone")]
     Orphaned,
 }
 

@@ -200,7 +200,7 @@ mod tests {
     fn roles_and_times_parse_from_proc_files() {
         assert_eq!(role_in(b"ringfence\0internal\0driver\0"), Some(Role::Backend));
         assert_eq!(role_in(b"ringfence\0internal\0frontend"), Some(Role::Frontend));
-        assert_eq!(role_in(b"ringfence\0internal\0keeper\0driver\0"), None);
+        assert_eq!(role_in(b"ringfence\0internal\0supervisor\0driver\0"), None);
         assert_eq!(role_in(b"driver\0frontend\0"), None);
         let stat = "12 (a) b) (c) S 7 12 12 0 -1 4194560 1 2 3 4 250 37 0 0 20 0 1 0 9";
         let times = times_in(stat).unwrap();
