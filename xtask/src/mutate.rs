@@ -3,7 +3,8 @@
 //! An entry has the text of the guard, the text that replaces it, and the `cargo test` arguments of its
 //! test. The work is done in a scratch worktree of the last commit, below the target directory. Each test
 //! runs on the unchanged sources first and must pass there, because a test that always fails proves nothing.
-//! A mutation that does not build is an error, because no test ran.
+//! A mutation that does not build is an error, because no test ran. Without a guard against blocking a test may
+//! block for ever, so each has a time limit; a test that is ended by it has caught the mutation.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,9 @@ use crate::exec::{Cmd, TestRun};
 
 /// Path of the mutation list, relative to the root.
 pub(crate) const LIST: &str = "xtask/mutations.toml";
+
+/// Time limit of a test in seconds, without its build.
+const TIME_LIMIT: &str = "300";
 
 /// Arguments of `cargo xtask mutate`.
 #[derive(Args)]
@@ -84,19 +88,19 @@ pub(crate) fn run(args: &MutateArgs, root: &Path, target: &Path) -> anyhow::Resu
     for (name, result) in &results {
         success &= result.is_ok();
         match result {
-            Ok(failed) => println!("{name}: caught, {failed} failed"),
+            Ok(caught) => println!("{name}: caught, {caught}"),
             Err(why) => println!("{name}: NOT CAUGHT: {why:#}"),
         }
     }
     Ok(success)
 }
 
-/// Removes one guard and runs its test. Returns the number of failed tests.
+/// Removes one guard and runs its test. Returns the effect on the test.
 fn attempt(
     mutation: &Mutation,
     scratch: &Scratch,
     passes: &mut BTreeMap<String, bool>,
-) -> anyhow::Result<u64> {
+) -> anyhow::Result<String> {
     let path = scratch.tree.join(&mutation.file);
     let source = std::fs::read_to_string(&path)
         .with_context(|| format!("{}: is the change committed?", mutation.file))?;
@@ -110,10 +114,11 @@ fn attempt(
     let run = scratch.test(&mutation.test);
     std::fs::write(&path, source)?;
     let run = run?;
-    if run.failed == 0 {
-        bail!(if run.success { "its test passes" } else { "it does not build, or no test ran" });
+    match run.failed {
+        0 if run.success => bail!("its test passes"),
+        0 => Ok(format!("its test did not end within {TIME_LIMIT} s, or was killed")),
+        failed => Ok(format!("{failed} failed")),
     }
-    Ok(run.failed)
 }
 
 /// Returns the source without the guard.
@@ -142,7 +147,11 @@ impl Scratch {
     }
 
     fn test(&self, words: &str) -> anyhow::Result<TestRun> {
-        let test = Cmd::cargo().args(["test"]).args(words.split_whitespace());
+        let build = Cmd::cargo().args(["test", "--no-run"]).args(words.split_whitespace());
+        let build = build.env("CARGO_TARGET_DIR", self.target.as_os_str());
+        build.output(&self.tree)?.map_err(anyhow::Error::msg).context("it does not build")?;
+        let test = Cmd::new("timeout").args(["--kill-after=5", TIME_LIMIT, "cargo", "test"]);
+        let test = test.args(words.split_whitespace());
         let test = test.env("CARGO_TARGET_DIR", self.target.as_os_str());
         Ok(test.run_tests(&self.tree)?)
     }
