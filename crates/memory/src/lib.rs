@@ -9,8 +9,8 @@
 //! two reads give the same bytes.
 //!
 //! * Values that are copied in are *raw*: [`Raw<T>`] marks a value as fetched once and not yet validated.
-//! * Copies are inline assembly on x86-64 and relaxed atomics elsewhere. They never use `ptr::copy`, which
-//!   is undefined if another thread or process writes at the same time.
+//! * Copies are inline assembly on x86-64 and aarch64, and volatile or atomic words elsewhere. They never use `ptr::copy`,
+//!   which is undefined if another thread or process writes at the same time.
 //! * Every access is bounds-checked against the slice and fails with [`OutOfRange`]. No number from a peer
 //!   causes a panic.
 //!
@@ -48,6 +48,7 @@ mod lent;
 mod mapping;
 mod uring;
 
+pub use copy::CopyRoutine;
 pub use device::{DeviceAccess, DeviceRange, DeviceRegion, FIRST_IO_ADDRESS, SendArea};
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};

@@ -8,6 +8,7 @@ use ringfence_frame::commands::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 
 use super::block::args::{BlockArgs, PersistentArgs};
+use super::copy::CopyArgs;
 use super::grant::args::GrantArgs;
 use super::gso::args::GsoArgs;
 use super::hostile::args::HostileArgs;
@@ -44,6 +45,8 @@ pub enum BenchCommand {
     Gso(GsoArgs),
     /// Cost of each operation on a grant: windows beside ordinary grants
     Grant(GrantArgs),
+    /// Time of each copy routine of lent memory, beside memcpy
+    Copy(CopyArgs),
     /// Windows that shrink under memory pressure and grow again, in the middle of a transfer
     Pressure(PressureArgs),
     /// Throughput and latency of a guest's uplink to the host's network, beside other programs

@@ -29,6 +29,7 @@ pub mod block;
 pub mod cli;
 pub mod conformance;
 pub mod control;
+mod copy;
 mod domain;
 pub mod grant;
 pub mod gso;
@@ -101,6 +102,7 @@ fn main(command: &BenchCommand) -> u8 {
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Latency(args) => latency::run(args),
         BenchCommand::Grant(args) => grant::run(args),
+        BenchCommand::Copy(args) => copy::run(args),
         BenchCommand::Pressure(args) => pressure::run(args),
         BenchCommand::Uplink(args) => uplink::run(args),
     };
