@@ -19,6 +19,7 @@ use ringfence_sys::tap;
 use crate::attach::AttachArgs;
 use crate::disk::DiskSpec;
 use crate::guest::Address;
+use crate::guests::{exec::ExecArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{Link, Options, Protect, UplinkChoice, ViewOptions};
@@ -53,6 +54,12 @@ pub struct Cli {
 pub enum Command {
     /// Run a command as a guest with a network of its own
     Run(RunArgs),
+    /// List your guests
+    Ps(PsArgs),
+    /// Run another command in a running guest
+    Exec(ExecArgs),
+    /// End guests
+    Stop(StopArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
     /// Takes some ten seconds and needs no root.
@@ -332,6 +339,12 @@ pub enum Internal {
     /// Init process of a guest
     GuestInit {
         /// Command of the guest
+        #[arg(last = true)]
+        command: Vec<OsString>,
+    },
+    /// Further command of a guest, in a session of its own
+    Session {
+        /// Command and its arguments
         #[arg(last = true)]
         command: Vec<OsString>,
     },

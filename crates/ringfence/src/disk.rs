@@ -1,6 +1,7 @@
 //! Disks of a guest on the command line: `--disk PATH[,ro][,mode=…][,cache=…]…`. The address of an NBD
 //! server may stand in place of the path.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -32,6 +33,15 @@ pub enum Source {
         address: NbdAddress,
         options: NbdOptions,
     },
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::File { path, .. } => path.display().fmt(f),
+            Source::Nbd { address, .. } => address.fmt(f),
+        }
+    }
 }
 
 const FILE_OPTIONS: &str = "ro, discard, mode=, cache=, bounce=, format=raw and sector=512|4096";

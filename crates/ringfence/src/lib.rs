@@ -4,6 +4,7 @@
 //! The command line ([`cli`]) selects one of the commands:
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
+//! * [`guests`]: `ringfence ps`, `ringfence exec` and `ringfence stop`.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
@@ -30,6 +31,7 @@ pub mod disk;
 pub mod driver;
 pub mod frontend;
 pub mod guest;
+pub mod guests;
 pub mod hub;
 pub mod launch;
 pub mod log;
@@ -52,6 +54,9 @@ use ringfence_sandbox::{STATUS_FAILED, supervisor};
 pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Run(args) => launch::run(&args.into_options()),
+        Command::Ps(args) => guests::ps::main(&args),
+        Command::Exec(args) => guests::exec::main(&args),
+        Command::Stop(args) => guests::stop::main(&args),
         Command::Demo => demo::main(),
         Command::Serve(args) => serve::main(&args),
         Command::Status(args) => serve::show::main(&args),
@@ -69,6 +74,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Uplink => uplink::process::main(),
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
+            Internal::Session { command } => guest::session::main(&command),
             Internal::Man => {
                 let mut page = Vec::new();
                 match cli::write_manual(&mut page) {
@@ -108,8 +114,15 @@ pub fn tell(parse_result: &clap::Error) -> u8 {
         {
             fail(&format_args!("standard output: {error}"))
         }
+        _ if parse_result.use_stderr() && runs_a_command() => STATUS_FAILED,
         _ => u8::try_from(parse_result.exit_code()).unwrap_or(STATUS_FAILED),
     }
+}
+
+/// Returns `true` if the command line is that of `run` or `exec`, whose exit status is that of another command. Errors of
+/// usage are told from it by a status of their own, as with env(1) and timeout(1).
+fn runs_a_command() -> bool {
+    std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "exec")
 }
 
 fn print(text: &[u8]) -> u8 {

@@ -268,3 +268,34 @@ fn guest_without_driver_domain_restores_terminal() {
     screen.finish();
     lab.assert_no_switch();
 }
+
+#[test]
+fn exec_on_a_terminal_gives_the_command_a_terminal_of_its_own() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let guest = lab.run("-q --name web --switch none", &["sleep", "1000"]);
+    let listed = || lab.spawn(&[lab.program(), "ps"]).finish(MOMENT).stdout.contains("web");
+    assert!(eventually(MOMENT, listed));
+    let mut screen = Screen::start(&lab, &[lab.program(), "exec", "web", "--", "sh", "-i"]);
+    screen.resize(97);
+    screen.press("test -t 0 && test -t 1 && echo is-a-$((6*7))\n");
+    screen.expect("is-a-42");
+    let resized = |screen: &mut Screen| {
+        screen.resize(101);
+        screen.press("stty size; echo end-$((1+1))\n");
+        screen.expect("end-2");
+        screen.said.text().contains("24 101")
+    };
+    assert!(eventually(MOMENT, || resized(&mut screen)), "{}", screen.said.text());
+    // Ctrl-C reaches the foreground command and not the shell.
+    screen.press("sleep 1000; echo went-$((2+1))\n");
+    screen.expect("sleep 1000");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    screen.press("\x03");
+    screen.press("echo back-$((2+2))\n");
+    screen.expect("back-4");
+    screen.press("exit 5\n");
+    let status = screen.session.wait().unwrap();
+    assert_eq!(status.code(), Some(5), "{}", screen.said.text());
+    guest.end();
+}

@@ -1,6 +1,6 @@
 //! Start of the guest's command.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -25,6 +25,15 @@ pub(crate) enum StartError {
 }
 
 impl StartError {
+    /// Returns the error of an attempt to execute `program`.
+    pub(crate) fn of(program: &OsStr, source: io::Error) -> StartError {
+        let command = program.to_owned();
+        match source.kind() {
+            io::ErrorKind::NotFound => StartError::NotFound(command),
+            _ => StartError::CannotExecute { command, source },
+        }
+    }
+
     /// Returns the exit status that a shell reports for this error.
     pub(crate) fn status(&self) -> u8 {
         match self {
@@ -36,9 +45,20 @@ impl StartError {
 }
 
 /// Changes of the command's environment.
+#[derive(Clone)]
 pub(crate) struct Variables {
     pub(crate) set: Vec<(String, String)>,
     pub(crate) removed: Vec<String>,
+}
+
+impl Variables {
+    /// Makes the changes for a command.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        for name in &self.removed {
+            command.env_remove(name);
+        }
+        command.envs(self.set.iter().map(|(name, value)| (name, value)));
+    }
 }
 
 /// Starts the command in this process's group, session and directory, with its standard output and
@@ -52,15 +72,9 @@ pub(crate) fn start(
     let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::from(stdin));
-    for name in &variables.removed {
-        command.env_remove(name);
-    }
-    command.envs(variables.set.iter().map(|(name, value)| (name, value)));
+    variables.apply(&mut command);
     let child = signals::with_blocked(blocked, || command.spawn()).and_then(|spawned| spawned);
-    let child = child.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound => StartError::NotFound(program.clone()),
-        _ => StartError::CannotExecute { command: program.clone(), source },
-    })?;
+    let child = child.map_err(|source| StartError::of(program, source))?;
     // Init reaps the command with all other children. Dropping this handle neither waits nor kills.
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(StartError::Nothing)
 }

@@ -12,6 +12,7 @@
 //!    window size therefore reach the command from the terminal directly, and a shell's job control
 //!    works.
 //! 3. `Signal` passes on a signal that a process sent to the launcher.
+//! 4. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
 //!
 //! Meanwhile init reaps every process of the namespace, and one of its threads answers DNS queries
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
@@ -24,6 +25,7 @@ mod files;
 mod locations;
 mod mounts;
 mod network;
+pub mod session;
 mod view;
 
 use std::ffi::OsString;
@@ -43,6 +45,7 @@ pub use view::ViewConfig;
 
 pub use network::{carried, carried_for_host, configure_leg};
 
+use self::session::{Reaped, Sessions};
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
 use ringfence_sandbox::channel::{Channel, ChannelError};
@@ -71,6 +74,20 @@ pub enum ToGuest {
     },
     /// Sends a signal to the command.
     Signal(i32),
+    /// Runs another command. Comes with the descriptors of its standard input, output and error.
+    Exec {
+        /// Number by which the launcher knows it.
+        id: u64,
+        command: Vec<OsString>,
+        /// Environment variables besides those of the guest's own command.
+        environment: Vec<(String, String)>,
+    },
+    /// Sends a signal to a command of `Exec`.
+    ExecSignal {
+        id: u64,
+        /// Signal number.
+        number: i32,
+    },
 }
 
 /// Reports of a guest's init.
@@ -90,6 +107,14 @@ pub enum FromGuest {
     Running,
     /// The command has ended. The guest ends now.
     Ended(Ending),
+    /// A command of `Exec` has ended.
+    ExecEnded { id: u64, ending: Ending },
+    /// A command of `Exec` was not started.
+    ExecFailed {
+        id: u64,
+        /// Reason, for the user.
+        why: String,
+    },
     /// Guest or command could not be started. The guest ends now.
     Failed {
         /// Exit status for the launcher.
@@ -245,7 +270,9 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
         }
-        ToGuest::SetUp { .. } => return Err(SetUpError::Protocol.into()),
+        ToGuest::SetUp { .. } | ToGuest::Exec { .. } | ToGuest::ExecSignal { .. } => {
+            return Err(SetUpError::Protocol.into());
+        }
     };
     let variables = command::Variables {
         set: [&config.environment[..], &more].concat(),
@@ -259,7 +286,12 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     if let Some(stub) = guest.stub {
         stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
     }
-    let ending = watch(channel, &child_signals, pid)?;
+    let mut further = Further {
+        blocked: &config.blocked_signals,
+        variables: &variables,
+        sessions: Sessions::default(),
+    };
+    let ending = watch(channel, &child_signals, pid, &mut further)?;
     if config.interface.is_some() || config.uplink.is_some() {
         linger();
     }
@@ -354,12 +386,46 @@ fn enter_nested(map_writer: MapWriter, supervisor: &Channel) -> Result<(), SetUp
     die_with_parent().map_err(SetUpError::system("PR_SET_PDEATHSIG"))
 }
 
-/// Reaps processes and forwards signals until the command has ended.
-fn watch(channel: &Channel, child_signals: &Signals, command: Pid) -> Result<Ending, Failure> {
+/// Commands of `Exec`, and the properties that they share with the guest's own command.
+struct Further<'a> {
+    blocked: &'a [i32],
+    variables: &'a command::Variables,
+    sessions: Sessions,
+}
+
+impl Further<'_> {
+    /// Starts a command. Returns the reason if it was not started.
+    fn start(
+        &mut self,
+        id: u64,
+        command: &[OsString],
+        environment: Vec<(String, String)>,
+        fds: Descriptors,
+    ) -> Result<(), String> {
+        let stdio = fds.exactly::<3>().map_err(|found| format!("{found} descriptors, not 3"))?;
+        let mut variables = self.variables.clone();
+        variables.set.extend(environment);
+        let started = self.sessions.start(id, command, stdio, self.blocked, &variables);
+        started.map_err(|error| error.to_string())
+    }
+}
+
+/// Reaps processes, forwards signals and starts further commands until the command has ended.
+fn watch(
+    channel: &Channel,
+    child_signals: &Signals,
+    command: Pid,
+    further: &mut Further<'_>,
+) -> Result<Ending, Failure> {
     let fail = |error| Failure::from(SetUpError::system("waiting for the command")(error));
     loop {
-        if let Some(ending) = reap(command) {
-            return Ok(ending);
+        for (pid, ending) in reap() {
+            if pid == command {
+                return Ok(ending);
+            }
+            if let Some(id) = further.sessions.ended(pid) {
+                channel.send(&FromGuest::ExecEnded { id, ending }, &[])?;
+            }
         }
         let mut fds =
             [PollFd::new(child_signals, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
@@ -369,12 +435,19 @@ fn watch(channel: &Channel, child_signals: &Signals, command: Pid) -> Result<End
             while child_signals.next().map_err(fail)?.is_some() {}
         }
         if ordered {
-            match channel.receive::<ToGuest>()?.0 {
+            let (order, fds) = channel.receive::<ToGuest>()?;
+            match order {
                 ToGuest::Signal(number) => {
                     let pid = u32::try_from(command.as_raw_pid()).unwrap_or(0);
                     // The command may have ended just now. The next round reaps it.
                     let _ = signals::send(pid, number);
                 }
+                ToGuest::Exec { id, command, environment } => {
+                    if let Err(why) = further.start(id, &command, environment, fds) {
+                        channel.send(&FromGuest::ExecFailed { id, why }, &[])?;
+                    }
+                }
+                ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
                 ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
                     return Err(SetUpError::Protocol.into());
                 }
@@ -383,13 +456,11 @@ fn watch(channel: &Channel, child_signals: &Signals, command: Pid) -> Result<End
     }
 }
 
-/// Reaps all processes that have ended. Returns the ending of the command if it was one of them.
-fn reap(command: Pid) -> Option<Ending> {
-    let mut ending = None;
+/// Reaps all processes that have ended.
+fn reap() -> Vec<Reaped> {
+    let mut reaped = Vec::new();
     while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-        if pid == command {
-            ending = Some(Ending::from_wait(status));
-        }
+        reaped.push((pid, Ending::from_wait(status)));
     }
-    ending
+    reaped
 }

@@ -11,29 +11,32 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
+use super::clients::{ClientEvent, Clients};
 use super::disks::Disks;
-use super::rendezvous::{self, Attachment, because};
-use super::report::{Reporter, last_line, printable};
+use super::rendezvous::Attachment;
+use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
 use super::{Options, list, standard_input};
+use crate::causes::causes;
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
+use crate::guests::Reply;
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{ReceivedSignal, Signals};
-use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Process, Spawn};
+use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Spawn};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::descriptors::Descriptors;
-use ringfence_sys::poll::{wait_any, wait_hung_up};
+use ringfence_sys::poll::wait_any;
 
 /// Time limit for guest, frontend and uplink to be ready.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for processes that should end together: to tell cause from effect, and to leave
 /// nothing behind.
-const GRACE: Duration = Duration::from_secs(1);
+pub(super) const GRACE: Duration = Duration::from_secs(1);
 
 /// Signals that the launcher handles. Those of the terminal's keys it leaves to the command. It
 /// blocks `SIGTTOU`, because it must be able to take the terminal back.
@@ -60,7 +63,7 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    fn failed(problem: impl Into<String>) -> Outcome {
+    pub(super) fn failed(problem: impl Into<String>) -> Outcome {
         Outcome { status: STATUS_FAILED, problem: Some(problem.into()), by_itself: false }
     }
 }
@@ -76,18 +79,19 @@ enum ProcessEvent {
     UplinkGone(Ended),
     Driver(FromDriver),
     DriverGone,
+    Client(ClientEvent),
     Late,
 }
 
 /// Processes of one guest, with the connection to its driver domain. Dropping it ends the
 /// processes.
 pub(super) struct GuestProcesses<'a> {
-    reporter: Reporter,
+    pub(super) reporter: Reporter,
     signals: &'a Signals,
-    directory: &'a RuntimeDir,
-    options: &'a Options,
+    pub(super) directory: &'a RuntimeDir,
+    pub(super) options: &'a Options,
     attached: Option<Attached>,
-    lease: Option<Channel>,
+    pub(super) lease: Option<Channel>,
     /// Connections of the guest and of its frontend, until these get them.
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
@@ -95,9 +99,13 @@ pub(super) struct GuestProcesses<'a> {
     uplink: Option<Uplink>,
     /// Driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
-    guest: Option<Watched>,
+    pub(super) guest: Option<Watched>,
     frontend: Option<Watched>,
     uplink_domain: Option<Watched>,
+    /// Clients, while the command runs.
+    pub(super) clients: Option<Clients>,
+    /// Command and arguments.
+    pub(super) command: Vec<OsString>,
 }
 
 /// Descriptors of the TAPs that a guest's init created.
@@ -109,8 +117,8 @@ struct Taps {
 }
 
 /// A domain, with the channel to its inner process.
-struct Watched {
-    domain: DomainProcess,
+pub(super) struct Watched {
+    pub(super) domain: DomainProcess,
     /// Set once the channel is closed. The supervisor's report follows.
     is_silent: bool,
 }
@@ -162,6 +170,8 @@ impl<'a> GuestProcesses<'a> {
             guest: None,
             frontend: None,
             uplink_domain: None,
+            clients: None,
+            command: Vec::new(),
         };
         if let Some(attachment) = attachment {
             supervisor.attached = Some(attachment.attached);
@@ -190,6 +200,7 @@ impl<'a> GuestProcesses<'a> {
         inherit: &[RawFd],
         config: &GuestConfig,
     ) -> Outcome {
+        self.command = command.to_vec();
         let started = self
             .start_guest(command, inherit, config)
             .and_then(|taps| {
@@ -344,8 +355,19 @@ impl<'a> GuestProcesses<'a> {
         if let Some(uplink) = &self.uplink {
             self.reporter.summary(format_args!("{name} is on the host's network: {uplink}"));
         }
+        if self.attached.is_none() && self.uplink.is_none() {
+            self.reporter.summary(format_args!("{name} has no network but its own loopback"));
+        }
         let environment = self.disks.make_devices(self.reporter);
-        self.send_to_guest(&ToGuest::Start { environment })
+        self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        match Clients::listen(self.directory) {
+            Ok(clients) => self.clients = Some(clients),
+            Err(error) => self.reporter.problem(format_args!(
+                "`ringfence ps` and `exec` do not find this guest: {}",
+                causes(&error.into())
+            )),
+        }
+        Ok(())
     }
 
     /// Returns the guest's host name.
@@ -354,9 +376,13 @@ impl<'a> GuestProcesses<'a> {
         self.options.name.clone().unwrap_or_else(|| format!("guest{number}"))
     }
 
-    fn send_to_guest(&self, order: &ToGuest) -> Result<(), Outcome> {
+    pub(super) fn send_to_guest(
+        &self,
+        order: &ToGuest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Outcome> {
         let Some(guest) = &self.guest else { return Err(Outcome::failed("there is no guest")) };
-        match guest.domain.channel().send(order, &[]) {
+        match guest.domain.channel().send(order, fds) {
             // The guest's end is reported soon, with the reason.
             Ok(()) | Err(ChannelError::Closed) => Ok(()),
             Err(error) => Err(Outcome::failed(format!("the guest: {error}"))),
@@ -387,6 +413,17 @@ impl<'a> GuestProcesses<'a> {
                 ProcessEvent::Guest(FromGuest::Running, _) => {
                     self.reporter.step("the command runs")
                 }
+                ProcessEvent::Guest(FromGuest::ExecEnded { id, ending }, _) => {
+                    self.reply(id, &Reply::Ended(ending));
+                }
+                ProcessEvent::Guest(FromGuest::ExecFailed { id, why }, _) => {
+                    self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+                }
+                ProcessEvent::Client(event) => {
+                    if let Err(outcome) = self.serve(event) {
+                        return outcome;
+                    }
+                }
                 event => {
                     if let Some(outcome) = self.end_of(event) {
                         return outcome;
@@ -403,7 +440,7 @@ impl<'a> GuestProcesses<'a> {
         if from_terminal || arrived.number == Signal::TTOU.as_raw() {
             return Ok(());
         }
-        self.send_to_guest(&ToGuest::Signal(arrived.number))
+        self.send_to_guest(&ToGuest::Signal(arrived.number), &[])
     }
 
     /// Handles an event. Returns the outcome if it means the end.
@@ -451,63 +488,10 @@ impl<'a> GuestProcesses<'a> {
             ProcessEvent::Signal(_)
             | ProcessEvent::Guest(..)
             | ProcessEvent::Driver(_)
+            | ProcessEvent::Client(_)
             | ProcessEvent::Uplink(FromUplink::Up { .. })
             | ProcessEvent::Late => None,
         }
-    }
-
-    fn command_ended(&self, ending: Ending) -> Outcome {
-        // After init all processes that the command started are gone.
-        if let Some(guest) = &self.guest {
-            guest.domain.wait_ended(GRACE);
-        }
-        let loud = match ending {
-            Ending::Killed(number) => {
-                ![Signal::INT.as_raw(), Signal::PIPE.as_raw()].contains(&number)
-            }
-            Ending::Exited(_) | Ending::Unknown => false,
-        };
-        if loud {
-            self.reporter.summary(format_args!("the command {ending}"));
-        }
-        let by_itself = matches!(ending, Ending::Exited(_));
-        Outcome { status: ending.exit_status(), problem: None, by_itself }
-    }
-
-    fn gone(&self, who: &str, ended: &Ended) -> Outcome {
-        let why = because(last_line(&ended.stderr_tail).as_deref());
-        let process = match ended.first {
-            Process::Inner => "",
-            Process::Supervisor => "the supervisor of ",
-        };
-        Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
-    }
-
-    /// Reports the end of the driver domain as the reason if the frontend ended because of it.
-    fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
-        let gone = self.lease.as_ref().is_some_and(|lease| {
-            matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true))
-        });
-        if gone { self.driver_gone() } else { outcome }
-    }
-
-    fn driver_gone(&self) -> Outcome {
-        let switch = self.options.switch.as_deref().unwrap_or_default();
-        let report = rendezvous::ask_exit_report(self.directory, switch);
-        let (ending, words) = match report {
-            Some(report) => (report.ending, report.stderr_tail),
-            None => {
-                // Its supervisor was killed too, and could not clean up.
-                if let Err(error) = self.directory.remove_if_stale(switch) {
-                    self.reporter.step(error);
-                }
-                (Ending::Unknown, String::new())
-            }
-        };
-        let why = because(last_line(&words).as_deref());
-        Outcome::failed(format!(
-            "the driver domain of switch `{switch}` {ending}{why}; this guest ends with it"
-        ))
     }
 
     /// Blocks until the next event.
@@ -522,6 +506,7 @@ impl<'a> GuestProcesses<'a> {
                 .into_iter()
                 .flatten()
                 .flat_map(Watched::channels)
+                .chain(self.clients.iter().flat_map(Clients::fds))
                 .chain(self.driver.iter().map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -585,7 +570,7 @@ impl<'a> GuestProcesses<'a> {
                 None => {}
             }
         }
-        None
+        self.clients.as_mut().and_then(Clients::look).map(ProcessEvent::Client)
     }
 }
 

@@ -13,14 +13,17 @@
 //! The launcher is one thread with one `poll`. All processes that it starts, except the driver
 //! domain, have a parent death signal, so nothing is left behind when it is killed.
 
+mod clients;
 mod devices;
 mod disks;
+mod ends;
 mod guest_processes;
 pub(crate) mod options;
 #[doc(hidden)]
 pub mod proof;
 mod rendezvous;
 pub mod report;
+mod requests;
 pub mod runtime_dir;
 mod terminal;
 mod uplink;

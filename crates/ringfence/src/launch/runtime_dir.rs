@@ -1,5 +1,6 @@
 //! Runtime directory: the directory with the sockets of one user's switches.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -163,6 +164,73 @@ impl RuntimeDir {
         rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
         let stat = rustix::fs::statat(&self.fd, &name, AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
         Ok((socket, SocketFile { name, device: stat.st_dev, inode: stat.st_ino }))
+    }
+
+    /// Creates a listening socket for clients of a guest's launcher. Its abstract name contains the identity of this
+    /// directory and disappears with the launcher, however that ends. It belongs to the host's network
+    /// namespace, which no guest is in. Other users can connect, so both ends compare user ids.
+    ///
+    /// # Errors
+    ///
+    /// Returns the kernel's error.
+    pub fn listen_for_clients(&self) -> Result<OwnedFd, RuntimeDirError> {
+        /// Number of names to try. Launchers in several PID namespaces may have the same process number.
+        const TRIES: u32 = 1000;
+        let fail = |errno| self.error("making the socket for clients", errno);
+        let socket = self.socket()?;
+        rustix::io::ioctl_fionbio(&socket, true).map_err(fail)?;
+        let (prefix, pid) = (self.guest_prefix()?, std::process::id());
+        for number in 0..TRIES {
+            let name = format!("{prefix}{pid}-{number}");
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
+            match rustix::net::bind(&socket, &address) {
+                Ok(()) => {
+                    rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
+                    return Ok(socket);
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(errno) => return Err(fail(errno)),
+            }
+        }
+        Err(fail(Errno::ADDRINUSE))
+    }
+
+    /// Connects to the launchers of all guests whose user has this directory. Those of other users may be among
+    /// them.
+    ///
+    /// # Errors
+    ///
+    /// Returns the kernel's error on reading its list of sockets.
+    pub fn connect_to_guests(&self) -> Result<Vec<OwnedFd>, RuntimeDirError> {
+        const LIST: &str = "/proc/net/unix";
+        let list = std::fs::read(LIST).map_err(|source| RuntimeDirError::System {
+            path: LIST.into(),
+            what: "reading",
+            source,
+        })?;
+        let prefix = self.guest_prefix()?;
+        let list = String::from_utf8_lossy(&list);
+        let names = list.lines().filter_map(|line| line.rsplit_once(" @")).map(|(_, name)| name);
+        // A socket and its accepted connections have the same name.
+        let names: BTreeSet<&str> = names.filter(|name| name.starts_with(&prefix)).collect();
+        let mut sockets = Vec::new();
+        for name in names {
+            let fail = |errno| self.error("connecting to a guest", errno);
+            let socket = self.socket()?;
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
+            // The connection to a launcher that is stopped, and has many clients, would block.
+            rustix::io::ioctl_fionbio(&socket, true).map_err(fail)?;
+            if rustix::net::connect(&socket, &address).is_ok() {
+                rustix::io::ioctl_fionbio(&socket, false).map_err(fail)?;
+                sockets.push(socket);
+            }
+        }
+        Ok(sockets)
+    }
+
+    fn guest_prefix(&self) -> Result<String, RuntimeDirError> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.error("examining", errno))?;
+        Ok(format!("ringfence-guest-{:x}-{:x}-", stat.st_dev, stat.st_ino))
     }
 
     /// Removes the socket of a switch if no process listens at it: its supervisor was killed.

@@ -98,6 +98,11 @@ impl Uplink {
         }))
     }
 
+    /// Returns the guest's addresses on the host's network.
+    pub(super) fn addresses(&self) -> &[Address] {
+        &self.plan.addresses
+    }
+
     /// Returns `true` if the uplink must be left out: its addresses overlap with the switch's, and
     /// the options do not request it.
     pub(super) fn overlaps_with(&self, switch: &[Address], options: &Options) -> bool {
@@ -186,9 +191,6 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     };
     if wanted {
         return Ok(true);
-    }
-    if options.switch.is_none() {
-        bail!("neither a switch nor an uplink: leave out --switch none, or say --uplink host");
     }
     if asks_for_details(options) {
         bail!(

@@ -1,0 +1,98 @@
+//! Clients of a launcher: `ringfence ps`, `exec` and `stop` ([`crate::guests`]).
+//!
+//! The launcher never waits for a client: it reads what has arrived, and a client that does not read its answers is
+//! disconnected.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ringfence_sandbox::channel::Channel;
+use ringfence_sys::descriptors::Descriptors;
+use rustix::net::SocketFlags;
+use rustix::net::sockopt::socket_peercred;
+
+use super::runtime_dir::{RuntimeDir, RuntimeDirError};
+use crate::guests::{Reply, Request};
+
+/// Maximum number of clients at a time.
+const CLIENTS_MAX: usize = 32;
+
+/// Number of a client, never used again.
+pub(super) type ClientId = u64;
+
+/// Event of a client.
+pub(super) enum ClientEvent {
+    Request(ClientId, Request, Descriptors),
+    /// The client is gone.
+    Gone(ClientId),
+}
+
+/// Listening socket of a launcher, and its clients.
+pub(super) struct Clients {
+    listener: OwnedFd,
+    list: Vec<(ClientId, Channel)>,
+    next: ClientId,
+    /// Time of [`Clients::listen`] in seconds since 1970.
+    since: u64,
+}
+
+impl Clients {
+    /// Listens for the clients of one runtime directory.
+    pub(super) fn listen(directory: &RuntimeDir) -> Result<Clients, RuntimeDirError> {
+        let listener = directory.listen_for_clients()?;
+        Ok(Clients { listener, list: Vec::new(), next: 1, since: super::requests::now() })
+    }
+
+    /// Returns the start of the command in seconds since 1970.
+    pub(super) fn since(&self) -> u64 {
+        self.since
+    }
+
+    /// Iterates over the descriptors to poll.
+    pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let accepting = (self.list.len() < CLIENTS_MAX).then(|| self.listener.as_fd());
+        accepting.into_iter().chain(self.list.iter().map(|(_, channel)| channel.as_fd()))
+    }
+
+    /// Returns an event that has happened already.
+    pub(super) fn look(&mut self) -> Option<ClientEvent> {
+        self.accept();
+        for at in 0..self.list.len() {
+            let (id, channel) = &self.list[at];
+            let id = *id;
+            match channel.try_receive() {
+                Ok(None) => {}
+                Ok(Some((request, fds))) => return Some(ClientEvent::Request(id, request, fds)),
+                Err(_) => {
+                    self.list.remove(at);
+                    return Some(ClientEvent::Gone(id));
+                }
+            }
+        }
+        None
+    }
+
+    fn accept(&mut self) {
+        while self.list.len() < CLIENTS_MAX {
+            let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) else {
+                return;
+            };
+            // Every user of the host can connect.
+            let is_own =
+                socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+            if is_own {
+                self.list.push((self.next, Channel::from_fd(socket)));
+                self.next += 1;
+            }
+        }
+    }
+
+    /// Answers a client. Disconnects it if it does not read.
+    pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
+        let failed = |(id, channel): &(ClientId, Channel)| {
+            *id == to && channel.send_now(reply, &[]).is_err()
+        };
+        if let Some(at) = self.list.iter().position(failed) {
+            self.list.remove(at).1.dispose();
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Outcomes of a guest's end: of its command, or of a process that it needs.
+
+use std::time::Duration;
+
+use ringfence_sandbox::Ending;
+use ringfence_sandbox::spawn::{Ended, Process};
+use ringfence_sys::poll::wait_hung_up;
+use rustix::process::Signal;
+
+use super::guest_processes::{GRACE, GuestProcesses, Outcome};
+use super::rendezvous::{self, because};
+use super::report::last_line;
+
+impl GuestProcesses<'_> {
+    pub(super) fn command_ended(&self, ending: Ending) -> Outcome {
+        // After init all processes that the command started are gone.
+        if let Some(guest) = &self.guest {
+            guest.domain.wait_ended(GRACE);
+        }
+        let loud = match ending {
+            Ending::Killed(number) => {
+                ![Signal::INT.as_raw(), Signal::PIPE.as_raw()].contains(&number)
+            }
+            Ending::Exited(_) | Ending::Unknown => false,
+        };
+        if loud {
+            self.reporter.summary(format_args!("the command {ending}"));
+        }
+        let by_itself = matches!(ending, Ending::Exited(_));
+        Outcome { status: ending.exit_status(), problem: None, by_itself }
+    }
+
+    pub(super) fn gone(&self, who: &str, ended: &Ended) -> Outcome {
+        let why = because(last_line(&ended.stderr_tail).as_deref());
+        let process = match ended.first {
+            Process::Inner => "",
+            Process::Supervisor => "the supervisor of ",
+        };
+        Outcome::failed(format!("{process}{who} {}{why}; this guest ends with it", ended.ending))
+    }
+
+    /// Reports the end of the driver domain as the reason if the frontend ended because of it.
+    pub(super) fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
+        let gone = self.lease.as_ref().is_some_and(|lease| {
+            matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true))
+        });
+        if gone { self.driver_gone() } else { outcome }
+    }
+
+    pub(super) fn driver_gone(&self) -> Outcome {
+        let switch = self.options.switch.as_deref().unwrap_or_default();
+        let report = rendezvous::ask_exit_report(self.directory, switch);
+        let (ending, words) = match report {
+            Some(report) => (report.ending, report.stderr_tail),
+            None => {
+                // Its supervisor was killed too, and could not clean up.
+                if let Err(error) = self.directory.remove_if_stale(switch) {
+                    self.reporter.step(error);
+                }
+                (Ending::Unknown, String::new())
+            }
+        };
+        let why = because(last_line(&words).as_deref());
+        Outcome::failed(format!(
+            "the driver domain of switch `{switch}` {ending}{why}; this guest ends with it"
+        ))
+    }
+}

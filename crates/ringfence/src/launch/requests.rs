@@ -1,0 +1,77 @@
+//! Requests of a launcher's clients ([`crate::guests`]).
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sys::descriptors::Descriptors;
+use rustix::process::Signal;
+
+use super::clients::{ClientEvent, ClientId, Clients};
+use super::guest_processes::{GuestProcesses, Outcome};
+use crate::guest::ToGuest;
+use crate::guests::{Description, Reply, Request};
+
+impl GuestProcesses<'_> {
+    /// Handles an event of a client. Fails if the guest cannot be told.
+    pub(super) fn serve(&mut self, event: ClientEvent) -> Result<(), Outcome> {
+        match event {
+            ClientEvent::Request(id, Request::Describe, _) => {
+                let description = Box::new(self.description());
+                self.reply(id, &Reply::Guest(description));
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::Exec { command, environment }, fds) => {
+                self.exec(id, ToGuest::Exec { id, command, environment }, &fds)
+            }
+            ClientEvent::Request(id, Request::Signal(number), _) => {
+                self.send_to_guest(&ToGuest::ExecSignal { id, number }, &[])
+            }
+            ClientEvent::Request(_, Request::Stop(number), _) => {
+                self.send_to_guest(&ToGuest::Signal(number), &[])
+            }
+            ClientEvent::Gone(id) => {
+                let number = Signal::HUP.as_raw();
+                self.send_to_guest(&ToGuest::ExecSignal { id, number }, &[])
+            }
+        }
+    }
+
+    fn exec(&mut self, id: ClientId, order: ToGuest, fds: &Descriptors) -> Result<(), Outcome> {
+        let stdio: Vec<_> = fds.each().collect();
+        if stdio.len() != 3 {
+            let why = format!("{} descriptors came with the command, not 3", stdio.len());
+            self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+            return Ok(());
+        }
+        self.send_to_guest(&order, &stdio)
+    }
+
+    /// Answers a client if it is still there.
+    pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
+        if let Some(clients) = &mut self.clients {
+            clients.reply(to, reply);
+        }
+    }
+
+    fn description(&self) -> Description {
+        let options = self.options;
+        let texts = |addresses: &[crate::guest::Address]| {
+            addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        Description {
+            name: self.host_name(),
+            switch: options.switch.clone(),
+            command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            addresses: self.attached().map_or_else(Vec::new, |a| texts(&a.addresses)),
+            uplink: self.uplink().map_or_else(Vec::new, |uplink| texts(uplink.addresses())),
+            ports: options.forwards.iter().map(ToString::to_string).collect(),
+            disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
+            since: self.clients.as_ref().map_or(0, Clients::since),
+        }
+    }
+}
+
+/// Returns the time in seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
