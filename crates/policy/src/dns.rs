@@ -13,8 +13,9 @@ use crate::name::HostName;
 
 /// Maximum length of a query in bytes.
 pub const QUERY_MAX: usize = 1232;
-/// Payload size in bytes that queries offer to the server, at least.
-const PAYLOAD_MIN: u16 = 1232;
+/// Payload size in bytes that queries offer to the server, at least. The answer comes as one datagram, so that
+/// the guest need not repeat the query over TCP.
+const PAYLOAD_MIN: u16 = 4096;
 /// Length of a message's header in bytes.
 const HEADER: usize = 12;
 /// Flags of a query that reach the server: RD, AD, CD.
@@ -115,15 +116,13 @@ impl Query {
     /// Writes the query for the server.
     pub fn to_server(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + self.question.len() + 11);
-        let additional = u16::from(self.edns.is_some());
-        for word in [self.id, self.flags & FLAGS_KEPT, 1, 0, 0, additional] {
+        for word in [self.id, self.flags & FLAGS_KEPT, 1, 0, 0, 1] {
             bytes.extend_from_slice(&word.to_be_bytes());
         }
         bytes.extend(self.question_for_server());
-        if let Some((payload, dnssec_ok)) = self.edns {
-            let flags = if dnssec_ok { 0x8000 } else { 0 };
-            write_opt(&mut bytes, payload.max(PAYLOAD_MIN), flags, &[]);
-        }
+        let (payload, dnssec_ok) = self.edns.unwrap_or_default();
+        let flags = if dnssec_ok { 0x8000 } else { 0 };
+        write_opt(&mut bytes, payload.max(PAYLOAD_MIN), flags, &[]);
         bytes
     }
 

@@ -286,6 +286,11 @@ impl Gate {
             let verdict = self.policy.name(name, port, protocol);
             let name = Some(name.clone());
             if verdict.is_allowed() {
+                // The verdict on QUIC is taken from the address alone.
+                let is_quic = protocol == Protocol::Udp && NAMED_PORTS.contains(&port);
+                if is_quic && !is_open && !self.policy.names_protocol(verdict.cause) {
+                    return deny(Cause::Quic);
+                }
                 let inspection = if is_open { denied_names } else { Inspection::AllowedNames };
                 return Decision { verdict, name, inspection };
             }

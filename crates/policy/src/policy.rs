@@ -100,6 +100,8 @@ pub enum Cause {
     WildcardLimit,
     /// The name server was asked in a way that the gate does not pass on.
     DnsForm,
+    /// A rule covers the name, but does not say `/udp`, and QUIC hides the name of its connections.
+    Quic,
     /// The first bytes of the connection are a malformed TLS or HTTP message.
     Malformed,
     /// The policy requires a readable name, and the connection shows none.
@@ -206,6 +208,12 @@ impl Policy {
         self.strict_sni
     }
 
+    /// Returns `true` if a verdict rests on a rule that names its protocol.
+    pub fn names_protocol(&self, cause: Cause) -> bool {
+        let Cause::Rule(index) = cause else { return false };
+        self.entries.get(index).is_some_and(|entry| entry.rule.protocol.is_some())
+    }
+
     /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -219,6 +227,15 @@ impl Policy {
     /// Returns the text of a rule and its origin.
     pub fn source(&self, index: usize) -> Option<&RuleSource> {
         self.entries.get(index).map(|entry| &entry.source)
+    }
+
+    /// Returns the policy in the form in which processes pass it on.
+    pub fn to_source(&self) -> PolicySource {
+        PolicySource {
+            rules: self.entries.iter().map(|entry| entry.source.clone()).collect(),
+            default: Some(self.default),
+            strict_sni: self.strict_sni,
+        }
     }
 
     /// Returns `true` if a rule denies names: connections to any address are then inspected.
@@ -367,6 +384,7 @@ impl Policy {
             Cause::Rebinding => "private address in the answer for a public name",
             Cause::WildcardLimit => "limit of names below a wildcard",
             Cause::DnsForm => "form of DNS query that is not passed on",
+            Cause::Quic => "QUIC, which needs a rule with `/udp`",
             Cause::Malformed => "malformed TLS or HTTP",
             Cause::NoReadableName => "no readable server name (--strict-sni)",
         };

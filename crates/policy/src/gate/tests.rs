@@ -180,6 +180,20 @@ fn denied_name_is_found_behind_any_address() {
 }
 
 #[test]
+fn quic_needs_a_rule_with_its_protocol() {
+    for (words, cause) in [("+a.org", Cause::Quic), ("+a.org:443/udp", Cause::Rule(0))] {
+        let mut gate = gate(words);
+        resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+        let to = "203.0.113.1:443".parse().unwrap();
+        assert_eq!(gate.connect(to, Protocol::Udp, NOW).verdict.cause, cause);
+    }
+    let mut gate = gate("+a.org");
+    resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+    let to = "203.0.113.1:123".parse().unwrap();
+    assert!(gate.connect(to, Protocol::Udp, NOW).verdict.is_allowed());
+}
+
+#[test]
 fn mapped_and_private_addresses_need_a_rule_for_addresses() {
     let gate = gate("+*.org");
     for to in
