@@ -18,6 +18,8 @@ use ringfence_sys::tap;
 
 use crate::attach::AttachArgs;
 use crate::disk::DiskSpec;
+use crate::egress::EgressArgs;
+use crate::egress::check::PolicyCommand;
 use crate::guest::Address;
 use crate::guests::{exec::ExecArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
@@ -72,6 +74,12 @@ pub enum Command {
     Status(StatusArgs),
     /// Run the hub alone, for domains that are started separately
     Hub(HubArgs),
+    /// Check a policy file of `run --policy`, or explain its verdicts
+    Policy {
+        /// Action on the file
+        #[command(subcommand)]
+        command: PolicyCommand,
+    },
     /// Print a script that completes commands and options in a shell
     #[command(after_help = "Example, for bash:\n  ringfence completions bash > \
                             ~/.local/share/bash-completion/completions/ringfence")]
@@ -210,6 +218,9 @@ pub struct RunArgs {
     /// fe80::/10, which include the metadata services of clouds), except the host's name servers on port 53.
     #[arg(long, value_name = "IP[/LEN]")]
     pub allow_local: Vec<LocalPrefix>,
+
+    #[command(flatten)]
+    pub egress: EgressArgs,
 
     /// Access mode: the way in which the driver domain reaches the guest's pages
     #[arg(long, default_value = "copy", value_parser = mode_parser())]
@@ -372,6 +383,7 @@ impl RunArgs {
             name_servers: self.name_servers,
             host_loopback: self.host_loopback,
             allow_local: self.allow_local,
+            egress: self.egress,
             forwards: self.publish,
             publish_default: self.publish_default,
             link: self.link,

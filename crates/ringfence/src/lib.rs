@@ -21,6 +21,7 @@
 //!
 //! * [`switchboard`]: messages between launchers and driver domains.
 //! * [`names`]: name service of guests on one switch.
+//! * [`egress`]: egress policy: options, presets, `ringfence policy`.
 //! * [`disk`], [`netlink`], [`log`], [`out`], [`causes`]: options, kernel requests and output.
 
 pub mod attach;
@@ -29,6 +30,7 @@ pub mod cli;
 pub mod demo;
 pub mod disk;
 pub mod driver;
+pub mod egress;
 pub mod frontend;
 pub mod guest;
 pub mod guests;
@@ -62,6 +64,10 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Status(args) => serve::show::main(&args),
         Command::Attach(args) => attach::main(&args),
         Command::Hub(args) => hub::main(&args),
+        Command::Policy { command } => match egress::check::run(&command) {
+            Ok((text, status)) => print(text.as_bytes()).max(status),
+            Err(error) => fail(&causes::causes(&error)),
+        },
         Command::Completions { shell } => {
             let mut script = Vec::new();
             cli::write_completions(shell, &mut script);

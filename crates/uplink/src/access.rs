@@ -88,6 +88,12 @@ impl Access {
         Ok(destination)
     }
 
+    /// Returns `true` for the DNS port of the guest's name servers.
+    pub fn is_name_server(&self, to: SocketAddr) -> bool {
+        let is_alias = self.resolvers.iter().any(|(guest, _)| *guest == to.ip());
+        to.port() == DNS && (is_alias || self.name_servers.contains(&to.ip()))
+    }
+
     /// Returns `true` if the address can belong to another host.
     fn is_sane(destination: IpAddr) -> bool {
         let embedded = match destination {

@@ -1,8 +1,10 @@
 //! Uplink configuration: addresses, limits, access rules.
 
 use core::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::access::Access;
+use crate::egress::Egress;
 use crate::guest::GuestNetwork;
 use crate::share::Share;
 use crate::tcp::config::TcpConfig;
@@ -34,6 +36,8 @@ pub struct Config {
     pub guest: GuestNetwork,
     /// Position of this engine among the guest's engines.
     pub share: Share,
+    /// Egress policy, shared by the guest's engines. `None`: the guest may reach all that `access` permits.
+    pub egress: Option<Arc<Egress>>,
 }
 
 impl Config {
@@ -76,6 +80,7 @@ impl Default for Config {
             icmp_flows_max: ICMP_FLOWS_MAX,
             guest: GuestNetwork::default(),
             share: Share::default(),
+            egress: None,
         }
     }
 }

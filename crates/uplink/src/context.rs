@@ -3,6 +3,9 @@
 use core::net::SocketAddr;
 use core::time::Duration;
 
+use ringfence_policy::Protocol;
+use ringfence_policy::gate::Decision;
+
 use crate::access::Refusal;
 use crate::config::Config;
 use crate::counters::UplinkCounters;
@@ -24,6 +27,16 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// Applies the egress policy to a new flow of the guest. Returns `false` if it is denied.
+    pub fn admits(&self, to: SocketAddr, protocol: Protocol) -> bool {
+        self.config.egress.is_none() || self.decide(to, protocol).is_some()
+    }
+
+    /// Returns the policy's decision on a new flow of the guest, if there is a policy and it allows the flow.
+    pub fn decide(&self, to: SocketAddr, protocol: Protocol) -> Option<Decision> {
+        self.config.egress.as_ref()?.connect(to, protocol, self.now, self.counters)
+    }
+
     /// Returns the host's address for a destination of the guest. Counts and returns `None` if the guest must
     /// not reach it.
     pub fn outward_to(&self, destination: SocketAddr) -> Option<SocketAddr> {

@@ -45,6 +45,18 @@ counters! {
     drop_unreachable;
     /// Packets dropped: destination is the host's own or link-local, and not permitted.
     drop_local;
+    /// Flows that the egress policy allowed.
+    egress_allowed;
+    /// Flows that the egress policy denied.
+    egress_denied;
+    /// Connections that the egress policy ended because of their first bytes.
+    egress_hellos_denied;
+    /// DNS queries that the egress policy allowed.
+    egress_queries;
+    /// DNS queries that the egress policy refused.
+    egress_queries_refused;
+    /// DNS answers refused: a private address for a public name.
+    egress_rebinding;
     /// Datagrams, echo replies and error reports dropped: not of the socket's peer.
     drop_stranger;
     /// Fragments received from the guest.

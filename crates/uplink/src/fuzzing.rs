@@ -7,11 +7,12 @@ use std::sync::Arc;
 use ringfence_frame::Batch;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
+use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
 use crate::emit::Ends;
 use crate::host::scripted::ScriptedHost;
 use crate::testing::Wire;
-use crate::{Config, Uplink, UplinkCounters};
+use crate::{Config, Egress, Uplink, UplinkCounters};
 
 /// Length of the longest generated frame, in bytes.
 const FRAME_MAX: usize = 2048;
@@ -45,6 +46,19 @@ pub fn guest_frames(data: &[u8]) {
     let own = [(Ipv4Addr::new(10, 0, 0, 2).into(), 24), (Ipv6Addr::LOCALHOST.into(), 64)];
     config.guest.addresses = own.to_vec();
     config.guest.gateways = vec![Ipv4Addr::new(10, 0, 0, 1).into()];
+    // Half of the cases run under an egress policy.
+    if data.len() % 2 == 1 {
+        let rules = ["*.org", "10.0.0.0/8:80"].map(|text| RuleSource {
+            action: Action::Allow,
+            text: text.to_owned(),
+            origin: String::new(),
+        });
+        let source = PolicySource { rules: rules.to_vec(), ..PolicySource::default() };
+        let policy = Policy::new(source);
+        assert!(policy.is_ok(), "the rules parse");
+        config.egress = policy.ok().map(|policy| Egress::new(policy, None, false));
+        config.access.name_servers.push(Ipv4Addr::new(10, 0, 0, 1).into());
+    }
     let mut uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));
     let mut wire = Wire::new(2);
     let mut now = Duration::from_secs(1000);

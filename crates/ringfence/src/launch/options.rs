@@ -10,6 +10,7 @@ use ringfence_net::features::OffloadKeys;
 use super::report::Loudness;
 use super::view::ViewOptions;
 use crate::disk::DiskSpec;
+use crate::egress::EgressArgs;
 use crate::guest::Address;
 use crate::uplink::MTU_DEFAULT;
 use crate::uplink::forward::ForwardSpec;
@@ -83,6 +84,8 @@ pub struct Options {
     pub host_loopback: Vec<IpAddr>,
     /// Addresses of the host itself, or of its link, that the guest may reach.
     pub allow_local: Vec<LocalPrefix>,
+    /// Names and addresses that the guest may reach.
+    pub egress: EgressArgs,
     /// Ports of the host that are forwarded to the guest.
     pub forwards: Vec<ForwardSpec>,
     /// Default addresses of forwarded ports. If empty, every address of the host.

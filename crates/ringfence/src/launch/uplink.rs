@@ -15,9 +15,12 @@ use crate::uplink::host::{HostNetwork, Resolver};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
-use crate::uplink::{BATCH, UplinkConfig, UplinkSockets};
+use crate::uplink::{
+    BATCH, PolicyHead, RULES_IN_MESSAGE, UplinkConfig, UplinkRules, UplinkSockets,
+};
 use crate::workers::worker_count;
 use ringfence_net::features::OffloadKeys;
+use ringfence_policy::PolicySource;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Maximum number of queues of the guest's interface. One message carries a descriptor of the TAP
@@ -31,6 +34,7 @@ pub(super) struct Uplink {
     queues: u32,
     offloads: OffloadKeys,
     allow_local: Vec<LocalPrefix>,
+    policy: Option<PolicySource>,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
     link_choice: LinkOrder,
@@ -43,6 +47,7 @@ pub(super) struct Uplink {
 impl Uplink {
     /// Plans the uplink that the options request. Returns `None` if there is none.
     pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
+        let policy = options.egress.source()?;
         if !is_wanted(options)? {
             return Ok(None);
         }
@@ -90,6 +95,7 @@ impl Uplink {
             queues,
             offloads: options.offload,
             allow_local: options.allow_local.clone(),
+            policy,
             forwards,
             sockets,
             link_choice,
@@ -138,6 +144,7 @@ impl Uplink {
             search: self.plan.search.clone(),
             loopback: self.plan.loopback.clone(),
             allow_local: self.allow_local.clone(),
+            policy: self.policy.as_ref().map(PolicyHead::of),
             forwards: self.forwards.clone(),
             verbose,
         }
@@ -157,6 +164,10 @@ impl Uplink {
         for batch in sockets.chunks(BATCH) {
             let fds: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
             channel.send(&UplinkSockets, &fds)?;
+        }
+        let rules = self.policy.iter().flat_map(|policy| policy.rules.chunks(RULES_IN_MESSAGE));
+        for rules in rules {
+            channel.send(&UplinkRules(rules.to_vec()), &[])?;
         }
         Ok(())
     }
@@ -194,7 +205,8 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     }
     if asks_for_details(options) {
         bail!(
-            "-p, --dns, --host-loopback, --allow-local and --uplink-… are of an uplink, and there is to be none"
+            "-p, --dns, --host-loopback, --allow-local, --uplink-… and the options about egress are of an \
+             uplink, and there is to be none"
         );
     }
     Ok(false)
@@ -216,6 +228,7 @@ fn asks_for_details(options: &Options) -> bool {
         || !options.uplink_gateways.is_empty()
         || !options.name_servers.is_empty()
         || !options.allow_local.is_empty()
+        || options.egress.are_given()
 }
 
 fn asks_for_nothing(options: &Options) -> bool {

@@ -17,6 +17,7 @@ pub mod process;
 
 use std::net::IpAddr;
 
+use ringfence_policy::{Action, PolicySource, RuleSource};
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
@@ -73,11 +74,39 @@ pub struct UplinkConfig {
     pub loopback: Vec<Alias>,
     /// Addresses of the host itself, or of its link, that the guest may reach.
     pub allow_local: Vec<LocalPrefix>,
+    /// Egress policy, if there is one. Its rules follow in messages of [`UplinkRules`].
+    pub policy: Option<PolicyHead>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
     /// Logs debug messages to standard error.
     pub verbose: bool,
 }
+
+/// Settings of an egress policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyHead {
+    /// Number of rules that follow.
+    pub rules: usize,
+    /// Verdict on what no rule covers.
+    pub default: Option<Action>,
+    /// Refuses TLS without a readable name.
+    pub strict_sni: bool,
+}
+
+impl PolicyHead {
+    /// Returns the settings of a policy.
+    pub fn of(policy: &PolicySource) -> PolicyHead {
+        let PolicySource { rules, default, strict_sni } = policy;
+        PolicyHead { rules: rules.len(), default: *default, strict_sni: *strict_sni }
+    }
+}
+
+/// Maximum number of rules in one message. Each has at most 512 bytes, and the name of its file.
+pub const RULES_IN_MESSAGE: usize = 6;
+
+/// Next rules of the egress policy, in their order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkRules(pub Vec<RuleSource>);
 
 /// Next sockets of the list of forwards, in its order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use ringfence_frame::Port;
 use ringfence_platform::Counters;
+use ringfence_policy::policy::PolicyError;
+use ringfence_policy::{Policy, PolicySource};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
@@ -23,12 +25,12 @@ use ringfence_uplink::host::real::{OwnAddresses, RealHost};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::share::Share;
 use ringfence_uplink::team::{self, Member};
-use ringfence_uplink::{Access, Config, GuestLink, Uplink, UplinkCounters};
+use ringfence_uplink::{Access, Config, Egress, GuestLink, Uplink, UplinkCounters};
 use rustix::io::Errno;
 
 use super::forward::{Forward, Protocol};
 use super::link::{Link, LinkError, Made};
-use super::{FromUplink, UplinkConfig, UplinkSockets};
+use super::{FromUplink, PolicyHead, UplinkConfig, UplinkRules, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 
 /// Maximum time to busy-poll before the process sleeps.
@@ -46,6 +48,10 @@ enum Failure {
     Channel(#[from] ChannelError),
     #[error("orders: there is no TAP")]
     NoTap,
+    #[error("orders: a policy without its rules")]
+    NoRules,
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
     #[error(transparent)]
@@ -79,6 +85,7 @@ fn start(channel: &Channel) -> Result<(), Failure> {
         }
         sockets.extend(more.into_vec());
     }
+    let egress = receive_policy(channel, config.policy.as_ref())?;
     let descriptors = raise_descriptor_limit()?;
     let mut expected = vec![channel.as_fd().as_raw_fd()];
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
@@ -90,7 +97,26 @@ fn start(channel: &Channel) -> Result<(), Failure> {
     let own = made.iter().map(follow).collect::<Result<Vec<_>, _>>()?;
     isolation.lock()?;
     let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
-    serve(channel, &config, made, own, (sockets, descriptors))
+    serve(channel, &config, egress, made, own, (sockets, descriptors))
+}
+
+/// Receives the rules of the egress policy, if there is one.
+fn receive_policy(
+    channel: &Channel,
+    head: Option<&PolicyHead>,
+) -> Result<Option<Arc<Egress>>, Failure> {
+    let Some(head) = head else { return Ok(None) };
+    let mut rules = Vec::new();
+    while rules.len() < head.rules {
+        let (UplinkRules(more), _) = channel.receive()?;
+        if more.is_empty() {
+            return Err(Failure::NoRules);
+        }
+        rules.extend(more);
+    }
+    let (default, strict_sni) = (head.default, head.strict_sni);
+    let policy = Policy::new(PolicySource { rules, default, strict_sni })?;
+    Ok(Some(Egress::new(policy, None, false)))
 }
 
 /// Creates the links from the first descriptors. This needs system calls that are denied later, and
@@ -112,13 +138,15 @@ fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>
 fn serve(
     channel: &Channel,
     config: &UplinkConfig,
+    egress: Option<Arc<Egress>>,
     mut made: Vec<Made>,
     own: Vec<OwnAddresses>,
     (sockets, descriptors): (Vec<OwnedFd>, usize),
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
-    let limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
+    let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
+    limits.egress = egress;
     remarks.extend(few_connections(&limits, made.len()));
     let mut engines = engines(&limits, config, own)?;
     // The first thread receives connections and datagrams from outside.

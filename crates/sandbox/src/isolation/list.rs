@@ -358,6 +358,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/stream.rs: bytes
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
+    // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),

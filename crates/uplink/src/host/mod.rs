@@ -147,6 +147,13 @@ pub trait TcpHost {
     fn send(&mut self, socket: &Socket, pieces: &[Piece<'_>], urgent: bool)
     -> Result<usize, Errno>;
 
+    /// Sends as many of these bytes as the socket accepts, and returns their number.
+    ///
+    /// # Errors
+    ///
+    /// Returns `EAGAIN` if the queue is full. Other errors end the connection.
+    fn send_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno>;
+
     /// Returns the room in the send queue.
     fn send_room(&mut self, socket: &Socket) -> SendRoom;
 

@@ -180,6 +180,18 @@ impl TcpHost for ScriptedHost {
         Ok(before - room)
     }
 
+    fn send_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
+        let entry = self.entry(socket)?;
+        let count = bytes.len().min(QUEUE - entry.queue.len());
+        if count == 0 {
+            return Err(Errno::AGAIN);
+        }
+        entry.queue.extend(&bytes[..count]);
+        let owner = entry.owner;
+        report(&self.events, owner, READABLE);
+        Ok(count)
+    }
+
     fn send_room(&mut self, socket: &Socket) -> SendRoom {
         let free = self.entry(socket).map_or(0, |entry| QUEUE - entry.queue.len());
         SendRoom { free, nearly_full: free < QUEUE / 2 }

@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::protocol;
+use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -122,7 +123,8 @@ impl Icmp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let Some(outward) = context.outward_to(key.remote) else {
+        let admitted = |_: &_| context.admits(key.remote, Protocol::Icmp);
+        let Some(outward) = context.outward_to(key.remote).filter(admitted) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;
         };

@@ -9,6 +9,7 @@ use core::time::Duration;
 
 use super::rto::Rto;
 use super::seq::Seq;
+use crate::egress::FirstBytes;
 use crate::emit::Ends;
 use crate::host::{Close, Socket};
 
@@ -76,6 +77,8 @@ pub(super) struct Flags {
     pub(super) fin_acked: bool,
     /// The connection is in the queue of connections to serve.
     pub(super) queued: bool,
+    /// The egress policy denies the connection by its first bytes.
+    pub(super) denied: bool,
     /// The last delayed acknowledgement was sent alone: no data carried it in time.
     pub(super) delayed_ack_expired: bool,
 }
@@ -90,6 +93,8 @@ pub(super) struct TcpConnection {
     pub(super) ports: (u16, u16),
     pub(super) flags: Flags,
     pub(super) urgent: Urgent,
+    /// First bytes of the guest that wait for a verdict of the egress policy.
+    pub(super) first: Option<Box<FirstBytes>>,
 
     /// Next byte expected from the guest.
     pub(super) rcv_nxt: Seq,
@@ -166,6 +171,7 @@ impl TcpConnection {
             ports,
             flags: Flags::default(),
             urgent: Urgent::None,
+            first: None,
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
             offered: 0,
@@ -229,7 +235,8 @@ impl TcpConnection {
             }
             _ => None,
         };
-        let own = [self.retransmit_at, self.window_probe_at, self.ends_at, self.ack_at];
+        let first = self.first.as_ref().and_then(|first| first.deadline());
+        let own = [self.retransmit_at, self.window_probe_at, self.ends_at, self.ack_at, first];
         own.into_iter().chain([keep_alive]).flatten().min()
     }
 }

@@ -31,6 +31,7 @@
 
 pub mod config;
 mod connection;
+mod first;
 mod receive;
 mod reset;
 mod rto;
@@ -48,6 +49,7 @@ use std::hash::RandomState;
 use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::tcp_flags::{ACK, RST, SYN};
+use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 pub use config::TcpConfig;
@@ -59,6 +61,7 @@ use serve::Served;
 
 use crate::config::Config;
 use crate::context::Context;
+use crate::egress::FirstBytes;
 use crate::emit::Ends;
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::host::{Close, OwnerKind, Readiness, Ready};
@@ -225,6 +228,13 @@ impl Tcp {
         let Some(to) = context.outward_to(key.remote) else {
             return reset::refuse(packet, segment, context);
         };
+        let mut first = None;
+        if let Some(egress) = &context.config.egress {
+            let Some(decision) = context.decide(key.remote, Protocol::Tcp) else {
+                return reset::refuse(packet, segment, context);
+            };
+            first = FirstBytes::new(egress, key.remote, decision);
+        }
         let ends = Ends {
             from_mac: context.config.mac,
             to_mac: packet.mac,
@@ -234,6 +244,7 @@ impl Tcp {
         let iss = self.initial_seq(&key, context.now);
         let ports = (key.remote.port(), key.guest.port());
         let mut flow = TcpConnection::new(Phase::Connecting, ends, ports, iss, context.now);
+        flow.first = first;
         flow.read_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
@@ -525,6 +536,7 @@ impl TcpConnection {
             return;
         }
         self.flags.awaiting_room = false;
+        self.resume_first_bytes(context);
         let moved = self.refresh_window(context);
         if self.flags.refused && moved {
             // Three duplicate acknowledgements, beside the window update, make the guest retransmit at once.

@@ -292,7 +292,7 @@ impl TcpConnection {
                 }
             }
         }
-        if segment.has(FIN) {
+        if segment.has(FIN) && self.finish_first_bytes(context) {
             self.rcv_nxt += 1;
             self.flags.guest_fin = true;
             self.acknowledge_soon(context);
@@ -371,6 +371,13 @@ impl TcpConnection {
         urgent: bool,
         context: &mut Context<'_>,
     ) -> Result<bool, Errno> {
+        if let Some(mut first) = self.first.take() {
+            let all = self.inspect_pieces(&mut first, pieces, offered, context);
+            if !first.is_passed() || !first.bytes().is_empty() {
+                self.first = Some(first);
+            }
+            return Ok(all);
+        }
         let Some(socket) = &self.socket else { return Err(Errno::NOTCONN) };
         let taken = match context.host.send(socket, pieces, urgent) {
             Ok(taken) => taken.min(offered),
@@ -381,15 +388,20 @@ impl TcpConnection {
         context.counters.tcp_bytes_in.add(taken as u64);
         let refused = offered - taken;
         if refused > 0 {
-            context.counters.tcp_overcommitted.add(refused as u64);
-            self.flags.refused = true;
-            self.flags.ack_due = true;
-            if !self.flags.awaiting_room {
-                self.flags.awaiting_room = true;
-                context.host.await_room(socket);
-            }
+            self.record_refused(refused, context);
         }
         Ok(refused == 0)
+    }
+
+    /// Records that bytes of the offered window were refused. The guest sends them again once there is room.
+    pub(super) fn record_refused(&mut self, refused: usize, context: &mut Context<'_>) {
+        context.counters.tcp_overcommitted.add(refused as u64);
+        self.flags.refused = true;
+        self.flags.ack_due = true;
+        if let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.awaiting_room) {
+            self.flags.awaiting_room = true;
+            context.host.await_room(socket);
+        }
     }
 }
 

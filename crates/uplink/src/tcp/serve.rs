@@ -64,6 +64,9 @@ struct Outgoing {
 impl TcpConnection {
     /// Sends due segments, up to the limit of one round.
     pub(super) fn serve(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> Served {
+        if self.flags.denied {
+            return self.reset(context);
+        }
         let done = match self.phase {
             Phase::Connecting => Step::Continue(()),
             Phase::SynReceived | Phase::SynSent => self.serve_syn(link, context),

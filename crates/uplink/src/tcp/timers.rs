@@ -17,6 +17,11 @@ impl TcpConnection {
             let how = if self.phase == Phase::TimeWait { Close::Orderly } else { Close::Reset };
             return Disposition::Close(how);
         }
+        if let Some(first) = self.first.as_ref().filter(|first| is_due(first.deadline())) {
+            first.expire();
+            context.counters.egress_hellos_denied.add(1);
+            return self.abort(context);
+        }
         if is_due(self.retransmit_at) && !self.on_retransmission_timeout(context) {
             return self.abort(context);
         }

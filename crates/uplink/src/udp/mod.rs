@@ -19,6 +19,7 @@
 //! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
 //! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
+mod names;
 mod to_guest;
 mod to_host;
 
@@ -28,6 +29,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::{Transport, protocol};
+use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -153,6 +155,9 @@ impl Udp {
             return context.counters.drop_malformed.add(1);
         }
         let key = FlowKey::new((packet.source, from), (packet.destination, to));
+        if let Some(egress) = names::policy_of(key.remote, context) {
+            return self.query(key, packet, egress, context);
+        }
         let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
             return;
         };
@@ -169,7 +174,12 @@ impl Udp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let Some(outward) = context.outward_to(key.remote) else {
+        let may_open = |context: &Context<'_>| {
+            names::policy_of(key.remote, context).is_some()
+                || context.admits(key.remote, Protocol::Udp)
+        };
+        let outward = context.outward_to(key.remote).filter(|_| may_open(context));
+        let Some(outward) = outward else {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };

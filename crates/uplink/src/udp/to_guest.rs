@@ -121,7 +121,23 @@ impl Udp {
         let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        self.emit(&udp_ends, buffer, buffer.datagrams(), link, context);
+        let Some(egress) = super::names::policy_of(key.remote, context) else {
+            return self.emit(&udp_ends, buffer, buffer.datagrams(), link, context);
+        };
+        let takes = link.capabilities();
+        let headers = udp_ends.ends.header_len() + UDP_LEN - crate::emit::ETHERNET_LEN;
+        let longest = usize::from(takes.mtu).saturating_sub(headers);
+        for datagram in buffer.datagrams() {
+            let bytes = buffer.bytes(datagram);
+            for piece in bytes.chunks(datagram.segment.map_or(bytes.len(), usize::from).max(1)) {
+                let ends = (key.guest, key.remote);
+                let answer = egress.answer(ends, piece.to_vec(), context.now, context.counters);
+                let Some(answer) = answer else { continue };
+                context.counters.udp_datagrams_out.add(1);
+                context.counters.udp_bytes_out.add(answer.len() as u64);
+                self.send_whole(&udp_ends, &answer, longest, &takes, link, context);
+            }
+        }
     }
 
     /// Sends the guest datagrams of a forwarded port. Each client has an association of its own.

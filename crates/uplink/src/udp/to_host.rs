@@ -51,7 +51,7 @@ impl SendBlock {
 }
 
 /// Appends a packet's payload to a buffer.
-fn append(packet: &Packet<'_>, len: usize, into: &mut Vec<u8>) {
+pub(super) fn append(packet: &Packet<'_>, len: usize, into: &mut Vec<u8>) {
     let start = packet.payload_start();
     let (mut at, end) = (0, start + len);
     for piece in packet.frame.pieces() {
@@ -129,7 +129,7 @@ impl Udp {
         self.block.clear();
     }
 
-    fn send_bytes(
+    pub(super) fn send_bytes(
         &mut self,
         id: FlowId,
         bytes: &[u8],

@@ -4,6 +4,7 @@
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_STREAM: TCP
 // #syscall uplink connect: connections that the guest opens
 // #syscall uplink recvmsg,sendmsg: peeking; data of the guest
+// #syscall uplink sendto: first bytes of a connection under an egress policy
 // #syscall uplink ppoll: urgent data, end of the stream
 // #syscall uplink shutdown: the guest has closed its direction
 // #syscall uplink setsockopt 1=IPPROTO_TCP: options of TCP
@@ -176,6 +177,11 @@ impl TcpHost for RealHost {
         }
         let flags = if urgent { MSG_OOB } else { 0 };
         list.send(self.file(socket)?, flags).map_err(|error| errno(&error))
+    }
+
+    fn send_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
+        self.count();
+        rustix::net::send(self.file(socket)?, bytes, rustix::net::SendFlags::NOSIGNAL)
     }
 
     fn send_room(&mut self, socket: &Socket) -> SendRoom {

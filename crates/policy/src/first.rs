@@ -1,0 +1,65 @@
+//! First bytes of a connection: the name that a TLS or HTTP client shows before the server answers.
+
+use crate::http::{self, Host};
+use crate::tls::{self, Hello, Read};
+
+/// Maximum number of bytes that a verdict may need: a hello in records of some bytes each.
+pub const FIRST_BYTES_MAX: usize = 32 << 10;
+
+/// Contents of a connection's first bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Shown {
+    Tls(Hello),
+    Http(Host),
+    /// The bytes are of a protocol that shows no name.
+    Unknown,
+    /// The bytes are malformed TLS or HTTP, or longer than the limit.
+    Malformed,
+}
+
+/// Inspects the first bytes of a connection. Returns `None` if more are needed. `is_all`: no more will come.
+pub fn inspect(bytes: &[u8], is_all: bool) -> Option<Shown> {
+    let read = match bytes.first() {
+        None => Read::Incomplete,
+        Some(&tls::HANDSHAKE) => tls::read_stream(bytes).map(Shown::Tls),
+        Some(_) => match http::read_stream(bytes) {
+            Some(read) => read.map(Shown::Http),
+            None => return Some(Shown::Unknown),
+        },
+    };
+    match read {
+        Read::Complete(shown) => Some(shown),
+        Read::Malformed => Some(Shown::Malformed),
+        Read::Incomplete if bytes.is_empty() && is_all => Some(Shown::Unknown),
+        Read::Incomplete if is_all || bytes.len() >= FIRST_BYTES_MAX => Some(Shown::Malformed),
+        Read::Incomplete => None,
+    }
+}
+
+impl<T> Read<T> {
+    fn map<U>(self, f: impl FnOnce(T) -> U) -> Read<U> {
+        match self {
+            Read::Incomplete => Read::Incomplete,
+            Read::Malformed => Read::Malformed,
+            Read::Complete(value) => Read::Complete(f(value)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn incomplete_message_at_the_end_is_malformed() {
+        let hello = tls::tests::hello("a.org");
+        assert_eq!(inspect(&hello[..40], false), None);
+        assert_eq!(inspect(&hello[..40], true), Some(Shown::Malformed));
+        assert_eq!(inspect(b"GET / HT", true), Some(Shown::Malformed));
+        assert_eq!(inspect(b"", false), None);
+        assert_eq!(inspect(b"", true), Some(Shown::Unknown));
+        assert_eq!(inspect(b"SSH-2.0-x\r\n", false), Some(Shown::Unknown));
+        let tiny_records = tls::tests::in_records(&hello, 1);
+        assert!(matches!(inspect(&tiny_records, false), Some(Shown::Tls(_))));
+    }
+}

@@ -1,0 +1,81 @@
+//! Bodies of fuzz targets. Property tests run them, too.
+
+use core::time::Duration;
+
+use crate::dns::Query;
+use crate::first::{self, FIRST_BYTES_MAX, Shown};
+use crate::gate::{AnswerFate, Gate, QueryFate};
+use crate::policy::{Policy, PolicySource, RuleSource};
+use crate::rule::{Action, Rule};
+
+/// Parses a text as a rule and as a policy file.
+///
+/// # Panics
+///
+/// Panics if an accepted rule is printed in another form than it parses from, or an error points outside.
+pub fn rule_text(data: &[u8]) {
+    let Ok(text) = core::str::from_utf8(data) else { return };
+    match text.parse::<Rule>() {
+        Ok(rule) => assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule)),
+        Err(error) => {
+            assert!(text.is_char_boundary(error.at), "{error:?}");
+            error.caret(text);
+        }
+    }
+    let _ = crate::file::parse("fuzz.toml", text);
+}
+
+/// Reads the data as the first bytes of a connection, whole and in a shorter form.
+///
+/// # Panics
+///
+/// Panics if a verdict depends on how the bytes arrive.
+pub fn first_bytes(data: &[u8]) {
+    let whole = first::inspect(data, false);
+    assert!(whole.is_some() || data.len() < FIRST_BYTES_MAX, "more than the limit is needed");
+    assert!(first::inspect(data, true).is_some());
+    for end in 0..data.len().min(512) {
+        match first::inspect(&data[..end], false) {
+            None => {}
+            // Later bytes cannot change a verdict, except that more of an unknown message may be malformed.
+            early => {
+                assert_eq!(early, whole, "at {end}");
+                break;
+            }
+        }
+    }
+    let _ = matches!(whole, Some(Shown::Malformed));
+}
+
+/// Handles the data as a query, then as an answer to a query.
+///
+/// # Panics
+///
+/// Panics if a rewritten query does not parse, or an answer pins what a rule must not open.
+pub fn dns_messages(data: &[u8]) {
+    let rule = |text: &str| RuleSource {
+        action: Action::Allow,
+        text: text.to_owned(),
+        origin: String::new(),
+    };
+    let source =
+        PolicySource { rules: vec![rule("*.org"), rule("a.org")], ..PolicySource::default() };
+    let Ok(policy) = Policy::new(source) else { return };
+    let mut gate = Gate::new(policy);
+    let ends = (([10, 0, 0, 2], 4000).into(), ([10, 0, 0, 1], 53).into());
+    let now = Duration::from_secs(1);
+    if let QueryFate::Forward(sent) = gate.query(ends, data, now).fate {
+        assert!(Query::parse(&sent).is_ok(), "{sent:02x?}");
+    }
+    // Every id leads to a query for a.org.
+    let id = data.first_chunk::<2>().copied().unwrap_or_default();
+    let query = [&id[..], b"\x01\0\0\x01\0\0\0\0\0\0\x01a\x03org\0\0\x01\0\x01"].concat();
+    gate.query(ends, &query, now);
+    let mut answer = data.to_vec();
+    if gate.answer(ends, &mut answer, now) == AnswerFate::Deliver {
+        assert_eq!(answer[12..23], *b"\x01a\x03org\0\0\x01\0\x01");
+    }
+    for ip in [[10, 0, 0, 1], [127, 0, 0, 1], [169, 254, 169, 254]] {
+        assert_eq!(gate.pins().names(ip.into(), now).count(), 0);
+    }
+}

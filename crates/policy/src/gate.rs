@@ -1,0 +1,356 @@
+//! Gate of one guest: applies a policy to its DNS queries, connections and first bytes.
+//!
+//! ```text
+//! query ----> resolve ----> server        refused names never reach a server
+//! answer <--- pin <-------- server        addresses are pinned to the name that was asked for
+//! SYN ------> connect ----> server        rules for addresses, then the names of the address's pins
+//! hello ----> check ------> server        the name that the client shows
+//! ```
+//!
+//! The caller owns sockets and clock. All tables are bounded.
+
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::dns::{Code, NotAQuery, Query};
+use crate::first::Shown;
+use crate::http::Host;
+use crate::name::HostName;
+use crate::pins::{self, Pins};
+use crate::policy::{Cause, Policy, Verdict};
+use crate::ranges::is_special;
+use crate::rule::{Action, Protocol};
+
+/// Maximum number of queries without an answer.
+pub const PENDING_MAX: usize = 1024;
+/// Time for which an answer is accepted.
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// Maximum number of addresses that one answer pins.
+const PINNED_MAX: usize = 256;
+/// Maximum length in bytes of the part of a name that a wildcard stands for.
+pub const WILDCARD_PART_MAX: usize = 64;
+/// New names below wildcards: number at once, and interval after which one more is possible.
+pub const WILDCARD_BURST: u32 = 100;
+const WILDCARD_EVERY: Duration = Duration::from_millis(500);
+/// Number of names below wildcards that are remembered as not new.
+const WILDCARD_KNOWN: usize = 1024;
+/// Ports on which strict policies require a readable name.
+const NAMED_PORTS: [u16; 2] = [80, 443];
+
+/// Ways to inspect the first bytes of an allowed connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspection {
+    None,
+    /// A name that a rule denies ends the connection.
+    DeniedNames,
+    /// A name that no rule allows ends the connection.
+    AllowedNames,
+}
+
+/// Decision on a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub verdict: Verdict,
+    /// Name for which the address was pinned, or that the connection shows.
+    pub name: Option<HostName>,
+    /// Inspection that an allowed connection needs.
+    pub inspection: Inspection,
+}
+
+/// Decision on a query, with the name asked for if a rule can have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resolution {
+    pub fate: QueryFate,
+    pub name: Option<HostName>,
+    pub verdict: Verdict,
+}
+
+/// Next step for a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QueryFate {
+    /// These bytes go to the server.
+    Forward(Vec<u8>),
+    /// These bytes go back to the guest.
+    Reply(Vec<u8>),
+    Drop,
+}
+
+/// Next step for an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnswerFate {
+    /// The answer goes to the guest.
+    Deliver,
+    /// The answer contains a private address for this name. These bytes go to the guest instead.
+    Replace(HostName, Vec<u8>),
+    /// The answer belongs to no query.
+    Drop,
+}
+
+/// Guest's end and server's end of a query, and its id.
+type PendingKey = (SocketAddr, SocketAddr, u16);
+
+struct Pending {
+    query: Query,
+    until: Duration,
+}
+
+/// Limit of new names below wildcards.
+#[derive(Default)]
+struct WildcardLimit {
+    known: HashSet<HostName>,
+    order: VecDeque<HostName>,
+    /// Time at which the whole burst is available again.
+    full_at: Duration,
+}
+
+impl WildcardLimit {
+    fn accepts(&mut self, name: &HostName, parent: &HostName, now: Duration) -> bool {
+        let part = name.as_str().len() - parent.as_str().len() - 1;
+        if part > WILDCARD_PART_MAX {
+            return false;
+        }
+        if self.known.contains(name) {
+            return true;
+        }
+        let full_at = self.full_at.max(now) + WILDCARD_EVERY;
+        if full_at > now + WILDCARD_EVERY * WILDCARD_BURST {
+            return false;
+        }
+        self.full_at = full_at;
+        if self.order.len() >= WILDCARD_KNOWN
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        self.known.insert(name.clone());
+        self.order.push_back(name.clone());
+        true
+    }
+}
+
+/// Policy of one guest with its pins and pending queries.
+pub struct Gate {
+    policy: Policy,
+    pins: Pins,
+    pending: HashMap<PendingKey, Pending>,
+    /// Keys of `pending` in the order of their end.
+    pending_order: VecDeque<(Duration, PendingKey)>,
+    wildcards: WildcardLimit,
+}
+
+impl Gate {
+    /// Creates a gate without pins.
+    pub fn new(policy: Policy) -> Gate {
+        Gate {
+            policy,
+            pins: Pins::default(),
+            pending: HashMap::new(),
+            pending_order: VecDeque::new(),
+            wildcards: WildcardLimit::default(),
+        }
+    }
+
+    /// Returns the policy in force.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Returns the table of pinned addresses.
+    pub fn pins(&self) -> &Pins {
+        &self.pins
+    }
+
+    /// Replaces the policy. Pins stay: the new policy decides on their names.
+    pub fn replace(&mut self, policy: Policy) {
+        self.policy = policy;
+    }
+
+    /// Decides on a query of the guest.
+    pub fn query(
+        &mut self,
+        (guest, server): (SocketAddr, SocketAddr),
+        bytes: &[u8],
+        now: Duration,
+    ) -> Resolution {
+        let malformed =
+            |fate| Resolution { fate, name: None, verdict: Verdict::deny(Cause::DnsForm) };
+        let query = match Query::parse(bytes) {
+            Ok(query) => query,
+            Err(NotAQuery::Ignore) => return malformed(QueryFate::Drop),
+            Err(NotAQuery::Reply(reply)) => return malformed(QueryFate::Reply(reply)),
+        };
+        let verdict = self.resolve(&query, server, now);
+        let name = query.name().cloned();
+        let fate = match verdict.action {
+            Action::Deny => QueryFate::Reply(query.reply(Code::Refused)),
+            // Such records hold addresses and keys that no pin follows. Programs ask for addresses, too.
+            Action::Allow if query.is_service_binding() => {
+                QueryFate::Reply(query.reply(Code::NoData))
+            }
+            Action::Allow => {
+                let bytes = query.to_server();
+                self.remember((guest, server, query.id()), query, now);
+                QueryFate::Forward(bytes)
+            }
+        };
+        Resolution { fate, name, verdict }
+    }
+
+    fn resolve(&mut self, query: &Query, server: SocketAddr, now: Duration) -> Verdict {
+        let is_open = self.policy.default_action() == Action::Allow
+            || self
+                .policy
+                .address(server.ip(), server.port(), Protocol::Udp)
+                .is_some_and(Verdict::is_allowed);
+        let no_rule = if is_open { Action::Allow } else { Action::Deny };
+        let otherwise = Verdict { action: no_rule, cause: Cause::NoRule };
+        let Some(name) = query.name() else { return otherwise };
+        let verdict = self.policy.resolve(name);
+        if !verdict.is_allowed() {
+            return if verdict.cause == Cause::NoRule { otherwise } else { verdict };
+        }
+        if query.is_bulk() && !is_open {
+            return Verdict::deny(Cause::DnsForm);
+        }
+        match self.policy.wildcard_of(name) {
+            Some(parent) if !self.wildcards.accepts(name, parent, now) => {
+                Verdict::deny(Cause::WildcardLimit)
+            }
+            _ => verdict,
+        }
+    }
+
+    fn remember(&mut self, key: PendingKey, query: Query, now: Duration) {
+        while let Some(&(until, first)) = self.pending_order.front()
+            && (until <= now || self.pending_order.len() >= PENDING_MAX)
+        {
+            self.pending_order.pop_front();
+            if self.pending.get(&first).is_some_and(|pending| pending.until == until) {
+                self.pending.remove(&first);
+            }
+        }
+        let until = now + ANSWER_WITHIN;
+        self.pending.insert(key, Pending { query, until });
+        self.pending_order.push_back((until, key));
+    }
+
+    /// Decides on an answer of a server. Pins its addresses, and spells its question as the guest did.
+    pub fn answer(
+        &mut self,
+        (guest, server): (SocketAddr, SocketAddr),
+        bytes: &mut [u8],
+        now: Duration,
+    ) -> AnswerFate {
+        let Some(&[high, low]) = bytes.first_chunk() else { return AnswerFate::Drop };
+        let key = (guest, server, u16::from_be_bytes([high, low]));
+        let Some(pending) = self.pending.get(&key).filter(|pending| pending.until > now) else {
+            return AnswerFate::Drop;
+        };
+        let Some(answer) = pending.query.read_answer(bytes) else { return AnswerFate::Drop };
+        let Some(Pending { query, .. }) = self.pending.remove(&key) else {
+            return AnswerFate::Drop;
+        };
+        let Some(name) = query.name() else { return AnswerFate::Deliver };
+        let is_accepted = |(ip, _): &(IpAddr, u32)| self.policy.accepts_in_answers(*ip);
+        if !answer.addresses.iter().all(is_accepted) {
+            return AnswerFate::Replace(name.clone(), query.reply(Code::Refused));
+        }
+        for &(ip, ttl) in answer.addresses.iter().take(PINNED_MAX) {
+            self.pins.add(name, ip, pins::life(ttl), now);
+        }
+        AnswerFate::Deliver
+    }
+
+    /// Decides on a connection to an address. Protocols without ports use port 0.
+    pub fn connect(&self, to: SocketAddr, protocol: Protocol, now: Duration) -> Decision {
+        let (ip, port) = (to.ip(), to.port());
+        let denied_names = match self.policy.denies_names() {
+            true => Inspection::DeniedNames,
+            false => Inspection::None,
+        };
+        if let Some(verdict) = self.policy.address(ip, port, protocol) {
+            let name = self.pins.names(ip, now).next().cloned();
+            return Decision { verdict, name, inspection: denied_names };
+        }
+        let is_open = self.policy.default_action() == Action::Allow;
+        let deny = |cause| {
+            let name = self.pins.names(ip, now).next().cloned();
+            Decision { verdict: Verdict::deny(cause), name, inspection: Inspection::None }
+        };
+        if !is_open && is_special(ip) {
+            return deny(Cause::Special);
+        }
+        let mut refused = None;
+        for name in self.pins.names(ip, now) {
+            let verdict = self.policy.name(name, port, protocol);
+            let name = Some(name.clone());
+            if verdict.is_allowed() {
+                // The verdict on QUIC is taken from the address alone.
+                let is_quic = protocol == Protocol::Udp && NAMED_PORTS.contains(&port);
+                if is_quic && !is_open && !self.policy.names_protocol(verdict.cause) {
+                    return deny(Cause::Quic);
+                }
+                let inspection = if is_open { denied_names } else { Inspection::AllowedNames };
+                return Decision { verdict, name, inspection };
+            }
+            refused.get_or_insert(Decision { verdict, name, inspection: Inspection::None });
+        }
+        if is_open {
+            let verdict = self.policy.otherwise(protocol);
+            return refused.unwrap_or(Decision { verdict, name: None, inspection: denied_names });
+        }
+        refused.unwrap_or_else(|| deny(Cause::NoPin))
+    }
+
+    /// Decides on an allowed connection by its first bytes.
+    pub fn check(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        allowed: &Decision,
+        shown: &Shown,
+    ) -> Decision {
+        let inspection = Inspection::None;
+        let deny = |cause| Decision { verdict: Verdict::deny(cause), name: None, inspection };
+        let nameless = || match self.policy.is_strict() {
+            true => deny(Cause::NoReadableName),
+            false => Decision { inspection, ..allowed.clone() },
+        };
+        match shown {
+            Shown::Malformed => deny(Cause::Malformed),
+            Shown::Unknown if NAMED_PORTS.contains(&to.port()) => nameless(),
+            Shown::Unknown => Decision { inspection, ..allowed.clone() },
+            Shown::Tls(hello) if hello.has_ech && self.policy.is_strict() => {
+                Decision { name: hello.name.clone(), ..deny(Cause::NoReadableName) }
+            }
+            Shown::Tls(hello) => match &hello.name {
+                Some(name) => self.check_name(to, protocol, allowed, name),
+                None => nameless(),
+            },
+            Shown::Http(Host::Name(name)) => self.check_name(to, protocol, allowed, name),
+            Shown::Http(Host::Address(ip)) if *ip != to.ip() => match allowed.inspection {
+                Inspection::AllowedNames => deny(Cause::NoRule),
+                _ => Decision { inspection, ..allowed.clone() },
+            },
+            Shown::Http(Host::Address(_) | Host::Absent) => nameless(),
+        }
+    }
+
+    fn check_name(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        allowed: &Decision,
+        name: &HostName,
+    ) -> Decision {
+        let verdict = self.policy.name(name, to.port(), protocol);
+        let is_irrelevant = allowed.inspection == Inspection::DeniedNames
+            && !matches!(verdict.cause, Cause::Rule(_));
+        let verdict = if is_irrelevant { allowed.verdict } else { verdict };
+        Decision { verdict, name: Some(name.clone()), inspection: Inspection::None }
+    }
+}
+
+#[cfg(test)]
+mod tests;

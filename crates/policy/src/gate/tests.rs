@@ -1,0 +1,226 @@
+use hickory_proto::op::Message;
+use hickory_proto::rr::RecordType;
+use proptest::prelude::*;
+
+use super::*;
+use crate::dns::tests::{answer, query};
+use crate::tls::Hello;
+
+const NOW: Duration = Duration::from_secs(1000);
+
+fn gate(words: &str) -> Gate {
+    Gate::new(Policy::new(crate::testing::source(words)).unwrap())
+}
+
+fn ends() -> (SocketAddr, SocketAddr) {
+    ("10.0.0.2:4000".parse().unwrap(), "10.0.0.1:53".parse().unwrap())
+}
+
+fn name(text: &str) -> HostName {
+    HostName::parse(text).unwrap()
+}
+
+/// Asks for a name. Returns the code of the reply, or `None` if the query goes to the server.
+fn asked(gate: &mut Gate, host: &str, kind: RecordType) -> Option<u8> {
+    match gate.query(ends(), &query(host, kind, 7), NOW).fate {
+        QueryFate::Forward(_) => None,
+        QueryFate::Reply(reply) => Some(reply[3] & 0xf),
+        QueryFate::Drop => panic!("the query was dropped"),
+    }
+}
+
+/// Asks for a name and answers with these records.
+fn resolve(gate: &mut Gate, host: &str, records: &[(&str, u32, &str)]) -> AnswerFate {
+    let QueryFate::Forward(sent) = gate.query(ends(), &query(host, RecordType::A, 7), NOW).fate
+    else {
+        panic!("{host} is refused");
+    };
+    gate.answer(ends(), &mut answer(&sent, records, &[]), NOW)
+}
+
+fn connect(gate: &Gate, to: &str) -> Decision {
+    gate.connect(to.parse().unwrap(), Protocol::Tcp, NOW + Duration::from_secs(1))
+}
+
+fn is_allowed(gate: &Gate, to: &str) -> bool {
+    connect(gate, to).verdict.is_allowed()
+}
+
+#[test]
+fn denied_name_is_refused_and_allowed_name_is_pinned() {
+    let mut gate = gate("+a.org:443/tcp");
+    assert_eq!(asked(&mut gate, "b.org.", RecordType::A), Some(Code::Refused as u8));
+    assert!(!is_allowed(&gate, "203.0.113.1:443"));
+    let records = [("a.org.", 300, "x.cdn."), ("x.cdn.", 300, "203.0.113.1")]
+        .map(|(owner, ttl, data)| (owner, ttl, data));
+    assert_eq!(resolve(&mut gate, "A.org.", &records), AnswerFate::Deliver);
+    let decision = connect(&gate, "203.0.113.1:443");
+    assert_eq!(decision.verdict, Verdict::allow(Cause::Rule(0)));
+    assert_eq!(
+        (decision.name, decision.inspection),
+        (Some(name("a.org")), Inspection::AllowedNames)
+    );
+    assert!(!is_allowed(&gate, "203.0.113.1:80") && !is_allowed(&gate, "203.0.113.2:443"));
+    let later = gate.connect("203.0.113.1:443".parse().unwrap(), Protocol::Tcp, NOW * 2);
+    assert_eq!(later.verdict, Verdict::deny(Cause::NoPin));
+    let udp = gate.connect("203.0.113.1:443".parse().unwrap(), Protocol::Udp, NOW);
+    assert!(!udp.verdict.is_allowed());
+}
+
+#[test]
+fn private_address_in_an_answer_is_refused_unless_a_rule_names_it() {
+    for ip in ["10.0.0.9", "127.0.0.1", "169.254.169.254", "fd00:ec2::254", "::ffff:10.0.0.1"] {
+        let mut closed = gate("+a.org");
+        let records = [("a.org.", 1, "203.0.113.1"), ("a.org.", 1, ip)];
+        let fate = resolve(&mut closed, "a.org.", &records);
+        let AnswerFate::Replace(_, bytes) = fate else { panic!("{ip}: {fate:?}") };
+        let reply = Message::from_vec(&bytes).unwrap();
+        assert!(reply.answers.is_empty() && bytes[3] & 0xf == 5);
+        assert!(closed.pins().is_empty());
+    }
+    let mut open = gate("+a.org +10.0.0.0/24:443");
+    assert_eq!(resolve(&mut open, "a.org.", &[("a.org.", 1, "10.0.0.9")]), AnswerFate::Deliver);
+    assert!(is_allowed(&open, "10.0.0.9:443") && !is_allowed(&open, "10.0.0.9:80"));
+    assert_eq!(connect(&open, "10.0.0.9:80").verdict.cause, Cause::Special);
+}
+
+#[test]
+fn answer_without_query_pins_nothing() {
+    let mut gate = gate("+a.org");
+    let bytes = query("a.org.", RecordType::A, 7);
+    let mut forged = answer(&bytes, &[("a.org.", 9, "203.0.113.1")], &[]);
+    assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Drop);
+    gate.query(ends(), &bytes, NOW);
+    let (guest, _) = ends();
+    let other = (guest, "10.0.0.3:53".parse().unwrap());
+    assert_eq!(gate.answer(other, &mut forged, NOW), AnswerFate::Drop);
+    assert_eq!(gate.answer(ends(), &mut forged, NOW + ANSWER_WITHIN), AnswerFate::Drop);
+    assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Deliver);
+    assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Drop, "one answer a query");
+}
+
+#[test]
+fn query_for_service_bindings_or_all_records_stays_here() {
+    let mut gate = gate("+a.org");
+    assert_eq!(asked(&mut gate, "a.org.", RecordType::HTTPS), Some(Code::NoData as u8));
+    assert_eq!(asked(&mut gate, "a.org.", RecordType::ANY), Some(Code::Refused as u8));
+    assert_eq!(asked(&mut gate, "a.org.", RecordType::TXT), None);
+}
+
+#[test]
+fn new_names_below_a_wildcard_are_limited_in_length_and_rate() {
+    let mut gate = gate("+*.a.org +b.a.org");
+    let long = format!("{}.a.org.", "x".repeat(63));
+    assert_eq!(asked(&mut gate, &long, RecordType::A), None);
+    let too_long = format!("{}.{}.a.org.", "x".repeat(32), "y".repeat(32));
+    assert_eq!(asked(&mut gate, &too_long, RecordType::A), Some(Code::Refused as u8));
+    let mut forwarded = 0;
+    for number in 0..1000 {
+        forwarded +=
+            u32::from(asked(&mut gate, &format!("{number}.a.org."), RecordType::A).is_none());
+    }
+    assert_eq!(forwarded, WILDCARD_BURST - 1);
+    assert_eq!(asked(&mut gate, "0.a.org.", RecordType::A), None, "a known name");
+    assert_eq!(asked(&mut gate, "b.a.org.", RecordType::A), None, "a rule has the name itself");
+}
+
+#[test]
+fn resolver_that_a_rule_opens_answers_for_all_names_but_denied_ones() {
+    let mut gate = gate("+10.0.0.1/32:53 +a.org -c.org");
+    assert_eq!(asked(&mut gate, "b.org.", RecordType::A), None);
+    assert_eq!(asked(&mut gate, "c.org.", RecordType::A), Some(Code::Refused as u8));
+    assert_eq!(resolve(&mut gate, "b.org.", &[("b.org.", 9, "203.0.113.9")]), AnswerFate::Deliver);
+    assert!(!is_allowed(&gate, "203.0.113.9:443"));
+}
+
+fn tls(text: &str) -> Shown {
+    Shown::Tls(Hello { name: Some(name(text)), has_ech: false })
+}
+
+#[test]
+fn shown_name_decides_on_a_shared_address() {
+    let check = |words: &str, port: u16, shown: &Shown| {
+        let mut gate = gate(words);
+        resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+        let to = SocketAddr::new("203.0.113.1".parse().unwrap(), port);
+        let allowed = gate.connect(to, Protocol::Tcp, NOW);
+        assert!(allowed.verdict.is_allowed());
+        gate.check(to, Protocol::Tcp, &allowed, shown).verdict
+    };
+    let words = "+a.org +b.org:443";
+    assert_eq!(check(words, 443, &tls("a.org")), Verdict::allow(Cause::Rule(0)));
+    assert_eq!(check(words, 443, &tls("b.org")), Verdict::allow(Cause::Rule(1)));
+    assert!(!check(words, 8443, &tls("b.org")).is_allowed());
+    assert_eq!(check(words, 443, &tls("c.org")), Verdict::deny(Cause::NoRule));
+    assert_eq!(check(words, 80, &Shown::Http(Host::Name(name("c.org")))).cause, Cause::NoRule);
+    let other = Shown::Http(Host::Address("203.0.113.2".parse().unwrap()));
+    assert!(!check(words, 80, &other).is_allowed());
+    assert_eq!(check(words, 80, &Shown::Malformed), Verdict::deny(Cause::Malformed));
+    let nameless = Shown::Tls(Hello { name: None, has_ech: false });
+    let hidden = Shown::Tls(Hello { name: Some(name("a.org")), has_ech: true });
+    let no_host = Shown::Http(Host::Absent);
+    for shown in [&nameless, &hidden, &no_host, &Shown::Unknown] {
+        assert!(check(words, 443, shown).is_allowed(), "{shown:?}");
+        let strict = check("+a.org strict", 443, shown);
+        assert_eq!(strict, Verdict::deny(Cause::NoReadableName), "{shown:?}");
+    }
+    assert!(check("+a.org strict", 22, &Shown::Unknown).is_allowed());
+}
+
+#[test]
+fn denied_name_is_found_behind_any_address() {
+    for words in ["-c.org", "+0.0.0.0/0 -c.org"] {
+        let gate = gate(words);
+        let to: SocketAddr = "203.0.113.7:443".parse().unwrap();
+        let allowed = gate.connect(to, Protocol::Tcp, NOW);
+        assert_eq!(allowed.inspection, Inspection::DeniedNames);
+        assert!(gate.check(to, Protocol::Tcp, &allowed, &tls("x.org")).verdict.is_allowed());
+        assert!(!gate.check(to, Protocol::Tcp, &allowed, &tls("c.org")).verdict.is_allowed());
+    }
+}
+
+#[test]
+fn quic_needs_a_rule_with_its_protocol() {
+    for (words, cause) in [("+a.org", Cause::Quic), ("+a.org:443/udp", Cause::Rule(0))] {
+        let mut gate = gate(words);
+        resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+        let to = "203.0.113.1:443".parse().unwrap();
+        assert_eq!(gate.connect(to, Protocol::Udp, NOW).verdict.cause, cause);
+    }
+    let mut gate = gate("+a.org");
+    resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+    let to = "203.0.113.1:123".parse().unwrap();
+    assert!(gate.connect(to, Protocol::Udp, NOW).verdict.is_allowed());
+}
+
+#[test]
+fn mapped_and_private_addresses_need_a_rule_for_addresses() {
+    let gate = gate("+*.org");
+    for to in
+        ["[::ffff:203.0.113.1]:443", "[fd00:ec2::254]:80", "169.254.169.254:80", "10.0.0.1:53"]
+    {
+        assert_eq!(connect(&gate, to).verdict, Verdict::deny(Cause::Special), "{to}");
+    }
+}
+
+#[test]
+fn replaced_policy_decides_on_old_pins() {
+    let mut gate = gate("+a.org");
+    resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+    assert!(is_allowed(&gate, "203.0.113.1:443"));
+    gate.replace(Policy::new(crate::testing::source("+b.org")).unwrap());
+    assert!(!is_allowed(&gate, "203.0.113.1:443"));
+}
+
+proptest! {
+    #[test]
+    fn pending_queries_stay_bounded(ids in prop::collection::vec(any::<u16>(), 1..3000)) {
+        let mut gate = gate("+a.org");
+        for (at, id) in ids.into_iter().enumerate() {
+            let now = NOW + Duration::from_millis(u64::try_from(at).unwrap() * 7);
+            gate.query(ends(), &query("a.org.", RecordType::A, id), now);
+            prop_assert!(gate.pending.len() <= gate.pending_order.len());
+            prop_assert!(gate.pending_order.len() <= PENDING_MAX);
+        }
+    }
+}

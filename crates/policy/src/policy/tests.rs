@@ -1,0 +1,122 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Parses a policy from words: `+RULE` allows, `-RULE` denies.
+pub(crate) fn policy(words: &str) -> Policy {
+    Policy::new(crate::testing::source(words)).unwrap()
+}
+
+fn name(text: &str) -> HostName {
+    HostName::parse(text).unwrap()
+}
+
+fn allows(policy: &Policy, host: &str, port: u16) -> bool {
+    policy.name(&name(host), port, Protocol::Tcp).is_allowed()
+}
+
+#[test]
+fn first_allow_rule_denies_the_rest() {
+    let open = policy("");
+    assert!(open.resolve(&name("x.org")).is_allowed() && allows(&open, "x.org", 80));
+    let only_deny = policy("-x.org");
+    assert!(!only_deny.resolve(&name("x.org")).is_allowed());
+    assert!(allows(&only_deny, "y.org", 80) && only_deny.denies_names());
+    let policy = policy("+x.org:443");
+    assert!(allows(&policy, "x.org", 443));
+    assert!(!allows(&policy, "x.org", 80) && !allows(&policy, "y.org", 443));
+    assert_eq!(policy.resolve(&name("y.org")), Verdict::deny(Cause::NoRule));
+    assert!(!policy.denies_names());
+}
+
+#[test]
+fn deny_rule_wins_in_any_order() {
+    for words in ["+*.x.org -bad.x.org", "-bad.x.org +*.x.org"] {
+        let policy = policy(words);
+        assert!(allows(&policy, "good.x.org", 443), "{words}");
+        assert!(!policy.resolve(&name("bad.x.org")).is_allowed(), "{words}");
+    }
+    let policy = policy("+x.org -x.org:25/tcp");
+    assert!(policy.resolve(&name("x.org")).is_allowed(), "only one port is denied");
+    assert!(allows(&policy, "x.org", 443) && !allows(&policy, "x.org", 25));
+}
+
+#[test]
+fn wildcard_covers_names_below_at_any_depth_only() {
+    let policy = policy("+*.x.org");
+    assert!(allows(&policy, "a.x.org", 443) && allows(&policy, "a.b.x.org", 443));
+    assert!(!allows(&policy, "x.org", 443) && !allows(&policy, "ax.org", 443));
+    assert_eq!(policy.wildcard_of(&name("a.b.x.org")), Some(&name("x.org")));
+}
+
+#[test]
+fn wildcard_does_not_include_a_known_resolver() {
+    let wide = policy("+*.google");
+    assert_eq!(wide.resolve(&name("dns.google")), Verdict::deny(Cause::KnownDoh));
+    assert!(wide.resolve(&name("about.google")).is_allowed());
+    assert!(policy("+dns.google").resolve(&name("dns.google")).is_allowed());
+    assert!(policy("+*.dns.nextdns.io").resolve(&name("a.dns.nextdns.io")).is_allowed());
+    assert!(!policy("+*.nextdns.io").resolve(&name("a.dns.nextdns.io")).is_allowed());
+}
+
+#[test]
+fn address_rule_with_matching_prefix_decides() {
+    let policy = policy("+10.0.0.0/8:443 -10.9.0.0/16 +[2001:db8::]/32/udp");
+    let tcp = |ip: &str, port| {
+        policy.address(ip.parse().unwrap(), port, Protocol::Tcp).map(Verdict::is_allowed)
+    };
+    assert_eq!(tcp("10.1.2.3", 443), Some(true));
+    assert_eq!(tcp("10.1.2.3", 80), None);
+    assert_eq!(tcp("10.9.2.3", 443), Some(false));
+    assert_eq!(tcp("11.1.2.3", 443), None);
+    assert_eq!(tcp("2001:db8::1", 443), None);
+    let udp = policy.address("2001:db8::1".parse().unwrap(), 1, Protocol::Udp);
+    assert_eq!(udp, Some(Verdict::allow(Cause::Rule(2))));
+    assert!(policy.accepts_in_answers("10.1.1.1".parse().unwrap()));
+    assert!(!policy.accepts_in_answers("192.168.0.1".parse().unwrap()));
+}
+
+#[test]
+fn echo_requests_need_rule_icmp_and_a_destination() {
+    let echo =
+        |policy: &Policy, host: &str| policy.name(&name(host), 0, Protocol::Icmp).is_allowed();
+    assert!(!echo(&policy("+x.org:443"), "x.org"));
+    assert!(echo(&policy("+x.org:443 +icmp"), "x.org"));
+    assert!(!echo(&policy("+x.org:443 +icmp"), "y.org"));
+    assert!(echo(&policy("-y.org"), "x.org") && !echo(&policy("-icmp"), "x.org"));
+}
+
+#[test]
+fn error_names_origin_and_position() {
+    let mut source = crate::testing::source("+ok.org");
+    let (text, origin) = ("bad.org:http".to_owned(), "p.toml:3".to_owned());
+    source.rules.push(RuleSource { action: Action::Allow, text, origin });
+    let error = Policy::new(source).err().unwrap().to_string();
+    assert!(error.starts_with("p.toml:3: a port is a number"), "{error}");
+    assert!(error.ends_with("  bad.org:http\n          ^"), "{error}");
+}
+
+proptest! {
+    /// Compares the indices with a linear search.
+    #[test]
+    fn verdict_equals_that_of_a_linear_search(
+        rules in prop::collection::vec(("[+-]", "(\\*\\.)?[ab](\\.[ab]){0,2}\\.c(:[12])?"), 0..12),
+        host in "[ab](\\.[ab]){0,3}\\.c",
+        port in 1..4_u16,
+    ) {
+        let words: Vec<String> = rules.iter().map(|(sign, rule)| format!("{sign}{rule}")).collect();
+        let policy = policy(&words.join(" "));
+        let matches = |text: &str| {
+            let (target, listed) = text.split_once(':').unwrap_or((text, ""));
+            let fits = match target.strip_prefix("*.") {
+                Some(parent) => host.ends_with(&format!(".{parent}")),
+                None => host == target,
+            };
+            fits && (listed.is_empty() || listed == port.to_string())
+        };
+        let any = |wanted: &str| rules.iter().any(|(sign, rule)| sign == wanted && matches(rule));
+        let is_closed = rules.iter().any(|(sign, _)| sign == "+");
+        let expected = !any("-") && (any("+") || !is_closed);
+        prop_assert_eq!(allows(&policy, &host, port), expected);
+    }
+}

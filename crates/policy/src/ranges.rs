@@ -1,0 +1,101 @@
+//! Address ranges that a rule for a name never opens.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// IPv4 prefixes that are not of the public Internet (IANA's special-purpose registry), without the
+/// prefixes for documentation and benchmarks, which no network routes.
+const SPECIAL_V4: [(Ipv4Addr, u8); 10] = [
+    (Ipv4Addr::new(0, 0, 0, 0), 8),
+    (Ipv4Addr::new(10, 0, 0, 0), 8),
+    (Ipv4Addr::new(100, 64, 0, 0), 10),
+    (Ipv4Addr::new(127, 0, 0, 0), 8),
+    (Ipv4Addr::new(169, 254, 0, 0), 16),
+    (Ipv4Addr::new(172, 16, 0, 0), 12),
+    (Ipv4Addr::new(192, 0, 0, 0), 24),
+    (Ipv4Addr::new(192, 168, 0, 0), 16),
+    (Ipv4Addr::new(224, 0, 0, 0), 4),
+    (Ipv4Addr::new(240, 0, 0, 0), 4),
+];
+
+/// Returns `true` for addresses that a rule for a name never opens: private, shared, loopback, link-local,
+/// multicast and reserved ones, and IPv6 forms that embed such an IPv4 address.
+pub fn is_special(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => SPECIAL_V4.iter().any(|&(prefix, len)| {
+            let differing = ip.to_bits() ^ prefix.to_bits();
+            differing >> (32 - u32::from(len)) == 0
+        }),
+        IpAddr::V6(ip) => is_special_v6(ip),
+    }
+}
+
+fn is_special_v6(ip: Ipv6Addr) -> bool {
+    let [a, b, ..] = ip.segments();
+    // Only 2000::/3 is assigned for public use; 64:ff9b::/96 translates public IPv4 addresses (RFC 6052).
+    let translated = (a, b) == (0x64, 0xff9b) && ip.segments()[2..6] == [0; 4];
+    if !translated && a & 0xe000 != 0x2000 {
+        return true;
+    }
+    embedded_v4(ip, translated).is_some_and(|v4| is_special(v4.into()))
+}
+
+/// Returns the IPv4 address to which a translator or a 6to4 router would forward.
+fn embedded_v4(ip: Ipv6Addr, translated: bool) -> Option<Ipv4Addr> {
+    let bytes = ip.octets();
+    let four = |at: usize| Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok()?));
+    match ip.segments()[0] {
+        _ if translated => four(12),
+        0x2002 => four(2),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_of_a_private_or_link_local_range_is_special() {
+        for ip in [
+            "10.1.2.3",
+            "172.31.255.255",
+            "192.168.1.1",
+            "100.127.0.1",
+            "127.0.0.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "::",
+            "::1",
+            "fe80::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "ff02::1",
+            "::ffff:192.0.2.1",
+            "::ffff:8.8.8.8",
+            "::8.8.8.8",
+            "64:ff9b::a00:1",
+            "2002:a00:1::1",
+            "64:ff9b:1::1",
+        ] {
+            assert!(is_special(ip.parse().unwrap()), "{ip}");
+        }
+    }
+
+    #[test]
+    fn public_address_is_not_special() {
+        for ip in [
+            "8.8.8.8",
+            "172.32.0.1",
+            "100.128.0.1",
+            "198.51.100.1",
+            "2606:4700::1",
+            "2001:db8:ffff::1",
+            "64:ff9b::808:808",
+            "2002:808:808::1",
+        ] {
+            assert!(!is_special(ip.parse().unwrap()), "{ip}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn rule(text: &str) -> Rule {
+    text.parse().unwrap_or_else(|error: RuleError| panic!("{text}: {error}\n{}", error.caret(text)))
+}
+
+#[test]
+fn rule_of_each_form_is_printed_as_written() {
+    for text in [
+        "example.org",
+        "example.org:443",
+        "*.example.org:80,443,8000-8010/tcp",
+        "example.org:*/udp",
+        "10.0.0.0/8",
+        "0.0.0.0/0:53/udp",
+        "192.0.2.7:22",
+        "192.0.2.7/tcp",
+        "[2001:db8::]/32:443/tcp",
+        "[2001:db8::1]:443",
+        "[2001:db8::1]",
+        "icmp",
+    ] {
+        assert_eq!(rule(text).to_string(), text);
+    }
+    assert_eq!(rule("2001:db8::/32"), rule("[2001:db8::]/32"));
+    assert_eq!(rule("::/0/tcp"), rule("[::]/0/tcp"));
+    assert_eq!(rule("Example.ORG."), rule("example.org"));
+}
+
+#[test]
+fn wrong_rule_is_rejected_at_its_position() {
+    for (text, at) in [
+        ("", 0),
+        ("exam ple.org", 4),
+        ("example.org:", 12),
+        ("example.org:0", 12),
+        ("example.org:443,", 16),
+        ("example.org:http", 12),
+        ("example.org:90-80", 12),
+        ("example.org:80-", 15),
+        ("example.org:70000", 12),
+        ("example.org/sctp", 12),
+        ("example.org:443/", 16),
+        ("*example.org", 1),
+        ("*", 1),
+        ("*.", 2),
+        ("*.*.org", 2),
+        ("10.0.0.0/33", 9),
+        ("10.0.0.1/8", 0),
+        ("10.0.0.0/8x", 10),
+        ("10.0.0", 5),
+        ("[2001:db8::1", 12),
+        ("[2001:dg8::1]", 7),
+        ("[2001:db8::1]443", 13),
+        ("::ffff:10.0.0.1", 0),
+        ("2001:db8::/129", 11),
+        ("https://example.org", 6),
+        ("icmp/tcp:", 5),
+    ] {
+        let error = text.parse::<Rule>().expect_err(text);
+        assert_eq!(error.at, at, "{text}: {error}");
+    }
+    let error = "example.org:http".parse::<Rule>().unwrap_err();
+    assert_eq!(error.caret("example.org:http"), "  example.org:http\n              ^");
+    assert!("a".repeat(RULE_MAX + 1).parse::<Rule>().is_err());
+}
+
+#[test]
+fn name_without_ports_excludes_dns_ports() {
+    let plain = rule("example.org");
+    assert!(plain.covers(443, Protocol::Tcp) && plain.covers(443, Protocol::Udp));
+    assert!(!plain.covers(53, Protocol::Udp) && !plain.covers(853, Protocol::Tcp));
+    assert!(rule("example.org:853").covers(853, Protocol::Tcp));
+    assert!(rule("example.org:*").covers(53, Protocol::Udp));
+    assert!(rule("10.0.0.0/8").covers(53, Protocol::Udp));
+    assert!(!rule("example.org/tcp").covers(443, Protocol::Udp));
+    assert!(!rule("example.org:80-90").covers(443, Protocol::Tcp));
+}
+
+proptest! {
+    #[test]
+    fn error_points_into_the_text(text in "\\PC{0,60}") {
+        if let Err(error) = text.parse::<Rule>() {
+            prop_assert!(error.at <= text.len(), "{:?}", error);
+        }
+        crate::fuzzing::rule_text(text.as_bytes());
+    }
+
+    #[test]
+    fn printed_rule_parses_to_itself(text in "(\\*\\.)?[a-c0-9:./\\[\\]-]{1,24}(:[0-9,-]{1,9})?(/tcp|/udp)?") {
+        if let Ok(rule) = text.parse::<Rule>() {
+            prop_assert_eq!(rule.to_string().parse::<Rule>(), Ok(rule));
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Egress policies end to end: programs and adversaries in a guest, a DNS server and shared addresses outside.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::needs::Need;
+use support::world::{FAR_V4, Families, OUTSIDE_V4, World};
+use support::{Lab, Running};
+
+/// Time limit for a complete guest.
+const LONG: Duration = Duration::from_secs(90);
+/// Second address outside. Only names that no rule allows lead to it.
+const OTHER_V4: &str = "198.51.100.2";
+
+const CURL: Need = Need::Program("curl", "curl");
+const WGET: Need = Need::Program("wget", "wget");
+const GIT: Need = Need::Program("git", "git");
+const OPENSSL: Need = Need::Program("openssl", "openssl");
+const DIG: Need = Need::Program("dig", "bind9-dnsutils");
+const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
+
+/// World with a name server and web servers outside.
+struct Net {
+    world: World,
+    names: Running,
+    servers: Running,
+}
+
+impl Net {
+    /// Creates the world, or returns `None` if the machine allows none.
+    fn new() -> Option<Net> {
+        let world = World::new(Families::V4)?;
+        std::fs::write(world.file("egress.py"), include_str!("support/egress.py")).unwrap();
+        let prepare = format!(
+            "ip addr add {OTHER_V4}/32 dev lo; ip addr add 169.254.169.254/32 dev lo; \
+             openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=a.test \
+             -addext subjectAltName=DNS:a.test,DNS:b.test,DNS:x.wild.test -keyout key.pem -out cert.pem 2>openssl.log"
+        );
+        world.outside(&["sh", "-ec", &prepare]).succeed(LONG);
+        let names = world.outside(&[
+            "dnsmasq",
+            "--keep-in-foreground",
+            "--conf-file=/dev/null",
+            "--no-resolv",
+            "--no-hosts",
+            "--bind-interfaces",
+            "--user=root",
+            "--group=",
+            "--pid-file=",
+            "--log-facility=-",
+            "--log-queries",
+            "--listen-address",
+            OUTSIDE_V4,
+            "--listen-address",
+            FAR_V4,
+            "--cname=alias.test,real.example",
+            &format!("--host-record=real.example,{FAR_V4}"),
+            // Two names share an address. The third one has another, the others point into private ranges.
+            &format!("--address=/a.test/{FAR_V4}"),
+            &format!("--address=/b.test/{FAR_V4}"),
+            &format!("--address=/wild.test/{FAR_V4}"),
+            &format!("--address=/other.test/{OTHER_V4}"),
+            "--address=/rebind.test/10.0.0.1",
+            "--address=/metadata.test/169.254.169.254",
+        ]);
+        let servers = world.outside(&["python3", "egress.py", "serve", FAR_V4, OTHER_V4]);
+        servers.wait_for_output("listening");
+        let wait = "for i in $(seq 200); do ss -Hlun 'sport = :53' | grep -q . && exit 0; sleep 0.05; done; exit 1";
+        world.outside(&["sh", "-c", wait]).succeed(LONG);
+        world.name_servers(&[OUTSIDE_V4]);
+        Some(Net { world, names, servers })
+    }
+
+    /// Runs a script in a guest with these options. Returns its output.
+    fn guest(&self, options: &str, script: &str) -> String {
+        self.world.lone_guest(options, script).succeed(LONG)
+    }
+
+    /// Returns `true` if the name server received a query for a name.
+    fn was_asked_for(&self, name: &str) -> bool {
+        self.names.stderr.text().contains(name) || self.names.stdout.text().contains(name)
+    }
+
+    fn end(self) {
+        drop((self.names.end(), self.servers.end()));
+    }
+}
+
+/// Creates the network, or returns from the test.
+macro_rules! net {
+    () => {
+        match Net::new() {
+            Some(net) => net,
+            None => return,
+        }
+    };
+}
+
+#[test]
+fn programs_reach_allowed_names_and_nothing_else() {
+    require!(CURL, WGET, GIT, OPENSSL, DNSMASQ);
+    let net = net!();
+    let script = format!(
+        "curl -sS --max-time 20 --cacert cert.pem https://a.test/; \
+         curl -sS --max-time 20 --http1.1 http://a.test/; \
+         wget -q -T 20 -t 1 -O - --ca-certificate cert.pem https://a.test/; \
+         python3 -c 'import urllib.request as u; print(u.urlopen(\"http://a.test/\", timeout=20).read())'; \
+         curl -sS --max-time 20 --cacert cert.pem https://x.wild.test/; \
+         curl -sS --max-time 20 http://alias.test/; \
+         head -c 4000000 /dev/zero | curl -sS --max-time 60 --cacert cert.pem --data-binary @- https://a.test/; \
+         set +e; \
+         start=$(date +%s%N); \
+         curl -sS --max-time 20 https://b.test/; echo \"b $?\"; \
+         curl -sS --max-time 20 http://other.test/; echo \"other $?\"; \
+         curl -sS --max-time 20 http://{OTHER_V4}/; echo \"raw $?\"; \
+         curl -sS --max-time 20 --resolve other.test:443:{OTHER_V4} https://other.test/; echo \"pinned $?\"; \
+         curl -sS --max-time 20 --resolve b.test:443:{FAR_V4} https://b.test/; echo \"shared $?\"; \
+         curl -sS --max-time 20 -H 'Host: b.test' http://a.test/; echo \"host $?\"; \
+         curl -sS --max-time 20 http://a.test:8080/; echo \"port $?\"; \
+         wget -q -T 20 -t 1 -O - https://b.test/; echo \"wget $?\"; \
+         GIT_TERMINAL_PROMPT=0 git ls-remote https://b.test/x; echo \"git $?\"; \
+         echo \"took $(( ($(date +%s%N) - start) / 1000000 ))\""
+    );
+    let options = "--allow a.test:80,443/tcp --allow *.wild.test:443 --allow alias.test:80";
+    let finished = net.world.lone_guest(options, &script).finish(LONG);
+    let output = format!("{}{}", finished.stdout, finished.stderr);
+    assert_eq!(finished.stdout.matches("page\n").count(), 5, "{output}");
+    assert!(output.contains("b'page\\n'") && output.contains("received 4000000"), "{output}");
+    // curl: 6 the name does not resolve, 7 the connection is refused, 35 and 56 it is reset.
+    for line in ["b 6", "other 6", "raw 7", "pinned 7", "shared 35", "host 56", "port 7"] {
+        assert!(output.contains(&format!("{line}\n")), "{line}: {output}");
+    }
+    assert!(output.contains("wget 4\n") && output.contains("git 128\n"), "{output}");
+    assert!(net.was_asked_for("a.test"));
+    for name in ["b.test", "other.test"] {
+        assert!(!net.was_asked_for(name), "{name} left the host");
+    }
+    net.end();
+}
+
+#[test]
+fn hello_for_a_denied_name_is_reset_in_any_form() {
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    let client = |name: &str, how: &str| format!("python3 egress.py hello {FAR_V4} {name} {how}; ");
+    let resolve = "python3 -c 'import socket; socket.gethostbyname(\"a.test\")'; ";
+    let hows = ["whole", "bytes", "records"];
+    let mut script = resolve.to_owned();
+    for name in ["a.test", "b.test"] {
+        hows.iter().for_each(|how| script += &client(name, how));
+    }
+    script += &client("a.test", "nameless");
+    script += &client("a.test", "ech");
+    let output = net.guest("--allow a.test:443", &script);
+    let lines: Vec<&str> = output.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    let (served, reset) = ("answered", "ConnectionResetError");
+    assert_eq!(lines[..6], [served, served, served, reset, reset, reset], "{output}");
+    assert_eq!(lines[6..], [served, served], "{output}");
+
+    let strict = net.guest("--allow a.test:443 --strict-sni", &script);
+    let lines: Vec<&str> = strict.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(lines[..6], [served, served, served, reset, reset, reset], "{strict}");
+    assert_eq!(lines[6..], [reset, reset], "{strict}");
+    net.end();
+}
+
+#[test]
+fn denied_hello_leaves_no_byte_at_the_server() {
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    let request = |host: &str| format!("GET / HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n");
+    let script = format!(
+        "python3 -c 'import socket; socket.gethostbyname(\"a.test\")'; \
+         python3 egress.py send {FAR_V4} 9000 '{}'; python3 egress.py send {FAR_V4} 22 'SSH-2.0-client'",
+        request("b.test"),
+    );
+    let output = net.guest("--allow a.test:9000,22", &script);
+    let mut lines = output.lines();
+    assert!(lines.next().unwrap().starts_with("ConnectionResetError"), "{output}");
+    assert!(lines.next().unwrap().starts_with("answered"), "{output}");
+    net.servers.wait_for_output("counted 0\n");
+    net.end();
+}
+
+#[test]
+fn other_resolvers_and_private_addresses_are_refused_at_once() {
+    require!(CURL, OPENSSL, DIG, DNSMASQ);
+    let net = net!();
+    let script = format!(
+        "for port in 53 853; do python3 egress.py send {FAR_V4} $port x; python3 egress.py send {OUTSIDE_V4} $port x; done; \
+         python3 egress.py datagram {FAR_V4} 53; python3 egress.py datagram {FAR_V4} 443; \
+         python3 egress.py send 169.254.169.254 80 x; python3 egress.py send ::ffff:{OTHER_V4} 80 x; \
+         for name in rebind.test metadata.test tunnel.example $(printf 'x%.0s' $(seq 60)).tunnel.example; do \
+           dig +tries=1 +time=5 $name | grep -o 'status: [A-Z]*'; done; \
+         dig +tries=1 +time=5 +short alias.test; \
+         dig +tries=1 +time=5 a.test HTTPS | grep -o 'status: [A-Z]*, \\|ANSWER: 0'; "
+    );
+    let output = net.guest("--allow *.test", &script);
+    let lines: Vec<&str> = output.lines().collect();
+    for line in &lines[..8] {
+        let (what, took) = line.split_once(' ').unwrap();
+        let refused = ["ConnectionRefusedError", "PermissionError", "OSError"];
+        assert!(refused.contains(&what), "{output}");
+        assert!(took.parse::<u32>().unwrap() < 2000, "a time-out, not a refusal: {output}");
+    }
+    assert_eq!(lines[8..12], ["status: REFUSED"; 4], "{output}");
+    assert!(lines.contains(&FAR_V4), "an alias is followed: {output}");
+    assert!(lines.contains(&"status: NOERROR, ") && lines.contains(&"ANSWER: 0"), "{output}");
+    assert!(!net.was_asked_for("tunnel"), "a denied name left the host");
+    net.end();
+}
+
+#[test]
+fn rule_for_addresses_opens_them_without_names() {
+    require!(CURL, OPENSSL, DNSMASQ);
+    let net = net!();
+    let script = format!(
+        "curl -sS --max-time 20 http://{OTHER_V4}/; set +e; curl -sS --max-time 20 http://{FAR_V4}/; echo \"far $?\""
+    );
+    let output = net.guest(&format!("--allow {OTHER_V4}:80"), &script);
+    assert!(output.contains("page\n") && output.contains("far 7\n"), "{output}");
+    let output = net.guest(
+        "--deny b.test",
+        &format!(
+            "curl -sS --max-time 20 http://{OTHER_V4}/; set +e; curl -s --max-time 20 -k https://a.test/; \
+             curl -sS --max-time 20 --resolve b.test:443:{FAR_V4} https://b.test/; echo \"b $?\""
+        ),
+    );
+    assert!(output.matches("page\n").count() == 2 && output.contains("b 35\n"), "{output}");
+    net.end();
+}
+
+#[test]
+fn published_port_is_not_affected_by_a_policy() {
+    require!(CURL, OPENSSL, DNSMASQ);
+    let net = net!();
+    let guest = net.world.lone_guest(
+        "--allow a.test:443 -p 8080:8080",
+        "exec python3 egress.py serve 0.0.0.0 & python3 -m http.server 8080 >/dev/null 2>&1",
+    );
+    let fetch = "for i in $(seq 100); do curl -sS --max-time 5 -o got http://192.0.2.2:8080/ && exit 0; sleep 0.1; done; exit 1";
+    net.world.outside(&["sh", "-c", fetch]).succeed(LONG);
+    drop(guest.end());
+    net.end();
+}
+
+#[test]
+fn wrong_rule_ends_run_with_125_and_a_caret() {
+    let lab = Lab::new();
+    let run = |options: &str| lab.run(options, &["true"]).finish(LONG);
+    let finished = run("--allow example.org:http");
+    assert_eq!(finished.status, Some(125), "{}", finished.stderr);
+    assert!(
+        finished.stderr.contains("\n  example.org:http\n              ^"),
+        "{}",
+        finished.stderr
+    );
+    std::fs::write(lab.file("bad.toml"), "allow = [\n  'ok.org',\n  'b d.org',\n]\n").unwrap();
+    let finished = run(&format!("--policy {}", lab.file("bad.toml").display()));
+    assert_eq!(finished.status, Some(125), "{}", finished.stderr);
+    assert!(
+        finished.stderr.contains("bad.toml:3: ") && finished.stderr.contains("\n  b d.org\n   ^")
+    );
+    assert_eq!(run("--policy-preset pypi --uplink none").status, Some(125));
+}
+
+#[test]
+fn policy_command_checks_and_explains() {
+    let lab = Lab::new();
+    let file = lab.file("p.toml");
+    let file = file.to_str().unwrap();
+    std::fs::write(file, "allow = ['a.org:443']\n").unwrap();
+    let run = |words: &[&str]| {
+        let words: Vec<&str> = [lab.program(), "policy"].iter().chain(words).copied().collect();
+        lab.spawn(&words).finish(LONG)
+    };
+    let checked = run(&["check", file]);
+    assert!(
+        checked.status == Some(0) && checked.stdout.contains("1 rules, everything else is denied")
+    );
+    let allowed = run(&["explain", file, "a.org:443"]);
+    assert!(allowed.status == Some(0) && allowed.stdout.contains("p.toml:1"), "{}", allowed.stdout);
+    let denied = run(&["explain", file, "b.org:443"]);
+    assert!(denied.status == Some(1) && denied.stdout.contains("denied, no rule"));
+    std::fs::write(file, "allow = ['a b']\n").unwrap();
+    assert_eq!(run(&["check", file]).status, Some(125));
+}

@@ -1,0 +1,276 @@
+//! Egress policy of a guest: connects the engines with the policy's gate.
+//!
+//! All engines of a guest share one [`Egress`]: a name may be asked for on one queue, and the connection to its
+//! address opened on another. The lock is taken when a flow opens, for DNS messages and for first bytes; packets
+//! of an open flow need none. Without a policy there is no `Egress`, and nothing of this module runs.
+
+use core::fmt;
+use core::net::SocketAddr;
+use core::time::Duration;
+use std::sync::mpsc::SyncSender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ringfence_policy::first::Shown;
+use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryFate};
+use ringfence_policy::http::Host;
+use ringfence_policy::record::{Event, Record};
+use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
+
+use crate::counters::UplinkCounters;
+
+/// Time within which the first bytes of a connection must be complete.
+pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
+/// Maximum number of first bytes that wait for a verdict, of all connections of a guest.
+pub const FIRST_BYTES_HELD_MAX: usize = 16 << 20;
+
+/// Event for the recorder.
+#[derive(Clone, Debug)]
+pub struct Note {
+    pub record: Record,
+    /// Destination that a learned policy must allow: name if known, address and port, protocol.
+    pub learn: Option<(Option<HostName>, SocketAddr, Protocol)>,
+}
+
+/// Policy of a guest, shared by its engines.
+pub struct Egress {
+    state: Mutex<State>,
+    notes: Option<SyncSender<Note>>,
+    /// Allows everything, and only records.
+    learns: bool,
+}
+
+struct State {
+    gate: Gate,
+    /// Number of first bytes that wait for a verdict.
+    waiting: usize,
+}
+
+impl fmt::Debug for Egress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Egress").finish_non_exhaustive()
+    }
+}
+
+impl Egress {
+    /// Creates a gate with this policy. `notes` receives events; those that do not fit are lost. With `learns`,
+    /// everything is allowed.
+    pub fn new(policy: Policy, notes: Option<SyncSender<Note>>, learns: bool) -> Arc<Egress> {
+        let state = Mutex::new(State { gate: Gate::new(policy), waiting: 0 });
+        Arc::new(Egress { state, notes, learns })
+    }
+
+    /// Replaces the policy. Flows are judged again by [`Egress::connect`].
+    pub fn replace(&self, policy: Policy) {
+        self.state().gate.replace(policy);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides on a new flow. Returns `None` if it is denied.
+    pub fn connect(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> Option<Decision> {
+        let state = self.state();
+        let mut decision = state.gate.connect(to, protocol, now);
+        if self.learns {
+            decision.verdict.action = Action::Allow;
+        }
+        self.note(&state.gate, Event::Connect, &decision, Some((to, protocol)), None);
+        drop(state);
+        let is_allowed = decision.verdict.is_allowed();
+        let counter = if is_allowed { &counters.egress_allowed } else { &counters.egress_denied };
+        counter.add(1);
+        is_allowed.then_some(decision)
+    }
+
+    /// Returns `true` if an open flow may stay under the policy in force.
+    pub fn still_allows(&self, to: SocketAddr, protocol: Protocol, now: Duration) -> bool {
+        self.learns || self.state().gate.connect(to, protocol, now).verdict.is_allowed()
+    }
+
+    /// Decides on the first bytes of an allowed connection. Returns `true` if it may go on.
+    fn check(&self, to: SocketAddr, allowed: &Decision, shown: &Shown) -> bool {
+        let state = self.state();
+        let mut decision = state.gate.check(to, Protocol::Tcp, allowed, shown);
+        if self.learns {
+            decision.verdict.action = Action::Allow;
+        }
+        let name = match shown {
+            Shown::Tls(hello) => hello.name.as_ref(),
+            Shown::Http(Host::Name(name)) => Some(name),
+            _ => None,
+        };
+        let sni = name.map(HostName::to_string);
+        // A connection whose name is the expected one needs no second line.
+        if !decision.verdict.is_allowed() || decision.name != allowed.name {
+            self.note(&state.gate, Event::Hello, &decision, Some((to, Protocol::Tcp)), sni);
+        }
+        decision.verdict.is_allowed()
+    }
+
+    /// Decides on a query of the guest. Returns the next step.
+    pub fn query(
+        &self,
+        ends: (SocketAddr, SocketAddr),
+        bytes: &[u8],
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> QueryFate {
+        let mut state = self.state();
+        let resolution = state.gate.query(ends, bytes, now);
+        if resolution.verdict.is_allowed() {
+            counters.egress_queries.add(1);
+        } else {
+            counters.egress_queries_refused.add(1);
+        }
+        let (name, verdict) = (resolution.name, resolution.verdict);
+        let decision = Decision { verdict, name, inspection: Inspection::None };
+        self.note(&state.gate, Event::Resolve, &decision, None, None);
+        resolution.fate
+    }
+
+    /// Decides on an answer of a name server. Returns the bytes for the guest.
+    pub fn answer(
+        &self,
+        ends: (SocketAddr, SocketAddr),
+        mut bytes: Vec<u8>,
+        now: Duration,
+        counters: &UplinkCounters,
+    ) -> Option<Vec<u8>> {
+        let mut state = self.state();
+        match state.gate.answer(ends, &mut bytes, now) {
+            AnswerFate::Deliver => Some(bytes),
+            AnswerFate::Drop => None,
+            AnswerFate::Replace(name, reply) => {
+                counters.egress_rebinding.add(1);
+                let verdict = Verdict { action: Action::Deny, cause: Cause::Rebinding };
+                let inspection = Inspection::None;
+                let decision = Decision { verdict, name: Some(name), inspection };
+                self.note(&state.gate, Event::Resolve, &decision, None, None);
+                Some(reply)
+            }
+        }
+    }
+
+    /// Sends an event to the recorder, if there is one.
+    fn note(
+        &self,
+        gate: &Gate,
+        event: Event,
+        decision: &Decision,
+        to: Option<(SocketAddr, Protocol)>,
+        sni: Option<String>,
+    ) {
+        let Some(notes) = &self.notes else { return };
+        let name = decision.name.as_ref();
+        let record = Record {
+            event,
+            verdict: decision.verdict.action,
+            name: name.map(HostName::to_string),
+            address: to.map(|(to, _)| to.ip()),
+            port: to.map(|(to, _)| to.port()).filter(|port| *port > 0),
+            protocol: to.map(|(_, protocol)| protocol),
+            reason: gate.policy().describe(decision.verdict.cause),
+            sni,
+            bytes_out: None,
+            bytes_in: None,
+        };
+        let learn = to.map(|(to, protocol)| (name.cloned(), to, protocol));
+        // The recorder bounds its rate; a guest that floods it loses its own lines.
+        let _ = notes.try_send(Note { record, learn });
+    }
+}
+
+/// First bytes of a connection that wait for a verdict.
+#[derive(Debug)]
+pub struct FirstBytes {
+    egress: Arc<Egress>,
+    to: SocketAddr,
+    allowed: Decision,
+    bytes: Vec<u8>,
+    /// Time at which the bytes must be complete, from the first one on.
+    until: Option<Duration>,
+    /// Set once the verdict is to allow: the bytes wait only for room in the socket.
+    is_passed: bool,
+}
+
+/// Results of adding first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstVerdict {
+    /// More bytes are needed.
+    Wait,
+    /// The bytes may go to the server.
+    Pass,
+    Deny,
+}
+
+impl FirstBytes {
+    /// Prepares the inspection of a connection. Returns `None` if it needs none.
+    pub fn new(egress: &Arc<Egress>, to: SocketAddr, allowed: Decision) -> Option<Box<FirstBytes>> {
+        (allowed.inspection != Inspection::None).then(|| {
+            let egress = Arc::clone(egress);
+            let (bytes, until) = (Vec::new(), None);
+            Box::new(FirstBytes { egress, to, allowed, bytes, until, is_passed: false })
+        })
+    }
+
+    /// Returns the time at which the connection ends without a verdict.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.until.filter(|_| !self.is_passed)
+    }
+
+    /// Returns the bytes that wait.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns `true` once the verdict is to allow.
+    pub fn is_passed(&self) -> bool {
+        self.is_passed
+    }
+
+    /// Adds bytes, which the guest regards as received. `is_all`: no more will come.
+    pub fn add(&mut self, bytes: &[u8], is_all: bool, now: Duration) -> FirstVerdict {
+        let mut state = self.egress.state();
+        if state.waiting + bytes.len() > FIRST_BYTES_HELD_MAX {
+            return FirstVerdict::Deny;
+        }
+        state.waiting += bytes.len();
+        drop(state);
+        self.bytes.extend_from_slice(bytes);
+        self.until = self.until.or(Some(now + FIRST_BYTES_WITHIN));
+        match ringfence_policy::first::inspect(&self.bytes, is_all) {
+            None => FirstVerdict::Wait,
+            Some(shown) if self.egress.check(self.to, &self.allowed, &shown) => {
+                self.is_passed = true;
+                FirstVerdict::Pass
+            }
+            Some(_) => FirstVerdict::Deny,
+        }
+    }
+
+    /// Removes bytes that the socket accepted. Returns `true` if none is left.
+    pub fn sent(&mut self, count: usize) -> bool {
+        let count = count.min(self.bytes.len());
+        self.bytes.drain(..count);
+        self.egress.state().waiting -= count;
+        self.bytes.is_empty()
+    }
+
+    /// Records that the connection ends because its first bytes are not complete in time.
+    pub fn expire(&self) {
+        self.egress.check(self.to, &self.allowed, &Shown::Malformed);
+    }
+}
+
+impl Drop for FirstBytes {
+    fn drop(&mut self) {
+        self.egress.state().waiting -= self.bytes.len();
+    }
+}

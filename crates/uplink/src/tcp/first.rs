@@ -1,0 +1,116 @@
+//! First bytes of a connection under an egress policy: they reach the server only after the verdict.
+//!
+//! The bytes are acknowledged and kept in [`FirstBytes`], because the guest may send no more before it is
+//! answered. A verdict needs at most some kilobytes. A denied connection is reset at both ends.
+
+use rustix::io::Errno;
+
+use super::connection::TcpConnection;
+use crate::context::Context;
+use crate::egress::{FirstBytes, FirstVerdict};
+use crate::host::Piece;
+use ringfence_policy::first::FIRST_BYTES_MAX;
+
+impl TcpConnection {
+    /// Adds payload to the first bytes. Returns `true` if all of it was taken.
+    pub(super) fn inspect_pieces(
+        &mut self,
+        first: &mut FirstBytes,
+        pieces: &[Piece<'_>],
+        offered: usize,
+        context: &mut Context<'_>,
+    ) -> bool {
+        if first.is_passed() {
+            self.record_refused(offered, context);
+            return false;
+        }
+        let room = FIRST_BYTES_MAX.saturating_sub(first.bytes().len());
+        let bytes = gather(pieces, room);
+        self.rcv_nxt += u32::try_from(bytes.len()).unwrap_or(0);
+        context.counters.tcp_bytes_in.add(bytes.len() as u64);
+        self.judge(first, &bytes, false, context);
+        if bytes.len() < offered {
+            self.record_refused(offered - bytes.len(), context);
+        }
+        bytes.len() == offered
+    }
+
+    /// Adds the guest's last bytes, at its FIN. Returns `true` if the FIN can be accepted now.
+    pub(super) fn finish_first_bytes(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(mut first) = self.first.take() else { return true };
+        if !first.is_passed() {
+            self.judge(&mut first, &[], true, context);
+        }
+        let is_done = first.is_passed() && first.bytes().is_empty();
+        if !is_done {
+            self.first = Some(first);
+        }
+        is_done
+    }
+
+    fn judge(
+        &mut self,
+        first: &mut FirstBytes,
+        bytes: &[u8],
+        is_all: bool,
+        context: &mut Context<'_>,
+    ) {
+        match first.add(bytes, is_all, context.now) {
+            FirstVerdict::Wait => {}
+            FirstVerdict::Pass => self.send_first_bytes(first, context),
+            FirstVerdict::Deny => {
+                context.counters.egress_hellos_denied.add(1);
+                self.flags.denied = true;
+            }
+        }
+    }
+
+    fn send_first_bytes(&mut self, first: &mut FirstBytes, context: &mut Context<'_>) {
+        let Some(socket) = &self.socket else { return };
+        let sent = match context.host.send_bytes(socket, first.bytes()) {
+            Ok(sent) => sent,
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
+            Err(_) => {
+                self.flags.failed = true;
+                first.bytes().len()
+            }
+        };
+        if !first.sent(sent) && !self.flags.awaiting_room {
+            self.flags.awaiting_room = true;
+            context.host.await_room(socket);
+        }
+    }
+
+    /// Sends first bytes that waited for room in the socket.
+    pub(super) fn resume_first_bytes(&mut self, context: &mut Context<'_>) {
+        let Some(mut first) = self.first.take() else { return };
+        if first.is_passed() {
+            self.send_first_bytes(&mut first, context);
+        }
+        if !first.is_passed() || !first.bytes().is_empty() {
+            self.first = Some(first);
+        }
+    }
+}
+
+/// Copies at most `room` bytes of the pieces.
+fn gather(pieces: &[Piece<'_>], room: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for piece in pieces {
+        let (start, end) = (piece.start, piece.start + piece.len);
+        let mut at = 0;
+        for part in piece.frame.pieces() {
+            let from = start.saturating_sub(at).min(part.len());
+            let to = end.saturating_sub(at).min(part.len());
+            if from < to {
+                part.for_each_piece_of(from..to, |some| bytes.extend_from_slice(some));
+            }
+            at += part.len();
+        }
+        if bytes.len() >= room {
+            break;
+        }
+    }
+    bytes.truncate(room);
+    bytes
+}

@@ -1,0 +1,83 @@
+//! DNS under an egress policy: queries to the guest's name servers, and their answers.
+
+use core::net::SocketAddr;
+use std::sync::Arc;
+
+use ringfence_offload::checksum::Accumulator;
+use ringfence_offload::checksum::partial::never_zero;
+use ringfence_offload::packet::protocol;
+use ringfence_policy::gate::QueryFate;
+
+use super::{Udp, payload_len, to_host};
+use crate::context::Context;
+use crate::egress::Egress;
+use crate::emit::Ends;
+use crate::flow::FlowKey;
+use crate::packet::Packet;
+
+/// Length of a UDP header in bytes.
+const UDP_LEN: usize = 8;
+
+/// Returns the policy if datagrams to this destination are queries that it inspects.
+pub(super) fn policy_of<'a>(to: SocketAddr, context: &Context<'a>) -> Option<&'a Arc<Egress>> {
+    let egress = context.config.egress.as_ref()?;
+    context.config.access.is_name_server(to).then_some(egress)
+}
+
+impl Udp {
+    /// Handles a query of the guest: forwards it in the form of the policy, or replies.
+    pub(super) fn query(
+        &mut self,
+        key: FlowKey,
+        packet: &Packet<'_>,
+        egress: &Egress,
+        context: &mut Context<'_>,
+    ) {
+        if packet.frame.meta().gso.is_some() {
+            return context.counters.drop_malformed.add(1);
+        }
+        let mut bytes = Vec::new();
+        to_host::append(packet, payload_len(packet), &mut bytes);
+        match egress.query((key.guest, key.remote), &bytes, context.now, context.counters) {
+            QueryFate::Drop => context.counters.drop_malformed.add(1),
+            QueryFate::Reply(reply) => send_reply(&key, packet, &reply, context),
+            QueryFate::Forward(query) => {
+                let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context))
+                else {
+                    return;
+                };
+                self.flows.touch(id);
+                self.extend_deadline(id, context.now);
+                context.counters.udp_datagrams_in.add(1);
+                context.counters.udp_bytes_in.add(query.len() as u64);
+                self.send_bytes(id, &query, None, context);
+            }
+        }
+    }
+}
+
+/// Queues a datagram from a name server to the guest.
+fn send_reply(key: &FlowKey, packet: &Packet<'_>, bytes: &[u8], context: &mut Context<'_>) {
+    let ends = Ends {
+        from_mac: context.config.mac,
+        to_mac: packet.mac,
+        from: key.remote.ip(),
+        to: key.guest.ip(),
+    };
+    context.replies.push(|frame| {
+        let header = ends.header_len();
+        let length = UDP_LEN + bytes.len();
+        frame.resize(header + length, 0);
+        ends.write(frame, protocol::UDP, length, 0)?;
+        let udp = frame.get_mut(header..)?;
+        udp[..2].copy_from_slice(&key.remote.port().to_be_bytes());
+        udp[2..4].copy_from_slice(&key.guest.port().to_be_bytes());
+        udp[4..6].copy_from_slice(&u16::try_from(length).ok()?.to_be_bytes());
+        udp[6..8].fill(0);
+        udp[8..].copy_from_slice(bytes);
+        let mut sum = Accumulator::with_sum(ends.pseudo_header(protocol::UDP, length));
+        sum.add(udp);
+        udp[6..8].copy_from_slice(&never_zero(sum.checksum()).to_be_bytes());
+        Some(())
+    });
+}
