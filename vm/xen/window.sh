@@ -38,3 +38,8 @@ dump_windows() {
     usleep 300000
     xl dmesg
 }
+
+# window_module NAME: loads the driver from the part `window` of a guest.
+window_module() {
+    on $1 'insmod /lib/ringfence-window.ko && wait_for 5 test -c /dev/ringfence-window'
+}

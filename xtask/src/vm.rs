@@ -21,6 +21,7 @@ mod program;
 mod report;
 mod results;
 mod scenario;
+mod window_driver;
 pub(crate) mod window_xen;
 
 use std::path::{Path, PathBuf};
@@ -165,6 +166,9 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let cache = std::path::absolute(cache)?;
     let hypervisor = match hypervisor {
         None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
+        None if selected.iter().any(|scenario| scenario.wants_windows) => {
+            Some(window_xen::elf(root, &cache, &toolbox, !args.no_install)?)
+        }
         given => given.map(std::path::absolute).transpose()?,
     };
     let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
@@ -176,6 +180,11 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         let images = &setting.images;
         let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
         setting.programs.guest_driver = Some(driver);
+    }
+    if selected.iter().any(|scenario| scenario.wants_windows) {
+        let (images, may_install) = (&setting.images, !args.no_install);
+        let driver = window_driver::archive(root, images, &cache, &toolbox, may_install)?;
+        setting.programs.window_driver = Some(driver);
     }
     setting.patience = args.patience;
     setting.processors = args.processors;

@@ -29,7 +29,7 @@ use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::{
     Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError, TranslationTable,
-    WindowError, WindowHandle, WindowShape, WindowView,
+    WindowError, WindowName, WindowShape, WindowView,
 };
 use ringfence_ring::RingPages;
 use ringfence_sys::counters::CounterValues;
@@ -120,10 +120,10 @@ impl Platform for Steady {
     fn open_window(
         &self,
         granter: DomId,
-        handle: WindowHandle,
+        name: impl Into<WindowName>,
         entries_max: u32,
     ) -> Result<WindowView, WindowError> {
-        self.local.open_window(granter, handle, entries_max)
+        self.local.open_window(granter, name, entries_max)
     }
     fn counters(&self) -> &Arc<Counters> {
         self.local.counters()

@@ -66,8 +66,8 @@ use ringfence_memory::LentSlice;
 pub use ringfence_sys::counters::Counters;
 pub use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 pub use window::{
-    PageId, RoundPlace, TranslationTable, WindowError, WindowHandle, WindowPlace, WindowRound,
-    WindowShape, WindowView,
+    PageId, RoundPlace, TranslationTable, WindowError, WindowHandle, WindowName, WindowPlace,
+    WindowRound, WindowShape, WindowView,
 };
 
 /// Number of an event channel in the domain that owns this end.
@@ -149,7 +149,7 @@ pub trait Platform: Send + Sync + 'static {
     fn open_window(
         &self,
         _granter: DomId,
-        _handle: WindowHandle,
+        _name: impl Into<WindowName>,
         _entries_max: u32,
     ) -> Result<WindowView, WindowError> {
         Err(WindowError::NeedsPeer)

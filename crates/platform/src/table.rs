@@ -15,6 +15,9 @@
 //!
 //! A faulty grantee can write status words that keep a page from being taken back; the forced revocation
 //! handles that. It can reach no page that was not granted to it.
+//!
+//! A hypervisor's window has another layout, in which the hypervisor acts for the granter: one slot for each
+//! reference, with a u32 entry and the u32 status word. The page of reference r is page r of the window.
 
 use ringfence_memory::{LentSlice, OutOfRange};
 use ringfence_ring::sync::{Ordering, fence};
@@ -24,12 +27,24 @@ use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref, RawGrantEntry, fla
 pub(crate) const ENTRY_BYTES: usize = 8;
 pub(crate) const STATUS_BYTES: usize = 4;
 
+/// Size of a slot of a hypervisor's table: the entry, then the status word.
+pub(crate) const SLOT_BYTES: usize = 8;
+
+/// Bits of a slot's entry below its generation.
+const SLOT_ISSUED: u32 = 1;
+const SLOT_WRITABLE: u32 = 2;
+const SLOT_GENERATION_SHIFT: u32 = 2;
+
 /// Shared words of one table.
 pub(crate) trait TableWords {
     /// Returns the number of references, including the reserved ones.
     fn references(&self) -> u32;
     /// Reads the entry of a reference below `references`.
     fn entry(&self, gref: Gref) -> u64;
+    /// Returns the location of the page of a validated entry.
+    fn locate(&self, _: Gref, entry: RawGrantEntry) -> Use {
+        Use { frame: entry.frame(), read_only: entry.flags() & flags::READ_ONLY != 0 }
+    }
     /// Writes an entry (granter).
     fn set_entry(&self, gref: Gref, value: u64);
     /// Reads a status word.
@@ -47,8 +62,13 @@ pub(crate) trait TableWords {
 #[derive(Clone)]
 pub(crate) struct LentTable {
     entries: LentSlice,
+    /// First status word, and everything behind it.
     status: LentSlice,
+    /// Binary logarithm of the distance between two status words.
+    status_shift: u32,
     references: u32,
+    /// Domain that the hypervisor's slots were issued to; `None` for entries of the granter.
+    slots: Option<DomId>,
 }
 
 impl LentTable {
@@ -61,8 +81,40 @@ impl LentTable {
         Ok(LentTable {
             entries: entries.slice(0, count * ENTRY_BYTES)?,
             status: status.slice(0, count * STATUS_BYTES)?,
+            status_shift: STATUS_BYTES.trailing_zeros(),
             references,
+            slots: None,
         })
+    }
+
+    /// Creates the grantee's view of a hypervisor's table, whose slots were issued to `me`.
+    pub(crate) fn of_slots(
+        slots: &LentSlice,
+        references: u32,
+        me: DomId,
+    ) -> Result<LentTable, OutOfRange> {
+        let bytes = references as usize * SLOT_BYTES;
+        let first_status = SLOT_BYTES - STATUS_BYTES;
+        Ok(LentTable {
+            entries: slots.slice(0, bytes)?,
+            status: slots.slice(first_status, bytes.saturating_sub(first_status))?,
+            status_shift: SLOT_BYTES.trailing_zeros(),
+            references,
+            slots: Some(me),
+        })
+    }
+
+    /// Returns the offset of a status word.
+    #[inline]
+    fn status_at(&self, gref: Gref) -> usize {
+        (gref.0 as usize) << self.status_shift
+    }
+
+    /// Reads a slot's entry in the form of [`RawGrantEntry`]. The frame field has the generation, so that an
+    /// entry that was revoked and issued again differs.
+    fn slot(&self, gref: Gref, me: DomId) -> u64 {
+        let raw = self.entries.load_u32(gref.0 as usize * SLOT_BYTES, Ordering::SeqCst);
+        slot_entry(u32::from_le(Self::checked(raw)), me)
     }
 
     fn checked<T: Default>(result: Result<T, OutOfRange>) -> T {
@@ -75,27 +127,40 @@ impl TableWords for LentTable {
     fn references(&self) -> u32 {
         self.references
     }
+    #[inline]
     fn entry(&self, gref: Gref) -> u64 {
+        if let Some(me) = self.slots {
+            return self.slot(gref, me);
+        }
         let raw = self.entries.load_u64(gref.0 as usize * ENTRY_BYTES, Ordering::SeqCst);
         u64::from_le(Self::checked(raw))
     }
+    #[inline]
+    fn locate(&self, gref: Gref, entry: RawGrantEntry) -> Use {
+        match self.slots {
+            // One memory for both kinds; the hypervisor discards writes to a read-only page.
+            Some(_) => Use { frame: gref.0, read_only: false },
+            None => Use { frame: entry.frame(), read_only: entry.flags() & flags::READ_ONLY != 0 },
+        }
+    }
     fn set_entry(&self, gref: Gref, value: u64) {
+        debug_assert!(self.slots.is_none(), "only the hypervisor writes the entries of slots");
         let at = gref.0 as usize * ENTRY_BYTES;
         Self::checked(self.entries.store_u64(at, value.to_le(), Ordering::SeqCst));
     }
     fn status(&self, gref: Gref) -> u32 {
-        Self::checked(self.status.load_u32(gref.0 as usize * STATUS_BYTES, Ordering::SeqCst))
+        Self::checked(self.status.load_u32(self.status_at(gref), Ordering::SeqCst))
     }
     fn raise(&self, gref: Gref) {
-        let at = gref.0 as usize * STATUS_BYTES;
+        let at = self.status_at(gref);
         Self::checked(self.status.fetch_add_u32(at, 1, Ordering::SeqCst));
     }
     fn lower(&self, gref: Gref) {
-        let at = gref.0 as usize * STATUS_BYTES;
+        let at = self.status_at(gref);
         Self::checked(self.status.fetch_sub_u32(at, 1, Ordering::SeqCst));
     }
     fn set_status(&self, gref: Gref, uses: u32) {
-        let at = gref.0 as usize * STATUS_BYTES;
+        let at = self.status_at(gref);
         Self::checked(self.status.store_u32(at, uses, Ordering::Release));
     }
 }
@@ -107,7 +172,17 @@ pub(crate) struct Use {
     pub(crate) read_only: bool,
 }
 
-fn validate(word: u64, me: DomId, access: Access) -> Result<Use, GrantStatus> {
+/// Converts a slot's entry to the form of [`RawGrantEntry`]; see [`LentTable::of_slots`].
+fn slot_entry(entry: u32, me: DomId) -> u64 {
+    if entry & SLOT_ISSUED == 0 {
+        return 0;
+    }
+    let read_only = if entry & SLOT_WRITABLE == 0 { flags::READ_ONLY } else { 0 };
+    let generation = entry >> SLOT_GENERATION_SHIFT;
+    RawGrantEntry::from_fields(flags::PERMIT_ACCESS | read_only, me.0, generation).0
+}
+
+fn validate(word: u64, me: DomId, access: Access) -> Result<RawGrantEntry, GrantStatus> {
     let raw = RawGrantEntry(word);
     if raw.flags() & flags::TYPE_MASK != flags::PERMIT_ACCESS {
         return Err(GrantStatus::BadGref);
@@ -115,11 +190,10 @@ fn validate(word: u64, me: DomId, access: Access) -> Result<Use, GrantStatus> {
     if raw.domain() != me {
         return Err(GrantStatus::PermissionDenied);
     }
-    let read_only = raw.flags() & flags::READ_ONLY != 0;
-    if read_only && access == Access::ReadWrite {
+    if raw.flags() & flags::READ_ONLY != 0 && access == Access::ReadWrite {
         return Err(GrantStatus::PermissionDenied);
     }
-    Ok(Use { frame: raw.frame(), read_only })
+    Ok(raw)
 }
 
 /// Reads and validates the entry of `gref` for `me`, without beginning a use. Returns the entry too.
@@ -134,7 +208,8 @@ pub(crate) fn look<T: TableWords>(
         return Err(GrantStatus::BadGref);
     }
     let word = table.entry(gref);
-    Ok((word, validate(word, me, access)?))
+    let entry = validate(word, me, access)?;
+    Ok((word, table.locate(gref, entry)))
 }
 
 /// Begins a use of `gref` by `me` (grantee). On success the status is raised, and the caller must call
@@ -249,6 +324,85 @@ pub(crate) fn try_revoke<T: TableWords>(table: &T, gref: Gref) -> bool {
     }
     table.set_entry(gref, word);
     false
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const ME: DomId = DomId(5);
+
+    /// Returns a hypervisor's table, and its memory.
+    fn slots(references: u32) -> (LentTable, LentSlice) {
+        let memory = LentSlice::anonymous(ringfence_memory::PAGE_SIZE);
+        (LentTable::of_slots(&memory, references, ME).expect("it fits"), memory)
+    }
+
+    fn set(memory: &LentSlice, gref: u32, generation: u32, rights: u32) {
+        let at = gref as usize * SLOT_BYTES;
+        let word = generation << 2 | rights;
+        memory.store_u32(at, word.to_le(), Ordering::SeqCst).expect("a slot");
+    }
+
+    #[test]
+    fn slot_leads_to_the_page_of_its_reference() {
+        let (table, memory) = slots(512);
+        set(&memory, 9, 3, 0b11);
+        let (_, found) = look(&table, Gref(9), ME, Access::ReadWrite).expect("issued");
+        assert_eq!(found, Use { frame: 9, read_only: false });
+        assert_eq!(look(&table, Gref(10), ME, Access::ReadOnly), Err(GrantStatus::BadGref));
+        assert_eq!(look(&table, Gref(512), ME, Access::ReadOnly), Err(GrantStatus::BadGref));
+    }
+
+    #[test]
+    fn slot_for_reading_is_refused_for_writing() {
+        let (table, memory) = slots(512);
+        set(&memory, 9, 0, 0b01);
+        assert!(look(&table, Gref(9), ME, Access::ReadOnly).is_ok());
+        let refused = look(&table, Gref(9), ME, Access::ReadWrite);
+        assert_eq!(refused, Err(GrantStatus::PermissionDenied));
+    }
+
+    #[test]
+    fn slot_of_reserved_reference_is_refused() {
+        let (table, memory) = slots(512);
+        set(&memory, 7, 0, 0b11);
+        assert_eq!(look(&table, Gref(7), ME, Access::ReadOnly), Err(GrantStatus::BadGref));
+    }
+
+    #[test]
+    fn slot_issued_again_has_another_entry() {
+        let (table, memory) = slots(512);
+        let mut seen = Vec::new();
+        for generation in [0, 1, 2, (1 << 30) - 1] {
+            set(&memory, 9, generation, 0b11);
+            seen.push(table.entry(Gref(9)));
+        }
+        seen.dedup();
+        assert_eq!(seen.len(), 4);
+    }
+
+    #[test]
+    fn status_word_of_slot_is_beside_its_entry() {
+        let (table, memory) = slots(512);
+        set(&memory, 511, 1, 0b11);
+        let mut counts = UseCounts::new(512);
+        let mut found = Vec::new();
+        counts.begin(&table, ME, [(Gref(511), Access::ReadWrite)].into_iter(), &mut found);
+        assert!(found[0].is_ok());
+        let word = |at| memory.load_u32(at, Ordering::SeqCst).expect("a word");
+        assert_eq!((word(511 * 8), word(511 * 8 + 4)), ((1 << 2 | 3u32).to_le(), 1));
+        counts.end(&table, Gref(511));
+        assert_eq!(word(511 * 8 + 4), 0);
+        table.raise(Gref(8));
+        assert_eq!((word(8 * 8), word(8 * 8 + 4)), (0, 1));
+    }
+
+    #[test]
+    fn table_larger_than_its_memory_is_refused() {
+        let memory = LentSlice::anonymous(ringfence_memory::PAGE_SIZE);
+        assert!(LentTable::of_slots(&memory, 513, ME).is_err());
+    }
 }
 
 #[cfg(loom)]

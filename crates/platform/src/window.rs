@@ -24,6 +24,7 @@
 //! The grantee therefore cannot reach data that is stored in a page after its revocation. A granter that
 //! needs the content of a stale page copies it out before it makes the page fresh.
 
+mod granter;
 mod round;
 mod view;
 
@@ -31,13 +32,29 @@ use std::os::fd::RawFd;
 
 use ringfence_memory::LentSlice;
 
+pub(crate) use self::granter::{Engine, EnginePage, GranterTable};
 pub use self::round::{RoundPlace, WindowRound};
 pub use self::view::{WindowPlace, WindowView};
 use crate::{Access, DomId, Gref, PlatformError, RevokeError};
 
-/// Name of a grant window among those of one granter for one grantee. Never zero.
+/// Name of a grant window among those of one granter for one grantee. The local platform has none named zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct WindowHandle(pub u32);
+
+/// Name of a grant window as the grantee learns it, to open the window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowName {
+    pub handle: WindowHandle,
+    /// Number of references that the granter announced, reserved ones included. Without it, only a platform
+    /// that finds the number itself can open the window.
+    pub references: Option<u32>,
+}
+
+impl From<WindowHandle> for WindowName {
+    fn from(handle: WindowHandle) -> WindowName {
+        WindowName { handle, references: None }
+    }
+}
 
 /// Page of a grant window's memory. Writable pages come first.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -55,6 +72,11 @@ pub struct WindowShape {
 }
 
 impl WindowShape {
+    /// Returns the number of references, including the reserved ones.
+    pub fn references(self) -> u32 {
+        self.entries.saturating_add(Gref::FIRST_FREE.0)
+    }
+
     /// Returns the number of pages of both kinds.
     pub fn pages(self) -> u32 {
         self.writable.saturating_add(self.read_only)
@@ -205,6 +227,16 @@ pub trait TranslationTable: Send {
     /// Returns [`RevokeError::System`] with the system's error.
     fn scrub(&mut self) -> Result<u32, RevokeError>;
 
+    /// Prepares the window for another program of the grantee, which opens it next. The handle may change. All
+    /// grants should be revoked before; some engines revoke them here.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the window cannot be used any more.
+    fn renew(&mut self) -> Result<(), WindowError> {
+        Ok(())
+    }
+
     /// Returns the open descriptors, for a sandbox that closes or refuses all others.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()
@@ -236,6 +268,12 @@ pub enum WindowError {
         found: u32,
         /// Maximum number of entries.
         limit: u32,
+    },
+    /// Window without an announced number of references, on a platform that needs it.
+    #[error("domain {granter} did not say how many references its window has")]
+    NoReferences {
+        /// Domain that made the window.
+        granter: DomId,
     },
     #[error(transparent)]
     Platform(#[from] PlatformError),

@@ -10,7 +10,7 @@ use core::fmt;
 use ringfence_memory::OutOfRange;
 use ringfence_platform::{
     Access, DomId, EventPort, GrantStatus, Grantee, Gref, Platform, PlatformError, WindowError,
-    WindowHandle, WindowView,
+    WindowName, WindowView,
 };
 use ringfence_ring::RingPages;
 use ringfence_xenstore::StoreError;
@@ -154,7 +154,7 @@ pub fn bind_channel<P: Platform, R>(
     bound.map_err(|source| ConnectError::Channel { port, source })
 }
 
-/// Opens the grant window of a ring by the handle that the frontend published. Uses by a previous backend
+/// Opens the grant window of a ring by the name that the frontend published. Uses by a previous backend
 /// end: each ring has its own window, and that backend is gone.
 ///
 /// # Errors
@@ -164,9 +164,9 @@ pub fn open_window<R>(
     platform: &impl Platform,
     frontend: DomId,
     ring: RingName,
-    handle: u32,
+    name: WindowName,
 ) -> Result<WindowView, ConnectError<R>> {
-    let opened = platform.open_window(frontend, WindowHandle(handle), WINDOW_ENTRIES_MAX);
+    let opened = platform.open_window(frontend, name, WINDOW_ENTRIES_MAX);
     let view = opened.map_err(|source| ConnectError::Window { ring, source })?;
     Ok(view.taking_over())
 }

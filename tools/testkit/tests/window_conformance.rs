@@ -4,38 +4,14 @@
 
 mod common;
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
-use ringfence_platform::{Access, DomId, Gref, Platform, WindowView};
-use ringfence_testkit::conformance::Outcome;
-use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
+use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::{DomId, Platform};
+use ringfence_testkit::conformance::windows::{LEAST, WindowProgram, WindowSuite};
+use ringfence_testkit::conformance::{Outcome, Role, Suite};
 
 use common::Machine;
-
-/// Correct program that has the grant window mapped.
-struct Program(WindowView);
-
-impl WindowPeer for Program {
-    fn read(&mut self, gref: Gref) -> Result<Option<u64>, String> {
-        let mut out = Vec::new();
-        self.0.begin([(gref, Access::ReadOnly)].into_iter(), &mut out);
-        let Ok(place) = out.pop().unwrap() else { return Ok(None) };
-        let (memory, offset) = self.0.memory(place);
-        let tag = memory.load_u64(offset, SeqCst).unwrap();
-        self.0.end(gref);
-        Ok(Some(tag))
-    }
-
-    fn write(&mut self, gref: Gref, tag: u64) -> Result<(), String> {
-        let mut out = Vec::new();
-        self.0.begin([(gref, Access::ReadWrite)].into_iter(), &mut out);
-        let Ok(place) = out.pop().unwrap() else { return Ok(()) };
-        let (memory, offset) = self.0.memory(place);
-        memory.store_u64(offset, tag, SeqCst).unwrap();
-        self.0.end(gref);
-        Ok(())
-    }
-}
 
 #[test]
 fn arena_engine_passes_window_conformance_suite() {
@@ -44,8 +20,30 @@ fn arena_engine_passes_window_conformance_suite() {
     let mut table = guest.window(DomId(0), LEAST).unwrap();
     let mut beside = neighbour.window(DomId(0), LEAST).unwrap();
     let view = machine.toolstack.open_window(guest.domid(), table.handle(), 4096).unwrap();
-    let mut peer = Program(view);
+    let mut peer = WindowProgram(view);
     let mut suite = WindowSuite { table: &mut *table, neighbour: &mut *beside, peer: &mut peer };
     let summary = suite.run(&mut |case| assert_eq!(case.outcome, Outcome::Passed, "{}", case.name));
     assert_eq!((summary.passed, summary.failed), (14, 0));
+}
+
+/// Runs the cases between two domains, as they run on Xen.
+#[test]
+fn arena_engine_passes_window_cases_between_domains() {
+    let machine = Machine::new();
+    let (lender, user) = (machine.guest(), machine.guest());
+    let run = |platform: &LocalPlatform, role, peer| {
+        let suite = Suite { role, peer, third: None, patience: Duration::from_secs(60) };
+        let mut not_passed = Vec::new();
+        let summary = suite.run_windows(platform, &mut |case| {
+            if case.outcome != Outcome::Passed {
+                not_passed.push(case);
+            }
+        });
+        (summary.passed, not_passed)
+    };
+    let (own, other) = std::thread::scope(|scope| {
+        let other = scope.spawn(|| run(&user, Role::User, lender.domid()));
+        (run(&lender, Role::Lender, user.domid()), other.join().unwrap())
+    });
+    assert_eq!((own, other), ((15, vec![]), (1, vec![])));
 }

@@ -13,7 +13,7 @@ use super::images::Images;
 use crate::tools::{self, Tool, Toolbox};
 
 /// Tools of the build. Kbuild's objtool needs libelf.
-static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::LIBELF];
+pub(super) static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::LIBELF];
 
 /// Folder of the sources, in the repository.
 const SOURCES: &str = "linux/netfront";
@@ -71,7 +71,7 @@ pub(super) fn archive(
 }
 
 /// Unpacks the headers of a kernel, and ethtool, into `root`; returns the folder in which modules are built.
-fn unpack_headers(cache: &Path, release: &str, root: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn unpack_headers(cache: &Path, release: &str, root: &Path) -> anyhow::Result<PathBuf> {
     let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
     let download = |apt: &Apt| {
@@ -98,8 +98,15 @@ fn unpack_headers(cache: &Path, release: &str, root: &Path) -> anyhow::Result<Pa
     Ok(folder)
 }
 
-/// Returns the names and contents of the module's sources, in the order of their names, then the hostile backend.
+/// Returns the names and contents of the module's sources, then the hostile backend.
 fn sources(folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    let mut sources = module_sources(folder)?;
+    sources.push(("hostile-backend".to_owned(), std::fs::read_to_string(folder.join(HOSTILE))?));
+    Ok(sources)
+}
+
+/// Returns the names and contents of a module's sources, in the order of their names.
+pub(super) fn module_sources(folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let mut sources = vec![];
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
@@ -109,13 +116,12 @@ fn sources(folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
         }
     }
     sources.sort();
-    sources.push(("hostile-backend".to_owned(), std::fs::read_to_string(folder.join(HOSTILE))?));
     Ok(sources)
 }
 
 /// Returns the release in a bzImage (Documentation/arch/x86/boot.rst): kernel_version at 0x20e is the offset of the
 /// version text, less 0x200. The release is its first word.
-fn release(image: &[u8]) -> Option<String> {
+pub(super) fn release(image: &[u8]) -> Option<String> {
     let at = usize::from(u16::from_le_bytes(image.get(0x20e..0x210)?.try_into().ok()?)) + 0x200;
     let text = image.get(at..)?;
     let end = text.iter().take(256).position(|byte| matches!(byte, b' ' | 0))?;

@@ -57,6 +57,9 @@ pub(super) fn write(
         if let Some(driver) = &programs.guest_driver {
             archive.copy("boot/driver.cpio", driver)?;
         }
+        if let Some(driver) = &programs.window_driver {
+            archive.copy("boot/window.cpio", driver)?;
+        }
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
         guest.file("vm/orders", false, orders.text(kind).as_bytes())?;

@@ -27,6 +27,8 @@ pub(super) struct Programs {
     pub(super) tests: Vec<(String, PathBuf)>,
     /// Root file system part with the module of `linux/netfront`, if a scenario wants it.
     pub(super) guest_driver: Option<PathBuf>,
+    /// Root file system part with the module of `linux/grant-window`, if a scenario wants it.
+    pub(super) window_driver: Option<PathBuf>,
 }
 
 /// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
@@ -68,6 +70,7 @@ pub(super) fn build(
         engines: folder.join("engines"),
         tests: build_tests(root, target, tests)?,
         guest_driver: None,
+        window_driver: None,
     })
 }
 

@@ -10,6 +10,7 @@
 //! # hypervisor: debug    (optional: it needs a debug build)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
 //! # driver: netfront     (optional: it needs the module of `linux/netfront`)
+//! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! ```
 
 use std::path::Path;
@@ -50,6 +51,8 @@ pub(super) struct Scenario {
     pub(super) tests: Vec<String>,
     /// Set if it wants the module of `linux/netfront`.
     pub(super) wants_driver: bool,
+    /// Set if it wants the module of `linux/grant-window`, and a hypervisor with grant windows.
+    pub(super) wants_windows: bool,
 }
 
 /// Bad grants that a scenario offers on purpose.
@@ -133,8 +136,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     );
     let driver = field("driver").ok();
     anyhow::ensure!(
-        driver.is_none_or(|word| word == "netfront"),
-        "`# driver: ...` can only be netfront"
+        driver.is_none_or(|word| ["netfront", "window"].contains(&word)),
+        "`# driver: ...` can only be netfront or window"
     );
     Ok(Scenario {
         name: name.to_owned(),
@@ -146,7 +149,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         bad_grants,
         wants_debug: hypervisor.is_some(),
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
-        wants_driver: driver.is_some(),
+        wants_driver: driver == Some("netfront"),
+        wants_windows: driver == Some("window"),
     })
 }
 
@@ -217,7 +221,7 @@ mod tests {
             ("set: core", "set: some", "core, all or name"),
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
-            ("# limit", "# driver: blkfront\n# limit", "can only be netfront"),
+            ("# limit", "# driver: blkfront\n# limit", "can only be netfront or window"),
         ] {
             let error = parse("hello", &TEXT.replace(from, to)).unwrap_err();
             assert!(format!("{error:#}").contains(said), "{error:#}");
@@ -248,6 +252,7 @@ mod tests {
             wants_debug: false,
             tests: vec![],
             wants_driver: false,
+            wants_windows: false,
         }
     }
 

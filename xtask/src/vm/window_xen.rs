@@ -57,10 +57,20 @@ pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::R
     let cache = std::path::absolute(cache)?;
     std::fs::create_dir_all(&cache)?;
     let toolbox = Toolbox::new(root, target);
-    let built = hypervisor(&root.join("xen"), &cache, &toolbox, args)?;
+    let built = hypervisor(&root.join("xen"), &cache, &toolbox, (args.debug, !args.no_install))?;
     let product = if package { deb(&built, &cache)? } else { built.elf };
     println!("{}", product.display());
     Ok(true)
+}
+
+/// Returns the path of the hypervisor's ELF file; builds it below `cache` unless it is there.
+pub(super) fn elf(
+    root: &Path,
+    cache: &Path,
+    toolbox: &Toolbox,
+    may_install: bool,
+) -> anyhow::Result<PathBuf> {
+    Ok(hypervisor(&root.join("xen"), cache, toolbox, (false, may_install))?.elf)
 }
 
 /// A hypervisor that was built.
@@ -76,9 +86,9 @@ fn hypervisor(
     sources: &Path,
     cache: &Path,
     toolbox: &Toolbox,
-    args: &BuildArgs,
+    (debug, may_install): (bool, bool),
 ) -> anyhow::Result<Built> {
-    let name = if args.debug { "xen-window-debug" } else { "xen-window" };
+    let name = if debug { "xen-window-debug" } else { "xen-window" };
     let (elf, stamp) = (cache.join(format!("{name}.elf")), cache.join(format!("{name}.stamp")));
     let digest = digest(sources)?;
     if let Some((known, version)) =
@@ -91,7 +101,7 @@ fn hypervisor(
     let needs: Vec<&'static Tool> =
         hypervisor::NEEDS.iter().copied().chain([&tools::PATCH]).collect();
     let folder = cache.join(format!("{name}-source"));
-    let build = Build::begin(folder, &needs, toolbox, !args.no_install)?;
+    let build = Build::begin(folder, &needs, toolbox, may_install)?;
     let archive = Apt::source("xen", build.folder())?;
     println!("building Xen with grant windows, which takes about a minute");
     build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
@@ -106,7 +116,7 @@ fn hypervisor(
         build.run(&["patch", "-d", "tree", "-p1", "--no-backup-if-mismatch", "-i", &patch])?;
     }
     let mut options = "CONFIG_GRANT_WINDOW=y\n".to_owned();
-    if args.debug {
+    if debug {
         hypervisor::count_operations(&build)?;
         options += hypervisor::DEBUG_OPTIONS;
     }

@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
 pub use ringfence_platform::window::{EngineFacts, Held, IssueError};
-use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, WindowHandle};
+use ringfence_platform::{
+    Access, Gref, PageId, RevokeError, TranslationTable, WindowError, WindowName,
+};
 
 use pool::Pool;
 use reuse::ReuseCache;
@@ -163,9 +165,21 @@ impl PageSource {
         }
     }
 
-    /// Returns the grant window's handle for the grantee.
-    pub fn handle(&self) -> WindowHandle {
-        self.table.handle()
+    /// Returns the grant window's name for the grantee.
+    pub fn name(&self) -> WindowName {
+        WindowName {
+            handle: self.table.handle(),
+            references: Some(self.table.shape().references()),
+        }
+    }
+
+    /// Prepares the grant window for another program of the grantee. Nothing may be lent.
+    ///
+    /// # Errors
+    ///
+    /// Returns the platform's error if the window cannot be used any more.
+    pub fn renew(&mut self) -> Result<(), WindowError> {
+        self.table.renew()
     }
 
     /// Returns the number of pages of both kinds, in the pools or not.

@@ -3,7 +3,8 @@
 //! Each ring has a grant window of its own, with pages of one kind. On some platforms a window can be made
 //! only before the sandbox closes. So a frontend makes all windows at once ([`WindowStock`]), and a
 //! connection takes one for each ring ([`RingWindow`]). A dropped ring window revokes its grants and returns
-//! to the stock, from any thread.
+//! to the stock, from any thread. Before its next connection it is renewed: on some platforms the backend has
+//! destroyed it.
 //!
 //! For an I/O, the ring takes a page, which grants it, and then fills it, in this order: granting a revoked
 //! page again zeroes it.
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{
-    Access, DomId, Gref, PageId, Platform, WindowError, WindowHandle, WindowShape,
+    Access, DomId, Gref, PageId, Platform, WindowError, WindowName, WindowShape,
 };
 
 use super::{HeldTooLong, PageSource, SourceLevels, SourcePolicy, mark};
@@ -28,6 +29,8 @@ const READY: u32 = 0;
 /// Grant windows of one shape that no ring of the frontend uses.
 pub struct WindowStock {
     free: Vec<PageSource>,
+    /// Windows of earlier connections.
+    used: Vec<PageSource>,
     access: Access,
     returns: Sender<PageSource>,
     returned: Receiver<PageSource>,
@@ -51,21 +54,39 @@ impl WindowStock {
         // Lower handles are used first.
         free.reverse();
         let (returns, returned) = channel();
-        Ok(WindowStock { free, access, returns, returned })
+        Ok(WindowStock { free, used: Vec::new(), access, returns, returned })
     }
 
     /// Returns the file descriptors of the unused windows, for a sandbox that closes all others.
     pub fn descriptors(&self) -> Vec<RawFd> {
-        self.free.iter().flat_map(PageSource::descriptors).collect()
+        self.free.iter().chain(&self.used).flat_map(PageSource::descriptors).collect()
     }
 
-    /// Takes a window for a ring; `None` if there are none left.
+    /// Takes a window for a ring; `None` if there are none left, or the platform cannot renew a used one.
     pub fn take(&mut self) -> Option<RingWindow> {
-        self.free.extend(self.returned.try_iter());
-        let source = self.free.pop()?;
+        self.used.extend(self.returned.try_iter());
+        let source = match self.free.pop() {
+            Some(source) => source,
+            None => self.renewed()?,
+        };
         let bound = u32::try_from(source.pages()).unwrap_or(u32::MAX);
         let (access, returns) = (self.access, self.returns.clone());
         Some(RingWindow { access, source: Some(source), returns, bound, reclaim_at: None })
+    }
+}
+
+impl WindowStock {
+    /// Returns a window of an earlier connection, renewed.
+    fn renewed(&mut self) -> Option<PageSource> {
+        let mut source = self.used.pop()?;
+        match source.renew() {
+            Ok(()) => Some(source),
+            Err(error) => {
+                tracing::warn!(%error, "a window of an earlier connection cannot be used again");
+                self.used.push(source);
+                None
+            }
+        }
     }
 }
 
@@ -93,9 +114,9 @@ impl Drop for RingWindow {
 }
 
 impl RingWindow {
-    /// Returns the handle that names the window to the backend.
-    pub fn handle(&self) -> Option<WindowHandle> {
-        self.source.as_ref().map(PageSource::handle)
+    /// Returns the name of the window for the backend.
+    pub fn name(&self) -> Option<WindowName> {
+        self.source.as_ref().map(PageSource::name)
     }
 
     /// Returns the number of pages, free or not.

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use ringfence_platform::{DomId, WindowShape};
+use ringfence_platform::{DomId, WindowHandle, WindowShape};
 
 use super::*;
 

@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_access::window::RingWindow;
 pub use ringfence_access::window::SourceLevels;
-use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowHandle};
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowName};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_DIRECT, SEGMENTS_MAX};
@@ -133,9 +133,9 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
         RingSetup { window, ..self }
     }
 
-    /// Returns the handle of the grant window.
-    pub(crate) fn window(&self) -> Option<WindowHandle> {
-        self.window.as_ref().and_then(RingWindow::handle)
+    /// Returns the name of the grant window.
+    pub(crate) fn window(&self) -> Option<WindowName> {
+        self.window.as_ref().and_then(RingWindow::name)
     }
 
     /// Returns the grant references of the ring's pages, in order.

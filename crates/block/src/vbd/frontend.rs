@@ -297,7 +297,12 @@ impl<P: Platform> VbdFrontend<P> {
                 entries.push((format!("{dir}{name}"), gref.to_string()));
             }
             if let Some(window) = setup.window() {
-                entries.push((format!("{dir}{}", keys::RINGFENCE_WINDOW), window.0.to_string()));
+                let key = |name| format!("{dir}{name}");
+                entries.push((key(keys::RINGFENCE_WINDOW), window.handle.0.to_string()));
+                if let Some(references) = window.references {
+                    let key = key(keys::RINGFENCE_WINDOW_REFERENCES);
+                    entries.push((key, references.to_string()));
+                }
             }
             let port = setup.channel().port().0;
             entries.push((format!("{dir}{}", keys::EVENT_CHANNEL), port.to_string()));
@@ -309,7 +314,10 @@ impl<P: Platform> VbdFrontend<P> {
             let tops = [keys::RING_PAGE_ORDER, keys::MULTI_QUEUE_NUM_QUEUES].map(str::to_owned);
             let queues = (0..queues).map(|queue| keys::queue_directory(queue) + "/");
             let windows = [String::new()].into_iter().chain(queues);
-            let windows = windows.map(|dir| dir + keys::RINGFENCE_WINDOW);
+            let windows = windows.flat_map(|dir| {
+                [keys::RINGFENCE_WINDOW, keys::RINGFENCE_WINDOW_REFERENCES]
+                    .map(|name| format!("{dir}{name}"))
+            });
             for stale in tops.into_iter().chain(windows) {
                 if t.read_opt(&end.front(&stale))?.is_some() {
                     t.rm(&end.front(&stale))?;

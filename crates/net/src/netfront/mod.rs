@@ -26,9 +26,7 @@ use std::sync::Arc;
 
 use ringfence_access::window::RECLAIM_INTERVAL;
 use ringfence_memory::LentSlice;
-use ringfence_platform::{
-    Access, Channel, Granter, Gref, Lease, LendError, WindowHandle, take_back,
-};
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowName, take_back};
 use ringfence_ring::RingPages;
 
 use crate::features::VifFeatures;
@@ -114,9 +112,9 @@ impl QueueMemory {
         Ok(QueueMemory { tx_ring, rx_ring, tx_pages, head_pages, rx_pages, windows })
     }
 
-    /// Returns the handles of the TX and RX grant windows, if the buffers are in grant windows.
-    pub fn windows(&self) -> Option<(WindowHandle, WindowHandle)> {
-        self.windows.as_ref().map(|windows| windows.handles)
+    /// Returns the names of the TX and RX grant windows, if the buffers are in grant windows.
+    pub fn windows(&self) -> Option<(WindowName, WindowName)> {
+        self.windows.as_ref().map(|windows| windows.names)
     }
 
     /// Returns the references of the TX and the RX ring.

@@ -13,7 +13,7 @@ use std::os::fd::RawFd;
 
 use ringfence_access::window::{RingWindow, SourceLevels, SourcePolicy, WindowStock, mark};
 use ringfence_memory::LentSlice;
-use ringfence_platform::{DomId, Gref, PageId, Platform, WindowError, WindowHandle, WindowShape};
+use ringfence_platform::{DomId, Gref, PageId, Platform, WindowError, WindowName, WindowShape};
 
 use ringfence_frame::port::Fault;
 
@@ -87,15 +87,15 @@ impl QueueStock {
     pub(crate) fn take(&mut self) -> Option<QueueWindows> {
         let (tx, rx) = (self.tx.take()?, self.rx.take()?);
         Some(QueueWindows {
-            handles: (tx.handle()?, rx.handle()?),
+            names: (tx.name()?, rx.name()?),
             pages: Some((WindowPages::new(tx), WindowPages::new(rx))),
         })
     }
 }
 
-/// Grant windows of a queue: their handles, and their pages until a port takes these.
+/// Grant windows of a queue: their names, and their pages until a port takes these.
 pub(crate) struct QueueWindows {
-    pub(crate) handles: (WindowHandle, WindowHandle),
+    pub(crate) names: (WindowName, WindowName),
     pub(super) pages: Option<(WindowPages, WindowPages)>,
 }
 

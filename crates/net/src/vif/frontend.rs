@@ -370,10 +370,14 @@ fn queue_entries<C: Channel>(
         None => entries.push((keys::EVENT_CHANNEL, port(&channels.tx))),
     }
     if let Some((tx, rx)) = memory.windows() {
-        entries.extend([
-            (keys::RINGFENCE_TX_WINDOW, tx.0.to_string()),
-            (keys::RINGFENCE_RX_WINDOW, rx.0.to_string()),
-        ]);
+        let rings = [
+            (tx, keys::RINGFENCE_TX_WINDOW, keys::RINGFENCE_TX_WINDOW_REFERENCES),
+            (rx, keys::RINGFENCE_RX_WINDOW, keys::RINGFENCE_RX_WINDOW_REFERENCES),
+        ];
+        for (name, handle, references) in rings {
+            entries.push((handle, name.handle.0.to_string()));
+            entries.extend(name.references.map(|count| (references, count.to_string())));
+        }
     }
     entries
 }
@@ -391,6 +395,8 @@ fn forget_queues(store: &mut impl StoreAccess, front: &str) -> Result<(), StoreE
         keys::EVENT_CHANNEL_CTRL,
         keys::RINGFENCE_TX_WINDOW,
         keys::RINGFENCE_RX_WINDOW,
+        keys::RINGFENCE_TX_WINDOW_REFERENCES,
+        keys::RINGFENCE_RX_WINDOW_REFERENCES,
         keys::MULTI_QUEUE_NUM_QUEUES,
     ];
     let several = (0..QUEUES_MAX).map(keys::queue_directory);

@@ -281,7 +281,8 @@ pub(crate) fn create(shape: ArenaShape) -> Result<NewArena, PlatformError> {
     Ok(NewArena { own, handed_over })
 }
 
-fn sealed_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
+/// Creates a file of an arena, with its seals.
+pub(super) fn sealed_memfd(name: &str, bytes: u64) -> rustix::io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, bytes)?;
     // Access times are unused; without this flag the kernel reads the clock for each copy.

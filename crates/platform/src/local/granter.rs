@@ -19,7 +19,7 @@ use crate::table::{LentTable, TableWords, issue, try_revoke};
 use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
 /// Pages of one kind: the file, its mapping, and the free pages.
-pub(super) struct Pages {
+pub(crate) struct Pages {
     file: OwnedFd,
     memory: LentSlice,
     free: Vec<u32>,
@@ -27,7 +27,7 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub(super) fn new(file: OwnedFd, count: u32) -> std::io::Result<Pages> {
+    pub(crate) fn new(file: OwnedFd, count: u32) -> std::io::Result<Pages> {
         let bytes = count.max(1) as usize * PAGE_SIZE;
         let memory = Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent();
         // Last in, first out: the lowest page is used first, and the page with the warmest cache next.
@@ -39,22 +39,28 @@ impl Pages {
         })
     }
 
-    pub(super) fn descriptor(&self) -> RawFd {
+    /// Creates `count` pages that only this process reaches.
+    pub(crate) fn anonymous(name: &str, count: u32) -> std::io::Result<Pages> {
+        let file = arena::sealed_memfd(name, u64::from(count.max(1)) * PAGE_SIZE as u64)?;
+        Pages::new(file, count)
+    }
+
+    pub(crate) fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    pub(super) fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
+    pub(crate) fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
         let offset = page as usize * PAGE_SIZE;
         self.memory.slice(offset, PAGE_SIZE).map_err(|_| LendError::NoPage { limit: page })
     }
 
     /// Returns the number of revocations of a page.
-    pub(super) fn generation(&self, page: u32) -> u32 {
+    pub(crate) fn generation(&self, page: u32) -> u32 {
         self.generations.get(page as usize).copied().unwrap_or(0)
     }
 
     /// Counts a revocation of `pages`.
-    pub(super) fn next_generation(&mut self, pages: &[u32]) {
+    pub(crate) fn next_generation(&mut self, pages: &[u32]) {
         for page in pages {
             if let Some(generation) = self.generations.get_mut(*page as usize) {
                 *generation = generation.wrapping_add(1);
@@ -64,7 +70,7 @@ impl Pages {
 
     /// Destroys the content of `pages` in every mapping of every process, with one call for each run of
     /// neighbours. Returns the number of calls.
-    pub(super) fn punch(&self, pages: &mut [u32]) -> Result<u64, RevokeError> {
+    pub(crate) fn punch(&self, pages: &mut [u32]) -> Result<u64, RevokeError> {
         let mut calls = 0;
         pages.sort_unstable();
         for run in pages.chunk_by(|a, b| a + 1 == *b) {

@@ -30,16 +30,16 @@ pub use arena::{ArenaFault, ArenaFiles, ArenaShape};
 pub use channel::LocalChannel;
 pub use grantee::{LocalGrantee, MAPPED_MAX};
 pub use granter::LocalGranter;
+pub(crate) use granter::Pages;
 use hub::client::HubClient;
 pub use hub::protocol::Refusal;
 use hub::protocol::{ANY_DOMAIN, Kind};
 use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
 use ringfence_xenstore::StoreClient;
-use window::LocalTable;
 
 use crate::{
     Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
-    WindowHandle, WindowShape, WindowView,
+    WindowHandle, WindowName, WindowShape, WindowView,
 };
 
 /// Domain that is this process.
@@ -201,7 +201,7 @@ impl Platform for LocalPlatform {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let number = windows.get(&grantee).copied().unwrap_or(0).saturating_add(1);
         let counters = Arc::clone(&self.counters);
-        let (table, files) = LocalTable::create(grantee, WindowHandle(number), shape, counters)?;
+        let (table, files) = window::create(grantee, WindowHandle(number), shape, counters)?;
         let ArenaShape { writable, read_only, references } = shape.into();
         let args = [u32::from(grantee.0), writable, read_only, references, number];
         self.hub.call("take a window", Kind::Lend, &args, &files.each())?;
@@ -212,9 +212,10 @@ impl Platform for LocalPlatform {
     fn open_window(
         &self,
         granter: DomId,
-        handle: WindowHandle,
+        name: impl Into<WindowName>,
         entries_max: u32,
     ) -> Result<WindowView, WindowError> {
+        let handle = name.into().handle;
         let no_such = || WindowError::NoSuchWindow { granter, handle };
         if handle.0 == 0 {
             return Err(no_such());

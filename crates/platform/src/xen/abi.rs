@@ -17,6 +17,8 @@
 // #syscall daemon ioctl 1=0x00044504: evtchn: notifying
 // #syscall daemon ioctl 1=0x00004505: evtchn: after an overflow
 
+pub(super) mod window;
+
 use core::ffi::c_void;
 use std::os::fd::BorrowedFd;
 

@@ -21,6 +21,8 @@ pub enum Device {
     /// Granting of pages to other domains: for a frontend.
     Gntalloc,
     Evtchn,
+    /// Grant windows, on a hypervisor that has them.
+    Window,
 }
 
 impl Device {
@@ -30,6 +32,7 @@ impl Device {
             Device::Gntdev => "/dev/xen/gntdev",
             Device::Gntalloc => "/dev/xen/gntalloc",
             Device::Evtchn => "/dev/xen/evtchn",
+            Device::Window => "/dev/ringfence-window",
         }
     }
 
@@ -39,6 +42,7 @@ impl Device {
             Device::Gntdev => "xen-gntdev",
             Device::Gntalloc => "xen-gntalloc",
             Device::Evtchn => "xen-evtchn",
+            Device::Window => "ringfence-window",
         }
     }
 
@@ -189,7 +193,7 @@ mod tests {
 
     #[test]
     fn error_for_missing_device_names_node_and_module() {
-        for device in [Device::Gntdev, Device::Gntalloc, Device::Evtchn] {
+        for device in [Device::Gntdev, Device::Gntalloc, Device::Evtchn, Device::Window] {
             let (path, module) = (device.path(), device.module());
             let said = DeviceError::of(path, Some(module), Errno::NOENT, true).to_string();
             assert!(said.contains(path) && said.contains(&format!("modprobe {module}")), "{said}");

@@ -4,17 +4,19 @@
 //! |---|---|
 //! | frames granted to one peer | pages of `/dev/xen/gntalloc` ([`XenGranter`]) |
 //! | map, unmap, copy | `/dev/xen/gntdev` ([`XenGrantee`]) |
+//! | grant window | `/dev/ringfence-window`, if the hypervisor has windows ([`window`]) |
 //! | event channel | `/dev/xen/evtchn`, opened once for each ([`XenChannel`]) |
 //! | xenstore | `/dev/xen/xenbus`, else the socket of xenstored |
 //! | number of this domain | the node `domid` |
 //!
-//! Only these devices are needed: no library of the hypervisor, and no role in its toolstack.
+//! Only these devices are needed, and windows are optional: no library of the hypervisor, and no role in its toolstack.
 
 mod abi;
 mod channel;
 mod device;
 mod grantee;
 mod granter;
+mod window;
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +29,10 @@ pub use granter::XenGranter;
 use ringfence_wire::xenstore::ErrorName;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use crate::{Counters, DomId, EventPort, Platform, PlatformError};
+use crate::{
+    Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError, WindowName,
+    WindowShape, WindowView,
+};
 
 /// Role of a program, which determines the devices that it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +64,8 @@ pub struct XenPlatform {
     way: StoreWay,
     /// Opened by the first granter. One file numbers all granted pages.
     gntalloc: Mutex<Option<Arc<OwnedFd>>>,
+    /// Number of pages that the windows of this process can issue together.
+    issuable: Mutex<u64>,
     counters: Arc<Counters>,
 }
 
@@ -77,7 +84,16 @@ impl XenPlatform {
         for device in side.devices() {
             drop(device.open()?);
         }
-        Ok(XenPlatform { domid, way, gntalloc: Mutex::new(None), counters: Arc::default() })
+        if side != Side::Backend && Device::Window.open().is_ok() {
+            window::raise_locked_memory();
+        }
+        Ok(XenPlatform {
+            domid,
+            way,
+            gntalloc: Mutex::new(None),
+            issuable: Mutex::default(),
+            counters: Arc::default(),
+        })
     }
 
     /// Opens a store connection as a non-blocking descriptor. On the kernel's device each message must
@@ -150,6 +166,40 @@ impl Platform for XenPlatform {
 
     fn bind_interdomain(&self, peer: DomId, port: EventPort) -> Result<XenChannel, PlatformError> {
         XenChannel::bind(peer, port, Arc::clone(&self.counters))
+    }
+
+    /// Returns `true` if the module of grant windows is loaded. It does not load on a hypervisor without windows.
+    fn has_windows(&self) -> bool {
+        Device::Window.open().is_ok()
+    }
+
+    fn window(
+        &self,
+        grantee: DomId,
+        shape: WindowShape,
+    ) -> Result<Box<dyn TranslationTable>, WindowError> {
+        if !self.has_windows() {
+            return Err(WindowError::NeedsPeer);
+        }
+        let mut issuable = self.issuable.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages = u64::from(shape.entries.min(shape.pages()));
+        window::check_locked_memory(*issuable, pages)
+            .map_err(|error| PlatformError::Device(error.into()))?;
+        let table = window::create(grantee, shape, &self.counters)?;
+        *issuable = issuable.saturating_add(pages);
+        Ok(Box::new(table))
+    }
+
+    fn open_window(
+        &self,
+        granter: DomId,
+        name: impl Into<WindowName>,
+        entries_max: u32,
+    ) -> Result<WindowView, WindowError> {
+        if !self.has_windows() {
+            return Err(WindowError::NeedsPeer);
+        }
+        window::open(self.domid, granter, name.into(), entries_max)
     }
 
     fn counters(&self) -> &Arc<Counters> {

@@ -193,6 +193,7 @@ fn view() -> View {
         .read("/run/xenstored")
         .read("/var/run/xenstored")
         .devices("/dev/xen")
+        .devices("/dev/ringfence-window")
 }
 
 /// Creates the interface with `queues` queues. It is down, as every new interface is.

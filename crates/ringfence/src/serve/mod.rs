@@ -197,6 +197,7 @@ impl Setup {
             .read("/run/xenstored")
             .read("/var/run/xenstored")
             .devices("/dev/xen")
+            .devices("/dev/ringfence-window")
             .devices("/dev/net/tun")
             .write(&self.runtime_dir);
         let directory = |path: &Path| path.parent().unwrap_or(path).to_owned();

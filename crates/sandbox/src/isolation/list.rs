@@ -200,6 +200,10 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54dc)]),
     // sys/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x4008_af30)]),
+    // platform/src/xen/abi/window.rs: grant windows: issuing
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4010_7743)]),
+    // platform/src/xen/abi/window.rs: grant windows: revoking
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4010_7744)]),
     // platform/src/xen/abi.rs: evtchn: after an overflow
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4505)]),
     // nbd/src/client/link.rs: FIONREAD: finding a server by its name (the C library)
@@ -217,6 +221,10 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8933)]),
     // sys/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0xc008_af12_u32.cast_signed())]),
+    // platform/src/xen/abi/window.rs: grant windows: creating, for each backend
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc00c_7741_u32.cast_signed())]),
+    // platform/src/xen/abi/window.rs: grant windows: registering
+    on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc010_7742_u32.cast_signed())]),
     // ringfence/src/serve/config/error.rs: the configuration, read again
     on(DAEMON, libc::SYS_lseek, &[]),
     // memory/src/mapping.rs: lent memory stays out of core files

@@ -58,6 +58,9 @@ pub const NUM_RING_PAGES: &str = "num-ring-pages";
 pub const EVENT_CHANNEL: &str = "event-channel";
 /// Frontend, Ringfence only, per queue: grant window of the request pages. Absent: none.
 pub const RINGFENCE_WINDOW: &str = "ringfence-window";
+/// Frontend, Ringfence only, per queue: number of references of [`RINGFENCE_WINDOW`], reserved ones included. Xen needs
+/// it to open the window. Absent: the platform finds the number.
+pub const RINGFENCE_WINDOW_REFERENCES: &str = "ringfence-window-references";
 /// Frontend: layout of requests. Absent: the layout of the frontend's own architecture.
 pub const PROTOCOL: &str = "protocol";
 /// Frontend: number of queues used. Absent: 1.

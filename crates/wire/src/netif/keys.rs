@@ -51,6 +51,11 @@ pub const EVENT_CHANNEL_RX: &str = "event-channel-rx";
 pub const RINGFENCE_TX_WINDOW: &str = "ringfence-tx-window";
 /// Frontend, Ringfence only, per queue: grant window of the rx ring. Absent: none.
 pub const RINGFENCE_RX_WINDOW: &str = "ringfence-rx-window";
+/// Frontend, Ringfence only, per queue: number of references of [`RINGFENCE_TX_WINDOW`], reserved ones included. Xen
+/// needs it to open the window. Absent: the platform finds the number.
+pub const RINGFENCE_TX_WINDOW_REFERENCES: &str = "ringfence-tx-window-references";
+/// Frontend, Ringfence only, per queue: number of references of [`RINGFENCE_RX_WINDOW`].
+pub const RINGFENCE_RX_WINDOW_REFERENCES: &str = "ringfence-rx-window-references";
 /// Frontend: requests that packets are copied into its pages.
 pub const REQUEST_RX_COPY: &str = "request-rx-copy";
 /// Frontend: notifies the backend after posting rx requests.

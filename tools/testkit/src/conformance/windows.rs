@@ -4,13 +4,17 @@
 //! [`WindowPeer`] accesses what was granted: a program that has the window mapped, a device, or a kernel
 //! thread. The suite compares the peer's results with the content of the memory.
 
+mod remote;
+
 use core::sync::atomic::Ordering::SeqCst;
 
-use ringfence_memory::PAGE_SIZE;
+use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
 use super::{CaseReport, Outcome, Summary};
 use ringfence_platform::window::IssueError;
-use ringfence_platform::{Access, Gref, PageId, RevokeError, TranslationTable, WindowShape};
+use ringfence_platform::{
+    Access, Gref, PageId, RevokeError, TranslationTable, WindowShape, WindowView,
+};
 
 /// Grantee of a window under test.
 pub trait WindowPeer {
@@ -28,6 +32,38 @@ pub trait WindowPeer {
     ///
     /// Returns a message if the peer could not try.
     fn write(&mut self, gref: Gref, tag: u64) -> Result<(), String>;
+}
+
+/// Correct program that has the grant window mapped.
+pub struct WindowProgram(pub WindowView);
+
+impl WindowProgram {
+    /// Calls `act` with the memory and the offset of the page, if it is granted for `access`.
+    fn access<T>(
+        &mut self,
+        gref: Gref,
+        access: Access,
+        act: impl FnOnce(&LentSlice, usize) -> Result<T, OutOfRange>,
+    ) -> Result<Option<T>, String> {
+        let mut out = Vec::new();
+        self.0.begin([(gref, access)].into_iter(), &mut out);
+        let Some(Ok(place)) = out.pop() else { return Ok(None) };
+        let (memory, offset) = self.0.memory(place);
+        let done = act(memory, offset);
+        self.0.end(gref);
+        done.map(Some).map_err(|error| error.to_string())
+    }
+}
+
+impl WindowPeer for WindowProgram {
+    fn read(&mut self, gref: Gref) -> Result<Option<u64>, String> {
+        self.access(gref, Access::ReadOnly, |memory, offset| memory.load_u64(offset, SeqCst))
+    }
+
+    fn write(&mut self, gref: Gref, tag: u64) -> Result<(), String> {
+        let store = |memory: &LentSlice, offset| memory.store_u64(offset, tag, SeqCst);
+        self.access(gref, Access::ReadWrite, store).map(drop)
+    }
 }
 
 /// Minimum shape of a table for the suite: two pages of each kind, three entries.

@@ -138,6 +138,8 @@ impl HostileFrontend {
             keys::EVENT_CHANNEL,
             keys::RINGFENCE_TX_WINDOW,
             keys::RINGFENCE_RX_WINDOW,
+            keys::RINGFENCE_TX_WINDOW_REFERENCES,
+            keys::RINGFENCE_RX_WINDOW_REFERENCES,
         ];
         for key in wanted.keys().copied().chain(others) {
             self.store.rm(&format!("{dir}/{key}")).unwrap();

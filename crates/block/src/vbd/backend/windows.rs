@@ -1,7 +1,7 @@
 //! Grant windows of a disk's rings on the backend side, opened at connection.
 
 use ringfence_access::Mode;
-use ringfence_platform::{Platform, WindowError, WindowView};
+use ringfence_platform::{Platform, WindowError, WindowHandle, WindowName, WindowView};
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenbus::connect::{RingName, open_window};
@@ -26,10 +26,12 @@ pub(super) fn open(
     platform: &impl Platform,
     store: &mut StoreClient,
 ) -> Result<Option<WindowView>, ConnectError> {
-    let key = match dir {
-        Some(dir) => end.front(&format!("{dir}/{}", keys::RINGFENCE_WINDOW)),
-        None => end.front(keys::RINGFENCE_WINDOW),
+    let key = |name: &str| match dir {
+        Some(dir) => end.front(&format!("{dir}/{name}")),
+        None => end.front(name),
     };
-    let Some(handle) = store.read_u32_opt(&key)? else { return Ok(None) };
-    open_window(platform, end.device().frontend, RingName::OfQueue(queue), handle).map(Some)
+    let Some(handle) = store.read_u32_opt(&key(keys::RINGFENCE_WINDOW))? else { return Ok(None) };
+    let references = store.read_u32_opt(&key(keys::RINGFENCE_WINDOW_REFERENCES))?;
+    let name = WindowName { handle: WindowHandle(handle), references };
+    open_window(platform, end.device().frontend, RingName::OfQueue(queue), name).map(Some)
 }
