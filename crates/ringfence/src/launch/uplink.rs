@@ -132,7 +132,9 @@ impl Uplink {
             name_servers: self.plan.name_servers.clone(),
             search: self.plan.search.clone(),
             loopback: self.plan.loopback.clone(),
+            aliases: Vec::new(),
             allow_local: self.allow_local.clone(),
+            left_out: 0,
             forwards: self.forwards.clone(),
             verbose,
         }
