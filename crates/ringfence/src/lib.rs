@@ -8,6 +8,7 @@
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
+//! * [`pasta`]: `ringfence pasta`, and the program `pasta`.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
 //!
@@ -37,6 +38,7 @@ pub mod names;
 pub mod netlink;
 pub mod out;
 
+pub mod pasta;
 mod ports;
 pub mod serve;
 pub mod switchboard;
@@ -57,6 +59,10 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Status(args) => serve::show::main(&args),
         Command::Attach(args) => attach::main(&args),
         Command::Hub(args) => hub::main(&args),
+        Command::Pasta(_) => {
+            // The words themselves: another process parses them again.
+            pasta::main(&std::env::args_os().skip(2).collect::<Vec<_>>())
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             cli::write_completions(shell, &mut script);
@@ -67,6 +73,11 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
             Internal::Uplink => uplink::process::main(),
+            Internal::PastaSession { words } => pasta::session_main(&words),
+            Internal::PastaNamespace { words } => pasta::namespace::main(&words),
+            Internal::PastaCommand { own_pids, words } => {
+                pasta::namespace::start_command(&words, own_pids)
+            }
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::Man => {

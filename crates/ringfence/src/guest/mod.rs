@@ -41,6 +41,7 @@ use serde::{Deserialize, Serialize};
 pub use address::Address;
 pub use view::ViewConfig;
 
+pub(crate) use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
 use crate::names::{self, store::StoreNames};
