@@ -26,6 +26,7 @@ use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{Link, Options, Protect, UplinkChoice, ViewOptions};
 use crate::names::{parse_name, parse_switch_name};
+use crate::pasta::args::PastaArgs;
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
@@ -72,6 +73,8 @@ pub enum Command {
     Attach(AttachArgs),
     /// Show the state of what `ringfence serve` serves
     Status(StatusArgs),
+    /// Connect network namespaces to the host's network, with the options of pasta
+    Pasta(Box<PastaArgs>),
     /// Run the hub alone, for domains that are started separately
     Hub(HubArgs),
     /// Check a policy file of `run --policy`, or explain its verdicts
@@ -341,6 +344,27 @@ pub enum Internal {
     Frontend,
     /// Uplink of a guest
     Uplink,
+    /// Process of `pasta` in the background
+    PastaSession {
+        /// Arguments of pasta
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
+    /// Process in the namespaces that pasta connects
+    PastaNamespace {
+        /// Command of the namespaces
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
+    /// Process that becomes pasta's command
+    PastaCommand {
+        /// Set if it is process 1 of a PID namespace
+        #[arg(long)]
+        own_pids: bool,
+        /// The command and its arguments
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
     /// One end of the demonstration's transfer
     DemoPeer {
         /// End of the transfer
@@ -540,7 +564,7 @@ mod tests {
         let mut page = Vec::new();
         write_manual(&mut page).unwrap();
         let page = String::from_utf8(page).unwrap().replace('\\', "");
-        for option in ["--switch", "--host-tap", "--mtu", "http://web:8000/"] {
+        for option in ["--switch", "--config-net", "--host-tap", "--mtu", "http://web:8000/"] {
             assert!(page.contains(option), "{option}");
         }
     }

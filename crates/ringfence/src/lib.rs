@@ -9,6 +9,7 @@
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
+//! * [`pasta`]: `ringfence pasta`, and the program `pasta`.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
 //!
@@ -41,6 +42,7 @@ pub mod names;
 pub mod netlink;
 pub mod out;
 
+pub mod pasta;
 mod ports;
 pub mod serve;
 pub mod switchboard;
@@ -68,6 +70,10 @@ pub fn main_with(cli: Cli) -> u8 {
             Ok((text, status)) => print(text.as_bytes()).max(status),
             Err(error) => fail(&causes::causes(&error)),
         },
+        Command::Pasta(_) => {
+            // The words themselves: another process parses them again.
+            pasta::main(&std::env::args_os().skip(2).collect::<Vec<_>>())
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             cli::write_completions(shell, &mut script);
@@ -78,6 +84,11 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Driver => driver::main(),
             Internal::Frontend => frontend::main(),
             Internal::Uplink => uplink::process::main(),
+            Internal::PastaSession { words } => pasta::session_main(&words),
+            Internal::PastaNamespace { words } => pasta::namespace::main(&words),
+            Internal::PastaCommand { own_pids, words } => {
+                pasta::namespace::start_command(&words, own_pids)
+            }
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::Session { command } => guest::session::main(&command),

@@ -10,6 +10,9 @@ fn main() -> ExitCode {
     if let Err(status) = ringfence::check_stack() {
         return status.into();
     }
+    if let Some(arguments) = ringfence::pasta::arguments(std::env::args_os()) {
+        return ringfence::pasta::main(&arguments).into();
+    }
     match Cli::try_parse() {
         Ok(cli) => ringfence::main_with(cli).into(),
         Err(error) => ringfence::tell(&error).into(),

@@ -71,6 +71,28 @@ pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(found.uid) }
 }
 
+/// Restricts a socket to packets of one interface (`SO_BINDTODEVICE`). Since Linux 5.7 an ordinary user may do
+/// so for a socket without an interface.
+///
+/// # Errors
+///
+/// Returns the kernel's error: `ENODEV` if there is no interface of that name.
+pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
+    let len = libc::socklen_t::try_from(name.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the kernel reads `len` bytes at the pointer, which is to a live string of that length, and
+    // keeps no reference to it.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTODEVICE,
+            name.as_ptr().cast(),
+            len,
+        )
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     let mut vars = [0u32; MEMINFO_VARS];
     let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);

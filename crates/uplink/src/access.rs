@@ -9,6 +9,9 @@ pub struct Access {
     pub guest: Vec<IpAddr>,
     /// Destinations that stand for the host's loopback address; none by default.
     pub host_loopback: Vec<IpAddr>,
+    /// Destinations that stand for another address, of the host itself or of another host: guest-side address
+    /// and real address, on every port.
+    pub aliases: Vec<(IpAddr, IpAddr)>,
     /// Stand-ins for name servers of the host: guest-side address and real address. Only port 53 is reachable.
     pub resolvers: Vec<(IpAddr, IpAddr)>,
     /// Name servers that the guest reaches by their own address, on port 53, even if the address is the host's
@@ -69,6 +72,9 @@ impl Access {
         let stands_for = self.resolvers.iter().find(|(guest, _)| *guest == ip);
         if let Some((_, host)) = stands_for {
             return (port == DNS).then_some((*host, port).into()).ok_or(Refusal::Unreachable);
+        }
+        if let Some((_, host)) = self.aliases.iter().find(|(guest, _)| *guest == ip) {
+            return Ok((*host, port).into());
         }
         if self.host_loopback.contains(&ip) {
             let loopback = match ip {
@@ -143,6 +149,16 @@ mod tests {
         let own = |address| address == ip("192.0.2.1");
         assert_eq!(access.outward_to(to("192.0.2.1", 80), own), Ok(to("127.0.0.1", 80)));
         assert_eq!(access.outward_to(to("192.0.2.2", 80), own), Ok(to("192.0.2.2", 80)));
+    }
+
+    #[test]
+    fn alias_leads_to_its_own_host_address_alone() {
+        let own = |address: IpAddr| address == ip("192.0.2.2");
+        let aliases = vec![(ip("169.254.1.2"), ip("192.0.2.2"))];
+        let access = Access { aliases, ..Access::default() };
+        assert_eq!(access.outward_to(to("169.254.1.2", 80), own), Ok(to("192.0.2.2", 80)));
+        assert_eq!(access.outward_to(to("169.254.1.3", 80), own), Err(Refusal::Local));
+        assert_eq!(access.outward_to(to("192.0.2.2", 80), own), Err(Refusal::Local));
     }
 
     #[test]

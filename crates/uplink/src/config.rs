@@ -17,6 +17,33 @@ pub const UDP_FLOWS_MAX: usize = 4096;
 /// Default maximum of concurrent ICMP echo flows. Each holds a descriptor.
 pub const ICMP_FLOWS_MAX: usize = 256;
 
+/// Set of the guest's protocols that an uplink leaves out. It drops their packets without an answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut(pub u8);
+
+impl LeftOut {
+    pub const TCP: LeftOut = LeftOut(0x01);
+    pub const UDP: LeftOut = LeftOut(0x02);
+    /// Echo requests, and all other ICMP and ICMPv6 but neighbour discovery.
+    pub const ICMP: LeftOut = LeftOut(0x04);
+    pub const DHCP: LeftOut = LeftOut(0x08);
+    pub const DHCPV6: LeftOut = LeftOut(0x10);
+    /// Neighbour discovery, router advertisements among it.
+    pub const NDP: LeftOut = LeftOut(0x20);
+    pub const ROUTER_ADVERTISEMENTS: LeftOut = LeftOut(0x40);
+
+    /// Returns `true` if this set contains all of `other`.
+    pub const fn contains(self, other: LeftOut) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Returns the union of both sets.
+    #[must_use]
+    pub const fn union(self, other: LeftOut) -> LeftOut {
+        LeftOut(self.0 | other.0)
+    }
+}
+
 /// Configuration of one uplink engine.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -34,6 +61,8 @@ pub struct Config {
     pub icmp_flows_max: usize,
     /// Addresses and services of the guest's network.
     pub guest: GuestNetwork,
+    /// Protocols that are not carried or answered.
+    pub left_out: LeftOut,
     /// Position of this engine among the guest's engines.
     pub share: Share,
     /// Egress policy, shared by the guest's engines. `None`: the guest may reach all that `access` permits.
@@ -79,6 +108,7 @@ impl Default for Config {
             udp_flows_max: UDP_FLOWS_MAX,
             icmp_flows_max: ICMP_FLOWS_MAX,
             guest: GuestNetwork::default(),
+            left_out: LeftOut::default(),
             share: Share::default(),
             egress: None,
         }

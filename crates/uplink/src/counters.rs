@@ -37,6 +37,8 @@ counters! {
     drop_malformed;
     /// Frames dropped: unknown protocol.
     drop_unknown;
+    /// Packets dropped: protocol left out by configuration.
+    drop_left_out;
     /// Frames dropped: other hardware address.
     drop_not_for_us;
     /// Packets dropped: source address not permitted.

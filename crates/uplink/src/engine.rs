@@ -13,7 +13,7 @@ use ringfence_offload::packet::{Network, Transport};
 use ringfence_offload::{Layers, OffloadMeta};
 use rustix::io::Errno;
 
-use crate::config::Config;
+use crate::config::{Config, LeftOut};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
 use crate::forward::Forwards;
@@ -144,7 +144,11 @@ impl Uplink {
         let Some(packet) = Packet::read(frame, layers) else {
             return counters.drop_unknown.add(1);
         };
-        if self.is_link_protocol(&packet) {
+        let is_link_protocol = self.is_link_protocol(&packet);
+        if self.is_left_out(&packet, is_link_protocol) {
+            return self.counters.drop_left_out.add(1);
+        }
+        if is_link_protocol {
             return self.link_protocol(&packet, now);
         }
         self.packet(&packet, run, now);
@@ -251,6 +255,30 @@ impl Uplink {
             }
             _ => false,
         }
+    }
+
+    /// Returns `true` for a packet of a protocol that this uplink leaves out.
+    fn is_left_out(&self, packet: &Packet<'_>, is_link_protocol: bool) -> bool {
+        let left_out = self.config.left_out;
+        if left_out == LeftOut::default() {
+            return false;
+        }
+        let protocol = match packet.layers.transport() {
+            Transport::Icmpv6(icmp)
+                if is_link_protocol && crate::ndp::asks_for_router(icmp.kind) =>
+            {
+                return left_out.contains(LeftOut::NDP)
+                    || left_out.contains(LeftOut::ROUTER_ADVERTISEMENTS);
+            }
+            Transport::Icmpv6(_) if is_link_protocol => LeftOut::NDP,
+            _ if is_link_protocol && packet.source.is_ipv4() => LeftOut::DHCP,
+            _ if is_link_protocol => LeftOut::DHCPV6,
+            Transport::Tcp(_) => LeftOut::TCP,
+            Transport::Udp(_) => LeftOut::UDP,
+            Transport::Icmp(_) | Transport::Icmpv6(_) => LeftOut::ICMP,
+            _ => return false,
+        };
+        left_out.contains(protocol)
     }
 
     fn link_protocol(&mut self, packet: &Packet<'_>, now: Duration) {

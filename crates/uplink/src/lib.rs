@@ -81,6 +81,7 @@ pub mod icmp;
 pub mod link;
 mod ndp;
 pub mod packet;
+pub mod port_spec;
 mod reassembly;
 pub mod replies;
 pub mod runner;

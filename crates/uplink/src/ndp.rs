@@ -34,6 +34,11 @@ pub(crate) fn is_neighbour_discovery(kind: u8) -> bool {
     (ROUTER_SOLICITATION..=137).contains(&kind)
 }
 
+/// Returns `true` for the type of router solicitations.
+pub(crate) fn asks_for_router(kind: u8) -> bool {
+    kind == ROUTER_SOLICITATION
+}
+
 /// Handles a message from the guest. Its hop limit proves that no router has forwarded it.
 pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let message = packet.transport();

@@ -43,6 +43,7 @@ use serde::{Deserialize, Serialize};
 pub use address::Address;
 pub use view::ViewConfig;
 
+pub(crate) use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
 use self::session::{Reaped, Sessions};

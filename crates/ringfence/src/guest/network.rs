@@ -56,6 +56,41 @@ pub(crate) fn set_up(
     Ok((taps.unwrap_or_default(), uplink.unwrap_or_default()))
 }
 
+/// Sets up loopback and the interface to the host's network in a network namespace that Ringfence may not have
+/// made. `is_own` is set if it has: then the namespace as a whole is configured, too. Without `addressed`, the
+/// interface stays down, and its addresses and routes are left out.
+pub(crate) fn connect(
+    uplink: &UplinkInterface,
+    is_own: bool,
+    addressed: bool,
+    remarks: &mut Vec<String>,
+) -> Result<Vec<Tap>, NetworkError> {
+    if is_own && addressed {
+        return set_up(None, Some(uplink), remarks).map(|(_, taps)| taps);
+    }
+    let name = &uplink.interface.name;
+    let fail = |interface: &str, what: &str| {
+        let (interface, what) = (interface.to_owned(), what.to_owned());
+        move |source| NetworkError::Interface { interface, what, source }
+    };
+    let mut netlink = Netlink::open().map_err(fail(name, "netlink"))?;
+    let up = LinkChange { up: true, ..LinkChange::default() };
+    let loopback = netlink.index_of("lo").map_err(fail("lo", "looking it up"))?;
+    netlink.change_link(loopback, &up).map_err(fail("lo", "bringing it up"))?;
+    if is_own {
+        allow_ping(remarks);
+    }
+    if addressed {
+        return to_host(&mut netlink, uplink, remarks);
+    }
+    let taps = make(&uplink.interface)?;
+    let index = netlink.index_of(name).map_err(fail(name, "looking it up"))?;
+    let (mac, mtu) = (Some(uplink.interface.mac), Some(uplink.interface.mtu));
+    let change = LinkChange { mac, mtu, ..LinkChange::default() };
+    netlink.change_link(index, &change).map_err(fail(name, "its address and MTU"))?;
+    Ok(taps)
+}
+
 fn to_switch(
     netlink: &mut Netlink,
     interface: &InterfaceConfig,

@@ -143,8 +143,10 @@ impl Uplink {
             name_servers: self.plan.name_servers.clone(),
             search: self.plan.search.clone(),
             loopback: self.plan.loopback.clone(),
+            aliases: Vec::new(),
             allow_local: self.allow_local.clone(),
             policy: self.policy.as_ref().map(PolicyHead::of),
+            left_out: 0,
             forwards: self.forwards.clone(),
             verbose,
         }

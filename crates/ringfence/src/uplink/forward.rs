@@ -156,14 +156,37 @@ impl fmt::Display for ForwardSpec {
     }
 }
 
-/// Destination of one listening socket.
+/// Destination of one listening socket. Its serialized form is one number, so that a message has room for
+/// thousands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Forward {
     pub protocol: Protocol,
     /// Set if its clients have IPv6 addresses.
     pub ipv6: bool,
     /// Port of the guest.
     pub guest_port: u16,
+}
+
+/// Bits of a serialized [`Forward`] above the port.
+const UDP_BIT: u32 = 1 << 16;
+const IPV6_BIT: u32 = 1 << 17;
+
+impl From<Forward> for u32 {
+    fn from(forward: Forward) -> u32 {
+        let protocol = if forward.protocol == Protocol::Udp { UDP_BIT } else { 0 };
+        let family = if forward.ipv6 { IPV6_BIT } else { 0 };
+        u32::from(forward.guest_port) | protocol | family
+    }
+}
+
+impl From<u32> for Forward {
+    fn from(number: u32) -> Forward {
+        let [low, high, ..] = number.to_le_bytes();
+        let protocol = if number & UDP_BIT == 0 { Protocol::Tcp } else { Protocol::Udp };
+        let guest_port = u16::from_le_bytes([low, high]);
+        Forward { protocol, ipv6: number & IPV6_BIT != 0, guest_port }
+    }
 }
 
 /// Error of a port at which listening failed.
@@ -228,7 +251,17 @@ pub fn addresses(spec: &ForwardSpec, families: (bool, bool), defaults: &[IpAddr]
     }
 }
 
-fn bind(protocol: Protocol, at: SocketAddr) -> io::Result<OwnedFd> {
+/// Creates a bound socket, which listens if it is of TCP.
+pub(crate) fn bind(protocol: Protocol, at: SocketAddr) -> io::Result<OwnedFd> {
+    bind_with(protocol, at, |_| Ok(()))
+}
+
+/// Creates a socket as [`bind`] does, and lets `prepare` set options before it is bound.
+pub(crate) fn bind_with(
+    protocol: Protocol,
+    at: SocketAddr,
+    prepare: impl FnOnce(&OwnedFd) -> io::Result<()>,
+) -> io::Result<OwnedFd> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let (kind, number) = match protocol {
         Protocol::Tcp => (SocketType::STREAM, ipproto::TCP),
@@ -243,6 +276,7 @@ fn bind(protocol: Protocol, at: SocketAddr) -> io::Result<OwnedFd> {
         // Allows reuse while connections of an earlier process linger.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
+    prepare(&socket)?;
     rustix::net::bind(&socket, &at)?;
     if protocol == Protocol::Tcp {
         rustix::net::listen(&socket, BACKLOG)?;
@@ -315,7 +349,21 @@ mod tests {
         assert_eq!(addresses(&bound, (true, true), &loopback), [ip("192.0.2.2")]);
     }
 
+    #[test]
+    fn message_has_room_for_every_forward_of_a_guest() {
+        let forward = Forward { protocol: Protocol::Udp, ipv6: true, guest_port: u16::MAX };
+        let text = serde_json::to_string(&vec![forward; 2 * PORTS_MAX]).unwrap();
+        assert!(text.len() < ringfence_sandbox::channel::MESSAGE_MAX / 2, "{}", text.len());
+    }
+
     proptest! {
+        #[test]
+        fn forward_survives_serialization(udp: bool, ipv6: bool, guest_port: u16) {
+            let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
+            let forward = Forward { protocol, ipv6, guest_port };
+            prop_assert_eq!(Forward::from(u32::from(forward)), forward);
+        }
+
         #[test]
         fn arbitrary_text_is_parsed_or_rejected(text in "[0-9a-z.:/\\[\\]-]{0,24}") {
             if let Ok(spec) = text.parse::<ForwardSpec>() {

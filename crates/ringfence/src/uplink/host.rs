@@ -47,8 +47,14 @@ pub(crate) struct Resolver {
 impl HostNetwork {
     /// Reads the network of this process's network namespace.
     pub(crate) fn read() -> io::Result<HostNetwork> {
+        HostNetwork::read_only(None)
+    }
+
+    /// Reads the network of this process's network namespace, of the interface `name` alone if there is one.
+    pub(crate) fn read_only(name: Option<&str>) -> io::Result<HostNetwork> {
         let mut netlink = Netlink::open()?;
-        let links = usable(&netlink.links()?);
+        let mut links = usable(&netlink.links()?);
+        links.retain(|_, link| name.is_none_or(|name| link == name));
         let addresses = netlink.addresses()?;
         let mut network = HostNetwork::default();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {

@@ -72,12 +72,17 @@ pub struct UplinkConfig {
     pub search: Vec<String>,
     /// Loopback addresses of the host that the guest may reach.
     pub loopback: Vec<Alias>,
+    /// Addresses in the guest's network that stand for another address, on every port.
+    pub aliases: Vec<Alias>,
     /// Addresses of the host itself, or of its link, that the guest may reach.
     pub allow_local: Vec<LocalPrefix>,
     /// Egress policy, if there is one. Its rules follow in messages of [`UplinkRules`].
     pub policy: Option<PolicyHead>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Protocols of the guest that are not carried or answered
+    /// ([`LeftOut`](ringfence_uplink::config::LeftOut)).
+    pub left_out: u8,
     /// Logs debug messages to standard error.
     pub verbose: bool,
 }

@@ -20,6 +20,7 @@ use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
+use ringfence_uplink::config::LeftOut;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
@@ -274,6 +275,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
         access: Access {
             guest: addresses.iter().map(|(ip, _)| *ip).collect(),
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
+            aliases: config.aliases.iter().map(|alias| (alias.guest, alias.host)).collect(),
             resolvers: config.resolvers.iter().map(|alias| (alias.guest, alias.host)).collect(),
             name_servers: config.name_servers.clone(),
             allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
@@ -286,6 +288,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
             name_servers: config.name_servers.clone(),
             search: config.search.clone(),
         },
+        left_out: LeftOut(config.left_out),
         ..Config::default()
     }
 }

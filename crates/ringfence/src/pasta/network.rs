@@ -1,0 +1,421 @@
+//! Network of a namespace: the plan that follows from options and host, and the sockets of its ports.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, bail};
+use ringfence_sandbox::channel::Channel;
+use ringfence_uplink::config::LeftOut;
+
+use super::args::PastaArgs;
+use super::ports::{Listen, PortSpec};
+use super::values::{AddressArg, OrNone};
+use crate::guest::{Address, UplinkInterface};
+use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
+use crate::uplink::host::{HostNetwork, Resolver};
+use crate::uplink::link::LinkOrder;
+use crate::uplink::plan::{Plan, Wishes};
+use crate::uplink::{Alias, BATCH, UplinkConfig, UplinkSockets};
+
+/// Address and router of a namespace if the host has no address.
+const LONE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(169, 254, 2, 1), 16);
+const LONE_ROUTER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
+/// Name of the interface if the host has none to copy.
+const INTERFACE_DEFAULT: &str = "tap0";
+
+/// Planned network of a namespace.
+#[derive(Debug)]
+pub(crate) struct Network {
+    plan: Plan,
+    interface: String,
+    macs: ([u8; 6], [u8; 6]),
+    mtu: u16,
+    resolvers: Vec<Alias>,
+    /// Name servers that the guest may query although they are the host's own addresses.
+    name_servers: Vec<IpAddr>,
+    search: Vec<String>,
+    aliases: Vec<Alias>,
+}
+
+/// Listening sockets and their destinations.
+pub(crate) type Listeners = (Vec<Forward>, Vec<OwnedFd>);
+
+impl Network {
+    /// Plans the network from the options and the host's network.
+    pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Network> {
+        let host = HostNetwork::read_only(args.interface.as_deref());
+        let host = host.context("looking at the host's network")?;
+        if let Some(name) = args.interface.as_ref().filter(|_| host.interfaces.is_empty()) {
+            bail!(
+                "--interface {name}: the host has no such interface that is up and has an address"
+            );
+        }
+        Network::of(args, host, Resolver::of_host())
+    }
+
+    fn of(args: &PastaArgs, host: HostNetwork, resolver: Resolver) -> anyhow::Result<Network> {
+        let interface = args.ns_ifname.clone().or_else(|| host.interfaces.first().cloned());
+        let interface = interface.unwrap_or_else(|| INTERFACE_DEFAULT.to_owned());
+        let (host, lone_router) = chosen(args, host)?;
+        let gateways: Vec<IpAddr> = args.gateway.iter().copied().chain(lone_router).collect();
+        let wishes = Wishes { gateways, ..Wishes::default() };
+        let plan = Plan::new(host, Resolver::default(), &wishes);
+        let plan = plan.map_err(|error| anyhow::anyhow!(in_terms_of_pasta(&error.to_string())))?;
+        let (given, without) = OrNone::list(&args.dns);
+        let servers = match (&given[..], without) {
+            ([], true) => Vec::new(),
+            ([], false) => resolver.name_servers.clone(),
+            _ => given,
+        };
+        let search = match args.search.as_deref() {
+            Some("none") => Vec::new(),
+            Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
+            None => resolver.search,
+        };
+        let (mac, guest_mac) = Plan::macs();
+        let macs = (
+            args.mac_addr.map_or(mac, |given| given.0),
+            args.ns_mac_addr.map_or(guest_mac, |given| given.0),
+        );
+        let aliases = aliases(args, &plan)?;
+        let resolvers = resolvers(args, &servers, &resolver.name_servers)?;
+        let mtu = args.mtu;
+        let network = Network {
+            plan,
+            interface,
+            macs,
+            mtu,
+            resolvers,
+            name_servers: servers,
+            search,
+            aliases,
+        };
+        network.check_stand_ins()?;
+        Ok(network)
+    }
+
+    /// Rejects an address that would stand for two things, or that the namespace has itself.
+    fn check_stand_ins(&self) -> anyhow::Result<()> {
+        let mut seen: Vec<IpAddr> =
+            self.plan.addresses.iter().map(|address| address.ip()).collect();
+        let stand_ins = self.resolvers.iter().chain(&self.aliases).map(|alias| alias.guest);
+        for ip in stand_ins {
+            if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
+                bail!("{ip} cannot lead to the host: it has a meaning of its own in the namespace");
+            }
+            if seen.contains(&ip) {
+                bail!(
+                    "{ip} cannot lead to the host: the namespace has this address, or it leads elsewhere"
+                );
+            }
+            seen.push(ip);
+        }
+        Ok(())
+    }
+
+    /// Returns the configuration of the interface in the namespace.
+    pub(crate) fn interface(&self) -> UplinkInterface {
+        let mut made = self.plan.interface(self.mtu, u32::MAX, 1);
+        made.interface.name.clone_from(&self.interface);
+        made.interface.mac = self.macs.1;
+        made
+    }
+
+    /// Returns the configuration of the uplink process, whose TAP has `offloads`.
+    pub(crate) fn config(
+        &self,
+        args: &PastaArgs,
+        offloads: u32,
+        forwards: Vec<Forward>,
+    ) -> UplinkConfig {
+        let offered = |on: bool| if on { self.name_servers.clone() } else { Vec::new() };
+        UplinkConfig {
+            mtu: self.mtu,
+            offloads,
+            link: LinkOrder::Tap,
+            mac: self.macs.0,
+            guest_mac: self.macs.1,
+            addresses: self.plan.addresses.clone(),
+            gateways: self.plan.gateways.clone(),
+            own: self.plan.own(),
+            resolvers: self.resolvers.clone(),
+            name_servers: offered(args.dhcp_dns),
+            search: if args.dhcp_search { self.search.clone() } else { Vec::new() },
+            loopback: Vec::new(),
+            aliases: self.aliases.clone(),
+            allow_local: args.allow_local.clone(),
+            policy: None,
+            left_out: left_out(args).0,
+            forwards,
+            verbose: args.debug || args.trace,
+        }
+    }
+
+    /// Creates the sockets of all ports of `-t` and `-u`.
+    pub(crate) fn listen(&self, args: &PastaArgs) -> anyhow::Result<Listeners> {
+        let mut made: Vec<(Forward, OwnedFd)> = Vec::new();
+        for (option, protocol, specs, is_off) in [
+            ("-t", Protocol::Tcp, &args.tcp_ports, args.no_tcp),
+            ("-u", Protocol::Udp, &args.udp_ports, args.no_udp),
+        ] {
+            for listen in without_none(specs) {
+                if is_off {
+                    bail!("{option} {listen}: the protocol is switched off");
+                }
+                check_ports(option, listen)?;
+                self.open(args, protocol, listen, &mut made)
+                    .with_context(|| format!("{option} {listen}"))?;
+            }
+        }
+        Ok(made.into_iter().unzip())
+    }
+
+    fn open(
+        &self,
+        args: &PastaArgs,
+        protocol: Protocol,
+        listen: &Listen,
+        made: &mut Vec<(Forward, OwnedFd)>,
+    ) -> anyhow::Result<()> {
+        let families = self.plan.families();
+        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
+        let spec =
+            forward::ForwardSpec { bind: listen.address, first: 1, last: 1, guest: 1, protocol };
+        let addresses = forward::addresses(&spec, families, &[]);
+        if let Some(ip) = addresses.iter().find(|ip| !has(ip)) {
+            bail!("the namespace has no address of the family of {ip}");
+        }
+        for (port, guest_port, _) in listen.ports() {
+            for &ip in &addresses {
+                let prepare = |socket: &OwnedFd| {
+                    if let Some(interface) = &listen.interface {
+                        ringfence_sys::socket::bind_to_interface(socket, interface)?;
+                    }
+                    match (args.freebind, ip.is_ipv4()) {
+                        (false, _) => Ok(()),
+                        (true, true) => Ok(rustix::net::sockopt::set_ip_freebind(socket, true)?),
+                        (true, false) => Ok(rustix::net::sockopt::set_ipv6_freebind(socket, true)?),
+                    }
+                };
+                let socket = forward::bind_with(protocol, (ip, port).into(), prepare);
+                let at = std::net::SocketAddr::from((ip, port));
+                let socket = socket.with_context(|| format!("cannot listen at {at}/{protocol}"))?;
+                made.push((Forward { protocol, ipv6: ip.is_ipv6(), guest_port }, socket));
+            }
+            if made.len() > 2 * PORTS_MAX {
+                bail!("more than {PORTS_MAX} ports cannot be forwarded");
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a line that describes the network.
+    pub(crate) fn summary(&self) -> String {
+        let texts: Vec<String> = self.plan.addresses.iter().map(Address::to_string).collect();
+        let Network { interface, mtu, plan, .. } = self;
+        format!("{interface}: {}, MTU {mtu}, router {}", texts.join(", "), list(&plan.gateways))
+    }
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    texts.join(" and ")
+}
+
+/// Sends the configuration, the TAP's queue and the listening sockets to the uplink process.
+pub(crate) fn hand_over(
+    channel: &Channel,
+    config: &UplinkConfig,
+    tap: OwnedFd,
+    sockets: Vec<OwnedFd>,
+) -> anyhow::Result<()> {
+    use std::os::fd::AsFd;
+    channel.send(config, &[tap.as_fd()])?;
+    for batch in sockets.chunks(BATCH) {
+        let fds: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
+        channel.send(&UplinkSockets, &fds)?;
+    }
+    Ok(())
+}
+
+/// Returns the specifications behind the last `none`.
+fn without_none(specs: &[PortSpec]) -> impl Iterator<Item = &Listen> {
+    let start = specs.iter().rposition(|spec| *spec == PortSpec::None).map_or(0, |last| last + 1);
+    specs.iter().skip(start).filter_map(|spec| match spec {
+        PortSpec::Listen(listen) => Some(listen),
+        PortSpec::None => None,
+    })
+}
+
+/// Rejects ports that cannot be forwarded.
+fn check_ports(option: &str, listen: &Listen) -> anyhow::Result<()> {
+    if listen.auto {
+        bail!("{option} {listen}: listeners of the namespace are not looked for: name the ports");
+    }
+    if listen.all {
+        bail!(
+            "{option} {listen}: each port needs a socket, and at most {PORTS_MAX} ports are possible: name them"
+        );
+    }
+    if listen.mappings.iter().any(|mapping| mapping.address.is_some()) {
+        bail!("{option} {listen}: ports lead to the namespace's own address only");
+    }
+    Ok(())
+}
+
+/// Rejects ports of the namespace that lead to the host.
+pub(crate) fn check_outward_ports(args: &PastaArgs) -> anyhow::Result<()> {
+    for (option, specs) in [("-T", &args.tcp_ns), ("-U", &args.udp_ns)] {
+        if let Some(listen) = without_none(specs).next() {
+            bail!(
+                "{option} {listen}: ports of the namespace's loopback do not lead to the host; use \
+                 --map-host-loopback ADDRESS, or give `{option} none`"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Returns the host's network with the addresses and routes that the options choose, and a router if it has none.
+fn chosen(args: &PastaArgs, host: HostNetwork) -> anyhow::Result<(HostNetwork, Option<IpAddr>)> {
+    let mut network = HostNetwork { interfaces: host.interfaces, ..HostNetwork::default() };
+    let mut router = None;
+    for (is_v4, is_off) in [(true, args.ipv6_only), (false, args.ipv4_only)] {
+        if is_off {
+            continue;
+        }
+        let of_family = |ip: IpAddr| ip.is_ipv4() == is_v4;
+        let own: Vec<Address> =
+            host.addresses.iter().copied().filter(|address| of_family(address.ip())).collect();
+        let given = args.address.iter().rev().find(|given| of_family(given.ip));
+        match given {
+            Some(given) => network.addresses.push(assigned(args, given, &own)?),
+            None => {
+                let most = if args.no_copy_addrs { 1 } else { usize::MAX };
+                network.addresses.extend(own.iter().take(most));
+            }
+        }
+        let only_default = args.no_copy_routes || args.gateway.iter().any(|ip| of_family(*ip));
+        let is_copied = |route: &&crate::netlink::Route| {
+            of_family(route.destination) && (!only_default || route.prefix == 0)
+        };
+        network.routes.extend(host.routes.iter().filter(is_copied));
+    }
+    if network.addresses.is_empty() && !args.ipv6_only {
+        let (ip, prefix) = LONE_V4;
+        network.addresses.push(Address::new(ip.into(), prefix)?);
+        let is_given = args.gateway.iter().any(IpAddr::is_ipv4);
+        router = (!is_given).then_some(LONE_ROUTER_V4.into());
+    }
+    Ok((network, router))
+}
+
+/// Returns a given address with its prefix length: its own, that of --netmask, that of the host's network, or
+/// that of its class.
+fn assigned(args: &PastaArgs, given: &AddressArg, own: &[Address]) -> anyhow::Result<Address> {
+    let AddressArg { ip, prefix } = *given;
+    let prefix = match (ip, prefix, args.netmask) {
+        (IpAddr::V4(_), Some(_), Some(_)) => {
+            bail!("--address {ip} has a prefix length of its own: leave out --netmask")
+        }
+        (_, Some(prefix), _) => prefix,
+        (IpAddr::V4(_), None, Some(mask)) => mask.0,
+        (IpAddr::V6(_), None, _) => 64,
+        (IpAddr::V4(ip), None, None) => {
+            let same = own.iter().find(|address| address.ip() == IpAddr::V4(ip));
+            same.map_or_else(|| class_prefix(ip), |address| address.prefix())
+        }
+    };
+    Address::new(ip, prefix).with_context(|| format!("--address {ip}"))
+}
+
+/// Returns the prefix length of an address's class (RFC 791, section 3.2).
+fn class_prefix(ip: Ipv4Addr) -> u8 {
+    match ip.octets()[0] {
+        0..=127 => 8,
+        128..=191 => 16,
+        _ => 24,
+    }
+}
+
+/// Returns the addresses that lead to the host's loopback or to its own address.
+fn aliases(args: &PastaArgs, plan: &Plan) -> anyhow::Result<Vec<Alias>> {
+    let mut found = Vec::new();
+    let (mut loopback, _) = OrNone::list(&args.map_host_loopback);
+    if args.map_gw {
+        loopback.extend(&plan.gateways);
+    }
+    let localhost = |ip: IpAddr| match ip {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => IpAddr::from(std::net::Ipv6Addr::LOCALHOST),
+    };
+    for ip in last_of_each_family(&loopback) {
+        found.push(Alias { guest: ip, host: localhost(ip) });
+    }
+    let (own, _) = OrNone::list(&args.map_guest_addr);
+    for ip in last_of_each_family(&own) {
+        let same = plan.addresses.iter().map(|address| address.ip());
+        // A namespace without this family cannot send to the address.
+        if let Some(host) = same.into_iter().find(|own| own.is_ipv4() == ip.is_ipv4()) {
+            found.push(Alias { guest: ip, host });
+        }
+    }
+    Ok(found)
+}
+
+fn last_of_each_family(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '_ {
+    [true, false]
+        .into_iter()
+        .filter_map(|v4| addresses.iter().rev().find(|ip| ip.is_ipv4() == v4).copied())
+}
+
+/// Returns the stand-ins for name servers. One of the same family is preferred.
+fn resolvers(
+    args: &PastaArgs,
+    servers: &[IpAddr],
+    of_host: &[IpAddr],
+) -> anyhow::Result<Vec<Alias>> {
+    let mut found = Vec::new();
+    for guest in last_of_each_family(&args.dns_forward) {
+        let same =
+            |list: &[IpAddr]| list.iter().find(|ip| ip.is_ipv4() == guest.is_ipv4()).copied();
+        let any = |list: &[IpAddr]| list.first().copied();
+        let host = same(&args.dns_host).or_else(|| any(&args.dns_host));
+        let host = host.or_else(|| same(servers)).or_else(|| same(of_host));
+        // Without any name server, queries are refused.
+        let host = host.or_else(|| any(servers)).or_else(|| any(of_host));
+        found.extend(host.map(|host| Alias { guest, host }));
+    }
+    if !args.dns_host.is_empty() && args.dns_forward.is_empty() {
+        bail!("--dns-host names the end of --dns-forward, and there is none");
+    }
+    Ok(found)
+}
+
+/// Returns the protocols that the options switch off.
+fn left_out(args: &PastaArgs) -> LeftOut {
+    let choices = [
+        (args.no_tcp, LeftOut::TCP),
+        (args.no_udp, LeftOut::UDP),
+        (args.no_icmp, LeftOut::ICMP),
+        (args.no_dhcp, LeftOut::DHCP),
+        (args.no_dhcpv6, LeftOut::DHCPV6),
+        (args.no_ndp, LeftOut::NDP),
+        (args.no_ra, LeftOut::ROUTER_ADVERTISEMENTS),
+    ];
+    let chosen = choices.into_iter().filter(|(is_given, _)| *is_given);
+    chosen.fold(LeftOut::default(), |all, (_, one)| all.union(one))
+}
+
+/// Replaces the names of options of `run` in a message by those of pasta.
+fn in_terms_of_pasta(text: &str) -> String {
+    match text {
+        text if text.contains("no network") => {
+            "the host has no IPv6 address: give one with --address".to_owned()
+        }
+        text => text.replace("--uplink-", "--"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

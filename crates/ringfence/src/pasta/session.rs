@@ -1,0 +1,298 @@
+//! Session: the process that starts the uplink for a namespace, and waits for the end of one of them.
+//!
+//! 1. Plan the network, and open listening sockets, namespaces, log and process id file with the user's rights.
+//! 2. Start the process in the namespace ([`super::namespace`]), which returns the queue of the TAP.
+//! 3. Start the uplink process, in the sandbox that `run` gives it, and hand the queue and the sockets over.
+//! 4. Write the process id, give up root's rights, and wait.
+//!
+//! It ends with the namespace, the command or the uplink, or by a signal. It handles no packet.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ringfence_sandbox::channel::{Channel, expect_fds};
+use ringfence_sandbox::ids::is_host_root;
+use ringfence_sandbox::signals::{self, Signals};
+use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
+use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
+use ringfence_sys::namespaces;
+use ringfence_sys::poll::wait_any;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::Signal;
+
+use super::args::PastaArgs;
+use super::messages::Messages;
+use super::namespace::{Connection, Order, Report};
+use super::network::{self, Network};
+use super::target::{Existing, Target, Watch};
+use super::values::RunAs;
+use crate::launch::report::{last_line, printable};
+use crate::uplink::FromUplink;
+
+/// Time limit for the process in the namespace, and for the uplink.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which a namespace is checked that cannot be watched.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A namespace with a running uplink.
+pub(crate) struct Session {
+    messages: Messages,
+    signals: Signals,
+    uplink: DomainProcess,
+    watch: Option<Watch>,
+    command: Option<(Child, Channel)>,
+}
+
+impl Session {
+    /// Connects the target. When this returns, its network is usable and the process id is written.
+    pub(crate) fn start(args: &PastaArgs, target: &Target) -> anyhow::Result<Session> {
+        let mut messages = Messages::new(args)?;
+        for (name, why) in &args.others.without_effect {
+            messages.step(format_args!("--{name} changes nothing: {why}"));
+        }
+        network::check_outward_ports(args)?;
+        // Inherited descriptors are not for Ringfence's own processes.
+        let inherited = namespaces::inheritable_fds()?;
+        namespaces::set_inheritable(&inherited, false)?;
+        let network = Network::new(args)?;
+        let open_files = limits::raise_open_files().context("the limit of open files")?;
+        let listeners = network.listen(args)?;
+        let pid_file = args.pid.as_ref().map(|path| {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o644);
+            options.open(path).with_context(|| format!("--pid {}", path.display()))
+        });
+        let pid_file = pid_file.transpose()?;
+        let run_as = run_as(args)?;
+        let blocked = signals::blocked()?;
+        let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
+        let (existing, watch) = match target {
+            Target::Command(_) => (None, None),
+            Target::Existing { netns, userns } => {
+                let existing = Existing::open(netns, userns.as_deref())?;
+                (Some(existing), (!args.no_netns_quit).then(|| Watch::new(netns)).transpose()?)
+            }
+        };
+        let connection = Connection { interface: network.interface(), configured: args.config_net };
+        let (child, channel) = start_in_namespace(target, run_as)?;
+        match existing {
+            Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
+            None => {
+                let own_pids = !args.no_pidns;
+                let order = Order::Create { connection, own_pids, blocked, open_files };
+                channel.send(&order, &[rustix::stdio::stdin()])?;
+            }
+        }
+        let (tap, offloads) = receive_tap(&channel, &mut messages)?;
+        let uplink = start_uplink(&network, args, listeners, (tap, offloads), &mut messages)?;
+        messages.summary(network.summary());
+        write_pid(pid_file)?;
+        let command = settle(target, child, channel)?;
+        give_up_root(run_as)?;
+        Ok(Session { messages, signals, uplink, watch, command })
+    }
+
+    /// From now on, messages go to the log.
+    pub(crate) fn leave_terminal(&mut self) {
+        self.messages.leave_terminal();
+    }
+
+    /// Waits for the end. Returns the exit status.
+    pub(crate) fn wait(mut self) -> u8 {
+        match self.wait_for_end() {
+            Ok(status) => status,
+            Err(error) => {
+                self.messages.problem(crate::causes::causes(&error));
+                super::STATUS_FAILED
+            }
+        }
+    }
+
+    fn wait_for_end(&mut self) -> anyhow::Result<u8> {
+        loop {
+            if let Some(arrived) = self.signals.next()? {
+                // Signals of the terminal's keys reach the command itself.
+                if self.command.is_none() || arrived.by_process {
+                    self.messages.step(format_args!("ends by signal {}", arrived.number));
+                    let is_asked =
+                        arrived.number == Signal::TERM.as_raw() && self.command.is_none();
+                    let ending = Ending::Killed(arrived.number);
+                    return Ok(if is_asked { 0 } else { ending.exit_status() });
+                }
+                continue;
+            }
+            if let Some(status) = self.command_ended()? {
+                return Ok(status);
+            }
+            if self.watch.as_ref().is_some_and(Watch::is_over) {
+                self.messages.step("the namespace is gone");
+                return Ok(0);
+            }
+            self.check_uplink()?;
+            self.sleep()?;
+        }
+    }
+
+    fn command_ended(&mut self) -> anyhow::Result<Option<u8>> {
+        let Some((child, channel)) = &mut self.command else { return Ok(None) };
+        match channel.try_receive::<Report>() {
+            Ok(None) => Ok(None),
+            Ok(Some((Report::Ended(ending), _))) => Ok(Some(ending.exit_status())),
+            Ok(Some((Report::Failed(why), _))) => bail!("{}", printable(&why)),
+            Ok(Some(_)) | Err(_) => {
+                let status = child.wait()?;
+                bail!("the process that started the command is gone ({status})")
+            }
+        }
+    }
+
+    fn check_uplink(&mut self) -> anyhow::Result<()> {
+        if let Ok(Some((FromUplink::Failed(why), _))) = self.uplink.channel().try_receive() {
+            bail!("the uplink failed: {}", printable(&why));
+        }
+        while let Some(event) = self.uplink.next_event() {
+            match event {
+                Event::Stderr(text) => {
+                    for line in text.lines() {
+                        self.messages.summary(format_args!("uplink: {}", printable(line)));
+                    }
+                }
+                Event::Ended(ended) => {
+                    let why = last_line(&ended.stderr_tail)
+                        .map_or(String::new(), |why| format!(": {why}"));
+                    bail!("the uplink {}{why}", ended.ending);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sleep(&self) -> anyhow::Result<()> {
+        let mut fds = vec![
+            PollFd::new(&self.signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.uplink.events(), PollFlags::IN),
+        ];
+        fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
+        let watched = self.watch.as_ref().map(Watch::fd);
+        fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        // A file may vanish without an event, on an overlay file system for instance.
+        let is_file = matches!(self.watch, Some(Watch::File { .. }));
+        let deadline = is_file.then(|| Instant::now() + CHECK_INTERVAL);
+        wait_any(&mut fds, deadline)?;
+        Ok(())
+    }
+}
+
+/// Returns the user that replaces root, if root of the host runs this.
+fn run_as(args: &PastaArgs) -> anyhow::Result<Option<RunAs>> {
+    let is_root = is_host_root().context("the user ids")?;
+    match args.runas {
+        Some(_) if !rustix::process::geteuid().is_root() => {
+            bail!("--runas: only root can change to another user")
+        }
+        Some(user) => Ok(Some(user)),
+        None => Ok(is_root.then(RunAs::nobody)),
+    }
+}
+
+/// Starts the process in the namespace. It waits for its order.
+fn start_in_namespace(target: &Target, run_as: Option<RunAs>) -> anyhow::Result<(Child, Channel)> {
+    let (channel, inner) = Channel::pair()?;
+    let mut command = Command::new(THIS_PROGRAM);
+    command.arg0("ringfence").args(["internal", "pasta-namespace", "--"]);
+    command.stdin(Stdio::from(inner.into_fd()));
+    match target {
+        Target::Command(words) => {
+            command.args(words);
+            if let Some(RunAs { uid, gid }) = run_as {
+                command.uid(uid).gid(gid);
+            }
+        }
+        Target::Existing { .. } => {
+            command.env_clear().stdout(Stdio::null()).stderr(Stdio::null());
+        }
+    }
+    let child = command.spawn().context("starting the process in the namespace")?;
+    Ok((child, channel))
+}
+
+fn receive_tap(channel: &Channel, messages: &mut Messages) -> anyhow::Result<(OwnedFd, u32)> {
+    let received = channel.receive_within::<Report>(START_TIMEOUT);
+    let (report, fds) = received.context("the process in the namespace")?;
+    match report {
+        Report::Ready { offloads, remarks } => {
+            for remark in remarks {
+                messages.step(printable(&remark));
+            }
+            let [tap] = expect_fds(fds)?;
+            Ok((tap, offloads))
+        }
+        Report::Failed(why) => bail!("{}", printable(&why)),
+        Report::Ended(ending) => bail!("the process in the namespace {ending}"),
+    }
+}
+
+fn start_uplink(
+    network: &Network,
+    args: &PastaArgs,
+    (forwards, sockets): network::Listeners,
+    (tap, offloads): (OwnedFd, u32),
+    messages: &mut Messages,
+) -> anyhow::Result<DomainProcess> {
+    let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
+    let domain = DomainProcess::start(&spawn)?;
+    let config = network.config(args, offloads, forwards);
+    let sent = network::hand_over(domain.channel(), &config, tap, sockets);
+    match domain.channel().receive_within::<FromUplink>(START_TIMEOUT) {
+        Ok((FromUplink::Up { link, remarks }, _)) => {
+            messages.step(format_args!("the uplink runs over {}", printable(&link)));
+            for remark in remarks {
+                messages.step(format_args!("uplink: {}", printable(&remark)));
+            }
+            sent.map(|()| domain)
+        }
+        Ok((FromUplink::Failed(why), _)) => bail!("the uplink failed: {}", printable(&why)),
+        Err(ChannelError::Closed) => {
+            let ended = domain.wait_ended(Duration::from_secs(1));
+            let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
+            bail!("the uplink ended{}", why.map_or(String::new(), |why| format!(": {why}")))
+        }
+        Err(error) => Err(error).context("the uplink"),
+    }
+}
+
+/// Lets the command start, or reaps the process in an existing namespace, whose work is done.
+fn settle(
+    target: &Target,
+    mut child: Child,
+    channel: Channel,
+) -> anyhow::Result<Option<(Child, Channel)>> {
+    if let Target::Command(_) = target {
+        channel.send(&Order::Start, &[])?;
+        return Ok(Some((child, channel)));
+    }
+    child.wait().context("the process in the namespace")?;
+    Ok(None)
+}
+
+fn write_pid(file: Option<File>) -> anyhow::Result<()> {
+    let Some(mut file) = file else { return Ok(()) };
+    let line = format!("{}\n", std::process::id());
+    file.write_all(line.as_bytes()).context("--pid: writing the process id")
+}
+
+/// Changes to another user for good. Nothing that follows needs root's rights.
+fn give_up_root(run_as: Option<RunAs>) -> anyhow::Result<()> {
+    use rustix::thread::{Gid, Uid};
+    let Some(RunAs { uid, gid }) = run_as else { return Ok(()) };
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::thread::set_thread_groups(&[]).context("--runas: the groups")?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).context("--runas: the group")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).context("--runas: the user")
+}
