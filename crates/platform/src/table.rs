@@ -398,6 +398,32 @@ mod tests {
         assert_eq!((word(8 * 8), word(8 * 8 + 4)), (0, 1));
     }
 
+    proptest::proptest! {
+        /// Checks that no word of a slot leads to another page, or to more than it says.
+        #[test]
+        fn slot_with_any_word_grants_at_most_its_page_and_right(
+            word: u32,
+            gref in 0..1024u32,
+            write: bool,
+        ) {
+            let (table, memory) = slots(512);
+            if gref < 512 {
+                memory
+                    .store_u32(gref as usize * SLOT_BYTES, word.to_le(), Ordering::SeqCst)
+                    .expect("a slot");
+            }
+            let access = if write { Access::ReadWrite } else { Access::ReadOnly };
+            let usable = (8..512).contains(&gref) && word & 1 == 1 && (!write || word & 2 == 2);
+            match look(&table, Gref(gref), ME, access) {
+                Ok((_, found)) => {
+                    proptest::prop_assert!(usable);
+                    proptest::prop_assert_eq!(found, Use { frame: gref, read_only: false });
+                }
+                Err(_) => proptest::prop_assert!(!usable),
+            }
+        }
+    }
+
     #[test]
     fn table_larger_than_its_memory_is_refused() {
         let memory = LentSlice::anonymous(ringfence_memory::PAGE_SIZE);

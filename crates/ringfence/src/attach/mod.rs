@@ -85,7 +85,7 @@ pub struct AttachArgs {
     pub staging: Option<TxStaging>,
 
     /// Put the buffers into grant windows, which this side issues and revokes without the backend's help, if
-    /// the backend supports them; Xen has none
+    /// the backend supports them; on Xen this needs a hypervisor with windows and the module ringfence-window
     #[arg(long)]
     pub windows: bool,
 
