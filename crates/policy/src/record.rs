@@ -171,29 +171,32 @@ pub struct Learned {
 }
 
 impl Learned {
-    /// Adds a destination: its name if one is known, else its address. Returns `true` if it is new.
+    /// Adds a destination: its name if one is known, else its address. Returns the rules that are new.
     pub fn add(
         &mut self,
         name: Option<&HostName>,
         ip: IpAddr,
         port: u16,
         protocol: Protocol,
-    ) -> bool {
+    ) -> Vec<String> {
         let mut host = match (name, ip) {
             (Some(name), _) => name.to_string(),
             (None, IpAddr::V4(ip)) => ip.to_string(),
             (None, IpAddr::V6(ip)) => format!("[{ip}]"),
         };
-        let mut is_new = false;
+        let mut rules = Vec::new();
         if protocol == Protocol::Icmp {
-            is_new |= self.insert("icmp".to_owned());
+            rules.push("icmp".to_owned());
         } else {
             let _ = write!(host, ":{port}/{protocol}");
         }
-        self.insert(host) || is_new
+        rules.push(host);
+        rules.retain(|rule| self.insert(rule.clone()));
+        rules
     }
 
-    fn insert(&mut self, rule: String) -> bool {
+    /// Adds a rule in its printed form. Returns `true` if it is new.
+    pub fn insert(&mut self, rule: String) -> bool {
         self.is_full |= self.rules.len() >= LEARNED_MAX && !self.rules.contains(&rule);
         !self.is_full && self.rules.insert(rule)
     }

@@ -248,6 +248,42 @@ fn published_port_is_not_affected_by_a_policy() {
 }
 
 #[test]
+fn log_has_each_verdict_and_learned_policy_allows_the_same_again() {
+    require!(CURL, OPENSSL, DNSMASQ);
+    let net = net!();
+    let script = format!(
+        "curl -sS --max-time 20 http://a.test/; curl -sS --max-time 20 http://{OTHER_V4}/; \
+         for i in 1 2 3 4 5; do curl -s --max-time 20 http://a.test:8080/ || true; done"
+    );
+    let output =
+        net.guest("--name learner --egress-log all.log --egress-learn learned.toml", &script);
+    assert_eq!(output.matches("page\n").count(), 2, "{output}");
+    let learned = net.world.lab.read("learned.toml");
+    for rule in ["\"a.test:80/tcp\"", "\"a.test:8080/tcp\"", "\"198.51.100.2:80/tcp\""] {
+        assert!(learned.contains(rule), "{learned}");
+    }
+    assert_eq!(learned.matches(",\n").count(), 3, "{learned}");
+    let script = format!("{script}; curl -s --max-time 20 http://b.test/ || echo \"b $?\"");
+    let output = net.guest("--name again --policy learned.toml --egress-log closed.log", &script);
+    assert!(output.matches("page\n").count() == 2 && output.contains("b 6\n"), "{output}");
+    let log = net.world.lab.read("closed.log");
+    let lines: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let find = |event: &str, verdict: &str, name: &str| {
+        lines.iter().find(|line| {
+            line["event"] == event && line["verdict"] == verdict && line["name"] == name
+        })
+    };
+    let allowed = find("connect", "allow", "a.test").unwrap_or_else(|| panic!("{log}"));
+    assert!(allowed["guest"] == "again" && allowed["address"] == FAR_V4, "{log}");
+    assert!(allowed["reason"].as_str().unwrap().contains("learned.toml:"), "{log}");
+    assert_eq!(find("resolve", "deny", "b.test").unwrap()["reason"], "no rule", "{log}");
+    let counted = |line: &serde_json::Value| line["port"] == 8080 && line["count"] == 4;
+    assert!(lines.iter().any(counted), "repetitions are folded: {log}");
+    net.end();
+}
+
+#[test]
 fn wrong_rule_ends_run_with_125_and_a_caret() {
     let lab = Lab::new();
     let run = |options: &str| lab.run(options, &["true"]).finish(LONG);

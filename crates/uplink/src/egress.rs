@@ -34,7 +34,7 @@ pub struct Note {
 /// Policy of a guest, shared by its engines.
 pub struct Egress {
     state: Mutex<State>,
-    notes: Option<SyncSender<Note>>,
+    notes: Option<SyncSender<Option<Note>>>,
     /// Allows everything, and only records.
     learns: bool,
 }
@@ -52,9 +52,14 @@ impl fmt::Debug for Egress {
 }
 
 impl Egress {
-    /// Creates a gate with this policy. `notes` receives events; those that do not fit are lost. With `learns`,
+    /// Creates a gate with this policy. `notes` receives events; those that do not fit are lost, and `None` is for
+    /// the owner of the queue. With `learns`,
     /// everything is allowed.
-    pub fn new(policy: Policy, notes: Option<SyncSender<Note>>, learns: bool) -> Arc<Egress> {
+    pub fn new(
+        policy: Policy,
+        notes: Option<SyncSender<Option<Note>>>,
+        learns: bool,
+    ) -> Arc<Egress> {
         let state = Mutex::new(State { gate: Gate::new(policy), waiting: 0 });
         Arc::new(Egress { state, notes, learns })
     }
@@ -183,7 +188,7 @@ impl Egress {
         };
         let learn = to.map(|(to, protocol)| (name.cloned(), to, protocol));
         // The recorder bounds its rate; a guest that floods it loses its own lines.
-        let _ = notes.try_send(Note { record, learn });
+        let _ = notes.try_send(Some(Note { record, learn }));
     }
 }
 

@@ -44,11 +44,25 @@ pub struct EgressArgs {
     /// Refuse TLS connections to allowed names that show no server name, or hide it (ECH)
     #[arg(long, help_heading = HEADING)]
     pub strict_sni: bool,
+
+    /// Append each verdict to this file as a JSON object; `-` is standard error
+    ///
+    /// Repetitions within ten seconds are one line with their count. Works without a policy, too.
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub egress_log: Option<PathBuf>,
+
+    /// Allow everything, and write the policy that would have allowed what the command did to this file
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub egress_learn: Option<PathBuf>,
 }
 
 impl EgressArgs {
-    /// Returns `true` if an option asks for a policy.
+    /// Returns `true` if an option asks for a policy or for records.
     pub fn are_given(&self) -> bool {
+        self.egress_log.is_some() || self.egress_learn.is_some() || self.name_rules()
+    }
+
+    fn name_rules(&self) -> bool {
         !self.allow.is_empty()
             || !self.deny.is_empty()
             || !self.policy.is_empty()
@@ -80,7 +94,7 @@ impl EgressArgs {
         for name in &self.policy_preset {
             source.append(presets::read(name)?);
         }
-        if source.is_empty() {
+        if source.is_empty() && self.name_rules() {
             bail!("the policy has no rule: give one with --allow or --deny, or in the policy file");
         }
         // The uplink's process parses the same rules; errors are reported here.

@@ -426,6 +426,10 @@ impl<'a> GuestProcesses<'a> {
                 }
                 event => {
                     if let Some(outcome) = self.end_of(event) {
+                        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
+                        if let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) {
+                            uplink.finish_records(channel);
+                        }
                         return outcome;
                     }
                 }
@@ -489,7 +493,7 @@ impl<'a> GuestProcesses<'a> {
             | ProcessEvent::Guest(..)
             | ProcessEvent::Driver(_)
             | ProcessEvent::Client(_)
-            | ProcessEvent::Uplink(FromUplink::Up { .. })
+            | ProcessEvent::Uplink(_)
             | ProcessEvent::Late => None,
         }
     }
@@ -553,7 +557,8 @@ impl<'a> GuestProcesses<'a> {
             }
         }
         if let Some(uplink) = &mut self.uplink_domain {
-            if let Some((message, _)) = uplink.report() {
+            let next = || uplink.report().map(|(message, _)| message);
+            if let Some(message) = self.uplink.as_mut().and_then(|own| own.take_records(next)) {
                 return Some(ProcessEvent::Uplink(message));
             }
             match uplink.domain.next_event() {

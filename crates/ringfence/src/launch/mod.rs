@@ -21,6 +21,7 @@ mod guest_processes;
 pub(crate) mod options;
 #[doc(hidden)]
 pub mod proof;
+mod records;
 mod rendezvous;
 pub mod report;
 mod requests;

@@ -4,10 +4,12 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use super::options::{Link, Options, Protect, UplinkChoice};
+use super::records::Records;
 use super::report::Reporter;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
@@ -16,7 +18,7 @@ use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{
-    BATCH, PolicyHead, RULES_IN_MESSAGE, UplinkConfig, UplinkRules, UplinkSockets,
+    BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, UplinkConfig, UplinkRules, UplinkSockets,
 };
 use crate::workers::worker_count;
 use ringfence_net::features::OffloadKeys;
@@ -27,6 +29,13 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 /// and one of a device for each.
 const QUEUES_MAX: usize = BATCH / 2;
 
+/// Maximum number of records that are written before other events.
+const RECORDS_IN_A_ROW: usize = 64;
+/// Maximum number of messages after the end of the command.
+const LAST_RECORDS_MAX: usize = 4096;
+/// Time limit for each of the last records.
+const LAST_RECORDS_WITHIN: Duration = Duration::from_secs(1);
+
 /// An uplink that is planned or running.
 pub(super) struct Uplink {
     plan: Plan,
@@ -35,6 +44,9 @@ pub(super) struct Uplink {
     offloads: OffloadKeys,
     allow_local: Vec<LocalPrefix>,
     policy: Option<PolicySource>,
+    records: Records,
+    /// Name of the guest in records.
+    name: String,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
     link_choice: LinkOrder,
@@ -51,6 +63,7 @@ impl Uplink {
         if !is_wanted(options)? {
             return Ok(None);
         }
+        let records = Records::open(&options.egress)?;
         let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
@@ -96,6 +109,8 @@ impl Uplink {
             offloads: options.offload,
             allow_local: options.allow_local.clone(),
             policy,
+            records,
+            name: options.name.clone().unwrap_or_else(|| "guest".to_owned()),
             forwards,
             sockets,
             link_choice,
@@ -145,7 +160,10 @@ impl Uplink {
             loopback: self.plan.loopback.clone(),
             aliases: Vec::new(),
             allow_local: self.allow_local.clone(),
-            policy: self.policy.as_ref().map(PolicyHead::of),
+            policy: self.policy.as_ref().map(|policy| {
+                let recorded_as = self.records.are_wanted().then(|| self.name.clone());
+                PolicyHead::of(policy, recorded_as, self.records.learns())
+            }),
             left_out: 0,
             forwards: self.forwards.clone(),
             verbose,
@@ -172,6 +190,28 @@ impl Uplink {
             channel.send(&UplinkRules(rules.to_vec()), &[])?;
         }
         Ok(())
+    }
+
+    /// Takes messages of the uplink process and writes those that are records. Returns the first other one.
+    pub(super) fn take_records(
+        &mut self,
+        mut next: impl FnMut() -> Option<FromUplink>,
+    ) -> Option<FromUplink> {
+        // Other processes have their events, too.
+        (0..RECORDS_IN_A_ROW).map_while(|_| next()).find_map(|message| self.records.accept(message))
+    }
+
+    /// Ends the uplink process if it writes records, and writes the last ones.
+    pub(super) fn finish_records(&mut self, channel: &Channel) {
+        if !self.records.are_wanted() {
+            return;
+        }
+        // The process stops when its orders end.
+        let _ = rustix::net::shutdown(channel.as_fd(), rustix::net::Shutdown::Write);
+        for _ in 0..LAST_RECORDS_MAX {
+            let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
+            self.records.accept(message);
+        }
     }
 
     /// Records the link over which the uplink process carries packets.

@@ -6,7 +6,7 @@
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
 //! * `plan`: addresses and routes of guest and uplink.
-//! * [`process`]: the uplink's process.
+//! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 
 pub mod forward;
 pub(crate) mod host;
@@ -14,6 +14,7 @@ pub mod link;
 pub mod local;
 pub(crate) mod plan;
 pub mod process;
+mod recorder;
 
 use std::net::IpAddr;
 
@@ -96,13 +97,17 @@ pub struct PolicyHead {
     pub default: Option<Action>,
     /// Refuses TLS without a readable name.
     pub strict_sni: bool,
+    /// Name of the guest in records. `None`: no records are wanted.
+    pub recorded_as: Option<String>,
+    /// Allows everything, and only records.
+    pub learns: bool,
 }
 
 impl PolicyHead {
     /// Returns the settings of a policy.
-    pub fn of(policy: &PolicySource) -> PolicyHead {
-        let PolicySource { rules, default, strict_sni } = policy;
-        PolicyHead { rules: rules.len(), default: *default, strict_sni: *strict_sni }
+    pub fn of(policy: &PolicySource, recorded_as: Option<String>, learns: bool) -> PolicyHead {
+        let (rules, default, strict_sni) = (policy.rules.len(), policy.default, policy.strict_sni);
+        PolicyHead { rules, default, strict_sni, recorded_as, learns }
     }
 }
 
@@ -127,6 +132,10 @@ pub enum FromUplink {
         /// Functions that are unavailable on this system, with reasons.
         remarks: Vec<String>,
     },
+    /// Lines for `--egress-log`.
+    Records(String),
+    /// Rules for `--egress-learn`.
+    Learned(Vec<String>),
     /// The uplink cannot continue, for this reason.
     Failed(String),
 }

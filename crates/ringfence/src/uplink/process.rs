@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use ringfence_frame::Port;
@@ -21,6 +22,7 @@ use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::config::LeftOut;
+use ringfence_uplink::egress::Note;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
@@ -31,6 +33,7 @@ use rustix::io::Errno;
 
 use super::forward::{Forward, Protocol};
 use super::link::{Link, LinkError, Made};
+use super::recorder::{self, Queue};
 use super::{FromUplink, PolicyHead, UplinkConfig, UplinkRules, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 
@@ -105,7 +108,7 @@ fn start(channel: &Channel) -> Result<(), Failure> {
 fn receive_policy(
     channel: &Channel,
     head: Option<&PolicyHead>,
-) -> Result<Option<Arc<Egress>>, Failure> {
+) -> Result<Option<Guarded>, Failure> {
     let Some(head) = head else { return Ok(None) };
     let mut rules = Vec::new();
     while rules.len() < head.rules {
@@ -117,7 +120,16 @@ fn receive_policy(
     }
     let (default, strict_sni) = (head.default, head.strict_sni);
     let policy = Policy::new(PolicySource { rules, default, strict_sni })?;
-    Ok(Some(Egress::new(policy, None, false)))
+    let (queue, notes) = recorder::queue();
+    let record = head.recorded_as.clone().map(|guest| (guest, queue.clone(), notes));
+    let egress = Egress::new(policy, record.is_some().then_some(queue), head.learns);
+    Ok(Some(Guarded { egress, record }))
+}
+
+/// Egress policy in force, and the name and the queue of the recorder that is to be started.
+struct Guarded {
+    egress: Arc<Egress>,
+    record: Option<(String, Queue, Receiver<Option<Note>>)>,
 }
 
 /// Creates the links from the first descriptors. This needs system calls that are denied later, and
@@ -139,7 +151,7 @@ fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>
 fn serve(
     channel: &Channel,
     config: &UplinkConfig,
-    egress: Option<Arc<Egress>>,
+    egress: Option<Guarded>,
     mut made: Vec<Made>,
     own: Vec<OwnAddresses>,
     (sockets, descriptors): (Vec<OwnedFd>, usize),
@@ -147,7 +159,13 @@ fn serve(
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
-    limits.egress = egress;
+    let mut recorder = None;
+    if let Some(Guarded { egress, record }) = egress {
+        limits.egress = Some(egress);
+        if let Some((guest, queue, notes)) = record {
+            recorder = Some((queue, recorder::start(channel, guest, notes)?));
+        }
+    }
     remarks.extend(few_connections(&limits, made.len()));
     let mut engines = engines(&limits, config, own)?;
     // The first thread receives connections and datagrams from outside.
@@ -157,7 +175,12 @@ fn serve(
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
     // The launcher sends nothing more: its channel becomes readable when the launcher is gone.
-    match carry_all(made, engines, channel)? {
+    let ended = carry_all(made, engines, channel)?;
+    if let Some((queue, thread)) = recorder {
+        // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
+        let _ = queue.send(None).map(|()| thread.join());
+    }
+    match ended {
         RunnerEnd::Stopped => Ok(()),
         ended => Err(ended.into()),
     }
