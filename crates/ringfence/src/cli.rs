@@ -27,6 +27,7 @@ use crate::launch::report::Loudness;
 use crate::launch::{Link, Options, Protect, UplinkChoice, ViewOptions};
 use crate::names::{parse_name, parse_switch_name};
 use crate::pasta::args::PastaArgs;
+use crate::pasta::slirp_args::SlirpArgs;
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
@@ -75,6 +76,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Connect network namespaces to the host's network, with the options of pasta
     Pasta(Box<PastaArgs>),
+    /// Connect a network namespace to the host's network, with the options of slirp4netns
+    Slirp4netns(Box<SlirpArgs>),
     /// Run the hub alone, for domains that are started separately
     Hub(HubArgs),
     /// Check a policy file of `run --policy`, or explain its verdicts

@@ -70,9 +70,9 @@ pub fn main_with(cli: Cli) -> u8 {
             Ok((text, status)) => print(text.as_bytes()).max(status),
             Err(error) => fail(&causes::causes(&error)),
         },
-        Command::Pasta(_) => {
-            // The words themselves: another process parses them again.
-            pasta::main(&std::env::args_os().skip(2).collect::<Vec<_>>())
+        // Their own parsers run before this one.
+        Command::Pasta(_) | Command::Slirp4netns(_) => {
+            start_by_name(std::env::args_os).unwrap_or(STATUS_FAILED)
         }
         Command::Completions { shell } => {
             let mut script = Vec::new();
@@ -101,6 +101,16 @@ pub fn main_with(cli: Cli) -> u8 {
             }
         },
     }
+}
+
+/// Runs one of the programs whose place Ringfence takes, if this one was started by its name or by a command of that
+/// name. Returns the exit status.
+pub fn start_by_name<W: Iterator<Item = std::ffi::OsString>>(words: impl Fn() -> W) -> Option<u8> {
+    if let Some(arguments) = pasta::arguments(pasta::NAME, words()) {
+        return Some(pasta::main(&arguments));
+    }
+    let arguments = pasta::arguments(pasta::slirp4netns::NAME, words())?;
+    Some(pasta::slirp4netns::main(&arguments))
 }
 
 /// Checks that the stack may grow as far as the command line's parser needs. Otherwise prints an error.

@@ -10,8 +10,8 @@ fn main() -> ExitCode {
     if let Err(status) = ringfence::check_stack() {
         return status.into();
     }
-    if let Some(arguments) = ringfence::pasta::arguments(std::env::args_os()) {
-        return ringfence::pasta::main(&arguments).into();
+    if let Some(status) = ringfence::start_by_name(std::env::args_os) {
+        return status.into();
     }
     match Cli::try_parse() {
         Ok(cli) => ringfence::main_with(cli).into(),

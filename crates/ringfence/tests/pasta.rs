@@ -392,3 +392,43 @@ fn alternatives_give_and_take_the_name() {
     assert!(!refused.status.success(), "{refused:?}");
     assert_eq!(std::fs::read_to_string(path("bin/pasta")).unwrap(), "of another package");
 }
+
+#[test]
+fn container_of_podman_4_is_connected_as_by_slirp4netns() {
+    let world = world!();
+    let program = world.lab.program().to_owned();
+    std::os::unix::fs::symlink(program, world.file("slirp4netns")).unwrap();
+    world.name_servers(&[OUTSIDE_V4]);
+    let servers =
+        [world.server("tcp_server", FAR_V4, 7000), world.server("udp_server", OUTSIDE_V4, 53)];
+    // Podman holds the other ends of both pipes.
+    let script = [
+        MAKE_NAMESPACE,
+        "mkfifo ready exit; sleep 1000 > exit & keeper=$!
+         ./slirp4netns --disable-host-loopback --mtu=65520 --enable-sandbox --enable-seccomp --enable-ipv6 -c \
+             -r 3 -e 4 --netns-type=path $PWD/netns tap0 3> ready 4< exit & slirp=$!
+         [ \"$(cat ready)\" = 1 ]; echo ready\n",
+        "$inside ip -o address show tap0\n",
+        &format!("$inside python3 peer.py tcp_client {FAR_V4} 7000\n"),
+        "$inside python3 peer.py udp_client 10.0.2.3 53\n",
+        "$inside python3 peer.py refused 10.0.2.2 7000\n",
+        "kill $keeper; wait $keeper || :; wait $slirp; echo ended\n",
+        "umount -l netns; rm netns\n",
+    ];
+    let output = in_user_namespace(&world, "", &script.concat()).succeed(LONG);
+    assert!(output.starts_with("ready\n") && output.ends_with("ended\n"), "{output}");
+    assert!(output.contains("10.0.2.100/24") && output.contains("fd00::100/64"), "{output}");
+    assert_eq!(output.matches("equal").count(), 2, "{output}");
+    let help = world.host(&["./slirp4netns", "--help"]).succeed(MOMENT);
+    for option in [
+        "--disable-host-loopback",
+        "--mtu",
+        "--enable-sandbox",
+        "--enable-seccomp",
+        "--enable-ipv6",
+    ] {
+        assert!(help.contains(option), "Podman looks for {option} in the help: {help}");
+    }
+    assert!(!help.contains("--outbound-addr"), "{help}");
+    servers.into_iter().for_each(|server| drop(server.end()));
+}

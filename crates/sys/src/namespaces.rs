@@ -6,7 +6,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::thread::UnshareFlags;
 
@@ -134,6 +134,31 @@ pub fn set_inheritable(fds: &[RawFd], inheritable: bool) -> io::Result<()> {
     Ok(())
 }
 
+/// Takes a descriptor that the parent process passed by number, as an option says. Its old number then refers to
+/// `/dev/null` and is no longer inheritable, so that it can be taken once.
+///
+/// # Errors
+///
+/// Returns `EBADF` if the number is not open, is a standard stream, or was not inherited; other errors of the kernel
+/// if no descriptor is free.
+pub fn take_inherited(fd: RawFd) -> io::Result<OwnedFd> {
+    if fd <= 2 || close_on_exec(fd)? {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    let null = std::fs::File::open("/dev/null")?;
+    // SAFETY: F_DUPFD_CLOEXEC makes a new descriptor and changes no other.
+    let taken = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
+    if taken < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns it.
+    let taken = unsafe { OwnedFd::from_raw_fd(taken) };
+    // SAFETY: `fd` is not close-on-exec. Rust opens all descriptors close-on-exec, so no value of this process owns
+    // it, and its file may be replaced.
+    let replaced = unsafe { libc::dup3(null.as_raw_fd(), fd, libc::O_CLOEXEC) };
+    if replaced < 0 { Err(io::Error::last_os_error()) } else { Ok(taken) }
+}
+
 fn close_on_exec(fd: RawFd) -> io::Result<bool> {
     // SAFETY: F_GETFD only reads a flag; a number that is not open answers EBADF.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
@@ -147,9 +172,25 @@ fn close_on_exec(fd: RawFd) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
+
+    #[test]
+    fn inherited_descriptor_is_taken_once() {
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let fd = writer.as_raw_fd();
+        assert!(take_inherited(fd).is_err(), "this process opened it");
+        assert!(take_inherited(1).is_err() && take_inherited(-1).is_err());
+        // As a parent process leaves it.
+        set_inheritable(&[fd], true).unwrap();
+        let taken = take_inherited(fd).unwrap();
+        assert!(take_inherited(fd).is_err());
+        rustix::io::write(&taken, b"1").unwrap();
+        drop(taken);
+        let mut bytes = [0; 2];
+        assert_eq!(rustix::io::read(&reader, &mut bytes).unwrap(), 1);
+        // The old number does not keep the pipe open.
+        assert_eq!(rustix::io::read(&reader, &mut bytes).unwrap(), 0);
+    }
 
     #[test]
     fn descriptor_is_listed_only_while_it_is_inheritable() {

@@ -156,7 +156,7 @@ pub struct PastaArgs {
     #[arg(short = '6', long, overrides_with = "ipv4_only", help_heading = SETTINGS)]
     pub ipv6_only: bool,
 
-    /// Name server for --dhcp-dns and --dns-forward, in place of the host's; may be given several times, or `none`
+    /// Name server for --dhcp-dns, in place of the host's; may be given several times, or `none`
     #[arg(short = 'D', long, value_name = "IP|none", help_heading = SETTINGS)]
     pub dns: Vec<OrNone<IpAddr>>,
 

@@ -65,15 +65,15 @@ impl Messages {
         // A log that cannot be written is no reason to stop.
         match (&mut self.log, self.in_background) {
             (Some(log), _) => drop(log.append(text)),
-            (None, false) => drop(writeln_once(&mut io::stderr(), text)),
+            (None, false) => drop(writeln_once(&mut io::stderr(), super::NAME, text)),
             (None, true) => drop(to_system_log(priority, text)),
         }
     }
 }
 
-/// Writes `pasta: TEXT` in one piece.
-pub(crate) fn writeln_once(to: &mut dyn Write, text: &str) -> io::Result<()> {
-    to.write_all(format!("pasta: {text}\n").as_bytes())
+/// Writes `NAME: TEXT` in one piece.
+pub(crate) fn writeln_once(to: &mut dyn Write, name: &str, text: &str) -> io::Result<()> {
+    to.write_all(format!("{name}: {text}\n").as_bytes())
 }
 
 fn to_system_log(priority: u8, text: &str) -> io::Result<()> {

@@ -14,6 +14,7 @@
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.
 //! * `session`: the process that starts the others and waits.
+//! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes.
 //! * `messages`: standard error, log file, system log.
 //!
 //! With --foreground, and for a command, front and session are one process. Otherwise the session is a process of
@@ -26,6 +27,8 @@ pub mod namespace;
 mod network;
 pub use ringfence_uplink::port_spec as ports;
 mod session;
+pub mod slirp4netns;
+pub mod slirp_args;
 mod target;
 pub mod values;
 
@@ -69,12 +72,12 @@ enum FromSession {
     Failed(String),
 }
 
-/// Returns the arguments of pasta if a program was started by that name, or as `ringfence pasta`.
-pub fn arguments(words: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
+/// Returns the arguments of the program `name` if this one was started by that name, or as `ringfence NAME`.
+pub fn arguments(name: &str, words: impl Iterator<Item = OsString>) -> Option<Vec<OsString>> {
     let mut words = words.peekable();
     let program = words.next()?;
-    if Path::new(&program).file_name() != Some(OsStr::new(NAME)) {
-        words.next_if(|word| word == NAME)?;
+    if Path::new(&program).file_name() != Some(OsStr::new(name)) {
+        words.next_if(|word| word == name)?;
     }
     Some(words.collect())
 }
@@ -83,7 +86,7 @@ pub fn arguments(words: impl Iterator<Item = OsString>) -> Option<Vec<OsString>>
 pub fn main(arguments: &[OsString]) -> u8 {
     match parse(arguments) {
         Ok(args) => front(&args, arguments),
-        Err(error) => complain(&error),
+        Err(error) => complain(NAME, &error),
     }
 }
 
@@ -97,7 +100,7 @@ fn parse(arguments: &[OsString]) -> Result<PastaArgs, clap::Error> {
 }
 
 /// Prints an error of the command line, or the help. Returns the exit status.
-fn complain(error: &clap::Error) -> u8 {
+fn complain(name: &str, error: &clap::Error) -> u8 {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if matches!(error.kind(), ErrorKind::DisplayHelp) {
         return crate::tell(error);
@@ -110,17 +113,18 @@ fn complain(error: &clap::Error) -> u8 {
     };
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();
-    problem(&match unknown {
+    let text = match unknown {
         // Podman looks for this text, and then does without the option.
         Some(option) => format!("unrecognized option '{option}'"),
         None => first.trim_start_matches("error: ").to_owned(),
-    });
+    };
+    problem(name, &text);
     STATUS_FAILED
 }
 
-fn problem(text: &str) {
+fn problem(name: &str, text: &str) {
     // Standard error may be closed, and the exit status says the same.
-    let _ = messages::writeln_once(&mut io::stderr(), text);
+    let _ = messages::writeln_once(&mut io::stderr(), name, text);
 }
 
 fn front(args: &PastaArgs, arguments: &[OsString]) -> u8 {
@@ -133,7 +137,7 @@ fn front(args: &PastaArgs, arguments: &[OsString]) -> u8 {
         target => Ok(Session::start(args, &target)?.wait()),
     });
     done.unwrap_or_else(|error| {
-        problem(&causes(&error));
+        problem(NAME, &causes(&error));
         STATUS_FAILED
     })
 }

@@ -381,9 +381,9 @@ fn resolvers(
             |list: &[IpAddr]| list.iter().find(|ip| ip.is_ipv4() == guest.is_ipv4()).copied();
         let any = |list: &[IpAddr]| list.first().copied();
         let host = same(&args.dns_host).or_else(|| any(&args.dns_host));
-        let host = host.or_else(|| same(servers)).or_else(|| same(of_host));
+        let host = host.or_else(|| same(of_host)).or_else(|| same(servers));
         // Without any name server, queries are refused.
-        let host = host.or_else(|| any(servers)).or_else(|| any(of_host));
+        let host = host.or_else(|| any(of_host)).or_else(|| any(servers));
         found.extend(host.map(|host| Alias { guest, host }));
     }
     if !args.dns_host.is_empty() && args.dns_forward.is_empty() {

@@ -22,7 +22,7 @@ use ringfence_sandbox::signals::{self, Signals};
 use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
 use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
 use ringfence_sys::namespaces;
-use ringfence_sys::poll::wait_any;
+use ringfence_sys::poll::{wait_any, wait_hung_up};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
@@ -46,6 +46,8 @@ pub(crate) struct Session {
     signals: Signals,
     uplink: DomainProcess,
     watch: Option<Watch>,
+    /// Descriptor whose end ends the session.
+    stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
 }
 
@@ -95,7 +97,12 @@ impl Session {
         write_pid(pid_file)?;
         let command = settle(target, child, channel)?;
         give_up_root(run_as)?;
-        Ok(Session { messages, signals, uplink, watch, command })
+        Ok(Session { messages, signals, uplink, watch, stop: None, command })
+    }
+
+    /// From now on, the session ends when the other end of `stop` is closed.
+    pub(crate) fn stop_with(&mut self, stop: Option<OwnedFd>) {
+        self.stop = stop;
     }
 
     /// From now on, messages go to the log.
@@ -132,6 +139,10 @@ impl Session {
             }
             if self.watch.as_ref().is_some_and(Watch::is_over) {
                 self.messages.step("the namespace is gone");
+                return Ok(0);
+            }
+            let is_stopped = |fd| wait_hung_up(fd, Duration::ZERO).unwrap_or(true);
+            if self.stop.as_ref().is_some_and(is_stopped) {
                 return Ok(0);
             }
             self.check_uplink()?;
@@ -179,6 +190,7 @@ impl Session {
             PollFd::from_borrowed_fd(self.uplink.events(), PollFlags::IN),
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
+        fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
         let watched = self.watch.as_ref().map(Watch::fd);
         fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // A file may vanish without an event, on an overlay file system for instance.
@@ -258,6 +270,7 @@ fn start_uplink(
             sent.map(|()| domain)
         }
         Ok((FromUplink::Failed(why), _)) => bail!("the uplink failed: {}", printable(&why)),
+        Ok((other, _)) => bail!("the uplink reported {other:?} instead of its start"),
         Err(ChannelError::Closed) => {
             let ended = domain.wait_ended(Duration::from_secs(1));
             let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
