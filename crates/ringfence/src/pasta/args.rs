@@ -1,8 +1,8 @@
 //! Command line of `ringfence pasta`: the options of pasta's manual page, 2023 to 2026.
 //!
 //! Every option is of one of three kinds. Implemented ones are fields of [`PastaArgs`]. Those that have nothing to
-//! do here, because Ringfence behaves so in any case, are [`WITHOUT_EFFECT`]. The rest is refused with a reason
-//! ([`REFUSED`]). An option of none of these is unknown.
+//! do here, because Ringfence behaves so in any case, are `WITHOUT_EFFECT`. The rest is refused with a reason
+//! (`REFUSED`). An option of none of these is unknown.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
