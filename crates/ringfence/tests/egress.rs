@@ -278,6 +278,12 @@ fn log_has_each_verdict_and_learned_policy_allows_the_same_again() {
     assert!(allowed["guest"] == "again" && allowed["address"] == FAR_V4, "{log}");
     assert!(allowed["reason"].as_str().unwrap().contains("learned.toml:"), "{log}");
     assert_eq!(find("resolve", "deny", "b.test").unwrap()["reason"], "no rule", "{log}");
+    let closed = lines.iter().find(|line| line["event"] == "close" && line["name"] == "a.test");
+    let closed = closed.unwrap_or_else(|| panic!("{log}"));
+    assert!(
+        closed["bytes_out"].as_u64() > Some(50) && closed["bytes_in"].as_u64() > Some(50),
+        "{log}"
+    );
     let counted = |line: &serde_json::Value| line["port"] == 8080 && line["count"] == 4;
     assert!(lines.iter().any(counted), "repetitions are folded: {log}");
     net.end();

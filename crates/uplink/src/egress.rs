@@ -94,6 +94,24 @@ impl Egress {
         is_allowed.then_some(decision)
     }
 
+    /// Records the end of a TCP connection with its bytes from and to the guest.
+    pub fn close(&self, to: SocketAddr, name: Option<String>, bytes: (u64, u64)) {
+        let Some(notes) = &self.notes else { return };
+        let record = Record {
+            event: Event::Close,
+            verdict: Action::Allow,
+            name,
+            address: Some(to.ip()),
+            port: Some(to.port()),
+            protocol: Some(Protocol::Tcp),
+            reason: "closed".to_owned(),
+            sni: None,
+            bytes_out: Some(bytes.0),
+            bytes_in: Some(bytes.1),
+        };
+        let _ = notes.try_send(Some(Note { record, learn: None }));
+    }
+
     /// Returns `true` if an open flow may stay under the policy in force.
     pub fn still_allows(&self, to: SocketAddr, protocol: Protocol, now: Duration) -> bool {
         self.learns || self.state().gate.connect(to, protocol, now).verdict.is_allowed()

@@ -9,6 +9,7 @@ use core::time::Duration;
 
 use super::rto::Rto;
 use super::seq::Seq;
+use crate::context::Context;
 use crate::egress::FirstBytes;
 use crate::emit::Ends;
 use crate::host::{Close, Socket};
@@ -79,6 +80,8 @@ pub(super) struct Flags {
     pub(super) queued: bool,
     /// The egress policy denies the connection by its first bytes.
     pub(super) denied: bool,
+    /// The end of the connection is in the egress record, or does not belong there.
+    pub(super) recorded: bool,
     /// The last delayed acknowledgement was sent alone: no data carried it in time.
     pub(super) delayed_ack_expired: bool,
 }
@@ -95,6 +98,10 @@ pub(super) struct TcpConnection {
     pub(super) urgent: Urgent,
     /// First bytes of the guest that wait for a verdict of the egress policy.
     pub(super) first: Option<Box<FirstBytes>>,
+    /// Name for which the egress policy allowed the connection.
+    pub(super) name: Option<Box<str>>,
+    /// Payload bytes from the guest and to it, without retransmissions.
+    pub(super) bytes: (u64, u64),
 
     /// Next byte expected from the guest.
     pub(super) rcv_nxt: Seq,
@@ -172,6 +179,8 @@ impl TcpConnection {
             flags: Flags::default(),
             urgent: Urgent::None,
             first: None,
+            name: None,
+            bytes: (0, 0),
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
             offered: 0,
@@ -205,6 +214,15 @@ impl TcpConnection {
     /// Returns `true` until both ends know of the connection.
     pub(super) fn is_half_open(&self) -> bool {
         matches!(self.phase, Phase::Connecting | Phase::SynReceived | Phase::SynSent)
+    }
+
+    /// Adds the end of the connection to the egress record, once.
+    pub(super) fn record_end(&mut self, context: &Context<'_>) {
+        if let Some(egress) = context.config.egress.as_ref().filter(|_| !self.flags.recorded) {
+            self.flags.recorded = true;
+            let to = SocketAddr::new(self.ends.from, self.ports.0);
+            egress.close(to, self.name.take().map(String::from), self.bytes);
+        }
     }
 
     /// Returns the number of bytes in flight to the guest, a FIN counting as one.

@@ -28,6 +28,7 @@ impl TcpConnection {
         let bytes = gather(pieces, room);
         self.rcv_nxt += u32::try_from(bytes.len()).unwrap_or(0);
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
+        self.bytes.0 += bytes.len() as u64;
         self.judge(first, &bytes, false, context);
         if bytes.len() < offered {
             self.record_refused(offered - bytes.len(), context);

@@ -228,11 +228,12 @@ impl Tcp {
         let Some(to) = context.outward_to(key.remote) else {
             return reset::refuse(packet, segment, context);
         };
-        let mut first = None;
+        let (mut first, mut name) = (None, None);
         if let Some(egress) = &context.config.egress {
             let Some(decision) = context.decide(key.remote, Protocol::Tcp) else {
                 return reset::refuse(packet, segment, context);
             };
+            name = decision.name.as_ref().map(|name| name.as_str().into());
             first = FirstBytes::new(egress, key.remote, decision);
         }
         let ends = Ends {
@@ -245,6 +246,7 @@ impl Tcp {
         let ports = (key.remote.port(), key.guest.port());
         let mut flow = TcpConnection::new(Phase::Connecting, ends, ports, iss, context.now);
         flow.first = first;
+        flow.name = name;
         flow.read_syn(segment, options, context.config.mtu);
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
@@ -305,6 +307,8 @@ impl Tcp {
         let mut flow = TcpConnection::new(Phase::SynSent, ends, (ours, guests), iss, context.now);
         flow.rcv_scale = WINDOW_SCALE;
         flow.flags.syn_due = true;
+        // Egress records are about connections that the guest opens.
+        flow.flags.recorded = true;
         let Some(id) = self.enter(key, flow, Origin::Outside, context) else {
             context.counters.tcp_refused.add(1);
             return;
@@ -398,11 +402,12 @@ impl Tcp {
     /// Removes a connection and closes its socket.
     fn end(&mut self, id: FlowId, how: Close, context: &mut Context<'_>) {
         let Some(origin) = self.flows.origin(id) else { return };
-        let Some((_, flow)) = self.flows.remove(id) else { return };
+        let Some((_, mut flow)) = self.flows.remove(id) else { return };
         self.half_open(origin).count -= usize::from(flow.is_half_open());
-        if let Some(socket) = flow.socket {
+        if let Some(socket) = flow.socket.take() {
             context.host.close(socket, how);
         }
+        flow.record_end(context);
         context.counters.tcp_closed.add(1);
     }
 

@@ -386,6 +386,7 @@ impl TcpConnection {
         };
         self.rcv_nxt += u32::try_from(taken).unwrap_or(0);
         context.counters.tcp_bytes_in.add(taken as u64);
+        self.bytes.0 += taken as u64;
         let refused = offered - taken;
         if refused > 0 {
             self.record_refused(refused, context);

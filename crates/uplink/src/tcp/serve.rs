@@ -222,6 +222,7 @@ impl TcpConnection {
         context.counters.frames_out.add(done.len() as u64);
         context.counters.tcp_bytes_out.add(bytes as u64);
         let bytes = u32::try_from(bytes).unwrap_or(0);
+        self.bytes.1 += u64::from((from + bytes).since(self.snd_max).unwrap_or(0));
         self.record_sent(from, bytes, context.now);
         // Later data and the end raise an event, but the end may already have done so.
         if is_short && from == self.snd_nxt - bytes {
@@ -396,6 +397,7 @@ impl TcpConnection {
         if let Some(socket) = self.socket.take() {
             context.host.close(socket, Close::Orderly);
         }
+        self.record_end(context);
         self.phase = Phase::TimeWait;
         self.retransmit_at = None;
         self.window_probe_at = None;
