@@ -11,7 +11,7 @@
 //! | new connection | [`Gate::connect`] | rules for addresses, then the pinned names |
 //! | first bytes of an allowed connection | [`Gate::check`] | TLS server name, or HTTP host |
 //!
-//! [`policy`] has the order of rules, [`rule`] their grammar, [`file`] the form of policy files. Every table is
+//! [`policy`] has the order of rules, [`rule`] their grammar, [`mod@file`] the form of policy files. Every table is
 //! bounded, no input makes the crate panic, and times are those of the caller's clock.
 
 pub mod dns;
