@@ -1,14 +1,18 @@
-//! Command line of `ringfence`: options, help, manual page and completions.
+//! Command line of `ringfence`: options and help; `pages` has the manual pages and the completions.
 //!
 //! The doc comments of options are their help text. Other modules define the arguments of `attach`,
 //! `serve`, `status` and `hub`.
+
+mod pages;
+
+pub use pages::{ManArgs, write_completions};
 
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
@@ -93,6 +97,8 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Print a manual page, or install all of them
+    Man(ManArgs),
     /// Processes that Ringfence starts itself
     #[command(hide = true)]
     Internal {
@@ -102,8 +108,15 @@ pub enum Command {
     },
 }
 
-/// Heading of the options that concern files.
-const FILES: &str = "Files";
+/// Headings of the options of `run` in its help and its manual page.
+mod heading {
+    pub(super) const NETWORK: &str = "Network";
+    pub(super) const PORTS: &str = "Ports";
+    pub(super) const DISKS: &str = "Disks";
+    pub(super) const ISOLATION: &str = "Isolation";
+    pub(super) const MEMORY: &str = "Lent memory and links";
+    pub(super) const OUTPUT: &str = "Output";
+}
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -126,7 +139,7 @@ Examples:
     truncate -s 1G disk.img
     ringfence run --disk disk.img -- sh -c 'nbdinfo nbd+unix:///?socket=$RINGFENCE_DISK0'
 
-    An interface of the host on the switch (as root):
+  An interface of the host on the switch (as root):
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
 
 Exit status:
@@ -152,41 +165,59 @@ Exit status:
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
     /// Name of the guest's switch, which is created if it does not exist. `none`: the guest is on no switch
-    #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_switch_name)]
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_switch_name,
+          help_heading = heading::NETWORK)]
     pub switch: String,
 
     /// Name by which other guests on the switch find this guest; also its host name
-    #[arg(long, value_name = "HOST", value_parser = parse_name)]
+    #[arg(long, value_name = "HOST", value_parser = parse_name, help_heading = heading::NETWORK)]
     pub name: Option<String>,
 
     /// Address on the switch, in place of the automatic ones; may be given several times
-    #[arg(long = "address", value_name = "IP/LEN", value_parser = Address::parse_assignable)]
+    #[arg(long = "address", value_name = "IP/LEN", value_parser = Address::parse_assignable,
+          help_heading = heading::NETWORK)]
     pub addresses: Vec<Address>,
 
     /// Let the guest route: its packets may have any IP source address and other protocols than IP
     ///
     /// Without this option, the switch drops packets from an address other than the guest's own. The
     /// Ethernet source address, ARP and IPv6 neighbour discovery are checked in any case.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::NETWORK)]
     pub forwarding: bool,
 
     /// Let the guest send router advertisements, ICMP redirects, and DHCP and DHCPv6 replies
     ///
     /// Without this option, the switch drops these messages from the guest.
-    #[arg(long)]
+    #[arg(long, help_heading = heading::NETWORK)]
     pub advertise: bool,
 
     /// Network for the guest's packets that are for no guest on the switch [default: host]
-    #[arg(long, value_enum)]
+    #[arg(long, value_enum, help_heading = heading::NETWORK)]
     pub uplink: Option<UplinkChoice>,
 
-    /// Link between the guest and the uplink process
-    #[arg(long, value_enum, default_value_t)]
-    pub link: Link,
+    /// Address on the host's network, in place of the host's own; may be given several times
+    #[arg(long = "uplink-address", value_name = "IP/LEN", help_heading = heading::NETWORK)]
+    pub uplink_addresses: Vec<Address>,
 
-    /// Protection of the uplink's memory against the kernel's worker, with --link vhost
-    #[arg(long, value_enum, default_value_t)]
-    pub protect: Protect,
+    /// Router on the host's network, in place of the host's own; one for IPv4, one for IPv6
+    #[arg(long = "uplink-gateway", value_name = "IP", help_heading = heading::NETWORK)]
+    pub uplink_gateways: Vec<IpAddr>,
+
+    /// Name server, in place of the host's own; may be given several times
+    #[arg(long = "dns", value_name = "IP", help_heading = heading::NETWORK)]
+    pub name_servers: Vec<IpAddr>,
+
+    /// Longest IP packet, in bytes; below 1280 there is no IPv6 [default: 65520 to the host, 1500 on the
+    /// switch]
+    #[arg(long, value_name = "BYTES",
+          value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX),
+          help_heading = heading::NETWORK)]
+    pub mtu: Option<u16>,
+
+    /// Give the host an interface of this name on the switch (needs CAP_NET_ADMIN)
+    #[arg(long, value_name = "NAME", value_parser = parse_interface,
+          help_heading = heading::NETWORK)]
+    pub host_tap: Option<String>,
 
     /// Forward a port of the host to the guest; may be given several times
     ///
@@ -194,59 +225,28 @@ pub struct RunArgs {
     /// sees the clients' real addresses. Without IP the port listens at every address of the host, IPv4 and
     /// IPv6, as it does with Docker and Podman: everyone who reaches the host reaches the command.
     /// --publish-default changes that.
-    #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]")]
+    #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]",
+          help_heading = heading::PORTS)]
     pub publish: Vec<ForwardSpec>,
 
     /// Address at which ports of -p without an IP listen, such as 127.0.0.1; may be given several times, for
     /// IPv4 and IPv6 [default: every address of the host]
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", help_heading = heading::PORTS)]
     pub publish_default: Vec<IpAddr>,
 
-    /// Address on the host's network, in place of the host's own; may be given several times
-    #[arg(long = "uplink-address", value_name = "IP/LEN")]
-    pub uplink_addresses: Vec<Address>,
-
-    /// Router on the host's network, in place of the host's own; one for IPv4, one for IPv6
-    #[arg(long = "uplink-gateway", value_name = "IP")]
-    pub uplink_gateways: Vec<IpAddr>,
-
-    /// Name server, in place of the host's own; may be given several times
-    #[arg(long = "dns", value_name = "IP")]
-    pub name_servers: Vec<IpAddr>,
-
     /// Address in the guest that leads to the host's loopback: 127.0.0.1 or ::1
-    #[arg(long, value_name = "IP")]
+    #[arg(long, value_name = "IP", help_heading = heading::PORTS)]
     pub host_loopback: Vec<IpAddr>,
 
     /// Addresses of the host itself, or of its link, that the guest may reach; may be given several times
     ///
     /// Without this option the guest reaches no address of the host and no link-local one (169.254.0.0/16,
     /// fe80::/10, which include the metadata services of clouds), except the host's name servers on port 53.
-    #[arg(long, value_name = "IP[/LEN]")]
+    #[arg(long, value_name = "IP[/LEN]", help_heading = heading::PORTS)]
     pub allow_local: Vec<LocalPrefix>,
 
     #[command(flatten)]
     pub egress: EgressArgs,
-
-    /// Access mode: the way in which the driver domain reaches the guest's pages
-    #[arg(long, default_value = "copy", value_parser = mode_parser())]
-    pub mode: Mode,
-
-    /// Pages that stay mapped in mode `staging`. With `header` the guest grants little memory permanently, and
-    /// packets longer than 256 bytes are copied
-    #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser())]
-    pub staging: TxStaging,
-
-    /// Number of queues of the interface; packets of one connection take one queue
-    #[arg(long, value_name = "N", default_value_t = 1,
-          value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()))]
-    pub queues: u32,
-
-    /// Longest IP packet, in bytes; below 1280 there is no IPv6 [default: 65520 to the host, 1500 on the
-    /// switch]
-    #[arg(long, value_name = "BYTES",
-          value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX))]
-    pub mtu: Option<u16>,
 
     /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
@@ -262,43 +262,65 @@ pub struct RunArgs {
     /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`, seconds
     /// after which a request fails (120); `stall=`, seconds without an answer after which another
     /// connection is tried (30); `connect=`, seconds that connecting may take (10).
-    #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]")]
+    #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]",
+          help_heading = heading::DISKS)]
     pub disks: Vec<DiskSpec>,
-
-    /// Give the host an interface of this name on the switch (needs CAP_NET_ADMIN)
-    #[arg(long, value_name = "NAME", value_parser = parse_interface)]
-    pub host_tap: Option<String>,
 
     /// Let the command reach the host's Unix sockets and the directory of your session
     ///
     /// Without this option, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and all other sockets on
     /// this computer are hidden, $XDG_RUNTIME_DIR is empty, and the variables that name them are not set.
     /// Ringfence's own directory is hidden in any case.
-    #[arg(long, help_heading = FILES)]
+    #[arg(long, help_heading = heading::ISOLATION)]
     pub share_runtime: bool,
 
     /// Make this directory the command's root directory
     ///
     /// The directory must contain /dev, /proc and /sys, which get the host's devices and the guest's own
     /// processes and interfaces.
-    #[arg(long, value_name = "DIR", help_heading = FILES)]
+    #[arg(long, value_name = "DIR", help_heading = heading::ISOLATION)]
     pub root: Option<PathBuf>,
 
     /// Make everything below this path read-only; may be given several times
-    #[arg(long = "ro", value_name = "PATH", help_heading = FILES)]
+    #[arg(long = "ro", value_name = "PATH", help_heading = heading::ISOLATION)]
     pub read_only: Vec<PathBuf>,
 
     /// Make everything below this path writable, as an exception of --ro; may be given several times
-    #[arg(long = "rw", value_name = "PATH", help_heading = FILES)]
+    #[arg(long = "rw", value_name = "PATH", help_heading = heading::ISOLATION)]
     pub writable: Vec<PathBuf>,
 
     /// Replace this directory by an empty one in memory; may be given several times
-    #[arg(long = "tmpfs", value_name = "PATH", help_heading = FILES)]
+    #[arg(long = "tmpfs", value_name = "PATH", help_heading = heading::ISOLATION)]
     pub empty: Vec<PathBuf>,
 
     /// Hide this file or directory from the command; may be given several times
-    #[arg(long = "hide", value_name = "PATH", help_heading = FILES)]
+    #[arg(long = "hide", value_name = "PATH", help_heading = heading::ISOLATION)]
     pub hidden: Vec<PathBuf>,
+
+    /// Access mode: the way in which the driver domain reaches the guest's pages
+    #[arg(long, default_value = "copy", value_parser = mode_parser(),
+          help_heading = heading::MEMORY)]
+    pub mode: Mode,
+
+    /// Pages that stay mapped in mode `staging`. With `header` the guest grants little memory permanently, and
+    /// packets longer than 256 bytes are copied
+    #[arg(long, value_name = "PAGES", default_value = "full", value_parser = staging_parser(),
+          help_heading = heading::MEMORY)]
+    pub staging: TxStaging,
+
+    /// Number of queues of the interface; packets of one connection take one queue
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()),
+          help_heading = heading::MEMORY)]
+    pub queues: u32,
+
+    /// Link between the guest and the uplink process
+    #[arg(long, value_enum, default_value_t, help_heading = heading::MEMORY)]
+    pub link: Link,
+
+    /// Protection of the uplink's memory against the kernel's worker, with --link vhost
+    #[arg(long, value_enum, default_value_t, help_heading = heading::MEMORY)]
+    pub protect: Protect,
 
     /// Offloads that the guest accepts: `all`, `none`, or some of sg,tso4,tso6,csum4,csum6
     #[arg(long, value_name = "LIST", default_value_t = OffloadKeys::ALL, hide = true)]
@@ -317,11 +339,11 @@ pub struct RunArgs {
     pub host_offload: OffloadKeys,
 
     /// Print only errors
-    #[arg(short, long, conflicts_with = "verbose")]
+    #[arg(short, long, conflicts_with = "verbose", help_heading = heading::OUTPUT)]
     pub quiet: bool,
 
     /// Explain each step
-    #[arg(short, long)]
+    #[arg(short, long, help_heading = heading::OUTPUT)]
     pub verbose: bool,
 
     /// Command and its arguments [default: $SHELL]
@@ -329,7 +351,7 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-/// Roles of Ringfence's own processes, and output that is made from this command line.
+/// Roles of Ringfence's own processes.
 #[derive(Debug, Subcommand)]
 pub enum Internal {
     /// Creates the namespaces of a domain, and waits for its end
@@ -386,8 +408,6 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
-    /// Prints the manual page
-    Man,
 }
 
 impl RunArgs {
@@ -478,28 +498,10 @@ pub fn parse_interface(text: &str) -> Result<String, String> {
     }
 }
 
-/// Writes the manual page of `ringfence` and of its commands.
-///
-/// # Errors
-///
-/// Returns the errors of `out`.
-pub fn write_manual(out: &mut dyn std::io::Write) -> std::io::Result<()> {
-    let command = Cli::command();
-    clap_mangen::Man::new(command.clone()).render(out)?;
-    for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
-        let title = format!("ringfence-{}", sub.get_name());
-        clap_mangen::Man::new(sub.clone()).title(title).render(out)?;
-    }
-    Ok(())
-}
-
-/// Writes the completion script for a shell.
-pub fn write_completions(shell: clap_complete::Shell, out: &mut dyn std::io::Write) {
-    clap_complete::generate(shell, &mut Cli::command(), "ringfence", out);
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     fn options(line: &str) -> Result<Options, clap::Error> {
@@ -559,16 +561,6 @@ mod tests {
             "-q -v",
         ] {
             assert!(options(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn manual_page_names_options_of_run() {
-        let mut page = Vec::new();
-        write_manual(&mut page).unwrap();
-        let page = String::from_utf8(page).unwrap().replace('\\', "");
-        for option in ["--switch", "--config-net", "--host-tap", "--mtu", "http://web:8000/"] {
-            assert!(page.contains(option), "{option}");
         }
     }
 }

@@ -79,6 +79,16 @@ pub fn main_with(cli: Cli) -> u8 {
             cli::write_completions(shell, &mut script);
             print(&script)
         }
+        Command::Man(args) => {
+            let mut page = Vec::new();
+            match args.run(&mut page) {
+                Ok(()) => print(&page),
+                Err(error) => match error.downcast_ref::<clap::Error>() {
+                    Some(usage) => tell(usage),
+                    None => fail(&causes::causes(&error)),
+                },
+            }
+        }
         Command::Internal { role } => match role {
             Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
             Internal::Driver => driver::main(),
@@ -92,13 +102,6 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::DemoPeer { role } => demo::peer::main(&role),
             Internal::GuestInit { command } => guest::main(&command),
             Internal::Session { command } => guest::session::main(&command),
-            Internal::Man => {
-                let mut page = Vec::new();
-                match cli::write_manual(&mut page) {
-                    Ok(()) => print(&page),
-                    Err(error) => fail(&error),
-                }
-            }
         },
     }
 }

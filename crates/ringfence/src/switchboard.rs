@@ -96,6 +96,9 @@ pub struct AttachRequest {
     pub name: Option<String>,
     /// Requested addresses. If empty, the driver domain chooses them.
     pub addresses: Vec<Address>,
+    /// Networks that the guest reaches by its uplink. The switch's own do not overlap with those of its first
+    /// guest.
+    pub avoid: Vec<Address>,
     /// Maximum length of a frame without its Ethernet header, in bytes.
     pub mtu: u16,
     /// Access mode of the backend ([`Mode::name`]).

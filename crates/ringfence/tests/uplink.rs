@@ -7,6 +7,8 @@ mod support;
 
 use std::time::Duration;
 
+use ringfence::driver::addresses::AddressPlan;
+use ringfence::guest::Address;
 use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World};
 use support::{MOMENT, write_noise};
@@ -183,6 +185,26 @@ fn uplink_is_created_by_default() {
     assert_eq!(output.matches("default via").count(), 1, "{output}");
     first.succeed(MOMENT);
     server.end();
+}
+
+#[test]
+fn switch_avoids_networks_of_host() {
+    let world = world!(Families::Both);
+    let usual = AddressPlan::new("default").assign(1, &[]).unwrap().addresses;
+    let add: String = usual.iter().map(|a| format!("ip addr add {a} dev wan0; ")).collect();
+    world.host(&["sh", "-ec", &add]).succeed(MOMENT);
+    let script = "ip -o addr show eth0 > eth0; ip -o addr show up0 > up0";
+    let guest = world.plain_guest("", script).finish(LONG);
+    assert_eq!(guest.status, Some(0), "{}", guest.stderr);
+    assert!(!guest.stderr.contains("no uplink"), "{}", guest.stderr);
+    let [switch, host] = ["eth0", "up0"].map(|name| world.lab.read(name));
+    let addresses = |text: &str| -> Vec<Address> {
+        text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    assert!(usual.iter().all(|a| addresses(&host).contains(a)), "{host}");
+    let on_switch = addresses(&switch);
+    assert!(on_switch.len() >= usual.len(), "{switch}");
+    assert!(!on_switch.iter().any(|a| usual.iter().any(|b| a.overlaps(*b))), "{switch}");
 }
 
 #[test]

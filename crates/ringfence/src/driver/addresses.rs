@@ -33,8 +33,11 @@ pub enum AddressError {
     Exhausted,
 }
 
+/// Values of N in a plan: above the low networks that people choose by hand.
+const NUMBERS: core::ops::Range<u8> = 128..192;
+
 /// Addresses of a switch: `10.N.0.0/16` and `fd72:6672:6663:N::/64`. N is a hash of the switch's
-/// name, so that the ports of one host on several switches mostly differ.
+/// name, so that the ports of one host on several switches mostly differ. [`AddressPlan::avoid`] changes it.
 #[derive(Debug)]
 pub struct AddressPlan {
     number: u8,
@@ -56,9 +59,24 @@ impl AddressPlan {
         // FNV-1a. Any hash with an even distribution works.
         let hash =
             name.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
-        // 10.128 to 10.191: above the low networks that people choose by hand.
         let [.., low] = hash.to_be_bytes();
-        AddressPlan { number: 128 + low % 64, taken: BTreeSet::new() }
+        AddressPlan { number: NUMBERS.start + low % 64, taken: BTreeSet::new() }
+    }
+
+    /// Moves the plan to networks that overlap with none of `networks`, which the first guest reaches by its
+    /// uplink. The plan stays where it is if a guest has an address already, or if no number fits.
+    pub fn avoid(&mut self, networks: &[Address]) {
+        if !self.taken.is_empty() {
+            return;
+        }
+        let fits = |number: &u8| {
+            let plan = AddressPlan { number: *number, taken: BTreeSet::new() };
+            let own = plan.both(HOST_LEG);
+            !own.iter().flatten().any(|own| networks.iter().any(|other| own.overlaps(*other)))
+        };
+        // The number from the name comes first, then those above it, then those below it.
+        let mut candidates = (self.number..NUMBERS.end).chain(NUMBERS.start..self.number);
+        self.number = candidates.find(fits).unwrap_or(self.number);
     }
 
     fn both(&self, host: u16) -> [Option<Address>; 2] {
@@ -147,6 +165,36 @@ mod tests {
         assert!(a.addresses.iter().all(|x| !b.addresses.contains(x)) && a.mac != b.mac);
         plan.release(&a);
         assert_eq!(plan.assign(3, &[]).unwrap().addresses, a.addresses);
+    }
+
+    #[test]
+    fn plan_avoids_networks_of_first_guest_alone() {
+        let mut plan = AddressPlan::new("s");
+        let own = plan.assign(1, &[]).unwrap();
+        let [v4, v6] = own.addresses[..] else { panic!("{own:?}") };
+        for network in [v4, v6, "10.128.0.0/10".parse().unwrap()] {
+            let mut stays = AddressPlan::new("s");
+            stays.assign(1, &["192.0.2.7/24".parse().unwrap()]).unwrap();
+            stays.avoid(&[network]);
+            assert_eq!(stays.assign(2, &[]).unwrap().addresses, own.addresses, "{network}");
+        }
+        // Every network but one is in use.
+        let free = NUMBERS.start + (plan.number - NUMBERS.start + 63) % 64;
+        let used = NUMBERS.filter(|number| *number != free);
+        let used: Vec<Address> =
+            used.map(|number| format!("10.{number}.7.7/24").parse().unwrap()).collect();
+        for (networks, second) in [(&[v4][..], None), (&[v6], None), (&used, Some(free))] {
+            let mut moved = AddressPlan::new("s");
+            moved.avoid(networks);
+            let assigned = moved.assign(1, &[]).unwrap();
+            let overlap = |a: &Address| networks.iter().any(|network| a.overlaps(*network));
+            assert!(!assigned.addresses.iter().any(overlap), "{assigned:?}");
+            assert!(second.is_none_or(|second| moved.number == second), "{assigned:?}");
+        }
+        // No network is free.
+        let mut stays = AddressPlan::new("s");
+        stays.avoid(&["10.0.0.0/8".parse().unwrap()]);
+        assert_eq!(stays.assign(1, &[]).unwrap(), own);
     }
 
     #[test]

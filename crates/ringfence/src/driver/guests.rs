@@ -275,6 +275,7 @@ impl Guests {
             .map_err(|e| text(&e))
             .and_then(|copy| LocalPlatform::connect(copy).map_err(|e| text(&e)))
             .and_then(|guest| guest.store_connection().map_err(|e| text(&e)))?;
+        self.plan.avoid(&request.avoid);
         let assigned = self.plan.assign(domain.0, &request.addresses).map_err(|e| text(&e))?;
         let leg = match request.host_leg.then(|| self.plan.assign_host_leg()).transpose() {
             Ok(leg) => leg,

@@ -133,6 +133,7 @@ impl<'a> Launch<'a> {
             version: VERSION.to_owned(),
             name: options.name.clone(),
             addresses: options.addresses.clone(),
+            avoid: uplink.iter().flat_map(Uplink::addresses).copied().collect(),
             mtu: options.switch_mtu(),
             mode: options.mode.to_string(),
             queues: options.queues,
@@ -167,7 +168,7 @@ impl<'a> Launch<'a> {
     }
 
     /// Drops the uplink if its addresses overlap with the switch's, which a guest could not tell
-    /// apart. This happens to a guest of a guest.
+    /// apart. The driver domain avoids that for the first guest of a switch if it chooses the addresses.
     fn unless_overlapping(&self, uplink: Option<Uplink>, switch: &[Address]) -> Option<Uplink> {
         let (kept, lost): (Vec<_>, Vec<_>) =
             uplink.into_iter().partition(|uplink| !uplink.overlaps_with(switch, self.options));

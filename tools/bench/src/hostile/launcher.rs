@@ -83,6 +83,7 @@ impl Attachment {
             version: VERSION.to_owned(),
             name: None,
             addresses: Vec::new(),
+            avoid: Vec::new(),
             mtu: entrance.mtu,
             mode: entrance.mode.clone(),
             queues: 1,
