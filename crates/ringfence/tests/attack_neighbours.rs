@@ -275,7 +275,7 @@ fn address_that_no_guest_can_have_is_refused_with_advice() {
         ("fd66::2", "write for example `fd66::2/64`"),
     ] {
         let ended = lab.run(&format!("--switch s --address {address}"), &["true"]).finish(MOMENT);
-        assert_eq!(ended.status, Some(2), "{address}");
+        assert_eq!(ended.status, Some(125), "{address}");
         assert!(ended.stderr.contains(advice), "{address}: {}", ended.stderr);
     }
 }

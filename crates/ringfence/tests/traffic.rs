@@ -470,7 +470,7 @@ fn interface_has_requested_mtu() {
         assert!(said.contains(&format!(" mtu {mtu} ")), "{said}");
     }
     let refused = lab.run("--mtu 65522", &["true"]).finish(MOMENT);
-    assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+    assert_eq!(refused.status, Some(125), "{}", refused.stderr);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | frames granted to one peer | pages of `/dev/xen/gntalloc` ([`XenGranter`]) |
 //! | map, unmap, copy | `/dev/xen/gntdev` ([`XenGrantee`]) |
-//! | grant window | `/dev/ringfence-window`, if the hypervisor has windows ([`window`]) |
+//! | grant window | `/dev/ringfence-window`, if the hypervisor has windows (`window`) |
 //! | event channel | `/dev/xen/evtchn`, opened once for each ([`XenChannel`]) |
 //! | xenstore | `/dev/xen/xenbus`, else the socket of xenstored |
 //! | number of this domain | the node `domid` |
