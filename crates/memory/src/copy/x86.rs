@@ -2,7 +2,7 @@
 //!
 //! | length | routine |
 //! |---|---|
-//! | below 64 | two or four moves that overlap |
+//! | up to 64 | two or four moves that overlap |
 //! | from [`AVX_FROM`] | moves of 32 bytes, if the processor and the system have AVX |
 //! | otherwise | moves of 16 bytes |
 //!
@@ -22,15 +22,30 @@ pub(super) const AVX_FROM: usize = 128;
 /// As for [`copy_racing`](super::copy_racing).
 #[inline]
 pub(super) unsafe fn copy(src: *const u8, dst: *mut u8, len: usize) {
-    // SAFETY: by the caller's contract; each routine is called with a length that it allows, and AVX moves on
-    // a processor that has them.
+    // SAFETY: by the caller's contract; each routine is called with a length that it allows.
     unsafe {
         match len {
-            AVX_FROM.. if has_avx() => copy_avx(src, dst, len),
-            64.. => copy_sse(src, dst, len),
+            65.. => copy_long(src, dst, len),
             32.. => copy_line(src, dst, len),
             16.. => copy_half_line(src, dst, len),
             _ => copy_few(src, dst, len),
+        }
+    }
+}
+
+/// Copies more than 64 bytes. Not inlined, so that the moves of short copies fit into their callers.
+///
+/// # Safety
+///
+/// As for [`copy_racing`](super::copy_racing), and `len` is above 64.
+#[inline(never)]
+unsafe fn copy_long(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: by the caller's contract; AVX moves are made on a processor that has them.
+    unsafe {
+        if len >= AVX_FROM && has_avx() {
+            copy_avx(src, dst, len);
+        } else {
+            copy_sse(src, dst, len);
         }
     }
 }
