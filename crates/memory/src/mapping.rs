@@ -52,7 +52,15 @@ impl MappedRange {
                 MapFlags::PRIVATE,
             )
         }?;
-        Ok(MappedRange { start: nonnull(start)?, len })
+        MappedRange::owned(start, len)
+    }
+
+    /// Takes over a range that was just mapped. Every access to lent memory goes through such a range, so the
+    /// copy routine is chosen here.
+    fn owned(start: *mut c_void, len: usize) -> io::Result<MappedRange> {
+        crate::copy::choose();
+        let zero = || io::Error::other("the kernel mapped address zero");
+        Ok(MappedRange { start: NonNull::new(start.cast()).ok_or_else(zero)?, len })
     }
 }
 
@@ -68,10 +76,6 @@ impl Drop for MappedRange {
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok());
     }
-}
-
-fn nonnull(ptr: *mut c_void) -> io::Result<NonNull<u8>> {
-    NonNull::new(ptr.cast()).ok_or_else(|| io::Error::other("the kernel mapped address zero"))
 }
 
 /// Shared mapping of a file range.
@@ -106,7 +110,7 @@ impl Mapping {
                 offset,
             )
         }?;
-        Ok(Mapping { area: Arc::new(MappedRange { start: nonnull(start)?, len }), protection })
+        Ok(Mapping { area: Arc::new(MappedRange::owned(start, len)?), protection })
     }
 
     /// Maps `len` bytes (a multiple of the page size) of zeroed private memory, aligned to a page. It serves
@@ -194,7 +198,7 @@ impl AddressReservation {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }?;
-        let area = MappedRange { start: nonnull(start)?, len };
+        let area = MappedRange::owned(start, len)?;
         let free = Mutex::new(vec![(0, pages)]);
         Ok(AddressReservation { shared: Arc::new(ReservationShared { area, free }) })
     }

@@ -36,6 +36,13 @@ pub(crate) unsafe fn copy_racing(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { chosen::copy(src, dst, len) }
 }
 
+/// Chooses the copy routine by the processor, where there is a choice. Copies are correct without it.
+#[inline]
+pub(crate) fn choose() {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    x86::choose();
+}
+
 /// Length of a cache line in bytes.
 const LINE: usize = 64;
 

@@ -18,6 +18,7 @@ pub enum CopyRoutine {
 impl CopyRoutine {
     /// Returns the routines that this processor has.
     pub fn available() -> Vec<CopyRoutine> {
+        super::choose();
         let all = [
             CopyRoutine::Chosen,
             CopyRoutine::Sse,
