@@ -29,7 +29,7 @@ use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_platform::local::{ArenaShape, LocalGrantee, LocalGranter, LocalPlatform};
 use ringfence_platform::{
     Channel, ChannelError, Counters, DomId, EventPort, Platform, PlatformError, TranslationTable,
-    WindowError, WindowName, WindowShape, WindowView,
+    WindowError, WindowHandle, WindowName, WindowShape, WindowView,
 };
 use ringfence_ring::RingPages;
 use ringfence_sys::counters::CounterValues;
@@ -43,6 +43,22 @@ type Exchange = Arc<Mutex<HashMap<u32, [OwnedFd; 2]>>>;
 struct Steady {
     local: LocalPlatform,
     exchange: Exchange,
+    /// Windows that this end has opened, and those of them that have ended.
+    windows: Mutex<[Vec<WindowHandle>; 2]>,
+}
+
+impl Steady {
+    /// Ends all opened windows, as Xen does when the process that registered them ends.
+    fn end_windows(&self) {
+        let mut windows = self.windows.lock().unwrap();
+        let opened = core::mem::take(&mut windows[0]);
+        windows[1].extend(opened);
+    }
+
+    /// Makes all windows anew, as a frontend does on Xen when it restarts.
+    fn renew_windows(&self) {
+        self.windows.lock().unwrap()[1].clear();
+    }
 }
 
 struct SteadyChannel {
@@ -123,6 +139,12 @@ impl Platform for Steady {
         name: impl Into<WindowName>,
         entries_max: u32,
     ) -> Result<WindowView, WindowError> {
+        let name = name.into();
+        let mut windows = self.windows.lock().unwrap();
+        if windows[1].contains(&name.handle) {
+            return Err(WindowError::NoSuchWindow { granter, handle: name.handle });
+        }
+        windows[0].push(name.handle);
         self.local.open_window(granter, name, entries_max)
     }
     fn counters(&self) -> &Arc<Counters> {
@@ -188,6 +210,7 @@ impl Pair {
         let join = |wanted, privileged| Steady {
             local: LocalPlatform::connect(hub.admit(wanted, privileged).unwrap().1).unwrap(),
             exchange: Arc::clone(&exchange),
+            windows: Mutex::default(),
         };
         let (back_platform, mut front_platform) = (join(Some(DomId(0)), true), join(None, false));
         front_platform.local = front_platform.local.with_arena(ArenaShape::of(1200, 1200));
@@ -368,6 +391,51 @@ fn adopted_device_continues_without_state_change() {
         pair.look();
         assert!(pair.front.is_up());
     }
+}
+
+#[test]
+fn windows_that_ended_with_their_backend_are_made_anew_without_penalty() {
+    let mut pair = Pair::connected(Mode::Window, OffloadKeys::ALL, true);
+    for round in 0..20 {
+        let base = round * 16;
+        let (front, back) = pair.ports();
+        assert_eq!(send(front, base..base + 5), 5);
+        assert_eq!(take(back, 64, true), frames(base..base + 5));
+        pair.back_platform.end_windows();
+        pair.succeed();
+        assert_eq!(pair.states(), [XenbusState::InitWait, XenbusState::Connected]);
+        // The frontend has not looked yet: its old keys are no reason for a penalty.
+        for _ in 0..3 {
+            pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+        }
+        assert!(pair.back.connection().is_none());
+        pair.back_platform.renew_windows();
+        for _ in 0..10 {
+            pair.look();
+        }
+        assert!(pair.front.is_up());
+        assert!(pair.front.has_windows());
+        let rules = pair.back.rules().all();
+        assert_eq!(rules.into_keys().collect::<Vec<_>>(), ["window_ended_with_backend"]);
+        let (front, back) = pair.ports();
+        assert_eq!(send(back, base + 5..base + 7), 2);
+        assert_eq!(take(front, 64, true), frames(base + 5..base + 7));
+    }
+    assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
+}
+
+#[test]
+fn missing_window_of_a_new_connection_closes_the_device() {
+    let mut pair = Pair::connected(Mode::Window, OffloadKeys::ALL, true);
+    let back = format!("{}/state", pair.device.backend_path());
+    pair.back_platform.end_windows();
+    // The backend has announced itself, and the frontend names a window that does not exist.
+    pair.back_host.port = None;
+    pair.back = VifBackend::new(pair.device, BackendOptions { mode: pair.mode, mtu: 1500 });
+    pair.back_store.write(&back, XenbusState::InitWait.to_string()).unwrap();
+    pair.back.look(&pair.back_platform, &mut pair.back_store, &mut pair.back_host).unwrap();
+    assert_eq!(pair.states()[0], XenbusState::Closing);
+    assert!(pair.back.rules().all().contains_key("connect_no_such_window"));
 }
 
 #[test]

@@ -97,6 +97,11 @@ pub enum ConnectError<R> {
 }
 
 impl<R: Rejection> ConnectError<R> {
+    /// Returns `true` if a key of the frontend names a grant window that does not exist.
+    pub fn is_missing_window(&self) -> bool {
+        matches!(self, ConnectError::Window { source: WindowError::NoSuchWindow { .. }, .. })
+    }
+
     /// Returns a constant name of the error, for counters.
     pub fn rule(&self) -> &'static str {
         match self {

@@ -43,13 +43,33 @@ pub struct BackendEnd {
     back: String,
     rules: Arc<RuleCounters>,
     penalty: Option<String>,
+    /// Set while the frontend's keys may name windows that ended with an earlier backend.
+    awaits_windows: bool,
+}
+
+/// Next step of a backend after a failed connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failed {
+    /// The device closes with a penalty.
+    Reject,
+    /// The features are announced again, so that the frontend makes new windows.
+    Announce,
+    /// The frontend has not made new windows yet.
+    Wait,
 }
 
 impl BackendEnd {
     /// Creates the end of a device that a toolstack created.
     pub fn new(device: DeviceId) -> BackendEnd {
         let (front, back) = (device.frontend_path(), device.backend_path());
-        BackendEnd { device, front, back, rules: Arc::default(), penalty: None }
+        BackendEnd {
+            device,
+            front,
+            back,
+            rules: Arc::default(),
+            penalty: None,
+            awaits_windows: false,
+        }
     }
 
     /// Returns the id of the device.
@@ -116,6 +136,33 @@ impl BackendEnd {
                 Ok(())
             }
         }
+    }
+
+    /// Returns the step after a connection that failed with `error`; `adopting` says that the device was connected
+    /// by an earlier backend.
+    ///
+    /// On Xen, grant windows end with the process that registered them, so a successor finds the frontend's keys
+    /// without their windows. This is no fault of the frontend: the device is announced again, and until the
+    /// frontend has followed, its old keys are no reason for a penalty.
+    pub fn failed<R: Rejection>(&mut self, adopting: bool, error: &ConnectError<R>) -> Failed {
+        if !error.is_missing_window() || !(adopting || self.awaits_windows) {
+            return Failed::Reject;
+        }
+        self.rules.count("window_ended_with_backend");
+        match core::mem::replace(&mut self.awaits_windows, true) {
+            true => Failed::Wait,
+            false => Failed::Announce,
+        }
+    }
+
+    /// Returns `true` while the frontend has still to make new windows.
+    pub fn awaits_windows(&self) -> bool {
+        self.awaits_windows
+    }
+
+    /// Records that the device is connected.
+    pub fn connected(&mut self) {
+        self.awaits_windows = false;
     }
 
     /// Clears the penalty, because the frontend restarts the handshake.

@@ -41,7 +41,7 @@ two_windows() {
     [ $(windows_open) = 2 ]
 }
 
-plan 16
+plan 23
 MEMORY=192
 guests_with window
 check 'the driver domain is created' guest net 'type="pvh"' driver_domain=1
@@ -65,6 +65,25 @@ transfer 'guest to driver domain' one net $ADDRESS 8
 transfer 'driver domain to guest, IPv6' net one fd77::11 8
 is 'no packet costs a grant operation' $(($(grant_operations) - before)) 0
 note "$(dump_windows | grep -E 'window|issue|revoke' | head -n 8 | tr '\n' ' ')"
+
+# A driver daemon that dies takes its windows with it. Its successor finds the guest's keys without them.
+windows_gone() {
+    [ $(windows_open) = 0 ]
+}
+
+died() {
+    on net 'kill -9 $(cat /tmp/serve.pid); wait_for 10 sh -c "! kill -0 $(cat /tmp/serve.pid) 2>/dev/null"'
+}
+
+check 'the daemon is killed' died
+check 'its windows are gone with it' wait_for 10 windows_gone
+check 'another daemon serves' serving
+check 'the guest makes new windows for it' wait_for 30 two_windows ||
+    note "$(on one 'tail -n 5 /tmp/attach.log') $(on net 'tail -n 8 /tmp/serve.log')"
+check 'the guest is reached again' wait_for 20 again_with_address one 11
+before=$(grant_operations)
+transfer 'guest to the new daemon' one net $ADDRESS 4
+is 'nor does a packet cost a grant operation now' $(($(grant_operations) - before)) 0
 
 xl destroy one
 xl destroy net

@@ -17,7 +17,7 @@ use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
 use ringfence_xenbus::connect::Rejection;
-use ringfence_xenbus::end::{BackendEnd, Life, STEPS_MAX};
+use ringfence_xenbus::end::{BackendEnd, Failed, Life, STEPS_MAX};
 use ringfence_xenbus::steps::{BackendStep, backend_step};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
@@ -227,6 +227,9 @@ impl VbdBackend {
                     let Some(disk) = self.disk.clone() else { return Ok(Life::Alive) };
                     let adopting = view.is_some_and(|view| view.own == XenbusState::Connected);
                     self.connect(&disk, adopting, platform, store)?;
+                    if self.end.awaits_windows() {
+                        return Ok(Life::Alive);
+                    }
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
                 Some(step @ BackendStep::Finish) if view.is_some_and(|v| is_silent(v, step)) => {
@@ -333,6 +336,7 @@ impl VbdBackend {
             Ok((served, connection, first_page)) => {
                 (self.served, self.has_served) = (Some((served, connection)), true);
                 self.first_page = Some(first_page);
+                self.end.connected();
                 let was_kept = core::mem::take(&mut self.is_kept);
                 if adopting && !was_kept {
                     // A takeover is invisible to the frontend.
@@ -341,7 +345,11 @@ impl VbdBackend {
                 // The disk may have changed since its last announcement.
                 self.publish(&announced, store)
             }
-            Err(error) => self.end.reject(error),
+            Err(error) => match self.end.failed(adopting, &error) {
+                Failed::Reject => self.end.reject(error),
+                Failed::Announce => self.announce(platform, store),
+                Failed::Wait => Ok(()),
+            },
         }
     }
 

@@ -11,7 +11,7 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, XenbusState};
 use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
 pub use ringfence_xenbus::end::Life;
-use ringfence_xenbus::end::{BackendEnd, STEPS_MAX};
+use ringfence_xenbus::end::{BackendEnd, Failed, STEPS_MAX};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::connect::{ConnectError, VifRejection};
@@ -225,6 +225,9 @@ impl VifBackend {
                         return Ok(Life::Alive);
                     }
                     self.connect(adopting, platform, store, host)?;
+                    if self.end.awaits_windows() {
+                        return Ok(Life::Alive);
+                    }
                 }
                 BackendStep::Close => {
                     self.let_go(host);
@@ -304,6 +307,7 @@ impl VifBackend {
                 host.attach(self.end.device(), port);
                 self.attached = true;
                 self.connection = Some(connection);
+                self.end.connected();
                 if adopting {
                     // The frontend must not see a change of state.
                     let device = self.end.device();
@@ -315,7 +319,11 @@ impl VifBackend {
                 store.write(&self.end.back(keys::CARRIER), "1")?;
                 self.end.enter(store, XenbusState::Connected)
             }
-            Err(error) => self.end.reject(error),
+            Err(error) => match self.end.failed(adopting, &error) {
+                Failed::Reject => self.end.reject(error),
+                Failed::Announce => self.announce(platform, store),
+                Failed::Wait => Ok(()),
+            },
         }
     }
 
