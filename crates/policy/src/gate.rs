@@ -303,6 +303,23 @@ impl Gate {
         refused.unwrap_or_else(|| deny(Cause::NoPin))
     }
 
+    /// Returns `true` if a flow that was allowed earlier, by `name` if it had one, may stay. A flow outlives the pin
+    /// of its name.
+    pub fn keeps(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        name: Option<&HostName>,
+        now: Duration,
+    ) -> bool {
+        let by_address = self.policy.address(to.ip(), to.port(), protocol);
+        match (by_address, name) {
+            (Some(verdict), _) => verdict.is_allowed(),
+            (None, Some(name)) => self.policy.name(name, to.port(), protocol).is_allowed(),
+            (None, None) => self.connect(to, protocol, now).verdict.is_allowed(),
+        }
+    }
+
     /// Decides on an allowed connection by its first bytes.
     pub fn check(
         &self,

@@ -289,6 +289,65 @@ fn log_has_each_verdict_and_learned_policy_allows_the_same_again() {
     net.end();
 }
 
+/// Command that opens connections to names, reports their ends, and requests a page over the first one at the end.
+const HOLD: &str = "
+import select, socket, sys
+held = {name: socket.create_connection((name, 80), timeout=20) for name in sys.argv[1:]}
+print('open', flush=True)
+while len(held) > 1:
+    for sock in select.select(list(held.values()), [], [])[0]:
+        name = next(name for name in held if held[name] is sock)
+        try:
+            print(name, len(sock.recv(1)), flush=True)
+        except ConnectionResetError:
+            print(name, 'reset', flush=True)
+        del held[name]
+for name, sock in held.items():
+    request = 'GET / HTTP/1.1\\r\\nHost: %s\\r\\nConnection: close\\r\\n\\r\\n' % name
+    try:
+        sock.sendall(request.encode())
+        print(name, b''.join(iter(lambda: sock.recv(4096), b'')).decode().split()[-1], flush=True)
+    except ConnectionResetError:
+        print(name, 'reset', flush=True)
+try:
+    socket.create_connection(('other.test', 80), timeout=20)
+    print('other again')
+except OSError as error:
+    print('other refused', flush=True)
+";
+
+#[test]
+fn new_policy_of_running_guest_ends_only_the_connections_that_it_denies() {
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    std::fs::write(net.world.file("hold.py"), HOLD).unwrap();
+    std::fs::write(net.world.file("bad.toml"), "allow = [\n 'b d.org',\n]\n").unwrap();
+    std::fs::write(net.world.file("new.toml"), "allow = ['a.test:80']\n").unwrap();
+    let set = |file: &str| {
+        let program = net.world.lab.program().to_owned();
+        net.world.host(&[&program, "policy", "set", "held", file]).finish(LONG)
+    };
+    assert_eq!(set("new.toml").status, Some(125), "there is no such guest");
+    for options in ["--allow *.test", "--allow *.test --queues 2", ""] {
+        let options = format!("--name held {options}");
+        let guest = net.world.lone_guest(&options, "exec python3 hold.py a.test other.test");
+        guest.wait_for_output("open");
+        let bad = set("bad.toml");
+        assert_eq!(bad.status, Some(125), "{}", bad.stderr);
+        assert!(bad.stderr.contains("bad.toml:2: "), "{}", bad.stderr);
+        let good = set("new.toml");
+        assert_eq!(good.status, Some(0), "{}", good.stderr);
+        let finished = guest.finish(LONG);
+        let output = format!("{}{}", finished.stdout, finished.stderr);
+        // Without an earlier policy, nobody knows for which name a connection was opened.
+        let first = if options.ends_with(' ') { "a.test reset" } else { "a.test page" };
+        for line in ["other.test reset\n", first, "other refused\n"] {
+            assert!(output.contains(line), "{options}: {line}: {output}");
+        }
+    }
+    net.end();
+}
+
 #[test]
 fn wrong_rule_ends_run_with_125_and_a_caret() {
     let lab = Lab::new();

@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::access::Access;
-use crate::egress::Egress;
+use crate::egress::{Egress, PolicyInForce};
 use crate::guest::GuestNetwork;
 use crate::share::Share;
 use crate::tcp::config::TcpConfig;
@@ -65,7 +65,10 @@ pub struct Config {
     pub left_out: LeftOut,
     /// Position of this engine among the guest's engines.
     pub share: Share,
-    /// Egress policy, shared by the guest's engines. `None`: the guest may reach all that `access` permits.
+    /// Egress policy in force, shared by the guest's engines.
+    pub policy: Arc<PolicyInForce>,
+    /// Policy that this engine applies. `None`: the guest may reach all that `access` permits. The engine reads it
+    /// from `policy`.
     pub egress: Option<Arc<Egress>>,
 }
 
@@ -110,6 +113,7 @@ impl Default for Config {
             guest: GuestNetwork::default(),
             left_out: LeftOut::default(),
             share: Share::default(),
+            policy: Arc::default(),
             egress: None,
         }
     }

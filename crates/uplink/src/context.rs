@@ -32,6 +32,14 @@ impl Context<'_> {
         self.config.egress.is_none() || self.decide(to, protocol).is_some()
     }
 
+    /// Returns `true` if an open flow of the guest may stay: its destination can still be reached, and the egress
+    /// policy still allows it. `name` is the one for which it was allowed.
+    pub fn may_stay(&self, to: SocketAddr, protocol: Protocol, name: Option<&str>) -> bool {
+        let egress = self.config.egress.as_ref();
+        self.outward_to(to).is_some()
+            && egress.is_none_or(|egress| egress.still_allows(to, protocol, name, self.now))
+    }
+
     /// Returns the policy's decision on a new flow of the guest, if there is a policy and it allows the flow.
     pub fn decide(&self, to: SocketAddr, protocol: Protocol) -> Option<Decision> {
         self.config.egress.as_ref()?.connect(to, protocol, self.now, self.counters)

@@ -15,6 +15,7 @@ use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryFate};
 use ringfence_policy::http::Host;
 use ringfence_policy::record::{Event, Record};
 use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
+use ringfence_sys::counters::Counter;
 
 use crate::counters::UplinkCounters;
 
@@ -64,7 +65,7 @@ impl Egress {
         Arc::new(Egress { state, notes, learns })
     }
 
-    /// Replaces the policy. Flows are judged again by [`Egress::connect`].
+    /// Replaces the policy. The engines judge their flows again by [`Egress::still_allows`].
     pub fn replace(&self, policy: Policy) {
         self.state().gate.replace(policy);
     }
@@ -112,9 +113,16 @@ impl Egress {
         let _ = notes.try_send(Some(Note { record, learn: None }));
     }
 
-    /// Returns `true` if an open flow may stay under the policy in force.
-    pub fn still_allows(&self, to: SocketAddr, protocol: Protocol, now: Duration) -> bool {
-        self.learns || self.state().gate.connect(to, protocol, now).verdict.is_allowed()
+    /// Returns `true` if an open flow may stay under the policy in force. `name` is the one for which it was allowed.
+    pub fn still_allows(
+        &self,
+        to: SocketAddr,
+        protocol: Protocol,
+        name: Option<&str>,
+        now: Duration,
+    ) -> bool {
+        let name = name.and_then(|name| HostName::parse(name).ok());
+        self.learns || self.state().gate.keeps(to, protocol, name.as_ref(), now)
     }
 
     /// Decides on the first bytes of an allowed connection. Returns `true` if it may go on.
@@ -207,6 +215,42 @@ impl Egress {
         let learn = to.map(|(to, protocol)| (name.cloned(), to, protocol));
         // The recorder bounds its rate; a guest that floods it loses its own lines.
         let _ = notes.try_send(Some(Note { record, learn }));
+    }
+}
+
+/// Policy in force, for all engines of a guest. One thread sets it, and each engine reads it when it has changed.
+#[derive(Debug, Default)]
+pub struct PolicyInForce {
+    /// Number of changes. It grows while the lock is held, so an engine that sees a new number reads the new policy.
+    version: Counter,
+    egress: Mutex<Option<Arc<Egress>>>,
+}
+
+impl PolicyInForce {
+    /// Creates it with the policy of the start, if there is one.
+    pub fn new(egress: Option<Arc<Egress>>) -> Arc<PolicyInForce> {
+        Arc::new(PolicyInForce { version: Counter::default(), egress: Mutex::new(egress) })
+    }
+
+    /// Returns the policy and its version.
+    pub(crate) fn read(&self) -> (u64, Option<Arc<Egress>>) {
+        let egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.version.get(), egress.clone())
+    }
+
+    /// Returns `true` if `version` is an old one.
+    pub(crate) fn is_newer_than(&self, version: u64) -> bool {
+        self.version.get() != version
+    }
+
+    /// Replaces the policy. Records and pins of the old one stay.
+    pub(crate) fn set(&self, policy: Policy) {
+        let mut egress = self.egress.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*egress {
+            Some(egress) => egress.replace(policy),
+            None => *egress = Some(Egress::new(policy, None, false)),
+        }
+        self.version.add(1);
     }
 }
 

@@ -11,6 +11,7 @@ use ringfence_frame::{Batch, FrameView};
 use ringfence_offload::meta::Checksum;
 use ringfence_offload::packet::{Network, Transport};
 use ringfence_offload::{Layers, OffloadMeta};
+use ringfence_policy::Policy;
 use rustix::io::Errno;
 
 use crate::config::{Config, LeftOut};
@@ -23,13 +24,15 @@ use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::replies::Replies;
-use crate::share::Handoff;
+use crate::share::{Handoff, Share};
 use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
 
 /// Uplink of one guest: guest packets on one side, host sockets on the other.
 pub struct Uplink {
     config: Config,
+    /// Version of the egress policy that this engine applies.
+    policy_version: u64,
     host: Box<dyn Host>,
     replies: Replies,
     counters: Arc<UplinkCounters>,
@@ -58,12 +61,15 @@ macro_rules! context {
 
 impl Uplink {
     /// Creates an uplink that uses the sockets of `host`.
-    pub fn new(config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
+    pub fn new(mut config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
+        let (policy_version, egress) = config.policy.read();
+        config.egress = egress;
         let tcp = Tcp::new(&config);
         let udp = Udp::new(config.udp_flows_max);
         let icmp = Icmp::new(config.icmp_flows_max);
         Uplink {
             config,
+            policy_version,
             host,
             replies: Replies::default(),
             counters,
@@ -118,6 +124,7 @@ impl Uplink {
 
     /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
+        self.follow_policy(now);
         let mut run = SegmentRun::default();
         for frame in batch.select(frames) {
             self.counters.frames_in.add(1);
@@ -210,6 +217,7 @@ impl Uplink {
     pub fn accept_handoff(&mut self, handoff: Handoff, now: Duration) {
         match handoff {
             Handoff::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
+            Handoff::Wake => self.follow_policy(now),
             Handoff::Connection { file, client, guest } => {
                 if let Some(mac) = self.config.guest.mac {
                     self.tcp.accept(file, client, guest, mac, &mut context!(self, now));
@@ -299,6 +307,7 @@ impl Uplink {
     ///
     /// Returns the host's error, after which the host cannot be used.
     pub fn poll_host(&mut self, now: Duration) -> Result<usize, Errno> {
+        self.follow_policy(now);
         self.ready.clear();
         self.host.poll(&mut self.ready)?;
         let mut events = core::mem::take(&mut self.ready);
@@ -311,7 +320,7 @@ impl Uplink {
                 }
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
-                OwnerKind::Addresses => self.close_local(now),
+                OwnerKind::Addresses => self.close_forbidden(now),
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
@@ -319,11 +328,30 @@ impl Uplink {
         Ok(count)
     }
 
-    /// Closes flows of the guest to addresses that became the host's own.
-    fn close_local(&mut self, now: Duration) {
-        self.tcp.close_local(&mut context!(self, now));
-        self.udp.close_local(&mut context!(self, now));
-        self.icmp.close_local(&mut context!(self, now));
+    /// Closes flows of the guest that may not stay: to addresses that became the host's own, or that a new egress
+    /// policy denies.
+    fn close_forbidden(&mut self, now: Duration) {
+        self.tcp.close_forbidden(&mut context!(self, now));
+        self.udp.close_forbidden(&mut context!(self, now));
+        self.icmp.close_forbidden(&mut context!(self, now));
+    }
+
+    /// Replaces the guest's egress policy in all of its engines, and closes the flows that the new one denies. The
+    /// other engines follow before their next frame or event.
+    pub fn set_policy(&mut self, policy: Policy, now: Duration) {
+        self.config.policy.set(policy);
+        self.follow_policy(now);
+        let Share { index, of, .. } = self.config.share;
+        let others = (0..of).filter(|&other| other != index);
+        self.handoffs.extend(others.map(|other| (other, Handoff::Wake)));
+    }
+
+    /// Reads the egress policy again if it has changed.
+    fn follow_policy(&mut self, now: Duration) {
+        if self.config.policy.is_newer_than(self.policy_version) {
+            (self.policy_version, self.config.egress) = self.config.policy.read();
+            self.close_forbidden(now);
+        }
     }
 
     /// Handles all timers that are due.

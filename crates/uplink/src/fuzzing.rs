@@ -9,6 +9,7 @@ use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
+use crate::egress::PolicyInForce;
 use crate::emit::Ends;
 use crate::host::scripted::ScriptedHost;
 use crate::testing::Wire;
@@ -56,7 +57,8 @@ pub fn guest_frames(data: &[u8]) {
         let source = PolicySource { rules: rules.to_vec(), ..PolicySource::default() };
         let policy = Policy::new(source);
         assert!(policy.is_ok(), "the rules parse");
-        config.egress = policy.ok().map(|policy| Egress::new(policy, None, false));
+        config.policy =
+            PolicyInForce::new(policy.ok().map(|policy| Egress::new(policy, None, false)));
         config.access.name_servers.push(Ipv4Addr::new(10, 0, 0, 1).into());
     }
     let mut uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));

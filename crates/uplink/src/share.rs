@@ -44,6 +44,8 @@ pub enum Handoff {
         /// Offload work that is left to do.
         meta: OffloadMeta,
     },
+    /// Nothing but a reason to look at what the engines share.
+    Wake,
     /// Accepted connection from outside.
     Connection {
         /// Socket of the connection.

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use ringfence_frame::Batch;
 use ringfence_offload::{Checksum, Layers, OffloadMeta};
+use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 use ringfence_uplink::emit::Ends;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::share::Handoff;
@@ -310,6 +311,34 @@ fn refused_host_connection_resets_guest() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     fixture.calls = Some(closed);
     fixture.run("guest S 0 0\n uplink RA 0 1");
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
+}
+
+/// Returns a policy that allows this and nothing else.
+fn only(rule: &str) -> Policy {
+    let (text, origin) = (rule.to_owned(), String::new());
+    let rules = vec![RuleSource { action: Action::Allow, text, origin }];
+    Policy::new(PolicySource { rules, ..PolicySource::default() }).unwrap()
+}
+
+#[test]
+fn open_connection_ends_at_both_ends_when_new_policy_denies_it() {
+    let mut fixture = established("");
+    fixture.uplink.set_policy(only("10.0.0.0/24"), fixture.now);
+    fixture.run(
+        "silence
+         guest PA 1 1 len=100
+         host read 100
+         time 50
+         uplink A 1 101",
+    );
+    fixture.uplink.set_policy(only("10.0.1.0/24"), fixture.now);
+    fixture.run(
+        "uplink RA 1 101
+         host broken
+         guest S 200 0
+         uplink RA 0 201",
+    );
     assert_eq!(fixture.uplink.tcp_flows(), 0);
 }
 

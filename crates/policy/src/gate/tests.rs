@@ -212,6 +212,23 @@ fn replaced_policy_decides_on_old_pins() {
     assert!(!is_allowed(&gate, "203.0.113.1:443"));
 }
 
+#[test]
+fn open_flow_stays_by_its_name_after_its_pin_has_expired() {
+    let mut gate = gate("+a.org");
+    resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
+    let (to, later) = ("203.0.113.1:443".parse().unwrap(), NOW + Duration::from_secs(1 << 20));
+    let name = HostName::parse("a.org").unwrap();
+    let keeps = |gate: &Gate, name| gate.keeps(to, Protocol::Tcp, name, later);
+    assert!(keeps(&gate, Some(&name)));
+    assert!(!keeps(&gate, None), "without a name there is only the pin");
+    for (rules, stays) in
+        [("+*.org", true), ("+*.com", false), ("+a.org -203.0.113.0/24", false), ("+203.0.113.0/24", true)]
+    {
+        gate.replace(Policy::new(crate::testing::source(rules)).unwrap());
+        assert_eq!(keeps(&gate, Some(&name)), stays, "{rules}");
+    }
+}
+
 proptest! {
     #[test]
     fn pending_queries_stay_bounded(ids in prop::collection::vec(any::<u16>(), 1..3000)) {

@@ -1,4 +1,4 @@
-//! `ringfence policy`: checks policy files and explains verdicts.
+//! `ringfence policy`: checks policy files, explains verdicts, and replaces the policy of a guest.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -29,6 +29,16 @@ pub enum PolicyCommand {
         #[arg(value_name = "NAME:PORT")]
         destination: String,
     },
+    /// Replace the policy of a running guest, all rules at once
+    ///
+    /// Connections that the new policy denies end at once. A file with an error changes nothing. A guest that was
+    /// started without a policy gets one.
+    Set {
+        /// Name of the guest, or PID of its `ringfence run`
+        guest: String,
+        /// The policy file
+        file: PathBuf,
+    },
 }
 
 /// Runs the command. Returns its output and the exit status.
@@ -50,6 +60,10 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<(String, u8)> {
         PolicyCommand::Explain { file, destination } => {
             let policy = Policy::new(super::read(file)?)?;
             explain(&policy, destination)
+        }
+        PolicyCommand::Set { guest, file } => {
+            let rules = crate::guests::policy::set(guest, file)?;
+            Ok((format!("{guest}: {rules} rules of {}\n", file.display()), 0))
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Egress policy on the command line: options of `run`, presets, and `ringfence policy`.
 //!
 //! The launcher reads files and parses every rule before it starts a process. The uplink's process receives the
-//! rules over its channel and decides; nothing in the guest takes part.
+//! rules over its channel and decides; nothing in the guest takes part. `policy set` hands another policy to the
+//! launcher of a running guest ([`document`]).
 
 pub mod check;
+pub mod document;
 mod presets;
 
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Guests of a user: `ringfence ps`, `exec` and `stop`.
+//! Guests of a user: `ringfence ps`, `exec`, `stop` and `policy set`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
@@ -11,6 +11,7 @@
 
 pub mod exec;
 mod find;
+pub mod policy;
 pub mod ps;
 mod pty;
 pub mod stop;
@@ -36,6 +37,8 @@ pub(crate) enum Request {
     Signal(i32),
     /// Sends a signal to the guest's own command.
     Stop(i32),
+    /// Replaces the egress policy by that in the descriptor ([`document`](crate::egress::document)).
+    SetPolicy,
 }
 
 /// Answers of a launcher.
@@ -44,7 +47,9 @@ pub(crate) enum Reply {
     Guest(Box<Description>),
     /// The command that the client asked for has ended.
     Ended(Ending),
-    /// The command that the client asked for was not started.
+    /// The uplink applies the policy that the client sent.
+    PolicySet,
+    /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.
         status: u8,

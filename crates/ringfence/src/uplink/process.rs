@@ -22,7 +22,7 @@ use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::config::LeftOut;
-use ringfence_uplink::egress::Note;
+use ringfence_uplink::egress::{Note, PolicyInForce};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
@@ -161,7 +161,7 @@ fn serve(
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     let mut recorder = None;
     if let Some(Guarded { egress, record }) = egress {
-        limits.egress = Some(egress);
+        limits.policy = PolicyInForce::new(Some(egress));
         if let Some((guest, queue, notes)) = record {
             recorder = Some((queue, recorder::start(channel, guest, notes)?));
         }

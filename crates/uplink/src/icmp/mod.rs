@@ -273,11 +273,13 @@ impl Icmp {
         self.flows.touch(id);
     }
 
-    /// Closes flows to addresses that became the host's own.
-    pub fn close_local(&mut self, context: &mut Context<'_>) {
+    /// Closes flows of the guest that may not stay: to addresses that became the host's own, or that a new egress policy
+    /// denies.
+    pub fn close_forbidden(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
-            if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
+            let Some(FlowKey { remote, .. }) = self.flows.key(id) else { continue };
+            if !context.may_stay(remote, Protocol::Icmp, None) {
                 self.flows.remove(id);
             }
         }

@@ -380,7 +380,7 @@ impl Tcp {
         self.end(id, Close::Reset, context);
     }
 
-    /// Removes a connection whose host connection failed, and resets it at the guest.
+    /// Removes a connection whose host connection failed, or that may not stay, and resets it at the guest.
     fn refuse(&mut self, id: FlowId, errno: Errno, context: &mut Context<'_>) {
         context.counters.tcp_refused.add(1);
         tracing::debug!(%errno, "a connection was refused");
@@ -388,8 +388,11 @@ impl Tcp {
             // Without an answer from the other end, the guest receives none either.
             && errno != Errno::TIMEDOUT
         {
+            // A guest in SYN-SENT ignores the sequence number; later it must be the next one.
+            let seq = if flow.phase == Phase::Connecting { Seq(0) } else { flow.snd_nxt };
             let header = Header {
                 ports: flow.ports,
+                seq,
                 acknowledged: flow.rcv_nxt,
                 flags: RST | ACK,
                 ..Header::default()
@@ -467,11 +470,13 @@ impl Tcp {
         self.flows.set_deadline(id, deadline);
     }
 
-    /// Closes connections of the guest to addresses that became the host's own.
-    pub fn close_local(&mut self, context: &mut Context<'_>) {
+    /// Closes connections of the guest that may not stay: to addresses that became the host's own, or that a new
+    /// egress policy denies.
+    pub fn close_forbidden(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
-            if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
+            let Some((key, flow)) = self.flows.key(id).zip(self.flows.get(id)) else { continue };
+            if !context.may_stay(key.remote, Protocol::Tcp, flow.name.as_deref()) {
                 self.refuse(id, Errno::HOSTUNREACH, context);
             }
         }

@@ -302,11 +302,18 @@ impl Udp {
         }
     }
 
-    /// Closes associations to addresses that became the host's own.
-    pub fn close_local(&mut self, context: &mut Context<'_>) {
+    /// Closes associations of the guest that may not stay: to addresses that became the host's own, or that a new egress policy
+    /// denies.
+    pub fn close_forbidden(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
-            if self.flows.key(id).is_some_and(|key| context.outward_to(key.remote).is_none()) {
+            let Some(FlowKey { remote, .. }) = self.flows.key(id) else { continue };
+            // The policy decides on queries to the guest's name servers, not on the association.
+            let stays = match names::policy_of(remote, context) {
+                Some(_) => context.outward_to(remote).is_some(),
+                None => context.may_stay(remote, Protocol::Udp, None),
+            };
+            if !stays {
                 self.flows.remove(id);
             }
         }
