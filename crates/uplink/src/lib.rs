@@ -71,7 +71,7 @@ pub mod egress;
 pub mod emit;
 pub mod engine;
 pub mod flow;
-mod forward;
+pub mod forward;
 mod fragment;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;

@@ -147,6 +147,7 @@ impl Network {
             policy: None,
             left_out: left_out(args).0,
             forwards,
+            more_ports: true,
             verbose: args.debug || args.trace,
         }
     }
