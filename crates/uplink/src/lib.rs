@@ -77,6 +77,7 @@ mod fragment;
 pub mod fuzzing;
 pub mod guest;
 pub mod host;
+pub mod hostfwd;
 pub mod icmp;
 pub mod link;
 mod ndp;

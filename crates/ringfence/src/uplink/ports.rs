@@ -226,7 +226,7 @@ impl PortTable {
     }
 }
 
-/// Forwards a socket.
+/// Forwards a listening or bound socket.
 pub(super) fn add(
     uplink: &mut Uplink,
     protocol: Protocol,
