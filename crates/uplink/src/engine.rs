@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::config::{Config, LeftOut};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
-use crate::forward::Forwards;
+use crate::forward::{ForwardId, Forwards};
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestLink, Slots};
@@ -109,7 +109,7 @@ impl Uplink {
     /// # Errors
     ///
     /// Returns the host's error if it does not accept the socket.
-    pub fn forward_tcp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<(), Errno> {
+    pub fn forward_tcp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<ForwardId, Errno> {
         self.forwards.add(socket, guest, &mut context!(self, Duration::ZERO))
     }
 
@@ -118,13 +118,26 @@ impl Uplink {
     /// # Errors
     ///
     /// Returns the host's error if it does not accept the socket.
-    pub fn forward_udp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<(), Errno> {
-        self.udp.listen(socket, guest, &mut context!(self, Duration::ZERO))
+    pub fn forward_udp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<ForwardId, Errno> {
+        let id = self.udp.listen(socket, guest, &mut context!(self, Duration::ZERO))?;
+        self.config.share.set_udp_forwards(self.udp.forwarded_ports());
+        Ok(id)
+    }
+
+    /// Closes the socket of a forwarded port. TCP connections that it has accepted stay. UDP associations of
+    /// its clients end, because their answers left by that socket.
+    pub fn remove_forward(&mut self, id: ForwardId) {
+        if id.0.kind == OwnerKind::TcpListener {
+            return self.forwards.remove(id);
+        }
+        self.udp.unlisten(id, &mut context!(self, Duration::ZERO));
+        self.config.share.set_udp_forwards(self.udp.forwarded_ports());
     }
 
     /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
         self.follow_policy(now);
+        self.config.share.refresh();
         let mut run = SegmentRun::default();
         for frame in batch.select(frames) {
             self.counters.frames_in.add(1);

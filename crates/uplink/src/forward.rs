@@ -1,6 +1,7 @@
 //! Forwarded TCP ports: accepts connections of the host's listening sockets and opens them at the guest.
 //!
-//! The guest sees the client's real address. Forwarded UDP ports are part of [`crate::udp`].
+//! The guest sees the client's real address. Ports can be added and removed while the engine runs. A removed
+//! port accepts nothing more; its connections stay. Forwarded UDP ports are part of [`crate::udp`].
 
 use core::net::SocketAddr;
 use std::collections::VecDeque;
@@ -17,6 +18,69 @@ use crate::tcp::Tcp;
 /// Maximum of connections accepted in one round.
 const ACCEPTS: usize = 64;
 
+/// Forwarded port of a running engine, as [`Uplink::remove_forward`](crate::Uplink::remove_forward) takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ForwardId(pub(crate) Owner);
+
+/// Table whose entries are reused. Generations tell an entry from an earlier one at the same index.
+pub(crate) struct Reused<T> {
+    entries: Vec<(u32, Option<T>)>,
+}
+
+impl<T> Default for Reused<T> {
+    fn default() -> Reused<T> {
+        Reused { entries: Vec::new() }
+    }
+}
+
+impl<T> Reused<T> {
+    /// Inserts the value that `make` creates for the owner of the entry.
+    pub(crate) fn insert(
+        &mut self,
+        kind: OwnerKind,
+        make: impl FnOnce(Owner) -> Result<T, Errno>,
+    ) -> Result<ForwardId, Errno> {
+        let free = self.entries.iter().position(|(_, value)| value.is_none());
+        let at = free.unwrap_or(self.entries.len());
+        let last = self.entries.get(at).map_or(0, |(generation, _)| *generation);
+        let generation = last.wrapping_add(1) & Owner::GENERATION_MASK;
+        let index = u32::try_from(at).map_err(|_| Errno::MFILE)?;
+        let owner = Owner { kind, index, generation };
+        let value = Some(make(owner)?);
+        match self.entries.get_mut(at) {
+            Some(entry) => *entry = (generation, value),
+            None => self.entries.push((generation, value)),
+        }
+        Ok(ForwardId(owner))
+    }
+
+    /// Removes an entry. Returns its index and value.
+    pub(crate) fn remove(&mut self, id: ForwardId) -> Option<(usize, T)> {
+        let index = self.index_of(id.0)?;
+        Some((index, self.entries.get_mut(index)?.1.take()?))
+    }
+
+    /// Returns the index of an owner's entry, unless it was removed.
+    pub(crate) fn index_of(&self, owner: Owner) -> Option<usize> {
+        let index = usize::try_from(owner.index).ok()?;
+        let (generation, value) = self.entries.get(index)?;
+        (value.is_some() && *generation == owner.generation).then_some(index)
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
+        self.entries.get(index)?.1.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        self.entries.get_mut(index)?.1.as_mut()
+    }
+
+    /// Iterates over the values.
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().filter_map(|(_, value)| value.as_ref())
+    }
+}
+
 /// Forwarded port: a listening socket of the host and the guest's address.
 struct ForwardedPort {
     listener: Box<dyn Listener>,
@@ -27,7 +91,7 @@ struct ForwardedPort {
 /// All forwarded TCP ports.
 #[derive(Default)]
 pub(crate) struct Forwards {
-    ports: Vec<ForwardedPort>,
+    ports: Reused<ForwardedPort>,
     waiting: VecDeque<usize>,
 }
 
@@ -38,17 +102,23 @@ impl Forwards {
         socket: OwnedFd,
         guest: SocketAddr,
         context: &mut Context<'_>,
-    ) -> Result<(), Errno> {
-        let index = u32::try_from(self.ports.len()).map_err(|_| Errno::MFILE)?;
-        let owner = Owner { kind: OwnerKind::TcpListener, index, generation: 0 };
-        let listener = context.host.listen(owner, socket)?;
-        self.ports.push(ForwardedPort { listener, guest, queued: false });
-        Ok(())
+    ) -> Result<ForwardId, Errno> {
+        self.ports.insert(OwnerKind::TcpListener, |owner| {
+            let listener = context.host.listen(owner, socket)?;
+            Ok(ForwardedPort { listener, guest, queued: false })
+        })
+    }
+
+    /// Closes a listening socket. Connections that it has accepted stay.
+    pub(crate) fn remove(&mut self, id: ForwardId) {
+        if let Some((removed, _)) = self.ports.remove(id) {
+            self.waiting.retain(|index| *index != removed);
+        }
     }
 
     /// Handles an event of a listening socket.
     pub(crate) fn ready(&mut self, ready: Ready) {
-        let Ok(index) = usize::try_from(ready.owner.index) else { return };
+        let Some(index) = self.ports.index_of(ready.owner) else { return };
         if let Some(port) = self.ports.get_mut(index)
             && !port.queued
         {
@@ -91,5 +161,35 @@ impl Forwards {
             }
         }
         !self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entry_reused_after_removal_has_another_generation() {
+        let mut table = Reused::default();
+        let add = |table: &mut Reused<u8>, value| {
+            table.insert(OwnerKind::TcpListener, |_| Ok(value)).unwrap()
+        };
+        let (first, second) = (add(&mut table, 1), add(&mut table, 2));
+        assert_eq!(table.remove(first), Some((0, 1)));
+        assert_eq!(table.remove(first), None);
+        let third = add(&mut table, 3);
+        assert_eq!((third.0.index, second.0.index), (first.0.index, 1));
+        // An event of the removed entry reaches nobody.
+        assert_eq!(table.index_of(first.0), None);
+        assert_eq!(table.index_of(third.0), Some(0));
+        assert_eq!(table.values().copied().collect::<Vec<_>>(), [3, 2]);
+    }
+
+    #[test]
+    fn value_that_is_not_made_leaves_no_entry() {
+        let mut table = Reused::<u8>::default();
+        let made = table.insert(OwnerKind::UdpListener, |_| Err(Errno::MFILE));
+        assert_eq!(made, Err(Errno::MFILE));
+        assert_eq!(table.values().count(), 0);
     }
 }

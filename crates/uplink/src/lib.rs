@@ -71,12 +71,13 @@ pub mod egress;
 pub mod emit;
 pub mod engine;
 pub mod flow;
-mod forward;
+pub mod forward;
 mod fragment;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing;
 pub mod guest;
 pub mod host;
+pub mod hostfwd;
 pub mod icmp;
 pub mod link;
 mod ndp;

@@ -229,8 +229,12 @@ impl Listen {
             (from.first..=from.last)
                 .map(move |port| (port, to.first + (port - from.first), address))
         };
-        let is_excluded = |port: u16| self.excluded.iter().any(|range| range.contains(port));
-        self.mappings.iter().flat_map(each).filter(move |(port, ..)| !is_excluded(*port))
+        self.mappings.iter().flat_map(each).filter(|(port, ..)| !self.is_excluded(*port))
+    }
+
+    /// Returns `true` for a port that is never forwarded.
+    pub fn is_excluded(&self, port: u16) -> bool {
+        self.excluded.iter().any(|range| range.contains(port))
     }
 }
 

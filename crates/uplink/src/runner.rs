@@ -42,6 +42,9 @@ const SCRATCH_LEN: usize = 400_000;
 /// Number of bytes since the last idle period from which on the runner sleeps without spinning.
 const BULK_BYTES: u64 = 64 << 10;
 
+/// Number of busy rounds after which the runner looks at its stop descriptor.
+const ROUNDS_PER_CHECK: u32 = 256;
+
 /// Uplink engine with its link and its thread's state.
 pub struct Runner<L> {
     uplink: Uplink,
@@ -99,11 +102,17 @@ impl<L: Port + GuestLink> Runner<L> {
 
     /// Runs rounds until `stop` is readable or the link or the host fails. Returns the reason.
     pub fn run(mut self, stop: impl AsFd) -> RunnerEnd {
+        self.run_until(stop.as_fd(), PollFlags::IN)
+    }
+
+    /// Runs rounds until `stop` has one of these events, or is hung up, or the link or the host fails. Returns
+    /// the reason. It can be called again after [`RunnerEnd::Stopped`].
+    pub fn run_until(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> RunnerEnd {
         loop {
-            if let Err(ended) = self.run_until_idle() {
+            if let Err(ended) = self.run_until_idle(stop, events) {
                 return ended;
             }
-            match self.sleep(stop.as_fd()) {
+            match self.sleep(stop, events) {
                 Ok(false) => {}
                 Ok(true) => return RunnerEnd::Stopped,
                 Err(ended) => return ended,
@@ -111,14 +120,20 @@ impl<L: Port + GuestLink> Runner<L> {
         }
     }
 
-    /// Runs rounds until none had work for the current spin time.
-    fn run_until_idle(&mut self) -> Result<(), RunnerEnd> {
+    /// Runs rounds until none had work for the current spin time. It also looks at `stop` now and then, because
+    /// a guest can keep a runner busy for long.
+    fn run_until_idle(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> Result<(), RunnerEnd> {
         let mut idle_since = None;
+        let mut busy = 0_u32;
         let mut carried = self.uplink.counters().bytes();
         loop {
             let now = self.clock.now();
             if self.run_round(now)? {
                 idle_since = None;
+                busy = busy.wrapping_add(1);
+                if busy.is_multiple_of(ROUNDS_PER_CHECK) && has_events(stop, events)? {
+                    return Err(RunnerEnd::Stopped);
+                }
                 continue;
             }
             let since = match idle_since {
@@ -186,7 +201,7 @@ impl<L: Port + GuestLink> Runner<L> {
     }
 
     /// Sleeps until there is work. Returns `true` if the runner is to stop.
-    fn sleep(&mut self, stop: BorrowedFd<'_>) -> Result<bool, RunnerEnd> {
+    fn sleep(&mut self, stop: BorrowedFd<'_>, events: PollFlags) -> Result<bool, RunnerEnd> {
         if self.link.arm()? {
             return Ok(false);
         }
@@ -197,7 +212,7 @@ impl<L: Port + GuestLink> Runner<L> {
         let until = left.and_then(|left| Instant::now().checked_add(left));
         let (stopped, ready) = {
             let mut fds = vec![
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(stop, events),
                 PollFd::from_borrowed_fd(self.uplink.wait_fd(), PollFlags::IN),
             ];
             let link = self.link.wait_fds();
@@ -222,4 +237,11 @@ impl<L: Port + GuestLink> Runner<L> {
     pub fn uplink(&mut self) -> &mut Uplink {
         &mut self.uplink
     }
+}
+
+/// Returns `true` if a descriptor has one of these events now, or is hung up.
+fn has_events(fd: BorrowedFd<'_>, events: PollFlags) -> Result<bool, RunnerEnd> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, events)];
+    wait_any(&mut fds, Some(Instant::now())).map_err(RunnerEnd::Poll)?;
+    Ok(!fds[0].revents().is_empty())
 }

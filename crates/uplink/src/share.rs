@@ -6,31 +6,59 @@
 //!
 //! A frame that reaches another engine is handed over as a copy; a connection from outside is handed over
 //! as its socket. The first engine owns everything without a TCP or UDP flow: echo requests, and fragments
-//! until they are joined. It also owns all associations of forwarded UDP ports.
+//! until they are joined. It also owns all associations of forwarded UDP ports. When these ports change, it
+//! publishes them ([`UdpForwards`]), and the other engines read them before their next batch of frames.
 
 use core::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::Transport;
+use ringfence_sys::counters::Counter;
 
 use crate::packet::Packet;
 
+/// Targets of forwarded UDP ports, shared by the engines of a guest. Only the first engine writes.
+#[derive(Debug, Default)]
+pub struct UdpForwards {
+    /// Number of changes. It grows while the lock is held, so a reader that sees the new number reads the new
+    /// ports.
+    version: Counter,
+    ports: Mutex<Vec<u16>>,
+}
+
+impl UdpForwards {
+    fn publish(&self, ports: &[u16]) {
+        let mut shared = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.clear();
+        shared.extend_from_slice(ports);
+        self.version.add(1);
+    }
+
+    fn read(&self) -> (u64, Vec<u16>) {
+        let shared = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.version.get(), shared.clone())
+    }
+}
+
 /// One engine's position among the engines of a guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Share {
     /// Index of the engine, from 0.
     pub index: usize,
     /// Number of the guest's engines.
     pub of: usize,
-    /// Ports of the guest that are targets of forwarded UDP ports.
-    pub udp_forwards: Vec<u16>,
+    /// Ports of the guest that are targets of forwarded UDP ports, of all engines of the guest.
+    pub udp_forwards: Arc<UdpForwards>,
+    /// Copy of `udp_forwards`, and its version.
+    known: (u64, Vec<u16>),
 }
 
 impl Default for Share {
     /// Returns the share of a single engine.
     fn default() -> Share {
-        Share { index: 0, of: 1, udp_forwards: Vec::new() }
+        Share::new(0, 1, Arc::default())
     }
 }
 
@@ -58,6 +86,24 @@ pub enum Handoff {
 }
 
 impl Share {
+    /// Returns the position of engine `index` among `of` engines, which share `udp_forwards`.
+    pub fn new(index: usize, of: usize, udp_forwards: Arc<UdpForwards>) -> Share {
+        Share { index, of, udp_forwards, known: (0, Vec::new()) }
+    }
+
+    /// Publishes the targets of forwarded UDP ports to the other engines.
+    pub(crate) fn set_udp_forwards(&mut self, ports: Vec<u16>) {
+        self.udp_forwards.publish(&ports);
+        self.refresh();
+    }
+
+    /// Reads the targets of forwarded UDP ports again if they have changed.
+    pub(crate) fn refresh(&mut self) {
+        if self.of > 1 && self.udp_forwards.version.get() != self.known.0 {
+            self.known = self.udp_forwards.read();
+        }
+    }
+
     /// Returns the index of the engine that owns an unfragmented packet's flow.
     pub(crate) fn of_packet(&self, packet: &Packet<'_>) -> usize {
         let is_udp = match packet.layers.transport() {
@@ -67,7 +113,7 @@ impl Share {
         };
         let Some(&[s0, s1, d0, d1]) = packet.transport().first_chunk() else { return 0 };
         let (from, to) = (u16::from_be_bytes([s0, s1]), u16::from_be_bytes([d0, d1]));
-        if is_udp && self.udp_forwards.contains(&from) {
+        if is_udp && self.known.1.contains(&from) {
             return 0;
         }
         self.of_flow((packet.source, from).into(), (packet.destination, to).into())
@@ -98,6 +144,17 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn forwarded_udp_port_is_known_to_every_engine_until_it_is_removed() {
+        let forwards = Arc::<UdpForwards>::default();
+        let mut engines = [0, 1].map(|index| Share::new(index, 2, Arc::clone(&forwards)));
+        for ports in [vec![53, 80], vec![80], vec![]] {
+            engines[0].set_udp_forwards(ports.clone());
+            engines[1].refresh();
+            assert_eq!((&engines[0].known.1, &engines[1].known.1), (&ports, &ports));
+        }
+    }
 
     #[test]
     fn flows_are_spread_evenly_over_engines() {

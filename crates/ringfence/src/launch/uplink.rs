@@ -166,6 +166,7 @@ impl Uplink {
             }),
             left_out: 0,
             forwards: self.forwards.clone(),
+            more_ports: false,
             verbose,
         }
     }

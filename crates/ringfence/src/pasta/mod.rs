@@ -13,15 +13,18 @@
 //! * `target`: namespaces to connect, and their end.
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.
+//! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
-//! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes.
+//! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes; `api`: its API socket.
 //! * `messages`: standard error, log file, system log.
 //!
 //! With --foreground, and for a command, front and session are one process. Otherwise the session is a process of
 //! its own from the start. The front exits with 0 after the session has reported that the network is usable. It
 //! prints one line and exits with 1 if that fails.
 
+mod api;
 pub mod args;
+mod auto;
 mod messages;
 pub mod namespace;
 mod network;

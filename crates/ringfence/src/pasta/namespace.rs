@@ -48,12 +48,14 @@ pub(crate) struct Connection {
     pub(crate) interface: UplinkInterface,
     /// Set if the interface gets its addresses and routes.
     pub(crate) configured: bool,
+    /// Set if the session wants to see the listeners of the namespace.
+    pub(crate) shows_listeners: bool,
 }
 
 /// Report of the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Comes with the queue of the TAP.
+    /// Comes with the queue of the TAP, and the files of `/proc/net` that the session wants.
     Ready {
         offloads: u32,
         remarks: Vec<String>,
@@ -160,7 +162,15 @@ fn connect(channel: &Channel, connection: &Connection, is_own: bool) -> Result<(
     let mut remarks = Vec::new();
     let made = guest::connect(&connection.interface, is_own, connection.configured, &mut remarks);
     let taps = made.map_err(|error| Failure::Network(error.to_string()))?;
-    let fds: Vec<_> = taps.iter().map(|tap| tap.fd.as_fd()).collect();
+    let wanted = if connection.shows_listeners { &super::auto::TABLES[..] } else { &[] };
+    let open = |name: &&str| std::fs::File::open(format!("/proc/self/net/{name}"));
+    let tables: Vec<_> = wanted
+        .iter()
+        .map(open)
+        .collect::<Result<_, _>>()
+        .map_err(Failure::system("the listeners of the namespace: /proc/self/net"))?;
+    let fds: Vec<_> =
+        taps.iter().map(|tap| tap.fd.as_fd()).chain(tables.iter().map(AsFd::as_fd)).collect();
     let offloads = taps.first().map_or(0, |tap| tap.offloads.0);
     Ok(channel.send(&Report::Ready { offloads, remarks }, &fds)?)
 }

@@ -1,5 +1,6 @@
 //! Network of a namespace: the plan that follows from options and host, and the sockets of its ports.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
 
@@ -8,6 +9,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::config::LeftOut;
 
 use super::args::PastaArgs;
+use super::auto::AutoPorts;
 use super::ports::{Listen, PortSpec};
 use super::values::{AddressArg, OrNone};
 use crate::guest::{Address, UplinkInterface};
@@ -147,6 +149,7 @@ impl Network {
             policy: None,
             left_out: left_out(args).0,
             forwards,
+            more_ports: true,
             verbose: args.debug || args.trace,
         }
     }
@@ -163,11 +166,46 @@ impl Network {
                     bail!("{option} {listen}: the protocol is switched off");
                 }
                 check_ports(option, listen)?;
+                if listen.auto && listen.mappings.is_empty() {
+                    self.addresses_of(protocol, listen)
+                        .with_context(|| format!("{option} {listen}"))?;
+                    continue;
+                }
                 self.open(args, protocol, listen, &mut made)
                     .with_context(|| format!("{option} {listen}"))?;
             }
         }
         Ok(made.into_iter().unzip())
+    }
+
+    /// Returns the ports that follow the listeners of the namespace.
+    pub(super) fn auto_ports(&self, args: &PastaArgs) -> anyhow::Result<Vec<AutoPorts>> {
+        let mut found = Vec::new();
+        for (protocol, specs) in
+            [(Protocol::Tcp, &args.tcp_ports), (Protocol::Udp, &args.udp_ports)]
+        {
+            let mapped = without_none(specs).flat_map(Listen::ports);
+            let taken: BTreeSet<u16> = mapped.map(|(port, ..)| port).collect();
+            for listen in without_none(specs).filter(|listen| listen.auto) {
+                let addresses = self.addresses_of(protocol, listen)?;
+                let (listen, taken) = (listen.clone(), taken.clone());
+                found.push(AutoPorts { protocol, listen, addresses, taken });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the addresses of the host at which an entry listens.
+    fn addresses_of(&self, protocol: Protocol, listen: &Listen) -> anyhow::Result<Vec<IpAddr>> {
+        let families = self.plan.families();
+        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
+        let spec =
+            forward::ForwardSpec { bind: listen.address, first: 1, last: 1, guest: 1, protocol };
+        let addresses = forward::addresses(&spec, families, &[]);
+        if let Some(ip) = addresses.iter().find(|ip| !has(ip)) {
+            bail!("the namespace has no address of the family of {ip}");
+        }
+        Ok(addresses)
     }
 
     fn open(
@@ -177,14 +215,7 @@ impl Network {
         listen: &Listen,
         made: &mut Vec<(Forward, OwnedFd)>,
     ) -> anyhow::Result<()> {
-        let families = self.plan.families();
-        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
-        let spec =
-            forward::ForwardSpec { bind: listen.address, first: 1, last: 1, guest: 1, protocol };
-        let addresses = forward::addresses(&spec, families, &[]);
-        if let Some(ip) = addresses.iter().find(|ip| !has(ip)) {
-            bail!("the namespace has no address of the family of {ip}");
-        }
+        let addresses = self.addresses_of(protocol, listen)?;
         for (port, guest_port, _) in listen.ports() {
             for &ip in &addresses {
                 let prepare = |socket: &OwnedFd| {
@@ -207,6 +238,11 @@ impl Network {
             }
         }
         Ok(())
+    }
+
+    /// Returns the addresses of the namespace.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.plan.addresses.iter().map(|address| address.ip()).collect()
     }
 
     /// Returns a line that describes the network.
@@ -249,8 +285,8 @@ fn without_none(specs: &[PortSpec]) -> impl Iterator<Item = &Listen> {
 
 /// Rejects ports that cannot be forwarded.
 fn check_ports(option: &str, listen: &Listen) -> anyhow::Result<()> {
-    if listen.auto {
-        bail!("{option} {listen}: listeners of the namespace are not looked for: name the ports");
+    if listen.auto && listen.interface.is_some() {
+        bail!("{option} {listen}: `auto` listens at addresses only, not at an interface");
     }
     if listen.all {
         bail!(

@@ -9,6 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -16,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use ringfence_sandbox::channel::{Channel, expect_fds};
+use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::ids::is_host_root;
 use ringfence_sandbox::signals::{self, Signals};
 use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
@@ -26,7 +27,9 @@ use ringfence_sys::poll::{wait_any, wait_hung_up};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
+use super::api::ApiServer;
 use super::args::PastaArgs;
+use super::auto::Auto;
 use super::messages::Messages;
 use super::namespace::{Connection, Order, Report};
 use super::network::{self, Network};
@@ -34,6 +37,7 @@ use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use crate::launch::report::{last_line, printable};
 use crate::uplink::FromUplink;
+use crate::uplink::ports::RunningPorts;
 
 /// Time limit for the process in the namespace, and for the uplink.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,6 +53,11 @@ pub(crate) struct Session {
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
+    ports: RunningPorts,
+    api: Option<ApiServer>,
+    auto: Option<Auto>,
+    /// Addresses of the namespace.
+    addresses: Vec<IpAddr>,
 }
 
 impl Session {
@@ -81,7 +90,9 @@ impl Session {
                 (Some(existing), (!args.no_netns_quit).then(|| Watch::new(netns)).transpose()?)
             }
         };
-        let connection = Connection { interface: network.interface(), configured: args.config_net };
+        let auto = network.auto_ports(args)?;
+        let (interface, configured) = (network.interface(), args.config_net);
+        let connection = Connection { interface, configured, shows_listeners: !auto.is_empty() };
         let (child, channel) = start_in_namespace(target, run_as)?;
         match existing {
             Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
@@ -91,13 +102,24 @@ impl Session {
                 channel.send(&order, &[rustix::stdio::stdin()])?;
             }
         }
-        let (tap, offloads) = receive_tap(&channel, &mut messages)?;
+        let (tap, tables, offloads) = receive_tap(&channel, &mut messages)?;
+        let auto = (!auto.is_empty()).then(|| Auto::new(auto, tables));
+        let ports = RunningPorts::new(listeners.1.len());
         let uplink = start_uplink(&network, args, listeners, (tap, offloads), &mut messages)?;
         messages.summary(network.summary());
         write_pid(pid_file)?;
         let command = settle(target, child, channel)?;
         give_up_root(run_as)?;
-        Ok(Session { messages, signals, uplink, watch, stop: None, command })
+        let (stop, api, addresses) = (None, None, network.addresses());
+        Ok(Session { messages, signals, uplink, watch, stop, command, ports, api, auto, addresses })
+    }
+
+    /// From now on, clients of this socket add and remove ports.
+    pub(crate) fn serve_api(&mut self, api: Option<ApiServer>) {
+        self.api = api;
+        if let Some(api) = &mut self.api {
+            api.set_addresses(self.addresses.clone());
+        }
     }
 
     /// From now on, the session ends when the other end of `stop` is closed.
@@ -146,6 +168,12 @@ impl Session {
                 return Ok(0);
             }
             self.check_uplink()?;
+            if let Some(api) = &mut self.api {
+                api.serve(self.uplink.channel(), &mut self.ports)?;
+            }
+            if let Some(auto) = &mut self.auto {
+                auto.run(self.uplink.channel(), &mut self.ports, &mut self.messages)?;
+            }
             self.sleep()?;
         }
     }
@@ -195,7 +223,16 @@ impl Session {
         fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // A file may vanish without an event, on an overlay file system for instance.
         let is_file = matches!(self.watch, Some(Watch::File { .. }));
-        let deadline = is_file.then(|| Instant::now() + CHECK_INTERVAL);
+        let check = is_file.then(|| Instant::now() + CHECK_INTERVAL);
+        fds.extend(
+            self.api
+                .iter()
+                .flat_map(ApiServer::fds)
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        let api = self.api.as_ref().and_then(ApiServer::deadline);
+        let auto = self.auto.as_ref().map(Auto::deadline);
+        let deadline = [check, api, auto].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
     }
@@ -234,7 +271,11 @@ fn start_in_namespace(target: &Target, run_as: Option<RunAs>) -> anyhow::Result<
     Ok((child, channel))
 }
 
-fn receive_tap(channel: &Channel, messages: &mut Messages) -> anyhow::Result<(OwnedFd, u32)> {
+/// Receives the queue of the TAP, the files of the namespace's listeners, and the offloads.
+fn receive_tap(
+    channel: &Channel,
+    messages: &mut Messages,
+) -> anyhow::Result<(OwnedFd, Vec<OwnedFd>, u32)> {
     let received = channel.receive_within::<Report>(START_TIMEOUT);
     let (report, fds) = received.context("the process in the namespace")?;
     match report {
@@ -242,8 +283,9 @@ fn receive_tap(channel: &Channel, messages: &mut Messages) -> anyhow::Result<(Ow
             for remark in remarks {
                 messages.step(printable(&remark));
             }
-            let [tap] = expect_fds(fds)?;
-            Ok((tap, offloads))
+            let mut fds = fds.into_vec().into_iter();
+            let tap = fds.next().context("the process in the namespace sent no TAP")?;
+            Ok((tap, fds.collect(), offloads))
         }
         Report::Failed(why) => bail!("{}", printable(&why)),
         Report::Ended(ending) => bail!("the process in the namespace {ending}"),

@@ -1,7 +1,8 @@
 //! `ringfence slirp4netns`: the same uplink with the options of slirp4netns, as Podman before 5.0 and RootlessKit start it.
 //!
 //! The options are translated to those of pasta. The process stays in the foreground. It writes `1` to --ready-fd
-//! when the network is usable, and ends when the other end of --exit-fd is closed.
+//! when the network is usable, and ends when the other end of --exit-fd is closed. Clients of --api-socket change
+//! ports while it runs.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -12,6 +13,7 @@ use anyhow::{Context, bail};
 use clap::{CommandFactory, FromArgMatches, Parser};
 use ringfence_sys::namespaces::take_inherited;
 
+use super::api::ApiServer;
 use super::session::Session;
 use super::slirp_args::{NetnsType, SlirpArgs};
 use super::target::Target;
@@ -62,8 +64,11 @@ fn run(args: &SlirpArgs) -> anyhow::Result<u8> {
     let ready = take(args.ready_fd, "--ready-fd")?;
     let stop = take(args.exit_fd, "--exit-fd")?;
     let (pasta, target) = translate(args)?;
+    let path = args.api_socket.as_ref().map(std::path::Path::new);
+    let api = path.map(ApiServer::bind).transpose()?;
     let mut session = Session::start(&pasta, &target)?;
     session.stop_with(stop);
+    session.serve_api(api);
     if let Some(ready) = ready {
         File::from(ready).write_all(b"1").context("--ready-fd")?;
     }
@@ -73,7 +78,6 @@ fn run(args: &SlirpArgs) -> anyhow::Result<u8> {
 /// Translates the options to those of pasta.
 fn translate(args: &SlirpArgs) -> anyhow::Result<(super::args::PastaArgs, Target)> {
     for (option, is_given, why) in [
-        ("--api-socket", args.api_socket.is_some(), "ports cannot be changed while it runs"),
         (
             "--outbound-addr",
             args.outbound_addr.is_some(),
@@ -153,7 +157,7 @@ mod tests {
     #[test]
     fn arguments_of_podman_4_are_accepted() {
         let line = "--disable-host-loopback --mtu=65520 --enable-sandbox --enable-seccomp --enable-ipv6 -c -r 3 \
-                    -e 4 --netns-type=path /run/user/1000/netns/x tap0";
+                    -e 4 --netns-type=path --api-socket /run/user/1000/x.net /run/user/1000/netns/x tap0";
         let (pasta, target) = read(line).unwrap();
         assert_eq!((pasta.address.len(), pasta.mtu), (2, 65520));
         assert!(pasta.config_net && pasta.map_host_loopback.is_empty() && !pasta.ipv4_only);
@@ -173,7 +177,6 @@ mod tests {
     #[test]
     fn unsupported_and_malformed_arguments_are_refused() {
         for line in [
-            "--api-socket s 17 tap0",
             "--outbound-addr 10.0.0.1 17 tap0",
             "--target-type bess 17 tap0",
             "--cidr 10.0.2.1/24 17 tap0",

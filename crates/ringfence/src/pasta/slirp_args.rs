@@ -106,8 +106,8 @@ pub struct SlirpArgs {
     #[arg(long)]
     pub enable_seccomp: bool,
 
-    /// Not supported: ports cannot be changed while it runs
-    #[arg(short, long, value_name = "PATH", hide = true)]
+    /// Unix socket at which clients add, list and remove ports
+    #[arg(short, long, value_name = "PATH")]
     pub api_socket: Option<OsString>,
 
     /// Not supported: the routing table chooses the source address

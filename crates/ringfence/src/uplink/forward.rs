@@ -20,7 +20,7 @@ pub const PORTS_MAX: usize = 1024;
 const BACKLOG: i32 = 4096;
 
 /// Transport protocol of a forwarded port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Protocol {
     /// TCP (RFC 9293).
     Tcp,

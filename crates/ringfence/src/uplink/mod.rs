@@ -6,6 +6,7 @@
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
 //! * `plan`: addresses and routes of guest and uplink.
+//! * [`ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 
 pub mod forward;
@@ -13,6 +14,7 @@ pub(crate) mod host;
 pub mod link;
 pub mod local;
 pub(crate) mod plan;
+pub mod ports;
 pub mod process;
 mod recorder;
 
@@ -81,6 +83,8 @@ pub struct UplinkConfig {
     pub policy: Option<PolicyHead>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Set if ports may be added while the uplink runs ([`ports::PortOrder`]).
+    pub more_ports: bool,
     /// Protocols of the guest that are not carried or answered
     /// ([`LeftOut`](ringfence_uplink::config::LeftOut)).
     pub left_out: u8,
@@ -131,6 +135,13 @@ pub enum FromUplink {
         link: String,
         /// Functions that are unavailable on this system, with reasons.
         remarks: Vec<String>,
+    },
+    /// Result of the [`ports::PortOrder`] with this number.
+    Port {
+        /// Number of the port.
+        id: u32,
+        /// Reason for which the order failed.
+        error: Option<String>,
     },
     /// Lines for `--egress-log`.
     Records(String),

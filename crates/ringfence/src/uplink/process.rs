@@ -6,8 +6,8 @@
 //! the launcher is gone.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
@@ -26,13 +26,15 @@ use ringfence_uplink::egress::{Note, PolicyInForce};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
-use ringfence_uplink::share::Share;
+use ringfence_uplink::share::{Share, UdpForwards};
 use ringfence_uplink::team::{self, Member};
 use ringfence_uplink::{Access, Config, Egress, GuestLink, Uplink, UplinkCounters};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 
-use super::forward::{Forward, Protocol};
+use super::forward::Protocol;
 use super::link::{Link, LinkError, Made};
+use super::ports::{self, PortTable};
 use super::recorder::{self, Queue};
 use super::{FromUplink, PolicyHead, UplinkConfig, UplinkRules, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
@@ -42,6 +44,8 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// Number of descriptors not used by flows: links, threads, files open for a short time.
 const OWN_DESCRIPTORS: usize = 128;
+/// Part of the descriptors that is kept for ports that are added later: one of so many.
+const LATER_PORTS_PART: usize = 8;
 /// Number of connections below which the launcher is warned.
 const CONNECTIONS_EXPECTED: usize = 10_000;
 
@@ -158,6 +162,7 @@ fn serve(
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
+    let ports = PortTable::new(&config.addresses);
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     let mut recorder = None;
     if let Some(Guarded { egress, record }) = egress {
@@ -167,15 +172,14 @@ fn serve(
         }
     }
     remarks.extend(few_connections(&limits, made.len()));
-    let mut engines = engines(&limits, config, own)?;
+    let mut engines = engines(&limits, own)?;
     // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
-        forward(first, config, sockets)?;
+        forward(first, config, &ports, sockets)?;
     }
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
-    // The launcher sends nothing more: its channel becomes readable when the launcher is gone.
-    let ended = carry_all(made, engines, channel)?;
+    let ended = carry_all(made, engines, channel, ports)?;
     if let Some((queue, thread)) = recorder {
         // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
         let _ = queue.send(None).map(|()| thread.join());
@@ -187,47 +191,72 @@ fn serve(
 }
 
 /// Runs one thread for each link. Returns when one of them has ended: a guest without one of its
-/// queues has no usable network.
+/// queues has no usable network. The first one also carries out orders for ports.
 fn carry_all(
     mut made: Vec<Made>,
     mut engines: Vec<Uplink>,
     channel: &Channel,
+    ports: PortTable,
 ) -> Result<RunnerEnd, Failure> {
     if made.len() == 1 {
         let (made, uplink) = made.pop().zip(engines.pop()).ok_or(Failure::NoTap)?;
-        return Ok(carry(made.link, uplink, None, channel.as_fd()));
+        return carry(made.link, uplink, None, channel, Some(ports));
     }
+    let mut ports = Some(ports);
     let (tell, ended) = std::sync::mpsc::channel();
     let members = team::team(made.len())?;
     for (number, ((made, uplink), member)) in made.into_iter().zip(engines).zip(members).enumerate()
     {
-        let (stop, tell) = (channel.as_fd().try_clone_to_owned()?, tell.clone());
+        let (channel, tell) = (channel.try_clone()?, tell.clone());
+        let ports = ports.take();
         std::thread::Builder::new().name(format!("uplink-{number}")).spawn(move || {
             // The receiver is gone if another thread has ended first.
-            let _ = tell.send(carry(made.link, uplink, Some(member), stop.as_fd()));
+            let _ = tell.send(carry(made.link, uplink, Some(member), &channel, ports));
         })?;
     }
     drop(tell);
     // A thread that panicked sends nothing.
-    Ok(ended.recv().map_err(|_| io::Error::other("its threads are gone"))?)
+    ended.recv().map_err(|_| io::Error::other("its threads are gone"))?
 }
 
-fn carry(link: Link, uplink: Uplink, member: Option<Member>, stop: BorrowedFd<'_>) -> RunnerEnd {
+fn carry(
+    link: Link,
+    uplink: Uplink,
+    member: Option<Member>,
+    channel: &Channel,
+    ports: Option<PortTable>,
+) -> Result<RunnerEnd, Failure> {
     let clock = Clock::default();
     match link {
-        Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, stop),
-        Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, stop),
+        Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, ports),
+        Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, ports),
     }
 }
 
+/// Runs until the other end of the channel is closed or the link fails. With `ports`, it carries out orders.
 fn run<L: Port + GuestLink>(
     runner: Runner<L>,
     member: Option<Member>,
-    stop: BorrowedFd<'_>,
-) -> RunnerEnd {
-    match member {
-        Some(member) => runner.with_others(member).run(stop),
-        None => runner.run(stop),
+    channel: &Channel,
+    ports: Option<PortTable>,
+) -> Result<RunnerEnd, Failure> {
+    let mut runner = match member {
+        Some(member) => runner.with_others(member),
+        None => runner,
+    };
+    let Some(mut ports) = ports else {
+        return Ok(runner.run_until(channel.as_fd(), PollFlags::empty()));
+    };
+    loop {
+        match runner.run_until(channel.as_fd(), PollFlags::IN) {
+            RunnerEnd::Stopped => {}
+            ended => return Ok(ended),
+        }
+        match ports.serve(channel, runner.uplink()) {
+            Ok(()) => {}
+            Err(ChannelError::Closed) => return Ok(RunnerEnd::Stopped),
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
@@ -235,10 +264,12 @@ fn run<L: Port + GuestLink>(
 /// `descriptors`.
 fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let mut limits = engine_config(config);
-    if !config.forwards.iter().any(|forward| forward.protocol == Protocol::Tcp) {
+    let has_tcp = config.forwards.iter().any(|forward| forward.protocol == Protocol::Tcp);
+    if !has_tcp && !config.more_ports {
         limits.tcp.inbound_max = 0;
     }
-    limits.fit(descriptors, queues);
+    let later = if config.more_ports { descriptors / LATER_PORTS_PART } else { 0 };
+    limits.fit(descriptors - later.min(ports::SOCKETS_MAX), queues);
     limits
 }
 
@@ -254,22 +285,16 @@ fn few_connections(limits: &Config, queues: usize) -> Option<String> {
 }
 
 /// Creates an engine for each queue.
-fn engines(
-    limits: &Config,
-    config: &UplinkConfig,
-    own: Vec<OwnAddresses>,
-) -> Result<Vec<Uplink>, Failure> {
+fn engines(limits: &Config, own: Vec<OwnAddresses>) -> Result<Vec<Uplink>, Failure> {
     let queues = own.len();
-    let is_udp = |forward: &&Forward| forward.protocol == Protocol::Udp;
-    let udp_forwards: Vec<_> =
-        config.forwards.iter().filter(is_udp).map(|forward| forward.guest_port).collect();
+    let udp_forwards = Arc::<UdpForwards>::default();
     own.into_iter()
         .enumerate()
         .map(|(index, own)| {
             let counters = Arc::<UplinkCounters>::default();
             let host = RealHost::new(Arc::clone(&counters))?.with_own(own)?;
             let mut config = limits.clone();
-            config.share = Share { index, of: queues, udp_forwards: udp_forwards.clone() };
+            config.share = Share::new(index, queues, Arc::clone(&udp_forwards));
             Ok(Uplink::new(config, Box::new(host), counters))
         })
         .collect()
@@ -319,15 +344,12 @@ fn engine_config(config: &UplinkConfig) -> Config {
 fn forward(
     uplink: &mut Uplink,
     config: &UplinkConfig,
+    ports: &PortTable,
     sockets: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
     for (forward, socket) in config.forwards.iter().zip(sockets) {
-        let own = config.addresses.iter().find(|own| own.ip().is_ipv6() == forward.ipv6);
-        let Some(own) = own else { continue };
-        let guest = SocketAddr::new(own.ip(), forward.guest_port);
-        match forward.protocol {
-            Protocol::Tcp => uplink.forward_tcp(socket, guest)?,
-            Protocol::Udp => uplink.forward_udp(socket, guest)?,
+        if let Some(target) = ports.target(*forward) {
+            ports::add(uplink, forward.protocol, socket, target)?;
         }
     }
     Ok(())

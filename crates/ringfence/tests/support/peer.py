@@ -58,6 +58,19 @@ def tcp_client(address, port, silence=0):
     """Sends the noise and the end, hears the hash of it, and the noise."""
     connection = connect(address, port)
     time.sleep(silence)
+    send_and_hear(connection)
+
+
+def tcp_client_held(address, port):
+    """Connects, and sends only once there is a file `go`."""
+    connection = connect(address, port)
+    say("connected")
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+    send_and_hear(connection)
+
+
+def send_and_hear(connection):
     connection.settimeout(60)
     sent = noise()
     connection.sendall(sent)

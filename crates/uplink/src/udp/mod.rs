@@ -12,7 +12,8 @@
 //!
 //! Sockets of forwarded ports ([`Udp::listen`]) accept datagrams from any client. Each client has an
 //! association of its own, so the guest sees the client's real address. The answer leaves by the socket
-//! and the address that the client had contacted.
+//! and the address that the client had contacted. When such a socket is removed ([`Udp::unlisten`]), the
+//! associations of its clients end.
 //!
 //! # Limits
 //!
@@ -34,8 +35,9 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
+use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
-use crate::host::{Owner, OwnerKind, Ready};
+use crate::host::{OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, Reason};
 use crate::packet::{HOPS_DEFAULT, Mac, Packet};
 use to_host::SendBlock;
@@ -94,7 +96,7 @@ enum Source {
 /// All UDP associations of one guest.
 pub struct Udp {
     flows: FlowTable<Flow>,
-    listeners: Vec<Listener>,
+    listeners: Reused<Listener>,
     waiting: VecDeque<Source>,
     block: SendBlock,
     buffer: ReceiveBuffer,
@@ -107,7 +109,7 @@ impl Udp {
         Udp {
             // Associations of clients need no descriptor each.
             flows: FlowTable::with_outside(flows_max, flows_max),
-            listeners: Vec::new(),
+            listeners: Reused::default(),
             waiting: VecDeque::new(),
             block: SendBlock::default(),
             buffer: ReceiveBuffer::default(),
@@ -137,12 +139,31 @@ impl Udp {
         socket: OwnedFd,
         guest: SocketAddr,
         context: &mut Context<'_>,
-    ) -> Result<(), Errno> {
-        let index = u32::try_from(self.listeners.len()).map_err(|_| Errno::MFILE)?;
-        let owner = Owner { kind: OwnerKind::UdpListener, index, generation: 0 };
-        let socket = context.host.adopt_udp(owner, socket)?;
-        self.listeners.push(Listener { socket, guest, queued: false });
-        Ok(())
+    ) -> Result<ForwardId, Errno> {
+        self.listeners.insert(OwnerKind::UdpListener, |owner| {
+            let socket = context.host.adopt_udp(owner, socket)?;
+            Ok(Listener { socket, guest, queued: false })
+        })
+    }
+
+    /// Closes the socket of a forwarded port, and ends the associations of its clients.
+    pub fn unlisten(&mut self, id: ForwardId, context: &mut Context<'_>) {
+        let Some(index) = self.listeners.index_of(id.0) else { return };
+        let of_port: Vec<_> = self.flows.ids_of(Origin::Outside).collect();
+        for flow in of_port {
+            let route = self.flows.get(flow).map(|flow| &flow.route);
+            if matches!(route, Some(Route::Listener(of, _)) if *of == index) {
+                self.flush_if(flow, context);
+                self.flows.remove(flow);
+            }
+        }
+        self.waiting.retain(|source| !matches!(source, Source::Listener(of) if *of == index));
+        self.listeners.remove(id);
+    }
+
+    /// Returns the guest's ports to which forwarded ports lead.
+    pub fn forwarded_ports(&self) -> Vec<u16> {
+        self.listeners.values().map(|listener| listener.guest.port()).collect()
     }
 
     /// Handles a datagram from the guest. It may be sent as late as in [`Udp::finish_input`].
@@ -242,7 +263,7 @@ impl Udp {
     pub fn ready(&mut self, ready: Ready, context: &mut Context<'_>) {
         match ready.owner.kind {
             OwnerKind::UdpListener => {
-                let Ok(index) = usize::try_from(ready.owner.index) else { return };
+                let Some(index) = self.listeners.index_of(ready.owner) else { return };
                 if ready.what.failed {
                     self.report_listener(index, context);
                 }

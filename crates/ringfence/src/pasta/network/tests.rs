@@ -124,7 +124,9 @@ fn protocols_are_left_out_by_option() {
 #[test]
 fn ports_that_cannot_be_forwarded_are_refused() {
     let (_, network) = of("-4", host()).unwrap();
-    for line in ["-t auto", "-t all", "-u ~22", "-t 80:192.0.2.5/81", "-t ::1/0x", "-t ::1/40000"] {
+    for line in
+        ["-t %eth0/auto", "-t all", "-u ~22", "-t 80:192.0.2.5/81", "-t ::1/0x", "-t ::1/40000"]
+    {
         let words: Vec<_> = format!("-4 {line}").split_whitespace().map(Into::into).collect();
         let Ok(args) = parse(&words) else { continue };
         let error = network.listen(&args).unwrap_err().to_string();
@@ -132,6 +134,10 @@ fn ports_that_cannot_be_forwarded_are_refused() {
     }
     let words = ["-T", "auto"].map(Into::into);
     assert!(check_outward_ports(&parse(&words).unwrap()).is_err());
+    let words = ["-t", "auto,~22", "-t", "127.0.0.1/8000-8010,auto", "-u", "none"].map(Into::into);
+    let auto = network.auto_ports(&parse(&words).unwrap()).unwrap();
+    assert_eq!((auto.len(), auto[0].taken.len(), auto[1].taken.len()), (2, 11, 11));
+    assert_eq!((auto[0].addresses[0], auto[1].addresses[0]), (ip("0.0.0.0"), ip("127.0.0.1")));
     let words = ["-t", "auto", "-t", "none", "-T", "none"].map(Into::into);
     let args = parse(&words).unwrap();
     assert!(network.listen(&args).unwrap().0.is_empty() && check_outward_ports(&args).is_ok());

@@ -1,0 +1,284 @@
+//! Ports that are added and removed while an uplink runs.
+//!
+//! ```text
+//! session or launcher                         uplink process
+//!   opens the socket with the user's rights
+//!   PortOrder::Open + socket  ──channel──>     first engine: forward_tcp, forward_udp
+//!                             <──────────      FromUplink::Port
+//!   PortOrder::Close          ──channel──>     first engine: remove_forward
+//! ```
+//!
+//! The uplink can open no listening socket itself. It accepts an order only on the channel of the process that
+//! started it. The numbers of ports are chosen by that process.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_uplink::Uplink;
+use ringfence_uplink::forward::ForwardId;
+use serde::{Deserialize, Serialize};
+
+use super::FromUplink;
+use super::forward::{Forward, PORTS_MAX, Protocol};
+use crate::guest::Address;
+
+/// Time limit for the answer to an order.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of listening sockets of one guest.
+pub const SOCKETS_MAX: usize = 2 * PORTS_MAX;
+
+/// Order to a running uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PortOrder {
+    /// Forwards the socket that comes with the order.
+    Open {
+        /// Number of the port, which no open port has.
+        id: u32,
+        /// Destination.
+        forward: Forward,
+    },
+    /// Closes the socket of a port. Accepted connections stay.
+    Close {
+        /// Number of the port.
+        id: u32,
+    },
+}
+
+/// Reasons for which a port cannot be added or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum PortFailure {
+    /// Listening failed.
+    #[error("cannot listen at {at}/{protocol}: {source}")]
+    Listen {
+        /// Address and port of the host.
+        at: SocketAddr,
+        /// Protocol of the port.
+        protocol: Protocol,
+        /// Error of the system.
+        source: std::io::Error,
+    },
+    /// The guest has too many sockets already.
+    #[error("more than {SOCKETS_MAX} listening sockets are not possible")]
+    TooMany,
+    /// The uplink could not use the socket.
+    #[error("the uplink refuses the port: {0}")]
+    Refused(String),
+    /// The uplink did not answer as it must.
+    #[error("the uplink: {0}")]
+    Channel(#[from] ChannelError),
+    /// The uplink reported its end.
+    #[error("the uplink failed: {0}")]
+    Failed(String),
+    /// The uplink answered to another order.
+    #[error("the uplink answered to another order than the last one")]
+    Protocol,
+}
+
+impl PortFailure {
+    /// Returns `true` if only this port is concerned: the uplink runs on.
+    pub fn is_of_port(&self) -> bool {
+        use PortFailure::{Listen, Refused, TooMany};
+        matches!(self, Listen { .. } | TooMany | Refused(_))
+    }
+}
+
+/// Ports of a running uplink, at the side that opens sockets.
+#[derive(Debug, Default)]
+pub struct RunningPorts {
+    last: u32,
+    open: usize,
+}
+
+impl RunningPorts {
+    /// Returns the state of an uplink that was started with `sockets` listening sockets.
+    pub fn new(sockets: usize) -> RunningPorts {
+        RunningPorts { last: 0, open: sockets }
+    }
+
+    /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
+    /// port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`].
+    pub fn listen(
+        &mut self,
+        channel: &Channel,
+        protocol: Protocol,
+        at: SocketAddr,
+        guest_port: u16,
+    ) -> Result<u32, PortFailure> {
+        let socket = super::forward::bind(protocol, at);
+        let socket = socket.map_err(|source| PortFailure::Listen { at, protocol, source })?;
+        self.open(channel, Forward { protocol, ipv6: at.is_ipv6(), guest_port }, socket)
+    }
+
+    /// Hands a listening socket over. Returns the number of the port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`]. The socket is closed.
+    pub fn open(
+        &mut self,
+        channel: &Channel,
+        forward: Forward,
+        socket: OwnedFd,
+    ) -> Result<u32, PortFailure> {
+        if self.open >= SOCKETS_MAX {
+            return Err(PortFailure::TooMany);
+        }
+        self.last = self.last.wrapping_add(1);
+        let id = self.last;
+        channel.send_now(&PortOrder::Open { id, forward }, &[socket.as_fd()])?;
+        answer(channel, id)?;
+        self.open += 1;
+        Ok(id)
+    }
+
+    /// Closes the socket of a port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`] if the uplink does not confirm it.
+    pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+        channel.send_now(&PortOrder::Close { id }, &[])?;
+        answer(channel, id)?;
+        self.open = self.open.saturating_sub(1);
+        Ok(())
+    }
+}
+
+/// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
+fn answer(channel: &Channel, id: u32) -> Result<(), PortFailure> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let left = deadline.saturating_duration_since(Instant::now());
+    match channel.receive_within::<FromUplink>(left)?.0 {
+        FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
+        FromUplink::Port { id: answered, error: Some(why) } if answered == id => {
+            Err(PortFailure::Refused(why))
+        }
+        FromUplink::Failed(why) => Err(PortFailure::Failed(why)),
+        _ => Err(PortFailure::Protocol),
+    }
+}
+
+/// Ports of a running uplink, at the side of the uplink.
+pub(super) struct PortTable {
+    addresses: Vec<IpAddr>,
+    open: HashMap<u32, ForwardId>,
+}
+
+impl PortTable {
+    pub(super) fn new(addresses: &[Address]) -> PortTable {
+        let addresses = addresses.iter().map(|address| address.ip()).collect();
+        PortTable { addresses, open: HashMap::new() }
+    }
+
+    /// Returns the guest's address and port to which a port leads, if the guest has an address of the family.
+    pub(super) fn target(&self, forward: Forward) -> Option<SocketAddr> {
+        let own = self.addresses.iter().find(|own| own.is_ipv6() == forward.ipv6)?;
+        Some(SocketAddr::new(*own, forward.guest_port))
+    }
+
+    /// Receives and carries out the orders that have arrived.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ChannelError::Closed`] when the other end is closed.
+    pub(super) fn serve(
+        &mut self,
+        channel: &Channel,
+        uplink: &mut Uplink,
+    ) -> Result<(), ChannelError> {
+        while let Some((order, fds)) = channel.try_receive::<PortOrder>()? {
+            let (id, done) = match order {
+                PortOrder::Open { id, forward } => {
+                    let [socket] = expect_fds(fds)?;
+                    (id, self.open(id, forward, socket, uplink))
+                }
+                PortOrder::Close { id } => (id, self.close(id, uplink)),
+            };
+            channel.send_now(&FromUplink::Port { id, error: done.err() }, &[])?;
+        }
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        id: u32,
+        forward: Forward,
+        socket: OwnedFd,
+        uplink: &mut Uplink,
+    ) -> Result<(), String> {
+        let target = self.target(forward).ok_or("the guest has no address of this family")?;
+        let made = add(uplink, forward.protocol, socket, target);
+        self.open.insert(id, made.map_err(|errno| errno.to_string())?);
+        Ok(())
+    }
+
+    fn close(&mut self, id: u32, uplink: &mut Uplink) -> Result<(), String> {
+        let removed = self.open.remove(&id).ok_or("there is no such port")?;
+        uplink.remove_forward(removed);
+        Ok(())
+    }
+}
+
+/// Forwards a listening or bound socket.
+pub(super) fn add(
+    uplink: &mut Uplink,
+    protocol: Protocol,
+    socket: OwnedFd,
+    target: SocketAddr,
+) -> Result<ForwardId, rustix::io::Errno> {
+    match protocol {
+        Protocol::Tcp => uplink.forward_tcp(socket, target),
+        Protocol::Udp => uplink.forward_udp(socket, target),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORWARD: Forward = Forward { protocol: Protocol::Tcp, ipv6: false, guest_port: 80 };
+
+    fn socket() -> OwnedFd {
+        std::net::TcpListener::bind("127.0.0.1:0").unwrap().into()
+    }
+
+    /// Runs a peer that sends `reply` after it has received an order.
+    fn answered(reply: FromUplink) -> Result<u32, PortFailure> {
+        let (near, far) = Channel::pair().unwrap();
+        let peer = std::thread::spawn(move || {
+            let (order, fds) = far.receive::<PortOrder>().unwrap();
+            assert_eq!((order, fds.len()), (PortOrder::Open { id: 1, forward: FORWARD }, 1));
+            far.send(&reply, &[]).unwrap();
+        });
+        let opened = RunningPorts::new(0).open(&near, FORWARD, socket());
+        peer.join().unwrap();
+        opened
+    }
+
+    #[test]
+    fn port_is_open_only_after_the_uplink_has_confirmed_it() {
+        assert_eq!(answered(FromUplink::Port { id: 1, error: None }).unwrap(), 1);
+        let refused = answered(FromUplink::Port { id: 1, error: Some("full".into()) });
+        assert!(matches!(refused, Err(PortFailure::Refused(why)) if why == "full"));
+        let other = answered(FromUplink::Port { id: 2, error: None });
+        assert!(matches!(other, Err(PortFailure::Protocol)));
+        let failed = answered(FromUplink::Failed("gone".into()));
+        assert!(matches!(failed, Err(PortFailure::Failed(_))));
+    }
+
+    #[test]
+    fn socket_beyond_the_limit_is_refused_without_an_order() {
+        let (near, far) = Channel::pair().unwrap();
+        let mut ports = RunningPorts::new(SOCKETS_MAX);
+        let refused = ports.open(&near, FORWARD, socket());
+        assert!(matches!(refused, Err(PortFailure::TooMany)));
+        assert!(far.try_receive::<PortOrder>().unwrap().is_none());
+    }
+}

@@ -1,0 +1,188 @@
+//! End-to-end tests of ports that change while an uplink of `ringfence pasta` or `slirp4netns` runs. The host is a
+//! network namespace, and clients are in it and in another one.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use support::world::{Families, HOST_V4, HOST_V6, World};
+use support::{MOMENT, Running, eventually, write_noise};
+
+/// Time limit for a complete scenario.
+const LONG: Duration = Duration::from_secs(90);
+
+/// Creates a world with both families and a file of noise, or returns from the test.
+macro_rules! world {
+    () => {
+        match World::new(Families::Both) {
+            Some(world) => {
+                write_noise(&world.file("noise"), 1);
+                for name in ["pasta", "slirp4netns"] {
+                    std::os::unix::fs::symlink(world.lab.program(), world.file(name)).unwrap();
+                }
+                world
+            }
+            None => return,
+        }
+    };
+}
+
+/// Starts a process with namespaces of its own, and waits for its id.
+fn child_with_namespaces(world: &World) -> (Running, String) {
+    let script = "echo $$; exec sleep 1000";
+    let child = world.host(&["unshare", "--user", "--map-root-user", "--net", "sh", "-c", script]);
+    assert!(eventually(MOMENT, || child.stdout.text().ends_with('\n')));
+    let pid = child.stdout.text().trim().to_owned();
+    (child, pid)
+}
+
+/// Starts a program in the namespaces of a process.
+fn inside(world: &World, pid: &str, words: &[&str]) -> Running {
+    let enter = ["nsenter", "--user", "--net", "--preserve-credentials", "--target", pid];
+    world.host(&[&enter[..], words].concat())
+}
+
+/// Returns `true` once a client gets all data from the port.
+fn is_reached(run: impl Fn(&[&str]) -> Running, mode: &str, address: &str, port: &str) -> bool {
+    run(&["python3", "peer.py", mode, address, port]).succeed(LONG).contains("equal")
+}
+
+/// Returns `true` if nobody listens at the port.
+fn is_refused(run: impl Fn(&[&str]) -> Running, address: &str, port: &str) -> bool {
+    run(&["python3", "peer.py", "refused", address, port]).succeed(LONG).contains("refused")
+}
+
+/// Starts slirp4netns with an API socket, and waits until the network is usable.
+fn start_slirp4netns(world: &World, pid: &str) -> Running {
+    let script =
+        "exec ./slirp4netns -c --mtu=65520 --enable-ipv6 --api-socket api.sock -r 3 $1 tap0 3>&1";
+    let slirp = world.host(&["sh", "-c", script, "sh", pid]);
+    slirp.wait_for_output("1");
+    slirp
+}
+
+/// Sends a request to an API socket, and returns the reply.
+fn ask(world: &World, request: &str) -> String {
+    let mut client = UnixStream::connect(world.file("api.sock")).unwrap();
+    client.set_read_timeout(Some(LONG)).unwrap();
+    client.write_all(request.as_bytes()).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut reply = String::new();
+    client.read_to_string(&mut reply).unwrap();
+    reply
+}
+
+fn add_request(arguments: &str) -> String {
+    format!("{{\"execute\": \"add_hostfwd\", \"arguments\": {{{arguments}}}}}")
+}
+
+#[test]
+fn ports_are_added_listed_and_removed_by_the_api_of_slirp4netns() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let slirp = start_slirp4netns(&world, &pid);
+    let servers = [("tcp_server", "80"), ("udp_server", "53")].map(|(mode, port)| {
+        let server = inside(&world, &pid, &["python3", "peer.py", mode, "::", port]);
+        server.wait_for_output("listening");
+        server
+    });
+    let outside = |words: &[&str]| world.outside(words);
+    assert!(is_refused(outside, HOST_V4, "8080"));
+    let tcp = "\"proto\": \"tcp\", \"host_addr\": \"0.0.0.0\", \"host_port\": 8080, \
+               \"guest_addr\": \"10.0.2.100\", \"guest_port\": 80";
+    assert_eq!(ask(&world, &add_request(tcp)), "{\"return\": {\"id\": 1}}");
+    let udp = "\"proto\": \"udp4\", \"host_port\": 5353, \"guest_port\": 53";
+    assert_eq!(ask(&world, &add_request(udp)), "{\"return\": {\"id\": 2}}");
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "8080"));
+    assert!(is_reached(outside, "tcp_client", HOST_V6, "8080"));
+    assert!(is_reached(outside, "udp_client", HOST_V4, "5353"));
+    let entries = ask(&world, "{\"execute\": \"list_hostfwd\"}");
+    assert_eq!(
+        entries,
+        "{\"return\": {\"entries\": [{\"id\": 1, \"proto\": \"tcp\", \"host_addr\": \"0.0.0.0\", \
+         \"host_addr6\": \"::\", \"host_port\": 8080, \"guest_addr\": \"10.0.2.100\", \
+         \"guest_addr6\": \"fd00::100\", \"guest_port\": 80}, {\"id\": 2, \"proto\": \"udp\", \
+         \"host_addr\": \"0.0.0.0\", \"host_port\": 5353, \"guest_addr\": \"10.0.2.100\", \"guest_port\": 53}]}}"
+    );
+    for (request, reason) in [
+        (add_request(tcp), "cannot listen at 0.0.0.0:8080/tcp"),
+        (add_request(&tcp.replace("10.0.2.100", "192.0.2.9")), "guest_addr 192.0.2.9"),
+        ("}{".to_owned(), "bad request"),
+    ] {
+        let reply = ask(&world, &request);
+        assert!(reply.starts_with("{\"error\"") && reply.contains(reason), "{request}: {reply}");
+    }
+    let remove =
+        |id: u32| format!("{{\"execute\": \"remove_hostfwd\", \"arguments\": {{\"id\": {id}}}}}");
+    for id in [1, 2] {
+        assert_eq!(ask(&world, &remove(id)), "{\"return\": {}}");
+        assert!(ask(&world, &remove(id)).contains("there is no id"));
+    }
+    assert!(is_refused(outside, HOST_V4, "8080") && is_refused(outside, HOST_V6, "8080"));
+    // The port is free, and can be added again.
+    assert_eq!(ask(&world, &add_request(tcp)), "{\"return\": {\"id\": 3}}");
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "8080"));
+    servers.into_iter().for_each(|server| drop(server.end()));
+    drop((slirp.end(), child));
+}
+
+#[test]
+fn connection_outlives_the_removal_of_its_port() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let slirp = start_slirp4netns(&world, &pid);
+    let server = inside(&world, &pid, &["python3", "peer.py", "tcp_server", "0.0.0.0", "80"]);
+    server.wait_for_output("listening");
+    let tcp = "\"proto\": \"tcp4\", \"host_port\": 8080, \"guest_port\": 80";
+    assert_eq!(ask(&world, &add_request(tcp)), "{\"return\": {\"id\": 1}}");
+    let client = world.outside(&["python3", "peer.py", "tcp_client_held", HOST_V4, "8080"]);
+    client.wait_for_output("connected");
+    server.wait_for_output("client");
+    let remove = "{\"execute\": \"remove_hostfwd\", \"arguments\": {\"id\": 1}}";
+    assert_eq!(ask(&world, remove), "{\"return\": {}}");
+    std::fs::write(world.file("go"), "").unwrap();
+    assert!(client.succeed(LONG).contains("equal"));
+    assert!(is_refused(|words| world.outside(words), HOST_V4, "8080"));
+    server.end();
+    drop((slirp.end(), child));
+}
+
+#[test]
+fn automatic_ports_follow_the_listeners_of_the_namespace() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let pasta =
+        ["./pasta", "--foreground", "--config-net", "-t", "auto,~8082", "-u", "auto", "-P", "pid"];
+    let pasta = world.host(&[&pasta[..], &[&pid]].concat());
+    let is_ready =
+        || std::fs::read_to_string(world.file("pid")).is_ok_and(|text| text.ends_with('\n'));
+    assert!(eventually(MOMENT, is_ready));
+    let serve = |mode: &str, port: &str| {
+        let server = inside(&world, &pid, &["python3", "peer.py", mode, "::", port]);
+        server.wait_for_output("listening");
+        server
+    };
+    let servers =
+        [serve("tcp_server", "8081"), serve("tcp_server", "8082"), serve("udp_server", "5353")];
+    let outside = |words: &[&str]| world.outside(words);
+    // A client tries again until the next scan has found the listener.
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "8081"));
+    assert!(is_reached(outside, "tcp_client", HOST_V6, "8081"));
+    assert!(is_reached(outside, "udp_client", HOST_V4, "5353"));
+    assert!(is_refused(outside, HOST_V4, "8082"));
+    servers.into_iter().for_each(|server| drop(server.end()));
+    let is_closed = || {
+        let client = world.outside(&["python3", "peer.py", "refused", HOST_V4, "8081"]);
+        client.finish(LONG).status == Some(0)
+    };
+    assert!(eventually(LONG, is_closed), "the port is open without a listener");
+    let again = serve("tcp_server", "8081");
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "8081"));
+    again.end();
+    assert_eq!(pasta.end().status, Some(0));
+    drop(child);
+}
