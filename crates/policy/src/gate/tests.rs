@@ -221,9 +221,12 @@ fn open_flow_stays_by_its_name_after_its_pin_has_expired() {
     let keeps = |gate: &Gate, name| gate.keeps(to, Protocol::Tcp, name, later);
     assert!(keeps(&gate, Some(&name)));
     assert!(!keeps(&gate, None), "without a name there is only the pin");
-    for (rules, stays) in
-        [("+*.org", true), ("+*.com", false), ("+a.org -203.0.113.0/24", false), ("+203.0.113.0/24", true)]
-    {
+    for (rules, stays) in [
+        ("+*.org", true),
+        ("+*.com", false),
+        ("+a.org -203.0.113.0/24", false),
+        ("+203.0.113.0/24", true),
+    ] {
         gate.replace(Policy::new(crate::testing::source(rules)).unwrap());
         assert_eq!(keeps(&gate, Some(&name)), stays, "{rules}");
     }

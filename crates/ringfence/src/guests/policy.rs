@@ -21,7 +21,10 @@ const APPLIED: Duration = Duration::from_secs(10);
 pub fn set(guest: &str, file: &Path) -> anyhow::Result<usize> {
     let source = egress::read(file)?;
     if source.is_empty() && source.default.is_none() {
-        bail!("{} has no rule, so it would allow everything: say so with `default = \"allow\"`", file.display());
+        bail!(
+            "{} has no rule, so it would allow everything: say so with `default = \"allow\"`",
+            file.display()
+        );
     }
     let rules = Policy::new(source.clone())?.len();
     let channel = find::one(guest)?.channel;

@@ -31,6 +31,8 @@ pub(super) struct Clients {
     listener: OwnedFd,
     list: Vec<(ClientId, Channel)>,
     next: ClientId,
+    /// Client whose policy is on its way to the uplink.
+    pub(super) policy: Option<ClientId>,
     /// Time of [`Clients::listen`] in seconds since 1970.
     since: u64,
 }
@@ -39,7 +41,13 @@ impl Clients {
     /// Listens for the clients of one runtime directory.
     pub(super) fn listen(directory: &RuntimeDir) -> Result<Clients, RuntimeDirError> {
         let listener = directory.listen_for_clients()?;
-        Ok(Clients { listener, list: Vec::new(), next: 1, since: super::requests::now() })
+        Ok(Clients {
+            listener,
+            list: Vec::new(),
+            next: 1,
+            policy: None,
+            since: super::requests::now(),
+        })
     }
 
     /// Returns the start of the command in seconds since 1970.

@@ -188,6 +188,12 @@ impl<'a> GuestProcesses<'a> {
         self.attached.as_ref()
     }
 
+    /// Returns the guest's uplink and the channel to its process, once it runs.
+    pub(super) fn running_uplink(&self) -> Option<(&Uplink, &Channel)> {
+        let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
+        self.uplink.as_ref().zip(channel)
+    }
+
     /// Returns the guest's uplink.
     pub(super) fn uplink(&self) -> Option<&Uplink> {
         self.uplink.as_ref()
@@ -419,6 +425,7 @@ impl<'a> GuestProcesses<'a> {
                 ProcessEvent::Guest(FromGuest::ExecFailed { id, why }, _) => {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
                 }
+                ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
                 ProcessEvent::Client(event) => {
                     if let Err(outcome) = self.serve(event) {
                         return outcome;

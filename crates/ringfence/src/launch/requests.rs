@@ -2,12 +2,15 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use ringfence_policy::Policy;
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
+use super::report::printable;
+use crate::egress::document;
 use crate::guest::ToGuest;
 use crate::guests::{Description, Reply, Request};
 
@@ -29,6 +32,12 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(_, Request::Stop(number), _) => {
                 self.send_to_guest(&ToGuest::Signal(number), &[])
             }
+            ClientEvent::Request(id, Request::SetPolicy, fds) => {
+                if let Err(why) = self.set_policy(id, fds) {
+                    self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+                }
+                Ok(())
+            }
             ClientEvent::Gone(id) => {
                 let number = Signal::HUP.as_raw();
                 self.send_to_guest(&ToGuest::ExecSignal { id, number }, &[])
@@ -44,6 +53,37 @@ impl GuestProcesses<'_> {
             return Ok(());
         }
         self.send_to_guest(&order, &stdio)
+    }
+
+    /// Hands the policy of a client over to the uplink. [`GuestProcesses::policy_is_set`] answers.
+    fn set_policy(&mut self, id: ClientId, fds: Descriptors) -> Result<(), String> {
+        let [file] = fds.exactly().map_err(|_| "it came without a policy".to_owned())?;
+        let source = document::check_and_read(&file);
+        dispose(file);
+        let source = source.map_err(|error| error.to_string())?;
+        Policy::new(source.clone()).map_err(|error| error.to_string())?;
+        let Some(clients) = &mut self.clients else { return Ok(()) };
+        if clients.policy.is_some() {
+            return Err("another policy is on its way to the uplink; try again".to_owned());
+        }
+        let (uplink, channel) = self.running_uplink().ok_or("it has no uplink")?;
+        uplink.replace_policy(channel, &source)?;
+        if let Some(clients) = &mut self.clients {
+            clients.policy = Some(id);
+        }
+        Ok(())
+    }
+
+    /// Answers the client whose policy the uplink has applied or refused.
+    pub(super) fn policy_is_set(&mut self, error: Option<String>) {
+        let Some(id) = self.clients.as_mut().and_then(|clients| clients.policy.take()) else {
+            return;
+        };
+        let reply = match error {
+            None => Reply::PolicySet,
+            Some(why) => Reply::Failed { status: STATUS_FAILED, why: printable(&why) },
+        };
+        self.reply(id, &reply);
     }
 
     /// Answers a client if it is still there.

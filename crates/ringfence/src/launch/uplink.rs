@@ -11,11 +11,13 @@ use anyhow::{Context, bail};
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::records::Records;
 use super::report::Reporter;
+use crate::egress::document;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
 use crate::uplink::host::{HostNetwork, Resolver};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
+use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, PlanError, Wishes};
 use crate::uplink::{
     BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, UplinkConfig, UplinkRules, UplinkSockets,
@@ -213,6 +215,24 @@ impl Uplink {
             let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
             self.records.accept(message);
         }
+    }
+
+    /// Sends another policy to the uplink process.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which the guest keeps its policy.
+    pub(super) fn replace_policy(
+        &self,
+        channel: &Channel,
+        policy: &PolicySource,
+    ) -> Result<(), String> {
+        if self.records.learns() {
+            return Err("it is started with --egress-learn, which allows everything".to_owned());
+        }
+        let document = document::write(policy).map_err(|error| error.to_string())?;
+        let sent = channel.send_now(&UplinkOrder::Policy, &[document.as_fd()]);
+        sent.map_err(|error| format!("the uplink: {error}"))
     }
 
     /// Records the link over which the uplink process carries packets.

@@ -6,6 +6,7 @@
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
 //! * `plan`: addresses and routes of guest and uplink.
+//! * [`orders`]: orders to a running uplink.
 //! * [`ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 
@@ -13,6 +14,7 @@ pub mod forward;
 pub(crate) mod host;
 pub mod link;
 pub mod local;
+pub mod orders;
 pub(crate) mod plan;
 pub mod ports;
 pub mod process;
@@ -141,6 +143,11 @@ pub enum FromUplink {
         /// Number of the port.
         id: u32,
         /// Reason for which the order failed.
+        error: Option<String>,
+    },
+    /// Result of [`orders::UplinkOrder::Policy`].
+    Policy {
+        /// Reason for which the old policy stays.
         error: Option<String>,
     },
     /// Lines for `--egress-log`.

@@ -17,12 +17,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink::Uplink;
 use ringfence_uplink::forward::ForwardId;
 use serde::{Deserialize, Serialize};
 
 use super::FromUplink;
 use super::forward::{Forward, PORTS_MAX, Protocol};
+use super::orders::UplinkOrder;
 use crate::guest::Address;
 
 /// Time limit for the answer to an order.
@@ -132,7 +134,8 @@ impl RunningPorts {
         }
         self.last = self.last.wrapping_add(1);
         let id = self.last;
-        channel.send_now(&PortOrder::Open { id, forward }, &[socket.as_fd()])?;
+        let order = UplinkOrder::Port(PortOrder::Open { id, forward });
+        channel.send_now(&order, &[socket.as_fd()])?;
         answer(channel, id)?;
         self.open += 1;
         Ok(id)
@@ -144,7 +147,7 @@ impl RunningPorts {
     ///
     /// Returns [`PortFailure`] if the uplink does not confirm it.
     pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
-        channel.send_now(&PortOrder::Close { id }, &[])?;
+        channel.send_now(&UplinkOrder::Port(PortOrder::Close { id }), &[])?;
         answer(channel, id)?;
         self.open = self.open.saturating_sub(1);
         Ok(())
@@ -183,27 +186,25 @@ impl PortTable {
         Some(SocketAddr::new(*own, forward.guest_port))
     }
 
-    /// Receives and carries out the orders that have arrived.
+    /// Carries out an order. Returns the answer.
     ///
     /// # Errors
     ///
-    /// Returns [`ChannelError::Closed`] when the other end is closed.
-    pub(super) fn serve(
+    /// Returns an error if the descriptors are not those of the order.
+    pub(super) fn carry_out(
         &mut self,
-        channel: &Channel,
+        order: PortOrder,
+        fds: Descriptors,
         uplink: &mut Uplink,
-    ) -> Result<(), ChannelError> {
-        while let Some((order, fds)) = channel.try_receive::<PortOrder>()? {
-            let (id, done) = match order {
-                PortOrder::Open { id, forward } => {
-                    let [socket] = expect_fds(fds)?;
-                    (id, self.open(id, forward, socket, uplink))
-                }
-                PortOrder::Close { id } => (id, self.close(id, uplink)),
-            };
-            channel.send_now(&FromUplink::Port { id, error: done.err() }, &[])?;
-        }
-        Ok(())
+    ) -> Result<FromUplink, ChannelError> {
+        let (id, done) = match order {
+            PortOrder::Open { id, forward } => {
+                let [socket] = expect_fds(fds)?;
+                (id, self.open(id, forward, socket, uplink))
+            }
+            PortOrder::Close { id } => (id, self.close(id, uplink)),
+        };
+        Ok(FromUplink::Port { id, error: done.err() })
     }
 
     fn open(
@@ -253,8 +254,11 @@ mod tests {
     fn answered(reply: FromUplink) -> Result<u32, PortFailure> {
         let (near, far) = Channel::pair().unwrap();
         let peer = std::thread::spawn(move || {
-            let (order, fds) = far.receive::<PortOrder>().unwrap();
-            assert_eq!((order, fds.len()), (PortOrder::Open { id: 1, forward: FORWARD }, 1));
+            let (order, fds) = far.receive::<UplinkOrder>().unwrap();
+            assert_eq!(
+                (order, fds.len()),
+                (UplinkOrder::Port(PortOrder::Open { id: 1, forward: FORWARD }), 1)
+            );
             far.send(&reply, &[]).unwrap();
         });
         let opened = RunningPorts::new(0).open(&near, FORWARD, socket());
@@ -279,6 +283,6 @@ mod tests {
         let mut ports = RunningPorts::new(SOCKETS_MAX);
         let refused = ports.open(&near, FORWARD, socket());
         assert!(matches!(refused, Err(PortFailure::TooMany)));
-        assert!(far.try_receive::<PortOrder>().unwrap().is_none());
+        assert!(far.try_receive::<UplinkOrder>().unwrap().is_none());
     }
 }

@@ -34,6 +34,7 @@ use rustix::io::Errno;
 
 use super::forward::Protocol;
 use super::link::{Link, LinkError, Made};
+use super::orders;
 use super::ports::{self, PortTable};
 use super::recorder::{self, Queue};
 use super::{FromUplink, PolicyHead, UplinkConfig, UplinkRules, UplinkSockets};
@@ -252,7 +253,7 @@ fn run<L: Port + GuestLink>(
             RunnerEnd::Stopped => {}
             ended => return Ok(ended),
         }
-        match ports.serve(channel, runner.uplink()) {
+        match orders::serve(channel, &mut ports, runner.uplink()) {
             Ok(()) => {}
             Err(ChannelError::Closed) => return Ok(RunnerEnd::Stopped),
             Err(error) => return Err(error.into()),

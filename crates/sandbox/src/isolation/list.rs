@@ -307,6 +307,7 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
+    // ringfence/src/egress/document.rs: another policy
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls

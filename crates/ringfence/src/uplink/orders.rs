@@ -1,0 +1,51 @@
+//! Orders to a running uplink, and their execution by its first engine.
+//!
+//! The uplink accepts orders only on the channel of the process that started it.
+
+use ringfence_policy::Policy;
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sys::clock::monotonic;
+use ringfence_sys::descriptors::Descriptors;
+use ringfence_uplink::Uplink;
+use serde::{Deserialize, Serialize};
+
+use super::FromUplink;
+use super::ports::{PortOrder, PortTable};
+use crate::egress::document;
+
+/// Order to a running uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UplinkOrder {
+    /// Adds or removes a port.
+    Port(PortOrder),
+    /// Replaces the egress policy by that in the descriptor ([`document`]).
+    Policy,
+}
+
+/// Receives and carries out the orders that have arrived.
+///
+/// # Errors
+///
+/// Returns [`ChannelError::Closed`] when the other end is closed.
+pub(super) fn serve(
+    channel: &Channel,
+    ports: &mut PortTable,
+    uplink: &mut Uplink,
+) -> Result<(), ChannelError> {
+    while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
+        let answer = match order {
+            UplinkOrder::Port(order) => ports.carry_out(order, fds, uplink)?,
+            UplinkOrder::Policy => FromUplink::Policy { error: set_policy(fds, uplink).err() },
+        };
+        channel.send_now(&answer, &[])?;
+    }
+    Ok(())
+}
+
+fn set_policy(fds: Descriptors, uplink: &mut Uplink) -> Result<(), String> {
+    let [file] = expect_fds(fds).map_err(|error| error.to_string())?;
+    let source = document::read(&file).map_err(|error| error.to_string())?;
+    let policy = Policy::new(source).map_err(|error| error.to_string())?;
+    uplink.set_policy(policy, monotonic());
+    Ok(())
+}
