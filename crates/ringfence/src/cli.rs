@@ -158,9 +158,9 @@ Exit status:
 /// the host's own addresses (loopback included) or link-local ones, and nobody outside can reach the
 /// guest, unless an option allows it.
 ///
-/// The command sees the host's files with the rights of the user who runs this. (For an ordinary user the
-/// command sees itself as root, but has no more rights than that user. For root it can change every file
-/// of the computer.) The sockets of the host's programs are hidden.
+/// The command sees the host's files with the ids and the rights of the user who runs this. (An ordinary
+/// user's command is root inside with --as-root, with no more rights over files. Root's command can change
+/// every file of the computer.) The sockets of the host's programs are hidden.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
@@ -265,6 +265,15 @@ pub struct RunArgs {
     #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]",
           help_heading = heading::DISKS)]
     pub disks: Vec<DiskSpec>,
+
+    /// Make the command root inside, for an ordinary user
+    ///
+    /// Without this option the command has the user's own uid and gid, as on the host, and no capability. With
+    /// it, the command sees itself as root of its namespaces: it may change its interfaces and addresses, open
+    /// raw sockets (tcpdump) and mount file systems. Over the host's files it has the user's rights in both
+    /// cases. For root this changes nothing.
+    #[arg(long, help_heading = heading::ISOLATION)]
+    pub as_root: bool,
 
     /// Let the command reach the host's Unix sockets and the directory of your session
     ///
@@ -453,6 +462,7 @@ impl RunArgs {
                 empty: self.empty,
                 hidden: self.hidden,
             },
+            as_root: self.as_root,
             loudness,
             command: self.command,
         }

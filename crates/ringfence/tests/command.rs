@@ -312,8 +312,9 @@ fn ordinary_user_can_run_all_command_tests() {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(6), "{errors}");
     let words: Vec<&str> = said.split_whitespace().collect();
-    // A nested namespace, in which the user has id 0.
-    assert_eq!(words, ["0", "0", "0", "1", "eth0", "lo"], "{errors}");
+    // The innermost of nested namespaces, in which the user has the own id again.
+    let user = USER.to_string();
+    assert_eq!(words, [&user, &user, "0", "1", "eth0", "lo"], "{errors}");
     // The guest may write to its own files and not to root's.
     let home = directory.path().join("home");
     std::fs::create_dir(&home).unwrap();

@@ -234,7 +234,11 @@ impl<'a> GuestProcesses<'a> {
         // Only the guest uses the connection from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
-        let order = ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
+        let order = ToGuest::SetUp {
+            config: Box::new(config.clone()),
+            map_writer: nested.writer,
+            ids: self.options.ids(),
+        };
         let told = guest.channel().send(&order, &fds);
         self.guest = Some(Watched::new(guest));
         drop((names, nested));

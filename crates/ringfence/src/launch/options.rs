@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
+use ringfence_sandbox::ids::OwnIds;
 
 use super::report::Loudness;
 use super::view::ViewOptions;
@@ -114,6 +115,8 @@ pub struct Options {
     pub host_tap: Option<String>,
     pub disks: Vec<DiskSpec>,
     pub view: ViewOptions,
+    /// Makes the command of an ordinary user root of its namespaces.
+    pub as_root: bool,
     /// Amount of messages.
     pub loudness: Loudness,
     /// Command and arguments. Empty for a shell.
@@ -121,6 +124,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the ids of the command, if they are not those of root.
+    pub(super) fn ids(&self) -> Option<OwnIds> {
+        let is_root = self.as_root || rustix::process::geteuid().is_root();
+        (!is_root).then(OwnIds::current)
+    }
+
     /// Returns the maximum length of an IP packet on the switch.
     pub(super) fn switch_mtu(&self) -> u16 {
         self.mtu.unwrap_or(SWITCH_MTU_DEFAULT)
