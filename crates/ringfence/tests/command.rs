@@ -53,7 +53,7 @@ fn run_prints_one_line_unless_quiet_or_verbose() {
     let normal = lines.fold(String::new(), |text, line| text + line + "\n");
     assert_eq!(
         normal,
-        "ringfence: web (10.9.8.7/24) is on switch `blue`: netif in copy mode, MTU 9000\n"
+        "ringfence: web (10.9.8.7/24) is on switch `blue`, with all guests that name it: netif in copy mode, MTU 9000\n"
     );
     assert_eq!(said("-q"), "");
     let verbose = said("-v");

@@ -79,6 +79,24 @@ pub fn is_host_root() -> io::Result<bool> {
     Ok(is_root && fs::read_to_string("/proc/self/uid_map").map(|map| is_complete(&map))?)
 }
 
+/// Returns the user id that `inside` has in the parent of this user namespace. Returns `inside` itself if that is
+/// unknown.
+pub fn outer_uid(inside: u32) -> u32 {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    outer_of(&map, inside).unwrap_or(inside)
+}
+
+/// Returns the id of the parent namespace to which a map maps `inside`.
+fn outer_of(map: &str, inside: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut columns = line.split_ascii_whitespace().map(str::parse::<u32>);
+        let (first, outer) = (columns.next()?.ok()?, columns.next()?.ok()?);
+        let count = columns.next()?.ok()?;
+        let offset = inside.checked_sub(first).filter(|offset| *offset < count)?;
+        outer.checked_add(offset)
+    })
+}
+
 /// Returns `true` if a map maps every id to itself.
 fn is_complete(map: &str) -> bool {
     let mut columns = map.split_ascii_whitespace();
@@ -218,6 +236,14 @@ mod tests {
         assert!(contains(&ranges, 0) && contains(&ranges, 65536));
         assert!(!contains(&ranges, 65537) && !contains(&ranges, UNUSED_IDS));
         assert_eq!(identity_of(&ranges), "0 0 1\n1 1 65536\n");
+    }
+
+    #[test]
+    fn id_outside_is_that_of_the_line_with_the_id_inside() {
+        let map = "0 1000 1\n1 100000 65536\n";
+        assert_eq!((outer_of(map, 0), outer_of(map, 3)), (Some(1000), Some(100_002)));
+        assert_eq!((outer_of(map, 65537), outer_of("x", 0)), (None, None));
+        assert_eq!(outer_of("1000 0 1\n", 999), None);
     }
 
     #[test]

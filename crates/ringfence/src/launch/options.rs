@@ -60,11 +60,21 @@ pub enum UplinkChoice {
     None,
 }
 
+/// Switch of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwitchChoice {
+    /// A switch that no other guest joins. It ends with the guest.
+    Private,
+    /// The switch of this name, with all guests that name it.
+    Shared(String),
+    /// No switch.
+    None,
+}
+
 /// Options of one guest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the switch. `None` for a guest without a switch.
-    pub switch: Option<String>,
+    pub switch: SwitchChoice,
     /// Name by which other guests find the guest, in lower case.
     pub name: Option<String>,
     /// Addresses on the switch. If empty, the driver domain assigns them.
@@ -128,6 +138,11 @@ impl Options {
     pub(super) fn ids(&self) -> Option<OwnIds> {
         let is_root = self.as_root || rustix::process::geteuid().is_root();
         (!is_root).then(OwnIds::current)
+    }
+
+    /// Returns `true` if the guest is on a switch.
+    pub(super) fn has_switch(&self) -> bool {
+        self.switch != SwitchChoice::None
     }
 
     /// Returns the maximum length of an IP packet on the switch.
