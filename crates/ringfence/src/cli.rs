@@ -28,7 +28,9 @@ use crate::guest::Address;
 use crate::guests::{exec::ExecArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
-use crate::launch::{Link, Options, Protect, UplinkChoice, ViewOptions};
+use crate::launch::{
+    Link, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
+};
 use crate::names::{parse_name, parse_switch_name};
 use crate::pasta::args::PastaArgs;
 use crate::pasta::slirp_args::SlirpArgs;
@@ -127,13 +129,9 @@ Examples:
     ringfence run -- curl https://example.org/
     ringfence run -p 8080:8000 -- python3 -m http.server
 
-  A web server and a client, in two terminals, in either order:
-    ringfence run --name web -- python3 -m http.server
-    ringfence run -- curl http://web:8000/
-
-  Two networks that do not see each other:
-    ringfence run --switch blue -- CMD
-    ringfence run --switch green -- CMD
+  A web server and a client on one switch, in two terminals, in either order:
+    ringfence run --switch lab --name web -- python3 -m http.server
+    ringfence run --switch lab -- curl http://web:8000/
 
   A disk, through an NBD client:
     truncate -s 1G disk.img
@@ -150,24 +148,27 @@ Exit status:
 ///
 /// The command runs in user, network, mount, PID, IPC and UTS namespaces of its own. A separate process,
 /// the network frontend, serves its eth0. The frontend shares only rings and granted pages with the
-/// backend in the switch's driver domain. Guests of one switch reach each other by address and by name.
-/// The first guest starts the driver domain, which ends after the last guest.
+/// backend in the switch's driver domain. A guest has a switch of its own, unless --switch names one: then it
+/// reaches all guests that name it, by address and by name, and they reach it. The first guest of a switch starts
+/// its driver domain, which ends after the last guest.
 ///
 /// Its up0 leads to the host's network, with the host's own addresses and routes. A separate process,
 /// which may only open sockets, turns its packets into connections of the host. The guest cannot reach
 /// the host's own addresses (loopback included) or link-local ones, and nobody outside can reach the
 /// guest, unless an option allows it.
 ///
-/// The command sees the host's files with the rights of the user who runs this. (For an ordinary user the
-/// command sees itself as root, but has no more rights than that user. For root it can change every file
-/// of the computer.) The sockets of the host's programs are hidden.
+/// The command sees the host's files with the ids and the rights of the user who runs this. (An ordinary
+/// user's command is root inside with --as-root, with no more rights over files. Root's command can change
+/// every file of the computer.) The sockets of the host's programs are hidden.
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct RunArgs {
-    /// Name of the guest's switch, which is created if it does not exist. `none`: the guest is on no switch
-    #[arg(long, value_name = "NAME", default_value = "default", value_parser = parse_switch_name,
-          help_heading = heading::NETWORK)]
-    pub switch: String,
+    /// Switch that the guest shares with all guests that name it; created if it does not exist. `none`: the guest is
+    /// on no switch [default: a switch of its own]
+    ///
+    /// Guests of one switch reach each other. A guest without this option is alone on a switch that ends with it.
+    #[arg(long, value_name = "NAME", value_parser = parse_shared_switch, help_heading = heading::NETWORK)]
+    pub switch: Option<String>,
 
     /// Name by which other guests on the switch find this guest; also its host name
     #[arg(long, value_name = "HOST", value_parser = parse_name, help_heading = heading::NETWORK)]
@@ -265,6 +266,15 @@ pub struct RunArgs {
     #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]",
           help_heading = heading::DISKS)]
     pub disks: Vec<DiskSpec>,
+
+    /// Make the command root inside, for an ordinary user
+    ///
+    /// Without this option the command has the user's own uid and gid, as on the host, and no capability. With
+    /// it, the command sees itself as root of its namespaces: it may change its interfaces and addresses, open
+    /// raw sockets (tcpdump) and mount file systems. Over the host's files it has the user's rights in both
+    /// cases. For root this changes nothing.
+    #[arg(long, help_heading = heading::ISOLATION)]
+    pub as_root: bool,
 
     /// Let the command reach the host's Unix sockets and the directory of your session
     ///
@@ -419,7 +429,11 @@ impl RunArgs {
             (false, false) => Loudness::Normal,
         };
         Options {
-            switch: Some(self.switch).filter(|switch| switch != NO_SWITCH),
+            switch: match self.switch {
+                None => SwitchChoice::Private,
+                Some(name) if name == NO_SWITCH => SwitchChoice::None,
+                Some(name) => SwitchChoice::Shared(name),
+            },
             name: self.name,
             addresses: self.addresses,
             forwarding: self.forwarding,
@@ -453,6 +467,7 @@ impl RunArgs {
                 empty: self.empty,
                 hidden: self.hidden,
             },
+            as_root: self.as_root,
             loudness,
             command: self.command,
         }
@@ -470,6 +485,19 @@ pub fn staging_parser() -> impl TypedValueParser<Value = TxStaging> {
     let named = |staging: TxStaging| PossibleValue::new(staging.name()).help(staging.meaning());
     PossibleValuesParser::new(TxStaging::CHOICES.map(named))
         .try_map(|word| word.parse::<TxStaging>())
+}
+
+/// Parses the name of a switch that guests may share.
+fn parse_shared_switch(text: &str) -> Result<String, String> {
+    let name = parse_switch_name(text).map_err(|error| error.to_string())?;
+    let number = name.strip_prefix(PRIVATE_PREFIX);
+    if number.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit())) {
+        return Err(format!(
+            "`{name}` is the name of a switch that one guest has for itself; guests meet on a switch \
+             that all of them name by --switch"
+        ));
+    }
+    Ok(name)
 }
 
 fn parse_kind(text: &str) -> Result<DomainKind, String> {
@@ -532,16 +560,19 @@ mod tests {
         assert_eq!(options.name.as_deref(), Some("web"));
         assert_eq!(options.addresses.len(), 2);
         assert!(options.command.is_empty());
-        assert_eq!((options.switch.as_deref(), options.mtu), (Some("default"), None));
+        assert_eq!((options.switch, options.mtu), (SwitchChoice::Private, None));
         let options =
             options_of_uplink("--switch none -p 8080:80 -p 53/udp --host-loopback 10.0.0.9");
-        assert_eq!((options.switch, options.forwards.len()), (None, 2));
+        assert_eq!((options.switch, options.forwards.len()), (SwitchChoice::None, 2));
+        let shared = options_of_uplink("--switch private-net").switch;
+        assert_eq!(shared, SwitchChoice::Shared("private-net".into()));
     }
 
     #[test]
     fn invalid_option_value_is_refused() {
         for line in [
             "--switch ../x",
+            "--switch private-4711",
             "--name a_b",
             "--mtu 575",
             "--mtu 65522",

@@ -115,6 +115,8 @@ pub struct AttachRequest {
     pub advertise: bool,
     /// Also reserves addresses for a port of the host.
     pub host_leg: bool,
+    /// Creates a vif. Without it the guest has only disks, and the driver domain no switch.
+    pub interface: bool,
 }
 
 impl AttachRequest {
@@ -184,9 +186,9 @@ pub enum FromDriver {
 pub struct Attached {
     /// Domain number of the guest.
     pub domain: u16,
-    /// Ethernet address of the vif.
+    /// Ethernet address of the vif. Zero without one.
     pub mac: [u8; 6],
-    /// IP addresses assigned to the guest.
+    /// IP addresses assigned to the guest. None without a vif.
     pub addresses: Vec<Address>,
     /// Addresses of the host's port, if one was requested.
     pub host_leg: Option<LegConfig>,
@@ -229,7 +231,7 @@ pub struct FrontendConfig {
     pub windows: bool,
     /// Number of queues of the vif.
     pub queues: u32,
-    /// Number of queues of the TAP, and of worker threads.
+    /// Number of queues of the TAP, and of worker threads. 0 for a guest without a vif.
     pub tap_queues: u32,
     /// Offloads that the frontend accepts ([`OffloadKeys`] as text).
     pub takes: String,

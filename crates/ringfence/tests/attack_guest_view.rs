@@ -1,103 +1,28 @@
 //! Attacks of a guest's command on the host's files and sockets, as root and as an ordinary user.
 //!
-//! The command has every capability that its user namespace gives. It tries to reach what its view of the host's
-//! files hides: the runtime directory, other guests' disks, sockets of the host's programs, and the kernel's
-//! settings. Each test fails if its guard is removed.
+//! The command has every capability that its user namespace gives (`--as-root`), or none. It tries to reach what its
+//! view of the host's files hides: the runtime directory, other guests' disks, sockets of the host's programs, and the
+//! kernel's settings. Each test fails if its guard is removed.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod support;
 
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
+use support::MOMENT;
 use support::needs::Need;
-use support::{Lab, MOMENT, Running};
+use support::users::{Site, USER};
 
 const ATTACKS: &str = include_str!("support/guest_view.py");
-/// User id that no program has.
-const USER: u32 = 12345;
 
-/// Lab whose guests are started by one user.
-struct Site {
-    lab: Lab,
-    wrapper: Vec<String>,
-    _program: tempfile::TempDir,
-}
-
-impl Site {
-    /// Returns one site for each user that this process can be: itself and, for root, an ordinary user.
-    fn all() -> Vec<Site> {
-        let is_root = rustix::process::geteuid().is_root();
-        let users = [Some(None), is_root.then_some(Some(USER))];
-        users.into_iter().flatten().map(Site::of).collect()
-    }
-
-    fn of(user: Option<u32>) -> Site {
-        let directory = tempfile::tempdir().unwrap();
-        let program = directory.path().join("ringfence");
-        std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), &program).unwrap();
-        let lab = Lab::of(program);
-        let mut wrapper = vec![];
-        if let Some(user) = user {
-            let session = lab.runtime_dir().parent().unwrap().to_owned();
-            for path in [directory.path(), session.parent().unwrap()] {
-                std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
-            }
-            for path in [&session, lab.file("x").parent().unwrap()] {
-                chown(path, Some(user), Some(user)).unwrap();
-            }
-            let tun = Path::new("/dev/net/tun");
-            if tun.metadata().unwrap().permissions().mode() & 0o006 != 0o006 {
-                // udev sets the same mode.
-                std::fs::set_permissions(tun, PermissionsExt::from_mode(0o666)).unwrap();
-            }
-            wrapper = ["setpriv", "--clear-groups"].map(str::to_owned).to_vec();
-            wrapper.extend([format!("--reuid={user}"), format!("--regid={user}")]);
-        }
-        Site { lab, wrapper, _program: directory }
-    }
-
-    fn run(&self, options: &str, command: &[&str]) -> Running {
-        self.run_with(&[], options, command)
-    }
-
-    /// Starts `ringfence run` through the program that the wrapper starts.
-    fn run_with(&self, more: &[&str], options: &str, command: &[&str]) -> Running {
-        let wrapper: Vec<&str> =
-            self.wrapper.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        self.lab.start(options, command, &wrapper)
-    }
-
-    fn script(&self, options: &str, script: &str) -> String {
-        self.run(options, &["sh", "-c", script]).succeed(MOMENT)
-    }
-
-    /// Starts a guest that stays, so that the switch exists.
-    fn bystander(&self, options: &str) -> Running {
-        let guest = self.run(options, &["sleep", "600"]);
-        guest.wait_up();
-        guest
-    }
-
-    fn session(&self) -> PathBuf {
-        self.lab.runtime_dir().parent().unwrap().to_owned()
-    }
-
-    /// Creates the image of a disk that the user may write to.
-    fn image(&self, name: &str) -> String {
-        let path = self.lab.file(name);
-        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-
-    /// Returns the targets of the attacks: the runtime directory and a file handle of it.
-    fn target(&self) -> String {
-        let script = "import ctypes,json,sys
+/// Returns the targets of the attacks: the runtime directory and a file handle of it.
+fn target(site: &Site) -> String {
+    let script = "import ctypes,json,sys
 buffer = ctypes.create_string_buffer(8 + 128)
 ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint))[0] = 128
 libc = ctypes.CDLL(None, use_errno=True)
@@ -105,17 +30,16 @@ assert libc.name_to_handle_at(-100, sys.argv[1].encode(), buffer, ctypes.byref(c
 size = int.from_bytes(buffer.raw[:4], 'little')
 kind = int.from_bytes(buffer.raw[4:8], 'little', signed=True)
 print(json.dumps({'runtime': sys.argv[1], 'scratch': sys.argv[2], 'handle': buffer.raw[8:8+size].hex(), 'handle_type': kind}))";
-        let scratch = self.lab.file("scratch");
-        std::fs::create_dir_all(&scratch).unwrap();
-        std::fs::set_permissions(&scratch, PermissionsExt::from_mode(0o777)).unwrap();
-        let output = Command::new("python3")
-            .args(["-c", script])
-            .args([self.lab.runtime_dir(), scratch])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    }
+    let scratch = site.lab.file("scratch");
+    std::fs::create_dir_all(&scratch).unwrap();
+    std::fs::set_permissions(&scratch, PermissionsExt::from_mode(0o777)).unwrap();
+    let output = Command::new("python3")
+        .args(["-c", script])
+        .args([site.lab.runtime_dir(), scratch])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 /// Checks that each attack was tried and failed.
@@ -131,9 +55,9 @@ fn command_with_all_capabilities_never_sees_the_runtime_directory() {
     require!(Need::Guests, Need::Program("python3", "python3"));
     for site in Site::all() {
         let _bystander = site.bystander("");
-        let target = site.target();
+        let target = target(&site);
         let enter = "cd \"$XDG_RUNTIME_DIR/ringfence\" && exec \"$@\"";
-        for options in ["--switch other", "--share-runtime"] {
+        for options in ["--switch other", "--as-root --switch other", "--as-root --share-runtime"] {
             let script = site.lab.file("attacks.py");
             std::fs::write(&script, ATTACKS).unwrap();
             let command = ["python3", script.to_str().unwrap(), &target];
@@ -333,8 +257,10 @@ with open('/proc/sys/net/ipv4/ip_forward', 'w') as file:
     file.write('1')
 print('done')";
     for site in Site::all() {
-        let guest = site.run("", &["python3", "-c", script]);
-        assert_eq!(guest.succeed(MOMENT), "done\n");
+        for options in ["", "--as-root"] {
+            let guest = site.run(options, &["python3", "-c", script]);
+            assert_eq!(guest.succeed(MOMENT), "done\n", "{options}");
+        }
     }
 }
 
@@ -398,7 +324,7 @@ fn command_with_another_root_directory_does_not_reach_the_old_one() {
             "ls /; test -S $RINGFENCE_DISK0 && echo disk; cd /; umount -l /; umount -l .; \
              ls -d {path} /../{path} /proc/*/root{path}; test -c /dev/null && echo end"
         );
-        let options = format!("--root {} --disk {disk}", root.display());
+        let options = format!("--as-root --root {} --disk {disk}", root.display());
         let guest = site.run(&options, &["/bin/sh", "-c", &script]);
         let finished = guest.finish(MOMENT);
         let words: Vec<&str> = finished.stdout.split_whitespace().collect();

@@ -16,7 +16,8 @@ const PYTHON: Need = Need::Program("python3", "python3");
 const IP: Need = Need::Program("ip", "iproute2");
 
 const VICTIM: &str = "--switch s --name victim --address 10.66.0.2/24 --address fd66::2/64";
-const ATTACKER: &str = "--switch s --name mallory --address 10.66.0.66/24 --address fd66::66/64";
+const ATTACKER: &str =
+    "--as-root --switch s --name mallory --address 10.66.0.66/24 --address fd66::66/64";
 const WEB: &str = "--switch s --name web --address 10.66.0.3/24 --address fd66::3/64";
 const ATTACK: &str = "python3 neighbours.py attack 10.66.0.66 fd66::66 10.66.0.3 fd66::3";
 
@@ -252,8 +253,7 @@ fn interfaces_of_guest_distrust_their_neighbours() {
                 echo $i $k $(cat ipv4/conf/$i/$k)
             done
         done";
-    let options =
-        "--switch s --uplink host --uplink-address 192.0.2.2/24 --uplink-gateway 192.0.2.1";
+    let options = "--as-root --switch s --uplink host --uplink-address 192.0.2.2/24 --uplink-gateway 192.0.2.1";
     let said = lab.script(options, script).succeed(MOMENT);
     assert_eq!(said.lines().count(), 5 * 8, "{said}");
     let trusting: Vec<&str> = said.lines().filter(|line| !line.ends_with(" 0")).collect();

@@ -53,7 +53,7 @@ fn run_prints_one_line_unless_quiet_or_verbose() {
     let normal = lines.fold(String::new(), |text, line| text + line + "\n");
     assert_eq!(
         normal,
-        "ringfence: web (10.9.8.7/24) is on switch `blue`: netif in copy mode, MTU 9000\n"
+        "ringfence: web (10.9.8.7/24) is on switch `blue`, with all guests that name it: netif in copy mode, MTU 9000\n"
     );
     assert_eq!(said("-q"), "");
     let verbose = said("-v");
@@ -312,8 +312,9 @@ fn ordinary_user_can_run_all_command_tests() {
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(6), "{errors}");
     let words: Vec<&str> = said.split_whitespace().collect();
-    // A nested namespace, in which the user has id 0.
-    assert_eq!(words, ["0", "0", "0", "1", "eth0", "lo"], "{errors}");
+    // The innermost of nested namespaces, in which the user has the own id again.
+    let user = USER.to_string();
+    assert_eq!(words, [&user, &user, "0", "1", "eth0", "lo"], "{errors}");
     // The guest may write to its own files and not to root's.
     let home = directory.path().join("home");
     std::fs::create_dir(&home).unwrap();

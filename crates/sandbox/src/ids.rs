@@ -6,8 +6,15 @@
 //! | root | every id maps to itself | 0 inside; outside an unused id, different for each process |
 //! | another user | 0 inside, the user outside | 0 inside, the user outside |
 //!
-//! A guest's init and command run in a user namespace nested in the guest's, with the same ids.
-//! Mounts of the outer namespace are locked for them.
+//! A guest's init enters a user namespace nested in the guest's, with the same ids. Mounts of the outer
+//! namespace are locked there. Unless the command is to be root, init then enters a third one, which maps
+//! the ids of an ordinary user to themselves. There the command has the user's own ids, and no
+//! capability over the namespaces of the second one:
+//!
+//! ```text
+//! user 1000 ──> 0 in the guest's ──> 0 in the nested one ──> 1000 for init and command
+//!               owns the covers       owns the network        owns nothing
+//! ```
 //!
 //! A guest's command accesses files with the rights of the user who started it. The other domains
 //! access no files. Under root they get unused ids, so that a process which escapes from its
@@ -72,6 +79,24 @@ pub fn is_host_root() -> io::Result<bool> {
     Ok(is_root && fs::read_to_string("/proc/self/uid_map").map(|map| is_complete(&map))?)
 }
 
+/// Returns the user id that `inside` has in the parent of this user namespace. Returns `inside` itself if that is
+/// unknown.
+pub fn outer_uid(inside: u32) -> u32 {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    outer_of(&map, inside).unwrap_or(inside)
+}
+
+/// Returns the id of the parent namespace to which a map maps `inside`.
+fn outer_of(map: &str, inside: u32) -> Option<u32> {
+    map.lines().find_map(|line| {
+        let mut columns = line.split_ascii_whitespace().map(str::parse::<u32>);
+        let (first, outer) = (columns.next()?.ok()?, columns.next()?.ok()?);
+        let count = columns.next()?.ok()?;
+        let offset = inside.checked_sub(first).filter(|offset| *offset < count)?;
+        outer.checked_add(offset)
+    })
+}
+
 /// Returns `true` if a map maps every id to itself.
 fn is_complete(map: &str) -> bool {
     let mut columns = map.split_ascii_whitespace();
@@ -113,15 +138,15 @@ impl Maps {
     }
 }
 
-/// Ids that this process had before it entered a new user namespace.
-#[derive(Clone, Copy, Debug)]
+/// User and group id of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnIds {
     uid: u32,
     gid: u32,
 }
 
 impl OwnIds {
-    /// Reads the ids. Call it before the user namespace is entered; afterwards they cannot be read.
+    /// Reads the ids. Before a user namespace is entered: afterwards they cannot be read.
     pub fn current() -> OwnIds {
         OwnIds {
             uid: rustix::process::geteuid().as_raw(),
@@ -135,11 +160,21 @@ impl OwnIds {
     ///
     /// Returns the kernel's error: `EPERM` if a policy permits the namespace but not its use.
     pub fn map_to_root(self) -> io::Result<()> {
+        self.map_to(OwnIds { uid: 0, gid: 0 })
+    }
+
+    /// Maps the ids to `inside` in the user namespace that this process has just entered. `self` are
+    /// the ids that it had before.
+    ///
+    /// # Errors
+    ///
+    /// Returns the kernel's error: `EPERM` if a policy permits the namespace but not its use.
+    pub fn map_to(self, inside: OwnIds) -> io::Result<()> {
         // Required by the kernel: setgroups could drop a group whose membership denies access to a
         // file.
         fs::write("/proc/self/setgroups", "deny")?;
-        fs::write("/proc/self/uid_map", format!("0 {} 1\n", self.uid))?;
-        fs::write("/proc/self/gid_map", format!("0 {} 1\n", self.gid))
+        fs::write("/proc/self/uid_map", format!("{} {} 1\n", inside.uid, self.uid))?;
+        fs::write("/proc/self/gid_map", format!("{} {} 1\n", inside.gid, self.gid))
     }
 }
 
@@ -201,6 +236,14 @@ mod tests {
         assert!(contains(&ranges, 0) && contains(&ranges, 65536));
         assert!(!contains(&ranges, 65537) && !contains(&ranges, UNUSED_IDS));
         assert_eq!(identity_of(&ranges), "0 0 1\n1 1 65536\n");
+    }
+
+    #[test]
+    fn id_outside_is_that_of_the_line_with_the_id_inside() {
+        let map = "0 1000 1\n1 100000 65536\n";
+        assert_eq!((outer_of(map, 0), outer_of(map, 3)), (Some(1000), Some(100_002)));
+        assert_eq!((outer_of(map, 65537), outer_of("x", 0)), (None, None));
+        assert_eq!(outer_of("1000 0 1\n", 999), None);
     }
 
     #[test]

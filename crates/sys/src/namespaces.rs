@@ -25,6 +25,9 @@ pub enum Fresh {
     MountIpcUts,
     /// A mount namespace only.
     Mount,
+    /// A nested user namespace alone. The caller stays in namespaces that it then has no capability over. The caller
+    /// must have one thread.
+    User,
     /// A nested user namespace that owns the namespaces of [`Fresh::MountNetIpcUts`]. The kernel locks every
     /// existing mount: no process of the new user namespace can remove it, move it or look under it
     /// (mount_namespaces(7)). The caller must have one thread.
@@ -45,6 +48,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
         }
         Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
         Fresh::Mount => UnshareFlags::NEWNS,
+        Fresh::User => UnshareFlags::NEWUSER,
         Fresh::UserMountNetIpcUts => {
             UnshareFlags::NEWUSER
                 | UnshareFlags::NEWNS

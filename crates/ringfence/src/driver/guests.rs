@@ -60,6 +60,9 @@ pub(super) struct Scope<'a> {
 /// Connection of a launcher, and its guest once it is attached.
 struct Guest {
     lease: Lease,
+    /// Domain of the guest, once it is attached.
+    domain: Option<DomId>,
+    /// Absent before the guest is attached, and if it has only disks.
     vif: Option<Vif>,
     leg: Option<Leg>,
     disks: Disks,
@@ -122,7 +125,7 @@ impl Guests {
     }
 
     pub(super) fn any_attached(&self) -> bool {
-        self.list.iter().any(|guest| guest.vif.is_some())
+        self.list.iter().any(|guest| guest.domain.is_some())
     }
 
     pub(super) fn channels(&self) -> impl Iterator<Item = &Channel> {
@@ -260,14 +263,9 @@ impl Guests {
                 request.version
             ));
         }
-        if self.list[at].vif.is_some() {
+        if self.list[at].domain.is_some() {
             return Err("this connection has a guest already".to_owned());
         }
-        let mode =
-            request.mode().ok_or_else(|| format!("`{}` is no mode of this build", request.mode))?;
-        let offloads = request
-            .offloads()
-            .ok_or_else(|| format!("`{}` are no offloads of this build", request.offloads))?;
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let (domain, connection) = scope.hub.admit(None, false).map_err(|e| text(&e))?;
         let names = connection
@@ -275,6 +273,32 @@ impl Guests {
             .map_err(|e| text(&e))
             .and_then(|copy| LocalPlatform::connect(copy).map_err(|e| text(&e)))
             .and_then(|guest| guest.store_connection().map_err(|e| text(&e)))?;
+        let attached = if request.interface {
+            self.add_vif(at, domain, request, scope)?
+        } else {
+            Attached { domain: domain.0, mac: [0; 6], addresses: vec![], host_leg: None }
+        };
+        let guest = &mut self.list[at];
+        guest.domain = Some(domain);
+        let answer = FromDriver::Attached(Box::new(attached));
+        guest.lease.send(&answer, &[connection.as_fd(), names.as_fd()]);
+        Ok(())
+    }
+
+    /// Creates the vif of a guest that is being attached, and reserves the host's addresses.
+    fn add_vif(
+        &mut self,
+        at: usize,
+        domain: DomId,
+        request: &AttachRequest,
+        scope: &mut Scope<'_>,
+    ) -> Result<Attached, String> {
+        let mode =
+            request.mode().ok_or_else(|| format!("`{}` is no mode of this build", request.mode))?;
+        let offloads = request
+            .offloads()
+            .ok_or_else(|| format!("`{}` are no offloads of this build", request.offloads))?;
+        let text = |error: &dyn std::fmt::Display| error.to_string();
         self.plan.avoid(&request.avoid);
         let assigned = self.plan.assign(domain.0, &request.addresses).map_err(|e| text(&e))?;
         let leg = match request.host_leg.then(|| self.plan.assign_host_leg()).transpose() {
@@ -299,19 +323,18 @@ impl Guests {
         let filter = Arc::new(filter_of(&assigned, request));
         let mut vif = Vif { backend, entry: PortEntry::default(), assigned, filter, name, join };
         vif.look(&mut self.retired_ports, scope).map_err(|e| text(&e))?;
-        let answer = FromDriver::Attached(Box::new(Attached {
+        let attached = Attached {
             domain: domain.0,
             mac: vif.assigned.mac,
             addresses: vif.assigned.addresses.clone(),
             host_leg: leg
                 .as_ref()
                 .map(|l| LegConfig { mac: l.mac, addresses: l.addresses.clone() }),
-        }));
+        };
         let guest = &mut self.list[at];
         guest.leg = leg.map(|assigned| Leg { assigned, port: None });
         guest.vif = Some(vif);
-        guest.lease.send(&answer, &[connection.as_fd(), names.as_fd()]);
-        Ok(())
+        Ok(attached)
     }
 
     fn add_leg(
@@ -357,8 +380,7 @@ impl Guests {
         scope: &mut Scope<'_>,
     ) -> Result<(), String> {
         let guest = &mut self.list[at];
-        let vif = guest.vif.as_ref().ok_or("a guest comes before its disks")?;
-        let frontend = vif.backend.device().frontend;
+        let frontend = guest.domain.ok_or("a guest comes before its disks")?;
         guest.disks.add(frontend, request, fds, &self.disk_wake, scope)
     }
 
@@ -395,8 +417,10 @@ impl Guests {
             leg.port.map(|id| scope.dataplane.remove_port(id));
             self.plan.release(&leg.assigned);
         }
+        if guest.domain.is_some() {
+            self.left = Some(Instant::now());
+        }
         let Some(mut vif) = guest.vif else { return };
-        self.left = Some(Instant::now());
         let (backend, mut host) = vif.split(&mut self.retired_ports, scope.dataplane);
         backend.let_go(&mut host);
         for (rule, count) in vif.backend.rules().all() {
@@ -542,12 +566,13 @@ impl Guests {
 
 impl Guest {
     fn new(channel: Channel) -> Guest {
-        Guest { lease: Lease::new(channel), vif: None, leg: None, disks: Disks::default() }
+        let (lease, disks) = (Lease::new(channel), Disks::default());
+        Guest { lease, domain: None, vif: None, leg: None, disks }
     }
 
     /// Returns the time at which the connection expires. `None` with a guest.
     fn expires(&self) -> Option<Instant> {
-        self.vif.is_none().then(|| self.lease.expires())
+        self.domain.is_none().then(|| self.lease.expires())
     }
 }
 

@@ -3,7 +3,7 @@
 //! The process receives its configuration, its hub connection, the queues of the TAP and the
 //! sockets of its disks. It allocates the memory that it grants while that is still possible, and
 //! enters the sandbox. Then it joins TAP and vif by a patch of two ports (`link`). A vif without
-//! room applies backpressure to the TAP.
+//! room applies backpressure to the TAP. A guest without a switch has neither TAP nor vif.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -87,35 +87,24 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     let mut fds = fds.into_vec();
     let mut taps = fds.split_off(fds.len().min(1));
     let [hub] = expect_fds(fds.into())?;
-    let queues = usize::try_from(config.tap_queues).unwrap_or(usize::MAX).max(1);
+    let queues = usize::try_from(config.tap_queues).unwrap_or(usize::MAX);
     let sockets = taps.split_off(taps.len().min(queues));
     if taps.len() < queues {
         return Err(ChannelError::Descriptors { expected: queues, found: taps.len() }.into());
     }
-    let arena = arena(config.queues, config.disks.len());
+    let vif_queues = if queues > 0 { config.queues.max(1) } else { 0 };
+    let arena = arena(vif_queues, config.disks.len());
     let platform = LocalPlatform::connect(hub)?.with_arena(arena);
-    let device = DeviceId {
-        kind: DeviceKind::Vif,
-        frontend: platform.domid(),
-        backend: DomId(0),
-        handle: 0,
-    };
     // Arenas are opened again through /proc, which the sandbox does not have.
-    let takes = config.takes.parse()?;
-    let vif = VifFrontend::new(&platform, device, config.mtu)?
-        .with_offloads(takes)
-        .with_staging(config.staging.parse()?)
-        .with_queues(config.queues);
-    let sizes = WindowSizes::for_queues(config.queues);
-    let vif = if config.windows { vif.with_windows(&platform, sizes) } else { vif };
+    let vif = if queues > 0 { Some(make_vif(&platform, &config)?) } else { None };
     let any = config.windows || config.disks.iter().any(|disk| disk.windows);
-    let full = sizes.pages.max(disks::WINDOW);
+    let full = WindowSizes::for_queues(config.queues).pages.max(disks::WINDOW);
     let monitor = any.then(|| PressureMonitor::new(full));
     let disks = Disks::new(&platform, &config.disks, sockets)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
-    expected.extend(vif.descriptors());
+    expected.extend(vif.iter().flat_map(VifFrontend::descriptors));
     expected.extend(monitor.iter().flat_map(PressureMonitor::descriptors));
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
@@ -129,16 +118,65 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     Frontend { monitor, ..frontend }.serve(channel)
 }
 
-/// Returns the arena's shape for so many queues and disks: rings, buffers, a control ring with its
+/// Creates the frontend of the vif and allocates its memory.
+fn make_vif(
+    platform: &LocalPlatform,
+    config: &FrontendConfig,
+) -> Result<VifFrontend<LocalPlatform>, Failure> {
+    let device = DeviceId {
+        kind: DeviceKind::Vif,
+        frontend: platform.domid(),
+        backend: DomId(0),
+        handle: 0,
+    };
+    let vif = VifFrontend::new(platform, device, config.mtu)?
+        .with_offloads(config.takes.parse()?)
+        .with_staging(config.staging.parse()?)
+        .with_queues(config.queues);
+    let sizes = WindowSizes::for_queues(config.queues);
+    Ok(if config.windows { vif.with_windows(platform, sizes) } else { vif })
+}
+
+/// Returns the arena's shape for so many queues (0 without a vif) and disks: rings, buffers, a control ring with its
 /// list, and a reserve for pages that the driver domain releases late.
 pub fn arena(queues: u32, disks: usize) -> ArenaShape {
-    let queues = queues.clamp(1, QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
+    let queues = queues.min(QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
     let pages = queues + u32::try_from(disks).unwrap_or(0) * disks::PAGES;
     ArenaShape::of(pages, pages)
 }
 
+/// Network of a guest.
+enum Network {
+    Link(Link<LocalPlatform>),
+    /// The guest has only disks.
+    None(LocalPlatform),
+}
+
+impl Network {
+    fn link(&self) -> Option<&Link<LocalPlatform>> {
+        match self {
+            Network::Link(link) => Some(link),
+            Network::None(_) => None,
+        }
+    }
+
+    fn link_mut(&mut self) -> Option<&mut Link<LocalPlatform>> {
+        match self {
+            Network::Link(link) => Some(link),
+            Network::None(_) => None,
+        }
+    }
+
+    fn platform(&self) -> &LocalPlatform {
+        match self {
+            Network::Link(link) => link.platform(),
+            Network::None(platform) => platform,
+        }
+    }
+}
+
 struct Frontend {
-    link: Link<LocalPlatform>,
+    network: Network,
     disks: Disks,
     was_up: bool,
     /// Present if the frontend uses grant windows.
@@ -149,7 +187,7 @@ impl Frontend {
     fn start(
         config: &FrontendConfig,
         platform: LocalPlatform,
-        vif: VifFrontend<LocalPlatform>,
+        vif: Option<VifFrontend<LocalPlatform>>,
         taps: Vec<OwnedFd>,
         mut disks: Disks,
     ) -> Result<Frontend, Failure> {
@@ -159,26 +197,25 @@ impl Frontend {
             TapPort::new(tap, TapOffloads(config.offloads), config.mtu, counters)
         };
         let taps = taps.into_iter().map(port).collect();
-        Ok(Frontend {
-            link: Link::start(platform, vif, taps)?,
-            disks,
-            was_up: false,
-            monitor: None,
-        })
+        let network = match vif {
+            Some(vif) => Network::Link(Link::start(platform, vif, taps)?),
+            None => Network::None(platform),
+        };
+        Ok(Frontend { network, disks, was_up: false, monitor: None })
     }
 
     /// Serves until the launcher closes the channel.
     fn serve(mut self, channel: &Channel) -> Result<(), Failure> {
         loop {
-            self.link.look()?;
-            let mut more = self.disks.look(self.link.platform())?;
+            self.network.link_mut().map_or(Ok(()), Link::look)?;
+            let mut more = self.disks.look(self.network.platform())?;
             self.report(channel)?;
             // A request may have read store events, for which no poll returns any more.
             more |= self.drain(channel)?;
             let due = self.monitor.as_ref().and_then(PressureMonitor::due);
             let until = if more { Some(Instant::now()) } else { due };
             let mut fds = vec![PollFd::new(channel, PollFlags::IN)];
-            fds.extend(self.link.wait_fds());
+            fds.extend(self.network.link().into_iter().flat_map(Link::wait_fds));
             let disks = self.disks.wait_fds();
             fds.extend(disks.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             let triggers = fds.len();
@@ -189,7 +226,7 @@ impl Frontend {
             if !fds[0].revents().is_empty() {
                 // No further message exists: the launcher is gone. Close the devices in order.
                 self.disks.close()?;
-                self.link.close()?;
+                self.network.link_mut().map_or(Ok(()), Link::close)?;
                 return Ok(());
             }
             drop(fds);
@@ -210,7 +247,9 @@ impl Frontend {
             monitor.relaxed()
         };
         if let Some(most) = most {
-            self.link.resize_windows(most);
+            if let Some(link) = self.network.link_mut() {
+                link.resize_windows(most);
+            }
             self.disks.resize_windows(most);
         }
     }
@@ -218,8 +257,9 @@ impl Frontend {
     /// Handles pending events. Returns `true` if there was one.
     fn drain(&mut self, channel: &Channel) -> Result<bool, Failure> {
         let mut any = false;
+        let Some(link) = self.network.link_mut() else { return Ok(false) };
         for _ in 0..64 {
-            let Some(happened) = self.link.next()? else { break };
+            let Some(happened) = link.next()? else { break };
             any = true;
             match happened {
                 LinkEvent::Store => {}
@@ -233,7 +273,7 @@ impl Frontend {
     }
 
     fn report(&mut self, channel: &Channel) -> Result<(), Failure> {
-        let up = self.link.is_up() && self.disks.are_up();
+        let up = self.network.link().is_none_or(Link::is_up) && self.disks.are_up();
         if up != self.was_up {
             let message = if up {
                 FromFrontend::Up

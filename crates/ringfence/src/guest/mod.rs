@@ -6,7 +6,8 @@
 //!    and, with names, of a store connection. Init builds the view of the host's files (`view`). It
 //!    enters a nested user namespace and the namespaces that this one owns. It sets the host name,
 //!    mounts `/sys` and creates `eth0`. It answers `Ready` with the descriptors of the TAP's
-//!    queues, which the launcher passes to the frontend.
+//!    queues, which the launcher passes to the frontend. For an ordinary user it enters a third user
+//!    namespace, with that user's own ids ([`ringfence_sandbox::ids`]).
 //! 2. `Start` comes once the frontend is connected. Init runs the command as a child *in its own
 //!    process group*, which is the terminal's foreground group. Ctrl-C, Ctrl-Z and changes of the
 //!    window size therefore reach the command from the terminal directly, and a shell's job control
@@ -67,6 +68,8 @@ pub enum ToGuest {
         /// Process that writes the id maps of the nested user namespace: init itself
         /// ([`MapWriter::Supervisor`]) or its supervisor.
         map_writer: MapWriter,
+        /// User and group id of the command. `None`: it is root of its user namespace.
+        ids: Option<OwnIds>,
     },
     /// Runs the command.
     Start {
@@ -248,10 +251,10 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     die_with_parent().map_err(fail)?;
     let child_signals = Signals::new(&[Signal::CHILD]).map_err(fail)?;
     let (order, fds) = channel.receive::<ToGuest>()?;
-    let ToGuest::SetUp { config, map_writer } = order else {
+    let ToGuest::SetUp { config, map_writer, ids } = order else {
         return Err(SetUpError::Protocol.into());
     };
-    let (stdin, guest) = set_up(&config, map_writer, fds)?;
+    let (stdin, guest) = set_up(&config, map_writer, ids, fds)?;
     let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
     let taps: Vec<_> = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
     let ready = FromGuest::Ready {
@@ -320,6 +323,7 @@ struct Guest {
 fn set_up(
     config: &GuestConfig,
     map_writer: MapWriter,
+    ids: Option<OwnIds>,
     fds: Descriptors,
 ) -> Result<(OwnedFd, Guest), SetUpError> {
     let mut fds = fds.into_vec().into_iter();
@@ -339,6 +343,9 @@ fn set_up(
     }
     let (taps, uplink) =
         network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
+    if ids.is_some() {
+        network::allow_low_ports(&mut remarks);
+    }
     let stub = match (&config.names, store) {
         (Some(names), Some(store)) => {
             let source = StoreNames::open(store).map_err(SetUpError::Names)?;
@@ -356,11 +363,14 @@ fn set_up(
         (None, None) => None,
         _ => return Err(SetUpError::Protocol),
     };
+    if let Some(ids) = ids {
+        take_ids(ids)?;
+    }
     Ok((stdin, Guest { taps, uplink, stub, remarks }))
 }
 
-/// Enters the command's user namespace, nested in that of the covers, with the namespaces that it
-/// owns. The command then controls its network, but not the mounts made before.
+/// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it
+/// controls the guest's network, but not the mounts made before.
 fn enter_nested(map_writer: MapWriter, supervisor: &Channel) -> Result<(), SetUpError> {
     /// Time limit for writing the id maps.
     const MAPS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -379,7 +389,23 @@ fn enter_nested(map_writer: MapWriter, supervisor: &Channel) -> Result<(), SetUp
             }
         }
     }
-    // Init was started in the outer user namespace, to which its memory belongs. While it is not
+    protect_init()
+}
+
+/// Enters a user namespace in which init and the command have the ids of the user who started the guest.
+/// It owns nothing: init loses all capabilities over network and mounts, and the command never has one.
+/// Call it last.
+fn take_ids(ids: OwnIds) -> Result<(), SetUpError> {
+    let fail = SetUpError::system("the user's own ids");
+    let own = OwnIds::current();
+    let entered = namespaces::unshare(Fresh::User).and_then(|()| own.map_to(ids));
+    entered.map_err(fail)?;
+    protect_init()
+}
+
+/// Protects init from the command, after a user namespace was entered.
+fn protect_init() -> Result<(), SetUpError> {
+    // Init was started in the outermost user namespace, to which its memory belongs. While it is not
     // dumpable, the command can neither trace it nor take its descriptors.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(|errno| SetUpError::system("PR_SET_DUMPABLE")(errno.into()))?;

@@ -288,6 +288,14 @@ fn write_settings(scope: &str, settings: &[(&str, &str, &str)], remarks: &mut Ve
     }
 }
 
+/// Lets a command without capabilities listen at every port.
+pub(super) fn allow_low_ports(remarks: &mut Vec<String>) {
+    const PATH: &str = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
+    if let Err(error) = fs::write(PATH, "0") {
+        remarks.push(format!("ports below 1024 are for root alone: {PATH}: {error}"));
+    }
+}
+
 /// Lets every user of the guest ping without a capability.
 fn allow_ping(remarks: &mut Vec<String>) {
     const PATH: &str = "/proc/sys/net/ipv4/ping_group_range";

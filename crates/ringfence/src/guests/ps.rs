@@ -25,8 +25,9 @@ Examples:
 
 /// List your guests
 ///
-/// A guest is listed while its command runs. MEMORY is what its processes, Ringfence's included, have for themselves; the
-/// driver domain of a switch belongs to all its guests and is not counted.
+/// A guest is listed while its command runs. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
+/// what its processes, Ringfence's included, have for themselves; the driver domain of a shared switch counts for the
+/// guest that started it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PsArgs {
@@ -141,8 +142,8 @@ fn process(pid: i32) -> Option<(i32, u64)> {
     Some((parent, resident.saturating_sub(shared) * page))
 }
 
-/// Returns the memory of a process and of its descendants, the driver domain of a switch excepted: its parent is the
-/// system's init.
+/// Returns the memory of a process and of its descendants. The driver domain is a descendant of the launcher that
+/// started it, while that runs.
 fn own_memory(root: i32, processes: &Processes) -> Option<u64> {
     processes.get(&root)?;
     let belongs = |pid: i32| {

@@ -48,7 +48,7 @@ impl GuestProcesses<'_> {
     }
 
     pub(super) fn driver_gone(&self) -> Outcome {
-        let switch = self.options.switch.as_deref().unwrap_or_default();
+        let switch = self.driver_name.as_str();
         let report = rendezvous::ask_exit_report(self.directory, switch);
         let (ending, words) = match report {
             Some(report) => (report.ending, report.stderr_tail),
@@ -61,8 +61,8 @@ impl GuestProcesses<'_> {
             }
         };
         let why = because(last_line(&words).as_deref());
-        Outcome::failed(format!(
-            "the driver domain of switch `{switch}` {ending}{why}; this guest ends with it"
-        ))
+        let of =
+            self.switch().map_or("of its disks".to_owned(), |name| format!("of switch `{name}`"));
+        Outcome::failed(format!("the driver domain {of} {ending}{why}; this guest ends with it"))
     }
 }

@@ -17,7 +17,7 @@ use super::rendezvous::Attachment;
 use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
-use super::{Options, list, standard_input};
+use super::{Options, standard_input};
 use crate::causes::causes;
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::guests::Reply;
@@ -91,6 +91,8 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) directory: &'a RuntimeDir,
     pub(super) options: &'a Options,
     attached: Option<Attached>,
+    /// Name of the driver domain. Empty without one.
+    pub(super) driver_name: String,
     pub(super) lease: Option<Channel>,
     /// Connections of the guest and of its frontend, until these get them.
     names: Option<OwnedFd>,
@@ -110,8 +112,8 @@ pub(super) struct GuestProcesses<'a> {
 
 /// Descriptors of the TAPs that a guest's init created.
 struct Taps {
-    /// TAP to the switch: queues and offloads.
-    switch: Option<(Vec<OwnedFd>, u32)>,
+    /// TAP to the switch: queues and offloads. No queues without a switch.
+    switch: (Vec<OwnedFd>, u32),
     /// TAP to the host's network: queues and offloads.
     uplink: (Vec<OwnedFd>, u32),
 }
@@ -161,6 +163,7 @@ impl<'a> GuestProcesses<'a> {
             directory,
             options,
             attached: None,
+            driver_name: String::new(),
             lease: None,
             names: None,
             frontend_hub: None,
@@ -175,15 +178,17 @@ impl<'a> GuestProcesses<'a> {
         };
         if let Some(attachment) = attachment {
             supervisor.attached = Some(attachment.attached);
+            supervisor.driver_name = attachment.switch;
             supervisor.lease = Some(attachment.lease);
-            supervisor.names = Some(attachment.names);
+            // Without a switch there are no names.
+            supervisor.names = Some(attachment.names).filter(|_| options.has_switch());
             supervisor.frontend_hub = Some(attachment.frontend_hub);
             supervisor.driver = attachment.driver;
         }
         supervisor
     }
 
-    /// Returns the properties of the guest's attachment to a switch.
+    /// Returns the properties of the guest's attachment to a driver domain.
     pub(super) fn attached(&self) -> Option<&Attached> {
         self.attached.as_ref()
     }
@@ -211,7 +216,7 @@ impl<'a> GuestProcesses<'a> {
             .start_guest(command, inherit, config)
             .and_then(|taps| {
                 self.start_uplink(taps.uplink)?;
-                taps.switch.map_or(Ok(()), |tap| self.start_frontend(tap))
+                if self.attached.is_some() { self.start_frontend(taps.switch) } else { Ok(()) }
             })
             .and_then(|()| self.start_command());
         let outcome = match started {
@@ -240,7 +245,11 @@ impl<'a> GuestProcesses<'a> {
         // Only the guest uses the connection from here on.
         let names = self.names.take();
         fds.extend(names.iter().map(AsFd::as_fd));
-        let order = ToGuest::SetUp { config: Box::new(config.clone()), map_writer: nested.writer };
+        let order = ToGuest::SetUp {
+            config: Box::new(config.clone()),
+            map_writer: nested.writer,
+            ids: self.options.ids(),
+        };
         let told = guest.channel().send(&order, &fds);
         self.guest = Some(Watched::new(guest));
         drop((names, nested));
@@ -263,8 +272,7 @@ impl<'a> GuestProcesses<'a> {
                     if fds.len() < wanted {
                         return Err(Outcome::failed("the guest: its interface lacks queues"));
                     }
-                    let switch = config.interface.is_some().then_some((fds, offloads));
-                    return Ok(Taps { switch, uplink: (rest, uplink_offloads) });
+                    return Ok(Taps { switch: (fds, offloads), uplink: (rest, uplink_offloads) });
                 }
                 ProcessEvent::Late => return Err(Outcome::failed(not_ready("the guest"))),
                 other => self.interrupt(other)?,
@@ -346,24 +354,7 @@ impl<'a> GuestProcesses<'a> {
     }
 
     fn start_command(&mut self) -> Result<(), Outcome> {
-        let options = self.options;
-        let name = self.host_name();
-        if let (Some(attached), Some(switch)) = (&self.attached, &options.switch) {
-            self.reporter.step("frontend and backend are connected");
-            self.reporter.summary(format_args!(
-                "{name} ({}) is on switch `{switch}`: {} in {} mode, MTU {}",
-                list(&attached.addresses),
-                options.link.on_switch(),
-                options.mode,
-                options.switch_mtu(),
-            ));
-        }
-        if let Some(uplink) = &self.uplink {
-            self.reporter.summary(format_args!("{name} is on the host's network: {uplink}"));
-        }
-        if self.attached.is_none() && self.uplink.is_none() {
-            self.reporter.summary(format_args!("{name} has no network but its own loopback"));
-        }
+        self.announce();
         let environment = self.disks.make_devices(self.reporter);
         self.send_to_guest(&ToGuest::Start { environment }, &[])?;
         match Clients::listen(self.directory) {
@@ -374,12 +365,6 @@ impl<'a> GuestProcesses<'a> {
             )),
         }
         Ok(())
-    }
-
-    /// Returns the guest's host name.
-    pub(super) fn host_name(&self) -> String {
-        let number = self.attached.as_ref().map_or(String::new(), |a| a.domain.to_string());
-        self.options.name.clone().unwrap_or_else(|| format!("guest{number}"))
     }
 
     pub(super) fn send_to_guest(

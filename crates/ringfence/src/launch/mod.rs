@@ -2,7 +2,7 @@
 //! waits.
 //!
 //! 1. Connect to the switch's driver domain, starting it if there is none, and attach a guest
-//!    (`rendezvous`, [`crate::switchboard`]).
+//!    (`rendezvous`, [`crate::switchboard`]). A guest without a switch has a driver domain only for its disks.
 //! 2. Start the guest's init. It creates `eth0` and passes the TAP's descriptors.
 //! 3. Start the frontend with these descriptors and a connection to the hub. It connects to the
 //!    backend.
@@ -13,6 +13,7 @@
 //! The launcher is one thread with one `poll`. All processes that it starts, except the driver
 //! domain, have a parent death signal, so nothing is left behind when it is killed.
 
+mod announce;
 mod clients;
 mod devices;
 mod disks;
@@ -30,7 +31,8 @@ mod terminal;
 mod uplink;
 mod view;
 
-pub use options::{Link, Options, Protect, UplinkChoice};
+pub use options::{Link, Options, Protect, SwitchChoice, UplinkChoice};
+pub use rendezvous::PRIVATE_PREFIX;
 pub use view::ViewOptions;
 
 use std::ffi::OsString;
@@ -45,6 +47,7 @@ use ringfence_sys::tap::Tap;
 
 use disks::Disks;
 use guest_processes::GuestProcesses;
+use rendezvous::Attachment;
 use report::Reporter;
 use runtime_dir::RuntimeDir;
 use terminal::Terminal;
@@ -55,7 +58,6 @@ use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, Vie
 use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::{self, Signals};
 
@@ -119,8 +121,11 @@ impl<'a> Launch<'a> {
         let options = self.options;
         let directory = RuntimeDir::open()?;
         let uplink = Uplink::prepare(options, self.reporter)?;
-        if options.switch.is_none() {
-            return self.run_without_switch(&directory, uplink);
+        if !options.has_switch() && options.host_tap.is_some() {
+            bail!("--host-tap is a port of a switch: leave out --switch none");
+        }
+        if !options.has_switch() && options.disks.is_empty() {
+            return self.run_without_driver(&directory, uplink);
         }
         let mut disks = Disks::open(&options.disks, &directory)?;
         let queues = worker_count(options.queues);
@@ -142,12 +147,12 @@ impl<'a> Launch<'a> {
             forwarding: options.forwarding,
             advertise: options.advertise,
             host_leg: host_taps.is_some(),
+            interface: options.has_switch(),
         };
-        let switch = options.switch.as_deref().unwrap_or_default();
-        let attachment = rendezvous::attach(&directory, switch, &request, self.reporter)?;
+        let attachment = rendezvous::attach(&directory, &options.switch, &request, self.reporter)?;
         if let (Some(taps), Some(leg)) = (host_taps, &attachment.attached.host_leg) {
             let name = options.host_tap.as_deref().unwrap_or_default();
-            self.connect_host(&taps, leg, &attachment.lease)
+            self.connect_host(&taps, leg, &attachment)
                 .with_context(|| format!("--host-tap {name}"))?;
         }
         let uplink = self.unless_overlapping(uplink, &attachment.attached.addresses);
@@ -181,18 +186,13 @@ impl<'a> Launch<'a> {
         kept.into_iter().next()
     }
 
-    /// Runs a guest without a switch, which needs no driver domain.
-    fn run_without_switch(
+    /// Runs a guest without a switch and disks, which needs no driver domain.
+    fn run_without_driver(
         &self,
         directory: &RuntimeDir,
         uplink: Option<Uplink>,
     ) -> anyhow::Result<u8> {
         let options = self.options;
-        if !options.disks.is_empty() || options.host_tap.is_some() {
-            bail!(
-                "--disk and --host-tap need the driver domain of a switch: leave out --switch none"
-            );
-        }
         let disks = Disks::open(&[], directory)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
@@ -228,7 +228,12 @@ impl<'a> Launch<'a> {
         ended.status
     }
 
-    fn connect_host(&self, taps: &[Tap], leg: &LegConfig, lease: &Channel) -> anyhow::Result<()> {
+    fn connect_host(
+        &self,
+        taps: &[Tap],
+        leg: &LegConfig,
+        attachment: &Attachment,
+    ) -> anyhow::Result<()> {
         /// Time limit for adding a port.
         const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
         let mtu = self.options.switch_mtu();
@@ -238,8 +243,8 @@ impl<'a> Launch<'a> {
         }
         let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
         let queues: Vec<_> = taps.iter().map(|tap| tap.fd.as_fd()).collect();
-        lease.send(&order, &queues)?;
-        match lease.receive_within(ANSWER_TIMEOUT)?.0 {
+        attachment.lease.send(&order, &queues)?;
+        match attachment.lease.receive_within(ANSWER_TIMEOUT)?.0 {
             FromDriver::LegAdded => {}
             FromDriver::Refused(why) => bail!("{}", report::printable(&why)),
             other => bail!("the driver domain answered {other:?}"),
@@ -248,7 +253,7 @@ impl<'a> Launch<'a> {
             "{} ({}) is the host's leg on switch `{}`",
             tap.name,
             list(&leg.addresses),
-            self.options.switch.as_deref().unwrap_or_default()
+            attachment.switch
         ));
         Ok(())
     }
@@ -260,7 +265,8 @@ impl<'a> Launch<'a> {
         view: ViewConfig,
     ) -> GuestConfig {
         let options = self.options;
-        let interface = processes.attached().map(|attached| InterfaceConfig {
+        let on_switch = processes.attached().filter(|_| options.has_switch());
+        let interface = on_switch.map(|attached| InterfaceConfig {
             name: INTERFACE.to_owned(),
             mac: attached.mac,
             mtu: options.switch_mtu().into(),
@@ -269,12 +275,12 @@ impl<'a> Launch<'a> {
             queues: u32::try_from(worker_count(options.queues)).unwrap_or(1),
         });
         let names =
-            |switch: &String| NamesConfig { switch: switch.clone(), own: options.name.clone() };
+            |switch: &str| NamesConfig { switch: switch.to_owned(), own: options.name.clone() };
         GuestConfig {
             host_name: processes.host_name(),
             interface,
             uplink: processes.uplink().map(Uplink::interface),
-            names: options.switch.as_ref().map(names),
+            names: processes.switch().map(names),
             resolver: processes.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
             open_files: self.open_files,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
+use ringfence_sandbox::ids::OwnIds;
 
 use super::report::Loudness;
 use super::view::ViewOptions;
@@ -59,11 +60,21 @@ pub enum UplinkChoice {
     None,
 }
 
+/// Switch of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SwitchChoice {
+    /// A switch that no other guest joins. It ends with the guest.
+    Private,
+    /// The switch of this name, with all guests that name it.
+    Shared(String),
+    /// No switch.
+    None,
+}
+
 /// Options of one guest.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the switch. `None` for a guest without a switch.
-    pub switch: Option<String>,
+    pub switch: SwitchChoice,
     /// Name by which other guests find the guest, in lower case.
     pub name: Option<String>,
     /// Addresses on the switch. If empty, the driver domain assigns them.
@@ -114,6 +125,8 @@ pub struct Options {
     pub host_tap: Option<String>,
     pub disks: Vec<DiskSpec>,
     pub view: ViewOptions,
+    /// Makes the command of an ordinary user root of its namespaces.
+    pub as_root: bool,
     /// Amount of messages.
     pub loudness: Loudness,
     /// Command and arguments. Empty for a shell.
@@ -121,6 +134,17 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the ids of the command, if they are not those of root.
+    pub(super) fn ids(&self) -> Option<OwnIds> {
+        let is_root = self.as_root || rustix::process::geteuid().is_root();
+        (!is_root).then(OwnIds::current)
+    }
+
+    /// Returns `true` if the guest is on a switch.
+    pub(super) fn has_switch(&self) -> bool {
+        self.switch != SwitchChoice::None
+    }
+
     /// Returns the maximum length of an IP packet on the switch.
     pub(super) fn switch_mtu(&self) -> u16 {
         self.mtu.unwrap_or(SWITCH_MTU_DEFAULT)

@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use super::options::SwitchChoice;
 use super::proof;
 use super::report::{Reporter, last_line, printable};
-use super::runtime_dir::{RuntimeDir, RuntimeDirError};
+use super::runtime_dir::{Lock, RuntimeDir, RuntimeDirError};
 use ringfence_sys::descriptors::Descriptors;
 
 use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
@@ -17,9 +18,14 @@ use ringfence_sandbox::supervisor::ExitReport;
 /// Time limit for an answer of the driver domain, or for its end.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Attachment of a guest to a switch.
+/// First part of the name of a switch that one guest has for itself. The process number of its launcher follows.
+pub const PRIVATE_PREFIX: &str = "private-";
+
+/// Attachment of a guest to a driver domain.
 #[derive(Debug)]
 pub(crate) struct Attachment {
+    /// Name of the driver domain: that of its switch, if the guest is on one.
+    pub(crate) switch: String,
     /// Properties that the driver domain assigned.
     pub(crate) attached: Attached,
     /// Channel to the driver domain, which detaches the guest when it closes.
@@ -54,37 +60,37 @@ pub(crate) fn because(why: Option<&str>) -> String {
     why.map_or_else(String::new, |why| format!(": {why}"))
 }
 
-/// Attaches a guest to a switch.
+/// Attaches a guest to the switch of its choice. Without a shared switch, a driver domain is started that no other
+/// guest joins.
 pub(crate) fn attach(
     directory: &RuntimeDir,
-    switch: &str,
+    choice: &SwitchChoice,
     request: &AttachRequest,
     reporter: Reporter,
 ) -> Result<Attachment, RendezvousError> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let (lease, driver) = connect_or_start(directory, switch, reporter)?;
+        let Connected { switch, lease, driver } = connect_or_start(directory, choice, reporter)?;
         match ask(&lease, request) {
             Ok((FromDriver::Attached(attached), fds)) => {
                 let [frontend_hub, names] = expect_fds(fds)?;
-                return Ok(Attachment { attached: *attached, lease, frontend_hub, names, driver });
+                let attached = *attached;
+                return Ok(Attachment { switch, attached, lease, frontend_hub, names, driver });
             }
             Ok((FromDriver::Refused(why), _)) => {
                 let why = printable(&why);
-                return Err(RendezvousError::Refused { switch: switch.to_owned(), why });
+                return Err(RendezvousError::Refused { switch, why });
             }
             // The driver domain ended first, or a supervisor answered with an exit report.
             Ok(_) | Err(ChannelError::Closed | ChannelError::Malformed(_)) => {}
-            Err(ChannelError::TimedOut(_)) => {
-                return Err(RendezvousError::Stuck { switch: switch.to_owned() });
-            }
+            Err(ChannelError::TimedOut(_)) => return Err(RendezvousError::Stuck { switch }),
             Err(error) => return Err(error.into()),
         }
         if let Some(driver) = driver {
-            return Err(failed(switch, &driver));
+            return Err(failed(&switch, &driver));
         }
         if Instant::now() >= deadline {
-            return Err(RendezvousError::Stuck { switch: switch.to_owned() });
+            return Err(RendezvousError::Stuck { switch });
         }
         reporter.step("the driver domain was on its way out; trying again");
         std::thread::sleep(Duration::from_millis(20));
@@ -118,19 +124,57 @@ fn failed(switch: &str, driver: &DomainProcess) -> RendezvousError {
     RendezvousError::Failed { switch: switch.to_owned(), ending, why: last_line(&words) }
 }
 
+/// Connection to a driver domain.
+struct Connected {
+    switch: String,
+    lease: Channel,
+    /// The driver domain, if it was started for this connection.
+    driver: Option<DomainProcess>,
+}
+
 /// Connects to the switch's driver domain, and starts it if there is none. The lock admits one
 /// launcher at a time.
 fn connect_or_start(
     directory: &RuntimeDir,
-    switch: &str,
+    choice: &SwitchChoice,
     reporter: Reporter,
-) -> Result<(Channel, Option<DomainProcess>), RendezvousError> {
+) -> Result<Connected, RendezvousError> {
     let lock = directory.lock()?;
-    if let Some(hub) = directory.connect(switch)? {
+    let switch = match choice {
+        SwitchChoice::Shared(name) => name.clone(),
+        SwitchChoice::Private | SwitchChoice::None => unused_name(directory)?,
+    };
+    if let Some(hub) = directory.connect(&switch)? {
         reporter.step(format_args!("switch `{switch}` is there"));
-        return Ok((Channel::from_fd(hub), None));
+        return Ok(Connected { switch, lease: Channel::from_fd(hub), driver: None });
     }
-    let (listener, socket) = directory.listen(switch, &lock)?;
+    let driver = start(directory, &switch, &lock, reporter)?;
+    // The connection is queued until the driver domain accepts it.
+    let hub = directory.connect(&switch)?.ok_or_else(|| failed(&switch, &driver))?;
+    Ok(Connected { switch, lease: Channel::from_fd(hub), driver: Some(driver) })
+}
+
+/// Returns the name of a driver domain that does not exist. Launchers in several PID namespaces may have the same
+/// process number. The directory must be locked.
+fn unused_name(directory: &RuntimeDir) -> Result<String, RuntimeDirError> {
+    let own = format!("{PRIVATE_PREFIX}{}", std::process::id());
+    let mut name = own.clone();
+    let mut number = 1;
+    while directory.connect(&name)?.is_some() {
+        number += 1;
+        name = format!("{own}-{number}");
+    }
+    Ok(name)
+}
+
+/// Starts the driver domain of a switch.
+fn start(
+    directory: &RuntimeDir,
+    switch: &str,
+    lock: &Lock,
+    reporter: Reporter,
+) -> Result<DomainProcess, RendezvousError> {
+    let (listener, socket) = directory.listen(switch, lock)?;
     let cleanup = Cleanup {
         directory: directory.as_fd(),
         socket: socket.clone(),
@@ -144,12 +188,25 @@ fn connect_or_start(
         driver.channel().send(&config, &[listener.as_fd(), namespace.as_fd()])?;
         Ok(driver)
     });
-    let driver = started.inspect_err(|_| directory.withdraw(&socket, &lock))?;
+    let driver = started.inspect_err(|_| directory.withdraw(&socket, lock))?;
     reporter.step(format_args!(
         "switch `{switch}` is new: started its driver domain, kept by process {}",
         driver.supervisor_pid()
     ));
-    // The connection is queued until the driver domain accepts it.
-    let hub = directory.connect(switch)?.ok_or_else(|| failed(switch, &driver))?;
-    Ok((Channel::from_fd(hub), Some(driver)))
+    Ok(driver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_name_in_use_gets_a_number() {
+        let outer = tempfile::tempdir().unwrap();
+        let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
+        let first = unused_name(&directory).unwrap();
+        assert_eq!(first, format!("{PRIVATE_PREFIX}{}", std::process::id()));
+        let _listener = directory.listen(&first, &directory.lock().unwrap()).unwrap();
+        assert_eq!(unused_name(&directory).unwrap(), format!("{first}-2"));
+    }
 }

@@ -100,7 +100,7 @@ impl GuestProcesses<'_> {
         };
         Description {
             name: self.host_name(),
-            switch: options.switch.clone(),
+            switch: self.switch().map(str::to_owned),
             command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
             addresses: self.attached().map_or_else(Vec::new, |a| texts(&a.addresses)),
             uplink: self.uplink().map_or_else(Vec::new, |uplink| texts(uplink.addresses())),

@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use ringfence_sandbox::ids;
 use ringfence_sandbox::spawn::SocketFile;
 
 /// Time limit for the directory's lock. Its holder only starts a process.
@@ -290,9 +291,21 @@ fn socket_name(switch: &str) -> String {
 fn choose(session: Option<PathBuf>, uid: u32) -> PathBuf {
     match (session, uid) {
         (Some(directory), _) => directory.join("ringfence"),
-        (None, 0) => PathBuf::from("/run/ringfence"),
-        (None, uid) => PathBuf::from(format!("/tmp/ringfence-{uid}")),
+        (None, 0) if may_use_run() => PathBuf::from("/run/ringfence"),
+        // Root of a user namespace, to whom /run does not belong.
+        (None, 0) => in_tmp(ids::outer_uid(0)),
+        (None, uid) => in_tmp(uid),
     }
+}
+
+/// Returns `true` if root of this user namespace may make a directory in /run.
+fn may_use_run() -> bool {
+    let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+    rustix::fs::access("/run", access).is_ok()
+}
+
+fn in_tmp(uid: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/ringfence-{uid}"))
 }
 
 /// Returns the directory of this user's session, if there is one.
@@ -300,18 +313,20 @@ pub(super) fn session() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|directory| is_own(directory))
 }
 
-/// Returns all directories that a launcher of this user may choose: the one in use and the one
-/// without a session. The latter is created here, so that a guest's command with the user's rights
-/// cannot create it.
-pub(super) fn all_of_user(in_use: &Path) -> Vec<PathBuf> {
-    let without_session = choose(None, rustix::process::geteuid().as_raw());
-    if in_use == without_session {
-        return vec![without_session];
+/// Returns all directories that a launcher of this user may choose: the one in use and those without a session. They
+/// are created here, so that a guest's command with the user's rights cannot create them. With `as_root` the command
+/// may be a launcher for which id 0 is 0 outside, too.
+pub(super) fn all_of_user(in_use: &Path, as_root: bool) -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let inside = (as_root && !uid.is_root()).then(|| in_tmp(0));
+    let without_session = [choose(None, uid.as_raw())].into_iter().chain(inside);
+    let others: Vec<_> = without_session.filter(|directory| directory != in_use).collect();
+    for directory in &others {
+        // If it cannot be created, the command cannot create it either. Launchers refuse another user's
+        // directory.
+        let _ = rustix::fs::mkdir(directory, Mode::RWXU);
     }
-    // If it cannot be created, the command cannot create it either. Launchers refuse another user's
-    // directory.
-    let _ = rustix::fs::mkdir(&without_session, Mode::RWXU);
-    vec![in_use.to_owned(), without_session]
+    [in_use.to_owned()].into_iter().chain(others).collect()
 }
 
 fn is_own(directory: &Path) -> bool {
@@ -334,7 +349,9 @@ mod tests {
     #[test]
     fn directory_depends_on_session_and_user() {
         assert_eq!(choose(Some("/run/user/7".into()), 7), Path::new("/run/user/7/ringfence"));
-        assert_eq!(choose(None, 0), Path::new("/run/ringfence"));
+        if may_use_run() {
+            assert_eq!(choose(None, 0), Path::new("/run/ringfence"));
+        }
         assert_eq!(choose(None, 7), Path::new("/tmp/ringfence-7"));
     }
 

@@ -297,7 +297,7 @@ fn asks_for_details(options: &Options) -> bool {
 fn asks_for_nothing(options: &Options) -> bool {
     options.uplink.is_none()
         && options.link == Link::Auto
-        && options.switch.is_some()
+        && options.has_switch()
         && !asks_for_details(options)
 }
 

@@ -61,7 +61,7 @@ pub(super) fn config(
         |paths: &[PathBuf]| paths.iter().map(std::path::absolute).collect::<io::Result<Vec<_>>>();
     Ok(ViewConfig {
         runtime_dir: runtime_dir_of_guest(options, directory),
-        runtime_dirs: runtime_dir::all_of_user(directory.path()),
+        runtime_dirs: runtime_dir::all_of_user(directory.path(), options.as_root),
         session: runtime_dir::session().filter(|path| may_be_covered(path)),
         disks: disks.sockets(),
         share_runtime: view.share_runtime,

@@ -259,7 +259,7 @@ fn lives(
         };
         let mode = ["copy", "map", "staging", "window"][usize::try_from(noise.below(4)).unwrap()];
         let script = format!(
-            "exec {} run -q --switch s --mode {mode} --disk {disk} -- python3 attacker.py {} {} {}",
+            "exec {} run -q --as-root --switch s --mode {mode} --disk {disk} -- python3 attacker.py {} {} {}",
             named.display(),
             noise.next() >> 1,
             life as f64 / 1000.0,

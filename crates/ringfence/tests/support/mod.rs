@@ -9,6 +9,7 @@ pub mod harness;
 pub mod lab;
 pub mod needs;
 pub mod processes;
+pub mod users;
 pub mod world;
 
 use std::io::Read;
@@ -119,6 +120,10 @@ impl Lab {
         // Guests of tests send nothing to the network of the test machine.
         if !options.contains("--uplink") {
             words.extend(["--uplink", "none"]);
+        }
+        // Guests of one test are neighbours.
+        if !options.contains("--switch") {
+            words.extend(["--switch", "default"]);
         }
         words.extend(options.split_whitespace().chain(["--"]).chain(command.iter().copied()));
         self.spawn(&words)

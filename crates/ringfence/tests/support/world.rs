@@ -169,6 +169,10 @@ impl World {
     /// Starts a guest with the default link.
     pub fn plain_guest(&self, options: &str, script: &str) -> Running {
         let mut words = vec![self.lab.program(), "run"];
+        // Guests of one test are neighbours.
+        if !options.contains("--switch") {
+            words.extend(["--switch", "default"]);
+        }
         words.extend(options.split_whitespace().chain(["--", "sh", "-ec", script]));
         self.host(&words)
     }
