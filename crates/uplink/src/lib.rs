@@ -79,6 +79,7 @@ pub mod guest;
 pub mod host;
 pub mod icmp;
 pub mod link;
+pub mod name_files;
 mod ndp;
 pub mod packet;
 pub mod port_spec;

@@ -24,12 +24,13 @@ mod covers;
 mod files;
 mod locations;
 mod mounts;
+pub(crate) mod name_files;
 mod network;
 pub mod session;
 mod view;
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,7 @@ pub use view::ViewConfig;
 pub(crate) use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
+use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
@@ -56,6 +58,7 @@ use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::supervisor::Nested;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 use ringfence_sys::poll::wait_any;
+use ringfence_uplink::name_files::FILE_MAX;
 
 /// Commands of the launcher.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +70,13 @@ pub enum ToGuest {
         /// Process that writes the id maps of the nested user namespace: init itself
         /// ([`MapWriter::Supervisor`]) or its supervisor.
         map_writer: MapWriter,
+    },
+    /// Follows the host's files about names. Comes before `Start`, and again when they change.
+    Names {
+        /// Set if the order comes with a file: the host's `hosts(5)`.
+        hosts: bool,
+        /// Resolver configuration, if the guest has an uplink.
+        resolver: Option<ResolverConfig>,
     },
     /// Runs the command.
     Start {
@@ -179,6 +189,8 @@ pub struct ResolverConfig {
     pub name_servers: Vec<std::net::IpAddr>,
     /// Search domains.
     pub search: Vec<String>,
+    /// Options of `resolv.conf(5)`, one word each.
+    pub options: Vec<String>,
 }
 
 /// Configuration of names on a switch.
@@ -263,7 +275,12 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     drop(taps);
     // From here on only frontend and uplink hold the TAPs, so that these end with them.
     drop((guest.taps, guest.uplink));
-    let more = match channel.receive::<ToGuest>()?.0 {
+    let mut order = channel.receive::<ToGuest>()?;
+    while let (ToGuest::Names { hosts, resolver }, fds) = order {
+        follow_host(guest.name_files.as_ref(), hosts, resolver, fds)?;
+        order = channel.receive()?;
+    }
+    let more = match order.0 {
         ToGuest::Start { environment } => environment,
         // The command does not run yet. A signal that would end it ends the guest.
         ToGuest::Signal(number) => {
@@ -271,7 +288,10 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
         }
-        ToGuest::SetUp { .. } | ToGuest::Exec { .. } | ToGuest::ExecSignal { .. } => {
+        ToGuest::SetUp { .. }
+        | ToGuest::Names { .. }
+        | ToGuest::Exec { .. }
+        | ToGuest::ExecSignal { .. } => {
             return Err(SetUpError::Protocol.into());
         }
     };
@@ -291,6 +311,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         blocked: &config.blocked_signals,
         variables: &variables,
         sessions: Sessions::default(),
+        name_files: guest.name_files.as_ref(),
     };
     let ending = watch(channel, &child_signals, pid, &mut further)?;
     if config.interface.is_some() || config.uplink.is_some() {
@@ -314,7 +335,25 @@ struct Guest {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,
     stub: Option<names::Stub>,
+    name_files: Option<SharedNameFiles>,
     remarks: Vec<String>,
+}
+
+/// Follows the host's files about names, as the launcher has read them.
+fn follow_host(
+    files: Option<&SharedNameFiles>,
+    hosts: bool,
+    resolver: Option<ResolverConfig>,
+    fds: Descriptors,
+) -> Result<(), SetUpError> {
+    let mut text = Vec::new();
+    if hosts {
+        let [file] = fds.exactly::<1>().map_err(|_| SetUpError::Protocol)?;
+        let read = std::fs::File::from(file).take(FILE_MAX).read_to_end(&mut text);
+        read.map_err(SetUpError::Names)?;
+    }
+    let hosts = hosts.then_some(&text[..]);
+    files.map_or(Ok(()), |files| files.follow_host(hosts, resolver)).map_err(SetUpError::Names)
 }
 
 fn set_up(
@@ -347,16 +386,17 @@ fn set_up(
                 name,
                 addresses: addresses.map(|address| address.ip()).collect(),
             });
-            let others = config.resolver.iter().flat_map(|r| &r.name_servers).copied().collect();
-            let ours = mounted.resolver_is_ours;
-            let stub = names::Stub::bind(source, &names.switch, own, ours, others)
+            let (files, ours) = (mounted.name_files.clone(), mounted.resolver_is_ours);
+            let resolver = config.resolver.as_ref();
+            let stub = names::Stub::bind(source, &names.switch, own, ours, resolver, files)
                 .map_err(SetUpError::Names)?;
             Some(stub)
         }
         (None, None) => None,
         _ => return Err(SetUpError::Protocol),
     };
-    Ok((stdin, Guest { taps, uplink, stub, remarks }))
+    let name_files = mounted.name_files;
+    Ok((stdin, Guest { taps, uplink, stub, name_files, remarks }))
 }
 
 /// Enters the command's user namespace, nested in that of the covers, with the namespaces that it
@@ -392,6 +432,7 @@ struct Further<'a> {
     blocked: &'a [i32],
     variables: &'a command::Variables,
     sessions: Sessions,
+    name_files: Option<&'a SharedNameFiles>,
 }
 
 impl Further<'_> {
@@ -449,6 +490,10 @@ fn watch(
                     }
                 }
                 ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
+                ToGuest::Names { hosts, resolver } => {
+                    // A file system without room keeps the names as they were.
+                    let _ = follow_host(further.name_files, hosts, resolver, fds);
+                }
                 ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
                     return Err(SetUpError::Protocol.into());
                 }
