@@ -140,6 +140,10 @@ Examples:
   An interface of the host on the switch (as root):
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
 
+Names:
+    Names of guests come first, then those of the host's /etc/hosts and of its name servers, with its search
+    list and options. Changes of /etc/hosts and /etc/resolv.conf are followed while the guest runs.
+
 Exit status:
     The command's own. 128 + N if signal N ended it; 127 if it was not found, 126 if it could not
     be run, 125 if Ringfence itself failed (standard error has the reason).";
@@ -204,7 +208,7 @@ pub struct RunArgs {
     #[arg(long = "uplink-gateway", value_name = "IP", help_heading = heading::NETWORK)]
     pub uplink_gateways: Vec<IpAddr>,
 
-    /// Name server, in place of the host's own; may be given several times
+    /// Name server, in place of the host's own, whose changes are then not followed; may be given several times
     #[arg(long = "dns", value_name = "IP", help_heading = heading::NETWORK)]
     pub name_servers: Vec<IpAddr>,
 

@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! Modules of the `ringfence` command.
+//! Guests for Rust programs ([`Guest`]), and the modules of the `ringfence` command.
 //!
 //! The command line ([`cli`]) selects one of the commands:
 //!
@@ -37,6 +37,7 @@ pub mod guest;
 pub mod guests;
 pub mod hub;
 pub mod launch;
+mod library;
 pub mod log;
 pub mod names;
 pub mod netlink;
@@ -51,13 +52,15 @@ mod workers;
 
 use std::io::Write;
 
+pub use library::{Guest, GuestBuilder, GuestError, Running};
+
 use cli::{Cli, Command, Internal};
 use ringfence_sandbox::{STATUS_FAILED, supervisor};
 
 /// Runs the command that the command line selects. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
-        Command::Run(args) => launch::run(&args.into_options()),
+        Command::Run(args) => Guest::from(args).run(),
         Command::Ps(args) => guests::ps::main(&args),
         Command::Exec(args) => guests::exec::main(&args),
         Command::Stop(args) => guests::stop::main(&args),

@@ -23,7 +23,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guest::Address;
+use crate::guest::address::Address;
 
 /// Connection to the kernel. It applies to the network namespace in which it was opened.
 #[derive(Debug)]

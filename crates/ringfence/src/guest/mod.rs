@@ -25,12 +25,13 @@ mod covers;
 mod files;
 mod locations;
 mod mounts;
+pub(crate) mod name_files;
 mod network;
 pub mod session;
 mod view;
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,7 @@ pub use view::ViewConfig;
 pub(crate) use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
+use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
@@ -57,6 +59,7 @@ use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::supervisor::Nested;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 use ringfence_sys::poll::wait_any;
+use ringfence_uplink::name_files::FILE_MAX;
 
 /// Commands of the launcher.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +73,13 @@ pub enum ToGuest {
         map_writer: MapWriter,
         /// User and group id of the command. `None`: it is root of its user namespace.
         ids: Option<OwnIds>,
+    },
+    /// Follows the host's files about names. Comes before `Start`, and again when they change.
+    Names {
+        /// Set if the order comes with a file: the host's `hosts(5)`.
+        hosts: bool,
+        /// Resolver configuration, if the guest has an uplink.
+        resolver: Option<ResolverConfig>,
     },
     /// Runs the command.
     Start {
@@ -182,6 +192,8 @@ pub struct ResolverConfig {
     pub name_servers: Vec<std::net::IpAddr>,
     /// Search domains.
     pub search: Vec<String>,
+    /// Options of `resolv.conf(5)`, one word each.
+    pub options: Vec<String>,
 }
 
 /// Configuration of names on a switch.
@@ -266,7 +278,12 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     drop(taps);
     // From here on only frontend and uplink hold the TAPs, so that these end with them.
     drop((guest.taps, guest.uplink));
-    let more = match channel.receive::<ToGuest>()?.0 {
+    let mut order = channel.receive::<ToGuest>()?;
+    while let (ToGuest::Names { hosts, resolver }, fds) = order {
+        follow_host(guest.name_files.as_ref(), hosts, resolver, fds)?;
+        order = channel.receive()?;
+    }
+    let more = match order.0 {
         ToGuest::Start { environment } => environment,
         // The command does not run yet. A signal that would end it ends the guest.
         ToGuest::Signal(number) => {
@@ -274,7 +291,10 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
         }
-        ToGuest::SetUp { .. } | ToGuest::Exec { .. } | ToGuest::ExecSignal { .. } => {
+        ToGuest::SetUp { .. }
+        | ToGuest::Names { .. }
+        | ToGuest::Exec { .. }
+        | ToGuest::ExecSignal { .. } => {
             return Err(SetUpError::Protocol.into());
         }
     };
@@ -294,6 +314,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         blocked: &config.blocked_signals,
         variables: &variables,
         sessions: Sessions::default(),
+        name_files: guest.name_files.as_ref(),
     };
     let ending = watch(channel, &child_signals, pid, &mut further)?;
     if config.interface.is_some() || config.uplink.is_some() {
@@ -317,7 +338,25 @@ struct Guest {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,
     stub: Option<names::Stub>,
+    name_files: Option<SharedNameFiles>,
     remarks: Vec<String>,
+}
+
+/// Follows the host's files about names, as the launcher has read them.
+fn follow_host(
+    files: Option<&SharedNameFiles>,
+    hosts: bool,
+    resolver: Option<ResolverConfig>,
+    fds: Descriptors,
+) -> Result<(), SetUpError> {
+    let mut text = Vec::new();
+    if hosts {
+        let [file] = fds.exactly::<1>().map_err(|_| SetUpError::Protocol)?;
+        let read = std::fs::File::from(file).take(FILE_MAX).read_to_end(&mut text);
+        read.map_err(SetUpError::Names)?;
+    }
+    let hosts = hosts.then_some(&text[..]);
+    files.map_or(Ok(()), |files| files.follow_host(hosts, resolver)).map_err(SetUpError::Names)
 }
 
 fn set_up(
@@ -354,19 +393,20 @@ fn set_up(
                 name,
                 addresses: addresses.map(|address| address.ip()).collect(),
             });
-            let others = config.resolver.iter().flat_map(|r| &r.name_servers).copied().collect();
-            let ours = mounted.resolver_is_ours;
-            let stub = names::Stub::bind(source, &names.switch, own, ours, others)
+            let (files, ours) = (mounted.name_files.clone(), mounted.resolver_is_ours);
+            let resolver = config.resolver.as_ref();
+            let stub = names::Stub::bind(source, &names.switch, own, ours, resolver, files)
                 .map_err(SetUpError::Names)?;
             Some(stub)
         }
         (None, None) => None,
         _ => return Err(SetUpError::Protocol),
     };
+    let name_files = mounted.name_files;
     if let Some(ids) = ids {
         take_ids(ids)?;
     }
-    Ok((stdin, Guest { taps, uplink, stub, remarks }))
+    Ok((stdin, Guest { taps, uplink, stub, name_files, remarks }))
 }
 
 /// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it
@@ -418,6 +458,7 @@ struct Further<'a> {
     blocked: &'a [i32],
     variables: &'a command::Variables,
     sessions: Sessions,
+    name_files: Option<&'a SharedNameFiles>,
 }
 
 impl Further<'_> {
@@ -475,6 +516,10 @@ fn watch(
                     }
                 }
                 ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
+                ToGuest::Names { hosts, resolver } => {
+                    // A file system without room keeps the names as they were.
+                    let _ = follow_host(further.name_files, hosts, resolver, fds);
+                }
                 ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
                     return Err(SetUpError::Protocol.into());
                 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ringfence_sys::namespaces;
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use super::name_files::{MountedFile, SharedNameFiles};
 use super::view::make_read_only;
 use super::{GuestConfig, covers, files};
 
@@ -19,6 +20,8 @@ const SCRATCH: &str = "/proc";
 /// Result of the mounts in the outer namespace.
 #[derive(Debug)]
 pub(crate) struct Mounted {
+    /// Files about names that were replaced.
+    pub(crate) name_files: Option<SharedNameFiles>,
     /// Set if programs query the guest's own DNS stub at its address. Otherwise they query
     /// 127.0.0.1, the default without a `resolv.conf`.
     pub(crate) resolver_is_ours: bool,
@@ -27,7 +30,7 @@ pub(crate) struct Mounted {
 /// Replaces files of `/etc` and `/proc` in the outer mount namespace. Optional changes that fail
 /// are left out with a remark.
 pub(super) fn prepare(config: &GuestConfig, remarks: &mut Vec<String>) -> io::Result<Mounted> {
-    let mut mounted = Mounted { resolver_is_ours: false };
+    let mut mounted = Mounted { name_files: None, resolver_is_ours: false };
     if config.names.is_some() || config.resolver.is_some() {
         with_scratch(|scratch| replace_files(config, scratch, &mut mounted, remarks))?;
         hide_name_cache(remarks);
@@ -48,7 +51,7 @@ pub(super) fn with_scratch<T, E: From<io::Error>>(
     act: impl FnOnce(&Path) -> Result<T, E>,
 ) -> Result<T, E> {
     let scratch = Path::new(SCRATCH);
-    rustix::mount::mount("ringfence", scratch, "tmpfs", FLAGS, Some(c"size=1m,mode=0755"))
+    rustix::mount::mount("ringfence", scratch, "tmpfs", FLAGS, Some(c"size=4m,mode=0755"))
         .map_err(io::Error::from)?;
     let done = act(scratch);
     super::view::detach(scratch)?;
@@ -135,15 +138,12 @@ fn replace_files(
     remarks: &mut Vec<String>,
 ) -> io::Result<()> {
     let nsswitch = fs::read_to_string("/etc/nsswitch.conf").unwrap_or_default();
-    let resolv_conf = match (&config.names, &config.resolver) {
-        (None, Some(resolver)) => files::resolv_conf_of_host(resolver),
-        (_, others) => files::resolv_conf(others.as_ref()),
-    };
     let files = [
-        ("resolv.conf", resolv_conf),
-        ("hosts", files::hosts(config)),
-        ("nsswitch.conf", files::nsswitch(&nsswitch)),
+        ("resolv.conf", files::resolv_conf_for(config)),
+        ("hosts", files::hosts(config, &[], &[])),
+        ("nsswitch.conf", files::nsswitch(&nsswitch, config.names.is_some())),
     ];
+    let (mut hosts, mut resolv_conf) = (None, None);
     for (name, text) in files {
         let target = Path::new("/etc").join(name);
         if !target.is_file() {
@@ -151,13 +151,19 @@ fn replace_files(
             continue;
         }
         let source = scratch.join(name);
-        fs::write(&source, text)?;
+        fs::write(&source, &text)?;
+        let opened = || fs::File::options().write(true).open(&source);
         match rustix::mount::mount_bind(&source, &target) {
-            Ok(()) if name == "resolv.conf" => mounted.resolver_is_ours = true,
+            Ok(()) if name == "resolv.conf" => {
+                mounted.resolver_is_ours = true;
+                resolv_conf = Some(MountedFile::new(opened()?, text));
+            }
+            Ok(()) if name == "hosts" => hosts = Some(MountedFile::new(opened()?, text)),
             Ok(()) => {}
             Err(errno) => remarks.push(format!("{} stays the host's: {errno}", target.display())),
         }
     }
+    mounted.name_files = Some(SharedNameFiles::new(config, hosts, resolv_conf));
     Ok(())
 }
 

@@ -45,6 +45,23 @@ pub(super) fn all() -> anyhow::Result<Vec<Found>> {
     Ok(found)
 }
 
+/// Returns the guest of the launcher with that process number, once its command runs.
+pub(crate) fn of_launcher(pid: u32) -> Option<Description> {
+    for socket in RuntimeDir::open().ok()?.connect_to_guests().ok()? {
+        let peer = socket_peercred(&socket).ok()?;
+        let is_it = u32::try_from(peer.pid.as_raw_nonzero().get()) == Ok(pid);
+        if is_it && peer.uid == rustix::process::geteuid() {
+            let channel = Channel::from_fd(socket);
+            channel.send(&Request::Describe, &[]).ok()?;
+            let (Reply::Guest(guest), _) = channel.receive_within(ANSWER).ok()? else {
+                return None;
+            };
+            return Some(*guest);
+        }
+    }
+    None
+}
+
 /// Returns the guest of that name, or whose launcher has that process number.
 pub(super) fn one(wanted: &str) -> anyhow::Result<Found> {
     let mut matching: Vec<Found> = all()?

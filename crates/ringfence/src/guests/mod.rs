@@ -10,7 +10,7 @@
 //! connection for one guest; if it closes the connection, the command that it started gets SIGHUP.
 
 pub mod exec;
-mod find;
+pub(crate) mod find;
 pub mod policy;
 pub mod ps;
 mod pty;

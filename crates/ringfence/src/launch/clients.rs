@@ -3,6 +3,7 @@
 //! The launcher never waits for a client: it reads what has arrived, and a client that does not read its answers is
 //! disconnected.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_sandbox::channel::Channel;
@@ -22,7 +23,7 @@ pub(super) type ClientId = u64;
 /// Event of a client.
 pub(super) enum ClientEvent {
     Request(ClientId, Request, Descriptors),
-    /// The client is gone.
+    /// A client that started a command is gone.
     Gone(ClientId),
 }
 
@@ -30,6 +31,8 @@ pub(super) enum ClientEvent {
 pub(super) struct Clients {
     listener: OwnedFd,
     list: Vec<(ClientId, Channel)>,
+    /// Clients that started a command in the guest.
+    executing: BTreeSet<ClientId>,
     next: ClientId,
     /// Client whose policy is on its way to the uplink.
     pub(super) policy: Option<ClientId>,
@@ -44,6 +47,7 @@ impl Clients {
         Ok(Clients {
             listener,
             list: Vec::new(),
+            executing: BTreeSet::new(),
             next: 1,
             policy: None,
             since: super::requests::now(),
@@ -69,10 +73,17 @@ impl Clients {
             let id = *id;
             match channel.try_receive() {
                 Ok(None) => {}
-                Ok(Some((request, fds))) => return Some(ClientEvent::Request(id, request, fds)),
+                Ok(Some((request, fds))) => {
+                    if matches!(request, Request::Exec { .. }) {
+                        self.executing.insert(id);
+                    }
+                    return Some(ClientEvent::Request(id, request, fds));
+                }
                 Err(_) => {
                     self.list.remove(at);
-                    return Some(ClientEvent::Gone(id));
+                    // The guest's init has nothing to end for another client. A message that it does not read any
+                    // more would reset the connection, and with it the report of the command's end.
+                    return self.executing.remove(&id).then_some(ClientEvent::Gone(id));
                 }
             }
         }

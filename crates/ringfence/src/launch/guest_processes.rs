@@ -13,6 +13,7 @@ use rustix::process::Signal;
 
 use super::clients::{ClientEvent, Clients};
 use super::disks::Disks;
+use super::host_names::HostNames;
 use super::rendezvous::Attachment;
 use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
@@ -104,6 +105,8 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) guest: Option<Watched>,
     frontend: Option<Watched>,
     uplink_domain: Option<Watched>,
+    /// Files of the host about names, which the guest follows.
+    pub(super) host_names: Option<HostNames>,
     /// Clients, while the command runs.
     pub(super) clients: Option<Clients>,
     /// Command and arguments.
@@ -173,6 +176,7 @@ impl<'a> GuestProcesses<'a> {
             guest: None,
             frontend: None,
             uplink_domain: None,
+            host_names: None,
             clients: None,
             command: Vec::new(),
         };
@@ -212,6 +216,7 @@ impl<'a> GuestProcesses<'a> {
         config: &GuestConfig,
     ) -> Outcome {
         self.command = command.to_vec();
+        self.host_names = HostNames::of(config, self.reporter);
         let started = self
             .start_guest(command, inherit, config)
             .and_then(|taps| {
@@ -356,6 +361,7 @@ impl<'a> GuestProcesses<'a> {
     fn start_command(&mut self) -> Result<(), Outcome> {
         self.announce();
         let environment = self.disks.make_devices(self.reporter);
+        self.follow_host_names();
         self.send_to_guest(&ToGuest::Start { environment }, &[])?;
         match Clients::listen(self.directory) {
             Ok(clients) => self.clients = Some(clients),
@@ -503,6 +509,7 @@ impl<'a> GuestProcesses<'a> {
                 .flatten()
                 .flat_map(Watched::channels)
                 .chain(self.clients.iter().flat_map(Clients::fds))
+                .chain(self.host_names.iter().flat_map(HostNames::fd))
                 .chain(self.driver.iter().map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -566,6 +573,11 @@ impl<'a> GuestProcesses<'a> {
                 Some(Event::Ended(_)) => self.driver = None,
                 None => {}
             }
+        }
+        if self.clients.is_some()
+            && self.host_names.as_ref().is_some_and(HostNames::may_have_changed)
+        {
+            self.follow_host_names();
         }
         self.clients.as_mut().and_then(Clients::look).map(ProcessEvent::Client)
     }

@@ -19,6 +19,7 @@ mod devices;
 mod disks;
 mod ends;
 mod guest_processes;
+mod host_names;
 pub(crate) mod options;
 #[doc(hidden)]
 pub mod proof;

@@ -14,7 +14,7 @@ use super::report::Reporter;
 use crate::egress::document;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX};
-use crate::uplink::host::{HostNetwork, Resolver};
+use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::orders::UplinkOrder;
@@ -46,6 +46,8 @@ pub(super) struct Uplink {
     offloads: OffloadKeys,
     allow_local: Vec<LocalPrefix>,
     policy: Option<PolicySource>,
+    /// Set if the options name the name servers.
+    servers_are_given: bool,
     records: Records,
     /// Name of the guest in records.
     name: String,
@@ -82,7 +84,7 @@ impl Uplink {
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
-        let plan = match Plan::new(host, Resolver::of_host(), &requested) {
+        let plan = match Plan::new(host, resolver_of_host(), &requested) {
             Ok(plan) => plan,
             // The options do not request an uplink.
             Err(error @ PlanError::NoNetwork) if asks_for_nothing(options) => {
@@ -111,6 +113,7 @@ impl Uplink {
             offloads: options.offload,
             allow_local: options.allow_local.clone(),
             policy,
+            servers_are_given: !options.name_servers.is_empty(),
             records,
             name: options.name.clone().unwrap_or_else(|| "guest".to_owned()),
             forwards,
@@ -142,6 +145,22 @@ impl Uplink {
     /// Returns the guest's name servers.
     pub(super) fn resolver(&self) -> ResolverConfig {
         self.plan.resolver()
+    }
+
+    /// Returns the resolver configuration for a guest of a host that has this one now. Without a reachable name server
+    /// the guest keeps those that it had.
+    pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
+        let has_policy = self.policy.is_some();
+        let mut servers = self.plan.reachable_servers(&host.name_servers);
+        // A policy opens the way to the name servers of the start alone.
+        servers.retain(|ip| !has_policy || self.plan.name_servers.contains(ip));
+        if self.servers_are_given || servers.is_empty() {
+            servers.clone_from(&self.plan.name_servers);
+        }
+        let mut options = host.options;
+        // Under a policy, names are looked up over UDP alone.
+        options.retain(|option| !has_policy || option != "use-vc");
+        ResolverConfig { name_servers: servers, search: host.search, options }
     }
 
     /// Returns the configuration of the uplink process.

@@ -24,6 +24,8 @@ const ADDRESSES_MAX: usize = 8;
 pub enum Question {
     /// Addresses of the guest with this name, in lower case.
     Guest(String),
+    /// A name of one label, in lower case: a guest's, or one that the host's name servers know.
+    Short(String),
     /// Loopback addresses.
     Localhost,
     /// Name of an address.
@@ -90,6 +92,19 @@ impl Request {
         Ok(Request { message, query, question })
     }
 
+    /// Returns the first label of the name, in lower case, if the rest of it is a domain of the list.
+    pub fn label_below(&self, domains: &[String]) -> Option<String> {
+        let mut labels = self.query.name.iter();
+        let label = super::parse_name(std::str::from_utf8(labels.next()?).ok()?).ok()?;
+        let rest: Vec<&[u8]> = labels.collect();
+        let is_rest = |domain: &String| {
+            let domain = domain.trim_end_matches('.').split('.').map(str::as_bytes);
+            let mut pairs = domain.clone().zip(&rest);
+            domain.count() == rest.len() && pairs.all(|(a, b)| a.eq_ignore_ascii_case(b))
+        };
+        domains.iter().any(is_rest).then_some(label)
+    }
+
     /// Returns the question of the query.
     pub fn question(&self) -> &Question {
         &self.question
@@ -152,7 +167,7 @@ fn classify(name: &Name, switch: &str) -> Question {
     match labels[..] {
         [.., "localhost"] => Question::Localhost,
         [.., "arpa"] => parse_arpa(&labels).map_or(Question::Foreign, Question::Reverse),
-        [name] => guest(name),
+        [name] => super::parse_name(name).map_or(Question::Foreign, Question::Short),
         [name, domain] if domain == DOMAIN || domain.eq_ignore_ascii_case(switch) => guest(name),
         _ => Question::Foreign,
     }
@@ -237,7 +252,8 @@ mod tests {
 
     #[test]
     fn guest_name_is_parsed_alone_and_under_both_domains() {
-        for name in ["web.", "WEB.", "web.lab.", "web.ringfence."] {
+        assert_eq!(asked("WEB."), Question::Short("web".into()));
+        for name in ["web.lab.", "WEB.Lab.", "web.ringfence."] {
             assert_eq!(asked(name), Question::Guest("web".into()), "{name}");
         }
         assert_eq!(asked("web.example.org."), Question::Foreign);
@@ -245,6 +261,23 @@ mod tests {
         assert_eq!(asked("ringfence."), Question::Foreign);
         assert_eq!(asked("."), Question::Foreign);
         assert_eq!(asked("a.localhost."), Question::Localhost);
+    }
+
+    #[test]
+    fn label_is_found_below_search_domains_only() {
+        let domains = ["corp.example".to_owned(), "lab.".to_owned()];
+        for (name, label) in [
+            ("web.corp.example.", Some("web")),
+            ("WEB.Corp.Example.", Some("web")),
+            ("web.lab.", Some("web")),
+            ("a.web.corp.example.", None),
+            ("corp.example.", None),
+            ("web.example.", None),
+            ("web.", None),
+        ] {
+            let request = Request::parse(&query(name, RecordType::A), "s").unwrap();
+            assert_eq!(request.label_below(&domains).as_deref(), label, "{name}");
+        }
     }
 
     #[test]

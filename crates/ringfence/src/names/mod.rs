@@ -6,7 +6,9 @@
 //!
 //! | query | answer |
 //! |---|---|
-//! | `NAME`, `NAME.SWITCH`, `NAME.ringfence` | its addresses; held back while there are none |
+//! | `NAME.SWITCH`, `NAME.ringfence` | its addresses; held back while there are none |
+//! | `NAME` | likewise; meanwhile the host's name servers are queried, and a name that they know is answered |
+//! | `NAME` below a search domain of the host | the addresses of the guest, if it is there |
 //! | `localhost` and below | the loopback addresses (RFC 6761, section 6.3) |
 //! | the name of an address (PTR) | the name, if a guest announced the address |
 //! | anything else | the answer of the host's name servers (`relay`); without an uplink "no such name" at once |
@@ -58,6 +60,13 @@ pub trait NameSource: Send {
     ///
     /// Fails if the source is lost.
     fn reverse(&mut self, address: IpAddr) -> io::Result<Option<String>>;
+
+    /// Returns all names under which addresses were announced.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the source is lost.
+    fn names(&mut self) -> io::Result<Vec<String>>;
 
     /// Announces addresses under this guest's own name.
     ///

@@ -2,8 +2,9 @@
 //!
 //! Queries and answers are passed on unchanged. Each query has its own socket, connected to one
 //! server at a time, with a port that the kernel chooses. Only that server can answer, and an
-//! attacker must guess port and query id. If a server does not answer within [`TRY_TIMEOUT`], the
-//! next one is queried; each is queried twice. A client that queried over TCP expects an answer too
+//! attacker must guess port and query id. If a server does not answer in time, the next one is queried; each is
+//! queried several times. The host's options say how long and how often ([`ServerOptions`]). When no server has
+//! answered, the client receives SERVFAIL. A client that queried over TCP expects an answer too
 //! long for a datagram, so its query is forwarded over TCP.
 
 use std::io::{self, Read, Write};
@@ -12,13 +13,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use ringfence_uplink::name_files::ServerOptions;
+
 /// Maximum number of pending queries. Each has a descriptor.
 const PENDING_MAX: usize = 128;
 /// Maximum number of pending queries over TCP. Each has a thread.
 const OVER_TCP_MAX: usize = 8;
-/// Time limit for the answer of one server.
+/// Default time limit for the answer of one server.
 const TRY_TIMEOUT: Duration = Duration::from_millis(2500);
-/// Number of times that each server is queried.
+/// Default number of times that each server is queried.
 const ROUNDS: usize = 2;
 /// Maximum length of an answer in bytes.
 const ANSWER_MAX: usize = 65_535;
@@ -28,6 +31,9 @@ const HEADER: usize = 12;
 /// Relay with its name servers and pending queries of clients `C`.
 pub(super) struct Relay<C> {
     servers: Vec<SocketAddr>,
+    options: ServerOptions,
+    /// Number of queries so far, for the option `rotate`.
+    queries: usize,
     pending: Vec<PendingQuery<C>>,
 }
 
@@ -35,6 +41,8 @@ struct PendingQuery<C> {
     client: C,
     query: Vec<u8>,
     transport: Transport,
+    /// Servers when the query came, beginning with the first to be queried.
+    servers: Vec<SocketAddr>,
     /// Number of queries sent before this one, to this or other servers.
     tries: usize,
     until: Instant,
@@ -84,40 +92,61 @@ fn is_answer_to(message: &[u8], query: &[u8]) -> bool {
 impl<C: Copy> Relay<C> {
     /// Creates a relay to these servers. Returns `None` if there are none.
     pub(super) fn new(servers: Vec<SocketAddr>) -> Option<Relay<C>> {
-        (!servers.is_empty()).then_some(Relay { servers, pending: Vec::new() })
+        let (options, pending) = (ServerOptions::default(), Vec::new());
+        (!servers.is_empty()).then_some(Relay { servers, options, queries: 0, pending })
     }
 
-    /// Forwards a query. Drops it if too many are pending: the client will repeat it.
-    pub(super) fn forward(&mut self, query: &[u8], client: C, over_tcp: bool) {
+    /// Sets the options for queries from now on, and the servers unless there are none.
+    pub(super) fn configure(&mut self, servers: Vec<SocketAddr>, options: ServerOptions) {
+        self.options = options;
+        if !servers.is_empty() {
+            self.servers = servers;
+        }
+    }
+
+    /// Forwards a query. Returns `false` if too many are pending, or no server is reachable.
+    pub(super) fn forward(&mut self, query: &[u8], client: C, over_tcp: bool) -> bool {
         let threads = self
             .pending
             .iter()
             .filter(|pending| matches!(pending.transport, Transport::Thread(..)));
         if self.pending.len() >= PENDING_MAX || over_tcp && threads.count() >= OVER_TCP_MAX {
-            return;
+            return false;
         }
-        if let Some(pending) = self.try_from(0, query, client, over_tcp) {
-            self.pending.push(pending);
+        let mut servers = self.servers.clone();
+        if self.options.rotate {
+            servers.rotate_left(self.queries % self.servers.len());
+            self.queries = self.queries.wrapping_add(1);
         }
+        let pending = self.try_from(0, servers, query, client, over_tcp);
+        let is_sent = pending.is_some();
+        self.pending.extend(pending);
+        is_sent
     }
 
     /// Sends a query to the first server, from the `tries`-th on, that is reachable.
     fn try_from(
         &self,
         tries: usize,
+        servers: Vec<SocketAddr>,
         query: &[u8],
         client: C,
         over_tcp: bool,
     ) -> Option<PendingQuery<C>> {
-        for tries in tries..self.servers.len() * ROUNDS {
-            let server = self.servers[tries % self.servers.len()];
-            let transport =
-                if over_tcp { by_stream(server, query) } else { by_datagram(server, query) };
+        let within = self.options.timeout.unwrap_or(TRY_TIMEOUT);
+        for tries in tries..servers.len() * self.options.attempts.unwrap_or(ROUNDS) {
+            let server = servers[tries % servers.len()];
+            let transport = if over_tcp {
+                by_stream(server, query, within)
+            } else {
+                by_datagram(server, query)
+            };
             if let Ok(transport) = transport {
-                let until = Instant::now() + TRY_TIMEOUT;
+                let until = Instant::now() + within;
                 return Some(PendingQuery {
                     client,
                     query: query.to_vec(),
+                    servers,
                     transport,
                     tries,
                     until,
@@ -153,13 +182,25 @@ impl<C: Copy> Relay<C> {
                 self.pending.push(pending);
             } else {
                 let over_tcp = matches!(pending.transport, Transport::Thread(..));
-                let again =
-                    self.try_from(pending.tries + 1, &pending.query, pending.client, over_tcp);
-                self.pending.extend(again);
+                let PendingQuery { client, query, servers, tries, .. } = pending;
+                match self.try_from(tries + 1, servers, &query, client, over_tcp) {
+                    Some(again) => self.pending.push(again),
+                    None => replies.extend(failure(query).map(|reply| (client, reply))),
+                }
             }
         }
         replies
     }
+}
+
+/// Turns a query into the answer that no server has answered.
+fn failure(mut query: Vec<u8>) -> Option<Vec<u8>> {
+    /// Response code of RFC 1035, section 4.1.1.
+    const SERVER_FAILURE: u8 = 2;
+    let [_, _, flags, code, ..] = &mut query[..] else { return None };
+    *flags |= 0x80;
+    *code = 0x80 | SERVER_FAILURE;
+    Some(query)
 }
 
 fn by_datagram(server: SocketAddr, query: &[u8]) -> io::Result<Transport> {
@@ -172,16 +213,16 @@ fn by_datagram(server: SocketAddr, query: &[u8]) -> io::Result<Transport> {
     Ok(Transport::Datagrams(socket))
 }
 
-/// Queries over TCP, on a thread that ends within [`TRY_TIMEOUT`] of each step.
-fn by_stream(server: SocketAddr, query: &[u8]) -> io::Result<Transport> {
+/// Queries over TCP, on a thread that ends within this time of each step.
+fn by_stream(server: SocketAddr, query: &[u8], within: Duration) -> io::Result<Transport> {
     let (ours, mut theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let length = u16::try_from(query.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let message = [&length.to_be_bytes()[..], query].concat();
     let mut ask = move || -> io::Result<()> {
-        let mut stream = TcpStream::connect_timeout(&server, TRY_TIMEOUT)?;
-        stream.set_read_timeout(Some(TRY_TIMEOUT))?;
-        stream.set_write_timeout(Some(TRY_TIMEOUT))?;
+        let mut stream = TcpStream::connect_timeout(&server, within)?;
+        stream.set_read_timeout(Some(within))?;
+        stream.set_write_timeout(Some(within))?;
         stream.write_all(&message)?;
         let mut length = [0; 2];
         stream.read_exact(&mut length)?;
@@ -266,6 +307,38 @@ mod tests {
         });
         assert!(replies(&mut relay) == [(4, message(5, true, 40_000))]);
         answer.join().unwrap();
+    }
+
+    #[test]
+    fn options_choose_the_first_server_and_the_number_of_queries() {
+        let servers: Vec<_> = (0..2).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<_> = servers.iter().map(|s| s.local_addr().unwrap()).collect();
+        let mut relay = Relay::new(vec![addresses[1]]).unwrap();
+        let timeout = Some(Duration::from_millis(20));
+        let options = ServerOptions { timeout, attempts: Some(1), rotate: true };
+        relay.configure(addresses, options);
+        for number in [1, 2, 3] {
+            assert!(relay.forward(&message(number, false, 30), number.into(), false));
+        }
+        // Nobody answers. Each query goes to each server once, and then fails.
+        let mut failed = Vec::new();
+        while failed.len() < 3 {
+            failed.extend(replies(&mut relay));
+        }
+        failed.sort();
+        for ((client, reply), number) in failed.into_iter().zip([1u8, 2, 3]) {
+            assert_eq!((client, &reply[..4]), (number.into(), &[0, number, 0x81, 0x82][..]));
+        }
+        let first_of = |server: &UdpSocket| {
+            let mut buffer = [0; 100];
+            let mut numbers = Vec::new();
+            server.set_nonblocking(true).unwrap();
+            while server.recv_from(&mut buffer).is_ok() {
+                numbers.push(buffer[1]);
+            }
+            (numbers.len(), numbers[0])
+        };
+        assert_eq!([first_of(&servers[0]), first_of(&servers[1])], [(3, 1), (3, 2)]);
     }
 
     #[test]

@@ -69,6 +69,17 @@ impl NameSource for StoreNames {
         Ok(None)
     }
 
+    fn names(&mut self) -> io::Result<Vec<String>> {
+        let names = self.store.directory_opt(NAMES_ROOT).map_err(io::Error::other)?;
+        let mut announced = Vec::new();
+        for name in names.into_iter().flatten() {
+            if parse_name(&name).is_ok() && !self.lookup(&name)?.is_empty() {
+                announced.push(name);
+            }
+        }
+        Ok(announced)
+    }
+
     fn announce(&mut self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
         let text: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
         let path = format!("{NAMES_ROOT}/{name}");

@@ -1,7 +1,8 @@
 //! DNS stub of one guest: UDP and TCP on the guest's loopback, one thread.
 //!
 //! A query for a known name is answered at once. One for an unknown guest waits for its
-//! announcement. All others go to the [`Relay`].
+//! announcement. All others go to the [`Relay`], and so do names of one label while they wait: the first of the two
+//! that knows the name answers.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,7 +15,10 @@ use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
 use super::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
+use crate::guest::ResolverConfig;
+use crate::guest::name_files::SharedNameFiles;
 use ringfence_sys::poll::wait_any;
+use ringfence_uplink::name_files::ServerOptions;
 
 /// Maximum number of queries held back. Only the guest's own programs can reach the limits.
 const WAITING_MAX: usize = 256;
@@ -46,16 +50,27 @@ pub struct Stub {
     sockets: Vec<(UdpSocket, TcpListener)>,
     connections: Vec<Connection>,
     waiting: Vec<Waiting>,
+    /// Number of the next query that is held back.
+    next_waiting: u64,
     /// Relay for other names. `None` without name servers.
     relay: Option<Relay<Client>>,
+    /// Search domains of the host.
+    search: Vec<String>,
+    /// Files that depend on the guests' names, and the resolver of the host.
+    files: Option<SharedNameFiles>,
+    /// Version of the resolver in use.
+    version: u64,
 }
 
 /// Query that is held back.
 struct Waiting {
+    number: u64,
     request: Request,
     name: String,
     client: Client,
     until: Instant,
+    /// Answer of the name servers, which do not know the name.
+    negative: Option<Vec<u8>>,
 }
 
 /// Origin of a query.
@@ -65,6 +80,8 @@ enum Client {
     Udp(usize, SocketAddr),
     /// Connection with this number.
     Tcp(u64),
+    /// Client of the query with this number, which is held back.
+    Waiting(u64),
 }
 
 /// TCP client. Each message follows its length in two bytes (RFC 1035, section 4.2.2).
@@ -85,8 +102,8 @@ impl std::fmt::Debug for Stub {
 }
 
 impl Stub {
-    /// Binds port 53 of 127.0.0.53 and, unless `resolver_is_ours`, of 127.0.0.1. `others` are the
-    /// name servers for names that are no guest's.
+    /// Binds port 53 of 127.0.0.53 and, unless `resolver_is_ours`, of 127.0.0.1. `resolver` is for names that are no
+    /// guest's, until `files` has a newer one.
     ///
     /// # Errors
     ///
@@ -96,7 +113,8 @@ impl Stub {
         switch: &str,
         own: Option<Own>,
         resolver_is_ours: bool,
-        others: Vec<IpAddr>,
+        resolver: Option<&ResolverConfig>,
+        files: Option<SharedNameFiles>,
     ) -> io::Result<Stub> {
         let mut addresses = vec![Ipv4Addr::new(127, 0, 0, 53)];
         if !resolver_is_ours {
@@ -111,7 +129,11 @@ impl Stub {
             sockets: sockets.collect::<io::Result<_>>()?,
             connections: Vec::new(),
             waiting: Vec::new(),
-            relay: Relay::new(others.into_iter().map(|ip| (ip, 53).into()).collect()),
+            next_waiting: 0,
+            relay: resolver.and_then(|resolver| Relay::new(servers(resolver))),
+            search: Vec::new(),
+            files,
+            version: 0,
         })
     }
 
@@ -131,6 +153,7 @@ impl Stub {
     /// Fails if no thread can be created.
     pub fn run_in_background(mut self) -> io::Result<()> {
         self.announce_by = self.own.is_some().then(|| Instant::now() + ANNOUNCE_AFTER);
+        self.hide_host_entries()?;
         // The thread ends with the process, or when the source is lost. The guest ends then, too.
         std::thread::Builder::new().name("names".into()).spawn(move || {
             let mut number = 0;
@@ -158,7 +181,9 @@ impl Stub {
         drop(fds);
         if changed {
             self.source.acknowledge()?;
+            self.hide_host_entries()?;
         }
+        self.follow_resolver();
         self.announce_when_due()?;
         for at in 0..self.sockets.len() {
             self.read_datagrams(at);
@@ -167,9 +192,35 @@ impl Stub {
         self.read_streams();
         self.answer_waiting();
         for (client, reply) in self.relay.iter_mut().flat_map(Relay::replies).collect::<Vec<_>>() {
-            self.send(client, &reply);
+            self.deliver(client, reply);
         }
         Ok(())
+    }
+
+    /// Leaves the names of guests out of the host's entries in the hosts file.
+    fn hide_host_entries(&mut self) -> io::Result<()> {
+        if let Some(files) = &self.files {
+            let names = self.source.names()?;
+            if let Err(error) = files.set_guests(names) {
+                tracing::debug!(%error, "the hosts file cannot be written");
+            }
+        }
+        Ok(())
+    }
+
+    /// Uses the name servers, options and search domains that the host has now.
+    fn follow_resolver(&mut self) {
+        let files = self.files.as_ref();
+        let newer = files.and_then(|files| files.newer_resolver(&mut self.version));
+        let Some(resolver) = newer else { return };
+        let (options, _) = ServerOptions::split(&resolver.options);
+        if self.relay.is_none() {
+            self.relay = Relay::new(servers(&resolver));
+        }
+        if let Some(relay) = &mut self.relay {
+            relay.configure(servers(&resolver), options);
+        }
+        self.search = resolver.search;
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -232,12 +283,10 @@ impl Stub {
             Err(Rejected::Ignore) => return,
         };
         let answer = match request.question().clone() {
-            Question::Guest(name) => match self.lookup(&name) {
+            Question::Guest(name) | Question::Short(name) => match self.lookup(&name) {
                 Ok(addresses) if addresses.is_empty() => {
                     if self.waiting.len() < WAITING_MAX {
-                        let until = Instant::now() + HOLD_TIME;
-                        self.waiting.push(Waiting { request, name, client, until });
-                        return;
+                        return self.hold(request, name, client, bytes);
                     }
                     Answer::Failure
                 }
@@ -253,20 +302,57 @@ impl Stub {
                 Ok(None) => Answer::NoSuchName,
                 Err(_) => Answer::Failure,
             },
-            Question::Foreign if self.relay(bytes, client) => return,
-            Question::Foreign => Answer::NoSuchName,
+            Question::Foreign => match self.guest_below_search(&request) {
+                Some(addresses) => Answer::Addresses(addresses),
+                None if self.relay(bytes, client) => return,
+                None => Answer::NoSuchName,
+            },
         };
         let reply = request.reply(&answer);
         self.send(client, &reply);
+    }
+
+    /// Holds a query back until a guest has the name. Queries the name servers for a name of one label.
+    fn hold(&mut self, request: Request, name: String, client: Client, query: &[u8]) {
+        let number = self.next_waiting;
+        self.next_waiting = number.wrapping_add(1);
+        if matches!(request.question(), Question::Short(_))
+            && let Some(relay) = &mut self.relay
+        {
+            relay.forward(query, Client::Waiting(number), matches!(client, Client::Tcp(_)));
+        }
+        let until = Instant::now() + HOLD_TIME;
+        self.waiting.push(Waiting { number, request, name, client, until, negative: None });
+    }
+
+    /// Returns the addresses of the guest whose name was queried below a search domain of the host.
+    fn guest_below_search(&mut self, request: &Request) -> Option<Vec<IpAddr>> {
+        let name = request.label_below(&self.search)?;
+        self.lookup(&name).ok().filter(|addresses| !addresses.is_empty())
     }
 
     /// Forwards a query to the name servers. Returns `false` if there are none.
     fn relay(&mut self, query: &[u8], client: Client) -> bool {
         let over_tcp = matches!(client, Client::Tcp(_));
         self.relay.as_mut().is_some_and(|relay| {
+            // The client repeats a query that was dropped.
             relay.forward(query, client, over_tcp);
             true
         })
+    }
+
+    /// Sends an answer of the name servers to its client. An error to a query that is held back waits with it.
+    fn deliver(&mut self, client: Client, reply: Vec<u8>) {
+        let Client::Waiting(number) = client else { return self.send(client, &reply) };
+        let Some(at) = self.waiting.iter().position(|held| held.number == number) else { return };
+        // The response code of RFC 1035, section 4.1.1; 0 also for a name without such records.
+        let is_known = reply.get(3).is_some_and(|code| code & 0x0f == 0);
+        if is_known {
+            let held = self.waiting.swap_remove(at);
+            self.send(held.client, &reply);
+        } else {
+            self.waiting[at].negative = Some(reply);
+        }
     }
 
     /// Looks up a name. The guest's own name is known before it is announced.
@@ -288,13 +374,19 @@ impl Stub {
     fn answer_waiting(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         let now = Instant::now();
-        for held in waiting {
+        for mut held in waiting {
             let answer = match self.source.lookup(&held.name) {
                 Ok(addresses) if addresses.is_empty() && now < held.until => {
                     self.waiting.push(held);
                     continue;
                 }
-                Ok(addresses) if addresses.is_empty() => Answer::NoSuchName,
+                Ok(addresses) if addresses.is_empty() => {
+                    if let Some(reply) = held.negative.take() {
+                        self.send(held.client, &reply);
+                        continue;
+                    }
+                    Answer::NoSuchName
+                }
                 Ok(addresses) => Answer::Addresses(addresses),
                 Err(_) => Answer::Failure,
             };
@@ -309,6 +401,8 @@ impl Stub {
             Client::Udp(at, to) => {
                 let _ = self.sockets[at].0.send_to(reply, to);
             }
+            // Replies to held queries go to their clients (`deliver`).
+            Client::Waiting(_) => {}
             Client::Tcp(number) => {
                 let found = self.connections.iter().position(|c| c.number == number);
                 let Some(at) = found else { return };
@@ -318,6 +412,11 @@ impl Stub {
             }
         }
     }
+}
+
+/// Returns the addresses of the name servers.
+fn servers(resolver: &ResolverConfig) -> Vec<SocketAddr> {
+    resolver.name_servers.iter().map(|ip| (*ip, 53).into()).collect()
 }
 
 impl Connection {

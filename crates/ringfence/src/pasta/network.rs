@@ -14,7 +14,7 @@ use super::ports::{Listen, PortSpec};
 use super::values::{AddressArg, OrNone};
 use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
-use crate::uplink::host::{HostNetwork, Resolver};
+use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{Alias, BATCH, UplinkConfig, UplinkSockets};
@@ -52,7 +52,7 @@ impl Network {
                 "--interface {name}: the host has no such interface that is up and has an address"
             );
         }
-        Network::of(args, host, Resolver::of_host())
+        Network::of(args, host, resolver_of_host())
     }
 
     fn of(args: &PastaArgs, host: HostNetwork, resolver: Resolver) -> anyhow::Result<Network> {

@@ -2,7 +2,7 @@
 //! and the host's name servers.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use netlink_packet_route::AddressFamily;
@@ -14,6 +14,8 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType,
 };
 
+use ringfence_uplink::name_files::FILE_MAX;
+
 use crate::guest::Address;
 use crate::netlink::{Netlink, Route};
 
@@ -21,8 +23,6 @@ use crate::netlink::{Netlink, Route};
 const ROUTES_MAX: usize = 32;
 /// Maximum number of copied addresses of each family.
 const ADDRESSES_MAX: usize = 8;
-/// Maximum number of name servers that a C library uses (`MAXNS` of resolv.h).
-const NAME_SERVERS_MAX: usize = 3;
 
 /// Properties of the host's network that a guest copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,13 +36,7 @@ pub(crate) struct HostNetwork {
 }
 
 /// Relevant contents of `resolv.conf(5)`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Resolver {
-    /// Addresses of the name servers.
-    pub(crate) name_servers: Vec<IpAddr>,
-    /// Search domains.
-    pub(crate) search: Vec<String>,
-}
+pub(crate) type Resolver = ringfence_uplink::name_files::ResolvConf;
 
 impl HostNetwork {
     /// Reads the network of this process's network namespace.
@@ -191,60 +185,31 @@ fn address(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Returns loopback for 0.0.0.0 and `::`, to which the kernel sends such queries.
-fn loopback_if_unspecified(ip: IpAddr) -> IpAddr {
-    match ip {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
-        other => other,
-    }
+/// Reads a file of the host about names. Returns `None` if it is not there.
+pub(crate) fn read_name_file(path: &str) -> Option<Vec<u8>> {
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).ok()?;
+    file.take(FILE_MAX).read_to_end(&mut text).ok()?;
+    Some(text)
 }
 
-impl Resolver {
-    /// Reads the host's resolver configuration.
-    pub(crate) fn of_host() -> Resolver {
-        Resolver::parse(&std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default())
+/// Reads the host's resolver configuration. Without a search list, the domain of the host's name is searched, as the C
+/// library does.
+pub(crate) fn resolver_of_host() -> Resolver {
+    let text = read_name_file("/etc/resolv.conf").unwrap_or_default();
+    let mut resolver = Resolver::parse(&text);
+    if resolver.search.is_empty() {
+        let uname = rustix::system::uname();
+        let name = uname.nodename().to_str().unwrap_or_default();
+        let domain = name.split_once('.').map(|(_, domain)| domain.to_owned());
+        resolver.search.extend(domain.filter(|domain| !domain.is_empty()));
     }
-
-    fn parse(text: &str) -> Resolver {
-        let mut resolver = Resolver::default();
-        for line in text.lines() {
-            let mut words = line.split_ascii_whitespace();
-            match words.next() {
-                Some("nameserver") if resolver.name_servers.len() < NAME_SERVERS_MAX => {
-                    // A zone (`fe80::1%eth0`) names an interface that the guest does not have.
-                    let server = words.next().and_then(|word| word.parse::<IpAddr>().ok());
-                    resolver.name_servers.extend(server.map(loopback_if_unspecified));
-                }
-                Some("search" | "domain") => resolver.search = words.map(str::to_owned).collect(),
-                _ => {}
-            }
-        }
-        // Default of glibc without a name server.
-        if resolver.name_servers.is_empty() {
-            resolver.name_servers.push(Ipv4Addr::LOCALHOST.into());
-        }
-        resolver
-    }
+    resolver
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn resolv_conf_is_parsed_as_by_the_c_library() {
-        let text = "# a\nnameserver 192.0.2.1\nsearch a.example b.example\nnameserver ::1\n\
-                    options edns0\nnameserver nonsense\nnameserver 1.1.1.1\nnameserver 2.2.2.2\n";
-        let resolver = Resolver::parse(text);
-        assert_eq!(resolver.search, ["a.example", "b.example"]);
-        let servers: Vec<IpAddr> =
-            ["192.0.2.1", "::1", "1.1.1.1"].iter().map(|ip| ip.parse().unwrap()).collect();
-        assert_eq!(resolver.name_servers, servers);
-        assert_eq!(Resolver::parse("").name_servers, [IpAddr::from([127, 0, 0, 1])]);
-        let unspecified = Resolver::parse("nameserver 0.0.0.0\n");
-        assert_eq!(unspecified.name_servers, [IpAddr::from([127, 0, 0, 1])]);
-    }
 
     fn address_of(index: u32, ip: &str, prefix: u8) -> AddressMessage {
         let mut message = AddressMessage::default();

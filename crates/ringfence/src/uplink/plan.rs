@@ -228,9 +228,24 @@ impl Plan {
         }
     }
 
-    /// Returns the guest's name servers.
+    /// Returns the guest's resolver configuration at its start.
     pub(crate) fn resolver(&self) -> ResolverConfig {
-        ResolverConfig { name_servers: self.name_servers.clone(), search: self.search.clone() }
+        let (name_servers, search) = (self.name_servers.clone(), self.search.clone());
+        ResolverConfig { name_servers, search, options: Vec::new() }
+    }
+
+    /// Returns the addresses at which the guest queries name servers that the host has now. A server without a
+    /// stand-in address that the guest cannot reach itself is left out.
+    pub(crate) fn reachable_servers(&self, servers: &[IpAddr]) -> Vec<IpAddr> {
+        let reachable = |&host: &IpAddr| {
+            let alias = self.resolvers.iter().find(|alias| alias.host == host);
+            let itself = self.has_family_of(host)
+                && !host.is_loopback()
+                && !self.has(host)
+                && not_asked(host).is_none();
+            alias.map(|alias| alias.guest).or_else(|| itself.then_some(host))
+        };
+        servers.iter().filter_map(reachable).collect()
     }
 
     /// Returns the Ethernet addresses of the uplink and of the guest.
@@ -278,11 +293,20 @@ mod tests {
 
     fn servers(list: &[&str]) -> Resolver {
         let name_servers = list.iter().map(|ip| ip.parse().unwrap()).collect();
-        Resolver { name_servers, search: vec!["example".into()] }
+        Resolver { name_servers, search: vec!["example".into()], ..Resolver::default() }
     }
 
     fn plan(host: HostNetwork, resolver: Resolver) -> Plan {
         Plan::new(host, resolver, &Wishes::default()).unwrap()
+    }
+
+    #[test]
+    fn new_name_server_is_queried_at_the_address_that_the_guest_reaches() {
+        let plan = plan(host(&["192.0.2.7/24"], &["192.0.2.1"]), servers(&["127.0.0.53"]));
+        let ips =
+            |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let now = ips(&["127.0.0.53", "192.0.2.9", "127.0.0.1", "192.0.2.7", "2001:db8::1"]);
+        assert_eq!(plan.reachable_servers(&now), [plan.resolvers[0].guest, now[1]]);
     }
 
     #[test]

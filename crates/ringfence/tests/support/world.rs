@@ -126,9 +126,15 @@ impl World {
     /// Sets the host's name servers.
     pub fn name_servers(&self, servers: &[&str]) {
         let text: String = servers.iter().map(|ip| format!("nameserver {ip}\n")).collect();
-        std::fs::write(self.lab.file("resolv.conf"), text).unwrap();
-        let mount = "mount --bind resolv.conf /etc/resolv.conf";
-        self.host(&["sh", "-ec", mount]).succeed(MOMENT);
+        self.etc("resolv.conf", &text);
+    }
+
+    /// Mounts a shared file over one of the host's `/etc`, in the host's mount namespace. A later change of the shared
+    /// file changes it.
+    pub fn etc(&self, name: &str, text: &str) {
+        std::fs::write(self.lab.file(name), text).unwrap();
+        let mount = format!("mount --bind {name} /etc/{name}");
+        self.host(&["sh", "-ec", &mount]).succeed(MOMENT);
     }
 
     /// Starts a command on the host.

@@ -26,6 +26,10 @@ impl NameSource for Names {
         Ok(table.iter().find(|(_, all)| all.contains(&address)).map(|(name, _)| name.clone()))
     }
 
+    fn names(&mut self) -> io::Result<Vec<String>> {
+        Ok(self.table.lock().unwrap().keys().cloned().collect())
+    }
+
     fn announce(&mut self, name: &str, addresses: &[IpAddr]) -> io::Result<()> {
         self.table.lock().unwrap().insert(name.into(), addresses.into());
         Ok(())
@@ -50,12 +54,18 @@ struct World {
 impl World {
     /// Starts a stub on a free port. Its thread ends with the test process.
     fn new(own: Option<Own>) -> World {
+        World::with_server(own, None)
+    }
+
+    /// Starts a stub with a name server, and with the search domain `corp.example`.
+    fn with_server(own: Option<Own>, server: Option<SocketAddr>) -> World {
         let table = Table::default();
         let (changes, change) = rustix::pipe::pipe().unwrap();
         // A port that is free for UDP may be in use for TCP.
         let bound =
             (0..100).find_map(|_| Stub::bind_at("127.0.0.1:0".parse().unwrap()).ok()).unwrap();
         let sockets = vec![bound];
+        let relay = Relay::new(server.into_iter().collect());
         let server = sockets[0].0.local_addr().unwrap();
         let stub = Stub {
             source: Box::new(Names { table: table.clone(), changes }),
@@ -65,7 +75,11 @@ impl World {
             sockets,
             connections: Vec::new(),
             waiting: Vec::new(),
-            relay: None,
+            next_waiting: 0,
+            relay,
+            search: vec!["corp.example".into()],
+            files: None,
+            version: 0,
         };
         stub.run_in_background().unwrap();
         World { table, change, server }
@@ -138,6 +152,57 @@ fn own_name_is_answered_before_it_is_announced() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(world.table.lock().unwrap()["me"], ["10.0.0.9".parse::<IpAddr>().unwrap()]);
+}
+
+/// Answers queries that arrive at a socket: `nas.` has an address, no other name exists.
+fn name_server() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            let query = Message::from_vec(&buffer[..length]).unwrap();
+            let name = query.queries[0].name.clone();
+            let mut reply = Message::response(query.metadata.id, OpCode::Query);
+            reply.add_query(query.queries[0].clone());
+            if name.to_string() == "nas." {
+                let data = hickory_proto::rr::RData::A(Ipv4Addr::new(192, 0, 2, 7).into());
+                reply.add_answer(hickory_proto::rr::Record::from_rdata(name, 1, data));
+            } else {
+                reply.metadata.response_code = ResponseCode::NXDomain;
+            }
+            socket.send_to(&reply.to_vec().unwrap(), from).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn short_name_that_name_servers_know_is_answered_unless_a_guest_has_it() {
+    let world = World::with_server(None, Some(name_server()));
+    let answer = heard(&world.ask("nas."), SOON);
+    assert_eq!(answer, Some((ResponseCode::NoError, vec!["192.0.2.7".into()])));
+    world.announce("nas", "10.0.0.2");
+    let answer = heard(&world.ask("nas."), SOON);
+    assert_eq!(answer, Some((ResponseCode::NoError, vec!["10.0.0.2".into()])));
+}
+
+#[test]
+fn short_name_that_name_servers_do_not_know_waits_for_a_guest() {
+    let world = World::with_server(None, Some(name_server()));
+    let early = world.ask("web.");
+    assert_eq!(heard(&early, Duration::from_millis(300)), None);
+    world.announce("web", "10.0.0.2");
+    assert_eq!(heard(&early, SOON), Some((ResponseCode::NoError, vec!["10.0.0.2".into()])));
+}
+
+#[test]
+fn guest_is_found_below_a_search_domain_of_the_host() {
+    let world = World::with_server(None, Some(name_server()));
+    let ask = || heard(&world.ask("web.corp.example."), SOON);
+    assert_eq!(ask(), Some((ResponseCode::NXDomain, vec![])));
+    world.announce("web", "10.0.0.2");
+    assert_eq!(ask(), Some((ResponseCode::NoError, vec!["10.0.0.2".into()])));
 }
 
 #[test]

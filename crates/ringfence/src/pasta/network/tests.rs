@@ -24,7 +24,7 @@ fn host() -> HostNetwork {
 
 fn resolver() -> Resolver {
     let name_servers = ["127.0.0.53", "2001:db8::53"].map(|ip| ip.parse().unwrap()).into();
-    Resolver { name_servers, search: vec!["example".into()] }
+    Resolver { name_servers, search: vec!["example".into()], ..Resolver::default() }
 }
 
 fn of(line: &str, host: HostNetwork) -> anyhow::Result<(PastaArgs, Network)> {
