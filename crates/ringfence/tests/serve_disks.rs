@@ -305,7 +305,7 @@ fn removed_device_is_forgotten_and_its_file_unlocked() {
     assert_eq!(daemon.disks.gone.get("writes"), Some(&1));
     assert_eq!(daemon.path.get("grant_maps"), daemon.path.get("grant_unmaps"), "nothing is mapped");
     let options = ringfence_block::storage::file::FileOptions::default();
-    assert_eq!(locked(), [false; 4]);
+    wait_until("its last write is over", || locked() == [false; 4]);
     assert!(ringfence_block::storage::file::FileDisk::open(&image, &options).is_ok());
 }
 

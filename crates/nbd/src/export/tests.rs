@@ -330,7 +330,7 @@ fn concurrent_writes_to_bytes_of_one_sector_lose_none() {
                     let mut bytes = vec![];
                     for place in batch {
                         bytes.extend(request(command::WRITE, 7, *place, 1));
-                        bytes.push(number as u8 + 1);
+                        bytes.push(u8::try_from(number + 1).unwrap());
                     }
                     stream.write_all(&bytes).unwrap();
                     batch.iter().for_each(|_| assert_eq!(answer(&mut stream), 0));
@@ -338,7 +338,7 @@ fn concurrent_writes_to_bytes_of_one_sector_lose_none() {
             });
         }
     });
-    let found = read(&mut served.client(), 0, SECTORS as u32 * 512);
+    let found = read(&mut served.client(), 0, u32::try_from(SECTORS * 512).unwrap());
     let lost =
         found.iter().enumerate().filter(|(at, byte)| usize::from(**byte) != at % CLIENTS + 1);
     assert_eq!(lost.count(), 0);

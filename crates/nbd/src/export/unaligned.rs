@@ -276,7 +276,8 @@ mod tests {
             let command = if kind == 0 { WRITE } else { ZEROES };
             let mut written = vec![0; 16384];
             let mut read = vec![false; 16384];
-            let at = |span: Span| span.offset as usize..span.end() as usize;
+            let index = |byte: u64| usize::try_from(byte).unwrap();
+            let at = |span: Span| index(span.offset)..index(span.end());
             for step in steps(command, span, sector, zeroes).into_iter().rev() {
                 match step {
                     Step::ReadEdge(edge) => read[at(edge)].fill(true),
@@ -293,7 +294,7 @@ mod tests {
             }
             for byte in 0..16384u64 {
                 let inside = (span.offset..span.end()).contains(&byte);
-                let (count, read) = (written[byte as usize], read[byte as usize]);
+                let (count, read) = (written[index(byte)], read[index(byte)]);
                 // A byte beside the range is written back only after it was read.
                 prop_assert!(if inside { count == 1 } else { count == i32::from(read) }, "{byte}");
             }
