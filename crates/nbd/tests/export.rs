@@ -70,7 +70,7 @@ fn nbdinfo_reports_the_offered_properties() {
         "\"can_trim\": true",
         "\"can_zero\": true",
         "\"can_df\": true",
-        "\"block_size_minimum\": 512",
+        "\"block_size_minimum\": 1,",
         "base:allocation",
     ] {
         assert!(info.contains(expected), "no {expected} in {info}");
@@ -136,25 +136,65 @@ fn fio_verifies_every_written_block() {
     fio(&["--rw=randrw", "--bs=4k", "--verify=md5", "--trim_percentage=0", "--io_size=16M"]);
 }
 
+/// Mounts the export at `uri` with nbdfuse. Returns `None`, as a skipped test, where that is not possible.
+fn mounted(served: &Served, uri: &str) -> Option<(Background, PathBuf)> {
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
+        support::skip(&format!("/dev/fuse cannot be opened: {error}"));
+        return None;
+    }
+    let mount = served.path("mount");
+    std::fs::create_dir_all(&mount).unwrap();
+    let file = mount.join("nbd");
+    let mut fuse = Background::start("nbdfuse", &[&mount.display().to_string(), uri]);
+    wait_until("nbdfuse has mounted", || file.exists() || fuse.0.try_wait().unwrap().is_some());
+    if !file.exists() {
+        support::skip("nbdfuse may not mount here");
+        return None;
+    }
+    Some((fuse, mount))
+}
+
+#[test]
+fn dd_of_single_bytes_changes_them_alone_directly_and_through_nbdkit() {
+    require_programs!(
+        "nbdfuse" of "nbdfuse", "nbdkit" of "nbdkit", "dd" of "coreutils",
+        "fusermount3" of "fuse3",
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let image = directory.path().join("image");
+    let mut expected = noise(&image, 1 << 20);
+    let disk: Arc<dyn Disk> = Arc::new(FileDisk::open(&image, &FileOptions::default()).unwrap());
+    let served = Served::new(&disk);
+    let (socket, input) = (served.path("nbdkit.sock"), served.path("input"));
+    let nbdkit_uri = format!("nbd+unix:///?socket={}", socket.display());
+    let (socket_text, uri) = (socket.display().to_string(), format!("uri={}", served.uri()));
+    let _nbdkit = Background::start("nbdkit", &["-f", "-U", &socket_text, "nbd", &uri]);
+    support::wait_for_socket(&socket);
+    for (uri, at) in [(served.uri(), 1000), (nbdkit_uri, 70_001)] {
+        let Some((mut fuse, mount)) = mounted(&served, &uri) else { return };
+        let new: Vec<u8> = (1..=100).collect();
+        std::fs::write(&input, &new).unwrap();
+        let text = |key: &str, path: &Path| format!("{key}={}", path.display());
+        let (from, to) = (text("if", &input), text("of", &mount.join("nbd")));
+        let seek = format!("seek={at}");
+        run("dd", &[&from, &to, "bs=1", &seek, "conv=notrunc,fsync", "status=none"]);
+        expected[at..at + 100].copy_from_slice(&new);
+        run("fusermount3", &["-u", &mount.display().to_string()]);
+        wait_until("nbdfuse has ended", || fuse.0.try_wait().unwrap().is_some());
+        assert!(std::fs::read(&image).unwrap() == expected, "{uri}");
+    }
+}
+
 #[test]
 fn mkfs_through_nbdfuse_creates_file_system() {
     require_programs!(
         "nbdfuse" of "nbdfuse", "mkfs.ext4" of "e2fsprogs", "e2fsck" of "e2fsprogs",
         "debugfs" of "e2fsprogs", "fusermount3" of "fuse3",
     );
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-        return support::skip(&format!("/dev/fuse cannot be opened: {error}"));
-    }
     let served = Served::new(&memory(64 << 20));
-    let mount = served.path("mount");
-    std::fs::create_dir(&mount).unwrap();
-    let file = mount.join("nbd");
-    let (mount_text, file_text) = (mount.display().to_string(), file.display().to_string());
-    let mut fuse = Background::start("nbdfuse", &[&mount_text, &served.uri()]);
-    wait_until("nbdfuse has mounted", || file.exists() || fuse.0.try_wait().unwrap().is_some());
-    if !file.exists() {
-        return support::skip("nbdfuse may not mount here");
-    }
+    let Some((mut fuse, mount)) = mounted(&served, &served.uri()) else { return };
+    let file_text = mount.join("nbd").display().to_string();
+    let mount_text = mount.display().to_string();
     let content = served.path("content");
     noise(&content, 1 << 20);
     run("mkfs.ext4", &["-q", "-F", &file_text]);

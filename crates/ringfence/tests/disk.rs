@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use support::disks::{URI, image_file};
+use support::disks::{Background, URI, image_file, listens, output_of, succeed};
 use support::needs::Need;
 use support::{Lab, MOMENT, sha256, write_noise};
 
@@ -81,6 +81,44 @@ fn file_system_created_through_disk_passes_check() {
     run("/sbin/e2fsck", &["-f", "-n", &disk]);
     run("/sbin/debugfs", &["-R", &format!("dump file {}", back.display()), &disk]);
     assert_eq!(sha256(&back), sha256(&content));
+}
+
+#[test]
+fn image_of_guest_is_locked_for_qemu_img_until_guest_ends() {
+    require!(Need::Guests, Need::Program("qemu-img", "qemu-utils"));
+    let lab = Lab::new();
+    let disk = image_file(&lab, 8);
+    let path = disk.display().to_string();
+    let info = ["qemu-img", "info", "-f", "raw", &path];
+    for (option, lock) in [("", "\"write\" lock"), (",ro", "")] {
+        let guest = lab.run(&format!("--disk {path}{option}"), &["sleep", "300"]);
+        guest.wait_up();
+        // A reader beside a writer is refused, and a writer beside a reader.
+        let (status, text) = output_of(&info);
+        assert_eq!((status == Some(0), text.contains(lock)), (lock.is_empty(), true), "{text}");
+        let (status, text) = output_of(&["qemu-img", "resize", "-f", "raw", &path, "16M"]);
+        assert!(status == Some(1) && text.contains("lock"), "{option}: {status:?} {text}");
+        guest.end();
+        succeed(&info);
+    }
+    assert_eq!(fs::metadata(&disk).unwrap().len(), 8 << 20);
+}
+
+#[test]
+fn image_of_qemu_nbd_is_waited_for_with_message_and_refused_in_the_end() {
+    require!(Need::Guests, Need::Program("qemu-nbd", "qemu-utils"));
+    let lab = Lab::new();
+    let (disk, socket) = (image_file(&lab, 8), lab.file("socket"));
+    let (disk, path) = (disk.display().to_string(), socket.display().to_string());
+    let words = ["qemu-nbd", "-t", "-f", "raw", "-k", &path, &disk];
+    let server = Background::start(&words, || listens(&socket));
+    let refused = lab.run(&format!("--disk {disk},ro"), &["true"]).finish(MOMENT);
+    assert_eq!(refused.status, Some(125));
+    assert!(refused.stderr.contains("by QEMU or one of its tools"), "{}", refused.stderr);
+    let guest = lab.run(&format!("--disk {disk}"), &["true"]);
+    guest.wait_for_error("waiting for");
+    drop(server);
+    guest.succeed(MOMENT);
 }
 
 #[test]

@@ -172,8 +172,19 @@ fn tls_disk_works_and_wrong_certificate_is_refused() {
     let _server = Background::start(&words, || TcpStream::connect(("127.0.0.1", port)).is_ok());
     let right = format!("?tls-certificates={directory}&tls-hostname=localhost");
     copies(&lab, &format!("nbds://127.0.0.1:{port}/{right}"));
+    let plain_socket = lab.file("plain");
+    let words = ["nbdkit", "-f", "-U", plain_socket.to_str().unwrap(), "--tls=off", "null", "1M"];
+    let _plain = Background::start(&words, || listens(&plain_socket));
+    let nameless = lab.file("nameless");
+    fs::create_dir(&nameless).unwrap();
+    fs::copy(format!("{directory}/ca-cert.pem"), nameless.join("ca-cert.pem")).unwrap();
+    let (plain, nameless) = (plain_socket.display(), nameless.display());
+    let unix = format!("nbds+unix:///?socket={plain}&tls-certificates={directory}");
+    let without = format!("?tls-certificates={nameless}&tls-hostname=localhost");
     for (address, why) in [
-        (format!("nbd://127.0.0.1:{port}/"), "refuses option"),
+        (format!("nbd://127.0.0.1:{port}/"), "requires TLS: use nbds://"),
+        (unix, "offers no TLS"),
+        (format!("nbds://127.0.0.1:{port}/{without}"), "wants a client certificate"),
         (format!("nbds://127.0.0.1:{port}/?tls-certificates={directory}"), "certificate"),
         (format!("nbds://127.0.0.1:{port}/?tls-certificates=/nowhere"), "/nowhere/ca-cert.pem"),
     ] {

@@ -19,6 +19,7 @@ use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_nbd::export::{Export, ExportOptions};
 use ringfence_platform::Platform;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_sys::byte_lock;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::process::Signal;
@@ -292,11 +293,46 @@ fn removed_device_is_forgotten_and_its_file_unlocked() {
     let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
     guest.connect();
     guest.driver().write(0, &[1; 512]).unwrap();
+    let file = fs::File::open(&image).unwrap();
+    let locked = || {
+        // Permissions to read and to write, and those that QEMU may not have beside them.
+        [100, 101, 201, 203].map(|byte| byte_lock::is_locked_elsewhere(&file, byte).unwrap())
+    };
+    assert_eq!(locked(), [true; 4], "QEMU can see that the disk is in use");
     ringfence_xenbus::toolstack::remove(&mut lab.store, &guest.device).unwrap();
     wait_until("it is forgotten", || lab.status().disks.is_empty());
     let daemon = lab.status().daemon;
     assert_eq!(daemon.disks.gone.get("writes"), Some(&1));
     assert_eq!(daemon.path.get("grant_maps"), daemon.path.get("grant_unmaps"), "nothing is mapped");
     let options = ringfence_block::storage::file::FileOptions::default();
+    wait_until("its last write is over", || locked() == [false; 4]);
     assert!(ringfence_block::storage::file::FileDisk::open(&image, &options).is_ok());
+}
+
+#[test]
+fn disk_with_locks_of_qemu_is_opened_once_they_end() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 8192);
+    let qemu = fs::File::open(&image).unwrap();
+    byte_lock::lock(&qemu, 101).unwrap();
+    let mut guest = lab.guest(&[("params", image.to_str().unwrap())]);
+    wait_until("the wait is reported", || lab.log().contains("in use by QEMU"));
+    assert_ne!(lab.key(&guest, "disk-status").as_deref(), Some("open"));
+    drop(qemu);
+    guest.connect();
+    guest.driver().write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn image_of_another_format_is_reported_and_left_unchanged() {
+    let mut lab = Lab::new("");
+    let image = lab.image("a", 8192);
+    let mut content = vec![0; 8192];
+    content[..4].copy_from_slice(b"QFI\xfb");
+    fs::write(&image, &content).unwrap();
+    let guest = lab.guest(&[("params", image.to_str().unwrap())]);
+    wait_until("the toolstack is told", || {
+        lab.key(&guest, "disk-status").is_some_and(|text| text.contains("qcow2 image"))
+    });
+    assert_eq!(fs::read(&image).unwrap(), content);
 }

@@ -7,6 +7,7 @@
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
 
 pub mod blkdev;
+pub mod byte_lock;
 pub mod clock;
 pub mod counters;
 pub mod datagrams;

@@ -140,6 +140,8 @@ pub struct Agreement {
     pub persistent: bool,
     /// Rules by which requests are validated.
     pub rules: Rules,
+    /// The frontend knows the status of a full storage.
+    pub no_space: bool,
 }
 
 /// Reasons for which a device cannot be served.
@@ -214,7 +216,12 @@ impl Blkback {
     {
         let mut back = Blkback { queues: Vec::with_capacity(parts.len()), adopted: 0 };
         let skips_flush = !disk.geometry().flush;
-        let terms = QueueTerms { abi: agreement.abi, rules: agreement.rules, skips_flush };
+        let terms = QueueTerms {
+            abi: agreement.abi,
+            rules: agreement.rules,
+            skips_flush,
+            no_space: agreement.no_space,
+        };
         for QueueParts { ring, ring_pages, channel, pages, window } in parts {
             let abi = agreement.abi;
             let bytes = ring_pages * ringfence_memory::PAGE_SIZE;

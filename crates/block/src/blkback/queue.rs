@@ -32,6 +32,8 @@ pub(super) struct QueueTerms {
     pub(super) rules: Rules,
     /// Flushes are answered without the disk, which has no volatile cache.
     pub(super) skips_flush: bool,
+    /// The frontend knows [`Status::NoSpace`].
+    pub(super) no_space: bool,
 }
 
 /// Ring and the jobs of its unanswered requests.
@@ -362,9 +364,12 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             Ok(()) => self.deliver(number),
             Err(errno) => {
                 self.counters.failed.add(1);
-                let unsupported = Errno::from_raw_os_error(errno) == Errno::OPNOTSUPP;
                 let may = job.step == Op::Flush || matches!(job.work, Work::Discard { .. });
-                if unsupported && may { Status::NotSupported } else { Status::Error }
+                match Errno::from_raw_os_error(errno) {
+                    Errno::OPNOTSUPP if may => Status::NotSupported,
+                    Errno::NOSPC if self.terms.no_space => Status::NoSpace,
+                    _ => Status::Error,
+                }
             }
         };
         self.conclude(number, status);

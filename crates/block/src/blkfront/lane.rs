@@ -397,6 +397,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let mut error = match response.status {
             Status::Okay => None,
             Status::NotSupported => Some(Errno::OPNOTSUPP.raw_os_error()),
+            Status::NoSpace => Some(Errno::NOSPC.raw_os_error()),
             Status::Error | Status::Unknown(_) => Some(Errno::IO.raw_os_error()),
         };
         let job = self.jobs.get(piece.job as usize).and_then(Option::as_ref);

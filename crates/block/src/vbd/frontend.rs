@@ -279,6 +279,7 @@ impl<P: Platform> VbdFrontend<P> {
         let mut entries = vec![
             (keys::PROTOCOL.to_owned(), Abi::NATIVE.name().to_owned()),
             (keys::FEATURE_PERSISTENT.to_owned(), u8::from(self.options.persistent).to_string()),
+            (keys::RINGFENCE_NO_SPACE.to_owned(), "1".to_owned()),
         ];
         if order > 0 {
             entries.push((keys::RING_PAGE_ORDER.to_owned(), order.to_string()));

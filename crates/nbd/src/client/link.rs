@@ -240,10 +240,14 @@ impl Link {
     /// # Errors
     ///
     /// Returns an error if the connection cannot be used any more.
-    pub(super) fn drive(
-        &mut self,
-        mut each: impl FnMut(Answer<'_>),
-    ) -> io::Result<Option<Negotiated>> {
+    pub(super) fn drive(&mut self, each: impl FnMut(Answer<'_>)) -> io::Result<Option<Negotiated>> {
+        self.exchange(each).map_err(|error| match (&self.phase, &self.tls) {
+            (Phase::Handshake(_), Some(tls)) => tls.explain(error),
+            _ => error,
+        })
+    }
+
+    fn exchange(&mut self, mut each: impl FnMut(Answer<'_>)) -> io::Result<Option<Negotiated>> {
         if self.connecting {
             sockopt::socket_error(&self.stream)??;
             if rustix::net::getpeername(&self.stream).is_err() {

@@ -11,12 +11,16 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, SignatureScheme};
 use serde::{Deserialize, Serialize};
+
+use crate::protocol::ProtocolError;
 
 /// Default directory of the certificate files.
 pub(super) const DIRECTORY_DEFAULT: &str = "/etc/pki/libnbd";
@@ -78,10 +82,26 @@ impl TlsIdentity {
     }
 }
 
+/// Answer of a client without a certificate to a server that asks for one. Notes that it was asked.
+#[derive(Default, Debug)]
+struct NoCertificate(OnceLock<()>);
+
+impl ResolvesClientCert for NoCertificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        let _ = self.0.set(());
+        None
+    }
+
+    fn has_certs(&self) -> bool {
+        false
+    }
+}
+
 /// TLS settings shared by the connections of a client.
 #[derive(Clone)]
 pub(super) struct TlsClient {
     config: Arc<ClientConfig>,
+    missing: Arc<NoCertificate>,
     server: ServerName<'static>,
 }
 
@@ -106,26 +126,31 @@ impl TlsClient {
             .with_safe_default_protocol_versions()
             .map_err(invalid)?
             .with_root_certificates(roots);
+        let missing = Arc::<NoCertificate>::default();
         let config = match &identity.own {
-            None => builder.with_no_client_auth(),
+            None => builder.with_client_cert_resolver(Arc::clone(&missing) as _),
             Some((chain, key)) => {
                 let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(invalid)?;
                 builder.with_client_auth_cert(certificates(chain)?, key).map_err(invalid)?
             }
         };
         let server = ServerName::try_from(identity.server.clone()).map_err(invalid)?;
-        Ok(TlsClient { config: Arc::new(config), server })
+        Ok(TlsClient { config: Arc::new(config), missing, server })
     }
 
     /// Starts a TLS session.
     pub(super) fn start(&self) -> io::Result<Tls> {
         let connection = ClientConnection::new(Arc::clone(&self.config), self.server.clone());
-        Ok(Tls(Box::new(connection.map_err(invalid)?)))
+        let session = Box::new(connection.map_err(invalid)?);
+        Ok(Tls { session, missing: Arc::clone(&self.missing) })
     }
 }
 
 /// TLS session of one connection.
-pub(super) struct Tls(Box<ClientConnection>);
+pub(super) struct Tls {
+    session: Box<ClientConnection>,
+    missing: Arc<NoCertificate>,
+}
 
 /// Adapter of a socket for rustls.
 struct Socket<'a>(&'a OwnedFd);
@@ -148,22 +173,35 @@ impl Write for Socket<'_> {
 }
 
 impl Tls {
+    /// Returns the reason for which a handshake ended: the error, or a client certificate that the server asked
+    /// for. Servers then send an alert, or just close the connection.
+    pub(super) fn explain(&self, error: io::Error) -> io::Error {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+        let is_alert = matches!(inner, Some(rustls::Error::AlertReceived(_)));
+        let is_end = matches!(error.kind(), BrokenPipe | ConnectionReset | UnexpectedEof);
+        match self.missing.0.get() {
+            Some(()) if is_alert || is_end => ProtocolError::WantsCertificate.into(),
+            _ => error,
+        }
+    }
+
     /// Returns `true` if encrypted bytes wait to be sent.
     pub(super) fn wants_to_write(&self) -> bool {
-        self.0.wants_write()
+        self.session.wants_write()
     }
 
     /// Reads decrypted bytes into `buffer`.
     pub(super) fn read(&mut self, socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            match self.0.reader().read(buffer) {
+            match self.session.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 other => return other,
             }
-            if self.0.read_tls(&mut Socket(socket))? == 0 {
+            if self.session.read_tls(&mut Socket(socket))? == 0 {
                 return Ok(0);
             }
-            if let Err(error) = self.0.process_new_packets() {
+            if let Err(error) = self.session.process_new_packets() {
                 // The alert is sent to the server if the socket accepts it.
                 let _ = self.flush(socket);
                 return Err(io::Error::new(io::ErrorKind::InvalidData, error));
@@ -174,7 +212,7 @@ impl Tls {
     /// Encrypts and sends as many bytes as fit; none while earlier bytes wait for the socket.
     pub(super) fn write(&mut self, socket: &OwnedFd, bytes: &[u8]) -> io::Result<usize> {
         self.flush(socket)?;
-        let taken = self.0.writer().write(bytes)?;
+        let taken = self.session.writer().write(bytes)?;
         match self.flush(socket) {
             // Encrypted bytes stay queued until the socket accepts them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -185,8 +223,8 @@ impl Tls {
 
     /// Sends the encrypted bytes that are queued.
     pub(super) fn flush(&mut self, socket: &OwnedFd) -> io::Result<()> {
-        while self.0.wants_write() {
-            self.0.write_tls(&mut Socket(socket))?;
+        while self.session.wants_write() {
+            self.session.write_tls(&mut Socket(socket))?;
         }
         Ok(())
     }

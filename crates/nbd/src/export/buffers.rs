@@ -4,14 +4,16 @@ use std::io;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
 
+use super::unaligned::Span;
 use crate::protocol::PAYLOAD_MAX;
 
 /// Maximum number of bytes of free buffers that are kept.
 const KEPT_MAX: usize = 32 << 20;
 
-/// Number of sizes: 1, 2, 4, … pages up to [`PAYLOAD_MAX`].
-const CLASSES: usize = 14;
-const _: () = assert!(PAGE_SIZE << (CLASSES - 1) == PAYLOAD_MAX as usize);
+/// Number of sizes: 1, 2, 4, … pages. The largest holds [`PAYLOAD_MAX`] bytes and the sectors around them.
+const CLASSES: usize = 15;
+const LEN_MAX: usize = PAGE_SIZE << (CLASSES - 1);
+const _: () = assert!(LEN_MAX == 2 * PAYLOAD_MAX as usize);
 
 /// Free buffers of all clients of an export.
 #[derive(Default)]
@@ -23,15 +25,21 @@ pub(super) struct Buffers {
 /// Buffer of one request, and its part that holds the payload.
 pub(super) struct Payload {
     whole: LentSlice,
+    /// Memory of the sectors that contain the range of the request.
+    pub(super) sectors: LentSlice,
     /// Memory of exactly the length of the request.
     pub(super) bytes: LentSlice,
 }
 
 impl Buffers {
-    /// Returns a buffer for `len` bytes with undefined content.
-    pub(super) fn take(&mut self, len: u32) -> io::Result<Payload> {
-        let len = len.clamp(1, PAYLOAD_MAX) as usize;
-        let class = len.div_ceil(PAGE_SIZE).next_power_of_two().trailing_zeros() as usize;
+    /// Returns a buffer for the range of a request with undefined content.
+    pub(super) fn take(&mut self, span: Span, sector: u32) -> io::Result<Payload> {
+        let wide = span.widened(sector);
+        let small = |len: u64| usize::try_from(len).unwrap_or(LEN_MAX).min(LEN_MAX);
+        let (head, len, sectors) =
+            (small(span.offset - wide.offset), small(span.len), small(wide.len));
+        let pages = sectors.div_ceil(PAGE_SIZE).max(1);
+        let class = pages.next_power_of_two().trailing_zeros() as usize;
         let whole = match self.free[class].pop() {
             Some(whole) => {
                 self.kept -= whole.len();
@@ -39,8 +47,9 @@ impl Buffers {
             }
             None => Mapping::private(PAGE_SIZE << class)?.lent(),
         };
-        let bytes = whole.slice(0, len).map_err(io::Error::other)?;
-        Ok(Payload { whole, bytes })
+        let sectors = whole.slice(0, sectors).map_err(io::Error::other)?;
+        let bytes = sectors.slice(head, len).map_err(io::Error::other)?;
+        Ok(Payload { whole, sectors, bytes })
     }
 
     /// Returns a buffer to the pool.
@@ -62,12 +71,17 @@ mod tests {
     fn buffer_has_exact_length_and_kept_bytes_are_bounded() {
         let mut buffers = Buffers::default();
         for len in [1, 512, 4096, 4097, 1 << 20, PAYLOAD_MAX, PAYLOAD_MAX] {
-            let payload = buffers.take(len).unwrap();
-            assert_eq!(payload.bytes.len(), len as usize);
-            buffers.give_back(payload);
-            assert!(buffers.kept <= KEPT_MAX);
+            for offset in [0, 512, 4095] {
+                let span = Span { offset, len: u64::from(len) };
+                let payload = buffers.take(span, 512).unwrap();
+                assert_eq!(payload.bytes.len(), len as usize);
+                assert_eq!(payload.sectors.len() as u64, span.widened(512).len);
+                buffers.give_back(payload);
+                assert!(buffers.kept <= KEPT_MAX);
+            }
         }
-        let many: Vec<_> = (0..20).map(|_| buffers.take(4 << 20).unwrap()).collect();
+        let span = Span { offset: 0, len: 4 << 20 };
+        let many: Vec<_> = (0..20).map(|_| buffers.take(span, 512).unwrap()).collect();
         many.into_iter().for_each(|payload| buffers.give_back(payload));
         assert!(buffers.kept <= KEPT_MAX);
     }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use ringfence_memory::{ReadList, WriteList};
 
 use super::buffers::{Buffers, Payload};
+use super::unaligned::Span;
 use crate::protocol::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
 use crate::protocol::serve::{
     ClientRequest, Command, REQUEST_LEN, ReplyHeader, parse_request, reply_allocated, reply_data,
@@ -63,6 +64,8 @@ pub(super) struct Connection {
     pub(super) stream: OwnedFd,
     phase: Phase,
     offer: Offer,
+    /// Sector size of the disk in bytes.
+    sector_size: u32,
     /// End of the handshake timeout; `None` after the handshake.
     pub(super) deadline: Option<Instant>,
     input: Box<[u8]>,
@@ -94,9 +97,14 @@ pub(super) enum Received {
 }
 
 impl Connection {
-    pub(super) fn new(stream: OwnedFd, export: Export, deadline: Instant) -> Connection {
+    pub(super) fn new(
+        stream: OwnedFd,
+        (export, sector_size): (Export, u32),
+        deadline: Instant,
+    ) -> Connection {
         Connection {
             stream,
+            sector_size,
             offer: export.offer,
             phase: Phase::Handshake(ServerHandshake::new(export)),
             deadline: Some(deadline),
@@ -271,7 +279,8 @@ impl Connection {
             }
         };
         let needs = matches!(command, Command::Read | Command::Write { .. });
-        let payload = if needs { Some(buffers.take(len)?) } else { None };
+        let span = Span::of(&request);
+        let payload = if needs { Some(buffers.take(span, self.sector_size)?) } else { None };
         if needs {
             self.held += len as usize;
         }

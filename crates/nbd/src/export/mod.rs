@@ -8,6 +8,9 @@
 //! together, and answers requests that completed together. A flush of any client therefore covers the
 //! completed writes of all clients (`CAN_MULTI_CONN`).
 //!
+//! Clients may read and write any bytes (`unaligned.rs`). The export announces a minimum block size of 1, or 4096
+//! for a disk with such sectors, and 4096 or more as the preferred one. It serves clients that ignore both.
+//!
 //! Clients are not trusted. The number and size of requests in flight are bounded per client and in total. A
 //! client that does not read its replies is not read from. A client that exceeds the handshake timeout or
 //! violates the protocol is disconnected. None of that delays other clients.
@@ -18,6 +21,7 @@
 mod buffers;
 mod connection;
 mod server;
+mod unaligned;
 
 use std::io;
 use std::os::unix::net::UnixListener;
@@ -81,7 +85,10 @@ fn offer(geometry: &Geometry) -> Offer {
         flags |= transmission::SEND_TRIM;
     }
     let block_preferred = physical_sector_size.max(4096).next_power_of_two().min(1 << 20);
-    Offer { bytes, flags, block_min: sector_size, block_preferred, payload_max: PAYLOAD_MAX }
+    // libnbd refuses requests that are no multiples of the minimum before it sends them. Sectors of 512 bytes
+    // are what programs without any idea of sectors work on; others were chosen on purpose.
+    let block_min = if sector_size <= 512 { 1 } else { sector_size };
+    Offer { bytes, flags, block_min, block_preferred, payload_max: PAYLOAD_MAX }
 }
 
 /// Running export of a disk. Dropping it closes all connections.

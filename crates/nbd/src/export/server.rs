@@ -21,8 +21,9 @@ use rustix::net::SocketFlags;
 use super::ExportOptions;
 use super::buffers::{Buffers, Payload};
 use super::connection::{Connection, DiskRequest, Received};
+use super::unaligned::{Exclusion, Span, Step, Steps, steps};
 use crate::protocol::offer::Export;
-use crate::protocol::serve::{ClientRequest, Command};
+use crate::protocol::serve::ClientRequest;
 
 /// Maximum number of events per wait.
 const EVENTS: usize = 64;
@@ -53,10 +54,12 @@ struct Active {
     client: u64,
     request: ClientRequest,
     payload: Option<Payload>,
-    /// Number of bytes still to be zeroed by writes.
-    zeros_left: u64,
-    /// Set if a flush is the last step.
-    then_flush: bool,
+    /// Sector at an edge of the range that was read last.
+    edge: Option<Payload>,
+    /// Step at the disk.
+    current: Option<Step>,
+    /// Steps that follow.
+    steps: Steps,
 }
 
 /// State of the event loop.
@@ -70,6 +73,7 @@ pub(super) struct Server {
     clients: HashMap<u64, Connection>,
     next_client: u64,
     active: HashMap<u64, Active>,
+    exclusion: Exclusion,
     next_token: u64,
     at_disk: usize,
     /// Requests that wait for room in the disk queue.
@@ -106,6 +110,7 @@ impl Server {
             clients: HashMap::new(),
             next_client: FIRST_CLIENT,
             active: HashMap::new(),
+            exclusion: Exclusion::default(),
             next_token: 0,
             at_disk: 0,
             backlog: VecDeque::new(),
@@ -205,7 +210,8 @@ impl Server {
         }
         let id = self.next_client;
         let deadline = Instant::now() + self.options.handshake;
-        let mut client = Connection::new(stream, self.export.clone(), deadline);
+        let mut client =
+            Connection::new(stream, (self.export.clone(), self.geometry.sector_size), deadline);
         client.interest = (true, false);
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {
@@ -243,7 +249,7 @@ impl Server {
                 return;
             }
             match client.next(&mut self.buffers) {
-                Ok(Some(request_at_disk)) => self.start(id, request_at_disk),
+                Ok(Some(request)) => self.start(id, request),
                 Ok(None) => return,
                 Err(error) => return self.disconnect(id, &error),
             }
@@ -308,48 +314,70 @@ impl Server {
         }
     }
 
-    fn start(&mut self, client: u64, request_at_disk: DiskRequest) {
-        let DiskRequest { request, command, payload } = request_at_disk;
-        let len = u64::from(request.len);
-        let writes_zeros =
-            matches!(command, Command::WriteZeroes { .. }) && !self.geometry.write_zeroes;
-        let then_flush = match command {
-            Command::Trim { fua } | Command::WriteZeroes { fua } => fua,
-            _ => false,
+    fn start(&mut self, client: u64, wanted: DiskRequest) {
+        let DiskRequest { request, command, payload } = wanted;
+        let Geometry { sector_size, write_zeroes, .. } = self.geometry;
+        let steps = steps(command, Span::of(&request), sector_size, write_zeroes);
+        let reads_edges = steps.iter().any(|step| matches!(step, Step::ReadEdge(_)));
+        let sector = Span { offset: 0, len: u64::from(sector_size) };
+        let edge = match reads_edges.then(|| self.buffers.take(sector, sector_size)).transpose() {
+            Ok(edge) => edge,
+            Err(_) => {
+                if let Some(client) = self.clients.get_mut(&client) {
+                    client.answer(&request, payload, Err(libc::ENOMEM), &mut self.buffers);
+                }
+                return;
+            }
         };
-        let zeros_left = if writes_zeros { len } else { 0 };
         let token = self.next_token;
         self.next_token += 1;
-        let active = Active { client, request, payload, zeros_left, then_flush };
-        let op = match command {
-            Command::Read => Op::Read,
-            Command::Write { fua } => Op::Write { fua },
-            Command::Trim { .. } => Op::Discard { secure: false },
-            Command::WriteZeroes { .. } if writes_zeros => Op::Write { fua: false },
-            Command::WriteZeroes { .. } => Op::WriteZeroes,
-            Command::Flush | Command::BlockStatus | Command::Disconnect => Op::Flush,
-        };
-        self.queue_step(token, active, op);
+        let may_start = self.exclusion.admit(token, &steps);
+        let active = Active { client, request, payload, edge, current: None, steps };
+        if may_start {
+            self.advance(token, active);
+        } else {
+            self.active.insert(token, active);
+        }
     }
 
-    /// Queues the next step of a request for the disk.
-    fn queue_step(&mut self, token: u64, mut active: Active, op: Op) {
-        let ClientRequest { offset, len, .. } = active.request;
-        let (mut offset, mut len) = (offset, u64::from(len));
+    /// Queues the next step of a request for the disk. Queues the reply instead if no step is left, and returns
+    /// the client.
+    fn advance(&mut self, token: u64, mut active: Active) -> Option<u64> {
+        let Some(step) = active.steps.pop() else { return Some(self.finish(active, Ok(()))) };
+        active.current = Some(step);
         let mut segments = self.vectors.pop().unwrap_or_default();
-        if op == Op::Flush {
-            (offset, len) = (0, 0);
-        } else if active.zeros_left > 0 {
-            offset += len - active.zeros_left;
-            len = active.zeros_left.min(ZEROS as u64);
-            active.zeros_left -= len;
-            let len = usize::try_from(len).unwrap_or(ZEROS);
-            segments.extend(self.zeros.slice(0, len).map(Segment::from));
-        } else if let Some(payload) = &active.payload {
-            segments.push(payload.bytes.clone().into());
-        }
+        let with = |payload: &Option<Payload>| {
+            payload.as_ref().map(|payload| Segment::from(payload.sectors.clone()))
+        };
+        let (op, span) = match step {
+            Step::Flush => (Op::Flush, Span { offset: 0, len: 0 }),
+            Step::Range(op, span) => (op, span),
+            Step::Payload(op, span) => {
+                segments.extend(with(&active.payload));
+                (op, span)
+            }
+            Step::ReadEdge(span) => {
+                segments.extend(with(&active.edge));
+                (Op::Read, span)
+            }
+            Step::WriteEdge(span) => {
+                segments.extend(with(&active.edge));
+                (Op::Write { fua: false }, span)
+            }
+            Step::Zeros(span) => {
+                let now = Span { len: span.len.min(ZEROS as u64), ..span };
+                if now.len < span.len {
+                    let rest = Span { offset: now.end(), len: span.len - now.len };
+                    active.steps.push(Step::Zeros(rest));
+                }
+                let len = usize::try_from(now.len).unwrap_or(ZEROS);
+                segments.extend(self.zeros.slice(0, len).map(Segment::from));
+                (Op::Write { fua: false }, now)
+            }
+        };
         self.active.insert(token, active);
-        self.backlog.push_back(Request { token, op, offset, len, segments });
+        self.backlog.push_back(Request { token, op, offset: span.offset, len: span.len, segments });
+        None
     }
 
     fn submit_backlog(&mut self) {
@@ -366,21 +394,61 @@ impl Server {
         self.at_disk = self.at_disk.saturating_sub(1);
         segments.clear();
         self.vectors.push(segments);
-        let mut active = self.active.remove(&token)?;
-        if result.is_ok() && active.zeros_left > 0 {
-            self.queue_step(token, active, Op::Write { fua: false });
-            return None;
+        let active = self.active.remove(&token)?;
+        let result = result.and_then(|()| merge_edge(&active, &self.zeros));
+        if result.is_ok() && !active.steps.is_empty() {
+            return self.advance(token, active);
         }
-        if result.is_ok() && active.then_flush {
-            active.then_flush = false;
-            self.queue_step(token, active, Op::Flush);
-            return None;
+        for token in self.exclusion.finish(token) {
+            if let Some(active) = self.active.remove(&token) {
+                self.advance(token, active);
+            }
         }
-        let Active { client: id, request, payload, .. } = active;
+        Some(self.finish(active, result))
+    }
+
+    /// Queues the reply of a request and returns its client.
+    fn finish(&mut self, active: Active, result: Result<(), i32>) -> u64 {
+        let Active { client: id, request, payload, edge, .. } = active;
+        edge.into_iter().for_each(|edge| self.buffers.give_back(edge));
         match self.clients.get_mut(&id) {
             Some(client) => client.answer(&request, payload, result, &mut self.buffers),
             None => payload.into_iter().for_each(|payload| self.buffers.give_back(payload)),
         }
-        Some(id)
+        id
     }
+}
+
+/// Completes data with the sector at its edge, if that was read now: a write with the bytes around its range,
+/// and the sector itself with zeros inside the range of a write of zeros.
+fn merge_edge(active: &Active, zeros: &LentSlice) -> Result<(), i32> {
+    let (Some(Step::ReadEdge(sector)), Some(edge)) = (active.current, &active.edge) else {
+        return Ok(());
+    };
+    let range = Span::of(&active.request);
+    let within = |base: u64, span: Span| {
+        Some((
+            usize::try_from(span.offset.checked_sub(base)?).ok()?,
+            usize::try_from(span.len).ok()?,
+        ))
+    };
+    let copy = |to: &LentSlice, base: u64, from: (&LentSlice, u64), span: Span| {
+        let (at, len) = within(base, span)?;
+        let (source, _) = within(from.1, span)?;
+        to.copy_from_lent(at, from.0, source, len).ok()
+    };
+    let copied = match &active.payload {
+        None => {
+            let span = range.common(sector);
+            copy(&edge.sectors, sector.offset, (zeros, span.offset), span)
+        }
+        Some(payload) => {
+            let base = range.widened(u32::try_from(sector.len).unwrap_or(1)).offset;
+            let mut around = sector.around(range).into_iter().filter(|span| span.len > 0);
+            around.try_for_each(|span| {
+                copy(&payload.sectors, base, (&edge.sectors, sector.offset), span)
+            })
+        }
+    };
+    copied.ok_or(libc::EIO)
 }

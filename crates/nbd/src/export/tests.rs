@@ -109,7 +109,6 @@ fn refused_request_is_answered_and_its_payload_skipped() {
     let mut stream = served.client();
     assert_eq!(ask(&mut stream, command::READ, BYTES, 512), error::INVAL);
     assert_eq!(ask(&mut stream, command::READ, u64::MAX - 511, 512), error::INVAL);
-    assert_eq!(ask(&mut stream, command::READ, 1, 512), error::INVAL);
     assert_eq!(ask(&mut stream, command::BLOCK_STATUS, 0, 512), error::INVAL);
     assert_eq!(ask(&mut stream, 4711, 0, 0), error::INVAL);
     let mut write = request(command::WRITE, 7, BYTES - 512, 1 << 20);
@@ -253,4 +252,94 @@ fn write_zeroes_on_disk_without_zeroing_writes_zeros() {
     let end = 512 + (2 << 20) + 512;
     assert!(back[..512].iter().chain(&back[end..]).all(|byte| *byte == 0x5A));
     assert!(back[512..end].iter().all(|byte| *byte == 0));
+}
+
+/// Sends a write with its data.
+fn write(stream: &mut UnixStream, cookie: u64, offset: u64, data: &[u8]) {
+    let len = u32::try_from(data.len()).unwrap();
+    let bytes = [&request(command::WRITE, cookie, offset, len)[..], data].concat();
+    stream.write_all(&bytes).unwrap();
+}
+
+fn read(stream: &mut UnixStream, offset: u64, len: u32) -> Vec<u8> {
+    assert_eq!(ask(stream, command::READ, offset, len), 0);
+    let mut data = vec![0; len as usize];
+    stream.read_exact(&mut data).unwrap();
+    data
+}
+
+#[test]
+fn unaligned_requests_change_exactly_their_bytes() {
+    const PART: usize = 64 << 10;
+    let served = serve(ExportOptions::default());
+    let mut stream = served.client();
+    let mut expected = vec![0u8; PART];
+    let mut random = ringfence_block::storage::testing::Random::new(99);
+    let mut below = |end: u64| usize::try_from(random.next_u64() % end).unwrap();
+    for round in 0..2000u32 {
+        let offset = below(PART as u64);
+        let len = (below(if round % 3 == 0 { 9000 } else { 600 }) + 1).min(PART - offset);
+        let (at, size) = (offset as u64, u32::try_from(len).unwrap());
+        match below(4) {
+            0 => assert_eq!(read(&mut stream, at, size), expected[offset..offset + len]),
+            1 => {
+                assert_eq!(ask(&mut stream, command::WRITE_ZEROES, at, size), 0);
+                expected[offset..offset + len].fill(0);
+            }
+            _ => {
+                let data = vec![u8::try_from(round % 255 + 1).unwrap(); len];
+                write(&mut stream, 7, at, &data);
+                assert_eq!(answer(&mut stream), 0);
+                expected[offset..offset + len].copy_from_slice(&data);
+            }
+        }
+    }
+    assert!(read(&mut stream, 0, u32::try_from(PART).unwrap()) == expected);
+    // A trim leaves the sectors at its edges, which it covers in part.
+    assert_eq!(ask(&mut stream, command::TRIM, 100, 1000), 0);
+    assert_eq!(ask(&mut stream, command::TRIM, 1100, 100), 0);
+    assert_eq!(read(&mut stream, 0, 512), expected[..512]);
+    assert_eq!(read(&mut stream, 1024, 512), expected[1024..1536]);
+}
+
+#[test]
+fn largest_unaligned_request_is_served() {
+    let served = serve(ExportOptions::default());
+    let mut stream = served.client();
+    let data = vec![5; PAYLOAD_MAX as usize];
+    write(&mut stream, 1, 511, &data);
+    assert_eq!(answer(&mut stream), 0);
+    assert!(read(&mut stream, 511, PAYLOAD_MAX) == data);
+    assert_eq!(read(&mut stream, 510, 1), [0]);
+    assert_eq!(read(&mut stream, 511 + u64::from(PAYLOAD_MAX), 1), [0]);
+}
+
+#[test]
+fn concurrent_writes_to_bytes_of_one_sector_lose_none() {
+    const CLIENTS: usize = 4;
+    const SECTORS: usize = 8;
+    let served = serve(ExportOptions::default());
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let mut stream = served.client();
+            scope.spawn(move || {
+                let mine = (number..SECTORS * 512).step_by(CLIENTS);
+                let places: Vec<u64> = mine.map(|place| place as u64).collect();
+                for batch in places.chunks(64) {
+                    // All at once: the export has them together.
+                    let mut bytes = vec![];
+                    for place in batch {
+                        bytes.extend(request(command::WRITE, 7, *place, 1));
+                        bytes.push(u8::try_from(number + 1).unwrap());
+                    }
+                    stream.write_all(&bytes).unwrap();
+                    batch.iter().for_each(|_| assert_eq!(answer(&mut stream), 0));
+                }
+            });
+        }
+    });
+    let found = read(&mut served.client(), 0, u32::try_from(SECTORS * 512).unwrap());
+    let lost =
+        found.iter().enumerate().filter(|(at, byte)| usize::from(**byte) != at % CLIENTS + 1);
+    assert_eq!(lost.count(), 0);
 }

@@ -235,6 +235,9 @@ impl ClientHandshake {
                 self.structured = true;
                 self.send_option(option::GO, out);
             }
+            (_, reply::TLS_REQUIRED) if asked != option::STARTTLS => {
+                return Err(ProtocolError::RequiresTls);
+            }
             // The server sends simple replies then.
             (option::STRUCTURED_REPLY, reply::ERROR..) => self.send_option(option::GO, out),
             (option::GO, reply::INFO) => self.info(data)?,
@@ -243,6 +246,9 @@ impl ClientHandshake {
             (option::GO, reply::UNSUPPORTED) => self.send_option(option::EXPORT_NAME, out),
             (_, error @ reply::ERROR..) => {
                 let message = String::from_utf8_lossy(&data[..data.len().min(200)]).into_owned();
+                if asked == option::STARTTLS {
+                    return Err(ProtocolError::NoTls { message });
+                }
                 return Err(ProtocolError::Refused { option: asked, error, message });
             }
             // Unrequested information, and replies of unknown types, are ignored.

@@ -38,7 +38,7 @@ pub struct Offer {
     pub bytes: u64,
     /// Transmission flags ([`transmission`]).
     pub flags: u16,
-    /// Unit of offsets and lengths in bytes.
+    /// Unit of offsets and lengths in bytes that clients keep to.
     pub block_min: u32,
     /// Preferred unit of requests in bytes.
     pub block_preferred: u32,
@@ -156,6 +156,24 @@ pub enum ProtocolError {
         /// Message of the server.
         message: String,
     },
+    /// Server that refuses connections in the clear.
+    #[error("the server requires TLS: use nbds:// (on a Unix socket nbds+unix://)")]
+    RequiresTls,
+    /// Server without TLS.
+    #[error(
+        "the server offers no TLS{}: use nbd:// only if its network is trusted",
+        escaped_suffix(message)
+    )]
+    NoTls {
+        /// Message of the server.
+        message: String,
+    },
+    /// Server that asked for a certificate and ended the connection, as it got none.
+    #[error(
+        "the server wants a client certificate: put client-cert.pem and client-key.pem beside ca-cert.pem \
+         (?tls-certificates=DIRECTORY)"
+    )]
+    WantsCertificate,
     /// Agreement of the server without the size of the disk.
     #[error("the server agreed, but did not say how large the disk is")]
     NoExport,

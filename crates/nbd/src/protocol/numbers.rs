@@ -61,6 +61,8 @@ pub mod reply {
     pub const POLICY: u32 = ERROR + 2;
     /// Option data that is malformed.
     pub const INVALID: u32 = ERROR + 3;
+    /// Server that accepts this option over TLS alone.
+    pub const TLS_REQUIRED: u32 = ERROR + 5;
     /// Export name unknown to the server.
     pub const UNKNOWN: u32 = ERROR + 6;
     /// Option data beyond the server's limit.

@@ -208,8 +208,10 @@ fn request_is_parsed_or_answered_with_error() {
     assert_eq!(parse(0, command::DISCONNECT, 0, 0), Ok(Command::Disconnect));
     assert_eq!(parse(0, command::WRITE, end - 512, 1024), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, u64::MAX - 511, 512), Err(error::INVAL));
-    assert_eq!(parse(0, command::READ, 100, 512), Err(error::INVAL));
-    assert_eq!(parse(0, command::READ, 0, 100), Err(error::INVAL));
+    assert_eq!(parse(0, command::READ, 100, 512), Ok(Command::Read));
+    assert_eq!(parse(0, command::READ, 0, 100), Ok(Command::Read));
+    assert_eq!(parse(0, command::WRITE, end - 1, 1), Ok(Command::Write { fua: false }));
+    assert_eq!(parse(0, command::WRITE, end - 1, 2), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, 0, 0), Err(error::INVAL));
     assert_eq!(parse(command_flag::DF, command::WRITE, 0, 512), Err(error::INVAL));
     assert_eq!(parse(0, 99, 0, 512), Err(error::INVAL));

@@ -107,6 +107,10 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GETFL)]),
     // platform/src/local/arena.rs: an arena's exact seals
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_GET_SEALS)]),
+    // sys/src/byte_lock.rs: whether QEMU uses a disk
+    on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_OFD_GETLK)]),
+    // sys/src/byte_lock.rs: the locks by which QEMU knows that a disk is in use
+    on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_OFD_SETLK)]),
     // sandbox/src/isolation/syscalls.rs: descriptor flags
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFD)]),
     // block/src/storage/file/facts.rs: O_DIRECT
@@ -114,7 +118,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
     // block/src/storage/file/pool.rs: a guest flushes its disk
     on(DRIVER | DAEMON, libc::SYS_fdatasync, &[]),
-    // block/src/storage/file/facts.rs: that nobody else has a disk
+    // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
     // platform/src/local/arena.rs: an arena's exact size

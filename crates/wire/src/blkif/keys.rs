@@ -61,6 +61,8 @@ pub const RINGFENCE_WINDOW: &str = "ringfence-window";
 /// Frontend, Ringfence only, per queue: number of references of [`RINGFENCE_WINDOW`], reserved ones included. Xen needs
 /// it to open the window. Absent: the platform finds the number.
 pub const RINGFENCE_WINDOW_REFERENCES: &str = "ringfence-window-references";
+/// Frontend, Ringfence only: `1` if it knows the status [`Status::NoSpace`](super::Status::NoSpace). Absent: no.
+pub const RINGFENCE_NO_SPACE: &str = "ringfence-no-space";
 /// Frontend: layout of requests. Absent: the layout of the frontend's own architecture.
 pub const PROTOCOL: &str = "protocol";
 /// Frontend: number of queues used. Absent: 1.

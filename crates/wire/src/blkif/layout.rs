@@ -5,6 +5,9 @@ use crate::macros::enum_with_unknown;
 enum_with_unknown! {
     /// Result of a request (`BLKIF_RSP_*`).
     pub enum Status(i16) {
+        /// Ringfence only: no space is left on the storage. Sent to frontends with the key
+        /// [`RINGFENCE_NO_SPACE`](super::keys::RINGFENCE_NO_SPACE) alone.
+        NoSpace = -28,
         /// Operation unknown, or not offered for this disk.
         NotSupported = -2,
         Error = -1,

@@ -4,7 +4,6 @@
 //! that does the I/O receives the descriptor and these facts.
 
 // #syscall daemon openat: the disks of guests that come
-// #syscall daemon flock: that nobody else has a disk
 // #syscall daemon fstat,fstatfs: what a disk is, and on what
 // #syscall daemon statx 2-AT_EMPTY_PATH: whether a file is there
 // #syscall daemon fallocate: whether ranges can be given up
@@ -17,18 +16,15 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use ringfence_memory::{Mapping, ReadList};
 use ringfence_sys::blkdev;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, StatxFlags};
 use serde::{Deserialize, Serialize};
 
 use super::super::signature::{EXAMINED, Format};
+use super::lock::{self, LockHolder};
 use super::options::FileOptions;
-
-/// Maximum wait for the lock. I/O in flight of a daemon that ended still holds it.
-const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Advice on options that declare a disk raw: of `ringfence run --disk` and of a Xen guest's configuration.
 const RAW_HINT: &str = "--disk FILE,format=raw; for a Xen guest target=raw:FILE";
@@ -153,15 +149,13 @@ pub enum OpenFileError {
         /// Reason of the refusal.
         why: String,
     },
-    /// File that another process has locked as a disk.
-    #[error(
-        "{} is in use as a disk by another process (it holds a lock): stop that one first, or open \
-         both read-only",
-        path.display()
-    )]
+    /// File that another process has locked.
+    #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
     InUse {
         /// Path of the file.
         path: PathBuf,
+        /// Process that holds the lock.
+        holder: LockHolder,
     },
 }
 
@@ -212,7 +206,7 @@ impl OpenFile {
             _ => return Err(OpenFileError::Kind { path: path.to_owned() }),
         };
         let sector_size = sector_size(&file, kind, options, path)?;
-        lock(&file, options.read_only, path)?;
+        lock::acquire(&file, options.read_only, path)?;
         let sysfs = Sysfs::of(kind, stat.st_rdev);
         let bytes = bytes(&file, kind, sector_size, (options, path))?;
         if kind == FileKind::Regular && !options.raw && !options.in_use {
@@ -239,7 +233,10 @@ impl OpenFile {
     }
 }
 
-fn system<E: Into<io::Error>>(what: &'static str, path: &Path) -> impl FnOnce(E) -> OpenFileError {
+pub(super) fn system<E: Into<io::Error>>(
+    what: &'static str,
+    path: &Path,
+) -> impl FnOnce(E) -> OpenFileError {
     let path = path.to_owned();
     move |error| OpenFileError::System { what, path, source: error.into() }
 }
@@ -352,28 +349,6 @@ fn try_direct(file: &OwnedFd, align: u32) -> bool {
     list.push_lent(&lent, len, len).is_ok() && list.read_at(file, u64::from(align)).is_ok()
 }
 
-fn lock(file: &OwnedFd, shared: bool, path: &Path) -> Result<(), OpenFileError> {
-    let operation = if shared {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
-    let until = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match rustix::fs::flock(file, operation) {
-            Ok(()) => return Ok(()),
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(OpenFileError::InUse { path: path.to_owned() });
-            }
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(system("locking", path)(error)),
-        }
-    }
-}
-
 /// Returns the size of the disk in bytes. For a file that a guest uses already, a partial sector at the
 /// end is not served.
 fn bytes(
@@ -392,6 +367,9 @@ fn bytes(
         }
     };
     let over = bytes % u64::from(sector_size);
+    if over > 0 && options.in_use {
+        tracing::warn!("{}: its last {over} bytes are no sector and not served", path.display());
+    }
     match (bytes - over, over) {
         (0, _) if bytes == 0 => Err(OpenFileError::Empty { path: path.to_owned(), bytes }),
         (whole, 0) => Ok(whole),

@@ -23,13 +23,14 @@
 //!
 //! # Locking
 //!
-//! Opening takes an exclusive lock (`flock`; shared for a read-only disk). The lock belongs to the open
-//! file, which I/O in flight holds. After a crash the next daemon gets the disk when the last write of the
-//! old one has completed, so no old write can overtake a new one.
+//! Opening takes an exclusive `flock` (shared for a read-only disk) and the byte locks of QEMU (`lock.rs`). The
+//! locks belong to the open file, which I/O in flight holds. After a crash the next daemon gets the disk when
+//! the last write of the old one has completed, so no old write can overtake a new one.
 
 mod bounce;
 mod facts;
 mod job;
+mod lock;
 mod options;
 mod pool;
 mod uring;
@@ -42,6 +43,7 @@ use std::sync::{Arc, Once};
 use ringfence_memory::{LentSlice, Mapping};
 
 pub use facts::{DirectRules, FileFacts, FileKind, OpenFile, OpenFileError};
+pub use lock::LockHolder;
 pub use options::{Bounce, CacheMode, Engine, FileOptions, UnknownOption};
 
 use super::{Discard, Disk, DiskQueue, Geometry};

@@ -117,7 +117,8 @@ impl VbdBackend {
             return Err(ConnectError::Queues { wanted: queues, limit });
         }
         let ring_pages = self.ring_pages(most_order.min(RING_ORDER_MAX), store)?;
-        let agreement = Agreement { abi, persistent, rules };
+        let no_space = store.read_flag(&end.front(keys::RINGFENCE_NO_SPACE))?;
+        let agreement = Agreement { abi, persistent, rules, no_space };
         // A key with value 1 still means queue 0 at the top level, as for a frontend without the key.
         let has_directories = wanted.is_some_and(|n| n > 1);
         Ok(ConnectionTerms { agreement, windows, queues, has_directories, ring_pages })
