@@ -293,7 +293,7 @@ fn ordinary_user_can_run_all_command_tests() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
     let program = directory.path().join("ringfence");
-    std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), &program).unwrap();
+    support::users::copy_program(&program);
     let session = directory.path().join("session");
     std::fs::create_dir(&session).unwrap();
     std::os::unix::fs::chown(&session, Some(USER), Some(USER)).unwrap();

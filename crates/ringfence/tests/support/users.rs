@@ -8,6 +8,13 @@ use super::{Lab, MOMENT, Running};
 /// User id that no program has.
 pub const USER: u32 = 12345;
 
+/// Copies this program to where every user can run it. Another process writes the file: a child that another thread
+/// starts would inherit a descriptor for writing, and the file would be busy.
+pub fn copy_program(to: &Path) {
+    let mut copy = std::process::Command::new("cp");
+    assert!(copy.arg(env!("CARGO_BIN_EXE_ringfence")).arg(to).status().unwrap().success());
+}
+
 /// Lab whose guests are started by one user.
 pub struct Site {
     pub lab: Lab,
@@ -29,7 +36,7 @@ impl Site {
     pub fn of(user: Option<u32>) -> Site {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("ringfence");
-        std::fs::copy(env!("CARGO_BIN_EXE_ringfence"), &program).unwrap();
+        copy_program(&program);
         let lab = Lab::of(program);
         let mut wrapper = vec![];
         if let Some(user) = user {
