@@ -122,7 +122,7 @@ impl<'a> Launch<'a> {
         if options.switch.is_none() {
             return self.run_without_switch(&directory, uplink);
         }
-        let mut disks = Disks::open(&options.disks, &directory)?;
+        let mut disks = Disks::open(&options.disks, &directory, self.reporter)?;
         let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
@@ -193,7 +193,7 @@ impl<'a> Launch<'a> {
                 "--disk and --host-tap need the driver domain of a switch: leave out --switch none"
             );
         }
-        let disks = Disks::open(&[], directory)?;
+        let disks = Disks::open(&[], directory, self.reporter)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let processes =
