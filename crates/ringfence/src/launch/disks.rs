@@ -57,12 +57,16 @@ pub(super) struct Disks {
 
 impl Disks {
     /// Opens and locks the files, and creates the sockets.
-    pub(super) fn open(specs: &[DiskSpec], directory: &RuntimeDir) -> anyhow::Result<Disks> {
+    pub(super) fn open(
+        specs: &[DiskSpec],
+        directory: &RuntimeDir,
+        reporter: Reporter,
+    ) -> anyhow::Result<Disks> {
         ensure!(specs.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
         let mut disks = Disks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
         let mut found = vec![];
         for (spec, handle) in specs.iter().zip(0u16..) {
-            found.push((spec.mode, handle, disks.open_source(handle, &spec.source)?));
+            found.push((spec.mode, handle, disks.open_source(handle, &spec.source, reporter)?));
         }
         if found.is_empty() {
             return Ok(disks);
@@ -90,11 +94,13 @@ impl Disks {
         &mut self,
         handle: u16,
         source: &Source,
+        reporter: Reporter,
     ) -> anyhow::Result<(Medium, Option<OwnedFd>)> {
         match source {
             Source::File { path, options } => {
                 // The error's message has the reason already.
-                let opened = OpenFile::open(path, options);
+                let report = |text: &str| reporter.problem(text);
+                let opened = OpenFile::open_reporting(path, options, &report);
                 let OpenFile { file, facts } = opened.map_err(|error| anyhow!("{error}"))?;
                 Ok((Medium::File { facts, options: options.clone() }, Some(file)))
             }
@@ -260,6 +266,7 @@ mod tests {
 
     use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
 
+    use super::super::report::Loudness;
     use super::*;
 
     #[test]
@@ -269,7 +276,7 @@ mod tests {
         let image = outer.path().join("image");
         std::fs::write(&image, [0; 4096]).unwrap();
         let spec = image.display().to_string().parse().unwrap();
-        let disks = Disks::open(&[spec], &directory).unwrap();
+        let disks = Disks::open(&[spec], &directory, Reporter::new(Loudness::Quiet)).unwrap();
         assert_descriptors_are_refused(UnixStream::connect(&disks.list[0].path).unwrap());
     }
 

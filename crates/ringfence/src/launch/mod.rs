@@ -128,7 +128,7 @@ impl<'a> Launch<'a> {
         if !options.has_switch() && options.disks.is_empty() {
             return self.run_without_driver(&directory, uplink);
         }
-        let mut disks = Disks::open(&options.disks, &directory)?;
+        let mut disks = Disks::open(&options.disks, &directory, self.reporter)?;
         let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
@@ -194,7 +194,7 @@ impl<'a> Launch<'a> {
         uplink: Option<Uplink>,
     ) -> anyhow::Result<u8> {
         let options = self.options;
-        let disks = Disks::open(&[], directory)?;
+        let disks = Disks::open(&[], directory, self.reporter)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let processes =

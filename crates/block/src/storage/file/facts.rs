@@ -176,9 +176,22 @@ impl OpenFile {
     ///
     /// Returns [`OpenFileError`].
     pub fn open(path: &Path, options: &FileOptions) -> Result<OpenFile, OpenFileError> {
+        OpenFile::open_reporting(path, options, &warn)
+    }
+
+    /// Opens a file as [`OpenFile::open`] does, and reports to `report` if it waits for a lock.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`OpenFileError`].
+    pub fn open_reporting(
+        path: &Path,
+        options: &FileOptions,
+        report: &dyn Fn(&str),
+    ) -> Result<OpenFile, OpenFileError> {
         let flags = OpenFile::flags(options) | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(system("opening", path))?;
-        OpenFile::of(file, path, options)
+        OpenFile::examine(file, path, options, report)
     }
 
     /// Returns the flags with which a file is opened for [`OpenFile::of`].
@@ -199,6 +212,15 @@ impl OpenFile {
         path: &Path,
         options: &FileOptions,
     ) -> Result<OpenFile, OpenFileError> {
+        OpenFile::examine(file, path, options, &warn)
+    }
+
+    fn examine(
+        file: OwnedFd,
+        path: &Path,
+        options: &FileOptions,
+        report: &dyn Fn(&str),
+    ) -> Result<OpenFile, OpenFileError> {
         let stat = rustix::fs::fstat(&file).map_err(system("looking at", path))?;
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => FileKind::Regular,
@@ -206,7 +228,7 @@ impl OpenFile {
             _ => return Err(OpenFileError::Kind { path: path.to_owned() }),
         };
         let sector_size = sector_size(&file, kind, options, path)?;
-        lock::acquire(&file, options.read_only, path)?;
+        lock::acquire(&file, options.read_only, path, report)?;
         let sysfs = Sysfs::of(kind, stat.st_rdev);
         let bytes = bytes(&file, kind, sector_size, (options, path))?;
         if kind == FileKind::Regular && !options.raw && !options.in_use {
@@ -231,6 +253,10 @@ impl OpenFile {
         };
         Ok(OpenFile { file, facts })
     }
+}
+
+fn warn(text: &str) {
+    tracing::warn!("{text}");
 }
 
 pub(super) fn system<E: Into<io::Error>>(

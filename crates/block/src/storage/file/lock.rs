@@ -95,8 +95,13 @@ impl std::fmt::Display for LockHolder {
     }
 }
 
-/// Takes both kinds of locks. Waits for other holders at most [`TIMEOUT`], and reports the wait.
-pub(super) fn acquire(file: &OwnedFd, read_only: bool, path: &Path) -> Result<(), OpenFileError> {
+/// Takes both kinds of locks. Waits for other holders at most [`TIMEOUT`], and reports the wait to `report`.
+pub(super) fn acquire(
+    file: &OwnedFd,
+    read_only: bool,
+    path: &Path,
+    report: &dyn Fn(&str),
+) -> Result<(), OpenFileError> {
     let begun = Instant::now();
     let mut told = false;
     loop {
@@ -108,7 +113,7 @@ pub(super) fn acquire(file: &OwnedFd, read_only: bool, path: &Path) -> Result<()
         if !told && waited >= SILENCE {
             told = true;
             let left = (TIMEOUT - waited).as_secs();
-            tracing::warn!("{} is in use {holder}: waiting for {left} seconds", path.display());
+            report(&format!("{} is in use {holder}: waiting for {left} seconds", path.display()));
         }
         std::thread::sleep(PAUSE);
     }
