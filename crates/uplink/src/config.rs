@@ -14,7 +14,7 @@ pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
 
 /// Default maximum of concurrent UDP associations. Each holds a descriptor.
 pub const UDP_FLOWS_MAX: usize = 4096;
-/// Maximum of relays.
+/// Maximum of relays of one engine.
 const RELAYS_MAX: usize = 1024;
 /// Default maximum of concurrent ICMP echo flows. Each holds a descriptor.
 pub const ICMP_FLOWS_MAX: usize = 256;

@@ -12,6 +12,8 @@
 //! A connection that the guest refuses there, or that is beyond the maximum, takes the way of all others: through the
 //! link, from the router's address.
 
+// #syscall uplink getsockopt 1=SOL_SOCKET: address family of a socket
+
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
