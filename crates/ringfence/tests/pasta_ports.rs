@@ -56,6 +56,11 @@ fn is_refused(run: impl Fn(&[&str]) -> Running, address: &str, port: &str) -> bo
     run(&["python3", "peer.py", "refused", address, port]).succeed(LONG).contains("refused")
 }
 
+/// Returns `true` if no server answers at the port.
+fn is_unserved(run: impl Fn(&[&str]) -> Running, address: &str, port: &str) -> bool {
+    run(&["python3", "peer.py", "unserved", address, port]).succeed(LONG).contains("refused")
+}
+
 /// Starts slirp4netns with an API socket, and waits until the network is usable.
 fn start_slirp4netns(world: &World, pid: &str) -> Running {
     let script =
@@ -184,5 +189,70 @@ fn automatic_ports_follow_the_listeners_of_the_namespace() {
     assert!(is_reached(outside, "tcp_client", HOST_V4, "8081"));
     again.end();
     assert_eq!(pasta.end().status, Some(0));
+    drop(child);
+}
+
+/// Starts pasta with a port that leads to port 80 of the namespace, and waits until the network is usable.
+fn start_pasta(world: &World, pid: &str, options: &[&str]) -> Running {
+    let _ = std::fs::remove_file(world.file("pid"));
+    let words = ["./pasta", "--foreground", "--config-net", "-P", "pid", "-t", "8080:80"];
+    let pasta = world.host(&[&words[..], options, &[pid]].concat());
+    let is_ready =
+        || std::fs::read_to_string(world.file("pid")).is_ok_and(|text| text.ends_with('\n'));
+    assert!(eventually(MOMENT, is_ready));
+    pasta
+}
+
+#[test]
+fn server_at_the_namespaces_loopback_is_reached_from_the_hosts_loopback_only() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let pasta = start_pasta(&world, &pid, &["--host-lo-to-ns-lo"]);
+    inside(&world, &pid, &["ip", "link", "set", "lo", "up"]).succeed(LONG);
+    let servers = ["127.0.0.1", "::1"].map(|address| {
+        let server = inside(&world, &pid, &["python3", "peer.py", "tcp_server", address, "80"]);
+        server.wait_for_output("listening");
+        server
+    });
+    let (host, outside) =
+        (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
+    for (address, server) in ["127.0.0.1", "::1"].into_iter().zip(&servers) {
+        assert!(is_reached(host, "tcp_client", address, "8080"), "{address}");
+        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+    }
+    assert!(is_unserved(outside, HOST_V4, "8080") && is_unserved(outside, HOST_V6, "8080"));
+    // More connections at a time than the first sockets of the namespace.
+    assert!(is_reached(host, "several", "127.0.0.1", "8080"));
+    servers.into_iter().for_each(|server| drop(server.end()));
+    assert!(is_unserved(host, "127.0.0.1", "8080"));
+    // Every other server is reached as well: through the interface.
+    let server = inside(&world, &pid, &["python3", "peer.py", "tcp_server", HOST_V4, "80"]);
+    server.wait_for_output("listening");
+    assert!(is_reached(host, "tcp_client", "127.0.0.1", "8080"));
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "8080"));
+    server.end();
+    assert_eq!(pasta.end().status, Some(0));
+    drop(child);
+}
+
+#[test]
+fn namespaces_loopback_is_not_reached_without_the_option() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let host = |words: &[&str]| world.host(words);
+    for (options, client) in [(&[][..], HOST_V4), (&["--no-splice"][..], "192.0.2.1")] {
+        let pasta = start_pasta(&world, &pid, options);
+        inside(&world, &pid, &["ip", "link", "set", "lo", "up"]).succeed(LONG);
+        let hidden = inside(&world, &pid, &["python3", "peer.py", "tcp_server", "127.0.0.1", "80"]);
+        hidden.wait_for_output("listening");
+        assert!(is_unserved(host, "127.0.0.1", "8080"), "{options:?}");
+        hidden.end();
+        let server = inside(&world, &pid, &["python3", "peer.py", "tcp_server", "0.0.0.0", "80"]);
+        server.wait_for_output("listening");
+        assert!(is_reached(host, "tcp_client", "127.0.0.1", "8080"), "{options:?}");
+        let said = server.end().stdout;
+        assert!(said.contains(&format!("client {client}\n")), "{options:?}: {said}");
+        assert_eq!(pasta.end().status, Some(0));
+    }
     drop(child);
 }

@@ -14,6 +14,8 @@ pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
 
 /// Default maximum of concurrent UDP associations. Each holds a descriptor.
 pub const UDP_FLOWS_MAX: usize = 4096;
+/// Maximum of relays of one engine.
+const RELAYS_MAX: usize = 1024;
 /// Default maximum of concurrent ICMP echo flows. Each holds a descriptor.
 pub const ICMP_FLOWS_MAX: usize = 256;
 
@@ -59,6 +61,8 @@ pub struct Config {
     pub udp_flows_max: usize,
     /// Maximum of echo flows; beyond it the one idle longest is evicted.
     pub icmp_flows_max: usize,
+    /// Maximum of relays ([`crate::relay`]); more connections take the way through the link.
+    pub relays_max: usize,
     /// Addresses and services of the guest's network.
     pub guest: GuestNetwork,
     /// Protocols that are not carried or answered.
@@ -110,6 +114,7 @@ impl Default for Config {
             tcp: TcpConfig::default(),
             udp_flows_max: UDP_FLOWS_MAX,
             icmp_flows_max: ICMP_FLOWS_MAX,
+            relays_max: RELAYS_MAX,
             guest: GuestNetwork::default(),
             left_out: LeftOut::default(),
             share: Share::default(),

@@ -20,8 +20,13 @@ macro_rules! counters {
 impl UplinkCounters {
     /// Returns the payload bytes in both directions.
     pub(crate) fn bytes(&self) -> u64 {
-        let all =
-            [&self.tcp_bytes_in, &self.tcp_bytes_out, &self.udp_bytes_in, &self.udp_bytes_out];
+        let all = [
+            &self.tcp_bytes_in,
+            &self.tcp_bytes_out,
+            &self.udp_bytes_in,
+            &self.udp_bytes_out,
+            &self.relay_bytes,
+        ];
         all.into_iter().fold(0, |sum, bytes| sum.wrapping_add(bytes.get()))
     }
 }
@@ -153,4 +158,8 @@ counters! {
     tcp_bytes_in;
     /// TCP payload bytes to the guest, retransmissions included.
     tcp_bytes_out;
+    /// Connections between the host's loopback and the guest's that bypass the link.
+    relays_opened;
+    /// Payload bytes of these connections, in both directions.
+    relay_bytes;
 }

@@ -23,6 +23,7 @@ use crate::icmp::Icmp;
 use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
+use crate::relay::{Refill, RelayTarget, Relays};
 use crate::replies::Replies;
 use crate::share::{Handoff, Share};
 use crate::tcp::{SegmentRun, Tcp};
@@ -40,6 +41,7 @@ pub struct Uplink {
     udp: Udp,
     icmp: Icmp,
     forwards: Forwards,
+    relays: Relays,
     reassembly: Reassembly,
     /// Frames and connections for other engines, with the engine's index.
     handoffs: Vec<(usize, Handoff)>,
@@ -67,6 +69,7 @@ impl Uplink {
         let tcp = Tcp::new(&config);
         let udp = Udp::new(config.udp_flows_max);
         let icmp = Icmp::new(config.icmp_flows_max);
+        let relays = Relays::new(config.relays_max);
         Uplink {
             config,
             policy_version,
@@ -77,6 +80,7 @@ impl Uplink {
             udp,
             icmp,
             forwards: Forwards::default(),
+            relays,
             reassembly: Reassembly::default(),
             handoffs: Vec::new(),
             ready: Vec::new(),
@@ -132,6 +136,17 @@ impl Uplink {
         }
         self.udp.unlisten(id, &mut context!(self, Duration::ZERO));
         self.config.share.set_udp_forwards(self.udp.forwarded_ports());
+    }
+
+    /// Relays connections from the host's loopback to forwarded ports. `refill` asks for sockets of the guest's
+    /// network, which arrive by [`add_relay_sockets`](Self::add_relay_sockets). The first ones come unasked.
+    pub fn relay(&mut self, target: RelayTarget, refill: Refill) {
+        self.relays.enable(target, refill);
+    }
+
+    /// Adds sockets of the guest's network. None at all switches relays off.
+    pub fn add_relay_sockets(&mut self, sockets: Vec<OwnedFd>) {
+        self.relays.add_sockets(sockets);
     }
 
     /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
@@ -334,11 +349,17 @@ impl Uplink {
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
                 OwnerKind::Addresses => self.close_forbidden(now),
+                OwnerKind::Relay => self.relays.ready(ready),
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
         self.ready = events;
-        Ok(count)
+        let (more, refused) = self.relays.run(&mut context!(self, now));
+        for accepted in refused {
+            let context = &mut context!(self, now);
+            crate::forward::open(accepted, &mut self.tcp, &mut self.handoffs, context);
+        }
+        Ok(count + more)
     }
 
     /// Closes flows of the guest that may not stay: to addresses that became the host's own, or that a new egress
@@ -391,8 +412,12 @@ impl Uplink {
     pub fn output(&mut self, link: &mut dyn GuestLink, now: Duration) -> bool {
         let mut more = !self.send_replies(link);
         if !more {
-            more =
-                self.forwards.accept(&mut self.tcp, &mut self.handoffs, &mut context!(self, now));
+            more = self.forwards.accept(
+                &mut self.tcp,
+                &mut self.relays,
+                &mut self.handoffs,
+                &mut context!(self, now),
+            );
             more |= self.udp.output(link, &mut context!(self, now));
             more |= self.icmp.output(link, &mut context!(self, now));
             more |= self.tcp.output(link, &mut context!(self, now));

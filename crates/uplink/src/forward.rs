@@ -1,7 +1,8 @@
 //! Forwarded TCP ports: accepts connections of the host's listening sockets and opens them at the guest.
 //!
 //! The guest sees the client's real address. Ports can be added and removed while the engine runs. A removed
-//! port accepts nothing more; its connections stay. Forwarded UDP ports are part of [`crate::udp`].
+//! port accepts nothing more; its connections stay. Clients on the host's loopback may be relayed
+//! ([`crate::relay`]). Forwarded UDP ports are part of [`crate::udp`].
 
 use core::net::SocketAddr;
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::host::listen::Listener;
 use crate::host::{Owner, OwnerKind, Ready};
+use crate::relay::Relays;
 use crate::share::Handoff;
 use crate::tcp::Tcp;
 
@@ -21,6 +23,17 @@ const ACCEPTS: usize = 64;
 /// Forwarded port of a running engine, as [`Uplink::remove_forward`](crate::Uplink::remove_forward) takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardId(pub(crate) Owner);
+
+/// Connection that a listening socket has accepted.
+#[derive(Debug)]
+pub struct Accepted {
+    /// Socket of the connection.
+    pub file: OwnedFd,
+    /// The host's address of the client.
+    pub client: SocketAddr,
+    /// Address of the guest that the connection leads to.
+    pub guest: SocketAddr,
+}
 
 /// Table whose entries are reused. Generations tell an entry from an earlier one at the same index.
 pub(crate) struct Reused<T> {
@@ -65,6 +78,14 @@ impl<T> Reused<T> {
         let index = usize::try_from(owner.index).ok()?;
         let (generation, value) = self.entries.get(index)?;
         (value.is_some() && *generation == owner.generation).then_some(index)
+    }
+
+    /// Returns the id of the entry at an index, if there is one.
+    pub(crate) fn id_of(&self, kind: OwnerKind, index: usize) -> Option<ForwardId> {
+        let (generation, value) = self.entries.get(index)?;
+        value.as_ref()?;
+        let index = u32::try_from(index).ok()?;
+        Some(ForwardId(Owner { kind, index, generation: *generation }))
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&T> {
@@ -132,23 +153,21 @@ impl Forwards {
     pub(crate) fn accept(
         &mut self,
         tcp: &mut Tcp,
+        relays: &mut Relays,
         handoffs: &mut Vec<(usize, Handoff)>,
         context: &mut Context<'_>,
     ) -> bool {
-        let Some(mac) = context.config.guest.mac else { return false };
         for _ in 0..ACCEPTS {
             let Some(&index) = self.waiting.front() else { return false };
             let Some(port) = self.ports.get_mut(index) else { return false };
+            if relays.is_starving(port.guest.is_ipv4()) {
+                return false;
+            }
             match port.listener.accept() {
                 Ok((file, client)) => {
-                    let (client, guest) = (context.config.inward(client), port.guest);
-                    match context.config.share.of_flow(guest, client) {
-                        own if own == context.config.share.index => {
-                            tcp.accept(file, client, guest, mac, context);
-                        }
-                        engine => {
-                            handoffs.push((engine, Handoff::Connection { file, client, guest }))
-                        }
+                    let accepted = Accepted { file, client, guest: port.guest };
+                    if let Err(accepted) = relays.start(accepted, context) {
+                        open(accepted, tcp, handoffs, context);
                     }
                 }
                 // The connection was aborted before it was accepted.
@@ -161,6 +180,22 @@ impl Forwards {
             }
         }
         !self.waiting.is_empty()
+    }
+}
+
+/// Opens an accepted connection at the guest, or hands it over to the engine that owns its flow.
+pub(crate) fn open(
+    accepted: Accepted,
+    tcp: &mut Tcp,
+    handoffs: &mut Vec<(usize, Handoff)>,
+    context: &mut Context<'_>,
+) {
+    let Some(mac) = context.config.guest.mac else { return };
+    let Accepted { file, client, guest } = accepted;
+    let client = context.config.inward(client);
+    match context.config.share.of_flow(guest, client) {
+        own if own == context.config.share.index => tcp.accept(file, client, guest, mac, context),
+        engine => handoffs.push((engine, Handoff::Connection { file, client, guest })),
     }
 }
 

@@ -85,6 +85,7 @@ mod ndp;
 pub mod packet;
 pub mod port_spec;
 mod reassembly;
+pub mod relay;
 pub mod replies;
 pub mod runner;
 pub mod share;

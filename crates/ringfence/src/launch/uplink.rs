@@ -188,6 +188,7 @@ impl Uplink {
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: false,
+            relay: None,
             verbose,
         }
     }

@@ -28,7 +28,6 @@ pub(crate) const WITHOUT_EFFECT: &[(Names, &str)] = &[
     (("chroot-fallback", None, false), "the sandbox needs no such fallback"),
     (("no-dhcp-dns", None, false), "DHCP offers no name servers without --dhcp-dns"),
     (("no-dhcp-search", None, false), "DHCP offers no search domains without --dhcp-search"),
-    (("no-splice", None, false), "no connection bypasses the interface"),
 ];
 
 /// Options that are refused, with the reason.
@@ -47,11 +46,7 @@ pub(crate) const REFUSED: &[(Names, &str)] = &[
     ),
     (("hostname", Some('H'), true), "DHCP offers no host name"),
     (("fqdn", None, true), "DHCP offers no host name"),
-    (
-        ("host-lo-to-ns-lo", None, false),
-        "the namespace's loopback addresses are not reachable from outside",
-    ),
-    (("splice-only", None, false), "no connection bypasses the interface"),
+    (("splice-only", None, false), "the interface always exists"),
     (("socket", Some('s'), true), "this is an option of passt, for virtual machines"),
     (("socket-path", None, true), "this is an option of passt, for virtual machines"),
     (("fd", Some('F'), true), "this is an option of passt, for virtual machines"),
@@ -246,6 +241,14 @@ pub struct PastaArgs {
     /// UDP ports of the namespace's loopback that lead to the host's: only `none`
     #[arg(short = 'U', long, value_name = "SPEC", help_heading = PORTS)]
     pub udp_ns: Vec<PortSpec>,
+
+    /// Let connections from the host's loopback to a port of -t lead to the namespace's loopback
+    #[arg(long, help_heading = PORTS)]
+    pub host_lo_to_ns_lo: bool,
+
+    /// Let connections from the host's loopback take the way through the interface, as all others do
+    #[arg(long, help_heading = PORTS)]
+    pub no_splice: bool,
 
     /// Listen also at addresses that the host does not have yet
     #[arg(long, help_heading = PORTS)]

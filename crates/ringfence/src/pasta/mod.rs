@@ -13,6 +13,7 @@
 //! * `target`: namespaces to connect, and their end.
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.
+//! * `inside`: sockets of the namespace, for connections from loopback to loopback.
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
 //! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes; `api`: its API socket.
@@ -25,6 +26,7 @@
 mod api;
 pub mod args;
 mod auto;
+mod inside;
 mod messages;
 pub mod namespace;
 mod network;

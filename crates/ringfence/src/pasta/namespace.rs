@@ -12,7 +12,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -25,7 +25,8 @@ use ringfence_sandbox::{
 };
 use ringfence_sys::namespaces::{self, Fresh};
 use rustix::mount::{MountFlags, MountPropagationFlags};
-use rustix::thread::LinkNameSpaceType;
+use rustix::process::DumpableBehavior;
+use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use serde::{Deserialize, Serialize};
 
 use crate::guest::{self, UplinkInterface};
@@ -40,6 +41,10 @@ pub(crate) enum Order {
     Create { connection: Connection, own_pids: bool, blocked: Vec<i32>, open_files: Option<u64> },
     /// The uplink carries packets: the command may start.
     Start,
+    /// Enters existing namespaces, and then creates sockets. Comes with them, as [`Order::Join`] does.
+    Serve,
+    /// Asks for sockets of the namespace ([`super::inside`]).
+    Sockets,
 }
 
 /// Interface to make in the namespace.
@@ -48,6 +53,8 @@ pub(crate) struct Connection {
     pub(crate) interface: UplinkInterface,
     /// Set if the interface gets its addresses and routes.
     pub(crate) configured: bool,
+    /// Set if the session wants a process of its own in the namespaces of the command.
+    pub(crate) relayed: bool,
     /// Set if the session wants to see the listeners of the namespace.
     pub(crate) shows_listeners: bool,
 }
@@ -60,6 +67,10 @@ pub(crate) enum Report {
         offloads: u32,
         remarks: Vec<String>,
     },
+    /// Comes with the namespaces of the command, in which the session may want a process of its own.
+    Namespaces,
+    /// Comes with unconnected sockets of the namespace.
+    Sockets,
     /// The command ended.
     Ended(Ending),
     Failed(String),
@@ -106,6 +117,13 @@ fn serve(channel: &Channel, command: &[OsString]) -> Result<u8, Failure> {
         Order::Create { connection, own_pids, blocked, open_files } => {
             create(own_pids)?;
             connect(channel, &connection, true)?;
+            if connection.relayed {
+                let open = |name: &str| std::fs::File::open(format!("/proc/self/ns/{name}"));
+                let opened = open("net").and_then(|net| Ok([net, open("user")?]));
+                let [net, user] =
+                    opened.map_err(Failure::system("the namespaces of the command"))?;
+                channel.send(&Report::Namespaces, &[net.as_fd(), user.as_fd()])?;
+            }
             if !matches!(channel.receive::<Order>()?.0, Order::Start) {
                 return Err(Failure::Protocol);
             }
@@ -114,13 +132,18 @@ fn serve(channel: &Channel, command: &[OsString]) -> Result<u8, Failure> {
             channel.send(&Report::Ended(ending), &[])?;
             Ok(ending.exit_status())
         }
-        Order::Start => Err(Failure::Protocol),
+        Order::Serve => {
+            join(&first, fds.next().as_ref())?;
+            give_up_rights().map_err(Failure::system("giving up rights"))?;
+            super::inside::serve(channel)?;
+            Ok(0)
+        }
+        Order::Start | Order::Sockets => Err(Failure::Protocol),
     }
 }
 
 /// Enters existing namespaces. The kernel checks the right to do so: `CAP_SYS_ADMIN` over both.
 fn join(netns: &OwnedFd, userns: Option<&OwnedFd>) -> Result<(), Failure> {
-    use std::os::fd::AsFd;
     if let Some(userns) = userns {
         let entered = rustix::thread::move_into_link_name_space(
             userns.as_fd(),
@@ -136,6 +159,14 @@ fn join(netns: &OwnedFd, userns: Option<&OwnedFd>) -> Result<(), Failure> {
         .map_err(Failure::system("joining the network namespace"))?;
     // Entering a user namespace cleared the death signal.
     die_with_parent().map_err(Failure::system("PR_SET_PDEATHSIG"))
+}
+
+/// Gives up all capabilities, and the possibility to be traced by other processes of the namespace.
+fn give_up_rights() -> rustix::io::Result<()> {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
 }
 
 fn is_own_user_namespace(userns: &OwnedFd) -> bool {
@@ -158,7 +189,6 @@ fn create(own_pids: bool) -> Result<(), Failure> {
 }
 
 fn connect(channel: &Channel, connection: &Connection, is_own: bool) -> Result<(), Failure> {
-    use std::os::fd::AsFd;
     let mut remarks = Vec::new();
     let made = guest::connect(&connection.interface, is_own, connection.configured, &mut remarks);
     let taps = made.map_err(|error| Failure::Network(error.to_string()))?;

@@ -17,7 +17,7 @@ use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
-use crate::uplink::{Alias, BATCH, UplinkConfig, UplinkSockets};
+use crate::uplink::{Alias, BATCH, RelayTo, UplinkConfig, UplinkSockets};
 
 /// Address and router of a namespace if the host has no address.
 const LONE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(169, 254, 2, 1), 16);
@@ -150,6 +150,7 @@ impl Network {
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
+            relay: relay(args),
             verbose: args.debug || args.trace,
         }
     }
@@ -426,6 +427,13 @@ fn resolvers(
         bail!("--dns-host names the end of --dns-forward, and there is none");
     }
     Ok(found)
+}
+
+/// Returns the address to which connections from the host's loopback are relayed.
+pub(crate) fn relay(args: &PastaArgs) -> Option<RelayTo> {
+    let to = if args.host_lo_to_ns_lo { RelayTo::Loopback } else { RelayTo::Own };
+    let has_ports = without_none(&args.tcp_ports).next().is_some();
+    (has_ports && !args.no_splice).then_some(to)
 }
 
 /// Returns the protocols that the options switch off.

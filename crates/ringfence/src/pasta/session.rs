@@ -10,7 +10,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -30,11 +30,13 @@ use rustix::process::Signal;
 use super::api::ApiServer;
 use super::args::PastaArgs;
 use super::auto::Auto;
+use super::inside::Inside;
 use super::messages::Messages;
 use super::namespace::{Connection, Order, Report};
 use super::network::{self, Network};
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
+use crate::causes::causes;
 use crate::launch::report::{last_line, printable};
 use crate::uplink::FromUplink;
 use crate::uplink::ports::RunningPorts;
@@ -56,6 +58,7 @@ pub(crate) struct Session {
     ports: RunningPorts,
     api: Option<ApiServer>,
     auto: Option<Auto>,
+    inside: Option<Inside>,
     /// Addresses of the namespace.
     addresses: Vec<IpAddr>,
 }
@@ -92,9 +95,10 @@ impl Session {
         };
         let auto = network.auto_ports(args)?;
         let (interface, configured) = (network.interface(), args.config_net);
-        let connection = Connection { interface, configured, shows_listeners: !auto.is_empty() };
+        let (relayed, shows_listeners) = (network::relay(args).is_some(), !auto.is_empty());
+        let connection = Connection { interface, configured, relayed, shows_listeners };
         let (child, channel) = start_in_namespace(target, run_as)?;
-        match existing {
+        match &existing {
             Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
             None => {
                 let own_pids = !args.no_pidns;
@@ -106,12 +110,29 @@ impl Session {
         let auto = (!auto.is_empty()).then(|| Auto::new(auto, tables));
         let ports = RunningPorts::new(listeners.1.len());
         let uplink = start_uplink(&network, args, listeners, (tap, offloads), &mut messages)?;
+        let inside = if relayed {
+            Some(start_inside(existing.as_ref(), &channel, uplink.channel())?)
+        } else {
+            None
+        };
         messages.summary(network.summary());
         write_pid(pid_file)?;
         let command = settle(target, child, channel)?;
         give_up_root(run_as)?;
         let (stop, api, addresses) = (None, None, network.addresses());
-        Ok(Session { messages, signals, uplink, watch, stop, command, ports, api, auto, addresses })
+        Ok(Session {
+            messages,
+            signals,
+            uplink,
+            watch,
+            stop,
+            command,
+            ports,
+            api,
+            auto,
+            inside,
+            addresses,
+        })
     }
 
     /// From now on, clients of this socket add and remove ports.
@@ -192,8 +213,18 @@ impl Session {
     }
 
     fn check_uplink(&mut self) -> anyhow::Result<()> {
-        if let Ok(Some((FromUplink::Failed(why), _))) = self.uplink.channel().try_receive() {
-            bail!("the uplink failed: {}", printable(&why));
+        let mut needs_sockets = self.ports.take_need_of_sockets();
+        match self.uplink.channel().try_receive() {
+            Ok(Some((FromUplink::Failed(why), _))) => {
+                bail!("the uplink failed: {}", printable(&why))
+            }
+            Ok(Some((FromUplink::Sockets, _))) => needs_sockets = true,
+            _ => {}
+        }
+        if let Some(inside) = self.inside.as_ref().filter(|_| needs_sockets)
+            && let Err(error) = inside.refill(self.uplink.channel())
+        {
+            self.messages.step(format_args!("no more relays: {}", causes(&error)));
         }
         while let Some(event) = self.uplink.next_event() {
             match event {
@@ -216,6 +247,7 @@ impl Session {
         let mut fds = vec![
             PollFd::new(&self.signals, PollFlags::IN),
             PollFd::from_borrowed_fd(self.uplink.events(), PollFlags::IN),
+            PollFd::new(self.uplink.channel(), PollFlags::IN),
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
@@ -236,6 +268,27 @@ impl Session {
         wait_any(&mut fds, deadline)?;
         Ok(())
     }
+}
+
+/// Starts the process that creates sockets in the namespace, and passes the first ones to the uplink.
+fn start_inside(
+    existing: Option<&Existing>,
+    channel: &Channel,
+    uplink: &Channel,
+) -> anyhow::Result<Inside> {
+    let inside = match existing {
+        Some(existing) => Inside::start(&existing.fds())?,
+        None => match channel.receive_within::<Report>(START_TIMEOUT)? {
+            (Report::Namespaces, fds) => {
+                let fds = fds.into_vec();
+                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
+            }
+            (Report::Failed(why), _) => bail!("{}", printable(&why)),
+            _ => bail!("the process in the namespace did not report its namespaces"),
+        },
+    };
+    inside.refill(uplink)?;
+    Ok(inside)
 }
 
 /// Returns the user that replaces root, if root of the host runs this.
@@ -289,6 +342,7 @@ fn receive_tap(
         }
         Report::Failed(why) => bail!("{}", printable(&why)),
         Report::Ended(ending) => bail!("the process in the namespace {ending}"),
+        other => bail!("the process in the namespace reported {other:?} in place of its start"),
     }
 }
 

@@ -85,6 +85,9 @@ pub struct UplinkConfig {
     pub policy: Option<PolicyHead>,
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
+    /// Connections from the host's loopback to forwarded ports bypass the link. The launcher sends sockets of the
+    /// guest's network ([`ports::PortOrder::Sockets`]).
+    pub relay: Option<RelayTo>,
     /// Set if ports may be added while the uplink runs ([`ports::PortOrder`]).
     pub more_ports: bool,
     /// Protocols of the guest that are not carried or answered
@@ -92,6 +95,13 @@ pub struct UplinkConfig {
     pub left_out: u8,
     /// Logs debug messages to standard error.
     pub verbose: bool,
+}
+
+/// Address of the guest to which connections from the host's loopback lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RelayTo {
+    Own,
+    Loopback,
 }
 
 /// Settings of an egress policy.
@@ -150,6 +160,8 @@ pub enum FromUplink {
         /// Reason for which the old policy stays.
         error: Option<String>,
     },
+    /// The uplink needs more sockets of the guest's network.
+    Sockets,
     /// Lines for `--egress-log`.
     Records(String),
     /// Rules for `--egress-learn`.

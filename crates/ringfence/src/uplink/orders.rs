@@ -35,9 +35,13 @@ pub(super) fn serve(
     while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
         let answer = match order {
             UplinkOrder::Port(order) => ports.carry_out(order, fds, uplink)?,
-            UplinkOrder::Policy => FromUplink::Policy { error: set_policy(fds, uplink).err() },
+            UplinkOrder::Policy => {
+                Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
+            }
         };
-        channel.send_now(&answer, &[])?;
+        if let Some(answer) = answer {
+            channel.send_now(&answer, &[])?;
+        }
     }
     Ok(())
 }

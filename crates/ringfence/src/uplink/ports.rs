@@ -47,6 +47,9 @@ pub enum PortOrder {
         /// Number of the port.
         id: u32,
     },
+    /// Adds the unconnected sockets of the guest's network that come with the order. None at all: no more will
+    /// come. There is no answer.
+    Sockets,
 }
 
 /// Reasons for which a port cannot be added or removed.
@@ -92,12 +95,14 @@ impl PortFailure {
 pub struct RunningPorts {
     last: u32,
     open: usize,
+    /// Set if the uplink has asked for sockets of the guest's network.
+    needs_sockets: bool,
 }
 
 impl RunningPorts {
     /// Returns the state of an uplink that was started with `sockets` listening sockets.
     pub fn new(sockets: usize) -> RunningPorts {
-        RunningPorts { last: 0, open: sockets }
+        RunningPorts { open: sockets, ..RunningPorts::default() }
     }
 
     /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
@@ -136,7 +141,7 @@ impl RunningPorts {
         let id = self.last;
         let order = UplinkOrder::Port(PortOrder::Open { id, forward });
         channel.send_now(&order, &[socket.as_fd()])?;
-        answer(channel, id)?;
+        self.answer(channel, id)?;
         self.open += 1;
         Ok(id)
     }
@@ -148,24 +153,45 @@ impl RunningPorts {
     /// Returns [`PortFailure`] if the uplink does not confirm it.
     pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
         channel.send_now(&UplinkOrder::Port(PortOrder::Close { id }), &[])?;
-        answer(channel, id)?;
+        self.answer(channel, id)?;
         self.open = self.open.saturating_sub(1);
         Ok(())
     }
+
+    /// Returns `true` once if the uplink has asked for sockets while it was to answer an order.
+    pub fn take_need_of_sockets(&mut self) -> bool {
+        std::mem::take(&mut self.needs_sockets)
+    }
+
+    /// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
+    fn answer(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            return match channel.receive_within::<FromUplink>(left)?.0 {
+                FromUplink::Sockets => {
+                    self.needs_sockets = true;
+                    continue;
+                }
+                FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
+                FromUplink::Port { id: answered, error: Some(why) } if answered == id => {
+                    Err(PortFailure::Refused(why))
+                }
+                FromUplink::Failed(why) => Err(PortFailure::Failed(why)),
+                _ => Err(PortFailure::Protocol),
+            };
+        }
+    }
 }
 
-/// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
-fn answer(channel: &Channel, id: u32) -> Result<(), PortFailure> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let left = deadline.saturating_duration_since(Instant::now());
-    match channel.receive_within::<FromUplink>(left)?.0 {
-        FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
-        FromUplink::Port { id: answered, error: Some(why) } if answered == id => {
-            Err(PortFailure::Refused(why))
-        }
-        FromUplink::Failed(why) => Err(PortFailure::Failed(why)),
-        _ => Err(PortFailure::Protocol),
-    }
+/// Sends the uplink sockets of the guest's network, or none if there are no more.
+///
+/// # Errors
+///
+/// Returns the error of the channel.
+pub fn send_sockets(channel: &Channel, sockets: &[OwnedFd]) -> Result<(), ChannelError> {
+    let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    channel.send_now(&UplinkOrder::Port(PortOrder::Sockets), &fds)
 }
 
 /// Ports of a running uplink, at the side of the uplink.
@@ -186,7 +212,7 @@ impl PortTable {
         Some(SocketAddr::new(*own, forward.guest_port))
     }
 
-    /// Carries out an order. Returns the answer.
+    /// Carries out an order. Returns the answer, if the order has one.
     ///
     /// # Errors
     ///
@@ -196,15 +222,19 @@ impl PortTable {
         order: PortOrder,
         fds: Descriptors,
         uplink: &mut Uplink,
-    ) -> Result<FromUplink, ChannelError> {
+    ) -> Result<Option<FromUplink>, ChannelError> {
         let (id, done) = match order {
+            PortOrder::Sockets => {
+                uplink.add_relay_sockets(fds.into_vec());
+                return Ok(None);
+            }
             PortOrder::Open { id, forward } => {
                 let [socket] = expect_fds(fds)?;
                 (id, self.open(id, forward, socket, uplink))
             }
             PortOrder::Close { id } => (id, self.close(id, uplink)),
         };
-        Ok(FromUplink::Port { id, error: done.err() })
+        Ok(Some(FromUplink::Port { id, error: done.err() }))
     }
 
     fn open(

@@ -25,6 +25,7 @@ use ringfence_uplink::config::LeftOut;
 use ringfence_uplink::egress::{Note, PolicyInForce};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::{OwnAddresses, RealHost};
+use ringfence_uplink::relay::{self, RelayTarget};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::share::{Share, UdpForwards};
 use ringfence_uplink::team::{self, Member};
@@ -37,7 +38,7 @@ use super::link::{Link, LinkError, Made};
 use super::orders;
 use super::ports::{self, PortTable};
 use super::recorder::{self, Queue};
-use super::{FromUplink, PolicyHead, UplinkConfig, UplinkRules, UplinkSockets};
+use super::{FromUplink, PolicyHead, RelayTo, UplinkConfig, UplinkRules, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 
 /// Maximum time to busy-poll before the process sleeps.
@@ -45,7 +46,7 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// Number of descriptors not used by flows: links, threads, files open for a short time.
 const OWN_DESCRIPTORS: usize = 128;
-/// Part of the descriptors that is kept for ports that are added later: one of so many.
+/// Part of the descriptors that is kept for ports that are added later, and for relays: one of so many each.
 const LATER_PORTS_PART: usize = 8;
 /// Number of connections below which the launcher is warned.
 const CONNECTIONS_EXPECTED: usize = 10_000;
@@ -177,6 +178,7 @@ fn serve(
     // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
         forward(first, config, &ports, sockets)?;
+        relay(first, config, channel)?;
     }
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
@@ -269,8 +271,11 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     if !has_tcp && !config.more_ports {
         limits.tcp.inbound_max = 0;
     }
-    let later = if config.more_ports { descriptors / LATER_PORTS_PART } else { 0 };
-    limits.fit(descriptors - later.min(ports::SOCKETS_MAX), queues);
+    let part = |is_used: bool| if is_used { descriptors / LATER_PORTS_PART } else { 0 };
+    let later = part(config.more_ports).min(ports::SOCKETS_MAX);
+    limits.relays_max = limits.relays_max.min(part(config.relay.is_some()) / relay::DESCRIPTORS);
+    let relays = limits.relays_max * relay::DESCRIPTORS;
+    limits.fit(descriptors - later - relays, queues);
     limits
 }
 
@@ -340,6 +345,18 @@ fn engine_config(config: &UplinkConfig) -> Config {
         left_out: LeftOut(config.left_out),
         ..Config::default()
     }
+}
+
+/// Switches relays on, if they are wanted.
+fn relay(uplink: &mut Uplink, config: &UplinkConfig, channel: &Channel) -> Result<(), Failure> {
+    let target = match config.relay {
+        Some(RelayTo::Own) => RelayTarget::Own,
+        Some(RelayTo::Loopback) => RelayTarget::Loopback,
+        None => return Ok(()),
+    };
+    let channel = channel.try_clone()?;
+    uplink.relay(target, Box::new(move || channel.send_or_drop(&FromUplink::Sockets)));
+    Ok(())
 }
 
 fn forward(

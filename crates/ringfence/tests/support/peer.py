@@ -134,10 +134,31 @@ def refused(address, port):
     raise SystemExit(f"{address} {port} was reached")
 
 
-def many(address, port):
+def unserved(address, port):
+    """That no server answers there, although the connection may be accepted first."""
+    heard = b""
+    try:
+        connection = socket.create_connection((address, port), 10)
+        connection.sendall(b"x")
+        connection.shutdown(socket.SHUT_WR)
+        heard = connection.recv(1)
+    except OSError as error:
+        say("refused", error)
+        return
+    if heard:
+        raise SystemExit(f"{address} {port} was reached")
+    say("refused", "without an answer")
+
+
+def several(address, port):
+    """Connections at a time that also a user with few descriptors may hold."""
+    many(address, port, 40)
+
+
+def many(address, port, count=400):
     """Many connections at a time, all of which work."""
     held = []
-    for number in range(400):
+    for number in range(count):
         connection = connect(address, port)
         connection.settimeout(60)
         connection.sendall(b"%d" % number)

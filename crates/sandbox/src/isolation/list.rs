@@ -116,6 +116,8 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/facts.rs: O_DIRECT
     // xenstore/src/transport.rs: O_NONBLOCK
     on(DAEMON, libc::SYS_fcntl, &[is(1, libc::F_SETFL)]),
+    // uplink/src/host/real/relay.rs: longer pipes of relays
+    on(UPLINK, libc::SYS_fcntl, &[is(1, libc::F_SETPIPE_SZ)]),
     // block/src/storage/file/pool.rs: a guest flushes its disk
     on(DRIVER | DAEMON, libc::SYS_fdatasync, &[]),
     // block/src/storage/file/lock.rs: that nobody else has a disk
@@ -270,6 +272,8 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/serve/records.rs: records of queues
     // sys/src/tap.rs: a TAP for a guest that comes
     on(DAEMON, libc::SYS_openat, &[]),
+    // uplink/src/host/real/relay.rs: pipes of relays
+    on(UPLINK, libc::SYS_pipe2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
     // sys/src/poll.rs: a thread sleeps until a file is ready
     #[cfg(target_arch = "x86_64")]
@@ -439,6 +443,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_UNIX)]),
     // platform/src/local/hub/server.rs: event channels, store connections
     on(DRIVER, libc::SYS_socketpair, &[is(0, libc::AF_UNIX)]),
+    // uplink/src/host/real/relay.rs: relays between two sockets
+    on(UPLINK, libc::SYS_splice, &[]),
     // sandbox/src/isolation/syscalls.rs: fstat, as the standard library does it
     // sys/src/descriptors/mod.rs: which device a peer sent
     // sys/src/descriptors/mod.rs: which file a peer sent

@@ -1,7 +1,7 @@
 //! Host sockets: the interface between the protocols and the host's network stack.
 //!
 //! [`Host`] joins the traits for TCP ([`TcpHost`]), datagrams ([`DatagramHost`]) and listening sockets
-//! ([`ListenHost`]). [`real::RealHost`] implements it with sockets of Linux; tests and fuzz targets use a
+//! ([`ListenHost`]), and pairs of sockets ([`RelayHost`]). [`real::RealHost`] implements it with sockets of Linux; tests and fuzz targets use a
 //! scripted host without a kernel.
 //!
 //! # Contract
@@ -14,6 +14,7 @@ pub mod datagrams;
 pub mod listen;
 mod owner;
 pub mod real;
+pub mod relay;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod scripted;
 
@@ -27,6 +28,7 @@ use rustix::io::Errno;
 pub use datagrams::DatagramHost;
 pub use listen::ListenHost;
 pub use owner::{Owner, OwnerKind};
+pub use relay::RelayHost;
 
 /// Handle of a TCP socket of a [`Host`].
 #[derive(Debug, PartialEq, Eq)]
@@ -171,7 +173,7 @@ pub trait TcpHost {
 }
 
 /// Host: sockets of all protocols and their events.
-pub trait Host: TcpHost + DatagramHost + ListenHost + Send {
+pub trait Host: TcpHost + DatagramHost + ListenHost + RelayHost + Send {
     /// Appends a bounded number of events since the last call.
     ///
     /// # Errors

@@ -18,10 +18,12 @@ pub enum OwnerKind {
     Dns = 6,
     /// Receives notifications of changes of the host's own addresses.
     Addresses = 7,
+    /// Carries a connection between two sockets.
+    Relay = 8,
 }
 
 impl OwnerKind {
-    const ALL: [OwnerKind; 7] = [
+    const ALL: [OwnerKind; 8] = [
         OwnerKind::Tcp,
         OwnerKind::Udp,
         OwnerKind::Icmp,
@@ -29,6 +31,7 @@ impl OwnerKind {
         OwnerKind::UdpListener,
         OwnerKind::Dns,
         OwnerKind::Addresses,
+        OwnerKind::Relay,
     ];
 }
 

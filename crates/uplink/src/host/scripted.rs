@@ -21,6 +21,7 @@ use rustix::io::Errno;
 
 use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 use super::listen::{ListenHost, Listener};
+use super::relay::{Relay, RelayHost};
 use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
 
 /// Port that refuses connections.
@@ -302,6 +303,30 @@ impl DatagramSocket for Echo {
 impl ListenHost for ScriptedHost {
     fn listen(&mut self, _owner: Owner, _socket: OwnedFd) -> Result<Box<dyn Listener>, Errno> {
         Err(Errno::ACCESS)
+    }
+}
+
+impl RelayHost for ScriptedHost {
+    fn connect_inner(
+        &mut self,
+        _owner: Owner,
+        _inner: &OwnedFd,
+        _to: SocketAddr,
+    ) -> Result<(), Errno> {
+        Err(Errno::ACCESS)
+    }
+
+    fn connected(&mut self, _inner: &OwnedFd) -> Result<bool, Errno> {
+        Err(Errno::ACCESS)
+    }
+
+    fn join(
+        &mut self,
+        _owner: Owner,
+        client: OwnedFd,
+        _inner: OwnedFd,
+    ) -> Result<Box<dyn Relay>, (OwnedFd, Errno)> {
+        Err((client, Errno::ACCESS))
     }
 }
 

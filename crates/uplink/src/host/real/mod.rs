@@ -14,6 +14,7 @@
 mod datagrams;
 mod listen;
 mod own;
+mod relay;
 mod tcp;
 
 use core::net::IpAddr;

@@ -1,0 +1,103 @@
+//! Sockets of the namespace: a process that stays there creates them, and the session passes them to the uplink.
+//!
+//! ```text
+//! uplink ──FromUplink::Sockets──> session ──Order::Sockets──> process in the namespace: socket(2)
+//!        <──PortOrder::Sockets──          <──Report::Sockets──
+//! ```
+//!
+//! The sockets are unconnected. The uplink connects them to a server in the namespace ([`ringfence_uplink::relay`]).
+//! The process reads nothing but orders of the session, and cannot be traced by the namespace's root: it is not dumpable.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::spawn::THIS_PROGRAM;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+
+use super::namespace::{Order, Report};
+use crate::launch::report::printable;
+use crate::uplink::ports;
+
+/// Number of sockets of each family in one message.
+const BATCH: usize = 16;
+/// Time limit for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Creates unconnected TCP sockets in the network namespace of this process. A family that it lacks is left out.
+pub(super) fn make_sockets() -> Vec<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let make = |family| {
+        rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).ok()
+    };
+    let families = [AddressFamily::INET, AddressFamily::INET6];
+    families.into_iter().flat_map(|family| (0..BATCH).map_while(move |_| make(family))).collect()
+}
+
+/// Answers orders until the session is gone.
+pub(super) fn serve(channel: &Channel) -> Result<(), ChannelError> {
+    loop {
+        match channel.receive::<Order>() {
+            Ok((Order::Sockets, _)) => {
+                let sockets = make_sockets();
+                let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+                channel.send(&Report::Sockets, &fds)?;
+            }
+            Ok(_) | Err(ChannelError::Closed) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Process in the namespace that creates sockets, seen from the session. It ends when the channel is closed. The
+/// session may have no right to kill it any more, after it has given up root's.
+#[derive(Debug)]
+pub(super) struct Inside {
+    // Dropped before the child, which is then waited for.
+    channel: Channel,
+    _child: Reaped,
+}
+
+impl Inside {
+    /// Starts the process for namespaces that exist.
+    pub(super) fn start(namespaces: &[std::os::fd::BorrowedFd<'_>]) -> anyhow::Result<Inside> {
+        let (channel, inner) = Channel::pair()?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg0("ringfence").args(["internal", "pasta-namespace", "--"]);
+        command.stdin(Stdio::from(inner.into_fd()));
+        command.env_clear().stdout(Stdio::null()).stderr(Stdio::null());
+        let child = command.spawn().context("starting the process in the namespace")?;
+        channel.send(&Order::Serve, namespaces)?;
+        Ok(Inside { channel, _child: Reaped(child) })
+    }
+
+    /// Passes new sockets of the namespace to the uplink. A process that fails passes none, which ends relays.
+    pub(super) fn refill(&self, uplink: &Channel) -> anyhow::Result<()> {
+        let sockets = self.sockets();
+        ports::send_sockets(uplink, sockets.as_deref().unwrap_or_default())?;
+        sockets.map(drop)
+    }
+
+    fn sockets(&self) -> anyhow::Result<Vec<OwnedFd>> {
+        self.channel.send_now(&Order::Sockets, &[])?;
+        match self.channel.receive_within::<Report>(TIMEOUT)? {
+            (Report::Sockets, fds) => Ok(fds.into_vec()),
+            (Report::Failed(why), _) => bail!("{}", printable(&why)),
+            _ => bail!("the process in the namespace sent no sockets"),
+        }
+    }
+}
+
+/// Child that is waited for when it is dropped.
+#[derive(Debug)]
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        // A child that cannot be waited for is left to init.
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,56 @@
+//! Relays of a host: connections whose bytes pass from one socket to another without the guest's link.
+
+use core::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+
+use super::Owner;
+
+/// Host operations of relays.
+pub trait RelayHost {
+    /// Starts to connect a socket of the guest's network. An event for the owner reports the result, which
+    /// [`connected`](Self::connected) returns.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error; no connection was started.
+    fn connect_inner(&mut self, owner: Owner, inner: &OwnedFd, to: SocketAddr)
+    -> Result<(), Errno>;
+
+    /// Returns `false` if the connection is not established yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which it was refused.
+    fn connected(&mut self, inner: &OwnedFd) -> Result<bool, Errno>;
+
+    /// Joins two connected sockets. Events of both are reported for the owner.
+    ///
+    /// # Errors
+    ///
+    /// Returns the client's socket and the host's error.
+    fn join(
+        &mut self,
+        owner: Owner,
+        client: OwnedFd,
+        inner: OwnedFd,
+    ) -> Result<Box<dyn Relay>, (OwnedFd, Errno)>;
+}
+
+/// Progress of a relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The next event continues it. So many bytes were carried to the guest, and from it.
+    Waiting(u64, u64),
+    /// More can be carried now. So many bytes were carried to the guest, and from it.
+    More(u64, u64),
+    /// Both directions have ended, or the connection failed.
+    Ended,
+}
+
+/// Two joined sockets. They are closed by dropping the relay.
+pub trait Relay: Send {
+    /// Carries a bounded number of bytes in each direction.
+    fn advance(&mut self) -> Progress;
+}
