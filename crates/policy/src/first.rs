@@ -13,7 +13,9 @@ pub enum Shown {
     Http(Host),
     /// The bytes are of a protocol that shows no name.
     Unknown,
-    /// The bytes are malformed TLS or HTTP, or longer than the limit.
+    /// The datagram may be of a QUIC version whose server name cannot be read.
+    OtherQuic,
+    /// The bytes are malformed TLS, QUIC or HTTP, or longer than the limit.
     Malformed,
 }
 

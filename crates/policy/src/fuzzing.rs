@@ -6,6 +6,7 @@ use crate::dns::Query;
 use crate::first::{self, FIRST_BYTES_MAX, Shown};
 use crate::gate::{AnswerFate, Gate, QueryFate};
 use crate::policy::{Policy, PolicySource, RuleSource};
+use crate::quic::{self, CONNECTIONS_MAX, Client, STREAM_MAX, Seen};
 use crate::rule::{Action, Rule};
 
 /// Parses a text as a rule and as a policy file.
@@ -77,5 +78,51 @@ pub fn dns_messages(data: &[u8]) {
     }
     for ip in [[10, 0, 0, 1], [127, 0, 0, 1], [169, 254, 169, 254]] {
         assert_eq!(gate.pins().names(ip.into(), now).count(), 0);
+    }
+}
+
+/// Reads the data as datagrams of a QUIC client: as they are, or as the frames of Initial packets.
+///
+/// A datagram is a byte with its form, a byte with its length and these bytes.
+///
+/// # Panics
+///
+/// Panics if a table exceeds its limit, or the same datagram shows a hello twice.
+pub fn quic_datagrams(data: &[u8]) {
+    let (mut client, mut rest, mut number) = (Client::default(), data, 0);
+    while let [form, len, more @ ..] = rest {
+        let (body, behind) = more.split_at(usize::from(*len).min(more.len()));
+        rest = behind;
+        number += u64::from(form >> 6);
+        let id = [form >> 2 & 1; 8];
+        let version = if form & 2 == 0 { 1 } else { quic::testing::V2 };
+        let datagram = if form & 1 == 0 {
+            body.to_vec()
+        } else {
+            let frames = if form & 8 == 0 {
+                // The beginning of a hello, so that short data reach its end.
+                let start = [&[1, 0, 0, 60, 3, 3][..], &[0; 33], &[0, 2, 0x13, 1, 1, 0]].concat();
+                [quic::testing::crypto(0, &start), body.to_vec(), vec![0; 40]].concat()
+            } else {
+                [body, &[0; 40]].concat()
+            };
+            let initial = quic::testing::Initial::new(&id, number);
+            quic::testing::Initial {
+                version,
+                number_len: 1 + usize::from(form >> 4 & 3),
+                ..initial
+            }
+            .seal(&frames)
+        };
+        let now = Duration::from_secs(number);
+        match client.read(&datagram, now) {
+            Seen::Hello(_) => assert_eq!(client.read(&datagram, now), Seen::Known),
+            Seen::Malformed => {
+                client.refuse_last();
+                assert_ne!(client.read(&datagram, now), Seen::Known);
+            }
+            _ => {}
+        }
+        assert!(client.memory() <= CONNECTIONS_MAX * 4 * STREAM_MAX);
     }
 }

@@ -286,11 +286,6 @@ impl Gate {
             let verdict = self.policy.name(name, port, protocol);
             let name = Some(name.clone());
             if verdict.is_allowed() {
-                // The verdict on QUIC is taken from the address alone.
-                let is_quic = protocol == Protocol::Udp && NAMED_PORTS.contains(&port);
-                if is_quic && !is_open && !self.policy.names_protocol(verdict.cause) {
-                    return deny(Cause::Quic);
-                }
                 let inspection = if is_open { denied_names } else { Inspection::AllowedNames };
                 return Decision { verdict, name, inspection };
             }
@@ -334,10 +329,15 @@ impl Gate {
             true => deny(Cause::NoReadableName),
             false => Decision { inspection, ..allowed.clone() },
         };
+        let is_named = NAMED_PORTS.contains(&to.port());
         match shown {
             Shown::Malformed => deny(Cause::Malformed),
-            Shown::Unknown if NAMED_PORTS.contains(&to.port()) => nameless(),
-            Shown::Unknown => Decision { inspection, ..allowed.clone() },
+            Shown::Unknown if self.needs_quic(to, protocol, allowed) => deny(Cause::Quic),
+            Shown::OtherQuic if allowed.inspection == Inspection::AllowedNames && is_named => {
+                deny(Cause::Quic)
+            }
+            Shown::Unknown | Shown::OtherQuic if is_named => nameless(),
+            Shown::Unknown | Shown::OtherQuic => Decision { inspection, ..allowed.clone() },
             Shown::Tls(hello) if hello.has_ech && self.policy.is_strict() => {
                 Decision { name: hello.name.clone(), ..deny(Cause::NoReadableName) }
             }
@@ -352,6 +352,15 @@ impl Gate {
             },
             Shown::Http(Host::Address(_) | Host::Absent) => nameless(),
         }
+    }
+
+    /// Returns `true` if a UDP association must be QUIC with a readable name: a rule for a name without `/udp` means
+    /// the web.
+    fn needs_quic(&self, to: SocketAddr, protocol: Protocol, allowed: &Decision) -> bool {
+        protocol == Protocol::Udp
+            && allowed.inspection == Inspection::AllowedNames
+            && NAMED_PORTS.contains(&to.port())
+            && !self.policy.names_protocol(allowed.verdict.cause)
     }
 
     fn check_name(

@@ -9,7 +9,7 @@
 //! | DNS query | [`Gate::query`] | rules for names; others are refused and never leave |
 //! | DNS answer | [`Gate::answer`] | pins the addresses; refuses private ones for public names |
 //! | new connection | [`Gate::connect`] | rules for addresses, then the pinned names |
-//! | first bytes of an allowed connection | [`Gate::check`] | TLS server name, or HTTP host |
+//! | first bytes of an allowed connection | [`Gate::check`] | server name of TLS or QUIC, or HTTP host |
 //!
 //! [`policy`] has the order of rules, [`rule`] their grammar, [`mod@file`] the form of policy files. Every table is
 //! bounded, no input makes the crate panic, and times are those of the caller's clock.
@@ -25,6 +25,7 @@ pub mod http;
 pub mod name;
 pub mod pins;
 pub mod policy;
+pub mod quic;
 pub mod ranges;
 pub mod record;
 pub mod rule;

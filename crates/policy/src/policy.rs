@@ -100,9 +100,9 @@ pub enum Cause {
     WildcardLimit,
     /// The name server was asked in a way that the gate does not pass on.
     DnsForm,
-    /// A rule covers the name, but does not say `/udp`, and QUIC hides the name of its connections.
+    /// A rule covers the name, but UDP to a web port is no QUIC of version 1 or 2, which shows its name.
     Quic,
-    /// The first bytes of the connection are a malformed TLS or HTTP message.
+    /// The first bytes of the connection are a malformed TLS, QUIC or HTTP message.
     Malformed,
     /// The policy requires a readable name, and the connection shows none.
     NoReadableName,
@@ -384,8 +384,8 @@ impl Policy {
             Cause::Rebinding => "private address in the answer for a public name",
             Cause::WildcardLimit => "limit of names below a wildcard",
             Cause::DnsForm => "form of DNS query that is not passed on",
-            Cause::Quic => "QUIC, which needs a rule with `/udp`",
-            Cause::Malformed => "malformed TLS or HTTP",
+            Cause::Quic => "UDP to a web port that is not QUIC of version 1 or 2",
+            Cause::Malformed => "malformed TLS, QUIC or HTTP",
             Cause::NoReadableName => "no readable server name (--strict-sni)",
         };
         text.to_owned()

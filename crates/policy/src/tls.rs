@@ -75,10 +75,10 @@ pub fn read_message(message: &[u8]) -> Read<Hello> {
 }
 
 /// Cursor over fields of a message.
-struct Fields<'a>(&'a [u8]);
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {
-    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(taken)
@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Takes a vector with a length of one byte.
-    fn short(&mut self) -> Option<&'a [u8]> {
+    pub(crate) fn short(&mut self) -> Option<&'a [u8]> {
         let len = *self.take(1)?.first()?;
         self.take(len.into())
     }

@@ -58,6 +58,8 @@ counters! {
     egress_denied;
     /// Connections that the egress policy ended because of their first bytes.
     egress_hellos_denied;
+    /// Datagrams dropped under the egress policy: QUIC that no key opens, or too many before the verdict.
+    egress_datagrams_lost;
     /// DNS queries that the egress policy allowed.
     egress_queries;
     /// DNS queries that the egress policy refused.

@@ -4,6 +4,8 @@
 //! address opened on another. The lock is taken when a flow opens, for DNS messages and for first bytes; packets
 //! of an open flow need none. Without a policy there is no `Egress`, and nothing of this module runs.
 
+mod datagrams;
+
 use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -18,6 +20,7 @@ use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
 use ringfence_sys::counters::Counter;
 
 use crate::counters::UplinkCounters;
+pub use datagrams::{DatagramInspector, DatagramVerdict};
 
 /// Time within which the first bytes of a connection must be complete.
 pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
@@ -126,9 +129,9 @@ impl Egress {
     }
 
     /// Decides on the first bytes of an allowed connection. Returns `true` if it may go on.
-    fn check(&self, to: SocketAddr, allowed: &Decision, shown: &Shown) -> bool {
+    fn check(&self, to: SocketAddr, protocol: Protocol, allowed: &Decision, shown: &Shown) -> bool {
         let state = self.state();
-        let mut decision = state.gate.check(to, Protocol::Tcp, allowed, shown);
+        let mut decision = state.gate.check(to, protocol, allowed, shown);
         if self.learns {
             decision.verdict.action = Action::Allow;
         }
@@ -140,7 +143,7 @@ impl Egress {
         let sni = name.map(HostName::to_string);
         // A connection whose name is the expected one needs no second line.
         if !decision.verdict.is_allowed() || decision.name != allowed.name {
-            self.note(&state.gate, Event::Hello, &decision, Some((to, Protocol::Tcp)), sni);
+            self.note(&state.gate, Event::Hello, &decision, Some((to, protocol)), sni);
         }
         decision.verdict.is_allowed()
     }
@@ -314,7 +317,7 @@ impl FirstBytes {
         self.until = self.until.or(Some(now + FIRST_BYTES_WITHIN));
         match ringfence_policy::first::inspect(&self.bytes, is_all) {
             None => FirstVerdict::Wait,
-            Some(shown) if self.egress.check(self.to, &self.allowed, &shown) => {
+            Some(shown) if self.check(&shown) => {
                 self.is_passed = true;
                 FirstVerdict::Pass
             }
@@ -332,7 +335,11 @@ impl FirstBytes {
 
     /// Records that the connection ends because its first bytes are not complete in time.
     pub fn expire(&self) {
-        self.egress.check(self.to, &self.allowed, &Shown::Malformed);
+        self.check(&Shown::Malformed);
+    }
+
+    fn check(&self, shown: &Shown) -> bool {
+        self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown)
     }
 }
 

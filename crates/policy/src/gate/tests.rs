@@ -180,17 +180,26 @@ fn denied_name_is_found_behind_any_address() {
 }
 
 #[test]
-fn quic_needs_a_rule_with_its_protocol() {
-    for (words, cause) in [("+a.org", Cause::Quic), ("+a.org:443/udp", Cause::Rule(0))] {
+fn udp_to_web_port_must_be_quic_unless_the_rule_says_udp() {
+    let to: SocketAddr = "203.0.113.1:443".parse().unwrap();
+    let check = |words: &str, to: SocketAddr, shown: &Shown| {
         let mut gate = gate(words);
         resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
-        let to = "203.0.113.1:443".parse().unwrap();
-        assert_eq!(gate.connect(to, Protocol::Udp, NOW).verdict.cause, cause);
+        let allowed = gate.connect(to, Protocol::Udp, NOW);
+        assert!(allowed.verdict.is_allowed() && allowed.inspection == Inspection::AllowedNames);
+        gate.check(to, Protocol::Udp, &allowed, shown).verdict
+    };
+    for words in ["+a.org", "+a.org:443/udp", "+a.org:443/udp strict"] {
+        assert!(check(words, to, &tls("a.org")).is_allowed(), "{words}");
+        assert_eq!(check(words, to, &tls("b.org")), Verdict::deny(Cause::NoRule), "{words}");
+        assert_eq!(check(words, to, &Shown::OtherQuic), Verdict::deny(Cause::Quic), "{words}");
     }
-    let mut gate = gate("+a.org");
-    resolve(&mut gate, "a.org.", &[("a.org.", 300, "203.0.113.1")]);
-    let to = "203.0.113.1:123".parse().unwrap();
-    assert!(gate.connect(to, Protocol::Udp, NOW).verdict.is_allowed());
+    assert_eq!(check("+a.org", to, &Shown::Unknown), Verdict::deny(Cause::Quic));
+    assert!(check("+a.org:443/udp", to, &Shown::Unknown).is_allowed());
+    let strict = check("+a.org:443/udp strict", to, &Shown::Unknown);
+    assert_eq!(strict, Verdict::deny(Cause::NoReadableName));
+    let time = "203.0.113.1:123".parse().unwrap();
+    assert!(check("+a.org", time, &Shown::Unknown).is_allowed());
 }
 
 #[test]

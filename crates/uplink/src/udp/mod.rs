@@ -20,6 +20,7 @@
 //! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
 //! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
+mod inspect;
 mod names;
 mod to_guest;
 mod to_host;
@@ -30,10 +31,10 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::{Transport, protocol};
-use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 use crate::context::Context;
+use crate::egress::DatagramInspector;
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
@@ -77,6 +78,8 @@ struct Flow {
     /// Set while the socket waits in the queue to be read.
     queued: bool,
     hops: u8,
+    /// Inspection that the egress policy requires.
+    inspector: Option<Box<DatagramInspector>>,
 }
 
 /// Socket of a forwarded port.
@@ -100,6 +103,8 @@ pub struct Udp {
     waiting: VecDeque<Source>,
     block: SendBlock,
     buffer: ReceiveBuffer,
+    /// Payload of a packet under inspection.
+    scratch: Vec<u8>,
     ip_id: u16,
 }
 
@@ -113,6 +118,7 @@ impl Udp {
             waiting: VecDeque::new(),
             block: SendBlock::default(),
             buffer: ReceiveBuffer::default(),
+            scratch: Vec::new(),
             ip_id: 0,
         }
     }
@@ -186,6 +192,9 @@ impl Udp {
         self.extend_deadline(id, context.now);
         self.set_hops(id, packet);
         context.counters.udp_bytes_in.add(packet.payload_len() as u64);
+        if self.flows.get(id).is_some_and(|flow| flow.inspector.is_some()) {
+            return self.send_inspected(id, packet, context);
+        }
         self.send(id, packet, context);
     }
 
@@ -195,12 +204,9 @@ impl Udp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let may_open = |context: &Context<'_>| {
-            names::policy_of(key.remote, context).is_some()
-                || context.admits(key.remote, Protocol::Udp)
-        };
-        let outward = context.outward_to(key.remote).filter(|_| may_open(context));
-        let Some(outward) = outward else {
+        let outward = context.outward_to(key.remote);
+        let admitted = outward.and_then(|to| Some((to, inspect::admit(key.remote, context).ok()?)));
+        let Some((outward, inspector)) = admitted else {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
@@ -208,7 +214,8 @@ impl Udp {
         let owner = id.owner(OwnerKind::Udp);
         match context.host.open_udp(owner, key.guest.port(), outward) {
             Ok(socket) => {
-                self.flows.get_mut(id)?.route = Route::Socket(socket);
+                let flow = self.flows.get_mut(id)?;
+                (flow.route, flow.inspector) = (Route::Socket(socket), inspector);
                 context.counters.udp_opened.add(1);
                 Some(id)
             }
@@ -237,14 +244,17 @@ impl Udp {
             self.flows.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
-        let flow = Flow { route, mac, outward, answered: false, queued: false, hops: HOPS_DEFAULT };
+        let (hops, inspector) = (HOPS_DEFAULT, None);
+        let flow = Flow { route, mac, outward, answered: false, queued: false, hops, inspector };
         self.flows.insert(key, flow, origin)
     }
 
     fn extend_deadline(&mut self, id: FlowId, now: Duration) {
         let Some(flow) = self.flows.get(id) else { return };
         let life = if flow.answered { ANSWERED } else { UNANSWERED };
-        self.flows.set_deadline(id, Some(now + life));
+        let held_until = flow.inspector.as_ref().and_then(|inspector| inspector.deadline());
+        let deadline = held_until.map_or(now + life, |until| until.min(now + life));
+        self.flows.set_deadline(id, Some(deadline));
     }
 
     /// Copies the packet's hop limit to the socket, so that the guest can trace routes.
@@ -340,11 +350,13 @@ impl Udp {
         }
     }
 
-    /// Closes associations whose idle time is over.
+    /// Closes associations whose idle time is over, or whose first datagrams are not complete in time.
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
-            self.flows.remove(id);
-            context.counters.udp_aged.add(1);
+            if !self.expire_inspection(id, context) {
+                self.flows.remove(id);
+                context.counters.udp_aged.add(1);
+            }
         }
     }
 

@@ -33,12 +33,13 @@ impl SendBlock {
             && self.bytes.len() + len <= DATAGRAM_MAX
     }
 
-    fn add(&mut self, flow: FlowId, packet: &Packet<'_>, len: usize) {
+    /// Adds a datagram of this length, which `append` writes behind the bytes.
+    fn add(&mut self, flow: FlowId, len: usize, append: impl FnOnce(&mut Vec<u8>)) {
         if self.flow.is_none() {
             self.flow = Some(flow);
             self.segment = len;
         }
-        append(packet, len, &mut self.bytes);
+        append(&mut self.bytes);
         self.count += 1;
         self.closed |= len < self.segment;
     }
@@ -84,7 +85,21 @@ impl Udp {
         if !self.block.takes(id, len) {
             self.flush(context);
         }
-        self.block.add(id, packet, len);
+        self.block.add(id, len, |bytes| append(packet, len, bytes));
+    }
+
+    /// Sends a datagram whose bytes were copied from the guest.
+    pub(super) fn send_copy(&mut self, id: FlowId, bytes: &[u8], context: &mut Context<'_>) {
+        context.counters.udp_datagrams_in.add(1);
+        let len = bytes.len();
+        if len == 0 || len > CUT_MAX {
+            self.flush(context);
+            return self.send_bytes(id, bytes, None, context);
+        }
+        if !self.block.takes(id, len) {
+            self.flush(context);
+        }
+        self.block.add(id, len, |block| block.extend_from_slice(bytes));
     }
 
     fn send_one(
