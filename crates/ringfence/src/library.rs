@@ -319,13 +319,14 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::options::SwitchChoice;
 
     #[test]
     fn builder_has_the_options_of_the_command_line() {
         let builder = Guest::builder(["sh", "-c", "--name x"]).name("Web").switch("none");
         let builder = builder.publish("8080:80").allow("example.org:443").option("--mtu", "1500");
         let options = builder.build().unwrap().options;
-        assert_eq!((options.name.as_deref(), options.switch), (Some("web"), None));
+        assert_eq!((options.name.as_deref(), options.switch), (Some("web"), SwitchChoice::None));
         assert_eq!((options.forwards.len(), options.mtu), (1, Some(1500)));
         assert!(options.egress.are_given());
         assert_eq!(options.command, ["sh", "-c", "--name x"]);

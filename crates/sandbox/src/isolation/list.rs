@@ -161,6 +161,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/socket.rs: SO_MEMINFO: room in a socket
     // uplink/src/host/real/datagrams.rs: errors
     // uplink/src/host/real/tcp.rs: errors
+    // uplink/src/relay.rs: address family of a socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
     // sandbox/src/isolation/syscalls.rs: locks; abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_gettid, &[]),

@@ -31,6 +31,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::{Transport, protocol};
+use ringfence_policy::Protocol;
 use rustix::io::Errno;
 
 use crate::context::Context;
