@@ -186,6 +186,46 @@ fn denied_hello_leaves_no_byte_at_the_server() {
 }
 
 #[test]
+fn quic_reaches_allowed_name_only() {
+    use ringfence_policy::quic::testing::{Initial, crypto, first_datagram, hello};
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    let write = |name: &str, bytes: &[u8]| std::fs::write(net.world.file(name), bytes).unwrap();
+    write("a", &first_datagram(b"12345678", "a.test"));
+    write("b", &first_datagram(b"87654321", "b.test"));
+    let whole = hello("a.test");
+    let half = |number, at: usize, part: &[u8]| {
+        let mut frames = crypto(at, part);
+        frames.resize(900 + at, 0);
+        Initial::new(b"inhalves", number).seal(&frames)
+    };
+    // The end of the hello comes first.
+    write("end", &half(0, 100, &whole[100..]));
+    write("start", &half(1, 0, &whole[..100]));
+    write("short", &[0x40; 99]);
+    let script = format!(
+        "python3 -c 'import socket; socket.gethostbyname(\"a.test\")'; \
+         for files in 'a short' 'end start' b short 'a b'; do python3 egress.py files {FAR_V4} 443 $files; done; \
+         python3 egress.py files {FAR_V4} 8443 short"
+    );
+    let output = net.guest("--allow a.test:443", &script);
+    let lines: Vec<&str> = output.lines().map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    let lengths: Vec<_> = ["end", "start"]
+        .map(|name| std::fs::metadata(net.world.file(name)).unwrap().len().to_string())
+        .into();
+    assert_eq!(lines[0], "answered 1200,99", "{output}");
+    assert_eq!(lines[1], format!("answered {}", lengths.join(",")), "{output}");
+    for (at, line) in lines[2..].iter().enumerate() {
+        let refused = ["ConnectionRefusedError", "PermissionError", "OSError"];
+        assert!(refused.contains(line), "{at}: {output}");
+    }
+    // The allowed hellos came twice, the denied one never.
+    let served = net.servers.stdout.text();
+    assert_eq!(served.matches("datagram 1200\n").count(), 2, "{served}");
+    net.end();
+}
+
+#[test]
 fn other_resolvers_and_private_addresses_are_refused_at_once() {
     require!(CURL, OPENSSL, DIG, DNSMASQ);
     let net = net!();

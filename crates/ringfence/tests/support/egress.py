@@ -1,9 +1,11 @@
 """Servers and adversaries for the tests of egress policies.
 
-egress.py serve ADDRESS...      HTTP on port 80, HTTPS on 443, a counter of bytes on 9000, a greeting on 22
+egress.py serve ADDRESS...      HTTP on port 80, HTTPS on 443, a counter of bytes on 9000, a greeting on 22,
+                                an echo of datagrams on 443
 egress.py hello IP NAME HOW     sends a ClientHello: whole, bytes, records, nameless, ech, slow
 egress.py send IP PORT TEXT     sends bytes to a TCP port
 egress.py datagram IP PORT      sends a datagram
+egress.py files IP PORT FILE... sends files as datagrams of one socket, and waits for as many answers
 
 Clients print one line: the outcome, and the time that it took in milliseconds.
 """
@@ -61,6 +63,16 @@ def greeter(address):
             connection.close()
 
 
+def echo(address):
+    """Returns datagrams, and prints their lengths."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind((address, 443))
+        while True:
+            data, client = server.recvfrom(1 << 16)
+            print("datagram", len(data), flush=True)
+            server.sendto(data, client)
+
+
 def serve(*addresses):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain("cert.pem", "key.pem")
@@ -70,7 +82,7 @@ def serve(*addresses):
         secure.socket = context.wrap_socket(secure.socket, server_side=True, do_handshake_on_connect=False)
         for server in (plain, secure):
             threading.Thread(target=server.serve_forever).start()
-        for target in (counter, greeter):
+        for target in (counter, greeter, echo):
             threading.Thread(target=target, args=(address,)).start()
     print("listening", flush=True)
 
@@ -145,6 +157,16 @@ def datagram(ip, port):
         return "answered" if client.recv(512) else "closed"
 
 
+def files(ip, port, *names):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(5)
+        client.connect((ip, int(port)))
+        for name in names:
+            with open(name, "rb") as file:
+                client.send(file.read())
+        return "answered " + ",".join(str(len(client.recv(1 << 16))) for _ in names)
+
+
 def main(mode, *words):
     if mode == "serve":
         serve(*words)
@@ -155,6 +177,8 @@ def main(mode, *words):
     elif mode == "send":
         ip, port, text = words
         outcome(lambda: exchange(ip, port, [text.encode().decode("unicode_escape").encode()]))
+    elif mode == "files":
+        outcome(lambda: files(*words))
     elif mode == "datagram":
         outcome(lambda: datagram(*words))
 
