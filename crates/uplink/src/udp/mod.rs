@@ -340,10 +340,12 @@ impl Udp {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
             let Some(FlowKey { remote, .. }) = self.flows.key(id) else { continue };
+            // Names that an earlier policy has allowed in this association are not known any more.
+            let is_inspected = self.flows.get(id).is_some_and(|flow| flow.inspector.is_some());
             // The policy decides on queries to the guest's name servers, not on the association.
             let stays = match names::policy_of(remote, context) {
                 Some(_) => context.outward_to(remote).is_some(),
-                None => context.may_stay(remote, Protocol::Udp, None),
+                None => !is_inspected && context.may_stay(remote, Protocol::Udp, None),
             };
             if !stays {
                 self.flows.remove(id);

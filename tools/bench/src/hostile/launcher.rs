@@ -81,6 +81,7 @@ impl Attachment {
             offloads: OffloadKeys::ALL.to_string(),
             coalesce: true,
             version: VERSION.to_owned(),
+            interface: true,
             name: None,
             addresses: Vec::new(),
             avoid: Vec::new(),
