@@ -572,7 +572,7 @@ fn host_tap_connects_host_to_switch() {
         "ip link set lo up\n\
          {program} run --switch s --name web --host-tap rf0 -- python3 -m http.server 2>web.err &\n\
          web=$!\n\
-         until grep -q 'is the host.s leg' web.err && grep -q 'on switch .s.: netif' web.err; do \
+         until grep -q 'is the host.s leg' web.err && grep -q 'on switch .s.' web.err; do \
            kill -0 $web; sleep 0.05; done\n\
          sed -n 's/.*: rf0 (\\([0-9.]*\\).*/\\1/p' web.err > leg\n\
          sed -n 's/.*web (\\([0-9.]*\\).*/\\1/p' web.err > guest\n\
