@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::access::Access;
-use crate::egress::{Egress, PolicyInForce};
+use crate::egress::PolicyInForce;
 use crate::guest::GuestNetwork;
 use crate::share::Share;
 use crate::tcp::config::TcpConfig;
@@ -71,9 +71,6 @@ pub struct Config {
     pub share: Share,
     /// Egress policy in force, shared by the guest's engines.
     pub policy: Arc<PolicyInForce>,
-    /// Policy that this engine applies. `None`: the guest may reach all that `access` permits. The engine reads it
-    /// from `policy`.
-    pub egress: Option<Arc<Egress>>,
 }
 
 impl Config {
@@ -119,7 +116,6 @@ impl Default for Config {
             left_out: LeftOut::default(),
             share: Share::default(),
             policy: Arc::default(),
-            egress: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
+use std::sync::Arc;
 
 use ringfence_policy::Protocol;
 use ringfence_policy::gate::Decision;
@@ -9,6 +10,7 @@ use ringfence_policy::gate::Decision;
 use crate::access::Refusal;
 use crate::config::Config;
 use crate::counters::UplinkCounters;
+use crate::egress::Egress;
 use crate::host::Host;
 use crate::replies::Replies;
 
@@ -16,6 +18,8 @@ use crate::replies::Replies;
 pub struct Context<'a> {
     /// Configuration of the uplink.
     pub config: &'a Config,
+    /// Egress policy that the engine applies. `None`: the guest may reach all that `config.access` permits.
+    pub egress: &'a Option<Arc<Egress>>,
     /// Host with the sockets.
     pub host: &'a mut dyn Host,
     /// Frames for the guest that need no socket, sent in the same round.
@@ -29,20 +33,20 @@ pub struct Context<'a> {
 impl Context<'_> {
     /// Applies the egress policy to a new flow of the guest. Returns `false` if it is denied.
     pub fn admits(&self, to: SocketAddr, protocol: Protocol) -> bool {
-        self.config.egress.is_none() || self.decide(to, protocol).is_some()
+        self.egress.is_none() || self.decide(to, protocol).is_some()
     }
 
     /// Returns `true` if an open flow of the guest may stay: its destination can still be reached, and the egress
     /// policy still allows it. `name` is the one for which it was allowed.
     pub fn may_stay(&self, to: SocketAddr, protocol: Protocol, name: Option<&str>) -> bool {
-        let egress = self.config.egress.as_ref();
+        let egress = self.egress.as_ref();
         self.outward_to(to).is_some()
             && egress.is_none_or(|egress| egress.still_allows(to, protocol, name, self.now))
     }
 
     /// Returns the policy's decision on a new flow of the guest, if there is a policy and it allows the flow.
     pub fn decide(&self, to: SocketAddr, protocol: Protocol) -> Option<Decision> {
-        self.config.egress.as_ref()?.connect(to, protocol, self.now, self.counters)
+        self.egress.as_ref()?.connect(to, protocol, self.now, self.counters)
     }
 
     /// Returns the host's address for a destination of the guest. Counts and returns `None` if the guest must

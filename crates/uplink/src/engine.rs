@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use crate::config::{Config, LeftOut};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
+use crate::egress::Egress;
 use crate::forward::{ForwardId, Forwards};
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
@@ -32,7 +33,8 @@ use crate::udp::Udp;
 /// Uplink of one guest: guest packets on one side, host sockets on the other.
 pub struct Uplink {
     config: Config,
-    /// Version of the egress policy that this engine applies.
+    /// Egress policy that this engine applies, and its version.
+    egress: Option<Arc<Egress>>,
     policy_version: u64,
     host: Box<dyn Host>,
     replies: Replies,
@@ -53,6 +55,7 @@ macro_rules! context {
     ($self:ident, $now:expr) => {
         Context {
             config: &$self.config,
+            egress: &$self.egress,
             host: &mut *$self.host,
             replies: &mut $self.replies,
             counters: &$self.counters,
@@ -63,15 +66,15 @@ macro_rules! context {
 
 impl Uplink {
     /// Creates an uplink that uses the sockets of `host`.
-    pub fn new(mut config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
+    pub fn new(config: Config, host: Box<dyn Host>, counters: Arc<UplinkCounters>) -> Uplink {
         let (policy_version, egress) = config.policy.read();
-        config.egress = egress;
         let tcp = Tcp::new(&config);
         let udp = Udp::new(config.udp_flows_max);
         let icmp = Icmp::new(config.icmp_flows_max);
         let relays = Relays::new(config.relays_max);
         Uplink {
             config,
+            egress,
             policy_version,
             host,
             replies: Replies::default(),
@@ -383,7 +386,7 @@ impl Uplink {
     /// Reads the egress policy again if it has changed.
     fn follow_policy(&mut self, now: Duration) {
         if self.config.policy.is_newer_than(self.policy_version) {
-            (self.policy_version, self.config.egress) = self.config.policy.read();
+            (self.policy_version, self.egress) = self.config.policy.read();
             self.close_forbidden(now);
         }
     }

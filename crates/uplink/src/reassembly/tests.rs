@@ -49,6 +49,7 @@ impl Fixture {
         let mut host = ScriptedHost::new(1).unwrap();
         let context = Context {
             config: &Config::default(),
+            egress: &None,
             host: &mut host,
             replies: &mut Replies::default(),
             counters: &self.counters,

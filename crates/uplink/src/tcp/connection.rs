@@ -218,7 +218,7 @@ impl TcpConnection {
 
     /// Adds the end of the connection to the egress record, once.
     pub(super) fn record_end(&mut self, context: &Context<'_>) {
-        if let Some(egress) = context.config.egress.as_ref().filter(|_| !self.flags.recorded) {
+        if let Some(egress) = context.egress.as_ref().filter(|_| !self.flags.recorded) {
             self.flags.recorded = true;
             let to = SocketAddr::new(self.ends.from, self.ports.0);
             egress.close(to, self.name.take().map(String::from), self.bytes);

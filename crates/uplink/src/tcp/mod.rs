@@ -229,7 +229,7 @@ impl Tcp {
             return reset::refuse(packet, segment, context);
         };
         let (mut first, mut name) = (None, None);
-        if let Some(egress) = &context.config.egress {
+        if let Some(egress) = &context.egress {
             let Some(decision) = context.decide(key.remote, Protocol::Tcp) else {
                 return reset::refuse(packet, segment, context);
             };

@@ -20,7 +20,7 @@ pub(super) fn admit(
     to: SocketAddr,
     context: &Context<'_>,
 ) -> Result<Option<Box<DatagramInspector>>, ()> {
-    let Some(egress) = &context.config.egress else { return Ok(None) };
+    let Some(egress) = &context.egress else { return Ok(None) };
     if names::policy_of(to, context).is_some() {
         return Ok(None);
     }

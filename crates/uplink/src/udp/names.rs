@@ -20,7 +20,7 @@ const UDP_LEN: usize = 8;
 
 /// Returns the policy if datagrams to this destination are queries that it inspects.
 pub(super) fn policy_of<'a>(to: SocketAddr, context: &Context<'a>) -> Option<&'a Arc<Egress>> {
-    let egress = context.config.egress.as_ref()?;
+    let egress = context.egress.as_ref()?;
     context.config.access.is_name_server(to).then_some(egress)
 }
 

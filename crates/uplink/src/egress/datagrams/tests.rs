@@ -7,6 +7,7 @@ use ringfence_policy::quic::testing::{Initial, crypto, first_datagram, hello};
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
 use super::*;
+use crate::egress::PolicyInForce;
 use crate::emit::Ends;
 use crate::host::scripted::ScriptedHost;
 use crate::testing::Wire;
@@ -131,7 +132,8 @@ fn other_protocols_pass_only_under_a_rule_with_udp() {
 /// Sends datagrams of a guest to port 443 of the shared address through an engine. Returns the lengths of what a
 /// server that echoes them received, and the number of ICMP errors.
 fn through_engine(datagrams: &[&[u8]]) -> (Vec<usize>, usize) {
-    let mut config = Config { mtu: 1500, egress: Some(egress("a.org:443")), ..Config::default() };
+    let policy = PolicyInForce::new(Some(egress("a.org:443")));
+    let mut config = Config { mtu: 1500, policy, ..Config::default() };
     config.guest.addresses = vec![(GUEST.into(), 24)];
     config.guest.gateways = vec![Ipv4Addr::new(10, 0, 0, 1).into()];
     let mac = config.mac;
