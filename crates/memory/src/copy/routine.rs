@@ -9,6 +9,8 @@ pub enum CopyRoutine {
     Sse,
     /// Moves of 32 bytes (x86-64 with AVX).
     Avx,
+    /// Moves of 64 bytes (x86-64 with AVX-512).
+    Avx512,
     /// `rep movsb` (x86-64), which no copy of lent memory uses.
     Movsb,
     /// Pairs of registers (aarch64).
@@ -23,6 +25,7 @@ impl CopyRoutine {
             CopyRoutine::Chosen,
             CopyRoutine::Sse,
             CopyRoutine::Avx,
+            CopyRoutine::Avx512,
             CopyRoutine::Movsb,
             CopyRoutine::Pairs,
         ];
@@ -35,6 +38,7 @@ impl CopyRoutine {
             CopyRoutine::Chosen => "chosen",
             CopyRoutine::Sse => "sse",
             CopyRoutine::Avx => "avx",
+            CopyRoutine::Avx512 => "avx512",
             CopyRoutine::Movsb => "movsb",
             CopyRoutine::Pairs => "pairs",
         }
@@ -45,7 +49,7 @@ impl CopyRoutine {
         match self {
             CopyRoutine::Chosen | CopyRoutine::Movsb => 0,
             CopyRoutine::Sse => 16,
-            CopyRoutine::Avx => 128,
+            CopyRoutine::Avx | CopyRoutine::Avx512 => 128,
             CopyRoutine::Pairs => 64,
         }
     }
@@ -55,6 +59,8 @@ impl CopyRoutine {
             CopyRoutine::Chosen => true,
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             CopyRoutine::Avx => super::x86::has_avx(),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            CopyRoutine::Avx512 => super::x86::has_avx512(),
             #[cfg(all(target_arch = "x86_64", not(miri)))]
             CopyRoutine::Sse | CopyRoutine::Movsb => true,
             #[cfg(all(target_arch = "aarch64", not(miri)))]
@@ -92,6 +98,8 @@ impl CopyRoutine {
                 CopyRoutine::Sse => super::x86::copy_sse(src, dst, len),
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
                 CopyRoutine::Avx => super::x86::copy_avx(src, dst, len),
+                #[cfg(all(target_arch = "x86_64", not(miri)))]
+                CopyRoutine::Avx512 => super::x86::copy_avx512(src, dst, len),
                 #[cfg(all(target_arch = "x86_64", not(miri)))]
                 CopyRoutine::Movsb => super::x86::copy_movsb(src, dst, len),
                 #[cfg(all(target_arch = "aarch64", not(miri)))]

@@ -3,6 +3,7 @@
 //! | length | routine |
 //! |---|---|
 //! | up to 64 | two or four moves that overlap |
+//! | from [`AVX_FROM`] | moves of 64 bytes, if the processor has AVX-512 of its second generation |
 //! | from [`AVX_FROM`] | moves of 32 bytes, if the processor and the system have AVX |
 //! | otherwise | moves of 16 bytes |
 //!
@@ -15,7 +16,7 @@
 //! zero and no multiple of 64 (AMD EPYC); `docs/perf/log.md` has the table.
 
 use core::arch::{asm, naked_asm};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Calls a routine of long copies, which takes destination, source and length in RDI, RSI and RDX, leaves these as
 /// they are and changes no registers but those named here.
@@ -37,12 +38,23 @@ macro_rules! call {
 /// Smallest length for AVX moves. Below it the call costs more than they save.
 pub(super) const AVX_FROM: usize = 128;
 
-/// Set once the processor is known to have AVX. Until then, copies use SSE moves, which every processor has.
-static AVX: AtomicBool = AtomicBool::new(false);
+/// Bytes of a move of copies from [`AVX_FROM`] bytes. Until the processor is known, copies use SSE moves, which
+/// every processor has.
+static WIDTH: AtomicU8 = AtomicU8::new(SSE_WIDTH);
+const SSE_WIDTH: u8 = 16;
+const AVX_WIDTH: u8 = 32;
+const AVX512_WIDTH: u8 = 64;
 
 /// Chooses the routine of long copies by the processor. Mappings call it, so that copies need not.
 pub(super) fn choose() {
-    AVX.store(has_avx(), Ordering::Relaxed);
+    let width = if prefers_avx512() {
+        AVX512_WIDTH
+    } else if has_avx() {
+        AVX_WIDTH
+    } else {
+        SSE_WIDTH
+    };
+    WIDTH.store(width, Ordering::Relaxed);
 }
 
 /// Copies `len` bytes from `src` to `dst`.
@@ -69,6 +81,29 @@ pub(super) fn has_avx() -> bool {
     std::arch::is_x86_feature_detected!("avx")
 }
 
+/// Returns `true` if the processor has AVX-512 and the system saves its registers.
+#[inline]
+pub(super) fn has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+}
+
+/// Returns `true` if moves of 64 bytes cost no clock frequency. The first processors with AVX-512 lower their clock
+/// for them; those with VBMI2 (Ice Lake, Zen 4 and later) do not.
+fn prefers_avx512() -> bool {
+    has_avx512() && std::arch::is_x86_feature_detected!("avx512vbmi2")
+}
+
+/// Copies at least [`AVX_FROM`] bytes with AVX-512 moves.
+///
+/// # Safety
+///
+/// As for [`copy_racing`](super::copy_racing); `len` is at least [`AVX_FROM`], and the processor has AVX-512.
+#[inline]
+pub(super) unsafe fn copy_avx512(src: *const u8, dst: *mut u8, len: usize) {
+    // SAFETY: by the caller's contract.
+    unsafe { call!(avx512_moves, src, dst, len) }
+}
+
 /// Copies at least [`AVX_FROM`] bytes with AVX moves.
 ///
 /// # Safety
@@ -91,7 +126,7 @@ pub(super) unsafe fn copy_sse(src: *const u8, dst: *mut u8, len: usize) {
     unsafe { call!(sse_moves, src, dst, len) }
 }
 
-/// Copies with AVX moves from [`AVX_FROM`] bytes on a processor that has them, otherwise with SSE moves.
+/// Copies with moves of [`WIDTH`] bytes from [`AVX_FROM`] bytes, otherwise with SSE moves.
 ///
 /// # Safety
 ///
@@ -102,13 +137,59 @@ unsafe extern "C" fn long_moves() {
     naked_asm!(
         "cmp rdx, {from}",
         "jb {sse}",
-        "cmp byte ptr [rip + {avx}], 0",
-        "je {sse}",
-        "jmp {moves}",
+        "cmp byte ptr [rip + {width}], {avx_width}",
+        "jb {sse}",
+        "je {avx}",
+        "jmp {avx512}",
         from = const AVX_FROM,
-        avx = sym AVX,
+        width = sym WIDTH,
+        avx_width = const AVX_WIDTH,
         sse = sym sse_moves,
-        moves = sym avx_moves,
+        avx = sym avx_moves,
+        avx512 = sym avx512_moves,
+    );
+}
+
+/// Copies RDX bytes from RSI to RDI with AVX-512 moves: the first 64 bytes, blocks of 128 at aligned places of the
+/// destination, and the last 128 bytes. Changes RAX, RCX, R8 and the vector registers.
+///
+/// # Safety
+///
+/// As for [`copy_racing`](super::copy_racing); RDX is at least [`AVX_FROM`], and the processor has AVX-512. Only
+/// [`call!`] may call it.
+// SAFETY: the body keeps the convention of `call!`: it changes only the registers named there, and returns.
+#[unsafe(naked)]
+unsafe extern "C" fn avx512_moves() {
+    // The first move covers [0, 64). The loop begins at 1 to 64, so that the destination is aligned, and writes a
+    // block at RAX only if RAX < length - 128. The last two moves cover [length - 128, length). All are within
+    // [0, length), and together they cover it. `vzeroupper` clears the upper part of each vector register.
+    naked_asm!(
+        "vmovdqu64 zmm0, [rsi]",
+        "vmovdqu64 zmm4, [rsi + rdx - 64]",
+        "vmovdqu64 zmm5, [rsi + rdx - 128]",
+        "lea r8, [rdi + rdx]",
+        "mov rax, rdi",
+        "and rax, 63",
+        "neg rax",
+        "add rax, 64",
+        "vmovdqu64 [rdi], zmm0",
+        "lea rcx, [rdx - 128]",
+        "cmp rax, rcx",
+        "jae 3f",
+        ".p2align 5",
+        "2:",
+        "vmovdqu64 zmm0, [rsi + rax]",
+        "vmovdqu64 zmm1, [rsi + rax + 64]",
+        "vmovdqa64 [rdi + rax], zmm0",
+        "vmovdqa64 [rdi + rax + 64], zmm1",
+        "add rax, 128",
+        "cmp rax, rcx",
+        "jb 2b",
+        "3:",
+        "vmovdqu64 [r8 - 64], zmm4",
+        "vmovdqu64 [r8 - 128], zmm5",
+        "vzeroupper",
+        "ret",
     );
 }
 
