@@ -30,6 +30,7 @@ pub mod cli;
 pub mod conformance;
 pub mod control;
 mod copy;
+mod cores;
 mod domain;
 pub mod grant;
 pub mod gso;

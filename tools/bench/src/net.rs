@@ -24,6 +24,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::args::NetArgs;
 use super::beside::Beside;
+use super::cores::round_trip_ns;
 use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
 use super::params::Direction;
 use super::perf::PerfStat;
@@ -175,10 +176,19 @@ impl Case {
             [Answer::Connected, Answer::Connected] => {}
             others => bail!("the domains said {others:?}"),
         }
-        self.measure(args, &domains, threads.oversubscribed)
+        let before = cores.map(round_trip_ns).transpose()?;
+        let measured = self.measure(args, &domains, threads.oversubscribed)?;
+        let after = cores.map(round_trip_ns).transpose()?;
+        let core_round_trip_ns = before.zip(after).map(|(before, after)| [before, after]);
+        Ok(Row::new(&report::Measured { core_round_trip_ns, ..measured }))
     }
 
-    fn measure(&self, args: &NetArgs, domains: &Pair, oversubscribed: bool) -> anyhow::Result<Row> {
+    fn measure(
+        &self,
+        args: &NetArgs,
+        domains: &Pair,
+        oversubscribed: bool,
+    ) -> anyhow::Result<report::Measured> {
         let (warm_up, amount) = match args.packets {
             Some(packets) => (Amount::Packets(WARM_UP_PACKETS), Amount::Packets(packets)),
             None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
@@ -204,7 +214,7 @@ impl Case {
             Direction::Tx => (received.usage, sent.usage),
             Direction::Rx => (sent.usage, received.usage),
         };
-        let row = Row::new(&report::Measured {
+        Ok(report::Measured {
             mode: self.mode,
             direction: self.direction,
             size: self.size,
@@ -218,8 +228,8 @@ impl Case {
             frontend,
             bare_copy_ns,
             perf_syscalls,
-        });
-        Ok(row)
+            core_round_trip_ns: None,
+        })
     }
 }
 

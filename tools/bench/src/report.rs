@@ -23,6 +23,8 @@ pub(super) struct Measured {
     pub(super) frontend: Usage,
     pub(super) bare_copy_ns: f64,
     pub(super) perf_syscalls: Option<u64>,
+    /// Round trip of a cache line between the two cores, before and after the row.
+    pub(super) core_round_trip_ns: Option<[f64; 2]>,
 }
 
 /// Row as it is printed. Field names are part of the command's interface.
@@ -59,6 +61,9 @@ pub(super) struct Row {
     pub(super) oversubscribed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) perf_syscalls_per_packet: Option<f64>,
+    /// Absent if both sides share a core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) core_round_trip_ns: Option<[f64; 2]>,
 }
 
 impl Row {
@@ -98,13 +103,14 @@ impl Row {
             oversubscribed: measured.oversubscribed,
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
             perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
+            core_round_trip_ns: measured.core_round_trip_ns,
         }
     }
 
     /// Formats the row as a line of the table.
     pub(super) fn line(&self) -> String {
         let mut line = format!(
-            "{:<5} {:<3} {:>6} {:>9.1} {:>7.2} {:>9.3} {:>8.4} {:>7.3} {:>7.4} {:>8.0} {:>10.0} {:>8.5} {:>8.0} {:>6.2}",
+            "{:<5} {:<3} {:>6} {:>9.1} {:>7.2} {:>9.3} {:>8.4} {:>7.3} {:>7.4} {:>8.0} {:>10.0} {:>8.5} {:>8.0} {:>6.2} {:>9}",
             self.mode,
             self.direction.to_string(),
             self.size,
@@ -119,6 +125,8 @@ impl Row {
             self.wakeups_per_packet,
             self.bare_copy_ns,
             self.bare_copy_share,
+            self.core_round_trip_ns
+                .map_or("-".to_owned(), |[before, after]| format!("{before:.0}-{after:.0}")),
         );
         if self.queues > 1 {
             line.push_str(&format!("   {} queues", self.queues));
@@ -137,7 +145,7 @@ impl Row {
 /// Returns the heading of the table.
 pub(super) fn heading() -> String {
     format!(
-        "{:<5} {:<3} {:>6} {:>9} {:>7} {:>9} {:>8} {:>7} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6}",
+        "{:<5} {:<3} {:>6} {:>9} {:>7} {:>9} {:>8} {:>7} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6} {:>9}",
         "mode",
         "dir",
         "size",
@@ -151,7 +159,8 @@ pub(super) fn heading() -> String {
         "kthread ns",
         "wakeups",
         "bare ns",
-        "share"
+        "share",
+        "cores ns"
     )
 }
 
@@ -162,7 +171,8 @@ Every packet was verified: none lost, repeated, out of order or damaged.
 From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each byte
 was copied. `bare ns`: one bare kernel copy of that size (pread for tx, pwrite for rx); `share`: the
 part of the time that one such copy for each packet takes. `kthread ns` is part of `cpu ns`; it is 0
-because no thread of the kernel works for the data path. All columns: docs/perf/howto.md"
+because no thread of the kernel works for the data path. `cores ns`: a cache line's round trip between
+the two cores, before and after the row; rows compare only where it is alike. All columns: docs/perf/howto.md"
 }
 
 #[cfg(test)]
@@ -190,6 +200,7 @@ mod tests {
             frontend: Usage { copied_bytes: 2_000_000, cpu_ns: 500_000, ..Usage::default() },
             bare_copy_ns: 300.0,
             perf_syscalls: None,
+            core_round_trip_ns: Some([80.0, 400.0]),
         }
     }
 
