@@ -25,7 +25,7 @@ use crate::disk::DiskSpec;
 use crate::egress::EgressArgs;
 use crate::egress::check::PolicyCommand;
 use crate::guest::Address;
-use crate::guests::{exec::ExecArgs, ps::PsArgs, stop::StopArgs};
+use crate::guests::{exec::ExecArgs, logs::LogsArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
@@ -68,6 +68,8 @@ pub enum Command {
     Ps(PsArgs),
     /// Run another command in a running guest
     Exec(ExecArgs),
+    /// Show what Ringfence's processes reported about a guest
+    Logs(LogsArgs),
     /// End guests
     Stop(StopArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table

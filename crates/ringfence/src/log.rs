@@ -6,11 +6,12 @@
 
 // #syscall all write: the log on standard error
 
-use std::sync::OnceLock;
+use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use tracing::Level;
 use tracing::level_filters::LevelFilter;
+use tracing::{Level, Subscriber};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{Registry, fmt, reload};
 
@@ -33,6 +34,37 @@ pub fn to_stderr_at(level: Level) {
     // A second call changes nothing.
     if tracing::subscriber::set_global_default(subscriber).is_ok() {
         let _ = LEVEL.set(handle);
+    }
+}
+
+/// Sends log messages of `level` and above to a function, as lines without an end.
+pub(crate) fn to_lines_at(level: Level, report: impl Fn(&str) + Send + Sync + 'static) {
+    // Fails if a program that uses the crate has a log of its own.
+    let _ = tracing::subscriber::set_global_default(lines(level, report));
+}
+
+fn lines(level: Level, report: impl Fn(&str) + Send + Sync + 'static) -> impl Subscriber {
+    let report = Arc::new(report);
+    let lines = fmt::layer()
+        .with_writer(move || Lines(Arc::clone(&report)))
+        .with_target(false)
+        .with_level(false)
+        .without_time()
+        .with_ansi(false);
+    tracing_subscriber::registry().with(LevelFilter::from_level(level)).with(lines)
+}
+
+/// Writer that passes lines to a function. The log writes each message at once.
+struct Lines<F>(Arc<F>);
+
+impl<F: Fn(&str)> io::Write for Lines<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        String::from_utf8_lossy(bytes).lines().for_each(|line| (self.0)(line));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -89,6 +121,19 @@ impl LineBudget {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn log_to_function_has_messages_of_the_level_without_ends() {
+        let kept = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let into = Arc::clone(&kept);
+        let report = move |line: &str| into.lock().unwrap().push(line.to_owned());
+        tracing::subscriber::with_default(lines(Level::WARN, report), || {
+            tracing::info!("left out");
+            tracing::warn!(disk = 1, "no O_DIRECT there");
+            tracing::error!("two\nlines");
+        });
+        assert_eq!(*kept.lock().unwrap(), ["no O_DIRECT there disk=1", "two", "lines"]);
+    }
 
     #[test]
     fn line_budget_spent_at_once_drops_and_counts_lines() {

@@ -1,4 +1,4 @@
-//! `ringfence ps`, `exec` and `stop`: guests are found by name, run further commands and end on request. Neither another
+//! `ringfence ps`, `exec`, `logs`, `status` and `stop`: guests are found by name, run further commands and end on request. Neither another
 //! user nor the command of a guest reaches the socket behind them.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
@@ -145,6 +145,78 @@ fn stop_ends_a_guest_and_kills_a_command_that_ignores_it() {
     let finished = command(&lab, &["stop", "polite"]);
     assert_eq!(finished.status, Some(125));
     assert!(finished.stderr.contains("ringfence ps"), "{}", finished.stderr);
+}
+
+#[test]
+fn logs_have_steps_of_a_quiet_guest_and_the_reason_of_its_end() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    let lab = Lab::new();
+    let guest = lab.run("-q --name web --switch blue", &["sleep", "1000"]);
+    assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
+    let logs = command(&lab, &["logs", "web"]);
+    assert_eq!((logs.status, logs.stderr.as_str()), (Some(0), ""));
+    for text in ["launcher: switch `blue` is new", "launcher: web ("] {
+        assert!(logs.stdout.contains(text), "{}", logs.stdout);
+    }
+    let last = command(&lab, &["logs", "--json", "-n", "1", "web"]).stdout;
+    let last: serde_json::Value = serde_json::from_str(&last).unwrap();
+    assert_eq!(last["source"], "launcher");
+    assert_eq!(last["number"].as_u64(), Some(logs.stdout.lines().count() as u64), "{last}");
+    // A connection that is no launcher's, which the driver domain reports.
+    let attack = "
+import socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(sys.argv[1])
+s.send(b'\"Stats\"')
+s.recv(1 << 16)";
+    let socket = lab.runtime_dir().join("blue.sock");
+    let follower = lab.spawn(&[lab.program(), "logs", "--follow", "-n", "0", "web"]);
+    lab.spawn(&["python3", "-c", attack, socket.to_str().unwrap()]).succeed(MOMENT);
+    follower.wait_for_output("driver domain: ");
+    rustix::process::kill_process(guest.inner("frontend").pid, Signal::KILL).unwrap();
+    assert_eq!(guest.finish(MOMENT).status, Some(125));
+    let followed = follower.finish(MOMENT);
+    assert_eq!(followed.status, Some(0), "{}", followed.stderr);
+    let reason = "launcher: the frontend was killed by signal 9 (SIGKILL); this guest ends with it";
+    assert!(followed.stdout.trim_end().ends_with(reason), "{}", followed.stdout);
+    let gone = command(&lab, &["logs", "web"]);
+    assert_eq!(gone.status, Some(125));
+    assert!(gone.stderr.contains("no guest of yours is called `web`"), "{}", gone.stderr);
+    lab.assert_no_switch();
+}
+
+#[test]
+fn status_of_a_guest_has_its_counters_and_no_neighbour_s() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let server = lab.run("-q --name web --switch blue --address 10.9.8.7/24", &["sleep", "1000"]);
+    assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
+    let script = "(echo x > /dev/udp/10.9.8.7/9) 2>/dev/null || true; touch sent; sleep 1000";
+    let client = lab.run("-q --name client --switch blue", &["bash", "-c", script]);
+    assert!(eventually(MOMENT, || lab.file("sent").exists()));
+    let status = |name: &str| -> serde_json::Value {
+        let finished = command(&lab, &["status", name, "--json"]);
+        assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+        serde_json::from_str(&finished.stdout).unwrap()
+    };
+    let counted = || status("web")["counters"]["ports"].to_string().contains("tx_bytes");
+    assert!(eventually(MOMENT, counted), "{}", status("web"));
+    let (web, other) = (status("web"), status("client"));
+    assert_eq!((&web["name"], &web["switch"]), (&"web".into(), &"blue".into()));
+    let ports = |status: &serde_json::Value| -> Vec<String> {
+        status["counters"]["ports"].as_object().unwrap().keys().cloned().collect()
+    };
+    assert_eq!((ports(&web).len(), ports(&other).len()), (1, 1));
+    assert_ne!(ports(&web), ports(&other));
+    let table = command(&lab, &["status", "web", "--counters"]).stdout;
+    assert!(table.contains("sent to the switch") && table.contains("rx_frames"), "{table}");
+    // Without a driver domain there is nothing to count.
+    let alone = sleeper(&lab, "alone");
+    assert_eq!(status("alone")["counters"]["ports"], serde_json::json!({}));
+    let daemon = command(&lab, &["status", "--socket", "no-such-socket"]);
+    assert!(daemon.stderr.contains("ringfence status GUEST"), "{}", daemon.stderr);
+    drop((server.end(), client.end(), alone.end()));
+    lab.assert_no_switch();
 }
 
 #[test]

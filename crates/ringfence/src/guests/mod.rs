@@ -1,4 +1,4 @@
-//! Guests of a user: `ringfence ps`, `exec`, `stop` and `policy set`.
+//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop` and `policy set`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
@@ -11,11 +11,14 @@
 
 pub mod exec;
 pub(crate) mod find;
+pub mod logs;
 pub mod policy;
 pub mod ps;
 mod pty;
+pub(crate) mod status;
 pub mod stop;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use ringfence_sandbox::Ending;
@@ -39,6 +42,14 @@ pub(crate) enum Request {
     Stop(i32),
     /// Replaces the egress policy by that in the descriptor ([`document`](crate::egress::document)).
     SetPolicy,
+    /// Asks for the messages that follow the one of this number.
+    Messages {
+        after: u64,
+        /// Waits for one if there is none yet.
+        wait: bool,
+    },
+    /// Asks for the counters of the guest's devices.
+    Counters,
 }
 
 /// Answers of a launcher.
@@ -49,6 +60,9 @@ pub(crate) enum Reply {
     Ended(Ending),
     /// The uplink applies the policy that the client sent.
     PolicySet,
+    /// Messages in their order, as many as fit. None: there are no others.
+    Messages(Vec<Message>),
+    Counters(Box<Counters>),
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.
@@ -76,4 +90,53 @@ pub(crate) struct Description {
     pub(crate) disks: Vec<String>,
     /// Start of the command in seconds since 1970.
     pub(crate) since: u64,
+}
+
+/// Process that a message is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Source {
+    Launcher,
+    Driver,
+    Frontend,
+    Uplink,
+}
+
+impl Source {
+    pub(crate) const ALL: [Source; 4] =
+        [Source::Launcher, Source::Driver, Source::Frontend, Source::Uplink];
+
+    /// Returns the name in messages.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Source::Launcher => "launcher",
+            Source::Driver => "driver domain",
+            Source::Frontend => "frontend",
+            Source::Uplink => "uplink",
+        }
+    }
+}
+
+/// Message about a guest. The field names are those of `ringfence logs --json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Message {
+    /// Number, in the order of arrival, from 1.
+    pub(crate) number: u64,
+    /// Time of arrival in milliseconds since 1970.
+    pub(crate) time: u64,
+    pub(crate) source: Source,
+    pub(crate) text: String,
+}
+
+/// Counters of one device by name.
+pub(crate) type CounterTable = BTreeMap<String, u64>;
+
+/// Counters of a guest's devices. The field names are those of `ringfence status GUEST --json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    /// Counters of its port on the switch.
+    pub(crate) ports: BTreeMap<String, CounterTable>,
+    pub(crate) disks: BTreeMap<String, CounterTable>,
+    /// Rules of the protocols that its frontend broke, with their numbers.
+    pub(crate) rules: BTreeMap<String, CounterTable>,
 }

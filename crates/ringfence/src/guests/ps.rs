@@ -8,7 +8,8 @@ use clap::Args;
 use ringfence_sandbox::STATUS_FAILED;
 use serde::Serialize;
 
-use super::{Description, find};
+use super::Description;
+use super::find::{self, Found};
 use crate::causes::causes;
 use crate::out::{Out, is_closed};
 
@@ -38,13 +39,13 @@ pub struct PsArgs {
 
 /// Guest as it is printed. Field names are part of the command's interface.
 #[derive(Serialize)]
-struct Row {
+pub(super) struct Row {
     /// Process number of its launcher.
-    pid: i32,
+    pub(super) pid: i32,
     /// Memory of its processes in bytes.
-    memory: Option<u64>,
+    pub(super) memory: Option<u64>,
     #[serde(flatten)]
-    guest: Description,
+    pub(super) guest: Description,
 }
 
 /// Prints the guests. Returns the exit status.
@@ -60,15 +61,7 @@ pub fn main(args: &PsArgs) -> u8 {
 }
 
 fn print(args: &PsArgs) -> anyhow::Result<()> {
-    let memory = memory_by_process();
-    let rows: Vec<Row> = find::all()?
-        .into_iter()
-        .map(|found| Row {
-            pid: found.pid,
-            memory: own_memory(found.pid, &memory),
-            guest: found.guest,
-        })
-        .collect();
+    let rows = rows(find::all()?);
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
@@ -76,6 +69,17 @@ fn print(args: &PsArgs) -> anyhow::Result<()> {
         table(&rows, now)
     };
     Ok(Out.write_all(text.as_bytes())?)
+}
+
+/// Adds the memory of the guests' processes.
+pub(super) fn rows(guests: Vec<Found>) -> Vec<Row> {
+    let memory = memory_by_process();
+    let row = |found: Found| Row {
+        pid: found.pid,
+        memory: own_memory(found.pid, &memory),
+        guest: found.guest,
+    };
+    guests.into_iter().map(row).collect()
 }
 
 fn table(rows: &[Row], now: Duration) -> String {
@@ -112,7 +116,7 @@ fn table(rows: &[Row], now: Duration) -> String {
 }
 
 /// Formats a duration in seconds by its largest unit.
-fn age(seconds: u64) -> String {
+pub(super) fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),

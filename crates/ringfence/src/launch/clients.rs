@@ -1,9 +1,9 @@
-//! Clients of a launcher: `ringfence ps`, `exec` and `stop` ([`crate::guests`]).
+//! Clients of a launcher: `ringfence ps`, `exec`, `logs` and others ([`crate::guests`]).
 //!
 //! The launcher never waits for a client: it reads what has arrived, and a client that does not read its answers is
 //! disconnected.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_sandbox::channel::Channel;
@@ -11,6 +11,7 @@ use ringfence_sys::descriptors::Descriptors;
 use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
 
+use super::messages;
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::guests::{Reply, Request};
 
@@ -27,15 +28,28 @@ pub(super) enum ClientEvent {
     Gone(ClientId),
 }
 
+/// Progress of a client that reads messages.
+#[derive(Clone, Copy)]
+struct MessageReader {
+    /// Number of the last message that it has.
+    after: u64,
+    /// Set while it waits for the next one.
+    waits: bool,
+}
+
 /// Listening socket of a launcher, and its clients.
 pub(super) struct Clients {
     listener: OwnedFd,
     list: Vec<(ClientId, Channel)>,
     /// Clients that started a command in the guest.
     executing: BTreeSet<ClientId>,
+    /// Clients that read messages.
+    readers: BTreeMap<ClientId, MessageReader>,
     next: ClientId,
     /// Client whose policy is on its way to the uplink.
     pub(super) policy: Option<ClientId>,
+    /// Clients that wait for the driver domain's counters.
+    pub(super) counters: Vec<ClientId>,
     /// Time of [`Clients::listen`] in seconds since 1970.
     since: u64,
 }
@@ -48,8 +62,10 @@ impl Clients {
             listener,
             list: Vec::new(),
             executing: BTreeSet::new(),
+            readers: BTreeMap::new(),
             next: 1,
             policy: None,
+            counters: Vec::new(),
             since: super::requests::now(),
         })
     }
@@ -81,6 +97,7 @@ impl Clients {
                 }
                 Err(_) => {
                     self.list.remove(at);
+                    self.readers.remove(&id);
                     // The guest's init has nothing to end for another client. A message that it does not read any
                     // more would reset the connection, and with it the report of the command's end.
                     return self.executing.remove(&id).then_some(ClientEvent::Gone(id));
@@ -105,6 +122,42 @@ impl Clients {
         }
     }
 
+    /// Answers a client that reads messages, now or when there is one.
+    pub(super) fn read_messages(&mut self, id: ClientId, after: u64, wait: bool) {
+        self.readers.insert(id, MessageReader { after, waits: true });
+        if wait {
+            self.send_messages();
+        } else {
+            self.send_messages_to(id);
+        }
+    }
+
+    /// Sends new messages to the clients that wait for one.
+    pub(super) fn send_messages(&mut self) {
+        let newest = if self.readers.is_empty() { 0 } else { messages::kept().newest() };
+        let waiting =
+            self.readers.iter().filter(|(_, reader)| reader.waits && reader.after < newest);
+        for id in waiting.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.send_messages_to(id);
+        }
+    }
+
+    /// Sends the last messages to all clients that read messages.
+    pub(super) fn send_last_messages(&mut self) {
+        for reader in self.readers.values_mut() {
+            reader.waits = true;
+        }
+        self.send_messages();
+    }
+
+    fn send_messages_to(&mut self, id: ClientId) {
+        let Some(reader) = self.readers.get_mut(&id) else { return };
+        let messages = messages::kept().after(reader.after);
+        reader.after = messages.last().map_or(reader.after, |last| last.number);
+        reader.waits = false;
+        self.reply(id, &Reply::Messages(messages));
+    }
+
     /// Answers a client. Disconnects it if it does not read.
     pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
         let failed = |(id, channel): &(ClientId, Channel)| {
@@ -112,6 +165,7 @@ impl Clients {
         };
         if let Some(at) = self.list.iter().position(failed) {
             self.list.remove(at).1.dispose();
+            self.readers.remove(&to);
         }
     }
 }

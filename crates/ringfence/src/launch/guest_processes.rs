@@ -15,13 +15,13 @@ use super::clients::{ClientEvent, Clients};
 use super::disks::Disks;
 use super::host_names::HostNames;
 use super::rendezvous::Attachment;
-use super::report::{Reporter, printable};
+use super::report::{self, Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
 use super::{Options, standard_input};
 use crate::causes::causes;
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
-use crate::guests::Reply;
+use crate::guests::{Reply, Source};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
@@ -230,6 +230,9 @@ impl<'a> GuestProcesses<'a> {
         };
         // Data that the kernel still has to write needs the processes that serve the disks.
         self.disks.end_devices(self.reporter);
+        // Printed when the terminal belongs to the launcher again.
+        outcome.problem.iter().for_each(|problem| report::keep(problem));
+        self.clients.iter_mut().for_each(Clients::send_last_messages);
         outcome
     }
 
@@ -417,6 +420,7 @@ impl<'a> GuestProcesses<'a> {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
                 }
                 ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
+                ProcessEvent::Driver(FromDriver::Stats(stats)) => self.counters_are_there(&stats),
                 ProcessEvent::Client(event) => {
                     if let Err(outcome) = self.serve(event) {
                         return outcome;
@@ -502,6 +506,7 @@ impl<'a> GuestProcesses<'a> {
             if let Some(event) = self.look() {
                 return event;
             }
+            self.clients.iter_mut().for_each(Clients::send_messages);
             let mut fds = vec![PollFd::new(self.signals, PollFlags::IN)];
             fds.extend(self.lease.iter().map(|lease| PollFd::new(lease, PollFlags::IN)));
             let channels: Vec<_> = [&self.guest, &self.frontend, &self.uplink_domain]
@@ -550,7 +555,7 @@ impl<'a> GuestProcesses<'a> {
                 return Some(ProcessEvent::Frontend(message));
             }
             match frontend.domain.next_event() {
-                Some(Event::Stderr(text)) => self.reporter.relay("frontend", &text),
+                Some(Event::Stderr(text)) => self.reporter.relay(Source::Frontend, &text),
                 Some(Event::Ended(ended)) => return Some(ProcessEvent::FrontendGone(ended)),
                 None => {}
             }
@@ -561,14 +566,14 @@ impl<'a> GuestProcesses<'a> {
                 return Some(ProcessEvent::Uplink(message));
             }
             match uplink.domain.next_event() {
-                Some(Event::Stderr(text)) => self.reporter.relay("uplink", &text),
+                Some(Event::Stderr(text)) => self.reporter.relay(Source::Uplink, &text),
                 Some(Event::Ended(ended)) => return Some(ProcessEvent::UplinkGone(ended)),
                 None => {}
             }
         }
         if let Some(driver) = &self.driver {
             match driver.next_event() {
-                Some(Event::Stderr(text)) => self.reporter.relay("driver domain", &text),
+                Some(Event::Stderr(text)) => self.reporter.relay(Source::Driver, &text),
                 // The lease reports the end, and the exit report the reason.
                 Some(Event::Ended(_)) => self.driver = None,
                 None => {}

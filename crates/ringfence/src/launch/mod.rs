@@ -20,6 +20,7 @@ mod disks;
 mod ends;
 mod guest_processes;
 mod host_names;
+mod messages;
 pub(crate) mod options;
 #[doc(hidden)]
 pub mod proof;
@@ -78,6 +79,7 @@ pub fn guest_on<'a>(switch: &'a str, mode: &'a str) -> [&'a str; 8] {
 /// Runs a command as a guest. Returns the exit status.
 pub fn run(options: &Options) -> u8 {
     let reporter = Reporter::new(options.loudness);
+    reporter.take_log();
     match Launch::prepare(options, reporter).and_then(Launch::run) {
         Ok(status) => status,
         Err(error) => {
@@ -224,7 +226,7 @@ impl<'a> Launch<'a> {
             }
         }
         if let Some(problem) = ended.problem {
-            self.reporter.problem(problem);
+            report::print(problem);
         }
         ended.status
     }

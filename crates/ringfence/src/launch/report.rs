@@ -1,6 +1,12 @@
-//! Messages of the launcher on standard error.
+//! Messages of the launcher: on standard error, and kept for `ringfence logs`.
 
 use std::io::Write;
+
+use tracing::Level;
+
+use super::messages;
+use crate::guests::Source;
+use crate::log;
 
 /// Amount of messages that the launcher writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,40 +36,60 @@ impl Reporter {
         self.loudness == Loudness::Verbose
     }
 
+    /// Sends the log of the crates below, from level `warn` on, where results go. They log what the user should know
+    /// of a disk's file, for example.
+    pub(super) fn take_log(self) {
+        log::to_lines_at(Level::WARN, move |line| self.summary(line));
+    }
+
     /// Reports a problem, at every loudness.
     pub fn problem(self, text: impl std::fmt::Display) {
-        self.line(text);
+        self.report(Loudness::Quiet, &text.to_string());
     }
 
     /// Reports a result, unless quiet.
     pub fn summary(self, text: impl std::fmt::Display) {
-        if self.loudness >= Loudness::Normal {
-            self.line(text);
-        }
+        self.report(Loudness::Normal, &text.to_string());
     }
 
     /// Reports a step, if verbose.
     pub fn step(self, text: impl std::fmt::Display) {
-        if self.loudness >= Loudness::Verbose {
-            self.line(text);
-        }
+        self.report(Loudness::Verbose, &text.to_string());
     }
 
-    /// Forwards what another process wrote to its standard error.
-    pub fn relay(self, who: &str, text: &str) {
-        if self.loudness >= Loudness::Verbose {
-            for line in text.lines() {
-                self.line(format_args!("{who}: {}", printable(line)));
+    /// Forwards what another process wrote to its standard error, if verbose.
+    pub(super) fn relay(self, source: Source, text: &str) {
+        for line in text.lines().map(printable) {
+            messages::kept().add(source, &line);
+            if self.loudness >= Loudness::Verbose {
+                print(format_args!("{}: {line}", source.label()));
             }
         }
     }
 
-    fn line(self, text: impl std::fmt::Display) {
-        // The terminal may be gone, which is no reason to stop. One write, so that lines of several
-        // processes do not mix.
-        let line = format!("ringfence: {text}\n");
-        let _ = std::io::stderr().write_all(line.as_bytes());
+    /// Keeps the message, and prints it from this loudness on.
+    fn report(self, from: Loudness, text: &str) {
+        keep(text);
+        if self.loudness >= from {
+            print(text);
+        }
     }
+}
+
+/// Keeps a message of the launcher without printing it.
+pub(super) fn keep(text: &str) {
+    let mut kept = messages::kept();
+    for line in text.lines() {
+        kept.add(Source::Launcher, &printable(line));
+    }
+}
+
+/// Prints a message on standard error.
+pub(super) fn print(text: impl std::fmt::Display) {
+    // The terminal may be gone, which is no reason to stop. One write, so that lines of several
+    // processes do not mix.
+    let line = format!("ringfence: {text}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Returns the last line of a stderr tail, safe for a message.
@@ -79,6 +105,18 @@ pub(crate) fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn relayed_line_is_kept_without_control_characters_by_a_quiet_launcher() {
+        Reporter::new(Loudness::Quiet).relay(Source::Uplink, "a\x1b[2J\nb\n");
+        let kept = messages::kept().after(0);
+        let texts: Vec<&str> = kept
+            .iter()
+            .filter(|message| message.source == Source::Uplink)
+            .map(|message| message.text.as_str())
+            .collect();
+        assert_eq!(texts, ["a\u{fffd}[2J", "b"]);
+    }
 
     #[test]
     fn control_characters_of_stderr_tail_are_replaced() {

@@ -1,5 +1,6 @@
 //! Requests of a launcher's clients ([`crate::guests`]).
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ringfence_policy::Policy;
@@ -12,7 +13,8 @@ use super::guest_processes::{GuestProcesses, Outcome};
 use super::report::printable;
 use crate::egress::document;
 use crate::guest::ToGuest;
-use crate::guests::{Description, Reply, Request};
+use crate::guests::{CounterTable, Counters, Description, Reply, Request};
+use crate::switchboard::{DriverStats, ToDriver};
 
 impl GuestProcesses<'_> {
     /// Handles an event of a client. Fails if the guest cannot be told.
@@ -36,6 +38,16 @@ impl GuestProcesses<'_> {
                 if let Err(why) = self.set_policy(id, fds) {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
                 }
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::Messages { after, wait }, _) => {
+                if let Some(clients) = &mut self.clients {
+                    clients.read_messages(id, after, wait);
+                }
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::Counters, _) => {
+                self.ask_for_counters(id);
                 Ok(())
             }
             ClientEvent::Gone(id) => {
@@ -84,6 +96,44 @@ impl GuestProcesses<'_> {
             Some(why) => Reply::Failed { status: STATUS_FAILED, why: printable(&why) },
         };
         self.reply(id, &reply);
+    }
+
+    /// Asks the driver domain for its counters, or answers at once if there is none.
+    /// [`GuestProcesses::counters_are_there`] answers otherwise.
+    fn ask_for_counters(&mut self, id: ClientId) {
+        match self.lease.as_ref().map(|lease| lease.send_now(&ToDriver::Stats, &[])) {
+            None => self.reply(id, &Reply::Counters(Box::default())),
+            Some(Ok(())) => self.clients.iter_mut().for_each(|clients| clients.counters.push(id)),
+            Some(Err(error)) => {
+                let why = format!("the driver domain: {error}");
+                self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+            }
+        }
+    }
+
+    /// Answers the clients that wait for counters with those of this guest.
+    pub(super) fn counters_are_there(&mut self, stats: &DriverStats) {
+        let Some(domain) = self.attached().map(|attached| attached.domain) else { return };
+        let own = |tables: &BTreeMap<String, CounterTable>| {
+            let is_own = |name: &str| {
+                let number = name.strip_prefix("vif").or(name.strip_prefix("vbd"));
+                number.and_then(|rest| rest.split_once('.')).map(|(number, _)| number.parse())
+                    == Some(Ok(domain))
+            };
+            let tables = tables.iter().filter(|(name, _)| is_own(name));
+            tables.map(|(name, table)| (name.clone(), table.clone())).collect()
+        };
+        let counters = Counters {
+            ports: own(&stats.ports),
+            disks: own(&stats.disks),
+            rules: own(&stats.rules),
+        };
+        let reply = Reply::Counters(Box::new(counters));
+        let waiting =
+            self.clients.iter_mut().flat_map(|clients| std::mem::take(&mut clients.counters));
+        for id in waiting.collect::<Vec<_>>() {
+            self.reply(id, &reply);
+        }
     }
 
     /// Answers a client if it is still there.

@@ -1,4 +1,4 @@
-//! `ringfence status`: prints the state of a running daemon, as a table or as JSON.
+//! `ringfence status`: prints the state of a running daemon, or of a guest of `ringfence run`, as a table or as JSON.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -10,6 +10,8 @@ use ringfence_sandbox::STATUS_FAILED;
 use super::config::{Config, PATH_DEFAULT};
 use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
 use crate::causes::causes;
+use crate::guests::status::{self, Form};
+use crate::out::{Out, is_closed};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,14 +22,21 @@ Examples:
     ringfence status --counters
 
   The addresses of those that are connected:
-    ringfence status --json | jq -r '.vifs[] | select(.connected) | .mac'";
+    ringfence status --json | jq -r '.vifs[] | select(.connected) | .mac'
 
-/// Show what `ringfence serve` serves
+  A guest of `ringfence run`:
+    ringfence status web";
+
+/// Show what `ringfence serve` serves, or the state of a guest of `ringfence run`
 ///
-/// Directions are the guest's: what it sent, and what it received.
+/// Directions are the guest's: what it sent, and what it received. `ringfence ps` lists the guests of `ringfence run`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct StatusArgs {
+    /// Name of a guest of `ringfence run`, or PID of its launcher [default: the guests of `ringfence serve`]
+    #[arg(value_name = "GUEST", conflicts_with = "socket")]
+    pub guest: Option<String>,
+
     /// Print the complete status as JSON
     #[arg(long)]
     pub json: bool,
@@ -45,6 +54,7 @@ pub struct StatusArgs {
 pub fn main(args: &StatusArgs) -> u8 {
     match print(args) {
         Ok(()) => 0,
+        Err(error) if is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence: status: {}", causes(&error));
             STATUS_FAILED
@@ -53,13 +63,22 @@ pub fn main(args: &StatusArgs) -> u8 {
 }
 
 fn print(args: &StatusArgs) -> anyhow::Result<()> {
+    if let Some(guest) = &args.guest {
+        let form = match (args.json, args.counters) {
+            (true, _) => Form::Json,
+            (false, true) => Form::TableWithCounters,
+            (false, false) => Form::Table,
+        };
+        return status::print(guest, form);
+    }
     let socket = match &args.socket {
         Some(socket) => socket.clone(),
         None => Config::load(Path::new(PATH_DEFAULT), true)?.serve.status_socket,
     };
     let snapshot = ask(&socket).map_err(|error| {
         anyhow::anyhow!(
-            "{}: {error}. Does `ringfence serve` run (`systemctl status ringfence-serve`), and are you root?",
+            "{}: {error}. Does `ringfence serve` run (`systemctl status ringfence-serve`), and are you root? \
+             (A guest of `ringfence run` is named: `ringfence status GUEST`; `ringfence ps` lists them.)",
             socket.display()
         )
     })?;
@@ -70,7 +89,7 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
     } else {
         Table { snapshot: &snapshot, counters: args.counters }.to_string()
     };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(Out.write_all(text.as_bytes())?)
 }
 
 /// Status formatted as a table.
@@ -175,7 +194,8 @@ impl Table<'_> {
     }
 }
 
-fn listed(counts: &Counts) -> String {
+/// Formats counters for a line.
+pub(crate) fn listed(counts: &Counts) -> String {
     let pairs: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
     pairs.join(", ")
 }
@@ -235,7 +255,7 @@ fn sum(queues: &[QueueStatus], name: &str) -> String {
 }
 
 /// Formats a number of bytes for a column.
-fn byte_count(count: u64) -> String {
+pub(crate) fn byte_count(count: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let steps = UNITS.len() - 1;
     let unit = (0..steps).find(|unit| count >> (10 * unit) < 10_000).unwrap_or(steps);
