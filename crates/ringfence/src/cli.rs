@@ -25,7 +25,7 @@ use crate::disk::DiskSpec;
 use crate::egress::EgressArgs;
 use crate::egress::check::PolicyCommand;
 use crate::guest::Address;
-use crate::guests::{exec::ExecArgs, ps::PsArgs, stop::StopArgs};
+use crate::guests::{exec::ExecArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
@@ -70,6 +70,8 @@ pub enum Command {
     Exec(ExecArgs),
     /// End guests
     Stop(StopArgs),
+    /// List, add or remove the published ports of a running guest
+    Port(PortArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
     /// Takes some ten seconds and needs no root.

@@ -4,7 +4,7 @@
 //! The command line ([`cli`]) selects one of the commands:
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
-//! * [`guests`]: `ringfence ps`, `ringfence exec` and `ringfence stop`.
+//! * [`guests`]: `ringfence ps`, `ringfence exec`, `ringfence stop` and `ringfence port`.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
@@ -64,6 +64,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Ps(args) => guests::ps::main(&args),
         Command::Exec(args) => guests::exec::main(&args),
         Command::Stop(args) => guests::stop::main(&args),
+        Command::Port(args) => guests::port::main(&args),
         Command::Demo => demo::main(),
         Command::Serve(args) => serve::main(&args),
         Command::Status(args) => serve::show::main(&args),

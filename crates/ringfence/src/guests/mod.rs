@@ -1,4 +1,4 @@
-//! Guests of a user: `ringfence ps`, `exec`, `stop` and `policy set`.
+//! Guests of a user: `ringfence ps`, `exec`, `stop`, `port` and `policy set`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
@@ -12,6 +12,7 @@
 pub mod exec;
 pub(crate) mod find;
 pub mod policy;
+pub mod port;
 pub mod ps;
 mod pty;
 pub mod stop;
@@ -39,6 +40,10 @@ pub(crate) enum Request {
     Stop(i32),
     /// Replaces the egress policy by that in the descriptor ([`document`](crate::egress::document)).
     SetPolicy,
+    /// Publishes ports, as `-p` does ([`ForwardSpec`](crate::uplink::forward::ForwardSpec)).
+    AddPort(String),
+    /// Removes published ports.
+    RemovePort(String),
 }
 
 /// Answers of a launcher.
@@ -49,6 +54,8 @@ pub(crate) enum Reply {
     Ended(Ending),
     /// The uplink applies the policy that the client sent.
     PolicySet,
+    /// The ports are published or removed.
+    PortsChanged,
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.

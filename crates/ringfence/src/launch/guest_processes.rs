@@ -203,6 +203,12 @@ impl<'a> GuestProcesses<'a> {
         self.uplink.as_ref().zip(channel)
     }
 
+    /// As [`GuestProcesses::running_uplink`], to change it.
+    pub(super) fn running_uplink_mut(&mut self) -> Option<(&mut Uplink, &Channel)> {
+        let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
+        self.uplink.as_mut().zip(channel)
+    }
+
     /// Returns the guest's uplink.
     pub(super) fn uplink(&self) -> Option<&Uplink> {
         self.uplink.as_ref()
@@ -363,6 +369,9 @@ impl<'a> GuestProcesses<'a> {
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
         self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
+            self.ask_for_sockets()?;
+        }
         match Clients::listen(self.directory) {
             Ok(clients) => self.clients = Some(clients),
             Err(error) => self.reporter.problem(format_args!(
@@ -416,6 +425,15 @@ impl<'a> GuestProcesses<'a> {
                 ProcessEvent::Guest(FromGuest::ExecFailed { id, why }, _) => {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
                 }
+                ProcessEvent::Guest(FromGuest::Sockets, fds) => self.pass_sockets(&fds),
+                ProcessEvent::Uplink(FromUplink::Sockets) => {
+                    if let Err(outcome) = self.ask_for_sockets() {
+                        return outcome;
+                    }
+                }
+                ProcessEvent::Uplink(FromUplink::Port { id, error }) => {
+                    self.port_is_changed(id, error);
+                }
                 ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
                 ProcessEvent::Client(event) => {
                     if let Err(outcome) = self.serve(event) {
@@ -424,8 +442,7 @@ impl<'a> GuestProcesses<'a> {
                 }
                 event => {
                     if let Some(outcome) = self.end_of(event) {
-                        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-                        if let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) {
+                        if let Some((uplink, channel)) = self.running_uplink_mut() {
                             uplink.finish_records(channel);
                         }
                         return outcome;

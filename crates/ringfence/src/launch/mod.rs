@@ -22,6 +22,7 @@ mod guest_processes;
 mod host_names;
 pub(crate) mod options;
 #[doc(hidden)]
+mod ports;
 pub mod proof;
 mod records;
 mod rendezvous;
