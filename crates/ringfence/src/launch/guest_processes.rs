@@ -99,12 +99,12 @@ pub(super) struct GuestProcesses<'a> {
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
     disks: Disks,
-    uplink: Option<Uplink>,
+    pub(super) uplink: Option<Uplink>,
     /// Driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
     pub(super) guest: Option<Watched>,
     frontend: Option<Watched>,
-    uplink_domain: Option<Watched>,
+    pub(super) uplink_domain: Option<Watched>,
     /// Files of the host about names, which the guest follows.
     pub(super) host_names: Option<HostNames>,
     /// Clients, while the command runs.

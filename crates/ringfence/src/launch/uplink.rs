@@ -18,7 +18,7 @@ use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::orders::UplinkOrder;
-use crate::uplink::plan::{Plan, PlanError, Wishes};
+use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{
     BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, RelayTo, UplinkConfig, UplinkRules,
     UplinkSockets,
@@ -82,19 +82,12 @@ impl Uplink {
         };
         let requested = Wishes {
             addresses: options.uplink_addresses.clone(),
+            private: options.uplink_is_private,
             gateways: options.uplink_gateways.clone(),
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
-        let plan = match Plan::new(host, resolver_of_host(), &requested) {
-            Ok(plan) => plan,
-            // The options do not request an uplink.
-            Err(error @ PlanError::NoNetwork) if asks_for_nothing(options) => {
-                reporter.summary(format_args!("no uplink: {error}"));
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let plan = Plan::new(host, resolver_of_host(), &requested)?;
         let (families, defaults) = (plan.families(), &options.publish_default);
         let (ports, forwards, sockets) =
             PublishedPorts::listen(&options.forwards, families, defaults, reporter)?;
@@ -157,20 +150,28 @@ impl Uplink {
         self.plan.resolver()
     }
 
-    /// Returns the resolver configuration for a guest of a host that has this one now. Without a reachable name server
-    /// the guest keeps those that it had.
+    /// Follows the name servers that the host has now, unless the options name others. The uplink process opens the way
+    /// to them before the guest knows them.
+    pub(super) fn follow_name_servers(
+        &mut self,
+        channel: &Channel,
+        host: &Resolver,
+    ) -> Result<(), ChannelError> {
+        if self.servers_are_given || !self.plan.follow_name_servers(&host.name_servers) {
+            return Ok(());
+        }
+        let (resolvers, offered) = (self.plan.resolvers.clone(), self.plan.name_servers.clone());
+        channel.send_now(&UplinkOrder::NameServers { resolvers, offered }, &[])
+    }
+
+    /// Returns the resolver configuration for a guest of a host that has this one now.
     pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
         let has_policy = self.policy.is_some();
-        let mut servers = self.plan.reachable_servers(&host.name_servers);
-        // A policy opens the way to the name servers of the start alone.
-        servers.retain(|ip| !has_policy || self.plan.name_servers.contains(ip));
-        if self.servers_are_given || servers.is_empty() {
-            servers.clone_from(&self.plan.name_servers);
-        }
         let mut options = host.options;
         // Under a policy, names are looked up over UDP alone.
         options.retain(|option| !has_policy || option != "use-vc");
-        ResolverConfig { name_servers: servers, search: host.search, options }
+        let name_servers = self.plan.name_servers.clone();
+        ResolverConfig { name_servers, search: host.search, options }
     }
 
     /// Returns the configuration of the uplink process.
@@ -293,6 +294,9 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
         (Some(UplinkChoice::None), _) | (None, Link::Netif) => false,
         (Some(UplinkChoice::Host), _) | (None, _) => true,
     };
+    if options.uplink_is_private && !options.uplink_addresses.is_empty() {
+        bail!("--uplink-address private has addresses of its own: leave out the others");
+    }
     if wanted {
         return Ok(true);
     }
@@ -309,6 +313,7 @@ fn asks_for_details(options: &Options) -> bool {
     !options.forwards.is_empty()
         || !options.host_loopback.is_empty()
         || !options.uplink_addresses.is_empty()
+        || options.uplink_is_private
         || !options.uplink_gateways.is_empty()
         || !options.name_servers.is_empty()
         || !options.allow_local.is_empty()

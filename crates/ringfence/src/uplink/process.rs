@@ -329,8 +329,8 @@ fn engine_config(config: &UplinkConfig) -> Config {
         access: Access {
             guest: addresses.iter().map(|(ip, _)| *ip).collect(),
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
-            aliases: config.aliases.iter().map(|alias| (alias.guest, alias.host)).collect(),
-            resolvers: config.resolvers.iter().map(|alias| (alias.guest, alias.host)).collect(),
+            aliases: orders::pairs(&config.aliases),
+            resolvers: orders::pairs(&config.resolvers),
             name_servers: config.name_servers.clone(),
             allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
         },
