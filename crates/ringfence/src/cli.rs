@@ -26,6 +26,7 @@ use crate::egress::EgressArgs;
 use crate::egress::check::PolicyCommand;
 use crate::guest::Address;
 use crate::guests::{exec::ExecArgs, logs::LogsArgs, ps::PsArgs, stop::StopArgs};
+use crate::guests::{exec::ExecArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
@@ -38,6 +39,7 @@ use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
+use crate::uplink::plan::UplinkAddress;
 
 /// Minimum MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;
@@ -72,6 +74,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// End guests
     Stop(StopArgs),
+    /// List, add or remove the published ports of a running guest
+    Port(PortArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
     /// Takes some ten seconds and needs no root.
@@ -202,9 +206,13 @@ pub struct RunArgs {
     #[arg(long, value_enum, help_heading = heading::NETWORK)]
     pub uplink: Option<UplinkChoice>,
 
-    /// Address on the host's network, in place of the host's own; may be given several times
-    #[arg(long = "uplink-address", value_name = "IP/LEN", help_heading = heading::NETWORK)]
-    pub uplink_addresses: Vec<Address>,
+    /// Address on the host's network, in place of the host's own; may be given several times. `private`: a network that
+    /// stays as it is while the host's changes
+    ///
+    /// With `private` the guest has 10.0.2.100/24 and fd00::100/64, also where the host has no network or only one
+    /// address family now. It is the default where the host has no network.
+    #[arg(long = "uplink-address", value_name = "IP/LEN|private", help_heading = heading::NETWORK)]
+    pub uplink_addresses: Vec<UplinkAddress>,
 
     /// Router on the host's network, in place of the host's own; one for IPv4, one for IPv6
     #[arg(long = "uplink-gateway", value_name = "IP", help_heading = heading::NETWORK)]
@@ -445,7 +453,12 @@ impl RunArgs {
             forwarding: self.forwarding,
             advertise: self.advertise,
             uplink: self.uplink,
-            uplink_addresses: self.uplink_addresses,
+            uplink_is_private: self.uplink_addresses.contains(&UplinkAddress::Private),
+            uplink_addresses: self
+                .uplink_addresses
+                .iter()
+                .filter_map(UplinkAddress::given)
+                .collect(),
             uplink_gateways: self.uplink_gateways,
             name_servers: self.name_servers,
             host_loopback: self.host_loopback,

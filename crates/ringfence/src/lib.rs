@@ -5,6 +5,7 @@
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
 //! * [`guests`]: `ringfence ps`, `exec`, `logs` and `stop`.
+//! * [`guests`]: `ringfence ps`, `ringfence exec`, `ringfence stop` and `ringfence port`.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
@@ -65,6 +66,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Exec(args) => guests::exec::main(&args),
         Command::Logs(args) => guests::logs::main(&args),
         Command::Stop(args) => guests::stop::main(&args),
+        Command::Port(args) => guests::port::main(&args),
         Command::Demo => demo::main(),
         Command::Serve(args) => serve::main(&args),
         Command::Status(args) => serve::show::main(&args),

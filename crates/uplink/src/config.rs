@@ -1,12 +1,12 @@
 //! Uplink configuration: addresses, limits, access rules.
 
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::access::Access;
 use crate::egress::PolicyInForce;
 use crate::guest::GuestNetwork;
-use crate::share::Share;
+use crate::share::{Published, Share};
 use crate::tcp::config::TcpConfig;
 
 /// Default hardware address of the router that the guest sees: locally administered.
@@ -46,6 +46,15 @@ impl LeftOut {
     }
 }
 
+/// Name servers as the guest reaches them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NameServers {
+    /// Stand-ins ([`Access::resolvers`]).
+    pub resolvers: Vec<(IpAddr, IpAddr)>,
+    /// Addresses that the guest is offered ([`Access::name_servers`], and those of DHCP and router advertisements).
+    pub offered: Vec<IpAddr>,
+}
+
 /// Configuration of one uplink engine.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -69,6 +78,8 @@ pub struct Config {
     pub left_out: LeftOut,
     /// Position of this engine among the guest's engines.
     pub share: Share,
+    /// Name servers that replace those of `access` and `guest` since the start, shared by the guest's engines.
+    pub name_servers: Arc<Published<NameServers>>,
     /// Egress policy in force, shared by the guest's engines.
     pub policy: Arc<PolicyInForce>,
 }
@@ -115,6 +126,7 @@ impl Default for Config {
             guest: GuestNetwork::default(),
             left_out: LeftOut::default(),
             share: Share::default(),
+            name_servers: Arc::default(),
             policy: Arc::default(),
         }
     }

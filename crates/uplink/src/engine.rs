@@ -14,7 +14,7 @@ use ringfence_offload::{Layers, OffloadMeta};
 use ringfence_policy::Policy;
 use rustix::io::Errno;
 
-use crate::config::{Config, LeftOut};
+use crate::config::{Config, LeftOut, NameServers};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
 use crate::egress::Egress;
@@ -36,6 +36,8 @@ pub struct Uplink {
     /// Egress policy that this engine applies, and its version.
     egress: Option<Arc<Egress>>,
     policy_version: u64,
+    /// Version of the name servers that this engine uses.
+    servers_version: u64,
     host: Box<dyn Host>,
     replies: Replies,
     counters: Arc<UplinkCounters>,
@@ -76,6 +78,7 @@ impl Uplink {
             config,
             egress,
             policy_version,
+            servers_version: 0,
             host,
             replies: Replies::default(),
             counters,
@@ -154,7 +157,7 @@ impl Uplink {
 
     /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
     pub fn input(&mut self, batch: &Batch, frames: &[u32], now: Duration) {
-        self.follow_policy(now);
+        self.follow_changes(now);
         self.config.share.refresh();
         let mut run = SegmentRun::default();
         for frame in batch.select(frames) {
@@ -248,7 +251,7 @@ impl Uplink {
     pub fn accept_handoff(&mut self, handoff: Handoff, now: Duration) {
         match handoff {
             Handoff::Frame { bytes, meta } => self.frame_alone(&bytes, meta, now),
-            Handoff::Wake => self.follow_policy(now),
+            Handoff::Wake => self.follow_changes(now),
             Handoff::Connection { file, client, guest } => {
                 if let Some(mac) = self.config.guest.mac {
                     self.tcp.accept(file, client, guest, mac, &mut context!(self, now));
@@ -338,7 +341,7 @@ impl Uplink {
     ///
     /// Returns the host's error, after which the host cannot be used.
     pub fn poll_host(&mut self, now: Duration) -> Result<usize, Errno> {
-        self.follow_policy(now);
+        self.follow_changes(now);
         self.ready.clear();
         self.host.poll(&mut self.ready)?;
         let mut events = core::mem::take(&mut self.ready);
@@ -377,14 +380,34 @@ impl Uplink {
     /// other engines follow before their next frame or event.
     pub fn set_policy(&mut self, policy: Policy, now: Duration) {
         self.config.policy.set(policy);
-        self.follow_policy(now);
+        self.follow_changes(now);
+        self.wake_others();
+    }
+
+    /// Replaces the guest's name servers in all of its engines. Associations with servers of the past end.
+    pub fn set_name_servers(&mut self, servers: NameServers, now: Duration) {
+        self.config.name_servers.publish(servers);
+        self.follow_changes(now);
+        self.wake_others();
+    }
+
+    /// Lets the guest's other engines look at what they share.
+    fn wake_others(&mut self) {
         let Share { index, of, .. } = self.config.share;
         let others = (0..of).filter(|&other| other != index);
         self.handoffs.extend(others.map(|other| (other, Handoff::Wake)));
     }
 
-    /// Reads the egress policy again if it has changed.
-    fn follow_policy(&mut self, now: Duration) {
+    /// Reads the egress policy and the name servers again if they have changed.
+    fn follow_changes(&mut self, now: Duration) {
+        if self.config.name_servers.is_newer_than(self.servers_version) {
+            let (version, NameServers { resolvers, offered }) = self.config.name_servers.read();
+            self.servers_version = version;
+            self.config.access.resolvers = resolvers;
+            self.config.access.name_servers.clone_from(&offered);
+            self.config.guest.name_servers = offered;
+            self.close_forbidden(now);
+        }
         if self.config.policy.is_newer_than(self.policy_version) {
             (self.policy_version, self.egress) = self.config.policy.read();
             self.close_forbidden(now);

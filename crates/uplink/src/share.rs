@@ -19,28 +19,35 @@ use ringfence_sys::counters::Counter;
 
 use crate::packet::Packet;
 
-/// Targets of forwarded UDP ports, shared by the engines of a guest. Only the first engine writes.
+/// Value that the engines of a guest share. Only the first engine writes.
 #[derive(Debug, Default)]
-pub struct UdpForwards {
+pub struct Published<T> {
     /// Number of changes. It grows while the lock is held, so a reader that sees the new number reads the new
-    /// ports.
+    /// value.
     version: Counter,
-    ports: Mutex<Vec<u16>>,
+    value: Mutex<T>,
 }
 
-impl UdpForwards {
-    fn publish(&self, ports: &[u16]) {
-        let mut shared = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.clear();
-        shared.extend_from_slice(ports);
+impl<T: Clone> Published<T> {
+    pub(crate) fn publish(&self, value: T) {
+        let mut shared = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        *shared = value;
         self.version.add(1);
     }
 
-    fn read(&self) -> (u64, Vec<u16>) {
-        let shared = self.ports.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn read(&self) -> (u64, T) {
+        let shared = self.value.lock().unwrap_or_else(PoisonError::into_inner);
         (self.version.get(), shared.clone())
     }
+
+    /// Returns `true` if `version` is an old one.
+    pub(crate) fn is_newer_than(&self, version: u64) -> bool {
+        self.version.get() != version
+    }
 }
+
+/// Targets of forwarded UDP ports.
+pub type UdpForwards = Published<Vec<u16>>;
 
 /// One engine's position among the engines of a guest.
 #[derive(Clone, Debug)]
@@ -93,13 +100,13 @@ impl Share {
 
     /// Publishes the targets of forwarded UDP ports to the other engines.
     pub(crate) fn set_udp_forwards(&mut self, ports: Vec<u16>) {
-        self.udp_forwards.publish(&ports);
+        self.udp_forwards.publish(ports);
         self.refresh();
     }
 
     /// Reads the targets of forwarded UDP ports again if they have changed.
     pub(crate) fn refresh(&mut self) {
-        if self.of > 1 && self.udp_forwards.version.get() != self.known.0 {
+        if self.of > 1 && self.udp_forwards.is_newer_than(self.known.0) {
             self.known = self.udp_forwards.read();
         }
     }

@@ -13,7 +13,9 @@
 //!    window size therefore reach the command from the terminal directly, and a shell's job control
 //!    works.
 //! 3. `Signal` passes on a signal that a process sent to the launcher.
-//! 4. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
+//! 4. `Sockets` asks for sockets of the guest's network: connections from the host's loopback to a published port
+//!    reach the guest's loopback by them.
+//! 5. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
 //!
 //! Meanwhile init reaps every process of the namespace, and one of its threads answers DNS queries
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
@@ -52,6 +54,7 @@ use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
+use crate::uplink::relay_sockets;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
 use ringfence_sandbox::limits;
@@ -96,6 +99,8 @@ pub enum ToGuest {
         /// Environment variables besides those of the guest's own command.
         environment: Vec<(String, String)>,
     },
+    /// Asks for sockets of the guest's network ([`crate::uplink::relay_sockets`]).
+    Sockets,
     /// Sends a signal to a command of `Exec`.
     ExecSignal {
         id: u64,
@@ -121,6 +126,8 @@ pub enum FromGuest {
     Running,
     /// The command has ended. The guest ends now.
     Ended(Ending),
+    /// Comes with unconnected sockets of the guest's network.
+    Sockets,
     /// A command of `Exec` has ended.
     ExecEnded { id: u64, ending: Ending },
     /// A command of `Exec` was not started.
@@ -293,6 +300,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         }
         ToGuest::SetUp { .. }
         | ToGuest::Names { .. }
+        | ToGuest::Sockets
         | ToGuest::Exec { .. }
         | ToGuest::ExecSignal { .. } => {
             return Err(SetUpError::Protocol.into());
@@ -515,6 +523,7 @@ fn watch(
                         channel.send(&FromGuest::ExecFailed { id, why }, &[])?;
                     }
                 }
+                ToGuest::Sockets => relay_sockets::report(channel, &FromGuest::Sockets)?,
                 ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
                 ToGuest::Names { hosts, resolver } => {
                     // A file system without room keeps the names as they were.

@@ -1,4 +1,5 @@
 //! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop` and `policy set`.
+//! Guests of a user: `ringfence ps`, `exec`, `stop`, `port` and `policy set`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
@@ -13,6 +14,7 @@ pub mod exec;
 pub(crate) mod find;
 pub mod logs;
 pub mod policy;
+pub mod port;
 pub mod ps;
 mod pty;
 pub(crate) mod status;
@@ -50,6 +52,10 @@ pub(crate) enum Request {
     },
     /// Asks for the counters of the guest's devices.
     Counters,
+    /// Publishes ports, as `-p` does ([`ForwardSpec`](crate::uplink::forward::ForwardSpec)).
+    AddPort(String),
+    /// Removes published ports.
+    RemovePort(String),
 }
 
 /// Answers of a launcher.
@@ -63,6 +69,8 @@ pub(crate) enum Reply {
     /// Messages in their order, as many as fit. None: there are no others.
     Messages(Vec<Message>),
     Counters(Box<Counters>),
+    /// The ports are published or removed.
+    PortsChanged,
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.

@@ -99,12 +99,12 @@ pub(super) struct GuestProcesses<'a> {
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
     disks: Disks,
-    uplink: Option<Uplink>,
+    pub(super) uplink: Option<Uplink>,
     /// Driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
     pub(super) guest: Option<Watched>,
     frontend: Option<Watched>,
-    uplink_domain: Option<Watched>,
+    pub(super) uplink_domain: Option<Watched>,
     /// Files of the host about names, which the guest follows.
     pub(super) host_names: Option<HostNames>,
     /// Clients, while the command runs.
@@ -201,6 +201,12 @@ impl<'a> GuestProcesses<'a> {
     pub(super) fn running_uplink(&self) -> Option<(&Uplink, &Channel)> {
         let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
         self.uplink.as_ref().zip(channel)
+    }
+
+    /// As [`GuestProcesses::running_uplink`], to change it.
+    pub(super) fn running_uplink_mut(&mut self) -> Option<(&mut Uplink, &Channel)> {
+        let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
+        self.uplink.as_mut().zip(channel)
     }
 
     /// Returns the guest's uplink.
@@ -366,6 +372,9 @@ impl<'a> GuestProcesses<'a> {
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
         self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
+            self.ask_for_sockets()?;
+        }
         match Clients::listen(self.directory) {
             Ok(clients) => self.clients = Some(clients),
             Err(error) => self.reporter.problem(format_args!(
@@ -419,6 +428,15 @@ impl<'a> GuestProcesses<'a> {
                 ProcessEvent::Guest(FromGuest::ExecFailed { id, why }, _) => {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
                 }
+                ProcessEvent::Guest(FromGuest::Sockets, fds) => self.pass_sockets(&fds),
+                ProcessEvent::Uplink(FromUplink::Sockets) => {
+                    if let Err(outcome) = self.ask_for_sockets() {
+                        return outcome;
+                    }
+                }
+                ProcessEvent::Uplink(FromUplink::Port { id, error }) => {
+                    self.port_is_changed(id, error);
+                }
                 ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
                 ProcessEvent::Driver(FromDriver::Stats(stats)) => self.counters_are_there(&stats),
                 ProcessEvent::Client(event) => {
@@ -428,8 +446,7 @@ impl<'a> GuestProcesses<'a> {
                 }
                 event => {
                     if let Some(outcome) = self.end_of(event) {
-                        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-                        if let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) {
+                        if let Some((uplink, channel)) = self.running_uplink_mut() {
                             uplink.finish_records(channel);
                         }
                         return outcome;

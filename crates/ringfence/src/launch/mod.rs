@@ -23,6 +23,7 @@ mod host_names;
 mod messages;
 pub(crate) mod options;
 #[doc(hidden)]
+mod ports;
 pub mod proof;
 mod records;
 mod rendezvous;

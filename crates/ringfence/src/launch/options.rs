@@ -87,6 +87,8 @@ pub struct Options {
     pub uplink: Option<UplinkChoice>,
     /// Addresses on the host's network. If empty, the host's are copied.
     pub uplink_addresses: Vec<Address>,
+    /// Gives the guest a private network of its own, whatever addresses the host has.
+    pub uplink_is_private: bool,
     /// Routers. If empty, the host's are copied.
     pub uplink_gateways: Vec<IpAddr>,
     /// Name servers. If empty, the host's are copied.

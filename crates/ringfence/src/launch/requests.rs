@@ -49,6 +49,11 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(id, Request::Counters, _) => {
                 self.ask_for_counters(id);
                 Ok(())
+            ClientEvent::Request(id, Request::AddPort(text), _) => {
+                self.change_ports(id, &text, true)
+            }
+            ClientEvent::Request(id, Request::RemovePort(text), _) => {
+                self.change_ports(id, &text, false)
             }
             ClientEvent::Gone(id) => {
                 let number = Signal::HUP.as_raw();
@@ -154,7 +159,7 @@ impl GuestProcesses<'_> {
             command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
             addresses: self.attached().map_or_else(Vec::new, |a| texts(&a.addresses)),
             uplink: self.uplink().map_or_else(Vec::new, |uplink| texts(uplink.addresses())),
-            ports: options.forwards.iter().map(ToString::to_string).collect(),
+            ports: self.uplink().map_or_else(Vec::new, |uplink| uplink.ports.texts()),
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             since: self.clients.as_ref().map_or(0, Clients::since),
         }

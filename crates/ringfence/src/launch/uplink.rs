@@ -2,25 +2,26 @@
 //! the uplink process.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use super::options::{Link, Options, Protect, UplinkChoice};
+use super::ports::PublishedPorts;
 use super::records::Records;
 use super::report::Reporter;
 use crate::egress::document;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
-use crate::uplink::forward::{self, Forward, PORTS_MAX};
+use crate::uplink::forward::Forward;
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::orders::UplinkOrder;
-use crate::uplink::plan::{Plan, PlanError, Wishes};
+use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{
-    BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, UplinkConfig, UplinkRules, UplinkSockets,
+    BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, RelayTo, UplinkConfig, UplinkRules,
+    UplinkSockets,
 };
 use crate::workers::worker_count;
 use ringfence_net::features::OffloadKeys;
@@ -51,6 +52,7 @@ pub(super) struct Uplink {
     records: Records,
     /// Name of the guest in records.
     name: String,
+    pub(super) ports: PublishedPorts,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
     link_choice: LinkOrder,
@@ -80,20 +82,15 @@ impl Uplink {
         };
         let requested = Wishes {
             addresses: options.uplink_addresses.clone(),
+            private: options.uplink_is_private,
             gateways: options.uplink_gateways.clone(),
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
-        let plan = match Plan::new(host, resolver_of_host(), &requested) {
-            Ok(plan) => plan,
-            // The options do not request an uplink.
-            Err(error @ PlanError::NoNetwork) if asks_for_nothing(options) => {
-                reporter.summary(format_args!("no uplink: {error}"));
-                return Ok(None);
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let (forwards, sockets) = listen(options, &plan, reporter)?;
+        let plan = Plan::new(host, resolver_of_host(), &requested)?;
+        let (families, defaults) = (plan.families(), &options.publish_default);
+        let (ports, forwards, sockets) =
+            PublishedPorts::listen(&options.forwards, families, defaults, reporter)?;
         let queues = worker_count(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
         let (link_choice, devices) = match options.link {
@@ -116,6 +113,7 @@ impl Uplink {
             servers_are_given: !options.name_servers.is_empty(),
             records,
             name: options.name.clone().unwrap_or_else(|| "guest".to_owned()),
+            ports,
             forwards,
             sockets,
             link_choice,
@@ -127,6 +125,11 @@ impl Uplink {
     /// Returns the guest's addresses on the host's network.
     pub(super) fn addresses(&self) -> &[Address] {
         &self.plan.addresses
+    }
+
+    /// Returns whether the guest has IPv4 and IPv6 addresses, in this order.
+    pub(super) fn families(&self) -> (bool, bool) {
+        self.plan.families()
     }
 
     /// Returns `true` if the uplink must be left out: its addresses overlap with the switch's, and
@@ -147,20 +150,28 @@ impl Uplink {
         self.plan.resolver()
     }
 
-    /// Returns the resolver configuration for a guest of a host that has this one now. Without a reachable name server
-    /// the guest keeps those that it had.
+    /// Follows the name servers that the host has now, unless the options name others. The uplink process opens the way
+    /// to them before the guest knows them.
+    pub(super) fn follow_name_servers(
+        &mut self,
+        channel: &Channel,
+        host: &Resolver,
+    ) -> Result<(), ChannelError> {
+        if self.servers_are_given || !self.plan.follow_name_servers(&host.name_servers) {
+            return Ok(());
+        }
+        let (resolvers, offered) = (self.plan.resolvers.clone(), self.plan.name_servers.clone());
+        channel.send_now(&UplinkOrder::NameServers { resolvers, offered }, &[])
+    }
+
+    /// Returns the resolver configuration for a guest of a host that has this one now.
     pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
         let has_policy = self.policy.is_some();
-        let mut servers = self.plan.reachable_servers(&host.name_servers);
-        // A policy opens the way to the name servers of the start alone.
-        servers.retain(|ip| !has_policy || self.plan.name_servers.contains(ip));
-        if self.servers_are_given || servers.is_empty() {
-            servers.clone_from(&self.plan.name_servers);
-        }
         let mut options = host.options;
         // Under a policy, names are looked up over UDP alone.
         options.retain(|option| !has_policy || option != "use-vc");
-        ResolverConfig { name_servers: servers, search: host.search, options }
+        let name_servers = self.plan.name_servers.clone();
+        ResolverConfig { name_servers, search: host.search, options }
     }
 
     /// Returns the configuration of the uplink process.
@@ -187,8 +198,8 @@ impl Uplink {
             }),
             left_out: 0,
             forwards: self.forwards.clone(),
-            more_ports: false,
-            relay: None,
+            more_ports: true,
+            relay: Some(RelayTo::Loopback),
             verbose,
         }
     }
@@ -283,6 +294,9 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
         (Some(UplinkChoice::None), _) | (None, Link::Netif) => false,
         (Some(UplinkChoice::Host), _) | (None, _) => true,
     };
+    if options.uplink_is_private && !options.uplink_addresses.is_empty() {
+        bail!("--uplink-address private has addresses of its own: leave out the others");
+    }
     if wanted {
         return Ok(true);
     }
@@ -295,19 +309,11 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// Formats the address of a forwarded port for messages.
-fn format_address(ip: IpAddr) -> String {
-    let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-    match ip {
-        _ if ip.is_unspecified() => format!("every {family} address of the host ({ip})"),
-        _ => ip.to_string(),
-    }
-}
-
 fn asks_for_details(options: &Options) -> bool {
     !options.forwards.is_empty()
         || !options.host_loopback.is_empty()
         || !options.uplink_addresses.is_empty()
+        || options.uplink_is_private
         || !options.uplink_gateways.is_empty()
         || !options.name_servers.is_empty()
         || !options.allow_local.is_empty()
@@ -319,30 +325,4 @@ fn asks_for_nothing(options: &Options) -> bool {
         && options.link == Link::Auto
         && options.has_switch()
         && !asks_for_details(options)
-}
-
-fn listen(
-    options: &Options,
-    plan: &Plan,
-    reporter: Reporter,
-) -> anyhow::Result<(Vec<Forward>, Vec<OwnedFd>)> {
-    if options.forwards.is_empty() && !options.publish_default.is_empty() {
-        bail!("--publish-default says where -p listens, and there is no -p");
-    }
-    let mut made = Vec::new();
-    for spec in &options.forwards {
-        let families = plan.families();
-        let addresses = forward::addresses(spec, families, &options.publish_default);
-        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
-        if addresses.is_empty() || !addresses.iter().all(has) {
-            bail!("-p {spec}: the guest has no address of that family");
-        }
-        let places: Vec<String> = addresses.iter().map(|ip| format_address(*ip)).collect();
-        reporter.step(format_args!("-p {spec}: listens at {}", places.join(" and ")));
-        made.extend(forward::listen(spec, families, &options.publish_default)?);
-        if made.len() > 2 * PORTS_MAX {
-            bail!("more than {PORTS_MAX} ports cannot be forwarded to one guest");
-        }
-    }
-    Ok(made.into_iter().unzip())
 }

@@ -1,12 +1,6 @@
 //! Sockets of the namespace: a process that stays there creates them, and the session passes them to the uplink.
 //!
-//! ```text
-//! uplink ──FromUplink::Sockets──> session ──Order::Sockets──> process in the namespace: socket(2)
-//!        <──PortOrder::Sockets──          <──Report::Sockets──
-//! ```
-//!
-//! The sockets are unconnected. The uplink connects them to a server in the namespace ([`ringfence_uplink::relay`]).
-//! The process reads nothing but orders of the session, and cannot be traced by the namespace's root: it is not dumpable.
+//! The uplink asks for them ([`crate::uplink::relay_sockets`]). The process reads nothing but orders of the session, and cannot be traced by the namespace's root: it is not dumpable.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -16,35 +10,20 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::spawn::THIS_PROGRAM;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
 
 use super::namespace::{Order, Report};
 use crate::launch::report::printable;
-use crate::uplink::ports;
+use crate::uplink::relay_sockets;
 
-/// Number of sockets of each family in one message.
-const BATCH: usize = 16;
 /// Time limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Creates unconnected TCP sockets in the network namespace of this process. A family that it lacks is left out.
-pub(super) fn make_sockets() -> Vec<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let make = |family| {
-        rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).ok()
-    };
-    let families = [AddressFamily::INET, AddressFamily::INET6];
-    families.into_iter().flat_map(|family| (0..BATCH).map_while(move |_| make(family))).collect()
-}
 
 /// Answers orders until the session is gone.
 pub(super) fn serve(channel: &Channel) -> Result<(), ChannelError> {
     loop {
         match channel.receive::<Order>() {
             Ok((Order::Sockets, _)) => {
-                let sockets = make_sockets();
-                let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-                channel.send(&Report::Sockets, &fds)?;
+                relay_sockets::report(channel, &Report::Sockets)?;
             }
             Ok(_) | Err(ChannelError::Closed) => return Ok(()),
             Err(error) => return Err(error),
@@ -77,7 +56,8 @@ impl Inside {
     /// Passes new sockets of the namespace to the uplink. A process that fails passes none, which ends relays.
     pub(super) fn refill(&self, uplink: &Channel) -> anyhow::Result<()> {
         let sockets = self.sockets();
-        ports::send_sockets(uplink, sockets.as_deref().unwrap_or_default())?;
+        let fds = sockets.iter().flatten().map(AsFd::as_fd).collect::<Vec<_>>();
+        relay_sockets::send(uplink, &fds)?;
         sockets.map(drop)
     }
 

@@ -16,6 +16,7 @@ use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
+use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{Alias, BATCH, RelayTo, UplinkConfig, UplinkSockets};
 
@@ -37,6 +38,56 @@ pub(crate) struct Network {
     name_servers: Vec<IpAddr>,
     search: Vec<String>,
     aliases: Vec<Alias>,
+    /// Options about name servers.
+    wishes: NameServerWishes,
+}
+
+/// Options about name servers.
+#[derive(Clone, Debug)]
+struct NameServerWishes {
+    given: Vec<IpAddr>,
+    without: bool,
+    forward: Vec<IpAddr>,
+    host: Vec<IpAddr>,
+    offers: bool,
+}
+
+impl NameServerWishes {
+    fn of(args: &PastaArgs) -> anyhow::Result<NameServerWishes> {
+        let (given, without) = OrNone::list(&args.dns);
+        let (forward, host) = (args.dns_forward.clone(), args.dns_host.clone());
+        if !host.is_empty() && forward.is_empty() {
+            bail!("--dns-host names the end of --dns-forward, and there is none");
+        }
+        Ok(NameServerWishes { given, without, forward, host, offers: args.dhcp_dns })
+    }
+
+    /// Returns the servers of the namespace, and the stand-ins for them.
+    fn servers(&self, of_host: &[IpAddr]) -> (Vec<IpAddr>, Vec<Alias>) {
+        let servers = match (&self.given[..], self.without) {
+            ([], true) => Vec::new(),
+            ([], false) => of_host.to_vec(),
+            (given, _) => given.to_vec(),
+        };
+        let resolvers = self.stand_ins(&servers, of_host);
+        (servers, resolvers)
+    }
+
+    /// Returns the stand-ins for name servers. One of the same family is preferred.
+    fn stand_ins(&self, servers: &[IpAddr], of_host: &[IpAddr]) -> Vec<Alias> {
+        let mut found = Vec::new();
+        for guest in last_of_each_family(&self.forward) {
+            let same =
+                |list: &[IpAddr]| list.iter().find(|ip| ip.is_ipv4() == guest.is_ipv4()).copied();
+            let any = |list: &[IpAddr]| list.first().copied();
+            let host = same(&self.host).or_else(|| any(&self.host));
+            let host = host.or_else(|| same(of_host)).or_else(|| same(servers));
+            // Without any name server, queries are refused.
+            let host = host.or_else(|| any(of_host)).or_else(|| any(servers));
+            found.extend(host.map(|host| Alias { guest, host }));
+        }
+        found
+    }
 }
 
 /// Listening sockets and their destinations.
@@ -59,16 +110,16 @@ impl Network {
         let interface = args.ns_ifname.clone().or_else(|| host.interfaces.first().cloned());
         let interface = interface.unwrap_or_else(|| INTERFACE_DEFAULT.to_owned());
         let (host, lone_router) = chosen(args, host)?;
+        if host.addresses.is_empty() {
+            bail!("the host has no IPv6 address: give one with --address");
+        }
         let gateways: Vec<IpAddr> = args.gateway.iter().copied().chain(lone_router).collect();
         let wishes = Wishes { gateways, ..Wishes::default() };
         let plan = Plan::new(host, Resolver::default(), &wishes);
-        let plan = plan.map_err(|error| anyhow::anyhow!(in_terms_of_pasta(&error.to_string())))?;
-        let (given, without) = OrNone::list(&args.dns);
-        let servers = match (&given[..], without) {
-            ([], true) => Vec::new(),
-            ([], false) => resolver.name_servers.clone(),
-            _ => given,
-        };
+        let plan = plan
+            .map_err(|error| anyhow::anyhow!("{}", error.to_string().replace("--uplink-", "--")))?;
+        let name_server_wishes = NameServerWishes::of(args)?;
+        let (servers, resolvers) = name_server_wishes.servers(&resolver.name_servers);
         let search = match args.search.as_deref() {
             Some("none") => Vec::new(),
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
@@ -80,7 +131,6 @@ impl Network {
             args.ns_mac_addr.map_or(guest_mac, |given| given.0),
         );
         let aliases = aliases(args, &plan)?;
-        let resolvers = resolvers(args, &servers, &resolver.name_servers)?;
         let mtu = args.mtu;
         let network = Network {
             plan,
@@ -91,6 +141,7 @@ impl Network {
             name_servers: servers,
             search,
             aliases,
+            wishes: name_server_wishes,
         };
         network.check_stand_ins()?;
         Ok(network)
@@ -130,7 +181,6 @@ impl Network {
         offloads: u32,
         forwards: Vec<Forward>,
     ) -> UplinkConfig {
-        let offered = |on: bool| if on { self.name_servers.clone() } else { Vec::new() };
         UplinkConfig {
             mtu: self.mtu,
             offloads,
@@ -141,7 +191,7 @@ impl Network {
             gateways: self.plan.gateways.clone(),
             own: self.plan.own(),
             resolvers: self.resolvers.clone(),
-            name_servers: offered(args.dhcp_dns),
+            name_servers: self.offered(),
             search: if args.dhcp_search { self.search.clone() } else { Vec::new() },
             loopback: Vec::new(),
             aliases: self.aliases.clone(),
@@ -153,6 +203,23 @@ impl Network {
             relay: relay(args),
             verbose: args.debug || args.trace,
         }
+    }
+
+    fn offered(&self) -> Vec<IpAddr> {
+        if self.wishes.offers { self.name_servers.clone() } else { Vec::new() }
+    }
+
+    /// Follows the name servers that the host has now. Without any, those of before stay. Returns the order for the uplink
+    /// if something changes for the namespace.
+    pub(crate) fn follow_name_servers(&mut self, of_host: &[IpAddr]) -> Option<UplinkOrder> {
+        if of_host.is_empty() {
+            return None;
+        }
+        let before = (self.offered(), self.resolvers.clone());
+        (self.name_servers, self.resolvers) = self.wishes.servers(of_host);
+        let (offered, resolvers) = (self.offered(), self.resolvers.clone());
+        let is_new = before != (offered.clone(), resolvers.clone());
+        is_new.then_some(UplinkOrder::NameServers { resolvers, offered })
     }
 
     /// Creates the sockets of all ports of `-t` and `-u`.
@@ -406,29 +473,6 @@ fn last_of_each_family(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '
         .filter_map(|v4| addresses.iter().rev().find(|ip| ip.is_ipv4() == v4).copied())
 }
 
-/// Returns the stand-ins for name servers. One of the same family is preferred.
-fn resolvers(
-    args: &PastaArgs,
-    servers: &[IpAddr],
-    of_host: &[IpAddr],
-) -> anyhow::Result<Vec<Alias>> {
-    let mut found = Vec::new();
-    for guest in last_of_each_family(&args.dns_forward) {
-        let same =
-            |list: &[IpAddr]| list.iter().find(|ip| ip.is_ipv4() == guest.is_ipv4()).copied();
-        let any = |list: &[IpAddr]| list.first().copied();
-        let host = same(&args.dns_host).or_else(|| any(&args.dns_host));
-        let host = host.or_else(|| same(of_host)).or_else(|| same(servers));
-        // Without any name server, queries are refused.
-        let host = host.or_else(|| any(of_host)).or_else(|| any(servers));
-        found.extend(host.map(|host| Alias { guest, host }));
-    }
-    if !args.dns_host.is_empty() && args.dns_forward.is_empty() {
-        bail!("--dns-host names the end of --dns-forward, and there is none");
-    }
-    Ok(found)
-}
-
 /// Returns the address to which connections from the host's loopback are relayed.
 pub(crate) fn relay(args: &PastaArgs) -> Option<RelayTo> {
     let to = if args.host_lo_to_ns_lo { RelayTo::Loopback } else { RelayTo::Own };
@@ -449,16 +493,6 @@ fn left_out(args: &PastaArgs) -> LeftOut {
     ];
     let chosen = choices.into_iter().filter(|(is_given, _)| *is_given);
     chosen.fold(LeftOut::default(), |all, (_, one)| all.union(one))
-}
-
-/// Replaces the names of options of `run` in a message by those of pasta.
-fn in_terms_of_pasta(text: &str) -> String {
-    match text {
-        text if text.contains("no network") => {
-            "the host has no IPv6 address: give one with --address".to_owned()
-        }
-        text => text.replace("--uplink-", "--"),
-    }
 }
 
 #[cfg(test)]

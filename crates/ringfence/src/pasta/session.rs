@@ -9,7 +9,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
@@ -39,6 +38,8 @@ use super::values::RunAs;
 use crate::causes::causes;
 use crate::launch::report::{last_line, printable};
 use crate::uplink::FromUplink;
+use crate::uplink::file_watch::FileWatch;
+use crate::uplink::host::{RESOLV_CONF, resolver_of_host};
 use crate::uplink::ports::RunningPorts;
 
 /// Time limit for the process in the namespace, and for the uplink.
@@ -59,8 +60,9 @@ pub(crate) struct Session {
     api: Option<ApiServer>,
     auto: Option<Auto>,
     inside: Option<Inside>,
-    /// Addresses of the namespace.
-    addresses: Vec<IpAddr>,
+    network: Network,
+    /// Watch over the host's name servers. `None` if the system permits none.
+    name_servers: Option<FileWatch>,
 }
 
 impl Session {
@@ -119,7 +121,8 @@ impl Session {
         write_pid(pid_file)?;
         let command = settle(target, child, channel)?;
         give_up_root(run_as)?;
-        let (stop, api, addresses) = (None, None, network.addresses());
+        let (stop, api) = (None, None);
+        let name_servers = FileWatch::new(&[RESOLV_CONF]).ok();
         Ok(Session {
             messages,
             signals,
@@ -131,7 +134,8 @@ impl Session {
             api,
             auto,
             inside,
-            addresses,
+            network,
+            name_servers,
         })
     }
 
@@ -139,7 +143,7 @@ impl Session {
     pub(crate) fn serve_api(&mut self, api: Option<ApiServer>) {
         self.api = api;
         if let Some(api) = &mut self.api {
-            api.set_addresses(self.addresses.clone());
+            api.set_addresses(self.network.addresses());
         }
     }
 
@@ -195,8 +199,24 @@ impl Session {
             if let Some(auto) = &mut self.auto {
                 auto.run(self.uplink.channel(), &mut self.ports, &mut self.messages)?;
             }
+            self.follow_name_servers()?;
             self.sleep()?;
         }
+    }
+
+    /// Passes new name servers of the host on to the uplink.
+    fn follow_name_servers(&mut self) -> anyhow::Result<()> {
+        let Some(watch) = self.name_servers.as_ref().filter(|watch| watch.may_have_changed())
+        else {
+            return Ok(());
+        };
+        watch.renew();
+        let servers = resolver_of_host().name_servers;
+        if let Some(order) = self.network.follow_name_servers(&servers) {
+            self.messages.step("follows the host's name servers");
+            self.uplink.channel().send_now(&order, &[])?;
+        }
+        Ok(())
     }
 
     fn command_ended(&mut self) -> anyhow::Result<Option<u8>> {
@@ -251,6 +271,8 @@ impl Session {
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
+        let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
+        fds.extend(name_servers.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let watched = self.watch.as_ref().map(Watch::fd);
         fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // A file may vanish without an event, on an overlay file system for instance.

@@ -19,6 +19,8 @@ use ringfence_uplink::name_files::FILE_MAX;
 use crate::guest::Address;
 use crate::netlink::{Netlink, Route};
 
+/// File with the host's name servers.
+pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Maximum number of copied routes. A guest needs the default route, not a whole routing table.
 const ROUTES_MAX: usize = 32;
 /// Maximum number of copied addresses of each family.
@@ -196,7 +198,7 @@ pub(crate) fn read_name_file(path: &str) -> Option<Vec<u8>> {
 /// Reads the host's resolver configuration. Without a search list, the domain of the host's name is searched, as the C
 /// library does.
 pub(crate) fn resolver_of_host() -> Resolver {
-    let text = read_name_file("/etc/resolv.conf").unwrap_or_default();
+    let text = read_name_file(RESOLV_CONF).unwrap_or_default();
     let mut resolver = Resolver::parse(&text);
     if resolver.search.is_empty() {
         let uname = rustix::system::uname();

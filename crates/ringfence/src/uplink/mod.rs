@@ -2,14 +2,17 @@
 //! no other right than to open them.
 //!
 //! * `host`: properties of the host's network that the guest copies.
+//! * `file_watch`: changes of the host's files.
 //! * [`forward`]: ports of the host that lead to the guest.
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
 //! * `plan`: addresses and routes of guest and uplink.
 //! * [`orders`]: orders to a running uplink.
 //! * [`ports`]: ports that are added and removed while the uplink runs.
+//! * `relay_sockets`: sockets of the guest's network, for connections from loopback to loopback.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 
+pub(crate) mod file_watch;
 pub mod forward;
 pub(crate) mod host;
 pub mod link;
@@ -19,6 +22,7 @@ pub(crate) mod plan;
 pub mod ports;
 pub mod process;
 mod recorder;
+pub(crate) mod relay_sockets;
 
 use std::net::IpAddr;
 

@@ -2,24 +2,34 @@
 //!
 //! The uplink accepts orders only on the channel of the process that started it.
 
+use std::net::IpAddr;
+
 use ringfence_policy::Policy;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sys::clock::monotonic;
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink::Uplink;
+use ringfence_uplink::config::NameServers;
 use serde::{Deserialize, Serialize};
 
-use super::FromUplink;
 use super::ports::{PortOrder, PortTable};
+use super::{Alias, FromUplink};
 use crate::egress::document;
 
 /// Order to a running uplink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UplinkOrder {
     /// Adds or removes a port.
     Port(PortOrder),
     /// Replaces the egress policy by that in the descriptor ([`document`]).
     Policy,
+    /// Replaces the guest's name servers. There is no answer.
+    NameServers {
+        /// Stand-ins for name servers that the guest cannot query itself.
+        resolvers: Vec<Alias>,
+        /// Addresses that the guest is offered.
+        offered: Vec<IpAddr>,
+    },
 }
 
 /// Receives and carries out the orders that have arrived.
@@ -38,12 +48,22 @@ pub(super) fn serve(
             UplinkOrder::Policy => {
                 Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
             }
+            UplinkOrder::NameServers { resolvers, offered } => {
+                let resolvers = pairs(&resolvers);
+                uplink.set_name_servers(NameServers { resolvers, offered }, monotonic());
+                None
+            }
         };
         if let Some(answer) = answer {
             channel.send_now(&answer, &[])?;
         }
     }
     Ok(())
+}
+
+/// Returns each stand-in with the address for which it stands.
+pub(super) fn pairs(aliases: &[Alias]) -> Vec<(IpAddr, IpAddr)> {
+    aliases.iter().map(|alias| (alias.guest, alias.host)).collect()
 }
 
 fn set_policy(fds: Descriptors, uplink: &mut Uplink) -> Result<(), String> {

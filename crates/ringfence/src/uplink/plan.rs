@@ -2,9 +2,11 @@
 //! host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use super::host::{HostNetwork, Resolver};
 use super::{Alias, INTERFACE};
+use crate::guest::address::AddressError;
 use crate::guest::{Address, InterfaceConfig, ResolverConfig, UplinkInterface};
 use crate::netlink::Route;
 
@@ -17,6 +19,14 @@ const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0x5266, 1);
 const RESOLVER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 53, 0);
 const RESOLVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd72, 0x6672, 0x6663, 0, 0, 0, 0x5266, 0);
 
+/// Addresses of a private network, and its routers: those of slirp4netns.
+const PRIVATE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 0, 2, 100), 24);
+const PRIVATE_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 0x100), 64);
+const PRIVATE_ROUTERS: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(10, 0, 2, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2)),
+];
+
 /// Ethernet addresses of the uplink's end and of the guest's: locally administered.
 const MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x01];
 const GUEST_MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x02];
@@ -26,12 +36,43 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x02];
 pub(crate) struct Wishes {
     /// Addresses.
     pub(crate) addresses: Vec<Address>,
+    /// Addresses of a private network, whatever the host has.
+    pub(crate) private: bool,
     /// Router of each family.
     pub(crate) gateways: Vec<IpAddr>,
     /// Name servers.
     pub(crate) name_servers: Vec<IpAddr>,
     /// Substitute addresses for the host's loopback.
     pub(crate) loopback: Vec<IpAddr>,
+}
+
+/// Argument of `--uplink-address`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UplinkAddress {
+    Given(Address),
+    /// Addresses of a private network.
+    Private,
+}
+
+impl UplinkAddress {
+    /// Returns the given address.
+    pub(crate) fn given(&self) -> Option<Address> {
+        match self {
+            UplinkAddress::Given(address) => Some(*address),
+            UplinkAddress::Private => None,
+        }
+    }
+}
+
+impl FromStr for UplinkAddress {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<UplinkAddress, AddressError> {
+        match text {
+            "private" => Ok(UplinkAddress::Private),
+            _ => text.parse().map(UplinkAddress::Given),
+        }
+    }
 }
 
 /// Network configuration of a guest with an uplink.
@@ -51,11 +92,6 @@ pub(crate) struct Plan {
 /// Reasons for which an uplink is impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
-    #[error(
-        "the host has no network: no interface that is up has an address. Give the guest one with \
-         --uplink-address, or do without: --uplink none"
-    )]
-    NoNetwork,
     #[error("--uplink-gateway {0}: the guest has no address of that family")]
     Gateway(IpAddr),
     #[error("--uplink-gateway {0}: no router can have this address")]
@@ -76,16 +112,20 @@ impl Plan {
         resolver: Resolver,
         wishes: &Wishes,
     ) -> Result<Plan, PlanError> {
-        let given = !wishes.addresses.is_empty();
-        let (addresses, routes, origin) = if given {
-            (wishes.addresses.clone(), Vec::new(), "as given".to_owned())
+        let (mut addresses, mut routes) = (wishes.addresses.clone(), Vec::new());
+        let mut wanted = wishes.gateways.clone();
+        let origin = if !addresses.is_empty() {
+            "as given".to_owned()
+        } else if wishes.private || host.addresses.is_empty() {
+            addresses = private_addresses();
+            let has = |v4| wishes.gateways.iter().any(|ip| ip.is_ipv4() == v4);
+            wanted.extend(PRIVATE_ROUTERS.into_iter().filter(|router| !has(router.is_ipv4())));
+            if wishes.private { "private" } else { "private: the host has no network now" }
+                .to_owned()
         } else {
-            let origin = format!("copied from {}", host.interfaces.join(" and "));
-            (host.addresses, host.routes, origin)
+            (addresses, routes) = (host.addresses, host.routes);
+            format!("copied from {}", host.interfaces.join(" and "))
         };
-        if addresses.is_empty() {
-            return Err(PlanError::NoNetwork);
-        }
         let mut plan = Plan {
             addresses,
             routes,
@@ -100,7 +140,7 @@ impl Plan {
         if let Some(lost) = wishes.gateways.iter().find(is_lost) {
             return Err(PlanError::NoGateway(*lost));
         }
-        plan.route(&wishes.gateways)?;
+        plan.route(&wanted)?;
         let servers = if wishes.name_servers.is_empty() {
             resolver.name_servers.into_iter().filter(|ip| not_asked(*ip).is_none()).collect()
         } else {
@@ -109,7 +149,7 @@ impl Plan {
         if let Some((ip, why)) = servers.iter().find_map(|ip| Some((*ip, not_asked(*ip)?))) {
             return Err(PlanError::NameServer(ip, why));
         }
-        plan.resolve(&servers);
+        (plan.name_servers, plan.resolvers) = plan.resolve(&servers);
         plan.reach_loopback(&wishes.loopback)?;
         Ok(plan)
     }
@@ -177,12 +217,26 @@ impl Plan {
         Ok(())
     }
 
-    /// Chooses addresses of the host's name servers to which the guest can send.
-    fn resolve(&mut self, servers: &[IpAddr]) {
+    /// Follows the host's name servers of now. Without any that can be asked, those of before stay. Returns `true` if
+    /// the guest's are others than before.
+    pub(crate) fn follow_name_servers(&mut self, servers: &[IpAddr]) -> bool {
+        let servers: Vec<_> =
+            servers.iter().copied().filter(|ip| not_asked(*ip).is_none()).collect();
+        let new = self.resolve(&servers);
+        if servers.is_empty() || new == (self.name_servers.clone(), self.resolvers.clone()) {
+            return false;
+        }
+        (self.name_servers, self.resolvers) = new;
+        true
+    }
+
+    /// Returns addresses of the host's name servers to which the guest can send, and the stand-ins among them.
+    fn resolve(&self, servers: &[IpAddr]) -> (Vec<IpAddr>, Vec<Alias>) {
+        let (mut name_servers, mut resolvers) = (Vec::new(), Vec::new());
         let (v4, _) = self.families();
         for (&host, number) in servers.iter().zip(1..) {
             if self.has_family_of(host) && !host.is_loopback() && !self.has(host) {
-                self.name_servers.push(host);
+                name_servers.push(host);
                 continue;
             }
             let guest: IpAddr = if v4 {
@@ -190,9 +244,10 @@ impl Plan {
             } else {
                 Ipv6Addr::from_bits(RESOLVER_V6.to_bits() | u128::from(number)).into()
             };
-            self.name_servers.push(guest);
-            self.resolvers.push(Alias { guest, host });
+            name_servers.push(guest);
+            resolvers.push(Alias { guest, host });
         }
+        (name_servers, resolvers)
     }
 
     fn reach_loopback(&mut self, wanted: &[IpAddr]) -> Result<(), PlanError> {
@@ -234,24 +289,16 @@ impl Plan {
         ResolverConfig { name_servers, search, options: Vec::new() }
     }
 
-    /// Returns the addresses at which the guest queries name servers that the host has now. A server without a
-    /// stand-in address that the guest cannot reach itself is left out.
-    pub(crate) fn reachable_servers(&self, servers: &[IpAddr]) -> Vec<IpAddr> {
-        let reachable = |&host: &IpAddr| {
-            let alias = self.resolvers.iter().find(|alias| alias.host == host);
-            let itself = self.has_family_of(host)
-                && !host.is_loopback()
-                && !self.has(host)
-                && not_asked(host).is_none();
-            alias.map(|alias| alias.guest).or_else(|| itself.then_some(host))
-        };
-        servers.iter().filter_map(reachable).collect()
-    }
-
     /// Returns the Ethernet addresses of the uplink and of the guest.
     pub(crate) fn macs() -> ([u8; 6], [u8; 6]) {
         (MAC, GUEST_MAC)
     }
+}
+
+fn private_addresses() -> Vec<Address> {
+    let addresses = [(PRIVATE_V4.0.into(), PRIVATE_V4.1), (PRIVATE_V6.0.into(), PRIVATE_V6.1)];
+    let made = addresses.into_iter().map(|(ip, prefix): (IpAddr, u8)| Address::new(ip, prefix));
+    made.map(|address| address.expect("a constant address is valid")).collect()
 }
 
 /// Returns the reason why an address is not that of one host; `None` if it can be.
@@ -301,12 +348,30 @@ mod tests {
     }
 
     #[test]
-    fn new_name_server_is_queried_at_the_address_that_the_guest_reaches() {
-        let plan = plan(host(&["192.0.2.7/24"], &["192.0.2.1"]), servers(&["127.0.0.53"]));
+    fn name_servers_of_now_replace_those_of_the_start() {
+        let mut plan = plan(host(&["192.0.2.7/24"], &["192.0.2.1"]), servers(&["127.0.0.53"]));
         let ips =
             |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
-        let now = ips(&["127.0.0.53", "192.0.2.9", "127.0.0.1", "192.0.2.7", "2001:db8::1"]);
-        assert_eq!(plan.reachable_servers(&now), [plan.resolvers[0].guest, now[1]]);
+        let stand_in = plan.resolvers[0].guest;
+        assert!(!plan.follow_name_servers(&ips(&["127.0.0.53"])));
+        assert!(!plan.follow_name_servers(&ips(&["ff02::1"])) && plan.name_servers == [stand_in]);
+        assert!(plan.follow_name_servers(&ips(&["192.0.2.7", "192.0.2.9", "2001:db8::1"])));
+        assert_eq!(plan.name_servers[..2], [stand_in, "192.0.2.9".parse().unwrap()]);
+        let hosts: Vec<_> = plan.resolvers.iter().map(|alias| alias.host).collect();
+        assert_eq!(hosts, ips(&["192.0.2.7", "2001:db8::1"]));
+    }
+
+    #[test]
+    fn host_without_network_gives_a_private_one() {
+        for (host, private) in
+            [(HostNetwork::default(), false), (host(&["192.0.2.7/24"], &[]), true)]
+        {
+            let wishes = Wishes { private, ..Wishes::default() };
+            let plan = Plan::new(host, servers(&["2001:db8::53"]), &wishes).unwrap();
+            assert_eq!(plan.families(), (true, true));
+            assert_eq!(plan.gateways, PRIVATE_ROUTERS);
+            assert!(plan.origin.starts_with("private") && plan.resolvers.is_empty());
+        }
     }
 
     #[test]
@@ -342,6 +407,7 @@ mod tests {
     fn user_settings_replace_those_of_the_host() {
         let wishes = Wishes {
             addresses: vec!["10.9.0.2/24".parse().unwrap()],
+            private: false,
             gateways: vec!["10.9.0.1".parse().unwrap()],
             name_servers: vec!["9.9.9.9".parse().unwrap()],
             loopback: vec!["10.9.0.9".parse().unwrap()],
@@ -386,8 +452,6 @@ mod tests {
 
     #[test]
     fn impossible_settings_are_reported() {
-        let nothing = Plan::new(HostNetwork::default(), servers(&[]), &Wishes::default());
-        assert_eq!(nothing.unwrap_err(), PlanError::NoNetwork);
         let six: IpAddr = "fe80::1".parse().unwrap();
         let wishes = Wishes { gateways: vec![six], ..Wishes::default() };
         let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);

@@ -20,6 +20,7 @@ use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink::Uplink;
 use ringfence_uplink::forward::ForwardId;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::FromUplink;
@@ -100,9 +101,11 @@ pub struct RunningPorts {
 }
 
 impl RunningPorts {
-    /// Returns the state of an uplink that was started with `sockets` listening sockets.
+    /// Returns the state of an uplink that was started with `sockets` listening sockets. Their numbers are
+    /// [`first_ports`].
     pub fn new(sockets: usize) -> RunningPorts {
-        RunningPorts { open: sockets, ..RunningPorts::default() }
+        let last = first_ports(sockets).last().unwrap_or(0);
+        RunningPorts { last, open: sockets, needs_sockets: false }
     }
 
     /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
@@ -134,16 +137,14 @@ impl RunningPorts {
         forward: Forward,
         socket: OwnedFd,
     ) -> Result<u32, PortFailure> {
-        if self.open >= SOCKETS_MAX {
-            return Err(PortFailure::TooMany);
+        let id = self.order_open(channel, forward, &socket)?;
+        match self.answer(channel, id) {
+            Ok(()) => Ok(id),
+            Err(failure) => {
+                self.has_failed();
+                Err(failure)
+            }
         }
-        self.last = self.last.wrapping_add(1);
-        let id = self.last;
-        let order = UplinkOrder::Port(PortOrder::Open { id, forward });
-        channel.send_now(&order, &[socket.as_fd()])?;
-        self.answer(channel, id)?;
-        self.open += 1;
-        Ok(id)
     }
 
     /// Closes the socket of a port.
@@ -152,10 +153,46 @@ impl RunningPorts {
     ///
     /// Returns [`PortFailure`] if the uplink does not confirm it.
     pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+        self.order_close(channel, id)?;
+        self.answer(channel, id)
+    }
+
+    /// Hands a listening socket over, without waiting for [`FromUplink::Port`]. Returns the number of the port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`] if there is no order.
+    pub fn order_open(
+        &mut self,
+        channel: &Channel,
+        forward: Forward,
+        socket: &OwnedFd,
+    ) -> Result<u32, PortFailure> {
+        if self.open >= SOCKETS_MAX {
+            return Err(PortFailure::TooMany);
+        }
+        self.last = self.last.wrapping_add(1);
+        let id = self.last;
+        let order = UplinkOrder::Port(PortOrder::Open { id, forward });
+        channel.send_now(&order, &[socket.as_fd()])?;
+        self.open += 1;
+        Ok(id)
+    }
+
+    /// Orders to close the socket of a port, without waiting for [`FromUplink::Port`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`] if there is no order.
+    pub fn order_close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
         channel.send_now(&UplinkOrder::Port(PortOrder::Close { id }), &[])?;
-        self.answer(channel, id)?;
         self.open = self.open.saturating_sub(1);
         Ok(())
+    }
+
+    /// Records that the uplink could not open the port of an order.
+    pub fn has_failed(&mut self) {
+        self.open = self.open.saturating_sub(1);
     }
 
     /// Returns `true` once if the uplink has asked for sockets while it was to answer an order.
@@ -184,14 +221,9 @@ impl RunningPorts {
     }
 }
 
-/// Sends the uplink sockets of the guest's network, or none if there are no more.
-///
-/// # Errors
-///
-/// Returns the error of the channel.
-pub fn send_sockets(channel: &Channel, sockets: &[OwnedFd]) -> Result<(), ChannelError> {
-    let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
-    channel.send_now(&UplinkOrder::Port(PortOrder::Sockets), &fds)
+/// Returns the numbers of the ports with which an uplink is started.
+pub fn first_ports(sockets: usize) -> impl Iterator<Item = u32> {
+    (1_u32..).take(sockets)
 }
 
 /// Ports of a running uplink, at the side of the uplink.
@@ -207,7 +239,7 @@ impl PortTable {
     }
 
     /// Returns the guest's address and port to which a port leads, if the guest has an address of the family.
-    pub(super) fn target(&self, forward: Forward) -> Option<SocketAddr> {
+    fn target(&self, forward: Forward) -> Option<SocketAddr> {
         let own = self.addresses.iter().find(|own| own.is_ipv6() == forward.ipv6)?;
         Some(SocketAddr::new(*own, forward.guest_port))
     }
@@ -237,6 +269,21 @@ impl PortTable {
         Ok(Some(FromUplink::Port { id, error: done.err() }))
     }
 
+    /// Forwards the sockets with which the uplink was started. A port without an address of the guest is left out.
+    pub(super) fn open_first(
+        &mut self,
+        forwards: &[Forward],
+        sockets: Vec<OwnedFd>,
+        uplink: &mut Uplink,
+    ) -> Result<(), Errno> {
+        for ((id, forward), socket) in first_ports(forwards.len()).zip(forwards).zip(sockets) {
+            if let Some(target) = self.target(*forward) {
+                self.open.insert(id, add(uplink, forward.protocol, socket, target)?);
+            }
+        }
+        Ok(())
+    }
+
     fn open(
         &mut self,
         id: u32,
@@ -258,12 +305,12 @@ impl PortTable {
 }
 
 /// Forwards a listening or bound socket.
-pub(super) fn add(
+fn add(
     uplink: &mut Uplink,
     protocol: Protocol,
     socket: OwnedFd,
     target: SocketAddr,
-) -> Result<ForwardId, rustix::io::Errno> {
+) -> Result<ForwardId, Errno> {
     match protocol {
         Protocol::Tcp => uplink.forward_tcp(socket, target),
         Protocol::Udp => uplink.forward_udp(socket, target),

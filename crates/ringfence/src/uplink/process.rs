@@ -164,7 +164,7 @@ fn serve(
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
-    let ports = PortTable::new(&config.addresses);
+    let mut ports = PortTable::new(&config.addresses);
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     let mut recorder = None;
     if let Some(Guarded { egress, record }) = egress {
@@ -177,7 +177,7 @@ fn serve(
     let mut engines = engines(&limits, own)?;
     // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
-        forward(first, config, &ports, sockets)?;
+        ports.open_first(&config.forwards, sockets, first)?;
         relay(first, config, channel)?;
     }
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
@@ -329,8 +329,8 @@ fn engine_config(config: &UplinkConfig) -> Config {
         access: Access {
             guest: addresses.iter().map(|(ip, _)| *ip).collect(),
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
-            aliases: config.aliases.iter().map(|alias| (alias.guest, alias.host)).collect(),
-            resolvers: config.resolvers.iter().map(|alias| (alias.guest, alias.host)).collect(),
+            aliases: orders::pairs(&config.aliases),
+            resolvers: orders::pairs(&config.resolvers),
             name_servers: config.name_servers.clone(),
             allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
         },
@@ -356,19 +356,5 @@ fn relay(uplink: &mut Uplink, config: &UplinkConfig, channel: &Channel) -> Resul
     };
     let channel = channel.try_clone()?;
     uplink.relay(target, Box::new(move || channel.send_or_drop(&FromUplink::Sockets)));
-    Ok(())
-}
-
-fn forward(
-    uplink: &mut Uplink,
-    config: &UplinkConfig,
-    ports: &PortTable,
-    sockets: Vec<OwnedFd>,
-) -> Result<(), Failure> {
-    for (forward, socket) in config.forwards.iter().zip(sockets) {
-        if let Some(target) = ports.target(*forward) {
-            ports::add(uplink, forward.protocol, socket, target)?;
-        }
-    }
     Ok(())
 }

@@ -124,6 +124,19 @@ def udp_client(address, port, lengths=(0, 1, 64, 1200, 1452, 1473, 9000, 20001, 
     say("equal")
 
 
+def query(address, port):
+    """Asks a name server for the IPv4 address of www.far.example, and prints the end of the answer."""
+    name = b"".join(bytes([len(label)]) + label for label in [b"www", b"far", b"example"]) + b"\0"
+    client = socket.socket(family(address), socket.SOCK_DGRAM)
+    client.connect((address, port))
+    client.settimeout(2)
+    client.send(b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0" + name + b"\0\x01\0\x01")
+    answer = client.recv(512)
+    if answer[3] & 15 or not answer[7]:
+        raise SystemExit("the name is unknown")
+    say("address", socket.inet_ntoa(answer[-4:]))
+
+
 def refused(address, port):
     """That nobody can be reached there."""
     try:

@@ -79,15 +79,20 @@ impl World {
         let outside = holder(&words.collect::<Vec<_>>());
         let world = World { lab: Lab::of(program), host, outside, is_root };
         std::fs::write(world.lab.file("peer.py"), PEER).unwrap();
-        let cable =
-            format!("ip link add wan0 type veth peer name out0 netns {}", world.outside.id());
-        let made = world.host(&["sh", "-c", &cable]).finish(MOMENT);
+        let made = world.cable("wan0", "out0").finish(MOMENT);
         if made.status != Some(0) {
             skip_for_the_kernel(&format!("there can be no veth here: {}", made.stderr.trim()));
             return None;
         }
         world.configure(families);
         Some(world)
+    }
+
+    /// Connects host and outside by a link with these names of its ends.
+    pub fn cable(&self, host: &str, outside: &str) -> Running {
+        let id = self.outside.id();
+        let command = format!("ip link add {host} type veth peer name {outside} netns {id}");
+        self.host(&["sh", "-c", &command])
     }
 
     fn configure(&self, families: Families) {
@@ -192,6 +197,27 @@ impl World {
     pub fn file(&self, name: &str) -> PathBuf {
         self.lab.file(name)
     }
+}
+
+/// Returns the words that start `dnsmasq`, which knows one name, in the foreground.
+pub fn name_server(address: &str) -> Vec<String> {
+    let listen = format!("--listen-address={address}");
+    let host_record = format!("--host-record=www.far.example,{FAR_V4},{FAR_V6}");
+    let words = [
+        "dnsmasq",
+        "--keep-in-foreground",
+        "--conf-file=/dev/null",
+        "--no-resolv",
+        "--no-hosts",
+        "--bind-interfaces",
+        "--user=root",
+        // A user namespace may forbid a change of the group.
+        "--group=",
+        "--pid-file=",
+        "--log-facility=-",
+        &host_record,
+    ];
+    words.into_iter().chain([&listen[..]]).map(str::to_owned).collect()
 }
 
 /// Returns the words that run a command in the namespaces of `holder`.

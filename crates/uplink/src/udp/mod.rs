@@ -334,8 +334,8 @@ impl Udp {
         }
     }
 
-    /// Closes associations of the guest that may not stay: to addresses that became the host's own, or that a new egress policy
-    /// denies.
+    /// Closes associations of the guest that may not stay: to addresses that became the host's own, that a new egress
+    /// policy denies, or that stand for another server now.
     pub fn close_forbidden(&mut self, context: &mut Context<'_>) {
         let outward: Vec<_> = self.flows.ids_of(Origin::Guest).collect();
         for id in outward {
@@ -343,7 +343,9 @@ impl Udp {
             // Names that an earlier policy has allowed in this association are not known any more.
             let is_inspected = self.flows.get(id).is_some_and(|flow| flow.inspector.is_some());
             // The policy decides on queries to the guest's name servers, not on the association.
+            let is_moved = |to| self.flows.get(id).is_some_and(|flow| flow.outward != to);
             let stays = match names::policy_of(remote, context) {
+                _ if context.outward_to(remote).is_some_and(is_moved) => false,
                 Some(_) => context.outward_to(remote).is_some(),
                 None => !is_inspected && context.may_stay(remote, Protocol::Udp, None),
             };

@@ -1,0 +1,53 @@
+//! Sockets for relays: unconnected sockets of the guest's network namespace, made by a process that is in it.
+//!
+//! ```text
+//! uplink ──FromUplink::Sockets──> launcher or session ──order──> process in the namespace: socket(2)
+//!        <──PortOrder::Sockets──                       <─report──
+//! ```
+//!
+//! For a guest of `run` that process is the guest's init, for other namespaces one of its own (`pasta::inside`). The
+//! uplink connects the sockets to servers of the guest ([`ringfence_uplink::relay`]).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+
+use super::orders::UplinkOrder;
+use super::ports::PortOrder;
+
+/// Number of sockets of each family in one message.
+const NUMBER: usize = 16;
+
+/// Creates unconnected TCP sockets in the network namespace of this process. A family that it lacks is left out.
+pub(crate) fn make() -> Vec<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let make = |family| {
+        rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).ok()
+    };
+    let families = [AddressFamily::INET, AddressFamily::INET6];
+    families.into_iter().flat_map(|family| (0..NUMBER).map_while(move |_| make(family))).collect()
+}
+
+/// Sends the uplink sockets of the guest's network, or none if there are no more.
+///
+/// # Errors
+///
+/// Returns the error of the channel.
+pub(crate) fn send(uplink: &Channel, sockets: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
+    uplink.send_now(&UplinkOrder::Port(PortOrder::Sockets), sockets)
+}
+
+/// Answers an order for sockets with `report`.
+///
+/// # Errors
+///
+/// Returns the error of the channel.
+pub(crate) fn report<T: serde::Serialize>(
+    channel: &Channel,
+    report: &T,
+) -> Result<(), ChannelError> {
+    let sockets = make();
+    let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+    channel.send(report, &fds)
+}
