@@ -269,6 +269,20 @@ pub enum WindowError {
         /// Maximum number of entries.
         limit: u32,
     },
+    /// Window beyond the sum of what one granter may have open here.
+    #[error(
+        "domain {granter} has windows of {present} references open here; {wanted} more exceed the limit of {limit}"
+    )]
+    TooMany {
+        /// Domain that made the window.
+        granter: DomId,
+        /// Number of references of its open windows.
+        present: u32,
+        /// Number of references of the window.
+        wanted: u32,
+        /// Maximum number of references.
+        limit: u32,
+    },
     /// Window without an announced number of references, on a platform that needs it.
     #[error("domain {granter} did not say how many references its window has")]
     NoReferences {

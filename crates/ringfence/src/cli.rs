@@ -25,8 +25,7 @@ use crate::disk::DiskSpec;
 use crate::egress::EgressArgs;
 use crate::egress::check::PolicyCommand;
 use crate::guest::Address;
-use crate::guests::{exec::ExecArgs, logs::LogsArgs, ps::PsArgs, stop::StopArgs};
-use crate::guests::{exec::ExecArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
+use crate::guests::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{

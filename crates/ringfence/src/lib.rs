@@ -4,8 +4,7 @@
 //! The command line ([`cli`]) selects one of the commands:
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
-//! * [`guests`]: `ringfence ps`, `exec`, `logs` and `stop`.
-//! * [`guests`]: `ringfence ps`, `ringfence exec`, `ringfence stop` and `ringfence port`.
+//! * [`guests`]: `ringfence ps`, `exec`, `logs`, `stop` and `port`.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.

@@ -119,6 +119,9 @@ impl<R: Rejection> ConnectError<R> {
             ConnectError::Window { source: WindowError::TooLarge { .. }, .. } => {
                 "connect_window_too_large"
             }
+            ConnectError::Window { source: WindowError::TooMany { .. }, .. } => {
+                "connect_windows_too_many"
+            }
             ConnectError::Window { .. } => "connect_window",
             ConnectError::Device(rejection) => rejection.rule(),
         }

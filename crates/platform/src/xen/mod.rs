@@ -66,6 +66,8 @@ pub struct XenPlatform {
     gntalloc: Mutex<Option<Arc<OwnedFd>>>,
     /// Number of pages that the windows of this process can issue together.
     issuable: Mutex<u64>,
+    /// References of the windows that this process has open.
+    open_references: Arc<window::OpenReferences>,
     counters: Arc<Counters>,
 }
 
@@ -92,6 +94,7 @@ impl XenPlatform {
             way,
             gntalloc: Mutex::new(None),
             issuable: Mutex::default(),
+            open_references: Arc::default(),
             counters: Arc::default(),
         })
     }
@@ -199,7 +202,7 @@ impl Platform for XenPlatform {
         if !self.has_windows() {
             return Err(WindowError::NeedsPeer);
         }
-        window::open(self.domid, granter, name.into(), entries_max)
+        window::open(self.domid, granter, name.into(), entries_max, &self.open_references)
     }
 
     fn counters(&self) -> &Arc<Counters> {

@@ -6,6 +6,9 @@
 //! and writes their keys there is its frontend. This is [`VifFrontend`] with pages from gntalloc, and with
 //! a TAP interface as the network interface.
 //!
+//! With grant windows, pages of idle buffers return to the system under memory pressure, as in the frontend of
+//! `ringfence run`.
+//!
 //! The interface stays while backends connect and disconnect. At SIGTERM the process closes the device, and
 //! waits until the backend has unmapped every page. If the process was killed instead, the next one resets
 //! the device first (`claim`).
@@ -33,6 +36,7 @@ use rustix::thread::CapabilitySet;
 use self::claim::{ClaimError, Claimed};
 use crate::cli::{parse_interface, staging_parser};
 use crate::frontend::link::{Link, LinkError, LinkEvent};
+use crate::frontend::pressure::PressureMonitor;
 use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
@@ -164,6 +168,9 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
     let taps = make_interface(&args.name, &claimed, mtu, worker_count(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
+    let sizes = WindowSizes::for_queues(args.queues);
+    // Its files cannot be opened any more once the view of the file system is fixed.
+    let monitor = args.windows.then(|| PressureMonitor::new(sizes.pages));
     // The interface exists. No later step needs a capability.
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
@@ -171,7 +178,9 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         .with_offloads(args.offload)
         .with_queues(args.queues)
         .with_staging(args.staging.unwrap_or_default());
-    let sizes = WindowSizes::for_queues(args.queues);
+    if let Some(why) = monitor.as_ref().and_then(PressureMonitor::errors) {
+        tracing::warn!("{why}");
+    }
     let vif = if args.windows { vif.with_windows(&platform, sizes) } else { vif };
     claim::reset(&mut store, &claimed.device)?;
     let port = |tap: Tap| TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
@@ -179,7 +188,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
     eprintln!("ringfence: {} is interface {name}", crate::ports::device_name(&claimed.device));
-    let served = serve(&mut link, &signals, &name);
+    let served = serve(&mut link, &signals, &name, monitor);
     // In any case, revoke the granted pages.
     let left = leave(&mut link, &claimed);
     served.and(left)
@@ -221,6 +230,7 @@ fn serve<P: Platform>(
     link: &mut Link<P>,
     signals: &Signals,
     name: &str,
+    mut monitor: Option<PressureMonitor>,
 ) -> Result<(), AttachError> {
     let mut was_up = false;
     // A backend may connect and disconnect without limit.
@@ -253,9 +263,20 @@ fn serve<P: Platform>(
                 }
             }
         }
+        let due = monitor.as_ref().and_then(PressureMonitor::due);
         let mut fds = vec![PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN)];
         fds.extend(link.wait_fds());
-        wait_any(&mut fds, any.then(Instant::now))?;
+        let triggers = fds.len();
+        let trigger_fds = monitor.iter().flat_map(PressureMonitor::wait_fds);
+        fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
+        wait_any(&mut fds, if any { Some(Instant::now()) } else { due })?;
+        let pressure: Vec<PollFlags> =
+            fds.split_off(triggers).iter().map(PollFd::revents).collect();
+        drop(fds);
+        if let Some(most) = monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()))
+        {
+            link.resize_windows(most);
+        }
         if let Some(arrived) = signals.next()? {
             tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "leaving");
             return Ok(());

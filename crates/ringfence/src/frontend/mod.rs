@@ -30,7 +30,7 @@ use ringfence_sys::poll::wait_any;
 
 mod disks;
 pub(crate) mod link;
-mod pressure;
+pub(crate) mod pressure;
 
 use disks::Disks;
 use link::{Link, LinkError, LinkEvent};
@@ -236,16 +236,7 @@ impl Frontend {
 
     /// Shrinks or grows the grant windows by the system's memory pressure.
     fn adapt_windows(&mut self, pressure: Vec<PollFlags>) {
-        let Some(monitor) = &mut self.monitor else { return };
-        let any = pressure.into_iter().fold(PollFlags::empty(), |all, flags| all | flags);
-        let most = if any.contains(PollFlags::ERR) {
-            monitor.give_up();
-            None
-        } else if any.contains(PollFlags::PRI) {
-            Some(monitor.pressed())
-        } else {
-            monitor.relaxed()
-        };
+        let most = self.monitor.as_mut().and_then(|monitor| monitor.adapt(pressure.into_iter()));
         if let Some(most) = most {
             if let Some(link) = self.network.link_mut() {
                 link.resize_windows(most);

@@ -16,6 +16,8 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::PollFlags;
+
 /// Reports a stall of 100 ms in 2 s.
 const TRIGGER: &[u8] = b"some 100000 2000000\0";
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -26,7 +28,7 @@ const RING_SLOTS: u32 = 256;
 const LIMIT_MIN: u32 = 64;
 
 /// Triggers for memory pressure, and the resulting page limit.
-pub(super) struct PressureMonitor {
+pub(crate) struct PressureMonitor {
     triggers: Vec<File>,
     /// Errors of all triggers, if none could be opened.
     errors: Option<String>,
@@ -69,7 +71,7 @@ impl PageLimit {
 
 impl PressureMonitor {
     /// Opens the triggers, for windows of `full` pages.
-    pub(super) fn new(full: u32) -> PressureMonitor {
+    pub(crate) fn new(full: u32) -> PressureMonitor {
         PressureMonitor::with_paths(full, &paths())
     }
 
@@ -88,39 +90,39 @@ impl PressureMonitor {
 
     /// Returns the reason why windows do not shrink automatically. For the log, which is opened
     /// later.
-    pub(super) fn errors(&self) -> Option<String> {
+    pub(crate) fn errors(&self) -> Option<String> {
         let why = self.errors.as_ref()?;
         Some(format!("windows do not shrink under memory pressure by themselves ({why})"))
     }
 
     /// Iterates over the descriptors of the triggers.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
         self.triggers.iter().map(AsRawFd::as_raw_fd)
     }
 
     /// Iterates over the descriptors to poll for priority data.
-    pub(super) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.triggers.iter().map(AsFd::as_fd)
     }
 
-    /// Returns the time at which [`PressureMonitor::relaxed`] may raise the limit.
-    pub(super) fn due(&self) -> Option<Instant> {
+    /// Returns the time at which [`PressureMonitor::adapt`] may raise the limit.
+    pub(crate) fn due(&self) -> Option<Instant> {
         self.limit.due()
     }
 
-    /// Handles a report. Returns the new limit of each window in pages.
-    pub(super) fn pressed(&mut self) -> u32 {
-        self.limit.pressed(Instant::now())
-    }
-
-    /// Returns the new limit if there was no report for two intervals.
-    pub(super) fn relaxed(&mut self) -> Option<u32> {
-        self.limit.relaxed(Instant::now())
-    }
-
-    /// Drops the triggers after an error: a control group is gone.
-    pub(super) fn give_up(&mut self) {
-        self.triggers.clear();
+    /// Handles the results of a poll of [`PressureMonitor::wait_fds`], also of one without any. Returns the new limit of
+    /// each window in pages, if it changed.
+    pub(crate) fn adapt(&mut self, polled: impl Iterator<Item = PollFlags>) -> Option<u32> {
+        let any = polled.fold(PollFlags::empty(), |all, flags| all | flags);
+        if any.contains(PollFlags::ERR) {
+            // A control group is gone.
+            self.triggers.clear();
+            None
+        } else if any.contains(PollFlags::PRI) {
+            Some(self.limit.pressed(Instant::now()))
+        } else {
+            self.limit.relaxed(Instant::now())
+        }
     }
 }
 
@@ -176,7 +178,19 @@ mod tests {
         assert!(why.contains("/nonexistent/one: No such file"), "{why}");
         assert!(why.contains("; /nonexistent/two: No such file"), "{why}");
         assert_eq!(monitor.wait_fds().count(), 0);
-        assert_eq!((monitor.pressed(), monitor.relaxed()), (128, None));
+        assert_eq!(monitor.adapt([PollFlags::PRI].into_iter()), Some(128));
+        assert_eq!(monitor.adapt([PollFlags::empty()].into_iter()), None);
+    }
+
+    #[test]
+    fn failed_trigger_is_dropped_and_changes_no_limit() {
+        let files = [tempfile::NamedTempFile::new().unwrap()];
+        let paths = files.each_ref().map(|file| file.path().display().to_string());
+        let mut monitor = PressureMonitor::with_paths(1024, &paths);
+        assert_eq!(monitor.wait_fds().count(), 1);
+        let failed = PollFlags::PRI | PollFlags::ERR;
+        assert_eq!(monitor.adapt([failed].into_iter()), None);
+        assert_eq!((monitor.wait_fds().count(), monitor.due()), (0, None));
     }
 
     #[test]

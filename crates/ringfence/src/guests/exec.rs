@@ -94,9 +94,6 @@ fn run(args: &ExecArgs) -> anyhow::Result<u8> {
         Reply::Ended(ending) => (ending.exit_status(), None),
         Reply::Failed { status, why } => (status, Some(why)),
         _ => anyhow::bail!("the launcher is of another version of Ringfence"),
-        Reply::Guest(_) | Reply::PolicySet | Reply::PortsChanged => {
-            anyhow::bail!("the launcher is of another version of Ringfence")
-        }
     };
     if let Some(problem) = problem {
         eprintln!("ringfence: exec: {}", crate::launch::report::printable(&problem));

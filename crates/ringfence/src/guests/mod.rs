@@ -1,5 +1,4 @@
-//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop` and `policy set`.
-//! Guests of a user: `ringfence ps`, `exec`, `stop`, `port` and `policy set`.
+//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop`, `port` and `policy set`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command

@@ -49,6 +49,7 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(id, Request::Counters, _) => {
                 self.ask_for_counters(id);
                 Ok(())
+            }
             ClientEvent::Request(id, Request::AddPort(text), _) => {
                 self.change_ports(id, &text, true)
             }
