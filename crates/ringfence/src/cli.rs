@@ -60,18 +60,14 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Commands that `ringfence` offers.
+/// Commands that `ringfence` offers. The text of a command is the comment of its arguments: a comment here would take the
+/// place of all its paragraphs.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a command as a guest with a network of its own
     Run(RunArgs),
-    /// List your guests
     Ps(PsArgs),
-    /// Run another command in a running guest
     Exec(ExecArgs),
-    /// Show what Ringfence's processes reported about a guest
     Logs(LogsArgs),
-    /// End guests
     Stop(StopArgs),
     /// List, add or remove the published ports of a running guest
     Port(PortArgs),
@@ -79,17 +75,11 @@ pub enum Command {
     ///
     /// Takes some ten seconds and needs no root.
     Demo,
-    /// Serve network interfaces to Xen guests, in dom0 or a driver domain
     Serve(ServeArgs),
-    /// Drive one of this Xen guest's network interfaces from user space
     Attach(AttachArgs),
-    /// Show the state of what `ringfence serve` serves
     Status(StatusArgs),
-    /// Connect network namespaces to the host's network, with the options of pasta
     Pasta(Box<PastaArgs>),
-    /// Connect a network namespace to the host's network, with the options of slirp4netns
     Slirp4netns(Box<SlirpArgs>),
-    /// Run the hub alone, for domains that are started separately
     Hub(HubArgs),
     /// Check a policy file of `run --policy`, or explain its verdicts
     Policy {
@@ -221,8 +211,8 @@ pub struct RunArgs {
     #[arg(long = "dns", value_name = "IP", help_heading = heading::NETWORK)]
     pub name_servers: Vec<IpAddr>,
 
-    /// Longest IP packet, in bytes; below 1280 there is no IPv6 [default: 65520 to the host, 1500 on the
-    /// switch]
+    /// Longest IP packet of both interfaces, in bytes; below 1280 there is no IPv6 [default: 65520 on up0, to the host;
+    /// 1500 on eth0, the switch]
     #[arg(long, value_name = "BYTES",
           value_parser = clap::value_parser!(u16).range(MTU_MIN..=MTU_MAX),
           help_heading = heading::NETWORK)]
@@ -238,7 +228,9 @@ pub struct RunArgs {
     /// Examples: `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The command
     /// sees the clients' real addresses. Without IP the port listens at every address of the host, IPv4 and
     /// IPv6, as it does with Docker and Podman: everyone who reaches the host reaches the command.
-    /// --publish-default changes that.
+    /// --publish-default changes that. The command must listen at 0.0.0.0, [::] or an address of up0: its own
+    /// 127.0.0.1 is not reached. A client on the host itself appears as the router of up0. A guest has at most 1024
+    /// ports; a range leads to as many ports, from GUESTPORT on.
     #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]",
           help_heading = heading::PORTS)]
     pub publish: Vec<ForwardSpec>,

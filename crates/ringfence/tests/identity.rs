@@ -6,7 +6,7 @@ mod support;
 
 use std::os::unix::fs::MetadataExt;
 
-use support::needs::Need;
+use support::needs::{Need, skip_what_is_not_installed};
 use support::users::{Site, USER};
 use support::{Finished, MOMENT, eventually};
 
@@ -219,9 +219,28 @@ fn guest_in_a_guest_starts_with_and_without_as_root() {
         let said = site.run(options, &["sh", "-c", &script]).succeed(MOMENT * 2);
         assert_eq!(said.trim(), expected, "{options}: {script}");
     }
+    // In a PID namespace that sees the /proc of outside, as in pasta.
+    let said = command_on_host(&site, &format!("unshare -r --pid --fork {}", inner("")));
+    assert_eq!(said.trim(), "0");
     // Without a guest around it. Root of a user namespace cannot write to /run.
     for script in ["", "env -u XDG_RUNTIME_DIR "] {
         let said = command_on_host(&site, &format!("{script}unshare -r {}", inner("")));
         assert_eq!(said.trim(), "0");
     }
+}
+
+#[test]
+fn guest_in_a_sandbox_of_bubblewrap_starts_or_says_which_device_it_lacks() {
+    require!(Need::Guests);
+    if let Some(why) = Need::Program("bwrap", "bubblewrap").missing() {
+        return skip_what_is_not_installed(&why);
+    }
+    let site = ordinary();
+    let sandbox = ["bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-all"];
+    let said = site.run_with(&sandbox, "-q", &["id", "-u"]).succeed(MOMENT);
+    assert_eq!(said.trim(), site.ids().0.to_string());
+    let own_devices: Vec<&str> = sandbox.iter().copied().chain(["--dev", "/dev"]).collect();
+    let failed = site.run_with(&own_devices, "-q", &["true"]).finish(MOMENT);
+    assert_eq!(failed.status, Some(125));
+    assert!(failed.stderr.contains("--dev-bind /dev/net/tun /dev/net/tun"), "{}", failed.stderr);
 }

@@ -210,6 +210,8 @@ fn shell_in_guest_has_job_control_and_returns_terminal() {
     outer.expect("outer> ");
     outer.press("echo status $?\n");
     outer.expect("status 5");
+    let all = outer.said.text();
+    assert!(!all.contains("terminal process group") && !all.contains("job control"), "{all}");
     // The outer shell is in the foreground again: it can read, and start other commands.
     outer.press("cat\n");
     outer.type_to_cat("three");
@@ -217,6 +219,36 @@ fn shell_in_guest_has_job_control_and_returns_terminal() {
     outer.expect("outer> ");
     outer.press("exit\n");
     assert_eq!(outer.finish(), 0);
+    lab.assert_no_switch();
+}
+
+#[test]
+fn shell_of_a_guest_in_a_guest_has_job_control() {
+    require!(Need::Guests, SETSID, Need::Program("bash", "bash"));
+    let lab = Lab::new();
+    // The process group of the inner launcher has its leader outside of the outer guest.
+    let quiet = [RINGFENCE, "run", "-q", "--uplink", "none", "--switch", "none", "--"];
+    let shell = ["bash", "--norc", "--noprofile", "-i"];
+    let words: Vec<&str> = quiet.iter().chain(&quiet).chain(&shell).copied().collect();
+    let mut screen = Screen::start(&lab, &words);
+    screen.expect("outer> ");
+    // Until its output, the shell's editor of lines has the terminal in another mode.
+    screen.press("echo now; cat\n");
+    screen.expect("now");
+    screen.expect("now");
+    screen.type_to_cat("one");
+    screen.press("\x1a");
+    screen.expect("Stopped");
+    screen.expect("outer> ");
+    screen.press("fg\n");
+    screen.expect("cat");
+    screen.press("\x03");
+    screen.expect("outer> ");
+    screen.press("exit 7\n");
+    screen.expect("exit");
+    let all = screen.said.text();
+    assert!(!all.contains("terminal process group") && !all.contains("job control"), "{all}");
+    assert_eq!(screen.finish(), 7);
     lab.assert_no_switch();
 }
 

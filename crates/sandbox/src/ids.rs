@@ -127,6 +127,11 @@ impl Maps {
         Ok(exists.then(|| Maps { uid: line.clone(), gid: line }))
     }
 
+    /// Returns `true` if they map id 0 to itself and no other.
+    pub fn have_one_id(&self) -> bool {
+        [&self.uid, &self.gid].into_iter().all(|map| map == "0 0 1\n")
+    }
+
     /// Writes these maps for a process that has just entered a new user namespace.
     ///
     /// # Errors
@@ -236,6 +241,11 @@ mod tests {
         assert!(contains(&ranges, 0) && contains(&ranges, 65536));
         assert!(!contains(&ranges, 65537) && !contains(&ranges, UNUSED_IDS));
         assert_eq!(identity_of(&ranges), "0 0 1\n1 1 65536\n");
+        let of = |map: &str| identity_of(&parse(map).unwrap());
+        let have_one = |uid: &str, gid: &str| Maps { uid: of(uid), gid: of(gid) }.have_one_id();
+        assert!(have_one("0 1000 1\n", "0 1000 1\n"));
+        assert!(!have_one("0 1000 1\n1 100000 65536\n", "0 1000 1\n"));
+        assert!(!have_one("0 1000 1\n", "0 1000 2\n") && !have_one("1000 0 1\n", "1000 0 1\n"));
     }
 
     #[test]

@@ -238,7 +238,9 @@ impl DomainProcess {
         } else if self.kind.is_sandboxed() {
             Maps::single_unused(self.supervisor.id())
         } else {
-            Maps::identity().map(Some)
+            // The supervisor can map the only id of this namespace by itself. The launcher could not always: in a PID
+            // namespace without a /proc of its own, as in pasta, it does not find the supervisor there.
+            Maps::identity().map(|maps| (!maps.have_one_id()).then_some(maps))
         }
     }
 

@@ -8,6 +8,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use rustix::process::Pid;
 use rustix::thread::UnshareFlags;
 
 /// Namespaces that the calling process leaves for fresh ones (namespaces(7)).
@@ -112,6 +113,13 @@ pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Returns the process group of this process. `None` if the group's leader is outside of the PID namespace, so that
+/// the group has no number in it.
+pub fn process_group() -> Option<Pid> {
+    // SAFETY: getpgrp takes no argument, always succeeds and changes nothing.
+    Pid::from_raw(unsafe { libc::getpgrp() })
 }
 
 /// Sets whether programs started by this process inherit these descriptors.

@@ -104,7 +104,7 @@ pub enum TapError {
     /// The device node is missing.
     #[error(
         "{PATH} does not exist: load the driver with `modprobe tun` (as root), or, in a container, \
-         hand the device in (`--device {PATH}`)"
+         hand the device in (`--device {PATH}`; bubblewrap: `--dev-bind {PATH} {PATH}`)"
     )]
     Missing,
     /// The caller has no permission to open the device node.

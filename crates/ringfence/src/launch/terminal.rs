@@ -2,6 +2,8 @@
 
 use std::fs::File;
 
+use ringfence_sys::namespaces;
+use rustix::io::Errno;
 use rustix::process::Pid;
 use rustix::termios::{OptionalActions, Termios};
 
@@ -9,7 +11,8 @@ use rustix::termios::{OptionalActions, Termios};
 #[derive(Debug)]
 pub(crate) struct Terminal {
     file: File,
-    group: Pid,
+    /// Process group of the launcher. `None` in a guest, for the group of the guest's own launcher.
+    group: Option<Pid>,
     modes: Option<Termios>,
 }
 
@@ -17,8 +20,14 @@ impl Terminal {
     /// Opens the controlling terminal if this process is in its foreground.
     pub(crate) fn if_foreground() -> Option<Terminal> {
         let file = File::options().read(true).write(true).open("/dev/tty").ok()?;
-        let group = rustix::process::getpgrp();
-        (rustix::termios::tcgetpgrp(&file) == Ok(group)).then(|| {
+        let group = namespaces::process_group();
+        let foreground = match rustix::termios::tcgetpgrp(&file) {
+            Ok(foreground) => Some(foreground),
+            // A group without a number in this PID namespace.
+            Err(Errno::OPNOTSUPP) => None,
+            Err(_) => return None,
+        };
+        (foreground == group).then(|| {
             let modes = rustix::termios::tcgetattr(&file).ok();
             Terminal { file, group, modes }
         })
@@ -27,8 +36,11 @@ impl Terminal {
     /// Makes the launcher's process group the foreground group again. A shell as the command makes
     /// its own group the foreground, and cannot restore ours when it ends. SIGTTOU must be blocked.
     pub(crate) fn take_back(&self) {
-        // Fails harmlessly if the terminal was hung up.
-        let _ = rustix::termios::tcsetpgrp(&self.file, self.group);
+        // A group without a number cannot be named. The launcher outside takes its terminal back itself.
+        if let Some(group) = self.group {
+            // Fails harmlessly if the terminal was hung up.
+            let _ = rustix::termios::tcsetpgrp(&self.file, group);
+        }
     }
 
     /// Restores the terminal's modes after a command that could not do so itself.

@@ -238,7 +238,7 @@ pub fn main(args: &ServeArgs) -> u8 {
     };
     let done = match setup.load() {
         Ok(_) if args.check => {
-            println!("{}: right", args.config.display());
+            println!("{}", verdict(&args.config, args.config.exists()));
             Ok(())
         }
         Ok(config) => serve(setup, config),
@@ -250,6 +250,14 @@ pub fn main(args: &ServeArgs) -> u8 {
             eprintln!("ringfence: serve: {error}");
             STATUS_FAILED
         }
+    }
+}
+
+/// Returns the result of `--check` for a configuration without errors. Only the default file may be missing.
+fn verdict(path: &Path, exists: bool) -> String {
+    match exists {
+        true => format!("{}: right", path.display()),
+        false => format!("{}: there is no such file, so the defaults apply", path.display()),
     }
 }
 
@@ -308,4 +316,16 @@ fn lock(path: PathBuf) -> Result<File, ServeError> {
     };
     write(&mut file).map_err(fail("cannot be written"))?;
     Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_without_a_file_says_that_the_defaults_apply() {
+        let path = Path::new(PATH_DEFAULT);
+        assert_eq!(verdict(path, true), format!("{PATH_DEFAULT}: right"));
+        assert!(verdict(path, false).contains("no such file, so the defaults apply"));
+    }
 }

@@ -36,6 +36,25 @@ fn page_of_run_names_its_options_and_its_groups() {
 }
 
 #[test]
+fn page_of_each_command_describes_it_in_full() {
+    for (command, text) in [
+        ("run", "the network frontend, serves its eth0"),
+        ("ps", "the driver domain of a shared switch counts for"),
+        ("exec", "It ends with the guest."),
+        ("logs", "is not among them"),
+        ("status", "what it sent, and what it received"),
+        ("stop", "SIGKILL if it has not ended in time"),
+        ("serve", "Needs root"),
+        ("attach", "Needs root"),
+        ("hub", "needs no such hub"),
+        ("pasta", "and then runs in the background"),
+    ] {
+        let page = page(&[command]).unwrap().replace('\n', " ");
+        assert!(page.contains(text), "{command}: {page}");
+    }
+}
+
+#[test]
 fn page_of_unknown_or_internal_command_is_an_error_of_usage() {
     for words in [&["moon"][..], &["internal"], &["internal", "driver"], &["policy", "moon"]] {
         let error = page(words).unwrap_err().downcast::<clap::Error>().unwrap();
