@@ -241,7 +241,7 @@ fn failure_is_one_line_and_status_1() {
         ("-t 127.0.0.1/8081:80", "-t 127.0.0.1/8081:80: cannot listen at 127.0.0.1:8081/tcp"),
         ("-t 192.0.2.99/8082", "cannot listen at 192.0.2.99:8082/tcp"),
         ("-t all", "-t all: "),
-        ("-T 80", "-T 80:80: "),
+        ("-U 80", "-U 80:80: "),
         ("-i nothere", "--interface nothere"),
         ("-P /nothere/pid", "--pid /nothere/pid"),
         ("--pcap file", "--pcap is not supported"),

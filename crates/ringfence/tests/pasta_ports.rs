@@ -256,3 +256,34 @@ fn namespaces_loopback_is_not_reached_without_the_option() {
     }
     drop(child);
 }
+
+#[test]
+fn port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let (host, outside) =
+        (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
+    let inner = |words: &[&str]| inside(&world, &pid, words);
+    let servers = ["127.0.0.1", "::1"].map(|address| {
+        let server = host(&["python3", "peer.py", "tcp_server", address, "7000"]);
+        server.wait_for_output("listening");
+        (address, server)
+    });
+    let pasta = start_pasta(&world, &pid, &["-T", "7001-7002:7000-7001,~7003"]);
+    for (address, server) in &servers {
+        assert!(is_reached(inner, "tcp_client", address, "7001"), "{address}");
+        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+        // Neither another port of the host, nor a port without a server.
+        assert!(is_refused(inner, address, "7000"), "{address}");
+        assert!(is_unserved(inner, address, "7002"), "{address}");
+    }
+    assert!(is_reached(inner, "several", "127.0.0.1", "7001"));
+    // The ports are the namespace's own.
+    assert!(is_refused(host, "127.0.0.1", "7001") && is_refused(outside, HOST_V4, "7001"));
+    assert_eq!(pasta.end().status, Some(0));
+    let pasta = start_pasta(&world, &pid, &[]);
+    assert!(is_refused(inner, "127.0.0.1", "7001"));
+    assert_eq!(pasta.end().status, Some(0));
+    servers.into_iter().for_each(|(_, server)| drop(server.end()));
+    drop(child);
+}

@@ -18,7 +18,7 @@ use crate::config::{Config, LeftOut, NameServers};
 use crate::context::Context;
 use crate::counters::UplinkCounters;
 use crate::egress::Egress;
-use crate::forward::{ForwardId, Forwards};
+use crate::forward::{Destination, ForwardId, Forwards};
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestLink, Slots};
@@ -113,14 +113,14 @@ impl Uplink {
         self.udp.len()
     }
 
-    /// Forwards connections of a listening socket to `guest`. The guest's hardware address must be known
+    /// Forwards connections of a listening socket. For a destination in the guest, its hardware address must be known
     /// ([`crate::guest::GuestNetwork::mac`]).
     ///
     /// # Errors
     ///
     /// Returns the host's error if it does not accept the socket.
-    pub fn forward_tcp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<ForwardId, Errno> {
-        self.forwards.add(socket, guest, &mut context!(self, Duration::ZERO))
+    pub fn forward_tcp(&mut self, socket: OwnedFd, to: Destination) -> Result<ForwardId, Errno> {
+        self.forwards.add(socket, to, &mut context!(self, Duration::ZERO))
     }
 
     /// Forwards datagrams of a bound socket to `guest`.
@@ -489,5 +489,52 @@ fn has_valid_checksum(packet: &Packet<'_>) -> bool {
     match packet.frame.meta().checksum {
         Checksum::Partial { .. } | Checksum::Verified => true,
         Checksum::None => crate::packet::has_valid_checksum(packet),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::emit::Ends;
+    use crate::host::scripted::ScriptedHost;
+    use ringfence_offload::packet::protocol;
+
+    const NOW: Duration = Duration::from_secs(1);
+
+    /// Sends an empty datagram to port 53.
+    fn query(uplink: &mut Uplink, to: IpAddr) {
+        let (from, to_mac) = (IpAddr::from([10, 0, 0, 2]), uplink.config().mac);
+        let ends = Ends { from_mac: [2, 0, 0, 0, 0, 2], to_mac, from, to };
+        let mut frame = vec![0; ends.header_len()];
+        for field in [4000_u16, 53, 8, 0] {
+            frame.extend_from_slice(&field.to_be_bytes());
+        }
+        ends.write(&mut frame, protocol::UDP, 8, 1).unwrap();
+        let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
+        uplink.frame_alone(&frame, meta, NOW);
+    }
+
+    #[test]
+    fn association_with_a_replaced_name_server_ends() {
+        let stand_in = IpAddr::from([169, 254, 53, 1]);
+        let servers = |host: [u8; 4]| NameServers {
+            resolvers: vec![(stand_in, host.into())],
+            offered: vec![stand_in],
+        };
+        let mut config = Config::default();
+        config.access.resolvers = servers([192, 0, 2, 53]).resolvers;
+        let host = ScriptedHost::new(8).unwrap();
+        let mut uplink = Uplink::new(config, Box::new(host), Arc::default());
+        query(&mut uplink, stand_in);
+        assert_eq!(uplink.udp_flows(), 1);
+        uplink.set_name_servers(servers([192, 0, 2, 53]), NOW);
+        assert_eq!(uplink.udp_flows(), 1);
+        uplink.set_name_servers(servers([192, 0, 2, 54]), NOW);
+        assert_eq!(uplink.udp_flows(), 0);
+        query(&mut uplink, stand_in);
+        assert_eq!(uplink.udp_flows(), 1);
+        uplink.set_name_servers(NameServers::default(), NOW);
+        assert_eq!(uplink.udp_flows(), 0, "an address that stands for nothing is refused");
+        assert!(uplink.config().guest.name_servers.is_empty());
     }
 }

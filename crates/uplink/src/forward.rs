@@ -1,6 +1,7 @@
 //! Forwarded TCP ports: accepts connections of the host's listening sockets and opens them at the guest.
 //!
-//! The guest sees the client's real address. Ports can be added and removed while the engine runs. A removed
+//! The guest sees the client's real address. A listening socket of the guest's network may lead to the host instead
+//! ([`Destination`]). Ports can be added and removed while the engine runs. A removed
 //! port accepts nothing more; its connections stay. Clients on the host's loopback may be relayed
 //! ([`crate::relay`]). Forwarded UDP ports are part of [`crate::udp`].
 
@@ -23,6 +24,15 @@ const ACCEPTS: usize = 64;
 /// Forwarded port of a running engine, as [`Uplink::remove_forward`](crate::Uplink::remove_forward) takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ForwardId(pub(crate) Owner);
+
+/// End of the connections that a forwarded port accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// Address of the guest.
+    Guest(SocketAddr),
+    /// Address of the host, for clients in the guest's network.
+    Host(SocketAddr),
+}
 
 /// Connection that a listening socket has accepted.
 #[derive(Debug)]
@@ -102,10 +112,10 @@ impl<T> Reused<T> {
     }
 }
 
-/// Forwarded port: a listening socket of the host and the guest's address.
+/// Forwarded port: a listening socket and its destination.
 struct ForwardedPort {
     listener: Box<dyn Listener>,
-    guest: SocketAddr,
+    to: Destination,
     queued: bool,
 }
 
@@ -117,16 +127,16 @@ pub(crate) struct Forwards {
 }
 
 impl Forwards {
-    /// Forwards connections of a listening socket to `guest`.
+    /// Forwards connections of a listening socket.
     pub(crate) fn add(
         &mut self,
         socket: OwnedFd,
-        guest: SocketAddr,
+        to: Destination,
         context: &mut Context<'_>,
     ) -> Result<ForwardId, Errno> {
         self.ports.insert(OwnerKind::TcpListener, |owner| {
             let listener = context.host.listen(owner, socket)?;
-            Ok(ForwardedPort { listener, guest, queued: false })
+            Ok(ForwardedPort { listener, to, queued: false })
         })
     }
 
@@ -160,20 +170,21 @@ impl Forwards {
         for _ in 0..ACCEPTS {
             let Some(&index) = self.waiting.front() else { return false };
             let Some(port) = self.ports.get_mut(index) else { return false };
-            if relays.is_starving(port.guest.is_ipv4()) {
+            if matches!(port.to, Destination::Guest(guest) if relays.is_starving(guest.is_ipv4())) {
                 return false;
             }
-            match port.listener.accept() {
-                Ok((file, client)) => {
-                    let accepted = Accepted { file, client, guest: port.guest };
+            match (port.listener.accept(), port.to) {
+                (Ok((file, client)), Destination::Guest(guest)) => {
+                    let accepted = Accepted { file, client, guest };
                     if let Err(accepted) = relays.start(accepted, context) {
                         open(accepted, tcp, handoffs, context);
                     }
                 }
+                (Ok((file, _)), Destination::Host(to)) => relays.start_to_host(file, to, context),
                 // The connection was aborted before it was accepted.
-                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                (Err(Errno::CONNABORTED | Errno::INTR), _) => {}
                 // None left, or no descriptor: the next connection raises the next event.
-                Err(_) => {
+                (Err(_), _) => {
                     port.queued = false;
                     self.waiting.pop_front();
                 }

@@ -9,7 +9,15 @@
 //! pool of such sockets, and ask for more ([`Refill`]) when it is nearly empty. While it is empty, no connection is
 //! accepted.
 //!
-//! A connection that the guest refuses there, or that is beyond the maximum, takes the way of all others: through the
+//! In the other direction, a listening socket of the guest's network leads to the host's loopback:
+//!
+//! ```text
+//! client in the guest ──> listening socket ──> client socket ══ splice ══ host socket ──> server on the host
+//! ```
+//!
+//! Such a connection is reset if the host refuses it, or if it is beyond the maximum.
+//!
+//! A connection from the host that the guest refuses there, or that is beyond the maximum, takes the way of all others: through the
 //! link, from the router's address.
 
 // #syscall uplink getsockopt 1=SOL_SOCKET: address family of a socket
@@ -47,12 +55,18 @@ pub enum RelayTarget {
 enum State {
     /// The inner socket is being connected.
     Connecting {
-        accepted: Accepted,
+        client: Client,
         inner: OwnedFd,
     },
     Joined(Box<dyn Relay>),
     /// Replaced in the same call.
     Changing,
+}
+
+/// Accepted connection of a relay.
+enum Client {
+    OfHost(Accepted),
+    OfGuest(OwnedFd),
 }
 
 struct Entry {
@@ -144,7 +158,8 @@ impl Relays {
         let made = self.entries.insert(OwnerKind::Relay, |owner| {
             context.host.connect_inner(owner, &inner, SocketAddr::new(to, guest.port()))?;
             let accepted = accepted.take().ok_or(Errno::INVAL)?;
-            Ok(Entry { state: State::Connecting { accepted, inner }, queued: false })
+            let client = Client::OfHost(accepted);
+            Ok(Entry { state: State::Connecting { client, inner }, queued: false })
         });
         match (made, accepted) {
             (Err(_), Some(accepted)) => Err(accepted),
@@ -152,6 +167,29 @@ impl Relays {
                 self.count += 1;
                 Ok(())
             }
+        }
+    }
+
+    /// Relays a connection from the guest's network to an address of the host.
+    pub(crate) fn start_to_host(
+        &mut self,
+        file: OwnedFd,
+        to: SocketAddr,
+        context: &mut Context<'_>,
+    ) {
+        if self.count >= self.max {
+            return context.host.reset(file);
+        }
+        let mut file = Some(file);
+        let made = self.entries.insert(OwnerKind::Relay, |owner| {
+            let inner = context.host.open_inner(to.is_ipv4())?;
+            context.host.connect_inner(owner, &inner, to)?;
+            let client = Client::OfGuest(file.take().ok_or(Errno::INVAL)?);
+            Ok(Entry { state: State::Connecting { client, inner }, queued: false })
+        });
+        match (made, file) {
+            (Err(_), Some(file)) => context.host.reset(file),
+            _ => self.count += 1,
         }
     }
 
@@ -178,8 +216,11 @@ impl Relays {
             if let State::Connecting { .. } = entry.state {
                 match connect(id, entry, context) {
                     Ok(()) => {}
-                    Err(accepted) => {
-                        refused.push(accepted);
+                    Err(client) => {
+                        match client {
+                            Client::OfHost(accepted) => refused.push(accepted),
+                            Client::OfGuest(file) => context.host.reset(file),
+                        }
                         self.remove(id);
                         continue;
                     }
@@ -211,28 +252,33 @@ impl Relays {
 }
 
 /// Joins the sockets of a relay whose inner socket may be connected. Returns the connection if it was refused.
-fn connect(id: ForwardId, entry: &mut Entry, context: &mut Context<'_>) -> Result<(), Accepted> {
-    let State::Connecting { accepted, inner } =
-        std::mem::replace(&mut entry.state, State::Changing)
+fn connect(id: ForwardId, entry: &mut Entry, context: &mut Context<'_>) -> Result<(), Client> {
+    let State::Connecting { client, inner } = std::mem::replace(&mut entry.state, State::Changing)
     else {
         return Ok(());
     };
     match context.host.connected(&inner) {
         Ok(false) => {
-            entry.state = State::Connecting { accepted, inner };
+            entry.state = State::Connecting { client, inner };
             Ok(())
         }
         Ok(true) => {
-            let Accepted { file, client, guest } = accepted;
+            let (file, ends) = match client {
+                Client::OfHost(Accepted { file, client, guest }) => (file, Some((client, guest))),
+                Client::OfGuest(file) => (file, None),
+            };
             match context.host.join(id.0, file, inner) {
                 Ok(relay) => {
                     context.counters.relays_opened.add(1);
                     entry.state = State::Joined(relay);
                     Ok(())
                 }
-                Err((file, _)) => Err(Accepted { file, client, guest }),
+                Err((file, _)) => Err(match ends {
+                    Some((client, guest)) => Client::OfHost(Accepted { file, client, guest }),
+                    None => Client::OfGuest(file),
+                }),
             }
         }
-        Err(_) => Err(accepted),
+        Err(_) => Err(client),
     }
 }

@@ -323,7 +323,12 @@ mod tests {
 
     fn sockets(number: u16) -> Vec<(Forward, OwnedFd)> {
         let socket = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
-        let forward = |guest_port| Forward { protocol: Protocol::Udp, ipv6: false, guest_port };
+        let forward = |guest_port| Forward {
+            protocol: Protocol::Udp,
+            ipv6: false,
+            guest_port,
+            outward: false,
+        };
         (1..=number).map(|port| (forward(port), socket())).collect()
     }
 

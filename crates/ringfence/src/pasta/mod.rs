@@ -14,6 +14,7 @@
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.
 //! * `inside`: sockets of the namespace, for connections from loopback to loopback.
+//! * `outward`: ports of the namespace that lead to the host.
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
 //! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes; `api`: its API socket.
@@ -30,6 +31,7 @@ mod inside;
 mod messages;
 pub mod namespace;
 mod network;
+mod outward;
 pub use ringfence_uplink::port_spec as ports;
 mod session;
 pub mod slirp4netns;

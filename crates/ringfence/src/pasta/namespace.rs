@@ -29,7 +29,9 @@ use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use serde::{Deserialize, Serialize};
 
+use super::outward::OutwardPort;
 use crate::guest::{self, UplinkInterface};
+use crate::uplink::forward::Forward;
 
 /// Order of the session.
 #[derive(Debug, Serialize, Deserialize)]
@@ -55,6 +57,8 @@ pub(crate) struct Connection {
     pub(crate) configured: bool,
     /// Set if the session wants a process of its own in the namespaces of the command.
     pub(crate) relayed: bool,
+    /// Ports that lead to the host.
+    pub(crate) outward: Vec<OutwardPort>,
     /// Set if the session wants to see the listeners of the namespace.
     pub(crate) shows_listeners: bool,
 }
@@ -69,6 +73,8 @@ pub(crate) enum Report {
     },
     /// Comes with the namespaces of the command, in which the session may want a process of its own.
     Namespaces,
+    /// Comes with a listening socket of the namespace for each entry. Without an entry it is the last one.
+    Outward(Vec<Forward>),
     /// Comes with unconnected sockets of the namespace.
     Sockets,
     /// The command ended.
@@ -87,6 +93,8 @@ enum Failure {
     Protocol,
     #[error("the interface in the namespace: {0}")]
     Network(String),
+    #[error("{0}")]
+    Outward(String),
 }
 
 impl Failure {
@@ -202,7 +210,11 @@ fn connect(channel: &Channel, connection: &Connection, is_own: bool) -> Result<(
     let fds: Vec<_> =
         taps.iter().map(|tap| tap.fd.as_fd()).chain(tables.iter().map(AsFd::as_fd)).collect();
     let offloads = taps.first().map_or(0, |tap| tap.offloads.0);
-    Ok(channel.send(&Report::Ready { offloads, remarks }, &fds)?)
+    channel.send(&Report::Ready { offloads, remarks }, &fds)?;
+    if !connection.outward.is_empty() {
+        super::outward::open(channel, &connection.outward).map_err(Failure::Outward)?;
+    }
+    Ok(())
 }
 
 /// Runs the command and waits for its end.

@@ -299,7 +299,8 @@ impl Network {
                 let socket = forward::bind_with(protocol, (ip, port).into(), prepare);
                 let at = std::net::SocketAddr::from((ip, port));
                 let socket = socket.with_context(|| format!("cannot listen at {at}/{protocol}"))?;
-                made.push((Forward { protocol, ipv6: ip.is_ipv6(), guest_port }, socket));
+                let ipv6 = ip.is_ipv6();
+                made.push((Forward { protocol, ipv6, guest_port, outward: false }, socket));
             }
             if made.len() > 2 * PORTS_MAX {
                 bail!("more than {PORTS_MAX} ports cannot be forwarded");
@@ -343,7 +344,7 @@ pub(crate) fn hand_over(
 }
 
 /// Returns the specifications behind the last `none`.
-fn without_none(specs: &[PortSpec]) -> impl Iterator<Item = &Listen> {
+pub(super) fn without_none(specs: &[PortSpec]) -> impl Iterator<Item = &Listen> {
     let start = specs.iter().rposition(|spec| *spec == PortSpec::None).map_or(0, |last| last + 1);
     specs.iter().skip(start).filter_map(|spec| match spec {
         PortSpec::Listen(listen) => Some(listen),
@@ -363,19 +364,6 @@ fn check_ports(option: &str, listen: &Listen) -> anyhow::Result<()> {
     }
     if listen.mappings.iter().any(|mapping| mapping.address.is_some()) {
         bail!("{option} {listen}: ports lead to the namespace's own address only");
-    }
-    Ok(())
-}
-
-/// Rejects ports of the namespace that lead to the host.
-pub(crate) fn check_outward_ports(args: &PastaArgs) -> anyhow::Result<()> {
-    for (option, specs) in [("-T", &args.tcp_ns), ("-U", &args.udp_ns)] {
-        if let Some(listen) = without_none(specs).next() {
-            bail!(
-                "{option} {listen}: ports of the namespace's loopback do not lead to the host; use \
-                 --map-host-loopback ADDRESS, or give `{option} none`"
-            );
-        }
     }
     Ok(())
 }

@@ -33,6 +33,7 @@ use super::inside::Inside;
 use super::messages::Messages;
 use super::namespace::{Connection, Order, Report};
 use super::network::{self, Network};
+use super::outward;
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use crate::causes::causes;
@@ -72,19 +73,14 @@ impl Session {
         for (name, why) in &args.others.without_effect {
             messages.step(format_args!("--{name} changes nothing: {why}"));
         }
-        network::check_outward_ports(args)?;
+        let outward = outward::ports(args)?;
         // Inherited descriptors are not for Ringfence's own processes.
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
         let network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
-        let listeners = network.listen(args)?;
-        let pid_file = args.pid.as_ref().map(|path| {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o644);
-            options.open(path).with_context(|| format!("--pid {}", path.display()))
-        });
-        let pid_file = pid_file.transpose()?;
+        let mut listeners = network.listen(args)?;
+        let pid_file = open_pid_file(args)?;
         let run_as = run_as(args)?;
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
@@ -98,7 +94,8 @@ impl Session {
         let auto = network.auto_ports(args)?;
         let (interface, configured) = (network.interface(), args.config_net);
         let (relayed, shows_listeners) = (network::relay(args).is_some(), !auto.is_empty());
-        let connection = Connection { interface, configured, relayed, shows_listeners };
+        let has_outward = !outward.is_empty();
+        let connection = Connection { interface, configured, relayed, outward, shows_listeners };
         let (child, channel) = start_in_namespace(target, run_as)?;
         match &existing {
             Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
@@ -109,6 +106,9 @@ impl Session {
             }
         }
         let (tap, tables, offloads) = receive_tap(&channel, &mut messages)?;
+        if has_outward {
+            outward::receive(&channel, &mut listeners)?;
+        }
         let auto = (!auto.is_empty()).then(|| Auto::new(auto, tables));
         let ports = RunningPorts::new(listeners.1.len());
         let uplink = start_uplink(&network, args, listeners, (tap, offloads), &mut messages)?;
@@ -410,6 +410,15 @@ fn settle(
     }
     child.wait().context("the process in the namespace")?;
     Ok(None)
+}
+
+fn open_pid_file(args: &PastaArgs) -> anyhow::Result<Option<File>> {
+    let open = |path: &std::path::PathBuf| {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o644);
+        options.open(path).with_context(|| format!("--pid {}", path.display()))
+    };
+    args.pid.as_ref().map(open).transpose()
 }
 
 fn write_pid(file: Option<File>) -> anyhow::Result<()> {

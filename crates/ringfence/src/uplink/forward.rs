@@ -164,19 +164,23 @@ pub struct Forward {
     pub protocol: Protocol,
     /// Set if its clients have IPv6 addresses.
     pub ipv6: bool,
-    /// Port of the guest.
+    /// Port of the destination.
     pub guest_port: u16,
+    /// Set if the socket is one of the guest's network and leads to the host's loopback.
+    pub outward: bool,
 }
 
 /// Bits of a serialized [`Forward`] above the port.
 const UDP_BIT: u32 = 1 << 16;
 const IPV6_BIT: u32 = 1 << 17;
+const OUTWARD_BIT: u32 = 1 << 18;
 
 impl From<Forward> for u32 {
     fn from(forward: Forward) -> u32 {
         let protocol = if forward.protocol == Protocol::Udp { UDP_BIT } else { 0 };
         let family = if forward.ipv6 { IPV6_BIT } else { 0 };
-        u32::from(forward.guest_port) | protocol | family
+        let direction = if forward.outward { OUTWARD_BIT } else { 0 };
+        u32::from(forward.guest_port) | protocol | family | direction
     }
 }
 
@@ -185,7 +189,8 @@ impl From<u32> for Forward {
         let [low, high, ..] = number.to_le_bytes();
         let protocol = if number & UDP_BIT == 0 { Protocol::Tcp } else { Protocol::Udp };
         let guest_port = u16::from_le_bytes([low, high]);
-        Forward { protocol, ipv6: number & IPV6_BIT != 0, guest_port }
+        let (ipv6, outward) = (number & IPV6_BIT != 0, number & OUTWARD_BIT != 0);
+        Forward { protocol, ipv6, guest_port, outward }
     }
 }
 
@@ -234,7 +239,8 @@ pub fn listen(
                 source,
             })?;
             let guest_port = spec.guest + (port - spec.first);
-            made.push((Forward { protocol, ipv6: at.is_ipv6(), guest_port }, socket));
+            let ipv6 = at.is_ipv6();
+            made.push((Forward { protocol, ipv6, guest_port, outward: false }, socket));
         }
     }
     Ok(made)
@@ -351,16 +357,17 @@ mod tests {
 
     #[test]
     fn message_has_room_for_every_forward_of_a_guest() {
-        let forward = Forward { protocol: Protocol::Udp, ipv6: true, guest_port: u16::MAX };
+        let forward =
+            Forward { protocol: Protocol::Udp, ipv6: true, guest_port: u16::MAX, outward: true };
         let text = serde_json::to_string(&vec![forward; 2 * PORTS_MAX]).unwrap();
         assert!(text.len() < ringfence_sandbox::channel::MESSAGE_MAX / 2, "{}", text.len());
     }
 
     proptest! {
         #[test]
-        fn forward_survives_serialization(udp: bool, ipv6: bool, guest_port: u16) {
+        fn forward_survives_serialization(udp: bool, ipv6: bool, guest_port: u16, outward: bool) {
             let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
-            let forward = Forward { protocol, ipv6, guest_port };
+            let forward = Forward { protocol, ipv6, guest_port, outward };
             prop_assert_eq!(Forward::from(u32::from(forward)), forward);
         }
 

@@ -12,14 +12,14 @@
 //! started it. The numbers of ports are chosen by that process.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink::Uplink;
-use ringfence_uplink::forward::ForwardId;
+use ringfence_uplink::forward::{Destination, ForwardId};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -123,7 +123,8 @@ impl RunningPorts {
     ) -> Result<u32, PortFailure> {
         let socket = super::forward::bind(protocol, at);
         let socket = socket.map_err(|source| PortFailure::Listen { at, protocol, source })?;
-        self.open(channel, Forward { protocol, ipv6: at.is_ipv6(), guest_port }, socket)
+        let ipv6 = at.is_ipv6();
+        self.open(channel, Forward { protocol, ipv6, guest_port, outward: false }, socket)
     }
 
     /// Hands a listening socket over. Returns the number of the port.
@@ -238,10 +239,16 @@ impl PortTable {
         PortTable { addresses, open: HashMap::new() }
     }
 
-    /// Returns the guest's address and port to which a port leads, if the guest has an address of the family.
-    fn target(&self, forward: Forward) -> Option<SocketAddr> {
-        let own = self.addresses.iter().find(|own| own.is_ipv6() == forward.ipv6)?;
-        Some(SocketAddr::new(*own, forward.guest_port))
+    /// Returns the destination of a port, if the guest has an address of the family.
+    fn target(&self, forward: Forward) -> Option<Destination> {
+        let Forward { ipv6, guest_port: port, outward, .. } = forward;
+        if outward {
+            let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+            return Some(Destination::Host(if ipv6 { v6 } else { v4 }));
+        }
+        let own = self.addresses.iter().find(|own| own.is_ipv6() == ipv6)?;
+        Some(Destination::Guest(SocketAddr::new(*own, port)))
     }
 
     /// Carries out an order. Returns the answer, if the order has one.
@@ -309,11 +316,12 @@ fn add(
     uplink: &mut Uplink,
     protocol: Protocol,
     socket: OwnedFd,
-    target: SocketAddr,
+    to: Destination,
 ) -> Result<ForwardId, Errno> {
-    match protocol {
-        Protocol::Tcp => uplink.forward_tcp(socket, target),
-        Protocol::Udp => uplink.forward_udp(socket, target),
+    match (protocol, to) {
+        (Protocol::Tcp, to) => uplink.forward_tcp(socket, to),
+        (Protocol::Udp, Destination::Guest(guest)) => uplink.forward_udp(socket, guest),
+        (Protocol::Udp, Destination::Host(_)) => Err(Errno::OPNOTSUPP),
     }
 }
 
@@ -321,7 +329,8 @@ fn add(
 mod tests {
     use super::*;
 
-    const FORWARD: Forward = Forward { protocol: Protocol::Tcp, ipv6: false, guest_port: 80 };
+    const FORWARD: Forward =
+        Forward { protocol: Protocol::Tcp, ipv6: false, guest_port: 80, outward: false };
 
     fn socket() -> OwnedFd {
         std::net::TcpListener::bind("127.0.0.1:0").unwrap().into()

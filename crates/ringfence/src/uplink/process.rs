@@ -273,7 +273,9 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     }
     let part = |is_used: bool| if is_used { descriptors / LATER_PORTS_PART } else { 0 };
     let later = part(config.more_ports).min(ports::SOCKETS_MAX);
-    limits.relays_max = limits.relays_max.min(part(config.relay.is_some()) / relay::DESCRIPTORS);
+    let has_outward = config.forwards.iter().any(|forward| forward.outward);
+    let relays = part(config.relay.is_some() || has_outward) / relay::DESCRIPTORS;
+    limits.relays_max = limits.relays_max.min(relays);
     let relays = limits.relays_max * relay::DESCRIPTORS;
     limits.fit(descriptors - later - relays, queues);
     limits

@@ -18,6 +18,16 @@ pub trait RelayHost {
     fn connect_inner(&mut self, owner: Owner, inner: &OwnedFd, to: SocketAddr)
     -> Result<(), Errno>;
 
+    /// Opens an unconnected TCP socket of the host.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error.
+    fn open_inner(&mut self, is_v4: bool) -> Result<OwnedFd, Errno>;
+
+    /// Closes an accepted connection by a reset.
+    fn reset(&mut self, client: OwnedFd);
+
     /// Returns `false` if the connection is not established yet.
     ///
     /// # Errors

@@ -316,6 +316,12 @@ impl RelayHost for ScriptedHost {
         Err(Errno::ACCESS)
     }
 
+    fn open_inner(&mut self, _is_v4: bool) -> Result<OwnedFd, Errno> {
+        Err(Errno::ACCESS)
+    }
+
+    fn reset(&mut self, _client: OwnedFd) {}
+
     fn connected(&mut self, _inner: &OwnedFd) -> Result<bool, Errno> {
         Err(Errno::ACCESS)
     }

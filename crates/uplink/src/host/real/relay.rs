@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
-use rustix::net::{Shutdown, sockopt};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
 use super::RealHost;
@@ -45,6 +45,18 @@ impl RelayHost for RealHost {
         self.counters.syscalls.add(4);
         let data = epoll::EventData::new_u64(owner.to_word());
         epoll::add(&self.epoll, inner, data, WATCHED | EventFlags::ET)
+    }
+
+    fn open_inner(&mut self, is_v4: bool) -> Result<OwnedFd, Errno> {
+        self.counters.syscalls.add(1);
+        let family = if is_v4 { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(family, SocketType::STREAM, flags, None)
+    }
+
+    fn reset(&mut self, client: OwnedFd) {
+        self.counters.syscalls.add(1);
+        let _ = sockopt::set_socket_linger(&client, Some(Duration::ZERO));
     }
 
     fn connected(&mut self, inner: &OwnedFd) -> Result<bool, Errno> {
@@ -193,7 +205,7 @@ mod tests {
     const OWNER: Owner = Owner { kind: OwnerKind::Relay, index: 3, generation: 1 };
 
     fn unconnected() -> OwnedFd {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+        use rustix::net::socket_with;
         socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
     }
 
