@@ -33,8 +33,6 @@ pub(crate) struct Network {
     macs: ([u8; 6], [u8; 6]),
     mtu: u16,
     resolvers: Vec<Alias>,
-    /// Name servers that the guest may query although they are the host's own addresses.
-    name_servers: Vec<IpAddr>,
     search: Vec<String>,
     aliases: Vec<Alias>,
 }
@@ -61,14 +59,17 @@ impl Network {
         let (host, lone_router) = chosen(args, host)?;
         let gateways: Vec<IpAddr> = args.gateway.iter().copied().chain(lone_router).collect();
         let wishes = Wishes { gateways, ..Wishes::default() };
-        let plan = Plan::new(host, Resolver::default(), &wishes);
-        let plan = plan.map_err(|error| anyhow::anyhow!(in_terms_of_pasta(&error.to_string())))?;
         let (given, without) = OrNone::list(&args.dns);
         let servers = match (&given[..], without) {
             ([], true) => Vec::new(),
             ([], false) => resolver.name_servers.clone(),
             _ => given,
         };
+        // The plan has stand-ins for servers that the guest cannot reach by their own addresses.
+        let name_servers = if args.dhcp_dns { servers.clone() } else { Vec::new() };
+        let offered = Resolver { name_servers, ..Resolver::default() };
+        let plan = Plan::new(host, offered, &wishes);
+        let plan = plan.map_err(|error| anyhow::anyhow!(in_terms_of_pasta(&error.to_string())))?;
         let search = match args.search.as_deref() {
             Some("none") => Vec::new(),
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
@@ -80,18 +81,10 @@ impl Network {
             args.ns_mac_addr.map_or(guest_mac, |given| given.0),
         );
         let aliases = aliases(args, &plan)?;
-        let resolvers = resolvers(args, &servers, &resolver.name_servers)?;
+        let mut resolvers = resolvers(args, &servers, &resolver.name_servers)?;
+        resolvers.extend(&plan.resolvers);
         let mtu = args.mtu;
-        let network = Network {
-            plan,
-            interface,
-            macs,
-            mtu,
-            resolvers,
-            name_servers: servers,
-            search,
-            aliases,
-        };
+        let network = Network { plan, interface, macs, mtu, resolvers, search, aliases };
         network.check_stand_ins()?;
         Ok(network)
     }
@@ -123,25 +116,24 @@ impl Network {
         made
     }
 
-    /// Returns the configuration of the uplink process, whose TAP has `offloads`.
+    /// Returns the configuration of the uplink process, whose link has `offloads`.
     pub(crate) fn config(
         &self,
         args: &PastaArgs,
-        offloads: u32,
+        (link, offloads): (LinkOrder, u32),
         forwards: Vec<Forward>,
     ) -> UplinkConfig {
-        let offered = |on: bool| if on { self.name_servers.clone() } else { Vec::new() };
         UplinkConfig {
             mtu: self.mtu,
             offloads,
-            link: LinkOrder::Tap,
             mac: self.macs.0,
-            guest_mac: self.macs.1,
+            guest_mac: (!link.is_stream()).then_some(self.macs.1),
+            link,
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),
             own: self.plan.own(),
             resolvers: self.resolvers.clone(),
-            name_servers: offered(args.dhcp_dns),
+            name_servers: self.plan.name_servers.clone(),
             search: if args.dhcp_search { self.search.clone() } else { Vec::new() },
             loopback: Vec::new(),
             aliases: self.aliases.clone(),
