@@ -271,6 +271,8 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
     let machine = Machine {
         kind,
         images: &setting.images,
+        repository: setting.root,
+        programs: &setting.programs,
         root,
         hypervisor: setting.hypervisor.clone(),
         iommufd: setting.iommufd.as_deref(),

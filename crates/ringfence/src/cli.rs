@@ -3,8 +3,10 @@
 //! The doc comments of options are their help text. Other modules define the arguments of `attach`,
 //! `serve`, `status` and `hub`.
 
+pub mod interface;
 mod pages;
 
+pub use interface::parse_interface;
 pub use pages::{ManArgs, write_completions};
 
 use std::ffi::OsString;
@@ -18,7 +20,6 @@ use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;
-use ringfence_sys::tap;
 
 use crate::attach::AttachArgs;
 use crate::disk::DiskSpec;
@@ -33,6 +34,7 @@ use crate::launch::{
 };
 use crate::names::{parse_name, parse_switch_name};
 use crate::pasta::args::PastaArgs;
+use crate::pasta::passt_args::PasstArgs;
 use crate::pasta::slirp_args::SlirpArgs;
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
@@ -79,6 +81,7 @@ pub enum Command {
     Attach(AttachArgs),
     Status(StatusArgs),
     Pasta(Box<PastaArgs>),
+    Passt(Box<PasstArgs>),
     Slirp4netns(Box<SlirpArgs>),
     Hub(HubArgs),
     /// Check a policy file of `run --policy`, or explain its verdicts
@@ -390,6 +393,12 @@ pub enum Internal {
         #[arg(last = true)]
         words: Vec<OsString>,
     },
+    /// Process of `passt` in the background
+    PasstSession {
+        /// Arguments of passt
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
     /// Process in the namespaces that pasta connects
     PastaNamespace {
         /// Command of the namespaces
@@ -515,25 +524,6 @@ fn parse_kind(text: &str) -> Result<DomainKind, String> {
         .into_iter()
         .find(|kind| kind.subcommand() == text)
         .ok_or_else(|| "no such process".to_owned())
-}
-
-/// Validates the name of a network interface.
-///
-/// # Errors
-///
-/// Returns a text with the rule that the name breaks.
-pub fn parse_interface(text: &str) -> Result<String, String> {
-    let valid = (1..=tap::NAME_MAX).contains(&text.len())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
-        && !matches!(text, "." | "..");
-    if valid {
-        Ok(text.to_owned())
-    } else {
-        Err(format!(
-            "an interface's name has 1 to {} letters, digits, `-`, `_`, `.`",
-            tap::NAME_MAX
-        ))
-    }
 }
 
 #[cfg(test)]

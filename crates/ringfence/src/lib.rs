@@ -9,7 +9,7 @@
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
-//! * [`pasta`]: `ringfence pasta`, and the program `pasta`.
+//! * [`pasta`]: `ringfence pasta`, `passt` and `slirp4netns`, and the programs of these names.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
 //!
@@ -76,7 +76,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Err(error) => fail(&causes::causes(&error)),
         },
         // Their own parsers run before this one.
-        Command::Pasta(_) | Command::Slirp4netns(_) => {
+        Command::Pasta(_) | Command::Passt(_) | Command::Slirp4netns(_) => {
             start_by_name(std::env::args_os).unwrap_or(STATUS_FAILED)
         }
         Command::Completions { shell } => {
@@ -100,6 +100,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Internal::Frontend => frontend::main(),
             Internal::Uplink => uplink::process::main(),
             Internal::PastaSession { words } => pasta::session_main(&words),
+            Internal::PasstSession { words } => pasta::passt::session_main(&words),
             Internal::PastaNamespace { words } => pasta::namespace::main(&words),
             Internal::PastaCommand { own_pids, words } => {
                 pasta::namespace::start_command(&words, own_pids)
@@ -116,6 +117,9 @@ pub fn main_with(cli: Cli) -> u8 {
 pub fn start_by_name<W: Iterator<Item = std::ffi::OsString>>(words: impl Fn() -> W) -> Option<u8> {
     if let Some(arguments) = pasta::arguments(pasta::NAME, words()) {
         return Some(pasta::main(&arguments));
+    }
+    if let Some(arguments) = pasta::arguments(pasta::passt::NAME, words()) {
+        return Some(pasta::passt::main(&arguments));
     }
     let arguments = pasta::arguments(pasta::slirp4netns::NAME, words())?;
     Some(pasta::slirp4netns::main(&arguments))

@@ -367,7 +367,7 @@ fn readable_by_all() -> std::fs::Permissions {
 }
 
 #[test]
-fn alternatives_give_and_take_the_name() {
+fn alternatives_give_and_take_the_names() {
     require!(Need::Program("update-alternatives", "dpkg"));
     let place = tempfile::tempdir().unwrap();
     let path = |name: &str| place.path().join(name);
@@ -383,10 +383,14 @@ fn alternatives_give_and_take_the_name() {
         command.output().unwrap()
     };
     assert!(run("install").status.success());
-    let version = std::process::Command::new(path("bin/pasta")).arg("--version").output().unwrap();
-    assert!(String::from_utf8_lossy(&version.stdout).contains("Ringfence"), "{version:?}");
+    for name in ["pasta", "passt"] {
+        let program = path("bin").join(name);
+        let version = std::process::Command::new(program).arg("--version").output().unwrap();
+        let expected = format!("{name} (Ringfence)");
+        assert!(String::from_utf8_lossy(&version.stdout).starts_with(&expected), "{version:?}");
+    }
     assert!(run("remove").status.success());
-    assert!(!path("bin/pasta").exists());
+    assert!(!path("bin/pasta").exists() && !path("bin/passt").exists());
     std::fs::write(path("bin/pasta"), "of another package").unwrap();
     let refused = run("install");
     assert!(!refused.status.success(), "{refused:?}");

@@ -1,12 +1,15 @@
 //! Access rules: destinations that the guest may reach, and the host addresses they stand for.
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 /// Address rules of one guest.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     /// Addresses that the guest may send from; any if empty.
     pub guest: Vec<IpAddr>,
+    /// IPv6 prefixes of which the guest may choose addresses itself (SLAAC), beside `guest`. They are announced by
+    /// router advertisements.
+    pub guest_prefixes: Vec<(Ipv6Addr, u8)>,
     /// Destinations that stand for the host's loopback address; none by default.
     pub host_loopback: Vec<IpAddr>,
     /// Destinations that stand for another address, of the host itself or of another host: guest-side address
@@ -54,7 +57,12 @@ impl Access {
     pub fn source_is_allowed(&self, source: IpAddr) -> bool {
         let sane = !source.is_unspecified() && !source.is_multicast() && !source.is_loopback();
         sane && source != IpAddr::from([255; 4])
-            && (self.guest.is_empty() || self.guest.contains(&source))
+            && (self.guest.is_empty() || self.guest.contains(&source) || self.is_chosen(source))
+    }
+
+    /// Returns `true` for an address that the guest may choose itself.
+    fn is_chosen(&self, source: IpAddr) -> bool {
+        self.guest_prefixes.iter().any(|&(prefix, len)| is_in(source, prefix.into(), len))
     }
 
     /// Returns the host's address for a destination of the guest. `is_own` returns `true` for the host's own
@@ -214,5 +222,10 @@ mod tests {
         access.guest.push(ip("10.0.0.2"));
         assert!(access.source_is_allowed(ip("10.0.0.2")));
         assert!(!access.source_is_allowed(ip("10.0.0.3")));
+        access.guest_prefixes.push(("2001:db8:1:2::".parse().unwrap(), 64));
+        assert!(access.source_is_allowed(ip("2001:db8:1:2:a:b:c:d")));
+        for address in ["2001:db8:1:3::1", "fe80::1", "::", "10.0.0.3"] {
+            assert!(!access.source_is_allowed(ip(address)), "{address}");
+        }
     }
 }

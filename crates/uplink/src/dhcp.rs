@@ -85,6 +85,9 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
     }
     options.insert(DhcpOption::SubnetMask(mask(prefix)));
     options.insert(DhcpOption::Router(vec![server]));
+    if let Some(routes) = routes_to_foreign_router(own, prefix, server) {
+        options.insert(routes);
+    }
     let servers: Vec<Ipv4Addr> = guest.name_servers_v4().collect();
     if !servers.is_empty() {
         options.insert(DhcpOption::DomainNameServer(servers));
@@ -100,6 +103,17 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
         answer.set_yiaddr(own).set_siaddr(server);
     }
     Some(answer)
+}
+
+/// Returns routes for a client whose router is not in its network: to the router, which is on its link nevertheless, and
+/// the default route by it (RFC 3442). A client that takes them ignores the router's own option.
+fn routes_to_foreign_router(own: Ipv4Addr, prefix: u8, router: Ipv4Addr) -> Option<DhcpOption> {
+    if (own.to_bits() ^ router.to_bits()) & mask(prefix).to_bits() == 0 {
+        return None;
+    }
+    let to_router = (format!("{router}/32").parse().ok()?, Ipv4Addr::UNSPECIFIED);
+    let by_router = ("0.0.0.0/0".parse().ok()?, router);
+    Some(DhcpOption::ClasslessStaticRoute(vec![to_router, by_router]))
 }
 
 /// Returns `true` if the client requests an address other than its configured one.
@@ -137,4 +151,23 @@ pub(crate) fn udp_frame(
     sum.add(udp);
     udp[6..8].copy_from_slice(&never_zero(sum.checksum()).to_be_bytes());
     Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn router_outside_of_the_network_has_routes_of_its_own() {
+        let routes = |own: &str, prefix, router: &str| {
+            routes_to_foreign_router(own.parse().unwrap(), prefix, router.parse().unwrap())
+        };
+        assert_eq!(routes("192.0.2.7", 24, "192.0.2.1"), None);
+        assert_eq!(routes("10.0.0.1", 0, "192.0.2.1"), None);
+        let found = routes("10.77.0.2", 24, "192.0.2.1");
+        let Some(DhcpOption::ClasslessStaticRoute(found)) = found else { panic!("{found:?}") };
+        let texts: Vec<String> = found.iter().map(|(to, by)| format!("{to} by {by}")).collect();
+        assert_eq!(texts, ["192.0.2.1/32 by 0.0.0.0", "0.0.0.0/0 by 192.0.2.1"]);
+        assert!(routes("192.0.2.7", 32, "192.0.2.1").is_some());
+    }
 }

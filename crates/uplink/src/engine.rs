@@ -22,6 +22,7 @@ use crate::forward::{Destination, ForwardId, Forwards};
 use crate::host::{Host, OwnerKind, Ready};
 use crate::icmp::Icmp;
 use crate::link::{Committed, GuestLink, Slots};
+use crate::ndp::Advertisements;
 use crate::packet::Packet;
 use crate::reassembly::Reassembly;
 use crate::relay::{Refill, RelayTarget, Relays};
@@ -47,6 +48,7 @@ pub struct Uplink {
     forwards: Forwards,
     relays: Relays,
     reassembly: Reassembly,
+    advertisements: Advertisements,
     /// Frames and connections for other engines, with the engine's index.
     handoffs: Vec<(usize, Handoff)>,
     ready: Vec<Ready>,
@@ -88,6 +90,7 @@ impl Uplink {
             forwards: Forwards::default(),
             relays,
             reassembly: Reassembly::default(),
+            advertisements: Advertisements::default(),
             handoffs: Vec::new(),
             ready: Vec::new(),
         }
@@ -199,6 +202,9 @@ impl Uplink {
         let counters = &self.counters;
         if !self.config.access.source_is_allowed(packet.source) {
             return counters.drop_forged_source.add(1);
+        }
+        if self.config.guest.learns {
+            self.config.guest.learn(packet.mac, packet.source);
         }
         if matches!(packet.layers.network(), Network::Ipv4(ip) if ip.header_len > 20) {
             return counters.drop_options.add(1);
@@ -420,6 +426,7 @@ impl Uplink {
         self.udp.run_timers(&mut context!(self, now));
         self.icmp.run_timers(&mut context!(self, now));
         self.reassembly.forget(&context!(self, now));
+        self.advertisements.run_timers(&mut context!(self, now));
     }
 
     /// Returns the time at which [`run_timers`](Self::run_timers) must be called next.
@@ -429,6 +436,7 @@ impl Uplink {
             self.udp.deadline(),
             self.icmp.deadline(),
             self.reassembly.deadline(),
+            self.advertisements.deadline(),
         ];
         all.into_iter().flatten().min()
     }

@@ -204,6 +204,7 @@ pub(crate) fn open(
     let Some(mac) = context.config.guest.mac else { return };
     let Accepted { file, client, guest } = accepted;
     let client = context.config.inward(client);
+    let guest = context.config.guest.reached_at(guest);
     match context.config.share.of_flow(guest, client) {
         own if own == context.config.share.index => tcp.accept(file, client, guest, mac, context),
         engine => handoffs.push((engine, Handoff::Connection { file, client, guest })),

@@ -1,6 +1,6 @@
 //! Network of the guest: its addresses, and the settings it receives by DHCP and router advertisements.
 
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::packet::Mac;
 
@@ -9,6 +9,11 @@ use crate::packet::Mac;
 pub struct GuestNetwork {
     /// Hardware address of the guest, if known. Forwarded ports need it.
     pub mac: Option<Mac>,
+    /// Set for a guest that chooses its hardware address itself, and its IPv6 address within a prefix
+    /// ([`Access::guest_prefixes`](crate::Access)). Both are learned from its packets.
+    pub learns: bool,
+    /// Last global IPv6 address of the guest, if it is learned.
+    pub seen: Option<Ipv6Addr>,
     /// Addresses of the guest with their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Routers, at most one of each family.
@@ -51,6 +56,26 @@ impl GuestNetwork {
             IpAddr::V6(address) => Some(*address),
             IpAddr::V4(_) => None,
         })
+    }
+
+    /// Learns the guest's addresses from a packet that it may send.
+    pub(crate) fn learn(&mut self, mac: Mac, source: IpAddr) {
+        let is_of_one = mac[0] & 1 == 0 && mac != [0; 6];
+        if is_of_one && self.mac != Some(mac) {
+            self.mac = Some(mac);
+        }
+        match source {
+            IpAddr::V6(source) if !source.is_unicast_link_local() => self.seen = Some(source),
+            _ => {}
+        }
+    }
+
+    /// Returns the guest's end of a forwarded port. For an IPv6 address, it is the one that the guest last used.
+    pub(crate) fn reached_at(&self, configured: SocketAddr) -> SocketAddr {
+        match (configured, self.seen) {
+            (SocketAddr::V6(_), Some(seen)) => SocketAddr::new(seen.into(), configured.port()),
+            _ => configured,
+        }
     }
 
     /// Returns the guest's first address of the same family as `like`.

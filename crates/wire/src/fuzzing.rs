@@ -5,11 +5,13 @@
 //! it uses lists instead of a walk, and wide integers instead of checked ones.
 
 mod blkif;
+mod frame_stream;
 mod rx;
 mod tx;
 mod xenstore;
 
 pub use blkif::blkif_request;
+pub use frame_stream::frame_stream;
 pub use rx::rx_responses;
 pub use tx::tx_chain;
 pub use xenstore::xenstore_message;

@@ -1,6 +1,6 @@
 #![forbid(unsafe_code)]
-//! Layouts and numbers of Xen's PV interfaces, of virtqueues and of kernel vhost. Bytes in, values or
-//! errors out; no I/O.
+//! Layouts and numbers of Xen's PV interfaces, of virtqueues, of kernel vhost and of frames on a byte stream.
+//! Bytes in, values or errors out; no I/O.
 //!
 //! An untrusted peer wrote everything that this crate parses. The crate guarantees:
 //!
@@ -12,7 +12,8 @@
 //! The crate relies on its caller for shared memory: every input was fetched once into private memory
 //! before it is parsed (XSA-155).
 //!
-//! All integers are little endian, except those exchanged with the kernel ([`vhost`]).
+//! All integers are little endian, except those exchanged with the kernel ([`vhost`]) and the lengths of
+//! [`frame_stream`].
 //!
 //! # Example
 //!
@@ -34,6 +35,7 @@
 
 pub mod blkif;
 pub mod decimal;
+pub mod frame_stream;
 #[cfg(any(test, feature = "test-utils"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -41,6 +43,7 @@ pub mod grant;
 mod macros;
 pub mod netif;
 pub mod ring;
+pub mod stream_buffer;
 pub mod vhost;
 pub mod virtio;
 pub mod xenbus;

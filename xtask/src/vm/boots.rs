@@ -80,6 +80,8 @@ impl<'a> Boots<'a> {
         let machine = Machine {
             kind,
             images: &setting.images,
+            repository: setting.root,
+            programs: &setting.programs,
             root: root.clone(),
             hypervisor: setting.hypervisor.clone(),
             iommufd: setting.iommufd.as_deref(),

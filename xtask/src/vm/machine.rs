@@ -1,7 +1,8 @@
 //! Emulated machines: QEMU without hardware virtualisation, so that they run anywhere, also in containers and
 //! virtual machines.
 //!
-//! A machine has no network card. It has two serial ports: the console of Xen and Linux, which goes to a file, and
+//! A machine has no network card, except one kind: its card is on `ringfence passt`, in namespaces without a way out
+//! (`vm/linux/passt-host.sh`). A machine has two serial ports: the console of Xen and Linux, which goes to a file, and
 //! the results, which are QEMU's standard output. A directory of the run is mounted in the machine by virtio-9p,
 //! for logs that must survive a crash.
 
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::images::Images;
+use super::program::Programs;
 
 /// Kinds of machines that scenarios can request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub(super) enum Kind {
     LinuxIommufd,
     /// Linux with read-only access to all programs of this computer.
     LinuxPrograms,
+    /// Linux with a network card on `ringfence passt`.
+    LinuxPasst,
 }
 
 impl Kind {
@@ -39,7 +43,7 @@ impl Kind {
     pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
     /// Machines that boot Linux without Xen.
     pub(super) const LINUX: &[Kind] =
-        &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms];
+        &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms, Kind::LinuxPasst];
 
     /// Returns the name of the kind in scenarios.
     pub(super) fn name(self) -> &'static str {
@@ -51,6 +55,7 @@ impl Kind {
             Kind::LinuxIommu => "linux-iommu",
             Kind::LinuxIommufd => "linux-iommufd",
             Kind::LinuxPrograms => "linux-programs",
+            Kind::LinuxPasst => "linux-passt",
         }
     }
 
@@ -74,6 +79,9 @@ impl Kind {
 pub(super) struct Machine<'a> {
     pub(super) kind: Kind,
     pub(super) images: &'a Images,
+    /// Root of the repository.
+    pub(super) repository: &'a Path,
+    pub(super) programs: &'a Programs,
     /// Complete first root file system.
     pub(super) root: PathBuf,
     /// Hypervisor that replaces the one in the images.
@@ -101,8 +109,19 @@ impl Machine<'_> {
     pub(super) fn start(&self) -> anyhow::Result<Running> {
         // QEMU must exit with this process, even if this process is killed.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64"]);
-        command.args(self.hardware()).args(self.software()).env("PATH", &self.path);
+        command.args(["--pdeathsig", "KILL", "--"]);
+        if self.kind == Kind::LinuxPasst {
+            command.args(["unshare", "--user", "--map-root-user", "--net", "--mount"]);
+            // A new user namespace clears the death signal.
+            command.args(["setpriv", "--pdeathsig", "KILL", "--", "sh"]);
+            command.arg(self.repository.join("vm/linux/passt-host.sh"));
+            command.args([&self.programs.ringfence, &self.programs.traffic, &self.share]);
+        }
+        command
+            .arg("qemu-system-x86_64")
+            .args(self.hardware())
+            .args(self.software())
+            .env("PATH", &self.path);
         match &self.console {
             Some(_) => command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()),
             None => &mut command,

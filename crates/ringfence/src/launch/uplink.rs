@@ -182,7 +182,7 @@ impl Uplink {
             offloads,
             link: self.link_choice.clone(),
             mac,
-            guest_mac,
+            guest_mac: Some(guest_mac),
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),
             own: self.plan.own(),

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::hostfwd::{Entry, HostForward, REQUEST_MAX, Reply, Request};
-use rustix::fs::Mode;
 
 use crate::uplink::forward::Protocol;
 use crate::uplink::ports::{PortFailure, RunningPorts};
@@ -91,12 +90,7 @@ impl ApiServer {
         if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
             std::fs::remove_file(path).with_context(what)?;
         }
-        // Only this thread runs yet.
-        let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-        let bound = UnixListener::bind(path);
-        rustix::process::umask(mask);
-        let listener = bound.with_context(what)?;
-        listener.set_nonblocking(true)?;
+        let listener = super::machine::bind(path).with_context(what)?;
         let (clients, added, addresses) = Default::default();
         Ok(ApiServer { listener, clients, added, last: 0, addresses })
     }

@@ -12,7 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use super::ports::PortSpec;
 use super::values::{AddressArg, MacArg, NetmaskArg, OrNone, RunAs};
-use crate::cli::parse_interface;
+use crate::cli::interface::parse_interface;
 use crate::uplink::local::LocalPrefix;
 
 /// Names of an option: long, short, and whether it has a value.

@@ -1,4 +1,4 @@
-//! Messages of pasta: on standard error until it is in the background, then in a log file or the system log.
+//! Messages of pasta and passt: on standard error until it is in the background, then in a log file or the system log.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,6 +19,8 @@ const INFO: u8 = 3 * 8 + 6;
 /// Writer of messages to one destination at a time.
 #[derive(Debug)]
 pub(crate) struct Messages {
+    /// Name of the program.
+    name: &'static str,
     quiet: bool,
     debug: bool,
     log: Option<LogFile>,
@@ -27,14 +29,14 @@ pub(crate) struct Messages {
 
 impl Messages {
     /// Opens the log file, if the options name one.
-    pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Messages> {
+    pub(crate) fn new(args: &PastaArgs, name: &'static str) -> anyhow::Result<Messages> {
         let open = |path: &std::path::PathBuf| {
             LogFile::open(path, args.log_size)
                 .with_context(|| format!("--log-file {}", path.display()))
         };
         let log = args.log_file.as_ref().map(open).transpose()?;
         let debug = args.debug || args.trace;
-        Ok(Messages { quiet: args.quiet, debug, log, in_background: false })
+        Ok(Messages { name, quiet: args.quiet, debug, log, in_background: false })
     }
 
     /// From now on, standard error is not used.
@@ -65,8 +67,8 @@ impl Messages {
         // A log that cannot be written is no reason to stop.
         match (&mut self.log, self.in_background) {
             (Some(log), _) => drop(log.append(text)),
-            (None, false) => drop(writeln_once(&mut io::stderr(), super::NAME, text)),
-            (None, true) => drop(to_system_log(priority, text)),
+            (None, false) => drop(writeln_once(&mut io::stderr(), self.name, text)),
+            (None, true) => drop(to_system_log(priority, self.name, text)),
         }
     }
 }
@@ -76,10 +78,10 @@ pub(crate) fn writeln_once(to: &mut dyn Write, name: &str, text: &str) -> io::Re
     to.write_all(format!("{name}: {text}\n").as_bytes())
 }
 
-fn to_system_log(priority: u8, text: &str) -> io::Result<()> {
+fn to_system_log(priority: u8, name: &str, text: &str) -> io::Result<()> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
-    let line = format!("<{priority}>pasta[{}]: {text}", std::process::id());
+    let line = format!("<{priority}>{name}[{}]: {text}", std::process::id());
     socket.send_to(line.as_bytes(), SYSTEM_LOG).map(drop)
 }
 

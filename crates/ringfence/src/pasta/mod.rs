@@ -1,4 +1,5 @@
-//! `ringfence pasta`: the uplink for network namespaces that other programs make, with pasta's options.
+//! `ringfence pasta`: the uplink for network namespaces and virtual machines of other programs, with the options of pasta
+//! and passt.
 //!
 //! ```text
 //! client (Podman, RootlessKit)
@@ -17,6 +18,7 @@
 //! * `outward`: ports of the namespace that lead to the host.
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
+//! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket.
 //! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes; `api`: its API socket.
 //! * `messages`: standard error, log file, system log.
 //!
@@ -28,10 +30,13 @@ mod api;
 pub mod args;
 mod auto;
 mod inside;
+mod machine;
 mod messages;
 pub mod namespace;
 mod network;
 mod outward;
+pub mod passt;
+pub mod passt_args;
 pub use ringfence_uplink::port_spec as ports;
 mod session;
 pub mod slirp4netns;
@@ -92,7 +97,7 @@ pub fn arguments(name: &str, words: impl Iterator<Item = OsString>) -> Option<Ve
 /// Main function of `pasta`, with the arguments behind the program's name. Returns the exit status.
 pub fn main(arguments: &[OsString]) -> u8 {
     match parse(arguments) {
-        Ok(args) => front(&args, arguments),
+        Ok(args) => front(args, arguments),
         Err(error) => complain(NAME, &error),
     }
 }
@@ -134,19 +139,34 @@ fn problem(name: &str, text: &str) {
     let _ = messages::writeln_once(&mut io::stderr(), name, text);
 }
 
-fn front(args: &PastaArgs, arguments: &[OsString]) -> u8 {
-    let done = check(args).and_then(|target| match target {
-        _ if args.version => {
+/// Command line of pasta or passt after its checks.
+struct Started {
+    args: PastaArgs,
+    target: Target,
+}
+
+fn front(args: PastaArgs, arguments: &[OsString]) -> u8 {
+    let done = check(&args).and_then(|target| {
+        if args.version {
             println!("pasta (Ringfence) {}", env!("CARGO_PKG_VERSION"));
-            Ok(0)
+            return Ok(0);
         }
-        Target::Existing { .. } if !args.foreground => daemonize(arguments),
-        target => Ok(Session::start(args, &target)?.wait()),
+        run(&Started { args, target }, arguments)
     });
     done.unwrap_or_else(|error| {
         problem(NAME, &causes(&error));
         STATUS_FAILED
     })
+}
+
+/// Runs the session in this process, or in the background. Returns the exit status.
+fn run(started: &Started, arguments: &[OsString]) -> anyhow::Result<u8> {
+    match &started.target {
+        Target::Existing { .. } | Target::Machine(_) if !started.args.foreground => {
+            daemonize(&started.target, arguments)
+        }
+        target => Ok(Session::start(&started.args, target)?.wait()),
+    }
 }
 
 /// Rejects options that are not supported, and options that contradict each other.
@@ -158,12 +178,17 @@ fn check(args: &PastaArgs) -> anyhow::Result<Target> {
 }
 
 /// Starts the session in the background, and waits until it is ready.
-fn daemonize(arguments: &[OsString]) -> anyhow::Result<u8> {
-    let inherited = namespaces::inheritable_fds()?;
+fn daemonize(target: &Target, arguments: &[OsString]) -> anyhow::Result<u8> {
+    let (role, kept) = match target {
+        Target::Machine(endpoint) => ("passt-session", endpoint.inherited()),
+        _ => ("pasta-session", None),
+    };
+    let mut inherited = namespaces::inheritable_fds()?;
+    inherited.retain(|fd| Some(*fd) != kept);
     namespaces::set_inheritable(&inherited, false)?;
     let (channel, session) = Channel::pair()?;
     let mut command = Command::new(THIS_PROGRAM);
-    command.arg0("ringfence").args(["internal", "pasta-session", "--"]).args(arguments);
+    command.arg0("ringfence").args(["internal", role, "--"]).args(arguments);
     command.stdin(Stdio::from(session.into_fd()));
     let mut child = command.spawn().context("starting the process in the background")?;
     // The session limits the time of each step.
@@ -178,12 +203,21 @@ fn daemonize(arguments: &[OsString]) -> anyhow::Result<u8> {
     }
 }
 
-/// Main function of the session in the background. Returns the exit status.
+/// Main function of pasta's session in the background. Returns the exit status.
 pub fn session_main(arguments: &[OsString]) -> u8 {
+    serve_in_background(|| {
+        let args = parse(arguments).map_err(|error| anyhow::anyhow!(error.to_string()))?;
+        let target = check(&args)?;
+        Ok(Started { args, target })
+    })
+}
+
+/// Runs a session in the background. Returns the exit status.
+fn serve_in_background(read: impl FnOnce() -> anyhow::Result<Started>) -> u8 {
     let mut session = None;
     let status = Channel::serve_stdin(
         |channel| {
-            session = Some(start_session(channel, arguments)?);
+            session = Some(start_session(channel, read()?)?);
             Ok(0)
         },
         |error: anyhow::Error| (STATUS_FAILED, FromSession::Failed(causes(&error))),
@@ -191,10 +225,9 @@ pub fn session_main(arguments: &[OsString]) -> u8 {
     session.map_or(status, Session::wait)
 }
 
-fn start_session(channel: &Channel, arguments: &[OsString]) -> anyhow::Result<Session> {
+fn start_session(channel: &Channel, started: Started) -> anyhow::Result<Session> {
     rustix::process::setsid().context("setsid")?;
-    let args = parse(arguments).map_err(|error| anyhow::anyhow!(error.to_string()))?;
-    let target = check(&args)?;
+    let Started { args, target } = started;
     let mut session = Session::start(&args, &target)?;
     // A client waits for the end of these files, not only for the front's exit.
     let null = std::fs::File::options().write(true).open("/dev/null")?;

@@ -33,9 +33,8 @@ pub(crate) struct Network {
     interface: String,
     macs: ([u8; 6], [u8; 6]),
     mtu: u16,
-    resolvers: Vec<Alias>,
-    /// Name servers that the guest may query although they are the host's own addresses.
-    name_servers: Vec<IpAddr>,
+    /// Stand-ins of `--dns-forward`.
+    forwarded: Vec<Alias>,
     search: Vec<String>,
     aliases: Vec<Alias>,
     /// Options about name servers.
@@ -62,18 +61,16 @@ impl NameServerWishes {
         Ok(NameServerWishes { given, without, forward, host, offers: args.dhcp_dns })
     }
 
-    /// Returns the servers of the namespace, and the stand-ins for them.
-    fn servers(&self, of_host: &[IpAddr]) -> (Vec<IpAddr>, Vec<Alias>) {
-        let servers = match (&self.given[..], self.without) {
+    /// Returns the name servers of the namespace.
+    fn servers(&self, of_host: &[IpAddr]) -> Vec<IpAddr> {
+        match (&self.given[..], self.without) {
             ([], true) => Vec::new(),
             ([], false) => of_host.to_vec(),
             (given, _) => given.to_vec(),
-        };
-        let resolvers = self.stand_ins(&servers, of_host);
-        (servers, resolvers)
+        }
     }
 
-    /// Returns the stand-ins for name servers. One of the same family is preferred.
+    /// Returns the stand-ins of `--dns-forward`. A name server of the same family is preferred.
     fn stand_ins(&self, servers: &[IpAddr], of_host: &[IpAddr]) -> Vec<Alias> {
         let mut found = Vec::new();
         for guest in last_of_each_family(&self.forward) {
@@ -115,11 +112,14 @@ impl Network {
         }
         let gateways: Vec<IpAddr> = args.gateway.iter().copied().chain(lone_router).collect();
         let wishes = Wishes { gateways, ..Wishes::default() };
-        let plan = Plan::new(host, Resolver::default(), &wishes);
-        let plan = plan
-            .map_err(|error| anyhow::anyhow!("{}", error.to_string().replace("--uplink-", "--")))?;
         let name_server_wishes = NameServerWishes::of(args)?;
-        let (servers, resolvers) = name_server_wishes.servers(&resolver.name_servers);
+        let servers = name_server_wishes.servers(&resolver.name_servers);
+        let forwarded = name_server_wishes.stand_ins(&servers, &resolver.name_servers);
+        // The plan has stand-ins for servers that the guest cannot reach by their own addresses.
+        let name_servers = if name_server_wishes.offers { servers } else { Vec::new() };
+        let offered = Resolver { name_servers, ..Resolver::default() };
+        let plan = Plan::new(host, offered, &wishes);
+        let plan = plan.map_err(|error| anyhow::anyhow!(in_terms_of_pasta(&error.to_string())))?;
         let search = match args.search.as_deref() {
             Some("none") => Vec::new(),
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
@@ -131,14 +131,12 @@ impl Network {
             args.ns_mac_addr.map_or(guest_mac, |given| given.0),
         );
         let aliases = aliases(args, &plan)?;
-        let mtu = args.mtu;
         let network = Network {
             plan,
             interface,
             macs,
-            mtu,
-            resolvers,
-            name_servers: servers,
+            mtu: args.mtu,
+            forwarded,
             search,
             aliases,
             wishes: name_server_wishes,
@@ -151,8 +149,7 @@ impl Network {
     fn check_stand_ins(&self) -> anyhow::Result<()> {
         let mut seen: Vec<IpAddr> =
             self.plan.addresses.iter().map(|address| address.ip()).collect();
-        let stand_ins = self.resolvers.iter().chain(&self.aliases).map(|alias| alias.guest);
-        for ip in stand_ins {
+        for ip in self.resolvers().iter().chain(&self.aliases).map(|alias| alias.guest) {
             if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
                 bail!("{ip} cannot lead to the host: it has a meaning of its own in the namespace");
             }
@@ -174,24 +171,24 @@ impl Network {
         made
     }
 
-    /// Returns the configuration of the uplink process, whose TAP has `offloads`.
+    /// Returns the configuration of the uplink process, whose link has `offloads`.
     pub(crate) fn config(
         &self,
         args: &PastaArgs,
-        offloads: u32,
+        (link, offloads): (LinkOrder, u32),
         forwards: Vec<Forward>,
     ) -> UplinkConfig {
         UplinkConfig {
             mtu: self.mtu,
             offloads,
-            link: LinkOrder::Tap,
             mac: self.macs.0,
-            guest_mac: self.macs.1,
+            guest_mac: (!link.is_stream()).then_some(self.macs.1),
+            link,
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),
             own: self.plan.own(),
-            resolvers: self.resolvers.clone(),
-            name_servers: self.offered(),
+            resolvers: self.resolvers(),
+            name_servers: self.plan.name_servers.clone(),
             search: if args.dhcp_search { self.search.clone() } else { Vec::new() },
             loopback: Vec::new(),
             aliases: self.aliases.clone(),
@@ -205,8 +202,9 @@ impl Network {
         }
     }
 
-    fn offered(&self) -> Vec<IpAddr> {
-        if self.wishes.offers { self.name_servers.clone() } else { Vec::new() }
+    /// Returns the addresses that lead to name servers of the host.
+    fn resolvers(&self) -> Vec<Alias> {
+        self.forwarded.iter().chain(&self.plan.resolvers).copied().collect()
     }
 
     /// Follows the name servers that the host has now. Without any, those of before stay. Returns the order for the uplink
@@ -215,9 +213,13 @@ impl Network {
         if of_host.is_empty() {
             return None;
         }
-        let before = (self.offered(), self.resolvers.clone());
-        (self.name_servers, self.resolvers) = self.wishes.servers(of_host);
-        let (offered, resolvers) = (self.offered(), self.resolvers.clone());
+        let before = (self.plan.name_servers.clone(), self.resolvers());
+        let servers = self.wishes.servers(of_host);
+        self.forwarded = self.wishes.stand_ins(&servers, of_host);
+        if self.wishes.offers {
+            self.plan.follow_name_servers(&servers);
+        }
+        let (offered, resolvers) = (self.plan.name_servers.clone(), self.resolvers());
         let is_new = before != (offered.clone(), resolvers.clone());
         is_new.then_some(UplinkOrder::NameServers { resolvers, offered })
     }

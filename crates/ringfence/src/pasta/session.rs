@@ -1,7 +1,8 @@
-//! Session: the process that starts the uplink for a namespace, and waits for the end of one of them.
+//! Session: the process that starts the uplink for a guest, and waits for the end of one of them.
 //!
 //! 1. Plan the network, and open listening sockets, namespaces, log and process id file with the user's rights.
-//! 2. Start the process in the namespace ([`super::namespace`]), which returns the queue of the TAP.
+//! 2. Start the process in the namespace ([`super::namespace`]), which returns the queue of the TAP. A virtual machine
+//!    has a socket instead ([`super::machine`]).
 //! 3. Start the uplink process, in the sandbox that `run` gives it, and hand the queue and the sockets over.
 //! 4. Write the process id, give up root's rights, and wait.
 //!
@@ -12,6 +13,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,7 @@ use super::api::ApiServer;
 use super::args::PastaArgs;
 use super::auto::Auto;
 use super::inside::Inside;
+use super::machine::{OpenEndpoint, SocketFile};
 use super::messages::Messages;
 use super::namespace::{Connection, Order, Report};
 use super::network::{self, Network};
@@ -38,22 +41,25 @@ use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use crate::causes::causes;
 use crate::launch::report::{last_line, printable};
-use crate::uplink::FromUplink;
 use crate::uplink::file_watch::FileWatch;
 use crate::uplink::host::{RESOLV_CONF, resolver_of_host};
+use crate::uplink::link::LinkOrder;
 use crate::uplink::ports::RunningPorts;
+use crate::uplink::{FromUplink, UplinkConfig};
 
 /// Time limit for the process in the namespace, and for the uplink.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a namespace is checked that cannot be watched.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A namespace with a running uplink.
+/// A guest with a running uplink.
 pub(crate) struct Session {
     messages: Messages,
     signals: Signals,
     uplink: DomainProcess,
     watch: Option<Watch>,
+    /// File of a virtual machine's socket, removed at the end.
+    _file: Option<SocketFile>,
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
@@ -69,7 +75,12 @@ pub(crate) struct Session {
 impl Session {
     /// Connects the target. When this returns, its network is usable and the process id is written.
     pub(crate) fn start(args: &PastaArgs, target: &Target) -> anyhow::Result<Session> {
-        let mut messages = Messages::new(args)?;
+        let mut messages = Messages::new(args, target.program())?;
+        let endpoint = match target {
+            // Its descriptor must still be inheritable.
+            Target::Machine(endpoint) => Some(endpoint.open()?),
+            Target::Command(_) | Target::Existing { .. } => None,
+        };
         for (name, why) in &args.others.without_effect {
             messages.step(format_args!("--{name} changes nothing: {why}"));
         }
@@ -80,46 +91,44 @@ impl Session {
         let network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
-        let pid_file = open_pid_file(args)?;
+        let pid_file = args.pid.as_deref().map(create_pid_file).transpose()?;
         let run_as = run_as(args)?;
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
-        let (existing, watch) = match target {
-            Target::Command(_) => (None, None),
-            Target::Existing { netns, userns } => {
-                let existing = Existing::open(netns, userns.as_deref())?;
-                (Some(existing), (!args.no_netns_quit).then(|| Watch::new(netns)).transpose()?)
-            }
-        };
         let auto = network.auto_ports(args)?;
-        let (interface, configured) = (network.interface(), args.config_net);
         let (relayed, shows_listeners) = (network::relay(args).is_some(), !auto.is_empty());
         let has_outward = !outward.is_empty();
-        let connection = Connection { interface, configured, relayed, outward, shows_listeners };
-        let (child, channel) = start_in_namespace(target, run_as)?;
-        match &existing {
-            Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
+        let mut entry = match endpoint {
+            Some(endpoint) => Entry::of_machine(endpoint),
             None => {
-                let own_pids = !args.no_pidns;
-                let order = Order::Create { connection, own_pids, blocked, open_files };
-                channel.send(&order, &[rustix::stdio::stdin()])?;
+                let (interface, configured) = (network.interface(), args.config_net);
+                let connection =
+                    Connection { interface, configured, relayed, outward, shows_listeners };
+                let inherited = (blocked, open_files);
+                let run_as = (args, run_as);
+                Entry::of_namespace(target, run_as, connection, inherited, &mut messages)?
             }
+        };
+        if let (Some((_, channel)), true) = (&entry.process, has_outward) {
+            outward::receive(channel, &mut listeners)?;
         }
-        let (tap, tables, offloads) = receive_tap(&channel, &mut messages)?;
-        if has_outward {
-            outward::receive(&channel, &mut listeners)?;
-        }
-        let auto = (!auto.is_empty()).then(|| Auto::new(auto, tables));
+        let auto = (!auto.is_empty()).then(|| Auto::new(auto, entry.tables.split_off(0)));
         let ports = RunningPorts::new(listeners.1.len());
-        let uplink = start_uplink(&network, args, listeners, (tap, offloads), &mut messages)?;
-        let inside = if relayed {
-            Some(start_inside(existing.as_ref(), &channel, uplink.channel())?)
-        } else {
-            None
+        let link = (entry.link.clone(), entry.offloads);
+        let config = network.config(args, link, listeners.0);
+        let uplink = start_uplink(&config, entry.socket, listeners.1, &mut messages)?;
+        let inside = match &entry.process {
+            Some((_, channel)) if relayed => {
+                Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
+            }
+            _ => None,
         };
         messages.summary(network.summary());
+        if let Some(file) = &entry.file {
+            messages.summary(format_args!("listens at {}", file.path().display()));
+        }
         write_pid(pid_file)?;
-        let command = settle(target, child, channel)?;
+        let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
         let (stop, api) = (None, None);
         let name_servers = FileWatch::new(&[RESOLV_CONF]).ok();
@@ -127,7 +136,8 @@ impl Session {
             messages,
             signals,
             uplink,
-            watch,
+            watch: entry.watch,
+            _file: entry.file,
             stop,
             command,
             ports,
@@ -192,7 +202,10 @@ impl Session {
             if self.stop.as_ref().is_some_and(is_stopped) {
                 return Ok(0);
             }
-            self.check_uplink()?;
+            if self.check_uplink()? {
+                self.messages.step("the client of the socket is gone");
+                return Ok(0);
+            }
             if let Some(api) = &mut self.api {
                 api.serve(self.uplink.channel(), &mut self.ports)?;
             }
@@ -232,7 +245,8 @@ impl Session {
         }
     }
 
-    fn check_uplink(&mut self) -> anyhow::Result<()> {
+    /// Handles messages and events of the uplink. Returns `true` if it ended because its guest has gone.
+    fn check_uplink(&mut self) -> anyhow::Result<bool> {
         let mut needs_sockets = self.ports.take_need_of_sockets();
         match self.uplink.channel().try_receive() {
             Ok(Some((FromUplink::Failed(why), _))) => {
@@ -253,6 +267,7 @@ impl Session {
                         self.messages.summary(format_args!("uplink: {}", printable(line)));
                     }
                 }
+                Event::Ended(ended) if ended.ending == Ending::Exited(0) => return Ok(true),
                 Event::Ended(ended) => {
                     let why = last_line(&ended.stderr_tail)
                         .map_or(String::new(), |why| format!(": {why}"));
@@ -260,7 +275,7 @@ impl Session {
                 }
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn sleep(&self) -> anyhow::Result<()> {
@@ -289,6 +304,57 @@ impl Session {
         let deadline = [check, api, auto].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
+    }
+}
+
+/// Way to the guest: its link, and the process and the files that belong to it.
+struct Entry {
+    /// Queue of the TAP, or socket of a virtual machine.
+    socket: OwnedFd,
+    link: LinkOrder,
+    offloads: u32,
+    /// Files of the namespace's listeners.
+    tables: Vec<OwnedFd>,
+    existing: Option<Existing>,
+    watch: Option<Watch>,
+    /// Process in the namespace.
+    process: Option<(Child, Channel)>,
+    file: Option<SocketFile>,
+}
+
+impl Entry {
+    fn of_machine(endpoint: OpenEndpoint) -> Entry {
+        let OpenEndpoint { socket, link, file } = endpoint;
+        let (tables, existing, watch, process) = Default::default();
+        Entry { socket, link, offloads: 0, tables, existing, watch, process, file }
+    }
+
+    /// Makes the interface in the namespaces. `inherited` is the state that a command gets back: blocked signals, and
+    /// the limit of open files.
+    fn of_namespace(
+        target: &Target,
+        (args, run_as): (&PastaArgs, Option<RunAs>),
+        connection: Connection,
+        inherited: (Vec<i32>, Option<u64>),
+        messages: &mut Messages,
+    ) -> anyhow::Result<Entry> {
+        let (mut existing, mut watch) = (None, None);
+        if let Target::Existing { netns, userns } = target {
+            existing = Some(Existing::open(netns, userns.as_deref())?);
+            watch = (!args.no_netns_quit).then(|| Watch::new(netns)).transpose()?;
+        }
+        let (child, channel) = start_in_namespace(target, run_as)?;
+        match &existing {
+            Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
+            None => {
+                let (own_pids, (blocked, open_files)) = (!args.no_pidns, inherited);
+                let order = Order::Create { connection, own_pids, blocked, open_files };
+                channel.send(&order, &[rustix::stdio::stdin()])?;
+            }
+        }
+        let (socket, tables, offloads) = receive_tap(&channel, messages)?;
+        let (link, process, file) = (LinkOrder::Tap, Some((child, channel)), None);
+        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file })
     }
 }
 
@@ -338,7 +404,7 @@ fn start_in_namespace(target: &Target, run_as: Option<RunAs>) -> anyhow::Result<
                 command.uid(uid).gid(gid);
             }
         }
-        Target::Existing { .. } => {
+        Target::Existing { .. } | Target::Machine(_) => {
             command.env_clear().stdout(Stdio::null()).stderr(Stdio::null());
         }
     }
@@ -369,16 +435,14 @@ fn receive_tap(
 }
 
 fn start_uplink(
-    network: &Network,
-    args: &PastaArgs,
-    (forwards, sockets): network::Listeners,
-    (tap, offloads): (OwnedFd, u32),
+    config: &UplinkConfig,
+    socket: OwnedFd,
+    listeners: Vec<OwnedFd>,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {
     let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
     let domain = DomainProcess::start(&spawn)?;
-    let config = network.config(args, offloads, forwards);
-    let sent = network::hand_over(domain.channel(), &config, tap, sockets);
+    let sent = network::hand_over(domain.channel(), config, socket, listeners);
     match domain.channel().receive_within::<FromUplink>(START_TIMEOUT) {
         Ok((FromUplink::Up { link, remarks }, _)) => {
             messages.step(format_args!("the uplink runs over {}", printable(&link)));
@@ -401,9 +465,9 @@ fn start_uplink(
 /// Lets the command start, or reaps the process in an existing namespace, whose work is done.
 fn settle(
     target: &Target,
-    mut child: Child,
-    channel: Channel,
+    process: Option<(Child, Channel)>,
 ) -> anyhow::Result<Option<(Child, Channel)>> {
+    let Some((mut child, channel)) = process else { return Ok(None) };
     if let Target::Command(_) = target {
         channel.send(&Order::Start, &[])?;
         return Ok(Some((child, channel)));
@@ -412,13 +476,10 @@ fn settle(
     Ok(None)
 }
 
-fn open_pid_file(args: &PastaArgs) -> anyhow::Result<Option<File>> {
-    let open = |path: &std::path::PathBuf| {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o644);
-        options.open(path).with_context(|| format!("--pid {}", path.display()))
-    };
-    args.pid.as_ref().map(open).transpose()
+fn create_pid_file(path: &Path) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o644);
+    options.open(path).with_context(|| format!("--pid {}", path.display()))
 }
 
 fn write_pid(file: Option<File>) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! Namespaces that are connected: those of a command, of a process, or of a file.
+//! Guests that are connected: the namespaces of a command, of a process, or of a file, or a virtual machine.
 //!
 //! [`Existing`] holds descriptors of namespaces that exist already, opened with the user's rights. [`Watch`]
 //! reports that they are no longer wanted: the process has ended, or the file was deleted.
@@ -14,20 +14,31 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 
 use super::args::PastaArgs;
+use super::machine::Endpoint;
 
 /// Directory of named network namespaces (ip-netns(8)).
 const NAMED: &str = "/run/netns";
 
-/// Namespaces that are to be connected.
+/// Guest that is to be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// New namespaces, in which a command runs. Empty: the user's shell.
     Command(Vec<OsString>),
     /// Namespaces that exist.
     Existing { netns: PathBuf, userns: Option<PathBuf> },
+    /// Virtual machine.
+    Machine(Endpoint),
 }
 
 impl Target {
+    /// Returns the name of the program that connects such a guest.
+    pub(crate) fn program(&self) -> &'static str {
+        match self {
+            Target::Command(_) | Target::Existing { .. } => super::NAME,
+            Target::Machine(_) => super::passt::NAME,
+        }
+    }
+
     /// Chooses the target that the arguments name.
     pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Target> {
         let pid = match &args.command[..] {

@@ -8,7 +8,7 @@ fn read(line: &str) -> anyhow::Result<(PastaArgs, Target)> {
 }
 
 /// Options of the manual page, 2023 to 2026, with a valid value.
-const OPTIONS: &[&str] = &[
+pub(super) const OPTIONS: &[&str] = &[
     "-d",
     "--debug",
     "--trace",

@@ -1,4 +1,5 @@
-//! Link between the guest's `up0` and the uplink: kernel vhost-net, or reads and writes of the TAP.
+//! Link between the guest and the uplink: kernel vhost-net, reads and writes of the TAP, or the socket of a virtual
+//! machine.
 //!
 //! The launcher opens the vhost device. The uplink's process sets it up, because the kernel's
 //! worker accesses the memory of the process that did. The set-up happens before system calls are
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{self, VhostError};
+use ringfence_uplink::link::stream::{Clients, StreamLink};
 use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
@@ -30,12 +32,21 @@ pub enum LinkOrder {
     Vhost,
     /// vhost-net whose worker can access only the pages of packets in flight.
     VhostFine,
+    /// Connected stream socket of a virtual machine, in place of the TAP.
+    Stream,
+    /// Listening stream socket, to which virtual machines connect one after another, or only one.
+    StreamClients { one_off: bool },
 }
 
 impl LinkOrder {
     /// Returns `true` if vhost-net devices are passed, one for each queue.
     pub(crate) fn has_devices(&self) -> bool {
-        !matches!(self, LinkOrder::Tap | LinkOrder::TapFor(_))
+        matches!(self, LinkOrder::VhostOrTap | LinkOrder::Vhost | LinkOrder::VhostFine)
+    }
+
+    /// Returns `true` if the guest is a virtual machine on a stream socket.
+    pub(crate) fn is_stream(&self) -> bool {
+        matches!(self, LinkOrder::Stream | LinkOrder::StreamClients { .. })
     }
 
     /// Chooses vhost-net if it is available, and opens its devices for so many queues. With
@@ -64,6 +75,8 @@ pub enum Link {
     Tap(TapLink),
     /// Virtqueues of vhost-net.
     Vhost(Box<VhostLink>),
+    /// Stream socket of a virtual machine.
+    Stream(StreamLink),
 }
 
 /// A created link, and the reason for a fallback.
@@ -85,7 +98,7 @@ pub enum LinkError {
 }
 
 impl Link {
-    /// Creates the link of the queue `tap`. `device` is a vhost-net device, used as `order` says.
+    /// Creates the link of the queue or socket `tap`. `device` is a vhost-net device, used as `order` says.
     pub fn make(
         order: &LinkOrder,
         tap: OwnedFd,
@@ -97,6 +110,11 @@ impl Link {
         let shape = FrameShape::default();
         let mut why = match order {
             LinkOrder::TapFor(why) => Some(why.clone()),
+            LinkOrder::Stream => return Link::stream(Clients::Connected(tap), mtu, system),
+            LinkOrder::StreamClients { one_off } => {
+                let clients = Clients::Listener { socket: tap, one_off: *one_off };
+                return Link::stream(clients, mtu, system);
+            }
             _ => None,
         };
         if let Some(device) = device {
@@ -119,10 +137,16 @@ impl Link {
         Ok(Made { link: Link::Tap(link), remark })
     }
 
+    fn stream(clients: Clients, mtu: u16, system: &Arc<Counters>) -> Result<Made, LinkError> {
+        let link = StreamLink::new(clients, mtu, FrameShape::default(), Arc::clone(system))?;
+        Ok(Made { link: Link::Stream(link), remark: None })
+    }
+
     /// Returns the name of the link for messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Link::Tap(_) => "tap",
+            Link::Stream(_) => "a stream socket",
             Link::Vhost(link) => match link.device().space() {
                 Some(_) => "vhost-net, reaching only what is under way",
                 None => "vhost-net",

@@ -53,8 +53,8 @@ pub struct Alias {
     pub host: IpAddr,
 }
 
-/// Configuration of the uplink process. Comes with the queues of the TAP and then the devices of
-/// the link, if it needs some. The sockets of `forwards` follow in messages of [`UplinkSockets`].
+/// Configuration of the uplink process. Comes with the queues of the TAP, or the socket of a virtual machine, and then
+/// the devices of the link, if it needs some. The sockets of `forwards` follow in messages of [`UplinkSockets`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UplinkConfig {
     /// Maximum length of a frame without its Ethernet header, in bytes.
@@ -65,8 +65,9 @@ pub struct UplinkConfig {
     pub link: LinkOrder,
     /// Ethernet address of the uplink, which all hosts outside of the guest share.
     pub mac: [u8; 6],
-    /// Ethernet address of the guest.
-    pub guest_mac: [u8; 6],
+    /// Ethernet address of the guest. `None` for a virtual machine, which chooses it itself, and its IPv6 address within
+    /// the prefixes of `addresses`.
+    pub guest_mac: Option<[u8; 6]>,
     /// IP addresses of the guest.
     pub addresses: Vec<Address>,
     /// Routers of the guest. Packets of the host itself come from these addresses.

@@ -6,13 +6,13 @@
 //! the launcher is gone.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use ringfence_frame::Port;
+use ringfence_frame::{Fault, Port};
 use ringfence_platform::Counters;
 use ringfence_policy::policy::PolicyError;
 use ringfence_policy::{Policy, PolicySource};
@@ -189,6 +189,8 @@ fn serve(
     }
     match ended {
         RunnerEnd::Stopped => Ok(()),
+        // The last client of a socket has gone.
+        RunnerEnd::Link(Fault::Gone) if config.link.is_stream() => Ok(()),
         ended => Err(ended.into()),
     }
 }
@@ -233,6 +235,7 @@ fn carry(
     match link {
         Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, ports),
         Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, ports),
+        Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, ports),
     }
 }
 
@@ -330,6 +333,11 @@ fn engine_config(config: &UplinkConfig) -> Config {
         mtu: config.mtu,
         access: Access {
             guest: addresses.iter().map(|(ip, _)| *ip).collect(),
+            guest_prefixes: if config.guest_mac.is_none() {
+                chosen_from(&addresses)
+            } else {
+                vec![]
+            },
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
             aliases: orders::pairs(&config.aliases),
             resolvers: orders::pairs(&config.resolvers),
@@ -337,7 +345,9 @@ fn engine_config(config: &UplinkConfig) -> Config {
             allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
         },
         guest: GuestNetwork {
-            mac: Some(config.guest_mac),
+            mac: config.guest_mac,
+            learns: config.guest_mac.is_none(),
+            seen: None,
             addresses,
             gateways: config.gateways.clone(),
             own: config.own.clone(),
@@ -347,6 +357,17 @@ fn engine_config(config: &UplinkConfig) -> Config {
         left_out: LeftOut(config.left_out),
         ..Config::default()
     }
+}
+
+/// Returns the prefixes of which a guest can choose addresses itself. Hosts choose 64 bits (RFC 4862, 5.5.3).
+fn chosen_from(addresses: &[(IpAddr, u8)]) -> Vec<(Ipv6Addr, u8)> {
+    let prefix = |address: &(IpAddr, u8)| match *address {
+        (IpAddr::V6(ip), 64) => Some((Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64), 64)),
+        _ => None,
+    };
+    let mut found: Vec<_> = addresses.iter().filter_map(prefix).collect();
+    found.dedup();
+    found
 }
 
 /// Switches relays on, if they are wanted.

@@ -12,6 +12,7 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/driver/mod.rs: launchers connect
     // ringfence/src/serve/status.rs: who asks for the status
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
+    // uplink/src/link/stream.rs: clients of a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // ringfence/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
@@ -56,6 +57,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // uplink/src/link/stream.rs: waiting for frames, room and clients
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
@@ -336,6 +338,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/stream.rs: bytes
     // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
+    // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // sys/src/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
@@ -369,6 +372,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/channel.rs: orders and reports, with descriptors
     // sys/src/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
+    // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // nbd/src/client/tls.rs: what TLS has made of requests

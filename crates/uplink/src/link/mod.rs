@@ -1,5 +1,6 @@
-//! Links to the guest: the interface between the engine and a TAP or vhost-net.
+//! Links to the guest: the interface between the engine and a TAP, vhost-net or a socket.
 //!
+//! * [`stream`]: a Unix stream socket of a virtual machine; many frames per system call.
 //! * [`tap`]: a TAP interface; one system call per frame.
 //! * [`vhost_net`]: kernel vhost-net; virtqueues in shared memory.
 //!
@@ -13,6 +14,7 @@
 //! A committed frame is delivered or lost, as in any network; the link does not report which. A link
 //! without room returns no buffers, and signals room by its wait descriptor.
 
+pub mod stream;
 pub mod tap;
 pub mod vhost_net;
 

@@ -173,7 +173,7 @@ impl Udp {
         via: Via,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let guest = self.listeners.get(index)?.guest;
+        let guest = context.config.guest.reached_at(self.listeners.get(index)?.guest);
         let key = FlowKey { guest, remote: context.config.inward(client) };
         if let Some(id) = self.flows.find(&key) {
             return Some(id);

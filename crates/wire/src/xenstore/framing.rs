@@ -1,6 +1,7 @@
 //! Message framing: extracts whole messages from a byte stream.
 
 use super::header::{HEADER_LEN, Header, MessageType, PAYLOAD_MAX};
+use crate::stream_buffer::StreamBuffer;
 use thiserror::Error;
 
 /// Invalid message in the stream. The start of the next message is unknown.
@@ -74,11 +75,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Decoded<'_>>, FramingError> {
 /// ```
 #[derive(Debug)]
 pub struct MessageReader {
-    buffer: Box<[u8]>,
-    /// First byte not yet returned.
-    start: usize,
-    /// First byte not yet filled; `start <= end <= buffer.len()`.
-    end: usize,
+    buffer: StreamBuffer,
 }
 
 impl MessageReader {
@@ -86,16 +83,13 @@ impl MessageReader {
 
     /// Creates an empty reader.
     pub fn new() -> MessageReader {
-        MessageReader { buffer: vec![0; Self::CAPACITY].into_boxed_slice(), start: 0, end: 0 }
+        MessageReader { buffer: StreamBuffer::new(Self::CAPACITY) }
     }
 
     /// Returns the space for the next bytes of the stream. The space is never empty once
     /// [`next`](Self::next) returned `None`: an incomplete message fills at most half of the buffer.
     pub fn spare(&mut self) -> &mut [u8] {
-        self.buffer.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
-        &mut self.buffer[self.end..]
+        self.buffer.spare()
     }
 
     /// Marks the first `filled` bytes of the last [`spare`](Self::spare) as read from the stream.
@@ -103,8 +97,7 @@ impl MessageReader {
     /// # Panics
     /// Panics if `filled` exceeds the spare space. The count is the caller's own, never the peer's.
     pub fn commit(&mut self, filled: usize) {
-        assert!(filled <= self.buffer.len() - self.end, "more bytes committed than were spare");
-        self.end += filled;
+        self.buffer.commit(filled);
     }
 
     /// Returns the next whole message: header and payload.
@@ -113,17 +106,16 @@ impl MessageReader {
     /// Returns [`FramingError`]; the caller must close the connection.
     #[allow(clippy::should_implement_trait)] // The result borrows from self, so this is no Iterator.
     pub fn next(&mut self) -> Result<Option<(Header, &[u8])>, FramingError> {
-        let Some(Decoded { header, payload, .. }) = decode(&self.buffer[self.start..self.end])?
-        else {
+        let Some(Decoded { header, payload, .. }) = decode(self.buffer.bytes())? else {
             return Ok(None);
         };
-        self.start += HEADER_LEN + payload.len();
-        Ok(Some((header, payload)))
+        let len = HEADER_LEN + payload.len();
+        Ok(self.buffer.take(len).get(HEADER_LEN..).map(|payload| (header, payload)))
     }
 
     /// Returns the number of received bytes that belong to no whole message yet.
     pub fn pending(&self) -> usize {
-        self.end - self.start
+        self.buffer.bytes().len()
     }
 }
 

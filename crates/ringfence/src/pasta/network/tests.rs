@@ -35,7 +35,7 @@ fn of(line: &str, host: HostNetwork) -> anyhow::Result<(PastaArgs, Network)> {
 
 fn config(line: &str) -> UplinkConfig {
     let (args, network) = of(line, host()).unwrap();
-    network.config(&args, 0, Vec::new())
+    network.config(&args, (LinkOrder::Tap, 0), Vec::new())
 }
 
 fn ip(text: &str) -> IpAddr {

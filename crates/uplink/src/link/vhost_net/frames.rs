@@ -283,12 +283,16 @@ impl FrameRing {
 
     /// Returns the oldest committed frame that is not offered.
     pub fn next_waiting(&self) -> Option<PendingFrame> {
-        if self.waiting() == 0 {
-            return None;
-        }
-        let &Frame { offset, headers, len, meta, .. } =
-            &self.frames[self.frame_place(self.tap_head)];
-        Some(PendingFrame { offset, headers, len, meta })
+        self.all_waiting().next()
+    }
+
+    /// Iterates over all committed frames that are not offered, the oldest first.
+    pub fn all_waiting(&self) -> impl Iterator<Item = PendingFrame> + '_ {
+        (0..self.sock_head.wrapping_sub(self.tap_head)).map(|ahead| {
+            let number = self.tap_head.wrapping_add(ahead);
+            let &Frame { offset, headers, len, meta, .. } = &self.frames[self.frame_place(number)];
+            PendingFrame { offset, headers, len, meta }
+        })
     }
 
     /// Returns the bytes of a frame that is not offered.

@@ -115,6 +115,7 @@ fn carry(
     let ended = match link {
         Link::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
         Link::Vhost(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped),
+        Link::Stream(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
     };
     match ended {
         RunnerEnd::Stopped => Ok(()),

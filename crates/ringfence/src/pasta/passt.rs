@@ -1,0 +1,65 @@
+//! `ringfence passt`: the network interface of a virtual machine on the uplink, with the options of passt.
+//!
+//! The processes are those of pasta, without one in a namespace: the session creates the socket ([`super::machine`]),
+//! and the uplink serves it in its sandbox. The front exits when the socket accepts connections.
+
+use std::ffi::OsString;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use super::passt_args::PasstArgs;
+use super::target::Target;
+use super::{STATUS_FAILED, Started, complain, problem};
+use crate::causes::causes;
+
+/// Name by which other programs start passt.
+pub const NAME: &str = "passt";
+
+/// Command line of a process that was started by the name `passt`.
+#[derive(Debug, Parser)]
+#[command(name = "passt", disable_version_flag = true, max_term_width = 100)]
+struct Named {
+    #[command(flatten)]
+    args: PasstArgs,
+}
+
+/// Main function of `passt`, with the arguments behind the program's name. Returns the exit status.
+pub fn main(arguments: &[OsString]) -> u8 {
+    let args = match parse(arguments) {
+        Ok(args) => args,
+        Err(error) => return complain(NAME, &error),
+    };
+    let done = started(args).and_then(|started| {
+        if started.args.version {
+            println!("passt (Ringfence) {}", env!("CARGO_PKG_VERSION"));
+            return Ok(0);
+        }
+        super::run(&started, arguments)
+    });
+    done.unwrap_or_else(|error| {
+        problem(NAME, &causes(&error));
+        STATUS_FAILED
+    })
+}
+
+fn started(args: PasstArgs) -> anyhow::Result<Started> {
+    let target = Target::Machine(args.check()?);
+    Ok(Started { args: args.network, target })
+}
+
+/// Main function of passt's session in the background. Returns the exit status.
+pub fn session_main(arguments: &[OsString]) -> u8 {
+    super::serve_in_background(|| {
+        started(parse(arguments).map_err(|error| anyhow::anyhow!(error.to_string()))?)
+    })
+}
+
+fn parse(arguments: &[OsString]) -> Result<PasstArgs, clap::Error> {
+    let words = std::iter::once(OsString::from(NAME)).chain(arguments.iter().cloned());
+    let command = Named::command().args_override_self(true).infer_long_args(true);
+    let matches = command.try_get_matches_from(words)?;
+    Named::from_arg_matches(&matches).map(|named| named.args)
+}
+
+#[cfg(test)]
+mod tests;

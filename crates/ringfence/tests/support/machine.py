@@ -1,0 +1,83 @@
+"""A virtual machine without a processor: machine.py ATTACH SCRIPT ARGUMENT...
+
+A TAP in a new network namespace is the machine's network card. Its frames go over a stream socket, each behind its
+length, as QEMU's do. The script then runs in that namespace, so the machine's network is the kernel's. ATTACH is the
+path of a socket, or `fd:PROGRAM`, which is started with a connected socket as --fd 5 and has to exit with 0.
+"""
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+TUNSETIFF = 0x400454CA
+IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
+MAC = "52:54:00:12:34:56"
+
+
+def attach(where):
+    if where.startswith("fd:"):
+        own, other = socket.socketpair()
+        os.dup2(other.fileno(), 5)
+        other.close()
+        words = where[3:].split() + ["--fd", "5"]
+        subprocess.run(words, pass_fds=[5], check=True)
+        os.close(5)
+        return own
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for _ in range(600):
+        try:
+            stream.connect(where)
+            return stream
+        except OSError:
+            time.sleep(0.05)
+    raise SystemExit(f"nobody listens at {where}")
+
+
+def receive(stream, length):
+    parts = b""
+    while len(parts) < length:
+        part = stream.recv(length - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return parts
+
+
+def to_card(stream, tap):
+    try:
+        while True:
+            (length,) = struct.unpack(">I", receive(stream, 4))
+            os.write(tap, receive(stream, length))
+    except (EOFError, ConnectionError):
+        os.write(1, b"unplugged\n")
+
+
+def from_card(stream, tap):
+    try:
+        while True:
+            frame = os.read(tap, 70000)
+            stream.sendall(struct.pack(">I", len(frame)) + frame)
+    except OSError:
+        pass
+
+
+if not sys.argv[1].startswith("attached:"):
+    stream = attach(sys.argv[1])
+    os.set_inheritable(stream.fileno(), True)
+    inside = [sys.executable, __file__, f"attached:{stream.fileno()}", *sys.argv[2:]]
+    os.execvp("unshare", ["unshare", "--net", *inside])
+stream = socket.socket(fileno=int(sys.argv[1].split(":")[1]))
+os.set_inheritable(stream.fileno(), False)
+tap = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"eth0", IFF_TAP | IFF_NO_PI))
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+subprocess.run(["ip", "link", "set", "eth0", "address", MAC], check=True)
+for way in (to_card, from_card):
+    threading.Thread(target=way, args=(stream, tap), daemon=True).start()
+ended = subprocess.run(["sh", "-ec"] + sys.argv[2:])
+# The last thing that the machine does: its end of the socket is closed with the process.
+sys.exit(ended.returncode)

@@ -1,0 +1,448 @@
+//! Stream link: the network interface of a virtual machine, on a Unix stream socket.
+//!
+//! QEMU (`-netdev stream`), libkrun and libvirt connect to the socket. Frames have a length in front
+//! ([`ringfence_wire::frame_stream`]). They carry no offloads: checksums are complete, and no frame is longer than the
+//! MTU, which may be as large as a super-packet.
+//!
+//! ```text
+//! socket -> FrameReader -> Batch          socket <- FrameRing <- engine
+//! listening socket: the next client, after the last one has gone
+//! ```
+//!
+//! One client is connected at a time. Others are accepted and closed at once. Without a client the link is down:
+//! frames for the guest are dropped, as without a cable. Flows survive, so a client that connects again finds its
+//! connections.
+//!
+//! # Guarantees
+//!
+//! * The client chooses no allocation. A length that no frame has ends its connection, because the start of the next
+//!   frame is unknown. With a listening socket the next client is served.
+//! * A client that does not read slows only its own guest: committed frames wait in the [`FrameRing`], then the engine
+//!   gets no rooms until the socket has room.
+//! * A frame that was sent in part is finished before the next one, or never: the next client begins with a whole one.
+
+// #syscall uplink recvfrom,sendmsg: frames on a stream socket
+// #syscall uplink accept4: clients of a stream socket
+// #syscall uplink epoll_ctl: waiting for frames, room and clients
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use arrayvec::ArrayVec;
+use ringfence_frame::{
+    Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
+};
+use ringfence_offload::OffloadMeta;
+use ringfence_offload::vnet::MODERN_LEN;
+use ringfence_platform::Counters;
+use ringfence_wire::frame_stream::{self, FRAME_MAX, FrameReader, PREFIX_LEN};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags};
+
+use super::vhost_net::commit_all;
+use super::vhost_net::frames::{FrameRing, FrameShape};
+use super::{Committed, GuestLink, Slots};
+
+/// Length of an Ethernet header in bytes.
+const ETHERNET_LEN: usize = crate::emit::ETHERNET_LEN;
+/// Maximum of frames in one system call.
+const FRAMES_PER_SEND: usize = 16;
+/// Maximum of reads in one round.
+const READS_PER_ROUND: usize = 8;
+/// Number of misbehaving clients that are logged. A client can connect again at once.
+const LOGGED_MAX: u32 = 8;
+
+const CLIENT: epoll::EventData = epoll::EventData::new_u64(0);
+const LISTENER: epoll::EventData = epoll::EventData::new_u64(1);
+
+/// Origin of the clients of a link.
+#[derive(Debug)]
+pub enum Clients {
+    /// The one client is connected. The link ends with it.
+    Connected(OwnedFd),
+    /// Clients connect to this non-blocking listening socket.
+    Listener {
+        socket: OwnedFd,
+        /// Set if the link ends with its first client.
+        one_off: bool,
+    },
+}
+
+/// Stream socket of a virtual machine. See the [module](self).
+#[derive(Debug)]
+pub struct StreamLink {
+    client: Option<OwnedFd>,
+    listener: Option<OwnedFd>,
+    one_off: bool,
+    /// Readable when a frame, a client or requested room is there.
+    epoll: OwnedFd,
+    /// The socket had no room, and the epoll reports when it has.
+    awaits_room: bool,
+    reader: FrameReader,
+    frames: FrameRing,
+    /// Bytes of the first waiting frame that were sent, its length included.
+    sent: usize,
+    capabilities: PortCapabilities,
+    counters: Arc<PortCounters>,
+    system: Arc<Counters>,
+    /// Failure to be returned by the next call that can return one.
+    fault: Option<Fault>,
+    logged: u32,
+}
+
+/// Result of one read.
+enum Read {
+    Some,
+    Nothing,
+    /// The client has gone.
+    Gone,
+}
+
+/// Result of taking a frame from the reader.
+enum Taken {
+    Frame,
+    Dropped,
+    /// No whole frame is there.
+    Nothing,
+}
+
+impl StreamLink {
+    /// Creates a link for frames of at most `mtu` bytes behind the Ethernet header. System calls are counted in
+    /// `system`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if memory or descriptors are exhausted, or `shape` is invalid.
+    pub fn new(
+        clients: Clients,
+        mtu: u16,
+        shape: FrameShape,
+        system: Arc<Counters>,
+    ) -> io::Result<StreamLink> {
+        let mut link = StreamLink {
+            client: None,
+            listener: None,
+            one_off: true,
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            awaits_room: false,
+            reader: FrameReader::new(),
+            frames: FrameRing::new(shape)?,
+            sent: 0,
+            capabilities: PortCapabilities::plain(mtu),
+            counters: Arc::default(),
+            system,
+            fault: None,
+            logged: 0,
+        };
+        match clients {
+            Clients::Connected(socket) => link.connect(socket)?,
+            Clients::Listener { socket, one_off } => {
+                epoll::add(&link.epoll, &socket, LISTENER, epoll::EventFlags::IN)?;
+                link.one_off = one_off;
+                link.listener = Some(socket);
+            }
+        }
+        Ok(link)
+    }
+
+    /// Returns `true` while a client is connected.
+    pub fn is_connected(&self) -> bool {
+        self.client.is_some()
+    }
+
+    fn connect(&mut self, socket: OwnedFd) -> Result<(), Errno> {
+        epoll::add(&self.epoll, &socket, CLIENT, epoll::EventFlags::IN)?;
+        self.client = Some(socket);
+        if self.one_off {
+            // Nobody else is served, so nobody else shall be able to connect.
+            if let Some(listener) = self.listener.take() {
+                epoll::delete(&self.epoll, &listener)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts the next client, or closes its connection if there is one already.
+    fn accept(&mut self) -> Result<(), Fault> {
+        let Some(listener) = &self.listener else { return Ok(()) };
+        self.system.syscalls.add(1);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
+            Ok(_) if self.client.is_some() => Ok(()),
+            Ok(client) => {
+                self.connect(client).map_err(|errno| Fault::system("cannot wait for it", errno))
+            }
+            // The connection may have ended before it was accepted.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(()),
+            Err(errno) => Err(Fault::system("cannot accept a client", errno)),
+        }
+    }
+
+    /// Forgets the client and its unfinished frames. The link ends if no other client can come.
+    fn disconnect(&mut self) -> Result<(), Fault> {
+        if let Some(client) = self.client.take() {
+            // Another process may hold the socket, so closing it does not suffice.
+            let removed = epoll::delete(&self.epoll, &client);
+            removed.map_err(|errno| Fault::system("cannot forget a client", errno))?;
+        }
+        self.reader.clear();
+        self.drop_waiting();
+        self.awaits_room = false;
+        if self.listener.is_none() { Err(Fault::Gone) } else { Ok(()) }
+    }
+
+    /// Ends the connection of a client that breaks the rules.
+    fn refuse(&mut self, error: frame_stream::FrameTooLong) -> Result<(), Fault> {
+        self.counters.dropped(DropReason::BadRequest);
+        if self.listener.is_none() {
+            return Err(Fault::misbehaved(error));
+        }
+        if self.logged < LOGGED_MAX {
+            self.logged += 1;
+            tracing::warn!("the client is disconnected: {error}");
+        }
+        self.disconnect()
+    }
+
+    /// Reads what the client has sent.
+    fn read(&mut self) -> Result<Read, Fault> {
+        let Some(client) = &self.client else { return Ok(Read::Nothing) };
+        self.system.syscalls.add(1);
+        match rustix::net::recv(client, self.reader.spare(), RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => self.disconnect().map(|()| Read::Gone),
+            Ok((_, len)) => {
+                self.reader.commit(len);
+                Ok(Read::Some)
+            }
+            Err(Errno::AGAIN | Errno::INTR) => Ok(Read::Nothing),
+            Err(_) => self.disconnect().map(|()| Read::Gone),
+        }
+    }
+
+    /// Moves the next whole frame to the batch, which has room for it.
+    fn take_frame(&mut self, batch: &mut Batch) -> Result<Taken, Fault> {
+        let frame_max = self.capabilities.frame_max();
+        let frame = match self.reader.next() {
+            Ok(None) => return Ok(Taken::Nothing),
+            Ok(Some(frame)) => frame,
+            Err(error) => return self.refuse(error).map(|()| Taken::Nothing),
+        };
+        let reason = match frame.len() {
+            0..ETHERNET_LEN => DropReason::Runt,
+            len if len > frame_max => DropReason::Oversize,
+            len => match push(batch, frame) {
+                Some(()) => {
+                    self.counters.received(1, len as u64);
+                    return Ok(Taken::Frame);
+                }
+                None => DropReason::Unreadable,
+            },
+        };
+        self.counters.dropped(reason);
+        Ok(Taken::Dropped)
+    }
+
+    /// Drops the frames that wait.
+    fn drop_waiting(&mut self) {
+        for _ in 0..self.frames.withdraw() {
+            self.counters.dropped(DropReason::LinkDown);
+        }
+        self.sent = 0;
+    }
+
+    /// Sends waiting frames until there are none, or the socket has no room.
+    fn send_waiting(&mut self) -> Result<(), Fault> {
+        while self.frames.waiting() > 0 {
+            let Some(client) = &self.client else {
+                self.drop_waiting();
+                break;
+            };
+            self.system.syscalls.add(1);
+            match send(client, &self.frames, self.sent) {
+                Ok(bytes) => self.finish(bytes),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
+                // The client has closed its end. `read` learns it as well, behind its last frames.
+                Err(_) => {
+                    self.drop_waiting();
+                    break;
+                }
+            }
+        }
+        self.await_room(false)
+    }
+
+    /// Accounts for bytes that were sent.
+    fn finish(&mut self, bytes: usize) {
+        self.sent += bytes;
+        while let Some(frame) = self.frames.next_waiting() {
+            let len = PREFIX_LEN + frame.frame_len();
+            if self.sent < len {
+                return;
+            }
+            self.sent -= len;
+            self.counters.sent(1, frame.frame_len() as u64);
+            let finished = self.frames.hand_over().map(|number| self.frames.finish(number));
+            debug_assert!(matches!(finished, Some(Ok(()))), "it was waiting");
+        }
+    }
+
+    /// Sets whether the epoll reports room in the socket.
+    fn await_room(&mut self, awaits: bool) -> Result<(), Fault> {
+        let Some(client) = self.client.as_ref().filter(|_| self.awaits_room != awaits) else {
+            return Ok(());
+        };
+        let room = if awaits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        epoll::modify(&self.epoll, client, CLIENT, epoll::EventFlags::IN | room)
+            .map_err(|errno| Fault::system("cannot wait for room", errno))?;
+        self.awaits_room = awaits;
+        Ok(())
+    }
+}
+
+/// Copies a frame to the batch. Returns `None` if it has no room.
+fn push(batch: &mut Batch, frame: &[u8]) -> Option<()> {
+    let offset = batch.reserve(frame.len())?;
+    batch.scratch_mut(offset..offset + frame.len()).ok()?.copy_from_slice(frame);
+    batch.push_contiguous(offset, frame.len(), OffloadMeta::PLAIN).ok().map(drop)
+}
+
+/// Sends the next frames, without the first `skipped` bytes. Returns the number of bytes that were sent.
+fn send(client: &OwnedFd, frames: &FrameRing, skipped: usize) -> Result<usize, Errno> {
+    let mut prefixes = ArrayVec::<[u8; PREFIX_LEN], FRAMES_PER_SEND>::new();
+    for frame in frames.all_waiting().take(FRAMES_PER_SEND) {
+        // The rooms of the ring are no longer than the longest frame, rounded up.
+        prefixes.push(frame_stream::prefix(frame.frame_len()).ok_or(Errno::MSGSIZE)?);
+    }
+    let mut pieces = ArrayVec::<IoSlice<'_>, { 2 * FRAMES_PER_SEND }>::new();
+    for (prefix, frame) in prefixes.iter().zip(frames.all_waiting()) {
+        pieces.push(IoSlice::new(prefix));
+        pieces.push(IoSlice::new(frames.bytes(&frame).get(MODERN_LEN..).unwrap_or_default()));
+    }
+    let mut pieces = &mut pieces[..];
+    IoSlice::advance_slices(&mut pieces, skipped);
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(client, pieces, &mut SendAncillaryBuffer::default(), flags)
+}
+
+impl Port for StreamLink {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        self.fault.take().map_or(Ok(()), Err)?;
+        let mut received = Received::default();
+        if self.client.is_none() {
+            self.accept()?;
+            received.work += usize::from(self.client.is_some());
+        }
+        let mut reads = 0;
+        while received.work < budget
+            && batch.frames_left() > 0
+            && batch.scratch_left() >= FRAME_MAX
+            && batch.has_room_for(self.capabilities.frame_max())
+        {
+            match self.take_frame(batch)? {
+                Taken::Frame => received.frames += 1,
+                Taken::Dropped => {}
+                Taken::Nothing if reads == READS_PER_ROUND => break,
+                Taken::Nothing => {
+                    reads += 1;
+                    match self.read()? {
+                        Read::Some => continue,
+                        Read::Nothing => break,
+                        Read::Gone => {}
+                    }
+                }
+            }
+            received.work += 1;
+        }
+        Ok(received)
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        let mut done = Transmitted::default();
+        for frame in batch.select(frames) {
+            let mut slots = Slots::new();
+            self.reserve(1, frame.len(), &mut slots);
+            match slots.first_mut().and_then(|slot| slot.get_mut(..frame.len())) {
+                Some(room) => {
+                    frame.copy_to(room);
+                    drop(slots);
+                    self.commit(&[Committed { len: frame.len(), meta: frame.meta() }]);
+                    done.sent += 1;
+                }
+                None => {
+                    drop(slots);
+                    self.counters.dropped(DropReason::PortFull);
+                    done.dropped += 1;
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn flush(&mut self) -> Result<(), Fault> {
+        self.send_waiting()
+    }
+
+    /// Returns true if a whole frame waits in the reader: the socket does not report it again.
+    fn arm(&mut self) -> Result<bool, Fault> {
+        // A client that misbehaves is found by `receive`.
+        Ok(self.fault.is_some() || self.reader.has_next().unwrap_or(true))
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.epoll.as_fd()]
+    }
+
+    /// Refuses a client beyond the first one, which would keep the epoll readable.
+    fn clear_events(&mut self) -> Result<(), Fault> {
+        if self.client.is_some() { self.accept() } else { Ok(()) }
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}
+
+impl GuestLink for StreamLink {
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        let count = count.min(slots.remaining_capacity());
+        if self.frames.free(len) < count && !self.awaits_room {
+            GuestLink::flush(self);
+        }
+        self.frames.reserve(count, len, |room| slots.push(room));
+    }
+
+    fn commit(&mut self, frames: &[Committed]) {
+        commit_all(&mut self.frames, frames, &self.counters);
+    }
+
+    /// Sends committed frames. The next [`receive`](Port::receive) returns a failure.
+    fn flush(&mut self) {
+        if let Err(fault) = self.send_waiting() {
+            self.frames.withdraw();
+            self.sent = 0;
+            self.fault = Some(fault);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.awaits_room
+    }
+}
+
+#[cfg(test)]
+mod tests;

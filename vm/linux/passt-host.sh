@@ -1,0 +1,53 @@
+#!/bin/sh
+# Host of a machine whose network card is on `ringfence passt`: passt-host.sh RINGFENCE TRAFFIC SHARE QEMU ARGUMENT...
+#
+# It runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Servers are at the
+# loopback, to which two addresses lead. What they received is in the folder SHARE. Everything ends with QEMU.
+set -eu
+ringfence=$1 traffic=$2 share=$3
+shift 3
+beside() { setpriv --pdeathsig KILL -- "$@" & }
+
+ip link set lo up
+ip link add wan0 type veth peer name out0
+ip link set out0 up
+echo 0 >/proc/sys/net/ipv6/conf/wan0/accept_dad
+ip address add 192.0.2.2/24 dev wan0
+ip address add 2001:db8:1::2/64 dev wan0 nodad
+ip link set wan0 up
+ip route add default via 192.0.2.1
+ip -6 route add default via 2001:db8:1::1
+echo '0 0' >/proc/sys/net/ipv4/ping_group_range
+mount -t tmpfs passt /dev/shm
+
+for version in 4 6; do
+    beside "$traffic" receive 700$version >"$share/sent-$version"
+done
+beside "$traffic" echo 7003
+beside "$traffic" return 7005
+# A name server that knows one name.
+beside python3 -c '
+import ipaddress, socket
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+server.bind(("127.0.0.1", 53))
+while True:
+    query, client = server.recvfrom(512)
+    end = query.index(b"\0", 12) + 5
+    kind = query[end - 3]
+    address = {1: "192.0.2.80", 28: "2001:db8:1::80"}.get(kind)
+    known = address and query[12:end - 5] == b"\x04host\x04test"
+    data = ipaddress.ip_address(address).packed if known else b""
+    answer = b"\xc0\x0c\0" + bytes([kind]) + b"\0\1\0\0\0\0\0" + bytes([len(data)]) + data if known else b""
+    flags = b"\x81\x80" if known else b"\x81\x83"
+    server.sendto(query[:2] + flags + b"\0\1\0" + bytes([bool(known)]) + b"\0\0\0\0" + query[12:end] + answer, client)
+'
+# What it sends arrives at a port of the machine.
+beside sh -c '
+    until [ -e "$1/listens" ]; do sleep 0.1; done
+    "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
+' "$traffic" "$share"
+
+"$ringfence" passt --one-off --socket /dev/shm/passt.socket --log-file "$share/passt.log" --debug \
+    -t 8080:7002 -D 127.0.0.1 -S test --map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80
+exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket \
+    -device virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
