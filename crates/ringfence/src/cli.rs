@@ -418,6 +418,24 @@ pub enum Internal {
     },
 }
 
+/// Command line of Ringfence's own processes. Its parser needs a third of the memory of [`Cli`]'s, which each process
+/// would keep.
+#[derive(Debug, Parser)]
+#[command(name = "ringfence internal", disable_help_subcommand = true)]
+pub struct InternalCli {
+    /// Role of the process
+    #[command(subcommand)]
+    pub role: Internal,
+}
+
+impl InternalCli {
+    /// Parses the words of a command line if it is that of a process of Ringfence's own.
+    pub fn of(words: impl Iterator<Item = OsString>) -> Option<Result<InternalCli, clap::Error>> {
+        let mut words = words.skip(1).peekable();
+        words.peek().is_some_and(|word| word == "internal").then(|| Self::try_parse_from(words))
+    }
+}
+
 impl RunArgs {
     /// Converts the arguments to the launcher's options.
     pub fn into_options(self) -> Options {
