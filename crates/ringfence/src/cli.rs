@@ -71,7 +71,6 @@ pub enum Command {
     Exec(ExecArgs),
     Logs(LogsArgs),
     Stop(StopArgs),
-    /// List, add or remove the published ports of a running guest
     Port(PortArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
@@ -432,6 +431,24 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
+}
+
+/// Command line of Ringfence's own processes. Its parser needs a third of the memory of [`Cli`]'s, which each process
+/// would keep.
+#[derive(Debug, Parser)]
+#[command(name = "ringfence internal", disable_help_subcommand = true)]
+pub struct InternalCli {
+    /// Role of the process
+    #[command(subcommand)]
+    pub role: Internal,
+}
+
+impl InternalCli {
+    /// Parses the words of a command line if it is that of a process of Ringfence's own.
+    pub fn of(words: impl Iterator<Item = OsString>) -> Option<Result<InternalCli, clap::Error>> {
+        let mut words = words.skip(1).peekable();
+        words.peek().is_some_and(|word| word == "internal").then(|| Self::try_parse_from(words))
+    }
 }
 
 impl RunArgs {

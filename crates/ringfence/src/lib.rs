@@ -94,21 +94,26 @@ pub fn main_with(cli: Cli) -> u8 {
                 },
             }
         }
-        Command::Internal { role } => match role {
-            Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
-            Internal::Driver => driver::main(),
-            Internal::Frontend => frontend::main(),
-            Internal::Uplink => uplink::process::main(),
-            Internal::PastaSession { words } => pasta::session_main(&words),
-            Internal::PasstSession { words } => pasta::passt::session_main(&words),
-            Internal::PastaNamespace { words } => pasta::namespace::main(&words),
-            Internal::PastaCommand { own_pids, words } => {
-                pasta::namespace::start_command(&words, own_pids)
-            }
-            Internal::DemoPeer { role } => demo::peer::main(&role),
-            Internal::GuestInit { command } => guest::main(&command),
-            Internal::Session { command } => guest::session::main(&command),
-        },
+        Command::Internal { role } => internal_main(role),
+    }
+}
+
+/// Runs a process of Ringfence's own. Returns the exit status.
+pub fn internal_main(role: Internal) -> u8 {
+    match role {
+        Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
+        Internal::Driver => driver::main(),
+        Internal::Frontend => frontend::main(),
+        Internal::Uplink => uplink::process::main(),
+        Internal::PastaSession { words } => pasta::session_main(&words),
+        Internal::PasstSession { words } => pasta::passt::session_main(&words),
+        Internal::PastaNamespace { words } => pasta::namespace::main(&words),
+        Internal::PastaCommand { own_pids, words } => {
+            pasta::namespace::start_command(&words, own_pids)
+        }
+        Internal::DemoPeer { role } => demo::peer::main(&role),
+        Internal::GuestInit { command } => guest::main(&command),
+        Internal::Session { command } => guest::session::main(&command),
     }
 }
 

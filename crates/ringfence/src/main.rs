@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use ringfence::cli::Cli;
+use ringfence::cli::{Cli, InternalCli};
 
 fn main() -> ExitCode {
     if let Err(status) = ringfence::check_stack() {
@@ -12,6 +12,11 @@ fn main() -> ExitCode {
     }
     if let Some(status) = ringfence::start_by_name(std::env::args_os) {
         return status.into();
+    }
+    match InternalCli::of(std::env::args_os()) {
+        Some(Ok(cli)) => return ringfence::internal_main(cli.role).into(),
+        Some(Err(error)) => return ringfence::tell(&error).into(),
+        None => {}
     }
     match Cli::try_parse() {
         Ok(cli) => ringfence::main_with(cli).into(),
