@@ -86,9 +86,9 @@ pub enum Command {
     Slirp4netns(Box<SlirpArgs>),
     /// Run the hub alone, for domains that are started separately
     Hub(HubArgs),
-    /// Check a policy file of `run --policy`, or explain its verdicts
+    /// Check, explain, print and replace egress policies
     Policy {
-        /// Action on the file
+        /// Action on a policy
         #[command(subcommand)]
         command: PolicyCommand,
     },
