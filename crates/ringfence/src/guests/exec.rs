@@ -93,7 +93,7 @@ fn run(args: &ExecArgs) -> anyhow::Result<u8> {
     let (status, problem) = match ended? {
         Reply::Ended(ending) => (ending.exit_status(), None),
         Reply::Failed { status, why } => (status, Some(why)),
-        Reply::Guest(_) | Reply::PolicySet => {
+        Reply::Guest(_) | Reply::PolicySet | Reply::EgressTotals(_) => {
             anyhow::bail!("the launcher is of another version of Ringfence")
         }
     };

@@ -21,6 +21,8 @@ use std::ffi::OsString;
 use ringfence_sandbox::Ending;
 use serde::{Deserialize, Serialize};
 
+use crate::uplink::totals::EgressTotals;
+
 /// Orders of a client to the launcher of a guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
@@ -39,6 +41,8 @@ pub(crate) enum Request {
     Stop(i32),
     /// Replaces the egress policy by that in the descriptor ([`document`](crate::egress::document)).
     SetPolicy,
+    /// Requests the totals of the egress policy.
+    EgressTotals,
 }
 
 /// Answers of a launcher.
@@ -49,6 +53,8 @@ pub(crate) enum Reply {
     Ended(Ending),
     /// The uplink applies the policy that the client sent.
     PolicySet,
+    /// Totals of the egress policy, if there is one.
+    EgressTotals(Option<EgressTotals>),
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.

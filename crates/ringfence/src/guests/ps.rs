@@ -6,14 +6,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::Channel;
 use serde::Serialize;
 
-use super::{Description, find};
+use super::{Description, Reply, Request, find};
 use crate::causes::causes;
 use crate::out::{Out, is_closed};
+use crate::uplink::totals::EgressTotals;
 
 /// Most characters of a command in the table.
 const COMMAND_MAX: usize = 60;
+/// Time limit for the answer of an uplink, which is not trusted.
+const TOTALS_WITHIN: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +47,8 @@ struct Row {
     pid: i32,
     /// Memory of its processes in bytes.
     memory: Option<u64>,
+    /// Totals of the egress policy, if there is one.
+    egress: Option<EgressTotals>,
     #[serde(flatten)]
     guest: Description,
 }
@@ -66,6 +72,7 @@ fn print(args: &PsArgs) -> anyhow::Result<()> {
         .map(|found| Row {
             pid: found.pid,
             memory: own_memory(found.pid, &memory),
+            egress: if args.json { egress_totals(&found.channel) } else { None },
             guest: found.guest,
         })
         .collect();
@@ -78,10 +85,19 @@ fn print(args: &PsArgs) -> anyhow::Result<()> {
     Ok(Out.write_all(text.as_bytes())?)
 }
 
+/// Asks a launcher for the totals of the guest's egress policy. Returns `None` if there is no policy, or no answer.
+fn egress_totals(launcher: &Channel) -> Option<EgressTotals> {
+    launcher.send(&Request::EgressTotals, &[]).ok()?;
+    match launcher.receive_within(TOTALS_WITHIN).ok()? {
+        (Reply::EgressTotals(totals), _) => totals,
+        _ => None,
+    }
+}
+
 fn table(rows: &[Row], now: Duration) -> String {
     let head = ["NAME", "SWITCH", "PID", "SINCE", "MEMORY", "ADDRESS", "PORTS", "COMMAND"];
     let mut lines = vec![head.map(str::to_owned)];
-    for Row { pid, memory, guest } in rows {
+    for Row { pid, memory, guest, .. } in rows {
         let command = guest.command.join(" ");
         let short: String = command.chars().take(COMMAND_MAX).collect();
         let address = guest.addresses.first().or(guest.uplink.first());
@@ -176,7 +192,8 @@ mod tests {
             disks: vec![],
             since: 100,
         };
-        Row { pid: 7, memory: Some(3 << 20), guest }
+        let egress = Some(EgressTotals { pins: 9, ..EgressTotals::default() });
+        Row { pid: 7, memory: Some(3 << 20), egress, guest }
     }
 
     #[test]
@@ -195,6 +212,7 @@ mod tests {
         let json = serde_json::to_value(row()).unwrap();
         assert_eq!((json["pid"].as_i64(), json["name"].as_str()), (Some(7), Some("web")));
         assert_eq!(json["ports"][0], "8080:80");
+        assert_eq!(json["egress"]["pins"], 9);
     }
 
     #[test]

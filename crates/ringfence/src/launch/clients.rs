@@ -13,6 +13,7 @@ use rustix::net::sockopt::socket_peercred;
 
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::guests::{Reply, Request};
+use crate::uplink::totals::EgressTotals;
 
 /// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 32;
@@ -36,6 +37,8 @@ pub(super) struct Clients {
     next: ClientId,
     /// Client whose policy is on its way to the uplink.
     pub(super) policy: Option<ClientId>,
+    /// Clients that wait for the totals of the egress policy.
+    totals: Vec<ClientId>,
     /// Time of [`Clients::listen`] in seconds since 1970.
     since: u64,
 }
@@ -50,6 +53,7 @@ impl Clients {
             executing: BTreeSet::new(),
             next: 1,
             policy: None,
+            totals: Vec::new(),
             since: super::requests::now(),
         })
     }
@@ -102,6 +106,26 @@ impl Clients {
                 self.list.push((self.next, Channel::from_fd(socket)));
                 self.next += 1;
             }
+        }
+    }
+
+    /// Adds a client that waits for the totals of the egress policy. Returns `true` if others wait already: the uplink
+    /// has been asked.
+    pub(super) fn wait_for_totals(&mut self, id: ClientId) -> bool {
+        let was_asked = !self.totals.is_empty();
+        // A client that asks again has one answer, so the list is as short as that of the clients.
+        let is_known = |own: &ClientId| self.list.iter().any(|(id, _)| id == own);
+        self.totals.retain(is_known);
+        if !self.totals.contains(&id) {
+            self.totals.push(id);
+        }
+        was_asked
+    }
+
+    /// Answers the clients that wait for the totals of the egress policy.
+    pub(super) fn tell_totals(&mut self, totals: Option<EgressTotals>) {
+        for id in std::mem::take(&mut self.totals) {
+            self.reply(id, &Reply::EgressTotals(totals));
         }
     }
 

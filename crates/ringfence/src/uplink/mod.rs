@@ -9,6 +9,7 @@
 //! * [`orders`]: orders to a running uplink.
 //! * [`ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
+//! * [`totals`]: counts of egress verdicts.
 
 pub mod forward;
 pub(crate) mod host;
@@ -19,6 +20,7 @@ pub(crate) mod plan;
 pub mod ports;
 pub mod process;
 mod recorder;
+pub mod totals;
 
 use std::net::IpAddr;
 
@@ -29,6 +31,7 @@ use crate::guest::Address;
 use forward::Forward;
 use link::LinkOrder;
 use local::LocalPrefix;
+use totals::EgressTotals;
 
 /// Name of the uplink's interface in the guest.
 pub const INTERFACE: &str = "up0";
@@ -160,6 +163,8 @@ pub enum FromUplink {
         /// Reason for which the old policy stays.
         error: Option<String>,
     },
+    /// Totals of the egress policy, if there is one: the answer to [`orders::UplinkOrder::Totals`], and the last message.
+    Totals(Option<EgressTotals>),
     /// The uplink needs more sockets of the guest's network.
     Sockets,
     /// Lines for `--egress-log`.

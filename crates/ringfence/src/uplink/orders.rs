@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FromUplink;
 use super::ports::{PortOrder, PortTable};
+use super::totals::TotalsSource;
 use crate::egress::document;
 
 /// Order to a running uplink.
@@ -20,30 +21,41 @@ pub enum UplinkOrder {
     Port(PortOrder),
     /// Replaces the egress policy by that in the descriptor ([`document`]).
     Policy,
+    /// Requests the totals of the egress policy.
+    Totals,
 }
 
-/// Receives and carries out the orders that have arrived.
-///
-/// # Errors
-///
-/// Returns [`ChannelError::Closed`] when the other end is closed.
-pub(super) fn serve(
-    channel: &Channel,
-    ports: &mut PortTable,
-    uplink: &mut Uplink,
-) -> Result<(), ChannelError> {
-    while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
-        let answer = match order {
-            UplinkOrder::Port(order) => ports.carry_out(order, fds, uplink)?,
-            UplinkOrder::Policy => {
-                Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
+/// Objects that orders concern, besides the engine.
+pub(super) struct Orders {
+    pub(super) ports: PortTable,
+    pub(super) totals: TotalsSource,
+}
+
+impl Orders {
+    /// Receives and carries out the orders that have arrived.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ChannelError::Closed`] when the other end is closed.
+    pub(super) fn serve(
+        &mut self,
+        channel: &Channel,
+        uplink: &mut Uplink,
+    ) -> Result<(), ChannelError> {
+        while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
+            let answer = match order {
+                UplinkOrder::Port(order) => self.ports.carry_out(order, fds, uplink)?,
+                UplinkOrder::Policy => {
+                    Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
+                }
+                UplinkOrder::Totals => Some(FromUplink::Totals(self.totals.read())),
+            };
+            if let Some(answer) = answer {
+                channel.send_now(&answer, &[])?;
             }
-        };
-        if let Some(answer) = answer {
-            channel.send_now(&answer, &[])?;
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn set_policy(fds: Descriptors, uplink: &mut Uplink) -> Result<(), String> {
