@@ -17,7 +17,8 @@ pub const LIFE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub const ADDRESSES_MAX: usize = 16_384;
 /// Maximum number of names of an address.
 pub const NAMES_MAX: usize = 64;
-/// Maximum number of pins, as a multiple of that of addresses. A pin with its name takes at most some 350 bytes.
+/// Maximum number of pins, as a multiple of that of addresses, beside one address with all its names. A pin with its name
+/// takes at most some 350 bytes.
 pub const PINS_EACH: usize = 4;
 
 /// Returns the lifetime of a pin for the time to live of a record, in seconds. A value with the highest bit
@@ -79,7 +80,7 @@ impl Pins {
                 self.evict();
             }
         }
-        while self.count >= self.max * PINS_EACH {
+        while self.count >= self.max * PINS_EACH + NAMES_MAX {
             self.evict();
         }
         let pins = self.by_address.entry(ip).or_default();
@@ -197,13 +198,14 @@ mod tests {
         for number in 0..1_000_000_u32 {
             let host = name(&format!("n{number}.org"));
             pins.add(&host, ip(number % 2000), life(number % 1000), SECOND * (number / 10_000));
-            assert!(pins.len() <= 1024 && pins.count <= 1024 * PINS_EACH);
+            assert!(pins.len() <= 1024 && pins.count <= 1024 * PINS_EACH + NAMES_MAX);
         }
         let held: usize = pins.by_address.values().map(Vec::len).sum();
         let room: usize = pins.by_address.values().map(Vec::capacity).sum();
         assert!(held == pins.count && room <= 4 * held + 1024, "{held} pins in {room} places");
         // The last name is known: a flood evicts older ones only.
-        assert_eq!(names(&pins, 999_999 % 2000, SECOND * 99), ["n999999.org"]);
+        let last = names(&pins, 999_999 % 2000, SECOND * 99);
+        assert!(last.iter().any(|known| known == "n999999.org"), "{last:?}");
     }
 
     proptest! {
@@ -216,7 +218,7 @@ mod tests {
                 pins.add(&name(&format!("h{host}.org")), ip(address), SECOND * u32::try_from(life).unwrap(), now);
                 prop_assert_eq!(pins.by_end.len(), pins.by_address.len());
                 prop_assert_eq!(pins.count, pins.by_address.values().map(Vec::len).sum::<usize>());
-                prop_assert!(pins.count <= 4 * PINS_EACH);
+                prop_assert!(pins.count <= 4 * PINS_EACH + NAMES_MAX);
                 for (end, address) in &pins.by_end {
                     let latest = pins.by_address[address].iter().map(|pin| pin.until).max();
                     prop_assert_eq!(latest, Some(*end));
