@@ -1,6 +1,7 @@
 //! Pins: addresses that answers for allowed names contained, for as long as the answers are valid.
 //!
-//! The table is bounded. When it is full, the address that expires first makes room.
+//! The table is bounded by addresses, by the names of each, and by pins of all addresses. When it is full, the address
+//! that expires first makes room.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -16,6 +17,9 @@ pub const LIFE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub const ADDRESSES_MAX: usize = 16_384;
 /// Maximum number of names of an address.
 pub const NAMES_MAX: usize = 64;
+/// Maximum number of pins, as a multiple of that of addresses, beside one address with all its names. A pin with its name
+/// takes at most some 350 bytes.
+pub const PINS_EACH: usize = 4;
 
 /// Returns the lifetime of a pin for the time to live of a record, in seconds. A value with the highest bit
 /// set counts as zero (RFC 2181, 8).
@@ -36,6 +40,8 @@ pub struct Pins {
     by_address: HashMap<IpAddr, Vec<Pin>>,
     /// Time at which the last pin of an address expires.
     by_end: BTreeSet<(Duration, IpAddr)>,
+    /// Number of pins of all addresses.
+    count: usize,
     max: usize,
 }
 
@@ -48,7 +54,7 @@ impl Default for Pins {
 impl Pins {
     /// Creates an empty table of at most `max` addresses.
     pub fn new(max: usize) -> Pins {
-        Pins { by_address: HashMap::new(), by_end: BTreeSet::new(), max: max.max(1) }
+        Pins { by_address: HashMap::new(), by_end: BTreeSet::new(), count: 0, max: max.max(1) }
     }
 
     /// Returns the number of addresses.
@@ -61,15 +67,21 @@ impl Pins {
         self.by_address.is_empty()
     }
 
+    /// Returns the number of addresses with a pin that has not expired.
+    pub fn in_force(&self, now: Duration) -> usize {
+        self.by_end.iter().rev().take_while(|(end, _)| *end > now).count()
+    }
+
     /// Pins an address to a name until `now` plus `life`. A longer pin stays.
     pub fn add(&mut self, name: &HostName, ip: IpAddr, life: Duration, now: Duration) {
         if !self.by_address.contains_key(&ip) {
             self.expire(now);
-            if self.by_address.len() >= self.max
-                && let Some((_, first)) = self.by_end.pop_first()
-            {
-                self.by_address.remove(&first);
+            if self.by_address.len() >= self.max {
+                self.evict();
             }
+        }
+        while self.count >= self.max * PINS_EACH + NAMES_MAX {
+            self.evict();
         }
         let pins = self.by_address.entry(ip).or_default();
         let end_before = pins.iter().map(|pin| pin.until).max();
@@ -77,6 +89,7 @@ impl Pins {
         match pins.iter_mut().find(|pin| pin.name == *name) {
             Some(pin) => pin.until = pin.until.max(until),
             None => {
+                let before = pins.len();
                 pins.retain(|pin| pin.until > now);
                 if pins.len() >= NAMES_MAX
                     && let Some(first) = (0..pins.len()).min_by_key(|&at| pins[at].until)
@@ -84,6 +97,7 @@ impl Pins {
                     pins.swap_remove(first);
                 }
                 pins.push(Pin { name: name.clone(), until });
+                self.count = self.count + pins.len() - before;
             }
         }
         let end = pins.iter().map(|pin| pin.until).max();
@@ -95,12 +109,16 @@ impl Pins {
 
     /// Removes the addresses whose pins have all expired.
     fn expire(&mut self, now: Duration) {
-        while let Some(&(end, ip)) = self.by_end.first()
-            && end <= now
-        {
-            self.by_end.pop_first();
-            self.by_address.remove(&ip);
+        while self.by_end.first().is_some_and(|(end, _)| *end <= now) {
+            self.evict();
         }
+    }
+
+    /// Removes the address that expires first.
+    fn evict(&mut self) {
+        let Some((_, first)) = self.by_end.pop_first() else { return };
+        let removed = self.by_address.remove(&first).unwrap_or_default();
+        self.count -= removed.len();
     }
 
     /// Iterates over the names to which an address is pinned.
@@ -150,8 +168,10 @@ mod tests {
         pins.add(&name("b.org"), ip(1), 10 * SECOND, 2 * SECOND);
         assert_eq!(names(&pins, 1, 3 * SECOND), ["a.org", "b.org"]);
         assert_eq!(names(&pins, 1, 12 * SECOND), ["a.org"]);
+        pins.add(&name("c.org"), ip(2), 10 * SECOND, 2 * SECOND);
+        assert_eq!([2, 12, 101].map(|now| pins.in_force(now * SECOND)), [2, 1, 0]);
         assert_eq!(names(&pins, 1, 101 * SECOND), [""; 0]);
-        assert_eq!(names(&pins, 2, 3 * SECOND), [""; 0]);
+        assert_eq!(names(&pins, 3, 3 * SECOND), [""; 0]);
     }
 
     #[test]
@@ -172,6 +192,22 @@ mod tests {
         assert_eq!(names(&pins, 1, SECOND).len(), NAMES_MAX);
     }
 
+    #[test]
+    fn million_names_take_bounded_memory() {
+        let mut pins = Pins::new(1024);
+        for number in 0..1_000_000_u32 {
+            let host = name(&format!("n{number}.org"));
+            pins.add(&host, ip(number % 2000), life(number % 1000), SECOND * (number / 10_000));
+            assert!(pins.len() <= 1024 && pins.count <= 1024 * PINS_EACH + NAMES_MAX);
+        }
+        let held: usize = pins.by_address.values().map(Vec::len).sum();
+        let room: usize = pins.by_address.values().map(Vec::capacity).sum();
+        assert!(held == pins.count && room <= 4 * held + 1024, "{held} pins in {room} places");
+        // The last name is known: a flood evicts older ones only.
+        let last = names(&pins, 999_999 % 2000, SECOND * 99);
+        assert!(last.iter().any(|known| known == "n999999.org"), "{last:?}");
+    }
+
     proptest! {
         #[test]
         fn both_indices_agree(steps in prop::collection::vec((0..6_u32, 0..4_u32, 0..50_u64), 0..80)) {
@@ -181,6 +217,8 @@ mod tests {
                 now += SECOND;
                 pins.add(&name(&format!("h{host}.org")), ip(address), SECOND * u32::try_from(life).unwrap(), now);
                 prop_assert_eq!(pins.by_end.len(), pins.by_address.len());
+                prop_assert_eq!(pins.count, pins.by_address.values().map(Vec::len).sum::<usize>());
+                prop_assert!(pins.count <= 4 * PINS_EACH + NAMES_MAX);
                 for (end, address) in &pins.by_end {
                     let latest = pins.by_address[address].iter().map(|pin| pin.until).max();
                     prop_assert_eq!(latest, Some(*end));

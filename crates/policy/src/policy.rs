@@ -146,6 +146,8 @@ pub struct Policy {
     /// Lengths of the prefixes in use, for IPv4 and IPv6.
     lengths: [Vec<u8>; 2],
     echo: Vec<usize>,
+    /// Set if a rule denies a name. Every connection asks for it.
+    denies_names: bool,
 }
 
 impl Policy {
@@ -168,6 +170,7 @@ impl Policy {
             prefixes: HashMap::new(),
             lengths: [Vec::new(), Vec::new()],
             echo: Vec::new(),
+            denies_names: false,
         };
         for source in source.rules {
             match source.text.parse::<Rule>() {
@@ -182,6 +185,8 @@ impl Policy {
 
     fn add(&mut self, rule: Rule, source: RuleSource) {
         let index = self.entries.len();
+        let is_name = matches!(rule.target, Target::Name(_) | Target::Below(_));
+        self.denies_names |= is_name && source.action == Action::Deny;
         let list = match &rule.target {
             Target::Name(name) => self.exact.entry(name.clone()).or_default(),
             Target::Below(name) => self.below.entry(name.clone()).or_default(),
@@ -240,8 +245,7 @@ impl Policy {
 
     /// Returns `true` if a rule denies names: connections to any address are then inspected.
     pub fn denies_names(&self) -> bool {
-        let denies = |rules: &Vec<usize>| rules.iter().any(|&rule| self.denies(rule));
-        self.exact.values().chain(self.below.values()).any(denies)
+        self.denies_names
     }
 
     fn denies(&self, index: usize) -> bool {

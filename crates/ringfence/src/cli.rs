@@ -83,9 +83,9 @@ pub enum Command {
     Passt(Box<PasstArgs>),
     Slirp4netns(Box<SlirpArgs>),
     Hub(HubArgs),
-    /// Check a policy file of `run --policy`, or explain its verdicts
+    /// Check, explain, print and replace egress policies
     Policy {
-        /// Action on the file
+        /// Action on a policy
         #[command(subcommand)]
         command: PolicyCommand,
     },

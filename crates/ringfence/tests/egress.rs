@@ -4,100 +4,14 @@
 
 mod support;
 
-use std::time::Duration;
-
+use support::Lab;
+use support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
 use support::needs::Need;
-use support::world::{FAR_V4, Families, OUTSIDE_V4, World};
-use support::{Lab, Running};
+use support::world::{FAR_V4, OUTSIDE_V4};
 
-/// Time limit for a complete guest.
-const LONG: Duration = Duration::from_secs(90);
-/// Second address outside. Only names that no rule allows lead to it.
-const OTHER_V4: &str = "198.51.100.2";
-
-const CURL: Need = Need::Program("curl", "curl");
 const WGET: Need = Need::Program("wget", "wget");
 const GIT: Need = Need::Program("git", "git");
-const OPENSSL: Need = Need::Program("openssl", "openssl");
 const DIG: Need = Need::Program("dig", "bind9-dnsutils");
-const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
-
-/// World with a name server and web servers outside.
-struct Net {
-    world: World,
-    names: Running,
-    servers: Running,
-}
-
-impl Net {
-    /// Creates the world, or returns `None` if the machine allows none.
-    fn new() -> Option<Net> {
-        let world = World::new(Families::V4)?;
-        std::fs::write(world.file("egress.py"), include_str!("support/egress.py")).unwrap();
-        let prepare = format!(
-            "ip addr add {OTHER_V4}/32 dev lo; ip addr add 169.254.169.254/32 dev lo; \
-             openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=a.test \
-             -addext subjectAltName=DNS:a.test,DNS:b.test,DNS:x.wild.test -keyout key.pem -out cert.pem 2>openssl.log"
-        );
-        world.outside(&["sh", "-ec", &prepare]).succeed(LONG);
-        let names = world.outside(&[
-            "dnsmasq",
-            "--keep-in-foreground",
-            "--conf-file=/dev/null",
-            "--no-resolv",
-            "--no-hosts",
-            "--bind-interfaces",
-            "--user=root",
-            "--group=",
-            "--pid-file=",
-            "--log-facility=-",
-            "--log-queries",
-            "--listen-address",
-            OUTSIDE_V4,
-            "--listen-address",
-            FAR_V4,
-            "--cname=alias.test,real.example",
-            &format!("--host-record=real.example,{FAR_V4}"),
-            // Two names share an address. The third one has another, the others point into private ranges.
-            &format!("--address=/a.test/{FAR_V4}"),
-            &format!("--address=/b.test/{FAR_V4}"),
-            &format!("--address=/wild.test/{FAR_V4}"),
-            &format!("--address=/other.test/{OTHER_V4}"),
-            "--address=/rebind.test/10.0.0.1",
-            "--address=/metadata.test/169.254.169.254",
-        ]);
-        let servers = world.outside(&["python3", "egress.py", "serve", FAR_V4, OTHER_V4]);
-        servers.wait_for_output("listening");
-        let wait = "for i in $(seq 200); do ss -Hlun 'sport = :53' | grep -q . && exit 0; sleep 0.05; done; exit 1";
-        world.outside(&["sh", "-c", wait]).succeed(LONG);
-        world.name_servers(&[OUTSIDE_V4]);
-        Some(Net { world, names, servers })
-    }
-
-    /// Runs a script in a guest with these options. Returns its output.
-    fn guest(&self, options: &str, script: &str) -> String {
-        self.world.lone_guest(options, script).succeed(LONG)
-    }
-
-    /// Returns `true` if the name server received a query for a name.
-    fn was_asked_for(&self, name: &str) -> bool {
-        self.names.stderr.text().contains(name) || self.names.stdout.text().contains(name)
-    }
-
-    fn end(self) {
-        drop((self.names.end(), self.servers.end()));
-    }
-}
-
-/// Creates the network, or returns from the test.
-macro_rules! net {
-    () => {
-        match Net::new() {
-            Some(net) => net,
-            None => return,
-        }
-    };
-}
 
 #[test]
 fn programs_reach_allowed_names_and_nothing_else() {

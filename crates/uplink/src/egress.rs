@@ -73,6 +73,11 @@ impl Egress {
         self.state().gate.replace(policy);
     }
 
+    /// Returns the number of addresses that are pinned to a name now.
+    pub fn pins(&self, now: Duration) -> usize {
+        self.state().gate.pins().in_force(now)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -233,6 +238,11 @@ impl PolicyInForce {
     /// Creates it with the policy of the start, if there is one.
     pub fn new(egress: Option<Arc<Egress>>) -> Arc<PolicyInForce> {
         Arc::new(PolicyInForce { version: Counter::default(), egress: Mutex::new(egress) })
+    }
+
+    /// Returns the policy, if there is one.
+    pub fn get(&self) -> Option<Arc<Egress>> {
+        self.read().1
     }
 
     /// Returns the policy and its version.

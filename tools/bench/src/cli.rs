@@ -54,7 +54,7 @@ pub enum Role {
     },
     /// One end of the connections of an uplink benchmark
     BenchUplinkEnd {
-        /// `client` or `server`.
+        /// `client`, `server` or `outside`.
         role: String,
         /// TCP congestion control to choose.
         congestion: String,

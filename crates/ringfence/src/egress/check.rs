@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use ringfence_policy::{HostName, Policy, Protocol, Verdict};
 
+use super::presets;
+
 /// Exit status for a destination that the policy denies.
 const STATUS_DENIED: u8 = 1;
 
@@ -39,6 +41,13 @@ pub enum PolicyCommand {
         /// The policy file
         file: PathBuf,
     },
+    /// Print the policy file of a preset of `run --policy-preset`, to read it or to write one's own
+    #[command(after_help = "Example:\n  ringfence policy preset pypi > mine.toml")]
+    Preset {
+        /// Name of the preset
+        #[arg(value_parser = presets::parser())]
+        name: String,
+    },
 }
 
 /// Runs the command. Returns its output and the exit status.
@@ -65,6 +74,7 @@ pub fn run(command: &PolicyCommand) -> anyhow::Result<(String, u8)> {
             let rules = crate::guests::policy::set(guest, file)?;
             Ok((format!("{guest}: {rules} rules of {}\n", file.display()), 0))
         }
+        PolicyCommand::Preset { name } => Ok((presets::text(name)?.to_owned(), 0)),
     }
 }
 

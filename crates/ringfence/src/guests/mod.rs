@@ -25,6 +25,8 @@ use std::ffi::OsString;
 use ringfence_sandbox::Ending;
 use serde::{Deserialize, Serialize};
 
+use crate::uplink::totals::EgressTotals;
+
 /// Orders of a client to the launcher of a guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Request {
@@ -55,6 +57,8 @@ pub(crate) enum Request {
     AddPort(String),
     /// Removes published ports.
     RemovePort(String),
+    /// Requests the totals of the egress policy.
+    EgressTotals,
 }
 
 /// Answers of a launcher.
@@ -70,6 +74,8 @@ pub(crate) enum Reply {
     Counters(Box<Counters>),
     /// The ports are published or removed.
     PortsChanged,
+    /// Totals of the egress policy, if there is one.
+    EgressTotals(Option<EgressTotals>),
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.

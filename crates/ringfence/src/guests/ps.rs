@@ -6,15 +6,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::channel::Channel;
 use serde::Serialize;
 
-use super::Description;
 use super::find::{self, Found};
+use super::{Description, Reply, Request};
 use crate::causes::causes;
 use crate::out::{Out, is_closed};
+use crate::uplink::totals::EgressTotals;
 
 /// Most characters of a command in the table.
 const COMMAND_MAX: usize = 60;
+/// Time limit for the answer of an uplink, which is not trusted.
+const TOTALS_WITHIN: Duration = Duration::from_millis(500);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,6 +48,8 @@ pub(super) struct Row {
     pub(super) pid: i32,
     /// Memory of its processes in bytes.
     pub(super) memory: Option<u64>,
+    /// Totals of the egress policy, if there is one. The table does without.
+    egress: Option<EgressTotals>,
     #[serde(flatten)]
     pub(super) guest: Description,
 }
@@ -61,7 +67,7 @@ pub fn main(args: &PsArgs) -> u8 {
 }
 
 fn print(args: &PsArgs) -> anyhow::Result<()> {
-    let rows = rows(find::all()?);
+    let rows = rows(find::all()?, args.json);
     let text = if args.json {
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
@@ -71,21 +77,31 @@ fn print(args: &PsArgs) -> anyhow::Result<()> {
     Ok(Out.write_all(text.as_bytes())?)
 }
 
-/// Adds the memory of the guests' processes.
-pub(super) fn rows(guests: Vec<Found>) -> Vec<Row> {
+/// Adds the memory of the guests' processes and, if asked for, the totals of their egress policies.
+pub(super) fn rows(guests: Vec<Found>, with_egress: bool) -> Vec<Row> {
     let memory = memory_by_process();
     let row = |found: Found| Row {
         pid: found.pid,
         memory: own_memory(found.pid, &memory),
+        egress: if with_egress { egress_totals(&found.channel) } else { None },
         guest: found.guest,
     };
     guests.into_iter().map(row).collect()
 }
 
+/// Asks a launcher for the totals of the guest's egress policy. Returns `None` if there is no policy, or no answer.
+fn egress_totals(launcher: &Channel) -> Option<EgressTotals> {
+    launcher.send(&Request::EgressTotals, &[]).ok()?;
+    match launcher.receive_within(TOTALS_WITHIN).ok()? {
+        (Reply::EgressTotals(totals), _) => totals,
+        _ => None,
+    }
+}
+
 fn table(rows: &[Row], now: Duration) -> String {
     let head = ["NAME", "SWITCH", "PID", "SINCE", "MEMORY", "ADDRESS", "PORTS", "COMMAND"];
     let mut lines = vec![head.map(str::to_owned)];
-    for Row { pid, memory, guest } in rows {
+    for Row { pid, memory, guest, .. } in rows {
         let command = guest.command.join(" ");
         let short: String = command.chars().take(COMMAND_MAX).collect();
         let address = guest.addresses.first().or(guest.uplink.first());
@@ -180,7 +196,8 @@ mod tests {
             disks: vec![],
             since: 100,
         };
-        Row { pid: 7, memory: Some(3 << 20), guest }
+        let egress = Some(EgressTotals { pins: 9, ..EgressTotals::default() });
+        Row { pid: 7, memory: Some(3 << 20), egress, guest }
     }
 
     #[test]
@@ -199,6 +216,7 @@ mod tests {
         let json = serde_json::to_value(row()).unwrap();
         assert_eq!((json["pid"].as_i64(), json["name"].as_str()), (Some(7), Some("web")));
         assert_eq!(json["ports"][0], "8080:80");
+        assert_eq!(json["egress"]["pins"], 9);
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let age = now.saturating_sub(found.guest.since);
-    let status = Status { row: ps::rows(vec![found]).remove(0), counters, age };
+    let status = Status { row: ps::rows(vec![found], true).remove(0), counters, age };
     let text = match form {
         Form::Json => format!("{}\n", serde_json::to_string_pretty(&status)?),
         Form::Table => Table { status: &status, counters: false }.to_string(),

@@ -14,6 +14,7 @@ use rustix::net::sockopt::socket_peercred;
 use super::messages;
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::guests::{Reply, Request};
+use crate::uplink::totals::EgressTotals;
 
 /// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 32;
@@ -50,6 +51,8 @@ pub(super) struct Clients {
     pub(super) policy: Option<ClientId>,
     /// Clients that wait for the driver domain's counters.
     pub(super) counters: Vec<ClientId>,
+    /// Clients that wait for the totals of the egress policy.
+    totals: Vec<ClientId>,
     /// Time of [`Clients::listen`] in seconds since 1970.
     since: u64,
 }
@@ -66,6 +69,7 @@ impl Clients {
             next: 1,
             policy: None,
             counters: Vec::new(),
+            totals: Vec::new(),
             since: super::requests::now(),
         })
     }
@@ -156,6 +160,26 @@ impl Clients {
         reader.after = messages.last().map_or(reader.after, |last| last.number);
         reader.waits = false;
         self.reply(id, &Reply::Messages(messages));
+    }
+
+    /// Adds a client that waits for the totals of the egress policy. Returns `true` if others wait already: the uplink
+    /// has been asked.
+    pub(super) fn wait_for_totals(&mut self, id: ClientId) -> bool {
+        let was_asked = !self.totals.is_empty();
+        // A client that asks again has one answer, so the list is as short as that of the clients.
+        let is_known = |own: &ClientId| self.list.iter().any(|(id, _)| id == own);
+        self.totals.retain(is_known);
+        if !self.totals.contains(&id) {
+            self.totals.push(id);
+        }
+        was_asked
+    }
+
+    /// Answers the clients that wait for the totals of the egress policy.
+    pub(super) fn tell_totals(&mut self, totals: Option<EgressTotals>) {
+        for id in std::mem::take(&mut self.totals) {
+            self.reply(id, &Reply::EgressTotals(totals));
+        }
     }
 
     /// Answers a client. Disconnects it if it does not read.

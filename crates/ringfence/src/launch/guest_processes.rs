@@ -439,6 +439,7 @@ impl<'a> GuestProcesses<'a> {
                 }
                 ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
                 ProcessEvent::Driver(FromDriver::Stats(stats)) => self.counters_are_there(&stats),
+                ProcessEvent::Uplink(FromUplink::Totals(totals)) => self.totals_came(totals),
                 ProcessEvent::Client(event) => {
                     if let Err(outcome) = self.serve(event) {
                         return outcome;
@@ -446,13 +447,20 @@ impl<'a> GuestProcesses<'a> {
                 }
                 event => {
                     if let Some(outcome) = self.end_of(event) {
-                        if let Some((uplink, channel)) = self.running_uplink_mut() {
-                            uplink.finish_records(channel);
-                        }
+                        self.finish_records();
                         return outcome;
                     }
                 }
             }
+        }
+    }
+
+    /// Writes the last records, and the totals if each step is reported.
+    fn finish_records(&mut self) {
+        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
+        let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) else { return };
+        if let Some(totals) = uplink.finish_records(channel, self.reporter.is_verbose()) {
+            self.reporter.step(format_args!("egress: {totals}"));
         }
     }
 

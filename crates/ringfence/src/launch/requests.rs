@@ -15,6 +15,8 @@ use crate::egress::document;
 use crate::guest::ToGuest;
 use crate::guests::{CounterTable, Counters, Description, Reply, Request};
 use crate::switchboard::{DriverStats, ToDriver};
+use crate::uplink::orders::UplinkOrder;
+use crate::uplink::totals::EgressTotals;
 
 impl GuestProcesses<'_> {
     /// Handles an event of a client. Fails if the guest cannot be told.
@@ -56,6 +58,10 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(id, Request::RemovePort(text), _) => {
                 self.change_ports(id, &text, false)
             }
+            ClientEvent::Request(id, Request::EgressTotals, _) => {
+                self.ask_for_totals(id);
+                Ok(())
+            }
             ClientEvent::Gone(id) => {
                 let number = Signal::HUP.as_raw();
                 self.send_to_guest(&ToGuest::ExecSignal { id, number }, &[])
@@ -90,6 +96,27 @@ impl GuestProcesses<'_> {
             clients.policy = Some(id);
         }
         Ok(())
+    }
+
+    /// Asks the uplink for the totals of its policy; [`Clients::tell_totals`] answers.
+    fn ask_for_totals(&mut self, id: ClientId) {
+        let Some(clients) = &mut self.clients else { return };
+        if clients.wait_for_totals(id) {
+            return;
+        }
+        let asked = self
+            .running_uplink()
+            .is_some_and(|(_, channel)| channel.send_now(&UplinkOrder::Totals, &[]).is_ok());
+        if !asked {
+            self.totals_came(None);
+        }
+    }
+
+    /// Answers the clients that asked for totals.
+    pub(super) fn totals_came(&mut self, totals: Option<EgressTotals>) {
+        if let Some(clients) = &mut self.clients {
+            clients.tell_totals(totals);
+        }
     }
 
     /// Answers the client whose policy the uplink has applied or refused.

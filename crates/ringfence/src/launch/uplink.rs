@@ -19,6 +19,7 @@ use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
+use crate::uplink::totals::EgressTotals;
 use crate::uplink::{
     BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, RelayTo, UplinkConfig, UplinkRules,
     UplinkSockets,
@@ -235,17 +236,26 @@ impl Uplink {
         (0..RECORDS_IN_A_ROW).map_while(|_| next()).find_map(|message| self.records.accept(message))
     }
 
-    /// Ends the uplink process if it writes records, and writes the last ones.
-    pub(super) fn finish_records(&mut self, channel: &Channel) {
-        if !self.records.are_wanted() {
-            return;
+    /// Ends the uplink process if it writes records or `wants_totals`. Writes the last records, and returns the totals
+    /// of the policy if there is one.
+    pub(super) fn finish_records(
+        &mut self,
+        channel: &Channel,
+        wants_totals: bool,
+    ) -> Option<EgressTotals> {
+        if !self.records.are_wanted() && !wants_totals {
+            return None;
         }
+        let mut last = None;
         // The process stops when its orders end.
         let _ = rustix::net::shutdown(channel.as_fd(), rustix::net::Shutdown::Write);
         for _ in 0..LAST_RECORDS_MAX {
             let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
-            self.records.accept(message);
+            if let Some(FromUplink::Totals(totals)) = self.records.accept(message) {
+                last = totals;
+            }
         }
+        last
     }
 
     /// Sends another policy to the uplink process.

@@ -11,6 +11,7 @@
 //! * [`ports`]: ports that are added and removed while the uplink runs.
 //! * `relay_sockets`: sockets of the guest's network, for connections from loopback to loopback.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
+//! * [`totals`]: counts of egress verdicts.
 
 pub(crate) mod file_watch;
 pub mod forward;
@@ -23,6 +24,7 @@ pub mod ports;
 pub mod process;
 mod recorder;
 pub(crate) mod relay_sockets;
+pub mod totals;
 
 use std::net::IpAddr;
 
@@ -33,6 +35,7 @@ use crate::guest::Address;
 use forward::Forward;
 use link::LinkOrder;
 use local::LocalPrefix;
+use totals::EgressTotals;
 
 /// Name of the uplink's interface in the guest.
 pub const INTERFACE: &str = "up0";
@@ -165,6 +168,8 @@ pub enum FromUplink {
         /// Reason for which the old policy stays.
         error: Option<String>,
     },
+    /// Totals of the egress policy, if there is one: the answer to [`orders::UplinkOrder::Totals`], and the last message.
+    Totals(Option<EgressTotals>),
     /// The uplink needs more sockets of the guest's network.
     Sockets,
     /// Lines for `--egress-log`.

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ports::{PortOrder, PortTable};
 use super::{Alias, FromUplink};
+use super::totals::TotalsSource;
 use crate::egress::document;
 
 /// Order to a running uplink.
@@ -30,35 +31,45 @@ pub enum UplinkOrder {
         /// Addresses that the guest is offered.
         offered: Vec<IpAddr>,
     },
+    /// Requests the totals of the egress policy.
+    Totals,
 }
 
-/// Receives and carries out the orders that have arrived.
-///
-/// # Errors
-///
-/// Returns [`ChannelError::Closed`] when the other end is closed.
-pub(super) fn serve(
-    channel: &Channel,
-    ports: &mut PortTable,
-    uplink: &mut Uplink,
-) -> Result<(), ChannelError> {
-    while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
-        let answer = match order {
-            UplinkOrder::Port(order) => ports.carry_out(order, fds, uplink)?,
-            UplinkOrder::Policy => {
-                Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
+/// Objects that orders concern, besides the engine.
+pub(super) struct Orders {
+    pub(super) ports: PortTable,
+    pub(super) totals: TotalsSource,
+}
+
+impl Orders {
+    /// Receives and carries out the orders that have arrived.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ChannelError::Closed`] when the other end is closed.
+    pub(super) fn serve(
+        &mut self,
+        channel: &Channel,
+        uplink: &mut Uplink,
+    ) -> Result<(), ChannelError> {
+        while let Some((order, fds)) = channel.try_receive::<UplinkOrder>()? {
+            let answer = match order {
+                UplinkOrder::Port(order) => self.ports.carry_out(order, fds, uplink)?,
+                UplinkOrder::Policy => {
+                    Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
+                }
+                UplinkOrder::NameServers { resolvers, offered } => {
+                    let resolvers = pairs(&resolvers);
+                    uplink.set_name_servers(NameServers { resolvers, offered }, monotonic());
+                    None
+                }
+                UplinkOrder::Totals => Some(FromUplink::Totals(self.totals.read())),
+            };
+            if let Some(answer) = answer {
+                channel.send_now(&answer, &[])?;
             }
-            UplinkOrder::NameServers { resolvers, offered } => {
-                let resolvers = pairs(&resolvers);
-                uplink.set_name_servers(NameServers { resolvers, offered }, monotonic());
-                None
-            }
-        };
-        if let Some(answer) = answer {
-            channel.send_now(&answer, &[])?;
-        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns each stand-in with the address for which it stands.

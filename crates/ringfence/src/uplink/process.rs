@@ -35,9 +35,10 @@ use rustix::io::Errno;
 
 use super::forward::Protocol;
 use super::link::{Link, LinkError, Made};
-use super::orders;
+use super::orders::Orders;
 use super::ports::{self, PortTable};
 use super::recorder::{self, Queue};
+use super::totals::TotalsSource;
 use super::{FromUplink, PolicyHead, RelayTo, UplinkConfig, UplinkRules, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 
@@ -174,7 +175,9 @@ fn serve(
         }
     }
     remarks.extend(few_connections(&limits, made.len()));
-    let mut engines = engines(&limits, own)?;
+    let counters: Vec<_> = own.iter().map(|_| Arc::<UplinkCounters>::default()).collect();
+    let mut engines = engines(&limits, own, &counters)?;
+    let totals = TotalsSource { counters, policy: Arc::clone(&limits.policy) };
     // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
         ports.open_first(&config.forwards, sockets, first)?;
@@ -182,10 +185,15 @@ fn serve(
     }
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
-    let ended = carry_all(made, engines, channel, ports)?;
+    let orders = Orders { ports, totals: totals.clone() };
+    let ended = carry_all(made, engines, channel, orders)?;
     if let Some((queue, thread)) = recorder {
         // Engines of other threads keep the queue open. A recorder that failed has nothing to finish.
         let _ = queue.send(None).map(|()| thread.join());
+    }
+    if let Some(totals) = totals.read() {
+        // A launcher that is gone, or that does not read any more, needs none.
+        let _ = channel.send_now(&FromUplink::Totals(Some(totals)), &[]);
     }
     match ended {
         RunnerEnd::Stopped => Ok(()),
@@ -196,27 +204,27 @@ fn serve(
 }
 
 /// Runs one thread for each link. Returns when one of them has ended: a guest without one of its
-/// queues has no usable network. The first one also carries out orders for ports.
+/// queues has no usable network. The first one also carries out orders.
 fn carry_all(
     mut made: Vec<Made>,
     mut engines: Vec<Uplink>,
     channel: &Channel,
-    ports: PortTable,
+    orders: Orders,
 ) -> Result<RunnerEnd, Failure> {
     if made.len() == 1 {
         let (made, uplink) = made.pop().zip(engines.pop()).ok_or(Failure::NoTap)?;
-        return carry(made.link, uplink, None, channel, Some(ports));
+        return carry(made.link, uplink, None, channel, Some(orders));
     }
-    let mut ports = Some(ports);
+    let mut orders = Some(orders);
     let (tell, ended) = std::sync::mpsc::channel();
     let members = team::team(made.len())?;
     for (number, ((made, uplink), member)) in made.into_iter().zip(engines).zip(members).enumerate()
     {
         let (channel, tell) = (channel.try_clone()?, tell.clone());
-        let ports = ports.take();
+        let orders = orders.take();
         std::thread::Builder::new().name(format!("uplink-{number}")).spawn(move || {
             // The receiver is gone if another thread has ended first.
-            let _ = tell.send(carry(made.link, uplink, Some(member), &channel, ports));
+            let _ = tell.send(carry(made.link, uplink, Some(member), &channel, orders));
         })?;
     }
     drop(tell);
@@ -229,28 +237,28 @@ fn carry(
     uplink: Uplink,
     member: Option<Member>,
     channel: &Channel,
-    ports: Option<PortTable>,
+    orders: Option<Orders>,
 ) -> Result<RunnerEnd, Failure> {
     let clock = Clock::default();
     match link {
-        Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, ports),
-        Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, ports),
-        Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, ports),
+        Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
+        Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
+        Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders),
     }
 }
 
-/// Runs until the other end of the channel is closed or the link fails. With `ports`, it carries out orders.
+/// Runs until the other end of the channel is closed or the link fails. With `orders`, it carries them out.
 fn run<L: Port + GuestLink>(
     runner: Runner<L>,
     member: Option<Member>,
     channel: &Channel,
-    ports: Option<PortTable>,
+    orders: Option<Orders>,
 ) -> Result<RunnerEnd, Failure> {
     let mut runner = match member {
         Some(member) => runner.with_others(member),
         None => runner,
     };
-    let Some(mut ports) = ports else {
+    let Some(mut orders) = orders else {
         return Ok(runner.run_until(channel.as_fd(), PollFlags::empty()));
     };
     loop {
@@ -258,7 +266,7 @@ fn run<L: Port + GuestLink>(
             RunnerEnd::Stopped => {}
             ended => return Ok(ended),
         }
-        match orders::serve(channel, &mut ports, runner.uplink()) {
+        match orders.serve(channel, runner.uplink()) {
             Ok(()) => {}
             Err(ChannelError::Closed) => return Ok(RunnerEnd::Stopped),
             Err(error) => return Err(error.into()),
@@ -295,18 +303,22 @@ fn few_connections(limits: &Config, queues: usize) -> Option<String> {
     })
 }
 
-/// Creates an engine for each queue.
-fn engines(limits: &Config, own: Vec<OwnAddresses>) -> Result<Vec<Uplink>, Failure> {
+/// Creates an engine for each queue, with its counters.
+fn engines(
+    limits: &Config,
+    own: Vec<OwnAddresses>,
+    counters: &[Arc<UplinkCounters>],
+) -> Result<Vec<Uplink>, Failure> {
     let queues = own.len();
     let udp_forwards = Arc::<UdpForwards>::default();
     own.into_iter()
+        .zip(counters)
         .enumerate()
-        .map(|(index, own)| {
-            let counters = Arc::<UplinkCounters>::default();
-            let host = RealHost::new(Arc::clone(&counters))?.with_own(own)?;
+        .map(|(index, (own, counters))| {
+            let host = RealHost::new(Arc::clone(counters))?.with_own(own)?;
             let mut config = limits.clone();
             config.share = Share::new(index, queues, Arc::clone(&udp_forwards));
-            Ok(Uplink::new(config, Box::new(host), counters))
+            Ok(Uplink::new(config, Box::new(host), Arc::clone(counters)))
         })
         .collect()
 }

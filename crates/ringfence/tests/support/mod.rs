@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 pub mod disks;
+pub mod egress;
 pub mod harness;
 pub mod lab;
 pub mod needs;

@@ -55,6 +55,12 @@ pub struct UplinkArgs {
     #[arg(long)]
     pub syscalls: bool,
 
+    /// Compare a guest under an egress policy (1,000 rules, 10,000 pinned addresses) with one without
+    ///
+    /// The cases are tcp-crr, whose connections begin with an HTTP request for an allowed name, and tcp-stream.
+    #[arg(long, conflicts_with = "versus")]
+    pub policy: bool,
+
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -78,6 +84,8 @@ pub enum Versus {
 #[serde(rename_all = "lowercase")]
 pub enum Peer {
     Ringfence,
+    /// Ringfence with an egress policy
+    Policy,
     Pasta,
     Slirp4netns,
     Veth,
@@ -87,6 +95,7 @@ impl Peer {
     pub(super) fn name(self) -> &'static str {
         match self {
             Peer::Ringfence => "ringfence",
+            Peer::Policy => "policy",
             Peer::Pasta => "pasta",
             Peer::Slirp4netns => "slirp4netns",
             Peer::Veth => "veth",
@@ -121,6 +130,9 @@ pub(super) struct Case {
 impl UplinkArgs {
     /// Returns Ringfence and the peers that were requested.
     pub(super) fn peers(&self) -> Vec<Peer> {
+        if self.policy {
+            return vec![Peer::Ringfence, Peer::Policy];
+        }
         let asked = |versus| self.versus.iter().any(|v| *v == versus || *v == Versus::All);
         let others = [
             (Versus::Pasta, Peer::Pasta),
@@ -167,6 +179,13 @@ impl UplinkArgs {
             ..row("tcp-crr-inbound", Kind::TcpCrr, Direction::HostNs)
         });
         cases.retain(|case| self.kinds.is_empty() || self.kinds.contains(&case.kind));
+        if self.policy {
+            let is_of_outside =
+                |case: &Case| !case.inbound && case.mtu == 65520 && case.streams == 1;
+            cases.retain(|case| {
+                is_of_outside(case) && matches!(case.kind, Kind::TcpCrr | Kind::TcpStream)
+            });
+        }
         cases
     }
 }
@@ -190,5 +209,11 @@ mod tests {
         let args = Line::parse_from(["x", "--vs", "veth", "--case", "tcp-rr,udp-stream"]).args;
         assert_eq!(args.peers(), [Peer::Ringfence, Peer::Veth]);
         assert_eq!(args.cases().len(), 5);
+        let args = Line::parse_from(["x", "--policy"]).args;
+        assert_eq!(args.peers(), [Peer::Ringfence, Peer::Policy]);
+        let cases = args.cases();
+        assert_eq!(cases.iter().filter(|case| case.kind == Kind::TcpStream).count(), 2);
+        assert_eq!(cases.len(), 3);
+        assert!(Line::try_parse_from(["x", "--policy", "--vs", "veth"]).is_err());
     }
 }

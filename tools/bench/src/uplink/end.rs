@@ -4,7 +4,8 @@
 //! connections from outside. The client, a process in the guest or a thread, runs one case and
 //! reports the result as a line of JSON.
 //!
-//! Each connection begins with a line of JSON that names its purpose ([`Work`]).
+//! Each connection begins with a line of JSON that names its purpose ([`Work`]), or with an HTTP request that has it in
+//! a field of its own, if the client knows the server by a name.
 
 use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags};
 use serde::{Deserialize, Serialize};
 
+use super::names::{self, Names, Target, Targets};
 use crate::messages::{self, say};
 
 /// Bytes that one read or write of a stream handles, the size that other tools use.
@@ -27,6 +29,8 @@ const DATAGRAMS: usize = 32;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of a page of the HTTP server.
 const PAGE: usize = 16 << 10;
+/// Field of an HTTP request that names a connection's purpose.
+const WORK_FIELD: &str = "Work: ";
 /// Bytes of a request and of its answer.
 const SMALL: usize = 64;
 
@@ -74,6 +78,8 @@ pub(super) struct CaseSpec {
     /// Bytes of a datagram.
     pub(super) size: usize,
     pub(super) length: Duration,
+    /// Names whose addresses are used instead of `to`.
+    pub(super) names: Option<Names>,
 }
 
 /// Result of one case.
@@ -122,6 +128,17 @@ pub(super) fn server_main(port: u16) -> u8 {
     messages::exit_status(served, EndMessage::Failed)
 }
 
+/// Runs a server and a name server in a process of its own. Returns the exit status.
+pub(super) fn outside_main(port: u16) -> u8 {
+    std::thread::spawn(|| {
+        if let Err(error) = names::serve_names() {
+            // A benchmark that is gone needs no message.
+            let _ = say(&EndMessage::Failed(ringfence::causes::causes(&error)));
+        }
+    });
+    server_main(port)
+}
+
 /// Server on one port of every address, TCP and UDP.
 pub(super) struct Server {
     listener: TcpListener,
@@ -154,6 +171,9 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut line = String::new();
     stream.read_line(&mut line)?;
+    if line.starts_with("GET ") {
+        line = work_of_request(&mut stream)?;
+    }
     match serde_json::from_str(&line)? {
         Work::Take => {
             let came = take(&mut stream, None)?;
@@ -181,6 +201,34 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
             answer(stream.get_mut(), &CaseResult { sent, ..CaseResult::default() })
         }
     }
+}
+
+/// Reads the fields of a request. Returns the one that names the connection's purpose.
+fn work_of_request(stream: &mut impl BufRead) -> anyhow::Result<String> {
+    let mut work = String::new();
+    for _ in 0..16 {
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        if line == "\r\n" {
+            return Ok(work);
+        }
+        if let Some(value) = line.strip_prefix(WORK_FIELD) {
+            value.trim().clone_into(&mut work);
+        }
+    }
+    bail!("a request that is too long")
+}
+
+/// Returns the first bytes of a connection.
+fn opening(target: &Target, work: Work) -> anyhow::Result<String> {
+    let work = serde_json::to_string(&work)?;
+    Ok(match &target.name {
+        None => format!("{work}\n"),
+        Some(name) => {
+            let host = format!("{name}:{}", target.to.port());
+            format!("GET / HTTP/1.1\r\nHost: {host}\r\n{WORK_FIELD}{work}\r\n\r\n")
+        }
+    })
 }
 
 fn answer(stream: &mut TcpStream, came: &CaseResult) -> anyhow::Result<()> {
@@ -309,8 +357,9 @@ fn count(socket: &UdpSocket, ended: &dyn Fn() -> bool) -> anyhow::Result<CaseRes
 }
 
 /// Opens a connection for `work`. Retries while the guest's network is still coming up.
-fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
+fn connect(target: &Target, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
     let until = Instant::now() + PATIENCE;
+    let to = target.to;
     let mut stream = loop {
         match TcpStream::connect_timeout(&to, Duration::from_secs(2)) {
             Ok(stream) => break stream,
@@ -321,9 +370,7 @@ fn connect(to: SocketAddr, work: Work) -> anyhow::Result<BufReader<TcpStream>> {
         }
     };
     stream.set_nodelay(true)?;
-    let mut line = serde_json::to_string(&work)?;
-    line.push('\n');
-    stream.write_all(line.as_bytes())?;
+    stream.write_all(opening(target, work)?.as_bytes())?;
     Ok(BufReader::new(stream))
 }
 
@@ -332,25 +379,28 @@ pub(super) fn ask(
     order: &CaseSpec,
     begins: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<CaseResult> {
+    let targets = &Targets::find(order.to, order.names)?;
     // The first connection waits until the path is up.
-    drop(connect(order.to, Work::Echo)?);
+    drop(connect(targets.of(0), Work::Echo)?);
     begins()?;
     match order.kind {
-        Kind::TcpStream => in_parallel(order, stream),
-        Kind::UdpStream => datagrams(order),
-        Kind::TcpRr => in_parallel(order, |order| requests(order, false)),
-        Kind::TcpCrr => in_parallel(order, |order| requests(order, true)),
-        Kind::Http => in_parallel(order, fetch_pages),
+        Kind::TcpStream => in_parallel(order, targets, stream),
+        Kind::UdpStream => datagrams(order, targets),
+        Kind::TcpRr => in_parallel(order, targets, |order, to| requests(order, to, false)),
+        Kind::TcpCrr => in_parallel(order, targets, |order, to| requests(order, to, true)),
+        Kind::Http => in_parallel(order, targets, fetch_pages),
     }
 }
 
 /// Runs the case in one thread for each stream. Returns the sum of their results.
 fn in_parallel(
     order: &CaseSpec,
-    one: fn(&CaseSpec) -> anyhow::Result<CaseResult>,
+    targets: &Targets,
+    one: fn(&CaseSpec, &Targets) -> anyhow::Result<CaseResult>,
 ) -> anyhow::Result<CaseResult> {
     let all: Vec<anyhow::Result<CaseResult>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..order.streams).map(|_| scope.spawn(move || one(order))).collect();
+        let threads: Vec<_> =
+            (0..order.streams).map(|_| scope.spawn(move || one(order, targets))).collect();
         let lost = || Err(anyhow::anyhow!("a thread is lost"));
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
     });
@@ -366,22 +416,22 @@ fn in_parallel(
     Ok(sum)
 }
 
-fn stream(order: &CaseSpec) -> anyhow::Result<CaseResult> {
+fn stream(order: &CaseSpec, targets: &Targets) -> anyhow::Result<CaseResult> {
     // The measured time starts when the connection is open.
     if order.down {
-        let mut stream = connect(order.to, Work::Send)?;
+        let mut stream = connect(targets.of(0), Work::Send)?;
         return take(&mut stream, Some(Instant::now() + order.length));
     }
-    let mut stream = connect(order.to, Work::Take)?;
+    let mut stream = connect(targets.of(0), Work::Take)?;
     send(stream.get_mut(), Some(Instant::now() + order.length))?;
     stream.get_mut().shutdown(std::net::Shutdown::Write)?;
     hear(&mut stream)
 }
 
-fn datagrams(order: &CaseSpec) -> anyhow::Result<CaseResult> {
+fn datagrams(order: &CaseSpec, targets: &Targets) -> anyhow::Result<CaseResult> {
     let (size, length) = (order.size, order.length);
     let work = if order.down { Work::Datagrams { size, length } } else { Work::Count };
-    let mut control = connect(order.to, work)?;
+    let mut control = connect(targets.of(0), work)?;
     let local = control.get_ref().local_addr()?.ip();
     // The server has bound its socket when it answers.
     hear(&mut control)?;
@@ -422,10 +472,16 @@ fn timed(
     Ok(came)
 }
 
-fn requests(order: &CaseSpec, each_connects: bool) -> anyhow::Result<CaseResult> {
-    let mut kept = if each_connects { None } else { Some(connect(order.to, Work::Echo)?) };
+fn requests(
+    order: &CaseSpec,
+    targets: &Targets,
+    each_connects: bool,
+) -> anyhow::Result<CaseResult> {
+    let mut kept = if each_connects { None } else { Some(connect(targets.of(0), Work::Echo)?) };
+    let mut connections = 0..;
     timed(order, || {
-        let mut fresh = if each_connects { Some(connect(order.to, Work::Echo)?) } else { None };
+        let target = targets.of(connections.next().unwrap_or(0));
+        let mut fresh = if each_connects { Some(connect(target, Work::Echo)?) } else { None };
         let Some(stream) = kept.as_mut().or(fresh.as_mut()) else { bail!("no connection") };
         stream.get_mut().write_all(&[7; SMALL])?;
         stream.read_exact(&mut [0; SMALL])?;
@@ -433,8 +489,8 @@ fn requests(order: &CaseSpec, each_connects: bool) -> anyhow::Result<CaseResult>
     })
 }
 
-fn fetch_pages(order: &CaseSpec) -> anyhow::Result<CaseResult> {
-    let mut stream = connect(order.to, Work::Pages)?;
+fn fetch_pages(order: &CaseSpec, targets: &Targets) -> anyhow::Result<CaseResult> {
+    let mut stream = connect(targets.of(0), Work::Pages)?;
     let mut page = vec![0; PAGE];
     timed(order, || {
         let request = b"GET /page HTTP/1.1\r\nHost: bench\r\nAccept: */*\r\n\r\n";
@@ -461,8 +517,15 @@ mod tests {
         let to = SocketAddr::from(([127, 0, 0, 1], server.port));
         std::thread::spawn(move || server.serve());
         let length = Duration::from_millis(200);
-        let order =
-            CaseSpec { kind: Kind::TcpStream, to, down: false, streams: 2, size: 64, length };
+        let order = CaseSpec {
+            kind: Kind::TcpStream,
+            to,
+            down: false,
+            streams: 2,
+            size: 64,
+            length,
+            names: None,
+        };
         for kind in [Kind::TcpStream, Kind::TcpRr, Kind::TcpCrr, Kind::Http, Kind::UdpStream] {
             for down in [false, true] {
                 let came = ask(&CaseSpec { kind, down, ..order }, || Ok(())).unwrap();
@@ -472,5 +535,16 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn connection_to_a_name_begins_with_a_request_for_it() {
+        let to = SocketAddr::from(([127, 0, 0, 1], 80));
+        let named = opening(&Target { to, name: Some("a.example".into()) }, Work::Echo).unwrap();
+        assert!(named.starts_with("GET / HTTP/1.1\r\nHost: a.example:80\r\n"), "{named}");
+        let mut fields = named.split_once("\r\n").unwrap().1.as_bytes();
+        assert_eq!(work_of_request(&mut fields).unwrap(), "\"Echo\"");
+        assert_eq!(opening(&Target { to, name: None }, Work::Echo).unwrap(), "\"Echo\"\n");
+        assert!(work_of_request(&mut &b"x\r\n"[..]).is_err());
     }
 }

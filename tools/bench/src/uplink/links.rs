@@ -138,6 +138,7 @@ fn measure(
         streams: 1,
         size: 0,
         length: args.seconds,
+        names: None,
     };
     let order = serde_json::to_string(&order)?;
     let mut runs = [Vec::new(), Vec::new()];

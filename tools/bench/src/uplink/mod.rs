@@ -10,13 +10,17 @@
 //!                              ── veth ─────────────── ── client
 //! ```
 //!
+//! With `--policy`, Ringfence alone is measured, with and without an egress policy ([`policy`]).
+//!
 //! For inbound cases the sides are swapped: the server is in the guest, the client is a thread. Each row
 //! and peer has a client process of its own behind a peer started for it. Peers alternate.
 
 pub mod args;
 pub(crate) mod end;
 pub mod links;
+mod names;
 mod peers;
+mod policy;
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -33,7 +37,9 @@ use serde::Serialize;
 
 use self::args::{Case, Direction, Peer, UplinkArgs};
 use self::end::{CaseResult, CaseSpec, EndMessage, Kind, Server};
+use self::names::NAMES;
 use self::peers::{Behind, GUEST, HOST, PORT};
+use self::policy::Outside;
 use super::gso::cpu::spent_by_descendants;
 use super::median;
 use super::perf::PerfStat;
@@ -108,7 +114,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     namespaces::unshare(Fresh::MountNetIpcUts).context("a network namespace for the host")?;
     let _network = host_network()?;
     let server = Server::bind(0)?;
-    let port = server.port;
+    let own = SocketAddr::new(HOST.parse()?, server.port);
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.serve())?;
     let mut peers = args.peers();
     peers.retain(|peer| match peers::missing(*peer) {
@@ -127,12 +133,14 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
             eprintln!("ringfence: {congestion} is left out: {}", causes(&error));
             continue;
         }
+        let outside = args.policy.then(|| Outside::start(congestion)).transpose()?;
+        let to = outside.as_ref().map_or(own, Outside::to);
         for case in args.cases() {
             // Datagrams have no congestion control, so one pass suffices.
             if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
                 continue;
             }
-            for row in measure(args, &peers, &case, congestion, port)? {
+            for row in measure(args, &peers, &case, congestion, to)? {
                 let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
                 writeln!(out, "{line}")?;
             }
@@ -196,7 +204,7 @@ fn measure(
     peers: &[Peer],
     case: &Case,
     congestion: &str,
-    port: u16,
+    to: SocketAddr,
 ) -> anyhow::Result<Vec<Row>> {
     let mut runs: Vec<Vec<UplinkRun>> = peers.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
@@ -207,12 +215,12 @@ fn measure(
             let run = if case.inbound {
                 inbound(args, *peer, case, congestion)
             } else {
-                outbound(args, *peer, case, congestion, port)
+                outbound(args, *peer, case, congestion, to)
             };
             match run.with_context(|| format!("{} {}", peer.name(), case.name)) {
                 Ok(run) => runs.push(run),
                 // A failure of another program does not end the benchmark.
-                Err(error) if *peer != Peer::Ringfence => {
+                Err(error) if !matches!(peer, Peer::Ringfence | Peer::Policy) => {
                     eprintln!("ringfence: {}", causes(&error))
                 }
                 Err(error) => return Err(error),
@@ -236,7 +244,8 @@ fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> CaseSpec {
     // The connection's origin is the client's side.
     let down = (case.direction == Direction::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
-    CaseSpec { kind, to, down, streams, size, length: args.seconds }
+    let names = args.policy.then_some(NAMES);
+    CaseSpec { kind, to, down, streams, size, length: args.seconds, names }
 }
 
 fn outbound(
@@ -244,9 +253,9 @@ fn outbound(
     peer: Peer,
     case: &Case,
     congestion: &str,
-    port: u16,
+    to: SocketAddr,
 ) -> anyhow::Result<UplinkRun> {
-    let order = serde_json::to_string(&order(args, case, format!("{HOST}:{port}").parse()?))?;
+    let order = serde_json::to_string(&order(args, case, to))?;
     let behind = Behind::start(args, peer, case, &["client", congestion, &order])?;
     match behind.hear(Duration::ZERO)? {
         EndMessage::Begins => {}
@@ -404,6 +413,7 @@ pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
     }
     match role {
         "client" => end::client_main(what),
+        "outside" => end::outside_main(what.parse().unwrap_or(PORT)),
         _ => end::server_main(what.parse().unwrap_or(PORT)),
     }
 }

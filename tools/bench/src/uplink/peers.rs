@@ -3,6 +3,8 @@
 //! All peers use the default addresses of slirp4netns: the guest is [`GUEST`], and [`HOST`] leads to the
 //! host's loopback (with veth: to its other end).
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -13,6 +15,7 @@ use super::super::gso::cpu::descendants_that_are;
 use super::super::messages;
 use super::args::{Case, Peer, UplinkArgs};
 use super::end::EndMessage;
+use super::names;
 
 pub(super) const HOST: &str = "10.0.2.2";
 pub(super) const GUEST: &str = "10.0.2.100";
@@ -24,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Returns the reason for which a peer cannot be measured; `None` if it can.
 pub(super) fn missing(peer: Peer) -> Option<String> {
     let program = match peer {
-        Peer::Ringfence => return None,
+        Peer::Ringfence | Peer::Policy => return None,
         Peer::Pasta => "pasta",
         Peer::Slirp4netns => "slirp4netns",
         Peer::Veth => "ip",
@@ -53,7 +56,11 @@ impl Behind {
     ) -> anyhow::Result<Behind> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = match peer {
-            Peer::Ringfence => ours(args, case, &program),
+            Peer::Ringfence => ours(args, case, &program, &[]),
+            Peer::Policy => {
+                let file = names::file();
+                ours(args, case, &program, &["--policy".as_ref(), file.as_os_str()])
+            }
             Peer::Pasta => pasta(case),
             Peer::Slirp4netns | Peer::Veth => {
                 let mut command = Command::new("unshare");
@@ -66,7 +73,7 @@ impl Behind {
         match peer {
             Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),
             Peer::Veth => veth(case, behind.child_in_its_own_net()?)?,
-            Peer::Ringfence | Peer::Pasta => {}
+            Peer::Ringfence | Peer::Policy | Peer::Pasta => {}
         }
         Ok(behind)
     }
@@ -91,7 +98,7 @@ impl Behind {
     /// Returns the processes that forward packets; empty if the kernel does.
     pub(super) fn carriers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(match self.peer {
-            Peer::Ringfence => descendants_that_are("uplink")?,
+            Peer::Ringfence | Peer::Policy => descendants_that_are("uplink")?,
             Peer::Pasta => vec![self.child.id()],
             Peer::Slirp4netns | Peer::Veth => self.helper.iter().map(Child::id).collect(),
         })
@@ -128,7 +135,7 @@ impl Drop for Behind {
     }
 }
 
-fn ours(args: &UplinkArgs, case: &Case, program: &std::path::Path) -> Command {
+fn ours(args: &UplinkArgs, case: &Case, program: &Path, options: &[&OsStr]) -> Command {
     let mut command = Command::new(program);
     command.args(["run", "--quiet", "--uplink", "host", "--switch", "none", "--link", &args.link]);
     command.args(["--mtu", &case.mtu.to_string(), "--uplink-address", &format!("{GUEST}/24")]);
@@ -137,7 +144,7 @@ fn ours(args: &UplinkArgs, case: &Case, program: &std::path::Path) -> Command {
     if case.inbound {
         command.args(["-p", &format!("127.0.0.1:{PORT}:{PORT}")]);
     }
-    command.arg("--");
+    command.args(options).arg("--");
     command
 }
 
@@ -160,34 +167,34 @@ fn slirp(case: &Case, pid: u32) -> anyhow::Result<Child> {
 }
 
 fn veth(case: &Case, pid: u32) -> anyhow::Result<()> {
-    let (pid, mtu) = (pid.to_string(), case.mtu.to_string());
-    let host = format!("{HOST}/24");
-    let guest = format!("{GUEST}/24");
-    let inside = ["nsenter", "-t", &pid, "--net", "ip"];
-    // An earlier row's interface may not be removed yet.
-    let _ = Command::new("ip").args(["link", "del", "bench-out"]).stderr(Stdio::null()).status();
-    run(&[
-        "ip",
-        "link",
-        "add",
-        "bench-out",
-        "mtu",
-        &mtu,
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "bench-in",
-        "mtu",
-        &mtu,
-        "netns",
-        &pid,
-    ])?;
-    run(&["ip", "addr", "add", &host, "dev", "bench-out"])?;
-    run(&["ip", "link", "set", "bench-out", "up"])?;
-    run(&[&inside[..], &["link", "set", "lo", "up"]].concat())?;
-    run(&[&inside[..], &["addr", "add", &guest, "dev", "bench-in"]].concat())?;
-    run(&[&inside[..], &["link", "set", "bench-in", "up"]].concat())
+    let (outside, inside) = (("bench-out", HOST), ("bench-in", GUEST));
+    Cable { outside, inside, mtu: case.mtu }.lay(pid)
+}
+
+/// Pair of interfaces between this network namespace and another one: names, and IPv4 addresses in a network of 24 bits.
+pub(super) struct Cable<'a> {
+    pub(super) outside: (&'a str, &'a str),
+    pub(super) inside: (&'a str, &'a str),
+    pub(super) mtu: u16,
+}
+
+impl Cable<'_> {
+    /// Connects the network namespace of a process, whose loopback is brought up.
+    pub(super) fn lay(&self, pid: u32) -> anyhow::Result<()> {
+        let (pid, mtu) = (pid.to_string(), self.mtu.to_string());
+        let (near, far) = (self.outside.0, self.inside.0);
+        let [host, guest] = [self.outside.1, self.inside.1].map(|ip| format!("{ip}/24"));
+        let inside = ["nsenter", "-t", &pid, "--net", "ip"];
+        // An earlier row's interface may not be removed yet.
+        let _ = Command::new("ip").args(["link", "del", near]).stderr(Stdio::null()).status();
+        let link = ["ip", "link", "add", near, "mtu", &mtu, "type", "veth", "peer", "name", far];
+        run(&[&link[..], &["mtu", &mtu, "netns", &pid]].concat())?;
+        run(&["ip", "addr", "add", &host, "dev", near])?;
+        run(&["ip", "link", "set", near, "up"])?;
+        run(&[&inside[..], &["link", "set", "lo", "up"]].concat())?;
+        run(&[&inside[..], &["addr", "add", &guest, "dev", far]].concat())?;
+        run(&[&inside[..], &["link", "set", far, "up"]].concat())
+    }
 }
 
 /// Runs a command. Fails with its standard error if it fails.

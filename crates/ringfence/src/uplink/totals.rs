@@ -1,0 +1,105 @@
+//! Totals of an egress policy: verdicts by kind, and pins. `ringfence ps --json` and the summary of `run -v` show them.
+//!
+//! The engines count ([`UplinkCounters`]); totals are their sums, made when the launcher asks for them and when the
+//! uplink ends.
+
+use std::fmt;
+use std::sync::Arc;
+
+use ringfence_sys::clock::monotonic;
+use ringfence_uplink::UplinkCounters;
+use ringfence_uplink::egress::PolicyInForce;
+use serde::{Deserialize, Serialize};
+
+/// Totals since the start of the guest. The field names are those of `ringfence ps --json`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EgressTotals {
+    /// Connections, associations and echo flows.
+    pub connections_allowed: u64,
+    pub connections_denied: u64,
+    /// Allowed connections that ended because of their first bytes.
+    pub hellos_denied: u64,
+    /// Datagrams dropped before a verdict: unreadable QUIC, or too many.
+    pub datagrams_lost: u64,
+    /// DNS queries.
+    pub queries_allowed: u64,
+    pub queries_refused: u64,
+    /// DNS answers refused: a private address for a public name.
+    pub answers_refused: u64,
+    /// Addresses that are pinned to an allowed name now.
+    pub pins: u64,
+}
+
+impl fmt::Display for EgressTotals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} connections allowed, {} denied, {} ended by their first bytes; \
+             {} queries allowed, {} refused, {} answers refused; {} addresses pinned",
+            self.connections_allowed,
+            self.connections_denied,
+            self.hellos_denied,
+            self.queries_allowed,
+            self.queries_refused,
+            self.answers_refused,
+            self.pins
+        )
+    }
+}
+
+/// Sources of the totals: the counters of all engines, and the policy that they share.
+#[derive(Clone)]
+pub(super) struct TotalsSource {
+    pub(super) counters: Vec<Arc<UplinkCounters>>,
+    pub(super) policy: Arc<PolicyInForce>,
+}
+
+impl TotalsSource {
+    /// Returns the totals. `None` without a policy.
+    pub(super) fn read(&self) -> Option<EgressTotals> {
+        let egress = self.policy.get()?;
+        let pins = u64::try_from(egress.pins(monotonic())).unwrap_or(u64::MAX);
+        let mut totals = EgressTotals { pins, ..EgressTotals::default() };
+        for counters in &self.counters {
+            for (total, counter) in [
+                (&mut totals.connections_allowed, &counters.egress_allowed),
+                (&mut totals.connections_denied, &counters.egress_denied),
+                (&mut totals.hellos_denied, &counters.egress_hellos_denied),
+                (&mut totals.datagrams_lost, &counters.egress_datagrams_lost),
+                (&mut totals.queries_allowed, &counters.egress_queries),
+                (&mut totals.queries_refused, &counters.egress_queries_refused),
+                (&mut totals.answers_refused, &counters.egress_rebinding),
+            ] {
+                *total = total.saturating_add(counter.get());
+            }
+        }
+        Some(totals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ringfence_policy::{Policy, PolicySource};
+    use ringfence_uplink::Egress;
+
+    use super::*;
+
+    #[test]
+    fn totals_are_sums_over_engines_and_exist_only_with_a_policy() {
+        let counters: Vec<_> = (0..2).map(|_| Arc::<UplinkCounters>::default()).collect();
+        counters[0].egress_denied.add(3);
+        counters[1].egress_denied.add(4);
+        counters[1].egress_queries.add(1);
+        let source = |egress| TotalsSource {
+            counters: counters.clone(),
+            policy: PolicyInForce::new(egress),
+        };
+        assert_eq!(source(None).read(), None);
+        let policy = Policy::new(PolicySource::default()).unwrap();
+        let totals = source(Some(Egress::new(policy, None, false))).read().unwrap();
+        let expected =
+            EgressTotals { connections_denied: 7, queries_allowed: 1, ..EgressTotals::default() };
+        assert_eq!(totals, expected);
+        assert!(totals.to_string().starts_with("0 connections allowed, 7 denied"), "{totals}");
+    }
+}
