@@ -29,6 +29,7 @@ mod locations;
 mod mounts;
 pub(crate) mod name_files;
 mod network;
+pub(crate) mod relay_sockets;
 pub mod session;
 mod view;
 
@@ -54,7 +55,6 @@ use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::{self, store::StoreNames};
 use crate::netlink::Route;
-use crate::uplink::relay_sockets;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
 use ringfence_sandbox::limits;
@@ -99,7 +99,7 @@ pub enum ToGuest {
         /// Environment variables besides those of the guest's own command.
         environment: Vec<(String, String)>,
     },
-    /// Asks for sockets of the guest's network ([`crate::uplink::relay_sockets`]).
+    /// Asks for sockets of the guest's network ([`relay_sockets`]).
     Sockets,
     /// Sends a signal to a command of `Exec`.
     ExecSignal {

@@ -203,12 +203,6 @@ impl<'a> GuestProcesses<'a> {
         self.uplink.as_ref().zip(channel)
     }
 
-    /// As [`GuestProcesses::running_uplink`], to change it.
-    pub(super) fn running_uplink_mut(&mut self) -> Option<(&mut Uplink, &Channel)> {
-        let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-        self.uplink.as_mut().zip(channel)
-    }
-
     /// Returns the guest's uplink.
     pub(super) fn uplink(&self) -> Option<&Uplink> {
         self.uplink.as_ref()

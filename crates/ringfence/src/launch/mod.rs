@@ -25,6 +25,7 @@ pub(crate) mod options;
 #[doc(hidden)]
 mod ports;
 pub mod proof;
+mod published_ports;
 mod records;
 mod rendezvous;
 pub mod report;

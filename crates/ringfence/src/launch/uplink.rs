@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::options::{Link, Options, Protect, UplinkChoice};
-use super::ports::PublishedPorts;
+use super::published_ports::PublishedPorts;
 use super::records::Records;
 use super::report::Reporter;
 use crate::egress::document;

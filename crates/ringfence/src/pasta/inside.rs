@@ -1,6 +1,6 @@
 //! Sockets of the namespace: a process that stays there creates them, and the session passes them to the uplink.
 //!
-//! The uplink asks for them ([`crate::uplink::relay_sockets`]). The process reads nothing but orders of the session, and cannot be traced by the namespace's root: it is not dumpable.
+//! The uplink asks for them ([`crate::guest::relay_sockets`]). The process reads nothing but orders of the session, and cannot be traced by the namespace's root: it is not dumpable.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -12,8 +12,9 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 use super::namespace::{Order, Report};
+use crate::guest::relay_sockets;
 use crate::launch::report::printable;
-use crate::uplink::relay_sockets;
+use crate::uplink::ports;
 
 /// Time limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -57,7 +58,7 @@ impl Inside {
     pub(super) fn refill(&self, uplink: &Channel) -> anyhow::Result<()> {
         let sockets = self.sockets();
         let fds = sockets.iter().flatten().map(AsFd::as_fd).collect::<Vec<_>>();
-        relay_sockets::send(uplink, &fds)?;
+        ports::send_sockets(uplink, &fds)?;
         sockets.map(drop)
     }
 

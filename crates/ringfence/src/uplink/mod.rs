@@ -9,7 +9,6 @@
 //! * `plan`: addresses and routes of guest and uplink.
 //! * [`orders`]: orders to a running uplink.
 //! * [`ports`]: ports that are added and removed while the uplink runs.
-//! * `relay_sockets`: sockets of the guest's network, for connections from loopback to loopback.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 //! * [`totals`]: counts of egress verdicts.
 
@@ -23,7 +22,6 @@ pub(crate) mod plan;
 pub mod ports;
 pub mod process;
 mod recorder;
-pub(crate) mod relay_sockets;
 pub mod totals;
 
 use std::net::IpAddr;

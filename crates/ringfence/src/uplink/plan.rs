@@ -46,11 +46,10 @@ pub(crate) struct Wishes {
     pub(crate) loopback: Vec<IpAddr>,
 }
 
-/// Argument of `--uplink-address`.
+/// Value of the option `--uplink-address`: an address, or a private network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UplinkAddress {
     Given(Address),
-    /// Addresses of a private network.
     Private,
 }
 

@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
@@ -220,6 +220,18 @@ impl RunningPorts {
             };
         }
     }
+}
+
+/// Sends the uplink sockets of the guest's network, or none if there are no more.
+///
+/// # Errors
+///
+/// Returns the error of the channel.
+pub(crate) fn send_sockets(
+    uplink: &Channel,
+    sockets: &[BorrowedFd<'_>],
+) -> Result<(), ChannelError> {
+    uplink.send_now(&UplinkOrder::Port(PortOrder::Sockets), sockets)
 }
 
 /// Returns the numbers of the ports with which an uplink is started.

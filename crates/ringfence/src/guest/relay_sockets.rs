@@ -8,13 +8,10 @@
 //! For a guest of `run` that process is the guest's init, for other namespaces one of its own (`pasta::inside`). The
 //! uplink connects the sockets to servers of the guest ([`ringfence_uplink::relay`]).
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
-
-use super::orders::UplinkOrder;
-use super::ports::PortOrder;
 
 /// Number of sockets of each family in one message.
 const NUMBER: usize = 16;
@@ -27,15 +24,6 @@ pub(crate) fn make() -> Vec<OwnedFd> {
     };
     let families = [AddressFamily::INET, AddressFamily::INET6];
     families.into_iter().flat_map(|family| (0..NUMBER).map_while(move |_| make(family))).collect()
-}
-
-/// Sends the uplink sockets of the guest's network, or none if there are no more.
-///
-/// # Errors
-///
-/// Returns the error of the channel.
-pub(crate) fn send(uplink: &Channel, sockets: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
-    uplink.send_now(&UplinkOrder::Port(PortOrder::Sockets), sockets)
 }
 
 /// Answers an order for sockets with `report`.
