@@ -70,7 +70,7 @@ static int pin(const struct rfwin_issue *op, struct page **page)
 	n = pin_user_pages_fast(op->address, 1, FOLL_LONGTERM | (ro ? 0 : FOLL_WRITE), page);
 	if (n != 1)
 		return GNTST_bad_virt_addr;
-	if (is_zone_device_page(*page) || !(PageAnon(*page) || PageSwapBacked(*page))) {
+	if (is_zone_device_page(*page) || !(PageAnon(*page) || folio_test_swapbacked(page_folio(*page)))) {
 		unpin_user_page(*page);
 		return GNTST_bad_page;
 	}

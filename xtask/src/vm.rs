@@ -16,6 +16,7 @@ mod images;
 mod iommufd;
 mod kernel;
 mod machine;
+mod module;
 mod overlay;
 mod program;
 mod report;
@@ -63,6 +64,18 @@ enum Suite {
     Xen(XenArgs),
     /// A plain Linux kernel
     Linux(SuiteArgs),
+    /// Compile the kernel modules of linux/ for the newest kernels of this Debian release and of its backports
+    Modules(ModulesArgs),
+}
+
+#[derive(Args)]
+struct ModulesArgs {
+    /// Directory for packages; by default `vm` in the target directory
+    #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
+    cache: Option<PathBuf>,
+    /// Install nothing
+    #[arg(long)]
+    no_install: bool,
 }
 
 #[derive(Args)]
@@ -144,6 +157,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
             ("xen", Kind::XEN, &args.common, args.hypervisor.clone(), args.debug_xen)
         }
         Suite::Linux(args) => ("linux", Kind::LINUX, args, None, false),
+        Suite::Modules(args) => return compile_modules(args, root, target),
     };
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
     if args.list {
@@ -197,6 +211,13 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let tallies = Boots::new(&setting, selected).run(args.machines)?;
     println!("{}", report::summary(&tallies, start.elapsed()));
     Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// Runs `cargo xtask vm modules`.
+fn compile_modules(args: &ModulesArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
+    let (cache, toolbox) = (std::path::absolute(cache)?, Toolbox::new(root, target));
+    module::compile_all(root, &cache, &toolbox, !args.no_install).map(|()| true)
 }
 
 /// Runs the core scenarios of both suites for `cargo xtask test`. Returns the summary, or the failures.

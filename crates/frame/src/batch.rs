@@ -276,7 +276,7 @@ impl Batch {
 
     /// Records that a frame of `len` bytes stayed at its source.
     pub fn refuse(&mut self, len: usize) {
-        self.refused = Some(self.room.cost(len));
+        self.refused = Some(self.room.needed(len));
     }
 
     /// Returns the number of slots that the refused frame needs; `None` if no frame was refused.

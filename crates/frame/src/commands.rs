@@ -20,6 +20,8 @@ pub enum PortCommand {
     Hash(Option<Arc<Steering>>),
     /// Sets the rate policy and multicast control; answered with [`PortReply::PolicySet`].
     SetPolicy(PortSettings),
+    /// Sets the maximum number of bytes behind the Ethernet header; answered with [`PortReply::MtuSet`].
+    SetMtu(u16),
     /// Tells a frontend which of its pages are staged; answered with [`PortReply::Staged`].
     SendStaged(TxStaging),
     /// Limits the number of a frontend's pages in each of its grant windows; answered with
@@ -37,6 +39,8 @@ pub enum PortReply {
     Unstaged(Vec<StagedPage>),
     /// [`PortCommand::SetPolicy`] succeeded.
     PolicySet,
+    /// [`PortCommand::SetMtu`] succeeded.
+    MtuSet,
     /// [`PortCommand::Hash`] succeeded.
     Hashing,
     /// [`PortCommand::Resize`] succeeded; the levels of the queue's grant windows after it.

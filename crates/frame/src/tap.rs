@@ -28,6 +28,7 @@ use ringfence_sys::tap::{TapOffloads, VNET_HEADER_LEN};
 use rustix::io::Errno;
 
 use crate::batch::{Batch, FrameView, HEADER_MAX};
+use crate::commands::{PortCommand, PortReply};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{
     ChecksumOffload, Fault, GsoOffload, Port, PortCapabilities, Received, Transmitted,
@@ -234,6 +235,13 @@ impl Port for TapPort {
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
         vec![self.file.as_fd()]
+    }
+
+    fn execute(&mut self, _queue: u16, command: PortCommand) -> PortReply {
+        let PortCommand::SetMtu(mtu) = command else { return PortReply::Unsupported };
+        self.capabilities.mtu = mtu;
+        self.frame_max = frame_max(&self.capabilities);
+        PortReply::MtuSet
     }
 
     fn capabilities(&self) -> PortCapabilities {

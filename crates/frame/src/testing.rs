@@ -16,6 +16,7 @@ use ringfence_offload::OffloadMeta;
 use rustix::event::EventfdFlags;
 
 use crate::batch::{Batch, FrameView};
+use crate::commands::{PortCommand, PortReply};
 use crate::counters::{DropReason, PortCounters};
 use crate::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 
@@ -74,6 +75,8 @@ pub struct MemoryPort {
     lends: bool,
     holds_up: bool,
     level: bool,
+    /// Length in bytes to find room for before a frame is taken; `None` for that of the frame.
+    asks_for: Option<usize>,
     capabilities: PortCapabilities,
     counters: Arc<PortCounters>,
     outstanding: u64,
@@ -106,6 +109,7 @@ impl MemoryPort {
             lends: false,
             holds_up: false,
             level: false,
+            asks_for: None,
             capabilities,
             counters,
             outstanding: 0,
@@ -131,6 +135,14 @@ impl MemoryPort {
     #[must_use]
     pub fn level_triggered(mut self) -> MemoryPort {
         self.level = true;
+        self
+    }
+
+    /// Makes the port find room for `longest` bytes before it takes a frame, as a TAP interface does, which does not
+    /// know the length of a frame before it is read.
+    #[must_use]
+    pub fn of_unknown_lengths(mut self, longest: usize) -> MemoryPort {
+        self.asks_for = Some(longest);
         self
     }
 
@@ -161,7 +173,8 @@ impl Port for MemoryPort {
         let mut frames = 0;
         while frames < budget && batch.frames_left() > 0 {
             let Some((bytes, _)) = shared.to_port.front() else { break };
-            if bytes.len() > batch.scratch_left() || !batch.has_room_for(bytes.len()) {
+            let asked = self.asks_for.unwrap_or(bytes.len());
+            if bytes.len() > batch.scratch_left() || !batch.has_room_for(asked) {
                 break;
             }
             let Some((bytes, meta)) = shared.to_port.pop_front() else { break };
@@ -243,6 +256,12 @@ impl Port for MemoryPort {
             let _ = rustix::io::read(&self.link.event, &mut [0; 8]);
         }
         Ok(())
+    }
+
+    fn execute(&mut self, _queue: u16, command: PortCommand) -> PortReply {
+        let PortCommand::SetMtu(mtu) = command else { return PortReply::Unsupported };
+        self.capabilities.mtu = mtu;
+        PortReply::MtuSet
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
@@ -18,6 +18,7 @@ use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -30,6 +31,47 @@ use crate::guest::address::Address;
 pub struct Netlink {
     socket: OwnedFd,
     sequence: u32,
+}
+
+/// Notification group of changes of interfaces (`RTNLGRP_LINK`).
+const LINK_GROUP: u32 = 1;
+/// Maximum of notices discarded in one call.
+const NOTICES: usize = 64;
+
+/// Notices about interfaces of the network namespace in which they were opened. Their content is not used.
+#[derive(Debug)]
+pub struct LinkNotices {
+    socket: OwnedFd,
+}
+
+impl LinkNotices {
+    /// Opens a socket that is readable after an interface was changed.
+    pub fn open() -> io::Result<LinkNotices> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let family = rustix::net::AddressFamily::NETLINK;
+        let socket = rustix::net::socket_with(family, SocketType::RAW, flags, None)?;
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, LINK_GROUP))?;
+        Ok(LinkNotices { socket })
+    }
+
+    /// Discards the notices that wait. Returns `true` if there were some, or the kernel has lost some.
+    pub fn clear(&self) -> bool {
+        let mut notice = [0u8; 16];
+        let mut any = false;
+        for _ in 0..NOTICES {
+            match rustix::net::recv(&self.socket, &mut notice, RecvFlags::TRUNC) {
+                Ok(_) | Err(Errno::NOBUFS | Errno::INTR) => any = true,
+                Err(_) => break,
+            }
+        }
+        any
+    }
+}
+
+impl AsFd for LinkNotices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// Route to a network.

@@ -222,6 +222,29 @@ fn multiqueue_frontend_reaches_bridge_through_all_queues() {
 }
 
 #[test]
+fn mtu_changed_on_host_is_followed_for_connected_guest() {
+    require!(Need::Root, Need::Program("ip", "iproute2"));
+    let mut world = World::new();
+    let text = "[network]\nattach = 'bridge'\nbridge = 'xenbr0'\n";
+    std::fs::write(world.lab.file("serve.toml"), text).unwrap();
+    let host = host_with_bridge(&world.lab);
+    let pid = host.pid().as_raw_nonzero().to_string();
+    let serve = world.serve_in(&["nsenter", "--target", &pid, "--net", "--mount"], &[]);
+    let guest = world.attach(2);
+    let mtu = |world: &World| world.status().vifs.first().map(|vif| (vif.connected, vif.mtu));
+    assert_eq!(mtu(&world), Some((true, 1500)));
+    for wanted in [9000, 1400] {
+        world.inside(&host, &format!("ip link set vif2.0 mtu {wanted}"));
+        assert!(eventually(MOMENT, || mtu(&world) == Some((true, wanted))), "{:?}", mtu(&world));
+    }
+    assert_eq!(serve.end().status, Some(0));
+    for process in [guest, host] {
+        process.end();
+    }
+    world.hub.end();
+}
+
+#[test]
 fn daemon_closes_devices_on_request_and_second_daemon_is_refused() {
     require!(Need::Root, Need::Program("ip", "iproute2"));
     let mut world = World::new();

@@ -274,7 +274,7 @@ impl DataplaneWorker {
                 Ok(Command::Execute { id, queue, command, reply }) => {
                     // Without the port the sender of the reply is dropped, and the caller gets `None`.
                     let entry = self.ports.iter_mut().flatten().find(|entry| entry.id == id);
-                    let _ = entry.map(|entry| reply.send(entry.port.execute(queue, command)));
+                    let _ = entry.map(|entry| reply.send(entry.execute(queue, command)));
                 }
                 Ok(Command::Stats { reply }) => {
                     let _ = reply.send(self.stats());
@@ -389,7 +389,9 @@ impl DataplaneWorker {
         let slots = entry.and_then(|entry| Some((entry.free_slots()?, entry.capabilities)));
         match (slots, handoff) {
             (Some((slots, into)), handoff) if handoff.is_none_or(|handoff| slots <= handoff) => {
-                (port, Room::of(slots, &into))
+                let room = Room::of(slots, &into);
+                // Without a budget, a wait for more slots than the port ever has would not end.
+                (port, if unlimited { room.awaiting_whole_frames() } else { room })
             }
             // Another worker always makes progress, so senders wait for it without a budget.
             (_, Some(handoff)) => (None, Room::of(handoff, &relay::BATCH_CAPABILITIES)),

@@ -32,12 +32,29 @@ pub(super) struct Apt {
     /// Directory of the separate package lists.
     lists: PathBuf,
     own_lists: bool,
+    /// Options that select the archive's suites instead of the system's.
+    suites: Vec<String>,
 }
 
 impl Apt {
     /// Creates the package cache below `cache`.
     pub(super) fn new(cache: &Path) -> Apt {
-        Apt { store: cache.join("debs"), lists: cache.join("apt"), own_lists: false }
+        let (store, lists) = (cache.join("debs"), cache.join("apt"));
+        Apt { store, lists, own_lists: false, suites: vec![] }
+    }
+
+    /// Creates the package cache below `cache` for the release and its backports, which it prefers. Fetches the
+    /// package lists: the system's usually have no backports.
+    pub(super) fn backports(cache: &Path) -> anyhow::Result<Apt> {
+        let mut apt = Apt { lists: cache.join("apt-backports"), ..Apt::new(cache) };
+        std::fs::create_dir_all(&apt.lists)?;
+        let codename = codename()?;
+        let list = apt.lists.join("source.list");
+        std::fs::write(&list, sources_list("deb", &codename, &["", "-backports"]))?;
+        apt.suites = own_sources(&list);
+        apt.suites.push(format!("APT::Default-Release={codename}-backports"));
+        apt.update()?;
+        Ok(apt)
     }
 
     /// Fetches the separate package lists. All following calls use them.
@@ -121,6 +138,7 @@ impl Apt {
         // By default apt-get downloads as the user _apt, who may not write to the directory.
         let mut options =
             vec!["APT::Sandbox::User=root".to_owned(), "Acquire::Retries=2".to_owned()];
+        options.extend(self.suites.iter().cloned());
         if self.own_lists {
             options.push(format!("Dir::State::Lists={}/lists", self.lists.display()));
             options.push(format!("Dir::Cache={}/cache", self.lists.display()));
@@ -133,23 +151,16 @@ impl Apt {
 /// Runs apt-get in `folder` with package lists that it fetches into `folder`: the lists of the release with each
 /// of the suffixes.
 fn fetch(folder: &Path, kind: &str, suffixes: &[&str], words: &[&str]) -> anyhow::Result<()> {
-    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
-    let codename = codename.context("/etc/os-release has no VERSION_CODENAME")?;
     let list = folder.join("source.list");
-    let lines = suffixes
-        .iter()
-        .map(|suffix| format!("{kind} [signed-by={KEYRING}] {ARCHIVE} {codename}{suffix} main\n"));
-    std::fs::write(&list, lines.collect::<String>())?;
+    std::fs::write(&list, sources_list(kind, &codename()?, suffixes))?;
     std::fs::create_dir_all(folder.join("lists/partial"))?;
     std::fs::create_dir_all(folder.join("archives/partial"))?;
-    let options = [
-        format!("Dir::Etc::SourceList={}", list.display()),
-        "Dir::Etc::SourceParts=/dev/null".to_owned(),
+    let mut options = own_sources(&list);
+    options.extend([
         format!("Dir::State::Lists={}/lists", folder.display()),
         format!("Dir::Cache={}", folder.display()),
         "APT::Sandbox::User=root".to_owned(),
-    ];
+    ]);
     for words in [&["update", "-qq"][..], words] {
         let options = options.iter().flat_map(|option| ["-o", option]);
         let command = Cmd::new("apt-get").args(options).args(words.iter().copied());
@@ -157,6 +168,25 @@ fn fetch(folder: &Path, kind: &str, suffixes: &[&str], words: &[&str]) -> anyhow
         done.map_err(|message| Unavailable(format!("{}: {}", words.join(" "), last(&message))))?;
     }
     Ok(())
+}
+
+/// Returns the code name of this Debian release.
+fn codename() -> anyhow::Result<String> {
+    let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let found = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(found.context("/etc/os-release has no VERSION_CODENAME")?.to_owned())
+}
+
+/// Returns a list of sources: the release with each of the suffixes.
+fn sources_list(kind: &str, codename: &str, suffixes: &[&str]) -> String {
+    let line = |suffix| format!("{kind} [signed-by={KEYRING}] {ARCHIVE} {codename}{suffix} main\n");
+    suffixes.iter().map(line).collect()
+}
+
+/// Returns the options that replace the system's list of sources.
+fn own_sources(list: &Path) -> Vec<String> {
+    let list = format!("Dir::Etc::SourceList={}", list.display());
+    vec![list, "Dir::Etc::SourceParts=/dev/null".to_owned()]
 }
 
 /// Returns the name of the file in `folder` whose name contains `part`.

@@ -7,14 +7,10 @@ use anyhow::Context as _;
 
 use super::build::Build;
 use super::cpio::Archive;
-use super::guest_driver::{self, NEEDS};
 use super::images::Images;
+use super::module::{self, NEEDS, WINDOW};
 use crate::tools::Toolbox;
 
-/// Folders of the sources in the repository: the module, and the hypervisor's interface.
-const SOURCES: [&str; 2] = ["linux/grant-window", "xen/include/public"];
-/// File name of the module.
-const MODULE: &str = "ringfence-window.ko";
 /// File name of the archive.
 const ARCHIVE: &str = "window-driver.cpio";
 
@@ -27,29 +23,19 @@ pub(super) fn archive(
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
     let image = std::fs::read(images.path("vmlinuz"))?;
-    let release = guest_driver::release(&image).context("the kernel's image has no version")?;
-    let mut sources = vec![];
-    for folder in SOURCES {
-        sources.extend(guest_driver::module_sources(&root.join(folder))?);
-    }
+    let release = module::release(&image).context("the kernel's image has no version")?;
+    let sources = WINDOW.sources(root)?;
     let (built, stamp) = (cache.join(ARCHIVE), cache.join("window-driver.stamp"));
     let state = sources.iter().fold(release.clone(), |state, (name, text)| state + name + text);
     if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
         return Ok(built);
     }
-    println!("building {MODULE} for Linux {release}");
+    println!("building {} for Linux {release}", WINDOW.file);
     let build = Build::begin(cache.join("window-driver"), NEEDS, toolbox, may_install)?;
-    let tree = build.folder().join("tree");
-    let headers = guest_driver::unpack_headers(cache, &release, &tree)?;
-    for (name, text) in &sources {
-        std::fs::write(build.folder().join(name), text)?;
-    }
-    let folder = format!("M={}", build.folder().display());
-    let headers = headers.display().to_string();
-    build.run(&["make", "-C", &headers, &folder, "modules"])?;
-    build.run(&["strip", "--strip-debug", MODULE])?;
+    let headers = module::headers_of(cache, &release, &[], &build.folder().join("tree"))?;
+    WINDOW.compile(&build, &headers, &sources)?;
     let mut archive = Archive::new(Vec::new());
-    archive.copy(&format!("lib/{MODULE}"), &build.folder().join(MODULE))?;
+    archive.copy(&format!("lib/{}", WINDOW.file), &build.folder().join(WINDOW.file))?;
     std::fs::write(build.folder().join(ARCHIVE), archive.finish()?)?;
     build.keep(ARCHIVE, &built)?;
     std::fs::write(&stamp, state)?;

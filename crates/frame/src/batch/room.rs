@@ -22,6 +22,8 @@ pub struct Room {
     /// Length in bytes of one segment of a longer frame, and the slots for one segment.
     piece: usize,
     piece_slots: usize,
+    /// Maximum length in bytes of a frame that a sender waits for room for.
+    awaited: usize,
     /// Super-packets that go whole.
     gso: GsoOffload,
 }
@@ -34,6 +36,7 @@ impl Room {
         plain: usize::MAX,
         piece: 1,
         piece_slots: 1,
+        awaited: usize::MAX,
         gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
     };
 
@@ -49,8 +52,17 @@ impl Room {
             plain,
             piece: plain.saturating_sub(HEADERS).max(1),
             piece_slots: plain.div_ceil(PAGE_SIZE).max(1),
+            awaited: usize::MAX,
             gso: into.gso,
         }
+    }
+
+    /// Limits the wait for room to that for the longest frame that goes whole. A sender that does not know the length
+    /// of its next frame would else wait for the segments of the longest frame there is. A port with fewer slots than
+    /// that never has them.
+    #[must_use]
+    pub fn awaiting_whole_frames(self) -> Room {
+        Room { awaited: self.whole, ..self }
     }
 
     /// Returns the estimated number of slots for a frame of `len` bytes. A split frame takes more if the
@@ -66,10 +78,16 @@ impl Room {
         len.div_ceil(self.piece).saturating_mul(self.piece_slots).min(COST_MAX)
     }
 
-    /// Returns true if a frame of `len` bytes fits.
+    /// Returns the number of slots that a sender with a frame of at most `len` bytes waits for.
+    #[inline]
+    pub fn needed(&self, len: usize) -> usize {
+        self.cost(len.min(self.awaited))
+    }
+
+    /// Returns true if a frame of at most `len` bytes need not wait.
     #[inline]
     pub fn fits(&self, len: usize) -> bool {
-        self.slots == usize::MAX || self.cost(len) <= self.slots
+        self.slots == usize::MAX || self.needed(len) <= self.slots
     }
 
     /// Subtracts the slots for a frame of `len` bytes, down to zero. `gso` is its segmentation request, for a
@@ -123,6 +141,21 @@ mod tests {
         assert_eq!(room.cost(65_226), 47);
         let small = Room::of(256, &PortCapabilities::plain(576));
         assert_eq!(small.cost(65_226), COST_MAX, "fits an empty ring all the same");
+    }
+
+    #[test]
+    fn wait_is_limited_to_longest_frame_that_goes_whole() {
+        let longest = 65_553;
+        for (into, slots) in [(PortCapabilities::plain(1500), 1), (whole(1500), 17)] {
+            let room = Room::of(18, &into);
+            assert!(!room.fits(longest), "48 segments");
+            let waits = room.awaiting_whole_frames();
+            assert!(waits.fits(longest));
+            assert_eq!(waits.needed(longest), slots);
+            assert_eq!(waits.cost(longest), 48, "a frame takes what it takes");
+            assert!(!Room::of(slots - 1, &into).awaiting_whole_frames().fits(longest));
+        }
+        assert!(Room::UNBOUNDED.awaiting_whole_frames().fits(usize::MAX));
     }
 
     #[test]

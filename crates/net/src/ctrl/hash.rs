@@ -124,7 +124,8 @@ impl HashSetup {
         let end = first.checked_add(entries.into());
         match end.and_then(|end| usize::try_from(end).ok()) {
             Some(end) if end <= self.table.len() => CtrlStatus::Success,
-            _ => CtrlStatus::BufferOverflow,
+            // As Linux's netback answers.
+            _ => CtrlStatus::InvalidParameter,
         }
     }
 
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(setup.set_table_size(TABLE_MAX + 1), CtrlStatus::InvalidParameter);
         assert_eq!(setup.set_table_size(4), CtrlStatus::Success);
         for (entries, first) in [(5, 0), (1, 4), (1, u32::MAX), (u16::MAX, u32::MAX)] {
-            assert_eq!(setup.validate_entries(entries, first), CtrlStatus::BufferOverflow);
+            assert_eq!(setup.validate_entries(entries, first), CtrlStatus::InvalidParameter);
         }
         assert_eq!(setup.set_entries(&[1, 0, 1], 1), CtrlStatus::Success);
         assert_eq!(setup.table, [0, 1, 0, 1]);

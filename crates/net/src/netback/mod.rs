@@ -382,6 +382,10 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
             self.policy.apply(wanted);
             return PortReply::PolicySet;
         }
+        if let PortCommand::SetMtu(mtu) = command {
+            self.features.mtu = mtu;
+            return PortReply::MtuSet;
+        }
         let Some(addressed) = self.queues.get_mut(usize::from(queue) / self.stride) else {
             return PortReply::Unsupported;
         };

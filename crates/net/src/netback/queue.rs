@@ -169,9 +169,10 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
                 PortReply::Hashing
             }
             // Commands for the whole vif, or for a frontend.
-            PortCommand::SetPolicy(_) | PortCommand::SendStaged(_) | PortCommand::Resize(_) => {
-                PortReply::Unsupported
-            }
+            PortCommand::SetPolicy(_)
+            | PortCommand::SetMtu(_)
+            | PortCommand::SendStaged(_)
+            | PortCommand::Resize(_) => PortReply::Unsupported,
         }
     }
 }

@@ -122,6 +122,15 @@ impl VifBackend {
         self.announced = false;
     }
 
+    /// Changes the MTU, for the present connection too. The caller changes that of the port
+    /// ([`PortCommand::SetMtu`]).
+    pub fn set_mtu(&mut self, mtu: u16) {
+        self.options.mtu = mtu;
+        if let Some(connection) = &mut self.connection {
+            connection.features.mtu = mtu;
+        }
+    }
+
     /// Sets the number of offered queues, from one to [`QUEUES_MAX`].
     #[must_use]
     pub fn with_queues(self, max_queues: u32) -> VifBackend {

@@ -10,7 +10,8 @@
 use std::io;
 use std::path::Path;
 
-use ringfence_sys::tap::{Tap, TapError};
+use ringfence_net::features::OffloadKeys;
+use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
 use crate::netlink::{LinkChange, Netlink};
 
@@ -75,6 +76,24 @@ pub(super) fn make_tap(
     Ok(taps)
 }
 
+/// Returns what the kernel may leave to a guest with these offloads. It segments the rest before a frame is read, in
+/// frames that the guest takes one at a time.
+pub(super) fn offloads_for(guest: OffloadKeys) -> TapOffloads {
+    let OffloadKeys { scatter_gather, gso_tcp_v4, gso_tcp_v6, .. } = guest;
+    let (v4, v6) = (scatter_gather && gso_tcp_v4, scatter_gather && gso_tcp_v6);
+    let udp = TapOffloads::USO4.union(TapOffloads::USO6);
+    let parts = [
+        (true, TapOffloads::CSUM),
+        (v4, TapOffloads::TSO4),
+        (v6, TapOffloads::TSO6),
+        (v4 || v6, TapOffloads::TSO_ECN),
+        // A guest takes no whole UDP packets, but has slots for the segments.
+        (v4 && v6, udp),
+    ];
+    let taken = parts.into_iter().filter(|(taken, _)| *taken);
+    taken.fold(TapOffloads(0), |all, (_, part)| all.union(part))
+}
+
 /// Creates the host's interface on the switch. The administrator sets its addresses.
 pub(super) fn make_host_leg(name: &str) -> Result<Tap, BridgeError> {
     let link = |what| move |source| BridgeError::Link { name: name.to_owned(), what, source };
@@ -96,4 +115,24 @@ fn bridge_index(netlink: &Netlink, bridge: &str) -> Result<u32, BridgeError> {
         return Err(BridgeError::NotABridge(bridge.to_owned()));
     }
     Ok(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_segments_what_guest_does_not_take_whole() {
+        let all = offloads_for(OffloadKeys::ALL);
+        for part in [TapOffloads::TSO4, TapOffloads::TSO6, TapOffloads::USO4, TapOffloads::CSUM] {
+            assert!(all.contains(part));
+        }
+        let only_v4 = offloads_for(OffloadKeys { gso_tcp_v6: false, ..OffloadKeys::ALL });
+        assert!(only_v4.contains(TapOffloads::TSO4.union(TapOffloads::TSO_ECN)));
+        assert!(!only_v4.contains(TapOffloads::TSO6) && !only_v4.contains(TapOffloads::USO4));
+        let one_slot = OffloadKeys { scatter_gather: false, ..OffloadKeys::ALL };
+        for guest in [OffloadKeys::NONE, one_slot] {
+            assert_eq!(offloads_for(guest), TapOffloads::CSUM);
+        }
+    }
 }

@@ -27,14 +27,16 @@ use rustix::process::Signal;
 use super::config::{Config, ConfigError, Effect};
 use super::devices::{Devices, Served};
 use super::disks::Vbds;
-use super::host::{AfterControl, Vif, VifError, Vifs};
+use super::host::{AfterControl, VifError, Vifs};
 use super::made::MadeInterfaces;
 use super::metrics::{Exporter, ExporterError};
 use super::records::Records;
 use super::status::{
     Attachment, Counts, DaemonStatus, HostStatus, QueueStatus, Snapshot, StatusSocket, VifStatus,
 };
+use super::vif::Vif;
 use super::{OnExit, Setup};
+use crate::netlink::LinkNotices;
 use crate::ports::device_name;
 use ringfence_sandbox::signals::{Signals, name as signal_name};
 
@@ -106,6 +108,8 @@ pub(super) struct Daemon<P: Platform> {
     disks: Vbds<P>,
     /// Devices whose control rings may have requests.
     controls: BTreeSet<DeviceId>,
+    /// Changes of the host's interfaces.
+    links: LinkNotices,
     began: Instant,
 }
 
@@ -165,6 +169,7 @@ impl<P: Platform> Daemon<P> {
             disk_devices,
             disks,
             controls: BTreeSet::new(),
+            links: LinkNotices::open()?,
             began,
         })
     }
@@ -204,6 +209,7 @@ impl<P: Platform> Daemon<P> {
             PollFd::from_borrowed_fd(self.vifs.gone.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.disks.events.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.requests.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.links.as_fd(), PollFlags::IN),
         ];
         if self.status.has_room() {
             fds.push(PollFd::from_borrowed_fd(self.status.fd(), PollFlags::IN));
@@ -250,6 +256,9 @@ impl<P: Platform> Daemon<P> {
             if let Some(device) = self.vifs.port_gone(gone) {
                 self.devices.mark(&device);
             }
+        }
+        if self.links.clear() {
+            self.vifs.follow_mtus();
         }
         let mut more = true;
         for _ in 0..EVENTS_PER_ROUND {

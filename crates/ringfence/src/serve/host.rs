@@ -24,8 +24,7 @@ use ringfence_net::vif::backend::{BackendOptions, Life, QUEUES_MAX, VifBackend};
 use ringfence_net::vif::controls::VifPolicy;
 use ringfence_platform::Platform;
 use ringfence_switch::dataplane::{DataplaneHandle, PortGone, PortId};
-use ringfence_switch::forwarding::{Fabric, Mac, Patch, PortPolicy, Switch};
-use ringfence_sys::tap::Tap;
+use ringfence_switch::forwarding::{Fabric, Patch, PortPolicy, Switch};
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreClient, StoreError};
@@ -36,6 +35,7 @@ use super::devices::{Look, Served};
 use super::made::MadeInterfaces;
 use super::records::Records;
 use super::staging::Staging;
+use super::vif::{Attached, TapAttachment, Vif};
 use super::vif_keys::VifKeys;
 use crate::log::LineBudget;
 use crate::ports::{PortBinding, PortEntry, Retired, device_name};
@@ -63,73 +63,6 @@ pub(super) enum VifError {
     System(#[from] io::Error),
     #[error(transparent)]
     Port(#[from] ringfence_switch::dataplane::AddPortError),
-}
-
-/// Attachment of a vif.
-enum Attached {
-    Switch(DataplaneHandle),
-    Tap(TapAttachment),
-}
-
-/// TAP of the host, and the dataplane between the TAP and the guest.
-struct TapAttachment {
-    dataplane: DataplaneHandle,
-    tap: Tap,
-    port: Option<PortId>,
-    bridge: Option<String>,
-}
-
-impl Attached {
-    fn dataplane(&self) -> &DataplaneHandle {
-        match self {
-            Attached::Switch(dataplane) | Attached::Tap(TapAttachment { dataplane, .. }) => {
-                dataplane
-            }
-        }
-    }
-}
-
-/// One vif, its handshake and its attachment.
-pub(super) struct Vif {
-    pub(super) keys: VifKeys,
-    pub(super) settings: DeviceSettings,
-    pub(super) mtu: u16,
-    pub(super) backend: VifBackend,
-    pub(super) problem: Option<String>,
-    entry: PortEntry,
-    attached: Option<Attached>,
-    /// Budget for log lines that the guest causes by connecting and disconnecting.
-    lines: LineBudget,
-}
-
-impl Vif {
-    /// Returns `true` if the vif is on the switch and may use only the address `mac`.
-    fn is_held_to(&self, mac: Mac) -> bool {
-        let on_switch = matches!(self.attached, Some(Attached::Switch(_)));
-        on_switch && self.settings.check_source && self.keys.mac == Some(mac)
-    }
-
-    /// Returns the names of the TAP and of its bridge.
-    pub(super) fn tap(&self) -> Option<(&str, Option<&str>)> {
-        match &self.attached {
-            Some(Attached::Tap(attached)) => Some((&attached.tap.name, attached.bridge.as_deref())),
-            _ => None,
-        }
-    }
-
-    /// Returns the dataplane of the vif's port.
-    pub(super) fn dataplane(&self) -> Option<&DataplaneHandle> {
-        self.attached.as_ref().map(Attached::dataplane)
-    }
-
-    /// Returns the ports of the guest and of the TAP.
-    pub(super) fn ports(&self) -> (Option<PortId>, Option<PortId>) {
-        let tap = match &self.attached {
-            Some(Attached::Tap(attached)) => attached.port,
-            _ => None,
-        };
-        (self.entry.port(), tap)
-    }
 }
 
 /// Host's interface on the switch.
@@ -357,6 +290,11 @@ impl<P: Platform> Vifs<P> {
         after
     }
 
+    /// Gives each vif the MTU that its TAP has now. An administrator may change that at any time.
+    pub(super) fn follow_mtus(&mut self) {
+        self.list.iter_mut().for_each(|(device, vif)| vif.follow_mtu(device));
+    }
+
     /// Drops all vifs without closing them, so that the next daemon can take them over.
     pub(super) fn leave(&mut self) {
         self.list.clear();
@@ -377,7 +315,10 @@ impl<P: Platform> Vifs<P> {
     fn new_vif(&self, device: &DeviceId, keys: VifKeys) -> Vif {
         let settings = self.config.device(keys.domain_name.as_deref(), keys.mac);
         let bridge = self.bridge_of(&keys);
-        let mtu = keys.mtu.or_else(|| bridge::mtu_of(bridge?)).unwrap_or(keys::MTU_DEFAULT);
+        // A TAP of an earlier daemon keeps the MTU that an administrator gave it.
+        let earlier = bridge.and_then(|_| bridge::mtu_of(&device_name(device)));
+        let mtu = earlier.or(keys.mtu).or_else(|| bridge::mtu_of(bridge?));
+        let mtu = mtu.unwrap_or(keys::MTU_DEFAULT);
         let backend = VifBackend::new(*device, BackendOptions { mode: settings.mode, mtu })
             .with_offloads(settings.offloads)
             .with_queues(settings.max_queues)
@@ -473,6 +414,7 @@ impl<P: Platform> Vifs<P> {
         let port = dataplane.add_queues(ports.collect(), policy, &tap_port_name(&name))?;
         vif.attached =
             Some(Attached::Tap(TapAttachment { dataplane, tap, port: Some(port), bridge }));
+        vif.limit_tap();
         Ok(())
     }
 
@@ -513,6 +455,7 @@ impl<P: Platform> Vifs<P> {
         let life = backend.look(&*platform, store, &mut host);
         let now = vif.backend.connection().copied();
         if now != before {
+            vif.limit_tap();
             let what = match now {
                 Some(connection) if connection.adopted => {
                     self.adopted += 1;

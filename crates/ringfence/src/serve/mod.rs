@@ -34,6 +34,7 @@ mod records;
 pub mod show;
 mod staging;
 pub mod status;
+mod vif;
 mod vif_keys;
 
 use std::fs::File;

@@ -264,7 +264,7 @@ impl DataplaneHandle {
     }
 
     /// Executes a command on one queue of a port, between two rounds. If the port has several parts, a policy
-    /// is set on all of them, and a hash configuration is set on all workers. Returns `None` if there is no
+    /// or an MTU is set on all of them, and a hash configuration is set on all workers. Returns `None` if there is no
     /// such port.
     pub fn execute(&self, id: PortId, queue: u16, command: PortCommand) -> Option<PortReply> {
         let parts = match self.workers() {
@@ -274,10 +274,16 @@ impl DataplaneHandle {
         if parts < 2 {
             return self.request(0, |reply| Command::Execute { id, queue, command, reply });
         }
+        let for_each_part = |command: &PortCommand| match command {
+            PortCommand::SetPolicy(policy) => Some(PortCommand::SetPolicy(*policy)),
+            PortCommand::SetMtu(mtu) => Some(PortCommand::SetMtu(*mtu)),
+            _ => None,
+        };
         match &command {
-            PortCommand::SetPolicy(policy) => {
-                for worker in 1..parts {
-                    let command = PortCommand::SetPolicy(*policy);
+            PortCommand::SetPolicy(_) | PortCommand::SetMtu(_) => {
+                for (worker, command) in
+                    (1..parts).filter_map(|n| Some((n, for_each_part(&command)?)))
+                {
                     self.request(worker, |reply| Command::Execute { id, queue, command, reply });
                 }
                 return self.request(0, |reply| Command::Execute { id, queue, command, reply });

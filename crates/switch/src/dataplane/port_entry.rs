@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::io;
 use std::os::fd::OwnedFd;
 
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::{Fault, Port, PortCapabilities};
 use ringfence_sys::pace::Throttle;
 use rustix::event::epoll;
@@ -65,6 +66,13 @@ impl PortEntry {
             token,
             watched: false,
         }
+    }
+
+    /// Executes a command, which may change the port's capabilities.
+    pub(super) fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
+        let reply = self.port.execute(queue, command);
+        self.capabilities = self.port.capabilities();
+        reply
     }
 
     /// Returns the value of a port's result, or stores the fault.

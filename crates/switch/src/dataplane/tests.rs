@@ -2,6 +2,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use ringfence_frame::batch::HEADER_MAX;
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::{Fault, Port, PortCapabilities};
 use ringfence_frame::testing::{MemoryPeer, MemoryPort};
 use ringfence_offload::checksum::internet_checksum;
@@ -272,6 +273,43 @@ fn removed_port_is_returned_and_unused() {
     assert_eq!(b.take_within(SOON).unwrap().0.len(), 61);
     assert_eq!(c_peer.take(), None);
     assert_eq!(port.counters().tx_frames.get(), 1);
+}
+
+#[test]
+fn port_of_patch_with_few_slots_receives_frames_of_unknown_length() {
+    let running = Running::new(Fabric::Patch(Patch::new()));
+    // 18 buffers, as iPXE posts, and no segmentation: the longest frame would take 48 of them.
+    let (few, few_peer) = MemoryPort::pair(18, PortCapabilities::plain(1500)).unwrap();
+    running.add("few", few.with_backpressure());
+    let (tap, tap_peer) = port();
+    running.add("tap", tap.level_triggered().of_unknown_lengths(65_553));
+    for n in 0..200u16 {
+        let mut numbered = frame(mac(1), mac(2), 60);
+        numbered[14..16].copy_from_slice(&n.to_be_bytes());
+        tap_peer.send(&numbered, OffloadMeta::PLAIN);
+    }
+    for n in 0..200u16 {
+        let (got, _) = few_peer.take_within(SOON).unwrap();
+        assert_eq!(got[14..16], n.to_be_bytes());
+    }
+    assert_eq!(few_peer.counters().drops_total() + tap_peer.counters().drops_total(), 0);
+}
+
+#[test]
+fn raised_mtu_of_connected_port_admits_longer_frames() {
+    let running = Running::new(Fabric::Patch(Patch::new()));
+    let (one, from) = port();
+    running.add("one", one);
+    let (other, to) = MemoryPort::pair(8, PortCapabilities::plain(1500)).unwrap();
+    let other = running.add("other", other);
+    from.send(&frame(mac(1), mac(2), 8000), OffloadMeta::PLAIN);
+    from.send(&frame(mac(1), mac(2), 1514), OffloadMeta::PLAIN);
+    assert_eq!(to.take_within(SOON).unwrap().0.len(), 1514);
+    assert_eq!(to.counters().drops(DropReason::TooLong), 1);
+    let set = running.handle().execute(other, 0, PortCommand::SetMtu(9000));
+    assert!(matches!(set, Some(PortReply::MtuSet)));
+    from.send(&frame(mac(1), mac(2), 8000), OffloadMeta::PLAIN);
+    assert_eq!(to.take_within(SOON).unwrap().0.len(), 8000);
 }
 
 #[test]
