@@ -49,7 +49,7 @@ pub(super) struct Row {
     /// Memory of its processes in bytes.
     pub(super) memory: Option<u64>,
     /// Totals of the egress policy, if there is one. The table does without.
-    egress: Option<EgressTotals>,
+    pub(super) egress: Option<EgressTotals>,
     #[serde(flatten)]
     pub(super) guest: Description,
 }

@@ -66,7 +66,7 @@ struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Status { row: Row { pid, memory, guest }, counters, age } = self.status;
+        let Status { row: Row { pid, memory, guest, .. }, counters, age } = self.status;
         let line = |f: &mut fmt::Formatter<'_>, head: &str, text: &str| {
             writeln!(f, "{:<16}{}", format!("{head}:"), crate::launch::report::printable(text))
         };
@@ -141,7 +141,7 @@ mod tests {
         let disk = counts(&[("read_bytes", 512)]);
         counters.disks.insert("vbd2.0".to_owned(), disk);
         counters.rules.insert("vif2.0".to_owned(), counts(&[("tx_producer_overflow", 1)]));
-        let row = Row { pid: 7, memory: Some(3 << 20), guest };
+        let row = Row { pid: 7, memory: Some(3 << 20), egress: None, guest };
         let status = Status { row, counters, age: 7200 };
         let text = Table { status: &status, counters: false }.to_string();
         for line in [

@@ -18,7 +18,7 @@ use super::rendezvous::Attachment;
 use super::report::{self, Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
-use super::{Options, standard_input};
+use super::{Options, standard_input, terminal};
 use crate::causes::causes;
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::guests::{Reply, Source};
@@ -409,7 +409,10 @@ impl<'a> GuestProcesses<'a> {
         loop {
             match self.next(None) {
                 ProcessEvent::Signal(arrived) => {
-                    if let Err(outcome) = self.forward(arrived) {
+                    if !terminal::has_sent(&arrived)
+                        && let Err(outcome) =
+                            self.send_to_guest(&ToGuest::Signal(arrived.number), &[])
+                    {
                         return outcome;
                     }
                 }
@@ -428,8 +431,8 @@ impl<'a> GuestProcesses<'a> {
                         return outcome;
                     }
                 }
-                ProcessEvent::Uplink(FromUplink::Port { id, error }) => {
-                    self.port_is_changed(id, error);
+                ProcessEvent::Uplink(FromUplink::Port { id, error: e }) => {
+                    self.port_is_changed(id, e)
                 }
                 ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
                 ProcessEvent::Driver(FromDriver::Stats(stats)) => self.counters_are_there(&stats),
@@ -447,25 +450,6 @@ impl<'a> GuestProcesses<'a> {
                 }
             }
         }
-    }
-
-    /// Writes the last records, and the totals if each step is reported.
-    fn finish_records(&mut self) {
-        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-        let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) else { return };
-        if let Some(totals) = uplink.finish_records(channel, self.reporter.is_verbose()) {
-            self.reporter.step(format_args!("egress: {totals}"));
-        }
-    }
-
-    /// Forwards a signal to the command, unless the terminal has sent it to the command already.
-    fn forward(&self, arrived: ReceivedSignal) -> Result<(), Outcome> {
-        let keys = [Signal::INT, Signal::QUIT, Signal::HUP].map(Signal::as_raw);
-        let from_terminal = !arrived.by_process && keys.contains(&arrived.number);
-        if from_terminal || arrived.number == Signal::TTOU.as_raw() {
-            return Ok(());
-        }
-        self.send_to_guest(&ToGuest::Signal(arrived.number), &[])
     }
 
     /// Handles an event. Returns the outcome if it means the end.

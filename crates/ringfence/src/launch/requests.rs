@@ -119,6 +119,15 @@ impl GuestProcesses<'_> {
         }
     }
 
+    /// Writes the last records, and the totals if each step is reported.
+    pub(super) fn finish_records(&mut self) {
+        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
+        let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) else { return };
+        if let Some(totals) = uplink.finish_records(channel, self.reporter.is_verbose()) {
+            self.reporter.step(format_args!("egress: {totals}"));
+        }
+    }
+
     /// Answers the client whose policy the uplink has applied or refused.
     pub(super) fn policy_is_set(&mut self, error: Option<String>) {
         let Some(id) = self.clients.as_mut().and_then(|clients| clients.policy.take()) else {

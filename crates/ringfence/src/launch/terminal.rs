@@ -2,10 +2,18 @@
 
 use std::fs::File;
 
+use ringfence_sandbox::signals::ReceivedSignal;
 use ringfence_sys::namespaces;
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 use rustix::termios::{OptionalActions, Termios};
+
+/// Returns `true` if the command has the signal already, from the terminal, or if it is the launcher's alone.
+pub(super) fn has_sent(arrived: &ReceivedSignal) -> bool {
+    let keys = [Signal::INT, Signal::QUIT, Signal::HUP].map(Signal::as_raw);
+    let by_key = !arrived.by_process && keys.contains(&arrived.number);
+    by_key || arrived.number == Signal::TTOU.as_raw()
+}
 
 /// Terminal state to restore after the command has ended.
 #[derive(Debug)]

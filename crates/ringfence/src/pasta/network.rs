@@ -119,7 +119,8 @@ impl Network {
         let name_servers = if name_server_wishes.offers { servers } else { Vec::new() };
         let offered = Resolver { name_servers, ..Resolver::default() };
         let plan = Plan::new(host, offered, &wishes);
-        let plan = plan.map_err(|error| anyhow::anyhow!(in_terms_of_pasta(&error.to_string())))?;
+        let plan = plan
+            .map_err(|error| anyhow::anyhow!("{}", error.to_string().replace("--uplink-", "--")))?;
         let search = match args.search.as_deref() {
             Some("none") => Vec::new(),
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),

@@ -32,7 +32,7 @@ use super::api::ApiServer;
 use super::args::PastaArgs;
 use super::auto::Auto;
 use super::inside::Inside;
-use super::machine::{OpenEndpoint, SocketFile};
+use super::machine::{Endpoint, OpenEndpoint, SocketFile};
 use super::messages::Messages;
 use super::namespace::{Connection, Order, Report};
 use super::network::{self, Network};
@@ -76,11 +76,8 @@ impl Session {
     /// Connects the target. When this returns, its network is usable and the process id is written.
     pub(crate) fn start(args: &PastaArgs, target: &Target) -> anyhow::Result<Session> {
         let mut messages = Messages::new(args, target.program())?;
-        let endpoint = match target {
-            // Its descriptor must still be inheritable.
-            Target::Machine(endpoint) => Some(endpoint.open()?),
-            Target::Command(_) | Target::Existing { .. } => None,
-        };
+        // An inherited descriptor must still be inheritable.
+        let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
         for (name, why) in &args.others.without_effect {
             messages.step(format_args!("--{name} changes nothing: {why}"));
         }
@@ -130,7 +127,6 @@ impl Session {
         write_pid(pid_file)?;
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
-        let (stop, api) = (None, None);
         let name_servers = FileWatch::new(&[RESOLV_CONF]).ok();
         Ok(Session {
             messages,
@@ -138,10 +134,10 @@ impl Session {
             uplink,
             watch: entry.watch,
             _file: entry.file,
-            stop,
+            stop: None,
             command,
             ports,
-            api,
+            api: None,
             auto,
             inside,
             network,

@@ -39,6 +39,14 @@ impl Target {
         }
     }
 
+    /// Returns the end of a virtual machine's network card, if the target is one.
+    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+        match self {
+            Target::Machine(endpoint) => Some(endpoint),
+            Target::Command(_) | Target::Existing { .. } => None,
+        }
+    }
+
     /// Chooses the target that the arguments name.
     pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Target> {
         let pid = match &args.command[..] {

@@ -13,8 +13,8 @@ use ringfence_uplink::config::NameServers;
 use serde::{Deserialize, Serialize};
 
 use super::ports::{PortOrder, PortTable};
-use super::{Alias, FromUplink};
 use super::totals::TotalsSource;
+use super::{Alias, FromUplink};
 use crate::egress::document;
 
 /// Order to a running uplink.
@@ -68,6 +68,7 @@ impl Orders {
             if let Some(answer) = answer {
                 channel.send_now(&answer, &[])?;
             }
+        }
         Ok(())
     }
 }

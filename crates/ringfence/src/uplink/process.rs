@@ -35,7 +35,7 @@ use rustix::io::Errno;
 
 use super::forward::Protocol;
 use super::link::{Link, LinkError, Made};
-use super::orders::Orders;
+use super::orders::{self, Orders};
 use super::ports::{self, PortTable};
 use super::recorder::{self, Queue};
 use super::totals::TotalsSource;
