@@ -218,7 +218,7 @@ mod tests {
         let line = Row::new(&measured()).line();
         assert_eq!(line.len(), heading().len(), "{line}");
         let cells = line.split_whitespace().count();
-        // One heading is two words, five more have a unit.
-        assert_eq!(cells, 14);
+        // One heading is two words, six more have a unit.
+        assert_eq!(cells, 15);
     }
 }
