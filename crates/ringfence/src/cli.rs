@@ -230,9 +230,10 @@ pub struct RunArgs {
     /// Examples: `8080:80`, `127.0.0.1:8080:80`, `[::1]:8080:80`, `8000-8010`, `5353:53/udp`. The command
     /// sees the clients' real addresses. Without IP the port listens at every address of the host, IPv4 and
     /// IPv6, as it does with Docker and Podman: everyone who reaches the host reaches the command.
-    /// --publish-default changes that. The command must listen at 0.0.0.0, [::] or an address of up0: its own
-    /// 127.0.0.1 is not reached. A client on the host itself appears as the router of up0. A guest has at most 1024
-    /// ports; a range leads to as many ports, from GUESTPORT on.
+    /// --publish-default changes that. For clients from elsewhere the command must listen at 0.0.0.0, at :: or at an
+    /// address of up0. A TCP client on the host itself also reaches the guest's own 127.0.0.1 or ::1, if a server
+    /// listens there; otherwise it appears as the router of up0. A guest has at most 1024 ports; a range leads to as
+    /// many ports, from GUESTPORT on.
     #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]",
           help_heading = heading::PORTS)]
     pub publish: Vec<ForwardSpec>,

@@ -99,7 +99,7 @@ pub enum ToGuest {
         /// Environment variables besides those of the guest's own command.
         environment: Vec<(String, String)>,
     },
-    /// Asks for sockets of the guest's network ([`relay_sockets`]).
+    /// Asks for sockets of the guest's network (`relay_sockets`).
     Sockets,
     /// Sends a signal to a command of `Exec`.
     ExecSignal {

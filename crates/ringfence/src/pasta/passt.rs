@@ -1,6 +1,6 @@
 //! `ringfence passt`: the network interface of a virtual machine on the uplink, with the options of passt.
 //!
-//! The processes are those of pasta, without one in a namespace: the session creates the socket ([`super::machine`]),
+//! The processes are those of pasta, without one in a namespace: the session creates the socket (`machine`),
 //! and the uplink serves it in its sandbox. The front exits when the socket accepts connections.
 
 use std::ffi::OsString;

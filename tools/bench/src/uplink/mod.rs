@@ -10,7 +10,7 @@
 //!                              ── veth ─────────────── ── client
 //! ```
 //!
-//! With `--policy`, Ringfence alone is measured, with and without an egress policy ([`policy`]).
+//! With `--policy`, Ringfence alone is measured, with and without an egress policy (`policy`).
 //!
 //! For inbound cases the sides are swapped: the server is in the guest, the client is a thread. Each row
 //! and peer has a client process of its own behind a peer started for it. Peers alternate.
