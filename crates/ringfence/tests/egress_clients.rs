@@ -46,9 +46,11 @@ fn http2_and_fetch_reach_allowed_name_only() {
     assert_eq!(errors.len(), 2, "{output}");
     assert!(["error EAI_AGAIN", "error ENOTFOUND"].contains(&errors[0]), "{output}");
     assert_eq!(errors[1], "error ECONNREFUSED", "{output}");
-    for line in ["b 6\n", "shared 35\n", "plain 56\n"] {
+    for line in ["b 6\n", "shared 35\n"] {
         assert!(output.contains(line), "{line}: {output}");
     }
+    // The reset meets curl while it sends or while it receives.
+    assert!(["plain 55\n", "plain 56\n"].iter().any(|line| output.contains(line)), "{output}");
     assert!(!server.stdout.text().contains("b.test"), "{}", server.stdout.text());
     drop(server.end());
     net.end();

@@ -48,7 +48,9 @@ const SPIN: Duration = Duration::from_micros(50);
 /// Number of descriptors not used by flows: links, threads, files open for a short time.
 const OWN_DESCRIPTORS: usize = 128;
 /// Part of the descriptors that is kept for ports that are added later, and for relays: one of so many each.
-const LATER_PORTS_PART: usize = 8;
+const LATER_PORTS_PART: usize = 32;
+/// Part of the descriptors that is kept for clients of TCP ports that may be added later: one of so many.
+const LATER_CLIENTS_PART: usize = 16;
 /// Number of connections below which the launcher is warned.
 const CONNECTIONS_EXPECTED: usize = 10_000;
 
@@ -279,8 +281,10 @@ fn run<L: Port + GuestLink>(
 fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let mut limits = engine_config(config);
     let has_tcp = config.forwards.iter().any(|forward| forward.protocol == Protocol::Tcp);
-    if !has_tcp && !config.more_ports {
-        limits.tcp.inbound_max = 0;
+    if !has_tcp {
+        // A guest that publishes nothing keeps nearly all of its own connections.
+        let kept = if config.more_ports { descriptors / LATER_CLIENTS_PART } else { 0 };
+        limits.tcp.inbound_max = limits.tcp.inbound_max.min(kept);
     }
     let part = |is_used: bool| if is_used { descriptors / LATER_PORTS_PART } else { 0 };
     let later = part(config.more_ports).min(ports::SOCKETS_MAX);
