@@ -9,7 +9,7 @@ mod support;
 use std::time::Duration;
 
 use support::needs::Need;
-use support::world::{FAR_V4, Families, HOST_V4, OUTSIDE_V4, World};
+use support::world::{FAR_V4, Families, HOST_V4, OUTSIDE_V4, World, dnsmasq};
 use support::{MOMENT, Running};
 
 /// Time limit for a complete guest.
@@ -159,22 +159,8 @@ fn name_server_at_host_address_is_reachable_only_on_port_53() {
     require!(Need::Program("dnsmasq", "dnsmasq-base"));
     let Some(world) = world(Families::Both) else { return };
     let servers = servers(&world);
-    let listen = format!("--listen-address={OTHER_V4}");
-    let words = [
-        "dnsmasq",
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--no-resolv",
-        "--no-hosts",
-        "--bind-interfaces",
-        "--user=root",
-        "--group=",
-        "--pid-file=",
-        "--log-facility=-",
-        "--host-record=www.far.example,198.51.100.1",
-        &listen,
-    ];
-    let names = world.host(&words);
+    let record = "--host-record=www.far.example,198.51.100.1";
+    let names = world.host(&dnsmasq(&[OTHER_V4], &[record]));
     world.name_servers(&[OTHER_V4]);
     let script = format!(
         "for i in $(seq 50); do getent ahostsv4 www.far.example && break; sleep 0.1; done; \

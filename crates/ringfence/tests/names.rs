@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use support::needs::Need;
-use support::world::{FAR_V4, Families, OUTSIDE_V4, World};
+use support::world::{FAR_V4, Families, OUTSIDE_V4, World, dnsmasq};
 use support::{MOMENT, Running};
 
 const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
@@ -39,11 +39,7 @@ macro_rules! world {
 
 /// Starts a name server outside that knows these names.
 fn name_server(world: &World, records: &[&str]) -> Running {
-    let mut words = vec!["dnsmasq", "--keep-in-foreground", "--conf-file=/dev/null", "--no-resolv"];
-    words.extend(["--no-hosts", "--bind-interfaces", "--user=root", "--group=", "--pid-file="]);
-    words.extend(["--log-facility=-", "--listen-address", OUTSIDE_V4]);
-    words.extend(records);
-    let server = world.outside(&words);
+    let server = world.outside(&dnsmasq(&[OUTSIDE_V4], records));
     let wait = "for i in $(seq 400); do ss -Hlun 'sport = :53' | grep -q . && exit 0; sleep 0.05; done; exit 1";
     world.outside(&["sh", "-c", wait]).succeed(LONG);
     server

@@ -118,11 +118,6 @@ fn on_host(world: &World, commands: &str) {
     world.host(&["sh", "-ec", commands]).succeed(MOMENT);
 }
 
-/// Starts a name server at an address.
-fn start_name_server(start: impl Fn(&[&str]) -> Running, address: &str) -> Running {
-    start(&name_server(address).iter().map(String::as_str).collect::<Vec<_>>())
-}
-
 /// Starts a web server outside, at all addresses of both families.
 fn web_server(world: &World) -> Running {
     let server = world.outside(&["python3", "-u", "-m", "http.server", "--bind", "::", "8000"]);
@@ -136,8 +131,7 @@ fn guest_started_without_network_reaches_it_once_there_is_one() {
     require!(CURL);
     for front in [Front::Run, Front::Pasta] {
         let Some(world) = World::new(Families::Both) else { return };
-        let outside = |words: &[&str]| world.outside(words);
-        let servers = [web_server(&world), start_name_server(outside, OUTSIDE_V4)];
+        let servers = [web_server(&world), world.outside(&name_server(OUTSIDE_V4))];
         on_host(&world, "ip addr flush dev wan0; ip link set wan0 down");
         let guest = Guest::start(&world, front);
         let curl = guest.spawn(&["curl", "-sS", "--max-time", "2", "http://198.51.100.1:8000/"]);
@@ -161,13 +155,11 @@ fn guest_follows_an_address_a_route_and_name_servers_that_change() {
     for front in [Front::Run, Front::Pasta] {
         let Some(world) = World::new(Families::Both) else { return };
         write_noise(&world.file("noise"), 1);
-        let (host, outside) =
-            (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
         world.name_servers(&[OUTSIDE_V4]);
         let web = web_server(&world);
         let servers =
-            [start_name_server(host, "127.0.0.53"), world.server("tcp_server", "0.0.0.0", 7000)];
-        let far_name_server = start_name_server(outside, OUTSIDE_V4);
+            [world.host(&name_server("127.0.0.53")), world.server("tcp_server", "0.0.0.0", 7000)];
+        let far_name_server = world.outside(&name_server(OUTSIDE_V4));
         let guest = Guest::start(&world, front);
         guest.resolves();
         let held = guest.spawn(&["python3", "peer.py", "tcp_client_held", OUTSIDE_V4, "7000"]);

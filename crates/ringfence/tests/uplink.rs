@@ -144,15 +144,11 @@ fn flows_use_several_queues() {
     echo.end();
 }
 
-fn words(list: &[String]) -> Vec<&str> {
-    list.iter().map(String::as_str).collect()
-}
-
 #[test]
 fn uplink_is_created_by_default() {
     require!(DNSMASQ);
     let world = world!(Families::Both);
-    let server = world.outside(&words(&name_server(OUTSIDE_V4)));
+    let server = world.outside(&name_server(OUTSIDE_V4));
     world.name_servers(&[OUTSIDE_V4]);
     // The same resolver knows names of guests and of the world, also over TCP.
     let first = world.guest("--name first", "until [ -e stop ]; do sleep 0.05; done");
@@ -210,8 +206,8 @@ fn names_are_resolved_by_name_servers_of_host() {
     require!(DNSMASQ);
     let world = world!(Families::Both);
     // Three cases: a server that the guest can reach as the host does, one that only the host can reach, and both.
-    let outside = world.outside(&words(&name_server(OUTSIDE_V4)));
-    let inside = world.host(&words(&name_server("127.0.0.53")));
+    let outside = world.outside(&name_server(OUTSIDE_V4));
+    let inside = world.host(&name_server("127.0.0.53"));
     for servers in [&[OUTSIDE_V4][..], &["127.0.0.53"], &["127.0.0.53", OUTSIDE_V4]] {
         world.name_servers(servers);
         let output = world.lone_guest("", LOOK_UP).succeed(LONG);

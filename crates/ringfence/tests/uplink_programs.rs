@@ -7,7 +7,7 @@ mod support;
 use std::time::Duration;
 
 use support::needs::{Need, skip_what_is_not_installed};
-use support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, OUTSIDE_V6, World};
+use support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, OUTSIDE_V6, World, dnsmasq};
 use support::{sha256, write_noise};
 
 /// Time limit for a complete guest.
@@ -182,24 +182,8 @@ fn ssh_login_succeeds() {
 fn dig_resolves_over_udp_and_tcp() {
     require!(DIG, DNSMASQ);
     let world = world!();
-    let server = world.outside(&[
-        "dnsmasq",
-        "--keep-in-foreground",
-        "--conf-file=/dev/null",
-        "--no-resolv",
-        "--no-hosts",
-        "--bind-interfaces",
-        "--user=root",
-        // A user namespace may forbid a change of the group.
-        "--group=",
-        "--pid-file=",
-        "--log-facility=-",
-        "--listen-address",
-        FAR_V4,
-        "--listen-address",
-        FAR_V6,
-        "--host-record=www.example,203.0.113.7",
-    ]);
+    let record = "--host-record=www.example,203.0.113.7";
+    let server = world.outside(&dnsmasq(&[FAR_V4, FAR_V6], &[record]));
     wait_listening(&world, 53);
     let mut script = String::new();
     for server in [FAR_V4, FAR_V6] {

@@ -340,7 +340,7 @@ pub struct Patch {
 }
 
 impl Patch {
-    /// Creates a cable without ports.
+    /// Creates a patch without ports.
     pub fn new() -> Patch {
         Patch::default()
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Running;
 use super::needs::Need;
-use super::world::{FAR_V4, Families, OUTSIDE_V4, World};
+use super::world::{FAR_V4, Families, OUTSIDE_V4, World, dnsmasq};
 
 /// Time limit for a complete guest.
 pub const LONG: Duration = Duration::from_secs(90);
@@ -33,32 +33,21 @@ impl Net {
              -addext subjectAltName=DNS:a.test,DNS:b.test,DNS:x.wild.test -keyout key.pem -out cert.pem 2>openssl.log"
         );
         world.outside(&["sh", "-ec", &prepare]).succeed(LONG);
-        let names = world.outside(&[
-            "dnsmasq",
-            "--keep-in-foreground",
-            "--conf-file=/dev/null",
-            "--no-resolv",
-            "--no-hosts",
-            "--bind-interfaces",
-            "--user=root",
-            "--group=",
-            "--pid-file=",
-            "--log-facility=-",
-            "--log-queries",
-            "--listen-address",
-            OUTSIDE_V4,
-            "--listen-address",
-            FAR_V4,
-            "--cname=alias.test,real.example",
-            &format!("--host-record=real.example,{FAR_V4}"),
-            // Two names share an address. The third one has another, the others point into private ranges.
-            &format!("--address=/a.test/{FAR_V4}"),
-            &format!("--address=/b.test/{FAR_V4}"),
-            &format!("--address=/wild.test/{FAR_V4}"),
-            &format!("--address=/other.test/{OTHER_V4}"),
-            "--address=/rebind.test/10.0.0.1",
-            "--address=/metadata.test/169.254.169.254",
-        ]);
+        let names = world.outside(&dnsmasq(
+            &[OUTSIDE_V4, FAR_V4],
+            &[
+                "--log-queries",
+                "--cname=alias.test,real.example",
+                &format!("--host-record=real.example,{FAR_V4}"),
+                // Two names share an address. The third one has another, the others point into private ranges.
+                &format!("--address=/a.test/{FAR_V4}"),
+                &format!("--address=/b.test/{FAR_V4}"),
+                &format!("--address=/wild.test/{FAR_V4}"),
+                &format!("--address=/other.test/{OTHER_V4}"),
+                "--address=/rebind.test/10.0.0.1",
+                "--address=/metadata.test/169.254.169.254",
+            ],
+        ));
         let servers = world.outside(&["python3", "egress.py", "serve", FAR_V4, OTHER_V4]);
         servers.wait_for_output("listening");
         let wait = "for i in $(seq 200); do ss -Hlun 'sport = :53' | grep -q . && exit 0; sleep 0.05; done; exit 1";

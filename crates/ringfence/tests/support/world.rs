@@ -143,7 +143,7 @@ impl World {
     }
 
     /// Starts a command on the host.
-    pub fn host(&self, words: &[&str]) -> Running {
+    pub fn host(&self, words: &[impl AsRef<str>]) -> Running {
         let files = self.lab.file("").to_str().unwrap().to_owned();
         let mut all = enter(&self.host, self.is_root, &["--net", "--mount"]);
         all.extend(["env".into(), format!("--chdir={files}")]);
@@ -151,12 +151,12 @@ impl World {
     }
 
     /// Starts a command outside.
-    pub fn outside(&self, words: &[&str]) -> Running {
+    pub fn outside(&self, words: &[impl AsRef<str>]) -> Running {
         self.spawn(enter(&self.outside, self.is_root, &["--net"]), words)
     }
 
-    fn spawn(&self, mut all: Vec<String>, words: &[&str]) -> Running {
-        all.extend(words.iter().map(|word| (*word).to_owned()));
+    fn spawn(&self, mut all: Vec<String>, words: &[impl AsRef<str>]) -> Running {
+        all.extend(words.iter().map(|word| word.as_ref().to_owned()));
         self.lab.spawn(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
@@ -199,10 +199,8 @@ impl World {
     }
 }
 
-/// Returns the words that start `dnsmasq`, which knows one name, in the foreground.
-pub fn name_server(address: &str) -> Vec<String> {
-    let listen = format!("--listen-address={address}");
-    let host_record = format!("--host-record=www.far.example,{FAR_V4},{FAR_V6}");
+/// Returns the words that start `dnsmasq` in the foreground on some addresses, with options for its names.
+pub fn dnsmasq(addresses: &[&str], options: &[&str]) -> Vec<String> {
     let words = [
         "dnsmasq",
         "--keep-in-foreground",
@@ -215,9 +213,15 @@ pub fn name_server(address: &str) -> Vec<String> {
         "--group=",
         "--pid-file=",
         "--log-facility=-",
-        &host_record,
     ];
-    words.into_iter().chain([&listen[..]]).map(str::to_owned).collect()
+    let addresses = addresses.iter().map(|address| format!("--listen-address={address}"));
+    let words = words.iter().chain(options).map(|word| (*word).to_owned());
+    words.chain(addresses).collect()
+}
+
+/// Returns the words that start a name server which knows one name.
+pub fn name_server(address: &str) -> Vec<String> {
+    dnsmasq(&[address], &[&format!("--host-record=www.far.example,{FAR_V4},{FAR_V6}")])
 }
 
 /// Returns the words that run a command in the namespaces of `holder`.
