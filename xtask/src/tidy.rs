@@ -9,6 +9,7 @@ mod floors;
 mod fuzz;
 mod imports;
 mod language;
+mod links;
 mod modules;
 mod mutations;
 mod size;
@@ -122,6 +123,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(floors::check(tree));
     findings.extend(imports::check(tree, &config.cycles));
     findings.extend(language::check(tree, &config.words));
+    findings.extend(links::check(tree));
     findings.extend(fuzz::check(tree));
     findings.extend(mutations::check(tree));
     findings.extend(syscalls::check(tree));
