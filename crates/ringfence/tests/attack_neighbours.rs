@@ -15,7 +15,9 @@ use support::{Lab, MOMENT, Running};
 const PYTHON: Need = Need::Program("python3", "python3");
 const IP: Need = Need::Program("ip", "iproute2");
 
-const VICTIM: &str = "--switch s --name victim --address 10.66.0.2/24 --address fd66::2/64";
+/// Options of a victim, which opens raw sockets and changes its network settings.
+const VICTIM: &str =
+    "--as-root --switch s --name victim --address 10.66.0.2/24 --address fd66::2/64";
 const ATTACKER: &str =
     "--as-root --switch s --name mallory --address 10.66.0.66/24 --address fd66::66/64";
 const WEB: &str = "--switch s --name web --address 10.66.0.3/24 --address fd66::3/64";

@@ -13,6 +13,7 @@
 //! the round, with no attacker left, the program samples descriptors and memory of all other processes.
 
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::{FromDriver, ToDriver};
+use ringfence::switchboard::{FromDriver, ToDriver, VERSION};
 use ringfence_sandbox::Channel;
 
 use crate::support::world::{Families, World};
@@ -296,7 +297,10 @@ fn stats(world: &World) -> Result<ringfence::switchboard::DriverStats, String> {
     let directory = RuntimeDir::open_at(world.lab.runtime_dir()).map_err(|e| e.to_string())?;
     let socket = directory.connect("s").map_err(|e| e.to_string())?.ok_or("no switch")?;
     let channel = Channel::from_fd(socket);
-    ringfence::launch::proof::introduce(&channel).map_err(|e| e.to_string())?;
+    // A launcher of the host sends the host's user namespace, which is not always this process's.
+    let namespace = std::fs::File::open(world.user_namespace()).map_err(|e| e.to_string())?;
+    let hello = ToDriver::Hello { version: VERSION.to_owned() };
+    channel.send(&hello, &[namespace.as_fd()]).map_err(|e| e.to_string())?;
     channel.send(&ToDriver::Stats, &[]).map_err(|e| e.to_string())?;
     match channel.receive_within(WITHIN).map_err(|e| e.to_string())?.0 {
         FromDriver::Stats(stats) => Ok(*stats),

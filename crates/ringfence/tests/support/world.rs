@@ -160,6 +160,11 @@ impl World {
         self.lab.spawn(&all.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
+    /// Returns the path of the host's user namespace.
+    pub fn user_namespace(&self) -> PathBuf {
+        format!("/proc/{}/ns/user", self.host.id()).into()
+    }
+
     /// Starts `peer.py MODE ADDRESS PORT` outside, and waits until it listens.
     pub fn server(&self, mode: &str, address: &str, port: u16) -> Running {
         let server = self.outside(&["python3", "peer.py", mode, address, &port.to_string()]);
