@@ -105,6 +105,17 @@ fn go_client_reaches_allowed_name_only() {
     net.end();
 }
 
+/// Serves the files of this directory by HTTPS, at an address and a port.
+const HTTPS_PY: &str = "
+import http.server, ssl, sys
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+context.load_cert_chain('cert.pem', 'key.pem')
+server = http.server.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), http.server.SimpleHTTPRequestHandler)
+server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+print('listening', flush=True)
+server.serve_forever()
+";
+
 /// Measures denied requests in the program itself, so that its start does not count.
 const DENIED_PY: &str = "
 import sys, time, urllib.request
@@ -187,7 +198,7 @@ fn denied_request_of_each_client_fails_within_100_ms() {
 }
 
 #[test]
-fn git_over_ssh_reaches_allowed_name_only() {
+fn git_over_https_and_ssh_reaches_allowed_name_only() {
     require!(GIT, OPENSSL, DNSMASQ, Need::Root);
     if let Some(reason) = SSHD.missing() {
         return skip_what_is_not_installed(&reason);
@@ -202,7 +213,7 @@ fn git_over_ssh_reaches_allowed_name_only() {
     let prepare = "ssh-keygen -q -t ed25519 -N '' -f host; ssh-keygen -q -t ed25519 -N '' -f user; \
                    git init -q --bare repo.git; git init -q work; cd work; \
                    git -c user.name=x -c user.email=x@a.test commit -q --allow-empty -m first; \
-                   git push -q ../repo.git HEAD:refs/heads/main";
+                   git push -q ../repo.git HEAD:refs/heads/main; git -C ../repo.git update-server-info";
     net.world.host(&["sh", "-ec", prepare]).succeed(LONG);
     // The daemon wants a directory in /run, which is one of its own here.
     let serve = format!(
@@ -212,19 +223,29 @@ fn git_over_ssh_reaches_allowed_name_only() {
     let server = net.world.outside(&["unshare", "--mount", "sh", "-ec", &serve]);
     let wait = "for i in $(seq 200); do ss -Hltn 'sport = :2222' | grep -q . && exit 0; sleep 0.05; done; exit 1";
     net.world.outside(&["sh", "-c", wait]).succeed(LONG);
+    write(&net, "https.py", HTTPS_PY);
+    let files_server = net.world.outside(&["python3", "https.py", FAR_V4, "8443"]);
+    files_server.wait_for_output("listening");
     let ssh = "export GIT_SSH_COMMAND='ssh -F /dev/null -i user -o StrictHostKeyChecking=no \
                -o UserKnownHostsFile=/dev/null -o BatchMode=yes'";
     let script = format!(
-        "{ssh}; git ls-remote ssh://root@a.test:2222{files}/repo.git; set +e; \
+        "{ssh}; git ls-remote ssh://root@a.test:2222{files}/repo.git; export GIT_SSL_CAINFO=$PWD/cert.pem; \
+         git clone -q https://a.test:8443/repo.git cloned; git -C cloned log --format=%s; set +e; \
+         git clone -q https://b.test:8443/repo.git other 2>&1; echo \"https $?\"; \
+         git -c http.curloptResolve=b.test:8443:{FAR_V4} clone -q https://b.test:8443/repo.git other 2>&1; \
+         echo \"shared $?\"; \
          git ls-remote ssh://root@b.test:2222{files}/repo.git 2>&1; echo \"b $?\"; \
          git ls-remote ssh://root@{FAR_V4}:2223{files}/repo.git 2>&1; echo \"port $?\""
     );
-    let output = net.guest("--allow a.test:2222/tcp", &script);
+    let output = net.guest("--allow a.test:2222,8443/tcp", &script);
     assert!(output.contains("refs/heads/main"), "{output}{}", server.stderr.text());
+    assert!(output.contains("first\n") && output.contains("https 128\n"), "{output}");
+    assert!(output.contains("Could not resolve host: b.test"), "{output}");
+    assert!(output.contains("shared 128\n") && output.contains("reset by peer"), "{output}");
     assert!(output.contains("b 128\n") && output.contains("port 128\n"), "{output}");
     assert!(output.contains("Could not resolve hostname b.test"), "{output}");
     assert!(output.contains("Connection refused"), "{output}");
-    drop(server.end());
+    drop((server.end(), files_server.end()));
     net.end();
 }
 
@@ -300,6 +321,7 @@ fn http3_transfer_reaches_allowed_name_only() {
         let words = format!("exec {program} {options} -d . {THIRD_V4} {port} key.pem cert.pem");
         net.world.outside(&["sh", "-c", &words])
     };
+    net.world.etc("hosts", &format!("127.0.0.1 localhost\n{THIRD_V4} d.test\n"));
     // The second one validates addresses: a Retry packet precedes the handshake.
     let servers = [serve("443", ""), serve("8443", "--validate-addr")];
     for server in &servers {
@@ -315,13 +337,14 @@ fn http3_transfer_reaches_allowed_name_only() {
     let denied = [
         "mkdir got; cd got; python3 -c 'import socket; socket.gethostbyname(\"c.test\")'; "
             .to_owned(),
+        client("", "e.test", "443"),
+        // No name server tells their address. It is that of `c.test`.
         client("", "d.test", "443"),
-        client("--sni=d.test", "c.test", "443"),
-        client("--sni=d.test", "c.test", "8443"),
+        client("", "d.test", "8443"),
         // By its address, the client calls the server `localhost`.
         client("", THIRD_V4, "443"),
         // A version that nobody knows, whose hello cannot be read.
-        client("--version=0x1a2a3a4a", "c.test", "443"),
+        client("--version=0xfaceb00c", "c.test", "443"),
         "ls".to_owned(),
     ];
     let output = net.guest("--allow c.test", &denied.concat());

@@ -142,14 +142,14 @@ impl Egress {
         if self.learns {
             decision.verdict.action = Action::Allow;
         }
-        let name = match shown {
-            Shown::Tls(hello) => hello.name.as_ref(),
-            Shown::Http(Host::Name(name)) => Some(name),
-            _ => None,
-        };
-        let sni = name.map(HostName::to_string);
         // A connection whose name is the expected one needs no second line.
         if !decision.verdict.is_allowed() || decision.name != allowed.name {
+            let name = match shown {
+                Shown::Tls(hello) => hello.name.as_ref(),
+                Shown::Http(Host::Name(name)) => Some(name),
+                _ => None,
+            };
+            let sni = name.map(HostName::to_string);
             self.note(&state.gate, Event::Hello, &decision, Some((to, protocol)), sni);
         }
         decision.verdict.is_allowed()

@@ -245,8 +245,8 @@ mod tests {
         let first = hello("a.org");
         let many = ccs().repeat(SKIPPED_MAX + 1);
         assert_eq!(behind(&first, &many), Next::Malformed);
-        let mut interrupted = in_records(&hello("b.org"), 50);
-        interrupted.splice(55..55, ccs());
+        let records = in_records(&hello("b.org"), 50);
+        let interrupted = [&records[..55], &ccs(), &records[55..]].concat();
         assert_eq!(behind(&first, &interrupted), Next::Malformed);
         let mut version = hello("b.org");
         version[1] = 5;

@@ -52,13 +52,16 @@ const COUNTED: [Counted; 5] = [
     }),
 ];
 
+fn labels_of<'a>(guest: &'a str, pid: &'a str) -> Labels<'a> {
+    Labels::default().and("guest", guest).and("pid", pid)
+}
+
 impl Collector for Source {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let of = |name, pid| Labels::default().and("guest", name).and("pid", pid);
         for (name, help, values) in COUNTED {
             family(&mut encoder, (name, help), MetricType::Counter, |metric| {
                 for (guest, pid, totals) in &self.0 {
-                    let labels = of(guest, pid);
+                    let labels = labels_of(guest, pid);
                     for (verdict, value) in values(totals) {
                         let labels =
                             verdict.map_or(labels.clone(), |text| labels.and("verdict", text));
@@ -71,7 +74,9 @@ impl Collector for Source {
         let about = ("pins", "Addresses that are pinned to an allowed name now");
         family(&mut encoder, about, MetricType::Gauge, |metric| {
             let mut guests = self.0.iter();
-            guests.try_for_each(|(guest, pid, totals)| gauge(metric, &of(guest, pid), totals.pins))
+            guests.try_for_each(|(guest, pid, totals)| {
+                gauge(metric, &labels_of(guest, pid), totals.pins)
+            })
         })
     }
 }

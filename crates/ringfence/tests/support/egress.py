@@ -54,6 +54,7 @@ def counter(address):
                     total += len(data)
             except OSError:
                 pass
+            connection.close()
             print("counted", total, flush=True)
 
 
