@@ -34,6 +34,8 @@ pub(crate) struct GuestEgress {
     records: Records,
     /// Name of the guest in records.
     name: String,
+    /// Totals that came last. An uplink that ends by itself sends them before.
+    totals: Option<EgressTotals>,
 }
 
 impl GuestEgress {
@@ -44,7 +46,7 @@ impl GuestEgress {
     /// Returns the first error of a rule, a policy file or another file.
     pub(crate) fn open(options: &EgressArgs, name: String) -> anyhow::Result<GuestEgress> {
         let policy = options.source()?;
-        Ok(GuestEgress { policy, records: Records::open(options)?, name })
+        Ok(GuestEgress { policy, records: Records::open(options)?, name, totals: None })
     }
 
     /// Returns `true` if there is a policy, or records are wanted.
@@ -73,7 +75,12 @@ impl GuestEgress {
         mut next: impl FnMut() -> Option<FromUplink>,
     ) -> Option<FromUplink> {
         // Other processes have their events, too.
-        (0..RECORDS_IN_A_ROW).map_while(|_| next()).find_map(|message| self.records.accept(message))
+        let mut messages = (0..RECORDS_IN_A_ROW).map_while(|_| next());
+        let other = messages.find_map(|message| self.records.accept(message));
+        if let Some(FromUplink::Totals(totals)) = &other {
+            self.totals = *totals;
+        }
+        other
     }
 
     /// Ends the uplink's process if it writes records or `wants_totals`. Writes the last records, and returns the totals
@@ -82,16 +89,15 @@ impl GuestEgress {
         if !self.records.are_wanted() && !wants_totals {
             return None;
         }
-        let mut last = None;
         // The process stops when its orders end.
         let _ = rustix::net::shutdown(channel.as_fd(), rustix::net::Shutdown::Write);
         for _ in 0..LAST_RECORDS_MAX {
             let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
             if let Some(FromUplink::Totals(totals)) = self.records.accept(message) {
-                last = totals;
+                self.totals = totals;
             }
         }
-        last
+        self.totals
     }
 
     /// Sends another policy to the uplink's process.

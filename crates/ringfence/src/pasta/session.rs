@@ -46,7 +46,6 @@ use crate::uplink::file_watch::FileWatch;
 use crate::uplink::host::{RESOLV_CONF, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::ports::RunningPorts;
-use crate::uplink::totals::EgressTotals;
 use crate::uplink::{FromUplink, UplinkConfig};
 
 /// Time limit for the process in the namespace, and for the uplink.
@@ -71,7 +70,6 @@ pub(crate) struct Session {
     inside: Option<Inside>,
     network: Network,
     egress: GuestEgress,
-    totals: Option<EgressTotals>,
     /// Watch over the host's name servers. `None` if the system permits none.
     name_servers: Option<FileWatch>,
 }
@@ -88,8 +86,7 @@ impl Session {
         let outward = outward::ports(args)?;
         let egress = GuestEgress::open(&args.egress, target.record_name())?;
         // Inherited descriptors are not for Ringfence's own processes.
-        let inherited = namespaces::inheritable_fds()?;
-        namespaces::set_inheritable(&inherited, false)?;
+        namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
         let network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
@@ -118,8 +115,7 @@ impl Session {
         let ports = RunningPorts::new(listeners.1.len());
         let link = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, listeners.0, egress.head());
-        let descriptors = (entry.socket, listeners.1);
-        let uplink = start_uplink(&config, descriptors, &egress, &mut messages)?;
+        let uplink = start_uplink(&config, (entry.socket, listeners.1), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
                 Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
@@ -133,7 +129,6 @@ impl Session {
         write_pid(pid_file)?;
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
-        let name_servers = FileWatch::new(&[RESOLV_CONF]).ok();
         Ok(Session {
             messages,
             signals,
@@ -148,8 +143,7 @@ impl Session {
             inside,
             network,
             egress,
-            totals: None,
-            name_servers,
+            name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
         })
     }
 
@@ -175,7 +169,7 @@ impl Session {
     pub(crate) fn wait(mut self) -> u8 {
         let ended = self.wait_for_end();
         let (channel, wants_totals) = (self.uplink.channel(), self.egress.has_policy());
-        if let Some(totals) = self.egress.finish(channel, wants_totals).or(self.totals) {
+        if let Some(totals) = self.egress.finish(channel, wants_totals) {
             self.messages.summary(format_args!("egress: {totals}"));
         }
         match ended {
@@ -262,8 +256,6 @@ impl Session {
         match self.egress.take(next) {
             Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
             Some(FromUplink::Sockets) => needs_sockets = true,
-            // The last message of an uplink that ends by itself.
-            Some(FromUplink::Totals(totals)) => self.totals = totals,
             _ => {}
         }
         if let Some(inside) = self.inside.as_ref().filter(|_| needs_sockets)
