@@ -76,11 +76,9 @@ fn iodine_moves_nothing_under_a_policy_and_everything_without() {
     server.wait_for_output("Listening to dns");
     net.world.name_servers(&[resolver]);
     // The client makes an interface of its own in the guest, and never gives up without its own time limit.
-    let tunnel = format!(
-        "timeout 30 $(command -v iodine || echo /usr/sbin/iodine) -f -r -P secret OPTIONS t.wild.test 2>&1 & \
+    let tunnel = "timeout 30 $(command -v iodine || echo /usr/sbin/iodine) -f -r -P secret OPTIONS t.wild.test 2>&1 & \
          for i in $(seq 100); do ping -c 1 -W 1 10.99.0.1 >/dev/null 2>&1 && echo tunnelled && break; \
-             kill -0 $! 2>/dev/null || break; sleep 0.1; done; kill $! 2>/dev/null || true; wait || true"
-    );
+             kill -0 $! 2>/dev/null || break; sleep 0.1; done; kill $! 2>/dev/null || true; wait || true";
     let through =
         |options: &str, servers: &str| net.guest(options, &tunnel.replace("OPTIONS", servers));
     let open = through("", "");
