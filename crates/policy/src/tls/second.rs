@@ -150,7 +150,7 @@ mod tests {
     use super::super::tests::{hello, in_records, with_extension};
     use super::*;
 
-    /// Extension `early_data`.
+    /// Type of the extension that offers early data.
     const EARLY_DATA: u16 = 42;
 
     fn record(kind: u8, fragment: &[u8]) -> Vec<u8> {
