@@ -230,7 +230,7 @@ fn git_over_https_and_ssh_reaches_allowed_name_only() {
                -o UserKnownHostsFile=/dev/null -o BatchMode=yes'";
     let script = format!(
         "{ssh}; git ls-remote ssh://root@a.test:2222{files}/repo.git; export GIT_SSL_CAINFO=$PWD/cert.pem; \
-         git clone -q https://a.test:8443/repo.git cloned; git -C cloned log --format=%s; set +e; \
+         git clone -q -b main https://a.test:8443/repo.git cloned; git -C cloned log --format=%s; set +e; \
          git clone -q https://b.test:8443/repo.git other 2>&1; echo \"https $?\"; \
          git -c http.curloptResolve=b.test:8443:{FAR_V4} clone -q https://b.test:8443/repo.git other 2>&1; \
          echo \"shared $?\"; \
