@@ -79,7 +79,7 @@ pub(crate) static BC: Tool = debian("bc", "bc");
 /// Header of libelf for the kernel's build.
 pub(crate) static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
 /// Programs that the step `local` runs, inside guests, around them and on disks.
-pub(crate) static LOCAL_PROGRAMS: [Tool; 29] = [
+pub(crate) static LOCAL_PROGRAMS: [Tool; 36] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -109,6 +109,13 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 29] = [
     debian("git", "git"),
     debian("nghttpd", "nghttp2-server"),
     debian("busybox", "busybox"),
+    debian("wget", "wget"),
+    debian("node", "nodejs"),
+    debian("go", "golang-go"),
+    debian("pip", "python3-pip"),
+    debian("gtlsclient", "ngtcp2-client"),
+    debian("gtlsserver", "ngtcp2-server"),
+    debian("iodined", "iodine"),
 ];
 
 /// Search and installation of tools.

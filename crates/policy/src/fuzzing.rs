@@ -8,6 +8,8 @@ use crate::gate::{AnswerFate, Gate, QueryFate};
 use crate::policy::{Policy, PolicySource, RuleSource};
 use crate::quic::{self, CONNECTIONS_MAX, Client, STREAM_MAX, Seen};
 use crate::rule::{Action, Rule};
+use crate::tls::Hello;
+use crate::tls::second::{Later, Next, first_len};
 
 /// Parses a text as a rule and as a policy file.
 ///
@@ -45,7 +47,25 @@ pub fn first_bytes(data: &[u8]) {
             }
         }
     }
-    let _ = matches!(whole, Some(Shown::Malformed));
+    if let Some(Shown::Tls(hello)) = &whole {
+        later_records(hello, &data[first_len(data)..]);
+    }
+}
+
+/// Reads records behind a hello whole, and in two pieces.
+fn later_records(first: &Hello, bytes: &[u8]) {
+    let whole = Later::new(first).read(bytes);
+    let cut = bytes.len() / 2;
+    let mut reader = Later::new(first);
+    let passed = match reader.read(&bytes[..cut]) {
+        Next::More(passed) => passed,
+        verdict => return assert_eq!(verdict, whole),
+    };
+    assert!(passed <= cut, "{passed} of {cut} bytes");
+    match (reader.read(&bytes[passed..]), whole) {
+        (Next::More(more), Next::More(all)) => assert_eq!(passed + more, all),
+        (verdict, whole) => assert_eq!(verdict, whole),
+    }
 }
 
 /// Handles the data as a query, then as an answer to a query.

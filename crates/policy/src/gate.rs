@@ -256,6 +256,7 @@ impl Gate {
         if !answer.addresses.iter().all(is_accepted) {
             return AnswerFate::Replace(name.clone(), query.reply(Code::Refused));
         }
+        let name = self.policy.shared(name);
         for &(ip, ttl) in answer.addresses.iter().take(PINNED_MAX) {
             self.pins.add(name, ip, pins::life(ttl), now);
         }

@@ -1,5 +1,6 @@
 //! HTTP/1 requests: the host that the first request of a stream is for.
 
+use core::mem::MaybeUninit;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::name::HostName;
@@ -54,9 +55,9 @@ fn read_request(text: &[u8], has_version: bool) -> Read<Host> {
     if !has_version {
         return Read::Complete(Host::Absent);
     }
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
-    let mut request = httparse::Request::new(&mut fields);
-    match request.parse(text) {
+    let mut fields = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let mut request = httparse::Request::new(&mut []);
+    match request.parse_with_uninit_headers(text, &mut fields) {
         Ok(httparse::Status::Complete(_)) => host(&request).map_or(Read::Malformed, Read::Complete),
         Ok(httparse::Status::Partial) if text.len() <= REQUEST_MAX => Read::Incomplete,
         Ok(httparse::Status::Partial) | Err(_) => Read::Malformed,

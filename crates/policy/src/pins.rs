@@ -7,6 +7,8 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::{BTreeSet, HashMap};
 
+use smallvec::SmallVec;
+
 use crate::name::HostName;
 
 /// Minimum lifetime of a pin: programs connect some time after the answer, and to several addresses in a row.
@@ -37,7 +39,7 @@ struct Pin {
 /// Table of pinned addresses. Times are those of the caller's clock.
 #[derive(Debug)]
 pub struct Pins {
-    by_address: HashMap<IpAddr, Vec<Pin>>,
+    by_address: HashMap<IpAddr, SmallVec<[Pin; 1]>>,
     /// Time at which the last pin of an address expires.
     by_end: BTreeSet<(Duration, IpAddr)>,
     /// Number of pins of all addresses.
@@ -200,8 +202,8 @@ mod tests {
             pins.add(&host, ip(number % 2000), life(number % 1000), SECOND * (number / 10_000));
             assert!(pins.len() <= 1024 && pins.count <= 1024 * PINS_EACH + NAMES_MAX);
         }
-        let held: usize = pins.by_address.values().map(Vec::len).sum();
-        let room: usize = pins.by_address.values().map(Vec::capacity).sum();
+        let held: usize = pins.by_address.values().map(SmallVec::len).sum();
+        let room: usize = pins.by_address.values().map(SmallVec::capacity).sum();
         assert!(held == pins.count && room <= 4 * held + 1024, "{held} pins in {room} places");
         // The last name is known: a flood evicts older ones only.
         let last = names(&pins, 999_999 % 2000, SECOND * 99);
@@ -217,7 +219,7 @@ mod tests {
                 now += SECOND;
                 pins.add(&name(&format!("h{host}.org")), ip(address), SECOND * u32::try_from(life).unwrap(), now);
                 prop_assert_eq!(pins.by_end.len(), pins.by_address.len());
-                prop_assert_eq!(pins.count, pins.by_address.values().map(Vec::len).sum::<usize>());
+                prop_assert_eq!(pins.count, pins.by_address.values().map(SmallVec::len).sum::<usize>());
                 prop_assert!(pins.count <= 4 * PINS_EACH + NAMES_MAX);
                 for (end, address) in &pins.by_end {
                     let latest = pins.by_address[address].iter().map(|pin| pin.until).max();

@@ -7,6 +7,8 @@
 use core::net::IpAddr;
 use std::collections::HashMap;
 
+use smallvec::SmallVec;
+
 use crate::name::HostName;
 use crate::ranges::is_special;
 use crate::rule::{Action, Protocol, Rule, RuleError, Target, masked};
@@ -135,14 +137,17 @@ struct Entry {
     source: RuleSource,
 }
 
+/// Indices of the rules for one name or prefix. Most have one, which then needs no memory of its own.
+type Indices = SmallVec<[usize; 2]>;
+
 /// Parsed rules with their indices.
 pub struct Policy {
     entries: Vec<Entry>,
     default: Action,
     strict_sni: bool,
-    exact: HashMap<HostName, Vec<usize>>,
-    below: HashMap<HostName, Vec<usize>>,
-    prefixes: HashMap<(IpAddr, u8), Vec<usize>>,
+    exact: HashMap<HostName, Indices>,
+    below: HashMap<HostName, Indices>,
+    prefixes: HashMap<(IpAddr, u8), Indices>,
     /// Lengths of the prefixes in use, for IPv4 and IPv6.
     lengths: [Vec<u8>; 2],
     echo: Vec<usize>,
@@ -190,7 +195,10 @@ impl Policy {
         let list = match &rule.target {
             Target::Name(name) => self.exact.entry(name.clone()).or_default(),
             Target::Below(name) => self.below.entry(name.clone()).or_default(),
-            Target::Icmp => &mut self.echo,
+            Target::Icmp => {
+                self.echo.push(index);
+                return self.entries.push(Entry { rule, source });
+            }
             Target::Prefix(ip, len) => {
                 let lengths = &mut self.lengths[usize::from(ip.is_ipv6())];
                 if !lengths.contains(len) {
@@ -227,6 +235,11 @@ impl Policy {
     /// Returns `true` if there is no rule.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Returns the rule's own copy of a name if a rule has exactly this one. Copies of the name then share its memory.
+    pub(crate) fn shared<'a>(&'a self, name: &'a HostName) -> &'a HostName {
+        self.exact.get_key_value(name).map_or(name, |(own, _)| own)
     }
 
     /// Returns the text of a rule and its origin.

@@ -12,6 +12,8 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::RangeInclusive;
 
+use smallvec::{SmallVec, smallvec};
+
 use crate::name::{HostName, NameFault};
 
 /// Maximum length of a rule's text in bytes.
@@ -63,7 +65,7 @@ pub enum Target {
 
 /// Ports of a rule; all if empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Ports(Vec<RangeInclusive<u16>>);
+pub struct Ports(SmallVec<[RangeInclusive<u16>; 2]>);
 
 impl Ports {
     /// Returns `true` if the rule lists its ports.
@@ -241,9 +243,9 @@ fn ports(text: &str, start: usize) -> Result<(Ports, usize), RuleError> {
         return Ok((Ports::default(), start));
     };
     let end = list.find('/').unwrap_or(list.len());
-    let (mut at, mut ranges) = (start + 1, Vec::new());
+    let (mut at, mut ranges) = (start + 1, SmallVec::new());
     if &list[..end] == "*" {
-        return Ok((Ports(vec![1..=u16::MAX]), at + end));
+        return Ok((Ports(smallvec![1..=u16::MAX]), at + end));
     }
     for part in list[..end].split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

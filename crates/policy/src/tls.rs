@@ -1,7 +1,9 @@
 //! TLS ClientHello: server name and encrypted hello, from a stream in any segments and records.
 //!
-//! Only the first handshake message is read. Limits: [`HELLO_MAX`] bytes, and records as RFC 8446, 5.1, has
-//! them. Nothing is decrypted.
+//! Limits: [`HELLO_MAX`] bytes, and records as RFC 8446, 5.1, has them. A hello is alone in its records: its client waits
+//! for the server's answer. Nothing is decrypted. [`second`] reads a second hello.
+
+pub mod second;
 
 use crate::name::HostName;
 
@@ -12,17 +14,20 @@ pub const HELLO_MAX: usize = 16 << 10;
 pub const HANDSHAKE: u8 = 22;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_NAME: u16 = 0;
+const EARLY_DATA: u16 = 42;
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
 /// Maximum length of a record's fragment in bytes.
 const FRAGMENT_MAX: usize = 1 << 14;
 
 /// Contents of a ClientHello that a verdict needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hello {
     /// Server name, if the hello has the extension.
     pub name: Option<HostName>,
     /// Set if the hello has an extension for an encrypted hello, real or GREASE.
     pub has_ech: bool,
+    /// Set if data may follow before the server's answer.
+    pub offers_early_data: bool,
 }
 
 /// Results of reading the first bytes of a stream.
@@ -37,7 +42,7 @@ pub enum Read<T> {
 
 /// Reads the ClientHello at the beginning of a TLS stream.
 pub fn read_stream(bytes: &[u8]) -> Read<Hello> {
-    let mut message = Vec::new();
+    let (mut message, mut declared) = (Vec::new(), 0);
     let mut rest = bytes;
     loop {
         let Some(&[kind, major, _, high, low]) = rest.first_chunk() else {
@@ -51,7 +56,10 @@ pub fn read_stream(bytes: &[u8]) -> Read<Hello> {
         }
         let body = &rest[5..];
         message.extend_from_slice(&body[..len.min(body.len())]);
+        declared += len;
         match read_message(&message) {
+            // Another message in the same record could be a second hello.
+            Read::Complete(_) if declared > message_len(&message) => return Read::Malformed,
             Read::Incomplete if body.len() >= len => rest = &body[len..],
             other => return other,
         }
@@ -72,6 +80,13 @@ pub fn read_message(message: &[u8]) -> Read<Hello> {
         None => Read::Incomplete,
         Some(body) => read_body(body).map_or(Read::Malformed, Read::Complete),
     }
+}
+
+/// Returns the length of the message at the beginning, with its header. `message` has a complete header.
+fn message_len(message: &[u8]) -> usize {
+    let len =
+        message.first_chunk().map_or(0, |&[_, l0, l1, l2]| u32::from_be_bytes([0, l0, l1, l2]));
+    4 + usize::try_from(len).unwrap_or(usize::MAX - 4)
 }
 
 /// Cursor over fields of a message.
@@ -111,7 +126,7 @@ fn read_body(body: &[u8]) -> Option<Hello> {
     if session.len() > 32 || suites.len() < 2 || suites.len() % 2 != 0 || methods.is_empty() {
         return None;
     }
-    let mut hello = Hello { name: None, has_ech: false };
+    let mut hello = Hello::default();
     if fields.0.is_empty() {
         // TLS 1.2 and before: the extensions may be absent.
         return Some(hello);
@@ -126,6 +141,7 @@ fn read_body(body: &[u8]) -> Option<Hello> {
             SERVER_NAME if hello.name.is_some() => return None,
             SERVER_NAME => hello.name = Some(server_name(data)?),
             ENCRYPTED_CLIENT_HELLO => hello.has_ech = true,
+            EARLY_DATA => hello.offers_early_data = true,
             _ => {}
         }
     }
@@ -198,7 +214,8 @@ pub(crate) mod tests {
     }
 
     fn complete(name: &str) -> Read<Hello> {
-        Read::Complete(Hello { name: Some(HostName::parse(name).unwrap()), has_ech: false })
+        let name = Some(HostName::parse(name).unwrap());
+        Read::Complete(Hello { name, ..Hello::default() })
     }
 
     #[test]
@@ -218,7 +235,7 @@ pub(crate) mod tests {
     #[test]
     fn hello_without_name_or_with_ech_is_reported() {
         let Read::Complete(plain) = read_stream(&hello("192.0.2.1")) else { panic!() };
-        assert_eq!(plain, Hello { name: None, has_ech: false });
+        assert_eq!(plain, Hello::default());
         let grease = with_extension(hello("a.org"), ENCRYPTED_CLIENT_HELLO, &[0; 8]);
         let Read::Complete(grease) = read_stream(&grease) else { panic!() };
         assert!(grease.has_ech && grease.name.is_some());
@@ -236,6 +253,12 @@ pub(crate) mod tests {
         for bytes in [&[22, 3, 1, 0, 0][..], &[22, 2], &[22, 3, 1, 0, 4, 2, 0, 0, 0], &[23]] {
             assert_eq!(read_stream(bytes), Read::Malformed, "{bytes:?}");
         }
+        // Two messages in one record.
+        let mut two = [&good[..], &good[5..]].concat();
+        let len = u16::try_from(two.len() - 5).unwrap();
+        two[3..5].copy_from_slice(&len.to_be_bytes());
+        assert_eq!(read_stream(&two), Read::Malformed);
+        assert_eq!(read_stream(&two[..good.len()]), Read::Malformed, "the rest is declared");
         let mut interrupted = in_records(&good, 10);
         interrupted[15] = 20;
         assert_eq!(read_stream(&interrupted), Read::Malformed, "another record inside the hello");

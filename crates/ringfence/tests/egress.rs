@@ -4,10 +4,10 @@
 
 mod support;
 
-use support::Lab;
 use support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
 use support::needs::Need;
 use support::world::{FAR_V4, OUTSIDE_V4};
+use support::{Lab, eventually};
 
 const WGET: Need = Need::Program("wget", "wget");
 const GIT: Need = Need::Program("git", "git");
@@ -96,6 +96,41 @@ fn denied_hello_leaves_no_byte_at_the_server() {
     assert!(lines.next().unwrap().starts_with("ConnectionResetError"), "{output}");
     assert!(lines.next().unwrap().starts_with("answered"), "{output}");
     net.servers.wait_for_output("counted 0\n");
+    net.end();
+}
+
+/// The second hello of a client, after a HelloRetryRequest, must name the same server. Not every server compares them.
+#[test]
+fn second_hello_for_a_denied_name_is_reset_in_any_form() {
+    require!(OPENSSL, DNSMASQ);
+    let net = net!();
+    let hows = ["whole", "bytes", "records"];
+    let mut script = "python3 -c 'import socket; socket.gethostbyname(\"a.test\")'; ".to_owned();
+    for name in ["a.test", "b.test"] {
+        for how in hows {
+            script += &format!("python3 egress.py second {FAR_V4} a.test {name} {how}; ");
+        }
+    }
+    script += &format!("python3 egress.py second {FAR_V4} a.test b.test 'at once'");
+    let output = net.guest("--allow a.test:9000", &script);
+    let lines: Vec<&str> = output.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert_eq!(lines[..3], ["closed"; 3], "{output}");
+    // The reset meets the client while it sends, half-closes or receives.
+    let is_reset =
+        |line: &&str| ["ConnectionResetError", "BrokenPipeError", "OSError"].contains(line);
+    assert!(lines.len() == 7 && lines[3..].iter().all(is_reset), "{output}");
+    let counted = || -> Vec<usize> {
+        let text = net.servers.stdout.text();
+        let counts = text.lines().filter_map(|line| line.strip_prefix("counted "));
+        counts.map(|count| count.parse().unwrap()).collect()
+    };
+    assert!(eventually(LONG, || counted().len() == 7), "{:?}", counted());
+    let counts = counted();
+    // Two hellos with a change_cipher_spec between them.
+    let hello = (counts[0] - 6) / 2;
+    assert!(hello > 150 && counts[..3].iter().all(|count| *count >= 2 * hello), "{counts:?}");
+    assert!(counts[3..6].iter().all(|count| (hello..=hello + 6).contains(count)), "{counts:?}");
+    assert_eq!(counts[6], 0, "{counts:?}");
     net.end();
 }
 

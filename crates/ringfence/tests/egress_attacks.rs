@@ -9,6 +9,8 @@ use support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
 use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, World};
 
+const IODINE: Need = Need::Program("iodine", "iodine");
+const IODINED: Need = Need::Program("iodined", "iodine");
 const DIG: Need = Need::Program("dig", "bind9-dnsutils");
 
 /// Asks for names, and prints how many were answered, and the seconds that it took.
@@ -54,6 +56,39 @@ fn tunnel_in_names_carries_nothing_under_denied_domain_and_little_under_wildcard
     let (answered, refused, seconds) = (counts[2][0], counts[2][1], counts[2][2]);
     assert!(answered <= 100 + 2 * seconds && answered + refused == 600, "{output}");
     assert!(!net.was_asked_for("tunnel") && !net.was_asked_for("aaaaaaaaaaaaaaaa"));
+    net.end();
+}
+
+/// The domain of the tunnel belongs to the tunnel's server: without a policy, the tunnel comes up.
+#[test]
+fn iodine_moves_nothing_under_a_policy_and_everything_without() {
+    require!(IODINE, IODINED, OPENSSL, DNSMASQ, Need::Root);
+    let net = net!();
+    let resolver = "192.0.2.9";
+    net.world
+        .outside(&["ip", "addr", "add", &format!("{resolver}/24"), "dev", "out0"])
+        .succeed(LONG);
+    let serve = format!(
+        "mkdir -p /dev/net; exec $(command -v iodined || echo /usr/sbin/iodined) -f -c -P secret -l {resolver} \
+         10.99.0.1/24 t.wild.test 2>&1"
+    );
+    let server = net.world.outside(&["sh", "-c", &serve]);
+    server.wait_for_output("Listening to dns");
+    net.world.name_servers(&[resolver]);
+    // The client makes an interface of its own in the guest, and never gives up without its own time limit.
+    let tunnel = "timeout 30 $(command -v iodine || echo /usr/sbin/iodine) -f -r -P secret OPTIONS t.wild.test 2>&1 & \
+         for i in $(seq 100); do ping -c 1 -W 1 10.99.0.1 >/dev/null 2>&1 && echo tunnelled && break; \
+             kill -0 $! 2>/dev/null || break; sleep 0.1; done; kill $! 2>/dev/null || true; wait || true";
+    let through =
+        |options: &str, servers: &str| net.guest(options, &tunnel.replace("OPTIONS", servers));
+    let open = through("", "");
+    assert!(open.contains("tunnelled"), "{open}");
+    for servers in [String::new(), FAR_V4.to_owned()] {
+        let closed = through("--allow a.test", &servers);
+        assert!(!closed.contains("tunnelled"), "{closed}");
+        assert!(closed.contains("iodine"), "the client ran: {closed}");
+    }
+    drop(server.end());
     net.end();
 }
 
@@ -152,6 +187,37 @@ fn command_that_rewrites_its_policy_or_takes_another_address_changes_nothing() {
 }
 
 #[test]
+fn neighbours_address_on_the_switch_opens_nothing_of_its_policy() {
+    require!(CURL, OPENSSL, DNSMASQ, Need::Root);
+    let net = net!();
+    let neighbour = net.world.plain_guest(
+        &format!("--switch shared --name neighbour --address 10.77.0.7/24 --allow {OTHER_V4}:80"),
+        &format!("curl -sS --max-time 20 http://{OTHER_V4}/; exec sleep 1000"),
+    );
+    neighbour.wait_for_output("page");
+    // Over its uplink and over the switch, where the neighbour is no router.
+    let script = format!(
+        "curl -sS --max-time 20 http://a.test/; ping -c 1 -W 10 10.77.0.7 >/dev/null && echo neighbour; set +e; \
+         ip addr add 10.77.0.7/32 dev up0; \
+         curl -sS --max-time 2 --interface 10.77.0.7 http://{OTHER_V4}/; echo \"spoofed $?\"; \
+         ip addr del 10.77.0.7/32 dev up0; ip route add {OTHER_V4} via 10.77.0.7 dev eth0; \
+         curl -sS --max-time 2 http://{OTHER_V4}/; echo \"routed $?\"; ip route del {OTHER_V4}; \
+         curl -sS --max-time 20 http://{OTHER_V4}/; echo \"own $?\"; curl -sS --max-time 20 http://a.test/"
+    );
+    let options = "--switch shared --name own --address 10.77.0.8/24 --allow a.test:80";
+    let finished = net.world.plain_guest(options, &script).finish(LONG);
+    let output = format!("{}{}", finished.stdout, finished.stderr);
+    assert_eq!(output.matches("page\n").count(), 2, "{output}");
+    assert!(output.contains("neighbour\n") && output.contains("own 7\n"), "{output}");
+    for what in ["spoofed", "routed"] {
+        let is_lost = |status| output.contains(&format!("{what} {status}\n"));
+        assert!([7, 28, 45].into_iter().any(is_lost), "{what}: {output}");
+    }
+    drop(neighbour.end());
+    net.end();
+}
+
+#[test]
 fn totals_of_verdicts_are_in_ps_and_in_the_summary() {
     require!(CURL, OPENSSL, DNSMASQ);
     let net = net!();
@@ -171,6 +237,12 @@ fn totals_of_verdicts_are_in_ps_and_in_the_summary() {
     assert!(count("connections_denied") == 1 && count("hellos_denied") == 1, "{listed}");
     assert!(count("queries_allowed") > 0 && count("queries_refused") > 0, "{listed}");
     assert!(count("answers_refused") == 0 && count("pins") == 1, "{listed}");
+    let metrics = net.world.host(&[&program, "ps", "--metrics"]).succeed(LONG);
+    let denied = "ringfence_guest_egress_connections_total{guest=\"counted\",";
+    let is_denied = |line: &str| line.starts_with(denied) && line.ends_with("verdict=\"deny\"} 1");
+    assert!(metrics.lines().any(is_denied) && metrics.ends_with("# EOF\n"), "{metrics}");
+    let status = net.world.host(&[&program, "status", "counted"]).succeed(LONG);
+    assert!(status.contains("egress:         2 connections allowed, 1 denied"), "{status}");
     std::fs::write(net.world.file("stop"), "").unwrap();
     let finished = guest.finish(LONG);
     let summary = "egress: 2 connections allowed, 1 denied, 1 ended by their first bytes";

@@ -53,6 +53,8 @@ pub struct NameServers {
     pub resolvers: Vec<(IpAddr, IpAddr)>,
     /// Addresses that the guest is offered ([`Access::name_servers`], and those of DHCP and router advertisements).
     pub offered: Vec<IpAddr>,
+    /// Addresses that the guest knows otherwise ([`Access::name_servers`] alone).
+    pub unoffered: Vec<IpAddr>,
 }
 
 /// Configuration of one uplink engine.

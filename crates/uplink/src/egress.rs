@@ -5,6 +5,7 @@
 //! of an open flow need none. Without a policy there is no `Egress`, and nothing of this module runs.
 
 mod datagrams;
+mod first_bytes;
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -21,6 +22,7 @@ use ringfence_sys::counters::Counter;
 
 use crate::counters::UplinkCounters;
 pub use datagrams::{DatagramInspector, DatagramVerdict};
+pub use first_bytes::{FirstBytes, FirstVerdict};
 
 /// Time within which the first bytes of a connection must be complete.
 pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
@@ -140,14 +142,14 @@ impl Egress {
         if self.learns {
             decision.verdict.action = Action::Allow;
         }
-        let name = match shown {
-            Shown::Tls(hello) => hello.name.as_ref(),
-            Shown::Http(Host::Name(name)) => Some(name),
-            _ => None,
-        };
-        let sni = name.map(HostName::to_string);
         // A connection whose name is the expected one needs no second line.
         if !decision.verdict.is_allowed() || decision.name != allowed.name {
+            let name = match shown {
+                Shown::Tls(hello) => hello.name.as_ref(),
+                Shown::Http(Host::Name(name)) => Some(name),
+                _ => None,
+            };
+            let sni = name.map(HostName::to_string);
             self.note(&state.gate, Event::Hello, &decision, Some((to, protocol)), sni);
         }
         decision.verdict.is_allowed()
@@ -264,97 +266,5 @@ impl PolicyInForce {
             None => *egress = Some(Egress::new(policy, None, false)),
         }
         self.version.add(1);
-    }
-}
-
-/// First bytes of a connection that wait for a verdict.
-#[derive(Debug)]
-pub struct FirstBytes {
-    egress: Arc<Egress>,
-    to: SocketAddr,
-    allowed: Decision,
-    bytes: Vec<u8>,
-    /// Time at which the bytes must be complete, from the first one on.
-    until: Option<Duration>,
-    /// Set once the verdict is to allow: the bytes wait only for room in the socket.
-    is_passed: bool,
-}
-
-/// Results of adding first bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FirstVerdict {
-    /// More bytes are needed.
-    Wait,
-    /// The bytes may go to the server.
-    Pass,
-    Deny,
-}
-
-impl FirstBytes {
-    /// Prepares the inspection of a connection. Returns `None` if it needs none.
-    pub fn new(egress: &Arc<Egress>, to: SocketAddr, allowed: Decision) -> Option<Box<FirstBytes>> {
-        (allowed.inspection != Inspection::None).then(|| {
-            let egress = Arc::clone(egress);
-            let (bytes, until) = (Vec::new(), None);
-            Box::new(FirstBytes { egress, to, allowed, bytes, until, is_passed: false })
-        })
-    }
-
-    /// Returns the time at which the connection ends without a verdict.
-    pub fn deadline(&self) -> Option<Duration> {
-        self.until.filter(|_| !self.is_passed)
-    }
-
-    /// Returns the bytes that wait.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
-    /// Returns `true` once the verdict is to allow.
-    pub fn is_passed(&self) -> bool {
-        self.is_passed
-    }
-
-    /// Adds bytes, which the guest regards as received. `is_all`: no more will come.
-    pub fn add(&mut self, bytes: &[u8], is_all: bool, now: Duration) -> FirstVerdict {
-        let mut state = self.egress.state();
-        if state.waiting + bytes.len() > FIRST_BYTES_HELD_MAX {
-            return FirstVerdict::Deny;
-        }
-        state.waiting += bytes.len();
-        drop(state);
-        self.bytes.extend_from_slice(bytes);
-        self.until = self.until.or(Some(now + FIRST_BYTES_WITHIN));
-        match ringfence_policy::first::inspect(&self.bytes, is_all) {
-            None => FirstVerdict::Wait,
-            Some(shown) if self.check(&shown) => {
-                self.is_passed = true;
-                FirstVerdict::Pass
-            }
-            Some(_) => FirstVerdict::Deny,
-        }
-    }
-
-    /// Removes bytes that the socket accepted. Returns `true` if none is left.
-    pub fn sent(&mut self, count: usize) -> bool {
-        let count = count.min(self.bytes.len());
-        self.bytes.drain(..count);
-        self.egress.state().waiting -= count;
-        self.bytes.is_empty()
-    }
-
-    /// Records that the connection ends because its first bytes are not complete in time.
-    pub fn expire(&self) {
-        self.check(&Shown::Malformed);
-    }
-
-    fn check(&self, shown: &Shown) -> bool {
-        self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown)
-    }
-}
-
-impl Drop for FirstBytes {
-    fn drop(&mut self) {
-        self.egress.state().waiting -= self.bytes.len();
     }
 }

@@ -407,11 +407,11 @@ impl Uplink {
     /// Reads the egress policy and the name servers again if they have changed.
     fn follow_changes(&mut self, now: Duration) {
         if self.config.name_servers.is_newer_than(self.servers_version) {
-            let (version, NameServers { resolvers, offered }) = self.config.name_servers.read();
+            let (version, servers) = self.config.name_servers.read();
             self.servers_version = version;
-            self.config.access.resolvers = resolvers;
-            self.config.access.name_servers.clone_from(&offered);
-            self.config.guest.name_servers = offered;
+            self.config.access.resolvers = servers.resolvers;
+            self.config.access.name_servers = [&servers.offered[..], &servers.unoffered].concat();
+            self.config.guest.name_servers = servers.offered;
             self.close_forbidden(now);
         }
         if self.config.policy.is_newer_than(self.policy_version) {
@@ -528,6 +528,7 @@ mod tests {
         let servers = |host: [u8; 4]| NameServers {
             resolvers: vec![(stand_in, host.into())],
             offered: vec![stand_in],
+            unoffered: vec![[192, 0, 2, 60].into()],
         };
         let mut config = Config::default();
         config.access.resolvers = servers([192, 0, 2, 53]).resolvers;
@@ -541,6 +542,8 @@ mod tests {
         assert_eq!(uplink.udp_flows(), 0);
         query(&mut uplink, stand_in);
         assert_eq!(uplink.udp_flows(), 1);
+        assert_eq!(uplink.config().guest.name_servers, [stand_in]);
+        assert!(uplink.config().access.is_name_server(([192, 0, 2, 60], 53).into()));
         uplink.set_name_servers(NameServers::default(), NOW);
         assert_eq!(uplink.udp_flows(), 0, "an address that stands for nothing is refused");
         assert!(uplink.config().guest.name_servers.is_empty());

@@ -134,7 +134,7 @@ fn resolver_that_a_rule_opens_answers_for_all_names_but_denied_ones() {
 }
 
 fn tls(text: &str) -> Shown {
-    Shown::Tls(Hello { name: Some(name(text)), has_ech: false })
+    Shown::Tls(Hello { name: Some(name(text)), ..Hello::default() })
 }
 
 #[test]
@@ -156,8 +156,8 @@ fn shown_name_decides_on_a_shared_address() {
     let other = Shown::Http(Host::Address("203.0.113.2".parse().unwrap()));
     assert!(!check(words, 80, &other).is_allowed());
     assert_eq!(check(words, 80, &Shown::Malformed), Verdict::deny(Cause::Malformed));
-    let nameless = Shown::Tls(Hello { name: None, has_ech: false });
-    let hidden = Shown::Tls(Hello { name: Some(name("a.org")), has_ech: true });
+    let nameless = Shown::Tls(Hello::default());
+    let hidden = Shown::Tls(Hello { name: Some(name("a.org")), has_ech: true, ..Hello::default() });
     let no_host = Shown::Http(Host::Absent);
     for shown in [&nameless, &hidden, &no_host, &Shown::Unknown] {
         assert!(check(words, 443, shown).is_allowed(), "{shown:?}");

@@ -23,7 +23,7 @@ fn bytes(hex: &str) -> Vec<u8> {
 }
 
 fn shows(name: &str) -> Seen {
-    Seen::Hello(Hello { name: Some(HostName::parse(name).unwrap()), has_ech: false })
+    Seen::Hello(Hello { name: Some(HostName::parse(name).unwrap()), ..Hello::default() })
 }
 
 /// Pads frames to the length that a sample needs.

@@ -1,12 +1,14 @@
-//! Egress policy on the command line: options of `run`, presets, and `ringfence policy`.
+//! Egress policy on the command line: options of `run`, `pasta` and `passt`, presets, and `ringfence policy`.
 //!
-//! The launcher reads files and parses every rule before it starts a process. The uplink's process receives the
-//! rules over its channel and decides; nothing in the guest takes part. `policy set` hands another policy to the
-//! launcher of a running guest ([`document`]).
+//! The process that starts the uplink reads files and parses every rule before it starts another one ([`guest`]). The
+//! uplink's process receives the rules over its channel and decides; nothing in the guest takes part. `policy set`
+//! hands another policy to the launcher of a running guest ([`document`]).
 
 pub mod check;
 pub mod document;
+pub(crate) mod guest;
 mod presets;
+mod records;
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +21,7 @@ use ringfence_policy::{Action, Policy, PolicySource, RuleSource, file};
 /// Heading of the options about egress.
 const HEADING: &str = "Egress";
 
-/// Options of `run` about the names and addresses that the guest may reach.
+/// Options about the names and addresses that the guest may reach.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct EgressArgs {
     /// Allow the guest to reach this; may be given several times. The first rule denies everything else
@@ -53,7 +55,7 @@ pub struct EgressArgs {
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub egress_log: Option<PathBuf>,
 
-    /// Allow everything, and write the policy that would have allowed what the command did to this file
+    /// Allow everything, and write the policy that would have allowed what was done to this file
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     pub egress_learn: Option<PathBuf>,
 }

@@ -12,6 +12,7 @@
 pub mod exec;
 pub(crate) mod find;
 pub mod logs;
+mod metrics;
 pub mod policy;
 pub mod port;
 pub mod ps;

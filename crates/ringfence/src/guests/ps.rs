@@ -10,7 +10,7 @@ use ringfence_sandbox::channel::Channel;
 use serde::Serialize;
 
 use super::find::{self, Found};
-use super::{Description, Reply, Request};
+use super::{Description, Reply, Request, metrics};
 use crate::causes::causes;
 use crate::out::{Out, is_closed};
 use crate::uplink::totals::EgressTotals;
@@ -26,7 +26,10 @@ Examples:
     ringfence ps
 
   The addresses of the guest `web`:
-    ringfence ps --json | jq -r '.[] | select(.name == \"web\") | .addresses[]'";
+    ringfence ps --json | jq -r '.[] | select(.name == \"web\") | .addresses[]'
+
+  For the textfile collector of node_exporter:
+    ringfence ps --metrics > /var/lib/node_exporter/ringfence.prom";
 
 /// List your guests
 ///
@@ -39,6 +42,10 @@ pub struct PsArgs {
     /// Print a JSON array with everything that is known of each guest
     #[arg(long)]
     pub json: bool,
+
+    /// Print the egress verdicts of guests with a policy for Prometheus, in the OpenMetrics text format
+    #[arg(long, conflicts_with = "json")]
+    pub metrics: bool,
 }
 
 /// Guest as it is printed. Field names are part of the command's interface.
@@ -67,8 +74,10 @@ pub fn main(args: &PsArgs) -> u8 {
 }
 
 fn print(args: &PsArgs) -> anyhow::Result<()> {
-    let rows = rows(find::all()?, args.json);
-    let text = if args.json {
+    let rows = rows(find::all()?, args.json || args.metrics);
+    let text = if args.metrics {
+        metrics::render(&rows)
+    } else if args.json {
         format!("{}\n", serde_json::to_string_pretty(&rows)?)
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -66,7 +66,7 @@ struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Status { row: Row { pid, memory, guest, .. }, counters, age } = self.status;
+        let Status { row: Row { pid, memory, guest, egress }, counters, age } = self.status;
         let line = |f: &mut fmt::Formatter<'_>, head: &str, text: &str| {
             writeln!(f, "{:<16}{}", format!("{head}:"), crate::launch::report::printable(text))
         };
@@ -87,6 +87,9 @@ impl fmt::Display for Table<'_> {
             None => line(f, "switch", "none")?,
         }
         line(f, "host's network", &listed_or_none(&guest.uplink))?;
+        if let Some(egress) = egress {
+            line(f, "egress", &egress.to_string())?;
+        }
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
         for (name, counts) in &counters.ports {
@@ -118,6 +121,7 @@ fn byte_counts(counts: &CounterTable, names: [&str; 2]) -> [String; 2] {
 mod tests {
     use super::*;
     use crate::guests::Description;
+    use crate::uplink::totals::EgressTotals;
 
     fn counts(pairs: &[(&str, u64)]) -> CounterTable {
         pairs.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
@@ -141,7 +145,12 @@ mod tests {
         let disk = counts(&[("read_bytes", 512)]);
         counters.disks.insert("vbd2.0".to_owned(), disk);
         counters.rules.insert("vif2.0".to_owned(), counts(&[("tx_producer_overflow", 1)]));
-        let row = Row { pid: 7, memory: Some(3 << 20), egress: None, guest };
+        let row = Row {
+            pid: 7,
+            memory: Some(3 << 20),
+            egress: Some(EgressTotals { pins: 9, ..EgressTotals::default() }),
+            guest,
+        };
         let status = Status { row, counters, age: 7200 };
         let text = Table { status: &status, counters: false }.to_string();
         for line in [
@@ -150,6 +159,7 @@ mod tests {
             "process:        7, since 2 h\n",
             "switch:         blue: 10.0.0.2/16\n",
             "host's network: none\n",
+            "egress:         0 connections allowed, 0 denied",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",
             "vbd2.0:         512 B read, 0 B written\n",
             "vif2.0:         rules broken: tx_producer_overflow 1\n",

@@ -565,7 +565,7 @@ impl<'a> GuestProcesses<'a> {
         }
         if let Some(uplink) = &mut self.uplink_domain {
             let next = || uplink.report().map(|(message, _)| message);
-            if let Some(message) = self.uplink.as_mut().and_then(|own| own.take_records(next)) {
+            if let Some(message) = self.uplink.as_mut().and_then(|own| own.egress.take(next)) {
                 return Some(ProcessEvent::Uplink(message));
             }
             match uplink.domain.next_event() {

@@ -26,7 +26,6 @@ pub(crate) mod options;
 mod ports;
 pub mod proof;
 mod published_ports;
-mod records;
 mod rendezvous;
 pub mod report;
 mod requests;

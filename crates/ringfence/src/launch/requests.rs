@@ -91,7 +91,7 @@ impl GuestProcesses<'_> {
             return Err("another policy is on its way to the uplink; try again".to_owned());
         }
         let (uplink, channel) = self.running_uplink().ok_or("it has no uplink")?;
-        uplink.replace_policy(channel, &source)?;
+        uplink.egress.replace(channel, &source)?;
         if let Some(clients) = &mut self.clients {
             clients.policy = Some(id);
         }
@@ -123,7 +123,7 @@ impl GuestProcesses<'_> {
     pub(super) fn finish_records(&mut self) {
         let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
         let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) else { return };
-        if let Some(totals) = uplink.finish_records(channel, self.reporter.is_verbose()) {
+        if let Some(totals) = uplink.egress.finish(channel, self.reporter.is_verbose()) {
             self.reporter.step(format_args!("egress: {totals}"));
         }
     }

@@ -3,15 +3,13 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::published_ports::PublishedPorts;
-use super::records::Records;
 use super::report::Reporter;
-use crate::egress::document;
+use crate::egress::guest::GuestEgress;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::uplink::forward::Forward;
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
@@ -19,26 +17,14 @@ use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
-use crate::uplink::totals::EgressTotals;
-use crate::uplink::{
-    BATCH, FromUplink, PolicyHead, RULES_IN_MESSAGE, RelayTo, UplinkConfig, UplinkRules,
-    UplinkSockets,
-};
+use crate::uplink::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
 use crate::workers::worker_count;
 use ringfence_net::features::OffloadKeys;
-use ringfence_policy::PolicySource;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 
 /// Maximum number of queues of the guest's interface. One message carries a descriptor of the TAP
 /// and one of a device for each.
 const QUEUES_MAX: usize = BATCH / 2;
-
-/// Maximum number of records that are written before other events.
-const RECORDS_IN_A_ROW: usize = 64;
-/// Maximum number of messages after the end of the command.
-const LAST_RECORDS_MAX: usize = 4096;
-/// Time limit for each of the last records.
-const LAST_RECORDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// An uplink that is planned or running.
 pub(super) struct Uplink {
@@ -47,12 +33,9 @@ pub(super) struct Uplink {
     queues: u32,
     offloads: OffloadKeys,
     allow_local: Vec<LocalPrefix>,
-    policy: Option<PolicySource>,
+    pub(super) egress: GuestEgress,
     /// Set if the options name the name servers.
     servers_are_given: bool,
-    records: Records,
-    /// Name of the guest in records.
-    name: String,
     pub(super) ports: PublishedPorts,
     forwards: Vec<Forward>,
     sockets: Vec<OwnedFd>,
@@ -66,11 +49,11 @@ pub(super) struct Uplink {
 impl Uplink {
     /// Plans the uplink that the options request. Returns `None` if there is none.
     pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
-        let policy = options.egress.source()?;
         if !is_wanted(options)? {
             return Ok(None);
         }
-        let records = Records::open(&options.egress)?;
+        let name = options.name.clone().unwrap_or_else(|| "guest".to_owned());
+        let egress = GuestEgress::open(&options.egress, name)?;
         let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {
@@ -110,10 +93,8 @@ impl Uplink {
             queues,
             offloads: options.offload,
             allow_local: options.allow_local.clone(),
-            policy,
+            egress,
             servers_are_given: !options.name_servers.is_empty(),
-            records,
-            name: options.name.clone().unwrap_or_else(|| "guest".to_owned()),
             ports,
             forwards,
             sockets,
@@ -162,12 +143,13 @@ impl Uplink {
             return Ok(());
         }
         let (resolvers, offered) = (self.plan.resolvers.clone(), self.plan.name_servers.clone());
-        channel.send_now(&UplinkOrder::NameServers { resolvers, offered }, &[])
+        channel
+            .send_now(&UplinkOrder::NameServers { resolvers, offered, unoffered: Vec::new() }, &[])
     }
 
     /// Returns the resolver configuration for a guest of a host that has this one now.
     pub(super) fn resolver_for(&self, host: Resolver) -> ResolverConfig {
-        let has_policy = self.policy.is_some();
+        let has_policy = self.egress.has_policy();
         let mut options = host.options;
         // Under a policy, names are looked up over UDP alone.
         options.retain(|option| !has_policy || option != "use-vc");
@@ -189,14 +171,12 @@ impl Uplink {
             own: self.plan.own(),
             resolvers: self.plan.resolvers.clone(),
             name_servers: self.plan.name_servers.clone(),
+            unoffered: Vec::new(),
             search: self.plan.search.clone(),
             loopback: self.plan.loopback.clone(),
             aliases: Vec::new(),
             allow_local: self.allow_local.clone(),
-            policy: self.policy.as_ref().map(|policy| {
-                let recorded_as = self.records.are_wanted().then(|| self.name.clone());
-                PolicyHead::of(policy, recorded_as, self.records.learns())
-            }),
+            policy: self.egress.head(),
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: true,
@@ -220,60 +200,7 @@ impl Uplink {
             let fds: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
             channel.send(&UplinkSockets, &fds)?;
         }
-        let rules = self.policy.iter().flat_map(|policy| policy.rules.chunks(RULES_IN_MESSAGE));
-        for rules in rules {
-            channel.send(&UplinkRules(rules.to_vec()), &[])?;
-        }
-        Ok(())
-    }
-
-    /// Takes messages of the uplink process and writes those that are records. Returns the first other one.
-    pub(super) fn take_records(
-        &mut self,
-        mut next: impl FnMut() -> Option<FromUplink>,
-    ) -> Option<FromUplink> {
-        // Other processes have their events, too.
-        (0..RECORDS_IN_A_ROW).map_while(|_| next()).find_map(|message| self.records.accept(message))
-    }
-
-    /// Ends the uplink process if it writes records or `wants_totals`. Writes the last records, and returns the totals
-    /// of the policy if there is one.
-    pub(super) fn finish_records(
-        &mut self,
-        channel: &Channel,
-        wants_totals: bool,
-    ) -> Option<EgressTotals> {
-        if !self.records.are_wanted() && !wants_totals {
-            return None;
-        }
-        let mut last = None;
-        // The process stops when its orders end.
-        let _ = rustix::net::shutdown(channel.as_fd(), rustix::net::Shutdown::Write);
-        for _ in 0..LAST_RECORDS_MAX {
-            let Ok((message, _)) = channel.receive_within(LAST_RECORDS_WITHIN) else { break };
-            if let Some(FromUplink::Totals(totals)) = self.records.accept(message) {
-                last = totals;
-            }
-        }
-        last
-    }
-
-    /// Sends another policy to the uplink process.
-    ///
-    /// # Errors
-    ///
-    /// Returns the reason for which the guest keeps its policy.
-    pub(super) fn replace_policy(
-        &self,
-        channel: &Channel,
-        policy: &PolicySource,
-    ) -> Result<(), String> {
-        if self.records.learns() {
-            return Err("it is started with --egress-learn, which allows everything".to_owned());
-        }
-        let document = document::write(policy).map_err(|error| error.to_string())?;
-        let sent = channel.send_now(&UplinkOrder::Policy, &[document.as_fd()]);
-        sent.map_err(|error| format!("the uplink: {error}"))
+        self.egress.send_rules(channel)
     }
 
     /// Records the link over which the uplink process carries packets.

@@ -3,6 +3,7 @@
 //! Every option is of one of three kinds. Implemented ones are fields of [`PastaArgs`]. Those that have nothing to
 //! do here, because Ringfence behaves so in any case, are `WITHOUT_EFFECT`. The rest is refused with a reason
 //! (`REFUSED`). An option of none of these is unknown.
+//! The options about egress are Ringfence's own, as `run` has them ([`EgressArgs`]).
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -13,6 +14,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use super::ports::PortSpec;
 use super::values::{AddressArg, MacArg, NetmaskArg, OrNone, RunAs};
 use crate::cli::interface::parse_interface;
+use crate::egress::EgressArgs;
 use crate::uplink::local::LocalPrefix;
 
 /// Names of an option: long, short, and whether it has a value.
@@ -254,6 +256,10 @@ pub struct PastaArgs {
     /// Listen also at addresses that the host does not have yet
     #[arg(long, help_heading = PORTS)]
     pub freebind: bool,
+
+    /// Rules for names and addresses that the namespace may reach.
+    #[command(flatten)]
+    pub egress: EgressArgs,
 
     /// Stay in the foreground
     #[arg(short, long)]

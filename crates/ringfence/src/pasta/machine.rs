@@ -56,6 +56,14 @@ impl Endpoint {
         }
     }
 
+    /// Returns the path of --socket.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Path(path) => Some(path),
+            Place::Probed | Place::Inherited(_) => None,
+        }
+    }
+
     /// Takes the inherited descriptor, or creates the socket.
     pub(crate) fn open(&self) -> anyhow::Result<OpenEndpoint> {
         let one_off = self.one_off;

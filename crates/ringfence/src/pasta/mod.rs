@@ -163,6 +163,11 @@ fn front(args: PastaArgs, arguments: &[OsString]) -> u8 {
 fn run(started: &Started, arguments: &[OsString]) -> anyhow::Result<u8> {
     match &started.target {
         Target::Existing { .. } | Target::Machine(_) if !started.args.foreground => {
+            if started.args.egress.egress_log.as_deref() == Some(Path::new("-")) {
+                bail!(
+                    "--egress-log -: standard error is closed in the background; name a file, or say --foreground"
+                );
+            }
             daemonize(&started.target, arguments)
         }
         target => Ok(Session::start(&started.args, target)?.wait()),

@@ -18,7 +18,7 @@ use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
-use crate::uplink::{Alias, BATCH, RelayTo, UplinkConfig, UplinkSockets};
+use crate::uplink::{Alias, BATCH, PolicyHead, RelayTo, UplinkConfig, UplinkSockets};
 
 /// Address and router of a namespace if the host has no address.
 const LONE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(169, 254, 2, 1), 16);
@@ -35,6 +35,8 @@ pub(crate) struct Network {
     mtu: u16,
     /// Stand-ins of `--dns-forward`.
     forwarded: Vec<Alias>,
+    /// Name servers that the namespace knows otherwise.
+    unoffered: Vec<IpAddr>,
     search: Vec<String>,
     aliases: Vec<Alias>,
     /// Options about name servers.
@@ -49,6 +51,8 @@ struct NameServerWishes {
     forward: Vec<IpAddr>,
     host: Vec<IpAddr>,
     offers: bool,
+    /// An egress policy reads the queries.
+    reads: bool,
 }
 
 impl NameServerWishes {
@@ -58,7 +62,8 @@ impl NameServerWishes {
         if !host.is_empty() && forward.is_empty() {
             bail!("--dns-host names the end of --dns-forward, and there is none");
         }
-        Ok(NameServerWishes { given, without, forward, host, offers: args.dhcp_dns })
+        let (offers, reads) = (args.dhcp_dns, args.egress.are_given());
+        Ok(NameServerWishes { given, without, forward, host, offers, reads })
     }
 
     /// Returns the name servers of the namespace.
@@ -68,6 +73,14 @@ impl NameServerWishes {
             ([], false) => of_host.to_vec(),
             (given, _) => given.to_vec(),
         }
+    }
+
+    /// Returns the name servers whose queries an egress policy reads, besides those that are offered: a namespace may have
+    /// the host's resolv.conf.
+    fn unoffered(&self, of_host: &[IpAddr], plan: &Plan) -> Vec<IpAddr> {
+        let servers = if self.reads && !self.offers { self.servers(of_host) } else { Vec::new() };
+        // A server on the host itself stays out of reach without an option that says otherwise.
+        servers.into_iter().filter(|ip| !ip.is_loopback() && !plan.has(*ip)).collect()
     }
 
     /// Returns the stand-ins of `--dns-forward`. A name server of the same family is preferred.
@@ -121,6 +134,7 @@ impl Network {
         let plan = Plan::new(host, offered, &wishes);
         let plan = plan
             .map_err(|error| anyhow::anyhow!("{}", error.to_string().replace("--uplink-", "--")))?;
+        let unoffered = name_server_wishes.unoffered(&resolver.name_servers, &plan);
         let search = match args.search.as_deref() {
             Some("none") => Vec::new(),
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
@@ -138,6 +152,7 @@ impl Network {
             macs,
             mtu: args.mtu,
             forwarded,
+            unoffered,
             search,
             aliases,
             wishes: name_server_wishes,
@@ -172,12 +187,13 @@ impl Network {
         made
     }
 
-    /// Returns the configuration of the uplink process, whose link has `offloads`.
+    /// Returns the configuration of the uplink process, whose link has `offloads`. `policy` is its egress policy.
     pub(crate) fn config(
         &self,
         args: &PastaArgs,
         (link, offloads): (LinkOrder, u32),
         forwards: Vec<Forward>,
+        policy: Option<PolicyHead>,
     ) -> UplinkConfig {
         UplinkConfig {
             mtu: self.mtu,
@@ -190,11 +206,12 @@ impl Network {
             own: self.plan.own(),
             resolvers: self.resolvers(),
             name_servers: self.plan.name_servers.clone(),
+            unoffered: self.unoffered.clone(),
             search: if args.dhcp_search { self.search.clone() } else { Vec::new() },
             loopback: Vec::new(),
             aliases: self.aliases.clone(),
             allow_local: args.allow_local.clone(),
-            policy: None,
+            policy,
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
@@ -214,15 +231,19 @@ impl Network {
         if of_host.is_empty() {
             return None;
         }
-        let before = (self.plan.name_servers.clone(), self.resolvers());
+        let now =
+            |own: &Network| (own.plan.name_servers.clone(), own.resolvers(), own.unoffered.clone());
+        let before = now(self);
         let servers = self.wishes.servers(of_host);
         self.forwarded = self.wishes.stand_ins(&servers, of_host);
         if self.wishes.offers {
             self.plan.follow_name_servers(&servers);
         }
-        let (offered, resolvers) = (self.plan.name_servers.clone(), self.resolvers());
-        let is_new = before != (offered.clone(), resolvers.clone());
-        is_new.then_some(UplinkOrder::NameServers { resolvers, offered })
+        self.unoffered = self.wishes.unoffered(of_host, &self.plan);
+        let after = now(self);
+        let is_new = before != after;
+        let (offered, resolvers, unoffered) = after;
+        is_new.then_some(UplinkOrder::NameServers { resolvers, offered, unoffered })
     }
 
     /// Creates the sockets of all ports of `-t` and `-u`.

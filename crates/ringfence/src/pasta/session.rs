@@ -40,6 +40,7 @@ use super::outward;
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use crate::causes::causes;
+use crate::egress::guest::GuestEgress;
 use crate::launch::report::{last_line, printable};
 use crate::uplink::file_watch::FileWatch;
 use crate::uplink::host::{RESOLV_CONF, resolver_of_host};
@@ -68,6 +69,7 @@ pub(crate) struct Session {
     auto: Option<Auto>,
     inside: Option<Inside>,
     network: Network,
+    egress: GuestEgress,
     /// Watch over the host's name servers. `None` if the system permits none.
     name_servers: Option<FileWatch>,
 }
@@ -82,9 +84,9 @@ impl Session {
             messages.step(format_args!("--{name} changes nothing: {why}"));
         }
         let outward = outward::ports(args)?;
+        let egress = GuestEgress::open(&args.egress, target.record_name())?;
         // Inherited descriptors are not for Ringfence's own processes.
-        let inherited = namespaces::inheritable_fds()?;
-        namespaces::set_inheritable(&inherited, false)?;
+        namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
         let network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
@@ -112,8 +114,8 @@ impl Session {
         let auto = (!auto.is_empty()).then(|| Auto::new(auto, entry.tables.split_off(0)));
         let ports = RunningPorts::new(listeners.1.len());
         let link = (entry.link.clone(), entry.offloads);
-        let config = network.config(args, link, listeners.0);
-        let uplink = start_uplink(&config, entry.socket, listeners.1, &mut messages)?;
+        let config = network.config(args, link, listeners.0, egress.head());
+        let uplink = start_uplink(&config, (entry.socket, listeners.1), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
                 Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
@@ -127,7 +129,6 @@ impl Session {
         write_pid(pid_file)?;
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
-        let name_servers = FileWatch::new(&[RESOLV_CONF]).ok();
         Ok(Session {
             messages,
             signals,
@@ -141,7 +142,8 @@ impl Session {
             auto,
             inside,
             network,
-            name_servers,
+            egress,
+            name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
         })
     }
 
@@ -165,7 +167,12 @@ impl Session {
 
     /// Waits for the end. Returns the exit status.
     pub(crate) fn wait(mut self) -> u8 {
-        match self.wait_for_end() {
+        let ended = self.wait_for_end();
+        let (channel, wants_totals) = (self.uplink.channel(), self.egress.has_policy());
+        if let Some(totals) = self.egress.finish(channel, wants_totals) {
+            self.messages.summary(format_args!("egress: {totals}"));
+        }
+        match ended {
             Ok(status) => status,
             Err(error) => {
                 self.messages.problem(crate::causes::causes(&error));
@@ -244,11 +251,11 @@ impl Session {
     /// Handles messages and events of the uplink. Returns `true` if it ended because its guest has gone.
     fn check_uplink(&mut self) -> anyhow::Result<bool> {
         let mut needs_sockets = self.ports.take_need_of_sockets();
-        match self.uplink.channel().try_receive() {
-            Ok(Some((FromUplink::Failed(why), _))) => {
-                bail!("the uplink failed: {}", printable(&why))
-            }
-            Ok(Some((FromUplink::Sockets, _))) => needs_sockets = true,
+        let channel = self.uplink.channel();
+        let next = || channel.try_receive().ok().flatten().map(|(message, _)| message);
+        match self.egress.take(next) {
+            Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
+            Some(FromUplink::Sockets) => needs_sockets = true,
             _ => {}
         }
         if let Some(inside) = self.inside.as_ref().filter(|_| needs_sockets)
@@ -432,13 +439,14 @@ fn receive_tap(
 
 fn start_uplink(
     config: &UplinkConfig,
-    socket: OwnedFd,
-    listeners: Vec<OwnedFd>,
+    (socket, listeners): (OwnedFd, Vec<OwnedFd>),
+    egress: &GuestEgress,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {
     let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
     let domain = DomainProcess::start(&spawn)?;
-    let sent = network::hand_over(domain.channel(), config, socket, listeners);
+    let sent = network::hand_over(domain.channel(), config, socket, listeners)
+        .and_then(|()| Ok(egress.send_rules(domain.channel())?));
     match domain.channel().receive_within::<FromUplink>(START_TIMEOUT) {
         Ok((FromUplink::Up { link, remarks }, _)) => {
             messages.step(format_args!("the uplink runs over {}", printable(&link)));

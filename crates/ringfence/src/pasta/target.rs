@@ -47,6 +47,20 @@ impl Target {
         }
     }
 
+    /// Returns the guest's name in the records of egress: that of its namespace's file, of its process, or of the socket.
+    pub(crate) fn record_name(&self) -> String {
+        let path = match self {
+            Target::Existing { netns, .. } => match process_of(netns) {
+                Some(pid) => return pid.to_string(),
+                None => Some(netns.as_path()),
+            },
+            Target::Machine(endpoint) => endpoint.path(),
+            Target::Command(_) => None,
+        };
+        let name = path.and_then(Path::file_name);
+        name.map_or(self.program().into(), |name| name.to_string_lossy().into_owned())
+    }
+
     /// Chooses the target that the arguments name.
     pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Target> {
         let pid = match &args.command[..] {

@@ -79,6 +79,8 @@ pub struct UplinkConfig {
     pub resolvers: Vec<Alias>,
     /// Name servers, for guests that use DHCP.
     pub name_servers: Vec<IpAddr>,
+    /// Name servers that the guest reaches without being offered them.
+    pub unoffered: Vec<IpAddr>,
     /// Search domains, for guests that use DHCP.
     pub search: Vec<String>,
     /// Loopback addresses of the host that the guest may reach.

@@ -30,6 +30,8 @@ pub enum UplinkOrder {
         resolvers: Vec<Alias>,
         /// Addresses that the guest is offered.
         offered: Vec<IpAddr>,
+        /// Addresses that the guest knows otherwise.
+        unoffered: Vec<IpAddr>,
     },
     /// Requests the totals of the egress policy.
     Totals,
@@ -58,9 +60,10 @@ impl Orders {
                 UplinkOrder::Policy => {
                     Some(FromUplink::Policy { error: set_policy(fds, uplink).err() })
                 }
-                UplinkOrder::NameServers { resolvers, offered } => {
+                UplinkOrder::NameServers { resolvers, offered, unoffered } => {
                     let resolvers = pairs(&resolvers);
-                    uplink.set_name_servers(NameServers { resolvers, offered }, monotonic());
+                    let servers = NameServers { resolvers, offered, unoffered };
+                    uplink.set_name_servers(servers, monotonic());
                     None
                 }
                 UplinkOrder::Totals => Some(FromUplink::Totals(self.totals.read())),

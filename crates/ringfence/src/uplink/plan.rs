@@ -171,7 +171,7 @@ impl Plan {
         if ip.is_ipv4() { v4 } else { v6 }
     }
 
-    fn has(&self, ip: IpAddr) -> bool {
+    pub(crate) fn has(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|address| address.ip() == ip)
     }
 

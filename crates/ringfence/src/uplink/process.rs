@@ -357,7 +357,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
             aliases: orders::pairs(&config.aliases),
             resolvers: orders::pairs(&config.resolvers),
-            name_servers: config.name_servers.clone(),
+            name_servers: [&config.name_servers[..], &config.unoffered].concat(),
             allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
         },
         guest: GuestNetwork {

@@ -1,4 +1,4 @@
-// Fetches each URL of the command line with net/http, and prints the page or the error.
+// Fetches each URL of the command line with net/http, and prints the page, or the milliseconds until the error and the error.
 package main
 
 import (
@@ -14,9 +14,10 @@ func main() {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	client := http.Client{Timeout: 20 * time.Second, Transport: transport}
 	for _, url := range os.Args[1:] {
+		start := time.Now()
 		response, err := client.Get(url)
 		if err != nil {
-			fmt.Println("error", err)
+			fmt.Println("error", time.Since(start).Milliseconds(), err)
 			continue
 		}
 		page, _ := io.ReadAll(response.Body)

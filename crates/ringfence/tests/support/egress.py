@@ -3,6 +3,9 @@
 egress.py serve ADDRESS...      HTTP on port 80, HTTPS on 443, a counter of bytes on 9000, a greeting on 22,
                                 an echo of datagrams on 443
 egress.py hello IP NAME HOW     sends a ClientHello: whole, bytes, records, nameless, ech, slow
+egress.py second IP FIRST NAME HOW
+                                sends a ClientHello for FIRST to port 9000, then a second one for NAME, as if the server had
+                                asked for it
 egress.py send IP PORT TEXT     sends bytes to a TCP port
 egress.py datagram IP PORT      sends a datagram
 egress.py files IP PORT FILE... sends files as datagrams of one socket, and waits for as many answers
@@ -51,6 +54,7 @@ def counter(address):
                     total += len(data)
             except OSError:
                 pass
+            connection.close()
             print("counted", total, flush=True)
 
 
@@ -148,6 +152,23 @@ def exchange(ip, port, parts, pause=0.0):
     return "alert" if answer[0] == 21 else "answered"
 
 
+def second(ip, first, name, how):
+    with socket.create_connection((ip, 9000), 20) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if how == "at once":
+            record = client_hello(first)
+            both = record[5:] + client_hello(name)[5:]
+            connection.sendall(record[:3] + len(both).to_bytes(2, "big") + both)
+        else:
+            connection.sendall(client_hello(first))
+            time.sleep(0.1)
+            connection.sendall(b"\x14\x03\x03\x00\x01\x01")
+            for part in pieces(name, how):
+                connection.sendall(part)
+        connection.shutdown(socket.SHUT_WR)
+        return "closed" if not connection.recv(1) else "answered"
+
+
 def datagram(ip, port):
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as client:
@@ -174,6 +195,8 @@ def main(mode, *words):
         ip, name, how = words
         pause = 0.1 if how == "slow" else 0
         outcome(lambda: exchange(ip, 443, pieces(name, how), pause))
+    elif mode == "second":
+        outcome(lambda: second(*words))
     elif mode == "send":
         ip, port, text = words
         outcome(lambda: exchange(ip, port, [text.encode().decode("unicode_escape").encode()]))

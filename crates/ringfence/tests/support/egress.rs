@@ -11,6 +11,9 @@ pub const LONG: Duration = Duration::from_secs(90);
 /// Second address outside. Only names that no rule allows lead to it.
 pub const OTHER_V4: &str = "198.51.100.2";
 
+/// Third address outside, of two names, at which no server runs yet.
+pub const THIRD_V4: &str = "198.51.100.3";
+
 pub const CURL: Need = Need::Program("curl", "curl");
 pub const OPENSSL: Need = Need::Program("openssl", "openssl");
 pub const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
@@ -28,7 +31,7 @@ impl Net {
         let world = World::new(Families::V4)?;
         std::fs::write(world.file("egress.py"), include_str!("egress.py")).unwrap();
         let prepare = format!(
-            "ip addr add {OTHER_V4}/32 dev lo; ip addr add 169.254.169.254/32 dev lo; \
+            "for ip in {OTHER_V4} {THIRD_V4}; do ip addr add $ip/32 dev lo; done; ip addr add 169.254.169.254/32 dev lo; \
              openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=a.test \
              -addext subjectAltName=DNS:a.test,DNS:b.test,DNS:x.wild.test -keyout key.pem -out cert.pem 2>openssl.log"
         );
@@ -44,6 +47,8 @@ impl Net {
                 &format!("--address=/b.test/{FAR_V4}"),
                 &format!("--address=/wild.test/{FAR_V4}"),
                 &format!("--address=/other.test/{OTHER_V4}"),
+                &format!("--address=/c.test/{THIRD_V4}"),
+                &format!("--address=/d.test/{THIRD_V4}"),
                 "--address=/rebind.test/10.0.0.1",
                 "--address=/metadata.test/169.254.169.254",
             ],

@@ -192,4 +192,4 @@ impl Drop for DatagramInspector {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -20,11 +20,12 @@ impl TcpConnection {
         offered: usize,
         context: &mut Context<'_>,
     ) -> bool {
-        if first.is_passed() {
+        // Bytes that may go wait for room in the socket.
+        if !first.passed().is_empty() {
             self.record_refused(offered, context);
             return false;
         }
-        let room = FIRST_BYTES_MAX.saturating_sub(first.bytes().len());
+        let room = FIRST_BYTES_MAX.saturating_sub(first.held());
         let bytes = gather(pieces, room);
         self.rcv_nxt += u32::try_from(bytes.len()).unwrap_or(0);
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
@@ -39,10 +40,10 @@ impl TcpConnection {
     /// Adds the guest's last bytes, at its FIN. Returns `true` if the FIN can be accepted now.
     pub(super) fn finish_first_bytes(&mut self, context: &mut Context<'_>) -> bool {
         let Some(mut first) = self.first.take() else { return true };
-        if !first.is_passed() {
+        if !first.is_done() {
             self.judge(&mut first, &[], true, context);
         }
-        let is_done = first.is_passed() && first.bytes().is_empty();
+        let is_done = first.held() == 0 && !self.flags.denied;
         if !is_done {
             self.first = Some(first);
         }
@@ -68,15 +69,16 @@ impl TcpConnection {
 
     fn send_first_bytes(&mut self, first: &mut FirstBytes, context: &mut Context<'_>) {
         let Some(socket) = &self.socket else { return };
-        let sent = match context.host.send_bytes(socket, first.bytes()) {
+        let sent = match context.host.send_bytes(socket, first.passed()) {
             Ok(sent) => sent,
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
             Err(_) => {
                 self.flags.failed = true;
-                first.bytes().len()
+                first.passed().len()
             }
         };
-        if !first.sent(sent) && !self.flags.awaiting_room {
+        first.sent(sent);
+        if !first.passed().is_empty() && !self.flags.awaiting_room {
             self.flags.awaiting_room = true;
             context.host.await_room(socket);
         }
@@ -85,10 +87,10 @@ impl TcpConnection {
     /// Sends first bytes that waited for room in the socket.
     pub(super) fn resume_first_bytes(&mut self, context: &mut Context<'_>) {
         let Some(mut first) = self.first.take() else { return };
-        if first.is_passed() {
+        if !first.passed().is_empty() {
             self.send_first_bytes(&mut first, context);
         }
-        if !first.is_passed() || !first.bytes().is_empty() {
+        if !first.is_done() || first.held() > 0 {
             self.first = Some(first);
         }
     }

@@ -373,7 +373,7 @@ impl TcpConnection {
     ) -> Result<bool, Errno> {
         if let Some(mut first) = self.first.take() {
             let all = self.inspect_pieces(&mut first, pieces, offered, context);
-            if !first.is_passed() || !first.bytes().is_empty() {
+            if !first.is_done() || first.held() > 0 {
                 self.first = Some(first);
             }
             return Ok(all);

@@ -35,7 +35,7 @@ fn of(line: &str, host: HostNetwork) -> anyhow::Result<(PastaArgs, Network)> {
 
 fn config(line: &str) -> UplinkConfig {
     let (args, network) = of(line, host()).unwrap();
-    network.config(&args, (LinkOrder::Tap, 0), Vec::new())
+    network.config(&args, (LinkOrder::Tap, 0), Vec::new(), None)
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -95,13 +95,32 @@ fn name_servers_of_the_host_are_followed_unless_options_name_others() {
     let (_, mut network) = of("--dns-forward 169.254.1.1 --dhcp-dns", host()).unwrap();
     assert_eq!(network.follow_name_servers(&[]), None);
     let resolvers = vec![Alias { guest: ip("169.254.1.1"), host: new[0] }];
-    let order = UplinkOrder::NameServers { resolvers, offered: new.to_vec() };
+    let order =
+        UplinkOrder::NameServers { resolvers, offered: new.to_vec(), unoffered: Vec::new() };
     assert_eq!(network.follow_name_servers(&new), Some(order));
     assert_eq!(network.follow_name_servers(&new), None);
     for line in ["", "--dhcp-dns -D 192.0.2.3", "--dns-forward 169.254.1.1 --dns-host 192.0.2.53"] {
         let (_, mut network) = of(line, host()).unwrap();
         assert_eq!(network.follow_name_servers(&new), None, "{line}");
     }
+}
+
+#[test]
+fn policy_reads_queries_to_servers_that_the_namespace_knows_otherwise() {
+    // The other server is a loopback address, which only a stand-in reaches.
+    let servers = [ip("2001:db8::53")];
+    assert!(config("").unoffered.is_empty());
+    assert_eq!(config("--allow a.org").unoffered, servers);
+    assert_eq!(config("--allow a.org --dns-forward 169.254.1.1").unoffered, servers);
+    assert_eq!(config("--allow a.org -D 192.0.2.3").unoffered, [ip("192.0.2.3")]);
+    for line in ["--allow a.org --dhcp-dns", "--allow a.org -D none"] {
+        assert!(config(line).unoffered.is_empty(), "{line}");
+    }
+    let (_, mut network) = of("--allow a.org", host()).unwrap();
+    let unoffered = vec![ip("192.0.2.9")];
+    let (resolvers, offered) = (Vec::new(), Vec::new());
+    let order = UplinkOrder::NameServers { resolvers, offered, unoffered };
+    assert_eq!(network.follow_name_servers(&[ip("192.0.2.9")]), Some(order));
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod disks;
 mod http;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use core::fmt;
 use std::borrow::Cow;
@@ -49,14 +49,14 @@ struct Source(Snapshot);
 /// Names and values of labels. Values are escaped here, because the library writes them unchanged: a
 /// guest's name must not be able to end its label.
 #[derive(Clone, Debug, Default)]
-struct Labels<'a>(Vec<(&'static str, Cow<'a, str>)>);
+pub(crate) struct Labels<'a>(Vec<(&'static str, Cow<'a, str>)>);
 
 impl<'a> Labels<'a> {
     fn of(vif: &'a VifStatus) -> Labels<'a> {
         Labels::default().and("vif", &vif.name)
     }
 
-    fn and(&self, name: &'static str, value: &'a str) -> Labels<'a> {
+    pub(crate) fn and(&self, name: &'static str, value: &'a str) -> Labels<'a> {
         let mut labels = self.clone();
         labels.0.push((name, escaped(value)));
         labels
@@ -82,7 +82,7 @@ fn escaped(text: &str) -> Cow<'_, str> {
 }
 
 /// Describes a metric and writes its values.
-fn family(
+pub(crate) fn family(
     encoder: &mut DescriptorEncoder<'_>,
     (name, help): (&str, &str),
     kind: MetricType,
@@ -93,14 +93,22 @@ fn family(
     write(&mut encoder.encode_descriptor(name, help, unit, kind)?)
 }
 
-fn gauge(metric: &mut MetricEncoder<'_>, labels: &Labels<'_>, value: u64) -> fmt::Result {
+pub(crate) fn gauge(
+    metric: &mut MetricEncoder<'_>,
+    labels: &Labels<'_>,
+    value: u64,
+) -> fmt::Result {
     if labels.0.is_empty() {
         return metric.encode_gauge(&value);
     }
     metric.encode_family(labels)?.encode_gauge(&value)
 }
 
-fn counter(metric: &mut MetricEncoder<'_>, labels: &Labels<'_>, value: u64) -> fmt::Result {
+pub(crate) fn counter(
+    metric: &mut MetricEncoder<'_>,
+    labels: &Labels<'_>,
+    value: u64,
+) -> fmt::Result {
     if labels.0.is_empty() {
         return metric.encode_counter::<NoLabelSet, _, u64>(&value, None);
     }

@@ -11,11 +11,11 @@ use super::http::{Request, parse_request};
 use super::*;
 
 /// Values of samples by name and labels.
-type Samples = BTreeMap<String, f64>;
+pub(crate) type Samples = BTreeMap<String, f64>;
 
 /// Parses a text by the OpenMetrics specification (1.0, section "Text Format"). Refuses a text that
 /// breaks it.
-fn read(text: &str) -> Result<Samples, String> {
+pub(crate) fn read(text: &str) -> Result<Samples, String> {
     let body = text.strip_suffix("# EOF\n").ok_or("no `# EOF` at the end")?;
     let (mut samples, mut done) = (Samples::new(), BTreeSet::new());
     let (mut current, mut kind) = (String::new(), "");

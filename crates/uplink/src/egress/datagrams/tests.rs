@@ -20,7 +20,7 @@ const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const SHORT: [u8; 30] = [0x40; 30];
 
 /// Creates a policy under which `a.org` and `b.org` have one address.
-fn egress(rule: &str) -> Arc<Egress> {
+pub(in crate::egress) fn egress(rule: &str) -> Arc<Egress> {
     let allow = |text: &str| RuleSource {
         action: Action::Allow,
         text: text.to_owned(),

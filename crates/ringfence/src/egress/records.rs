@@ -1,9 +1,10 @@
 //! Files of `--egress-log` and `--egress-learn`. The uplink's process has no files: it sends lines and rules, and
-//! the launcher writes them.
+//! the process that started it writes them.
 //!
 //! The uplink reads packets of the guest, so its messages are untrusted: control characters are replaced, rules
 //! are parsed, and the log grows by a bounded number of bytes a second.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::path::Path;
@@ -13,7 +14,7 @@ use anyhow::Context;
 use ringfence_policy::Rule;
 use ringfence_policy::record::Learned;
 
-use crate::egress::EgressArgs;
+use super::EgressArgs;
 use crate::uplink::FromUplink;
 
 /// Bytes that the log may grow by at once, and each second.
@@ -26,6 +27,12 @@ pub(super) struct Records {
     learn: Option<(File, Learned)>,
     began: Instant,
     written: u64,
+}
+
+impl fmt::Debug for Records {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Records").field("written", &self.written).finish_non_exhaustive()
+    }
 }
 
 impl Records {

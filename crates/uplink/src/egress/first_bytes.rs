@@ -1,0 +1,162 @@
+//! First bytes of a TCP connection that wait for a verdict.
+//!
+//! Behind a hello of TLS, the bytes are read on until no second hello can follow ([`Later`]): the server may ask for one.
+//!
+//! ```text
+//! bytes ──> first hello: waits ──> verdict ──> passed ──> later records: pass, or wait as a second hello
+//! ```
+
+use core::net::SocketAddr;
+use core::time::Duration;
+use std::sync::Arc;
+
+use ringfence_policy::Protocol;
+use ringfence_policy::first::{FIRST_BYTES_MAX, Shown};
+use ringfence_policy::gate::{Decision, Inspection};
+use ringfence_policy::tls::second::{Later, Next, first_len};
+
+use super::{Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN};
+
+/// First bytes of a connection, and what they show.
+#[derive(Debug)]
+pub struct FirstBytes {
+    egress: Arc<Egress>,
+    to: SocketAddr,
+    allowed: Decision,
+    bytes: Vec<u8>,
+    /// Number of bytes at the beginning that may go to the server.
+    passed: usize,
+    /// Time at which the bytes must be complete, from the first one on that waits.
+    until: Option<Duration>,
+    reader: Reader,
+}
+
+/// State of the inspection.
+#[derive(Debug)]
+enum Reader {
+    First,
+    Later(Later),
+    /// All bytes may go: they wait only for room in the socket.
+    Done,
+}
+
+/// Results of adding first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstVerdict {
+    /// More bytes are needed.
+    Wait,
+    /// Some bytes may go to the server.
+    Pass,
+    Deny,
+}
+
+impl FirstBytes {
+    /// Prepares the inspection of a connection. Returns `None` if it needs none.
+    pub fn new(egress: &Arc<Egress>, to: SocketAddr, allowed: Decision) -> Option<Box<FirstBytes>> {
+        (allowed.inspection != Inspection::None).then(|| {
+            let egress = Arc::clone(egress);
+            let (bytes, passed, until, reader) = (Vec::new(), 0, None, Reader::First);
+            Box::new(FirstBytes { egress, to, allowed, bytes, passed, until, reader })
+        })
+    }
+
+    /// Returns the time at which the connection ends without a verdict.
+    pub fn deadline(&self) -> Option<Duration> {
+        self.until
+    }
+
+    /// Returns the number of bytes that are here.
+    pub fn held(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Returns the bytes that may go to the server.
+    pub fn passed(&self) -> &[u8] {
+        self.bytes.get(..self.passed).unwrap_or_default()
+    }
+
+    /// Returns `true` once nothing is inspected any more.
+    pub fn is_done(&self) -> bool {
+        matches!(self.reader, Reader::Done)
+    }
+
+    /// Adds bytes, which the guest regards as received. `is_all`: no more will come.
+    pub fn add(&mut self, bytes: &[u8], is_all: bool, now: Duration) -> FirstVerdict {
+        let mut state = self.egress.state();
+        if state.waiting + bytes.len() > FIRST_BYTES_HELD_MAX {
+            return FirstVerdict::Deny;
+        }
+        state.waiting += bytes.len();
+        drop(state);
+        self.bytes.extend_from_slice(bytes);
+        if !self.read(is_all) {
+            return FirstVerdict::Deny;
+        }
+        let waits = self.passed < self.bytes.len();
+        self.until = if waits { self.until.or(Some(now + FIRST_BYTES_WITHIN)) } else { None };
+        if self.passed > 0 { FirstVerdict::Pass } else { FirstVerdict::Wait }
+    }
+
+    /// Reads on. Returns `false` if the connection is denied.
+    fn read(&mut self, is_all: bool) -> bool {
+        if matches!(self.reader, Reader::First) {
+            let Some(shown) = ringfence_policy::first::inspect(&self.bytes, is_all) else {
+                return true;
+            };
+            if !self.check(&shown) {
+                return false;
+            }
+            self.reader = match &shown {
+                Shown::Tls(hello) => {
+                    self.passed = first_len(&self.bytes);
+                    Reader::Later(Later::new(hello))
+                }
+                _ => Reader::Done,
+            };
+        }
+        if let Reader::Later(later) = &mut self.reader {
+            match later.read(self.bytes.get(self.passed..).unwrap_or_default()) {
+                Next::More(count) => {
+                    self.passed += count;
+                    let waiting = self.bytes.len() - self.passed;
+                    let is_complete = if is_all { waiting == 0 } else { waiting < FIRST_BYTES_MAX };
+                    return is_complete || self.check(&Shown::Malformed);
+                }
+                Next::Over => {}
+                Next::Hello(hello) if self.check(&Shown::Tls(hello.clone())) => {}
+                Next::Hello(_) => return false,
+                Next::Malformed if self.check(&Shown::Malformed) => {}
+                Next::Malformed => return false,
+            }
+        }
+        self.reader = Reader::Done;
+        self.passed = self.bytes.len();
+        true
+    }
+
+    /// Removes bytes that the socket accepted.
+    pub fn sent(&mut self, count: usize) {
+        let count = count.min(self.passed);
+        self.bytes.drain(..count);
+        self.passed -= count;
+        self.egress.state().waiting -= count;
+    }
+
+    /// Records that the connection ends because its first bytes are not complete in time.
+    pub fn expire(&self) {
+        self.check(&Shown::Malformed);
+    }
+
+    fn check(&self, shown: &Shown) -> bool {
+        self.egress.check(self.to, Protocol::Tcp, &self.allowed, shown)
+    }
+}
+
+impl Drop for FirstBytes {
+    fn drop(&mut self) {
+        self.egress.state().waiting -= self.bytes.len();
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+use ringfence_policy::quic::testing::hello;
+
+use super::super::datagrams::tests::egress;
+use super::*;
+use crate::UplinkCounters;
+
+const NOW: Duration = Duration::from_secs(1000);
+const SECOND: Duration = Duration::from_secs(1);
+const CCS: [u8; 6] = [20, 3, 3, 0, 1, 1];
+
+/// Creates the inspection of a connection to the address that `a.org` and `b.org` share. Only `a.org` is allowed.
+fn first_bytes() -> Box<FirstBytes> {
+    let (egress, to) = (egress("a.org"), ([203, 0, 113, 1], 443).into());
+    let allowed = egress.connect(to, Protocol::Tcp, NOW, &UplinkCounters::default()).unwrap();
+    FirstBytes::new(&egress, to, allowed).unwrap()
+}
+
+/// Returns a hello in one record.
+fn record(name: &str) -> Vec<u8> {
+    let message = hello(name);
+    let len = u16::try_from(message.len()).unwrap().to_be_bytes();
+    [&[22, 3, 1][..], &len, &message].concat()
+}
+
+/// Adds bytes, and lets the socket take those that may go. Returns the verdict and their number.
+fn add(first: &mut FirstBytes, bytes: &[u8]) -> (FirstVerdict, usize) {
+    let verdict = first.add(bytes, false, NOW);
+    let passed = first.passed().len();
+    first.sent(passed);
+    (verdict, passed)
+}
+
+#[test]
+fn second_hello_waits_for_a_verdict_of_its_own() {
+    let (allowed, denied) = (record("a.org"), record("b.org"));
+    let mut first = first_bytes();
+    assert_eq!(add(&mut first, &allowed), (FirstVerdict::Pass, allowed.len()));
+    assert!(!first.is_done() && first.deadline().is_none());
+    assert_eq!(add(&mut first, &CCS), (FirstVerdict::Pass, 6));
+    assert_eq!(add(&mut first, &denied[..100]), (FirstVerdict::Wait, 0));
+    assert!(first.held() == 100 && first.deadline().is_some());
+    assert_eq!(add(&mut first, &denied[100..]), (FirstVerdict::Deny, 0));
+
+    let mut first = first_bytes();
+    add(&mut first, &allowed);
+    add(&mut first, &allowed[..100]);
+    assert_eq!(add(&mut first, &allowed[100..]), (FirstVerdict::Pass, allowed.len()));
+    assert!(first.is_done() && first.held() == 0 && first.deadline().is_none());
+    assert_eq!(first.egress.state().waiting, 0);
+}
+
+#[test]
+fn second_hello_in_the_same_segment_is_denied() {
+    let mut first = first_bytes();
+    let both = [record("a.org"), record("b.org")].concat();
+    assert_eq!(first.add(&both, false, NOW), FirstVerdict::Deny);
+    let mut first = first_bytes();
+    let late = [record("a.org"), CCS.to_vec(), record("b.org")[..9].to_vec()].concat();
+    assert_eq!(add(&mut first, &late), (FirstVerdict::Pass, late.len() - 9));
+    assert_eq!(first.held(), 9);
+}
+
+#[test]
+fn ordinary_connection_is_read_no_further_than_its_next_record() {
+    let mut first = first_bytes();
+    let finished = [&CCS[..], &[23, 3, 3, 0, 3, 1, 2, 3]].concat();
+    add(&mut first, &record("a.org"));
+    assert_eq!(add(&mut first, &finished), (FirstVerdict::Pass, finished.len()));
+    assert!(first.is_done());
+}
+
+#[test]
+fn end_inside_a_second_hello_is_denied() {
+    let mut first = first_bytes();
+    add(&mut first, &record("a.org"));
+    assert_eq!(first.add(&[], true, NOW + SECOND), FirstVerdict::Wait);
+    assert_eq!(first.held(), 0);
+    add(&mut first, &record("a.org")[..50]);
+    assert_eq!(first.add(&[], true, NOW + SECOND), FirstVerdict::Deny);
+}
+
+#[test]
+fn bytes_that_may_go_stay_until_the_socket_takes_them() {
+    let mut first = first_bytes();
+    let hello = record("a.org");
+    assert_eq!(first.add(&hello, false, NOW), FirstVerdict::Pass);
+    first.sent(100);
+    assert_eq!(first.passed(), &hello[100..]);
+    assert_eq!(first.egress.state().waiting, hello.len() - 100);
+    let egress = Arc::clone(&first.egress);
+    drop(first);
+    assert_eq!(egress.state().waiting, 0);
+}
