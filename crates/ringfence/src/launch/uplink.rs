@@ -197,10 +197,12 @@ impl Uplink {
                 let recorded_as = self.records.are_wanted().then(|| self.name.clone());
                 PolicyHead::of(policy, recorded_as, self.records.learns())
             }),
+            outbound: Default::default(),
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: true,
             relay: Some(RelayTo::Loopback),
+            captures: false,
             verbose,
         }
     }
