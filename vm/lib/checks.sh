@@ -1,9 +1,10 @@
 # The checks of a scenario. Each is one line to the harness; what they say is in vm/README.md.
+# Scenarios of clients/ use them, too, and write their results to a file.
 
-RESULTS=/dev/ttyS1
+RESULTS=${RESULTS:-/dev/ttyS1}
 
 say() {
-    echo "$*" >$RESULTS
+    echo "$*" >>$RESULTS
     echo "$(uptime_now) $*"
 }
 

@@ -47,7 +47,7 @@ beside sh -c '
     "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
 ' "$traffic" "$share"
 
-"$ringfence" passt --one-off --socket /dev/shm/passt.socket --log-file "$share/passt.log" --debug \
+"$ringfence" passt --one-off --socket /dev/shm/passt.socket --log-file "$share/uplink.log" --debug \
     -t 8080:7002 -D 127.0.0.1 -S test --map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80
 exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket \
     -device virtio-net-pci,netdev=card,mac=52:54:00:12:34:56

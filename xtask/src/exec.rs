@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -67,6 +68,15 @@ impl Cmd {
         } else {
             Err(text(&output.stderr))
         })
+    }
+
+    /// Runs the command with its output in a new file. Returns its exit status: 128 and the number for a signal.
+    pub(crate) fn run_to_file(&self, directory: &Path, output: &Path) -> io::Result<i32> {
+        let file = std::fs::File::create(output)?;
+        let mut command = self.build(directory);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let status = command.status()?;
+        Ok(status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1))
     }
 
     /// Runs a `cargo test`, passes its output on line by line, and counts its tests.

@@ -6,9 +6,11 @@
 //! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
+//! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
 //! * `vm`: tests on machines under emulation ([`vm`]).
 
 mod attack;
+mod clients;
 mod exec;
 mod mutate;
 mod packages;
@@ -56,6 +58,11 @@ enum Command {
     Attack(attack::AttackArgs),
     /// Remove each guard in xtask/mutations.toml and require that its test fails
     Mutate(mutate::MutateArgs),
+    /// Run Podman and RootlessKit with Ringfence in the place of pasta, and with pasta
+    ///
+    /// Needs root and debootstrap, which installs a Debian system below the target directory; the versions of
+    /// RootlessKit that Debian does not have need Go. clients/README.md explains scenarios.
+    Clients(clients::ClientsArgs),
     /// Run tests on whole machines under emulation: Xen with its guests, or a plain Linux kernel
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
@@ -104,6 +111,8 @@ fn main() -> ExitCode {
         Command::Attack(args) => repository_root().and_then(|root| attack::run(&args, &root)),
         Command::Mutate(args) => repository_root()
             .and_then(|root| mutate::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Clients(args) => repository_root()
+            .and_then(|root| clients::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {

@@ -78,6 +78,8 @@ pub(crate) static PATCH: Tool = debian("patch", "patch");
 pub(crate) static BC: Tool = debian("bc", "bc");
 /// Header of libelf for the kernel's build.
 pub(crate) static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
+/// Installer of the Debian system of `cargo xtask clients`.
+pub(crate) static DEBOOTSTRAP: Tool = debian("debootstrap", "debootstrap");
 /// Programs that the step `local` runs, inside guests, around them and on disks.
 pub(crate) static LOCAL_PROGRAMS: [Tool; 36] = [
     debian("ip", "iproute2"),

@@ -20,8 +20,8 @@ mod module;
 mod overlay;
 mod program;
 mod report;
-mod results;
-mod scenario;
+pub(crate) mod results;
+pub(crate) mod scenario;
 mod window_driver;
 pub(crate) mod window_xen;
 

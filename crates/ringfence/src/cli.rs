@@ -35,6 +35,7 @@ use crate::launch::{
 use crate::names::{parse_name, parse_switch_name};
 use crate::pasta::args::PastaArgs;
 use crate::pasta::passt_args::PasstArgs;
+use crate::pasta::pesto::PestoArgs;
 use crate::pasta::slirp_args::SlirpArgs;
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
@@ -81,6 +82,7 @@ pub enum Command {
     Status(StatusArgs),
     Pasta(Box<PastaArgs>),
     Passt(Box<PasstArgs>),
+    Pesto(PestoArgs),
     Slirp4netns(Box<SlirpArgs>),
     Hub(HubArgs),
     /// Check, explain, print and replace egress policies

@@ -9,7 +9,7 @@
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
-//! * [`pasta`]: `ringfence pasta`, `passt` and `slirp4netns`, and the programs of these names.
+//! * [`pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
 //!
@@ -76,7 +76,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Err(error) => fail(&causes::causes(&error)),
         },
         // Their own parsers run before this one.
-        Command::Pasta(_) | Command::Passt(_) | Command::Slirp4netns(_) => {
+        Command::Pasta(_) | Command::Passt(_) | Command::Pesto(_) | Command::Slirp4netns(_) => {
             start_by_name(std::env::args_os).unwrap_or(STATUS_FAILED)
         }
         Command::Completions { shell } => {
@@ -125,6 +125,9 @@ pub fn start_by_name<W: Iterator<Item = std::ffi::OsString>>(words: impl Fn() ->
     }
     if let Some(arguments) = pasta::arguments(pasta::passt::NAME, words()) {
         return Some(pasta::passt::main(&arguments));
+    }
+    if let Some(arguments) = pasta::arguments(pasta::pesto::NAME, words()) {
+        return Some(pasta::pesto::main(&arguments));
     }
     let arguments = pasta::arguments(pasta::slirp4netns::NAME, words())?;
     Some(pasta::slirp4netns::main(&arguments))

@@ -241,10 +241,13 @@ fn failure_is_one_line_and_status_1() {
         ("-t 127.0.0.1/8081:80", "-t 127.0.0.1/8081:80: cannot listen at 127.0.0.1:8081/tcp"),
         ("-t 192.0.2.99/8082", "cannot listen at 192.0.2.99:8082/tcp"),
         ("-t all", "-t all: "),
-        ("-U 80", "-U 80:80: "),
+        ("-U auto", "-U auto: "),
+        ("-o 192.0.2.99", "--outbound 192.0.2.99: the host has no such address"),
+        ("--outbound-if4 nothere", "--outbound-if4 nothere"),
         ("-i nothere", "--interface nothere"),
         ("-P /nothere/pid", "--pid /nothere/pid"),
-        ("--pcap file", "--pcap is not supported"),
+        ("--pcap /nothere/file", "--pcap /nothere/file"),
+        ("--fqdn name", "--fqdn is not supported"),
         ("--mtu many", "invalid value 'many'"),
     ] {
         let target = if arguments.contains("netns") { "" } else { &pid };
@@ -334,6 +337,71 @@ fn protocol_that_is_switched_off_is_not_carried() {
 }
 
 #[test]
+fn connections_have_the_source_address_and_interface_of_the_options() {
+    let world = world!();
+    world.cable("wan1", "out1").succeed(MOMENT);
+    let set_up = "ip addr add 192.0.2.3/24 dev wan0; ip addr add 203.0.113.2/24 dev wan1; ip link set wan1 up";
+    world.host(&["sh", "-ec", set_up]).succeed(MOMENT);
+    let set_up = "ip addr add 203.0.113.1/24 dev out1; ip link set out1 up";
+    world.outside(&["sh", "-ec", set_up]).succeed(MOMENT);
+    let servers =
+        [world.server("tcp_server", FAR_V4, 7000), world.server("udp_server", FAR_V4, 7001)];
+    let script = format!(
+        "ip -o -4 address show scope global; python3 peer.py tcp_client {FAR_V4} 7000; \
+         python3 peer.py udp_client {FAR_V4} 7001; ping -c 1 -W 5 {FAR_V4} >/dev/null && echo pinged"
+    );
+    // The second interface has no route to the servers, so the host's main table would not choose it.
+    let route = "ip route add default via 203.0.113.1 dev wan1 metric 1000";
+    world.host(&["sh", "-ec", route]).succeed(MOMENT);
+    for (options, own, client) in [
+        ("-o 192.0.2.3", "192.0.2.2/24", "192.0.2.3"),
+        ("--outbound-if4 wan1", "203.0.113.2/24", "203.0.113.2"),
+        ("--outbound-if4 wan1 -i wan0", "192.0.2.2/24", "203.0.113.2"),
+    ] {
+        let words = ["./pasta", "--config-net", "-4"].into_iter().chain(options.split(' '));
+        let words: Vec<_> = words.chain(["--", "sh", "-ec", &script]).collect();
+        let output = world.host(&words).succeed(LONG);
+        assert!(output.contains(own) && output.contains("pinged"), "{options}: {output}");
+        assert_eq!(output.matches("equal").count(), 2, "{options}: {output}");
+        for server in &servers {
+            let said = server.stdout.text();
+            let last = said.lines().rfind(|line| line.starts_with("client")).unwrap_or_default();
+            assert_eq!(last, format!("client {client}"), "{options}: {said}");
+        }
+    }
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn packets_in_both_directions_are_captured_into_a_file() {
+    let world = world!();
+    let server = world.server("tcp_server", FAR_V4, 7000);
+    let script = format!("python3 peer.py tcp_client {FAR_V4} 7000");
+    let words = ["./pasta", "--config-net", "-p", "packets", "--", "sh", "-ec", &script];
+    world.host(&words).succeed(LONG);
+    server.end();
+    let bytes = std::fs::read(world.file("packets")).unwrap();
+    let field = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!((field(0), field(20)), (0xa1b2_c3d4, 1));
+    let (mut at, mut sent, mut received) = (24, 0, 0);
+    while at < bytes.len() {
+        let len = field(at + 8) as usize;
+        let frame = &bytes[at + 16..at + 16 + len];
+        // IPv4 and TCP, from or to port 7000 of the server.
+        if frame[12..14] == [8, 0] && frame[23] == 6 {
+            let payload = len - 14 - 20 - usize::from(frame[46] >> 4) * 4;
+            match frame[26..30] == [198, 51, 100, 1] {
+                true => received += payload,
+                false => sent += payload,
+            }
+        }
+        at += 16 + len;
+    }
+    let noise = usize::try_from(world.file("noise").metadata().unwrap().len()).unwrap();
+    assert!(sent >= noise && received > noise, "{sent} and {received} of {noise} bytes");
+}
+
+#[test]
 fn host_without_network_still_gets_an_interface() {
     let world = world!();
     let script = "ip link set wan0 down; ./pasta --config-net -- ip -o address show tap0";
@@ -383,14 +451,14 @@ fn alternatives_give_and_take_the_names() {
         command.output().unwrap()
     };
     assert!(run("install").status.success());
-    for name in ["pasta", "passt"] {
+    for name in ["pasta", "passt", "pesto"] {
         let program = path("bin").join(name);
         let version = std::process::Command::new(program).arg("--version").output().unwrap();
         let expected = format!("{name} (Ringfence)");
         assert!(String::from_utf8_lossy(&version.stdout).starts_with(&expected), "{version:?}");
     }
     assert!(run("remove").status.success());
-    assert!(!path("bin/pasta").exists() && !path("bin/passt").exists());
+    assert!(["pasta", "passt", "pesto"].iter().all(|name| !path("bin").join(name).exists()));
     std::fs::write(path("bin/pasta"), "of another package").unwrap();
     let refused = run("install");
     assert!(!refused.status.success(), "{refused:?}");
@@ -430,9 +498,9 @@ fn container_of_podman_4_is_connected_as_by_slirp4netns() {
         "--enable-sandbox",
         "--enable-seccomp",
         "--enable-ipv6",
+        "--outbound-addr",
     ] {
         assert!(help.contains(option), "Podman looks for {option} in the help: {help}");
     }
-    assert!(!help.contains("--outbound-addr"), "{help}");
     servers.into_iter().for_each(|server| drop(server.end()));
 }

@@ -61,6 +61,11 @@ fn is_unserved(run: impl Fn(&[&str]) -> Running, address: &str, port: &str) -> b
     run(&["python3", "peer.py", "unserved", address, port]).succeed(LONG).contains("refused")
 }
 
+/// Returns `true` if no server answers to datagrams at the port.
+fn is_unanswered(run: impl Fn(&[&str]) -> Running, address: &str, port: &str) -> bool {
+    run(&["python3", "peer.py", "udp_unserved", address, port]).succeed(LONG).contains("refused")
+}
+
 /// Starts slirp4netns with an API socket, and waits until the network is usable.
 fn start_slirp4netns(world: &World, pid: &str) -> Running {
     let script =
@@ -177,7 +182,11 @@ fn automatic_ports_follow_the_listeners_of_the_namespace() {
     // A client tries again until the next scan has found the listener.
     assert!(is_reached(outside, "tcp_client", HOST_V4, "8081"));
     assert!(is_reached(outside, "tcp_client", HOST_V6, "8081"));
-    assert!(is_reached(outside, "udp_client", HOST_V4, "5353"));
+    let is_open = || {
+        let client = outside(&["python3", "peer.py", "udp_client", HOST_V4, "5353"]);
+        client.finish(LONG).status == Some(0)
+    };
+    assert!(eventually(LONG, is_open), "the UDP port is not open");
     assert!(is_refused(outside, HOST_V4, "8082"));
     servers.into_iter().for_each(|server| drop(server.end()));
     let is_closed = || {
@@ -236,6 +245,37 @@ fn server_at_the_namespaces_loopback_is_reached_from_the_hosts_loopback_only() {
 }
 
 #[test]
+fn udp_server_at_the_namespaces_loopback_is_reached_from_the_hosts_loopback_only() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let pasta = start_pasta(&world, &pid, &["--host-lo-to-ns-lo", "-u", "5353:53"]);
+    inside(&world, &pid, &["ip", "link", "set", "lo", "up"]).succeed(LONG);
+    let (host, outside) =
+        (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
+    let serve = |address: &str| {
+        let server = inside(&world, &pid, &["python3", "peer.py", "udp_server", address, "53"]);
+        server.wait_for_output("listening");
+        server
+    };
+    for address in ["127.0.0.1", "::1"] {
+        let server = serve(address);
+        assert!(is_reached(host, "udp_client", address, "5353"), "{address}");
+        let said = server.end().stdout;
+        assert!(said.contains(&format!("client {address}\n")), "{address}: {said}");
+    }
+    let server = serve("127.0.0.1");
+    assert!(is_unanswered(outside, HOST_V4, "5353"));
+    server.end();
+    // Every other server is reached as well: through the interface.
+    let server = serve(HOST_V4);
+    assert!(is_reached(host, "udp_client", "127.0.0.1", "5353"));
+    assert!(is_reached(outside, "udp_client", HOST_V4, "5353"));
+    server.end();
+    assert_eq!(pasta.end().status, Some(0));
+    drop(child);
+}
+
+#[test]
 fn namespaces_loopback_is_not_reached_without_the_option() {
     let world = world!();
     let (child, pid) = child_with_namespaces(&world);
@@ -285,5 +325,83 @@ fn port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option() {
     assert!(is_refused(inner, "127.0.0.1", "7001"));
     assert_eq!(pasta.end().status, Some(0));
     servers.into_iter().for_each(|(_, server)| drop(server.end()));
+    drop(child);
+}
+
+#[test]
+fn udp_port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let (host, outside) =
+        (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
+    let inner = |words: &[&str]| inside(&world, &pid, words);
+    let servers = ["127.0.0.1", "::1"].map(|address| {
+        let server = host(&["python3", "peer.py", "udp_server", address, "7000"]);
+        server.wait_for_output("listening");
+        (address, server)
+    });
+    let pasta = start_pasta(&world, &pid, &["-U", "7001-7002:7000-7001"]);
+    for (address, server) in &servers {
+        // Datagrams of every length, each answered to the client that sent it.
+        assert!(is_reached(inner, "udp_client", address, "7001"), "{address}");
+        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+        // Neither another port of the host, nor a port without a server.
+        for port in ["7000", "7002"] {
+            assert!(is_unanswered(inner, address, port), "{address} {port}");
+        }
+    }
+    // The ports are the namespace's own.
+    assert!(is_unanswered(host, "127.0.0.1", "7001"));
+    assert!(is_unanswered(outside, HOST_V4, "7001"));
+    assert_eq!(pasta.end().status, Some(0));
+    let pasta = start_pasta(&world, &pid, &[]);
+    assert!(is_unanswered(inner, "127.0.0.1", "7001"));
+    assert_eq!(pasta.end().status, Some(0));
+    servers.into_iter().for_each(|(_, server)| drop(server.end()));
+    drop(child);
+}
+
+#[test]
+fn ports_are_added_listed_and_removed_by_pesto() {
+    let world = world!();
+    std::os::unix::fs::symlink(world.lab.program(), world.file("pesto")).unwrap();
+    let (child, pid) = child_with_namespaces(&world);
+    let pasta = start_pasta(&world, &pid, &["--conf-path", "pasta.sock", "-t", "none"]);
+    let servers = [("tcp_server", "80"), ("udp_server", "53")].map(|(mode, port)| {
+        let server = inside(&world, &pid, &["python3", "peer.py", mode, "::", port]);
+        server.wait_for_output("listening");
+        server
+    });
+    let (host, outside) =
+        (|words: &[&str]| world.host(words), |words: &[&str]| world.outside(words));
+    let pesto = |line: &str| {
+        let words = std::iter::once("./pesto").chain(line.split(' ')).chain(["pasta.sock"]);
+        world.host(&words.collect::<Vec<_>>()).finish(LONG)
+    };
+    assert!(is_refused(outside, HOST_V4, "8080"));
+    // As Podman 6 and RootlessKit 3 call it.
+    for line in ["--add -t 0.0.0.0/8080:80 -t [::]/8080:80", "-A --udp-ports=0.0.0.0/5353:53"] {
+        let ended = pesto(line);
+        assert_eq!((ended.status, ended.stdout.as_str()), (Some(0), ""), "{ended:?}");
+    }
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "8080"));
+    assert!(is_reached(outside, "tcp_client", HOST_V6, "8080"));
+    assert!(is_reached(outside, "udp_client", HOST_V4, "5353"));
+    assert!(is_reached(host, "tcp_client", "127.0.0.1", "8080"));
+    let listed = pesto("--show").stdout;
+    assert_eq!(listed, "tcp 0.0.0.0 8080 -> 80\ntcp :: 8080 -> 80\nudp 0.0.0.0 5353 -> 53\n");
+    // One port of several is taken: none is added.
+    let ended = pesto("--add -t 0.0.0.0/8079-8080:80-81");
+    assert_eq!(ended.status, Some(1), "{ended:?}");
+    assert!(ended.stderr.starts_with("pesto: ") && ended.stderr.contains("8080"), "{ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert_eq!(pesto("--show").stdout, listed);
+    assert_eq!(pesto("--delete -t 0.0.0.0/8080:80 -u 0.0.0.0/5353:53").status, Some(0));
+    assert!(is_refused(outside, HOST_V4, "8080"));
+    assert!(is_reached(outside, "tcp_client", HOST_V6, "8080"));
+    assert_eq!(pesto("--delete -t 0.0.0.0/8080:80").status, Some(1));
+    assert_eq!(pesto("--show").stdout, "tcp :: 8080 -> 80\n");
+    assert_eq!(pasta.end().status, Some(0));
+    servers.into_iter().for_each(|server| drop(server.end()));
     drop(child);
 }

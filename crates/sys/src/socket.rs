@@ -93,6 +93,15 @@ pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Leaves the choice of the port to `connect` when a socket is bound to an address only (`IP_BIND_ADDRESS_NO_PORT`).
+///
+/// # Errors
+///
+/// Returns the kernel's error.
+pub fn set_bind_without_port(socket: impl AsFd) -> io::Result<()> {
+    set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
 fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     let mut vars = [0u32; MEMINFO_VARS];
     let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);

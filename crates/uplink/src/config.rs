@@ -16,6 +16,8 @@ pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
 pub const UDP_FLOWS_MAX: usize = 4096;
 /// Maximum of relays of one engine.
 const RELAYS_MAX: usize = 1024;
+/// Maximum of clients of one engine whose datagrams are relayed.
+const DATAGRAM_RELAYS_MAX: usize = 256;
 /// Default maximum of concurrent ICMP echo flows. Each holds a descriptor.
 pub const ICMP_FLOWS_MAX: usize = 256;
 
@@ -74,6 +76,9 @@ pub struct Config {
     pub icmp_flows_max: usize,
     /// Maximum of relays ([`crate::relay`]); more connections take the way through the link.
     pub relays_max: usize,
+    /// Maximum of clients at the guest's loopback whose datagrams are relayed ([`crate::forward::Destination::Host`]);
+    /// beyond it the one idle longest is evicted. Each holds a descriptor.
+    pub datagram_relays_max: usize,
     /// Addresses and services of the guest's network.
     pub guest: GuestNetwork,
     /// Protocols that are not carried or answered.
@@ -125,6 +130,7 @@ impl Default for Config {
             udp_flows_max: UDP_FLOWS_MAX,
             icmp_flows_max: ICMP_FLOWS_MAX,
             relays_max: RELAYS_MAX,
+            datagram_relays_max: DATAGRAM_RELAYS_MAX,
             guest: GuestNetwork::default(),
             left_out: LeftOut::default(),
             share: Share::default(),

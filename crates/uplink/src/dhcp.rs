@@ -5,7 +5,7 @@ use core::net::Ipv4Addr;
 use ringfence_offload::checksum::{Accumulator, never_zero};
 use ringfence_offload::packet::protocol;
 
-use dhcproto::v4::{DhcpOption, HType, Message, MessageType, Opcode, OptionCode};
+use dhcproto::v4::{DhcpOption, DhcpOptions, HType, Message, MessageType, Opcode, OptionCode};
 use dhcproto::{Decodable, Decoder, Encodable, Name};
 
 use crate::context::Context;
@@ -17,6 +17,8 @@ pub(crate) const SERVER: u16 = 67;
 const CLIENT: u16 = 68;
 /// Length of the longest message that is read, in bytes.
 const MESSAGE_MAX: usize = 1500;
+/// Length of an Ethernet address in bytes.
+const MAC_LEN: u8 = 6;
 /// Lease time in seconds.
 const LEASE: u32 = 24 * 3600;
 
@@ -32,7 +34,9 @@ pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let Ok(request) = Message::decode(&mut Decoder::new(bytes)) else {
         return context.counters.drop_malformed.add(1);
     };
-    if request.opcode() != Opcode::BootRequest || request.htype() != HType::Eth {
+    // A longer address would be read beyond its field.
+    let has_address = request.htype() == HType::Eth && request.hlen() == MAC_LEN;
+    if request.opcode() != Opcode::BootRequest || !has_address {
         return context.counters.drop_malformed.add(1);
     }
     let Some(answer) = answer(&request, context) else { return };
@@ -69,14 +73,12 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
         _ => return None,
     };
     let server = server(context)?;
-    let mut answer = Message::default();
+    // Each constructor chooses a random id. In a statically linked program that opens a file, which the sandbox refuses.
+    let mut answer = request.clone();
     let has_own = matches!(request.opts().msg_type(), Some(MessageType::Inform));
-    answer
-        .set_opcode(Opcode::BootReply)
-        .set_xid(request.xid())
-        .set_flags(request.flags())
-        .set_chaddr(request.chaddr())
-        .set_ciaddr(request.ciaddr());
+    let none = Ipv4Addr::UNSPECIFIED;
+    answer.set_opcode(Opcode::BootReply).set_hops(0).set_secs(0).set_yiaddr(none).set_siaddr(none);
+    answer.set_sname(&[]).set_fname(&[]).set_opts(DhcpOptions::default());
     let options = answer.opts_mut();
     options.insert(DhcpOption::MessageType(kind));
     options.insert(DhcpOption::ServerIdentifier(server));
@@ -155,7 +157,51 @@ pub(crate) fn udp_frame(
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::counters::UplinkCounters;
+    use crate::host::scripted::ScriptedHost;
+    use crate::share::Handoff;
+    use crate::{Config, Uplink};
+    use ringfence_offload::{Checksum, OffloadMeta};
+
+    /// Sends a DISCOVER whose hardware address has this length. Returns the counters.
+    fn discover(hlen: u8) -> Arc<UplinkCounters> {
+        let mut config = Config::default();
+        config.guest.addresses = vec![(Ipv4Addr::new(192, 0, 2, 2).into(), 24)];
+        let (counters, mac) = (Arc::<UplinkCounters>::default(), [2, 0, 0, 0, 0, 2]);
+        let host = Box::new(ScriptedHost::new(4).unwrap());
+        let none = Ipv4Addr::UNSPECIFIED;
+        let mut request = Message::new_with_id(7, none, none, none, none, &mac);
+        request.opts_mut().insert(DhcpOption::MessageType(MessageType::Discover));
+        let mut bytes = request.to_vec().unwrap();
+        bytes[2] = hlen;
+        let to_mac = config.mac;
+        let ends =
+            Ends { from_mac: mac, to_mac, from: none.into(), to: Ipv4Addr::BROADCAST.into() };
+        let mut frame = Vec::new();
+        udp_frame(&ends, (CLIENT, SERVER), &bytes, &mut frame).unwrap();
+        let mut uplink = Uplink::new(config, host, Arc::clone(&counters));
+        let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
+        uplink.accept_handoff(Handoff::Frame { bytes: frame, meta }, Duration::from_secs(1));
+        counters
+    }
+
+    #[test]
+    fn request_with_another_length_of_its_address_is_dropped() {
+        let answered = discover(6);
+        assert_eq!((answered.dhcp_answers.get(), answered.drop_malformed.get()), (1, 0));
+        for hlen in [0, 5, 7, 16, 17, 255] {
+            let dropped = discover(hlen);
+            assert_eq!(
+                (dropped.dhcp_answers.get(), dropped.drop_malformed.get()),
+                (0, 1),
+                "{hlen}"
+            );
+        }
+    }
 
     #[test]
     fn router_outside_of_the_network_has_routes_of_its_own() {

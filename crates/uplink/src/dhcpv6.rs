@@ -69,7 +69,9 @@ fn answer(request: &Message, context: &Context<'_>) -> Option<Message> {
     if matches!(asked.get(OptionCode::ServerId), Some(DhcpOption::ServerId(id)) if *id != own) {
         return None;
     }
-    let mut answer = Message::new_with_id(kind, request.xid());
+    // Each constructor chooses a random id first: see `crate::dhcp`.
+    let mut answer = request.clone();
+    answer.set_msg_type(kind).set_opts(DhcpOptions::new());
     let options = answer.opts_mut();
     options.insert(DhcpOption::ServerId(own));
     if let Some(client) = asked.get(OptionCode::ClientId) {

@@ -2,7 +2,7 @@
 //!
 //! See the [crate] for the order of calls in a round.
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::IpAddr;
 use core::time::Duration;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -30,6 +30,7 @@ use crate::replies::Replies;
 use crate::share::{Handoff, Share};
 use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
+use crate::udp::relay::DatagramRelays;
 
 /// Uplink of one guest: guest packets on one side, host sockets on the other.
 pub struct Uplink {
@@ -47,6 +48,7 @@ pub struct Uplink {
     icmp: Icmp,
     forwards: Forwards,
     relays: Relays,
+    datagram_relays: DatagramRelays,
     reassembly: Reassembly,
     advertisements: Advertisements,
     /// Frames and connections for other engines, with the engine's index.
@@ -76,6 +78,7 @@ impl Uplink {
         let udp = Udp::new(config.udp_flows_max);
         let icmp = Icmp::new(config.icmp_flows_max);
         let relays = Relays::new(config.relays_max);
+        let datagram_relays = DatagramRelays::new(config.datagram_relays_max);
         Uplink {
             config,
             egress,
@@ -89,6 +92,7 @@ impl Uplink {
             icmp,
             forwards: Forwards::default(),
             relays,
+            datagram_relays,
             reassembly: Reassembly::default(),
             advertisements: Advertisements::default(),
             handoffs: Vec::new(),
@@ -126,12 +130,19 @@ impl Uplink {
         self.forwards.add(socket, to, &mut context!(self, Duration::ZERO))
     }
 
-    /// Forwards datagrams of a bound socket to `guest`.
+    /// Forwards datagrams of a bound socket.
     ///
     /// # Errors
     ///
     /// Returns the host's error if it does not accept the socket.
-    pub fn forward_udp(&mut self, socket: OwnedFd, guest: SocketAddr) -> Result<ForwardId, Errno> {
+    pub fn forward_udp(&mut self, socket: OwnedFd, to: Destination) -> Result<ForwardId, Errno> {
+        let guest = match to {
+            Destination::Guest(guest) => guest,
+            Destination::Host(to) => {
+                let context = &mut context!(self, Duration::ZERO);
+                return self.datagram_relays.listen(socket, to, context);
+            }
+        };
         let id = self.udp.listen(socket, guest, &mut context!(self, Duration::ZERO))?;
         self.config.share.set_udp_forwards(self.udp.forwarded_ports());
         Ok(id)
@@ -140,22 +151,30 @@ impl Uplink {
     /// Closes the socket of a forwarded port. TCP connections that it has accepted stay. UDP associations of
     /// its clients end, because their answers left by that socket.
     pub fn remove_forward(&mut self, id: ForwardId) {
-        if id.0.kind == OwnerKind::TcpListener {
-            return self.forwards.remove(id);
+        match id.0.kind {
+            OwnerKind::TcpListener => return self.forwards.remove(id),
+            OwnerKind::RelayListener => return self.datagram_relays.unlisten(id),
+            _ => {}
         }
+        self.datagram_relays.unforward(id);
         self.udp.unlisten(id, &mut context!(self, Duration::ZERO));
         self.config.share.set_udp_forwards(self.udp.forwarded_ports());
     }
 
-    /// Relays connections from the host's loopback to forwarded ports. `refill` asks for sockets of the guest's
+    /// Relays connections from the host's loopback to forwarded ports, and datagrams if they lead to the guest's loopback.
+    /// `refill` asks for sockets of the guest's
     /// network, which arrive by [`add_relay_sockets`](Self::add_relay_sockets). The first ones come unasked.
     pub fn relay(&mut self, target: RelayTarget, refill: Refill) {
         self.relays.enable(target, refill);
+        if target == RelayTarget::Loopback {
+            self.datagram_relays.enable();
+        }
     }
 
     /// Adds sockets of the guest's network. None at all switches relays off.
     pub fn add_relay_sockets(&mut self, sockets: Vec<OwnedFd>) {
-        self.relays.add_sockets(sockets);
+        let streams = self.datagram_relays.take_sockets(sockets);
+        self.relays.add_sockets(streams);
     }
 
     /// Handles the frames at the given indices of a batch. Nothing refers to the batch after the return.
@@ -362,6 +381,9 @@ impl Uplink {
                 OwnerKind::TcpListener => self.forwards.ready(ready),
                 OwnerKind::Addresses => self.close_forbidden(now),
                 OwnerKind::Relay => self.relays.ready(ready),
+                OwnerKind::RelayListener | OwnerKind::RelayClient => {
+                    self.datagram_relays.ready(ready);
+                }
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
@@ -371,6 +393,7 @@ impl Uplink {
             let context = &mut context!(self, now);
             crate::forward::open(accepted, &mut self.tcp, &mut self.handoffs, context);
         }
+        let more = more + self.datagram_relays.run(&mut self.udp, &mut context!(self, now));
         Ok(count + more)
     }
 
@@ -424,6 +447,7 @@ impl Uplink {
     pub fn run_timers(&mut self, now: Duration) {
         self.tcp.run_timers(&mut context!(self, now));
         self.udp.run_timers(&mut context!(self, now));
+        self.datagram_relays.run_timers(&mut context!(self, now));
         self.icmp.run_timers(&mut context!(self, now));
         self.reassembly.forget(&context!(self, now));
         self.advertisements.run_timers(&mut context!(self, now));
@@ -434,6 +458,7 @@ impl Uplink {
         let all = [
             self.tcp.deadline(),
             self.udp.deadline(),
+            self.datagram_relays.deadline(),
             self.icmp.deadline(),
             self.reassembly.deadline(),
             self.advertisements.deadline(),
@@ -452,7 +477,11 @@ impl Uplink {
                 &mut self.handoffs,
                 &mut context!(self, now),
             );
-            more |= self.udp.output(link, &mut context!(self, now));
+            let relays = &mut self.datagram_relays;
+            more |= self.udp.output(link, relays, &mut context!(self, now));
+            if relays.take_need_of_sockets() {
+                self.relays.request_sockets();
+            }
             more |= self.icmp.output(link, &mut context!(self, now));
             more |= self.tcp.output(link, &mut context!(self, now));
             // Flows that ended during output left resets.

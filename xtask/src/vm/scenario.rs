@@ -112,15 +112,18 @@ pub(super) fn find(folder: &Path, kinds: &[Kind]) -> anyhow::Result<Vec<Scenario
     Ok(scenarios)
 }
 
+/// Returns a field of the comment at the top of a script.
+pub(crate) fn field<'a>(text: &'a str, key: &str) -> anyhow::Result<&'a str> {
+    let mut head = text.lines().take_while(|line| line.starts_with('#'));
+    let value =
+        head.find_map(|line| line.strip_prefix("# ")?.strip_prefix(key)?.strip_prefix(": "));
+    value.map(str::trim).with_context(|| format!("lacks the line `# {key}: ...` at its top"))
+}
+
 fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     anyhow::ensure!(name.chars().all(plain), "a scenario's name is of a-z, 0-9 and -");
-    let field = |key: &str| {
-        let mut head = text.lines().take_while(|line| line.starts_with('#'));
-        let value =
-            head.find_map(|line| line.strip_prefix("# ")?.strip_prefix(key)?.strip_prefix(": "));
-        value.map(str::trim).with_context(|| format!("lacks the line `# {key}: ...` at its top"))
-    };
+    let field = |key: &str| field(text, key);
     let set = match field("set")? {
         "core" => Set::Core,
         "all" => Set::All,

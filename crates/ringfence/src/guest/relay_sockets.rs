@@ -11,19 +11,24 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use ringfence_sandbox::channel::{Channel, ChannelError};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, ipproto};
 
-/// Number of sockets of each family in one message.
-const NUMBER: usize = 16;
+/// Number of TCP and of UDP sockets of each family in one message.
+const NUMBERS: [(SocketType, Protocol, usize); 2] =
+    [(SocketType::STREAM, ipproto::TCP, 16), (SocketType::DGRAM, ipproto::UDP, 4)];
 
-/// Creates unconnected TCP sockets in the network namespace of this process. A family that it lacks is left out.
+/// Creates unconnected sockets in the network namespace of this process. A family that it lacks is left out.
 pub(crate) fn make() -> Vec<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let make = |family| {
-        rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).ok()
-    };
-    let families = [AddressFamily::INET, AddressFamily::INET6];
-    families.into_iter().flat_map(|family| (0..NUMBER).map_while(move |_| make(family))).collect()
+    let make =
+        |family, kind, protocol| rustix::net::socket_with(family, kind, flags, Some(protocol)).ok();
+    let mut made = Vec::new();
+    for family in [AddressFamily::INET, AddressFamily::INET6] {
+        for (kind, protocol, number) in NUMBERS {
+            made.extend((0..number).map_while(|_| make(family, kind, protocol)));
+        }
+    }
+    made
 }
 
 /// Answers an order for sockets with `report`.

@@ -177,10 +177,12 @@ impl Uplink {
             aliases: Vec::new(),
             allow_local: self.allow_local.clone(),
             policy: self.egress.head(),
+            outbound: Default::default(),
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: true,
             relay: Some(RelayTo::Loopback),
+            captures: false,
             verbose,
         }
     }

@@ -1,4 +1,5 @@
-//! API socket of slirp4netns: clients add, list and remove ports while the session runs.
+//! Socket by which clients add, list and remove ports while the session runs: `slirp4netns --api-socket`, and
+//! `pasta --conf-path`.
 //!
 //! A client connects, sends one request, shuts its direction down, and receives one reply
 //! ([`ringfence_uplink::hostfwd`]). The session's thread serves all clients, and no call blocks. At most
@@ -85,8 +86,8 @@ pub(crate) struct ApiServer {
 
 impl ApiServer {
     /// Creates the socket at `path`. A socket that an earlier process left there is replaced.
-    pub(crate) fn bind(path: &Path) -> anyhow::Result<ApiServer> {
-        let what = || format!("--api-socket {}", path.display());
+    pub(crate) fn bind(option: &str, path: &Path) -> anyhow::Result<ApiServer> {
+        let what = || format!("{option} {}", path.display());
         if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
             std::fs::remove_file(path).with_context(what)?;
         }
@@ -244,7 +245,7 @@ mod tests {
 
     fn server() -> (tempfile::TempDir, ApiServer) {
         let directory = tempfile::tempdir().unwrap();
-        let server = ApiServer::bind(&directory.path().join("api")).unwrap();
+        let server = ApiServer::bind("--api-socket", &directory.path().join("api")).unwrap();
         (directory, server)
     }
 
@@ -289,8 +290,8 @@ mod tests {
         let path = place.path().join("api");
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o077, 0, "{mode:o}");
-        ApiServer::bind(&path).unwrap();
+        ApiServer::bind("--api-socket", &path).unwrap();
         std::fs::write(place.path().join("file"), "kept").unwrap();
-        assert!(ApiServer::bind(&place.path().join("file")).is_err());
+        assert!(ApiServer::bind("--api-socket", &place.path().join("file")).is_err());
     }
 }

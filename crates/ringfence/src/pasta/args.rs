@@ -34,18 +34,7 @@ pub(crate) const WITHOUT_EFFECT: &[(Names, &str)] = &[
 
 /// Options that are refused, with the reason.
 pub(crate) const REFUSED: &[(Names, &str)] = &[
-    (("pcap", Some('p'), true), "packets are not captured: use tcpdump in the namespace"),
     (("stats", None, true), "the uplink prints no statistics"),
-    (("conf-path", Some('c'), true), "ports cannot be changed while it runs"),
-    (("outbound", Some('o'), true), "the routing table chooses the source address"),
-    (
-        ("outbound-if4", None, true),
-        "the routing table chooses the interface; -i only copies from one",
-    ),
-    (
-        ("outbound-if6", None, true),
-        "the routing table chooses the interface; -i only copies from one",
-    ),
     (("hostname", Some('H'), true), "DHCP offers no host name"),
     (("fqdn", None, true), "DHCP offers no host name"),
     (("splice-only", None, false), "the interface always exists"),
@@ -136,6 +125,18 @@ pub struct PastaArgs {
     /// Interface of the host whose addresses and routes are copied [default: that of the default route]
     #[arg(short, long, value_name = "NAME", value_parser = parse_interface, help_heading = SETTINGS)]
     pub interface: Option<String>,
+
+    /// Source address of connections to other hosts; one for IPv4, one for IPv6 [default: the routing table's choice]
+    #[arg(short, long, value_name = "IP", help_heading = HOST)]
+    pub outbound: Vec<IpAddr>,
+
+    /// Interface of the host by which all IPv4 leaves, and which is copied without -i [default: the routing table's choice]
+    #[arg(long, value_name = "NAME", value_parser = parse_interface, help_heading = HOST)]
+    pub outbound_if4: Option<String>,
+
+    /// The same for IPv6: the interface by which all of it leaves
+    #[arg(long, value_name = "NAME", value_parser = parse_interface, help_heading = HOST)]
+    pub outbound_if6: Option<String>,
 
     /// Copy only the default route
     #[arg(long, help_heading = SETTINGS)]
@@ -241,7 +242,7 @@ pub struct PastaArgs {
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = PORTS)]
     pub tcp_ns: Vec<PortSpec>,
 
-    /// UDP ports of the namespace's loopback that lead to the host's: only `none`
+    /// UDP ports of the namespace's loopback that lead to the host's, as with -T [default: none]
     #[arg(short = 'U', long, value_name = "SPEC", help_heading = PORTS)]
     pub udp_ns: Vec<PortSpec>,
 
@@ -252,6 +253,10 @@ pub struct PastaArgs {
     /// Let connections from the host's loopback take the way through the interface, as all others do
     #[arg(long, help_heading = PORTS)]
     pub no_splice: bool,
+
+    /// Unix socket at which `pesto` adds, lists and removes ports while it runs
+    #[arg(short, long, value_name = "PATH", help_heading = PORTS)]
+    pub conf_path: Option<PathBuf>,
 
     /// Listen also at addresses that the host does not have yet
     #[arg(long, help_heading = PORTS)]
@@ -268,6 +273,10 @@ pub struct PastaArgs {
     /// Write the process id to this file once the network is up
     #[arg(short = 'P', long, value_name = "FILE")]
     pub pid: Option<PathBuf>,
+
+    /// Write all packets of the interface to this file, in the format of tcpdump; at most 1 GiB
+    #[arg(short, long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
 
     /// Append messages to this file, in place of the system log
     #[arg(short, long, value_name = "FILE")]

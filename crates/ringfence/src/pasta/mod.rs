@@ -15,11 +15,13 @@
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.
 //! * `inside`: sockets of the namespace, for connections from loopback to loopback.
+//! * `outbound`: sources of the host's sockets.
 //! * `outward`: ports of the namespace that lead to the host.
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
 //! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket.
-//! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes; `api`: its API socket.
+//! * [`slirp4netns`], [`slirp_args`]: another command line for the same processes.
+//! * `api`: the socket by which clients change ports; [`pesto`]: such a client.
 //! * `messages`: standard error, log file, system log.
 //!
 //! With --foreground, and for a command, front and session are one process. Otherwise the session is a process of
@@ -34,9 +36,11 @@ mod machine;
 mod messages;
 pub mod namespace;
 mod network;
+mod outbound;
 mod outward;
 pub mod passt;
 pub mod passt_args;
+pub mod pesto;
 pub use ringfence_uplink::port_spec as ports;
 mod session;
 pub mod slirp4netns;

@@ -1,8 +1,10 @@
 //! Network of a namespace: the plan that follows from options and host, and the sockets of its ports.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence_sandbox::channel::Channel;
@@ -10,6 +12,7 @@ use ringfence_uplink::config::LeftOut;
 
 use super::args::PastaArgs;
 use super::auto::AutoPorts;
+use super::outbound;
 use super::ports::{Listen, PortSpec};
 use super::values::{AddressArg, OrNone};
 use crate::guest::{Address, UplinkInterface};
@@ -18,11 +21,15 @@ use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
-use crate::uplink::{Alias, BATCH, PolicyHead, RelayTo, UplinkConfig, UplinkSockets};
+use crate::uplink::{Alias, BATCH, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkSockets};
 
 /// Address and router of a namespace if the host has no address.
 const LONE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(169, 254, 2, 1), 16);
 const LONE_ROUTER_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 2, 2);
+/// Time for which ports may be taken at the start. A container that is started again has a new namespace at once, while
+/// the session of the one before still ends.
+const TAKEN_PATIENCE: Duration = Duration::from_millis(500);
+const TAKEN_INTERVAL: Duration = Duration::from_millis(5);
 /// Name of the interface if the host has none to copy.
 const INTERFACE_DEFAULT: &str = "tap0";
 
@@ -41,6 +48,8 @@ pub(crate) struct Network {
     aliases: Vec<Alias>,
     /// Options about name servers.
     wishes: NameServerWishes,
+    /// Sources of the host's sockets, IPv4 first.
+    outbound: [Outbound; 2],
 }
 
 /// Options about name servers.
@@ -106,14 +115,9 @@ pub(crate) type Listeners = (Vec<Forward>, Vec<OwnedFd>);
 impl Network {
     /// Plans the network from the options and the host's network.
     pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Network> {
-        let host = HostNetwork::read_only(args.interface.as_deref());
-        let host = host.context("looking at the host's network")?;
-        if let Some(name) = args.interface.as_ref().filter(|_| host.interfaces.is_empty()) {
-            bail!(
-                "--interface {name}: the host has no such interface that is up and has an address"
-            );
-        }
-        Network::of(args, host, resolver_of_host())
+        let mut network = Network::of(args, outbound::host_network(args)?, resolver_of_host())?;
+        network.outbound = outbound::sources(args)?;
+        Ok(network)
     }
 
     fn of(args: &PastaArgs, host: HostNetwork, resolver: Resolver) -> anyhow::Result<Network> {
@@ -156,6 +160,7 @@ impl Network {
             search,
             aliases,
             wishes: name_server_wishes,
+            outbound: Default::default(),
         };
         network.check_stand_ins()?;
         Ok(network)
@@ -212,10 +217,12 @@ impl Network {
             aliases: self.aliases.clone(),
             allow_local: args.allow_local.clone(),
             policy,
+            outbound: self.outbound.clone(),
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
             relay: relay(args),
+            captures: args.pcap.is_some(),
             verbose: args.debug || args.trace,
         }
     }
@@ -249,6 +256,7 @@ impl Network {
     /// Creates the sockets of all ports of `-t` and `-u`.
     pub(crate) fn listen(&self, args: &PastaArgs) -> anyhow::Result<Listeners> {
         let mut made: Vec<(Forward, OwnedFd)> = Vec::new();
+        let until = Instant::now() + TAKEN_PATIENCE;
         for (option, protocol, specs, is_off) in [
             ("-t", Protocol::Tcp, &args.tcp_ports, args.no_tcp),
             ("-u", Protocol::Udp, &args.udp_ports, args.no_udp),
@@ -263,7 +271,7 @@ impl Network {
                         .with_context(|| format!("{option} {listen}"))?;
                     continue;
                 }
-                self.open(args, protocol, listen, &mut made)
+                self.open(args, protocol, listen, until, &mut made)
                     .with_context(|| format!("{option} {listen}"))?;
             }
         }
@@ -305,6 +313,7 @@ impl Network {
         args: &PastaArgs,
         protocol: Protocol,
         listen: &Listen,
+        until: Instant,
         made: &mut Vec<(Forward, OwnedFd)>,
     ) -> anyhow::Result<()> {
         let addresses = self.addresses_of(protocol, listen)?;
@@ -320,9 +329,10 @@ impl Network {
                         (true, false) => Ok(rustix::net::sockopt::set_ipv6_freebind(socket, true)?),
                     }
                 };
-                let socket = forward::bind_with(protocol, (ip, port).into(), prepare);
                 let at = std::net::SocketAddr::from((ip, port));
-                let socket = socket.with_context(|| format!("cannot listen at {at}/{protocol}"))?;
+                let bind = || forward::bind_with(protocol, at, prepare);
+                let socket = bind_once_free(until, bind)
+                    .with_context(|| format!("cannot listen at {at}/{protocol}"))?;
                 let ipv6 = ip.is_ipv6();
                 made.push((Forward { protocol, ipv6, guest_port, outward: false }, socket));
             }
@@ -346,20 +356,36 @@ impl Network {
     }
 }
 
+/// Listens, and tries again until `until` if the port is taken.
+fn bind_once_free(
+    until: Instant,
+    bind: impl Fn() -> std::io::Result<OwnedFd>,
+) -> std::io::Result<OwnedFd> {
+    loop {
+        match bind() {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < until => {
+                std::thread::sleep(TAKEN_INTERVAL);
+            }
+            bound => return bound,
+        }
+    }
+}
+
 fn list(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     texts.join(" and ")
 }
 
-/// Sends the configuration, the TAP's queue and the listening sockets to the uplink process.
+/// Sends the configuration, the descriptors of the link and the listening sockets to the uplink process.
 pub(crate) fn hand_over(
     channel: &Channel,
     config: &UplinkConfig,
-    tap: OwnedFd,
+    link: &[OwnedFd],
     sockets: Vec<OwnedFd>,
 ) -> anyhow::Result<()> {
     use std::os::fd::AsFd;
-    channel.send(config, &[tap.as_fd()])?;
+    let fds: Vec<_> = link.iter().map(AsFd::as_fd).collect();
+    channel.send(config, &fds)?;
     for batch in sockets.chunks(BATCH) {
         let fds: Vec<_> = batch.iter().map(AsFd::as_fd).collect();
         channel.send(&UplinkSockets, &fds)?;
@@ -488,7 +514,9 @@ fn last_of_each_family(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> + '
 /// Returns the address to which connections from the host's loopback are relayed.
 pub(crate) fn relay(args: &PastaArgs) -> Option<RelayTo> {
     let to = if args.host_lo_to_ns_lo { RelayTo::Loopback } else { RelayTo::Own };
-    let has_ports = without_none(&args.tcp_ports).next().is_some();
+    let has_udp = args.host_lo_to_ns_lo && without_none(&args.udp_ports).next().is_some();
+    let has_tcp = without_none(&args.tcp_ports).next().is_some();
+    let has_ports = has_tcp || has_udp || args.conf_path.is_some();
     (has_ports && !args.no_splice).then_some(to)
 }
 

@@ -1,10 +1,10 @@
-//! Ports of the namespace's loopback that lead to the host's (`-T`).
+//! Ports of the namespace's loopback that lead to the host's (`-T`, `-U`).
 //!
 //! ```text
 //! session                       process in the namespace            uplink
 //!   Connection::outward     ──>   listens at 127.0.0.1 and ::1
 //!                           <──   Report::Outward + sockets
-//!   UplinkConfig::forwards  ───────────────────────────────────>    accepts, connects to the host's loopback, splices
+//!   UplinkConfig::forwards  ───────────────────────────────────>    accepts, connects to the host's loopback, splices; copies datagrams
 //! ```
 //!
 //! The sockets belong to the network of the namespace, so nobody else reaches them. The uplink accepts connections at
@@ -33,39 +33,40 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Port of the namespace and the port of the host to which it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OutwardPort {
+    protocol: Protocol,
     from: u16,
     to: u16,
 }
 
 /// Returns the ports that the options name.
 pub(super) fn ports(args: &PastaArgs) -> anyhow::Result<Vec<OutwardPort>> {
-    if let Some(listen) = without_none(&args.udp_ns).next() {
-        bail!(
-            "-U {listen}: UDP ports of the namespace's loopback do not lead to the host; use \
-             --map-host-loopback ADDRESS, or give `-U none`"
-        );
-    }
     let mut found = Vec::new();
-    for listen in without_none(&args.tcp_ns) {
-        check(args, listen)?;
-        found.extend(listen.ports().map(|(from, to, _)| OutwardPort { from, to }));
-        if found.len() > PORTS_MAX {
-            bail!("-T {listen}: more than {PORTS_MAX} ports cannot lead to the host");
+    for (option, protocol, specs, is_off) in [
+        ("-T", Protocol::Tcp, &args.tcp_ns, args.no_tcp),
+        ("-U", Protocol::Udp, &args.udp_ns, args.no_udp),
+    ] {
+        for listen in without_none(specs) {
+            if is_off {
+                bail!("{option} {listen}: the protocol is switched off");
+            }
+            check(option, listen)?;
+            let ports = listen.ports();
+            found.extend(ports.map(|(from, to, _)| OutwardPort { protocol, from, to }));
+            if found.len() > PORTS_MAX {
+                bail!("{option} {listen}: more than {PORTS_MAX} ports cannot lead to the host");
+            }
         }
     }
     Ok(found)
 }
 
-fn check(args: &PastaArgs, listen: &Listen) -> anyhow::Result<()> {
+fn check(option: &str, listen: &Listen) -> anyhow::Result<()> {
     let has_address = listen.mappings.iter().any(|mapping| mapping.address.is_some());
-    if args.no_tcp {
-        bail!("-T {listen}: the protocol is switched off");
-    }
     if listen.auto || listen.all {
-        bail!("-T {listen}: ports are not opened by themselves towards the host: name them");
+        bail!("{option} {listen}: ports are not opened by themselves towards the host: name them");
     }
     if listen.address.is_some() || listen.interface.is_some() || has_address {
-        bail!("-T {listen}: ports lead from the namespace's loopback to the host's only");
+        bail!("{option} {listen}: ports lead from the namespace's loopback to the host's only");
     }
     Ok(())
 }
@@ -81,14 +82,17 @@ pub(super) fn open(channel: &Channel, ports: &[OutwardPort]) -> Result<(), Strin
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         for port in ports {
             let at = SocketAddr::new(ip, port.from);
-            match forward::bind(Protocol::Tcp, at) {
+            match forward::bind(port.protocol, at) {
                 Ok(socket) => {
-                    let (protocol, ipv6, guest_port) = (Protocol::Tcp, ip.is_ipv6(), port.to);
+                    let (protocol, ipv6, guest_port) = (port.protocol, ip.is_ipv6(), port.to);
                     made.push((Forward { protocol, ipv6, guest_port, outward: true }, socket));
                 }
                 Err(error) if ip.is_ipv6() && lacks_family(&error) => {}
                 Err(error) => {
-                    return Err(format!("-T: cannot listen at {at} in the namespace: {error}"));
+                    return Err(format!(
+                        "cannot listen at {at}/{} in the namespace: {error}",
+                        port.protocol
+                    ));
                 }
             }
         }
@@ -143,6 +147,7 @@ mod tests {
         assert_eq!(found("-T none -U none 17").unwrap(), []);
         assert_eq!(found("-T 5555 17").unwrap(), [(5555, 5555)]);
         assert_eq!(found("-T 80-82:90-92,~81 17").unwrap(), [(80, 90), (82, 92)]);
+        assert_eq!(found("-U 53:5353 -T 80 17").unwrap(), [(80, 80), (53, 5353)]);
         for line in [
             "-T auto 17",
             "-T all 17",
@@ -151,7 +156,11 @@ mod tests {
             "-T 80:192.0.2.1/80 17",
             "-T 80 --no-tcp 17",
             "-T 1-2000 17",
-            "-U 53 17",
+            "-U auto 17",
+            "-U all 17",
+            "-U 127.0.0.1/53 17",
+            "-U 53 --no-udp 17",
+            "-T 1-600 -U 1-600 17",
         ] {
             assert!(found(line).is_err(), "{line}");
         }
@@ -162,10 +171,10 @@ mod tests {
         let (near, far) = Channel::pair().unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let from = free.local_addr().unwrap().port();
-        let refused = open(&far, &[OutwardPort { from, to: 7 }]);
+        let refused = open(&far, &[OutwardPort { protocol: Protocol::Tcp, from, to: 7 }]);
         assert!(refused.unwrap_err().contains(&format!("127.0.0.1:{from}")));
         drop(free);
-        open(&far, &[OutwardPort { from, to: 7 }]).unwrap();
+        open(&far, &[OutwardPort { protocol: Protocol::Tcp, from, to: 7 }]).unwrap();
         let mut listeners = Listeners::default();
         receive(&near, &mut listeners).unwrap();
         assert_eq!(listeners.0.len(), listeners.1.len());

@@ -25,6 +25,7 @@ use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
 use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
 use ringfence_sys::namespaces;
 use ringfence_sys::poll::{wait_any, wait_hung_up};
+use ringfence_uplink::link::capture::file_header;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
@@ -90,7 +91,7 @@ impl Session {
         let network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
-        let pid_file = args.pid.as_deref().map(create_pid_file).transpose()?;
+        let files = Files::create(args, &network)?;
         let run_as = run_as(args)?;
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
@@ -115,7 +116,8 @@ impl Session {
         let ports = RunningPorts::new(listeners.1.len());
         let link = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, listeners.0, egress.head());
-        let uplink = start_uplink(&config, (entry.socket, listeners.1), &egress, &mut messages)?;
+        let fds = std::iter::once(entry.socket).chain(files.capture).collect();
+        let uplink = start_uplink(&config, (fds, listeners.1), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
                 Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
@@ -126,7 +128,7 @@ impl Session {
         if let Some(file) = &entry.file {
             messages.summary(format_args!("listens at {}", file.path().display()));
         }
-        write_pid(pid_file)?;
+        write_pid(files.pid)?;
         let command = settle(target, entry.process)?;
         give_up_root(run_as)?;
         Ok(Session {
@@ -138,7 +140,7 @@ impl Session {
             stop: None,
             command,
             ports,
-            api: None,
+            api: files.api,
             auto,
             inside,
             network,
@@ -310,6 +312,28 @@ impl Session {
     }
 }
 
+/// Files that the options name, created with the user's rights.
+struct Files {
+    pid: Option<File>,
+    api: Option<ApiServer>,
+    /// File for captured packets.
+    capture: Option<OwnedFd>,
+}
+
+impl Files {
+    fn create(args: &PastaArgs, network: &Network) -> anyhow::Result<Files> {
+        let pid = args.pid.as_deref().map(create_pid_file).transpose()?;
+        let bind = |path: &std::path::PathBuf| {
+            let mut server = ApiServer::bind("--conf-path", path)?;
+            server.set_addresses(network.addresses());
+            Ok::<_, anyhow::Error>(server)
+        };
+        let api = args.conf_path.as_ref().map(bind).transpose()?;
+        let capture = args.pcap.as_deref().map(create_capture).transpose()?;
+        Ok(Files { pid, api, capture })
+    }
+}
+
 /// Way to the guest: its link, and the process and the files that belong to it.
 struct Entry {
     /// Queue of the TAP, or socket of a virtual machine.
@@ -439,14 +463,15 @@ fn receive_tap(
 
 fn start_uplink(
     config: &UplinkConfig,
-    (socket, listeners): (OwnedFd, Vec<OwnedFd>),
+    (link, listeners): (Vec<OwnedFd>, Vec<OwnedFd>),
     egress: &GuestEgress,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {
     let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
     let domain = DomainProcess::start(&spawn)?;
-    let sent = network::hand_over(domain.channel(), config, socket, listeners)
+    let sent = network::hand_over(domain.channel(), config, &link, listeners)
         .and_then(|()| Ok(egress.send_rules(domain.channel())?));
+    drop(link);
     match domain.channel().receive_within::<FromUplink>(START_TIMEOUT) {
         Ok((FromUplink::Up { link, remarks }, _)) => {
             messages.step(format_args!("the uplink runs over {}", printable(&link)));
@@ -484,6 +509,17 @@ fn create_pid_file(path: &Path) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o644);
     options.open(path).with_context(|| format!("--pid {}", path.display()))
+}
+
+/// Creates the file for captured packets, with its header. Other users cannot read it.
+fn create_capture(path: &Path) -> anyhow::Result<OwnedFd> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let made = options.open(path).and_then(|mut file| {
+        file.write_all(&file_header())?;
+        Ok(file)
+    });
+    Ok(made.with_context(|| format!("--pcap {}", path.display()))?.into())
 }
 
 fn write_pid(file: Option<File>) -> anyhow::Result<()> {

@@ -7,6 +7,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use anyhow::{Context, bail};
@@ -65,7 +66,7 @@ fn run(args: &SlirpArgs) -> anyhow::Result<u8> {
     let stop = take(args.exit_fd, "--exit-fd")?;
     let (pasta, target) = translate(args)?;
     let path = args.api_socket.as_ref().map(std::path::Path::new);
-    let api = path.map(ApiServer::bind).transpose()?;
+    let api = path.map(|path| ApiServer::bind("--api-socket", path)).transpose()?;
     let mut session = Session::start(&pasta, &target)?;
     session.stop_with(stop);
     session.serve_api(api);
@@ -77,28 +78,27 @@ fn run(args: &SlirpArgs) -> anyhow::Result<u8> {
 
 /// Translates the options to those of pasta.
 fn translate(args: &SlirpArgs) -> anyhow::Result<(super::args::PastaArgs, Target)> {
-    for (option, is_given, why) in [
-        (
-            "--outbound-addr",
-            args.outbound_addr.is_some(),
-            "the routing table chooses the source address",
-        ),
-        (
-            "--outbound-addr6",
-            args.outbound_addr6.is_some(),
-            "the routing table chooses the source address",
-        ),
-        ("--target-type", args.target_type != "netns", "only network namespaces are connected"),
-    ] {
-        if is_given {
-            bail!("{option} is not supported: {why}");
-        }
+    if args.target_type != "netns" {
+        bail!("--target-type is not supported: only network namespaces are connected");
     }
     let cidr = args.cidr;
     let mut words: Vec<OsString> = Vec::new();
     let mut add = |option: &str, value: &str| words.push(format!("{option}={value}").into());
     add("--address", &format!("{}/{}", cidr.address(100), cidr.prefix));
     add("--mtu", &args.mtu.min(crate::uplink::MTU_DEFAULT).to_string());
+    for (option, given, by_name, is_v4) in [
+        ("--outbound-addr", &args.outbound_addr, "--outbound-if4", true),
+        ("--outbound-addr6", &args.outbound_addr6, "--outbound-if6", false),
+    ] {
+        match given.as_ref().map(|given| (given, given.parse::<IpAddr>())) {
+            Some((given, Ok(ip))) if ip.is_ipv4() != is_v4 => {
+                bail!("{option} {given}: this is an address of the other family")
+            }
+            Some((given, Ok(_))) => add("--outbound", given),
+            Some((given, Err(_))) => add(by_name, given),
+            None => {}
+        }
+    }
     let [own, router, server] = IPV6;
     let mut networks = vec![(cidr.address(2).to_string(), cidr.address(3).to_string())];
     if args.enable_ipv6 {
@@ -175,9 +175,19 @@ mod tests {
     }
 
     #[test]
+    fn outbound_address_may_be_that_of_an_interface() {
+        let (pasta, _) =
+            read("--outbound-addr 192.0.2.9 --outbound-addr6 wan1 -6 17 tap0").unwrap();
+        assert_eq!(pasta.outbound[0].to_string(), "192.0.2.9");
+        assert_eq!((pasta.outbound_if4, pasta.outbound_if6.as_deref()), (None, Some("wan1")));
+    }
+
+    #[test]
     fn unsupported_and_malformed_arguments_are_refused() {
         for line in [
-            "--outbound-addr 10.0.0.1 17 tap0",
+            "--outbound-addr ::1 17 tap0",
+            "--outbound-addr6 10.0.0.1 17 tap0",
+            "--outbound-addr a/b 17 tap0",
             "--target-type bess 17 tap0",
             "--cidr 10.0.2.1/24 17 tap0",
             "--cidr 10.0.2.0/26 17 tap0",

@@ -110,12 +110,12 @@ pub struct SlirpArgs {
     #[arg(short, long, value_name = "PATH")]
     pub api_socket: Option<OsString>,
 
-    /// Not supported: the routing table chooses the source address
-    #[arg(long, value_name = "IP", hide = true)]
+    /// Source address of IPv4 to other hosts, or interface by which it leaves
+    #[arg(long, value_name = "IP|NAME")]
     pub outbound_addr: Option<String>,
 
-    /// Not supported: the routing table chooses the source address
-    #[arg(long, value_name = "IP", hide = true)]
+    /// The same for IPv6: source address, or interface
+    #[arg(long, value_name = "IP|NAME")]
     pub outbound_addr6: Option<String>,
 
     /// Not supported, unless it is `netns`

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{self, VhostError};
+use ringfence_uplink::link::capture::Capture;
 use ringfence_uplink::link::stream::{Clients, StreamLink};
 use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
@@ -140,6 +141,16 @@ impl Link {
     fn stream(clients: Clients, mtu: u16, system: &Arc<Counters>) -> Result<Made, LinkError> {
         let link = StreamLink::new(clients, mtu, FrameShape::default(), Arc::clone(system))?;
         Ok(Made { link: Link::Stream(link), remark: None })
+    }
+
+    /// From now on, the frames of the link are captured into a file. Returns `false` if the link has no capture.
+    pub(crate) fn capture(&mut self, file: OwnedFd) -> bool {
+        match self {
+            Link::Tap(link) => link.capture(Capture::new(file)),
+            Link::Stream(link) => link.capture(Capture::new(file)),
+            Link::Vhost(_) => return false,
+        }
+        true
     }
 
     /// Returns the name of the link for messages.

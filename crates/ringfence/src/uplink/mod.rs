@@ -54,6 +54,15 @@ pub struct Alias {
     pub host: IpAddr,
 }
 
+/// Source of one address family's sockets to other hosts, where it is not the routing table's choice.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outbound {
+    /// Address of the host.
+    pub address: Option<IpAddr>,
+    /// Name of an interface of the host.
+    pub interface: Option<String>,
+}
+
 /// Configuration of the uplink process. Comes with the queues of the TAP, or the socket of a virtual machine, and then
 /// the devices of the link, if it needs some. The sockets of `forwards` follow in messages of [`UplinkSockets`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +100,8 @@ pub struct UplinkConfig {
     pub allow_local: Vec<LocalPrefix>,
     /// Egress policy, if there is one. Its rules follow in messages of [`UplinkRules`].
     pub policy: Option<PolicyHead>,
+    /// Sources of sockets to other hosts, IPv4 first.
+    pub outbound: [Outbound; 2],
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
     /// Connections from the host's loopback to forwarded ports bypass the link. The launcher sends sockets of the
@@ -101,6 +112,8 @@ pub struct UplinkConfig {
     /// Protocols of the guest that are not carried or answered
     /// ([`LeftOut`](ringfence_uplink::config::LeftOut)).
     pub left_out: u8,
+    /// Set if the last descriptor is a file into which the frames of the link are captured.
+    pub captures: bool,
     /// Logs debug messages to standard error.
     pub verbose: bool,
 }

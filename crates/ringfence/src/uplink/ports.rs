@@ -330,10 +330,9 @@ fn add(
     socket: OwnedFd,
     to: Destination,
 ) -> Result<ForwardId, Errno> {
-    match (protocol, to) {
-        (Protocol::Tcp, to) => uplink.forward_tcp(socket, to),
-        (Protocol::Udp, Destination::Guest(guest)) => uplink.forward_udp(socket, guest),
-        (Protocol::Udp, Destination::Host(_)) => Err(Errno::OPNOTSUPP),
+    match protocol {
+        Protocol::Tcp => uplink.forward_tcp(socket, to),
+        Protocol::Udp => uplink.forward_udp(socket, to),
     }
 }
 

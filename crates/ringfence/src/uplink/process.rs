@@ -24,7 +24,7 @@ use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::config::LeftOut;
 use ringfence_uplink::egress::{Note, PolicyInForce};
 use ringfence_uplink::guest::GuestNetwork;
-use ringfence_uplink::host::real::{OwnAddresses, RealHost};
+use ringfence_uplink::host::real::{self, OwnAddresses, RealHost};
 use ringfence_uplink::relay::{self, RelayTarget};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::share::{Share, UdpForwards};
@@ -39,7 +39,7 @@ use super::orders::{self, Orders};
 use super::ports::{self, PortTable};
 use super::recorder::{self, Queue};
 use super::totals::TotalsSource;
-use super::{FromUplink, PolicyHead, RelayTo, UplinkConfig, UplinkRules, UplinkSockets};
+use super::{FromUplink, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkRules, UplinkSockets};
 use crate::driver::raise_descriptor_limit;
 
 /// Maximum time to busy-poll before the process sleeps.
@@ -63,6 +63,8 @@ enum Failure {
     NoTap,
     #[error("orders: a policy without its rules")]
     NoRules,
+    #[error("orders: packets of this link cannot be captured")]
+    NoCapture,
     #[error(transparent)]
     Policy(#[from] PolicyError),
     #[error(transparent)]
@@ -89,7 +91,7 @@ pub fn main() -> u8 {
 
 fn start(channel: &Channel) -> Result<(), Failure> {
     let (config, taps) = channel.receive::<UplinkConfig>()?;
-    let taps = taps.into_vec();
+    let mut taps = taps.into_vec();
     let mut sockets = Vec::new();
     while sockets.len() < config.forwards.len() {
         let (UplinkSockets, more) = channel.receive()?;
@@ -104,7 +106,13 @@ fn start(channel: &Channel) -> Result<(), Failure> {
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
     crate::log::to_stderr(config.verbose);
-    let made = make_links(&config, taps)?;
+    let capture = if config.captures { taps.pop() } else { None };
+    let mut made = make_links(&config, taps)?;
+    if let (Some(file), Some(first)) = (capture, made.first_mut())
+        && !first.link.capture(file)
+    {
+        return Err(Failure::NoCapture);
+    }
     // The links use sockets of a kind that cannot be opened later.
     let follow = |_| OwnAddresses::follow().map_err(Failure::OwnAddresses);
     let own = made.iter().map(follow).collect::<Result<Vec<_>, _>>()?;
@@ -178,7 +186,7 @@ fn serve(
     }
     remarks.extend(few_connections(&limits, made.len()));
     let counters: Vec<_> = own.iter().map(|_| Arc::<UplinkCounters>::default()).collect();
-    let mut engines = engines(&limits, own, &counters)?;
+    let mut engines = engines(&limits, own, &counters, &outbound(config))?;
     let totals = TotalsSource { counters, policy: Arc::clone(&limits.policy) };
     // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
@@ -291,7 +299,9 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let has_outward = config.forwards.iter().any(|forward| forward.outward);
     let relays = part(config.relay.is_some() || has_outward) / relay::DESCRIPTORS;
     limits.relays_max = limits.relays_max.min(relays);
-    let relays = limits.relays_max * relay::DESCRIPTORS;
+    let has_datagrams = config.relay == Some(RelayTo::Loopback) || has_outward;
+    limits.datagram_relays_max = limits.datagram_relays_max.min(part(has_datagrams));
+    let relays = limits.relays_max * relay::DESCRIPTORS + limits.datagram_relays_max;
     limits.fit(descriptors - later - relays, queues);
     limits
 }
@@ -312,6 +322,7 @@ fn engines(
     limits: &Config,
     own: Vec<OwnAddresses>,
     counters: &[Arc<UplinkCounters>],
+    outbound: &real::Outbound,
 ) -> Result<Vec<Uplink>, Failure> {
     let queues = own.len();
     let udp_forwards = Arc::<UdpForwards>::default();
@@ -319,12 +330,22 @@ fn engines(
         .zip(counters)
         .enumerate()
         .map(|(index, (own, counters))| {
-            let host = RealHost::new(Arc::clone(counters))?.with_own(own)?;
+            let mut host = RealHost::new(Arc::clone(counters))?.with_own(own)?;
+            host.set_outbound(outbound.clone());
             let mut config = limits.clone();
             config.share = Share::new(index, queues, Arc::clone(&udp_forwards));
             Ok(Uplink::new(config, Box::new(host), Arc::clone(counters)))
         })
         .collect()
+}
+
+/// Returns the sources of sockets to other hosts.
+fn outbound(config: &UplinkConfig) -> real::Outbound {
+    let [v4, v6] = config.outbound.clone().map(|source| {
+        let Outbound { address, interface } = source;
+        real::Source { address, interface }
+    });
+    real::Outbound { v4, v6 }
 }
 
 /// Returns remarks on functions that this system does not permit.

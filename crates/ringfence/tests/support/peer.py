@@ -163,6 +163,21 @@ def unserved(address, port):
     say("refused", "without an answer")
 
 
+def udp_unserved(address, port):
+    """That no datagram is answered there."""
+    client = socket.socket(family(address), socket.SOCK_DGRAM)
+    client.connect((address, port))
+    client.settimeout(1)
+    for _ in range(3):
+        try:
+            client.send(b"x")
+            client.recv(1)
+        except OSError:
+            continue
+        raise SystemExit(f"{address} {port} has answered")
+    say("refused", "without an answer")
+
+
 def several(address, port):
     """Connections at a time that also a user with few descriptors may hold."""
     many(address, port, 40)

@@ -16,6 +16,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // ringfence/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
+    // uplink/src/host/real/outbound.rs: source address of the guest's connections
     on(UPLINK | DAEMON, libc::SYS_bind, &[]),
     // sandbox/src/isolation/syscalls.rs: the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_brk, &[]),
@@ -164,6 +165,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/datagrams.rs: errors
     // uplink/src/host/real/tcp.rs: errors
     // uplink/src/relay.rs: address family of a socket
+    // uplink/src/udp/relay.rs: address family and type of a socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
     // sandbox/src/isolation/syscalls.rs: locks; abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_gettid, &[]),
@@ -388,6 +390,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
     // sys/src/datagrams.rs: errors and destination of a datagram
     // uplink/src/host/real/datagrams.rs: hop limit of a datagram
+    // uplink/src/host/real/outbound.rs: a port that is chosen by the connection
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IP)]),
     // sys/src/datagrams.rs: errors and destination of a datagram
     // uplink/src/host/real/datagrams.rs: hop limit of a datagram
@@ -408,6 +411,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
     // sys/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
+    // uplink/src/host/real/outbound.rs: interface of the guest's connections
+    on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_BINDTODEVICE)]),
     // nbd/src/client/link.rs: noticing that a server is gone
     // uplink/src/host/real/tcp.rs: dead peers
     on(UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_KEEPALIVE)]),
@@ -483,6 +488,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/relay.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
+    // uplink/src/link/capture.rs: frames that are captured
     // uplink/src/link/tap.rs: frames to a TAP
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device

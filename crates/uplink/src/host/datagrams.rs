@@ -35,6 +35,18 @@ pub trait DatagramHost {
         to: SocketAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 
+    /// Connects a UDP socket of the guest's network, which was created elsewhere, to `to`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error: no route to `to`.
+    fn connect_udp(
+        &mut self,
+        owner: Owner,
+        socket: OwnedFd,
+        to: SocketAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno>;
+
     /// Opens a socket for echo requests (ICMP or ICMPv6) to `to`. It has the identifier `id` if that is
     /// available. Messages sent and received begin with the ICMP header.
     ///

@@ -20,10 +20,14 @@ pub enum OwnerKind {
     Addresses = 7,
     /// Carries a connection between two sockets.
     Relay = 8,
+    /// Receives datagrams at the guest's loopback.
+    RelayListener = 9,
+    /// Carries the datagrams of one client of a [`RelayListener`](Self::RelayListener).
+    RelayClient = 10,
 }
 
 impl OwnerKind {
-    const ALL: [OwnerKind; 8] = [
+    const ALL: [OwnerKind; 10] = [
         OwnerKind::Tcp,
         OwnerKind::Udp,
         OwnerKind::Icmp,
@@ -32,6 +36,8 @@ impl OwnerKind {
         OwnerKind::Dns,
         OwnerKind::Addresses,
         OwnerKind::Relay,
+        OwnerKind::RelayListener,
+        OwnerKind::RelayClient,
     ];
 }
 

@@ -246,6 +246,15 @@ impl DatagramHost for ScriptedHost {
         Ok(Box::new(Echo::new(owner, false, &self.events)))
     }
 
+    fn connect_udp(
+        &mut self,
+        _owner: Owner,
+        _socket: OwnedFd,
+        _to: SocketAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        Err(Errno::ACCESS)
+    }
+
     fn adopt_udp(
         &mut self,
         _owner: Owner,

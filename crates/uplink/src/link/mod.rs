@@ -3,6 +3,7 @@
 //! * [`stream`]: a Unix stream socket of a virtual machine; many frames per system call.
 //! * [`tap`]: a TAP interface; one system call per frame.
 //! * [`vhost_net`]: kernel vhost-net; virtqueues in shared memory.
+//! * [`capture`]: frames of a link, written to a file.
 //!
 //! # Contract
 //!
@@ -14,6 +15,7 @@
 //! A committed frame is delivered or lost, as in any network; the link does not report which. A link
 //! without room returns no buffers, and signals room by its wait descriptor.
 
+pub mod capture;
 pub mod stream;
 pub mod tap;
 pub mod vhost_net;

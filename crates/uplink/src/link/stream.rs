@@ -41,6 +41,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags};
 
+use super::capture::Capture;
 use super::vhost_net::commit_all;
 use super::vhost_net::frames::{FrameRing, FrameShape};
 use super::{Committed, GuestLink, Slots};
@@ -90,6 +91,8 @@ pub struct StreamLink {
     /// Failure to be returned by the next call that can return one.
     fault: Option<Fault>,
     logged: u32,
+    /// File that gets a copy of each frame.
+    capture: Option<Capture>,
 }
 
 /// Result of one read.
@@ -135,6 +138,7 @@ impl StreamLink {
             system,
             fault: None,
             logged: 0,
+            capture: None,
         };
         match clients {
             Clients::Connected(socket) => link.connect(socket)?,
@@ -145,6 +149,11 @@ impl StreamLink {
             }
         }
         Ok(link)
+    }
+
+    /// From now on, the frames of the link are captured.
+    pub fn capture(&mut self, capture: Capture) {
+        self.capture = Some(capture);
     }
 
     /// Returns `true` while a client is connected.
@@ -234,6 +243,9 @@ impl StreamLink {
             len if len > frame_max => DropReason::Oversize,
             len => match push(batch, frame) {
                 Some(()) => {
+                    if let Some(capture) = &mut self.capture {
+                        capture.record_received(batch, batch.len().saturating_sub(1));
+                    }
                     self.counters.received(1, len as u64);
                     return Ok(Taken::Frame);
                 }
@@ -283,6 +295,10 @@ impl StreamLink {
                 return;
             }
             self.sent -= len;
+            if let Some(capture) = &mut self.capture {
+                let bytes = self.frames.bytes(&frame).get(MODERN_LEN..).unwrap_or_default();
+                capture.record(bytes.len(), |record| record.copy_from_slice(bytes));
+            }
             self.counters.sent(1, frame.frame_len() as u64);
             let finished = self.frames.hand_over().map(|number| self.frames.finish(number));
             debug_assert!(matches!(finished, Some(Ok(()))), "it was waiting");

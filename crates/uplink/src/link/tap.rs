@@ -15,9 +15,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::GuestLink;
+use crate::link::capture::Capture;
 use crate::link::{Committed, Slots};
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
+use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 
@@ -34,6 +36,8 @@ pub struct TapLink {
     system: Arc<Counters>,
     /// Failure to be returned by the next call that can return one.
     fault: Option<Fault>,
+    /// File that gets a copy of each frame.
+    capture: Option<Capture>,
 }
 
 impl TapLink {
@@ -52,20 +56,29 @@ impl TapLink {
     ) -> io::Result<TapLink> {
         let frames = FrameRing::new(shape)?;
         let port = TapPort::new(file.try_clone()?, offloads, mtu, Arc::clone(&system));
-        Ok(TapLink { port, file, frames, system, fault: None })
+        Ok(TapLink { port, file, frames, system, fault: None, capture: None })
+    }
+
+    /// From now on, the frames of the link are captured.
+    pub fn capture(&mut self, capture: Capture) {
+        self.capture = Some(capture);
     }
 
     /// Returns the ring of frames for the guest. Committed frames leave with the next [`flush`](Port::flush).
     pub fn frames(&mut self) -> &mut FrameRing {
         &mut self.frames
     }
-    /// Writes all committed frames.
+
     /// Writes the frames that wait.
     fn write_waiting(&mut self) -> Result<(), Fault> {
         while let Some(frame) = self.frames.next_waiting() {
             self.system.syscalls.add(1);
             match rustix::io::write(&self.file, self.frames.bytes(&frame)) {
                 Ok(_) => {
+                    if let Some(capture) = &mut self.capture {
+                        let bytes = self.frames.bytes(&frame).get(MODERN_LEN..).unwrap_or_default();
+                        capture.record(bytes.len(), |record| record.copy_from_slice(bytes));
+                    }
                     self.port.counters().sent(1, frame.frame_len() as u64);
                     self.port.counters().sent_with(frame.meta, 1);
                 }
@@ -84,7 +97,12 @@ impl TapLink {
 impl Port for TapLink {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         self.fault.take().map_or(Ok(()), Err)?;
-        self.port.receive(batch, budget)
+        let first = batch.len();
+        let received = self.port.receive(batch, budget)?;
+        if let Some(capture) = &mut self.capture {
+            capture.record_received(batch, first);
+        }
+        Ok(received)
     }
 
     fn complete(&mut self) -> Result<(), Fault> {

@@ -15,6 +15,8 @@
 //! and the address that the client had contacted. When such a socket is removed ([`Udp::unlisten`]), the
 //! associations of its clients end.
 //!
+//! Datagrams from loopback to loopback do not take the link ([`relay`]).
+//!
 //! # Limits
 //!
 //! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
@@ -22,6 +24,7 @@
 
 mod inspect;
 mod names;
+pub(crate) mod relay;
 mod to_guest;
 mod to_host;
 
@@ -166,6 +169,15 @@ impl Udp {
         }
         self.waiting.retain(|source| !matches!(source, Source::Listener(of) if *of == index));
         self.listeners.remove(id);
+    }
+
+    /// Sends an answer to a client of a forwarded port, by the port's socket. Without the port the answer is lost.
+    pub(crate) fn answer(&mut self, port: ForwardId, bytes: &[u8], segment: Option<u16>, via: Via) {
+        let index = self.listeners.index_of(port.0);
+        if let Some(listener) = index.and_then(|index| self.listeners.get_mut(index)) {
+            // A client that is gone is reported by the socket.
+            let _ = listener.socket.send(bytes, segment, Some(via));
+        }
     }
 
     /// Returns the guest's ports to which forwarded ports lead.

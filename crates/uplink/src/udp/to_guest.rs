@@ -10,10 +10,12 @@ use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use rustix::io::Errno;
 
+use super::relay::DatagramRelays;
 use super::{Route, Source, Udp};
 use crate::context::Context;
 use crate::emit::Ends;
 use crate::flow::{FlowId, FlowKey};
+use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
 use crate::packet::Mac;
@@ -48,7 +50,13 @@ impl UdpEnds {
 impl Udp {
     /// Sends datagrams from sockets to the guest, until the link has no room or the round's limit is reached.
     /// Returns `true` if more may be waiting.
-    pub fn output(&mut self, link: &mut dyn GuestLink, context: &mut Context<'_>) -> bool {
+    /// Datagrams of the host's loopback may leave by `relays` instead.
+    pub(crate) fn output(
+        &mut self,
+        link: &mut dyn GuestLink,
+        relays: &mut DatagramRelays,
+        context: &mut Context<'_>,
+    ) -> bool {
         for _ in 0..READS {
             let Some(&source) = self.waiting.front() else { return false };
             if !has_room(link) {
@@ -59,7 +67,9 @@ impl Udp {
             if self.read(source, &mut buffer, context) {
                 match source {
                     Source::Flow(id) => self.deliver(id, &buffer, link, context),
-                    Source::Listener(index) => self.deliver_to(index, &buffer, link, context),
+                    Source::Listener(index) => {
+                        self.deliver_to(index, &buffer, link, relays, context);
+                    }
                 }
             }
             self.buffer = buffer;
@@ -146,12 +156,18 @@ impl Udp {
         index: usize,
         buffer: &ReceiveBuffer,
         link: &mut dyn GuestLink,
+        relays: &mut DatagramRelays,
         context: &mut Context<'_>,
     ) {
+        let port = self.listeners.id_of(OwnerKind::UdpListener, index);
+        let to = port.zip(self.listeners.get(index).map(|listener| listener.guest));
         let same = |a: &Datagram, b: &Datagram| a.from == b.from && a.to == b.to;
         for run in buffer.datagrams().chunk_by(same) {
             let Some(client) = run.first().and_then(|datagram| datagram.from) else { continue };
             let via = Via { to: client, from: run.first().and_then(|datagram| datagram.to) };
+            if to.is_some_and(|to| relays.carry_in(to, via, buffer, run, context)) {
+                continue;
+            }
             let Some(id) = self.client(index, client, via, context) else {
                 context.counters.udp_refused.add(run.len() as u64);
                 continue;

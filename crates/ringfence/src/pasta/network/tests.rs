@@ -185,3 +185,20 @@ fn listener_leads_to_the_mapped_port() {
     assert_eq!(to, [(tcp, false, 80), (tcp, false, 81), (udp, true, 53)]);
     assert_eq!(sockets.len(), 3);
 }
+
+#[test]
+fn port_of_a_session_that_ends_is_awaited() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let (args, network) = of(&format!("-t 127.0.0.1/{port}:80"), host()).unwrap();
+    let start = std::time::Instant::now();
+    let error = network.listen(&args).unwrap_err();
+    assert!(format!("{error:#}").contains("in use"), "{error:#}");
+    assert!(start.elapsed() >= TAKEN_PATIENCE);
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(TAKEN_PATIENCE / 5);
+        drop(taken);
+    });
+    assert_eq!(network.listen(&args).unwrap().0.len(), 1);
+    ends.join().unwrap();
+}

@@ -28,6 +28,7 @@ use ringfence_sys::datagrams::{self, SendOptions, Wait};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
+use super::Source;
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 
 /// Size of a socket's buffer in each direction, in bytes.
@@ -69,26 +70,43 @@ fn any(of: IpAddr, port: u16) -> SocketAddr {
 
 impl RealDatagrams {
     /// Opens a connected UDP socket.
-    pub(crate) fn udp(from: u16, to: SocketAddr) -> Result<RealDatagrams, Errno> {
+    pub(crate) fn udp(
+        from: u16,
+        to: SocketAddr,
+        source: Option<&Source>,
+    ) -> Result<RealDatagrams, Errno> {
         let mut socket = RealDatagrams::open(to.ip(), ipproto::UDP)?;
         socket.peer = Some(SocketAddr::new(to.ip(), to.port()));
         // Without SO_REUSEADDR and SO_REUSEPORT: sockets that share a port would steal datagrams, across
         // uplinks and users. If the port is in use or privileged, `connect` selects another one.
-        let _ = socket.bind(any(to.ip(), from));
+        socket.bind_from(to.ip(), from, source)?;
         socket.tune();
         rustix::net::connect(&socket.fd, &to)?;
         Ok(socket)
     }
 
     /// Opens a connected ping socket.
-    pub(crate) fn echo(id: u16, to: IpAddr) -> Result<RealDatagrams, Errno> {
+    pub(crate) fn echo(
+        id: u16,
+        to: IpAddr,
+        source: Option<&Source>,
+    ) -> Result<RealDatagrams, Errno> {
         let protocol = if to.is_ipv4() { ipproto::ICMP } else { ipproto::ICMPV6 };
         let mut socket = RealDatagrams::open(to, protocol)?;
         // Reports and replies of echo sockets have port 0.
         socket.peer = Some(SocketAddr::new(to, 0));
-        let _ = socket.bind(any(to, id));
+        socket.bind_from(to, id, source)?;
         socket.enable_errors();
         rustix::net::connect(&socket.fd, &SocketAddr::new(to, 0))?;
+        Ok(socket)
+    }
+
+    /// Connects a UDP socket that was created elsewhere.
+    pub(crate) fn connected(fd: OwnedFd, to: SocketAddr) -> Result<RealDatagrams, Errno> {
+        let (is_v6, peer) = (to.is_ipv6(), Some(to));
+        let socket = RealDatagrams { fd, is_v6, peer, can_segment: true };
+        socket.tune();
+        rustix::net::connect(&socket.fd, &to)?;
         Ok(socket)
     }
 
@@ -110,6 +128,20 @@ impl RealDatagrams {
 
     fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
         rustix::net::bind(&self.fd, &at)
+    }
+
+    /// Binds to the port `from` if it is free, and to the source, without which the socket is not usable.
+    fn bind_from(&self, to: IpAddr, from: u16, source: Option<&Source>) -> Result<(), Errno> {
+        source.map_or(Ok(()), |source| source.restrict(&self.fd))?;
+        let Some(ip) = source.and_then(|source| source.address) else {
+            // Without the port, `connect` selects another one.
+            let _ = self.bind(any(to, from));
+            return Ok(());
+        };
+        match self.bind(SocketAddr::new(ip, from)) {
+            Err(Errno::ADDRINUSE | Errno::ACCESS) => self.bind(SocketAddr::new(ip, 0)),
+            bound => bound,
+        }
     }
 
     /// Sets options that are useful but not required.
@@ -277,7 +309,7 @@ mod tests {
         let to = peer.local_addr().unwrap();
         // As in `udp`, but another socket sends before this one is connected.
         let mut socket = RealDatagrams::open(to.ip(), ipproto::UDP).unwrap();
-        socket.peer = RealDatagrams::udp(0, to).unwrap().peer;
+        socket.peer = RealDatagrams::udp(0, to, None).unwrap().peer;
         socket.bind(any(to.ip(), 0)).unwrap();
         let own = SocketAddr::new(to.ip(), local(&socket).port());
         stranger.send_to(b"forged", own).unwrap();
@@ -296,9 +328,9 @@ mod tests {
     fn busy_port_gets_another_one_and_is_shared_with_nobody() {
         let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to = peer.local_addr().unwrap();
-        let first = RealDatagrams::udp(0, to).unwrap();
+        let first = RealDatagrams::udp(0, to, None).unwrap();
         let port = local(&first).port();
-        let second = RealDatagrams::udp(port, to).unwrap();
+        let second = RealDatagrams::udp(port, to, None).unwrap();
         assert_ne!(local(&second).port(), port);
         let program = RealDatagrams::open(to.ip(), ipproto::UDP).unwrap();
         sockopt::set_socket_reuseaddr(&program.fd, true).unwrap();

@@ -46,7 +46,18 @@ impl DatagramHost for RealHost {
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         // socket, bind, connect and four options
         self.counters.syscalls.add(7);
-        self.watched(owner, RealDatagrams::udp(from, to)?)
+        let socket = RealDatagrams::udp(from, to, self.source(to.ip()))?;
+        self.watched(owner, socket)
+    }
+
+    fn connect_udp(
+        &mut self,
+        owner: Owner,
+        socket: OwnedFd,
+        to: SocketAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        self.counters.syscalls.add(5);
+        self.watched(owner, RealDatagrams::connected(socket, to)?)
     }
 
     fn open_echo(
@@ -56,7 +67,8 @@ impl DatagramHost for RealHost {
         to: IpAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         self.counters.syscalls.add(4);
-        self.watched(owner, RealDatagrams::echo(id, to)?)
+        let socket = RealDatagrams::echo(id, to, self.source(to))?;
+        self.watched(owner, socket)
     }
 
     fn adopt_udp(

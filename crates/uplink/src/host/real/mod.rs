@@ -13,6 +13,7 @@
 
 mod datagrams;
 mod listen;
+mod outbound;
 mod own;
 mod relay;
 mod tcp;
@@ -27,6 +28,7 @@ use ringfence_sys::poll::timespec;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+pub use self::outbound::{Outbound, Source};
 pub use self::own::OwnAddresses;
 use self::tcp::Spares;
 use super::{Host, Owner, OwnerKind, Readiness, Ready, Socket};
@@ -64,7 +66,15 @@ pub struct RealHost {
     scratch: Vec<u8>,
     spares: Spares,
     own: Option<OwnAddresses>,
+    outbound: Outbound,
+    /// Set by tests whose peers are at the loopback of this host.
+    #[cfg(test)]
+    loopback_is_elsewhere: bool,
     counters: Arc<UplinkCounters>,
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 impl RealHost {
@@ -84,6 +94,9 @@ impl RealHost {
             scratch: Vec::new(),
             spares: Spares::default(),
             own: None,
+            outbound: Outbound::default(),
+            #[cfg(test)]
+            loopback_is_elsewhere: false,
             counters,
         })
     }
@@ -99,6 +112,19 @@ impl RealHost {
         epoll::add(&self.epoll, own.wait_fd(), data, epoll::EventFlags::IN)?;
         self.own = Some(own);
         Ok(self)
+    }
+
+    /// Sets the sources of sockets to other hosts.
+    pub fn set_outbound(&mut self, outbound: Outbound) {
+        self.outbound = outbound;
+    }
+
+    /// Returns the source of a socket to `ip`; `None` if that is an address of this host.
+    fn source(&self, ip: IpAddr) -> Option<&Source> {
+        let is_here = ip.is_loopback() || self.is_own(ip);
+        #[cfg(test)]
+        let is_here = is_here && !self.loopback_is_elsewhere;
+        (!is_here).then(|| self.outbound.to(ip))
     }
 
     /// Updates the own addresses if they may have changed. Returns `true` if they did.

@@ -28,7 +28,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use super::{PEEK_AGAIN_MAX, RealHost};
+use super::{PEEK_AGAIN_MAX, RealHost, errno};
 use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost, UrgentMark};
 use crate::link::RESERVE_MAX;
 
@@ -83,10 +83,6 @@ fn open_socket(v4: bool) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
-}
-
 impl TcpHost for RealHost {
     fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno> {
         let (spares, wanted) = self.spares.of(to.is_ipv4());
@@ -98,6 +94,9 @@ impl TcpHost for RealHost {
                 open_socket(to.is_ipv4())?
             }
         };
+        if let Some(source) = self.source(to.ip()) {
+            source.apply(&file)?;
+        }
         self.count();
         match net::connect(&file, &to) {
             Ok(()) | Err(Errno::INPROGRESS) => self.register(owner, file, WATCHED),

@@ -1,0 +1,194 @@
+//! Debian system of the scenarios, and the programs in it: Podman, RootlessKit, and both programs called `pasta`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::ValueEnum;
+
+use super::Suite;
+use crate::exec::Cmd;
+use crate::tools::Toolbox;
+
+/// Debian release of the system: the first one with a Podman that starts pasta.
+const RELEASE: &str = "trixie";
+
+/// Packages of the system.
+const PACKAGES: &[&str] = &[
+    "podman",
+    "netavark",
+    "aardvark-dns",
+    "crun",
+    "passt",
+    "uidmap",
+    "fuse-overlayfs",
+    "iproute2",
+    "curl",
+    "python3",
+    "procps",
+    "iputils-ping",
+    "nftables",
+    "slirp4netns",
+    "rootlesskit",
+    "buildah",
+    "catatonit",
+];
+
+/// Versions of RootlessKit beside Debian's: name in the table, and module.
+const ROOTLESSKITS: &[(&str, &str)] = &[
+    ("rootlesskit-2.3.6", "github.com/rootless-containers/rootlesskit/v2/cmd/rootlesskit@v2.3.6"),
+    ("rootlesskit-3.3.0", "github.com/rootless-containers/rootlesskit/v3/cmd/rootlesskit@v3.3.0"),
+];
+
+/// Programs called `pasta`, by their origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Peer {
+    /// Ringfence of this repository.
+    Ringfence,
+    /// The one of Debian's package passt.
+    Debian,
+}
+
+impl Peer {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Peer::Ringfence => "ringfence",
+            Peer::Debian => "debian",
+        }
+    }
+}
+
+/// Debian system with the programs, ready for scenarios.
+pub(super) struct System {
+    cache: PathBuf,
+    runs: PathBuf,
+    /// Programs of [`ROOTLESSKITS`] that could be built.
+    kits: Vec<&'static str>,
+}
+
+impl System {
+    /// Makes the system in `cache`, as far as it is not there.
+    pub(super) fn prepare(
+        cache: &Path,
+        program: &Path,
+        toolbox: &Toolbox,
+    ) -> anyhow::Result<System> {
+        std::fs::create_dir_all(cache)?;
+        install_debian(cache, toolbox)?;
+        let kits =
+            ROOTLESSKITS.iter().filter(|(name, module)| build_kit(cache, name, module, toolbox));
+        let kits: Vec<_> = kits.map(|(name, _)| *name).collect();
+        let system = System { cache: cache.to_owned(), runs: cache.join("runs"), kits };
+        for peer in Peer::value_variants() {
+            system.lay_programs(*peer, program)?;
+        }
+        if system.runs.exists() {
+            std::fs::remove_dir_all(&system.runs)?;
+        }
+        Ok(system)
+    }
+
+    /// Puts the programs under test into a directory.
+    fn lay_programs(&self, peer: Peer, program: &Path) -> anyhow::Result<()> {
+        let folder = self.programs(peer);
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)?;
+        }
+        std::fs::create_dir_all(&folder)?;
+        for name in &self.kits {
+            std::fs::hard_link(self.cache.join("kits").join(name), folder.join(name))?;
+        }
+        if peer == Peer::Ringfence {
+            std::fs::copy(program, folder.join("ringfence"))
+                .with_context(|| program.display().to_string())?;
+            for name in ["pasta", "passt", "pesto", "slirp4netns"] {
+                std::os::unix::fs::symlink("ringfence", folder.join(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the root directory of the system.
+    pub(super) fn root(&self) -> PathBuf {
+        self.cache.join(RELEASE)
+    }
+
+    /// Returns the directory of the programs that come first.
+    pub(super) fn programs(&self, peer: Peer) -> PathBuf {
+        self.cache.join("programs").join(peer.name())
+    }
+
+    /// Returns the programs whose scenarios are those of the suite.
+    pub(super) fn clients(&self, suite: Suite) -> Vec<String> {
+        let of_debian = std::iter::once(suite.name());
+        let kits = self.kits.iter().copied().filter(|_| suite == Suite::Rootlesskit);
+        of_debian.chain(kits).map(str::to_owned).collect()
+    }
+
+    /// Creates a directory for the results of a scenario.
+    pub(super) fn new_run(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.runs.join(name);
+        std::fs::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    /// Returns the versions of the programs, a line each.
+    pub(super) fn versions(&self) -> Vec<String> {
+        let inside = |words: &[&str]| {
+            let root = self.root();
+            let text = Cmd::new("chroot").args([&root]).args(words.iter().copied()).output(&root);
+            let text = text.ok().and_then(Result::ok).unwrap_or_default();
+            text.lines().next().unwrap_or("(no version)").trim().to_owned()
+        };
+        let query = |package| {
+            let words = ["dpkg-query", "--show", "--showformat", "${Package} ${Version}", package];
+            inside(&words)
+        };
+        let mut versions: Vec<String> =
+            ["podman", "netavark", "crun", "rootlesskit", "passt"].map(query).into();
+        versions.extend(self.kits.iter().map(|name| (*name).to_owned()));
+        let own = self.programs(Peer::Ringfence).join("pasta");
+        let own = Cmd::new(own).args(["--version"]).output(&self.cache);
+        versions.push(own.ok().and_then(Result::ok).unwrap_or_default().trim().to_owned());
+        versions
+    }
+}
+
+/// Installs the Debian system. A file records its packages, so that another list makes it anew.
+fn install_debian(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
+    let (root, record) = (cache.join(RELEASE), cache.join(format!("{RELEASE}.packages")));
+    let packages = PACKAGES.join(",");
+    if std::fs::read_to_string(&record).is_ok_and(|text| text == packages) {
+        return Ok(());
+    }
+    if root.exists() {
+        std::fs::remove_dir_all(&root).with_context(|| root.display().to_string())?;
+    }
+    let installed = Cmd::new("debootstrap")
+        .args(["--variant=minbase", &format!("--include={packages}"), RELEASE])
+        .args([&root])
+        .env("PATH", toolbox.path())
+        .run(cache)?;
+    anyhow::ensure!(installed, "debootstrap failed: {}/debootstrap has its log", root.display());
+    Ok(std::fs::write(&record, packages)?)
+}
+
+/// Builds a version of RootlessKit. Returns `false`, after a message, if that is not possible.
+fn build_kit(cache: &Path, name: &str, module: &str, toolbox: &Toolbox) -> bool {
+    let folder = cache.join("kits");
+    let program = folder.join(name);
+    if program.exists() {
+        return true;
+    }
+    let new = folder.join("new");
+    let installed = Cmd::new("go")
+        .args(["install", module])
+        .env("PATH", toolbox.path())
+        .env("GOBIN", &new)
+        .run(cache)
+        .unwrap_or(false);
+    let is_there = installed && std::fs::rename(new.join("rootlesskit"), &program).is_ok();
+    if !is_there {
+        println!("SKIPPED {name}: it cannot be built with Go");
+    }
+    is_there
+}
