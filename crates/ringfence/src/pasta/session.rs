@@ -81,9 +81,7 @@ impl Session {
         let mut messages = Messages::new(args, target.program())?;
         // An inherited descriptor must still be inheritable.
         let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
-        for (name, why) in &args.others.without_effect {
-            messages.step(format_args!("--{name} changes nothing: {why}"));
-        }
+        report_options_without_effect(args, &mut messages);
         let outward = outward::ports(args)?;
         let egress = GuestEgress::open(&args.egress, target.record_name())?;
         // Inherited descriptors are not for Ringfence's own processes.
@@ -458,6 +456,12 @@ fn receive_tap(
         Report::Failed(why) => bail!("{}", printable(&why)),
         Report::Ended(ending) => bail!("the process in the namespace {ending}"),
         other => bail!("the process in the namespace reported {other:?} in place of its start"),
+    }
+}
+
+fn report_options_without_effect(args: &PastaArgs, messages: &mut Messages) {
+    for (name, why) in &args.others.without_effect {
+        messages.step(format_args!("--{name} changes nothing: {why}"));
     }
 }
 
