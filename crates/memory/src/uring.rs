@@ -401,5 +401,6 @@ impl Drop for Uring {
     }
 }
 
-#[cfg(test)]
+// Miri has no io_uring.
+#[cfg(all(test, not(miri)))]
 mod tests;
