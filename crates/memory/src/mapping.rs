@@ -2,7 +2,6 @@
 
 // #syscall all mmap 2-PROT_EXEC: mapping lent memory and rings; reserving addresses
 // #syscall all munmap: giving mappings back
-// #syscall all madvise 2=MADV_NOHUGEPAGE: lent memory stays in small pages, of which one can be taken back
 // #syscall all madvise 2=MADV_DONTDUMP: lent memory stays out of core files
 // #syscall all madvise 2=MADV_POPULATE_READ: touching pages ahead of use
 // #syscall all madvise 2=MADV_POPULATE_WRITE: touching pages ahead of use
