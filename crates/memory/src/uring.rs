@@ -402,5 +402,6 @@ impl Drop for Uring {
 }
 
 // Miri has no io_uring.
-#[cfg(all(test, not(miri)))]
+#[cfg(test)]
+#[cfg(not(miri))]
 mod tests;
