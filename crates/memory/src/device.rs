@@ -258,6 +258,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "miri has no files in memory")]
     fn writable_range_of_send_area_or_read_only_slice_is_rejected() {
         let area = SendArea::new(4096).unwrap();
         assert_eq!(area.device_range(0, 4096).unwrap().access(), DeviceAccess::Read);

@@ -267,6 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "miri has no files in memory")]
     fn private_and_lent_segments_round_trip_through_file() {
         let fd = rustix::fs::memfd_create("t", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let lent = LentSlice::anonymous(4096);

@@ -52,7 +52,7 @@ pub use copy::CopyRoutine;
 pub use device::{DeviceAccess, DeviceRange, DeviceRegion, FIRST_IO_ADDRESS, SendArea};
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
-pub use mapping::{AddressReservation, Mapping, Protection, ReservedPages};
+pub use mapping::{AddressReservation, HUGE_PAGE, Mapping, Protection, ReservedPages};
 pub use uring::{Completion, Uring};
 
 /// Page size in bytes of ring protocols and grants, independent of the operating system (`ring.h`).

@@ -2,7 +2,6 @@
 
 // #syscall all mmap 2-PROT_EXEC: mapping lent memory and rings; reserving addresses
 // #syscall all munmap: giving mappings back
-// #syscall all madvise 2=MADV_NOHUGEPAGE: lent memory stays in small pages, of which one can be taken back
 // #syscall all madvise 2=MADV_DONTDUMP: lent memory stays out of core files
 // #syscall all madvise 2=MADV_POPULATE_READ: touching pages ahead of use
 // #syscall all madvise 2=MADV_POPULATE_WRITE: touching pages ahead of use
@@ -13,10 +12,13 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::PAGE_SIZE;
 use crate::lent::{LentSlice, OutOfRange};
+
+/// Length of a huge page in bytes: what x86-64, and aarch64 with pages of 4 KiB, map by one entry.
+pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Access of this side to a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +55,34 @@ impl MappedRange {
             )
         }?;
         MappedRange::owned(start, len)
+    }
+
+    /// Reserves `len` bytes of address space, which nobody can access.
+    fn reserved(len: usize) -> io::Result<MappedRange> {
+        // SAFETY: a fresh inaccessible mapping at an address of the kernel's choice affects no other memory.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                core::ptr::null_mut(),
+                len,
+                ProtFlags::empty(),
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        MappedRange::owned(start, len)
+    }
+
+    /// Unmaps all but `len` bytes from `skip` on, which the caller takes over.
+    fn cut(self, skip: usize, len: usize) -> io::Result<()> {
+        let end = skip + len;
+        let (start, rest) = (self.start.as_ptr(), self.len - end);
+        core::mem::forget(self);
+        for (from, bytes) in [(0, skip), (end, rest)] {
+            if bytes > 0 {
+                // SAFETY: the range belonged to this value, which handed out no reference to it.
+                unsafe { rustix::mm::munmap(start.add(from).cast(), bytes) }?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes over a range that was just mapped. Every access to lent memory goes through such a range, so the
@@ -111,6 +141,51 @@ impl Mapping {
             )
         }?;
         Ok(Mapping { area: Arc::new(MappedRange::owned(start, len)?), protection })
+    }
+
+    /// Maps the first `len` bytes of `file` as [`Mapping::new`] does, at a multiple of [`HUGE_PAGE`]. So the kernel can
+    /// map the huge pages of the file, if it has any, as such.
+    ///
+    /// # Errors
+    ///
+    /// Returns the kernel's error; a `len` of zero is invalid.
+    pub fn whole(file: impl AsFd, len: usize, protection: Protection) -> io::Result<Mapping> {
+        let room = len.checked_add(HUGE_PAGE).ok_or(io::ErrorKind::InvalidInput)?;
+        if len < HUGE_PAGE || !len.is_multiple_of(PAGE_SIZE) {
+            return Mapping::new(file, 0, len, protection);
+        }
+        let reserved = MappedRange::reserved(room)?;
+        let skip =
+            reserved.start.addr().get().next_multiple_of(HUGE_PAGE) - reserved.start.addr().get();
+        // SAFETY: `skip` is less than HUGE_PAGE, so `len` bytes from there on lie in the reservation.
+        let start = unsafe { reserved.start.add(skip) };
+        // SAFETY: MAP_FIXED replaces only addresses that were reserved above and that nothing else knows.
+        unsafe {
+            rustix::mm::mmap(
+                start.as_ptr().cast(),
+                len,
+                protection.flags(),
+                MapFlags::SHARED | MapFlags::FIXED,
+                file,
+                0,
+            )
+        }?;
+        reserved.cut(skip, len)?;
+        let area = Arc::new(MappedRange::owned(start.as_ptr().cast(), len)?);
+        Ok(Mapping { area, protection })
+    }
+
+    /// Asks the kernel to back the file by huge pages where this mapping touches it first. The kernel ignores the
+    /// advice where the system's settings do not allow it.
+    ///
+    /// # Errors
+    ///
+    /// Fails on a kernel without huge pages.
+    pub fn advise_huge(&self) -> io::Result<()> {
+        let start = self.area.start.as_ptr().cast();
+        // SAFETY: the advice is about a mapping of this value, and changes no content.
+        unsafe { rustix::mm::madvise(start, self.area.len, Advice::LinuxHugepage) }?;
+        Ok(())
     }
 
     /// Maps `len` bytes (a multiple of the page size) of zeroed private memory, aligned to a page. It serves
@@ -188,17 +263,7 @@ impl AddressReservation {
     ///
     /// Returns the kernel's error.
     pub fn new(pages: usize) -> io::Result<AddressReservation> {
-        let len = pages * PAGE_SIZE;
-        // SAFETY: a fresh inaccessible mapping affects no other memory.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                core::ptr::null_mut(),
-                len,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }?;
-        let area = MappedRange::owned(start, len)?;
+        let area = MappedRange::reserved(pages * PAGE_SIZE)?;
         let free = Mutex::new(vec![(0, pages)]);
         Ok(AddressReservation { shared: Arc::new(ReservationShared { area, free }) })
     }
@@ -333,6 +398,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "miri has no files in memory")]
     fn mappings_of_same_file_share_bytes() {
         let fd = file(2);
         let a = Mapping::new(&fd, 0, 8192, Protection::ReadWrite).unwrap().lent();
@@ -343,6 +409,28 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "miri has no files in memory")]
+    fn whole_mapping_begins_at_multiple_of_huge_page() {
+        for pages in [1u64, 511, 512, 513, 1024] {
+            let fd = file(pages);
+            let len = usize::try_from(pages).unwrap() * PAGE_SIZE;
+            let whole = Mapping::whole(&fd, len, Protection::ReadWrite).unwrap();
+            let start = whole.area.start.addr().get();
+            assert!(len < HUGE_PAGE || start.is_multiple_of(HUGE_PAGE), "{pages}: {start:#x}");
+            // Both ends belong to the file, and the ranges around were given back without harm to them.
+            let (lent, other) =
+                (whole.lent(), Mapping::new(&fd, 0, len, Protection::ReadOnly).unwrap());
+            lent.copy_from(0, b"first").unwrap();
+            lent.copy_from(len - 4, b"last").unwrap();
+            assert_eq!(lent.len(), len);
+            assert_eq!(other.lent().fetch::<5>(0).unwrap().into_unchecked(), *b"first");
+            assert_eq!(other.lent().fetch::<4>(len - 4).unwrap().into_unchecked(), *b"last");
+        }
+        assert!(Mapping::whole(file(1), 0, Protection::ReadOnly).is_err());
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no files in memory")]
     fn dropped_batches_are_merged_and_reusable() {
         let fd = file(4);
         let reservation = AddressReservation::new(4).unwrap();

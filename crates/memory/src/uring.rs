@@ -401,5 +401,7 @@ impl Drop for Uring {
     }
 }
 
+// Miri has no io_uring.
 #[cfg(test)]
+#[cfg(not(miri))]
 mod tests;

@@ -27,8 +27,10 @@ use std::collections::BTreeMap;
 
 use ringfence_access::Mode;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
+use ringfence_frame::commands::TxStaging;
 use ringfence_nbd::client::NbdFacts;
 use ringfence_net::features::OffloadKeys;
+use ringfence_platform::local::PageSize;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Address;
@@ -248,6 +250,19 @@ pub struct DiskFrontend {
     pub windows: bool,
 }
 
+impl FrontendConfig {
+    /// Returns the size of pages to ask for. Huge ones are for devices that lend their pages once, for as long as they
+    /// last: forced revocation of a single page would split a huge one.
+    pub fn page_size(&self) -> PageSize {
+        let vif = self.tap_queues == 0 || (self.staging != TxStaging::Off.name() && !self.windows);
+        if vif && self.disks.iter().all(|disk| disk.persistent && !disk.windows) {
+            PageSize::Huge
+        } else {
+            PageSize::Small
+        }
+    }
+}
+
 impl DiskFrontend {
     /// Returns the frontend's part of a backend's access mode.
     pub fn of(mode: Mode) -> DiskFrontend {
@@ -260,9 +275,47 @@ impl DiskFrontend {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromFrontend {
     /// Frontend and backend are connected.
-    Up,
+    Up {
+        /// Set if the memory that the guest lends is in huge pages.
+        huge_pages: bool,
+    },
     /// The connection ended, for this reason.
     Down(String),
     /// The frontend cannot continue, for this reason.
     Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_are_for_guests_whose_devices_all_keep_their_pages_lent() {
+        let config = |tap_queues, staging: TxStaging, windows, disks: &[Mode]| FrontendConfig {
+            mtu: 1500,
+            offloads: 0,
+            staging: staging.to_string(),
+            windows,
+            queues: 1,
+            tap_queues,
+            takes: String::new(),
+            disks: disks.iter().copied().map(DiskFrontend::of).collect(),
+        };
+        let (off, full, heads) = (TxStaging::Off, TxStaging::Full, TxStaging::Heads);
+        let cases: [(u32, TxStaging, bool, &[Mode], PageSize); 9] = [
+            (1, full, false, &[], PageSize::Huge),
+            (1, heads, false, &[Mode::Persistent], PageSize::Huge),
+            (0, off, false, &[Mode::Persistent, Mode::Persistent], PageSize::Huge),
+            (1, off, false, &[], PageSize::Small),
+            (1, off, false, &[Mode::Persistent], PageSize::Small),
+            (1, off, true, &[], PageSize::Small),
+            (1, full, false, &[Mode::Copy], PageSize::Small),
+            (1, full, false, &[Mode::Persistent, Mode::Window], PageSize::Small),
+            (0, off, false, &[Mode::Map], PageSize::Small),
+        ];
+        for (tap_queues, staging, windows, disks, expected) in cases {
+            let found = config(tap_queues, staging, windows, disks).page_size();
+            assert_eq!(found, expected, "{tap_queues} {staging} {windows} {disks:?}");
+        }
+    }
 }

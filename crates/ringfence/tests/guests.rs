@@ -192,7 +192,7 @@ fn status_of_a_guest_has_its_counters_and_no_neighbour_s() {
     let server = lab.run("-q --name web --switch blue --address 10.9.8.7/24", &["sleep", "1000"]);
     assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
     let script = "(echo x > /dev/udp/10.9.8.7/9) 2>/dev/null || true; touch sent; sleep 1000";
-    let client = lab.run("-q --name client --switch blue", &["bash", "-c", script]);
+    let client = lab.run("-q --name client --switch blue --mode staging", &["bash", "-c", script]);
     assert!(eventually(MOMENT, || lab.file("sent").exists()));
     let status = |name: &str| -> serde_json::Value {
         let finished = command(&lab, &["status", name, "--json"]);
@@ -210,6 +210,12 @@ fn status_of_a_guest_has_its_counters_and_no_neighbour_s() {
     assert_ne!(ports(&web), ports(&other));
     let table = command(&lab, &["status", "web", "--counters"]).stdout;
     assert!(table.contains("sent to the switch") && table.contains("rx_frames"), "{table}");
+    // The machine decides about huge pages; a guest in mode `copy` has none.
+    let setting = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let allowed = setting.is_ok_and(|text| !text.contains("[never]") && !text.contains("[deny]"));
+    let expected = if allowed { "huge" } else { "small" };
+    assert_eq!((&web["pages"], &other["pages"]), (&"small".into(), &expected.into()));
+    assert!(table.contains("lent memory:    pages of 4 KiB\n"), "{table}");
     // Without a driver domain there is nothing to count.
     let alone = sleeper(&lab, "alone");
     assert_eq!(status("alone")["counters"]["ports"], serde_json::json!({}));

@@ -16,7 +16,7 @@ use super::idle::IdleArgs;
 use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
-use super::params::{Direction, Spoil, Verify, parse_mode, parse_seconds};
+use super::params::{Direction, Pages, Spoil, Verify, parse_mode, parse_seconds};
 use super::peers::Peer;
 use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
@@ -146,6 +146,10 @@ pub struct NetArgs {
     /// Poll without end: never offer a core to others, and never sleep
     #[arg(long)]
     pub poll: bool,
+
+    /// Size of the pages that are lent, and of the memory of programs of --vs
+    #[arg(long, value_enum, default_value = "auto")]
+    pub pages: Pages,
 
     /// Measure these as well, with sizes up to 1518: memif, vhost-user (DPDK's testpmd)
     #[arg(long, value_name = "PEER", value_delimiter = ',')]

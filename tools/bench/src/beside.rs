@@ -1,7 +1,5 @@
 //! Rows of `bench net --vs`: other programs on the same cores.
 
-use std::time::Duration;
-
 use ringfence_access::Mode;
 use serde::Serialize;
 
@@ -53,8 +51,9 @@ impl Beside {
     }
 
     /// Measures the row; `ours` are Ringfence's rows of this run.
-    pub(super) fn run(&self, cores: Option<[usize; 2]>, length: Duration, ours: &[Row]) -> PeerRow {
-        let outcome = peers::measure(self.peer, self.direction, self.size, cores, length);
+    pub(super) fn run(&self, args: &NetArgs, cores: Option<[usize; 2]>, ours: &[Row]) -> PeerRow {
+        let memory = (args.pages, cores);
+        let outcome = peers::measure(self.peer, self.direction, self.size, memory, args.seconds);
         let (pps, memory, skipped) = match outcome {
             Outcome::Rate { pps, memory } => (Some(pps), Some(memory), None),
             Outcome::Skipped(why) => (None, None, Some(why)),

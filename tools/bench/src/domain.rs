@@ -15,7 +15,7 @@ use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_net::vif::toolstack::{self, VifConfig};
-use ringfence_platform::local::LocalPlatform;
+use ringfence_platform::local::{LocalPlatform, PageSize};
 use ringfence_platform::{DomId, Platform};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
@@ -52,11 +52,14 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     }
     let mut platform = LocalPlatform::connect(hub)?;
     if setup.side == Side::Frontend {
-        platform = platform.with_arena(ringfence::frontend::arena(setup.queues, 0));
+        let size = if setup.huge_pages { PageSize::Huge } else { PageSize::Small };
+        let arena = ringfence::frontend::arena(setup.queues, 0);
+        platform = platform.with_arena(arena).with_page_size(size);
     }
     let mut connected = connect(&platform, &setup, channel)?;
     let mut queues = queues(&setup, connected.host.take()?)?;
-    channel.send(&Answer::Connected, &[])?;
+    let huge_pages = platform.page_size() == PageSize::Huge;
+    channel.send(&Answer::Connected { huge_pages }, &[])?;
     loop {
         let order = match channel.receive::<VifCommand>() {
             Ok((order, _)) => order,

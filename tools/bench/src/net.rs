@@ -26,7 +26,7 @@ use super::args::NetArgs;
 use super::beside::Beside;
 use super::cores::round_trip_ns;
 use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
-use super::params::Direction;
+use super::params::{Direction, Pages};
 use super::perf::PerfStat;
 use super::report::{self, Row};
 
@@ -75,7 +75,7 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     }
     for row in Beside::rows(args) {
         progress.set_message(row.name());
-        let line = row.run(cores, args.seconds, &measured).line(args.json)?;
+        let line = row.run(args, cores, &measured).line(args.json)?;
         progress.suspend(|| writeln!(out, "{line}"))?;
         progress.inc(1);
     }
@@ -154,6 +154,7 @@ impl Case {
             poll: args.poll,
             frontend: frontend.0,
             queues: self.queues,
+            huge_pages: self.mode == Mode::Staging && args.pages == Pages::Auto,
             cores: cores.to_vec(),
         };
         let back = Domain::start(setup(Side::Backend, &threads.backend), back_hub)?;
@@ -172,15 +173,16 @@ impl Case {
                 );
             });
         }
-        match domains.hear(PATIENCE)? {
-            [Answer::Connected, Answer::Connected] => {}
+        // The frontend lends the memory.
+        let huge_pages = match domains.hear(PATIENCE)? {
+            [Answer::Connected { .. }, Answer::Connected { huge_pages }] => huge_pages,
             others => bail!("the domains said {others:?}"),
-        }
+        };
         let before = cores.map(round_trip_ns).transpose()?;
         let measured = self.measure(args, &domains, threads.oversubscribed)?;
         let after = cores.map(round_trip_ns).transpose()?;
         let core_round_trip_ns = before.zip(after).map(|(before, after)| [before, after]);
-        Ok(Row::new(&report::Measured { core_round_trip_ns, ..measured }))
+        Ok(Row::new(&report::Measured { core_round_trip_ns, huge_pages, ..measured }))
     }
 
     fn measure(
@@ -229,6 +231,7 @@ impl Case {
             bare_copy_ns,
             perf_syscalls,
             core_round_trip_ns: None,
+            huge_pages: false,
         })
     }
 }

@@ -46,6 +46,8 @@ pub(super) struct Setup {
     /// Set if the domain busy-polls.
     pub(super) poll: bool,
     pub(super) queues: u32,
+    /// Set if the frontend asks for huge pages.
+    pub(super) huge_pages: bool,
     /// CPU core of each queue's thread. Empty: the scheduler chooses.
     pub(super) cores: Vec<usize>,
 }
@@ -72,7 +74,10 @@ pub(super) enum Answer {
     /// The backend has created the device: the frontend may connect.
     DeviceMade,
     /// The vif is connected.
-    Connected,
+    Connected {
+        /// Set if this side lends memory in huge pages.
+        huge_pages: bool,
+    },
     /// Result of a phase.
     Phase(PhaseReport),
     /// Nanoseconds of one bare kernel copy.

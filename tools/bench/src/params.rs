@@ -37,6 +37,21 @@ pub enum Verify {
     Sequence,
 }
 
+/// Size of the pages of shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum Pages {
+    /// Huge ones where the machine has them: mode `staging`, and DPDK
+    #[default]
+    Auto,
+    /// 4 KiB
+    Small,
+}
+
+/// Name of huge pages in reports.
+pub(super) const HUGE_PAGES: &str = "huge pages";
+/// Name of small pages in reports.
+pub(super) const ORDINARY_PAGES: &str = "ordinary pages";
+
 /// Fault injected into one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 pub enum Spoil {

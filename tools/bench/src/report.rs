@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use serde::Serialize;
 
-use super::params::{Direction, Verify};
+use super::params::{Direction, HUGE_PAGES, ORDINARY_PAGES, Verify};
 use super::usage::Usage;
 
 /// Result of one row.
@@ -25,6 +25,8 @@ pub(super) struct Measured {
     pub(super) perf_syscalls: Option<u64>,
     /// Round trip of a cache line between the two cores, before and after the row.
     pub(super) core_round_trip_ns: Option<[f64; 2]>,
+    /// Set if the frontend lends huge pages.
+    pub(super) huge_pages: bool,
 }
 
 /// Row as it is printed. Field names are part of the command's interface.
@@ -61,6 +63,8 @@ pub(super) struct Row {
     pub(super) oversubscribed: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) perf_syscalls_per_packet: Option<f64>,
+    /// Kind of the pages that the frontend lends.
+    pub(super) memory: &'static str,
     /// Absent if both sides share a core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) core_round_trip_ns: Option<[f64; 2]>,
@@ -104,6 +108,7 @@ impl Row {
             bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
             perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
             core_round_trip_ns: measured.core_round_trip_ns,
+            memory: if measured.huge_pages { HUGE_PAGES } else { ORDINARY_PAGES },
         }
     }
 
@@ -128,6 +133,9 @@ impl Row {
             self.core_round_trip_ns
                 .map_or("-".to_owned(), |[before, after]| format!("{before:.0}-{after:.0}")),
         );
+        if self.memory == HUGE_PAGES {
+            line.push_str("   huge pages");
+        }
         if self.queues > 1 {
             line.push_str(&format!("   {} queues", self.queues));
         }
@@ -201,6 +209,7 @@ mod tests {
             bare_copy_ns: 300.0,
             perf_syscalls: None,
             core_round_trip_ns: Some([80.0, 400.0]),
+            huge_pages: false,
         }
     }
 
@@ -220,5 +229,7 @@ mod tests {
         let cells = line.split_whitespace().count();
         // One heading is two words, six more have a unit.
         assert_eq!(cells, 15);
+        let huge = Row::new(&Measured { huge_pages: true, ..measured() });
+        assert_eq!(huge.line(), format!("{line}   huge pages"));
     }
 }

@@ -7,6 +7,7 @@ mod common;
 use std::collections::HashMap;
 
 use ringfence_memory::LentSlice;
+use ringfence_platform::local::raw::pin::PinnedPage;
 use ringfence_platform::local::raw::{RawArena, RawDomain};
 use ringfence_platform::local::{
     ArenaFault, ArenaShape, LocalGrantee, LocalGranter, LocalPlatform,
@@ -68,6 +69,41 @@ fn refused(outcome: Result<LocalGranter, PlatformError>) -> Refusal {
         Some(PlatformError::Refused { source, .. }) => *source.downcast().unwrap(),
         other => panic!("{other:?}"),
     }
+}
+
+/// Pins page 0 of an arena's file in a huge page. Returns `None` after a report if the kernel refuses that.
+fn pin_first_page(file: std::os::fd::RawFd) -> Option<PinnedPage> {
+    match PinnedPage::in_huge_page(&file, 0) {
+        Ok(pin) => Some(pin),
+        Err(error) => {
+            eprintln!("SKIPPED: MADV_COLLAPSE is refused ({error})");
+            None
+        }
+    }
+}
+
+/// A backend that collapses the arena and pins a part of the huge page would see what is lent there next. No Xen
+/// counterpart: a hypervisor unmaps.
+#[test]
+fn page_pinned_in_huge_page_is_not_lent_again_until_pin_ends() {
+    let mut pair = Pair::new(ArenaShape::of(512, 512));
+    let mut leases = pair.lend_all(Access::ReadWrite);
+    assert_eq!(leases.len(), 512);
+    leases.iter().for_each(|lease| set_tag(lease.memory(), 1));
+    // The first page of the file is lent first.
+    let victim = leases.remove(0);
+    let Some(pin) = pin_first_page(pair.granter.descriptors()[0]) else { return };
+    pair.granter.revoke_forced(vec![victim]).unwrap();
+    for _ in 0..3 {
+        let refused = pair.granter.lend(Access::ReadWrite).err();
+        assert_eq!(refused, Some(LendError::NoPage { limit: 512 }));
+        assert_eq!(pair.granter.quarantined(), 1);
+    }
+    assert_eq!(pin.read().unwrap(), 0);
+    let again = pair.granter.lend(Access::ReadWrite).unwrap();
+    assert_eq!((again.generation(), tag(again.memory())), (1, 0));
+    assert_eq!(pair.granter.quarantined(), 0);
+    assert!(leases.iter().all(|lease| tag(lease.memory()) == 1));
 }
 
 #[test]

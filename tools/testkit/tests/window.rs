@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use common::Machine;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
+use ringfence_platform::local::raw::pin::PinnedPage;
 use ringfence_platform::local::raw::{RawArena, RawDomain, memfd};
 use ringfence_platform::local::{ArenaFault, ArenaShape, LocalPlatform};
 use ringfence_platform::window::IssueError;
@@ -56,6 +57,33 @@ impl Pair {
 
     fn tag(&self, page: PageId) -> u64 {
         self.table.memory(page).unwrap().load_u64(0, SeqCst).unwrap()
+    }
+}
+
+/// A grantee that collapses the window and pins a part of the huge page would see what is issued there next.
+#[test]
+fn page_pinned_in_huge_page_is_not_fresh_until_pin_ends() {
+    for forced in [false, true] {
+        let mut pair = Pair::new(WindowShape { writable: 512, read_only: 1, entries: 3 });
+        (0..512).for_each(|page| pair.put(PageId(page), 1));
+        pair.table.issue(FIRST, PageId(3), Access::ReadWrite).unwrap();
+        let pin = match PinnedPage::in_huge_page(&pair.table.descriptors()[0], 3) {
+            Ok(pin) => pin,
+            Err(error) => return eprintln!("SKIPPED: MADV_COLLAPSE is refused ({error})"),
+        };
+        if forced {
+            pair.table.revoke_forced(&[FIRST]).unwrap();
+        } else {
+            pair.table.revoke(FIRST).unwrap();
+            assert_eq!(pair.table.scrub(), Ok(0));
+        }
+        assert_eq!(pair.table.prepare(PageId(3)), Err(RevokeError::Busy), "forced: {forced}");
+        let refused = pair.table.issue(FIRST, PageId(3), Access::ReadWrite);
+        assert_eq!(refused, Err(IssueError::NotFresh { page: PageId(3) }));
+        assert_eq!(pin.read().unwrap(), 0);
+        assert_eq!(pair.table.prepare(PageId(3)), Ok(()), "forced: {forced}");
+        pair.table.issue(FIRST, PageId(3), Access::ReadWrite).unwrap();
+        assert_eq!((pair.tag(PageId(2)), pair.tag(PageId(3)), pair.tag(PageId(4))), (1, 0, 1));
     }
 }
 

@@ -15,6 +15,7 @@ use ringfence_memory::{
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
+use super::pages;
 use crate::copy::{CopyList, CopyLocal, CopyOp};
 use crate::table::{LentTable, Use, begin_use, end_use};
 use crate::{Counters, Grantee};
@@ -126,7 +127,7 @@ impl Shared {
             };
             self.counters.syscalls.add(1);
             let bytes = pages as usize * PAGE_SIZE;
-            Mapping::new(self.file(read_only), 0, bytes, protection).ok().map(Arc::new)
+            pages::map_arena(self.file(read_only), bytes, protection).ok().map(Arc::new)
         };
         self.whole[usize::from(read_only)].get_or_init(map).clone()
     }

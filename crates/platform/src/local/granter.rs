@@ -1,100 +1,33 @@
 //! Granting side of a pair: pages of one arena, granted to one peer.
 //!
 //! Handles of [`LocalGranter`] share one arena. A page is free, granted, or quarantined: revoked by force
-//! while the peer's status word was raised. A quarantined page and its reference become free when the
-//! peer lowers the word. They are checked only when no free page is left.
-
-// #syscall driver,frontend,daemon fallocate: revoking: punching pages out of one's own arena
+//! while the peer's status word was raised, or while the kernel held the page for the peer in such a way that it
+//! stayed in the file ([`super::pages`]). A quarantined page and its reference become free when the peer lowers the
+//! word and the page has left the file. They are checked only when no free page is left.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
 use ringfence_wire::grant::{Access, DomId, Gref};
-use rustix::fs::FallocateFlags;
 
 use super::arena::{self, ArenaFiles, ArenaShape};
+use super::pages::{PageSize, Pages};
 use crate::table::{LentTable, TableWords, issue, try_revoke};
 use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
-/// Pages of one kind: the file, its mapping, and the free pages.
-pub(crate) struct Pages {
-    file: OwnedFd,
-    memory: LentSlice,
-    free: Vec<u32>,
-    generations: Vec<u32>,
-}
+/// Maximum number of pages punched again in one attempt to reclaim, 5 µs each.
+const PUNCHES_MAX: u32 = 16;
 
-impl Pages {
-    pub(crate) fn new(file: OwnedFd, count: u32) -> std::io::Result<Pages> {
-        let bytes = count.max(1) as usize * PAGE_SIZE;
-        let memory = Mapping::new(&file, 0, bytes, Protection::ReadWrite)?.lent();
-        // Last in, first out: the lowest page is used first, and the page with the warmest cache next.
-        Ok(Pages {
-            file,
-            memory,
-            free: (0..count).rev().collect(),
-            generations: vec![0; count as usize],
-        })
-    }
-
-    /// Creates `count` pages that only this process reaches.
-    pub(crate) fn anonymous(name: &str, count: u32) -> std::io::Result<Pages> {
-        let file = arena::sealed_memfd(name, u64::from(count.max(1)) * PAGE_SIZE as u64)?;
-        Pages::new(file, count)
-    }
-
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.file.as_raw_fd()
-    }
-
-    pub(crate) fn slice(&self, page: u32) -> Result<LentSlice, LendError> {
-        let offset = page as usize * PAGE_SIZE;
-        self.memory.slice(offset, PAGE_SIZE).map_err(|_| LendError::NoPage { limit: page })
-    }
-
-    /// Returns the number of revocations of a page.
-    pub(crate) fn generation(&self, page: u32) -> u32 {
-        self.generations.get(page as usize).copied().unwrap_or(0)
-    }
-
-    /// Counts a revocation of `pages`.
-    pub(crate) fn next_generation(&mut self, pages: &[u32]) {
-        for page in pages {
-            if let Some(generation) = self.generations.get_mut(*page as usize) {
-                *generation = generation.wrapping_add(1);
-            }
-        }
-    }
-
-    /// Destroys the content of `pages` in every mapping of every process, with one call for each run of
-    /// neighbours. Returns the number of calls.
-    pub(crate) fn punch(&self, pages: &mut [u32]) -> Result<u64, RevokeError> {
-        let mut calls = 0;
-        pages.sort_unstable();
-        for run in pages.chunk_by(|a, b| a + 1 == *b) {
-            let (Some(&first), len) = (run.first(), run.len()) else { continue };
-            rustix::fs::fallocate(
-                &self.file,
-                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                u64::from(first) * PAGE_SIZE as u64,
-                (len * PAGE_SIZE) as u64,
-            )
-            .map_err(|e| RevokeError::System(e.raw_os_error()))?;
-            calls += 1;
-        }
-        Ok(calls)
-    }
-}
-
-/// Reference and page that the peer claims to use after a forced revocation. The content is
-/// destroyed. But a mapping that a correct peer has yet to remove, or a read in flight, would reach
-/// data that is granted in this page next, under any reference.
+/// Reference and page that the peer claims to use after a forced revocation, or that is still part of the file. The
+/// content is destroyed. But a mapping that a correct peer has yet to remove, a read in flight, or a pin of a page that
+/// the file kept would reach data that is granted in this page next, under any reference.
 struct Quarantined {
     gref: Gref,
     access: Access,
     page: u32,
+    /// Set if the page is still part of the file.
+    kept: bool,
 }
 
 struct Shared {
@@ -124,13 +57,13 @@ impl Shared {
     /// Reclaims quarantined pages whose uses have ended, until a few pages can be granted. The others
     /// move to the back. Each entry is checked at most once, and there are at most as many as references.
     fn reclaim(&mut self, access: Access) {
-        let mut reclaimed = 0;
+        let (mut reclaimed, mut punches) = (0, 0);
         for _ in 0..self.quarantine.len() {
             if reclaimed >= 16 && self.has_free(access) {
                 return;
             }
             let Some(held) = self.quarantine.pop_front() else { return };
-            if self.table.status(held.gref) == 0 {
+            if self.table.status(held.gref) == 0 && self.has_left(&held, &mut punches) {
                 self.references.push(held.gref);
                 self.pages(held.access).free.push(held.page);
                 reclaimed += 1;
@@ -138,6 +71,19 @@ impl Shared {
                 self.quarantine.push_back(held);
             }
         }
+    }
+
+    /// Returns `true` if a page has left the file. Punches it again if it had not.
+    fn has_left(&mut self, held: &Quarantined, punches: &mut u32) -> bool {
+        if !held.kept {
+            return true;
+        }
+        if *punches == PUNCHES_MAX {
+            return false;
+        }
+        *punches += 1;
+        let punched = self.pages(held.access).punch(&mut [held.page]);
+        punched.is_ok_and(|punched| punched.kept.is_empty())
     }
 }
 
@@ -149,17 +95,20 @@ pub struct LocalGranter {
 }
 
 impl LocalGranter {
-    /// Creates an arena set for `peer`. Returns the files for the peer as the second value.
+    /// Creates an arena set for `peer`, in pages of size `wanted` where the system allows it. Returns the files for
+    /// the peer as the second value.
     pub(crate) fn create(
         peer: DomId,
         shape: ArenaShape,
+        wanted: PageSize,
     ) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
         shape.check().map_err(|why| PlatformError::bad_arena(peer, why))?;
         let new = arena::create(shape)?;
         let table = arena::map_table(&new.own, shape, true)
             .map_err(|why| PlatformError::bad_arena(peer, why))?;
         let map = |file, count| {
-            Pages::new(file, count).map_err(|e| PlatformError::system("mapping an arena", e))
+            Pages::new(file, count, wanted)
+                .map_err(|e| PlatformError::system("mapping an arena", e))
         };
         let shared = Shared {
             peer,
@@ -176,7 +125,16 @@ impl LocalGranter {
     /// Returns the open descriptors of the arena.
     pub fn descriptors(&self) -> Vec<RawFd> {
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
-        vec![shared.writable.file.as_raw_fd(), shared.read_only.file.as_raw_fd()]
+        vec![shared.writable.descriptor(), shared.read_only.descriptor()]
+    }
+
+    /// Returns the size of the pages that hold the arena: huge if both kinds of pages are.
+    pub fn page_size(&self) -> PageSize {
+        let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        match (shared.writable.size(), shared.read_only.size()) {
+            (PageSize::Huge, PageSize::Huge) => PageSize::Huge,
+            _ => PageSize::Small,
+        }
     }
 
     /// Returns the number of quarantined pages: those that the peer claims to use after a forced
@@ -224,22 +182,30 @@ impl Granter for LocalGranter {
         for lease in &leases {
             shared.table.set_entry(lease.gref(), 0);
         }
-        for access in [Access::ReadWrite, Access::ReadOnly] {
+        let mut kept = [Vec::new(), Vec::new()];
+        for (access, kept) in [Access::ReadWrite, Access::ReadOnly].into_iter().zip(&mut kept) {
             let of_kind = leases.iter().filter(|l| l.access() == access);
             let mut pages: Vec<u32> = of_kind.map(Lease::page).collect();
-            if let Err(why) = shared.pages(access).punch(&mut pages) {
-                return Err((leases, why));
+            match shared.pages(access).punch(&mut pages) {
+                Ok(punched) => *kept = punched.kept,
+                Err(why) => return Err((leases, why)),
             }
         }
+        let [kept_writable, kept_read_only] = kept;
         for lease in leases {
             let pages = shared.pages(lease.access());
             pages.next_generation(&[lease.page()]);
             let (gref, access, page) = (lease.gref(), lease.access(), lease.page());
-            if shared.table.status(gref) == 0 {
+            let kept = match access {
+                Access::ReadWrite => &kept_writable,
+                Access::ReadOnly => &kept_read_only,
+            };
+            let kept = kept.binary_search(&page).is_ok();
+            if shared.table.status(gref) == 0 && !kept {
                 shared.references.push(gref);
                 shared.pages(access).free.push(page);
             } else {
-                shared.quarantine.push_back(Quarantined { gref, access, page });
+                shared.quarantine.push_back(Quarantined { gref, access, page, kept });
             }
         }
         Ok(())

@@ -17,6 +17,7 @@ mod channel;
 mod grantee;
 mod granter;
 pub mod hub;
+mod pages;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod raw;
@@ -30,10 +31,11 @@ pub use arena::{ArenaFault, ArenaFiles, ArenaShape};
 pub use channel::LocalChannel;
 pub use grantee::{LocalGrantee, MAPPED_MAX};
 pub use granter::LocalGranter;
-pub(crate) use granter::Pages;
 use hub::client::HubClient;
 pub use hub::protocol::Refusal;
 use hub::protocol::{ANY_DOMAIN, Kind};
+pub use pages::PageSize;
+pub(crate) use pages::Pages;
 use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
 use ringfence_xenstore::StoreClient;
 
@@ -47,6 +49,7 @@ pub struct LocalPlatform {
     hub: Arc<HubClient>,
     domid: DomId,
     shape: ArenaShape,
+    page_size: PageSize,
     granters: Mutex<HashMap<DomId, LocalGranter>>,
     /// Number of the last grant window of each grantee.
     windows: Mutex<HashMap<DomId, u32>>,
@@ -84,6 +87,7 @@ impl LocalPlatform {
             hub,
             domid: DomId(domid),
             shape: ArenaShape::of(Self::DEFAULT_PAGES, Self::DEFAULT_PAGES),
+            page_size: PageSize::Small,
             granters: Mutex::new(HashMap::new()),
             windows: Mutex::new(HashMap::new()),
             counters: Arc::default(),
@@ -95,6 +99,26 @@ impl LocalPlatform {
     pub fn with_arena(mut self, shape: ArenaShape) -> LocalPlatform {
         self.shape = shape;
         self
+    }
+
+    /// Sets the size of the pages of arenas from now on. [`PageSize::Huge`] is for pages that stay lent as long as the
+    /// device lasts: a forced revocation of one page splits a huge page for ever. It is used where the system
+    /// allows huge pages for shared memory, and takes all memory of the arena at once.
+    #[must_use]
+    pub fn with_page_size(mut self, size: PageSize) -> LocalPlatform {
+        self.page_size = size;
+        self
+    }
+
+    /// Returns the size of the pages in use: huge if every arena that this domain lent is in huge pages.
+    pub fn page_size(&self) -> PageSize {
+        let granters = self.granters.lock().unwrap_or_else(PoisonError::into_inner);
+        let huge = |granter: &LocalGranter| granter.page_size() == PageSize::Huge;
+        if !granters.is_empty() && granters.values().all(huge) {
+            PageSize::Huge
+        } else {
+            PageSize::Small
+        }
     }
 
     /// Returns the connection to the hub. It reports a hang-up after the hub has ended.
@@ -175,7 +199,7 @@ impl Platform for LocalPlatform {
         if let Some(granter) = granters.get(&peer) {
             return Ok(granter.clone());
         }
-        let (granter, files) = LocalGranter::create(peer, self.shape)?;
+        let (granter, files) = LocalGranter::create(peer, self.shape, self.page_size)?;
         let ArenaShape { writable, read_only, references } = self.shape;
         let args = [u32::from(peer.0), writable, read_only, references];
         self.hub.call("take an arena", Kind::Lend, &args, &files.each())?;

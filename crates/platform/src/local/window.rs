@@ -14,7 +14,7 @@ use std::sync::Arc;
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
-use super::granter::Pages;
+use super::pages::{PageSize, Pages};
 use crate::table::{LentTable, TableWords, issue, try_revoke};
 
 use crate::window::{Engine, EngineFacts, EnginePage, GranterTable, IssueError};
@@ -60,7 +60,8 @@ pub(super) fn create(
     let new = arena::create(arena_shape)?;
     let table = arena::map_table(&new.own, arena_shape, true).map_err(bad)?;
     let map = |file, count| {
-        Pages::new(file, count).map_err(|e| PlatformError::system("mapping a window", e))
+        let pages = Pages::new(file, count, PageSize::Small);
+        pages.map_err(|e| PlatformError::system("mapping a window", e))
     };
     let pages = [map(new.own.writable, shape.writable)?, map(new.own.read_only, shape.read_only)?];
     let engine = LocalEngine { grantee, handle, table };

@@ -143,8 +143,10 @@ impl<E: Engine> GranterTable<E> {
         }
     }
 
-    /// Destroys the content of `pages` and advances their generations.
-    fn punch(&mut self, pages: &[PageId]) -> Result<(), RevokeError> {
+    /// Destroys the content of `pages` and advances their generations. Returns the pages that the kernel still holds
+    /// for the grantee and kept in the file, sorted: they stay stale.
+    fn punch(&mut self, pages: &[PageId]) -> Result<Vec<PageId>, RevokeError> {
+        let mut kept = Vec::new();
         for access in [Access::ReadWrite, Access::ReadOnly] {
             let first = if access == Access::ReadWrite { 0 } else { self.shape.writable };
             let of_kind = pages.iter().filter(|page| self.shape.access_of(**page) == Some(access));
@@ -153,12 +155,28 @@ impl<E: Engine> GranterTable<E> {
                 Access::ReadWrite => &mut self.writable,
                 Access::ReadOnly => &mut self.read_only,
             };
-            let calls = kind.punch(&mut numbers)?;
-            self.counters.syscalls.add(calls);
+            let punched = kind.punch(&mut numbers)?;
+            self.counters.syscalls.add(punched.calls);
+            kept.extend(punched.kept.into_iter().map(|number| PageId(first + number)));
             kind.next_generation(&numbers);
         }
-        self.counters.window_scrubs.add(pages.len() as u64);
-        Ok(())
+        self.counters.window_scrubs.add((pages.len() - kept.len()) as u64);
+        Ok(kept)
+    }
+
+    /// Punches `pages`, which are stale and listed nowhere. Lists those again that were kept.
+    fn refresh(&mut self, mut pages: Vec<PageId>) -> Result<u32, RevokeError> {
+        let kept = match self.punch(&pages) {
+            Ok(kept) => kept,
+            Err(why) => {
+                self.stale.append(&mut pages);
+                return Err(why);
+            }
+        };
+        pages.retain(|page| kept.binary_search(page).is_err());
+        pages.iter().for_each(|page| self.set_state(*page, State::Fresh));
+        self.stale.extend(kept);
+        Ok(u32::try_from(pages.len()).unwrap_or(u32::MAX))
     }
 
     /// Zeroes `pages`, which no access of the grantee reaches, and advances their generations.
@@ -238,12 +256,9 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
             self.stale.retain(|stale| *stale != page);
             now.push(page);
         }
-        if let Err(why) = self.punch(&now) {
-            self.stale.append(&mut now);
-            return Err(why);
-        }
-        now.into_iter().for_each(|page| self.set_state(page, State::Fresh));
-        Ok(())
+        self.refresh(now)?;
+        // The kernel may hold the page for the grantee: a part of a huge page that is pinned.
+        if self.state(page) == Some(State::Fresh) { Ok(()) } else { Err(RevokeError::Busy) }
     }
 
     fn issue(&mut self, gref: Gref, page: PageId, access: Access) -> Result<(), IssueError> {
@@ -296,15 +311,20 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
         let issued: Vec<Gref> = pages.iter().map(|(gref, _)| *gref).collect();
         self.engine.revoke_forced(&issued)?;
         let just_pages: Vec<PageId> = pages.iter().map(|(_, page)| *page).collect();
-        self.punch(&just_pages)?;
+        let kept = self.punch(&just_pages)?;
         for (gref, page) in pages {
             self.counters.window_revokes.add(1);
             if self.engine.is_held(gref) {
                 self.set_entry(gref, Entry::Held(page));
                 self.set_state(page, State::Held(gref));
                 self.held += 1;
+                continue;
+            }
+            self.set_entry(gref, Entry::Free);
+            if kept.binary_search(&page).is_ok() {
+                self.set_state(page, State::Stale);
+                self.stale.push(page);
             } else {
-                self.set_entry(gref, Entry::Free);
                 self.set_state(page, State::Fresh);
             }
         }
@@ -313,12 +333,7 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
 
     fn scrub(&mut self) -> Result<u32, RevokeError> {
         let stale = core::mem::take(&mut self.stale);
-        if let Err(why) = self.punch(&stale) {
-            self.stale = stale;
-            return Err(why);
-        }
-        stale.iter().for_each(|page| self.set_state(*page, State::Fresh));
-        Ok(u32::try_from(stale.len()).unwrap_or(u32::MAX))
+        self.refresh(stale)
     }
 
     fn descriptors(&self) -> Vec<RawFd> {

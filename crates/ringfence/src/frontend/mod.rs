@@ -16,7 +16,7 @@ use ringfence_net::features::UnknownOffload;
 use ringfence_net::netfront::WindowSizes;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
-use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_platform::local::{ArenaShape, LocalPlatform, PageSize};
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
@@ -94,7 +94,8 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     }
     let vif_queues = if queues > 0 { config.queues.max(1) } else { 0 };
     let arena = arena(vif_queues, config.disks.len());
-    let platform = LocalPlatform::connect(hub)?.with_arena(arena);
+    let platform =
+        LocalPlatform::connect(hub)?.with_arena(arena).with_page_size(config.page_size());
     // Arenas are opened again through /proc, which the sandbox does not have.
     let vif = if queues > 0 { Some(make_vif(&platform, &config)?) } else { None };
     let any = config.windows || config.disks.iter().any(|disk| disk.windows);
@@ -267,7 +268,8 @@ impl Frontend {
         let up = self.network.link().is_none_or(Link::is_up) && self.disks.are_up();
         if up != self.was_up {
             let message = if up {
-                FromFrontend::Up
+                let huge_pages = self.network.platform().page_size() == PageSize::Huge;
+                FromFrontend::Up { huge_pages }
             } else {
                 FromFrontend::Down("the backend closed the vif".to_owned())
             };

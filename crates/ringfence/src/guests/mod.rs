@@ -22,6 +22,7 @@ pub mod stop;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 
 use ringfence_sandbox::Ending;
 use serde::{Deserialize, Serialize};
@@ -102,8 +103,29 @@ pub(crate) struct Description {
     pub(crate) ports: Vec<String>,
     /// Disks, as in `--disk`.
     pub(crate) disks: Vec<String>,
+    /// Size of the pages of the memory that it lends.
+    pub(crate) pages: LentPages,
     /// Start of the command in seconds since 1970.
     pub(crate) since: u64,
+}
+
+/// Size of the pages of the memory that a guest lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LentPages {
+    /// Pages of 4 KiB.
+    Small,
+    /// Pages of 2 MiB.
+    Huge,
+}
+
+impl fmt::Display for LentPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LentPages::Small => "pages of 4 KiB",
+            LentPages::Huge => "huge pages of 2 MiB",
+        })
+    }
 }
 
 /// Process that a message is from.

@@ -193,6 +193,7 @@ fn own_memory(root: i32, processes: &Processes) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guests::LentPages;
 
     fn row() -> Row {
         let guest = Description {
@@ -203,6 +204,7 @@ mod tests {
             uplink: vec!["10.0.2.15/24".to_owned()],
             ports: vec!["8080:80".to_owned()],
             disks: vec![],
+            pages: LentPages::Small,
             since: 100,
         };
         let egress = Some(EgressTotals { pins: 9, ..EgressTotals::default() });

@@ -92,6 +92,7 @@ impl fmt::Display for Table<'_> {
         }
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
+        line(f, "lent memory", &guest.pages.to_string())?;
         for (name, counts) in &counters.ports {
             // Directions are the guest's: the switch receives what the guest sends.
             let [sent, received] = byte_counts(counts, ["rx_bytes", "tx_bytes"]);
@@ -120,7 +121,7 @@ fn byte_counts(counts: &CounterTable, names: [&str; 2]) -> [String; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guests::Description;
+    use crate::guests::{Description, LentPages};
     use crate::uplink::totals::EgressTotals;
 
     fn counts(pairs: &[(&str, u64)]) -> CounterTable {
@@ -137,6 +138,7 @@ mod tests {
             uplink: vec![],
             ports: vec![],
             disks: vec!["d.img".to_owned()],
+            pages: LentPages::Huge,
             since: 0,
         };
         let mut counters = Counters::default();
@@ -160,6 +162,7 @@ mod tests {
             "switch:         blue: 10.0.0.2/16\n",
             "host's network: none\n",
             "egress:         0 connections allowed, 0 denied",
+            "lent memory:    huge pages of 2 MiB\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",
             "vbd2.0:         512 B read, 0 B written\n",
             "vif2.0:         rules broken: tx_producer_overflow 1\n",
@@ -170,7 +173,7 @@ mod tests {
         let text = Table { status: &status, counters: true }.to_string();
         assert!(text.contains("rx_bytes 20480, rx_frames 3, tx_bytes 7\n"), "{text}");
         let json = serde_json::to_value(&status).unwrap();
-        assert_eq!(json["name"], "web");
+        assert_eq!((&json["name"], &json["pages"]), (&"web".into(), &"huge".into()));
         assert_eq!(json["counters"]["ports"]["vif2.0"]["rx_frames"], 3);
     }
 }

@@ -25,7 +25,6 @@ use crate::guests::{Reply, Source};
 use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_access::Mode;
-use ringfence_frame::commands::TxStaging;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{ReceivedSignal, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Spawn};
@@ -99,6 +98,8 @@ pub(super) struct GuestProcesses<'a> {
     names: Option<OwnedFd>,
     frontend_hub: Option<OwnedFd>,
     disks: Disks,
+    /// Set if the memory that the guest lends is in huge pages.
+    pub(super) huge_pages: bool,
     pub(super) uplink: Option<Uplink>,
     /// Driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
@@ -171,6 +172,7 @@ impl<'a> GuestProcesses<'a> {
             names: None,
             frontend_hub: None,
             disks,
+            huge_pages: false,
             uplink,
             driver: None,
             guest: None,
@@ -295,11 +297,7 @@ impl<'a> GuestProcesses<'a> {
         let config = FrontendConfig {
             mtu: self.options.switch_mtu(),
             offloads,
-            staging: match self.options.mode {
-                Mode::Staging => self.options.staging,
-                _ => TxStaging::Off,
-            }
-            .to_string(),
+            staging: self.options.staged_pages().to_string(),
             windows: self.options.mode == Mode::Window,
             queues: self.options.queues,
             tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
@@ -324,7 +322,10 @@ impl<'a> GuestProcesses<'a> {
         let deadline = Instant::now() + START_TIMEOUT;
         loop {
             match self.next(Some(deadline)) {
-                ProcessEvent::Frontend(FromFrontend::Up) => return Ok(()),
+                ProcessEvent::Frontend(FromFrontend::Up { huge_pages }) => {
+                    self.huge_pages = huge_pages;
+                    return Ok(());
+                }
                 ProcessEvent::Late => return Err(Outcome::failed(not_ready("the frontend"))),
                 other => self.interrupt(other)?,
             }
@@ -465,7 +466,7 @@ impl<'a> GuestProcesses<'a> {
                     .problem(format_args!("the guest's network is down: {}", printable(&why)));
                 None
             }
-            ProcessEvent::Frontend(FromFrontend::Up) => {
+            ProcessEvent::Frontend(FromFrontend::Up { .. }) => {
                 self.reporter.step("the guest's network is up");
                 None
             }

@@ -136,6 +136,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Returns the pages that the frontend asks the backend to keep mapped.
+    pub(super) fn staged_pages(&self) -> TxStaging {
+        if self.mode == Mode::Staging { self.staging } else { TxStaging::Off }
+    }
+
     /// Returns the ids of the command, if they are not those of root.
     pub(super) fn ids(&self) -> Option<OwnIds> {
         let is_root = self.as_root || rustix::process::geteuid().is_root();

@@ -13,7 +13,7 @@ use super::guest_processes::{GuestProcesses, Outcome};
 use super::report::printable;
 use crate::egress::document;
 use crate::guest::ToGuest;
-use crate::guests::{CounterTable, Counters, Description, Reply, Request};
+use crate::guests::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use crate::switchboard::{DriverStats, ToDriver};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::totals::EgressTotals;
@@ -198,6 +198,7 @@ impl GuestProcesses<'_> {
             uplink: self.uplink().map_or_else(Vec::new, |uplink| texts(uplink.addresses())),
             ports: self.uplink().map_or_else(Vec::new, |uplink| uplink.ports.texts()),
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
+            pages: if self.huge_pages { LentPages::Huge } else { LentPages::Small },
             since: self.clients.as_ref().map_or(0, Clients::since),
         }
     }

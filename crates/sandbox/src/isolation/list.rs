@@ -96,8 +96,8 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/facts.rs: whether ranges can be given up
     // block/src/storage/file/pool.rs: a guest gives up ranges of its disk
     // block/src/storage/memory.rs: disks in memory; their memory is made before
-    // platform/src/local/granter.rs: revoking: punching pages out of one's own arena
     // platform/src/local/hub/broker.rs: what is left of a domain that is gone is punched out
+    // platform/src/local/pages.rs: revoking: punching pages out of one's own arena
     // ringfence/src/serve/records.rs: records of queues
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fallocate, &[]),
     // sandbox/src/channel.rs: a second handle
@@ -238,14 +238,14 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc010_7742_u32.cast_signed())]),
     // ringfence/src/serve/config/error.rs: the configuration, read again
     on(DAEMON, libc::SYS_lseek, &[]),
+    // platform/src/local/pages.rs: whether a punched page has left the file
+    on(DRIVER | FRONTEND, libc::SYS_lseek, &[is(2, libc::SEEK_DATA)]),
     // memory/src/mapping.rs: lent memory stays out of core files
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_DONTDUMP)]),
     // sandbox/src/isolation/syscalls.rs: the allocator; stacks of old threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_DONTNEED)]),
     // sandbox/src/isolation/syscalls.rs: the allocator
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_FREE)]),
-    // memory/src/mapping.rs: lent memory stays in small pages, of which one can be taken back
-    on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_NOHUGEPAGE)]),
     // sandbox/src/isolation/syscalls.rs: undoing other advice
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_madvise, &[is(2, libc::MADV_NORMAL)]),
     // memory/src/mapping.rs: touching pages ahead of use

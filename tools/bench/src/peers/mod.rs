@@ -21,7 +21,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::params::Direction;
+use super::params::{Direction, Pages};
 use ringfence::causes::causes;
 
 /// Maximum measured packet size: the capacity of one testpmd buffer (by default 2048 bytes minus
@@ -63,12 +63,12 @@ pub(super) enum Outcome {
     Skipped(String),
 }
 
-/// Measures packets of `size` bytes for `length`.
+/// Measures packets of `size` bytes for `length`, in pages of that size and on those cores.
 pub(super) fn measure(
     peer: Peer,
     direction: Direction,
     size: u32,
-    cores: Option<[usize; 2]>,
+    (pages, cores): (Pages, Option<[usize; 2]>),
     length: Duration,
 ) -> Outcome {
     let Some(cores) = cores else {
@@ -77,7 +77,7 @@ pub(super) fn measure(
     if size > SIZE_MAX {
         return Outcome::Skipped(format!("packets of more than {SIZE_MAX} bytes take two buffers"));
     }
-    match testpmd::run(peer, direction, size, cores, length) {
+    match testpmd::run(peer, direction, size, (pages, cores), length) {
         Ok((pps, memory)) => Outcome::Rate { pps, memory },
         Err(error) => Outcome::Skipped(causes(&error)),
     }

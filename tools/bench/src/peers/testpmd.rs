@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 
 use super::Peer;
-use crate::params::Direction;
+use crate::params::{self, Direction};
 use ringfence_sandbox::owned_child::OwnedChild;
 
 const PROGRAM: &str = "dpdk-testpmd";
@@ -31,12 +31,15 @@ pub(super) fn run(
     peer: Peer,
     direction: Direction,
     size: u32,
-    cores: [usize; 2],
+    (pages, cores): (params::Pages, [usize; 2]),
     length: Duration,
 ) -> anyhow::Result<(f64, &'static str)> {
     let directory = Directory::new()?;
     let socket = directory.0.join("socket");
-    let pages = Pages::find();
+    let pages = match pages {
+        params::Pages::Auto => Pages::find(),
+        params::Pages::Small => Pages::Ordinary,
+    };
     let [back, front] = devices(peer, &socket);
     let (back_mode, front_mode) = match direction {
         Direction::Tx => ("rxonly", "txonly"),
@@ -106,8 +109,8 @@ impl Pages {
 
     fn name(&self) -> &'static str {
         match self {
-            Pages::Huge => "huge pages",
-            Pages::Ordinary => "ordinary pages",
+            Pages::Huge => params::HUGE_PAGES,
+            Pages::Ordinary => params::ORDINARY_PAGES,
         }
     }
 

@@ -32,7 +32,7 @@ use self::args::StagingArgs;
 use self::report::Results;
 use super::args::NetArgs;
 use super::net::{self, Case};
-use super::params::Direction;
+use super::params::{Direction, Pages};
 use super::peers::{self, Outcome, Peer};
 use super::report::Row;
 
@@ -138,10 +138,12 @@ fn measure(
             let row = Case { mode, direction, size, queues }.run(&net, cores, progress);
             Sample::Ringfence(Box::new(row.with_context(|| point.name())?))
         }
-        Who::Peer(peer) => match peers::measure(peer, direction, size, cores, args.seconds) {
-            Outcome::Rate { pps, memory } => Sample::Peer { pps, memory },
-            Outcome::Skipped(why) => Sample::Skipped(why),
-        },
+        Who::Peer(peer) => {
+            match peers::measure(peer, direction, size, (Pages::Auto, cores), args.seconds) {
+                Outcome::Rate { pps, memory } => Sample::Peer { pps, memory },
+                Outcome::Skipped(why) => Sample::Skipped(why),
+            }
+        }
     })
 }
 
