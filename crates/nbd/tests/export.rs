@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,11 +77,50 @@ fn nbdinfo_reports_the_offered_properties() {
         assert!(info.contains(expected), "no {expected} in {info}");
     }
     let map = run("nbdinfo", &["--map", &served.uri()]);
-    assert!(map.contains("3145728") && map.contains("data"), "{map}");
+    // A read allocates the memory that it reads.
+    assert!(map.trim_end().ends_with("hole,zero"), "{map}");
     let list = run("nbdinfo", &["--list", &served.uri()]);
     assert!(list.contains("disk0"), "{list}");
     let other = served.uri().replace("disk0", "another");
     assert!(!output("nbdinfo", &[&other]).status.success(), "there is no such export");
+}
+
+#[test]
+fn programs_find_holes_of_sparse_file() {
+    require_programs!(
+        "nbdinfo" of "libnbd-bin",
+        "nbdcopy" of "libnbd-bin",
+        "qemu-img" of "qemu-utils",
+    );
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("disk.img");
+    let file = std::fs::File::create(&path).unwrap();
+    file.set_len(64 << 20).unwrap();
+    file.write_all_at(&[7; 65536], 1 << 20).unwrap();
+    file.write_all_at(&[8; 4096], 40 << 20).unwrap();
+    drop(file);
+    let disk: Arc<dyn Disk> = Arc::new(FileDisk::open(&path, &FileOptions::default()).unwrap());
+    let served = Served::new(&disk);
+    let map = run("nbdinfo", &["--map", &served.uri()]);
+    let words: Vec<&str> = map.split_whitespace().collect();
+    let (hole, data) = (["3", "hole,zero"], ["0", "data"]);
+    let expected = [
+        (["0", "1048576"], hole),
+        (["1048576", "65536"], data),
+        (["1114112", "40828928"], hole),
+        (["41943040", "4096"], data),
+        (["41947136", "25161728"], hole),
+    ];
+    let expected: Vec<&str> =
+        expected.iter().flat_map(|(at, state)| [at, state]).flatten().copied().collect();
+    assert_eq!(words, expected);
+    let map = run("qemu-img", &["map", "--output=json", "-f", "raw", &served.uri()]);
+    assert_eq!(map.matches("\"data\": true").count(), 2, "{map}");
+    let back = served.path("out");
+    run("nbdcopy", &[&served.uri(), &back.display().to_string()]);
+    assert!(std::fs::read(&back).unwrap() == std::fs::read(&path).unwrap());
+    let allocated = std::fs::metadata(&back).unwrap().blocks() * 512;
+    assert!(allocated < 1 << 20, "{allocated} bytes of a copy that has 68 KiB of data");
 }
 
 #[test]

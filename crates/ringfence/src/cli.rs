@@ -3,6 +3,7 @@
 //! The doc comments of options are their help text. Other modules define the arguments of `attach`,
 //! `serve`, `status` and `hub`.
 
+pub mod hints;
 pub mod interface;
 mod pages;
 
@@ -134,7 +135,7 @@ Examples:
 
   A disk, through an NBD client:
     truncate -s 1G disk.img
-    ringfence run --disk disk.img -- sh -c 'nbdinfo nbd+unix:///?socket=$RINGFENCE_DISK0'
+    ringfence run --disk disk.img -- sh -c 'nbdinfo $RINGFENCE_DISK0_URI'
 
   An interface of the host on the switch (as root):
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
@@ -261,7 +262,7 @@ pub struct RunArgs {
 
     /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
-    /// The command finds the disk as an NBD server, at the Unix socket that RINGFENCE_DISK0 names
+    /// The command finds the disk as an NBD server, at the address RINGFENCE_DISK0_URI, the Unix socket RINGFENCE_DISK0
     /// (the second disk: RINGFENCE_DISK1). Options: `ro`, the disk is read-only; `mode=`, the access mode:
     /// persistent (the default), map, copy or window; `cache=`, as in QEMU: none (the default), writeback,
     /// writethrough, directsync or unsafe; `bounce=`, copying of bytes through private memory: auto, always

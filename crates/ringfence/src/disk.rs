@@ -136,6 +136,25 @@ pub(crate) fn variable(number: usize) -> String {
     format!("RINGFENCE_DISK{number}")
 }
 
+/// Returns the name of the variable that holds the NBD address of the command's disk `number`.
+pub(crate) fn uri_variable(number: usize) -> String {
+    format!("RINGFENCE_DISK{number}_URI")
+}
+
+/// Returns the NBD address of the disk at the socket `path`, as NBD programs take it.
+pub(crate) fn uri_of(path: &str) -> String {
+    let mut uri = "nbd+unix:///?socket=".to_owned();
+    for byte in path.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                uri.push(byte.into());
+            }
+            _ => uri.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    uri
+}
+
 /// Returns the name of the variable that holds the device's path of the command's disk `number`.
 pub(crate) fn device_variable(number: usize) -> String {
     format!("RINGFENCE_DISK{number}_DEVICE")
@@ -146,6 +165,12 @@ mod tests {
     use ringfence_block::storage::file::{Bounce, CacheMode};
 
     use super::*;
+
+    #[test]
+    fn address_of_socket_has_every_special_byte_escaped() {
+        assert_eq!(uri_of("/run/user/1000/d-0"), "nbd+unix:///?socket=/run/user/1000/d-0");
+        assert_eq!(uri_of("/a b&c%é"), "nbd+unix:///?socket=/a%20b%26c%25%C3%A9");
+    }
 
     #[test]
     fn path_with_options_is_parsed() {

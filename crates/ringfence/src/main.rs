@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use ringfence::cli::{Cli, InternalCli};
+use ringfence::cli::{Cli, InternalCli, hints};
 
 fn main() -> ExitCode {
     if let Err(status) = ringfence::check_stack() {
@@ -20,6 +20,6 @@ fn main() -> ExitCode {
     }
     match Cli::try_parse() {
         Ok(cli) => ringfence::main_with(cli).into(),
-        Err(error) => ringfence::tell(&error).into(),
+        Err(error) => ringfence::tell(&hints::explained(error, std::env::args_os())).into(),
     }
 }

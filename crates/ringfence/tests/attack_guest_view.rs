@@ -310,6 +310,35 @@ fn paths_of_options_hold_against_the_command() {
 }
 
 #[test]
+fn read_only_root_directory_leaves_exceptions_writable() {
+    require!(Need::Guests);
+    for site in Site::all() {
+        let files = site.lab.file("tree");
+        for directory in ["", "kept"] {
+            let path = files.join(directory);
+            std::fs::create_dir_all(&path).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
+        }
+        let tree = files.display();
+        // The devices of the guest, not of the host: /sys is the guest's own.
+        let devices = r#"a=$(ls /sys/class/net | sort)
+            b=$(sed -n 's/^ *\([a-z0-9]*\):.*/\1/p' /proc/net/dev | sort)
+            test "$a" = "$b" && echo x > /dev/null && echo devices"#;
+        let script = format!(
+            "(echo x > {tree}/file) 2>&- || echo refused; echo x > {tree}/kept/file && echo kept; {devices}"
+        );
+        let said =
+            site.run(&format!("--ro / --rw {tree}/kept"), &["sh", "-c", &script]).finish(MOMENT);
+        assert_eq!(said.status, Some(0), "{}", said.stderr);
+        assert_eq!(
+            said.stdout.split_whitespace().collect::<Vec<_>>(),
+            ["refused", "kept", "devices"]
+        );
+        assert!(!said.stderr.contains("cannot be mounted"), "{}", said.stderr);
+    }
+}
+
+#[test]
 fn command_with_another_root_directory_does_not_reach_the_old_one() {
     require!(Need::Guests, Need::Program("busybox", "busybox"));
     for site in Site::all() {

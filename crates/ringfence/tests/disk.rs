@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
 use support::disks::{Background, URI, image_file, listens, output_of, succeed};
@@ -30,6 +31,38 @@ fn nbdcopy_data_is_stored_and_read_back_in_each_mode() {
         assert_eq!(sha256(&back), sha256(&content), "{mode}");
         lab.assert_no_switch();
         assert_eq!(sockets(&lab), [] as [PathBuf; 0], "a socket was left behind");
+    }
+}
+
+#[test]
+fn holes_of_image_are_found_in_each_mode() {
+    require!(
+        Need::Guests,
+        Need::Program("nbdcopy", "libnbd-bin"),
+        Need::Program("qemu-img", "qemu-utils"),
+    );
+    for mode in ["persistent", "map", "copy", "window"] {
+        let lab = Lab::new();
+        let disk = image_file(&lab, 32);
+        let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
+        file.write_all_at(&[7; 65536], 1 << 20).unwrap();
+        drop(file);
+        let back = lab.file("out");
+        let script = format!(
+            "nbdinfo --map \"$RINGFENCE_DISK0_URI\" && qemu-img map -f raw {URI}0 && nbdcopy {URI}0 {}",
+            back.display()
+        );
+        let options = format!("--disk {},mode={mode}", disk.display());
+        let said = lab.script(&options, &script).succeed(MOMENT);
+        let lines: Vec<Vec<&str>> =
+            said.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["0", "1048576", "3", "hole,zero"], "{mode}: {said}");
+        assert_eq!(lines[1], ["1048576", "65536", "0", "data"], "{mode}: {said}");
+        assert_eq!(lines[2], ["1114112", "32440320", "3", "hole,zero"], "{mode}: {said}");
+        assert_eq!(lines[4][..2], ["0x100000", "0x10000"], "{mode}: {said}");
+        assert_eq!(sha256(&back), sha256(&disk), "{mode}");
+        let allocated = fs::metadata(&back).unwrap().blocks() * 512;
+        assert!(allocated < 1 << 20, "{mode}: {allocated} bytes of a copy of 64 KiB of data");
     }
 }
 

@@ -6,6 +6,7 @@ mod support;
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use ringfence_block::storage::testing::{Driver, lent_with};
@@ -68,6 +69,41 @@ fn server_over_unix_socket_or_tcp_stores_written_data() {
     let words = ["qemu-nbd", "-f", "raw", "-k", &path, &image];
     let _server = Background::start(&words, || socket.exists());
     copies(&lab, &format!("nbd+unix:///?socket={path}"));
+}
+
+#[test]
+fn holes_of_server_are_found() {
+    require!(
+        Need::Guests,
+        Need::Program("nbdinfo", "libnbd-bin"),
+        Need::Program("nbdkit", "nbdkit"),
+        Need::Program("qemu-nbd", "qemu-utils"),
+    );
+    let lab = Lab::new();
+    let path = image_file(&lab, 16);
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&[7; 65536], 1 << 20).unwrap();
+    drop(file);
+    let image = path.display().to_string();
+    let socket = lab.file("qemu.sock");
+    let path = socket.display().to_string();
+    let words = ["qemu-nbd", "-f", "raw", "-k", &path, &image];
+    let expected = [
+        ["0", "1048576", "3", "hole,zero"],
+        ["1048576", "65536", "0", "data"],
+        ["1114112", "15663104", "3", "hole,zero"],
+    ];
+    for is_nbdkit in [true, false] {
+        let (server, socket) = match is_nbdkit {
+            true => (nbdkit(&lab, &image), lab.file("nbdkit.sock")),
+            false => (Background::start(&words, || socket.exists()), socket.clone()),
+        };
+        let options = format!("--disk nbd+unix:///?socket={}", socket.display());
+        let said = lab.script(&options, &format!("nbdinfo --map {URI}0")).succeed(MOMENT);
+        let found: Vec<&str> = said.split_whitespace().collect();
+        assert_eq!(found, expected.as_flattened(), "nbdkit: {is_nbdkit}");
+        drop(server);
+    }
 }
 
 #[test]

@@ -229,6 +229,52 @@ fn guest_in_a_guest_starts_with_and_without_as_root() {
     }
 }
 
+/// Filter of seccomp that refuses sethostname(2) on x86-64, as Podman's and Docker's lists do in a container without
+/// `CAP_SYS_ADMIN`: load the number; is it 170?; EPERM; allow.
+#[cfg(target_arch = "x86_64")]
+const NO_HOST_NAME: [(u16, u8, u8, u32); 4] =
+    [(0x20, 0, 0, 0), (0x15, 0, 1, 170), (0x06, 0, 0, 0x0005_0001), (0x06, 0, 0, 0x7FFF_0000)];
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn guest_in_a_container_with_seccomp_list_says_what_to_set() {
+    require!(Need::Guests);
+    if let Some(why) = Need::Program("bwrap", "bubblewrap").missing() {
+        return skip_what_is_not_installed(&why);
+    }
+    let site = ordinary();
+    let list: Vec<u8> = NO_HOST_NAME
+        .iter()
+        .flat_map(|(code, yes, no, k)| {
+            [&code.to_le_bytes()[..], &[*yes, *no], &k.to_le_bytes()].concat()
+        })
+        .collect();
+    let file = site.lab.file("seccomp");
+    std::fs::write(&file, list).unwrap();
+    let script = format!(
+        "exec 9<{}; exec bwrap --seccomp 9 --dev-bind / / --proc /proc --unshare-all \"$@\"",
+        file.display()
+    );
+    let failed = site.run_with(&["sh", "-c", &script, "sh"], "-q", &["true"]).finish(MOMENT);
+    assert_eq!(failed.status, Some(125));
+    for expected in ["--cap-add SYS_ADMIN", "seccomp=unconfined", "--device /dev/net/tun"] {
+        assert!(failed.stderr.contains(expected), "{}", failed.stderr);
+    }
+}
+
+#[test]
+fn unknown_command_is_not_found_also_beside_directory_that_cannot_be_searched() {
+    require!(Need::Guests);
+    let site = ordinary();
+    let run = format!("PATH=$closed:$PATH {} run -q --uplink none --", site.lab.program());
+    let script = format!(
+        "closed=$(mktemp -d) && touch $closed/inside && chmod 0 $closed; {run} no-such-command; echo $?; \
+         {run} /etc/passwd; echo $?; chmod 700 $closed; {run} inside; echo $?; rm -r $closed"
+    );
+    let said = command_on_host(&site, &script);
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["127", "126", "126"]);
+}
+
 #[test]
 fn guest_in_a_sandbox_of_bubblewrap_starts_or_says_which_device_it_lacks() {
     require!(Need::Guests);
@@ -243,4 +289,12 @@ fn guest_in_a_sandbox_of_bubblewrap_starts_or_says_which_device_it_lacks() {
     let failed = site.run_with(&own_devices, "-q", &["true"]).finish(MOMENT);
     assert_eq!(failed.status, Some(125));
     assert!(failed.stderr.contains("--dev-bind /dev/net/tun /dev/net/tun"), "{}", failed.stderr);
+    // Root of the sandbox without capabilities: the kernel lets it map no id.
+    let root: Vec<&str> = sandbox.iter().copied().chain(["--uid", "0", "--gid", "0"]).collect();
+    let failed = site.run_with(&root, "-q", &["true"]).finish(MOMENT);
+    assert_eq!(failed.status, Some(125));
+    assert!(failed.stderr.contains("--cap-add ALL"), "{}", failed.stderr);
+    let capable: Vec<&str> = root.iter().copied().chain(["--cap-add", "ALL"]).collect();
+    let said = site.run_with(&capable, "-q", &["id", "-u"]).succeed(MOMENT);
+    assert_eq!(said.trim(), "0");
 }

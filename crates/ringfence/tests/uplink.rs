@@ -169,7 +169,10 @@ fn uplink_is_created_by_default() {
 fn switch_avoids_networks_of_host() {
     let world = world!(Families::Both);
     let usual = AddressPlan::new("default").assign(1, &[]).unwrap().addresses;
-    let add: String = usual.iter().map(|a| format!("ip addr add {a} dev wan0; ")).collect();
+    // Until duplicate address detection is over, an IPv6 address is none of the host's.
+    let nodad = |a: &Address| if a.to_string().contains(':') { "nodad" } else { "" };
+    let add = usual.iter().map(|a| format!("ip addr add {a} dev wan0 {}; ", nodad(a)));
+    let add: String = add.collect();
     world.host(&["sh", "-ec", &add]).succeed(MOMENT);
     let script = "ip -o addr show eth0 > eth0; ip -o addr show up0 > up0";
     let guest = world.plain_guest("", script).finish(LONG);

@@ -152,6 +152,12 @@ enum SupervisorError {
          `--security-opt seccomp=unconfined`, or the like"
     )]
     NoUserNamespaces(io::Error),
+    #[error(
+        "root of this user namespace lacks the capability CAP_SETFCAP, without which the kernel maps no id: start it \
+         with the user's own id (bubblewrap: without `--uid 0`), or with its capabilities (bubblewrap: \
+         `--cap-add ALL`; a container: `--cap-add SETFCAP`)"
+    )]
+    RootWithoutCapability,
     #[error("no more namespaces may be made ({0}): see `sysctl user.max_user_namespaces`")]
     TooManyNamespaces(io::Error),
     #[error("an order that does not belong here")]
@@ -194,12 +200,16 @@ fn enter_namespaces(
     control: &Channel,
 ) -> Result<(), SupervisorError> {
     let own = OwnIds::current();
+    let is_root = rustix::process::geteuid().is_root();
     namespaces::unshare(Fresh::UserAndPid).map_err(|error| match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EUSERS) => SupervisorError::TooManyNamespaces(error),
         _ => SupervisorError::NoUserNamespaces(error),
     })?;
     match map_writer {
-        MapWriter::Supervisor => own.map_to_root().map_err(SupervisorError::NoUserNamespaces)?,
+        MapWriter::Supervisor => own.map_to_root().map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied if is_root => SupervisorError::RootWithoutCapability,
+            _ => SupervisorError::NoUserNamespaces(error),
+        })?,
         MapWriter::Launcher => {
             control.send(&FromSupervisor::Unshared, &[])?;
             let (order, _) = control.receive_within::<ToSupervisor>(SETUP_TIMEOUT)?;

@@ -2,12 +2,13 @@
 //!
 //! Each queue has one ring. The frontend posts requests that name sectors of the disk and pages of its
 //! memory; the backend answers each with a status. The key `protocol` selects the layout of requests
-//! ([`Abi`]). A request has one of three forms in the same slot:
+//! ([`Abi`]). A request has one of four forms in the same slot:
 //!
 //! ```text
 //! direct     operation and up to 11 segments in the slot itself
 //! indirect   INDIRECT and the inner operation; segments are in up to 8 pages of their own
 //! discard    a sector range, no segments
+//! extents    a sector range, and the page for the list of its extents (Ringfence only)
 //! ```
 //!
 //! The frontend controls every byte of a slot and of an indirect page. [`Request::parse`] validates a
@@ -19,11 +20,13 @@
 //! lengths must be multiples of the sector size.
 
 mod emit;
+mod extents;
 pub mod keys;
 mod layout;
 mod request;
 
-pub use emit::{direct, discard, indirect, indirect_descriptors};
+pub use emit::{direct, discard, extents, indirect, indirect_descriptors};
+pub use extents::{EXTENT_BYTES, EXTENTS_MAX, Extent, ExtentState};
 pub use layout::{Abi, Response, Slot, Status};
 pub use request::{
     BlkRefusal, Body, Direction, IndirectHead, Operation, Request, Rules, SegmentRange, Transfer,

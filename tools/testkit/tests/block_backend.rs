@@ -24,6 +24,7 @@ const GEOMETRY: Geometry = Geometry {
     flush: true,
     discard: Some(Discard { granularity: 4096, alignment: 0, secure: false }),
     write_zeroes: false,
+    extents: false,
     rotational: false,
 };
 

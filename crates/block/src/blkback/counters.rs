@@ -17,6 +17,8 @@ pub struct QueueCounters {
     pub flushes: Counter,
     /// Number of discard requests.
     pub discards: Counter,
+    /// Queries of extents.
+    pub extents: Counter,
     /// Reads and writes with indirect segments (descriptors in pages of their own).
     pub indirect: Counter,
     /// Bytes of all read requests.
@@ -48,6 +50,7 @@ impl QueueCounters {
             of("writes", &self.writes),
             of("flushes", &self.flushes),
             of("discards", &self.discards),
+            of("extents", &self.extents),
             of("indirect", &self.indirect),
             of("read_bytes", &self.read_bytes),
             of("written_bytes", &self.written_bytes),
@@ -75,8 +78,11 @@ impl QueueCounters {
                 self.writes.add(1);
                 self.written_bytes.add(bytes);
             }
-            None if matches!(work, Work::Discard { .. }) => self.discards.add(1),
-            None => {}
+            None => match work {
+                Work::Discard { .. } => self.discards.add(1),
+                Work::Extents { .. } => self.extents.add(1),
+                _ => {}
+            },
         }
     }
 }

@@ -16,6 +16,8 @@ pub(super) enum Work {
     Barrier(Option<Transfer>),
     /// Discard of a range.
     Discard { sector: u64, sectors: u64, secure: bool },
+    /// Query of the extents of a range.
+    Extents { sector: u64, sectors: u64 },
 }
 
 impl Work {
@@ -29,7 +31,7 @@ impl Work {
                 Some((transfer.sector, transfer.sector.saturating_add(transfer.sectors)))
             }
             Work::Discard { sector, sectors, .. } => Some((sector, sector.saturating_add(sectors))),
-            Work::Flush(None) | Work::Barrier(None) => None,
+            Work::Flush(None) | Work::Barrier(None) | Work::Extents { .. } => None,
         }
     }
 
@@ -38,7 +40,15 @@ impl Work {
         match self {
             Work::Transfer(transfer) => Some(transfer),
             Work::Flush(transfer) | Work::Barrier(transfer) => transfer,
-            Work::Discard { .. } => None,
+            Work::Discard { .. } | Work::Extents { .. } => None,
+        }
+    }
+
+    /// Returns the direction in which the request uses pages, if it has any.
+    pub(super) fn page_direction(self) -> Option<Direction> {
+        match self {
+            Work::Extents { .. } => Some(Direction::Read),
+            work => work.transfer().map(|transfer| transfer.direction),
         }
     }
 
@@ -49,6 +59,7 @@ impl Work {
             Work::Transfer(_) => Op::Write { fua: false },
             Work::Flush(_) | Work::Barrier(_) => Op::Flush,
             Work::Discard { secure, .. } => Op::Discard { secure },
+            Work::Extents { .. } => Op::Extents,
         }
     }
 
@@ -62,7 +73,9 @@ impl Work {
     pub(super) fn range(self, op: Op) -> (u64, u64) {
         match (op, self) {
             (Op::Flush, _) => (0, 0),
-            (_, Work::Discard { sector, sectors, .. }) => (sector, sectors),
+            (_, Work::Discard { sector, sectors, .. } | Work::Extents { sector, sectors }) => {
+                (sector, sectors)
+            }
             (_, work) => work.transfer().map_or((0, 0), |t| (t.sector, t.sectors)),
         }
     }
@@ -151,6 +164,7 @@ mod tests {
         }
         assert!(!in_flight.may_start(Work::Discard { sector: 15, sectors: 1, secure: false }));
         assert!(in_flight.may_start(Work::Flush(None)));
+        assert!(in_flight.may_start(Work::Extents { sector: 8, sectors: 8 }));
         in_flight.ended(1, write(8, 8));
         assert!(in_flight.may_start(write(8, 8)));
     }

@@ -192,6 +192,7 @@ pub fn rules_for(geometry: &Geometry, options: &BlkbackOptions) -> Rules {
         flush: geometry.flush,
         barrier: !geometry.read_only,
         discard: geometry.discard.is_some() && !geometry.read_only,
+        extents: geometry.extents,
         indirect_segments: options.indirect_segments,
     }
 }

@@ -196,6 +196,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             Ok(Body::Discard { sector, sectors, secure }) => {
                 Ok(Work::Discard { sector, sectors, secure })
             }
+            Ok(Body::Extents { sector, sectors }) => Ok(Work::Extents { sector, sectors }),
             Ok(Body::Indirect(head)) => {
                 self.indirect(&head, now, &mut ranges).inspect(|_| self.counters.indirect.add(1))
             }
@@ -274,9 +275,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             return;
         }
         let mut segments = self.segments.pop().unwrap_or_default();
-        if let Some(transfer) = job.work.transfer() {
-            let (ranges, direction) = (&job.ranges, transfer.direction);
-            match self.pages.reach(ranges, direction, now, &mut *self.disk, &mut segments) {
+        if let Some(direction) = job.work.page_direction() {
+            match self.pages.reach(&job.ranges, direction, now, &mut *self.disk, &mut segments) {
                 Ok(pages) => job.pages = Some(pages),
                 Err(why) => {
                     self.segments.push(segments);
@@ -364,7 +364,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             Ok(()) => self.deliver(number),
             Err(errno) => {
                 self.counters.failed.add(1);
-                let may = job.step == Op::Flush || matches!(job.work, Work::Discard { .. });
+                let may = job.step == Op::Flush
+                    || matches!(job.work, Work::Discard { .. } | Work::Extents { .. });
                 match Errno::from_raw_os_error(errno) {
                     Errno::OPNOTSUPP if may => Status::NotSupported,
                     Errno::NOSPC if self.terms.no_space => Status::NoSpace,
@@ -378,7 +379,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
     /// Copies read data from the bounce buffer to the guest, in mode `copy`.
     fn deliver(&mut self, number: u32) -> Status {
         let Some(job) = self.jobs[number as usize].as_ref() else { return Status::Error };
-        let Some(pages) = job.pages.as_ref().filter(|_| job.step == Op::Read) else {
+        let fills = matches!(job.step, Op::Read | Op::Extents);
+        let Some(pages) = job.pages.as_ref().filter(|_| fills) else {
             return Status::Okay;
         };
         match self.pages.copy_out(pages) {

@@ -1,6 +1,6 @@
 //! Copies between the segments of a request and the pages lent to the backend.
 
-use ringfence_memory::{LentSlice, OutOfRange};
+use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
 use crate::storage::Segment;
 
@@ -37,7 +37,7 @@ pub(super) fn to_page(
 }
 
 /// Copies `len` bytes from the beginning of `page` to offset `at` of the request.
-pub(super) fn from_page(
+fn from_page(
     segments: &[Segment],
     at: usize,
     page: &LentSlice,
@@ -47,6 +47,23 @@ pub(super) fn from_page(
     for (memory, offset, bytes) in parts(segments, at, len) {
         memory.copy_from_lent(offset, page, place, bytes)?;
         place += bytes;
+    }
+    Ok(())
+}
+
+/// Copies `len` bytes from the beginnings of `pages`, full pages but the last, to offset `at` of the request.
+pub(super) fn from_pages<'a>(
+    segments: &[Segment],
+    (at, len): (u64, u64),
+    pages: impl Iterator<Item = &'a LentSlice>,
+) -> Result<(), OutOfRange> {
+    let mut at = usize::try_from(at).unwrap_or(usize::MAX);
+    let mut left = usize::try_from(len).unwrap_or(0);
+    for page in pages {
+        let len = left.min(PAGE_SIZE);
+        from_page(segments, at, page, len)?;
+        at += len;
+        left -= len;
     }
     Ok(())
 }

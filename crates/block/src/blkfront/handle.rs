@@ -13,8 +13,9 @@ use ringfence_platform::{Channel, Granter};
 use ringfence_sys::poll::wait_readable;
 use rustix::event::epoll;
 
+use super::broken::BrokenRule;
 use super::completions::Completions;
-use super::lane::{BrokenRule, Lane};
+use super::lane::Lane;
 use super::{BrokenCallback, SharedLane, lock};
 use crate::storage::{DiskQueue, Done, Geometry, Request, check_request};
 

@@ -15,18 +15,20 @@ use std::sync::Arc;
 
 use ringfence_access::window::SourceLevels;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::{Access, Channel, ChannelError, Granter, Lease};
+use ringfence_platform::{Access, Channel, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, Direction, Operation, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status, direct,
-    discard, indirect, indirect_descriptors,
+    discard, extents, indirect, indirect_descriptors,
 };
 use rustix::io::Errno;
 
-use super::bytes::{from_page, to_page};
+use super::broken::{BrokenRule, channel_rule};
+use super::bytes::{from_pages, to_page};
 use super::completions::Completions;
 use super::pool::{Page, Pool};
+use crate::storage::extents::LIST_BYTES;
 use crate::storage::{Op, Request, Segment};
 
 /// Operation by which a flush is requested from the backend.
@@ -48,6 +50,7 @@ pub(super) struct LaneTerms {
     pub(super) segments: usize,
     pub(super) flush: FlushBy,
     pub(super) discard: bool,
+    pub(super) extents: bool,
 }
 
 /// Ring with a connected backend.
@@ -66,6 +69,7 @@ enum Kind {
     Zero,
     Flush,
     Discard { secure: bool },
+    Extents,
 }
 
 /// Part of a job that is posted as one request.
@@ -99,10 +103,6 @@ struct Job {
     error: Option<i32>,
     flushes: bool,
 }
-
-/// Fault that ended a connection: the rule that the backend broke.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct BrokenRule(pub(super) &'static str);
 
 /// State of one ring and of all handles that use it.
 pub(super) struct Lane<G, C> {
@@ -228,6 +228,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             Op::WriteZeroes => (Kind::Zero, request.len),
             Op::Flush => (Kind::Flush, 1),
             Op::Discard { secure } => (Kind::Discard { secure }, request.len),
+            Op::Extents => (Kind::Extents, request.len),
         };
         let flushes = request.op == Op::Write { fua: true };
         let job = Job { owner, request, left: len, error: None, flushes };
@@ -300,6 +301,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         match kind {
             Kind::Flush if terms.flush == FlushBy::Nothing => Some(None),
             Kind::Discard { .. } if !terms.discard => Some(Some(Errno::OPNOTSUPP.raw_os_error())),
+            Kind::Extents if !terms.extents => Some(Some(Errno::OPNOTSUPP.raw_os_error())),
             _ => None,
         }
     }
@@ -325,6 +327,13 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             Kind::Discard { secure } => {
                 let slot = discard(Abi::NATIVE, names, sector, piece.len / 512, secure);
                 (slot, Posted::bare(piece, Operation::Discard))
+            }
+            Kind::Extents => {
+                let page = connection.pool.take(Access::ReadWrite)?;
+                let sectors = piece.len / 512;
+                let slot = extents(Abi::NATIVE, names, sector, sectors, page.gref());
+                let posted = Posted::bare(piece, Operation::Extents);
+                (slot, Posted { pages: vec![page], ..posted })
             }
             Kind::Read | Kind::Write | Kind::Zero => {
                 build_transfer(connection, &job.request.segments, piece, names, sector)?
@@ -401,17 +410,15 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             Status::Error | Status::Unknown(_) => Some(Errno::IO.raw_os_error()),
         };
         let job = self.jobs.get(piece.job as usize).and_then(Option::as_ref);
-        if let (Kind::Read, None, Some(job)) = (piece.kind, error, job) {
-            let mut at = usize::try_from(piece.at).unwrap_or(usize::MAX);
-            let mut left = usize::try_from(piece.len).unwrap_or(0);
-            for page in &pages {
-                let len = left.min(PAGE_SIZE);
-                if from_page(&job.request.segments, at, page.memory(), len).is_err() {
-                    error = Some(Errno::FAULT.raw_os_error());
-                }
-                at += len;
-                left -= len;
-            }
+        let filled = match piece.kind {
+            Kind::Read => Some((piece.at, piece.len)),
+            Kind::Extents => Some((0, LIST_BYTES)),
+            _ => None,
+        };
+        if let (Some(range), None, Some(job)) = (filled, error, job)
+            && from_pages(&job.request.segments, range, pages.iter().map(Page::memory)).is_err()
+        {
+            error = Some(Errno::FAULT.raw_os_error());
         }
         for page in pages.into_iter().rev().chain(descriptors) {
             connection.pool.give_back(page);
@@ -583,13 +590,4 @@ fn fill(pages: &[Page], segments: &[Segment], piece: Piece) -> Option<Vec<Segmen
         left -= len;
     }
     Some(ranges)
-}
-
-fn channel_rule(rules: &RuleCounters, error: ChannelError) -> BrokenRule {
-    let rule = match error {
-        ChannelError::PeerGone => "channel_closed",
-        ChannelError::System(_) => "channel_failed",
-    };
-    rules.count(rule);
-    BrokenRule(rule)
 }

@@ -26,6 +26,7 @@
 
 // #syscall frontend epoll_create1,epoll_ctl,ppoll: the frontend of a disk waits
 
+mod broken;
 mod bytes;
 mod completions;
 mod handle;
@@ -161,7 +162,7 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
 pub struct Offer {
     /// Geometry of the disk.
     pub geometry: Geometry,
-    /// Features: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.indirect_segments`.
+    /// Features: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.extents`, `rules.indirect_segments`.
     pub rules: Rules,
     /// Device number in requests.
     pub handle: u16,
@@ -290,6 +291,7 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
                 _ => FlushBy::Nothing,
             },
             discard: offer.rules.discard,
+            extents: offer.rules.extents,
         };
         let limit = (self.options.pages / lanes).max(1);
         let watchers = lock(&self.watchers);

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use ringfence_memory::{LentSlice, Mapping, OutOfRange, PAGE_SIZE, Protection};
 use ringfence_sys::mailbox::WakeFd;
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::io::Errno;
 
-use super::{Discard, Disk, DiskQueue, Done, Geometry, Op, Request, check_request};
+use super::{Discard, Disk, DiskQueue, Done, Geometry, Op, Request, check_request, extents};
 
 struct Content {
     file: OwnedFd,
@@ -52,6 +53,7 @@ impl MemoryDisk {
             flush: true,
             discard: Some(discard),
             write_zeroes: true,
+            extents: true,
             rotational: false,
         };
         Ok(MemoryDisk { content: Arc::new(Content { file, bytes: bytes_of }), geometry })
@@ -90,6 +92,12 @@ impl MemoryQueue {
             Op::Flush => Ok(()),
             Op::Discard { secure: true } => return Err(libc::EOPNOTSUPP),
             Op::Discard { secure: false } | Op::WriteZeroes => self.zero(at, len),
+            Op::Extents => {
+                let range = (request.offset, request.len);
+                let list = extents::of_file(&self.content.file, range, sector_size);
+                let list = list.map_err(Errno::raw_os_error)?;
+                list.store(extents::memory(&request.segments))
+            }
         };
         done.map_err(|_| libc::EFAULT)
     }

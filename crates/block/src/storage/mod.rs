@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 
 use ringfence_memory::LentSlice;
 
+pub mod extents;
 pub mod file;
 pub mod folders;
 pub mod memory;
@@ -35,6 +36,8 @@ pub struct Geometry {
     pub discard: Option<Discard>,
     /// Set if [`Op::WriteZeroes`] is supported.
     pub write_zeroes: bool,
+    /// Set if [`Op::Extents`] is supported.
+    pub extents: bool,
     /// Set if seeking takes time.
     pub rotational: bool,
 }
@@ -69,6 +72,8 @@ pub enum Op {
     },
     /// Writes zeros to the range.
     WriteZeroes,
+    /// Stores the list of the extents of the range in the segments ([`extents::ExtentList`]).
+    Extents,
 }
 
 /// Memory of a part of a request: exactly the bytes to transfer, in lent pages or in private memory.
@@ -95,7 +100,8 @@ pub struct Request {
     pub op: Op,
     /// Offset of the first byte on the disk.
     pub offset: u64,
-    /// Length in bytes; for reads and writes the sum of the segments.
+    /// Length in bytes; for reads and writes the sum of the segments. The segments of a query of extents have
+    /// [`extents::LIST_BYTES`].
     pub len: u64,
     /// Memory of the data. [`Done`] returns the vector for reuse.
     pub segments: Vec<Segment>,
@@ -123,7 +129,8 @@ pub fn check_request(
         // A flush has no range.
         return Ok(());
     }
-    if read_only && op != Op::Read {
+    let reads = matches!(op, Op::Read | Op::Extents);
+    if read_only && !reads {
         return Err(libc::EROFS);
     }
     let sector = u64::from(sector_size);
@@ -131,18 +138,19 @@ pub fn check_request(
         return Err(libc::EINVAL);
     }
     if offset.checked_add(len).is_none_or(|end| end > bytes) {
-        return Err(if op == Op::Read { libc::EIO } else { libc::ENOSPC });
+        return Err(if reads { libc::EIO } else { libc::ENOSPC });
     }
     let given =
         segments.iter().try_fold(0u64, |sum, segment| sum.checked_add(segment.memory.len() as u64));
     let wanted = match op {
         Op::Read | Op::Write { .. } => len,
+        Op::Extents => extents::LIST_BYTES,
         Op::Flush | Op::Discard { .. } | Op::WriteZeroes => 0,
     };
     if given != Some(wanted) {
         return Err(libc::EINVAL);
     }
-    if op == Op::Read && !segments.iter().all(|segment| segment.memory.is_writable()) {
+    if reads && !segments.iter().all(|segment| segment.memory.is_writable()) {
         return Err(libc::EFAULT);
     }
     Ok(())

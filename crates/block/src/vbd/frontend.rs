@@ -373,6 +373,7 @@ impl<P: Platform> VbdFrontend<P> {
         let read_only = info & INFO_READ_ONLY != 0;
         let flush = store.read_flag(&back(keys::FEATURE_FLUSH_CACHE))?;
         let barrier = store.read_flag(&back(keys::FEATURE_BARRIER))?;
+        let extents = store.read_flag(&back(keys::FEATURE_RINGFENCE_EXTENTS))?;
         let discards = store.read_flag(&back(keys::FEATURE_DISCARD))? && !read_only;
         let mut discard = None;
         if discards {
@@ -393,6 +394,7 @@ impl<P: Platform> VbdFrontend<P> {
             flush: flush || barrier,
             discard,
             write_zeroes: !read_only,
+            extents,
             rotational: false,
         };
         let rules = Rules {
@@ -402,6 +404,7 @@ impl<P: Platform> VbdFrontend<P> {
             flush,
             barrier,
             discard: discards,
+            extents,
             indirect_segments: u16::try_from(indirect).unwrap_or(SEGMENTS_MAX),
         };
         let handle = u16::try_from(self.end.device().handle).unwrap_or(0);

@@ -229,8 +229,12 @@ impl Link {
         if let Phase::Ready(replies) = &mut self.phase
             && kind != command::DISCONNECT
         {
-            let read = kind == command::READ;
-            replies.expect(cookie, if read { Expect::Data { offset, len } } else { Expect::Done });
+            let expect = match kind {
+                command::READ => Expect::Data { offset, len },
+                command::BLOCK_STATUS => Expect::Extents(len),
+                _ => Expect::Done,
+            };
+            replies.expect(cookie, expect);
         }
         self.out.push_back(Outgoing { header, payload, sent: 0 });
     }

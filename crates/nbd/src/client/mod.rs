@@ -225,6 +225,7 @@ fn geometry(settled: &Negotiated, options: &NbdOptions) -> io::Result<Geometry> 
         flush: true,
         discard,
         write_zeroes: can(transmission::SEND_WRITE_ZEROES),
+        extents: settled.block_status,
         rotational: offer.has(transmission::ROTATIONAL),
     })
 }

@@ -13,6 +13,7 @@
 // #syscall driver,daemon timerfd_create: how long a server may take
 
 mod connection;
+mod memory;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -20,8 +21,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use ringfence_block::storage::extents::ExtentList;
 use ringfence_block::storage::{DiskQueue, Done, Op, Request, check_request};
-use ringfence_memory::LentSlice;
 use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
@@ -31,6 +32,7 @@ use super::{Durability, Shared};
 use crate::protocol::errno_of;
 use crate::protocol::numbers::{command, command_flag, error, transmission};
 use crate::protocol::replies::Answer;
+use memory::{fill, pieces, request_of};
 
 /// Delay before the second connection attempt; doubled for each later one.
 const BACKOFF: Duration = Duration::from_millis(50);
@@ -58,6 +60,8 @@ struct Active {
     /// Set while a flush that replaces FUA is in flight.
     flushing: bool,
     since: Instant,
+    /// Extents received, for a block status query that was sent.
+    extents: Option<ExtentList>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -194,7 +198,8 @@ impl NbdQueue {
                 Ok((command::TRIM, 0))
             }
             (_, Op::WriteZeroes) if geometry.write_zeroes => Ok((command::WRITE_ZEROES, 0)),
-            (_, Op::Discard { .. } | Op::WriteZeroes) => Err(libc::EOPNOTSUPP),
+            (_, Op::Extents) if geometry.extents => Ok((command::BLOCK_STATUS, 0)),
+            (_, Op::Discard { .. } | Op::WriteZeroes | Op::Extents) => Err(libc::EOPNOTSUPP),
         };
         match known {
             Ok((kind, flags)) => self.split(request, kind, flags),
@@ -209,9 +214,14 @@ impl NbdQueue {
     /// Queues one command, or several if the server does not accept the length.
     fn split(&mut self, request: Request, kind: u16, flags: u16) {
         let key = self.number();
-        let (offset, len) = (request.offset, request.len);
+        let (offset, mut len) = (request.offset, request.len);
+        if kind == command::BLOCK_STATUS {
+            // The list may end before the range does.
+            len = len.min(RANGE_MAX);
+        }
         let since = Instant::now();
-        let mut active = Active { request, parts: 0, error: None, flushing: false, since };
+        let mut active =
+            Active { request, parts: 0, error: None, flushing: false, since, extents: None };
         if kind == command::FLUSH {
             active.parts = 1;
             self.queue_command(Owner::Request(key), kind, flags, 0, 0, 0);
@@ -290,6 +300,12 @@ impl NbdQueue {
         let Some(command) = self.commands.get_mut(&cookie) else { return };
         command.covers = covers;
         let Command { owner, kind, flags, offset, len, at, .. } = *command;
+        if let (Owner::Request(key), command::BLOCK_STATUS) = (owner, kind)
+            && let Some(active) = self.requests.get_mut(&key)
+        {
+            let sector = self.shared.geometry.sector_size;
+            active.extents = Some(ExtentList::new(len.into(), sector));
+        }
         let payload = match (owner, kind) {
             (Owner::Request(key), command::WRITE) => self
                 .requests
@@ -400,6 +416,9 @@ impl NbdQueue {
         let Some(mut active) = self.requests.remove(&key) else { return };
         let mut result = active.error.map_or(Ok(()), Err);
         match active.request.op {
+            // A server that cannot tell now: the whole range may have data.
+            Op::Extents if result.is_err() => result = Err(libc::EOPNOTSUPP),
+            Op::Extents => result = active.store_extents(),
             _ if result.is_err() => {}
             Op::Write { fua: true }
                 if !active.flushing
@@ -476,6 +495,14 @@ impl NbdQueue {
                         fill(request, from + at, None, len);
                     }
                 }
+                Answer::Extent { cookie, len, flags } => {
+                    let owner = commands.get(&cookie).map(|command| command.owner);
+                    if let Some(Owner::Request(key)) = owner
+                        && let Some(active) = requests.get_mut(&key)
+                    {
+                        active.add_extent(len, flags);
+                    }
+                }
                 Answer::Over { cookie, result } => ended.push((cookie, result)),
             }
         });
@@ -507,58 +534,6 @@ impl NbdQueue {
             _ => Ok(()),
         }
     }
-}
-
-/// Returns the request that a reply belongs to, and the offset of its command in it.
-fn request_of<'a>(
-    commands: &BTreeMap<u64, Command>,
-    requests: &'a BTreeMap<u64, Active>,
-    cookie: u64,
-) -> Option<(&'a Request, u64)> {
-    let command = commands.get(&cookie)?;
-    let Owner::Request(key) = command.owner else { return None };
-    Some((&requests.get(&key)?.request, command.at))
-}
-
-/// Calls `each` with the pieces of memory that hold `len` bytes from byte `from` of a request.
-fn each_piece(request: &Request, from: u64, len: u64, mut each: impl FnMut(LentSlice)) {
-    let (mut skip, mut left) = (from, len);
-    for segment in &request.segments {
-        let whole = segment.memory.len() as u64;
-        if skip < whole && left > 0 {
-            let step = (whole - skip).min(left);
-            left -= step;
-            if let (Ok(at), Ok(step)) = (usize::try_from(skip), usize::try_from(step))
-                && let Ok(piece) = segment.memory.slice(at, step)
-            {
-                each(piece);
-            }
-        }
-        skip = skip.saturating_sub(whole);
-    }
-}
-
-fn pieces(request: &Request, from: u64, len: u64) -> Vec<LentSlice> {
-    let mut pieces = vec![];
-    each_piece(request, from, len, |piece| pieces.push(piece));
-    pieces
-}
-
-/// Stores received bytes, or zeros, in the memory of a request. The range lies within the request, as
-/// [`crate::protocol::replies`] checked.
-fn fill(request: &Request, from: u64, mut bytes: Option<&[u8]>, len: u64) {
-    each_piece(request, from, len, |piece| {
-        let result = match &mut bytes {
-            None => piece.zero(0, piece.len()),
-            Some(bytes) => {
-                let (head, rest) = bytes.split_at(piece.len().min(bytes.len()));
-                *bytes = rest;
-                piece.copy_from(0, head)
-            }
-        };
-        // The memory is writable, as checked at submission.
-        debug_assert!(result.is_ok());
-    });
 }
 
 impl DiskQueue for NbdQueue {

@@ -5,14 +5,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use ringfence_block::storage::Geometry;
 use ringfence_memory::{ReadList, WriteList};
 
 use super::buffers::{Buffers, Payload};
+use super::status;
 use super::unaligned::Span;
 use crate::protocol::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
 use crate::protocol::serve::{
     ClientRequest, Command, REQUEST_LEN, ReplyHeader, parse_request, reply_allocated, reply_data,
-    reply_end,
+    reply_end, reply_status,
 };
 use crate::protocol::{Offer, error_of};
 
@@ -66,6 +68,8 @@ pub(super) struct Connection {
     offer: Offer,
     /// Sector size of the disk in bytes.
     sector_size: u32,
+    /// Set if the disk knows its extents.
+    extents: bool,
     /// End of the handshake timeout; `None` after the handshake.
     pub(super) deadline: Option<Instant>,
     input: Box<[u8]>,
@@ -99,12 +103,13 @@ pub(super) enum Received {
 impl Connection {
     pub(super) fn new(
         stream: OwnedFd,
-        (export, sector_size): (Export, u32),
+        (export, geometry): (Export, &Geometry),
         deadline: Instant,
     ) -> Connection {
         Connection {
             stream,
-            sector_size,
+            sector_size: geometry.sector_size,
+            extents: geometry.extents,
             offer: export.offer,
             phase: Phase::Handshake(ServerHandshake::new(export)),
             deadline: Some(deadline),
@@ -267,7 +272,7 @@ impl Connection {
                 self.leaving = true;
                 return Ok(None);
             }
-            Ok(Command::BlockStatus) => {
+            Ok(Command::BlockStatus { .. }) if !self.extents => {
                 self.send(reply_allocated(cookie, len), None);
                 return Ok(None);
             }
@@ -278,12 +283,13 @@ impl Connection {
                 return Ok(None);
             }
         };
-        let needs = matches!(command, Command::Read | Command::Write { .. });
-        let span = Span::of(&request);
-        let payload = if needs { Some(buffers.take(span, self.sector_size)?) } else { None };
-        if needs {
-            self.held += len as usize;
-        }
+        let span = match command {
+            Command::Read | Command::Write { .. } => Some(Span::of(&request)),
+            Command::BlockStatus { .. } => Some(status::BUFFER),
+            _ => None,
+        };
+        let payload = span.map(|span| buffers.take(span, self.sector_size)).transpose()?;
+        self.held += payload.as_ref().map_or(0, |payload| payload.bytes.len());
         self.in_flight += 1;
         let wanted = DiskRequest { request, command, payload };
         if let Command::Write { .. } = command {
@@ -324,7 +330,19 @@ impl Connection {
         self.in_flight -= 1;
         let ClientRequest { cookie, offset, len, structured, .. } = *request;
         let is_read = request.command == Ok(Command::Read);
+        let is_query = matches!(request.command, Ok(Command::BlockStatus { .. }));
         match (result, payload) {
+            (Ok(()), Some(mut payload)) if is_query => {
+                let before = payload.bytes.len();
+                let count = status::encode(request, self.sector_size, &mut payload);
+                self.held -= before - payload.bytes.len();
+                if count > 0 {
+                    return self.send(reply_status(cookie, count), Some(payload));
+                }
+                self.held -= payload.bytes.len();
+                buffers.give_back(payload);
+                self.send(reply_allocated(cookie, len), None);
+            }
             (Ok(()), Some(payload)) if is_read => {
                 self.send(reply_data(cookie, offset, len, structured), Some(payload));
             }
@@ -334,7 +352,11 @@ impl Connection {
                     buffers.give_back(payload);
                 }
                 let number = result.map_or_else(error_of, |()| 0);
-                self.send(reply_end(cookie, number, structured), None);
+                // A disk that cannot tell now: the whole range may have data.
+                let unknown = is_query && result == Err(libc::EOPNOTSUPP);
+                let allocated = unknown.then(|| reply_allocated(cookie, len));
+                let ended = || reply_end(cookie, number, structured);
+                self.send(allocated.unwrap_or_else(ended), None);
             }
         }
     }

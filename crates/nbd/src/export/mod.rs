@@ -21,6 +21,7 @@
 mod buffers;
 mod connection;
 mod server;
+mod status;
 mod unaligned;
 
 use std::io;

@@ -210,8 +210,7 @@ impl Server {
         }
         let id = self.next_client;
         let deadline = Instant::now() + self.options.handshake;
-        let mut client =
-            Connection::new(stream, (self.export.clone(), self.geometry.sector_size), deadline);
+        let mut client = Connection::new(stream, (self.export.clone(), &self.geometry), deadline);
         client.interest = (true, false);
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {

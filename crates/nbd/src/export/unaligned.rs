@@ -92,7 +92,7 @@ pub(super) enum Step {
     ReadEdge(Span),
     /// Writes the sector at an edge that was read last, with zeros inside the range.
     WriteEdge(Span),
-    /// Reads or writes the sectors of the payload.
+    /// Reads or writes the sectors of the payload, or stores the extents of the range in it.
     Payload(Op, Span),
     /// Operation on a range, without data.
     Range(Op, Span),
@@ -108,7 +108,7 @@ pub(super) type Steps = ArrayVec<Step, 6>;
 /// disk can zero a range.
 pub(super) fn steps(command: Command, span: Span, sector: u32, zeroes: bool) -> Steps {
     let mut steps = Steps::new();
-    if let Command::Flush | Command::BlockStatus | Command::Disconnect = command {
+    if let Command::Flush | Command::Disconnect = command {
         // Offset and length of a flush have no meaning and were not checked.
         steps.push(Step::Flush);
         return steps;
@@ -117,6 +117,7 @@ pub(super) fn steps(command: Command, span: Span, sector: u32, zeroes: bool) -> 
     let edges = span.edges(sector);
     match command {
         Command::Read => steps.push(Step::Payload(Op::Read, wide)),
+        Command::BlockStatus { .. } => steps.push(Step::Payload(Op::Extents, wide)),
         Command::Write { fua } => {
             steps.extend(edges.into_iter().map(Step::ReadEdge));
             steps.push(Step::Payload(Op::Write { fua }, wide));
@@ -134,7 +135,7 @@ pub(super) fn steps(command: Command, span: Span, sector: u32, zeroes: bool) -> 
                 steps.push(if zeroes { with_op } else { Step::Zeros(inside) });
             }
         }
-        Command::Flush | Command::BlockStatus | Command::Disconnect => {}
+        Command::Flush | Command::Disconnect => {}
     }
     if let Command::Trim { fua: true } | Command::WriteZeroes { fua: true } = command {
         steps.push(Step::Flush);
@@ -157,7 +158,7 @@ impl Writing {
         let mut writing: Option<Writing> = None;
         for step in steps {
             let (span, reads_edges) = match *step {
-                Step::Payload(Op::Read, _) | Step::Flush => continue,
+                Step::Payload(Op::Read | Op::Extents, _) | Step::Flush => continue,
                 Step::ReadEdge(span) => (span, true),
                 Step::WriteEdge(span)
                 | Step::Payload(_, span)

@@ -1,14 +1,14 @@
 //! Client side of the NBD handshake.
 //!
 //! ```text
-//! greeting ──> [STARTTLS] ──> STRUCTURED_REPLY ──> GO ──> ready
-//!                                                  └──(unsupported)──> EXPORT_NAME ──> ready
+//! greeting ──> [STARTTLS] ──> STRUCTURED_REPLY ──> SET_META_CONTEXT ──> GO ──> ready
+//!                                       └──────────(unsupported)────────┘ └──(unsupported)──> EXPORT_NAME ──> ready
 //! ```
 
 use serde::{Deserialize, Serialize};
 
 use super::numbers::{
-    GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply, transmission,
+    BASE_ALLOCATION, GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply, transmission,
 };
 use super::{Bytes, NAME_MAX, Offer, PAYLOAD_MAX, ProtocolError};
 
@@ -36,6 +36,8 @@ pub struct Negotiated {
     pub offer: Offer,
     /// Reads have structured replies.
     pub structured: bool,
+    /// Block status queries are allowed.
+    pub block_status: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +59,7 @@ pub struct ClientHandshake {
     state: State,
     no_zeroes: bool,
     structured: bool,
+    block_status: bool,
     /// Number of replies to the last option.
     replies: u32,
     /// Size and flags, once received.
@@ -92,6 +95,7 @@ impl ClientHandshake {
             state: State::Greeting,
             no_zeroes: false,
             structured: false,
+            block_status: false,
             replies: 0,
             export: None,
             blocks: (1, 4096, PAYLOAD_MAX),
@@ -179,6 +183,11 @@ impl ClientHandshake {
                 put_option(out, number, &[&len, name, &wanted]);
             }
             option::EXPORT_NAME => put_option(out, number, &[name]),
+            option::SET_META_CONTEXT => {
+                let context = BASE_ALLOCATION.as_bytes();
+                let context_len = u32::try_from(context.len()).unwrap_or(0).to_be_bytes();
+                put_option(out, number, &[&len, name, &[0, 0, 0, 1], &context_len, context]);
+            }
             _ => put_option(out, number, &[]),
         }
         self.replies = 0;
@@ -233,13 +242,20 @@ impl ClientHandshake {
             (option::STARTTLS, reply::ACK) => return Ok(Progress::StartTls),
             (option::STRUCTURED_REPLY, reply::ACK) => {
                 self.structured = true;
-                self.send_option(option::GO, out);
+                self.send_option(option::SET_META_CONTEXT, out);
             }
+            (option::SET_META_CONTEXT, reply::META_CONTEXT) => {
+                self.block_status |= data.get(4..) == Some(BASE_ALLOCATION.as_bytes());
+            }
+            (option::SET_META_CONTEXT, reply::ACK) => self.send_option(option::GO, out),
             (_, reply::TLS_REQUIRED) if asked != option::STARTTLS => {
                 return Err(ProtocolError::RequiresTls);
             }
-            // The server sends simple replies then.
-            (option::STRUCTURED_REPLY, reply::ERROR..) => self.send_option(option::GO, out),
+            // The server sends simple replies then, or tells nothing about holes.
+            (option::STRUCTURED_REPLY | option::SET_META_CONTEXT, reply::ERROR..) => {
+                self.block_status = false;
+                self.send_option(option::GO, out);
+            }
             (option::GO, reply::INFO) => self.info(data)?,
             (option::GO, reply::ACK) => return self.ready(),
             // The server knows only the option without a refusal reply.
@@ -299,6 +315,7 @@ impl ClientHandshake {
         let payload_max = max.min(PAYLOAD_MAX);
         let payload_max = payload_max - payload_max % block_min;
         let offer = Offer { bytes, flags, block_min, block_preferred, payload_max };
-        Ok(Progress::Ready(Negotiated { offer, structured: self.structured }))
+        let (structured, block_status) = (self.structured, self.block_status);
+        Ok(Progress::Ready(Negotiated { offer, structured, block_status }))
     }
 }

@@ -82,7 +82,8 @@ pub fn replies(data: &[u8]) {
     let mut replies = Replies::new(cut & 1 != 0);
     for cookie in 0..8 {
         let read = Expect::Data { offset: cookie * 8192, len: ASKED };
-        replies.expect(cookie, if cookie < 4 { read } else { Expect::Done });
+        let others = if cookie < 7 { Expect::Done } else { Expect::Extents(ASKED) };
+        replies.expect(cookie, if cookie < 4 { read } else { others });
     }
     let mut moved = [0u64; 8];
     let mut over = [false; 8];
@@ -92,10 +93,17 @@ pub fn replies(data: &[u8]) {
             let (cookie, at, len) = match answer {
                 Answer::Data { cookie, at, bytes } => (cookie, at, bytes.len() as u64),
                 Answer::Zeros { cookie, at, len } => (cookie, at, len),
+                Answer::Extent { cookie, len, .. } => {
+                    assert!(cookie == 7 && !over[7] && len > 0);
+                    assert!(moved[7] < u64::from(ASKED));
+                    moved[7] += u64::from(len);
+                    return;
+                }
                 Answer::Over { cookie, result } => {
                     assert!(!std::mem::replace(&mut over[index(cookie)], true));
                     let whole = moved[index(cookie)] == u64::from(ASKED);
-                    assert!(result.is_err() || whole || cookie >= 4);
+                    let described = cookie != 7 || moved[7] > 0;
+                    assert!(result.is_err() || whole || (cookie >= 4 && described));
                     return;
                 }
             };

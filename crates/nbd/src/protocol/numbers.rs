@@ -133,6 +133,14 @@ pub mod command_flag {
     pub const REQ_ONE: u16 = 1 << 3;
 }
 
+/// Flags of an extent in the context [`BASE_ALLOCATION`].
+pub mod state {
+    /// The range is not allocated.
+    pub const HOLE: u32 = 1;
+    /// The range reads as zeros.
+    pub const ZERO: u32 = 2;
+}
+
 /// Chunk types of structured replies.
 pub mod chunk {
     /// End of the reply, without content.

@@ -15,6 +15,9 @@ const HEADER_MAX: usize = 32;
 /// Maximum length in bytes of an error chunk, above the limit of its message.
 const ERROR_MAX: u32 = 8192;
 
+/// Maximum length in bytes of a chunk of extents: a context and 2^20 of them.
+const STATUS_MAX: u32 = 4 + (8 << 20);
+
 /// Maximum number of separate received ranges of one read.
 const PIECES_MAX: usize = 1024;
 
@@ -30,6 +33,8 @@ pub enum Expect {
     },
     /// Completion without data.
     Done,
+    /// Extents of a range of this length in bytes.
+    Extents(u32),
 }
 
 /// Content of a reply.
@@ -53,6 +58,15 @@ pub enum Answer<'a> {
         /// Number of zeros.
         len: u64,
     },
+    /// Next extent of a block status query.
+    Extent {
+        /// Cookie of the request.
+        cookie: u64,
+        /// Length in bytes, at least one.
+        len: u32,
+        /// Flags of the extent ([`state`](super::numbers::state)).
+        flags: u32,
+    },
     /// End of a request: success, or the protocol's error number.
     Over {
         /// Cookie of the request.
@@ -64,7 +78,7 @@ pub enum Answer<'a> {
 
 #[derive(Default)]
 struct Progress {
-    /// Received ranges from the start of the request, sorted and not adjacent.
+    /// Received ranges from the start of the request, sorted and not adjacent. Of extents, those described.
     received: Vec<(u64, u64)>,
     error: Option<u32>,
 }
@@ -74,6 +88,8 @@ enum State {
     Header,
     /// Data of a read: cookie, offset in the request, bytes left; `last` if it ends the reply.
     Data { cookie: u64, at: u64, left: u64, last: bool },
+    /// Extents of a block status query: cookie, bytes left; `last` if it ends the reply.
+    Extents { cookie: u64, left: u32, last: bool },
     /// Bytes to skip, and the request that ends after them.
     Skip { left: u32, ends: Option<u64> },
 }
@@ -127,6 +143,22 @@ impl Replies {
                         self.state = State::Header;
                         if last {
                             self.end(cookie, &mut each)?;
+                        }
+                    }
+                }
+                State::Extents { cookie, left, last } => {
+                    let (taken, rest) = input.split_at((8 - self.held.len()).min(input.len()));
+                    self.held.extend(taken.iter().copied());
+                    input = rest;
+                    if self.held.len() == 8 {
+                        let entry = std::mem::take(&mut self.held);
+                        self.extent(cookie, &entry, &mut each)?;
+                        self.state = State::Extents { cookie, left: left - 8, last };
+                        if left == 8 {
+                            self.state = State::Header;
+                            if last {
+                                self.end(cookie, &mut each)?;
+                            }
                         }
                     }
                 }
@@ -186,6 +218,10 @@ impl Replies {
             chunk::OFFSET_DATA => Ok(28),
             chunk::OFFSET_HOLE if len != 12 => Err(length("a chunk of zeros")),
             chunk::OFFSET_HOLE => Ok(32),
+            chunk::BLOCK_STATUS if !(12..=STATUS_MAX).contains(&len) || len % 8 != 4 => {
+                Err(length("a chunk of extents"))
+            }
+            chunk::BLOCK_STATUS => Ok(24),
             chunk::ERROR_BIT.. if !(6..=ERROR_MAX).contains(&len) => Err(length("an error")),
             chunk::ERROR_BIT.. => Ok(26),
             kind => Err(ProtocolError::Kind { kind }),
@@ -229,6 +265,13 @@ impl Replies {
                     }
                 }
             }
+            // Only one context was selected, so its number has no meaning.
+            chunk::BLOCK_STATUS => {
+                if !matches!(expect, Expect::Extents(_)) || !progress.received.is_empty() {
+                    return Err(ProtocolError::Kind { kind });
+                }
+                self.state = State::Extents { cookie, left: len - 4, last };
+            }
             _ => {
                 let number = bytes.u32().ok_or(short)?;
                 // An error chunk with error number 0 is still an error.
@@ -267,7 +310,31 @@ impl Replies {
                 Ok(())
             }
             Expect::Done => self.end(cookie, each),
+            Expect::Extents(_) => Err(ProtocolError::Kind { kind: 0 }),
         }
+    }
+
+    /// Handles the next extent of a block status query.
+    fn extent(
+        &mut self,
+        cookie: u64,
+        entry: &[u8],
+        each: &mut impl FnMut(Answer<'_>),
+    ) -> Result<(), ProtocolError> {
+        let mut bytes = Bytes(entry);
+        let (len, flags) = (bytes.u32().unwrap_or(0), bytes.u32().unwrap_or(0));
+        let open = self.open.get_mut(&cookie).ok_or(ProtocolError::Cookie { cookie })?;
+        let (Expect::Extents(wanted), progress) = open else {
+            return Err(ProtocolError::Kind { kind: chunk::BLOCK_STATUS });
+        };
+        let described = progress.received.first().map_or(0, |(_, end)| *end);
+        // The last extent may reach beyond the range.
+        if len == 0 || described >= u64::from(*wanted) {
+            return Err(ProtocolError::Range { offset: described, len: len.into() });
+        }
+        progress.received = vec![(0, described + u64::from(len))];
+        each(Answer::Extent { cookie, len, flags });
+        Ok(())
     }
 
     fn end(&mut self, cookie: u64, each: &mut impl FnMut(Answer<'_>)) -> Result<(), ProtocolError> {
@@ -278,6 +345,10 @@ impl Replies {
             && progress.received != [(0, u64::from(len))]
         {
             return Err(ProtocolError::Range { offset, len: u64::from(len) });
+        }
+        if let (Expect::Extents(len), Ok(()), true) = (expect, result, progress.received.is_empty())
+        {
+            return Err(ProtocolError::Range { offset: 0, len: len.into() });
         }
         each(Answer::Over { cookie, result });
         Ok(())

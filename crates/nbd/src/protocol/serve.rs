@@ -1,10 +1,11 @@
 //! Server side of the transmission phase: parsing of requests, encoding of replies.
 
 use super::numbers::{
-    REQUEST, SIMPLE_REPLY, STRUCTURED_REPLY, chunk, command, command_flag, error,
+    REQUEST, SIMPLE_REPLY, STRUCTURED_REPLY, chunk, command, command_flag, error, state,
 };
 use super::offer::{ALLOCATION_CONTEXT, Agreed};
 use super::{Bytes, Offer, ProtocolError};
+use ringfence_block::storage::extents::ExtentState;
 
 /// Length in bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
@@ -32,7 +33,10 @@ pub enum Command {
         fua: bool,
     },
     /// Queries the allocation of the range.
-    BlockStatus,
+    BlockStatus {
+        /// Set if the reply must have one extent.
+        one: bool,
+    },
     /// Ends the connection, without a reply.
     Disconnect,
 }
@@ -105,7 +109,8 @@ fn parse_command(
         command::TRIM => (Command::Trim { fua }, 0),
         command::WRITE_ZEROES => (Command::WriteZeroes { fua }, command_flag::NO_HOLE),
         command::BLOCK_STATUS if agreed.block_status => {
-            (Command::BlockStatus, command_flag::REQ_ONE)
+            let one = flags & command_flag::REQ_ONE != 0;
+            (Command::BlockStatus { one }, command_flag::REQ_ONE)
         }
         _ => return Err(error::INVAL),
     };
@@ -113,7 +118,7 @@ fn parse_command(
     if flags & !(allowed | command_flag::FUA) != 0 {
         return Err(error::INVAL);
     }
-    let writes = !matches!(command, Command::Read | Command::BlockStatus);
+    let writes = !matches!(command, Command::Read | Command::BlockStatus { .. });
     if writes && offer.is_read_only() {
         return Err(error::PERM);
     }
@@ -162,13 +167,25 @@ pub fn reply_data(cookie: u64, offset: u64, len: u32, structured: bool) -> Reply
     bytes
 }
 
+/// Encodes the header of a block status reply of `count` extents, of [`status_entry`] each.
+pub fn reply_status(cookie: u64, count: usize) -> ReplyHeader {
+    let entries = u32::try_from(count).unwrap_or(0).saturating_mul(8);
+    let mut bytes = chunk_header(chunk::BLOCK_STATUS, cookie, entries.saturating_add(4));
+    bytes.extend(ALLOCATION_CONTEXT.to_be_bytes());
+    bytes
+}
+
+/// Encodes an extent of `len` bytes of a block status reply.
+pub fn status_entry(len: u32, state: ExtentState) -> [u8; 8] {
+    let ExtentState { hole, zero } = state;
+    let flags = if hole { state::HOLE } else { 0 } | if zero { state::ZERO } else { 0 };
+    (u64::from(len) << 32 | u64::from(flags)).to_be_bytes()
+}
+
 /// Encodes a block status reply: the whole range is allocated, the safe answer without knowledge.
 pub fn reply_allocated(cookie: u64, len: u32) -> ReplyHeader {
-    let mut bytes = chunk_header(chunk::BLOCK_STATUS, cookie, 12);
-    bytes.extend(ALLOCATION_CONTEXT.to_be_bytes());
-    bytes.extend(len.to_be_bytes());
-    // Flags 0: neither a hole nor zeros.
-    bytes.extend(0u32.to_be_bytes());
+    let mut bytes = reply_status(cookie, 1);
+    bytes.extend(status_entry(len, ExtentState::DATA));
     bytes
 }
 

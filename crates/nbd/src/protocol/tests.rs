@@ -86,8 +86,11 @@ fn handshake_in_pieces_of_any_length_completes() {
                 agreed = Some(ready);
             }
         }
-        assert_eq!(settled, Some(Negotiated { offer: OFFER, structured: true }));
-        assert_eq!(agreed, Some(Agreed { structured: true, block_status: false }));
+        assert_eq!(
+            settled,
+            Some(Negotiated { offer: OFFER, structured: true, block_status: true })
+        );
+        assert_eq!(agreed, Some(Agreed { structured: true, block_status: true }));
     }
 }
 
@@ -204,7 +207,7 @@ fn request_is_parsed_or_answered_with_error() {
     assert_eq!(parse(fua, command::TRIM, 0, 512), Ok(Command::Trim { fua: true }));
     let hole = command_flag::NO_HOLE;
     assert_eq!(parse(hole, command::WRITE_ZEROES, 0, 512), Ok(Command::WriteZeroes { fua: false }));
-    assert_eq!(parse(0, command::BLOCK_STATUS, 0, 512), Ok(Command::BlockStatus));
+    assert_eq!(parse(0, command::BLOCK_STATUS, 0, 512), Ok(Command::BlockStatus { one: false }));
     assert_eq!(parse(0, command::DISCONNECT, 0, 0), Ok(Command::Disconnect));
     assert_eq!(parse(0, command::WRITE, end - 512, 1024), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, u64::MAX - 511, 512), Err(error::INVAL));
@@ -234,6 +237,7 @@ fn parsed(replies: &mut Replies, bytes: &[u8], piece: usize) -> Result<Vec<Strin
         replies.feed(bytes, |answer| match answer {
             Answer::Data { at, bytes, .. } => heard.push(format!("{at}+{}", bytes.len())),
             Answer::Zeros { at, len, .. } => heard.push(format!("{at}+{len} zeros")),
+            Answer::Extent { len, flags, .. } => heard.push(format!("extent {len} {flags}")),
             Answer::Over { cookie, result } => heard.push(format!("{cookie} {result:?}")),
         })?;
     }
@@ -322,6 +326,17 @@ fn reply_that_breaks_a_rule_is_refused() {
     assert!(matches!(run(true, Expect::Done, &data), ProtocolError::Kind { .. }));
     let status = chunk_of(5, true, 0, &[&[0; 12]]);
     assert!(matches!(run(true, Expect::Done, &status), ProtocolError::Kind { .. }));
+    let refused = |entries: &[u8]| {
+        let reply = chunk_of(5, true, 0, &[&[0, 0, 0, 1], entries]);
+        let mut replies = Replies::new(true);
+        replies.expect(0, Expect::Extents(1024));
+        replies.feed(&reply, |_| {}).unwrap_err()
+    };
+    assert!(matches!(refused(&[0; 8]), ProtocolError::Range { .. }), "an extent of nothing");
+    assert!(matches!(refused(&[0; 7]), ProtocolError::Length { .. }));
+    let beyond = [0, 0, 4, 0, 0, 0, 0, 3, 0, 0, 2, 0, 0, 0, 0, 0];
+    assert!(matches!(refused(&beyond), ProtocolError::Range { .. }), "an extent beyond the range");
+    assert!(matches!(run(true, Expect::Extents(512), &data), ProtocolError::Kind { .. }));
     let huge = chunk_of(0x8001, true, 0, &[&[0; 9000]]);
     assert!(matches!(run(true, Expect::Done, &huge), ProtocolError::Length { .. }));
     // An unknown error with a message is an error.
@@ -329,6 +344,19 @@ fn reply_that_breaks_a_rule_is_refused() {
     let mut replies = Replies::new(true);
     replies.expect(0, Expect::Done);
     assert_eq!(parsed(&mut replies, &error, 2).unwrap(), ["0 Err(5)"]);
+}
+
+#[test]
+fn extents_in_pieces_of_any_length_are_parsed() {
+    let entries = [0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 4, 0, 0, 0, 0, 0];
+    let mut input = chunk_of(5, false, 0, &[&[0, 0, 0, 1], &entries]);
+    input.extend(chunk_of(0, true, 0, &[]));
+    for piece in 1..input.len() {
+        let mut replies = Replies::new(true);
+        replies.expect(0, Expect::Extents(1536));
+        let found = parsed(&mut replies, &input, piece).unwrap();
+        assert_eq!(found, ["extent 512 3", "extent 1024 0", "0 Ok(())"]);
+    }
 }
 
 /// Returns the result of a client's handshake for these option replies.
@@ -405,7 +433,7 @@ proptest! {
             let (at, len) = match answer {
                 Answer::Data { at, bytes, .. } => (at, bytes.len() as u64),
                 Answer::Zeros { at, len, .. } => (at, len),
-                Answer::Over { .. } => return,
+                Answer::Over { .. } | Answer::Extent { .. } => return,
             };
             for place in &mut seen[usize::try_from(at).unwrap()..usize::try_from(at + len).unwrap()] {
                 assert!(!std::mem::replace(place, true), "twice");

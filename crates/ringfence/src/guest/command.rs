@@ -1,8 +1,11 @@
 //! Start of the guest's command.
 
+use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::process::Pid;
@@ -30,6 +33,7 @@ impl StartError {
         let command = program.to_owned();
         match source.kind() {
             io::ErrorKind::NotFound => StartError::NotFound(command),
+            io::ErrorKind::PermissionDenied if !exists(program) => StartError::NotFound(command),
             _ => StartError::CannotExecute { command, source },
         }
     }
@@ -42,6 +46,14 @@ impl StartError {
             StartError::Nothing => STATUS_FAILED,
         }
     }
+}
+
+/// Returns `true` if the program is named by a path, or a directory of `PATH` has it. For a name that no directory has,
+/// execvp(3) reports the permissions of a directory that it could not search.
+fn exists(program: &OsStr) -> bool {
+    let has = |directory: PathBuf| directory.join(program).symlink_metadata().is_ok();
+    program.as_bytes().contains(&b'/')
+        || env::split_paths(&env::var_os("PATH").unwrap_or_default()).any(has)
 }
 
 /// Changes of the command's environment.

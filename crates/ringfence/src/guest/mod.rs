@@ -42,6 +42,7 @@ use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 
@@ -220,6 +221,11 @@ const LINGER: Duration = Duration::from_secs(1);
 enum SetUpError {
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
+    #[error(
+        "the seccomp list of the container or sandbox around it refuses sethostname(2) and others: start the container \
+         with `--cap-add SYS_ADMIN`, or with `--security-opt seccomp=unconfined`; it needs `--device /dev/net/tun`, too"
+    )]
+    Filtered,
     #[error(transparent)]
     Tap(#[from] TapError),
     #[error(transparent)]
@@ -383,8 +389,11 @@ fn set_up(
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
     let mounted = view::prepare(config, &mut remarks)?;
     enter_nested(map_writer, &Channel::from_fd(supervisor))?;
-    rustix::system::sethostname(config.host_name.as_bytes())
-        .map_err(|errno| SetUpError::system("host name")(errno.into()))?;
+    // This process has the capability for it, so a refusal is that of a seccomp list.
+    rustix::system::sethostname(config.host_name.as_bytes()).map_err(|errno| match errno {
+        Errno::PERM => SetUpError::Filtered,
+        errno => SetUpError::system("host name")(errno.into()),
+    })?;
     if let Err(error) = mounts::mount_sys(config.view.is_host_root) {
         remarks.push(format!("/sys shows the network of outside: it cannot be mounted ({error})"));
     }

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use ringfence_sys::namespaces;
+use rustix::fs::StatVfsMountFlags;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::name_files::{MountedFile, SharedNameFiles};
@@ -185,8 +186,11 @@ fn hide_name_cache(remarks: &mut Vec<String>) {
 /// Mounts a `/sys` of the network namespace just entered, with the previous cgroup hierarchy in it.
 pub(super) fn mount_sys(is_host_root: bool) -> io::Result<()> {
     let cgroups = covers::detach_copy(Path::new("/sys/fs/cgroup"), true);
+    // The kernel allows no writable one beside a read-only one, as `--ro /` makes it.
+    let is_read_only = rustix::fs::statvfs("/sys")
+        .is_ok_and(|facts| facts.f_flag.contains(StatVfsMountFlags::RDONLY));
     let mut flags = FLAGS;
-    flags.set(MountFlags::RDONLY, is_host_root);
+    flags.set(MountFlags::RDONLY, is_host_root || is_read_only);
     rustix::mount::mount("sysfs", "/sys", "sysfs", flags, None)?;
     if let Ok(cgroups) = cgroups {
         covers::attach(&cgroups, Path::new("/sys/fs/cgroup"))?;

@@ -175,9 +175,13 @@ fn apply_hiding(view: &ViewConfig, scratch: &Path) -> Result<(), ViewError> {
 
 /// Makes a path, and everything mounted below it, read-only.
 pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
-    // Make it a mount of its own, with the mounts below it.
-    let tree = covers::detach_copy(path, true)?;
-    covers::attach(&tree, path)?;
+    // The root directory is a mount already. A second one over it would leave this process below it, as if in a chroot,
+    // where the kernel allows no further user namespace.
+    if path.canonicalize()? != Path::new("/") {
+        // Make it a mount of its own, with the mounts below it.
+        let tree = covers::detach_copy(path, true)?;
+        covers::attach(&tree, path)?;
+    }
     namespaces::make_tree_read_only(&CString::new(path.as_os_str().as_bytes())?)
 }
 

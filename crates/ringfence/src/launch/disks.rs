@@ -26,7 +26,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::devices::Device;
 use super::report::{Reporter, printable};
 use super::runtime_dir::RuntimeDir;
-use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, variable};
+use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, uri_of, uri_variable, variable};
 use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
 
 /// Time limit for adding a disk.
@@ -201,11 +201,14 @@ impl Disks {
         }
     }
 
-    /// Returns the environment variables that name the sockets in the command's view.
+    /// Returns the environment variables that name the sockets in the command's view, and their NBD addresses.
     pub(super) fn environment(&self, directory: &Path) -> Vec<(String, String)> {
         let names = self.list.iter().filter_map(|disk| disk.path.file_name());
         let paths = names.map(|name| directory.join(name).display().to_string());
-        paths.enumerate().map(|(number, path)| (variable(number), path)).collect()
+        let both = |(number, path): (usize, String)| {
+            [(uri_variable(number), uri_of(&path)), (variable(number), path)]
+        };
+        paths.enumerate().flat_map(both).collect()
     }
 }
 

@@ -238,6 +238,12 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc010_7742_u32.cast_signed())]),
     // ringfence/src/serve/config/error.rs: the configuration, read again
     on(DAEMON, libc::SYS_lseek, &[]),
+    // block/src/storage/extents.rs: SEEK_END, whether a disk was truncated
+    on(DRIVER, libc::SYS_lseek, &[is(2, 2)]),
+    // block/src/storage/extents.rs: SEEK_DATA, where a disk has holes
+    on(DRIVER, libc::SYS_lseek, &[is(2, 3)]),
+    // block/src/storage/extents.rs: SEEK_HOLE, where a disk has holes
+    on(DRIVER, libc::SYS_lseek, &[is(2, 4)]),
     // platform/src/local/pages.rs: whether a punched page has left the file
     on(DRIVER | FRONTEND, libc::SYS_lseek, &[is(2, libc::SEEK_DATA)]),
     // memory/src/mapping.rs: lent memory stays out of core files

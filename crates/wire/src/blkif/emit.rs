@@ -53,6 +53,18 @@ pub fn discard(
     slot
 }
 
+/// Encodes a query of the extents of a sector range, whose list the backend writes to the page `gref`.
+pub fn extents(abi: Abi, (id, handle): (u64, u16), sector: u64, sectors: u64, gref: Gref) -> Slot {
+    let mut slot = [0; 112];
+    slot[0] = Operation::Extents.to_raw();
+    put(&mut slot, 2, &handle.to_le_bytes());
+    put(&mut slot, abi.id(), &id.to_le_bytes());
+    put(&mut slot, abi.sector(), &sector.to_le_bytes());
+    put(&mut slot, abi.tail(), &sectors.to_le_bytes());
+    put(&mut slot, abi.extents_gref(), &gref.0.to_le_bytes());
+    slot
+}
+
 /// Encodes a request whose `count` segments are described in `pages`. Returns `None` for more than
 /// eight pages.
 pub fn indirect(

@@ -23,6 +23,8 @@ pub const DISCARD_SECURE: &str = "discard-secure";
 pub const FEATURE_PERSISTENT: &str = "feature-persistent";
 /// Backend, Ringfence only: `1` if it opens the grant windows of rings ([`RINGFENCE_WINDOW`]). Absent: no.
 pub const FEATURE_RINGFENCE_WINDOW: &str = "feature-ringfence-window";
+/// Backend, Ringfence only: accepts the operation [`Operation::Extents`](super::Operation::Extents). Absent: no.
+pub const FEATURE_RINGFENCE_EXTENTS: &str = "feature-ringfence-extents";
 /// Backend: maximum segments of an indirect request. Must be absent if indirect is not offered.
 pub const FEATURE_MAX_INDIRECT_SEGMENTS: &str = "feature-max-indirect-segments";
 /// Backend: maximum ring order. Absent: 0.

@@ -86,13 +86,18 @@ impl Abi {
         self.id() + 8
     }
 
-    /// Returns the offset of the segments, of a discard's count, and of an indirect request's handle.
+    /// Returns the offset of the segments, of the count of a discard or a query of extents, and of an indirect
+    /// request's handle.
     pub(super) const fn tail(self) -> usize {
         self.sector() + 8
     }
 
     pub(super) const fn indirect_grefs(self) -> usize {
         self.tail() + 4
+    }
+
+    pub(super) const fn extents_gref(self) -> usize {
+        self.tail() + 8
     }
 }
 

@@ -24,6 +24,9 @@ enum_with_unknown! {
         Discard = 5,
         /// Read or write with more segments than a slot holds.
         Indirect = 6,
+        /// Ringfence only: writes the list of the extents of a range ([`Extent`](super::Extent)) to a page. Offered
+        /// by the key [`FEATURE_RINGFENCE_EXTENTS`](super::keys::FEATURE_RINGFENCE_EXTENTS).
+        Extents = 0xE0,
     }
 }
 
@@ -93,6 +96,7 @@ pub struct Rules {
     pub flush: bool,
     pub barrier: bool,
     pub discard: bool,
+    pub extents: bool,
     /// Maximum segments of an indirect request; 0 if indirect requests are not offered.
     pub indirect_segments: u16,
 }
@@ -113,7 +117,7 @@ pub enum BlkRefusal {
     NotIndirect { operation: u8 },
     #[error("the disk is read-only")]
     ReadOnly,
-    /// Read, write or discard of no sectors.
+    /// Read, write, discard or query of no sectors.
     #[error("a request without a sector")]
     Nothing,
     #[error("{found} segments, the limit is {limit}")]
@@ -234,6 +238,12 @@ pub enum Body {
         /// Content must not be readable afterwards.
         secure: bool,
     },
+    /// Writes the extents of a range to the only segment, which is a whole page.
+    Extents {
+        sector: u64,
+        /// Number of sectors, at least one.
+        sectors: u64,
+    },
 }
 
 /// Parsed and validated request.
@@ -307,6 +317,7 @@ fn parse_body(
         Operation::Flush => rules.flush,
         Operation::Discard => rules.discard,
         Operation::Indirect => rules.indirect_segments > 0,
+        Operation::Extents => rules.extents,
     };
     if !offered {
         return Err(BlkRefusal::NotOffered { operation });
@@ -324,6 +335,7 @@ fn parse_body(
         }
         Operation::Discard => parse_discard(abi, slot, rules),
         Operation::Indirect => parse_indirect(abi, slot, rules).map(Body::Indirect),
+        Operation::Extents => parse_extents(abi, slot, rules, segments),
         _ => require_sectors(parse_direct(abi, slot, Direction::Write, rules, segments)?)
             .map(Body::Transfer),
     }
@@ -382,12 +394,30 @@ fn parse_segments(
 
 fn parse_discard(abi: Abi, slot: &Slot, rules: &Rules) -> Result<Body, BlkRefusal> {
     check_writable(rules, true)?;
+    let (sector, sectors) = parse_range(abi, slot, rules)?;
+    Ok(Body::Discard { sector, sectors, secure: slot[1] & 1 != 0 })
+}
+
+/// Validates the sector range of a request without segments.
+fn parse_range(abi: Abi, slot: &Slot, rules: &Rules) -> Result<(u64, u64), BlkRefusal> {
     let (sector, sectors) = (u64_at(slot, abi.sector()), u64_at(slot, abi.tail()));
     if sectors == 0 {
         return Err(BlkRefusal::Nothing);
     }
     rules.check_range(sector, sectors)?;
-    Ok(Body::Discard { sector, sectors, secure: slot[1] & 1 != 0 })
+    Ok((sector, sectors))
+}
+
+fn parse_extents(
+    abi: Abi,
+    slot: &Slot,
+    rules: &Rules,
+    segments: &mut Vec<SegmentRange>,
+) -> Result<Body, BlkRefusal> {
+    let (sector, sectors) = parse_range(abi, slot, rules)?;
+    let gref = Gref(u32::from_le_bytes(array(slot, abi.extents_gref())));
+    segments.push(SegmentRange { gref, first: 0, last: LAST });
+    Ok(Body::Extents { sector, sectors })
 }
 
 fn parse_indirect(abi: Abi, slot: &Slot, rules: &Rules) -> Result<IndirectHead, BlkRefusal> {

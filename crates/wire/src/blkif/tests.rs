@@ -11,6 +11,7 @@ const RULES: Rules = Rules {
     flush: true,
     barrier: true,
     discard: true,
+    extents: true,
     indirect_segments: SEGMENTS_MAX,
 };
 
@@ -86,6 +87,41 @@ fn discard_in_each_layout_round_trips() {
         let (request, _) = parse(abi, &bytes);
         assert_eq!(request.body, Ok(Body::Discard { sector: 8, sectors: 16, secure: true }));
         assert_eq!(discard(abi, (6, 9), 8, 16, true), bytes);
+    }
+}
+
+#[test]
+fn query_of_extents_in_each_layout_round_trips() {
+    for (abi, [id, sector, count, gref]) in
+        [(Abi::X86_64, [8, 16, 24, 32]), (Abi::X86_32, [4, 12, 20, 28])]
+    {
+        let bytes = slot(&[
+            (0, &[0xE0, 0, 9, 0]),
+            (id, &[6]),
+            (sector, &[8]),
+            (count, &[0, 4]),
+            (gref, &[77]),
+        ]);
+        let (request, segments) = parse(abi, &bytes);
+        assert_eq!(request.body, Ok(Body::Extents { sector: 8, sectors: 1024 }));
+        assert_eq!(segments, [segment(77, 0, 7)]);
+        assert_eq!(extents(abi, (6, 9), 8, 1024, Gref(77)), bytes);
+        let plain = Rules { extents: false, ..RULES };
+        let refused = Request::parse(abi, &bytes, &plain, &mut vec![]).body;
+        assert_eq!(refused, Err(BlkRefusal::NotOffered { operation: 0xE0 }));
+    }
+    let whole = extents(Abi::X86_64, (6, 9), 8, 2041, Gref(77));
+    let beyond = BlkRefusal::BeyondDisk { sector: 8, count: 2041, limit: 2048 };
+    assert_eq!(parse(Abi::X86_64, &whole).0.body, Err(beyond));
+}
+
+#[test]
+fn extent_in_each_state_round_trips() {
+    let zero = ExtentState { hole: false, zero: true };
+    for (state, flags) in [(ExtentState::DATA, 0), (ExtentState::HOLE, 3), (zero, 2)] {
+        let bytes = [1, 2, 0, 0, flags, 0, 0, 0];
+        let extent = Extent { sectors: 0x201, state };
+        assert_eq!((extent.to_bytes(), Extent::from_bytes(bytes)), (bytes, extent));
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::blkif::{
     Abi, BlkRefusal, Body, Direction, Operation, Request, Rules, SegmentRange, Slot, Status,
-    Transfer, direct, discard, indirect, indirect_descriptors,
+    Transfer, direct, discard, extents, indirect, indirect_descriptors,
 };
 
 /// Parses one blkif request with its segment descriptors and compares it with a naive oracle. Accepted
@@ -18,6 +18,7 @@ pub fn blkif_request(data: &[u8]) {
         flush: bit(1),
         barrier: bit(2),
         discard: bit(3),
+        extents: bit(6),
         indirect_segments: u16::from_le_bytes([settings[2], settings[3]]),
     };
     let mut segments = vec![];
@@ -97,6 +98,12 @@ fn check_body(
             check_range(*sector, *sectors, rules);
             discard(abi, names, *sector, *sectors, *secure)
         }
+        Body::Extents { sector, sectors } => {
+            check_range(*sector, *sectors, rules);
+            let [page] = segments[..] else { panic!("one page") };
+            assert_eq!((page.offset(), page.len()), (0, 4096));
+            extents(abi, names, *sector, *sectors, page.gref())
+        }
         Body::Indirect(head) => {
             let count = u16::try_from(head.descriptor_bytes() / 8).expect("a u16 on the wire");
             assert!(count > 0 && count <= rules.indirect_segments && head.pages().len() <= 8);
@@ -137,6 +144,7 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<BlkRefusal> 
         3 => rules.flush,
         5 => rules.discard,
         6 => rules.indirect_segments != 0,
+        0xE0 => rules.extents,
         _ => return Some(BlkRefusal::UnknownOperation { operation }),
     };
     if !offered {
@@ -145,7 +153,7 @@ fn expected_refusal(abi: Abi, slot: &Slot, rules: &Rules) -> Option<BlkRefusal> 
     let sector = number(slot, sector_at, 8);
     match operation {
         5 if rules.read_only => Some(BlkRefusal::ReadOnly),
-        5 => expected_range_refusal(sector, number(slot, tail, 8), rules),
+        5 | 0xE0 => expected_range_refusal(sector, number(slot, tail, 8), rules),
         6 if slot[1] > 1 => Some(BlkRefusal::NotIndirect { operation: slot[1] }),
         6 if slot[1] == 1 && rules.read_only => Some(BlkRefusal::ReadOnly),
         6 => {

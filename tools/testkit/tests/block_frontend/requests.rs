@@ -2,11 +2,14 @@
 
 use ringfence_access::Mode;
 use ringfence_block::blkback::BlkbackOptions;
+use ringfence_block::storage;
 use ringfence_block::vbd::toolstack::VbdConfig;
 use ringfence_platform::{Access, Gref, Platform};
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::{describe, whole};
-use ringfence_wire::blkif::{Abi, Direction, Operation, SEGMENTS_MAX, SegmentRange, Slot, Status};
+use ringfence_wire::blkif::{
+    Abi, Direction, ExtentState, Operation, SEGMENTS_MAX, SegmentRange, Slot, Status, extents,
+};
 
 use super::*;
 
@@ -23,6 +26,8 @@ fn request_that_breaks_rule_fails_under_named_rule() {
         let guest = other_guest(&mut stage);
         let mut front = connected(&mut stage, mode);
         let page = front.lend(Access::ReadWrite, 1);
+        let deaf = front.lend(Access::ReadOnly, 1);
+        let query = |sector, sectors, gref| extents(Abi::X86_64, (9, 0), sector, sectors, gref);
         let read = |sector| front.direct(Operation::Read, 9, sector, &[whole(&page)]);
         let last = SECTORS - 8;
         let good = read(last);
@@ -43,6 +48,11 @@ fn request_that_breaks_rule_fails_under_named_rule() {
             (front.discard(9, u64::MAX, u64::MAX), error, "blk_sector_overflow"),
             (front.discard(9, 0, SECTORS + 1), error, "blk_beyond_disk"),
             (front.discard(9, 0, 0), error, "blk_no_sectors"),
+            (query(0, SECTORS + 1, page.gref()), error, "blk_beyond_disk"),
+            (query(u64::MAX, 2, page.gref()), error, "blk_sector_overflow"),
+            (query(0, 0, page.gref()), error, "blk_no_sectors"),
+            (query(0, 8, Gref(4000)), error, "blk_gref_not_granted"),
+            (query(0, 8, deaf.gref()), error, "blk_grant_denied"),
             (front.indirect(Direction::Read, 9, 0, u16::MAX, &[]), error, "blk_too_many_segments"),
             (front.indirect(Direction::Read, 9, 0, 257, &[]), error, "blk_too_many_segments"),
             (front.indirect(Direction::Read, 9, 0, 0, &[]), error, "blk_no_sectors"),
@@ -61,6 +71,25 @@ fn request_that_breaks_rule_fails_under_named_rule() {
         assert_eq!(stage.look(front.vbd), ringfence_xenbus::end::Life::Alive);
         assert!(stage.vbds[front.vbd].penalized().is_none());
         check_other_guest_works(&stage, &guest);
+    }
+}
+
+#[test]
+fn query_of_extents_writes_list_to_its_page() {
+    for mode in Mode::DISK {
+        let mut stage = Stage::new();
+        let mut front = connected(&mut stage, mode);
+        let data = front.lend(Access::ReadWrite, 0xA5);
+        let slot = front.direct(Operation::Write, 1, 64, &[whole(&data)]);
+        assert_eq!(front.ask(&slot), Status::Okay);
+        let list = front.lend(Access::ReadWrite, 0xEE);
+        let slot = extents(Abi::X86_64, (2, 0), 0, SECTORS, list.gref());
+        assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
+        let found = storage::extents::load(list.memory()).unwrap();
+        let (hole, data) = (ExtentState::HOLE, ExtentState::DATA);
+        let rest = (SECTORS - 72) * 512;
+        assert_eq!(found, [(32768, hole), (4096, data), (rest, hole)], "{mode}");
+        assert!(stage.rules(front.vbd).all().is_empty());
     }
 }
 

@@ -230,10 +230,11 @@ impl OpenFile {
         let sector_size = sector_size(&file, kind, options, path)?;
         lock::acquire(&file, options.read_only, path, report)?;
         let sysfs = Sysfs::of(kind, stat.st_rdev);
-        let bytes = bytes(&file, kind, sector_size, (options, path))?;
+        // Before the size: an image of another format may have any.
         if kind == FileKind::Regular && !options.raw && !options.in_use {
-            refuse_formats(&file, bytes, path)?;
+            refuse_formats(&file, u64::try_from(stat.st_size).unwrap_or(0), path)?;
         }
+        let bytes = bytes(&file, kind, sector_size, (options, path))?;
         let direct = options.cache.is_direct().then(|| use_direct(&file, path, kind, sector_size));
         let direct = direct.flatten();
         let discards = Discards::of(&file, kind, &sysfs, options.read_only, bytes);

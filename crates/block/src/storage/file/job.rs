@@ -5,6 +5,7 @@
 //! operations that the file system does not support.
 
 use std::io;
+use std::os::fd::AsFd;
 
 use ringfence_memory::LentSlice;
 use rustix::fs::FallocateFlags;
@@ -12,7 +13,7 @@ use rustix::fs::FallocateFlags;
 use super::bounce::{BUFFER_MAX, BounceBuffers};
 use super::facts::{FileFacts, FileKind};
 use super::options::{Bounce, CacheMode, FileOptions};
-use crate::storage::{Done, Op, Request, check_request};
+use crate::storage::{Done, Op, Request, check_request, extents};
 
 /// Maximum number of memory pieces in one step: the capacity of one scatter-gather list of the threads.
 pub(super) const PIECES_MAX: usize = 32;
@@ -65,6 +66,8 @@ pub(super) enum Step {
     Allocate { mode: FallocateFlags, offset: u64, len: u64 },
     /// Discard ioctl of a block device.
     Discard { secure: bool, offset: u64, len: u64 },
+    /// Storing of the list of the extents in the pieces.
+    Extents { offset: u64, len: u64, sector: u32 },
 }
 
 /// Next action for a job.
@@ -76,6 +79,17 @@ pub(super) enum Next {
     Wait,
     /// Finish with this result.
     Over(Result<(), i32>),
+}
+
+/// Stores the list of the extents of a range of the file in the pieces.
+pub(super) fn store_extents(
+    file: impl AsFd,
+    range: (u64, u64),
+    sector: u32,
+    pieces: &[LentSlice],
+) -> io::Result<()> {
+    let list = extents::of_file(file, range, sector)?;
+    list.store(pieces.iter()).map_err(io::Error::other)
 }
 
 /// Method of zeroing a range, from the cheapest to the one that always works.
@@ -166,6 +180,11 @@ impl Job {
             Op::Discard { .. } | Op::WriteZeroes if over => Next::Step(Step::Sync),
             Op::Discard { secure } => self.discard(policy, secure),
             Op::WriteZeroes => self.zero(policy, pieces),
+            Op::Extents if over => Next::Over(Ok(())),
+            Op::Extents => {
+                pieces.extend(extents::memory(&self.request.segments).cloned());
+                Next::Step(Step::Extents { offset, len, sector: policy.facts.sector_size })
+            }
         })
     }
 
@@ -291,6 +310,7 @@ impl Job {
         let len = self.request.len;
         match self.request.op {
             Op::Flush => self.done = 1,
+            Op::Extents => self.done = len,
             Op::Discard { .. } | Op::WriteZeroes if self.done >= len => self.sync_last = false,
             Op::Discard { .. } | Op::WriteZeroes if self.zeroing != Zeroing::Write => {
                 self.done = len;

@@ -119,6 +119,7 @@ impl Disk for FileDisk {
             flush: true,
             discard,
             write_zeroes: !facts.read_only,
+            extents: facts.kind == FileKind::Regular,
             rotational: facts.rotational,
         }
     }

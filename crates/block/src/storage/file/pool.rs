@@ -15,7 +15,7 @@ use ringfence_sys::blkdev;
 use ringfence_sys::mailbox::WakeFd;
 
 use super::bounce::BounceBuffers;
-use super::job::{Job, Next, Policy, Step};
+use super::job::{Job, Next, Policy, Step, store_extents};
 use crate::storage::{DiskQueue, Done, Request};
 
 /// Maximum number of threads of one queue.
@@ -209,6 +209,10 @@ fn execute_step(file: &OwnedFd, step: Step, pieces: &[LentSlice]) -> io::Result<
         Step::Discard { secure, offset, len } => {
             let discard = if secure { blkdev::discard_securely } else { blkdev::discard };
             discard(file, offset, len)?;
+            0
+        }
+        Step::Extents { offset, len, sector } => {
+            store_extents(file, (offset, len), sector, pieces)?;
             0
         }
     };

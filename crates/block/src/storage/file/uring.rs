@@ -16,7 +16,7 @@ use rustix::event::epoll;
 
 use super::bounce::BounceBuffers;
 use super::facts::FileKind;
-use super::job::{Job, Next, Policy, Step};
+use super::job::{Job, Next, Policy, Step, store_extents};
 use super::pool::PoolQueue;
 use crate::storage::{DiskQueue, Done, Op, Request};
 
@@ -25,6 +25,7 @@ const REGISTERED_MAX: u16 = 8192;
 
 /// Disk queue served by io_uring.
 pub(super) struct UringQueue {
+    file: Arc<OwnedFd>,
     ring: Uring,
     policy: Policy,
     /// Jobs in the io_uring instance, by token.
@@ -75,13 +76,14 @@ impl UringQueue {
         let ring = Uring::new(Arc::clone(&file), depth)?;
         let aside = match policy.kind() {
             FileKind::BlockDevice if policy.discard => {
-                let queue = PoolQueue::new(file, policy.clone(), 1)?;
+                let queue = PoolQueue::new(Arc::clone(&file), policy.clone(), 1)?;
                 Some(Aside { both: watch(&[ring.as_fd(), queue.wait_fd()])?, queue })
             }
             _ => None,
         };
         let room = ring.room();
         Ok(UringQueue {
+            file,
             ring,
             policy,
             jobs: (0..room).map(|_| None).collect(),
@@ -106,6 +108,7 @@ impl UringQueue {
         let next = job
             .next(&self.policy, &mut self.pieces, &mut self.buffers)
             .unwrap_or(Next::Over(Err(libc::ENOMEM)));
+        let next = self.executed_here(next);
         let result = match next {
             Next::Step(step) if self.start(number, step, &job) => {
                 self.jobs[number] = Some(job);
@@ -121,6 +124,13 @@ impl UringQueue {
         };
         self.free.push(number);
         done.push(job.finish(&mut self.buffers, result));
+    }
+
+    /// Executes a step that io_uring lacks and that does no I/O.
+    fn executed_here(&self, next: Next) -> Next {
+        let Next::Step(Step::Extents { offset, len, sector }) = next else { return next };
+        let stored = store_extents(&self.file, (offset, len), sector, &self.pieces);
+        Next::Over(stored.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
     }
 
     fn start(&mut self, number: usize, step: Step, job: &Job) -> bool {
@@ -142,7 +152,7 @@ impl UringQueue {
             Step::Sync => ring.sync(token),
             Step::Allocate { mode, offset, len } => ring.fallocate(token, mode.bits(), offset, len),
             // Discards go to the threads in `submit`.
-            Step::Discard { .. } => false,
+            Step::Discard { .. } | Step::Extents { .. } => false,
         }
     }
 

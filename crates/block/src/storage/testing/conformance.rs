@@ -23,6 +23,7 @@ pub fn check(disk: &dyn Disk, seed: u64) {
     load(disk, seed);
     long_and_odd(disk, seed);
     zeros_and_discards(disk);
+    extents(disk);
     refusals(disk);
     many_at_once(disk);
     if disk.queues_max() > 1 {
@@ -104,6 +105,40 @@ fn zeros_and_discards(disk: &dyn Disk) {
     if geometry.discard.is_none_or(|discard| !discard.secure) {
         assert_eq!(done.result, Err(libc::EOPNOTSUPP));
     }
+}
+
+/// Checks that extents cover the queried range, and that no written byte lies in a hole.
+fn extents(disk: &dyn Disk) {
+    let geometry = disk.geometry();
+    let sector = u64::from(geometry.sector_size);
+    let mut driver = Driver::new(disk.queue(1).expect("a queue"));
+    let (start, end) = (sector, 2 << 20);
+    driver.write(1 << 20, &vec![0xAB; geometry.sector_size as usize]).expect("a write");
+    let content = driver.read(start, usize::try_from(end - start).unwrap_or(0)).expect("a read");
+    let memory =
+        LentSlice::anonymous(usize::try_from(super::super::extents::LIST_BYTES).unwrap_or(0));
+    let mut at = start;
+    while at < end {
+        let done = driver.run(Op::Extents, at, end - at, vec![memory.clone().into()]);
+        if !geometry.extents {
+            assert_eq!(done.result, Err(libc::EOPNOTSUPP));
+            return;
+        }
+        assert_eq!(done.result, Ok(()));
+        let list = super::super::extents::load(&memory).expect("a page");
+        assert!(!list.is_empty(), "no extent at {at}");
+        for (len, state) in list {
+            assert!(len.is_multiple_of(sector) && at + len <= end, "{len} bytes at {at}");
+            let index = |at: u64| usize::try_from(at - start).unwrap_or(0);
+            let part = &content[index(at)..index(at + len)];
+            assert!(!state.zero || part.iter().all(|byte| *byte == 0), "data in a hole at {at}");
+            at += len;
+        }
+    }
+    let refused = driver.run(Op::Extents, geometry.bytes, sector, vec![memory.into()]);
+    assert!(refused.result.is_err());
+    let refused = driver.run(Op::Extents, 0, sector, vec![]);
+    assert!(refused.result.is_err(), "no memory for the list");
 }
 
 /// Checks that invalid requests return an error each and that the disk still works.

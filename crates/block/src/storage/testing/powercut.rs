@@ -85,6 +85,7 @@ impl PowerCutDisk {
             flush: true,
             discard: None,
             write_zeroes: true,
+            extents: false,
             rotational: false,
         };
         PowerCutDisk { medium: Arc::new(Mutex::new(medium)), in_flight: Arc::default(), geometry }
@@ -229,7 +230,7 @@ impl PowerCutQueue {
             Op::Write { fua } => medium.write(first, &Self::payload(request), fua),
             Op::WriteZeroes => medium.write(first, &Self::payload(request), false),
             Op::Flush => medium.flush(moment),
-            Op::Discard { .. } => return Err(libc::EOPNOTSUPP),
+            Op::Discard { .. } | Op::Extents => return Err(libc::EOPNOTSUPP),
         }
         Ok(())
     }

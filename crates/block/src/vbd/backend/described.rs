@@ -44,6 +44,7 @@ pub(super) fn features(
         (keys::FEATURE_FLUSH_CACHE, flag(rules.flush)),
         (keys::FEATURE_BARRIER, flag(rules.barrier)),
         (keys::FEATURE_DISCARD, flag(rules.discard)),
+        (keys::FEATURE_RINGFENCE_EXTENTS, flag(rules.extents)),
     ];
     if let Some(discard) = geometry.discard.filter(|_| rules.discard) {
         entries.extend([
