@@ -84,7 +84,7 @@ impl Collector for Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guests::Description;
+    use crate::guests::{Description, LentPages};
 
     fn row(name: &str, pid: i32, egress: Option<EgressTotals>) -> Row {
         let guest = Description {
@@ -95,6 +95,7 @@ mod tests {
             uplink: Vec::new(),
             ports: Vec::new(),
             disks: Vec::new(),
+            pages: LentPages::Small,
             since: 0,
         };
         Row { pid, memory: None, egress, guest }
