@@ -25,6 +25,8 @@ static void rfn_read_features(struct rfn_dev *rd)
 		.csum4 = !xenbus_read_unsigned(backend, "feature-no-csum-offload", 0),
 		.csum6 = xenbus_read_unsigned(backend, "feature-ipv6-csum-offload", 0),
 		.ctrl = xenbus_read_unsigned(backend, "feature-ctrl-ring", 0),
+		.mcast = READ_ONCE(rfn_multicast_control) &&
+			 xenbus_read_unsigned(backend, "feature-multicast-control", 0),
 		.queues = clamp_t(unsigned int, xenbus_read_unsigned(backend, "multi-queue-max-queues", 1), 1,
 				  RFN_QUEUES_MAX),
 	};
@@ -252,6 +254,7 @@ int rfn_connect(struct rfn_dev *rd)
 		goto fail;
 	rd->connected = true;
 	rd->peer_connected = false;
+	memset(&rd->mcast, 0, sizeof(rd->mcast));
 	rd->fault = NULL;
 	rfn_count(rd, RFN_EV_CONNECTS);
 	ndev->max_mtu = rd->peer.sg ? RFN_TX_BYTES_MAX - VLAN_ETH_HLEN : RFN_MTU_ONE_SLOT;

@@ -22,6 +22,16 @@ bool rfn_staging = true;
 module_param_named(staging, rfn_staging, bool, 0644);
 MODULE_PARM_DESC(staging, "Stage pages at backends that offer it (default: yes); read at each connection");
 
+bool rfn_staging_header;
+module_param_named(staging_header, rfn_staging_header, bool, 0644);
+MODULE_PARM_DESC(staging_header,
+		 "Stage for sending only pages of the first 256 bytes of packets (default: no); read at each connection");
+
+bool rfn_multicast_control = true;
+module_param_named(multicast_control, rfn_multicast_control, bool, 0644);
+MODULE_PARM_DESC(multicast_control,
+		 "Have backends that can pass only the interface's multicast groups (default: yes); read at each connection");
+
 unsigned int rfn_staging_batch = RFN_LIST_MAX;
 module_param_named(staging_batch, rfn_staging_batch, uint, 0644);
 MODULE_PARM_DESC(staging_batch, "Pages in one list for the backend, 1 to 128 (default: 128)");
@@ -82,6 +92,7 @@ static const struct net_device_ops rfn_netdev_ops = {
 	.ndo_stop = rfn_stop,
 	.ndo_start_xmit = rfn_start_xmit,
 	.ndo_get_stats64 = rfn_get_stats64,
+	.ndo_set_rx_mode = rfn_mcast_changed,
 	.ndo_set_mac_address = eth_mac_addr,
 	.ndo_validate_addr = eth_validate_addr,
 	.ndo_fix_features = rfn_fix_features,
@@ -144,6 +155,7 @@ static void rfn_ready_work(struct work_struct *work)
 		rfn_stage_all(rd);
 		if (rfn_hash_apply(rd))
 			netdev_warn(rd->ndev, "the backend refuses the hash configuration\n");
+		rfn_mcast_changed(rd->ndev);
 	}
 	mutex_unlock(&rd->lock);
 }
@@ -274,6 +286,7 @@ static int rfn_probe(struct xenbus_device *xdev, const struct xenbus_device_id *
 	INIT_WORK(&rd->restart_work, rfn_restart_work);
 	INIT_WORK(&rd->ready_work, rfn_ready_work);
 	INIT_WORK(&rd->shrink_work, rfn_shrink_work);
+	INIT_DELAYED_WORK(&rd->mcast_work, rfn_mcast_work);
 	rfn_init_netdev(xdev, ndev);
 	dev_set_drvdata(&xdev->dev, rd);
 	err = register_netdev(ndev);
@@ -329,6 +342,8 @@ static void rfn_remove(struct xenbus_device *xdev)
 	cancel_work_sync(&rd->ready_work);
 	cancel_work_sync(&rd->shrink_work);
 	unregister_netdev(rd->ndev);
+	/* The interface may change its groups until here. */
+	cancel_delayed_work_sync(&rd->mcast_work);
 	dev_set_drvdata(&xdev->dev, NULL);
 	free_netdev(rd->ndev);
 }

@@ -10,10 +10,11 @@ static const char *const rfn_event_names[RFN_EVENTS] = {
 	[RFN_EV_CTRL_TIMEOUTS] = "ctrl_timeouts",
 	[RFN_EV_STAGING_REFUSED] = "staging_refused",
 	[RFN_EV_SHRUNK_PAGES] = "shrunk_pages",
+	[RFN_EV_MCAST_REFUSED] = "multicast_refused",
 };
 
-/* Gauges of the device: staged pages. */
-#define RFN_GAUGES 1
+/* Gauges of the device: staged pages, and groups of the backend's filter while it is on. */
+#define RFN_GAUGES 2
 
 /* Counters that both directions of a queue have. */
 static const struct {
@@ -81,6 +82,7 @@ static void rfn_get_strings(struct net_device *ndev, u32 set, u8 *data)
 	if (set != ETH_SS_STATS)
 		return;
 	ethtool_sprintf(&data, "staged_pages");
+	ethtool_sprintf(&data, "multicast_groups");
 	for (i = 0; i < RFN_EVENTS; i++)
 		ethtool_sprintf(&data, "%s", rfn_event_names[i]);
 	for (i = 0; i < rd->queues; i++) {
@@ -123,6 +125,7 @@ static void rfn_get_ethtool_stats(struct net_device *ndev, struct ethtool_stats 
 	unsigned int i;
 
 	*data++ = atomic_read(&rd->staged);
+	*data++ = rd->mcast.on ? rd->mcast.groups : 0;
 	for (i = 0; i < RFN_EVENTS; i++)
 		*data++ = atomic64_read(&rd->event[i]);
 	for (i = 0; i < rd->queues; i++) {

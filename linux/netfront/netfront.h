@@ -13,6 +13,7 @@
  *   tx.c rx.c   the two rings of a queue
  *   ctrl.c      control ring: one message at a time
  *   staging.c   ADD and DEL of pages; shrinker
+ *   mcast.c     multicast groups that the backend passes
  *   hash.c      hash configuration
  *   ethtool.c   statistics, channels, RSS
  *   pages.c     granted pages
@@ -76,6 +77,16 @@ struct rfn_gref {
 	u16 status;
 };
 
+/* Header-only staging: the first bytes of a packet, and the pages of a queue that hold them. */
+#define RFN_HEAD 256
+#define RFN_HEADS_PER_PAGE (XEN_PAGE_SIZE / RFN_HEAD)
+#define RFN_HEAD_PAGES (RFN_RING / RFN_HEADS_PER_PAGE)
+/* Ids of TX requests: the numbers of pages, then those of headers. */
+#define RFN_TX_IDS (2 * RFN_RING)
+
+/* Multicast groups that a backend takes. */
+#define RFN_GROUPS_MAX 64
+
 /* Most pages of one list. A page holds 512 entries; a shorter list is a shorter wait. */
 #define RFN_LIST_MAX 128
 
@@ -100,6 +111,8 @@ struct rfn_tx_slot {
 	/* Packet that ends with this page, freed with the response. */
 	struct sk_buff *skb;
 	u32 busy;
+	/* The request changes the multicast filter and is no packet. */
+	bool filter;
 };
 
 /* Counters of one queue and direction. */
@@ -145,10 +158,16 @@ struct rfn_queue {
 	struct rfn_stats tx_stats;
 	struct rfn_page tx_ring;
 	struct rfn_page tx_page[RFN_RING];
-	struct rfn_tx_slot tx_slot[RFN_RING];
+	struct rfn_tx_slot tx_slot[RFN_TX_IDS];
 	/* Free pages: staged ones first. */
 	struct rfn_ids tx_plain;
 	struct rfn_ids tx_staged;
+	/* Header-only staging, if `heads`: pages of packet headers, and free headers. */
+	bool heads;
+	/* All of these pages are staged: headers may be sent from them. */
+	bool heads_staged;
+	struct rfn_page head_page[RFN_HEAD_PAGES];
+	struct rfn_ids tx_heads;
 
 	/* RX ring: NAPI alone. */
 	struct xen_netif_rx_front_ring rx ____cacheline_aligned_in_smp;
@@ -160,7 +179,7 @@ struct rfn_queue {
 
 /* Features the backend offers. */
 struct rfn_features {
-	bool sg, gso4, gso6, csum4, csum6, ctrl;
+	bool sg, gso4, gso6, csum4, csum6, ctrl, mcast;
 	unsigned int queues;
 };
 
@@ -197,7 +216,18 @@ enum rfn_event {
 	RFN_EV_CTRL_TIMEOUTS,
 	RFN_EV_STAGING_REFUSED,
 	RFN_EV_SHRUNK_PAGES,
+	RFN_EV_MCAST_REFUSED,
 	RFN_EVENTS,
+};
+
+/* Multicast filter of the backend in this connection. */
+struct rfn_mcast {
+	u8 group[RFN_GROUPS_MAX][ETH_ALEN] __aligned(2);
+	unsigned int groups;
+	/* The backend was asked to filter. */
+	bool on;
+	/* The backend refused a change: no filter in this connection. */
+	bool refused;
 };
 
 struct rfn_dev {
@@ -231,6 +261,8 @@ struct rfn_dev {
 
 	struct rfn_ctrl ctrl;
 	struct rfn_hash hash;
+	/* Under `lock`, but for `refused`. */
+	struct rfn_mcast mcast;
 	atomic_t staged;
 	/* Staged TX pages that the shrinker may take. */
 	atomic_t tx_spare;
@@ -242,12 +274,15 @@ struct rfn_dev {
 	struct work_struct restart_work;
 	struct work_struct ready_work;
 	struct work_struct shrink_work;
+	struct delayed_work mcast_work;
 	atomic_t shrink_wanted;
 	struct list_head link;
 };
 
 /* Module parameters. */
 extern bool rfn_staging;
+extern bool rfn_staging_header;
+extern bool rfn_multicast_control;
 extern unsigned int rfn_staging_batch;
 
 /* pages.c */
@@ -266,6 +301,7 @@ void rfn_tx_init(struct rfn_queue *q);
 void rfn_tx_complete(struct rfn_queue *q, int budget);
 bool rfn_tx_final_check(struct rfn_queue *q);
 void rfn_tx_drop_all(struct rfn_queue *q);
+bool rfn_tx_filter(struct rfn_queue *q, bool add, const u8 *group);
 unsigned int rfn_tx_withdraw(struct rfn_queue *q, u16 *ids, unsigned int most);
 
 /* rx.c */
@@ -287,6 +323,10 @@ int rfn_shrinker_register(void);
 void rfn_shrinker_unregister(void);
 void rfn_shrinker_add(struct rfn_dev *rd);
 void rfn_shrinker_del(struct rfn_dev *rd);
+
+/* mcast.c */
+void rfn_mcast_changed(struct net_device *ndev);
+void rfn_mcast_work(struct work_struct *work);
 
 /* hash.c */
 void rfn_hash_default(struct rfn_dev *rd);

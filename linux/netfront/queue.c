@@ -67,6 +67,8 @@ static int rfn_queue_pages(struct rfn_queue *q)
 		if (!err)
 			err = rfn_page_alloc(&q->rx_page[i], peer, false);
 	}
+	for (i = 0; !err && q->heads && i < RFN_HEAD_PAGES; i++)
+		err = rfn_page_alloc(&q->head_page[i], peer, true);
 	return err;
 }
 
@@ -105,6 +107,7 @@ struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 		return ERR_PTR(-ENOMEM);
 	q->rd = rd;
 	q->index = index;
+	q->heads = READ_ONCE(rfn_staging) && READ_ONCE(rfn_staging_header);
 	u64_stats_init(&q->tx_stats.sync);
 	u64_stats_init(&q->rx_stats.sync);
 	netif_napi_add(rd->ndev, &q->napi, rfn_poll);
@@ -141,6 +144,8 @@ void rfn_queue_destroy(struct rfn_queue *q)
 		rfn_page_free(&q->tx_page[i]);
 		rfn_page_free(&q->rx_page[i]);
 	}
+	for (i = 0; i < RFN_HEAD_PAGES; i++)
+		rfn_page_free(&q->head_page[i]);
 	rfn_page_free(&q->tx_ring);
 	rfn_page_free(&q->rx_ring);
 	if (q->pool)

@@ -2,7 +2,7 @@
 /*
  * Staging grants: registers the pages of every queue at the backend, which then reaches them without grant operations.
  *
- * RX pages come first, then TX pages, in lists of `staging_batch` entries, up to the size that the backend answers for
+ * RX pages come first, then TX pages (in header-only form: the pages of headers), in lists of `staging_batch` entries, up to the size that the backend answers for
  * the queue. What is refused or beyond that size is used all the same: the backend copies or maps such a page each
  * time. Under memory pressure a shrinker takes free TX pages out of the staging table and frees them.
  */
@@ -74,23 +74,31 @@ void rfn_stage_all(struct rfn_dev *rd)
 			break;
 		}
 		rx += rfn_stage_pages(q, q->rx_page, min_t(u32, most, RFN_RING), false);
-		if (most > RFN_RING)
+		if (q->heads && most >= RFN_RING + RFN_HEAD_PAGES) {
+			unsigned int heads = rfn_stage_pages(q, q->head_page, RFN_HEAD_PAGES, true);
+
+			/* Publishes the pages' state to senders. */
+			smp_store_release(&q->heads_staged, heads == RFN_HEAD_PAGES);
+			tx += heads;
+		} else if (!q->heads && most > RFN_RING) {
 			tx += rfn_stage_pages(q, q->tx_page, min_t(u32, most - RFN_RING, RFN_RING), true);
+		}
 	}
 	mutex_unlock(&rd->ctrl.lock);
 	if (rx + tx)
 		netdev_info(rd->ndev, "%u pages are staged, %u of them for sending\n", rx + tx, tx);
+	/* Pages of headers are few, and in use all the time. */
 	atomic_set(&rd->tx_spare, max_t(int, 0, (int)tx - (int)(rd->queues * RFN_TX_KEPT)));
 }
 
 /* Takes up to one list of pages out of the queue's table. Returns the number of pages, or an error. */
-static int rfn_unstage_pages(struct rfn_queue *q, struct rfn_page *pages)
+static int rfn_unstage_pages(struct rfn_queue *q, struct rfn_page *pages, unsigned int count)
 {
 	struct rfn_page *list[RFN_LIST_MAX];
 	unsigned int n = 0, i;
 	int err;
 
-	for (i = 0; i < RFN_RING && n < RFN_LIST_MAX; i++)
+	for (i = 0; i < count && n < RFN_LIST_MAX; i++)
 		if (pages[i].staged)
 			list[n++] = &pages[i];
 	if (!n)
@@ -113,11 +121,16 @@ void rfn_unstage_all(struct rfn_dev *rd)
 		return;
 	mutex_lock(&rd->ctrl.lock);
 	for (i = 0; i < rd->queues && done >= 0; i++) {
+		struct rfn_queue *q = rd->queue[i];
+
+		WRITE_ONCE(q->heads_staged, false);
 		do
-			done = rfn_unstage_pages(rd->queue[i], rd->queue[i]->rx_page);
+			done = rfn_unstage_pages(q, q->rx_page, RFN_RING);
 		while (done > 0);
-		while (done >= 0 && (done = rfn_unstage_pages(rd->queue[i], rd->queue[i]->tx_page)) > 0)
+		while (done >= 0 && (done = rfn_unstage_pages(q, q->tx_page, RFN_RING)) > 0)
 			;
+		if (done >= 0)
+			done = rfn_unstage_pages(q, q->head_page, RFN_HEAD_PAGES);
 	}
 	mutex_unlock(&rd->ctrl.lock);
 }

@@ -5,13 +5,13 @@ ADDRESS=10.77.0.1
 ADDRESS6=fd77::1
 
 # guest NAME [LINE...]: makes a guest with these lines in its configuration, and does not wait; with the
-# options of `xl create` in CREATE. Its console is in guests/guest-NAME.log.
+# options of `xl create` in CREATE, the kernel in KERNEL. Its console is in guests/guest-NAME.log.
 guest() {
     local name=$1 line
     shift
     {
         echo "name=\"$name\""
-        echo 'kernel="/boot/vmlinux"'
+        echo "kernel=\"${KERNEL:-/boot/vmlinux}\""
         echo "ramdisk=\"${RAMDISK:-/boot/guest.cpio}\""
         echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"

@@ -39,12 +39,12 @@ all_staged() {
     [ "$(staged $1)" -eq $STAGED ]
 }
 
-# no_operations LABEL NAME N [MOST]: 6 checks. Streams to and fro, and none of their packets costs a grant
+# no_operations LABEL NAME N [MOST [MEBIBYTES]]: 6 checks. Streams to and fro, and none of their packets costs a grant
 # operation. With other guests on the bridge that are copied for, what is sent to all of them costs up to
 # MOST.
 no_operations() {
     local before=$(operations) frames=$(frames $2)
-    streams $2 $3 16
+    streams $2 $3 ${5:-16}
     note "$1: $(($(frames $2) - frames)) frames, $(($(operations) - before)) grant operations"
     check "$1: that was thousands of packets" test $(($(frames $2) - frames)) -gt 2000
     check "$1: none of them cost a grant operation" test $(($(operations) - before)) -le ${4:-0}

@@ -43,3 +43,87 @@ dump_windows() {
 window_module() {
     on $1 'insmod /lib/ringfence-window.ko && wait_for 5 test -c /dev/ringfence-window'
 }
+
+# driver_domain CONFIGURATION: 5 checks. A PVH driver domain `net`, with a bridge and an image of its own
+# (/run/disks/one), whose `ringfence serve` has this configuration, with \n between its lines.
+driver_domain() {
+    CONFIGURATION=$1
+    check 'the driver domain is created' guest net 'type="pvh"' driver_domain=1
+    check 'it takes commands' guest_ready net || give_up 'nothing to see'
+    check 'it has the device of windows' window_module net
+    check 'it has a bridge' bridged
+    check 'it serves' serving
+}
+
+# bridged: the driver domain has a bridge of its own; it, not dom0, is who guests talk to.
+bridged() {
+    on net "mkdir -p /run/disks && truncate -s 16M /run/disks/one; load tun bridge xen-gntdev; ip link add xenbr0 type bridge && ip link set xenbr0 up &&
+        ip address add $ADDRESS/24 dev xenbr0 && ip -6 address add $ADDRESS6/64 dev xenbr0"
+}
+
+serving() {
+    on net "printf '$CONFIGURATION' >/tmp/serve.toml;
+        ringfence serve --config /tmp/serve.toml >>/tmp/serve.log 2>&1 & echo \$! >/tmp/serve.pid"
+    on net 'wait_for 15 ringfence status'
+}
+
+# died: the driver domain's daemon is killed, and gone.
+died() {
+    on net 'kill -9 $(cat /tmp/serve.pid); wait_for 10 sh -c "! kill -0 $(cat /tmp/serve.pid) 2>/dev/null"'
+}
+
+# plugged vif|vbd NAME NUMBER: the hotplug script of a device of the driver domain, which has no `xl devd`.
+plugged() {
+    local path=/local/domain/$(domain net)/backend/$1/$(domain $2)/$3
+    case $1 in
+        vif) XENBUS_PATH=$path /etc/xen/scripts/vif-ringfence online ;;
+        vbd) XENBUS_PATH=$path /etc/xen/scripts/block-ringfence add ;;
+    esac
+}
+
+# attached_windows NAME N [QUEUES]: 5 checks. A PVH guest of the driver domain, whose interface `ringfence attach` has,
+# with windows for its buffers.
+attached_windows() {
+    local name=$1 number=$2
+    SCRIPT=vif-ringfence
+    check "guest $name is created" guest $name 'type="pvh"' "$(vif $number backend=net)"
+    check "$name takes commands" guest_ready $name || give_up 'nothing to see'
+    check "the hotplug script of $name runs" plugged vif $name 0
+    check "$name has the device of windows" window_module $name
+    on $name 'wait_for 20 test -e /sys/bus/xen/drivers/vif/vif-0; echo vif-0 >/sys/bus/xen/drivers/vif/unbind;
+        load tun; echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
+    attach_windows $name ${3:-1}
+    check "ringfence attach gives $name its interface" again_with_address $name $number ||
+        note "$(on $name 'tail -n 5 /tmp/attach.log') $(on net 'tail -n 5 /tmp/serve.log')"
+}
+
+# attach_windows NAME QUEUES: starts `ringfence attach`.
+attach_windows() {
+    on $1 "ringfence attach --device 0 --name eth0 --windows --queues $2 -v >>/tmp/attach.log 2>&1 & echo \$! >/tmp/attach.pid"
+}
+
+# total NAME: a counter of the daemon in the driver domain, summed over what has it.
+total() {
+    on net "ringfence status --json" | grep -oE "\"$1\": *[0-9]+" | awk '{ sum += $NF } END { print sum + 0 }'
+}
+
+# operations_of_driver: its map, unmap and copy operations so far.
+operations_of_driver() {
+    on net "ringfence status --json" | grep -oE '"grant_(maps|unmaps|copies)": *[0-9]+' |
+        awk '{ sum += $NF } END { print sum + 0 }'
+}
+
+# windows_open: registered windows, by the hypervisor.
+windows_open() {
+    dump_windows | grep -c 'registered at gfn'
+}
+
+# windows_are N
+windows_are() {
+    [ $(windows_open) = $1 ]
+}
+
+# alone: no domain but dom0 is there, not even a zombie.
+alone() {
+    [ $(xl list | wc -l) = 2 ]
+}

@@ -17,6 +17,7 @@ mod iommufd;
 mod kernel;
 mod machine;
 mod module;
+mod newest_kernel;
 mod overlay;
 mod program;
 mod report;
@@ -199,6 +200,10 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         let (images, may_install) = (&setting.images, !args.no_install);
         let driver = window_driver::archive(root, images, &cache, &toolbox, may_install)?;
         setting.programs.window_driver = Some(driver);
+    }
+    if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
+        let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
+        setting.programs.newest_kernel = Some(part);
     }
     setting.patience = args.patience;
     setting.processors = args.processors;

@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::args::BenchCommand;
+use crate::block::on_xen::DiskFrontendArgs;
 use crate::conformance::ConformanceArgs;
 use crate::control::ControlRingArgs;
 use crate::hostile::on_xen::HostileGuestArgs;
@@ -67,6 +68,8 @@ pub enum Role {
     Conformance(ConformanceArgs),
     /// Sends every message of the control ring to a vif's backend
     ControlRing(ControlRingArgs),
+    /// Drives a disk of this Xen guest from user space
+    DiskFrontend(DiskFrontendArgs),
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Role::HostileGuest(args) => hostile::guest_main(&args),
             Role::Conformance(args) => conformance::main(&args),
             Role::ControlRing(args) => control::main(&args),
+            Role::DiskFrontend(args) => block::on_xen::main(&args),
         },
     }
 }

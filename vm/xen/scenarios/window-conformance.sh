@@ -1,4 +1,5 @@
 # title: the engine of grant windows passes the conformance suite's window cases between two PVH guests
+# group: window
 # set: name
 # machine: xen-pvh
 # limit: 200

@@ -88,7 +88,7 @@ const DOM0_MODULES: &[&str] = &[
     "9p",
 ];
 /// Modules of a guest under Xen.
-const GUEST_MODULES: &[&str] = &[
+pub(super) const GUEST_MODULES: &[&str] = &[
     "xen-netfront",
     "xen-blkfront",
     "xen-evtchn",

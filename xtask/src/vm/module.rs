@@ -111,7 +111,12 @@ pub(super) fn headers_of(
 }
 
 /// Unpacks the package `name` with a kernel's headers, those it needs, and `others`.
-fn unpack_headers(apt: &Apt, name: &str, others: &[&str], root: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn unpack_headers(
+    apt: &Apt,
+    name: &str,
+    others: &[&str],
+    root: &Path,
+) -> anyhow::Result<PathBuf> {
     let mut names = vec![name.to_owned()];
     names.extend(others.iter().map(|other| (*other).to_owned()));
     for prefix in ["linux-headers-", "linux-kbuild-"] {

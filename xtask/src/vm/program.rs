@@ -29,6 +29,8 @@ pub(super) struct Programs {
     pub(super) guest_driver: Option<PathBuf>,
     /// Root file system part with the module of `linux/grant-window`, if a scenario wants it.
     pub(super) window_driver: Option<PathBuf>,
+    /// Part of dom0's root file system with the newest kernel for guests, if a scenario wants it.
+    pub(super) newest_kernel: Option<PathBuf>,
 }
 
 /// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
@@ -71,6 +73,7 @@ pub(super) fn build(
         tests: build_tests(root, target, tests)?,
         guest_driver: None,
         window_driver: None,
+        newest_kernel: None,
     })
 }
 

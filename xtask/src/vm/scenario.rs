@@ -8,8 +8,10 @@
 //! # limit: 60            (seconds on an idle computer of two cores)
 //! # grants: bad          (optional: it offers bad grants on purpose; `bad 0x7`: only that one)
 //! # hypervisor: debug    (optional: it needs a debug build)
+//! # group: window        (optional: it runs with all others of this group, by the group's name)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
 //! # driver: netfront     (optional: it needs the module of `linux/netfront`)
+//! # kernel: newest       (optional: it boots guests with the newest kernel of Debian's backports)
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! ```
 
@@ -39,6 +41,8 @@ pub(super) struct Scenario {
     pub(super) title: String,
     /// Set to which the scenario belongs.
     pub(super) set: Set,
+    /// Name that selects the scenario together with others.
+    pub(super) group: Option<String>,
     /// Kind of machine that the scenario needs.
     pub(super) machine: Kind,
     /// Time limit in seconds.
@@ -53,6 +57,8 @@ pub(super) struct Scenario {
     pub(super) wants_driver: bool,
     /// Set if it wants the module of `linux/grant-window`, and a hypervisor with grant windows.
     pub(super) wants_windows: bool,
+    /// Set if it boots guests with the newest kernel of Debian's backports.
+    pub(super) wants_newest_kernel: bool,
 }
 
 /// Bad grants that a scenario offers on purpose.
@@ -142,10 +148,16 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         driver.is_none_or(|word| ["netfront", "window"].contains(&word)),
         "`# driver: ...` can only be netfront or window"
     );
+    let kernel = field("kernel").ok();
+    anyhow::ensure!(
+        kernel.is_none_or(|word| word == "newest"),
+        "`# kernel: ...` can only be newest"
+    );
     Ok(Scenario {
         name: name.to_owned(),
         title: field("title")?.to_owned(),
         set,
+        group: field("group").ok().map(str::to_owned),
         machine: Kind::from_name(machine)
             .with_context(|| format!("no machine is called {machine}"))?,
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
@@ -154,11 +166,12 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
         wants_driver: driver == Some("netfront"),
         wants_windows: driver == Some("window"),
+        wants_newest_kernel: kernel.is_some(),
     })
 }
 
-/// Returns the scenarios with the given names, or without names those of the sets up to `set`. `debug` states that
-/// the hypervisor is a debug build.
+/// Returns the scenarios with the given names and those of the groups with the given names, or without names those of
+/// the sets up to `set`. `debug` states that the hypervisor is a debug build.
 pub(super) fn select(
     found: &[Scenario],
     names: &[String],
@@ -169,14 +182,26 @@ pub(super) fn select(
         let wanted = |s: &&Scenario| s.set <= set && (debug || !s.wants_debug);
         return Ok(found.iter().filter(wanted).cloned().collect());
     }
-    let by_name = |name: &String| {
-        let scenario = found.iter().find(|scenario| scenario.name == *name).cloned();
-        let scenario =
-            scenario.with_context(|| format!("no scenario is called {name}; --list names them"))?;
-        anyhow::ensure!(debug || !scenario.wants_debug, "{name} runs with --debug-xen only");
-        Ok(scenario)
-    };
-    names.iter().map(by_name).collect()
+    let mut selected: Vec<Scenario> = vec![];
+    for name in names {
+        let is_meant = |s: &&Scenario| s.name == *name || s.group.as_ref() == Some(name);
+        let meant: Vec<_> = found.iter().filter(is_meant).collect();
+        anyhow::ensure!(
+            !meant.is_empty(),
+            "no scenario is called {name}, and no group; --list names them"
+        );
+        for scenario in meant {
+            anyhow::ensure!(
+                debug || !scenario.wants_debug,
+                "{} runs with --debug-xen only",
+                scenario.name
+            );
+            if !selected.contains(scenario) {
+                selected.push(scenario.clone());
+            }
+        }
+    }
+    Ok(selected)
 }
 
 /// Distributes scenarios to boots. Scenarios of one machine share a boot of at most `most` seconds, the sum of their
@@ -224,6 +249,7 @@ mod tests {
             ("set: core", "set: some", "core, all or name"),
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
+            ("# limit", "# kernel: oldest\n# limit", "can only be newest"),
             ("# limit", "# driver: blkfront\n# limit", "can only be netfront or window"),
         ] {
             let error = parse("hello", &TEXT.replace(from, to)).unwrap_err();
@@ -249,6 +275,7 @@ mod tests {
             name: name.to_owned(),
             title: String::new(),
             set,
+            group: None,
             machine,
             limit,
             bad_grants: BadGrants::None,
@@ -256,6 +283,7 @@ mod tests {
             tests: vec![],
             wants_driver: false,
             wants_windows: false,
+            wants_newest_kernel: false,
         }
     }
 
@@ -275,6 +303,24 @@ mod tests {
         assert_eq!(names(select(&debug, &[], Set::All, true).unwrap()), ["d"]);
         assert!(select(&debug, &[], Set::All, false).unwrap().is_empty());
         assert!(select(&debug, &["d".to_owned()], Set::All, false).is_err());
+    }
+
+    #[test]
+    fn group_selects_each_of_its_scenarios_once() {
+        let group = Some("g".to_owned());
+        let found = [
+            Scenario { group: group.clone(), ..scenario("a", Set::Name, Kind::Xen, 10) },
+            scenario("b", Set::Name, Kind::Xen, 10),
+            Scenario { group, ..scenario("c", Set::Name, Kind::Xen, 10) },
+        ];
+        let names = ["c", "g", "b"].map(str::to_owned);
+        let selected = select(&found, &names, Set::Core, false).unwrap();
+        let selected: Vec<_> = selected.iter().map(|s| s.name.as_str()).collect();
+        assert_eq!(selected, ["c", "a", "b"]);
+        assert_eq!(
+            parse("x", &TEXT.replace("# limit", "# group: g\n# limit")).unwrap().group.as_deref(),
+            Some("g")
+        );
     }
 
     #[test]

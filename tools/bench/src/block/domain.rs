@@ -32,12 +32,12 @@ use crate::usage::{Usage, clock};
 
 /// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
-/// Time limit for one response of a disk.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit for one response of a disk, long enough for a backend that is replaced under emulation.
+const PATIENCE: Duration = Duration::from_secs(45);
 /// Maximum pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
 /// Pages of a ring's grant window.
-const WINDOW: u32 = 1024;
+pub(super) const WINDOW: u32 = 1024;
 /// Pages for all other purposes.
 const PAGES_OTHER: u32 = 1024;
 
@@ -201,7 +201,7 @@ fn guest(
 }
 
 /// Request generator of a guest.
-struct Worker {
+pub(super) struct Worker {
     queue: Box<dyn DiskQueue>,
     setup: GuestSetup,
     /// Memory of each request slot.
@@ -218,7 +218,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(queue: Box<dyn DiskQueue>, setup: GuestSetup) -> io::Result<Worker> {
+    pub(super) fn new(queue: Box<dyn DiskQueue>, setup: GuestSetup) -> io::Result<Worker> {
         let depth = usize::from(setup.depth);
         let memory = (0..depth).map(|_| Ok(Mapping::private(setup.block as usize)?.lent()));
         Ok(Worker {
@@ -236,6 +236,11 @@ impl Worker {
         })
     }
 
+    /// Returns the number of requests that completed.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests
+    }
+
     fn blocks(&self) -> u64 {
         self.setup.span / u64::from(self.setup.block)
     }
@@ -246,7 +251,7 @@ impl Worker {
     }
 
     /// Writes every block, so that each read can be verified.
-    fn fill(&mut self) -> anyhow::Result<()> {
+    pub(super) fn fill(&mut self) -> anyhow::Result<()> {
         for block in 0..self.blocks() {
             while self.free.is_empty() {
                 self.reap(Rw::RandWrite)?;
@@ -257,7 +262,7 @@ impl Worker {
     }
 
     /// Issues requests for this time.
-    fn work(&mut self, length: Duration) -> anyhow::Result<()> {
+    pub(super) fn work(&mut self, length: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + length;
         let rw = self.setup.rw;
         while Instant::now() < until {
@@ -346,7 +351,8 @@ impl Worker {
     }
 }
 
-fn wait(file: BorrowedFd<'_>) -> io::Result<()> {
+/// Waits for a completion, one second at most.
+pub(super) fn wait(file: BorrowedFd<'_>) -> io::Result<()> {
     let mut files = [PollFd::from_borrowed_fd(file, PollFlags::IN)];
     match poll(&mut files, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -14,6 +14,7 @@
 pub mod args;
 mod domain;
 mod latency;
+pub mod on_xen;
 mod orders;
 mod peers;
 mod report;
