@@ -132,22 +132,25 @@ static void window_put(struct grant_window *w)
 /* Takes one flush from the granter's budget. */
 static bool may_flush(struct grant_windows *ws)
 {
+    /* A rate of 0 would keep every page for ever. */
+    unsigned int rate = max(1U, opt_flush_rate);
     s_time_t now;
     bool may;
 
     spin_lock(&ws->lock);
     now = NOW();
-    if ( now - ws->refilled > SECONDS(1) )
+    if ( now - ws->refilled >= SECONDS(1) )
     {
-        ws->tokens = opt_flush_rate;
+        ws->tokens = rate;
         ws->refilled = now;
     }
-    else if ( now - ws->refilled >= MILLISECS(1) )
+    else
     {
-        unsigned int ms = (now - ws->refilled) / MILLISECS(1);
+        unsigned int earned = rate * (uint64_t)(now - ws->refilled) / SECONDS(1);
 
-        ws->tokens = min(opt_flush_rate, ws->tokens + max(1u, opt_flush_rate / 1000) * ms);
-        ws->refilled += MILLISECS(ms);
+        ws->tokens = min(rate, ws->tokens + earned);
+        /* The time of a part of a flush counts for the next one. */
+        ws->refilled += earned * SECONDS(1) / rate;
     }
     may = ws->tokens;
     if ( may )

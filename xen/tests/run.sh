@@ -4,6 +4,7 @@
 #   run.sh IMAGES HYPERVISOR MODULES AGENT SCENARIO...
 #
 # IMAGES: the folder `images` of the vm suite's cache. HYPERVISOR: the ELF file that `cargo xtask xen build` makes.
+# A scenario's line `# options: ...` is put on Xen's command line.
 # MODULES: a folder with ringfence-window.ko and window-raw.ko for the images' kernel. AGENT: agent.c, linked statically.
 # Environment: CPUS (1), PATIENCE (4), LOGS (a new folder in /tmp), XEN_OPTIONS, QEMU_OPTIONS.
 # Status 0: every scenario made all its checks, all good, and the hypervisor reported nothing.
@@ -37,6 +38,8 @@ cp $agent $logs/tree/usr/bin/agent
 (cat $images/dom0.cpio; cd $logs/tree; find . | cpio -o -H newc --quiet) >$logs/root.cpio
 rm -rf $logs/guest $logs/tree
 
+# What a scenario wants on Xen's command line.
+options=$(for each in "$@"; do sed -n 's/^# options: //p' $here/vm/xen/scenarios/$each.sh; done | tr '\n' ' ')
 linux='console=hvc0 rdinit=/init quiet loglevel=4 mitigations=off cryptomgr.notests panic=5'
 xen='com1=115200,8n1 console=com1 dom0_mem=900M,,max:900M dom0_max_vcpus=1 bootscrub=0 no-real-mode vga=none
     spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl=all'
@@ -45,7 +48,7 @@ setpriv --pdeathsig KILL -- qemu-system-x86_64 -accel tcg,thread=multi -machine 
     -fsdev local,id=share,path=$logs/share,security_model=none \
     -device virtio-9p-pci,fsdev=share,mount_tag=share ${QEMU_OPTIONS:-} \
     -serial file:$logs/console -serial file:$logs/results \
-    -kernel $hypervisor -append "$(echo $xen | sed s/,,/,/g) ${XEN_OPTIONS:-}" \
+    -kernel $hypervisor -append "$(echo $xen | sed s/,,/,/g) $options ${XEN_OPTIONS:-}" \
     -initrd "$images/vmlinux $linux,$logs/root.cpio" </dev/null
 rm -f $logs/root.cpio
 
