@@ -227,7 +227,7 @@ pub struct FrontendConfig {
     /// TAP offloads: work that the kernel leaves to the reader of frames.
     pub offloads: u32,
     /// Pages that the frontend asks the backend to keep mapped: the name of a
-    /// [`TxStaging`](ringfence_frame::commands::TxStaging).
+    /// [`TxStaging`].
     pub staging: String,
     /// Puts the buffers into grant windows, if the backend opens them.
     pub windows: bool,

@@ -7,7 +7,7 @@
 //! The guest's link carries none of it. The inner socket was created in the guest's network namespace by a process
 //! that may enter it, and passed to the uplink. Connected there, it reaches the guest's own loopback. The relays keep a
 //! pool of such sockets, and ask for more ([`Refill`]) when it is nearly empty. While it is empty, no connection is
-//! accepted. Datagrams have relays of their own ([`crate::udp::relay`]).
+//! accepted. Datagrams have relays of their own (`udp::relay`).
 //!
 //! In the other direction, a listening socket of the guest's network leads to the host's loopback:
 //!

@@ -1,6 +1,6 @@
 //! Egress policy on the command line: options of `run`, `pasta` and `passt`, presets, and `ringfence policy`.
 //!
-//! The process that starts the uplink reads files and parses every rule before it starts another one ([`guest`]). The
+//! The process that starts the uplink reads files and parses every rule before it starts another one (`guest`). The
 //! uplink's process receives the rules over its channel and decides; nothing in the guest takes part. `policy set`
 //! hands another policy to the launcher of a running guest ([`document`]).
 

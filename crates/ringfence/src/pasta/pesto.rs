@@ -323,7 +323,8 @@ mod tests {
             }
         };
         let error = add(&read("-A -t 80-83 s").unwrap(), ask).unwrap_err();
-        assert!(format!("{error:#}").contains("82:82/tcp: taken"), "{error:#}");
+        let error = causes(&error);
+        assert!(error.contains("82:82/tcp: taken"), "{error}");
         let removed: Vec<_> =
             asked.borrow()[3..].iter().map(|r| r["arguments"]["id"].clone()).collect();
         assert_eq!(removed, [json!(1), json!(2)]);

@@ -15,7 +15,7 @@
 //! and the address that the client had contacted. When such a socket is removed ([`Udp::unlisten`]), the
 //! associations of its clients end.
 //!
-//! Datagrams from loopback to loopback do not take the link ([`relay`]).
+//! Datagrams from loopback to loopback do not take the link (`relay`).
 //!
 //! # Limits
 //!
