@@ -39,13 +39,16 @@ pub(crate) struct GuestEgress {
 }
 
 impl GuestEgress {
-    /// Reads the policy of the options and opens the files that they name.
+    /// Opens the files of records that the options name. `policy` is that of the options ([`EgressArgs::source`]).
     ///
     /// # Errors
     ///
-    /// Returns the first error of a rule, a policy file or another file.
-    pub(crate) fn open(options: &EgressArgs, name: String) -> anyhow::Result<GuestEgress> {
-        let policy = options.source()?;
+    /// Returns the reason for which a file cannot be opened.
+    pub(crate) fn open(
+        policy: Option<PolicySource>,
+        options: &EgressArgs,
+        name: String,
+    ) -> anyhow::Result<GuestEgress> {
         Ok(GuestEgress { policy, records: Records::open(options)?, name, totals: None })
     }
 

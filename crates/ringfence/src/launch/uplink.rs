@@ -49,11 +49,13 @@ pub(super) struct Uplink {
 impl Uplink {
     /// Plans the uplink that the options request. Returns `None` if there is none.
     pub(super) fn prepare(options: &Options, reporter: Reporter) -> anyhow::Result<Option<Uplink>> {
+        // A wrong rule is reported before options that contradict each other.
+        let policy = options.egress.source()?;
         if !is_wanted(options)? {
             return Ok(None);
         }
         let name = options.name.clone().unwrap_or_else(|| "guest".to_owned());
-        let egress = GuestEgress::open(&options.egress, name)?;
+        let egress = GuestEgress::open(policy, &options.egress, name)?;
         let host = match HostNetwork::read() {
             Ok(host) => host,
             Err(error) if asks_for_nothing(options) => {

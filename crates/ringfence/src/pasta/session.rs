@@ -83,7 +83,7 @@ impl Session {
         let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
         report_options_without_effect(args, &mut messages);
         let outward = outward::ports(args)?;
-        let egress = GuestEgress::open(&args.egress, target.record_name())?;
+        let egress = GuestEgress::open(args.egress.source()?, &args.egress, target.record_name())?;
         // Inherited descriptors are not for Ringfence's own processes.
         namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
         let network = Network::new(args)?;
