@@ -180,6 +180,10 @@ impl Job {
             Op::Discard { .. } | Op::WriteZeroes if over => Next::Step(Step::Sync),
             Op::Discard { secure } => self.discard(policy, secure),
             Op::WriteZeroes => self.zero(policy, pieces),
+            // A block device has no holes that its file could tell.
+            Op::Extents if policy.facts.kind == FileKind::BlockDevice => {
+                Next::Over(Err(libc::EOPNOTSUPP))
+            }
             Op::Extents if over => Next::Over(Ok(())),
             Op::Extents => {
                 pieces.extend(extents::memory(&self.request.segments).cloned());
