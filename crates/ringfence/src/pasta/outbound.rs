@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(v6, Outbound { address: Some("::".parse().unwrap()), interface: None });
         for address in ["127.0.0.1", "::1", "198.51.100.9", "224.0.0.1"] {
             let error = sources(&args(&format!("-o {address} 17"))).unwrap_err();
-            assert!(error.to_string().contains(address), "{error:#}");
+            assert!(error.to_string().contains(address), "{error}");
         }
     }
 
