@@ -1,7 +1,7 @@
 //! `ringfence pesto`: adds, removes and lists ports of a running `pasta`, with the options of pesto, as RootlessKit 3 and
 //! Podman 6 start it.
 //!
-//! It is a client of the socket of `pasta --conf-path` (`api`). Both ends are Ringfence's: the format between the
+//! The command is a client of the socket of `pasta --conf-path` (`api`). Both ends are Ringfence's: the format between the
 //! real pesto and the real pasta is another one. Each port is one request. If one of several cannot be added, those
 //! before it are removed again.
 
