@@ -101,6 +101,8 @@ impl Later {
     /// Reads a `handshake` record, which begins a message.
     fn handshake(&self, record: &[u8], len: usize) -> Next {
         let body = &record[HEADER..];
+        // The bytes behind the fragment belong to the next record.
+        let body = &body[..len.min(body.len())];
         let may_be_encrypted = self.skipped > 0 && len >= ENCRYPTED_MIN;
         let is_hello = if may_be_encrypted {
             // Type, length, and version of the hello.
@@ -251,7 +253,9 @@ mod tests {
         let mut version = hello("b.org");
         version[1] = 5;
         assert_eq!(behind(&first, &version), Next::Malformed, "the version may be ignored");
-        assert_eq!(behind(&first, &record(HANDSHAKE, &[])), Next::Malformed);
+        let empty = record(HANDSHAKE, &[]);
+        assert_eq!(behind(&first, &empty), Next::Malformed);
+        assert_eq!(behind(&first, &[empty, hello("b.org")].concat()), Next::Malformed);
     }
 
     #[test]
