@@ -165,6 +165,7 @@ fn supervise(
     enter_namespaces(kind, map_writer, control)?;
     let inner = start_inner(kind, command, inner_channel)?;
     control.send(&FromSupervisor::Started, &[])?;
+    ringfence_sys::code::unmap();
     let (ending, stderr_tail) = watch(kind, inner, control_fd, control, nested)?;
     if let Some(cleanup) = cleanup {
         cleanup.settle(&ExitReport { ending, stderr_tail: stderr_tail.clone() });
