@@ -83,6 +83,49 @@ pub(crate) fn run(args: &AttackArgs, root: &Path) -> anyhow::Result<bool> {
 }
 
 fn suite(root: &Path, only: &str) -> anyhow::Result<bool> {
+    let programs = build(root, only)?;
+    let is_root = rustix::process::geteuid().is_root();
+    if let Some(message) = tools::open_tun(is_root) {
+        println!("{message}");
+    }
+    if is_root && let Some(why) = inaccessible(&programs) {
+        anyhow::bail!("{why}");
+    }
+    let mut success = true;
+    for (name, program) in programs {
+        let own = test_program(&program).run_tests(&root.join(CRATE));
+        if is_root {
+            success &= report("root", &name, &own?);
+            success &= report("an ordinary user", &name, &run_ordinary(&name, &program)?);
+        } else {
+            println!("SKIPPED: {name} as root: only root can do that");
+            success &= report("an ordinary user", &name, &own?);
+        }
+    }
+    Ok(success)
+}
+
+/// Runs the suite as an ordinary user. The caller is root, and has run it as root, so tests that need root do not
+/// count.
+pub(crate) fn run_as_ordinary_user(root: &Path) -> anyhow::Result<TestRun> {
+    let programs = build(root, "")?;
+    let mut all = TestRun { success: true, ..TestRun::default() };
+    if let Some(why) = inaccessible(&programs) {
+        all.skipped.push(("the attack suite as an ordinary user".to_owned(), why));
+        return Ok(all);
+    }
+    for (name, program) in programs {
+        let mut run = run_ordinary(&name, &program)?;
+        run.success &= report("an ordinary user", &name, &run);
+        run.passed = run.ran().saturating_sub(run.failed);
+        run.skipped.clear();
+        all.add(run);
+    }
+    Ok(all)
+}
+
+/// Builds the suite's test programs. Returns their names and files.
+fn build(root: &Path, only: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut names = integration_tests(&root.join(CRATE))?;
     names.retain(|name| {
         name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.contains(only))
@@ -94,39 +137,26 @@ fn suite(root: &Path, only: &str) -> anyhow::Result<bool> {
         build = build.args(["--test".into(), name.clone()]);
     }
     println!("building {} test programs of the attack suite", names.len());
-    let built = build.output(root)?.map_err(anyhow::Error::msg)?;
-    let programs = executables(&built)?;
-    let is_root = rustix::process::geteuid().is_root();
-    if let Some(message) = tools::open_tun(is_root) {
-        println!("{message}");
-    }
-    if is_root && let Some((_, program)) = programs.first() {
-        // The tests start the `ringfence` that was built in the same directory.
-        let access = as_ordinary_user().args(["test", "-x"]).args([program]);
-        anyhow::ensure!(
-            access.probe(),
-            "user {ORDINARY} cannot access {}: use a checkout below directories that all users may \
-             enter",
+    executables(&build.output(root)?.map_err(anyhow::Error::msg)?)
+}
+
+/// Returns the reason for which the ordinary user cannot run these programs, if there is one.
+fn inaccessible(programs: &[(String, PathBuf)]) -> Option<String> {
+    let (_, program) = programs.first()?;
+    // The tests start the `ringfence` that was built in the same directory.
+    let access = as_ordinary_user().args(["test", "-x"]).args([program]);
+    (!access.probe()).then(|| {
+        format!(
+            "user {ORDINARY} cannot access {}: use a checkout below directories that all users may enter",
             program.display()
-        );
-    }
-    let mut success = true;
-    for (name, program) in programs {
-        if is_root {
-            success &= report("root", &name, &test_program(&program).run_tests(&root.join(CRATE))?);
-            let directory = UserDirectory::new(&name)?;
-            let ordinary = directory.ordinary(&program)?;
-            success &= report("an ordinary user", &name, &ordinary.run_tests(&directory.0)?);
-        } else {
-            println!("SKIPPED: {name} as root: only root can do that");
-            success &= report(
-                "an ordinary user",
-                &name,
-                &test_program(&program).run_tests(&root.join(CRATE))?,
-            );
-        }
-    }
-    Ok(success)
+        )
+    })
+}
+
+/// Runs a test program as the ordinary user.
+fn run_ordinary(name: &str, program: &Path) -> anyhow::Result<TestRun> {
+    let directory = UserDirectory::new(name)?;
+    Ok(directory.ordinary(program)?.run_tests(&directory.0)?)
 }
 
 /// Returns the start of a command line that runs as the ordinary user, without groups and capabilities.

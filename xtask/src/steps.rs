@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 
+use crate::attack;
 use crate::exec::{Cmd, TestRun, on_terminal};
 use crate::packages::{crates, depends_on, integration_tests, package_name, target_directory};
 use crate::report::{self, Outcome, Row};
@@ -365,6 +366,9 @@ fn local(context: &Context) -> anyhow::Result<Ended> {
     let mut run = of(&["ringfence", "ringfence-block", "ringfence-nbd"], "*")?;
     run.add(of(&["ringfence-bench"], "*")?);
     run.add(of(&["ringfence-testkit"], "block_*")?);
+    if rustix::process::geteuid().is_root() {
+        run.add(attack::run_as_ordinary_user(&context.root)?);
+    }
     Ok(test_outcome(run))
 }
 

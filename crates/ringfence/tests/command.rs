@@ -271,6 +271,13 @@ fn end_of_one_guest_leaves_other_guest_running() {
 }
 
 fn find(running: &Running, processes: &[Process], role: &str) -> Process {
+    if let Some(role) = role.strip_prefix("supervisor ") {
+        let inner = find(running, processes, role);
+        let supervisor = processes.iter().find(|process| {
+            process.pid.as_raw_nonzero().get() == inner.parent && process.pid != running.pid()
+        });
+        return supervisor.unwrap_or_else(|| panic!("no supervisor of {role}")).clone();
+    }
     let found = processes.iter().find(|process| match role {
         "launcher" => process.pid == running.pid(),
         // The shell of the script. The words of init contain the same ones further behind.

@@ -1,11 +1,12 @@
 #![forbid(unsafe_code)]
 //! Process isolation of Ringfence: how domains are started, confined, supervised and ended.
 //!
-//! Each domain of `ringfence run` is two processes. Both execute this program again, through
-//! `/proc/self/exe`:
+//! Each domain of `ringfence run` is two processes. The supervisor is a fork of the launcher, unless the launcher has
+//! several threads: then it executes this program again, through `/proc/self/exe`. The inner process always does, and
+//! so has nothing of the memory of the others, nor the layout of their address space:
 //!
 //! ```text
-//! launcher ──spawn──> supervisor ──spawn──> inner process
+//! launcher ──fork───> supervisor ──spawn──> inner process
 //!  user's              unshares user         process 1 of the PID namespace;
 //!  namespaces          and PID               unshares the rest, then becomes
 //!                      namespaces            guest init, frontend, uplink or driver domain
@@ -56,6 +57,7 @@ pub mod owned_child;
 pub mod signals;
 pub mod spawn;
 pub mod supervisor;
+mod supervisor_process;
 
 pub use channel::{Channel, ChannelError};
 pub use spawn::{DomainKind, DomainProcess};

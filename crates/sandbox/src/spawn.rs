@@ -16,18 +16,15 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ringfence_sys::namespaces;
-use rustix::process::{Pid, WaitId, WaitIdOptions};
 use serde::{Deserialize, Serialize};
 
 use super::Ending;
 use super::channel::{Channel, ChannelError};
 use super::ids::{self, MapWriter, Maps};
 use super::supervisor::{FromSupervisor, ToSupervisor};
+use super::supervisor_process::SupervisorProcess;
 use ringfence_sys::poll::wait_readable;
 
 /// Path of this program. It stays valid when the program's file is replaced or removed.
@@ -74,6 +71,12 @@ impl DomainKind {
             DomainKind::Guest => "guest-init",
             DomainKind::Uplink => "uplink",
         }
+    }
+
+    /// Returns the role whose inner process runs this subcommand.
+    pub(super) fn from_subcommand(subcommand: &str) -> Option<DomainKind> {
+        let all = [DomainKind::Driver, DomainKind::Frontend, DomainKind::Guest, DomainKind::Uplink];
+        all.into_iter().find(|kind| kind.subcommand() == subcommand)
     }
 }
 
@@ -138,9 +141,11 @@ pub enum SpawnError {
 #[derive(Debug)]
 pub struct DomainProcess {
     kind: DomainKind,
-    supervisor: Child,
+    supervisor: SupervisorProcess,
     control: Option<Channel>,
     channel: Channel,
+    /// Id maps that the launcher has yet to write.
+    maps: Option<Maps>,
     nested: Option<NestedMaps>,
 }
 
@@ -191,21 +196,35 @@ impl DomainProcess {
     ///
     /// [`SpawnError`]; all processes of the domain have ended then.
     pub fn start(spawn: &Spawn<'_>) -> Result<DomainProcess, SpawnError> {
+        let mut domain = DomainProcess::begin(spawn)?;
+        domain.complete()?;
+        Ok(domain)
+    }
+
+    /// Begins to start a domain, as [`DomainProcess::start`] does, without waiting for its supervisor. Several domains
+    /// start at the same time this way. Call [`DomainProcess::complete`] before any other method.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`]; all processes of the domain have ended then.
+    pub fn begin(spawn: &Spawn<'_>) -> Result<DomainProcess, SpawnError> {
         let kind = spawn.kind;
         let fail = |source| SpawnError::Start { kind, source };
         let (control, supervisor_end) = Channel::pair().map_err(fail)?;
         let (channel, inner_end) = Channel::pair().map_err(fail)?;
-        let supervisor = spawn_supervisor(spawn, supervisor_end).map_err(fail)?;
+        let supervisor = SupervisorProcess::start(spawn, supervisor_end).map_err(fail)?;
+        let control = Some(control);
         let mut domain =
-            DomainProcess { kind, supervisor, control: Some(control), channel, nested: None };
+            DomainProcess { kind, supervisor, control, channel, maps: None, nested: None };
         domain.set_up(spawn, &inner_end)?;
         Ok(domain)
     }
 
     fn set_up(&mut self, spawn: &Spawn<'_>, inner_end: &Channel) -> Result<(), SpawnError> {
         let kind = self.kind;
-        let maps = self.choose_maps().map_err(|source| SpawnError::Maps { kind, source })?;
-        let map_writer = if maps.is_some() { MapWriter::Launcher } else { MapWriter::Supervisor };
+        self.maps = self.choose_maps().map_err(|source| SpawnError::Maps { kind, source })?;
+        let map_writer =
+            if self.maps.is_some() { MapWriter::Launcher } else { MapWriter::Supervisor };
         let mut fds = vec![inner_end.as_fd()];
         if let Some(cleanup) = &spawn.cleanup {
             fds.extend([cleanup.directory, cleanup.listener]);
@@ -215,15 +234,24 @@ impl DomainProcess {
         fds.extend(nested.iter().map(|(supervisor_end, _)| supervisor_end.as_fd()));
         let socket = spawn.cleanup.as_ref().map(|cleanup| cleanup.socket.clone());
         self.send_command(&ToSupervisor::SetUp { map_writer, socket }, &fds)?;
-        if let Some(maps) = maps {
+        self.nested = nested.map(|(_, supervisor)| NestedMaps { writer: map_writer, supervisor });
+        Ok(())
+    }
+
+    /// Completes what [`DomainProcess::begin`] began: writes the id maps, and waits until the inner process runs.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`]. Drop the domain then.
+    pub fn complete(&mut self) -> Result<(), SpawnError> {
+        let kind = self.kind;
+        if let Some(maps) = self.maps.take() {
             self.expect_report(&FromSupervisor::Unshared)?;
             maps.write_for(self.supervisor.id())
                 .map_err(|source| SpawnError::Maps { kind, source })?;
             self.send_command(&ToSupervisor::Mapped, &[])?;
         }
-        self.expect_report(&FromSupervisor::Started)?;
-        self.nested = nested.map(|(_, supervisor)| NestedMaps { writer: map_writer, supervisor });
-        Ok(())
+        self.expect_report(&FromSupervisor::Started)
     }
 
     /// Takes the means by which a guest's init gets the maps of its nested user namespace. `None`
@@ -300,26 +328,9 @@ impl DomainProcess {
             Ok(Some((FromSupervisor::Failed(why), _))) => ended(Ending::Unknown, why),
             Ok(Some(_)) | Err(_) => Some(Event::Ended(Ended {
                 first: Process::Supervisor,
-                ending: self.supervisor_ending(),
+                ending: self.supervisor.ending(),
                 stderr_tail: String::new(),
             })),
-        }
-    }
-
-    /// Returns the way in which a supervisor ended that has closed its channel. Does not reap it.
-    fn supervisor_ending(&self) -> Ending {
-        let pid = i32::try_from(self.supervisor.id()).ok().and_then(Pid::from_raw);
-        let Some(pid) = pid else { return Ending::Unknown };
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-        let deadline = Instant::now() + Duration::from_millis(100);
-        loop {
-            match rustix::process::waitid(WaitId::Pid(pid), options) {
-                Ok(Some(status)) => return Ending::from_wait_id(&status),
-                Ok(None) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                _ => return Ending::Unknown,
-            }
         }
     }
 
@@ -344,26 +355,34 @@ impl DomainProcess {
         }
     }
 
+    /// Tells the supervisor to end the domain, and does not wait. Several domains end at the same time this way. No
+    /// effect on a driver domain, which other guests may use.
+    pub fn begin_end(&self) {
+        if self.kind != DomainKind::Driver
+            && let Some(control) = &self.control
+        {
+            // The supervisor reads the end of the stream. Only a closed channel fails.
+            let _ = rustix::net::shutdown(control, rustix::net::Shutdown::Write);
+        }
+    }
+
     /// Ends the domain and waits until its processes are gone.
     fn terminate(&mut self) {
+        self.begin_end();
         let Some(control) = self.control.take() else { return };
         if self.kind == DomainKind::Driver {
             // Other guests may use it. If it was never set up, the closed channel ends it. It is
             // still a child of this process: reap it if it has ended.
             drop(control);
-            let _ = self.supervisor.try_wait();
+            self.supervisor.try_wait();
             return;
         }
-        // The supervisor ends its domain and itself when this end closes. The kernel closes its end
-        // then.
-        let fd = control.into_fd();
-        // After the shutdown the supervisor reads the end of the stream.
-        let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Write);
-        if !read_to_end(&fd, END_TIMEOUT) {
+        // The supervisor ends its domain and then itself. The kernel closes its end then.
+        if !read_to_end(&control.into_fd(), END_TIMEOUT) {
             // The supervisor hangs or is stopped. Its death ends its domain.
-            let _ = self.supervisor.kill();
+            self.supervisor.kill();
         }
-        let _ = self.supervisor.wait();
+        self.supervisor.wait();
     }
 }
 
@@ -389,31 +408,4 @@ fn read_to_end(fd: &OwnedFd, timeout: Duration) -> bool {
             Err(_) => return true,
         }
     }
-}
-
-fn spawn_supervisor(spawn: &Spawn<'_>, control: Channel) -> io::Result<Child> {
-    let mut supervisor = Command::new(THIS_PROGRAM);
-    supervisor.arg0("ringfence").args(["internal", "supervisor", spawn.kind.subcommand()]);
-    supervisor.stdin(Stdio::from(control.into_fd()));
-    if spawn.kind.is_sandboxed() {
-        supervisor.stdout(Stdio::null()).stderr(Stdio::null()).env_clear().current_dir("/");
-        // Descriptors that this process inherited are not for sandboxed domains.
-        let inherited = namespaces::inheritable_fds()?;
-        return with_inheritable(&inherited, false, || supervisor.spawn());
-    }
-    supervisor.arg("--").args(spawn.command);
-    with_inheritable(spawn.inherit, true, || supervisor.spawn())
-}
-
-/// Calls `start` while the given descriptors are inheritable, or not inheritable, and reverses that
-/// afterwards.
-fn with_inheritable(
-    fds: &[RawFd],
-    inheritable: bool,
-    start: impl FnOnce() -> io::Result<Child>,
-) -> io::Result<Child> {
-    namespaces::set_inheritable(fds, inheritable)?;
-    let child = start();
-    namespaces::set_inheritable(fds, !inheritable)?;
-    child
 }

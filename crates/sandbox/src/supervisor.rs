@@ -92,16 +92,49 @@ pub struct ExitReport {
     pub stderr_tail: String,
 }
 
-/// Main function of a supervisor process. Returns the exit status.
+/// Main function of a supervisor process that executed this program. Returns the exit status.
 pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
-    Channel::with_stdin(|control| match supervise(kind, command, control.as_fd(), control) {
+    Channel::with_stdin(|control| serve(kind, command, control))
+}
+
+/// Main function of a supervisor process that the launcher forked, with the control channel. The first word is the
+/// subcommand of its inner process ([`DomainKind::subcommand`]), the others are the command. Returns the exit status.
+pub(super) fn forked_main(control: OwnedFd, words: &[OsString]) -> u8 {
+    let kind = words.first().and_then(|word| DomainKind::from_subcommand(word.to_str()?));
+    let Some(kind) = kind else { return super::STATUS_FAILED };
+    let control = Channel::from_fd(control);
+    match leave_surroundings(kind) {
+        Ok(()) => serve(kind, &words[1..], &control),
+        Err(error) => {
+            let error = SupervisorError::system("preparing the supervisor")(error);
+            control.send_or_drop(&FromSupervisor::Failed(error.to_string()));
+            super::STATUS_FAILED
+        }
+    }
+}
+
+/// Gives a forked supervisor the surroundings of one that was executed: no standard input; in front of a sandboxed
+/// domain no output and no working directory of the user either.
+fn leave_surroundings(kind: DomainKind) -> io::Result<()> {
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    if kind.is_sandboxed() {
+        rustix::stdio::dup2_stdout(&null)?;
+        rustix::stdio::dup2_stderr(&null)?;
+        rustix::process::chdir("/")?;
+    }
+    Ok(())
+}
+
+fn serve(kind: DomainKind, command: &[OsString], control: &Channel) -> u8 {
+    match supervise(kind, command, control.as_fd(), control) {
         Ok(ending) => ending.exit_status(),
         Err(error) => {
             // Never block on a stuck launcher: the supervisor and its domain must still end.
             control.send_or_drop(&FromSupervisor::Failed(error.to_string()));
             super::STATUS_FAILED
         }
-    })
+    }
 }
 
 fn supervise(
@@ -132,6 +165,7 @@ fn supervise(
     enter_namespaces(kind, map_writer, control)?;
     let inner = start_inner(kind, command, inner_channel)?;
     control.send(&FromSupervisor::Started, &[])?;
+    ringfence_sys::code::unmap();
     let (ending, stderr_tail) = watch(kind, inner, control_fd, control, nested)?;
     if let Some(cleanup) = cleanup {
         cleanup.settle(&ExitReport { ending, stderr_tail: stderr_tail.clone() });
@@ -254,7 +288,8 @@ fn start_inner(
     let mut inner = Command::new(THIS_PROGRAM);
     inner.arg0("ringfence").args(["internal", kind.subcommand()]).stdin(Stdio::from(channel));
     if kind.is_sandboxed() {
-        inner.stdout(Stdio::null()).stderr(Stdio::piped());
+        // A forked supervisor has the launcher's environment, which is not for the domain.
+        inner.stdout(Stdio::null()).stderr(Stdio::piped()).env_clear();
     } else {
         inner.arg("--").args(command);
     }

@@ -1,7 +1,7 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
 //! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`],
-//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`]) or serves threads that poll
+//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`]) or serves threads that poll
 //! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
@@ -9,9 +9,11 @@
 pub mod blkdev;
 pub mod byte_lock;
 pub mod clock;
+pub mod code;
 pub mod counters;
 pub mod datagrams;
 pub mod descriptors;
+pub mod fork;
 pub mod iotlb;
 pub mod mailbox;
 pub mod namespaces;

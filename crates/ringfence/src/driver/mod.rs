@@ -52,6 +52,8 @@ use ringfence_sys::poll::wait_any;
 const GUEST_WITHIN: Duration = Duration::from_secs(10);
 /// Time limit for storage operations in flight at the end.
 const TEARDOWN_WITHIN: Duration = Duration::from_secs(5);
+/// Time from the first guest until the code that only starts a driver domain is unmapped.
+const SETTLES_WITHIN: Duration = Duration::from_secs(1);
 /// Store directory of the guests' names.
 pub const NAMES_ROOT: &str = "/ringfence/names";
 
@@ -178,9 +180,10 @@ impl Driver {
     fn serve(&mut self) -> Result<(), DriverError> {
         let mut end = Some(Instant::now() + GUEST_WITHIN);
         let mut had_guests = false;
+        let mut settles = None;
         let mut more = false;
         loop {
-            let next = [end, self.guests.next_timeout()];
+            let next = [end, settles, self.guests.next_timeout()];
             let until = next.into_iter().flatten().min();
             let controls = self.wait(if more { Some(Instant::now()) } else { until })?;
             self.accept();
@@ -191,9 +194,16 @@ impl Driver {
             // Last, because the other steps may read store events while they wait for answers.
             more |= self.follow_store()?;
             if self.guests.any_attached() {
+                if !had_guests {
+                    settles = Some(Instant::now() + SETTLES_WITHIN);
+                }
+                if settles.take_if(|at| *at <= Instant::now()).is_some() {
+                    ringfence_sys::code::unmap();
+                }
                 (had_guests, end) = (true, None);
                 continue;
             }
+            settles = None;
             // A launcher may have connected meanwhile.
             self.accept();
             let now = Instant::now();

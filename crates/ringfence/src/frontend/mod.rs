@@ -275,6 +275,7 @@ impl Frontend {
             };
             channel.send(&message, &[])?;
             self.was_up = up;
+            ringfence_sys::code::unmap();
         }
         Ok(())
     }

@@ -318,12 +318,14 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     };
     limits::lower_open_files(config.open_files)
         .map_err(|error| Failure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
+    let own_sockets = names::tcp_sockets();
     let pid = command::start(command, stdin, &config.blocked_signals, &variables)
         .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
         stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
     }
+    ringfence_sys::code::unmap();
     let mut further = Further {
         blocked: &config.blocked_signals,
         variables: &variables,
@@ -332,17 +334,19 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
     };
     let ending = watch(channel, &child_signals, pid, &mut further)?;
     if config.interface.is_some() || config.uplink.is_some() {
-        linger();
+        linger(own_sockets);
     }
     channel.send(&FromGuest::Ended(ending), &[])?;
     Ok(ending)
 }
 
 /// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
-/// The network namespace ends with the guest, and unsent data is lost without an error.
-fn linger() {
+/// The network namespace ends with the guest, and unsent data is lost without an error. `own_sockets` is the number of
+/// TCP sockets before the command started: if there are no more, the kernel's long tables need not be read.
+fn linger(own_sockets: Option<u64>) {
     let until = Instant::now() + LINGER;
-    while names::something_is_unsent() && Instant::now() < until {
+    let is_idle = || own_sockets.is_some() && names::tcp_sockets() == own_sockets;
+    while !is_idle() && names::something_is_unsent() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -399,6 +403,11 @@ fn set_up(
     }
     let (taps, uplink) =
         network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
+    // The interfaces end with the guest's network namespace. Otherwise the process that closes the last descriptor
+    // would have to wait until no CPU uses the interface: 15 ms and more at the end of frontend and uplink.
+    for tap in [taps.first(), uplink.first()].into_iter().flatten() {
+        tap.keep(true)?;
+    }
     if ids.is_some() {
         network::allow_low_ports(&mut remarks);
     }

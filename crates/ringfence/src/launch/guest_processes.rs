@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -18,22 +18,18 @@ use super::rendezvous::Attachment;
 use super::report::{self, Reporter, printable};
 use super::runtime_dir::RuntimeDir;
 use super::uplink::Uplink;
-use super::{Options, standard_input, terminal};
-use crate::causes::causes;
+use super::{Options, terminal};
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::guests::{Reply, Source};
-use crate::switchboard::{Attached, FromDriver, FromFrontend, FrontendConfig};
-use crate::uplink::{FromUplink, UplinkConfig};
-use ringfence_access::Mode;
+use crate::switchboard::{Attached, FromDriver, FromFrontend};
+use crate::uplink::FromUplink;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{ReceivedSignal, Signals};
-use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Ended, Event, Spawn};
+use ringfence_sandbox::spawn::{DomainProcess, Ended, Event};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::poll::wait_any;
 
-/// Time limit for guest, frontend and uplink to be ready.
-const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for processes that should end together: to tell cause from effect, and to leave
 /// nothing behind.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
@@ -69,7 +65,7 @@ impl Outcome {
 }
 
 /// Events of a guest's processes.
-enum ProcessEvent {
+pub(super) enum ProcessEvent {
     Signal(ReceivedSignal),
     Guest(FromGuest, Descriptors),
     GuestGone(Ended),
@@ -90,36 +86,30 @@ pub(super) struct GuestProcesses<'a> {
     signals: &'a Signals,
     pub(super) directory: &'a RuntimeDir,
     pub(super) options: &'a Options,
-    attached: Option<Attached>,
+    pub(super) attached: Option<Attached>,
     /// Name of the driver domain. Empty without one.
     pub(super) driver_name: String,
     pub(super) lease: Option<Channel>,
     /// Connections of the guest and of its frontend, until these get them.
-    names: Option<OwnedFd>,
-    frontend_hub: Option<OwnedFd>,
-    disks: Disks,
+    pub(super) names: Option<OwnedFd>,
+    pub(super) frontend_hub: Option<OwnedFd>,
+    pub(super) disks: Disks,
     /// Set if the memory that the guest lends is in huge pages.
     pub(super) huge_pages: bool,
     pub(super) uplink: Option<Uplink>,
     /// Driver domain, if this launcher started it.
     driver: Option<DomainProcess>,
     pub(super) guest: Option<Watched>,
-    frontend: Option<Watched>,
+    pub(super) frontend: Option<Watched>,
     pub(super) uplink_domain: Option<Watched>,
     /// Files of the host about names, which the guest follows.
     pub(super) host_names: Option<HostNames>,
+    /// Time of [`GuestProcesses::settle`]. `None` before the command starts, and afterwards.
+    pub(super) settles: Option<Instant>,
     /// Clients, while the command runs.
     pub(super) clients: Option<Clients>,
     /// Command and arguments.
     pub(super) command: Vec<OsString>,
-}
-
-/// Descriptors of the TAPs that a guest's init created.
-struct Taps {
-    /// TAP to the switch: queues and offloads. No queues without a switch.
-    switch: (Vec<OwnedFd>, u32),
-    /// TAP to the host's network: queues and offloads.
-    uplink: (Vec<OwnedFd>, u32),
 }
 
 /// A domain, with the channel to its inner process.
@@ -130,7 +120,7 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    fn new(domain: DomainProcess) -> Watched {
+    pub(super) fn new(domain: DomainProcess) -> Watched {
         Watched { domain, is_silent: false }
     }
 
@@ -179,6 +169,7 @@ impl<'a> GuestProcesses<'a> {
             frontend: None,
             uplink_domain: None,
             host_names: None,
+            settles: None,
             clients: None,
             command: Vec::new(),
         };
@@ -210,23 +201,16 @@ impl<'a> GuestProcesses<'a> {
         self.uplink.as_ref()
     }
 
-    /// Starts all processes and waits for the end.
+    /// Starts all processes and waits for the end. `guest` is the guest's domain, whose start has begun.
     pub(super) fn run(
         &mut self,
         command: &[OsString],
-        inherit: &[RawFd],
+        guest: DomainProcess,
         config: &GuestConfig,
     ) -> Outcome {
         self.command = command.to_vec();
-        self.host_names = HostNames::of(config, self.reporter);
-        let started = self
-            .start_guest(command, inherit, config)
-            .and_then(|taps| {
-                self.start_uplink(taps.uplink)?;
-                if self.attached.is_some() { self.start_frontend(taps.switch) } else { Ok(()) }
-            })
-            .and_then(|()| self.start_command());
-        let outcome = match started {
+        self.host_names = HostNames::of(config);
+        let outcome = match self.start(guest, config) {
             Ok(()) => self.wait_for_end(),
             Err(outcome) => outcome,
         };
@@ -236,148 +220,6 @@ impl<'a> GuestProcesses<'a> {
         outcome.problem.iter().for_each(|problem| report::keep(problem));
         self.clients.iter_mut().for_each(Clients::send_last_messages);
         outcome
-    }
-
-    fn start_guest(
-        &mut self,
-        command: &[OsString],
-        inherit: &[RawFd],
-        config: &GuestConfig,
-    ) -> Result<Taps, Outcome> {
-        let spawn = Spawn { kind: DomainKind::Guest, command, inherit, cleanup: None };
-        let mut guest =
-            DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
-        let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
-        let Some(nested) = guest.take_nested_maps() else {
-            return Err(Outcome::failed("the guest has no supervisor"));
-        };
-        let mut fds = vec![stdin.as_fd(), nested.supervisor.as_fd()];
-        // Only the guest uses the connection from here on.
-        let names = self.names.take();
-        fds.extend(names.iter().map(AsFd::as_fd));
-        let order = ToGuest::SetUp {
-            config: Box::new(config.clone()),
-            map_writer: nested.writer,
-            ids: self.options.ids(),
-        };
-        let told = guest.channel().send(&order, &fds);
-        self.guest = Some(Watched::new(guest));
-        drop((names, nested));
-        told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
-        self.reporter.step("started the guest's init in namespaces of its own");
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            match self.next(Some(deadline)) {
-                ProcessEvent::Guest(
-                    FromGuest::Ready { offloads, uplink_offloads, remarks },
-                    fds,
-                ) => {
-                    let mut fds = fds.into_vec();
-                    for remark in remarks {
-                        self.reporter.step(remark);
-                    }
-                    let wanted = config.interface.as_ref().map_or(0, |interface| interface.queues);
-                    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-                    let rest = fds.split_off(fds.len().min(wanted));
-                    if fds.len() < wanted {
-                        return Err(Outcome::failed("the guest: its interface lacks queues"));
-                    }
-                    return Ok(Taps { switch: (fds, offloads), uplink: (rest, uplink_offloads) });
-                }
-                ProcessEvent::Late => return Err(Outcome::failed(not_ready("the guest"))),
-                other => self.interrupt(other)?,
-            }
-        }
-    }
-
-    fn start_frontend(&mut self, (taps, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
-        let spawn = Spawn { kind: DomainKind::Frontend, command: &[], inherit: &[], cleanup: None };
-        let frontend =
-            DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
-        let config = FrontendConfig {
-            mtu: self.options.switch_mtu(),
-            offloads,
-            staging: self.options.staged_pages().to_string(),
-            windows: self.options.mode == Mode::Window,
-            queues: self.options.queues,
-            tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
-            takes: self.options.offload.to_string(),
-            disks: self.disks.frontend_configs(),
-        };
-        let sockets = self.disks.take_sockets();
-        // From here on only the frontend holds these, so that they close when it ends.
-        let Some(hub) = self.frontend_hub.take() else {
-            return Err(Outcome::failed("there is no connection for the frontend"));
-        };
-        let mut fds = vec![hub.as_fd()];
-        fds.extend(taps.iter().map(AsFd::as_fd));
-        fds.extend(sockets.iter().map(AsFd::as_fd));
-        let told = frontend.channel().send(&config, &fds);
-        drop(fds);
-        drop((hub, taps, sockets));
-        self.frontend = Some(Watched::new(frontend));
-        if told.is_ok() {
-            self.reporter.step("started the guest's frontend in a sandbox of its own");
-        }
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            match self.next(Some(deadline)) {
-                ProcessEvent::Frontend(FromFrontend::Up { huge_pages }) => {
-                    self.huge_pages = huge_pages;
-                    return Ok(());
-                }
-                ProcessEvent::Late => return Err(Outcome::failed(not_ready("the frontend"))),
-                other => self.interrupt(other)?,
-            }
-        }
-    }
-
-    /// Starts the uplink's process, if there is an uplink, with the queues of its TAP.
-    fn start_uplink(&mut self, (queues, offloads): (Vec<OwnedFd>, u32)) -> Result<(), Outcome> {
-        let Some(uplink) = &mut self.uplink else { return Ok(()) };
-        let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
-        let domain =
-            DomainProcess::start(&spawn).map_err(|error| Outcome::failed(error.to_string()))?;
-        let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
-        let told = uplink.hand_over(domain.channel(), &config, queues);
-        self.uplink_domain = Some(Watched::new(domain));
-        if told.is_ok() {
-            self.reporter.step("started the guest's uplink in a sandbox of its own");
-        }
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            match self.next(Some(deadline)) {
-                ProcessEvent::Uplink(FromUplink::Up { link, remarks }) => {
-                    for remark in remarks {
-                        self.reporter.step(format_args!("uplink: {}", printable(&remark)));
-                    }
-                    if let Some(uplink) = &mut self.uplink {
-                        uplink.is_up_over(printable(&link));
-                    }
-                    return Ok(());
-                }
-                ProcessEvent::Late => return Err(Outcome::failed(not_ready("the uplink"))),
-                other => self.interrupt(other)?,
-            }
-        }
-    }
-
-    fn start_command(&mut self) -> Result<(), Outcome> {
-        self.announce();
-        let environment = self.disks.make_devices(self.reporter);
-        self.follow_host_names();
-        self.send_to_guest(&ToGuest::Start { environment }, &[])?;
-        if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
-            self.ask_for_sockets()?;
-        }
-        match Clients::listen(self.directory) {
-            Ok(clients) => self.clients = Some(clients),
-            Err(error) => self.reporter.problem(format_args!(
-                "`ringfence ps` and `exec` do not find this guest: {}",
-                causes(&error.into())
-            )),
-        }
-        Ok(())
     }
 
     pub(super) fn send_to_guest(
@@ -394,7 +236,7 @@ impl<'a> GuestProcesses<'a> {
     }
 
     /// Handles an event that is not the expected one while processes start. Fails if it is an end.
-    fn interrupt(&self, event: ProcessEvent) -> Result<(), Outcome> {
+    pub(super) fn interrupt(&self, event: ProcessEvent) -> Result<(), Outcome> {
         match event {
             ProcessEvent::Signal(arrived) if arrived.number == Signal::TTOU.as_raw() => Ok(()),
             ProcessEvent::Signal(arrived) => Err(Outcome {
@@ -505,7 +347,7 @@ impl<'a> GuestProcesses<'a> {
     }
 
     /// Blocks until the next event.
-    fn next(&mut self, deadline: Option<Instant>) -> ProcessEvent {
+    pub(super) fn next(&mut self, deadline: Option<Instant>) -> ProcessEvent {
         loop {
             if let Some(event) = self.look() {
                 return event;
@@ -522,8 +364,9 @@ impl<'a> GuestProcesses<'a> {
                 .chain(self.driver.iter().map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-            match wait_any(&mut fds, deadline) {
-                Ok(0) => return ProcessEvent::Late,
+            let until = [deadline, self.settles].into_iter().flatten().min();
+            match wait_any(&mut fds, until) {
+                Ok(0) if until == deadline => return ProcessEvent::Late,
                 Ok(_) => {}
                 Err(_) => return ProcessEvent::DriverGone,
             }
@@ -583,15 +426,22 @@ impl<'a> GuestProcesses<'a> {
                 None => {}
             }
         }
-        if self.clients.is_some()
-            && self.host_names.as_ref().is_some_and(HostNames::may_have_changed)
-        {
+        if self.settles.take_if(|at| *at <= Instant::now()).is_some() {
+            self.settle();
+        }
+        if self.host_names.as_ref().is_some_and(HostNames::may_have_changed) {
             self.follow_host_names();
         }
         self.clients.as_mut().and_then(Clients::look).map(ProcessEvent::Client)
     }
 }
 
-fn not_ready(who: &str) -> String {
-    format!("{who} was not ready within {START_TIMEOUT:?}")
+impl Drop for GuestProcesses<'_> {
+    fn drop(&mut self) {
+        // The driver domain detaches the guest before it loses the frontend.
+        self.lease = None;
+        for watched in [&self.guest, &self.frontend, &self.uplink_domain].into_iter().flatten() {
+            watched.domain.begin_end();
+        }
+    }
 }

@@ -1,7 +1,11 @@
 //! The host's files about names, for a guest: `/etc/hosts` and `/etc/resolv.conf`, and their changes.
 //!
 //! The launcher reads the files with the user's rights and watches them ([`FileWatch`]). After an event it reads both
-//! files again and sends what is new to the guest's init ([`ToGuest::Names`]), and new name servers to the uplink. The hosts file goes as a file in memory, because it may be longer than a message.
+//! files again and sends what is new to the guest's init ([`ToGuest::Names`]), and new name servers to the uplink. The
+//! hosts file goes as a file in memory, because it may be longer than a message.
+//!
+//! The kernel takes 10 to 30 ms to end a watch. The watch therefore begins some time after the command has started
+//! ([`GuestProcesses::settle`]): a command that ends before does not wait.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +27,7 @@ const HOSTS: &str = "/etc/hosts";
 
 /// Files about names as the guest knows them.
 pub(super) struct HostNames {
-    /// Reports changes. `None` if the system permits no watch.
+    /// Reports changes. `None` before the watch begins, and if the system permits none.
     watch: Option<FileWatch>,
     /// Set unless the options hide the hosts file.
     follows_hosts: bool,
@@ -32,18 +36,14 @@ pub(super) struct HostNames {
 }
 
 impl HostNames {
-    /// Starts to watch the files. Returns `None` for a guest that has no files of its own about names.
-    pub(super) fn of(config: &GuestConfig, reporter: Reporter) -> Option<HostNames> {
+    /// Returns `None` for a guest that has no files of its own about names.
+    pub(super) fn of(config: &GuestConfig) -> Option<HostNames> {
         if config.names.is_none() && config.resolver.is_none() {
             return None;
         }
-        let watch = FileWatch::new(&[HOSTS, RESOLV_CONF]);
-        if let Err(errno) = &watch {
-            reporter.step(format_args!("the guest does not follow changes of {HOSTS}: {errno}"));
-        }
         let hidden = config.view.hidden.iter().chain(&config.view.empty);
         let follows_hosts = !hidden.into_iter().any(|path| Path::new(HOSTS).starts_with(path));
-        Some(HostNames { watch: watch.ok(), follows_hosts, hosts: None, resolver: None })
+        Some(HostNames { watch: None, follows_hosts, hosts: None, resolver: None })
     }
 
     /// Returns the descriptor to poll.
@@ -54,6 +54,16 @@ impl HostNames {
     /// Returns `true` if there were events since the last call.
     pub(super) fn may_have_changed(&self) -> bool {
         self.watch.as_ref().is_some_and(FileWatch::may_have_changed)
+    }
+
+    /// Starts to watch the files. They may have changed before, so they must be read again.
+    pub(super) fn watch(&mut self, reporter: Reporter) {
+        match FileWatch::new(&[HOSTS, RESOLV_CONF]) {
+            Ok(watch) => self.watch = Some(watch),
+            Err(errno) => {
+                reporter.step(format_args!("the guest does not follow changes of {HOSTS}: {errno}"))
+            }
+        }
     }
 
     /// Sends what has changed to the guest's init and, if there is one, to the uplink process.
@@ -88,6 +98,15 @@ impl HostNames {
 }
 
 impl GuestProcesses<'_> {
+    /// Does what can wait until the command has run for some time: unmaps the code of the start, and begins to follow
+    /// the host's files about names.
+    pub(super) fn settle(&mut self) {
+        ringfence_sys::code::unmap();
+        let reporter = self.reporter;
+        self.host_names.iter_mut().for_each(|names| names.watch(reporter));
+        self.follow_host_names();
+    }
+
     /// Sends the host's files about names to the guest if they have changed.
     pub(super) fn follow_host_names(&mut self) {
         let Some(mut names) = self.host_names.take() else { return };

@@ -1,14 +1,14 @@
 //! `ringfence run`: the launcher, the process in the user's terminal that starts the others and
 //! waits.
 //!
-//! 1. Connect to the switch's driver domain, starting it if there is none, and attach a guest
+//! 1. Begin to start the guest's domain, which takes some milliseconds.
+//! 2. Connect to the switch's driver domain, starting it if there is none, and attach a guest
 //!    (`rendezvous`, [`crate::switchboard`]). A guest without a switch has a driver domain only for its disks.
-//! 2. Start the guest's init. It creates `eth0` and passes the TAP's descriptors.
-//! 3. Start the frontend with these descriptors and a connection to the hub. It connects to the
-//!    backend.
-//! 4. Let init start the command.
-//! 5. Wait for the first end: of the command, init, the frontend, the uplink or the driver domain.
-//!    The rest of this guest ends with it (`guest_processes`).
+//! 3. Let the guest's init create `eth0` and `up0`, and start uplink and frontend meanwhile (`starting`).
+//! 4. Give these the TAPs' descriptors, and the frontend a connection to the hub. It connects to the backend.
+//! 5. Let init start the command.
+//! 6. Wait for the first end: of the command, init, the frontend, the uplink or the driver domain.
+//!    The rest of this guest ends with it, all at once (`guest_processes`).
 //!
 //! The launcher is one thread with one `poll`. All processes that it starts, except the driver
 //! domain, have a parent death signal, so nothing is left behind when it is killed.
@@ -30,6 +30,7 @@ mod rendezvous;
 pub mod report;
 mod requests;
 pub mod runtime_dir;
+mod starting;
 mod terminal;
 mod uplink;
 mod view;
@@ -63,6 +64,7 @@ use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::{self, Signals};
+use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
 
 /// Name of a guest's interface to the switch.
 const INTERFACE: &str = "eth0";
@@ -128,8 +130,9 @@ impl<'a> Launch<'a> {
         if !options.has_switch() && options.host_tap.is_some() {
             bail!("--host-tap is a port of a switch: leave out --switch none");
         }
+        let guest = self.begin_guest()?;
         if !options.has_switch() && options.disks.is_empty() {
-            return self.run_without_driver(&directory, uplink);
+            return self.run_without_driver(guest, &directory, uplink);
         }
         let mut disks = Disks::open(&options.disks, &directory, self.reporter)?;
         let queues = worker_count(options.queues);
@@ -173,7 +176,13 @@ impl<'a> Launch<'a> {
             disks,
             uplink,
         );
-        Ok(self.supervise(processes, environment, view))
+        Ok(self.supervise(processes, guest, environment, view))
+    }
+
+    /// Begins to start the guest's domain. It waits for its orders.
+    fn begin_guest(&self) -> Result<DomainProcess, SpawnError> {
+        let (command, inherit) = (&self.command[..], &self.inherited[..]);
+        DomainProcess::begin(&Spawn { kind: DomainKind::Guest, command, inherit, cleanup: None })
     }
 
     /// Drops the uplink if its addresses overlap with the switch's, which a guest could not tell
@@ -193,6 +202,7 @@ impl<'a> Launch<'a> {
     /// Runs a guest without a switch and disks, which needs no driver domain.
     fn run_without_driver(
         &self,
+        guest: DomainProcess,
         directory: &RuntimeDir,
         uplink: Option<Uplink>,
     ) -> anyhow::Result<u8> {
@@ -202,13 +212,14 @@ impl<'a> Launch<'a> {
         let (reporter, signals) = (self.reporter, &self.signals);
         let processes =
             GuestProcesses::new(reporter, signals, directory, options, None, disks, uplink);
-        Ok(self.supervise(processes, Vec::new(), view))
+        Ok(self.supervise(processes, guest, Vec::new(), view))
     }
 
     /// Starts the guest's processes and waits for their end. Returns the exit status.
     fn supervise(
         &self,
         mut processes: GuestProcesses<'_>,
+        guest: DomainProcess,
         environment: Vec<(String, String)>,
         view: ViewConfig,
     ) -> u8 {
@@ -216,7 +227,7 @@ impl<'a> Launch<'a> {
             self.reporter.summary(AS_ROOT);
         }
         let config = self.guest_config(&processes, environment, view);
-        let ended = processes.run(&self.command, &self.inherited, &config);
+        let ended = processes.run(&self.command, guest, &config);
         // In this order: after the processes have ended, the terminal belongs to the launcher
         // again.
         drop(processes);

@@ -1,4 +1,5 @@
-//! TCP sockets of this network namespace: listeners and unsent data, from `/proc/net/tcp`.
+//! TCP sockets of this network namespace: listeners and unsent data, from `/proc/net/tcp`; their number, from
+//! `/proc/net/sockstat`.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -18,6 +19,21 @@ pub(crate) fn something_is_unsent() -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         fs::read_to_string(format!("/proc/self/net/{table}")).is_ok_and(|text| any_unsent(&text))
     })
+}
+
+/// Returns the number of TCP sockets that are bound, listen or are connected. `None` if the kernel does not tell it.
+pub(crate) fn tcp_sockets() -> Option<u64> {
+    ["sockstat", "sockstat6"].iter().try_fold(0, |sum, table| {
+        let text = fs::read_to_string(format!("/proc/self/net/{table}")).ok()?;
+        Some(sum + sockets_in_use(&text)?)
+    })
+}
+
+/// Returns the number after `inuse` in the line of TCP.
+fn sockets_in_use(table: &str) -> Option<u64> {
+    let is_tcp = |line: &&str| line.starts_with("TCP:") || line.starts_with("TCP6:");
+    let mut words = table.lines().find(is_tcp)?.split_ascii_whitespace().skip(1);
+    (words.next() == Some("inuse")).then(|| words.next()?.parse().ok()).flatten()
 }
 
 /// States `TCP_FIN_WAIT1`, `TCP_LAST_ACK` and `TCP_CLOSING`: closed here, not acknowledged yet.
@@ -87,6 +103,14 @@ mod tests {
         assert!(!any_unsent(&table("0200000A:1F40", "06")), "waiting out old segments");
         assert!(!any_unsent(&table("00000000:1F40", "0A")));
         assert!(!any_unsent(HEADER));
+    }
+
+    #[test]
+    fn sockets_in_use_are_those_of_tcp() {
+        let v4 = "sockets: used 9\nTCP: inuse 3 orphan 5 tw 0 alloc 9 mem 1\nUDP: inuse 7 mem 0\n";
+        assert_eq!(sockets_in_use(v4), Some(3));
+        assert_eq!(sockets_in_use("TCP6: inuse 2\nUDP6: inuse 1\n"), Some(2));
+        assert_eq!(sockets_in_use("UDP: inuse 7\n"), None);
     }
 
     #[test]

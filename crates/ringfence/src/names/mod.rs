@@ -29,7 +29,7 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-pub(crate) use listening::something_is_unsent;
+pub(crate) use listening::{something_is_unsent, tcp_sockets};
 pub use stub::{Own, Stub};
 
 /// Time for which a query for an unknown name is held back. The client's own time limit is a little

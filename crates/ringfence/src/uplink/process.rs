@@ -195,6 +195,7 @@ fn serve(
     }
     let link = made.first().map_or("none", |made| made.link.name()).to_owned();
     channel.send(&FromUplink::Up { link, remarks }, &[])?;
+    ringfence_sys::code::unmap();
     let orders = Orders { ports, totals: totals.clone() };
     let ended = carry_all(made, engines, channel, orders)?;
     if let Some((queue, thread)) = recorder {

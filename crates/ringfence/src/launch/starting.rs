@@ -1,0 +1,221 @@
+//! Start of a guest's processes.
+//!
+//! The processes start at the same time where they do not depend on each other:
+//!
+//! ```text
+//! guest's domain begins (before the driver domain attaches the guest)
+//! guest: set-up ──────────────> Ready with the TAPs ─┬─> uplink: Up ───┬─> guest: Start
+//! uplink, frontend: begin ────> wait for orders ─────┴─> frontend: Up ─┘
+//! ```
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringfence_access::Mode;
+use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
+
+use super::clients::Clients;
+use super::guest_processes::{GuestProcesses, Outcome, ProcessEvent, Watched};
+use super::report::printable;
+use super::standard_input;
+use crate::causes::causes;
+use crate::guest::{FromGuest, GuestConfig, ToGuest};
+use crate::switchboard::{FromFrontend, FrontendConfig};
+use crate::uplink::{FromUplink, UplinkConfig};
+
+/// Time limit for guest, frontend and uplink to be ready.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time from the start of the command to [`GuestProcesses::settle`].
+const SETTLES_WITHIN: Duration = Duration::from_millis(300);
+
+/// Queues of a TAP and its offloads.
+type Queues = (Vec<OwnedFd>, u32);
+
+/// Descriptors of the TAPs that a guest's init created.
+struct Taps {
+    /// TAP to the switch. No queues without a switch.
+    switch: Queues,
+    /// TAP to the host's network.
+    uplink: Queues,
+}
+
+impl GuestProcesses<'_> {
+    /// Starts all processes. `guest` is the guest's domain, whose start has begun.
+    pub(super) fn start(
+        &mut self,
+        guest: DomainProcess,
+        config: &GuestConfig,
+    ) -> Result<(), Outcome> {
+        self.set_up_guest(guest, config)?;
+        self.start_others()?;
+        let taps = self.wait_for_taps(config)?;
+        self.configure_uplink(taps.uplink)?;
+        self.configure_frontend(taps.switch)?;
+        self.wait_until_up()?;
+        self.start_command()
+    }
+
+    fn set_up_guest(
+        &mut self,
+        mut guest: DomainProcess,
+        config: &GuestConfig,
+    ) -> Result<(), Outcome> {
+        guest.complete().map_err(not_started)?;
+        let stdin = standard_input().map_err(|error| Outcome::failed(error.to_string()))?;
+        let Some(nested) = guest.take_nested_maps() else {
+            return Err(Outcome::failed("the guest has no supervisor"));
+        };
+        let mut fds = vec![stdin.as_fd(), nested.supervisor.as_fd()];
+        // Only the guest uses the connection from here on.
+        let names = self.names.take();
+        fds.extend(names.iter().map(AsFd::as_fd));
+        let order = ToGuest::SetUp {
+            config: Box::new(config.clone()),
+            map_writer: nested.writer,
+            ids: self.options.ids(),
+        };
+        let told = guest.channel().send(&order, &fds);
+        self.guest = Some(Watched::new(guest));
+        drop((names, nested));
+        told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
+        self.reporter.step("started the guest's init in namespaces of its own");
+        Ok(())
+    }
+
+    /// Starts the processes of uplink and frontend, as far as the guest has them. They wait for their orders.
+    fn start_others(&mut self) -> Result<(), Outcome> {
+        let begin =
+            |kind| DomainProcess::begin(&Spawn { kind, command: &[], inherit: &[], cleanup: None });
+        let uplink = self.uplink.is_some().then(|| begin(DomainKind::Uplink)).transpose();
+        let frontend = self.attached.is_some().then(|| begin(DomainKind::Frontend)).transpose();
+        let complete = |mut domain: DomainProcess| domain.complete().map(|()| Watched::new(domain));
+        self.uplink_domain =
+            uplink.and_then(|own| own.map(complete).transpose()).map_err(not_started)?;
+        self.frontend =
+            frontend.and_then(|own| own.map(complete).transpose()).map_err(not_started)?;
+        Ok(())
+    }
+
+    /// Waits until the guest's init has created its interfaces.
+    fn wait_for_taps(&mut self, config: &GuestConfig) -> Result<Taps, Outcome> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        loop {
+            match self.next(Some(deadline)) {
+                ProcessEvent::Guest(
+                    FromGuest::Ready { offloads, uplink_offloads, remarks },
+                    fds,
+                ) => {
+                    let mut fds = fds.into_vec();
+                    for remark in remarks {
+                        self.reporter.step(remark);
+                    }
+                    let wanted = config.interface.as_ref().map_or(0, |interface| interface.queues);
+                    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+                    let rest = fds.split_off(fds.len().min(wanted));
+                    if fds.len() < wanted {
+                        return Err(Outcome::failed("the guest: its interface lacks queues"));
+                    }
+                    return Ok(Taps { switch: (fds, offloads), uplink: (rest, uplink_offloads) });
+                }
+                ProcessEvent::Late => return Err(not_ready("the guest")),
+                other => self.interrupt(other)?,
+            }
+        }
+    }
+
+    /// Sends the frontend its configuration, with the queues of the TAP to the switch.
+    fn configure_frontend(&mut self, (taps, offloads): Queues) -> Result<(), Outcome> {
+        let Some(frontend) = &self.frontend else { return Ok(()) };
+        let config = FrontendConfig {
+            mtu: self.options.switch_mtu(),
+            offloads,
+            staging: self.options.staged_pages().to_string(),
+            windows: self.options.mode == Mode::Window,
+            queues: self.options.queues,
+            tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
+            takes: self.options.offload.to_string(),
+            disks: self.disks.frontend_configs(),
+        };
+        let sockets = self.disks.take_sockets();
+        // From here on only the frontend holds these, so that they close when it ends.
+        let Some(hub) = self.frontend_hub.take() else {
+            return Err(Outcome::failed("there is no connection for the frontend"));
+        };
+        let mut fds = vec![hub.as_fd()];
+        fds.extend(taps.iter().map(AsFd::as_fd));
+        fds.extend(sockets.iter().map(AsFd::as_fd));
+        // If the frontend has ended, its supervisor reports the reason.
+        if frontend.domain.channel().send(&config, &fds).is_ok() {
+            self.reporter.step("started the guest's frontend in a sandbox of its own");
+        }
+        Ok(())
+    }
+
+    /// Sends the uplink its configuration, with the queues of its TAP.
+    fn configure_uplink(&mut self, (queues, offloads): Queues) -> Result<(), Outcome> {
+        let Some((uplink, own)) = self.uplink.as_mut().zip(self.uplink_domain.as_ref()) else {
+            return Ok(());
+        };
+        let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
+        // If the uplink has ended, its supervisor reports the reason.
+        if uplink.hand_over(own.domain.channel(), &config, queues).is_ok() {
+            self.reporter.step("started the guest's uplink in a sandbox of its own");
+        }
+        Ok(())
+    }
+
+    /// Waits until uplink and frontend carry frames.
+    fn wait_until_up(&mut self) -> Result<(), Outcome> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let mut uplink_is_up = self.uplink_domain.is_none();
+        let mut frontend_is_up = self.frontend.is_none();
+        while !(uplink_is_up && frontend_is_up) {
+            match self.next(Some(deadline)) {
+                ProcessEvent::Frontend(FromFrontend::Up { huge_pages }) => {
+                    self.huge_pages = huge_pages;
+                    frontend_is_up = true;
+                }
+                ProcessEvent::Uplink(FromUplink::Up { link, remarks }) => {
+                    for remark in remarks {
+                        self.reporter.step(format_args!("uplink: {}", printable(&remark)));
+                    }
+                    if let Some(uplink) = &mut self.uplink {
+                        uplink.is_up_over(printable(&link));
+                    }
+                    uplink_is_up = true;
+                }
+                ProcessEvent::Late if uplink_is_up => return Err(not_ready("the frontend")),
+                ProcessEvent::Late => return Err(not_ready("the uplink")),
+                other => self.interrupt(other)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn start_command(&mut self) -> Result<(), Outcome> {
+        self.announce();
+        let environment = self.disks.make_devices(self.reporter);
+        self.follow_host_names();
+        self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        self.settles = Some(Instant::now() + SETTLES_WITHIN);
+        if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
+            self.ask_for_sockets()?;
+        }
+        match Clients::listen(self.directory) {
+            Ok(clients) => self.clients = Some(clients),
+            Err(error) => self.reporter.problem(format_args!(
+                "`ringfence ps` and `exec` do not find this guest: {}",
+                causes(&error.into())
+            )),
+        }
+        Ok(())
+    }
+}
+
+fn not_started(error: SpawnError) -> Outcome {
+    Outcome::failed(error.to_string())
+}
+
+fn not_ready(who: &str) -> Outcome {
+    Outcome::failed(format!("{who} was not ready within {START_TIMEOUT:?}"))
+}
