@@ -79,6 +79,8 @@ pub enum Experiment {
     Redesigned(RedesignedArgs),
     /// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
     Vhost(LinksArgs),
+    /// Benefit of unsegmented super-packets, as `ringfence-bench gso` has it
+    Gso(GsoArgs),
 }
 
 impl Experiment {
@@ -90,6 +92,7 @@ impl Experiment {
             Experiment::Staging(_) => "staging",
             Experiment::Redesigned(_) => "redesigned",
             Experiment::Vhost(_) => "vhost",
+            Experiment::Gso(_) => "gso",
         }
     }
 
@@ -101,6 +104,7 @@ impl Experiment {
             Experiment::Staging(args) => args.json,
             Experiment::Redesigned(args) => args.json,
             Experiment::Vhost(args) => args.json,
+            Experiment::Gso(args) => args.json,
         }
     }
 }

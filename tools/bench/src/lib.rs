@@ -124,6 +124,7 @@ fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
         Experiment::Staging(args) => staging::run(args),
         Experiment::Redesigned(args) => redesigned::run(args),
         Experiment::Vhost(args) => uplink::links::run(args),
+        Experiment::Gso(args) => gso::run(args),
     }?;
     on_xen.map_or(Ok(()), |rows| rows.print(experiment.name(), experiment.json()))
 }

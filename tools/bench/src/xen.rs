@@ -18,8 +18,8 @@ use anyhow::Context;
 use ringfence::out::Out;
 use serde::{Deserialize, Serialize};
 
-use crate::redesigned;
 use crate::table::Table;
+use crate::{block, gso, redesigned, staging};
 
 /// Measurement as a scenario writes it. Field names are part of the file's format.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -80,6 +80,8 @@ impl Rows {
         anyhow::ensure!(!rows.is_empty(), "the file of --xen has no row of `seeds {seed}`");
         let mut experiments: Vec<(&str, &str)> =
             rows.iter().map(|row| (row.experiment.as_str(), row.unit.as_str())).collect();
+        // A setup may be measured in each experiment before the next setup is.
+        experiments.sort_unstable();
         experiments.dedup();
         for (experiment, unit) in experiments {
             let same = rows.iter().filter(|row| row.experiment == experiment && row.unit == unit);
@@ -102,6 +104,9 @@ impl Row {
     fn published(&self) -> Option<String> {
         match self.seed.as_str() {
             "redesigned" => redesigned::published_text(&self.experiment, &self.setup),
+            "gso" => gso::published_text(&self.experiment, &self.setup),
+            "staging" => staging::published_text(&self.experiment, &self.setup),
+            "persistent" => block::published_text(&self.setup),
             _ => None,
         }
     }
@@ -166,6 +171,25 @@ mod tests {
         assert_eq!(line["platform"], "xen");
         assert_eq!(line["per_unit"]["issues"], 0.025);
         assert_eq!(line["published"], published);
+    }
+
+    #[test]
+    fn published_figures_are_those_of_the_experiment() {
+        let published = |seed: &str, experiment: &str, setup: &str| {
+            let (unit, counts) = ("packet".to_owned(), BTreeMap::new());
+            let [seed, experiment, setup] = [seed, experiment, setup].map(str::to_owned);
+            Row { seed, experiment, setup, unit, units: 1, counts }.published()
+        };
+        let is = |text: &str| Some(text.to_owned());
+        assert_eq!(published("gso", "guest-dom0", "netback-tso"), is("throughput 2.61"));
+        assert_eq!(published("gso", "guest-dom0", "serve-mtu16436-sg"), is("throughput 2.52"));
+        assert_eq!(published("gso", "guest-guest", "serve-tso"), is("throughput 5.18"));
+        assert_eq!(published("gso", "guest-guest", "serve-mtu1500"), None);
+        let staging = is("throughput 3.64 sent, 6.74 received");
+        assert_eq!(published("staging", "one-slot", "staging-driver"), staging);
+        assert_eq!(published("staging", "bulk", "netback"), None);
+        assert!(published("persistent", "guests-6", "map").is_some());
+        assert_eq!(published("persistent", "guests-6", "copy"), None);
     }
 
     #[test]
