@@ -62,6 +62,8 @@ pub(crate) static NIGHTLY: Tool = Tool {
 pub(crate) static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
 /// Decompressor of Debian's kernel image.
 pub(crate) static XZ: Tool = debian("xz", "xz-utils");
+/// Decompressor of later kernel images.
+pub(crate) static ZSTD: Tool = debian("zstd", "zstd");
 /// Compiler for the hypervisor and the kernel.
 pub(crate) static GCC: Tool = debian("gcc", "gcc");
 /// Build tool for the hypervisor and the kernel.

@@ -32,13 +32,14 @@ use std::time::Instant;
 use clap::{Args, Subcommand};
 
 use crate::tools::{self, Tool, Toolbox};
+use apt::Release;
 use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
 use scenario::{Scenario, Set};
 
 /// Tools that must be installed. All other programs are downloaded and unpacked.
-pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ];
+pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ, &tools::ZSTD];
 
 /// Reason for which this computer cannot run the suite; reported as a skipped step.
 #[derive(Debug)]
@@ -83,6 +84,9 @@ struct ModulesArgs {
 struct XenArgs {
     #[command(flatten)]
     common: SuiteArgs,
+    /// Debian release of Xen, its tools and the kernels; by default this computer's
+    #[arg(long, value_enum)]
+    suite: Option<Release>,
     /// Boot a debug build of the hypervisor, which names every bad grant on the console and counts grant
     /// operations; it is built from Debian's source first, which takes about a minute
     #[arg(long)]
@@ -153,13 +157,14 @@ struct Setting<'a> {
 
 /// Runs `cargo xtask vm`. Returns `false` if a scenario failed.
 pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
-    let (suite, kinds, args, hypervisor, debug) = match &args.suite {
-        Suite::Xen(args) => {
-            ("xen", Kind::XEN, &args.common, args.hypervisor.clone(), args.debug_xen)
-        }
-        Suite::Linux(args) => ("linux", Kind::LINUX, args, None, false),
+    let (suite, kinds, args, xen) = match &args.suite {
+        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, Some(args)),
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, None),
         Suite::Modules(args) => return compile_modules(args, root, target),
     };
+    let release = xen.and_then(|xen| xen.suite).map(Release::other).transpose()?.flatten();
+    let (hypervisor, debug) =
+        xen.map_or((None, false), |xen| (xen.hypervisor.clone(), xen.debug_xen));
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
     if args.list {
         print!("{}", report::listing(&found));
@@ -179,21 +184,28 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
+    let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
+    anyhow::ensure!(
+        release.is_none() || !selected.iter().any(|scenario| scenario.wants_windows),
+        "scenarios with grant windows run with this computer's release only"
+    );
     let hypervisor = match hypervisor {
-        None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
+        None if debug => Some(hypervisor::debug(release, &cache, &toolbox, !args.no_install)?),
         None if selected.iter().any(|scenario| scenario.wants_windows) => {
             Some(window_xen::elf(root, &cache, &toolbox, !args.no_install)?)
         }
         given => given.map(std::path::absolute).transpose()?,
     };
-    let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
+    let mut setting =
+        prepare(root, target, release, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
         setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
     }
     if selected.iter().any(|scenario| scenario.wants_driver) {
         let images = &setting.images;
-        let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
+        let driver =
+            guest_driver::archive(root, images, release, &cache, &toolbox, !args.no_install)?;
         setting.programs.guest_driver = Some(driver);
     }
     if selected.iter().any(|scenario| scenario.wants_windows) {
@@ -202,7 +214,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         setting.programs.window_driver = Some(driver);
     }
     if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
-        let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
+        let part = newest_kernel::archive(root, release, &cache, &toolbox, !args.no_install)?;
         setting.programs.newest_kernel = Some(part);
     }
     setting.patience = args.patience;
@@ -237,7 +249,7 @@ pub(crate) fn core(
         selected.extend(scenario::select(&found, &[], Set::Core, false)?);
     }
     anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
-    let setting = prepare(root, target, &target.join("vm"), toolbox, None, &selected)?;
+    let setting = prepare(root, target, None, &target.join("vm"), toolbox, None, &selected)?;
     let start = Instant::now();
     let tallies = Boots::new(&setting, selected).run(2)?;
     let note = report::summary(&tallies, start.elapsed());
@@ -251,6 +263,7 @@ pub(crate) fn core(
 fn prepare<'a>(
     root: &'a Path,
     target: &'a Path,
+    release: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
     program: Option<&Path>,
@@ -261,7 +274,7 @@ fn prepare<'a>(
             Unavailable("the machines are x86_64, as is the program in them".to_owned()).into()
         );
     }
-    let images = images::prepare(cache, toolbox)?;
+    let images = images::prepare(release, cache, toolbox)?;
     let tests = selected.iter().flat_map(|scenario| &scenario.tests).map(String::as_str).collect();
     let programs = program::build(root, target, program, &tests)?;
     Ok(Setting {

@@ -149,23 +149,30 @@ fn missing_queue_directory_ends_device() {
     assert_eq!(counts.grant_maps, counts.grant_unmaps);
 }
 
-/// Checks that the guest's hash configuration selects the queue, and that the hash is passed on.
+/// Checks that the guest's hash configuration selects the queue, and that the hash is passed on, in every mode:
+/// the frontend refuses a hash without its flag, and a flag without a hash.
 #[test]
 fn guest_hash_configuration_selects_queue() {
-    let mut pair = Pair::new(Mode::Copy);
-    pair.with_queues(3, 3, Mode::Copy);
-    pair.connect();
-    let (front, back) = pair.ports();
-    let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2], 3));
-    for queue in 0..3 {
-        let reply = back.execute(queue, PortCommand::Hash(Some(Arc::clone(&steering))));
-        assert!(matches!(reply, PortReply::Hashing));
+    for mode in Mode::NETWORK {
+        let mut pair = Pair::new(mode);
+        pair.with_queues(3, 3, mode);
+        pair.connect();
+        if mode == Mode::Staging {
+            assert_eq!(pair.stage().refused, 0);
+        }
+        let (front, back) = pair.ports();
+        let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2], 3));
+        for queue in 0..3 {
+            let reply = back.execute(queue, PortCommand::Hash(Some(Arc::clone(&steering))));
+            assert!(matches!(reply, PortReply::Hashing));
+        }
+        assert!(matches!(back.execute(3, PortCommand::Hash(None)), PortReply::Unsupported));
+        let sent = many();
+        // All packets take one ring, so that even packets of different flows stay in order.
+        assert!(carry(back, front, &sent) == sent, "{mode:?}");
+        let rules = pair.front.rules().all();
+        assert!(rules.is_empty(), "{mode:?}: {rules:?}");
     }
-    assert!(matches!(back.execute(3, PortCommand::Hash(None)), PortReply::Unsupported));
-    let sent = many();
-    // All packets take one ring, so that even packets of different flows stay in order.
-    assert!(carry(back, front, &sent) == sent);
-    assert!(pair.front.rules().all().is_empty(), "{:?}", pair.front.rules().all());
 }
 
 /// Checks that the rate limit applies to the guest, not to each queue.

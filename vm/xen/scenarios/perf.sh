@@ -1,11 +1,13 @@
 # title: grant operations a packet, counted by the hypervisor: ringfence serve in each mode, and the kernel's xen-netback
 # set: all
 # machine: xen-netback
-# limit: 200
+# limit: 240
 # hypervisor: debug
+# driver: netfront
 
 . /vm/xen/perf.sh
 . /vm/xen/staging.sh
+. /vm/xen/driver.sh
 
 # served MODE: 6 checks. As measured with a guest's own driver.
 served() {
@@ -16,7 +18,7 @@ served() {
     xl destroy one
 }
 
-plan 38
+plan 48
 use_ringfence
 stream_sum 16
 served copy
@@ -30,6 +32,16 @@ counted staging
 is 'staging: no grant operation in the hypervisor' $OPERATIONS 0
 is 'nor for a packet of one slot' $EACH 0.00
 staging_used=$USED
+gone one
+guests_with tools driver
+driven one 11
+STAGED=512
+check 'our driver: its pages are staged' wait_for 40 all_staged one
+counted staging-driver
+is 'our driver: no grant operation in the hypervisor' $OPERATIONS 0
+is 'our driver: nor for a packet of one slot' $EACH 0.00
+unset RAMDISK
+MEMORY=128
 gone one
 kill $SERVE
 check 'serve ends when it is told to' wait $SERVE

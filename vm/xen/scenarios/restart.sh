@@ -31,7 +31,9 @@ sleep 2
 check 'killed and started' killed_and_started
 pulse=$(pulse_of)
 note "exchanges and longest silence in ms: $pulse"
-check 'a connection goes on within 5 s' test "${pulse#* }" -lt 5000
+# 5 s with the default patience.
+longest=$((1250 * PATIENCE))
+check "a connection goes on within $longest ms" test "${pulse#* }" -lt $longest
 check 'killed and started again' killed_and_started
 transfer 'a new connection has no damage' one dom0 $ADDRESS 8
 check 'nobody wrote a state' states_seen 2

@@ -1,5 +1,5 @@
 # title: staging grants: `attach` in a guest against `serve`, an unmodified guest beside it, each control message
-# set: all
+# set: core
 # machine: xen
 # limit: 120
 # grants: bad 0xdbba0
@@ -23,7 +23,7 @@ dialogue_passed() {
 plan 34
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
 attached_staging one 11 2
-no_operations 'two queues' one 11
+no_operations 'two queues' one 11 0 8
 guests_with bench
 networked two 12
 before=$(operations)

@@ -25,6 +25,34 @@ pub(super) struct Package {
     size: u64,
 }
 
+/// Debian releases whose Xen and kernel the machines can boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Release {
+    /// Debian 12: Xen 4.17, Linux 6.1
+    Bookworm,
+    /// Debian 13: Xen 4.20, Linux 6.12
+    Trixie,
+}
+
+impl Release {
+    fn codename(self) -> &'static str {
+        match self {
+            Release::Bookworm => "bookworm",
+            Release::Trixie => "trixie",
+        }
+    }
+
+    /// Returns the release, unless it is that of this computer, whose package lists serve.
+    pub(super) fn other(self) -> anyhow::Result<Option<Release>> {
+        Ok((codename()? != self.codename()).then_some(self))
+    }
+
+    /// Returns the directory for packages and images of this release below `cache`.
+    pub(super) fn folder(self, cache: &Path) -> PathBuf {
+        cache.join(self.codename())
+    }
+}
+
 /// Package cache and package lists.
 pub(super) struct Apt {
     /// Directory of the .deb files.
@@ -43,12 +71,32 @@ impl Apt {
         Apt { store, lists, own_lists: false, suites: vec![] }
     }
 
+    /// Creates the package cache below `cache` for another release than this computer's. Its package lists must have
+    /// been fetched, by [`Apt::update`].
+    pub(super) fn of(release: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
+        let mut apt = Apt::new(cache);
+        if let Some(release) = release {
+            std::fs::create_dir_all(&apt.lists)?;
+            let list = apt.lists.join("source.list");
+            std::fs::write(&list, sources_list("deb", release.codename(), &["", "-updates"]))?;
+            apt.suites = own_sources(&list);
+            apt.own_lists = true;
+        }
+        Ok(apt)
+    }
+
     /// Creates the package cache below `cache` for the release and its backports, which it prefers. Fetches the
     /// package lists: the system's usually have no backports.
     pub(super) fn backports(cache: &Path) -> anyhow::Result<Apt> {
+        Apt::backports_of(None, cache)
+    }
+
+    /// Does the same for another release.
+    pub(super) fn backports_of(release: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
         let mut apt = Apt { lists: cache.join("apt-backports"), ..Apt::new(cache) };
         std::fs::create_dir_all(&apt.lists)?;
-        let codename = codename()?;
+        let codename =
+            release.map_or_else(codename, |release| Ok(release.codename().to_owned()))?;
         let list = apt.lists.join("source.list");
         std::fs::write(&list, sources_list("deb", &codename, &["", "-backports"]))?;
         apt.suites = own_sources(&list);
@@ -123,14 +171,23 @@ impl Apt {
     /// usually have no sources, and the archive lacks some sources of security updates, so the version is the
     /// release's.
     pub(super) fn source(name: &str, folder: &Path) -> anyhow::Result<String> {
-        fetch(folder, "deb-src", &[""], &["source", "--download-only", name])?;
+        Apt::source_of(None, name, folder)
+    }
+
+    /// Downloads a source package of another release into `folder` and returns the name of its upstream archive.
+    pub(super) fn source_of(
+        release: Option<Release>,
+        name: &str,
+        folder: &Path,
+    ) -> anyhow::Result<String> {
+        fetch(release, folder, "deb-src", &[""], &["source", "--download-only", name])?;
         only(folder, ".orig.tar.")
     }
 
     /// Downloads a package of the release or its backports into `folder` and returns the name of its file. The
     /// system's lists usually have no backports.
     pub(super) fn backport(name: &str, folder: &Path) -> anyhow::Result<String> {
-        fetch(folder, "deb", &["", "-backports"], &["download", name])?;
+        fetch(None, folder, "deb", &["", "-backports"], &["download", name])?;
         only(folder, ".deb")
     }
 
@@ -150,9 +207,16 @@ impl Apt {
 
 /// Runs apt-get in `folder` with package lists that it fetches into `folder`: the lists of the release with each
 /// of the suffixes.
-fn fetch(folder: &Path, kind: &str, suffixes: &[&str], words: &[&str]) -> anyhow::Result<()> {
+fn fetch(
+    release: Option<Release>,
+    folder: &Path,
+    kind: &str,
+    suffixes: &[&str],
+    words: &[&str],
+) -> anyhow::Result<()> {
     let list = folder.join("source.list");
-    std::fs::write(&list, sources_list(kind, &codename()?, suffixes))?;
+    let codename = release.map_or_else(codename, |release| Ok(release.codename().to_owned()))?;
+    std::fs::write(&list, sources_list(kind, &codename, suffixes))?;
     std::fs::create_dir_all(folder.join("lists/partial"))?;
     std::fs::create_dir_all(folder.join("archives/partial"))?;
     let mut options = own_sources(&list);
@@ -222,6 +286,17 @@ fn last(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_release_has_a_folder_and_sources_of_its_own() {
+        let cache = tempfile::tempdir().unwrap();
+        let folder = Release::Trixie.folder(cache.path());
+        let apt = Apt::of(Some(Release::Trixie), &folder).unwrap();
+        let list = std::fs::read_to_string(folder.join("apt/source.list")).unwrap();
+        assert!(list.lines().all(|line| line.contains(" trixie")), "{list}");
+        assert!(apt.store.starts_with(cache.path().join("trixie")));
+        assert!(apt.suites.iter().any(|option| option == "Dir::Etc::SourceParts=/dev/null"));
+    }
 
     #[test]
     fn dependencies_are_filtered_by_prefix() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::apt::Apt;
+use super::apt::{Apt, Release};
 use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
@@ -49,13 +49,18 @@ fn insert(text: &str, line: &str, new: &str) -> Option<String> {
 }
 
 /// Builds the hypervisor below `cache` unless it is there, and returns the path of its ELF file.
-pub(super) fn debug(cache: &Path, toolbox: &Toolbox, may_install: bool) -> anyhow::Result<PathBuf> {
+pub(super) fn debug(
+    suite: Option<Release>,
+    cache: &Path,
+    toolbox: &Toolbox,
+    may_install: bool,
+) -> anyhow::Result<PathBuf> {
     let built = cache.join("xen-debug-counting.elf");
     if built.is_file() {
         return Ok(built);
     }
     let build = Build::begin(cache.join("xen-source"), NEEDS, toolbox, may_install)?;
-    let archive = Apt::source("xen", build.folder())?;
+    let archive = Apt::source_of(suite, "xen", build.folder())?;
     println!("building Xen for debugging, which takes about a minute");
     build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
     count_operations(&build)?;

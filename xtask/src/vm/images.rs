@@ -20,16 +20,16 @@ use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
 
 use super::Unavailable;
-use super::apt::{Apt, Package};
+use super::apt::{Apt, Package, Release};
 use super::cpio::Archive;
-use super::kernel::{self, Modules};
+use super::kernel::{self, Modules, in_root};
 use crate::exec::Cmd;
 use crate::tools::Toolbox;
 
 /// Packages for every machine and guest, without the kernel.
 const COMMON: &[&str] = &["busybox-static"];
 /// Packages of the ext4 tools, for dom0 and for guests with disks.
-const DISK_TOOLS: &[&str] = &["e2fsprogs", "libext2fs2", "libcom-err2", "libblkid1"];
+const DISK_TOOLS: &[&str] = &["e2fsprogs", "libcom-err2", "libblkid1"];
 /// Programs of the ext4 tools, and their names in the machines: under the first names, busybox's shell runs its
 /// own applets.
 const DISK_PROGRAMS: &[(&str, &str)] = &[("mke2fs", "mkfs.ext4"), ("e2fsck", "fsck.ext4")];
@@ -136,14 +136,18 @@ impl Images {
     }
 }
 
-/// Makes the images below `cache` unless they are there.
-pub(super) fn prepare(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<Images> {
+/// Makes the images of a release, by default this computer's, below `cache` unless they are there.
+pub(super) fn prepare(
+    suite: Option<Release>,
+    cache: &Path,
+    toolbox: &Toolbox,
+) -> anyhow::Result<Images> {
     std::fs::create_dir_all(cache)?;
     // Another process that holds the lock makes the images; this one then finds them complete.
     let lock = File::create(cache.join("lock"))?;
     flock(&lock, FlockOperation::LockExclusive)?;
     let images = Images { folder: cache.join("images") };
-    let mut apt = Apt::new(cache);
+    let mut apt = Apt::of(suite, cache)?;
     let recipe = match download(&apt).or_else(|_| {
         apt.update()?;
         download(&apt)
@@ -200,7 +204,10 @@ fn download(apt: &Apt) -> anyhow::Result<Recipe> {
     let utilities = first("xen-system-amd64", "xen-utils-")?;
     let release = kernel.trim_start_matches("linux-image-").to_owned();
     let xen = utilities.trim_start_matches("xen-utils-").to_owned();
-    let mut names = vec![kernel, hypervisor, utilities, format!("libxenmisc{xen}")];
+    let library = format!("libxenmisc{xen}");
+    // Its name depends on the release.
+    let ext2 = first(&library, "libext2fs2")?;
+    let mut names = vec![kernel, hypervisor, utilities, library, ext2];
     names.extend(COMMON.iter().chain(TOOLSTACK).chain(DISK_TOOLS).map(|name| (*name).to_owned()));
     let packages = apt.resolve(&names)?;
     apt.download(&packages)?;
@@ -229,10 +236,12 @@ impl Recipe {
         unzipped.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
         let image = std::fs::read(root.join("boot").join(format!("vmlinuz-{}", self.release)))?;
         std::fs::write(images.join("vmlinuz"), &image)?;
-        let xz = Cmd::new("xz").env("PATH", toolbox.path());
-        let kernel = kernel::unpack(&image, root, xz)?;
+        let kernel = kernel::unpack(&image, root, toolbox)?;
         std::fs::write(images.join("vmlinux"), &kernel)?;
 
+        let [find, words @ ..] = kernel::unpack_modules(&in_root(root, "lib/modules"));
+        let unpacked = Cmd::new(find).args(words).env("PATH", toolbox.path()).output(root)?;
+        unpacked.map_err(|message| anyhow::anyhow!("find, xz: {message}"))?;
         let modules = Modules::find(root, &self.release)?;
         let mut base = basics(Vec::new(), root)?;
         modules.add(GUEST_MODULES, &mut base)?;
@@ -252,7 +261,7 @@ impl Recipe {
                 DISK_LIBRARIES.iter().any(|library| name.starts_with(library))
             })?;
         }
-        tools.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"))?;
+        tools.symlink("lib64/ld-linux-x86-64.so.2", &loader(root)?)?;
         dom0.file("boot/tools.cpio", false, &tools.finish()?)?;
         dom0.finish()?;
 
@@ -264,7 +273,7 @@ impl Recipe {
                 DISK_LIBRARIES.iter().any(|library| name.starts_with(library))
             })?;
         }
-        linux.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"))?;
+        linux.symlink("lib64/ld-linux-x86-64.so.2", &loader(root)?)?;
         linux.finish()?;
         Ok(())
     }
@@ -282,8 +291,7 @@ impl Recipe {
         for folder in LIBRARIES {
             copy_names(archive, root, folder, |name| name.contains(".so"))?;
         }
-        anyhow::ensure!(root.join(LOADER).is_file(), "libc6 has no {LOADER}");
-        Ok(archive.symlink("lib64/ld-linux-x86-64.so.2", &format!("/{LOADER}"))?)
+        Ok(archive.symlink("lib64/ld-linux-x86-64.so.2", &loader(root)?)?)
     }
 }
 
@@ -291,9 +299,16 @@ impl Recipe {
 const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 
+/// Returns the path of the loader in a machine.
+fn loader(root: &Path) -> anyhow::Result<String> {
+    let file = in_root(root, LOADER);
+    anyhow::ensure!(file.is_file(), "libc6 has no {LOADER}");
+    Ok(format!("/{}", file.strip_prefix(root)?.display()))
+}
+
 fn disk_programs<W: Write>(archive: &mut Archive<W>, root: &Path) -> anyhow::Result<()> {
     for (program, name) in DISK_PROGRAMS {
-        archive.copy(&format!("usr/sbin/{name}"), &root.join("sbin").join(program))?;
+        archive.copy(&format!("usr/sbin/{name}"), &in_root(root, &format!("sbin/{program}")))?;
     }
     Ok(())
 }
@@ -307,7 +322,7 @@ fn basics<W: Write>(out: W, root: &Path) -> anyhow::Result<Archive<W>> {
     ] {
         archive.directory(folder)?;
     }
-    archive.copy("bin/busybox", &root.join("bin/busybox"))?;
+    archive.copy("bin/busybox", &in_root(root, "bin/busybox"))?;
     archive.symlink("bin/sh", "busybox")?;
     Ok(archive)
 }

@@ -8,19 +8,24 @@ use anyhow::Context as _;
 
 use super::cpio::Archive;
 use crate::exec::Cmd;
+use crate::tools::Toolbox;
 
 /// Returns the ELF kernel in a bzImage. Xen and its toolstack load both forms. Unpacking it here saves the emulated
-/// machine from doing so, once for dom0 and once for each guest.
-pub(super) fn unpack(image: &[u8], scratch: &Path, xz: Cmd) -> anyhow::Result<Vec<u8>> {
+/// machine from doing so, once for dom0 and once for each guest. Debian's kernels are compressed with xz, and with
+/// zstd from 6.12 on.
+pub(super) fn unpack(image: &[u8], scratch: &Path, toolbox: &Toolbox) -> anyhow::Result<Vec<u8>> {
     let payload = payload(image).context("the kernel is no bzImage that we know")?;
-    anyhow::ensure!(
-        payload.starts_with(b"\xfd7zXZ\0"),
-        "the kernel is not compressed with xz, as Debian's are"
-    );
-    let packed = scratch.join("vmlinux.xz");
-    std::fs::write(&packed, payload)?;
-    let unpacked = xz.args(["--decompress", "--force", "vmlinux.xz"]).output(scratch)?;
-    unpacked.map_err(|message| anyhow::anyhow!("xz: {message}"))?;
+    let (program, packed) = if payload.starts_with(b"\xfd7zXZ\0") {
+        ("xz", "vmlinux.xz")
+    } else if payload.starts_with(b"\x28\xb5\x2f\xfd") {
+        ("zstd", "vmlinux.zst")
+    } else {
+        anyhow::bail!("the kernel is compressed neither with xz nor with zstd, as Debian's are");
+    };
+    std::fs::write(scratch.join(packed), payload)?;
+    let command = Cmd::new(program).env("PATH", toolbox.path());
+    let unpacked = command.args(["--decompress", "--force", "-q", packed]).output(scratch)?;
+    unpacked.map_err(|message| anyhow::anyhow!("{program}: {message}"))?;
     let kernel = std::fs::read(scratch.join("vmlinux"))?;
     anyhow::ensure!(kernel.starts_with(b"\x7fELF"), "the kernel's payload is no ELF file");
     Ok(kernel)
@@ -42,6 +47,20 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     image.get(start..end)
 }
 
+/// Returns the path of a file of unpacked packages. In later releases what was in `/bin`, `/sbin` and `/lib` is in
+/// `/usr`.
+pub(super) fn in_root(root: &Path, path: &str) -> PathBuf {
+    let earlier = root.join(path);
+    if earlier.exists() { earlier } else { root.join("usr").join(path) }
+}
+
+/// Returns the command that unpacks the modules in `folder`, which packages have compressed from 6.12 on.
+pub(super) fn unpack_modules(folder: &Path) -> [String; 9] {
+    let folder = folder.display().to_string();
+    ["find", &folder, "-name", "*.ko.xz", "-exec", "xz", "--decompress", "{}", "+"]
+        .map(str::to_owned)
+}
+
 /// Modules of one kernel.
 pub(super) struct Modules {
     release: String,
@@ -55,7 +74,7 @@ pub(super) struct Modules {
 impl Modules {
     /// Finds the modules in `root/lib/modules/RELEASE`.
     pub(super) fn find(root: &Path, release: &str) -> anyhow::Result<Modules> {
-        let root = root.join("lib/modules").join(release);
+        let root = in_root(root, "lib/modules").join(release);
         let mut files = BTreeMap::new();
         for entry in walkdir::WalkDir::new(root.join("kernel")) {
             let path = entry?.into_path();
@@ -167,6 +186,17 @@ mod tests {
         assert!(
             text.contains("kernel/net/nine-p.ko: kernel/net/netfs.ko kernel/net/nine_pnet.ko\n")
         );
+    }
+
+    #[test]
+    fn files_of_later_releases_are_found_in_usr() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("usr/sbin")).unwrap();
+        std::fs::write(root.path().join("usr/sbin/mke2fs"), "").unwrap();
+        assert_eq!(in_root(root.path(), "sbin/mke2fs"), root.path().join("usr/sbin/mke2fs"));
+        std::fs::create_dir(root.path().join("sbin")).unwrap();
+        std::fs::write(root.path().join("sbin/mke2fs"), "").unwrap();
+        assert_eq!(in_root(root.path(), "sbin/mke2fs"), root.path().join("sbin/mke2fs"));
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::apt::Apt;
+use super::apt::{Apt, Release};
 use super::build::Build;
 use super::cpio::Archive;
 use super::images::GUEST_MODULES;
-use super::kernel::Modules;
+use super::kernel::{self, Modules, in_root};
 use super::module::{self, NEEDS, NETFRONT};
 use crate::tools::Toolbox;
 
@@ -23,11 +23,12 @@ const ARCHIVE: &str = "newest-kernel.cpio";
 /// Makes the part below `cache`, or finds it there; returns its path.
 pub(super) fn archive(
     root: &Path,
+    suite: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
-    let apt = Apt::backports(cache)?;
+    let apt = Apt::backports_of(suite, cache)?;
     let found = apt.depends(NEWEST, "linux-image-")?.into_iter().next();
     let image = found.with_context(|| format!("{NEWEST} names no kernel"))?;
     let release = image.trim_start_matches("linux-image-").to_owned();
@@ -48,7 +49,8 @@ pub(super) fn archive(
         &tree,
     )?;
     NETFRONT.compile(&build, &headers, &sources)?;
-    unpack_modules(&build, &tree.join("lib/modules").join(&release))?;
+    let modules = in_root(&tree, "lib/modules").join(&release);
+    build.run(&kernel::unpack_modules(&modules).each_ref().map(String::as_str))?;
 
     let mut guest = Archive::new(Vec::new());
     Modules::find(&tree, &release)?.add(GUEST_MODULES, &mut guest)?;
@@ -61,10 +63,4 @@ pub(super) fn archive(
     build.keep(ARCHIVE, &built)?;
     std::fs::write(&stamp, state)?;
     Ok(built)
-}
-
-/// Unpacks the modules of a kernel, whose packages have them compressed from 6.12 on.
-fn unpack_modules(build: &Build<'_>, folder: &Path) -> anyhow::Result<()> {
-    let folder = folder.display().to_string();
-    build.run(&["find", &folder, "-name", "*.ko.xz", "-exec", "xz", "--decompress", "{}", "+"])
 }

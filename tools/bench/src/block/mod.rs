@@ -38,7 +38,7 @@ use self::latency::Latencies;
 use self::orders::{Answer, DiskCommand, HANDLE, Setup, span};
 pub(super) use self::orders::{GuestSetup, Worked};
 use self::report::Row;
-pub(super) use self::seeds::run as run_seeds;
+pub(super) use self::seeds::{published_text, run as run_seeds};
 use super::net::RunningHub;
 use super::usage::Usage;
 use ringfence::switchboard::DiskFrontend;

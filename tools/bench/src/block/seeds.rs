@@ -50,6 +50,12 @@ pub(crate) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns the published figures for a row that was measured on Xen: those of the mechanism that the commit of
+/// persistent grants replaced, with a driver domain of 24 processors.
+pub(crate) fn published_text(setup: &str) -> Option<String> {
+    (setup == Mode::Map.name()).then(|| "650000 IOPS of 5 guests, 400000 of 10".to_owned())
+}
+
 /// Formats an optional count for each request.
 fn count(number: Option<f64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| format!("{number:.3}"))

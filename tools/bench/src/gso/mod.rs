@@ -34,6 +34,7 @@ use ringfence_sys::namespaces::{self, Fresh};
 
 use args::{GsoArgs, Path, Setup};
 use case::Case;
+pub(crate) use report::published_text;
 use report::{Measured, Row};
 
 use ringfence::out::Out;

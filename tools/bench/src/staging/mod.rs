@@ -29,6 +29,7 @@ use indicatif::ProgressBar;
 use ringfence::out::Out;
 
 use self::args::StagingArgs;
+pub(crate) use self::published::text as published_text;
 use self::report::Results;
 use super::args::NetArgs;
 use super::net::{self, Case};

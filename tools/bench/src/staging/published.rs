@@ -54,6 +54,20 @@ pub(super) fn ratio(size: u32, queues: u32, direction: Direction) -> Option<f64>
     figures(size, queues, direction).map(|(before, after)| after / before)
 }
 
+/// Returns the published ratios for a row that was measured on Xen: those of staging to copies, with one queue.
+pub(crate) fn text(experiment: &str, setup: &str) -> Option<String> {
+    let size = match experiment {
+        "bulk" => BULK,
+        "one-slot" => SMALL,
+        _ => return None,
+    };
+    if !setup.starts_with("staging") {
+        return None;
+    }
+    let [tx, rx] = [Direction::Tx, Direction::Rx].map(|direction| ratio(size, 1, direction));
+    Some(format!("throughput {:.2} sent, {:.2} received", tx?, rx?))
+}
+
 /// Returns the ratio to a peer that must be reached.
 pub(super) fn wanted(peer: Peer, size: u32) -> Option<f64> {
     match (peer, size) {
