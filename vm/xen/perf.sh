@@ -52,3 +52,15 @@ counted() {
 ratio() {
     awk "BEGIN { printf \"%.2f\", $1 / ($2 + 0.001) }"
 }
+
+# row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: a line of the run's file of rows, which `ringfence-bench seeds SEED
+# --xen FILE` prints: what so many units (packets, requests) of this setup cost in all.
+row() {
+    local line="{\"seed\":\"$1\",\"experiment\":\"$2\",\"setup\":\"$3\",\"unit\":\"$4\",\"units\":$5,\"counts\":{" each comma=
+    shift 5
+    for each in "$@"; do
+        line="$line$comma\"${each%%=*}\":${each#*=}"
+        comma=,
+    done
+    echo "$line}}" >>/share/rows.json
+}

@@ -1,5 +1,6 @@
 //! Command line of `ringfence-bench`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -59,6 +60,10 @@ pub struct SeedsArgs {
     /// Experiment to repeat
     #[command(subcommand)]
     pub experiment: Experiment,
+
+    /// Print the rows of this file as well: those that a scenario of `cargo xtask vm xen` measured
+    #[arg(long, value_name = "FILE", global = true)]
+    pub xen: Option<PathBuf>,
 }
 
 /// Experiment of the source documents.
@@ -74,6 +79,30 @@ pub enum Experiment {
     Redesigned(RedesignedArgs),
     /// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
     Vhost(LinksArgs),
+}
+
+impl Experiment {
+    /// Returns the name in the rows that were measured on Xen.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Experiment::Persistent(_) => "persistent",
+            Experiment::Iommu(_) => "iommu",
+            Experiment::Staging(_) => "staging",
+            Experiment::Redesigned(_) => "redesigned",
+            Experiment::Vhost(_) => "vhost",
+        }
+    }
+
+    /// Returns `true` if the results are lines of JSON.
+    pub(crate) fn json(&self) -> bool {
+        match self {
+            Experiment::Persistent(args) => args.json,
+            Experiment::Iommu(args) => args.json,
+            Experiment::Staging(args) => args.json,
+            Experiment::Redesigned(args) => args.json,
+            Experiment::Vhost(args) => args.json,
+        }
+    }
 }
 
 const NET_NOTES: &str = "\

@@ -50,16 +50,18 @@ mod pressure;
 mod redesigned;
 mod report;
 mod staging;
+mod table;
 pub mod uplink;
 mod usage;
 mod work;
+mod xen;
 
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use ringfence::causes::causes;
 
-use args::{BenchCommand, Experiment};
+use args::{BenchCommand, Experiment, SeedsArgs};
 use cli::{Cli, Command, Role};
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -93,13 +95,7 @@ fn main(command: &BenchCommand) -> u8 {
         BenchCommand::Net(args) => net::run(args),
         BenchCommand::Hostile(args) => hostile::run(args),
         BenchCommand::Block(args) => block::run(args),
-        BenchCommand::Seeds(args) => match &args.experiment {
-            Experiment::Persistent(args) => block::run_seeds(args),
-            Experiment::Iommu(args) => iommu::run(args),
-            Experiment::Staging(args) => staging::run(args),
-            Experiment::Redesigned(args) => redesigned::run(args),
-            Experiment::Vhost(args) => uplink::links::run(args),
-        },
+        BenchCommand::Seeds(args) => seeds(args),
         BenchCommand::Gso(args) => gso::run(args),
         BenchCommand::Idle(args) => idle::run(args),
         BenchCommand::Latency(args) => latency::run(args),
@@ -116,6 +112,20 @@ fn main(command: &BenchCommand) -> u8 {
             STATUS_BENCH_FAILED
         }
     }
+}
+
+/// Runs an experiment, and prints its rows that were measured on Xen.
+fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
+    let on_xen = args.xen.as_deref().map(xen::Rows::read).transpose()?;
+    let experiment = &args.experiment;
+    match experiment {
+        Experiment::Persistent(args) => block::run_seeds(args),
+        Experiment::Iommu(args) => iommu::run(args),
+        Experiment::Staging(args) => staging::run(args),
+        Experiment::Redesigned(args) => redesigned::run(args),
+        Experiment::Vhost(args) => uplink::links::run(args),
+    }?;
+    on_xen.map_or(Ok(()), |rows| rows.print(experiment.name(), experiment.json()))
 }
 
 /// Returns a progress bar, shown if standard error is a terminal.

@@ -24,6 +24,8 @@ pub(super) struct Boots<'a> {
     setting: &'a Setting<'a>,
     waiting: Mutex<Vec<Vec<Scenario>>>,
     tallies: Mutex<Vec<Tally>>,
+    /// Lines of JSON that scenarios measured, for `ringfence-bench seeds --xen`.
+    rows: Mutex<Vec<u8>>,
 }
 
 impl<'a> Boots<'a> {
@@ -31,7 +33,12 @@ impl<'a> Boots<'a> {
     pub(super) fn new(setting: &'a Setting<'a>, selected: Vec<Scenario>) -> Boots<'a> {
         let mut waiting = deal(selected, SHARED);
         waiting.reverse();
-        Boots { setting, waiting: Mutex::new(waiting), tallies: Mutex::default() }
+        Boots {
+            setting,
+            waiting: Mutex::new(waiting),
+            tallies: Mutex::default(),
+            rows: Mutex::default(),
+        }
     }
 
     /// Runs all boots, `machines` at a time, and returns the results.
@@ -43,6 +50,12 @@ impl<'a> Boots<'a> {
                 worker.join().unwrap_or_else(|_| anyhow::bail!("the harness itself failed"))
             })
         })?;
+        let rows = self.rows.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !rows.is_empty() {
+            let file = self.setting.folder.join("rows.json");
+            std::fs::write(&file, rows)?;
+            println!("rows for `ringfence-bench seeds EXPERIMENT --xen`: {}", file.display());
+        }
         let tallies = self.tallies.into_inner();
         Ok(tallies.unwrap_or_else(std::sync::PoisonError::into_inner))
     }
@@ -109,6 +122,8 @@ impl<'a> Boots<'a> {
         }
         watch.finish();
         std::fs::remove_file(&root)?;
+        let rows = std::fs::read(folder.join("rows.json")).unwrap_or_default();
+        lock(&self.rows).extend(rows);
         Ok(scenarios[done..].to_vec())
     }
 }

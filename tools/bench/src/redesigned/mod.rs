@@ -20,6 +20,7 @@ use ringfence_access::Mode;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};
+pub(crate) use self::report::published_text;
 use self::report::{MeasuredRun, Report};
 use super::gso::args::{Path, Setup};
 use super::gso::case::Case;

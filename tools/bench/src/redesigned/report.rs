@@ -1,5 +1,6 @@
 //! Report of the redesigned experiments: text, JSON and page.
 
+use clap::ValueEnum;
 use ringfence_access::Mode;
 use serde::Serialize;
 
@@ -27,6 +28,17 @@ fn published(experiment: Experiment) -> (Option<f64>, f64) {
         Experiment::Transmit => (None, 0.69),
         Experiment::GuestGuest => (Some(1.52), 0.69),
     }
+}
+
+/// Returns the published ratios for a row that was measured on Xen: those of windows to the original mechanism.
+pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
+    let known = Experiment::value_variants().iter().find(|known| known.name() == experiment)?;
+    if !setup.starts_with(Mode::Window.name()) {
+        return None;
+    }
+    let (gbps, cost) = published(*known);
+    let throughput = gbps.map(|ratio| format!("throughput {ratio:.2}, ")).unwrap_or_default();
+    Some(format!("{throughput}cost {cost:.2}"))
 }
 
 /// Row as it is printed. Field names are part of the command's interface. Times are nanoseconds of

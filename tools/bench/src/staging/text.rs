@@ -6,43 +6,7 @@ use ringfence_access::Mode;
 
 use super::report::{COPY_SHARE_MIN, Judgement, Results, gbps};
 use super::{Point, Verify, Who, published};
-
-/// Table of text cells.
-pub(super) struct Table {
-    pub(super) title: String,
-    pub(super) heading: Vec<&'static str>,
-    pub(super) rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    /// Formats columns as wide as their content; the last column, of words, is left-aligned.
-    fn text(&self) -> String {
-        let cells = || {
-            std::iter::once(&self.heading)
-                .map(|row| row.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>())
-                .chain(self.rows.iter().cloned())
-        };
-        let mut widths = vec![0; self.heading.len()];
-        for row in cells() {
-            widths.iter_mut().zip(&row).for_each(|(width, cell)| *width = cell.len().max(*width));
-        }
-        let mut text = format!("{}\n", self.title);
-        for row in cells() {
-            let last = row.len().saturating_sub(1);
-            for (at, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                if at == last {
-                    text += cell;
-                } else {
-                    // Writing to a string cannot fail.
-                    let _ = write!(text, "{cell:>width$}  ");
-                }
-            }
-            text.truncate(text.trim_end().len());
-            text.push('\n');
-        }
-        text
-    }
-}
+use crate::table::Table;
 
 impl Results<'_> {
     /// Returns all tables and notes for a terminal.
@@ -60,8 +24,8 @@ impl Results<'_> {
     }
 
     /// Returns the tables of the source document, then those of the peers.
-    pub(super) fn tables(&self) -> Vec<Table> {
-        let mut tables: Vec<Table> =
+    pub(super) fn tables(&self) -> Vec<Table<'static>> {
+        let mut tables: Vec<Table<'static>> =
             self.args.sizes.iter().map(|size| self.before_and_after(*size)).collect();
         if !self.args.vs.is_empty() {
             tables.push(self.beside_peers());
@@ -69,7 +33,7 @@ impl Results<'_> {
         tables
     }
 
-    fn before_and_after(&self, size: u32) -> Table {
+    fn before_and_after(&self, size: u32) -> Table<'static> {
         let bulk = size >= published::BULK;
         let unit = if bulk { "Gbit/s" } else { "Mpps" };
         let rate = |pps: f64| format!("{:.2}", if bulk { gbps(pps, size) } else { pps / 1e6 });
@@ -136,7 +100,7 @@ impl Results<'_> {
         self.args.queues.contains(&point.queues)
     }
 
-    fn beside_peers(&self) -> Table {
+    fn beside_peers(&self) -> Table<'static> {
         let mut rows = Vec::new();
         for point in self.points() {
             let Who::Peer(peer) = point.who else { continue };

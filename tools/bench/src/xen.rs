@@ -1,0 +1,182 @@
+//! Rows of an experiment that was measured on Xen, under the hypervisor's counters.
+//!
+//! A scenario of `cargo xtask vm xen` writes one JSON object a line, with the helper `row` of `vm/xen/perf.sh`:
+//!
+//! ```json
+//! {"seed":"redesigned","experiment":"receive","setup":"window","unit":"packet","units":2000,"counts":{"hypercalls":31}}
+//! ```
+//!
+//! The file of a run has the rows of all its scenarios. `seeds EXPERIMENT --xen FILE` prints those of the experiment: each
+//! count for one unit, and behind a stroke its ratio to the first setup of the same experiment. The published figures
+//! follow in the last column.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::Context;
+use ringfence::out::Out;
+use serde::{Deserialize, Serialize};
+
+use crate::redesigned;
+use crate::table::Table;
+
+/// Measurement as a scenario writes it. Field names are part of the file's format.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// Name of the command's experiment: `redesigned`.
+    seed: String,
+    /// Part of it, such as a direction.
+    experiment: String,
+    /// Mechanism or program that was measured.
+    setup: String,
+    /// Noun for one of `units`: `packet`, `request`.
+    unit: String,
+    units: u64,
+    /// Totals by name. Times have their unit in the name: `dom0_ms`.
+    counts: BTreeMap<String, u64>,
+}
+
+/// Row as it is printed with `--json`.
+#[derive(Serialize)]
+struct Line<'a> {
+    platform: &'static str,
+    #[serde(flatten)]
+    row: &'a Row,
+    per_unit: BTreeMap<&'a str, f64>,
+    published: Option<String>,
+}
+
+/// Rows of a file.
+pub(crate) struct Rows(Vec<Row>);
+
+impl Rows {
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Rows> {
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        Rows::parse(&text).with_context(|| path.display().to_string())
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Rows> {
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+        let rows = lines.map(|(n, line)| {
+            let row: Row = serde_json::from_str(line).with_context(|| format!("line {}", n + 1))?;
+            anyhow::ensure!(row.units > 0, "line {}: no {} was counted", n + 1, row.unit);
+            Ok(row)
+        });
+        Ok(Rows(rows.collect::<anyhow::Result<_>>()?))
+    }
+
+    /// Prints the rows of an experiment.
+    pub(crate) fn print(&self, seed: &str, json: bool) -> anyhow::Result<()> {
+        let rows: Vec<&Row> = self.0.iter().filter(|row| row.seed == seed).collect();
+        let mut out = Out;
+        if json {
+            for row in &rows {
+                writeln!(out, "{}", serde_json::to_string(&row.line())?)?;
+            }
+            return Ok(());
+        }
+        anyhow::ensure!(!rows.is_empty(), "the file of --xen has no row of `seeds {seed}`");
+        let mut experiments: Vec<(&str, &str)> =
+            rows.iter().map(|row| (row.experiment.as_str(), row.unit.as_str())).collect();
+        experiments.dedup();
+        for (experiment, unit) in experiments {
+            let same = rows.iter().filter(|row| row.experiment == experiment && row.unit == unit);
+            write!(out, "\n{}", table(&same.copied().collect::<Vec<_>>()).text())?;
+        }
+        Ok(writeln!(out, "\n{NOTES}")?)
+    }
+}
+
+const NOTES: &str = "\
+xen: counted by the hypervisor, for one unit each; the ratio to the first row stands behind the stroke.
+The machine is emulated: counts are exact, and times mean something only as ratios within a table.";
+
+impl Row {
+    fn per_unit(&self, count: &str) -> Option<f64> {
+        self.counts.get(count).map(|count| *count as f64 / self.units as f64)
+    }
+
+    /// Returns the published figures, if the source document has some for this row.
+    fn published(&self) -> Option<String> {
+        match self.seed.as_str() {
+            "redesigned" => redesigned::published_text(&self.experiment, &self.setup),
+            _ => None,
+        }
+    }
+
+    fn line(&self) -> Line<'_> {
+        let names = self.counts.keys().map(String::as_str);
+        let per_unit = names.filter_map(|name| Some((name, self.per_unit(name)?))).collect();
+        Line { platform: "xen", row: self, per_unit, published: self.published() }
+    }
+}
+
+/// Returns the table of an experiment.
+fn table<'a>(rows: &[&'a Row]) -> Table<'a> {
+    let mut names: Vec<&str> =
+        rows.iter().flat_map(|row| row.counts.keys()).map(String::as_str).collect();
+    names.sort_unstable();
+    names.dedup();
+    let first = rows[0];
+    let cell = |row: &Row, name: &str| {
+        let Some(each) = row.per_unit(name) else { return "-".to_owned() };
+        match first.per_unit(name).filter(|each| *each > 0.0 && !std::ptr::eq(row, first)) {
+            Some(base) => format!("{each:.3}/{:.2}", each / base),
+            None => format!("{each:.3}"),
+        }
+    };
+    let cells = |row: &Row| {
+        let mut cells = vec![row.setup.clone(), row.units.to_string()];
+        cells.extend(names.iter().map(|name| cell(row, name)));
+        cells.push(row.published().unwrap_or_else(|| "-".to_owned()));
+        cells
+    };
+    Table {
+        title: format!("xen, {}: for each {}", first.experiment, first.unit),
+        rows: rows.iter().map(|row| cells(row)).collect(),
+        heading: ["setup", "units"].into_iter().chain(names).chain(["published"]).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"{"seed":"redesigned","experiment":"receive","setup":"map","unit":"packet","units":1000,"counts":{"maps":2000,"flushes":500}}
+{"seed":"persistent","experiment":"read","setup":"map","unit":"request","units":10,"counts":{}}
+{"seed":"redesigned","experiment":"receive","setup":"window","unit":"packet","units":2000,"counts":{"maps":0,"flushes":100,"issues":50}}
+"#;
+
+    #[test]
+    fn counts_are_printed_for_one_unit_with_ratio_to_first_row() {
+        let rows = Rows::parse(TEXT).unwrap();
+        let rows: Vec<&Row> = rows.0.iter().filter(|row| row.seed == "redesigned").collect();
+        let table = table(&rows);
+        assert_eq!(table.heading, ["setup", "units", "flushes", "issues", "maps", "published"]);
+        assert_eq!(table.rows[0], ["map", "1000", "0.500", "-", "2.000", "-"]);
+        let published = "throughput 1.18, cost 0.69";
+        assert_eq!(
+            table.rows[1],
+            ["window", "2000", "0.050/0.10", "0.025", "0.000/0.00", published]
+        );
+        assert_eq!(table.title, "xen, receive: for each packet");
+        let line = serde_json::to_value(rows[1].line()).unwrap();
+        assert_eq!(line["platform"], "xen");
+        assert_eq!(line["per_unit"]["issues"], 0.025);
+        assert_eq!(line["published"], published);
+    }
+
+    #[test]
+    fn malformed_row_is_refused_with_its_line() {
+        for (from, to, wanted) in [
+            ("\"units\":10,", "\"units\":0,", "line 2: no request was counted"),
+            ("\"units\":10,", "", "line 2"),
+            ("\"units\":10,", "\"units\":10,\"more\":1,", "line 2"),
+        ] {
+            let error = Rows::parse(&TEXT.replace(from, to)).err().unwrap();
+            assert!(format!("{error:#}").contains(wanted), "{error:#}");
+        }
+    }
+}
