@@ -148,7 +148,7 @@ static void *churn(void *unused)
 }
 
 /* Random operations with arguments at and beyond every limit. */
-static volatile u64 fuzzed, accepted;
+static volatile u64 fuzzed, accepted, accepted_of[6];
 static unsigned int fuzz_peer;
 
 static u64 odd(void)
@@ -157,6 +157,19 @@ static u64 odd(void)
 		0xffffffff, 1ull << 32, 1ull << 40, 1ull << 52, ~0ull };
 
 	return values[rand() % (sizeof(values) / 8)];
+}
+
+/* An operation whose first element the hypervisor carried out. */
+static int good(unsigned int cmd, void *args)
+{
+	switch (cmd) {
+	case GNTTABOP_window_create: return !((struct gnttab_window_create *)args)->status;
+	case GNTTABOP_window_register: return !((struct gnttab_window_register *)args)->status;
+	case GNTTABOP_window_issue: return !((struct gnttab_window_issue *)args)->status;
+	case GNTTABOP_window_revoke: return !((struct gnttab_window_revoke *)args)->status;
+	case GNTTABOP_window_destroy: return !((struct gnttab_window_destroy *)args)->status;
+	}
+	return 1;
 }
 
 static void *fuzz(void *unused)
@@ -218,7 +231,8 @@ static void *fuzz(void *unused)
 		if (cmd == GNTTABOP_window_create || cmd == GNTTABOP_window_register || cmd == GNTTABOP_window_destroy)
 			count = rand() % 16 ? 1 : count;
 		/* At most two pages of arguments are good memory; the rest of a longer array is not. */
-		accepted += call(cmd, rand() % 64 ? (void *)args : (void *)odd(), count) == 0;
+		if (call(cmd, rand() % 64 ? (void *)args : (void *)odd(), count) == 0 && good(cmd, args))
+			accepted++, accepted_of[cmd - 0x40]++;
 		fuzzed++;
 	}
 	return unused;
@@ -569,7 +583,8 @@ static void run(char *line, char *out)
 		sprintf(out, "ok");
 	} else if (!strcmp(word[0], "fuzzed")) {
 		fuzzing = words < 2;
-		sprintf(out, "calls %lu accepted %lu", fuzzed, accepted);
+		sprintf(out, "calls %lu accepted %lu: query %lu create %lu register %lu issue %lu revoke %lu destroy %lu", fuzzed,
+			accepted, accepted_of[0], accepted_of[1], accepted_of[2], accepted_of[3], accepted_of[4], accepted_of[5]);
 	} else if (!granter(word[0], out) && !grantee(word[0], out) && !device(word[0], out)) {
 		sprintf(out, "unknown command %s", word[0]);
 	}

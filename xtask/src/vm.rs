@@ -87,8 +87,11 @@ struct XenArgs {
     /// operations; it is built from Debian's source first, which takes about a minute
     #[arg(long)]
     debug_xen: bool,
+    /// Boot the hypervisor with grant windows (folder xen/) for every scenario, also those that need none
+    #[arg(long)]
+    window_xen: bool,
     /// Boot this hypervisor (its ELF file) instead of Debian's
-    #[arg(long, value_name = "FILE", conflicts_with = "debug_xen")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["debug_xen", "window_xen"])]
     hypervisor: Option<PathBuf>,
 }
 
@@ -121,6 +124,9 @@ struct SuiteArgs {
     /// Directory for packages and images; by default `vm` in the target directory
     #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
     cache: Option<PathBuf>,
+    /// Set a variable of the scenarios, such as the length of a run
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_variable)]
+    variables: Vec<String>,
     /// Print the scenarios' notes in addition to their checks
     #[arg(long, short)]
     verbose: bool,
@@ -148,16 +154,30 @@ struct Setting<'a> {
     path: std::ffi::OsString,
     patience: u32,
     processors: u32,
+    variables: Vec<String>,
     verbose: bool,
+}
+
+/// Accepts a variable and a value that the shell takes as they are.
+fn parse_variable(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_.,:/-".contains(c);
+    match text.split_once('=') {
+        Some((name, value))
+            if name.starts_with(|c: char| c.is_ascii_uppercase())
+                && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+                && value.chars().all(plain) =>
+        {
+            Ok(text.to_owned())
+        }
+        _ => Err("NAME=VALUE, with a name of A-Z and _, and a value without blanks".to_owned()),
+    }
 }
 
 /// Runs `cargo xtask vm`. Returns `false` if a scenario failed.
 pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
-    let (suite, kinds, args, hypervisor, debug) = match &args.suite {
-        Suite::Xen(args) => {
-            ("xen", Kind::XEN, &args.common, args.hypervisor.clone(), args.debug_xen)
-        }
-        Suite::Linux(args) => ("linux", Kind::LINUX, args, None, false),
+    let (suite, kinds, args, hypervisor) = match &args.suite {
+        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, Choice::of(args)),
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, Choice::default()),
         Suite::Modules(args) => return compile_modules(args, root, target),
     };
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
@@ -168,7 +188,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let set = if args.all { Set::All } else { Set::Core };
     let selected = match (args.shell, args.scenarios.is_empty()) {
         (true, true) => vec![],
-        _ => scenario::select(&found, &args.scenarios, set, debug)?,
+        _ => scenario::select(&found, &args.scenarios, set, hypervisor.debug)?,
     };
     let toolbox = Toolbox::new(root, target);
     let mut missing = toolbox.missing(NEEDS);
@@ -179,13 +199,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
-    let hypervisor = match hypervisor {
-        None if debug => Some(hypervisor::debug(&cache, &toolbox, !args.no_install)?),
-        None if selected.iter().any(|scenario| scenario.wants_windows) => {
-            Some(window_xen::elf(root, &cache, &toolbox, !args.no_install)?)
-        }
-        given => given.map(std::path::absolute).transpose()?,
-    };
+    let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
     let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
@@ -198,8 +212,10 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_windows) {
         let (images, may_install) = (&setting.images, !args.no_install);
-        let driver = window_driver::archive(root, images, &cache, &toolbox, may_install)?;
-        setting.programs.window_driver = Some(driver);
+        let tests = selected.iter().any(|scenario| scenario.wants_window_tests);
+        let archives = window_driver::archives(root, images, &cache, &toolbox, may_install)?;
+        setting.programs.window_driver = Some(archives.driver);
+        setting.programs.window_tests = tests.then_some(archives.tests);
     }
     if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
         let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
@@ -207,6 +223,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     setting.patience = args.patience;
     setting.processors = args.processors;
+    setting.variables.clone_from(&args.variables);
     setting.verbose = args.verbose;
     if args.shell {
         let kind = selected.first().map_or(kinds[0], |scenario| scenario.machine);
@@ -216,6 +233,40 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let tallies = Boots::new(&setting, selected).run(args.machines)?;
     println!("{}", report::summary(&tallies, start.elapsed()));
     Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// Hypervisor that the user chose.
+#[derive(Default)]
+struct Choice {
+    file: Option<PathBuf>,
+    debug: bool,
+    /// Set for the one with grant windows.
+    windows: bool,
+}
+
+impl Choice {
+    fn of(args: &XenArgs) -> Choice {
+        let file = args.hypervisor.clone();
+        Choice { file, debug: args.debug_xen, windows: args.window_xen }
+    }
+
+    /// Returns the ELF file for these scenarios, built if it has to be; `None` for Debian's.
+    fn elf(
+        self,
+        root: &Path,
+        cache: &Path,
+        toolbox: &Toolbox,
+        may_install: bool,
+        selected: &[Scenario],
+    ) -> anyhow::Result<Option<PathBuf>> {
+        if let Some(file) = self.file {
+            return Ok(Some(std::path::absolute(file)?));
+        }
+        if self.windows || selected.iter().any(|scenario| scenario.wants_windows) {
+            return window_xen::elf(root, cache, toolbox, (self.debug, may_install)).map(Some);
+        }
+        self.debug.then(|| hypervisor::debug(cache, toolbox, may_install)).transpose()
+    }
 }
 
 /// Runs `cargo xtask vm modules`.
@@ -275,6 +326,7 @@ fn prepare<'a>(
         path: toolbox.path().clone(),
         patience: 4,
         processors: PROCESSORS,
+        variables: vec![],
         verbose: false,
     })
 }
@@ -288,6 +340,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         patience: setting.patience,
         shell: true,
         debug: setting.hypervisor.is_some(),
+        variables: &setting.variables,
         target: setting.target,
         tests: &setting.programs.tests,
     };
@@ -301,6 +354,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         programs: &setting.programs,
         root,
         hypervisor: setting.hypervisor.clone(),
+        options: selected.first().map_or("", |scenario| scenario.options.as_str()),
         iommufd: setting.iommufd.as_deref(),
         processors: setting.processors,
         share,

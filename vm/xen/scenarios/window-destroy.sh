@@ -2,6 +2,8 @@
 # set: name
 # machine: xen-pvh
 # limit: 1200
+# driver: window-tests
+# hypervisor: debug
 
 . /vm/xen/window.sh
 

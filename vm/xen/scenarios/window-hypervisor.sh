@@ -3,6 +3,8 @@
 # machine: xen-pvh
 # limit: 900
 # grants: bad
+# driver: window-tests
+# hypervisor: debug
 
 . /vm/xen/window.sh
 
@@ -116,6 +118,7 @@ check 'it goes on' xl unpause two
 is 'the page is gone' "$(b read 30)" gone
 
 # Live migration is refused with a reason, for both.
+agent_in_dom0
 xl dmesg -c >/dev/null
 is 'log-dirty mode of the granter is refused' "$(agent log-dirty $A 2)" 'Device or resource busy'
 is 'log-dirty mode of the grantee is refused' "$(agent log-dirty $B 2)" 'Device or resource busy'

@@ -69,12 +69,17 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Moves `product` to the path `to` and removes the directory.
-    pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
+    /// Copies `product` to the path `to`.
+    pub(super) fn copy(&self, product: &str, to: &Path) -> anyhow::Result<()> {
         // The copy is renamed at the end, so that a file at `to` is always complete.
         let new = to.with_extension("new");
         std::fs::copy(self.folder.join(product), &new)?;
-        std::fs::rename(&new, to)?;
+        Ok(std::fs::rename(&new, to)?)
+    }
+
+    /// Moves `product` to the path `to` and removes the directory.
+    pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
+        self.copy(product, to)?;
         Ok(std::fs::remove_dir_all(&self.folder)?)
     }
 }

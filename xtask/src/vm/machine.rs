@@ -86,6 +86,8 @@ pub(super) struct Machine<'a> {
     pub(super) root: PathBuf,
     /// Hypervisor that replaces the one in the images.
     pub(super) hypervisor: Option<PathBuf>,
+    /// More words for the hypervisor's command line.
+    pub(super) options: &'a str,
     /// Kernel with iommufd, for the kind that needs it.
     pub(super) iommufd: Option<&'a Path>,
     /// Number of processors.
@@ -214,8 +216,8 @@ impl Machine<'_> {
             "-append".to_owned(),
             format!(
                 "com1=115200,8n1 console=com1 dom0_mem=900M,max:900M dom0_max_vcpus={} bootscrub=0 \
-                 no-real-mode vga=none spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl={level}",
-                self.processors
+                 no-real-mode vga=none spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl={level} {}",
+                self.processors, self.options
             ),
             "-initrd".to_owned(),
             format!(

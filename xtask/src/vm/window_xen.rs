@@ -68,9 +68,12 @@ pub(super) fn elf(
     root: &Path,
     cache: &Path,
     toolbox: &Toolbox,
-    may_install: bool,
+    (debug, may_install): (bool, bool),
 ) -> anyhow::Result<PathBuf> {
-    Ok(hypervisor(&root.join("xen"), cache, toolbox, (false, may_install))?.elf)
+    let built = hypervisor(&root.join("xen"), cache, toolbox, (debug, may_install))?;
+    let build = if debug { ", a debug build" } else { "" };
+    println!("hypervisor: Xen {} with grant windows{build}", built.version);
+    Ok(built.elf)
 }
 
 /// A hypervisor that was built.
@@ -165,7 +168,8 @@ fn digest(sources: &Path) -> anyhow::Result<String> {
     }
     files.sort();
     for file in files {
-        (&file, std::fs::read(&file)?).hash(&mut hasher);
+        // Another checkout with the same sources has the same digest.
+        (file.strip_prefix(sources)?, std::fs::read(&file)?).hash(&mut hasher);
     }
     Ok(format!("{:016x}", hasher.finish()))
 }
