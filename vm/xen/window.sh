@@ -21,7 +21,7 @@ b() {
 
 # agent_in_dom0: the agent is there, too, for what only dom0 may do.
 agent_in_dom0() {
-    (cd / && cpio -i usr/bin/agent </boot/window-tests.cpio)
+    (cd / && cpio -i usr/bin/agent lib/iommu-domain.so </boot/window-tests.cpio)
 }
 
 # like LABEL GOT PATTERN

@@ -36,6 +36,7 @@ use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
 use scenario::{Scenario, Set};
+use window_xen::Variant;
 
 /// Tools that must be installed. All other programs are downloaded and unpacked.
 pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ];
@@ -90,6 +91,10 @@ struct XenArgs {
     /// Boot the hypervisor with grant windows (folder xen/) for every scenario, also those that need none
     #[arg(long)]
     window_xen: bool,
+    /// Boot the hypervisor with grant windows without these guards, a sum of the numbers in xen/README.md; for trials of
+    /// tests
+    #[arg(long, value_name = "SUM", requires = "debug_xen")]
+    without_guards: Option<u32>,
     /// Boot this hypervisor (its ELF file) instead of Debian's
     #[arg(long, value_name = "FILE", conflicts_with_all = ["debug_xen", "window_xen"])]
     hypervisor: Option<PathBuf>,
@@ -186,7 +191,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         return Ok(true);
     }
     let set = if args.all { Set::All } else { Set::Core };
-    let selected = match (args.shell, args.scenarios.is_empty()) {
+    let mut selected = match (args.shell, args.scenarios.is_empty()) {
         (true, true) => vec![],
         _ => scenario::select(&found, &args.scenarios, set, hypervisor.debug)?,
     };
@@ -199,6 +204,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
+    selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
     let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
     let mut setting = prepare(root, target, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
@@ -242,12 +248,24 @@ struct Choice {
     debug: bool,
     /// Set for the one with grant windows.
     windows: bool,
+    /// Guards of grant windows that are taken out.
+    without: Option<u32>,
 }
 
 impl Choice {
     fn of(args: &XenArgs) -> Choice {
         let file = args.hypervisor.clone();
-        Choice { file, debug: args.debug_xen, windows: args.window_xen }
+        Choice {
+            file,
+            debug: args.debug_xen,
+            windows: args.window_xen || args.without_guards.is_some(),
+            without: args.without_guards,
+        }
+    }
+
+    /// Returns words for the command line of the hypervisor.
+    fn options(&self) -> String {
+        self.without.map(|sum| format!(" window_without={sum}")).unwrap_or_default()
     }
 
     /// Returns the ELF file for these scenarios, built if it has to be; `None` for Debian's.
@@ -263,7 +281,12 @@ impl Choice {
             return Ok(Some(std::path::absolute(file)?));
         }
         if self.windows || selected.iter().any(|scenario| scenario.wants_windows) {
-            return window_xen::elf(root, cache, toolbox, (self.debug, may_install)).map(Some);
+            let variant = match (self.without, self.debug) {
+                (Some(_), _) => Variant::Guards,
+                (None, true) => Variant::Debug,
+                (None, false) => Variant::Release,
+            };
+            return window_xen::elf(root, cache, toolbox, (variant, may_install)).map(Some);
         }
         self.debug.then(|| hypervisor::debug(cache, toolbox, may_install)).transpose()
     }

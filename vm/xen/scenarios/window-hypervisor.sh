@@ -8,7 +8,7 @@
 
 . /vm/xen/window.sh
 
-plan 71
+plan 72
 before=$(free_memory)
 check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
 check 'a grantee is created' window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
@@ -49,6 +49,8 @@ like 'writes no longer reach it' "$(a peek 0)" 'WRITTEN*'
 like 'what is not issued is not revoked' "$(a revoke 0 5 0)" '*other -3'
 like 'references beyond the end are refused' "$(a issue 0 1024 0 0)" '*other -3'
 like 'a frame without memory is refused' "$(a issue-gfn 0 1 0x10000000 0)" '*status -9'
+special=$(ON_LIMIT=120 a issue-special 0)
+like 'no page of the hypervisor is issued' "$special" 'tried [1-9]* issued 0'
 like 'unknown flags are refused' "$(a issue-gfn 0 1 0x1000 2)" '*status -1'
 like 'the grantee cannot issue' "$(b issue 0 1 0 0)" '*other -4'
 

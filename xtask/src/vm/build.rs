@@ -1,11 +1,21 @@
 //! Builds from Debian's source packages, for programs that Debian has no package of.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::exec::Cmd;
 use crate::tools::{self, Tool, Toolbox};
+
+/// Waits until no other process builds the product `name` of this cache. It may be there then. The lock ends with the file.
+pub(super) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
+    std::fs::create_dir_all(cache)?;
+    let lock = File::create(cache.join(format!("{name}.lock")))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(lock)
+}
 
 /// Directory of one build.
 pub(super) struct Build<'a> {

@@ -26,6 +26,8 @@ pub(super) enum Kind {
     XenNetback,
     /// Xen on a processor that can run PVH guests.
     XenPvh,
+    /// The same with an IOMMU, and a PCI device behind it.
+    XenIommu,
     /// Linux without Xen.
     Linux,
     /// Linux with an IOMMU that reports faults, and a PCI device behind it.
@@ -40,7 +42,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// Machines that boot Xen.
-    pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
+    pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh, Kind::XenIommu];
     /// Machines that boot Linux without Xen.
     pub(super) const LINUX: &[Kind] =
         &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms, Kind::LinuxPasst];
@@ -51,6 +53,7 @@ impl Kind {
             Kind::Xen => "xen",
             Kind::XenNetback => "xen-netback",
             Kind::XenPvh => "xen-pvh",
+            Kind::XenIommu => "xen-iommu",
             Kind::Linux => "linux",
             Kind::LinuxIommu => "linux-iommu",
             Kind::LinuxIommufd => "linux-iommufd",
@@ -66,7 +69,7 @@ impl Kind {
 
     /// Returns `true` for machines with an IOMMU.
     fn has_iommu(self) -> bool {
-        matches!(self, Kind::LinuxIommu | Kind::LinuxIommufd)
+        matches!(self, Kind::XenIommu | Kind::LinuxIommu | Kind::LinuxIommufd)
     }
 
     /// Returns `true` for machines that boot Xen.
@@ -155,7 +158,8 @@ impl Machine<'_> {
     }
 
     fn hardware(&self) -> Vec<String> {
-        let svm = if self.kind == Kind::XenPvh { ",+svm,+npt" } else { "" };
+        let svm =
+            if matches!(self.kind, Kind::XenPvh | Kind::XenIommu) { ",+svm,+npt" } else { "" };
         let memory = if self.kind.is_xen() { "2048" } else { "1024" };
         let q35 = if self.kind.has_iommu() { "q35,kernel-irqchip=split" } else { "q35" };
         let share = format!("local,id=share,path={},security_model=none", escaped(&self.share));

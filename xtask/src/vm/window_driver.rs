@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::build::Build;
+use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::Images;
 use super::module::{self, Module, NEEDS, WINDOW, WINDOW_RAW};
@@ -15,8 +15,9 @@ use crate::tools::Toolbox;
 /// File names of the archives.
 const DRIVER: &str = "window-driver.cpio";
 const TESTS: &str = "window-tests.cpio";
-/// Source of the test agent.
+/// Sources of the test agent, and of what gives the domains of `xl` an IOMMU context.
 const AGENT: &str = "xen/tests/agent.c";
+const IOMMU: &str = "xen/tests/iommu-domain.c";
 
 /// Paths of the archives.
 pub(super) struct Archives {
@@ -34,10 +35,12 @@ pub(super) fn archives(
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<Archives> {
+    let _lock = build::lock(cache, "window-driver")?;
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = module::release(&image).context("the kernel's image has no version")?;
     let sources = [(&WINDOW, WINDOW.sources(root)?), (&WINDOW_RAW, WINDOW_RAW.sources(root)?)];
-    let agent = std::fs::read_to_string(root.join(AGENT))?;
+    let agent =
+        std::fs::read_to_string(root.join(AGENT))? + &std::fs::read_to_string(root.join(IOMMU))?;
     let built = Archives { driver: cache.join(DRIVER), tests: cache.join(TESTS) };
     let stamp = cache.join("window-driver.stamp");
     let files = sources.iter().flat_map(|(_, sources)| sources);
@@ -60,6 +63,10 @@ pub(super) fn archives(
     let (program, source) = (program.display().to_string(), source.display().to_string());
     let words = ["gcc", "-O2", "-Wall", "-Werror", "-static", "-pthread", &include[0], &include[1]];
     build.run(&[words.as_slice(), &["-o", &program, &source]].concat())?;
+    let (preloaded, source) = (build.folder().join("iommu-domain.so"), root.join(IOMMU));
+    let words = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o"];
+    let paths = [preloaded.display().to_string(), source.display().to_string()];
+    build.run(&[words.as_slice(), &[&paths[0], &paths[1]]].concat())?;
     let modules: &[&Module] = &[&WINDOW, &WINDOW_RAW];
     for (name, modules, agent) in [(DRIVER, &modules[..1], None), (TESTS, modules, Some(&program))]
     {
@@ -69,6 +76,7 @@ pub(super) fn archives(
         }
         if let Some(agent) = agent {
             archive.copy("usr/bin/agent", Path::new(agent))?;
+            archive.copy("lib/iommu-domain.so", &preloaded)?;
         }
         std::fs::write(build.folder().join(name), archive.finish()?)?;
         build.copy(name, &cache.join(name))?;
