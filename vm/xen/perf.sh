@@ -75,6 +75,23 @@ ratio() {
     awk "BEGIN { printf \"%.2f\", $1 / ($2 + 0.001) }"
 }
 
+# counters: what the hypervisor counted since `counting`, NAME=COUNT each: grant hypercalls of all domains and their
+# operations, pages that windows issued and removed, TLB flushes for mappings, and interrupts between processors.
+counters() {
+    xl dmesg -c >/dev/null
+    xl debug-keys p
+    xl dmesg | awk '
+        function total() { match($0, /TOTAL\[ *[0-9]+\]/); return substr($0, RSTART + 6, RLENGTH - 7) + 0 }
+        /grant calls / { print "grant_calls=" total() }
+        /grant maps / { print "maps=" total() }
+        /grant unmaps / { print "unmaps=" total() }
+        /grant copies / { print "copies=" total() }
+        /grant windows: pages issued / { print "issues=" total() }
+        /grant windows: pages removed / { print "revokes=" total() }
+        /(^| )TLB flushes  / && !/windows/ { print "tlb_flushes=" total() }
+        /#IPIs / { print "ipis=" total() }'
+}
+
 # row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: a line of the run's file of rows, which `ringfence-bench seeds SEED
 # --xen FILE` prints: what so many units (packets, requests) of this setup cost in all.
 row() {

@@ -1,12 +1,13 @@
-# Helpers for scenarios on a hypervisor with grant windows (xen/ in the repository). The test agent, its module and the
-# driver are in /window of every guest; xen/tests/run.sh puts them there.
+# Helpers for scenarios on a hypervisor with grant windows (xen/ in the repository). Guests of window_guest have the test
+# agent and its module (xen/tests).
 
 # window_guest NAME [LINE...]: a guest with the modules and the agent.
 window_guest() {
     local name=$1
     shift
+    guests_with window-tests
     guest $name "$@" && guest_ready $name && on $name '
-        insmod /window/window-raw.ko && insmod /window/ringfence-window.ko &&
+        insmod /lib/window-raw.ko && insmod /lib/ringfence-window.ko &&
         { agent serve >/tmp/agent.log 2>&1 & } && wait_for 20 test -p /run/agent.out'
 }
 
@@ -16,6 +17,11 @@ a() {
 }
 b() {
     on two "agent $*" | tr -d '\r' | grep .
+}
+
+# agent_in_dom0: the agent is there, too, for what only dom0 may do.
+agent_in_dom0() {
+    (cd / && cpio -i usr/bin/agent lib/iommu-domain.so </boot/window-tests.cpio)
 }
 
 # like LABEL GOT PATTERN
@@ -116,6 +122,11 @@ operations_of_driver() {
 # windows_open: registered windows, by the hypervisor.
 windows_open() {
     dump_windows | grep -c 'registered at gfn'
+}
+
+# windows_none: the hypervisor has no window, registered or not.
+windows_none() {
+    ! dump_windows | grep ' window 0x'
 }
 
 # windows_are N

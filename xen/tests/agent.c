@@ -5,6 +5,9 @@
  *   agent serve            keeps the state; takes commands from /run/agent.in, answers in /run/agent.out
  *   agent COMMAND...       sends one command to it and prints the answer
  *   agent log-dirty D OP   in dom0: log-dirty mode of a domain (2: on, 0: off)
+ *   agent assign D SBDF    in dom0: gives a PCI device to a domain; its registers stay within dom0's reach
+ *   agent dma FILE read|write ADDRESS    in dom0: has QEMU's device edu, whose registers FILE is, copy 64 bytes from memory
+ *                                        at an address of its domain into its buffer, or from there to memory
  *
  * Most commands go to the hypervisor by window-raw, so that every argument can be wrong. Those that start with `dev`
  * use /dev/ringfence-window as a backend or a frontend would.
@@ -148,7 +151,7 @@ static void *churn(void *unused)
 }
 
 /* Random operations with arguments at and beyond every limit. */
-static volatile u64 fuzzed, accepted;
+static volatile u64 fuzzed, accepted, accepted_of[6];
 static unsigned int fuzz_peer;
 
 static u64 odd(void)
@@ -159,11 +162,24 @@ static u64 odd(void)
 	return values[rand() % (sizeof(values) / 8)];
 }
 
+/* An operation whose first element the hypervisor carried out. */
+static int good(unsigned int cmd, void *args)
+{
+	switch (cmd) {
+	case GNTTABOP_window_create: return !((struct gnttab_window_create *)args)->status;
+	case GNTTABOP_window_register: return !((struct gnttab_window_register *)args)->status;
+	case GNTTABOP_window_issue: return !((struct gnttab_window_issue *)args)->status;
+	case GNTTABOP_window_revoke: return !((struct gnttab_window_revoke *)args)->status;
+	case GNTTABOP_window_destroy: return !((struct gnttab_window_destroy *)args)->status;
+	}
+	return 1;
+}
+
 static void *fuzz(void *unused)
 {
 	static u64 own_frames[PAGES];
 	static char *table;
-	char *args = pages(4);
+	char *args = pages(5);
 	u64 *gfns = pages(1);
 	u64 base = 0x100000;
 	FILE *f = fopen("/sys/module/ringfence_window/parameters/base", "r");
@@ -173,6 +189,8 @@ static void *fuzz(void *unused)
 			base = 0x100000;
 		fclose(f);
 	}
+	/* An array that is longer than its memory ends here. Otherwise the hypervisor would work through all our memory. */
+	mprotect(args + 4 * PAGE, PAGE, PROT_NONE);
 	table = pages(8);
 	for (unsigned int i = 0; i < PAGES; i++)
 		own_frames[i] = frame(own + i * PAGE);
@@ -217,8 +235,8 @@ static void *fuzz(void *unused)
 		}
 		if (cmd == GNTTABOP_window_create || cmd == GNTTABOP_window_register || cmd == GNTTABOP_window_destroy)
 			count = rand() % 16 ? 1 : count;
-		/* At most two pages of arguments are good memory; the rest of a longer array is not. */
-		accepted += call(cmd, rand() % 64 ? (void *)args : (void *)odd(), count) == 0;
+		if (call(cmd, rand() % 64 ? (void *)args : (void *)odd(), count) == 0 && good(cmd, args))
+			accepted++, accepted_of[cmd - 0x40]++;
 		fuzzed++;
 	}
 	return unused;
@@ -308,6 +326,41 @@ static void canary(char *out)
 	sprintf(out, "rounds %u", good);
 }
 
+/* Tries to issue every frame below 4 GiB that is not the granter's RAM: grant table, shared pages, holes. */
+static void do_issue_special(char *out)
+{
+	static struct gnttab_window_issue x[64];
+	static struct gnttab_window_revoke r[1];
+	static unsigned char ram[1 << 20];
+	unsigned int tried = 0, issued = 0, k = 0;
+	char line[256];
+	FILE *f = fopen("/proc/iomem", "r");
+	u64 a, b, gfn;
+
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "%lx-%lx : System RAM", &a, &b) == 2 && strstr(line, "System RAM"))
+			for (gfn = a >> 12; gfn <= b >> 12 && gfn < sizeof(ram); gfn++)
+				ram[gfn] = 1;
+	if (f)
+		fclose(f);
+	for (gfn = 0x100; gfn < sizeof(ram); gfn++) {
+		if (!ram[gfn])
+			x[k] = (struct gnttab_window_issue){ N(1), k, gfn, GNTWIN_readonly }, k++;
+		if (!k || (k < 64 && gfn + 1 < sizeof(ram)))
+			continue;
+		call(GNTTABOP_window_issue, x, k);
+		for (unsigned int i = 0; i < k; i++)
+			if (!x[i].status) {
+				r[0] = (struct gnttab_window_revoke){ N(1), i, GNTWIN_force };
+				call(GNTTABOP_window_revoke, r, 1);
+				issued++;
+			}
+		tried += k;
+		k = 0;
+	}
+	sprintf(out, "tried %u issued %u", tried, issued);
+}
+
 /* The granter's raw commands. */
 static int granter(const char *c, char *out)
 {
@@ -323,6 +376,8 @@ static int granter(const char *c, char *out)
 		long rc = call(GNTTABOP_window_issue, &x, 1);
 
 		sprintf(out, "rc %ld status %d", rc, x.status);
+	} else if (!strcmp(c, "issue-special")) {	/* HANDLE */
+		do_issue_special(out);
 	} else if (!strcmp(c, "revoke")) {	/* HANDLE REF FLAGS [COUNT] */
 		do_revoke(out);
 	} else if (!strcmp(c, "destroy")) {	/* GRANTER HANDLE */
@@ -569,7 +624,8 @@ static void run(char *line, char *out)
 		sprintf(out, "ok");
 	} else if (!strcmp(word[0], "fuzzed")) {
 		fuzzing = words < 2;
-		sprintf(out, "calls %lu accepted %lu", fuzzed, accepted);
+		sprintf(out, "calls %lu accepted %lu: query %lu create %lu register %lu issue %lu revoke %lu destroy %lu", fuzzed,
+			accepted, accepted_of[0], accepted_of[1], accepted_of[2], accepted_of[3], accepted_of[4], accepted_of[5]);
 	} else if (!granter(word[0], out) && !grantee(word[0], out) && !device(word[0], out)) {
 		sprintf(out, "unknown command %s", word[0]);
 	}
@@ -602,26 +658,56 @@ static void serve(void)
 	}
 }
 
-/* In dom0: asks the hypervisor for log-dirty mode of a domain, as live migration does first. Prints the error. */
-static int log_dirty(unsigned int domain, unsigned int op)
+struct domctl {
+	uint32_t cmd, version;
+	uint16_t domain, pad[3];
+	union {
+		struct { uint32_t op, mode; u64 bitmap, pages; uint32_t fault_count, dirty_count; } shadow;
+		struct { uint32_t dev, flags, sbdf; } assign;
+		char size[128];
+	};
+};
+
+/* Makes a domctl in dom0 and prints the error. */
+static int domctl(const struct domctl *wanted)
 {
-	struct {
-		uint32_t cmd, version;
-		uint16_t domain, pad[3];
-		union {
-			struct { uint32_t op, mode; u64 bitmap, pages; uint32_t fault_count, dirty_count; } shadow;
-			char size[128];
-		};
-	} *d = pages(1);
+	struct domctl *d = pages(1);
 	struct { u64 op, arg[5]; } c = { 36, { (u64)d } };
 	int fd = open("/dev/xen/privcmd", O_RDWR), rc;
 
-	d->cmd = 10;		/* XEN_DOMCTL_shadow_op */
+	*d = *wanted;
 	d->version = 0x15;	/* Xen 4.17 */
-	d->domain = domain;
-	d->shadow.op = op;	/* 2: ENABLE_LOGDIRTY, 0: OFF */
 	rc = ioctl(fd, _IOC(_IOC_NONE, 'P', 0, sizeof(c)), &c);
 	printf("%s\n", rc ? strerror(errno) : "ok");
+	return 0;
+}
+
+/* Registers of QEMU's device edu (docs/specs/edu.rst). */
+#define EDU_SOURCE 0x80
+#define EDU_TARGET 0x88
+#define EDU_COUNT 0x90
+#define EDU_COMMAND 0x98
+#define EDU_BUFFER 0x40000ul
+#define EDU_START 1u
+#define EDU_TO_MEMORY 2u
+
+static int dma(const char *file, int to_memory, u64 address)
+{
+	int fd = open(file, O_RDWR), i;
+	volatile char *bar = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	volatile u64 *command = (void *)(bar + EDU_COMMAND);
+
+	if (bar == MAP_FAILED) {
+		printf("%s\n", strerror(errno));
+		return 1;
+	}
+	*(volatile u64 *)(bar + EDU_SOURCE) = to_memory ? EDU_BUFFER : address;
+	*(volatile u64 *)(bar + EDU_TARGET) = to_memory ? address : EDU_BUFFER;
+	*(volatile u64 *)(bar + EDU_COUNT) = 64;
+	*command = EDU_START | (to_memory ? EDU_TO_MEMORY : 0);
+	for (i = 0; i < 500 && (*command & EDU_START); i++)
+		usleep(10000);
+	printf("%s\n", *command & EDU_START ? "busy" : "done");
 	return 0;
 }
 
@@ -631,7 +717,12 @@ int main(int argc, char **argv)
 	FILE *f;
 
 	if (argc > 3 && !strcmp(argv[1], "log-dirty"))
-		return log_dirty(atoi(argv[2]), atoi(argv[3]));
+		return domctl(&(struct domctl){ .cmd = 10, .domain = atoi(argv[2]), .shadow.op = atoi(argv[3]) });
+	if (argc > 3 && !strcmp(argv[1], "assign"))
+		return domctl(&(struct domctl){ .cmd = 37, .domain = atoi(argv[2]),
+						.assign.sbdf = strtoul(argv[3], 0, 0) });
+	if (argc > 4 && !strcmp(argv[1], "dma"))
+		return dma(argv[2], !strcmp(argv[3], "write"), strtoul(argv[4], 0, 0));
 
 	if (argc > 1 && !strcmp(argv[1], "serve"))
 		serve();

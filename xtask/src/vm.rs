@@ -37,6 +37,7 @@ use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
 use scenario::{Scenario, Set};
+use window_xen::Variant;
 
 /// Tools that must be installed. All other programs are downloaded and unpacked.
 pub(crate) static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ, &tools::ZSTD];
@@ -91,8 +92,15 @@ struct XenArgs {
     /// operations; it is built from Debian's source first, which takes about a minute
     #[arg(long)]
     debug_xen: bool,
+    /// Boot the hypervisor with grant windows (folder xen/) for every scenario, also those that need none
+    #[arg(long)]
+    window_xen: bool,
+    /// Boot the hypervisor with grant windows without these guards, a sum of the numbers in xen/README.md; for trials of
+    /// tests
+    #[arg(long, value_name = "SUM", requires = "debug_xen")]
+    without_guards: Option<u32>,
     /// Boot this hypervisor (its ELF file) instead of Debian's
-    #[arg(long, value_name = "FILE", conflicts_with = "debug_xen")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["debug_xen", "window_xen"])]
     hypervisor: Option<PathBuf>,
 }
 
@@ -125,6 +133,9 @@ struct SuiteArgs {
     /// Directory for packages and images; by default `vm` in the target directory
     #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
     cache: Option<PathBuf>,
+    /// Set a variable of the scenarios, such as the length of a run
+    #[arg(long = "set", value_name = "NAME=VALUE", value_parser = parse_variable)]
+    variables: Vec<String>,
     /// Print the scenarios' notes in addition to their checks
     #[arg(long, short)]
     verbose: bool,
@@ -152,28 +163,41 @@ struct Setting<'a> {
     path: std::ffi::OsString,
     patience: u32,
     processors: u32,
+    variables: Vec<String>,
     verbose: bool,
+}
+
+/// Accepts a variable and a value that the shell takes as they are.
+fn parse_variable(text: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_.,:/-".contains(c);
+    match text.split_once('=') {
+        Some((name, value))
+            if name.starts_with(|c: char| c.is_ascii_uppercase())
+                && name.chars().all(|c| c.is_ascii_uppercase() || c == '_')
+                && value.chars().all(plain) =>
+        {
+            Ok(text.to_owned())
+        }
+        _ => Err("NAME=VALUE, with a name of A-Z and _, and a value without blanks".to_owned()),
+    }
 }
 
 /// Runs `cargo xtask vm`. Returns `false` if a scenario failed.
 pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
-    let (suite, kinds, args, xen) = match &args.suite {
-        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, Some(args)),
-        Suite::Linux(args) => ("linux", Kind::LINUX, args, None),
+    let (suite, kinds, args, hypervisor) = match &args.suite {
+        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, Choice::of(args)?),
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, Choice::default()),
         Suite::Modules(args) => return compile_modules(args, root, target),
     };
-    let release = xen.and_then(|xen| xen.suite).map(Release::other).transpose()?.flatten();
-    let (hypervisor, debug) =
-        xen.map_or((None, false), |xen| (xen.hypervisor.clone(), xen.debug_xen));
     let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
     if args.list {
         print!("{}", report::listing(&found));
         return Ok(true);
     }
     let set = if args.all { Set::All } else { Set::Core };
-    let selected = match (args.shell, args.scenarios.is_empty()) {
+    let mut selected = match (args.shell, args.scenarios.is_empty()) {
         (true, true) => vec![],
-        _ => scenario::select(&found, &args.scenarios, set, debug)?,
+        _ => scenario::select(&found, &args.scenarios, set, hypervisor.debug)?,
     };
     let toolbox = Toolbox::new(root, target);
     let mut missing = toolbox.missing(NEEDS);
@@ -184,18 +208,10 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
+    let release = hypervisor.release;
     let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
-    anyhow::ensure!(
-        release.is_none() || !selected.iter().any(|scenario| scenario.wants_windows),
-        "scenarios with grant windows run with this computer's release only"
-    );
-    let hypervisor = match hypervisor {
-        None if debug => Some(hypervisor::debug(release, &cache, &toolbox, !args.no_install)?),
-        None if selected.iter().any(|scenario| scenario.wants_windows) => {
-            Some(window_xen::elf(root, &cache, &toolbox, !args.no_install)?)
-        }
-        given => given.map(std::path::absolute).transpose()?,
-    };
+    selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
+    let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
     let mut setting =
         prepare(root, target, release, &cache, &toolbox, args.program.as_deref(), &selected)?;
     setting.hypervisor = hypervisor;
@@ -210,8 +226,10 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_windows) {
         let (images, may_install) = (&setting.images, !args.no_install);
-        let driver = window_driver::archive(root, images, &cache, &toolbox, may_install)?;
-        setting.programs.window_driver = Some(driver);
+        let tests = selected.iter().any(|scenario| scenario.wants_window_tests);
+        let archives = window_driver::archives(root, images, &cache, &toolbox, may_install)?;
+        setting.programs.window_driver = Some(archives.driver);
+        setting.programs.window_tests = tests.then_some(archives.tests);
     }
     if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
         let part = newest_kernel::archive(root, release, &cache, &toolbox, !args.no_install)?;
@@ -219,6 +237,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     setting.patience = args.patience;
     setting.processors = args.processors;
+    setting.variables.clone_from(&args.variables);
     setting.verbose = args.verbose;
     if args.shell {
         let kind = selected.first().map_or(kinds[0], |scenario| scenario.machine);
@@ -228,6 +247,63 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let tallies = Boots::new(&setting, selected).run(args.machines)?;
     println!("{}", report::summary(&tallies, start.elapsed()));
     Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// Hypervisor that the user chose.
+#[derive(Default)]
+struct Choice {
+    file: Option<PathBuf>,
+    /// Debian release that is not this computer's.
+    release: Option<Release>,
+    debug: bool,
+    /// Set for the one with grant windows.
+    windows: bool,
+    /// Guards of grant windows that are taken out.
+    without: Option<u32>,
+}
+
+impl Choice {
+    fn of(args: &XenArgs) -> anyhow::Result<Choice> {
+        Ok(Choice {
+            file: args.hypervisor.clone(),
+            release: args.suite.map(Release::other).transpose()?.flatten(),
+            debug: args.debug_xen,
+            windows: args.window_xen || args.without_guards.is_some(),
+            without: args.without_guards,
+        })
+    }
+
+    /// Returns words for the command line of the hypervisor.
+    fn options(&self) -> String {
+        self.without.map(|sum| format!(" window_without={sum}")).unwrap_or_default()
+    }
+
+    /// Returns the ELF file for these scenarios, built if it has to be; `None` for Debian's.
+    fn elf(
+        self,
+        root: &Path,
+        cache: &Path,
+        toolbox: &Toolbox,
+        may_install: bool,
+        selected: &[Scenario],
+    ) -> anyhow::Result<Option<PathBuf>> {
+        if let Some(file) = self.file {
+            return Ok(Some(std::path::absolute(file)?));
+        }
+        if self.windows || selected.iter().any(|scenario| scenario.wants_windows) {
+            anyhow::ensure!(
+                self.release.is_none(),
+                "scenarios with grant windows run with this computer's release only"
+            );
+            let variant = match (self.without, self.debug) {
+                (Some(_), _) => Variant::Guards,
+                (None, true) => Variant::Debug,
+                (None, false) => Variant::Release,
+            };
+            return window_xen::elf(root, cache, toolbox, (variant, may_install)).map(Some);
+        }
+        self.debug.then(|| hypervisor::debug(self.release, cache, toolbox, may_install)).transpose()
+    }
 }
 
 /// Runs `cargo xtask vm modules`.
@@ -288,6 +364,7 @@ fn prepare<'a>(
         path: toolbox.path().clone(),
         patience: 4,
         processors: PROCESSORS,
+        variables: vec![],
         verbose: false,
     })
 }
@@ -301,6 +378,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         patience: setting.patience,
         shell: true,
         debug: setting.hypervisor.is_some(),
+        variables: &setting.variables,
         target: setting.target,
         tests: &setting.programs.tests,
     };
@@ -314,6 +392,7 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         programs: &setting.programs,
         root,
         hypervisor: setting.hypervisor.clone(),
+        options: selected.first().map_or("", |scenario| scenario.options.as_str()),
         iommufd: setting.iommufd.as_deref(),
         processors: setting.processors,
         share,

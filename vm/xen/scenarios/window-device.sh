@@ -2,6 +2,7 @@
 # set: name
 # machine: xen-pvh
 # limit: 900
+# driver: window-tests
 
 . /vm/xen/window.sh
 

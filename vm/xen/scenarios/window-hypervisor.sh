@@ -3,10 +3,12 @@
 # machine: xen-pvh
 # limit: 900
 # grants: bad
+# driver: window-tests
+# hypervisor: debug
 
 . /vm/xen/window.sh
 
-plan 71
+plan 72
 before=$(free_memory)
 check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
 check 'a grantee is created' window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
@@ -47,6 +49,8 @@ like 'writes no longer reach it' "$(a peek 0)" 'WRITTEN*'
 like 'what is not issued is not revoked' "$(a revoke 0 5 0)" '*other -3'
 like 'references beyond the end are refused' "$(a issue 0 1024 0 0)" '*other -3'
 like 'a frame without memory is refused' "$(a issue-gfn 0 1 0x10000000 0)" '*status -9'
+special=$(ON_LIMIT=120 a issue-special 0)
+like 'no page of the hypervisor is issued' "$special" 'tried [1-9]* issued 0'
 like 'unknown flags are refused' "$(a issue-gfn 0 1 0x1000 2)" '*status -1'
 like 'the grantee cannot issue' "$(b issue 0 1 0 0)" '*other -4'
 
@@ -116,6 +120,7 @@ check 'it goes on' xl unpause two
 is 'the page is gone' "$(b read 30)" gone
 
 # Live migration is refused with a reason, for both.
+agent_in_dom0
 xl dmesg -c >/dev/null
 is 'log-dirty mode of the granter is refused' "$(agent log-dirty $A 2)" 'Device or resource busy'
 is 'log-dirty mode of the grantee is refused' "$(agent log-dirty $B 2)" 'Device or resource busy'

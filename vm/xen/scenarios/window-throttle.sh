@@ -3,6 +3,8 @@
 # machine: xen-pvh
 # limit: 300
 # options: gnttab_window_flush_rate=2
+# driver: window-tests
+# hypervisor: debug
 
 . /vm/xen/window.sh
 

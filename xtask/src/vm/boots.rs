@@ -85,6 +85,7 @@ impl<'a> Boots<'a> {
             patience: setting.patience,
             shell: false,
             debug: setting.hypervisor.is_some(),
+            variables: &setting.variables,
             target: setting.target,
             tests: &setting.programs.tests,
         };
@@ -97,6 +98,7 @@ impl<'a> Boots<'a> {
             programs: &setting.programs,
             root: root.clone(),
             hypervisor: setting.hypervisor.clone(),
+            options: &scenarios[0].options,
             iommufd: setting.iommufd.as_deref(),
             processors: setting.processors,
             share: folder.clone(),
@@ -107,8 +109,8 @@ impl<'a> Boots<'a> {
         let mut done = 0;
         let mut read = 0;
         while let Some(mut tally) = watch.next() {
-            let mut complaints = bad_grants(&folder.join("console.log"), &mut read);
-            complaints.retain(|line| !scenarios[done].bad_grants.expect(line));
+            let mut complaints = complaints(&folder.join("console.log"), &mut read);
+            complaints.retain(|line| is_fault(line) || !scenarios[done].bad_grants.expect(line));
             if tally.failures().is_empty() {
                 tally.complain(&complaints);
             }
@@ -206,15 +208,32 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Returns the bad grants that a debug build of the hypervisor has logged after the first `read` bytes of its
-/// console.
-fn bad_grants(console: &Path, read: &mut usize) -> Vec<String> {
+/// Faults that a hypervisor reports on its console, of which none is ever expected.
+const FAULTS: [&str; 8] = [
+    "Assertion",
+    "Xen call trace",
+    "UBSAN",
+    "Xen BUG",
+    "FATAL",
+    "Panic on CPU",
+    "a page cannot be unmapped",
+    "IOMMU does not flush",
+];
+
+fn is_fault(line: &str) -> bool {
+    FAULTS.iter().any(|fault| line.contains(fault))
+}
+
+/// Returns the faults and the bad grants that a debug build of the hypervisor has logged after the first `read` bytes of
+/// its console.
+fn complaints(console: &Path, read: &mut usize) -> Vec<String> {
     let text = std::fs::read(console).unwrap_or_default();
     let new = String::from_utf8_lossy(text.get(*read..).unwrap_or_default()).into_owned();
     *read = text.len();
     // A message about a growing table is no complaint.
     let complaints = new.lines().filter(|line| {
-        line.contains("(XEN)") && line.contains("grant_table.c") && !line.contains("Expanding")
+        let grant = line.contains("grant_table.c") && !line.contains("Expanding");
+        line.contains("(XEN)") && (grant || is_fault(line))
     });
     complaints.map(|line| line.trim().to_owned()).collect()
 }
@@ -254,10 +273,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let console = folder.path().join("console.log");
         let complaint = "(XEN) common/grant_table.c:2700:d0v0 Bad grant reference 0x7\r\n";
-        std::fs::write(&console, format!("up\n{complaint}")).unwrap();
+        let fault = "(XEN) Assertion '!w->issued' failed at common/grant_window.c:120\r\n";
+        std::fs::write(&console, format!("up\n{complaint}{fault}")).unwrap();
         let mut read = 0;
-        assert_eq!(bad_grants(&console, &mut read), [complaint.trim()]);
-        assert_eq!(bad_grants(&console, &mut read), [] as [&str; 0]);
+        assert_eq!(complaints(&console, &mut read), [complaint.trim(), fault.trim()]);
+        assert_eq!(complaints(&console, &mut read), [] as [&str; 0]);
+        assert!(is_fault(fault) && !is_fault(complaint));
     }
 
     #[test]

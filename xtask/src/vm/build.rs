@@ -1,11 +1,21 @@
 //! Builds from Debian's source packages, for programs that Debian has no package of.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use rustix::fs::{FlockOperation, flock};
 
 use crate::exec::Cmd;
 use crate::tools::{self, Tool, Toolbox};
+
+/// Waits until no other process builds the product `name` of this cache. It may be there then. The lock ends with the file.
+pub(super) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
+    std::fs::create_dir_all(cache)?;
+    let lock = File::create(cache.join(format!("{name}.lock")))?;
+    flock(&lock, FlockOperation::LockExclusive)?;
+    Ok(lock)
+}
 
 /// Directory of one build.
 pub(super) struct Build<'a> {
@@ -69,12 +79,17 @@ impl<'a> Build<'a> {
         Ok(())
     }
 
-    /// Moves `product` to the path `to` and removes the directory.
-    pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
+    /// Copies `product` to the path `to`.
+    pub(super) fn copy(&self, product: &str, to: &Path) -> anyhow::Result<()> {
         // The copy is renamed at the end, so that a file at `to` is always complete.
         let new = to.with_extension("new");
         std::fs::copy(self.folder.join(product), &new)?;
-        std::fs::rename(&new, to)?;
+        Ok(std::fs::rename(&new, to)?)
+    }
+
+    /// Moves `product` to the path `to` and removes the directory.
+    pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
+        self.copy(product, to)?;
         Ok(std::fs::remove_dir_all(&self.folder)?)
     }
 }

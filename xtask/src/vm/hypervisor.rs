@@ -17,12 +17,20 @@ pub(super) static NEEDS: &[&Tool] =
     &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
 
 /// Additions to the source: file, line, and the text before that line.
-static COUNTERS: [(&str, &str, &str); 4] = [
+static COUNTERS: [(&str, &str, &str); 6] = [
     (
         "tree/xen/include/xen/perfc_defn.h",
         "PERFCOUNTER(need_flush_tlb_flush,   \"PG_need_flush tlb flushes\")",
         "PERFCOUNTER(grant_maps, \"grant maps\")\nPERFCOUNTER(grant_unmaps, \"grant unmaps\")\n\
-         PERFCOUNTER(grant_copies, \"grant copies\")",
+         PERFCOUNTER(grant_copies, \"grant copies\")\nPERFCOUNTER(grant_calls, \"grant calls\")\n\
+         PERFCOUNTER(tlb_flushes, \"TLB flushes\")",
+    ),
+    ("tree/xen/common/grant_table.c", "switch ( cmd )", "perfc_incr(grant_calls);"),
+    // Those that a change of a mapping asks for, not those of a change of domains.
+    (
+        "tree/xen/arch/x86/smp.c",
+        "if ( (flags & ~(FLUSH_VCPU_STATE | FLUSH_ORDER_MASK)) &&",
+        "perfc_incr(tlb_flushes);",
     ),
     ("tree/xen/common/grant_table.c", "map_grant_ref(&op);", "perfc_incr(grant_maps);"),
     (
@@ -36,6 +44,11 @@ static COUNTERS: [(&str, &str, &str); 4] = [
         "perfc_incr(grant_copies);",
     ),
 ];
+
+/// Returns what a debug build depends on besides its sources.
+pub(super) fn recipe() -> String {
+    format!("{DEBUG_OPTIONS}{COUNTERS:?}")
+}
 
 /// Inserts a line before the only line of `text` that equals `line` without indentation. Returns `None` if there
 /// are none or several.
@@ -55,7 +68,7 @@ pub(super) fn debug(
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
-    let built = cache.join("xen-debug-counting.elf");
+    let built = cache.join("xen-debug-counters.elf");
     if built.is_file() {
         return Ok(built);
     }

@@ -26,6 +26,8 @@ pub(super) enum Kind {
     XenNetback,
     /// Xen on a processor that can run PVH guests.
     XenPvh,
+    /// The same with an IOMMU, and a PCI device behind it.
+    XenIommu,
     /// Linux without Xen.
     Linux,
     /// Linux with an IOMMU that reports faults, and a PCI device behind it.
@@ -40,7 +42,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// Machines that boot Xen.
-    pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh];
+    pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh, Kind::XenIommu];
     /// Machines that boot Linux without Xen.
     pub(super) const LINUX: &[Kind] =
         &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms, Kind::LinuxPasst];
@@ -51,6 +53,7 @@ impl Kind {
             Kind::Xen => "xen",
             Kind::XenNetback => "xen-netback",
             Kind::XenPvh => "xen-pvh",
+            Kind::XenIommu => "xen-iommu",
             Kind::Linux => "linux",
             Kind::LinuxIommu => "linux-iommu",
             Kind::LinuxIommufd => "linux-iommufd",
@@ -66,7 +69,7 @@ impl Kind {
 
     /// Returns `true` for machines with an IOMMU.
     fn has_iommu(self) -> bool {
-        matches!(self, Kind::LinuxIommu | Kind::LinuxIommufd)
+        matches!(self, Kind::XenIommu | Kind::LinuxIommu | Kind::LinuxIommufd)
     }
 
     /// Returns `true` for machines that boot Xen.
@@ -86,6 +89,8 @@ pub(super) struct Machine<'a> {
     pub(super) root: PathBuf,
     /// Hypervisor that replaces the one in the images.
     pub(super) hypervisor: Option<PathBuf>,
+    /// More words for the hypervisor's command line.
+    pub(super) options: &'a str,
     /// Kernel with iommufd, for the kind that needs it.
     pub(super) iommufd: Option<&'a Path>,
     /// Number of processors.
@@ -153,7 +158,8 @@ impl Machine<'_> {
     }
 
     fn hardware(&self) -> Vec<String> {
-        let svm = if self.kind == Kind::XenPvh { ",+svm,+npt" } else { "" };
+        let svm =
+            if matches!(self.kind, Kind::XenPvh | Kind::XenIommu) { ",+svm,+npt" } else { "" };
         let memory = if self.kind.is_xen() { "2048" } else { "1024" };
         let q35 = if self.kind.has_iommu() { "q35,kernel-irqchip=split" } else { "q35" };
         let share = format!("local,id=share,path={},security_model=none", escaped(&self.share));
@@ -214,8 +220,8 @@ impl Machine<'_> {
             "-append".to_owned(),
             format!(
                 "com1=115200,8n1 console=com1 dom0_mem=900M,max:900M dom0_max_vcpus={} bootscrub=0 \
-                 no-real-mode vga=none spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl={level}",
-                self.processors
+                 no-real-mode vga=none spec-ctrl=no xpti=no watchdog=0 loglvl=error guest_loglvl={level} {}",
+                self.processors, self.options
             ),
             "-initrd".to_owned(),
             format!(

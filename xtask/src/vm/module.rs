@@ -28,6 +28,9 @@ pub(super) static NETFRONT: Module =
 /// Device of the grant windows.
 pub(super) static WINDOW: Module =
     Module { file: "ringfence-window.ko", folders: &["linux/grant-window", "xen/include/public"] };
+/// Module of the tests of grant windows.
+pub(super) static WINDOW_RAW: Module =
+    Module { file: "window-raw.ko", folders: &["xen/tests/raw"] };
 
 /// Metapackage of a Debian release. It depends on the headers of the newest kernel.
 const NEWEST: &str = "linux-headers-amd64";

@@ -22,6 +22,8 @@ pub(super) struct Orders<'a> {
     pub(super) shell: bool,
     /// Set for a debug build of the hypervisor.
     pub(super) debug: bool,
+    /// Variables for the scenarios, `NAME=VALUE`.
+    pub(super) variables: &'a [String],
     /// Directory in which programs were built on this computer.
     pub(super) target: &'a Path,
     /// Names of integration tests, and their files on this computer.
@@ -62,6 +64,9 @@ pub(super) fn write(
         }
         if let Some(driver) = &programs.window_driver {
             archive.copy("boot/window.cpio", driver)?;
+        }
+        if let Some(tests) = &programs.window_tests {
+            archive.copy("boot/window-tests.cpio", tests)?;
         }
         let mut guest = Archive::new(Vec::new());
         guest.file("init", true, &std::fs::read(ours.join("xen/guest-init"))?)?;
@@ -107,6 +112,9 @@ impl Orders<'_> {
             self.target.display(),
             tests.join(" "),
         );
+        for variable in self.variables {
+            text.insert_str(0, &format!("{variable}\n"));
+        }
         for (name, limit) in &self.scenarios {
             text += &format!("{name} {limit}\n");
         }
@@ -125,12 +133,13 @@ mod tests {
             patience: 4,
             shell: false,
             debug: true,
+            variables: &["ROUNDS=7".to_owned()],
             target: Path::new("/t"),
             tests: &[("uplink".to_owned(), PathBuf::from("/t/uplink-5"))],
         };
         assert_eq!(
             orders.text(Kind::Xen),
-            "PATIENCE=4\nSHELL_WANTED=\nDEBUG_XEN=yes\nSUITE=xen\nTARGET='/t'\nTESTS='uplink=/t/uplink-5'\nSCENARIOS=\"\nhello 30\nping 60\n\"\n"
+            "ROUNDS=7\nPATIENCE=4\nSHELL_WANTED=\nDEBUG_XEN=yes\nSUITE=xen\nTARGET='/t'\nTESTS='uplink=/t/uplink-5'\nSCENARIOS=\"\nhello 30\nping 60\n\"\n"
         );
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Programs {
     pub(super) guest_driver: Option<PathBuf>,
     /// Root file system part with the module of `linux/grant-window`, if a scenario wants it.
     pub(super) window_driver: Option<PathBuf>,
+    /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
+    pub(super) window_tests: Option<PathBuf>,
     /// Part of dom0's root file system with the newest kernel for guests, if a scenario wants it.
     pub(super) newest_kernel: Option<PathBuf>,
 }
@@ -73,6 +75,7 @@ pub(super) fn build(
         tests: build_tests(root, target, tests)?,
         guest_driver: None,
         window_driver: None,
+        window_tests: None,
         newest_kernel: None,
     })
 }

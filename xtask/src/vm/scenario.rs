@@ -13,6 +13,8 @@
 //! # driver: netfront     (optional: it needs the module of `linux/netfront`)
 //! # kernel: newest       (optional: it boots guests with the newest kernel of Debian's backports)
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
+//! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
+//! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
 //! ```
 
 use std::path::Path;
@@ -57,6 +59,10 @@ pub(super) struct Scenario {
     pub(super) wants_driver: bool,
     /// Set if it wants the module of `linux/grant-window`, and a hypervisor with grant windows.
     pub(super) wants_windows: bool,
+    /// Set if it wants the test agent of `xen/tests` as well.
+    pub(super) wants_window_tests: bool,
+    /// Words that it wants on the hypervisor's command line.
+    pub(super) options: String,
     /// Set if it boots guests with the newest kernel of Debian's backports.
     pub(super) wants_newest_kernel: bool,
 }
@@ -145,8 +151,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     );
     let driver = field("driver").ok();
     anyhow::ensure!(
-        driver.is_none_or(|word| ["netfront", "window"].contains(&word)),
-        "`# driver: ...` can only be netfront or window"
+        driver.is_none_or(|word| ["netfront", "window", "window-tests"].contains(&word)),
+        "`# driver: ...` can only be netfront, window or window-tests"
     );
     let kernel = field("kernel").ok();
     anyhow::ensure!(
@@ -165,7 +171,9 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_debug: hypervisor.is_some(),
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
         wants_driver: driver == Some("netfront"),
-        wants_windows: driver == Some("window"),
+        wants_windows: driver.is_some_and(|word| word.starts_with("window")),
+        wants_window_tests: driver == Some("window-tests"),
+        options: field("options").unwrap_or_default().to_owned(),
         wants_newest_kernel: kernel.is_some(),
     })
 }
@@ -204,14 +212,15 @@ pub(super) fn select(
     Ok(selected)
 }
 
-/// Distributes scenarios to boots. Scenarios of one machine share a boot of at most `most` seconds, the sum of their
-/// limits: boots run at the same time, and the scenarios after a crash need another boot.
+/// Distributes scenarios to boots. Scenarios of one machine with the same options share a boot of at most `most`
+/// seconds, the sum of their limits: boots run at the same time, and the scenarios after a crash need another boot.
 pub(super) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
     let mut boots: Vec<Vec<Scenario>> = vec![];
     for scenario in selected {
         let fits = |boot: &&mut Vec<Scenario>| {
             let time: u32 = boot.iter().map(|there| there.limit).sum();
-            boot[0].machine == scenario.machine && time + scenario.limit <= most
+            let alike = boot[0].machine == scenario.machine && boot[0].options == scenario.options;
+            alike && time + scenario.limit <= most
         };
         match boots.iter_mut().find(fits) {
             Some(boot) => boot.push(scenario),
@@ -240,6 +249,10 @@ mod tests {
         assert!(!scenario.wants_driver);
         let driver = TEXT.replace("# limit", "# driver: netfront\n# limit");
         assert!(parse("hello", &driver).unwrap().wants_driver);
+        let tests = TEXT.replace("# limit", "# driver: window-tests\n# options: a=2 b\n# limit");
+        let tests = parse("hello", &tests).unwrap();
+        assert!(tests.wants_windows && tests.wants_window_tests && !tests.wants_driver);
+        assert_eq!(tests.options, "a=2 b");
     }
 
     #[test]
@@ -250,7 +263,11 @@ mod tests {
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
             ("# limit", "# kernel: oldest\n# limit", "can only be newest"),
-            ("# limit", "# driver: blkfront\n# limit", "can only be netfront or window"),
+            (
+                "# limit",
+                "# driver: blkfront\n# limit",
+                "can only be netfront, window or window-tests",
+            ),
         ] {
             let error = parse("hello", &TEXT.replace(from, to)).unwrap_err();
             assert!(format!("{error:#}").contains(said), "{error:#}");
@@ -283,6 +300,8 @@ mod tests {
             tests: vec![],
             wants_driver: false,
             wants_windows: false,
+            wants_window_tests: false,
+            options: String::new(),
             wants_newest_kernel: false,
         }
     }
@@ -337,5 +356,8 @@ mod tests {
         let names: Vec<Vec<&str>> =
             dealt.iter().map(|boot| boot.iter().map(|s| s.name.as_str()).collect()).collect();
         assert_eq!(names, [vec!["b"], vec!["a", "c"], vec!["d"]]);
+        let plain = scenario("a", Set::Core, Kind::Xen, 30);
+        let other = Scenario { options: "rate=2".to_owned(), ..plain.clone() };
+        assert_eq!(deal(vec![plain, other], 100).len(), 2, "other options need another boot");
     }
 }

@@ -1,43 +1,87 @@
 //! Module of grant windows (`linux/grant-window`), as a part of a guest's root file system, built against Debian's
-//! headers for the kernel that the guests boot. The part is kept until the sources or the kernel change.
+//! headers for the kernel that the guests boot; and another part with the agent and the module of `xen/tests`. The parts
+//! are kept until the sources or the kernel change.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::build::Build;
+use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::Images;
-use super::module::{self, NEEDS, WINDOW};
+use super::module::{self, Module, NEEDS, WINDOW, WINDOW_RAW};
 use crate::tools::Toolbox;
 
-/// File name of the archive.
-const ARCHIVE: &str = "window-driver.cpio";
+/// File names of the archives.
+const DRIVER: &str = "window-driver.cpio";
+const TESTS: &str = "window-tests.cpio";
+/// Sources of the test agent, and of what gives the domains of `xl` an IOMMU context.
+const AGENT: &str = "xen/tests/agent.c";
+const IOMMU: &str = "xen/tests/iommu-domain.c";
 
-/// Builds the archive below `cache`, or finds it there; returns its path.
-pub(super) fn archive(
+/// Paths of the archives.
+pub(super) struct Archives {
+    /// Part with the module.
+    pub(super) driver: PathBuf,
+    /// Part with the module, the test module and the test agent.
+    pub(super) tests: PathBuf,
+}
+
+/// Builds the archives below `cache`, or finds them there.
+pub(super) fn archives(
     root: &Path,
     images: &Images,
     cache: &Path,
     toolbox: &Toolbox,
     may_install: bool,
-) -> anyhow::Result<PathBuf> {
+) -> anyhow::Result<Archives> {
+    let _lock = build::lock(cache, "window-driver")?;
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = module::release(&image).context("the kernel's image has no version")?;
-    let sources = WINDOW.sources(root)?;
-    let (built, stamp) = (cache.join(ARCHIVE), cache.join("window-driver.stamp"));
-    let state = sources.iter().fold(release.clone(), |state, (name, text)| state + name + text);
-    if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
+    let sources = [(&WINDOW, WINDOW.sources(root)?), (&WINDOW_RAW, WINDOW_RAW.sources(root)?)];
+    let agent =
+        std::fs::read_to_string(root.join(AGENT))? + &std::fs::read_to_string(root.join(IOMMU))?;
+    let built = Archives { driver: cache.join(DRIVER), tests: cache.join(TESTS) };
+    let stamp = cache.join("window-driver.stamp");
+    let files = sources.iter().flat_map(|(_, sources)| sources);
+    let state = files.fold(release.clone() + &agent, |state, (name, text)| state + name + text);
+    if built.driver.is_file()
+        && built.tests.is_file()
+        && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state)
+    {
         return Ok(built);
     }
     println!("building {} for Linux {release}", WINDOW.file);
     let build = Build::begin(cache.join("window-driver"), NEEDS, toolbox, may_install)?;
     let headers = module::headers_of(cache, &release, &[], &build.folder().join("tree"))?;
-    WINDOW.compile(&build, &headers, &sources)?;
-    let mut archive = Archive::new(Vec::new());
-    archive.copy(&format!("lib/{}", WINDOW.file), &build.folder().join(WINDOW.file))?;
-    std::fs::write(build.folder().join(ARCHIVE), archive.finish()?)?;
-    build.keep(ARCHIVE, &built)?;
+    for (module, sources) in &sources {
+        module.compile(&build, &headers, sources)?;
+    }
+    let (program, source) = (build.folder().join("agent"), root.join(AGENT));
+    let (public, driver) = (root.join("xen/include/public"), root.join("linux/grant-window"));
+    let include = [&public, &driver].map(|folder| format!("-I{}", folder.display()));
+    let (program, source) = (program.display().to_string(), source.display().to_string());
+    let words = ["gcc", "-O2", "-Wall", "-Werror", "-static", "-pthread", &include[0], &include[1]];
+    build.run(&[words.as_slice(), &["-o", &program, &source]].concat())?;
+    let (preloaded, source) = (build.folder().join("iommu-domain.so"), root.join(IOMMU));
+    let words = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o"];
+    let paths = [preloaded.display().to_string(), source.display().to_string()];
+    build.run(&[words.as_slice(), &[&paths[0], &paths[1]]].concat())?;
+    let modules: &[&Module] = &[&WINDOW, &WINDOW_RAW];
+    for (name, modules, agent) in [(DRIVER, &modules[..1], None), (TESTS, modules, Some(&program))]
+    {
+        let mut archive = Archive::new(Vec::new());
+        for module in modules {
+            archive.copy(&format!("lib/{}", module.file), &build.folder().join(module.file))?;
+        }
+        if let Some(agent) = agent {
+            archive.copy("usr/bin/agent", Path::new(agent))?;
+            archive.copy("lib/iommu-domain.so", &preloaded)?;
+        }
+        std::fs::write(build.folder().join(name), archive.finish()?)?;
+        build.copy(name, &cache.join(name))?;
+    }
+    std::fs::remove_dir_all(build.folder())?;
     std::fs::write(&stamp, state)?;
     Ok(built)
 }

@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
 use super::apt::Apt;
-use super::build::Build;
+use super::build::{self, Build};
 use super::hypervisor;
 use crate::exec::Cmd;
 use crate::tools::{self, Tool, Toolbox};
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::R
     let cache = std::path::absolute(cache)?;
     std::fs::create_dir_all(&cache)?;
     let toolbox = Toolbox::new(root, target);
-    let built = hypervisor(&root.join("xen"), &cache, &toolbox, (args.debug, !args.no_install))?;
+    let variant = if args.debug { Variant::Debug } else { Variant::Release };
+    let built = hypervisor(&root.join("xen"), &cache, &toolbox, (variant, !args.no_install))?;
     let product = if package { deb(&built, &cache)? } else { built.elf };
     println!("{}", product.display());
     Ok(true)
@@ -68,10 +69,30 @@ pub(super) fn elf(
     root: &Path,
     cache: &Path,
     toolbox: &Toolbox,
-    may_install: bool,
+    (variant, may_install): (Variant, bool),
 ) -> anyhow::Result<PathBuf> {
-    Ok(hypervisor(&root.join("xen"), cache, toolbox, (false, may_install))?.elf)
+    let built = hypervisor(&root.join("xen"), cache, toolbox, (variant, may_install))?;
+    let build = match variant {
+        Variant::Release => "",
+        Variant::Debug => ", a debug build",
+        Variant::Guards => ", a debug build whose guards can be taken out",
+    };
+    println!("hypervisor: Xen {} with grant windows{build}", built.version);
+    Ok(built.elf)
 }
+
+/// Variants of the hypervisor.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Variant {
+    Release,
+    /// With assertions, lock checks and counters.
+    Debug,
+    /// The same with `tests/guards.patch`: the command line takes guards out.
+    Guards,
+}
+
+/// Patch of the variant [`Variant::Guards`].
+const GUARDS: &str = "tests/guards.patch";
 
 /// A hypervisor that was built.
 struct Built {
@@ -86,11 +107,22 @@ fn hypervisor(
     sources: &Path,
     cache: &Path,
     toolbox: &Toolbox,
-    (debug, may_install): (bool, bool),
+    (variant, may_install): (Variant, bool),
 ) -> anyhow::Result<Built> {
-    let name = if debug { "xen-window-debug" } else { "xen-window" };
+    let debug = variant != Variant::Release;
+    let guards = (variant == Variant::Guards).then(|| sources.join(GUARDS));
+    let name = match variant {
+        Variant::Release => "xen-window",
+        Variant::Debug => "xen-window-debug",
+        Variant::Guards => "xen-window-guards",
+    };
     let (elf, stamp) = (cache.join(format!("{name}.elf")), cache.join(format!("{name}.stamp")));
-    let digest = digest(sources)?;
+    let _lock = build::lock(cache, name)?;
+    let mut recipe = if debug { hypervisor::recipe() } else { String::new() };
+    if let Some(guards) = &guards {
+        recipe += &std::fs::read_to_string(guards)?;
+    }
+    let digest = digest(sources, &recipe)?;
     if let Some((known, version)) =
         std::fs::read_to_string(&stamp).unwrap_or_default().split_once(' ')
         && known == digest
@@ -111,7 +143,7 @@ fn hypervisor(
         let from = sources.join(folder).display().to_string();
         build.run(&["cp", "-r", &from, "tree/xen/"])?;
     }
-    for patch in patches(&sources.join("patches").join(&version))? {
+    for patch in patches(&sources.join("patches").join(&version))?.into_iter().chain(guards) {
         let patch = patch.display().to_string();
         build.run(&["patch", "-d", "tree", "-p1", "--no-backup-if-mismatch", "-i", &patch])?;
     }
@@ -151,8 +183,9 @@ fn version(makefile: &str) -> Option<String> {
 }
 
 /// Digest of everything that goes into the build.
-fn digest(sources: &Path) -> anyhow::Result<String> {
+fn digest(sources: &Path, recipe: &str) -> anyhow::Result<String> {
     let mut hasher = DefaultHasher::new();
+    recipe.hash(&mut hasher);
     let mut folders: Vec<PathBuf> =
         SOURCES.iter().copied().chain(["patches"]).map(|name| sources.join(name)).collect();
     let mut files = vec![];
@@ -165,7 +198,8 @@ fn digest(sources: &Path) -> anyhow::Result<String> {
     }
     files.sort();
     for file in files {
-        (&file, std::fs::read(&file)?).hash(&mut hasher);
+        // Another checkout with the same sources has the same digest.
+        (file.strip_prefix(sources)?, std::fs::read(&file)?).hash(&mut hasher);
     }
     Ok(format!("{:016x}", hasher.finish()))
 }
@@ -240,10 +274,11 @@ mod tests {
         }
         let file = folder.join("common/a.c");
         std::fs::write(&file, "1").unwrap();
-        let before = digest(&folder).unwrap();
-        assert_eq!(digest(&folder).unwrap(), before);
+        let before = digest(&folder, "").unwrap();
+        assert_eq!(digest(&folder, "").unwrap(), before);
+        assert_ne!(digest(&folder, "debug").unwrap(), before);
         std::fs::write(&file, "2").unwrap();
-        assert_ne!(digest(&folder).unwrap(), before);
+        assert_ne!(digest(&folder, "").unwrap(), before);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

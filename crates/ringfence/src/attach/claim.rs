@@ -128,7 +128,10 @@ pub fn reset(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimErro
     // A backend that is still closing would count the next state as the end of that.
     let closed = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Connected));
     await_backend(store, device, Instant::now() + STEP_TIMEOUT, closed)?;
-    enter(store, device, XenbusState::Initialising)
+    enter(store, device, XenbusState::Initialising)?;
+    // A frontend that finds its backend closed closes as well, and then each would wait for the other.
+    let offers = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Closed));
+    await_backend(store, device, Instant::now() + STEP_TIMEOUT, offers).map(drop)
 }
 
 /// Waits until the backend uses no granted page. Returns `false` if it still does at `until`.
@@ -175,7 +178,38 @@ fn enter(store: &mut StoreClient, device: &DeviceId, state: XenbusState) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use ringfence_platform::Platform as _;
+    use ringfence_platform::local::LocalPlatform;
+    use ringfence_platform::local::hub::{Hub, HubLimits};
+
     use super::*;
+
+    #[test]
+    fn reset_waits_until_closed_backend_offers_device_again() {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let platform = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+        let (mut store, mut own) = (platform.store().unwrap(), platform.store().unwrap());
+        let kind = DeviceKind::Vif;
+        let device = DeviceId { kind, frontend: DomId(1), backend: DomId(0), handle: 0 };
+        let back = format!("{}/{}", device.backend_path(), xenbus::STATE);
+        store.write(&back, XenbusState::Closed.to_string()).unwrap();
+        enter(&mut store, &device, XenbusState::Closed).unwrap();
+        let slow = std::thread::spawn(move || {
+            while state(&mut own, &device.frontend_path()).unwrap()
+                != Some(XenbusState::Initialising)
+            {
+                std::thread::sleep(POLL_INTERVAL);
+            }
+            std::thread::sleep(POLL_INTERVAL * 5);
+            own.write(&back, XenbusState::InitWait.to_string()).unwrap();
+        });
+        reset(&mut store, &device).unwrap();
+        let offered = state(&mut store, &device.backend_path()).unwrap();
+        assert_eq!(offered, Some(XenbusState::InitWait));
+        slow.join().unwrap();
+        hub.stop();
+    }
 
     #[test]
     fn vif_without_driver_is_chosen_and_ambiguity_refused() {

@@ -93,6 +93,11 @@ pub struct AttachArgs {
     #[arg(long)]
     pub windows: bool,
 
+    /// Revoke one page after so many have come back from the backend, as a guest does that needs its pages for other
+    /// purposes too; 1 leaves no reuse. For measurements
+    #[arg(long, value_name = "N", default_value_t = 0, hide = true)]
+    pub window_churn: u32,
+
     /// Number of queues, if the backend offers them and there are pages for them; each queue has a thread, as
     /// far as there are processors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
@@ -168,7 +173,8 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
     let taps = make_interface(&args.name, &claimed, mtu, worker_count(args.queues))?;
     let name = taps.first().map(|tap| tap.name.clone()).unwrap_or_default();
-    let sizes = WindowSizes::for_queues(args.queues);
+    let mut sizes = WindowSizes::for_queues(args.queues);
+    sizes.policy.churn = args.window_churn;
     // Its files cannot be opened any more once the view of the file system is fixed.
     let monitor = args.windows.then(|| PressureMonitor::new(sizes.pages));
     // The interface exists. No later step needs a capability.

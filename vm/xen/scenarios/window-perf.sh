@@ -1,0 +1,84 @@
+# title: receive, transmit and guest to guest in a driver domain: original grants, windows without reuse, windows
+# group: window-long
+# set: name
+# machine: xen-pvh
+# limit: 600
+# driver: window
+# hypervisor: debug
+
+. /vm/xen/window.sh
+. /vm/xen/perf.sh
+
+# What the paper of the redesigned grants measured; `ringfence-bench seeds redesigned --xen` prints the rows.
+SIZE=${SIZE:-8}
+
+# connected MODE OPTION...: 3 checks. A new daemon with this mode serves both guests, whose frontends have these options.
+connected() {
+    local mode=$1 each number=10
+    shift
+    CONFIGURATION="[network]\\nmode = \"$mode\"\\n"
+    for each in one two; do on $each 'kill $(cat /tmp/attach.pid) 2>/dev/null; wait_for 20 test ! -e /sys/class/net/eth0'; done
+    on net 'kill $(cat /tmp/serve.pid) 2>/dev/null; wait_for 20 test ! -e /proc/$(cat /tmp/serve.pid)'
+    check "$mode $*: the daemon serves" serving
+    for each in one two; do
+        number=$((number + 1))
+        on $each "ringfence attach --device 0 --name eth0 -v $* >>/tmp/attach.log 2>&1 & echo \$! >/tmp/attach.pid"
+        check "$mode $*: $each has its interface" again_with_address $each $number ||
+            note "$(on $each 'tail -n 5 /tmp/attach.log') $(on net 'tail -n 5 /tmp/serve.log')"
+    done
+}
+
+# frames_of_driver: those that went through the daemon's interfaces, either way.
+frames_of_driver() {
+    on net "ringfence status --json" | grep -oE '"(rx|tx)_frames": *[0-9]+' | awk '{ sum += $NF } END { print sum + 0 }'
+}
+
+milliseconds() {
+    awk '{ printf "%d", $1 * 1000 }' /proc/uptime
+}
+
+# spent NAME: processor time in ms.
+spent() {
+    awk "BEGIN { printf \"%d\", 1000 * $(cpu_seconds $1) }"
+}
+
+# measured EXPERIMENT SETUP FROM TO ADDRESS WAYS: 1 check, and a row. A packet between guests passes two interfaces.
+measured() {
+    local frames=$(frames_of_driver) net=$(spent net) one=$(spent one) two=$(spent two) start counts
+    counting
+    start=$(milliseconds)
+    transfer "$1, $2" $3 $4 $5 $SIZE
+    start=$(($(milliseconds) - start))
+    counts=$(counters)
+    frames=$((($(frames_of_driver) - frames) / $6))
+    row redesigned $1 $2 packet $frames $counts bytes=$((SIZE << 20)) ms=$start driver_domain_ms=$(($(spent net) - net)) \
+        guests_ms=$(($(spent one) + $(spent two) - one - two))
+    note "$1, $2: $frames packets, $counts, $start ms"
+}
+
+# setup NAME MODE OPTION...: 6 checks.
+setup() {
+    local name=$1
+    shift
+    connected "$@"
+    measured transmit $name one net $ADDRESS 1
+    measured receive $name net one 10.77.0.11 1
+    measured guest-guest $name one two 10.77.0.12 2
+}
+
+plan 36
+guests_with window
+before=$(free_memory)
+stream_sum $SIZE
+driver_domain '[network]\nmode = "map"\n'
+attached_windows one 11
+attached_windows two 12
+setup map map
+setup window-no-reuse window --windows --window-churn 1
+setup window window --windows
+operations=$(operations_of_driver)
+check 'with windows no packet costs a grant operation of the driver domain' \
+    on one "ping -c 20 -i 0.05 $ADDRESS"
+is 'none of these' $(($(operations_of_driver) - operations)) 0
+for each in one two net; do xl destroy $each; done
+is 'the memory is free again' "$(wait_for 30 alone; free_memory)" "$before"
