@@ -208,7 +208,7 @@ fn serve(
     match ended {
         RunnerEnd::Stopped => Ok(()),
         // The last client of a socket has gone.
-        RunnerEnd::Link(Fault::Gone) if config.link.is_stream() => Ok(()),
+        RunnerEnd::Link(Fault::Gone) if config.link.is_machine() => Ok(()),
         ended => Err(ended.into()),
     }
 }
@@ -252,6 +252,9 @@ fn carry(
     let clock = Clock::default();
     match link {
         Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
+        Link::VhostUser(link) => {
+            run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders)
+        }
         Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
         Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders),
     }
