@@ -1,11 +1,14 @@
 #!/bin/sh
-# Host of a machine whose network card is on `ringfence passt`: passt-host.sh RINGFENCE TRAFFIC SHARE QEMU ARGUMENT...
+# Host of a machine whose network card is on `ringfence passt`: passt-host.sh TRANSPORT RINGFENCE TRAFFIC SHARE QEMU ARGUMENT...
+#
+# TRANSPORT is `stream`, `vhost-user` (the arguments of QEMU share the machine's memory), or `debian` (a stream to the passt
+# of the PATH, for comparison).
 #
 # It runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Servers are at the
 # loopback, to which two addresses lead. What they received is in the folder SHARE. Everything ends with QEMU.
 set -eu
-ringfence=$1 traffic=$2 share=$3
-shift 3
+transport=$1 ringfence=$2 traffic=$3 share=$4
+shift 4
 beside() { setpriv --pdeathsig KILL -- "$@" & }
 
 ip link set lo up
@@ -47,7 +50,22 @@ beside sh -c '
     "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
 ' "$traffic" "$share"
 
-"$ringfence" passt --one-off --socket /dev/shm/passt.socket --log-file "$share/uplink.log" --debug \
-    -t 8080:7002 -D 127.0.0.1 -S test --map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80
-exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket \
-    -device virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
+start() {
+    "$@" --one-off --socket /dev/shm/passt.socket --log-file "$share/uplink.log" -t 8080:7002 -D 127.0.0.1 -S test
+}
+loopback='--map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80'
+case $transport in
+    stream) start "$ringfence" passt --debug $loopback ;;
+    vhost-user) start "$ringfence" passt --vhost-user --debug $loopback ;;
+    debian)
+        passt --version | head -n 1 >&2
+        start passt
+        ;;
+esac
+card=virtio-net-pci,netdev=card,mac=52:54:00:12:34:56
+if [ $transport != vhost-user ]; then
+    exec "$@" -netdev stream,id=card,server=off,addr.type=unix,addr.path=/dev/shm/passt.socket -device $card
+fi
+# QEMU 7.2 crashes with MSI-X under emulation.
+exec "$@" -chardev socket,id=passt,path=/dev/shm/passt.socket -netdev vhost-user,id=card,chardev=passt \
+    -device $card,vectors=0

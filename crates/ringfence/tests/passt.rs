@@ -8,37 +8,13 @@ mod support;
 
 use std::time::Duration;
 
+use support::machine::{self, CONFIGURE};
 use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, World};
 use support::{Finished, MOMENT, Running, eventually, write_noise};
 
 /// Time limit for a complete scenario.
 const LONG: Duration = Duration::from_secs(90);
-
-/// Script of the DHCP client.
-const ON_LEASE: &str = r#"#!/bin/sh
-case $1 in bound|renew) ;; *) exit 0 ;; esac
-ip -4 addr flush dev eth0; ip addr add $ip/$mask dev eth0; ip link set eth0 mtu $mtu
-if [ -n "$staticroutes" ]; then
-    set -- $staticroutes
-    while [ $# -gt 1 ]; do
-        if [ $2 = 0.0.0.0 ]; then ip route add $1 dev eth0; else ip route add $1 via $2 dev eth0; fi
-        shift 2
-    done
-else
-    for router in $router; do ip route add default via $router dev eth0; done
-fi
-echo "$ip/$mask mtu $mtu router $router dns $dns search $search"
-"#;
-
-/// Commands of a machine: configures itself by DHCP and by router advertisements.
-const CONFIGURE: &str = "
-    echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad
-    ip link set eth0 up
-    busybox udhcpc -i eth0 -n -q -f -s ./on-lease 2>/dev/null
-    until ip -6 -o address show dev eth0 scope global | grep -q inet6; do sleep 0.05; done
-    until ip -6 route show default | grep -q eth0; do sleep 0.05; done
-";
 
 /// Creates a world with both families and the files of a machine, or returns from the test.
 macro_rules! world {
@@ -47,12 +23,7 @@ macro_rules! world {
         match World::new(Families::Both) {
             Some(world) => {
                 write_noise(&world.file("noise"), 4);
-                std::fs::write(world.file("machine.py"), include_str!("support/machine.py"))
-                    .unwrap();
-                std::fs::write(world.file("on-lease"), ON_LEASE).unwrap();
-                let script = world.file("on-lease");
-                let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-                std::fs::set_permissions(script, mode).unwrap();
+                machine::prepare(&world);
                 let program = world.lab.program().to_owned();
                 std::os::unix::fs::symlink(program, world.file("passt")).unwrap();
                 world
@@ -112,6 +83,16 @@ fn runs(world: &World, pid_file: &str) -> bool {
 
 #[test]
 fn machine_configures_itself_and_exchanges_data_in_both_directions() {
+    exchange("", "vm.socket");
+}
+
+#[test]
+fn machine_on_vhost_user_exchanges_data_in_both_directions_by_its_memory() {
+    exchange("--vhost-user", "vhost-user:vm.socket");
+}
+
+/// A machine that is attached there exchanges data with a program that has this option.
+fn exchange(transport: &str, attach: &str) {
     let world = world!();
     world.name_servers(&[OUTSIDE_V4]);
     let servers = [
@@ -119,8 +100,8 @@ fn machine_configures_itself_and_exchanges_data_in_both_directions() {
         world.server("tcp_server", FAR_V6, 7000),
         world.server("udp_server", OUTSIDE_V4, 53),
     ];
-    let options = "-s vm.socket -t 8080:80 -t 8081:81 -u 5353:53 --quiet";
-    let background = Background::start(&world, "pid", options);
+    let options = format!("{transport} -s vm.socket -t 8080:80 -t 8081:81 -u 5353:53 --quiet");
+    let background = Background::start(&world, "pid", &options);
     let script = format!(
         "{CONFIGURE}
          ping -c 1 -W 5 {FAR_V4} >/dev/null; ping -6 -c 1 -W 5 {FAR_V6} >/dev/null && echo pinged
@@ -132,7 +113,7 @@ fn machine_configures_itself_and_exchanges_data_in_both_directions() {
          python3 peer.py udp_server 0.0.0.0 53 & three=$!
          until [ -e asked ]; do sleep 0.05; done; kill $one $two $three"
     );
-    let machine = machine(&world, "vm.socket", &script);
+    let machine = machine(&world, attach, &script);
     assert!(eventually(LONG, || machine.stdout.text().matches("listening").count() == 3));
     for (mode, address, port) in [
         ("tcp_client", HOST_V4, "8080"),
@@ -159,15 +140,55 @@ fn machine_configures_itself_and_exchanges_data_in_both_directions() {
 
 #[test]
 fn machine_connects_again_after_its_end() {
+    for (transport, attach) in [("", "vm.socket"), ("--vhost-user", "vhost-user:vm.socket")] {
+        let world = world!();
+        let server = world.server("tcp_server", FAR_V4, 7000);
+        let _background = Background::start(&world, "pid", &format!("{transport} -s vm.socket -q"));
+        let script = format!("{CONFIGURE} python3 peer.py tcp_client {FAR_V4} 7000");
+        for _ in 0..3 {
+            let ended = machine(&world, attach, &script).succeed(LONG);
+            assert!(ended.contains("equal"), "{ended}");
+        }
+        server.end();
+    }
+}
+
+#[test]
+fn hostile_hypervisor_is_disconnected_and_the_next_machine_is_served() {
     let world = world!();
     let server = world.server("tcp_server", FAR_V4, 7000);
-    let _background = Background::start(&world, "pid", "-s vm.socket -q");
+    let _background = Background::start(&world, "pid", "--vhost-user -s vm.socket -l log");
+    let attack = "
+import array, os, socket, struct
+def request(number, payload=b''):
+    return struct.pack('=III', number, 1, len(payload)) + payload
+file = os.memfd_create('memory')
+os.ftruncate(file, 4096)
+region = lambda *words: request(5, struct.pack('=IIQQQQ', 1, 0, *words))
+for message in (os.urandom(500), request(1)[:7], request(99), region(0, 8192, 0, 0), region(0, 4096, 0, 1),
+                request(12, bytes(8)), request(2, b'\\xff' * 8), request(8, struct.pack('=II', 7, 16))):
+    client = socket.socket(socket.AF_UNIX)
+    client.connect('vm.socket')
+    files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [file]))]
+    client.sendmsg([message], files)
+    try:
+        while client.recv(65536): pass
+    except ConnectionError: pass
+";
+    world.host(&["python3", "-c", attack]).succeed(LONG);
     let script = format!("{CONFIGURE} python3 peer.py tcp_client {FAR_V4} 7000");
-    for _ in 0..3 {
-        let ended = machine(&world, "vm.socket", &script).succeed(LONG);
-        assert!(ended.contains("equal"), "{ended}");
-    }
+    let output = machine(&world, "vhost-user:vm.socket", &script).succeed(LONG);
+    assert!(output.contains("equal"), "{output}");
+    let log = world.lab.read("log");
+    assert_eq!(log.matches("the client is disconnected: ").count(), 8, "{log}");
     server.end();
+}
+
+#[test]
+fn capabilities_of_vhost_user_are_printed() {
+    let world = world!();
+    let printed = passt(&world, "--print-capabilities");
+    assert_eq!((printed.status, printed.stdout.as_str()), (Some(0), "{\n  \"type\": \"net\"\n}\n"));
 }
 
 #[test]

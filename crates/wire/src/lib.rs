@@ -45,6 +45,7 @@ pub mod netif;
 pub mod ring;
 pub mod stream_buffer;
 pub mod vhost;
+pub mod vhost_user;
 pub mod virtio;
 pub mod xenbus;
 pub mod xenstore;

@@ -14,6 +14,22 @@
 
 /// Feature bits, as masks of the 64-bit word.
 pub mod feature {
+    /// The device completes blank checksums (`VIRTIO_NET_F_CSUM`).
+    pub const CSUM: u64 = 1 << 0;
+    /// The driver takes frames with blank checksums (`VIRTIO_NET_F_GUEST_CSUM`).
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// The driver takes super-packets of TCP over IPv4 (`VIRTIO_NET_F_GUEST_TSO4`).
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// The driver takes super-packets of TCP over IPv6 (`VIRTIO_NET_F_GUEST_TSO6`).
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// The driver takes super-packets with CWR set (`VIRTIO_NET_F_GUEST_ECN`).
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// The device takes super-packets of TCP over IPv4 (`VIRTIO_NET_F_HOST_TSO4`).
+    pub const HOST_TSO4: u64 = 1 << 11;
+    /// The device takes super-packets of TCP over IPv6 (`VIRTIO_NET_F_HOST_TSO6`).
+    pub const HOST_TSO6: u64 = 1 << 12;
+    /// The device takes super-packets with CWR set (`VIRTIO_NET_F_HOST_ECN`).
+    pub const HOST_ECN: u64 = 1 << 13;
     /// Receive buffers may be merged for one frame (`VIRTIO_NET_F_MRG_RXBUF`).
     pub const MRG_RXBUF: u64 = 1 << 15;
     /// The device itself adds and strips the virtio-net header (`VHOST_NET_F_VIRTIO_NET_HDR`).
@@ -32,6 +48,14 @@ pub mod feature {
     /// Names the bits of this module that are set in `features`, for messages.
     pub fn names(features: u64) -> Vec<&'static str> {
         let all = [
+            (CSUM, "CSUM"),
+            (GUEST_CSUM, "GUEST_CSUM"),
+            (GUEST_TSO4, "GUEST_TSO4"),
+            (GUEST_TSO6, "GUEST_TSO6"),
+            (GUEST_ECN, "GUEST_ECN"),
+            (HOST_TSO4, "HOST_TSO4"),
+            (HOST_TSO6, "HOST_TSO6"),
+            (HOST_ECN, "HOST_ECN"),
             (MRG_RXBUF, "MRG_RXBUF"),
             (VHOST_NET_HEADER, "VIRTIO_NET_HDR"),
             (INDIRECT, "INDIRECT_DESC"),
@@ -266,6 +290,6 @@ mod tests {
             feature::names(feature::VERSION_1 | feature::EVENT_IDX),
             ["EVENT_IDX", "VERSION_1"]
         );
-        assert_eq!(feature::names(1), [] as [&str; 0]);
+        assert_eq!(feature::names(1 << 63), [] as [&str; 0]);
     }
 }

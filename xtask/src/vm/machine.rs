@@ -1,7 +1,7 @@
 //! Emulated machines: QEMU without hardware virtualisation, so that they run anywhere, also in containers and
 //! virtual machines.
 //!
-//! A machine has no network card, except one kind: its card is on `ringfence passt`, in namespaces without a way out
+//! A machine has no network card, except three kinds: their card is on passt, in namespaces without a way out
 //! (`vm/linux/passt-host.sh`). A machine has two serial ports: the console of Xen and Linux, which goes to a file, and
 //! the results, which are QEMU's standard output. A directory of the run is mounted in the machine by virtio-9p,
 //! for logs that must survive a crash.
@@ -38,14 +38,25 @@ pub(super) enum Kind {
     LinuxPrograms,
     /// Linux with a network card on `ringfence passt`.
     LinuxPasst,
+    /// The same on the passt of this computer, to compare with it.
+    LinuxPasstDebian,
+    /// On `ringfence passt`, by vhost-user: QEMU shares the memory of the machine.
+    LinuxVhostUser,
 }
 
 impl Kind {
     /// Machines that boot Xen.
     pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh, Kind::XenIommu];
     /// Machines that boot Linux without Xen.
-    pub(super) const LINUX: &[Kind] =
-        &[Kind::Linux, Kind::LinuxIommu, Kind::LinuxIommufd, Kind::LinuxPrograms, Kind::LinuxPasst];
+    pub(super) const LINUX: &[Kind] = &[
+        Kind::Linux,
+        Kind::LinuxIommu,
+        Kind::LinuxIommufd,
+        Kind::LinuxPrograms,
+        Kind::LinuxPasst,
+        Kind::LinuxPasstDebian,
+        Kind::LinuxVhostUser,
+    ];
 
     /// Returns the name of the kind in scenarios.
     pub(super) fn name(self) -> &'static str {
@@ -59,6 +70,8 @@ impl Kind {
             Kind::LinuxIommufd => "linux-iommufd",
             Kind::LinuxPrograms => "linux-programs",
             Kind::LinuxPasst => "linux-passt",
+            Kind::LinuxPasstDebian => "linux-passt-debian",
+            Kind::LinuxVhostUser => "linux-vhost-user",
         }
     }
 
@@ -70,6 +83,16 @@ impl Kind {
     /// Returns `true` for machines with an IOMMU.
     fn has_iommu(self) -> bool {
         matches!(self, Kind::XenIommu | Kind::LinuxIommu | Kind::LinuxIommufd)
+    }
+
+    /// Returns the transport of a card on `ringfence passt`, for `passt-host.sh`.
+    fn transport(self) -> Option<&'static str> {
+        match self {
+            Kind::LinuxPasst => Some("stream"),
+            Kind::LinuxPasstDebian => Some("debian"),
+            Kind::LinuxVhostUser => Some("vhost-user"),
+            _ => None,
+        }
     }
 
     /// Returns `true` for machines that boot Xen.
@@ -115,11 +138,12 @@ impl Machine<'_> {
         // QEMU must exit with this process, even if this process is killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]);
-        if self.kind == Kind::LinuxPasst {
+        if let Some(transport) = self.kind.transport() {
             command.args(["unshare", "--user", "--map-root-user", "--net", "--mount"]);
             // A new user namespace clears the death signal.
             command.args(["setpriv", "--pdeathsig", "KILL", "--", "sh"]);
             command.arg(self.repository.join("vm/linux/passt-host.sh"));
+            command.arg(transport);
             command.args([&self.programs.ringfence, &self.programs.traffic, &self.share]);
         }
         command
@@ -178,6 +202,11 @@ impl Machine<'_> {
             words.extend(["-device", "virtio-9p-pci,fsdev=computer,mount_tag=computer"]);
         }
         let mut words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        if self.kind == Kind::LinuxVhostUser {
+            let file = format!("memory-backend-memfd,id=memory,size={memory}M,share=on");
+            words.extend(["-object".to_owned(), file]);
+            words.extend(["-machine", "memory-backend=memory"].map(str::to_owned));
+        }
         words.extend(["-cpu".to_owned(), format!("{PROCESSOR}{svm}")]);
         let (console, results) = match &self.console {
             Some(file) => (format!("file:{}", file.display()), "stdio".to_owned()),

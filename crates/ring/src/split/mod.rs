@@ -1,4 +1,4 @@
-//! Split virtqueues: the driver's end, for kernel vhost and other devices.
+//! Split virtqueues: the driver's end, for kernel vhost and other devices, and the backend's end ([`backend`]).
 //!
 //! # Theory of operation
 //!
@@ -31,6 +31,7 @@
 //! ([`DriverQueue::suppress`]) until a thread is about to sleep ([`DriverQueue::arm`]). Both sides publish an
 //! index, then read the other side's request, with a full fence between. loom explores this protocol.
 
+pub mod backend;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod device;
 mod driver;

@@ -15,7 +15,7 @@ use ringfence_sys::namespaces::take_inherited;
 use rustix::fs::Mode;
 use rustix::net::{SocketType, sockopt};
 
-use crate::uplink::link::LinkOrder;
+use crate::uplink::link::{LinkOrder, Transport};
 
 /// Number of sockets that are tried without --socket.
 const PROBED: u32 = 64;
@@ -37,6 +37,7 @@ pub(crate) struct Endpoint {
     pub(crate) place: Place,
     /// Set if the session ends with the first client.
     pub(crate) one_off: bool,
+    pub(crate) transport: Transport,
 }
 
 /// Open endpoint, ready for the uplink.
@@ -66,18 +67,20 @@ impl Endpoint {
 
     /// Takes the inherited descriptor, or creates the socket.
     pub(crate) fn open(&self) -> anyhow::Result<OpenEndpoint> {
-        let one_off = self.one_off;
+        let &Endpoint { one_off, transport, .. } = self;
         let (socket, file) = match &self.place {
             Place::Inherited(fd) => {
                 let socket = take_connected(*fd).with_context(|| format!("--fd {fd}"))?;
-                return Ok(OpenEndpoint { socket, link: LinkOrder::Stream, file: None });
+                let link = LinkOrder::Connected(transport);
+                return Ok(OpenEndpoint { socket, link, file: None });
             }
             Place::Path(path) => {
                 listen(path).with_context(|| format!("--socket {}", path.display()))?
             }
             Place::Probed => probe(Path::new("/tmp"))?,
         };
-        Ok(OpenEndpoint { socket, link: LinkOrder::StreamClients { one_off }, file: Some(file) })
+        let link = LinkOrder::Clients { transport, one_off };
+        Ok(OpenEndpoint { socket, link, file: Some(file) })
     }
 }
 

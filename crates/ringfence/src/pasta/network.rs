@@ -204,7 +204,7 @@ impl Network {
             mtu: self.mtu,
             offloads,
             mac: self.macs.0,
-            guest_mac: (!link.is_stream()).then_some(self.macs.1),
+            guest_mac: (!link.is_machine()).then_some(self.macs.1),
             link,
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),

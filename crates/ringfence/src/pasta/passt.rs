@@ -15,6 +15,11 @@ use crate::causes::causes;
 /// Name by which other programs start passt.
 pub const NAME: &str = "passt";
 
+/// Answer to --print-capabilities, as programs that start vhost-user backends expect it.
+const CAPABILITIES: &str = r#"{
+  "type": "net"
+}"#;
+
 /// Command line of a process that was started by the name `passt`.
 #[derive(Debug, Parser)]
 #[command(name = "passt", disable_version_flag = true, max_term_width = 100)]
@@ -29,7 +34,12 @@ pub fn main(arguments: &[OsString]) -> u8 {
         Ok(args) => args,
         Err(error) => return complain(NAME, &error),
     };
+    let prints_capabilities = args.print_capabilities;
     let done = started(args).and_then(|started| {
+        if prints_capabilities {
+            println!("{CAPABILITIES}");
+            return Ok(0);
+        }
         if started.args.version {
             println!("passt (Ringfence) {}", env!("CARGO_PKG_VERSION"));
             return Ok(0);

@@ -13,6 +13,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
 use super::args::PastaArgs;
 use super::machine::{Endpoint, Place};
 use super::ports::PortSpec;
+use crate::uplink::link::Transport;
 
 /// Options of pasta, about namespaces: name in the parser, long name.
 pub(crate) const OF_PASTA: &[(&str, &str)] = &[
@@ -35,8 +36,6 @@ pub(crate) const OF_PASTA: &[(&str, &str)] = &[
 
 /// Reasons for which other options of passt are refused.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("vhost-user", "the machine is connected by a stream socket: use --socket or --fd without it"),
-    ("print-capabilities", "it is about --vhost-user, which is not supported"),
     ("repair-path", "connections are not migrated"),
     ("migrate-exit", "connections are not migrated"),
     ("migrate-no-linger", "connections are not migrated"),
@@ -51,6 +50,12 @@ Examples:
     ringfence passt --socket /tmp/vm.socket
     qemu-system-x86_64 ... -device virtio-net-pci,netdev=n \\
         -netdev stream,id=n,server=off,addr.type=unix,addr.path=/tmp/vm.socket
+
+  The same by vhost-user, which is faster:
+    ringfence passt --vhost-user --socket /tmp/vm.socket
+    qemu-system-x86_64 ... -m 1G -object memory-backend-memfd,id=m,size=1G,share=on \\
+        -machine memory-backend=m -chardev socket,id=c,path=/tmp/vm.socket \\
+        -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n
 
   Port 2222 of the host leads to port 22 of the machine; ends with it:
     ringfence passt --one-off -t 2222:22 --socket /tmp/vm.socket
@@ -67,6 +72,9 @@ pub struct PasstArgs {
     socket: Option<PathBuf>,
     fd: Option<RawFd>,
     one_off: bool,
+    vhost_user: bool,
+    /// Set if the capabilities of --vhost-user are to be printed, and nothing else done.
+    pub(crate) print_capabilities: bool,
     /// Refused options, with the reason.
     refused: Vec<(&'static str, &'static str)>,
 }
@@ -94,7 +102,8 @@ impl PasstArgs {
             (Some(path), None) => Place::Path(path.clone()),
             (None, None) => Place::Probed,
         };
-        Ok(Endpoint { place, one_off: self.one_off })
+        let transport = if self.vhost_user { Transport::VhostUser } else { Transport::Stream };
+        Ok(Endpoint { place, one_off: self.one_off, transport })
     }
 }
 
@@ -129,6 +138,8 @@ impl FromArgMatches for PasstArgs {
             socket: last("socket").or_else(|| last("socket-path")),
             fd: matches.get_many::<RawFd>("fd").and_then(|mut all| all.next_back().copied()),
             one_off: matches.get_flag("one-off"),
+            vhost_user: matches.get_flag("vhost-user"),
+            print_capabilities: matches.get_flag("print-capabilities"),
             refused,
         })
     }
@@ -140,7 +151,8 @@ impl FromArgMatches for PasstArgs {
 }
 
 /// Names of passt's own options that are implemented, in the parser of pasta.
-const OWN: &[&str] = &["socket", "socket-path", "fd", "one-off"];
+const OWN: &[&str] =
+    &["socket", "socket-path", "fd", "one-off", "vhost-user", "print-capabilities"];
 
 impl Args for PasstArgs {
     fn augment_args(command: Command) -> Command {
@@ -156,6 +168,10 @@ impl Args for PasstArgs {
             .mut_arg("socket-path", |arg| arg.value_parser(value_parser!(PathBuf)))
             .mut_arg("fd", |arg| own(arg, FD).value_name("FD").value_parser(value_parser!(RawFd)))
             .mut_arg("one-off", |arg| own(arg, "End with the first client"))
+            .mut_arg("vhost-user", |arg| own(arg, VHOST_USER))
+            .mut_arg("print-capabilities", |arg| {
+                own(arg, "Print what --vhost-user offers to programs that look for a backend")
+            })
             .mut_arg("no-dhcp-dns", |arg| own(arg, "Offer no name servers").help_heading(OF_GUEST))
             .mut_arg("no-dhcp-search", |arg| {
                 own(arg, "Offer no search domains").help_heading(OF_GUEST)
@@ -177,6 +193,8 @@ QEMU, libkrun and libvirt connect to its Unix socket. The machine configures its
 advertisements. The program runs in the background once the socket accepts connections, and serves one client after \
 another.";
 const SOCKET: &str = "Path of the socket to create [default: the first free one of /tmp/passt_1.socket to /tmp/passt_64.socket]";
+const VHOST_USER: &str =
+    "Exchange packets by virtqueues in the machine's memory, which the client of the socket shares";
 const FD: &str = "Connected socket, inherited from the parent process; ends with its client";
 
 /// Words about namespaces, and those about virtual machines. The first match counts.

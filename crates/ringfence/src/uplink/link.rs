@@ -1,5 +1,5 @@
 //! Link between the guest and the uplink: kernel vhost-net, reads and writes of the TAP, or the socket of a virtual
-//! machine.
+//! machine, by which frames or its memory come.
 //!
 //! The launcher opens the vhost device. The uplink's process sets it up, because the kernel's
 //! worker accesses the memory of the process that did. The set-up happens before system calls are
@@ -13,10 +13,12 @@ use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{self, VhostError};
 use ringfence_uplink::link::capture::Capture;
-use ringfence_uplink::link::stream::{Clients, StreamLink};
+use ringfence_uplink::link::clients::Clients;
+use ringfence_uplink::link::stream::StreamLink;
 use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
+use ringfence_uplink::link::vhost_user::VhostUserLink;
 use serde::{Deserialize, Serialize};
 
 /// Choice of the link between guest and uplink.
@@ -33,10 +35,20 @@ pub enum LinkOrder {
     Vhost,
     /// vhost-net whose worker can access only the pages of packets in flight.
     VhostFine,
-    /// Connected stream socket of a virtual machine, in place of the TAP.
+    /// Connected socket of a virtual machine, in place of the TAP.
+    Connected(Transport),
+    /// Listening socket, to which virtual machines connect one after another, or only one.
+    Clients { transport: Transport, one_off: bool },
+}
+
+/// Transport of a virtual machine's frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Transport {
+    /// Frames on the socket, each behind its length.
+    #[default]
     Stream,
-    /// Listening stream socket, to which virtual machines connect one after another, or only one.
-    StreamClients { one_off: bool },
+    /// Virtqueues in memory that the hypervisor passes over the socket.
+    VhostUser,
 }
 
 impl LinkOrder {
@@ -45,9 +57,9 @@ impl LinkOrder {
         matches!(self, LinkOrder::VhostOrTap | LinkOrder::Vhost | LinkOrder::VhostFine)
     }
 
-    /// Returns `true` if the guest is a virtual machine on a stream socket.
-    pub(crate) fn is_stream(&self) -> bool {
-        matches!(self, LinkOrder::Stream | LinkOrder::StreamClients { .. })
+    /// Returns `true` if the guest is a virtual machine on a socket.
+    pub(crate) fn is_machine(&self) -> bool {
+        matches!(self, LinkOrder::Connected(_) | LinkOrder::Clients { .. })
     }
 
     /// Chooses vhost-net if it is available, and opens its devices for so many queues. With
@@ -78,6 +90,8 @@ pub enum Link {
     Vhost(Box<VhostLink>),
     /// Stream socket of a virtual machine.
     Stream(StreamLink),
+    /// Virtqueues of a virtual machine.
+    VhostUser(Box<VhostUserLink>),
 }
 
 /// A created link, and the reason for a fallback.
@@ -111,10 +125,12 @@ impl Link {
         let shape = FrameShape::default();
         let mut why = match order {
             LinkOrder::TapFor(why) => Some(why.clone()),
-            LinkOrder::Stream => return Link::stream(Clients::Connected(tap), mtu, system),
-            LinkOrder::StreamClients { one_off } => {
+            LinkOrder::Connected(transport) => {
+                return Link::of_machine(*transport, Clients::Connected(tap), mtu, system);
+            }
+            LinkOrder::Clients { transport, one_off } => {
                 let clients = Clients::Listener { socket: tap, one_off: *one_off };
-                return Link::stream(clients, mtu, system);
+                return Link::of_machine(*transport, clients, mtu, system);
             }
             _ => None,
         };
@@ -138,9 +154,20 @@ impl Link {
         Ok(Made { link: Link::Tap(link), remark })
     }
 
-    fn stream(clients: Clients, mtu: u16, system: &Arc<Counters>) -> Result<Made, LinkError> {
-        let link = StreamLink::new(clients, mtu, FrameShape::default(), Arc::clone(system))?;
-        Ok(Made { link: Link::Stream(link), remark: None })
+    fn of_machine(
+        transport: Transport,
+        clients: Clients,
+        mtu: u16,
+        system: &Arc<Counters>,
+    ) -> Result<Made, LinkError> {
+        let (shape, system) = (FrameShape::default(), Arc::clone(system));
+        let link = match transport {
+            Transport::Stream => Link::Stream(StreamLink::new(clients, mtu, shape, system)?),
+            Transport::VhostUser => {
+                Link::VhostUser(Box::new(VhostUserLink::new(clients, mtu, shape, system)?))
+            }
+        };
+        Ok(Made { link, remark: None })
     }
 
     /// From now on, the frames of the link are captured into a file. Returns `false` if the link has no capture.
@@ -148,6 +175,7 @@ impl Link {
         match self {
             Link::Tap(link) => link.capture(Capture::new(file)),
             Link::Stream(link) => link.capture(Capture::new(file)),
+            Link::VhostUser(link) => link.capture(Capture::new(file)),
             Link::Vhost(_) => return false,
         }
         true
@@ -158,6 +186,7 @@ impl Link {
         match self {
             Link::Tap(_) => "tap",
             Link::Stream(_) => "a stream socket",
+            Link::VhostUser(_) => "vhost-user",
             Link::Vhost(link) => match link.device().space() {
                 Some(_) => "vhost-net, reaching only what is under way",
                 None => "vhost-net",

@@ -209,7 +209,7 @@ fn serve(
     match ended {
         RunnerEnd::Stopped => Ok(()),
         // The last client of a socket has gone.
-        RunnerEnd::Link(Fault::Gone) if config.link.is_stream() => Ok(()),
+        RunnerEnd::Link(Fault::Gone) if config.link.is_machine() => Ok(()),
         ended => Err(ended.into()),
     }
 }
@@ -253,6 +253,9 @@ fn carry(
     let clock = Clock::default();
     match link {
         Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
+        Link::VhostUser(link) => {
+            run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders)
+        }
         Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
         Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders),
     }

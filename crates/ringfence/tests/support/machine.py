@@ -2,7 +2,8 @@
 
 A TAP in a new network namespace is the machine's network card. Its frames go over a stream socket, each behind its
 length, as QEMU's do. The script then runs in that namespace, so the machine's network is the kernel's. ATTACH is the
-path of a socket, or `fd:PROGRAM`, which is started with a connected socket as --fd 5 and has to exit with 0.
+path of a socket, or `fd:PROGRAM`, which is started with a connected socket as --fd 5 and has to exit with 0, or
+`vhost-user:PATH`: the frames then pass virtqueues in the machine's memory (`vhost_user.py`), with the kernel's offloads.
 """
 import fcntl
 import os
@@ -14,7 +15,10 @@ import threading
 import time
 
 TUNSETIFF = 0x400454CA
-IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
+TUNSETOFFLOAD, TUNSETVNETHDRSZ = 0x400454D0, 0x400454D8
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+# Checksums, and super-packets of TCP over IPv4 and IPv6.
+OFFLOADS = 1 | 2 | 4
 MAC = "52:54:00:12:34:56"
 
 
@@ -65,19 +69,33 @@ def from_card(stream, tap):
         pass
 
 
-if not sys.argv[1].startswith("attached:"):
-    stream = attach(sys.argv[1])
-    os.set_inheritable(stream.fileno(), True)
-    inside = [sys.executable, __file__, f"attached:{stream.fileno()}", *sys.argv[2:]]
-    os.execvp("unshare", ["unshare", "--net", *inside])
-stream = socket.socket(fileno=int(sys.argv[1].split(":")[1]))
-os.set_inheritable(stream.fileno(), False)
+kind, _, where = sys.argv[1].partition(":")
+if not kind.startswith("attached"):
+    if kind == "vhost-user":
+        attached = f"attached-vhost-user:{where}"
+    else:
+        stream = attach(sys.argv[1])
+        os.set_inheritable(stream.fileno(), True)
+        attached = f"attached:{stream.fileno()}"
+    os.execvp("unshare", ["unshare", "--net", sys.executable, __file__, attached, *sys.argv[2:]])
+has_header = kind == "attached-vhost-user"
 tap = os.open("/dev/net/tun", os.O_RDWR)
-fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"eth0", IFF_TAP | IFF_NO_PI))
+flags = IFF_TAP | IFF_NO_PI | (IFF_VNET_HDR if has_header else 0)
+fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"eth0", flags))
+if has_header:
+    fcntl.ioctl(tap, TUNSETVNETHDRSZ, struct.pack("i", 12))
+    fcntl.ioctl(tap, TUNSETOFFLOAD, OFFLOADS)
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 subprocess.run(["ip", "link", "set", "eth0", "address", MAC], check=True)
-for way in (to_card, from_card):
-    threading.Thread(target=way, args=(stream, tap), daemon=True).start()
+if has_header:
+    import vhost_user
+
+    vhost_user.Card(where, tap).run()
+else:
+    stream = socket.socket(fileno=int(where))
+    os.set_inheritable(stream.fileno(), False)
+    for way in (to_card, from_card):
+        threading.Thread(target=way, args=(stream, tap), daemon=True).start()
 ended = subprocess.run(["sh", "-ec"] + sys.argv[2:])
 # The last thing that the machine does: its end of the socket is closed with the process.
 sys.exit(ended.returncode)

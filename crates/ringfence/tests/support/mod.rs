@@ -8,6 +8,7 @@ pub mod disks;
 pub mod egress;
 pub mod harness;
 pub mod lab;
+pub mod machine;
 pub mod needs;
 pub mod processes;
 pub mod users;

@@ -12,7 +12,7 @@ pub(super) const LIST: &[Allowed] = &[
     // ringfence/src/driver/mod.rs: launchers connect
     // ringfence/src/serve/status.rs: who asks for the status
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
-    // uplink/src/link/stream.rs: clients of a stream socket
+    // uplink/src/link/clients.rs: clients of a socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // ringfence/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
@@ -58,7 +58,9 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/stream.rs: waiting for frames, room and clients
+    // uplink/src/link/clients.rs: waiting for clients
+    // uplink/src/link/stream.rs: waiting for room
+    // uplink/src/link/vhost_user/device.rs: waiting for kicks of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
@@ -66,6 +68,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // uplink/src/link/vhost_user/mod.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
     // nbd/src/export/server.rs: the export waits for its clients
@@ -73,6 +76,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
+    // uplink/src/link/vhost_user/mod.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
@@ -87,6 +91,7 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
+    // uplink/src/link/vhost_user/device.rs: what the files of vrings are compared with
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
     // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
@@ -389,6 +394,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy
+    // uplink/src/link/vhost_user/mod.rs: answers to a hypervisor
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
@@ -464,6 +470,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sandbox/src/isolation/syscalls.rs: fstat, as the standard library does it
     // sys/src/descriptors/mod.rs: which device a peer sent
     // sys/src/descriptors/mod.rs: which file a peer sent
+    // uplink/src/link/vhost_user/memory.rs: size of a virtual machine's memory
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
     // block/src/storage/file/facts.rs: whether a file is there
     on(DAEMON, libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)]),
@@ -496,6 +503,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/vhost.rs: kicks and calls
     // uplink/src/link/capture.rs: frames that are captured
     // uplink/src/link/tap.rs: frames to a TAP
+    // uplink/src/link/vhost_user/mod.rs: interrupts of a virtual machine
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_write, &[]),

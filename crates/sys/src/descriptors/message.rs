@@ -1,4 +1,4 @@
-//! Messages with descriptors, over a socket that keeps message boundaries.
+//! Messages with descriptors, over a socket that keeps message boundaries, and bytes of a stream with descriptors.
 
 // #syscall all recvmsg: a look at a message with its descriptors
 // #syscall all recvfrom: taking a message that was looked at out of the queue
@@ -64,6 +64,30 @@ pub fn receive_message(
     buffer: &mut [u8],
     fds_max: usize,
 ) -> Result<Message, MessageError> {
+    let looked = look(&socket, buffer, fds_max)?;
+    take(&socket, &mut [], looked)
+}
+
+/// Receives at most as many bytes of a stream as `buffer` has, with the at most `fds_max` descriptors that came with
+/// them, without blocking. A look of the kernel ends behind bytes with descriptors, so `buffer` is to end within the bytes
+/// that one call of the sender sent. If it ends behind them, duplicates of the next ones' descriptors may come as well.
+/// Nobody else may read from `socket`.
+///
+/// # Errors
+///
+/// [`MessageError`]. After any but [`MessageError::System`] the socket is to be disposed of.
+pub fn receive_of_stream(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds_max: usize,
+) -> Result<Message, MessageError> {
+    let looked = look(&socket, buffer, fds_max)?;
+    let bytes = looked.bytes;
+    take(&socket, &mut buffer[..bytes], looked)
+}
+
+/// Looks at what is there, and leaves it in the queue.
+fn look(socket: impl AsFd, buffer: &mut [u8], fds_max: usize) -> Result<Message, MessageError> {
     let limit = buffer.len();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let room = rustix::cmsg_space!(ScmRights(fds_max.clamp(1, FDS_MAX)));
@@ -87,10 +111,14 @@ pub fn receive_message(
     if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(MessageError::Bytes { limit });
     }
-    // The duplicates are held: the references that the kernel drops here are not the last ones.
-    let taken = rustix::net::recv(&socket, &mut [0u8; 0][..], RecvFlags::DONTWAIT);
-    match taken {
-        Ok(_) | Err(Errno::CONNRESET) => Ok(Message { bytes: got.bytes, descriptors }),
+    Ok(Message { bytes: got.bytes, descriptors })
+}
+
+/// Takes what was looked at out of the queue. The duplicates are held: the references that the kernel drops here are not
+/// the last ones.
+fn take(socket: impl AsFd, buffer: &mut [u8], looked: Message) -> Result<Message, MessageError> {
+    match rustix::net::recv(&socket, buffer, RecvFlags::DONTWAIT) {
+        Ok(_) | Err(Errno::CONNRESET) => Ok(looked),
         Err(errno) => Err(errno.into()),
     }
 }

@@ -27,7 +27,7 @@ mod message;
 mod stream;
 
 pub use disposal::{Descriptors, Disposal, dispose, dispose_socket};
-pub use message::{Message, MessageError, receive_message};
+pub use message::{Message, MessageError, receive_message, receive_of_stream};
 pub use stream::{ByteSocket, Received, refuse_descriptors};
 
 use std::os::fd::AsFd;

@@ -44,6 +44,25 @@ fn descriptor_to_a_byte_socket_is_refused_by_the_kernel() {
 }
 
 #[test]
+fn bytes_of_a_stream_come_with_their_descriptors_alone() {
+    let (near, far) = pair(SocketType::STREAM);
+    let file = std::fs::File::open("/dev/null").unwrap();
+    send_raw(&far, b"headbody", &[file.as_fd(), file.as_fd()]).unwrap();
+    send_raw(&far, b"next", &[file.as_fd()]).unwrap();
+    let mut buffer = [0; 4];
+    let head = receive_of_stream(&near, &mut buffer, 2).unwrap();
+    assert_eq!((head.bytes, head.descriptors.len(), &buffer), (4, 2, b"head"));
+    rustix::net::recv(&near, &mut buffer[..], rustix::net::RecvFlags::empty()).unwrap();
+    assert_eq!(&buffer, b"body");
+    let refused = receive_of_stream(&near, &mut buffer, 0).unwrap_err();
+    assert_eq!(refused, MessageError::Descriptors { limit: 0 });
+    dispose_socket(near);
+    let (near, far) = pair(SocketType::STREAM);
+    drop(far);
+    assert_eq!(receive_of_stream(&near, &mut buffer, 0).unwrap().bytes, 0);
+}
+
+#[test]
 fn descriptor_queued_before_the_refusal_does_not_block_the_reader() {
     let (near, far) = pair(SocketType::STREAM);
     let lingering = Lingering::new();

@@ -1,6 +1,8 @@
-//! Links to the guest: the interface between the engine and a TAP, vhost-net or a socket.
+//! Links to the guest: the interface between the engine and a TAP, vhost-net, a socket or vhost-user.
 //!
 //! * [`stream`]: a Unix stream socket of a virtual machine; many frames per system call.
+//! * [`vhost_user`]: virtqueues in the memory of a virtual machine.
+//! * [`clients`]: the virtual machines that connect to a socket, one at a time.
 //! * [`tap`]: a TAP interface; one system call per frame.
 //! * [`vhost_net`]: kernel vhost-net; virtqueues in shared memory.
 //! * [`capture`]: frames of a link, written to a file.
@@ -16,12 +18,14 @@
 //! without room returns no buffers, and signals room by its wait descriptor.
 
 pub mod capture;
+pub mod clients;
 pub mod stream;
 pub mod tap;
 pub mod vhost_net;
+pub mod vhost_user;
 
 use arrayvec::ArrayVec;
-use ringfence_frame::PortCapabilities;
+use ringfence_frame::{Batch, DropReason, PortCapabilities, PortCounters, Transmitted};
 use ringfence_offload::OffloadMeta;
 
 /// Maximum of buffers in one reservation.
@@ -41,7 +45,7 @@ pub struct Committed {
 
 /// Link to the guest, as the engine uses it. See the [module](self) for the contract.
 pub trait GuestLink {
-    /// Returns the link's capabilities, which do not change.
+    /// Returns the link's capabilities of now. Those of a virtual machine change when its driver starts.
     fn capabilities(&self) -> PortCapabilities;
 
     /// Adds buffers for at most `count` frames of at least `len` bytes to `slots`; fewer or none if there is no
@@ -64,4 +68,29 @@ pub trait GuestLink {
     fn inbound_queue(&self) -> Option<usize> {
         None
     }
+}
+
+/// Copies frames of a batch into a link, and counts those without room.
+fn copy_in(
+    link: &mut impl GuestLink,
+    counters: &PortCounters,
+    batch: &Batch,
+    frames: &[u32],
+) -> Transmitted {
+    let mut done = Transmitted::default();
+    for frame in batch.select(frames) {
+        let mut slots = Slots::new();
+        link.reserve(1, frame.len(), &mut slots);
+        let room = slots.first_mut().and_then(|slot| slot.get_mut(..frame.len()));
+        let has_room = room.map(|room| frame.copy_to(room)).is_some();
+        drop(slots);
+        if has_room {
+            link.commit(&[Committed { len: frame.len(), meta: frame.meta() }]);
+            done.sent += 1;
+        } else {
+            counters.dropped(DropReason::PortFull);
+            done.dropped += 1;
+        }
+    }
+    done
 }

@@ -22,11 +22,10 @@
 //! * A frame that was sent in part is finished before the next one, or never: the next client begins with a whole one.
 
 // #syscall uplink recvfrom,sendmsg: frames on a stream socket
-// #syscall uplink accept4: clients of a stream socket
-// #syscall uplink epoll_ctl: waiting for frames, room and clients
+// #syscall uplink epoll_ctl: waiting for room
 
 use std::io::{self, IoSlice};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -39,12 +38,13 @@ use ringfence_platform::Counters;
 use ringfence_wire::frame_stream::{self, FRAME_MAX, FrameReader, PREFIX_LEN};
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::capture::Capture;
+use super::clients::{CLIENT, ClientSlot, Clients};
 use super::vhost_net::commit_all;
 use super::vhost_net::frames::{FrameRing, FrameShape};
-use super::{Committed, GuestLink, Slots};
+use super::{Committed, GuestLink, Slots, copy_in};
 
 /// Length of an Ethernet header in bytes.
 const ETHERNET_LEN: usize = crate::emit::ETHERNET_LEN;
@@ -52,33 +52,10 @@ const ETHERNET_LEN: usize = crate::emit::ETHERNET_LEN;
 const FRAMES_PER_SEND: usize = 16;
 /// Maximum of reads in one round.
 const READS_PER_ROUND: usize = 8;
-/// Number of misbehaving clients that are logged. A client can connect again at once.
-const LOGGED_MAX: u32 = 8;
-
-const CLIENT: epoll::EventData = epoll::EventData::new_u64(0);
-const LISTENER: epoll::EventData = epoll::EventData::new_u64(1);
-
-/// Origin of the clients of a link.
-#[derive(Debug)]
-pub enum Clients {
-    /// The one client is connected. The link ends with it.
-    Connected(OwnedFd),
-    /// Clients connect to this non-blocking listening socket.
-    Listener {
-        socket: OwnedFd,
-        /// Set if the link ends with its first client.
-        one_off: bool,
-    },
-}
-
 /// Stream socket of a virtual machine. See the [module](self).
 #[derive(Debug)]
 pub struct StreamLink {
-    client: Option<OwnedFd>,
-    listener: Option<OwnedFd>,
-    one_off: bool,
-    /// Readable when a frame, a client or requested room is there.
-    epoll: OwnedFd,
+    clients: ClientSlot,
     /// The socket had no room, and the epoll reports when it has.
     awaits_room: bool,
     reader: FrameReader,
@@ -90,7 +67,6 @@ pub struct StreamLink {
     system: Arc<Counters>,
     /// Failure to be returned by the next call that can return one.
     fault: Option<Fault>,
-    logged: u32,
     /// File that gets a copy of each frame.
     capture: Option<Capture>,
 }
@@ -124,11 +100,8 @@ impl StreamLink {
         shape: FrameShape,
         system: Arc<Counters>,
     ) -> io::Result<StreamLink> {
-        let mut link = StreamLink {
-            client: None,
-            listener: None,
-            one_off: true,
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        Ok(StreamLink {
+            clients: ClientSlot::new(clients)?,
             awaits_room: false,
             reader: FrameReader::new(),
             frames: FrameRing::new(shape)?,
@@ -137,18 +110,8 @@ impl StreamLink {
             counters: Arc::default(),
             system,
             fault: None,
-            logged: 0,
             capture: None,
-        };
-        match clients {
-            Clients::Connected(socket) => link.connect(socket)?,
-            Clients::Listener { socket, one_off } => {
-                epoll::add(&link.epoll, &socket, LISTENER, epoll::EventFlags::IN)?;
-                link.one_off = one_off;
-                link.listener = Some(socket);
-            }
-        }
-        Ok(link)
+        })
     }
 
     /// From now on, the frames of the link are captured.
@@ -158,66 +121,31 @@ impl StreamLink {
 
     /// Returns `true` while a client is connected.
     pub fn is_connected(&self) -> bool {
-        self.client.is_some()
-    }
-
-    fn connect(&mut self, socket: OwnedFd) -> Result<(), Errno> {
-        epoll::add(&self.epoll, &socket, CLIENT, epoll::EventFlags::IN)?;
-        self.client = Some(socket);
-        if self.one_off {
-            // Nobody else is served, so nobody else shall be able to connect.
-            if let Some(listener) = self.listener.take() {
-                epoll::delete(&self.epoll, &listener)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Accepts the next client, or closes its connection if there is one already.
-    fn accept(&mut self) -> Result<(), Fault> {
-        let Some(listener) = &self.listener else { return Ok(()) };
-        self.system.syscalls.add(1);
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        match rustix::net::accept_with(listener, flags) {
-            Ok(_) if self.client.is_some() => Ok(()),
-            Ok(client) => {
-                self.connect(client).map_err(|errno| Fault::system("cannot wait for it", errno))
-            }
-            // The connection may have ended before it was accepted.
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(()),
-            Err(errno) => Err(Fault::system("cannot accept a client", errno)),
-        }
+        self.clients.client().is_some()
     }
 
     /// Forgets the client and its unfinished frames. The link ends if no other client can come.
     fn disconnect(&mut self) -> Result<(), Fault> {
-        if let Some(client) = self.client.take() {
-            // Another process may hold the socket, so closing it does not suffice.
-            let removed = epoll::delete(&self.epoll, &client);
-            removed.map_err(|errno| Fault::system("cannot forget a client", errno))?;
-        }
+        self.forget();
+        self.clients.disconnect()
+    }
+
+    fn forget(&mut self) {
         self.reader.clear();
         self.drop_waiting();
         self.awaits_room = false;
-        if self.listener.is_none() { Err(Fault::Gone) } else { Ok(()) }
     }
 
     /// Ends the connection of a client that breaks the rules.
     fn refuse(&mut self, error: frame_stream::FrameTooLong) -> Result<(), Fault> {
         self.counters.dropped(DropReason::BadRequest);
-        if self.listener.is_none() {
-            return Err(Fault::misbehaved(error));
-        }
-        if self.logged < LOGGED_MAX {
-            self.logged += 1;
-            tracing::warn!("the client is disconnected: {error}");
-        }
-        self.disconnect()
+        self.forget();
+        self.clients.refuse(error)
     }
 
     /// Reads what the client has sent.
     fn read(&mut self) -> Result<Read, Fault> {
-        let Some(client) = &self.client else { return Ok(Read::Nothing) };
+        let Some(client) = self.clients.client() else { return Ok(Read::Nothing) };
         self.system.syscalls.add(1);
         match rustix::net::recv(client, self.reader.spare(), RecvFlags::DONTWAIT) {
             Ok((_, 0)) => self.disconnect().map(|()| Read::Gone),
@@ -267,7 +195,7 @@ impl StreamLink {
     /// Sends waiting frames until there are none, or the socket has no room.
     fn send_waiting(&mut self) -> Result<(), Fault> {
         while self.frames.waiting() > 0 {
-            let Some(client) = &self.client else {
+            let Some(client) = self.clients.client() else {
                 self.drop_waiting();
                 break;
             };
@@ -307,11 +235,11 @@ impl StreamLink {
 
     /// Sets whether the epoll reports room in the socket.
     fn await_room(&mut self, awaits: bool) -> Result<(), Fault> {
-        let Some(client) = self.client.as_ref().filter(|_| self.awaits_room != awaits) else {
+        let Some(client) = self.clients.client().filter(|_| self.awaits_room != awaits) else {
             return Ok(());
         };
         let room = if awaits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        epoll::modify(&self.epoll, client, CLIENT, epoll::EventFlags::IN | room)
+        epoll::modify(self.clients.epoll(), client, CLIENT, epoll::EventFlags::IN | room)
             .map_err(|errno| Fault::system("cannot wait for room", errno))?;
         self.awaits_room = awaits;
         Ok(())
@@ -347,9 +275,8 @@ impl Port for StreamLink {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         self.fault.take().map_or(Ok(()), Err)?;
         let mut received = Received::default();
-        if self.client.is_none() {
-            self.accept()?;
-            received.work += usize::from(self.client.is_some());
+        if self.clients.client().is_none() {
+            received.work += usize::from(self.clients.accept(&self.system)?);
         }
         let mut reads = 0;
         while received.work < budget
@@ -380,25 +307,8 @@ impl Port for StreamLink {
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let mut done = Transmitted::default();
-        for frame in batch.select(frames) {
-            let mut slots = Slots::new();
-            self.reserve(1, frame.len(), &mut slots);
-            match slots.first_mut().and_then(|slot| slot.get_mut(..frame.len())) {
-                Some(room) => {
-                    frame.copy_to(room);
-                    drop(slots);
-                    self.commit(&[Committed { len: frame.len(), meta: frame.meta() }]);
-                    done.sent += 1;
-                }
-                None => {
-                    drop(slots);
-                    self.counters.dropped(DropReason::PortFull);
-                    done.dropped += 1;
-                }
-            }
-        }
-        Ok(done)
+        let counters = Arc::clone(&self.counters);
+        Ok(copy_in(self, &counters, batch, frames))
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
@@ -412,12 +322,15 @@ impl Port for StreamLink {
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
-        vec![self.epoll.as_fd()]
+        vec![self.clients.epoll()]
     }
 
     /// Refuses a client beyond the first one, which would keep the epoll readable.
     fn clear_events(&mut self) -> Result<(), Fault> {
-        if self.client.is_some() { self.accept() } else { Ok(()) }
+        if self.clients.client().is_some() {
+            self.clients.accept(&self.system)?;
+        }
+        Ok(())
     }
 
     fn capabilities(&self) -> PortCapabilities {

@@ -2,6 +2,7 @@ use super::super::machine::{Endpoint, Place};
 use super::super::passt_args::{OF_PASTA, REFUSED};
 use super::super::tests::OPTIONS;
 use super::*;
+use crate::uplink::link::Transport;
 
 fn read(line: &str) -> anyhow::Result<Started> {
     let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
@@ -56,7 +57,7 @@ fn option_of_pasta_is_refused_by_name() {
 
 #[test]
 fn socket_is_named_probed_or_inherited() {
-    let at = |place, one_off| Endpoint { place, one_off };
+    let at = |place, one_off| Endpoint { place, one_off, transport: Transport::Stream };
     assert_eq!(endpoint(""), at(Place::Probed, false));
     assert_eq!(endpoint("-1 -s a"), at(Place::Path("a".into()), true));
     assert_eq!(endpoint("--socket a --socket b --one-off"), at(Place::Path("b".into()), true));
@@ -73,8 +74,8 @@ fn arguments_of_libvirt_are_accepted() {
     let Started { args, .. } = read(line).unwrap();
     assert_eq!((args.address.len(), args.tcp_ports.len(), args.udp_ports.len()), (2, 1, 1));
     assert!(!args.foreground && args.interface.as_deref() == Some("eth0"));
-    let started = read(&format!("--vhost-user {line}")).err().unwrap().to_string();
-    assert!(started.starts_with("--vhost-user is not supported"), "{started}");
+    assert_eq!(endpoint(line).transport, Transport::Stream);
+    assert_eq!(endpoint(&format!("--vhost-user {line}")).transport, Transport::VhostUser);
 }
 
 #[test]
@@ -98,10 +99,10 @@ fn help_speaks_of_machines_and_hides_options_of_pasta() {
     let mut command = Named::command();
     let help = command.render_long_help().to_string();
     assert!(!help.contains("namespace"), "{help}");
-    for word in ["--socket", "--fd", "--one-off", "--no-dhcp-dns", "Network of the guest"] {
+    for word in ["--socket", "--fd", "--vhost-user", "--no-dhcp-dns", "Network of the guest"] {
         assert!(help.contains(word), "{word}: {help}");
     }
-    for word in ["--netns", "--config-net", "--splice-only", "--vhost-user", "PID|COMMAND"] {
+    for word in ["--netns", "--config-net", "--splice-only", "--migrate-exit", "PID|COMMAND"] {
         assert!(!help.contains(word), "{word}: {help}");
     }
 }

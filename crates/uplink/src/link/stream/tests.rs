@@ -3,6 +3,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use ringfence_sys::poll::wait_readable;
 
+use super::super::clients::LOGGED_MAX;
 use super::*;
 
 const SHAPE: FrameShape = FrameShape { frames: 16, long: 16 };
@@ -121,7 +122,7 @@ fn client_with_hostile_length_is_disconnected_and_the_next_is_served() {
         drop(client);
         receive(&mut link).unwrap();
     }
-    assert_eq!(link.logged, LOGGED_MAX);
+    assert_eq!(link.clients.logged(), LOGGED_MAX);
     assert_eq!(link.counters.drops(DropReason::BadRequest), 20);
 }
 
@@ -131,9 +132,9 @@ fn second_client_is_closed_while_the_first_is_connected() {
     let mut first = connect(&directory).unwrap();
     receive(&mut link).unwrap();
     let mut second = connect(&directory).unwrap();
-    assert!(wait_readable(&link.epoll, Some(core::time::Duration::ZERO)).unwrap());
+    assert!(wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap());
     link.clear_events().unwrap();
-    assert!(!wait_readable(&link.epoll, Some(core::time::Duration::ZERO)).unwrap());
+    assert!(!wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap());
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
     first.write_all(&on_the_wire(&frame(60, 3))).unwrap();
     assert_eq!(receive(&mut link).unwrap(), [frame(60, 3)]);
@@ -181,7 +182,9 @@ fn client_that_does_not_read_fills_the_ring_and_gets_every_frame_later() {
         let mut got = vec![0; len];
         client.read_exact(&mut got).unwrap();
         assert!(got == on_the_wire(&frame(9000, number)), "frame {number} of {committed}");
-        if link.is_full() && wait_readable(&link.epoll, Some(core::time::Duration::ZERO)).unwrap() {
+        if link.is_full()
+            && wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap()
+        {
             GuestLink::flush(&mut link);
         }
     }

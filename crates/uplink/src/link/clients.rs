@@ -1,0 +1,141 @@
+//! Clients of a link: the virtual machines that connect to its socket, one at a time.
+//!
+//! Others are accepted and closed at once. A link with a listening socket waits for the next client; another one ends
+//! with its client.
+
+// #syscall uplink accept4: clients of a socket
+// #syscall uplink epoll_ctl: waiting for clients
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use ringfence_frame::Fault;
+use ringfence_platform::Counters;
+use ringfence_sys::descriptors::dispose_socket;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::SocketFlags;
+
+/// Number of misbehaving clients that are logged. A client can connect again at once.
+pub(super) const LOGGED_MAX: u32 = 8;
+
+pub(super) const CLIENT: epoll::EventData = epoll::EventData::new_u64(0);
+pub(super) const LISTENER: epoll::EventData = epoll::EventData::new_u64(1);
+
+/// Origin of the clients of a link.
+#[derive(Debug)]
+pub enum Clients {
+    /// The one client is connected. The link ends with it.
+    Connected(OwnedFd),
+    /// Clients connect to this non-blocking listening socket.
+    Listener {
+        socket: OwnedFd,
+        /// Set if the link ends with its first client.
+        one_off: bool,
+    },
+}
+
+/// The client of now, and the place from which the next one comes.
+#[derive(Debug)]
+pub(super) struct ClientSlot {
+    client: Option<OwnedFd>,
+    listener: Option<OwnedFd>,
+    one_off: bool,
+    /// Readable when a message of the client, or another client, is there.
+    epoll: OwnedFd,
+    logged: u32,
+}
+
+impl ClientSlot {
+    /// Creates the slot.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if descriptors are exhausted.
+    pub(super) fn new(clients: Clients) -> io::Result<ClientSlot> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let mut slot = ClientSlot { client: None, listener: None, one_off: true, epoll, logged: 0 };
+        match clients {
+            Clients::Connected(socket) => slot.connect(socket)?,
+            Clients::Listener { socket, one_off } => {
+                epoll::add(&slot.epoll, &socket, LISTENER, epoll::EventFlags::IN)?;
+                slot.one_off = one_off;
+                slot.listener = Some(socket);
+            }
+        }
+        Ok(slot)
+    }
+
+    /// Returns the socket of the client, if one is connected.
+    pub(super) fn client(&self) -> Option<&OwnedFd> {
+        self.client.as_ref()
+    }
+
+    /// Returns the epoll of the slot, to which a link adds files of its own.
+    pub(super) fn epoll(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Returns the number of clients whose end was logged.
+    #[cfg(test)]
+    pub(super) fn logged(&self) -> u32 {
+        self.logged
+    }
+
+    fn connect(&mut self, socket: OwnedFd) -> Result<(), Errno> {
+        epoll::add(&self.epoll, &socket, CLIENT, epoll::EventFlags::IN)?;
+        self.client = Some(socket);
+        if self.one_off {
+            // Nobody else is served, so nobody else shall be able to connect.
+            if let Some(listener) = self.listener.take() {
+                epoll::delete(&self.epoll, &listener)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Accepts the next client, or closes its connection if there is one already. Returns `true` if a client came.
+    pub(super) fn accept(&mut self, system: &Counters) -> Result<bool, Fault> {
+        let Some(listener) = &self.listener else { return Ok(false) };
+        system.syscalls.add(1);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(listener, flags) {
+            Ok(_) if self.client.is_some() => Ok(false),
+            Ok(client) => {
+                let connected = self.connect(client);
+                connected.map_err(|errno| Fault::system("cannot wait for it", errno))?;
+                Ok(true)
+            }
+            // The connection may have ended before it was accepted.
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(false),
+            Err(errno) => Err(Fault::system("cannot accept a client", errno)),
+        }
+    }
+
+    /// Forgets the client. The link ends if no other client can come.
+    pub(super) fn disconnect(&mut self) -> Result<(), Fault> {
+        if let Some(client) = self.client.take() {
+            // Another process may hold the socket, so closing it does not suffice.
+            let removed = epoll::delete(&self.epoll, &client);
+            removed.map_err(|errno| Fault::system("cannot forget a client", errno))?;
+            // Descriptors may wait in its queue.
+            dispose_socket(client);
+        }
+        if self.listener.is_none() { Err(Fault::Gone) } else { Ok(()) }
+    }
+
+    /// Ends the connection of a client that breaks the rules. A link without other clients ends with that error.
+    pub(super) fn refuse(
+        &mut self,
+        error: impl std::error::Error + Send + Sync + 'static,
+    ) -> Result<(), Fault> {
+        if self.listener.is_none() {
+            return Err(Fault::misbehaved(error));
+        }
+        if self.logged < LOGGED_MAX {
+            self.logged += 1;
+            tracing::warn!("the client is disconnected: {error}");
+        }
+        self.disconnect()
+    }
+}

@@ -1,0 +1,97 @@
+//! Rule violations of a vhost-user client, each of which ends its connection.
+
+use ringfence_ring::split::backend::{DriverFault, TableFault};
+use ringfence_sys::descriptors::MessageError as ReceiveError;
+use ringfence_wire::vhost_user::MessageError;
+
+/// Reason for which a client is disconnected.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientFault {
+    /// Message that cannot be received.
+    #[error("vhost-user: {0}")]
+    Receive(#[from] ReceiveError),
+    /// Message that cannot be parsed.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// Message of which only a part came.
+    #[error("vhost-user: {bytes} bytes of a message of {len}")]
+    Partial {
+        /// Bytes that came.
+        bytes: usize,
+        /// Length of the message or of its header.
+        len: usize,
+    },
+    /// Request that was not offered.
+    #[error("vhost-user: request {request} was not offered")]
+    Request {
+        /// Number of the request.
+        request: u32,
+    },
+    /// Features that were not offered.
+    #[error("vhost-user: features {features:#x} were not offered")]
+    Features {
+        /// Features beyond the offered ones.
+        features: u64,
+    },
+    /// Vring beyond the two of a network device.
+    #[error("vhost-user: vring {index} of 2")]
+    Vring {
+        /// Number of the vring.
+        index: u32,
+    },
+    /// Value that the vring cannot have.
+    #[error("vhost-user: {value} for vring {index}")]
+    Value {
+        /// Number of the vring.
+        index: u32,
+        /// Value of the request.
+        value: u32,
+    },
+    /// Wrong number of files.
+    #[error("vhost-user: {count} files where {needed} belong")]
+    Files {
+        /// Files that came.
+        count: usize,
+        /// Files that the request needs.
+        needed: usize,
+    },
+    /// File that is no eventfd.
+    #[error("vhost-user: a vring's file must be an eventfd")]
+    NoEvent,
+    /// Memory region that does not lie in its file or in the address space.
+    #[error("vhost-user: an invalid memory region of {len} bytes at {address:#x}")]
+    Region {
+        /// First address of the region.
+        address: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// Memory region that cannot be mapped.
+    #[error("vhost-user: the guest's memory cannot be mapped: {source}")]
+    Map {
+        /// Error of the kernel.
+        source: std::io::Error,
+    },
+    /// Address outside of the guest's memory.
+    #[error("vhost-user: {len} bytes at {address:#x} lie outside of the guest's memory")]
+    Unmapped {
+        /// First address.
+        address: u64,
+        /// Length in bytes.
+        len: usize,
+    },
+    /// Tables of a vring that cannot be used.
+    #[error("vhost-user: {0}")]
+    Tables(#[from] TableFault),
+    /// Broken rule of the guest's driver.
+    #[error("vhost-user: {0}")]
+    Driver(#[from] DriverFault),
+    /// Error of the system.
+    #[error("vhost-user: {what}: {source}")]
+    System {
+        /// Operation that failed.
+        what: &'static str,
+        /// Error of the operation.
+        source: rustix::io::Errno,
+    },
+}

@@ -1,0 +1,104 @@
+//! Memory of a virtual machine, as its hypervisor passes it.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use ringfence_memory::{LentSlice, Mapping, Protection};
+use ringfence_sys::descriptors::Descriptors;
+use ringfence_wire::vhost_user::MemoryRegion;
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::fault::ClientFault;
+
+/// Mapped region of a guest's memory.
+#[derive(Debug)]
+struct Region {
+    /// First address as descriptors name it.
+    guest: u64,
+    /// First address in the address space of the hypervisor.
+    user: u64,
+    lent: LentSlice,
+}
+
+/// Memory that a hypervisor shares with the link. Empty until it does.
+#[derive(Debug, Default)]
+pub(super) struct GuestMemory {
+    regions: Vec<Region>,
+}
+
+impl GuestMemory {
+    /// Maps regions of files, one for each.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClientFault`] if a region does not lie in its file or in 64 bits, or cannot be mapped.
+    pub(super) fn map(
+        regions: &[MemoryRegion],
+        files: Descriptors,
+    ) -> Result<GuestMemory, ClientFault> {
+        if files.len() != regions.len() {
+            return Err(ClientFault::Files { count: files.len(), needed: regions.len() });
+        }
+        let mapped = regions.iter().zip(files.each()).map(|(region, file)| map(region, file));
+        Ok(GuestMemory { regions: mapped.collect::<Result<_, _>>()? })
+    }
+
+    /// Returns the memory at an address of a descriptor: a slice, and the offset in it of `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClientFault::Unmapped`] if they do not lie in one region.
+    pub(super) fn at(&self, address: u64, len: usize) -> Result<(&LentSlice, usize), ClientFault> {
+        let found = self.regions.iter().find_map(|region| {
+            let offset = offset_in(address, region.guest, region.lent.len())?;
+            (len <= region.lent.len() - offset).then_some((&region.lent, offset))
+        });
+        found.ok_or(ClientFault::Unmapped { address, len })
+    }
+
+    /// Returns the memory from an address of the hypervisor's up to the end of the region.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClientFault::Unmapped`] if no region has the address.
+    pub(super) fn from_user(&self, address: u64) -> Result<LentSlice, ClientFault> {
+        let found = self.regions.iter().find_map(|region| {
+            let offset = offset_in(address, region.user, region.lent.len())?;
+            region.lent.slice(offset, region.lent.len() - offset).ok()
+        });
+        found.ok_or(ClientFault::Unmapped { address, len: 1 })
+    }
+}
+
+/// Returns the offset of an address in a region, if it lies there.
+fn offset_in(address: u64, start: u64, len: usize) -> Option<usize> {
+    let offset = usize::try_from(address.checked_sub(start)?).ok()?;
+    (offset < len).then_some(offset)
+}
+
+// #syscall uplink statx 2+AT_EMPTY_PATH: size of a virtual machine's memory
+fn map(region: &MemoryRegion, file: impl AsFd) -> Result<Region, ClientFault> {
+    let &MemoryRegion { guest, len, user, offset } = region;
+    let invalid = || ClientFault::Region { address: guest, len };
+    let ends = [guest, user, offset].map(|start| start.checked_add(len));
+    let [Some(_), Some(_), Some(end)] = ends else { return Err(invalid()) };
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&file, c"", flags, StatxFlags::SIZE);
+    let size = found.map_err(|errno| ClientFault::Map { source: errno.into() })?.stx_size;
+    if len == 0 || end > size {
+        return Err(invalid());
+    }
+    let bounded = |number: u64| usize::try_from(number).map_err(|_| invalid());
+    // The whole file: pages of a huge-page file cannot be mapped or unmapped in part.
+    let mapping = Mapping::new(file, 0, bounded(size)?, Protection::ReadWrite);
+    let mapping = mapping.map_err(|source| ClientFault::Map { source })?;
+    let lent = mapping.lent().slice(bounded(offset)?, bounded(len)?);
+    Ok(Region { guest, user, lent: lent.map_err(|_| invalid())? })
+}
+
+/// Returns the only file of a message.
+pub(super) fn only(files: Descriptors) -> Result<OwnedFd, ClientFault> {
+    match files.exactly() {
+        Ok([file]) => Ok(file),
+        Err(count) => Err(ClientFault::Files { count, needed: 1 }),
+    }
+}

@@ -1,0 +1,446 @@
+//! vhost-user link: the network interface of a virtual machine, in the memory that its hypervisor shares.
+//!
+//! QEMU and libvirt connect to a Unix socket and pass the machine's memory and two vrings. The link is their device:
+//!
+//! ```text
+//! guest's driver -> vring 1 -> Batch (payload in place) -> engine
+//! guest's driver <- vring 0 <- copy <- FrameRing        <- engine
+//! hypervisor    <-> requests and answers on the socket (`device`)
+//! ```
+//!
+//! * **From the guest.** Headers are copied, and payload goes to a socket from the guest's memory. Its chains are
+//!   returned after the batch.
+//! * **To the guest.** Frames are assembled in a [`FrameRing`], and copied into the guest's buffers.
+//! * Kicks and messages arrive by one epoll. Kicks are suppressed until the thread is about to sleep.
+//!
+//! One client is connected at a time, as on a [`stream`](super::stream). A client that connects again sets everything up
+//! again; flows survive.
+//!
+//! # Guarantees
+//!
+//! * The link reaches all memory that the hypervisor shares, and no other. Every address and length in it is
+//!   checked, and read once.
+//! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
+//!   memory's file under the link; that ends this process, which serves no other guest.
+
+// #syscall uplink sendto: answers to a hypervisor
+// #syscall uplink epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
+// #syscall uplink write: interrupts of a virtual machine
+
+mod device;
+mod fault;
+mod memory;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ringfence_frame::{
+    Batch, ChecksumOffload, DropReason, Fault, GsoOffload, Port, PortCapabilities, PortCounters,
+    Received, Transmitted,
+};
+use ringfence_offload::vnet::MODERN_LEN;
+use ringfence_platform::Counters;
+use ringfence_sys::descriptors::receive_of_stream;
+use ringfence_wire::vhost_user::{self, FILES_MAX, HEADER_LEN, Header, PAYLOAD_MAX, Request};
+use ringfence_wire::virtio::feature;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::capture::Capture;
+use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
+use super::vhost_net::commit_all;
+use super::vhost_net::frames::{FrameRing, FrameShape};
+use super::{Committed, GuestLink, Slots, copy_in};
+use device::{Answer, Device, FROM_GUEST, TO_GUEST};
+pub use fault::ClientFault;
+use transfer::{Receiver, Sender, Taken, Written, header_len};
+
+/// Maximum of messages in one round.
+const MESSAGES_PER_ROUND: usize = 32;
+/// Number of rounds after which a busy link looks for messages.
+const ROUNDS_PER_LOOK: u32 = 64;
+
+/// Vrings of a virtual machine. See the [module](self) for the protocol.
+#[derive(Debug)]
+pub struct VhostUserLink {
+    clients: ClientSlot,
+    device: Device,
+    receiver: Receiver,
+    sender: Sender,
+    frames: FrameRing,
+    /// Chains with buffers that were there and too few. The sender waits for more.
+    too_few: Option<u16>,
+    /// A message or a client may be there.
+    has_messages: bool,
+    rounds: u32,
+    mtu: u16,
+    capabilities: PortCapabilities,
+    counters: Arc<PortCounters>,
+    system: Arc<Counters>,
+    /// Failure to be returned by the next call that can return one.
+    fault: Option<Fault>,
+    /// File that gets a copy of each frame.
+    capture: Option<Capture>,
+}
+
+impl VhostUserLink {
+    /// Creates a link for frames of at most `mtu` bytes behind the Ethernet header. System calls are counted in
+    /// `system`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if memory or descriptors are exhausted, or `shape` is invalid.
+    pub fn new(
+        clients: Clients,
+        mtu: u16,
+        shape: FrameShape,
+        system: Arc<Counters>,
+    ) -> io::Result<VhostUserLink> {
+        Ok(VhostUserLink {
+            clients: ClientSlot::new(clients)?,
+            device: Device::new()?,
+            receiver: Receiver::default(),
+            sender: Sender::default(),
+            frames: FrameRing::new(shape)?,
+            too_few: None,
+            has_messages: true,
+            rounds: 0,
+            mtu,
+            capabilities: PortCapabilities::plain(mtu),
+            counters: Arc::default(),
+            system,
+            fault: None,
+            capture: None,
+        })
+    }
+
+    /// From now on, the frames of the link are captured.
+    pub fn capture(&mut self, capture: Capture) {
+        self.capture = Some(capture);
+    }
+
+    /// Returns `true` while a client is connected.
+    pub fn is_connected(&self) -> bool {
+        self.clients.client().is_some()
+    }
+
+    /// Forgets what the client set up.
+    fn reset(&mut self) {
+        self.device.reset(self.clients.epoll());
+        self.capabilities = capabilities(0, self.mtu);
+        self.receiver.forget();
+        self.drop_waiting();
+    }
+
+    fn disconnect(&mut self) -> Result<(), Fault> {
+        self.reset();
+        self.clients.disconnect()
+    }
+
+    /// Ends the connection of a client that breaks the rules.
+    fn refuse(&mut self, fault: ClientFault) -> Result<(), Fault> {
+        self.counters.dropped(DropReason::BadRequest);
+        self.reset();
+        self.clients.refuse(fault)
+    }
+
+    /// Handles clients and messages that are there. Returns their number.
+    fn attend(&mut self) -> Result<usize, Fault> {
+        let mut work = 0;
+        self.has_messages = false;
+        if self.clients.accept(&self.system)? {
+            work += 1;
+        }
+        while work < MESSAGES_PER_ROUND && self.is_connected() {
+            match self.handle_message() {
+                Ok(Some(true)) => work += 1,
+                Ok(Some(false)) => return Ok(work),
+                Ok(None) => self.disconnect()?,
+                Err(fault) => self.refuse(fault)?,
+            }
+        }
+        self.has_messages = work >= MESSAGES_PER_ROUND;
+        Ok(work)
+    }
+
+    /// Handles the next message of the client. Returns `None` if the client has gone, and `false` if no message is
+    /// there.
+    fn handle_message(&mut self) -> Result<Option<bool>, ClientFault> {
+        use ringfence_sys::descriptors::MessageError::System;
+        let Some(client) = self.clients.client() else { return Ok(None) };
+        self.system.syscalls.add(2);
+        let mut bytes = [0; HEADER_LEN];
+        let received = match receive_of_stream(client, &mut bytes, FILES_MAX) {
+            Ok(received) if received.bytes == 0 => return Ok(None),
+            Ok(received) => received,
+            Err(System(Errno::AGAIN | Errno::INTR)) => return Ok(Some(false)),
+            Err(System(Errno::CONNRESET)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let partial = |bytes, len| ClientFault::Partial { bytes, len };
+        if received.bytes < HEADER_LEN {
+            return Err(partial(received.bytes, HEADER_LEN));
+        }
+        let header = Header::parse(&bytes)?;
+        let mut space = [0; PAYLOAD_MAX];
+        let payload = &mut space[..header.len];
+        if header.len > 0 {
+            // A client sends a message whole, and its files with the header.
+            let bytes = match rustix::net::recv(client, &mut *payload, RecvFlags::DONTWAIT) {
+                Ok((_, bytes)) => bytes,
+                Err(_) => 0,
+            };
+            if bytes < header.len {
+                return Err(partial(bytes, header.len));
+            }
+        }
+        let request = Request::parse(header.request, payload)?;
+        tracing::debug!("vhost-user: {request:?}");
+        let sets_features = matches!(request, Request::SetFeatures(_) | Request::ResetOwner);
+        let epoll = self.clients.epoll();
+        let answer = self.device.handle(request, received.descriptors, epoll)?;
+        if sets_features {
+            self.capabilities = capabilities(self.device.features(), self.mtu);
+        }
+        self.answer(&header, answer)
+    }
+
+    fn answer(&self, header: &Header, answer: Answer) -> Result<Option<bool>, ClientFault> {
+        let Some(client) = self.clients.client() else { return Ok(None) };
+        let bytes = match answer {
+            Answer::Word(word) => vhost_user::reply_word(header.request, word),
+            Answer::State(state) => vhost_user::reply_state(header.request, state),
+            Answer::Done if header.needs_reply && self.device.acknowledges() => {
+                vhost_user::reply_word(header.request, 0)
+            }
+            Answer::Done => return Ok(Some(true)),
+        };
+        self.system.syscalls.add(1);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(client, &bytes, flags) {
+            Ok(sent) if sent == bytes.len() => Ok(Some(true)),
+            Ok(sent) => Err(ClientFault::Partial { bytes: sent, len: bytes.len() }),
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(None),
+            Err(source) => Err(ClientFault::System { what: "answering", source }),
+        }
+    }
+
+    /// Takes frames of the guest.
+    fn take_frames(
+        &mut self,
+        batch: &mut Batch,
+        budget: usize,
+        received: &mut Received,
+    ) -> Result<(), ClientFault> {
+        let header_len = header_len(&self.device);
+        let Device { memory, vrings, .. } = &mut self.device;
+        let Some(queue) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
+        while received.work < budget
+            && batch.frames_left() > 0
+            && batch.has_place_for(ringfence_frame::batch::HEADER_MAX)
+            && batch.has_room_for(SUPER_PACKET_MAX)
+        {
+            match self.receiver.take(queue, (memory, header_len), batch, SUPER_PACKET_MAX)? {
+                Taken::Nothing => break,
+                Taken::Frame(len) => {
+                    received.frames += 1;
+                    self.counters.received(1, len as u64);
+                    if let Some(capture) = &mut self.capture {
+                        capture.record_received(batch, batch.len().saturating_sub(1));
+                    }
+                }
+                Taken::Dropped(reason) => self.counters.dropped(reason),
+            }
+            received.work += 1;
+        }
+        Ok(())
+    }
+
+    /// Drops the frames that wait.
+    fn drop_waiting(&mut self) {
+        for _ in 0..self.frames.withdraw() {
+            self.counters.dropped(DropReason::LinkDown);
+        }
+        self.too_few = None;
+    }
+
+    /// Copies waiting frames to the guest until there are none, or it has no buffers.
+    fn send_waiting(&mut self) -> Result<(), Fault> {
+        self.too_few = None;
+        if self.frames.waiting() == 0 {
+            return Ok(());
+        }
+        if self.device.vrings[TO_GUEST].queue.is_none() {
+            self.drop_waiting();
+            return Ok(());
+        }
+        let sent = self.write_waiting();
+        if self.device.vrings[TO_GUEST].publish() {
+            self.system.syscalls.add(1);
+        }
+        sent.or_else(|fault| self.refuse(fault))
+    }
+
+    fn write_waiting(&mut self) -> Result<(), ClientFault> {
+        let (features, header_len) = (self.device.features(), header_len(&self.device));
+        let Device { memory, vrings, .. } = &mut self.device;
+        let Some(queue) = &mut vrings[TO_GUEST].queue else { return Ok(()) };
+        while let Some(frame) = self.frames.next_waiting() {
+            let bytes = self.frames.bytes(&frame);
+            match self.sender.write(queue, (features, memory), header_len, bytes)? {
+                Written::TooFew(chains) => {
+                    self.too_few = Some(chains);
+                    break;
+                }
+                Written::TooLong => self.counters.dropped(DropReason::TooLong),
+                Written::Whole => {
+                    if let Some(capture) = &mut self.capture {
+                        let bytes = bytes.get(MODERN_LEN..).unwrap_or_default();
+                        capture.record(bytes.len(), |record| record.copy_from_slice(bytes));
+                    }
+                    self.counters.sent(1, frame.frame_len() as u64);
+                    self.counters.sent_with(frame.meta, 1);
+                }
+            }
+            let finished = self.frames.hand_over().map(|number| self.frames.finish(number));
+            debug_assert!(matches!(finished, Some(Ok(()))), "it was waiting");
+        }
+        Ok(())
+    }
+}
+
+/// Length of the longest frame: the longest IP packet behind its link header.
+const SUPER_PACKET_MAX: usize = 65_535 + ringfence_frame::port::LINK_HEADER_MAX;
+
+/// Returns the egress capabilities of a guest with these features.
+fn capabilities(features: u64, mtu: u16) -> PortCapabilities {
+    let has = |feature| features & feature != 0;
+    let has_checksum = has(feature::GUEST_CSUM);
+    let gso = GsoOffload {
+        tcp_v4: has_checksum && has(feature::GUEST_TSO4),
+        tcp_v6: has_checksum && has(feature::GUEST_TSO6),
+        ecn: has(feature::GUEST_ECN),
+        udp: false,
+    };
+    let checksum = if has_checksum { ChecksumOffload::Any } else { ChecksumOffload::None };
+    PortCapabilities { checksum, gso, scatter_gather: gso.tcp_v4 || gso.tcp_v6, mtu }
+}
+
+impl Port for VhostUserLink {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        self.fault.take().map_or(Ok(()), Err)?;
+        let mut received = Received::default();
+        self.rounds = self.rounds.wrapping_add(1);
+        if self.has_messages || self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+            received.work += self.attend()?;
+        }
+        if let Err(fault) = self.take_frames(batch, budget, &mut received) {
+            batch.clear();
+            received.frames = 0;
+            self.refuse(fault)?;
+        }
+        Ok(received)
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        let vring = &mut self.device.vrings[FROM_GUEST];
+        let Some(queue) = &mut vring.queue else { return Ok(()) };
+        self.receiver.finish(queue);
+        if vring.publish() {
+            self.system.syscalls.add(1);
+        }
+        Ok(())
+    }
+
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        let counters = Arc::clone(&self.counters);
+        Ok(copy_in(self, &counters, batch, frames))
+    }
+
+    fn flush(&mut self) -> Result<(), Fault> {
+        self.send_waiting()
+    }
+
+    fn arm(&mut self) -> Result<bool, Fault> {
+        if self.fault.is_some() || self.has_messages {
+            return Ok(true);
+        }
+        // A driver that breaks a rule is found by the next round.
+        let mut is_ready = false;
+        if let Some(queue) = &mut self.device.vrings[FROM_GUEST].queue {
+            is_ready |= queue.arm(0).unwrap_or(true);
+        }
+        if let (Some(few), Some(queue)) = (self.too_few, &mut self.device.vrings[TO_GUEST].queue) {
+            is_ready |= queue.arm(few).unwrap_or(true);
+        }
+        Ok(is_ready)
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.clients.epoll()]
+    }
+
+    fn clear_events(&mut self) -> Result<(), Fault> {
+        for vring in &mut self.device.vrings {
+            if let Some(queue) = &mut vring.queue {
+                queue.suppress();
+            }
+        }
+        self.system.syscalls.add(1);
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: CLIENT }; 8];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let found = match epoll::wait(self.clients.epoll(), &mut events[..], Some(&now)) {
+            Ok(found) => found,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(Fault::system("cannot hear a hypervisor", errno)),
+        };
+        let is_message = |event: &epoll::Event| {
+            [CLIENT, LISTENER].map(|own| own.u64()).contains(&event.data.u64())
+        };
+        self.has_messages |= events[..found].iter().any(is_message);
+        Ok(())
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        &self.counters
+    }
+}
+
+impl GuestLink for VhostUserLink {
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        let count = count.min(slots.remaining_capacity());
+        if self.frames.free(len) < count && self.too_few.is_none() {
+            GuestLink::flush(self);
+        }
+        self.frames.reserve(count, len, |room| slots.push(room));
+    }
+
+    fn commit(&mut self, frames: &[Committed]) {
+        commit_all(&mut self.frames, frames, &self.counters);
+    }
+
+    /// Copies committed frames to the guest. The next [`receive`](Port::receive) returns a failure.
+    fn flush(&mut self) {
+        if let Err(fault) = self.send_waiting() {
+            self.frames.withdraw();
+            self.fault = Some(fault);
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.too_few.is_some()
+    }
+}

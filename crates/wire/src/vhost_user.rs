@@ -1,0 +1,422 @@
+//! vhost-user messages for a backend (QEMU's interface description "vhost-user").
+//!
+//! A frontend, such as QEMU, sends requests over a Unix stream socket. Each has a header of 12 bytes:
+//!
+//! ```text
+//! request u32   flags u32 (version 1 in bits 0 and 1; 4: reply; 8: reply needed)   length u32   payload
+//! ```
+//!
+//! Integers are in native byte order. Files (memory, eventfds) come with the header's first byte. [`Header::parse`]
+//! bounds the payload's length, and [`Request::parse`] decodes it. The functions that begin with `reply` encode answers.
+
+use arrayvec::ArrayVec;
+use thiserror::Error;
+
+/// Length of a header in bytes.
+pub const HEADER_LEN: usize = 12;
+/// Maximum regions of the memory table.
+pub const REGIONS_MAX: usize = 8;
+/// Maximum length of a request's payload in bytes: a memory table.
+pub const PAYLOAD_MAX: usize = 8 + REGIONS_MAX * REGION_LEN;
+/// Maximum number of files that come with a request.
+pub const FILES_MAX: usize = REGIONS_MAX;
+
+/// Length of a region in a memory table, in bytes.
+const REGION_LEN: usize = 32;
+/// Length of a vring's addresses, in bytes.
+const ADDRESS_LEN: usize = 40;
+/// Length of an answer with a u64 or the state of a vring, in bytes.
+pub const REPLY_LEN: usize = HEADER_LEN + 8;
+
+const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 3;
+const REPLY: u32 = 4;
+const NEED_REPLY: u32 = 8;
+/// Bit of the payload that names a vring: no file comes with it.
+const NO_FILE: u64 = 1 << 8;
+
+/// Feature bit: protocol features are negotiated (`VHOST_USER_F_PROTOCOL_FEATURES`).
+pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+
+/// Protocol features, as masks.
+pub mod protocol_feature {
+    /// The backend answers requests that ask for it.
+    pub const REPLY_ACK: u64 = 1 << 3;
+}
+
+/// Header of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Number of the request.
+    pub request: u32,
+    /// The frontend waits for an answer, also to a request that has none by itself.
+    pub needs_reply: bool,
+    /// Length of the payload in bytes, at most [`PAYLOAD_MAX`].
+    pub len: usize,
+}
+
+/// State of a vring: its size, its next index, or a switch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VringState {
+    /// Number of the vring.
+    pub index: u32,
+    /// Value of the request.
+    pub value: u32,
+}
+
+/// Addresses of a vring's tables, in the address space of the frontend.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VringAddress {
+    /// Number of the vring.
+    pub index: u32,
+    /// Bit 0: writes are logged.
+    pub flags: u32,
+    /// Address of the descriptor table.
+    pub descriptors: u64,
+    /// Address of the used ring.
+    pub used: u64,
+    /// Address of the available ring.
+    pub available: u64,
+}
+
+/// Region of the guest's memory. Its file comes with the message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryRegion {
+    /// First address as descriptors name it.
+    pub guest: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// First address in the address space of the frontend.
+    pub user: u64,
+    /// Offset in the file.
+    pub offset: u64,
+}
+
+/// Vring and the presence of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VringFile {
+    /// Number of the vring.
+    pub index: u32,
+    /// A file comes with the message.
+    pub has_file: bool,
+}
+
+/// Request of a frontend.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Request {
+    GetFeatures,
+    SetFeatures(u64),
+    SetOwner,
+    ResetOwner,
+    SetMemoryTable(ArrayVec<MemoryRegion, REGIONS_MAX>),
+    SetVringSize(VringState),
+    SetVringAddress(VringAddress),
+    SetVringBase(VringState),
+    GetVringBase(VringState),
+    SetVringKick(VringFile),
+    SetVringCall(VringFile),
+    SetVringError(VringFile),
+    GetProtocolFeatures,
+    SetProtocolFeatures(u64),
+    GetQueueCount,
+    SetVringEnable(VringState),
+    /// Request that this module does not know.
+    Unknown(u32),
+}
+
+/// Broken rule of a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum MessageError {
+    /// Protocol version other than 1.
+    #[error("version {version} of vhost-user, not {VERSION}")]
+    Version {
+        /// Version in the header.
+        version: u32,
+    },
+    /// Answer where a request belongs.
+    #[error("an answer to request {request}, which was not sent")]
+    Answer {
+        /// Number of the request.
+        request: u32,
+    },
+    /// Payload longer than [`PAYLOAD_MAX`].
+    #[error("request {request} has {len} bytes, the limit is {PAYLOAD_MAX}")]
+    TooLong {
+        /// Number of the request.
+        request: u32,
+        /// Announced length.
+        len: u32,
+    },
+    /// Payload shorter than the request needs.
+    #[error("request {request} has {len} bytes, less than {needed}")]
+    TooShort {
+        /// Number of the request.
+        request: u32,
+        /// Length of the payload.
+        len: usize,
+        /// Length that the request needs.
+        needed: usize,
+    },
+    /// Memory table with more regions than [`REGIONS_MAX`].
+    #[error("a memory table of {count} regions, the limit is {REGIONS_MAX}")]
+    Regions {
+        /// Announced number.
+        count: u32,
+    },
+}
+
+impl Header {
+    /// Decodes a header.
+    ///
+    /// # Errors
+    ///
+    /// Returns the [`MessageError`] of the first broken rule. The start of the next message is unknown then.
+    pub fn parse(bytes: &[u8; HEADER_LEN]) -> Result<Header, MessageError> {
+        let word = |at: usize| u32_at(bytes, at);
+        let (request, flags, len) = (word(0), word(4), word(8));
+        let version = flags & VERSION_MASK;
+        if version != VERSION {
+            return Err(MessageError::Version { version });
+        }
+        if flags & REPLY != 0 {
+            return Err(MessageError::Answer { request });
+        }
+        match usize::try_from(len) {
+            Ok(bounded) if bounded <= PAYLOAD_MAX => {
+                Ok(Header { request, needs_reply: flags & NEED_REPLY != 0, len: bounded })
+            }
+            _ => Err(MessageError::TooLong { request, len }),
+        }
+    }
+}
+
+/// Defines the numbers of the requests, and decodes them.
+macro_rules! requests {
+    ($($name:ident = $number:literal: $body:expr;)*) => {
+        /// Numbers of the requests.
+        pub mod number {
+            $(#[allow(missing_docs, reason = "the name says all")] pub const $name: u32 = $number;)*
+        }
+
+        impl Request {
+            /// Decodes a request and its payload.
+            ///
+            /// # Errors
+            ///
+            /// Returns the [`MessageError`] of the first broken rule.
+            pub fn parse(request: u32, payload: &[u8]) -> Result<Request, MessageError> {
+                let body = Body { request, payload };
+                match request {
+                    $($number => {
+                        let decode: fn(&Body<'_>) -> Result<Request, MessageError> = $body;
+                        decode(&body)
+                    })*
+                    unknown => Ok(Request::Unknown(unknown)),
+                }
+            }
+        }
+    };
+}
+
+requests! {
+    GET_FEATURES = 1: |_| Ok(Request::GetFeatures);
+    SET_FEATURES = 2: |body| Ok(Request::SetFeatures(body.word()?));
+    SET_OWNER = 3: |_| Ok(Request::SetOwner);
+    RESET_OWNER = 4: |_| Ok(Request::ResetOwner);
+    SET_MEM_TABLE = 5: |body| Ok(Request::SetMemoryTable(body.regions()?));
+    SET_VRING_NUM = 8: |body| Ok(Request::SetVringSize(body.state()?));
+    SET_VRING_ADDR = 9: |body| Ok(Request::SetVringAddress(body.address()?));
+    SET_VRING_BASE = 10: |body| Ok(Request::SetVringBase(body.state()?));
+    GET_VRING_BASE = 11: |body| Ok(Request::GetVringBase(body.state()?));
+    SET_VRING_KICK = 12: |body| Ok(Request::SetVringKick(body.file()?));
+    SET_VRING_CALL = 13: |body| Ok(Request::SetVringCall(body.file()?));
+    SET_VRING_ERR = 14: |body| Ok(Request::SetVringError(body.file()?));
+    GET_PROTOCOL_FEATURES = 15: |_| Ok(Request::GetProtocolFeatures);
+    SET_PROTOCOL_FEATURES = 16: |body| Ok(Request::SetProtocolFeatures(body.word()?));
+    GET_QUEUE_NUM = 17: |_| Ok(Request::GetQueueCount);
+    SET_VRING_ENABLE = 18: |body| Ok(Request::SetVringEnable(body.state()?));
+}
+
+/// Payload of a request.
+struct Body<'a> {
+    request: u32,
+    payload: &'a [u8],
+}
+
+impl Body<'_> {
+    fn bytes<const N: usize>(&self) -> Result<&[u8; N], MessageError> {
+        let (request, len) = (self.request, self.payload.len());
+        let short = MessageError::TooShort { request, len, needed: N };
+        self.payload.first_chunk().ok_or(short)
+    }
+
+    fn word(&self) -> Result<u64, MessageError> {
+        self.bytes().map(|bytes| u64::from_ne_bytes(*bytes))
+    }
+
+    fn state(&self) -> Result<VringState, MessageError> {
+        let bytes = self.bytes::<8>()?;
+        Ok(VringState { index: u32_at(bytes, 0), value: u32_at(bytes, 4) })
+    }
+
+    fn file(&self) -> Result<VringFile, MessageError> {
+        let word = self.word()?;
+        // Bits 0 to 7 number the vring.
+        let index = u32::try_from(word & 0xff).unwrap_or(u32::MAX);
+        Ok(VringFile { index, has_file: word & NO_FILE == 0 })
+    }
+
+    fn address(&self) -> Result<VringAddress, MessageError> {
+        let bytes = self.bytes::<ADDRESS_LEN>()?;
+        Ok(VringAddress {
+            index: u32_at(bytes, 0),
+            flags: u32_at(bytes, 4),
+            descriptors: u64_at(bytes, 8),
+            used: u64_at(bytes, 16),
+            available: u64_at(bytes, 24),
+        })
+    }
+
+    fn regions(&self) -> Result<ArrayVec<MemoryRegion, REGIONS_MAX>, MessageError> {
+        let count = u32_at(self.bytes::<8>()?, 0);
+        let bounded = usize::try_from(count).ok().filter(|count| *count <= REGIONS_MAX);
+        let bounded = bounded.ok_or(MessageError::Regions { count })?;
+        let (request, len) = (self.request, self.payload.len());
+        let needed = 8 + bounded * REGION_LEN;
+        let Some(table) = self.payload.get(8..needed) else {
+            return Err(MessageError::TooShort { request, len, needed });
+        };
+        let region = |bytes: &[u8]| MemoryRegion {
+            guest: u64_at(bytes, 0),
+            len: u64_at(bytes, 8),
+            user: u64_at(bytes, 16),
+            offset: u64_at(bytes, 24),
+        };
+        Ok(table.chunks_exact(REGION_LEN).map(region).collect())
+    }
+}
+
+/// Encodes the answer to a request: a number.
+pub fn reply_word(request: u32, value: u64) -> [u8; REPLY_LEN] {
+    reply(request, value.to_ne_bytes())
+}
+
+/// Encodes the answer to a request: the state of a vring.
+pub fn reply_state(request: u32, state: VringState) -> [u8; REPLY_LEN] {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&state.index.to_ne_bytes());
+    bytes[4..].copy_from_slice(&state.value.to_ne_bytes());
+    reply(request, bytes)
+}
+
+fn reply(request: u32, payload: [u8; 8]) -> [u8; REPLY_LEN] {
+    let mut bytes = [0; REPLY_LEN];
+    bytes[..4].copy_from_slice(&request.to_ne_bytes());
+    bytes[4..8].copy_from_slice(&(VERSION | REPLY).to_ne_bytes());
+    bytes[8..12].copy_from_slice(&8_u32.to_ne_bytes());
+    bytes[12..].copy_from_slice(&payload);
+    bytes
+}
+
+/// Encodes a request, for tests of a backend.
+#[cfg(any(test, feature = "test-utils"))]
+pub fn request(request: u32, needs_reply: bool, payload: &[u8]) -> Vec<u8> {
+    let flags = if needs_reply { VERSION | NEED_REPLY } else { VERSION };
+    let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    [&request.to_ne_bytes()[..], &flags.to_ne_bytes(), &len.to_ne_bytes(), payload].concat()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_ne_bytes(word)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_ne_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn header(bytes: &[u8]) -> Result<Header, MessageError> {
+        Header::parse(bytes.first_chunk().unwrap())
+    }
+
+    #[test]
+    fn header_fields_match_layout() {
+        let bytes = request(5, true, &[0; 40]);
+        assert_eq!(header(&bytes), Ok(Header { request: 5, needs_reply: true, len: 40 }));
+        let answer = reply_word(1, 0x0102_0304_0506_0708);
+        assert_eq!(header(&answer), Err(MessageError::Answer { request: 1 }));
+        assert_eq!(answer[12..], 0x0102_0304_0506_0708_u64.to_ne_bytes());
+        let state = reply_state(11, VringState { index: 1, value: 7 });
+        assert_eq!((state[12], state[16], state.len()), (1, 7, 20));
+    }
+
+    #[test]
+    fn header_of_another_version_or_length_is_rejected() {
+        let mut bytes = request(1, false, &[]);
+        bytes[4] = 2;
+        assert_eq!(header(&bytes), Err(MessageError::Version { version: 2 }));
+        bytes[4] = 1;
+        let len = u32::try_from(PAYLOAD_MAX).unwrap() + 1;
+        bytes[8..12].copy_from_slice(&len.to_ne_bytes());
+        assert_eq!(header(&bytes), Err(MessageError::TooLong { request: 1, len }));
+    }
+
+    #[test]
+    fn memory_table_fields_match_layout() {
+        let words = [2_u64, 0x1000, 0x2000, 0x3000, 0x4000, 5, 6, 7, 8];
+        let payload: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let first = MemoryRegion { guest: 0x1000, len: 0x2000, user: 0x3000, offset: 0x4000 };
+        let second = MemoryRegion { guest: 5, len: 6, user: 7, offset: 8 };
+        let expected = Request::SetMemoryTable([first, second].into_iter().collect());
+        assert_eq!(Request::parse(number::SET_MEM_TABLE, &payload), Ok(expected));
+        let short = Request::parse(number::SET_MEM_TABLE, &payload[..71]);
+        assert_eq!(short, Err(MessageError::TooShort { request: 5, len: 71, needed: 72 }));
+        let many = [9_u64.to_ne_bytes().as_slice(), &[0; 9 * 32]].concat();
+        let many = Request::parse(number::SET_MEM_TABLE, &many);
+        assert_eq!(many, Err(MessageError::Regions { count: 9 }));
+    }
+
+    #[test]
+    fn vring_address_fields_match_layout() {
+        let mut payload = [0; 40];
+        payload[0] = 1;
+        for (at, value) in [(8, 0x10), (16, 0x20), (24, 0x30), (32, 0x40)] {
+            payload[at] = value;
+        }
+        let expected =
+            VringAddress { index: 1, flags: 0, descriptors: 0x10, used: 0x20, available: 0x30 };
+        let parsed = Request::parse(number::SET_VRING_ADDR, &payload);
+        assert_eq!(parsed, Ok(Request::SetVringAddress(expected)));
+    }
+
+    #[test]
+    fn vring_without_file_is_told_apart() {
+        let parse = |word: u64| Request::parse(number::SET_VRING_KICK, &word.to_ne_bytes());
+        let file = |index, has_file| Ok(Request::SetVringKick(VringFile { index, has_file }));
+        assert_eq!(parse(1), file(1, true));
+        assert_eq!(parse(0x101), file(1, false));
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_messages_are_parsed_or_rejected(
+            head in any::<[u8; HEADER_LEN]>(),
+            payload in proptest::collection::vec(any::<u8>(), 0..PAYLOAD_MAX + 9),
+        ) {
+            if let Ok(header) = Header::parse(&head) {
+                prop_assert!(header.len <= PAYLOAD_MAX);
+                let _ = Request::parse(header.request, &payload);
+            }
+            let _ = Request::parse(u32::from(head[0] % 20), &payload);
+        }
+    }
+}

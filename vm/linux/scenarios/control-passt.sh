@@ -1,0 +1,9 @@
+# title: for comparison: what `passt` checks, with this computer's own passt
+# set: name
+# machine: linux-passt-debian
+# limit: 90
+
+. /vm/linux/passt.sh
+plan 16
+# It lets the gateway lead to the host's loopback.
+card_works 192.0.2.1 2001:db8:1::1

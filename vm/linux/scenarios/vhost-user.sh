@@ -1,0 +1,19 @@
+# title: a machine's network card on `passt --vhost-user`: what a stream carries, and the offloads of a Linux driver
+# set: all
+# machine: linux-vhost-user
+# limit: 90
+
+. /vm/linux/passt.sh
+plan 20
+# negotiated BIT...: whether driver and device use these features.
+negotiated() {
+    local bit
+    for bit in "$@"; do
+        test "$(cut -c $((bit + 1)) /sys/class/net/eth0/device/features)" = 1 || return
+    done
+}
+card_works
+check 'checksums are left to the other side' negotiated 0 1
+check 'super-packets leave and arrive whole' negotiated 7 8 11 12
+check 'buffers are merged' negotiated 15
+check 'notifications are requested by index' negotiated 29
