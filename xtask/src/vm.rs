@@ -175,6 +175,10 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         (true, true) => vec![],
         _ => scenario::select(&found, &args.scenarios, set, debug)?,
     };
+    let selected = match release {
+        Some(_) => scenario::without_modules(selected, !args.scenarios.is_empty())?,
+        None => selected,
+    };
     let toolbox = Toolbox::new(root, target);
     let mut missing = toolbox.missing(NEEDS);
     if !missing.is_empty() && !args.no_install {
@@ -185,10 +189,6 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
     let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
-    anyhow::ensure!(
-        release.is_none() || !selected.iter().any(|scenario| scenario.wants_windows),
-        "scenarios with grant windows run with this computer's release only"
-    );
     let hypervisor = match hypervisor {
         None if debug => Some(hypervisor::debug(release, &cache, &toolbox, !args.no_install)?),
         None if selected.iter().any(|scenario| scenario.wants_windows) => {
@@ -204,8 +204,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_driver) {
         let images = &setting.images;
-        let driver =
-            guest_driver::archive(root, images, release, &cache, &toolbox, !args.no_install)?;
+        let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
         setting.programs.guest_driver = Some(driver);
     }
     if selected.iter().any(|scenario| scenario.wants_windows) {
@@ -214,7 +213,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         setting.programs.window_driver = Some(driver);
     }
     if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
-        let part = newest_kernel::archive(root, release, &cache, &toolbox, !args.no_install)?;
+        let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
         setting.programs.newest_kernel = Some(part);
     }
     setting.patience = args.patience;
