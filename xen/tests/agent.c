@@ -343,7 +343,7 @@ static void canary(char *out)
 	sprintf(out, "rounds %u", good);
 }
 
-/* Tries to issue every frame below 4 GiB that is not the granter's RAM: grant table, shared pages, holes. */
+/* Tries to issue every frame below 4 GiB that is not the granter's own memory: grant table, scratch frames, holes. */
 static void do_issue_special(char *out)
 {
 	static struct gnttab_window_issue x[64];
@@ -355,7 +355,8 @@ static void do_issue_special(char *out)
 	u64 a, b, gfn;
 
 	while (f && fgets(line, sizeof(line), f))
-		if (sscanf(line, "%lx-%lx : System RAM", &a, &b) == 2 && strstr(line, "System RAM"))
+		if (sscanf(line, "%lx-%lx", &a, &b) == 2 &&
+		    (strstr(line, "System RAM") || strstr(line, "ACPI Tables") || strstr(line, "Reserved")))
 			for (gfn = a >> 12; gfn <= b >> 12 && gfn < sizeof(ram); gfn++)
 				ram[gfn] = 1;
 	if (f)
