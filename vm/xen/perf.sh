@@ -89,7 +89,7 @@ counters() {
         /grant windows: pages issued / { print "issues=" total() }
         /grant windows: pages removed / { print "revokes=" total() }
         /(^| )TLB flushes  / && !/windows/ { print "tlb_flushes=" total() }
-        /#IPIs / { print "ipis=" total() }'
+        /#IPIs / { print "ipis=" total() }' | tr '\n' ' '
 }
 
 # row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: a line of the run's file of rows, which `ringfence-bench seeds SEED

@@ -175,6 +175,16 @@ static int good(unsigned int cmd, void *args)
 	return 1;
 }
 
+/* A handle of ours, or one that the peer probably has: a serial number and the first free place of 32. */
+static uint32_t some_handle(const uint32_t *own_handles, int peers)
+{
+	if (rand() % 8 == 0)
+		return rand() % 2 ? rand() : odd();
+	if (!peers)
+		return own_handles[rand() % 32];
+	return rand() % 2 ? rand() % 32 * 33 : rand() % 256 << 5 | rand() % 32;
+}
+
 static void *fuzz(void *unused)
 {
 	static u64 own_frames[PAGES];
@@ -182,6 +192,7 @@ static void *fuzz(void *unused)
 	char *args = pages(5);
 	u64 *gfns = pages(1);
 	u64 base = 0x100000;
+	uint32_t own_handles[32] = {};
 	FILE *f = fopen("/sys/module/ringfence_window/parameters/base", "r");
 
 	if (f) {
@@ -197,7 +208,8 @@ static void *fuzz(void *unused)
 	while (fuzzing) {
 		unsigned int cmd = 0x40 + rand() % 6, count = rand() % 8 ? 1 + rand() % 80 : odd(), i;
 		u64 *a = (u64 *)args;
-		uint32_t handle = rand() % 4 ? rand() % 4 : rand() % 2 ? rand() : odd();
+		int peers = cmd == GNTTABOP_window_register || (cmd == GNTTABOP_window_destroy && rand() % 2);
+		uint32_t handle = some_handle(own_handles, peers), entries = rand() % 4 ? 64 : rand() % 2 ? 4096 : odd();
 
 		for (i = 0; i < 512; i++)
 			a[i] = rand() % 3 ? odd() : ((u64)rand() << 32 | rand());
@@ -206,24 +218,24 @@ static void *fuzz(void *unused)
 		if (cmd == GNTTABOP_window_create) {
 			struct gnttab_window_create *c = (void *)args;
 
-			*c = (struct gnttab_window_create){ rand() % 8 ? fuzz_peer : odd(), 0, rand() % 2 ? 4096 : odd() };
+			*c = (struct gnttab_window_create){ rand() % 8 ? fuzz_peer : odd(), 0, entries };
 		} else if (cmd == GNTTABOP_window_register) {
 			struct gnttab_window_register *r = (void *)args;
 
 			*r = (struct gnttab_window_register){ rand() % 8 ? fuzz_peer : odd(), 0, handle,
 				rand() % 4 ? base + rand() % 32768 : odd(), rand() % 8 ? (u64)gfns : odd(),
-				rand() % 2 ? 4096 : odd() };
+				entries };
 		} else if (cmd == GNTTABOP_window_issue && rand() % 4) {
 			struct gnttab_window_issue *x = (void *)args;
 
 			for (i = 0; i < 80; i++)
-				x[i] = (struct gnttab_window_issue){ handle, rand() % 4 ? rand() % 4200 : odd(),
+				x[i] = (struct gnttab_window_issue){ handle, rand() % 4 ? rand() % 70 : odd(),
 					rand() % 4 ? own_frames[rand() % PAGES] : odd(), rand() % 8 ? rand() % 2 : odd() };
 		} else if (cmd == GNTTABOP_window_revoke && rand() % 4) {
 			struct gnttab_window_revoke *r = (void *)args;
 
 			for (i = 0; i < 80; i++)
-				r[i] = (struct gnttab_window_revoke){ handle, rand() % 4 ? rand() % 4200 : odd(),
+				r[i] = (struct gnttab_window_revoke){ handle, rand() % 4 ? rand() % 70 : odd(),
 					rand() % 8 ? rand() % 2 : odd() };
 		} else if (cmd == GNTTABOP_window_destroy && rand() % 32) {
 			/* Rarely, so that windows live. */
@@ -231,12 +243,17 @@ static void *fuzz(void *unused)
 		} else if (cmd == GNTTABOP_window_destroy) {
 			struct gnttab_window_destroy *d = (void *)args;
 
-			*d = (struct gnttab_window_destroy){ rand() % 2 ? 0x7ff0 : rand() % 2 ? fuzz_peer : odd(), 0, handle };
+			*d = (struct gnttab_window_destroy){ !peers ? 0x7ff0 : rand() % 8 ? fuzz_peer : odd(), 0, handle };
 		}
 		if (cmd == GNTTABOP_window_create || cmd == GNTTABOP_window_register || cmd == GNTTABOP_window_destroy)
 			count = rand() % 16 ? 1 : count;
 		if (call(cmd, rand() % 64 ? (void *)args : (void *)odd(), count) == 0 && good(cmd, args))
 			accepted++, accepted_of[cmd - 0x40]++;
+		if (cmd == GNTTABOP_window_create && !((struct gnttab_window_create *)args)->status) {
+			uint32_t made = ((struct gnttab_window_create *)args)->handle;
+
+			own_handles[made % 32] = made;
+		}
 		fuzzed++;
 	}
 	return unused;
@@ -326,7 +343,7 @@ static void canary(char *out)
 	sprintf(out, "rounds %u", good);
 }
 
-/* Tries to issue every frame below 4 GiB that is not the granter's RAM: grant table, shared pages, holes. */
+/* Tries to issue every frame below 4 GiB that is not the granter's own memory: grant table, scratch frames, holes. */
 static void do_issue_special(char *out)
 {
 	static struct gnttab_window_issue x[64];
@@ -338,7 +355,8 @@ static void do_issue_special(char *out)
 	u64 a, b, gfn;
 
 	while (f && fgets(line, sizeof(line), f))
-		if (sscanf(line, "%lx-%lx : System RAM", &a, &b) == 2 && strstr(line, "System RAM"))
+		if (sscanf(line, "%lx-%lx", &a, &b) == 2 &&
+		    (strstr(line, "System RAM") || strstr(line, "ACPI Tables") || strstr(line, "Reserved")))
 			for (gfn = a >> 12; gfn <= b >> 12 && gfn < sizeof(ram); gfn++)
 				ram[gfn] = 1;
 	if (f)

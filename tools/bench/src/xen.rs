@@ -78,14 +78,8 @@ impl Rows {
             return Ok(());
         }
         anyhow::ensure!(!rows.is_empty(), "the file of --xen has no row of `seeds {seed}`");
-        let mut experiments: Vec<(&str, &str)> =
-            rows.iter().map(|row| (row.experiment.as_str(), row.unit.as_str())).collect();
-        // A setup may be measured in each experiment before the next setup is.
-        experiments.sort_unstable();
-        experiments.dedup();
-        for (experiment, unit) in experiments {
-            let same = rows.iter().filter(|row| row.experiment == experiment && row.unit == unit);
-            write!(out, "\n{}", table(&same.copied().collect::<Vec<_>>()).text())?;
+        for group in groups(&rows) {
+            write!(out, "\n{}", table(&group).text())?;
         }
         Ok(writeln!(out, "\n{NOTES}")?)
     }
@@ -116,6 +110,20 @@ impl Row {
         let per_unit = names.filter_map(|name| Some((name, self.per_unit(name)?))).collect();
         Line { platform: "xen", row: self, per_unit, published: self.published() }
     }
+}
+
+/// Returns the rows of each experiment. A scenario may measure all experiments of one setup before the next.
+fn groups<'a>(rows: &[&'a Row]) -> Vec<Vec<&'a Row>> {
+    let mut groups: Vec<Vec<&Row>> = Vec::new();
+    for &row in rows {
+        let alike =
+            |of: &&mut Vec<&Row>| of[0].experiment == row.experiment && of[0].unit == row.unit;
+        match groups.iter_mut().find(alike) {
+            Some(group) => group.push(row),
+            None => groups.push(vec![row]),
+        }
+    }
+    groups
 }
 
 /// Returns the table of an experiment.
@@ -190,6 +198,17 @@ mod tests {
         assert_eq!(published("staging", "bulk", "netback"), None);
         assert!(published("persistent", "guests-6", "map").is_some());
         assert_eq!(published("persistent", "guests-6", "copy"), None);
+    }
+
+    #[test]
+    fn interleaved_rows_make_one_table_for_each_experiment() {
+        let text = TEXT.replace("persistent", "redesigned");
+        let rows = Rows::parse(&text).unwrap();
+        let rows: Vec<&Row> = rows.0.iter().collect();
+        let names =
+            groups(&rows).into_iter().map(|group| (group[0].experiment.clone(), group.len()));
+        let names: Vec<(String, usize)> = names.collect();
+        assert_eq!(names, [("receive".to_owned(), 2), ("read".to_owned(), 1)]);
     }
 
     #[test]
