@@ -41,7 +41,7 @@ impl SupervisorProcess {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Kills the process.
+    /// Kills the process, unless it has been waited for.
     pub(super) fn kill(&self) {
         if !self.is_reaped {
             // It is not reaped, so the number is still its own.

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_void};
 
 /// `PF_W` of elf.h: the segment is writable.
 const WRITABLE: u32 = 2;
-/// `PT_LOAD` of elf.h.
+/// `PT_LOAD` of elf.h: the segment is mapped.
 const LOADED: u32 = 1;
 
 /// Unmaps the program's code and constants. The kernel maps a page again at its next use, without I/O while the page is
