@@ -313,7 +313,7 @@ fn tables(
 ) -> Result<QueueTables, ClientFault> {
     let VringAddress { descriptors, available, used, .. } = address;
     let [descriptors, available, used] =
-        [memory.from_user(descriptors)?, memory.from_user(available)?, memory.from_user(used)?];
+        [memory.at_user(descriptors)?, memory.at_user(available)?, memory.at_user(used)?];
     Ok(QueueTables::new(size, event_idx, [&descriptors, &available, &used])?)
 }
 
