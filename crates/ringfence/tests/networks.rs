@@ -168,7 +168,10 @@ fn start_passt(world: &World) -> (String, Vec<Running>) {
     let options = ["--foreground", "--dns-forward", STAND_IN, "-s", "vm.socket"];
     let passt = world.host(&[&[world.lab.program(), "passt"], &options[..]].concat());
     passt.wait_for_error("listens at");
-    let script = format!("{} echo pid $$; exec sleep 1000", support::machine::CONFIGURE_V4);
+    let script = format!(
+        "{} echo pid $$; until [ -e stop ]; do sleep 0.05; done",
+        support::machine::CONFIGURE_V4
+    );
     let machine = world.host(&["python3", "machine.py", "vm.socket", &script]);
     machine.wait_for_output("pid");
     assert!(eventually(MOMENT, || machine.stdout.text().ends_with('\n')));

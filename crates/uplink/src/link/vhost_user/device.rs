@@ -28,10 +28,10 @@ use super::memory::{GuestMemory, only};
 pub(super) const TO_GUEST: usize = 0;
 /// Vring with frames from the guest.
 pub(super) const FROM_GUEST: usize = 1;
-/// Number of vrings.
+/// Number of vrings: one pair of queues.
 const VRINGS: usize = 2;
 
-/// Offered features.
+/// Features that a driver may use.
 pub(super) const FEATURES: u64 = feature::CSUM
     | feature::GUEST_CSUM
     | feature::GUEST_TSO4
@@ -45,7 +45,7 @@ pub(super) const FEATURES: u64 = feature::CSUM
     | feature::EVENT_IDX
     | feature::VERSION_1
     | PROTOCOL_FEATURES;
-/// Offered protocol features.
+/// Protocol features that a hypervisor may use.
 const PROTOCOL: u64 = protocol_feature::REPLY_ACK;
 
 /// First number of the vrings' kicks among the events of the epoll.
@@ -313,7 +313,7 @@ fn tables(
 ) -> Result<QueueTables, ClientFault> {
     let VringAddress { descriptors, available, used, .. } = address;
     let [descriptors, available, used] =
-        [memory.from_user(descriptors)?, memory.from_user(available)?, memory.from_user(used)?];
+        [memory.at_user(descriptors)?, memory.at_user(available)?, memory.at_user(used)?];
     Ok(QueueTables::new(size, event_idx, [&descriptors, &available, &used])?)
 }
 

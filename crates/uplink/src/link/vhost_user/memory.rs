@@ -60,7 +60,7 @@ impl GuestMemory {
     /// # Errors
     ///
     /// Returns [`ClientFault::Unmapped`] if no region has the address.
-    pub(super) fn from_user(&self, address: u64) -> Result<LentSlice, ClientFault> {
+    pub(super) fn at_user(&self, address: u64) -> Result<LentSlice, ClientFault> {
         let found = self.regions.iter().find_map(|region| {
             let offset = offset_in(address, region.user, region.lent.len())?;
             region.lent.slice(offset, region.lent.len() - offset).ok()
