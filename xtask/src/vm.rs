@@ -199,6 +199,10 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         (true, true) => vec![],
         _ => scenario::select(&found, &args.scenarios, set, hypervisor.debug)?,
     };
+    let release = hypervisor.release;
+    if release.is_some() {
+        selected = scenario::without_modules(selected, !args.scenarios.is_empty())?;
+    }
     let toolbox = Toolbox::new(root, target);
     let mut missing = toolbox.missing(NEEDS);
     if !missing.is_empty() && !args.no_install {
@@ -208,7 +212,6 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
     let cache = std::path::absolute(cache)?;
-    let release = hypervisor.release;
     let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
     selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
     let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
@@ -220,8 +223,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_driver) {
         let images = &setting.images;
-        let driver =
-            guest_driver::archive(root, images, release, &cache, &toolbox, !args.no_install)?;
+        let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
         setting.programs.guest_driver = Some(driver);
     }
     if selected.iter().any(|scenario| scenario.wants_windows) {
@@ -232,7 +234,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         setting.programs.window_tests = tests.then_some(archives.tests);
     }
     if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
-        let part = newest_kernel::archive(root, release, &cache, &toolbox, !args.no_install)?;
+        let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
         setting.programs.newest_kernel = Some(part);
     }
     setting.patience = args.patience;

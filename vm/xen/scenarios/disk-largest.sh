@@ -27,7 +27,8 @@ served() {
 plan 32
 use_disks
 image one 48
-MEMORY=320 EXTRA='xen_blkfront.max_ring_page_order=4 xen_blkfront.max_indirect_segments=256'
+# The driver sets pages aside for every segment of every request: 512 MiB.
+MEMORY=800 EXTRA='xen_blkfront.max_ring_page_order=4 xen_blkfront.max_indirect_segments=256'
 served persistent
 served map
 served copy

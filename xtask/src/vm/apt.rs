@@ -88,15 +88,9 @@ impl Apt {
     /// Creates the package cache below `cache` for the release and its backports, which it prefers. Fetches the
     /// package lists: the system's usually have no backports.
     pub(super) fn backports(cache: &Path) -> anyhow::Result<Apt> {
-        Apt::backports_of(None, cache)
-    }
-
-    /// Does the same for another release.
-    pub(super) fn backports_of(release: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
         let mut apt = Apt { lists: cache.join("apt-backports"), ..Apt::new(cache) };
         std::fs::create_dir_all(&apt.lists)?;
-        let codename =
-            release.map_or_else(codename, |release| Ok(release.codename().to_owned()))?;
+        let codename = codename()?;
         let list = apt.lists.join("source.list");
         std::fs::write(&list, sources_list("deb", &codename, &["", "-backports"]))?;
         apt.suites = own_sources(&list);

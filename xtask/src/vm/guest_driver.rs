@@ -6,11 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::apt::Release;
 use super::build::Build;
 use super::cpio::Archive;
 use super::images::Images;
-use super::kernel::in_root;
 use super::module::{self, NEEDS, NETFRONT};
 use crate::tools::Toolbox;
 
@@ -27,7 +25,6 @@ const LIBRARIES: [&str; 2] =
 pub(super) fn archive(
     root: &Path,
     images: &Images,
-    suite: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
     may_install: bool,
@@ -45,15 +42,15 @@ pub(super) fn archive(
     println!("building {} for Linux {release}", NETFRONT.file);
     let build = Build::begin(cache.join("guest-driver"), NEEDS, toolbox, may_install)?;
     let tree = build.folder().join("tree");
-    let headers = module::headers_in(suite, cache, &release, &ETHTOOL, &tree)?;
+    let headers = module::headers_of(cache, &release, &ETHTOOL, &tree)?;
     NETFRONT.compile(&build, &headers, &sources)?;
     let hostile = hostile.display().to_string();
     build.run(&["gcc", "-O2", "-Wall", "-static", "-o", "hostile-backend", &hostile])?;
     let mut archive = Archive::new(Vec::new());
     archive.copy(&format!("lib/{}", NETFRONT.file), &build.folder().join(NETFRONT.file))?;
-    archive.copy("usr/sbin/ethtool", &in_root(&tree, "sbin/ethtool"))?;
+    archive.copy("usr/sbin/ethtool", &tree.join("sbin/ethtool"))?;
     for library in LIBRARIES {
-        archive.copy(library, &in_root(&tree, library))?;
+        archive.copy(library, &tree.join(library))?;
     }
     archive.copy("usr/bin/hostile-backend", &build.folder().join("hostile-backend"))?;
     std::fs::write(build.folder().join(ARCHIVE), archive.finish()?)?;

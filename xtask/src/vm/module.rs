@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::apt::{Apt, Release};
+use super::apt::Apt;
 use super::build::Build;
 use crate::tools::{self, Tool, Toolbox};
 
@@ -105,18 +105,7 @@ pub(super) fn headers_of(
     others: &[&str],
     root: &Path,
 ) -> anyhow::Result<PathBuf> {
-    headers_in(None, cache, release, others, root)
-}
-
-/// Does the same with the packages of another Debian release.
-pub(super) fn headers_in(
-    suite: Option<Release>,
-    cache: &Path,
-    release: &str,
-    others: &[&str],
-    root: &Path,
-) -> anyhow::Result<PathBuf> {
-    let mut apt = Apt::of(suite, cache)?;
+    let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
     unpack_headers(&apt, &name, others, root).or_else(|_| {
         apt.update()?;

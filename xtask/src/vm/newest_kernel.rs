@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::apt::{Apt, Release};
+use super::apt::Apt;
 use super::build::Build;
 use super::cpio::Archive;
 use super::images::GUEST_MODULES;
@@ -23,12 +23,11 @@ const ARCHIVE: &str = "newest-kernel.cpio";
 /// Makes the part below `cache`, or finds it there; returns its path.
 pub(super) fn archive(
     root: &Path,
-    suite: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
-    let apt = Apt::backports_of(suite, cache)?;
+    let apt = Apt::backports(cache)?;
     let found = apt.depends(NEWEST, "linux-image-")?.into_iter().next();
     let image = found.with_context(|| format!("{NEWEST} names no kernel"))?;
     let release = image.trim_start_matches("linux-image-").to_owned();

@@ -212,6 +212,24 @@ pub(super) fn select(
     Ok(selected)
 }
 
+/// Removes the scenarios with kernel modules of ours: the programs in another release's packages of kernel headers need
+/// a newer C library. It is an error if they were `named`.
+pub(super) fn without_modules(
+    selected: Vec<Scenario>,
+    named: bool,
+) -> anyhow::Result<Vec<Scenario>> {
+    let (modules, rest): (Vec<_>, Vec<_>) = selected
+        .into_iter()
+        .partition(|s| s.wants_driver || s.wants_windows || s.wants_newest_kernel);
+    if !modules.is_empty() {
+        let names: Vec<&str> = modules.iter().map(|scenario| scenario.name.as_str()).collect();
+        let names = names.join(", ");
+        anyhow::ensure!(!named, "modules are built for this computer's release only: {names}");
+        println!("without {names}: modules are built for this computer's release only");
+    }
+    Ok(rest)
+}
+
 /// Distributes scenarios to boots. Scenarios of one machine with the same options share a boot of at most `most`
 /// seconds, the sum of their limits: boots run at the same time, and the scenarios after a crash need another boot.
 pub(super) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
@@ -322,6 +340,16 @@ mod tests {
         assert_eq!(names(select(&debug, &[], Set::All, true).unwrap()), ["d"]);
         assert!(select(&debug, &[], Set::All, false).unwrap().is_empty());
         assert!(select(&debug, &["d".to_owned()], Set::All, false).is_err());
+    }
+
+    #[test]
+    fn scenarios_with_modules_are_left_out_unless_named() {
+        let plain = scenario("a", Set::All, Kind::Xen, 10);
+        let driver = Scenario { wants_driver: true, ..scenario("b", Set::All, Kind::Xen, 10) };
+        let both = vec![plain.clone(), driver];
+        assert_eq!(without_modules(both.clone(), false).unwrap(), [plain.clone()]);
+        assert!(without_modules(both, true).is_err());
+        assert_eq!(without_modules(vec![plain.clone()], true).unwrap(), [plain]);
     }
 
     #[test]
