@@ -41,6 +41,7 @@
 //! Kernel vhost takes addresses, not slices. Safe code cannot construct a [`DeviceRange`] from a number. Only a
 //! slice gives a writable range. A [`SendArea`], which has Rust references, gives read-only ranges.
 
+mod aligned;
 mod copy;
 mod device;
 mod iolist;
@@ -48,6 +49,7 @@ mod lent;
 mod mapping;
 mod uring;
 
+pub use aligned::page_aligned;
 pub use copy::CopyRoutine;
 pub use device::{DeviceAccess, DeviceRange, DeviceRegion, FIRST_IO_ADDRESS, SendArea};
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};

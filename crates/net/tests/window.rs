@@ -140,7 +140,7 @@ fn pools_shrink_during_transfer_and_grow_again() {
 fn backend_holding_pages_beyond_limit_loses_pages_and_device() {
     let mut pair = Pair::new(Mode::Window);
     let hold_limit = Duration::from_millis(200);
-    let policy = SourcePolicy { hold_limit, churn: 0 };
+    let policy = SourcePolicy { hold_limit, ..SourcePolicy::default() };
     with_sizes(&mut pair, WindowSizes { pages: 512, entries: 256, policy });
     pair.connect();
     let frames: Vec<_> = (0..400).map(|i| frame(i, 1500)).collect();

@@ -5,18 +5,20 @@
 
 pub mod hints;
 pub mod interface;
+mod memory;
 mod pages;
 
 pub use interface::parse_interface;
+pub use memory::{mode_parser, revocation_parser, staging_parser};
 pub use pages::{ManArgs, write_completions};
 
 use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use ringfence_access::Mode;
+use ringfence_access::window::Revocation;
 use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
@@ -329,6 +331,11 @@ pub struct RunArgs {
           help_heading = heading::MEMORY)]
     pub staging: TxStaging,
 
+    /// Time at which the content of a page that was revoked in mode `window` leaves the driver domain's reach
+    #[arg(long = "revoke", value_name = "WHEN", default_value = "plain", value_parser = revocation_parser(),
+          help_heading = heading::MEMORY)]
+    pub revocation: Revocation,
+
     /// Number of queues of the interface; packets of one connection take one queue
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..=QUEUES_MAX.into()),
@@ -491,6 +498,7 @@ impl RunArgs {
             protect: self.protect,
             mode: self.mode,
             staging: self.staging,
+            revocation: self.revocation,
             queues: self.queues,
             mtu: self.mtu,
             offload: self.offload,
@@ -512,19 +520,6 @@ impl RunArgs {
             command: self.command,
         }
     }
-}
-
-/// Parses the name of a mode. The help lists all modes with their meanings.
-pub fn mode_parser() -> impl TypedValueParser<Value = Mode> {
-    let named = |mode: Mode| PossibleValue::new(mode.name()).help(mode.meaning());
-    PossibleValuesParser::new(Mode::NETWORK.map(named)).try_map(|word| Mode::for_network(&word))
-}
-
-/// Parses the choice of staged pages. The help lists the choices with their meanings.
-pub fn staging_parser() -> impl TypedValueParser<Value = TxStaging> {
-    let named = |staging: TxStaging| PossibleValue::new(staging.name()).help(staging.meaning());
-    PossibleValuesParser::new(TxStaging::CHOICES.map(named))
-        .try_map(|word| word.parse::<TxStaging>())
 }
 
 /// Parses the name of a switch that guests may share.

@@ -231,6 +231,8 @@ pub struct FrontendConfig {
     pub staging: String,
     /// Puts the buffers into grant windows, if the backend opens them.
     pub windows: bool,
+    /// Takes the content of a page of a window out of the backend's reach as soon as the page is revoked.
+    pub strict_revocation: bool,
     /// Number of queues of the vif.
     pub queues: u32,
     /// Number of queues of the TAP, and of worker threads. 0 for a guest without a vif.
@@ -296,6 +298,7 @@ mod tests {
             offloads: 0,
             staging: staging.to_string(),
             windows,
+            strict_revocation: false,
             queues: 1,
             tap_queues,
             takes: String::new(),

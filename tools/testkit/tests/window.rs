@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use common::Machine;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
+use ringfence_access::window::{PageSource, Revocation, SourcePolicy};
 use ringfence_platform::local::raw::pin::PinnedPage;
 use ringfence_platform::local::raw::{RawArena, RawDomain, memfd};
 use ringfence_platform::local::{ArenaFault, ArenaShape, LocalPlatform};
@@ -84,6 +85,27 @@ fn page_pinned_in_huge_page_is_not_fresh_until_pin_ends() {
         assert_eq!(pair.table.prepare(PageId(3)), Ok(()), "forced: {forced}");
         pair.table.issue(FIRST, PageId(3), Access::ReadWrite).unwrap();
         assert_eq!((pair.tag(PageId(2)), pair.tag(PageId(3)), pair.tag(PageId(4))), (1, 0, 1));
+    }
+}
+
+/// A grantee that kept a mapping of the window reads what a page held when it was revoked, until the page is punched.
+#[test]
+fn strict_revocation_takes_content_out_of_mapping_of_grantee() {
+    for (revocation, seen) in [(Revocation::Plain, 7), (Revocation::Strict, 0)] {
+        let Pair { guest: _guest, machine: _machine, table, mut view } = Pair::new(SHAPE);
+        // Each page that is given back is revoked and exchanged for another.
+        let policy = SourcePolicy { churn: 1, revocation, ..SourcePolicy::default() };
+        let mut source = PageSource::new(table, 4, policy);
+        let page = source.take(Access::ReadOnly).unwrap();
+        let gref = source.lend(page).unwrap();
+        source.memory(page).unwrap().store_u64(0, 7, SeqCst).unwrap();
+        let mut places = Vec::new();
+        view.begin([(gref, Access::ReadOnly)].into_iter(), &mut places);
+        let place = places.pop().unwrap().unwrap();
+        view.end(gref);
+        source.give_back(page);
+        let (memory, offset) = view.memory(place);
+        assert_eq!(memory.load_u64(offset, SeqCst).unwrap(), seen, "{revocation:?}");
     }
 }
 

@@ -55,11 +55,45 @@ pub struct SourcePolicy {
     /// Number of returned pages after which one page is exchanged for another, to simulate a guest that also
     /// uses its memory for other purposes. 0 disables it.
     pub churn: u32,
+    /// Time at which the content of a revoked page leaves the grantee's reach.
+    pub revocation: Revocation,
+}
+
+/// Time at which the content of a revoked page leaves the reach of a grantee that kept a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Revocation {
+    /// When the page is used again, together with other pages.
+    #[default]
+    Plain,
+    /// Before the revocation ends, which costs a system call for each page.
+    Strict,
+}
+
+impl Revocation {
+    pub const ALL: [Revocation; 2] = [Revocation::Plain, Revocation::Strict];
+
+    /// Returns the meaning, for a list of the choices.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Revocation::Plain => {
+                "when the page is used again; a driver domain that kept a mapping reads it until then"
+            }
+            Revocation::Strict => "at once, which costs a system call for each revoked page",
+        }
+    }
+
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Revocation::Plain => "plain",
+            Revocation::Strict => "strict",
+        }
+    }
 }
 
 impl Default for SourcePolicy {
     fn default() -> SourcePolicy {
-        SourcePolicy { hold_limit: Duration::from_secs(5), churn: 0 }
+        SourcePolicy { hold_limit: Duration::from_secs(5), churn: 0, revocation: Revocation::Plain }
     }
 }
 
@@ -153,7 +187,7 @@ impl PageSource {
         let pool = |access| Pool::new(shape.pages_for(access), ready);
         PageSource {
             memory,
-            cache: ReuseCache::new(shape),
+            cache: ReuseCache::new(shape).with_revocation(policy.revocation),
             pools: [pool(Access::ReadWrite), pool(Access::ReadOnly)],
             table,
             policy,

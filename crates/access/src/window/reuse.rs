@@ -3,7 +3,7 @@
 
 use ringfence_platform::{Gref, PageId, RevokeError, TranslationTable, WindowShape};
 
-use super::GrantError;
+use super::{GrantError, Revocation};
 
 /// Statistics of a reuse cache.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -53,6 +53,7 @@ pub struct ReuseCache {
     free: Vec<u32>,
     hand: usize,
     first: Gref,
+    revocation: Revocation,
     stats: ReuseStats,
 }
 
@@ -65,8 +66,14 @@ impl ReuseCache {
             free: (0..shape.entries).rev().collect(),
             hand: 0,
             first: Gref::FIRST_FREE,
+            revocation: Revocation::Plain,
             stats: ReuseStats::default(),
         }
+    }
+
+    /// Sets the time at which the content of a revoked page leaves the grantee's reach.
+    pub fn with_revocation(self, revocation: Revocation) -> ReuseCache {
+        ReuseCache { revocation, ..self }
     }
 
     /// Returns the statistics of all grants.
@@ -146,8 +153,7 @@ impl ReuseCache {
             }
             let page = slot.page;
             let place = u32::try_from(at).ok()?;
-            if table.revoke(self.gref(place)).is_err() {
-                self.stats.busy += 1;
+            if self.revoke(table, place).is_err() {
                 continue;
             }
             self.slots[at] = None;
@@ -180,11 +186,21 @@ impl ReuseCache {
         if slot.uses > 0 {
             return Err(RevokeError::Busy);
         }
+        self.revoke(table, place)?;
+        self.forget(page);
+        Ok(())
+    }
+
+    /// Revokes the grant of an entry.
+    fn revoke(&mut self, table: &mut dyn TranslationTable, place: u32) -> Result<(), RevokeError> {
         if let Err(why) = table.revoke(self.gref(place)) {
             self.stats.busy += 1;
             return Err(why);
         }
-        self.forget(page);
+        if self.revocation == Revocation::Strict {
+            // If the system refuses, the page is not used again before it accepts.
+            let _ = table.scrub();
+        }
         Ok(())
     }
 

@@ -214,6 +214,35 @@ fn churn_exchanges_pages_and_keeps_reuse_high() {
 }
 
 #[test]
+fn revoked_page_is_fresh_at_once_with_strict_revocation_alone() {
+    for (revocation, stale) in [(Revocation::Plain, 1), (Revocation::Strict, 0)] {
+        // Each page that is given back is exchanged for another.
+        let policy = SourcePolicy { churn: 1, revocation, ..SourcePolicy::default() };
+        let (mut source, fake) = source(4, policy);
+        let page = source.take(Access::ReadOnly).unwrap();
+        source.lend(page).unwrap();
+        source.give_back(page);
+        assert!(fake.shared().issued.is_empty(), "the page was revoked");
+        assert_eq!(fake.shared().stale.len(), stale, "{revocation:?}");
+    }
+}
+
+#[test]
+fn evicted_page_is_fresh_at_once_with_strict_revocation() {
+    let policy = SourcePolicy { revocation: Revocation::Strict, ..SourcePolicy::default() };
+    let (mut source, fake) = source(8, policy);
+    let entries = SHAPE.entries as usize;
+    let pages: Vec<PageId> = (0..=entries).map_while(|_| source.take(Access::ReadOnly)).collect();
+    assert!(pages.len() > entries, "there are more pages than entries");
+    for page in pages {
+        source.lend(page).unwrap();
+        source.give_back(page);
+    }
+    assert_eq!(source.levels().reuse.evictions, 1);
+    assert!(fake.shared().stale.is_empty());
+}
+
+#[test]
 fn reset_revokes_every_grant() {
     let (mut source, fake) = source(4, SourcePolicy::default());
     let pages: Vec<PageId> = (0..5).map(|_| source.take(Access::ReadOnly).unwrap()).collect();
@@ -230,7 +259,11 @@ proptest! {
         steps in prop::collection::vec((0u8..6, any::<bool>(), 0u32..24), 0..300),
     ) {
         // The fake asserts that no page is issued twice or without preparation.
-        let policy = SourcePolicy { churn: 3, hold_limit: Duration::from_secs(60) };
+        let policy = SourcePolicy {
+            churn: 3,
+            hold_limit: Duration::from_secs(60),
+            ..SourcePolicy::default()
+        };
         let (mut source, fake) = source(2, policy);
         let mut taken: Vec<(PageId, bool)> = Vec::new();
         for (kind, writable, number) in steps {

@@ -12,7 +12,7 @@ use ringfence_access::persistent::{
     Found, Leaving, PersistentCounters, PersistentLimits, PersistentTable, Use,
 };
 use ringfence_access::window::unmark;
-use ringfence_memory::LentSlice;
+use ringfence_memory::{LentSlice, page_aligned};
 use ringfence_platform::{Access, CopyOps, GrantStatus, Grantee, Gref, WindowPlace, WindowView};
 use ringfence_wire::blkif::{Direction, SEGMENTS_PER_PAGE, SegmentRange};
 
@@ -287,9 +287,9 @@ impl<G: Grantee> Pages<G> {
         let total = ranges.iter().map(|range| usize::from(range.len())).sum();
         let private = self.buffers.take(total);
         if direction == Direction::Write {
-            self.scratch.resize(total, 0);
+            let scratch = page_aligned(&mut self.scratch, total);
             let mut list = self.ops.begin();
-            let mut rest = &mut self.scratch[..];
+            let mut rest = &mut *scratch;
             for range in ranges {
                 let (part, left) = rest.split_at_mut(range.len().into());
                 rest = left;
@@ -298,7 +298,7 @@ impl<G: Grantee> Pages<G> {
             }
             self.grantee.copy(list);
             first_failure(self.ops.statuses()).map_err(PageError::Failed)?;
-            let copied = private.copy_from(0, &self.scratch);
+            let copied = private.copy_from(0, scratch);
             copied.map_err(|_| PageError::Failed(GrantStatus::BadCopyArg))?;
         }
         let whole = private.slice(0, total).map_err(|_| PageError::Failed(GrantStatus::BadCopyArg));

@@ -36,8 +36,8 @@ mod pool;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_access::window::RingWindow;
 pub use ringfence_access::window::SourceLevels;
+use ringfence_access::window::{Revocation, RingWindow};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowName};
 use ringfence_ring::{FrontRing, RingLayout, RingPages};
 use ringfence_sys::rules::RuleCounters;
@@ -65,6 +65,8 @@ pub struct BlkfrontOptions {
     pub segments: u16,
     /// Pages of the grant window of each ring, if the backend opens windows; 0 for none.
     pub window: u32,
+    /// Time at which the content of revoked pages of these windows leaves the backend's reach.
+    pub revocation: Revocation,
 }
 
 impl Default for BlkfrontOptions {
@@ -77,6 +79,7 @@ impl Default for BlkfrontOptions {
             pages: 1056,
             segments: SEGMENTS_MAX,
             window: 0,
+            revocation: Revocation::Plain,
         }
     }
 }

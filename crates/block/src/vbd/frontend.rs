@@ -112,7 +112,8 @@ impl<P: Platform> VbdFrontend<P> {
             let queues = options.queues.clamp(1, QUEUES_MAX);
             let shape =
                 WindowShape { writable: options.window, read_only: 0, entries: options.window };
-            let terms = (shape, SourcePolicy::default());
+            let policy = SourcePolicy { revocation: options.revocation, ..SourcePolicy::default() };
+            let terms = (shape, policy);
             match WindowStock::new(platform, device.backend, queues, terms) {
                 Ok(stock) => front.windows = Some(stock),
                 Err(error) => front.say_without_windows(&error),

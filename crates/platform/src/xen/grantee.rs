@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection, page_aligned};
 use rustix::io::Errno;
 
 use super::abi::{self, CopyEnd, CopySegment, MapRequest};
@@ -217,10 +217,8 @@ impl XenGrantee {
     /// Executes the copies of one request.
     fn copy_chunk(&mut self, ops: &[CopyOp], statuses: &mut Vec<GrantStatus>) {
         let bounced = ops.iter().map(bounced_len).sum();
-        self.bounce.clear();
-        self.bounce.resize(bounced, 0);
         self.segments.clear();
-        let mut bounce = &mut self.bounce[..];
+        let mut bounce = page_aligned(&mut self.bounce, bounced);
         for op in ops {
             let foreign = CopyEnd::foreign(self.granter, op.gref, op.offset);
             // For a length of 0 the kernel makes no hypercall.

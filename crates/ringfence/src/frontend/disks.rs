@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
+use ringfence_access::window::Revocation;
 use ringfence_block::blkfront::{BlkfrontOptions, SourceLevels};
 use ringfence_block::storage::Disk;
 use ringfence_block::vbd::frontend::VbdFrontend;
@@ -50,6 +51,7 @@ impl Disks {
     pub(super) fn new(
         platform: &LocalPlatform,
         requests: &[DiskFrontend],
+        revocation: Revocation,
         sockets: Vec<OwnedFd>,
     ) -> Result<Disks, Failure> {
         let wake = WakeFd::new()?;
@@ -63,7 +65,8 @@ impl Disks {
             let device = DeviceId { kind, frontend, backend: DomId(0), handle };
             let DiskFrontend { persistent, windows } = *request;
             let window = if windows { WINDOW } else { 0 };
-            let options = BlkfrontOptions { persistent, window, ..BlkfrontOptions::default() };
+            let options =
+                BlkfrontOptions { persistent, window, revocation, ..BlkfrontOptions::default() };
             let vbd = VbdFrontend::new(platform, device, options, Arc::clone(&waker))?;
             list.push(Served { vbd, socket: Some(socket), export: None });
         }

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use ringfence_access::window::Revocation;
 use ringfence_frame::commands::UnknownStaging;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::UnknownOffload;
@@ -101,7 +102,8 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     let any = config.windows || config.disks.iter().any(|disk| disk.windows);
     let full = WindowSizes::for_queues(config.queues).pages.max(disks::WINDOW);
     let monitor = any.then(|| PressureMonitor::new(full));
-    let disks = Disks::new(&platform, &config.disks, sockets)?;
+    let revocation = revocation(&config);
+    let disks = Disks::new(&platform, &config.disks, revocation, sockets)?;
     let mut expected = platform.descriptors();
     expected.push(channel.as_fd().as_raw_fd());
     expected.extend(taps.iter().map(AsRawFd::as_raw_fd));
@@ -134,8 +136,13 @@ fn make_vif(
         .with_offloads(config.takes.parse()?)
         .with_staging(config.staging.parse()?)
         .with_queues(config.queues);
-    let sizes = WindowSizes::for_queues(config.queues);
+    let mut sizes = WindowSizes::for_queues(config.queues);
+    sizes.policy.revocation = revocation(config);
     Ok(if config.windows { vif.with_windows(platform, sizes) } else { vif })
+}
+
+fn revocation(config: &FrontendConfig) -> Revocation {
+    if config.strict_revocation { Revocation::Strict } else { Revocation::Plain }
 }
 
 /// Returns the arena's shape for so many queues (0 without a vif) and disks: rings, buffers, a control ring with its

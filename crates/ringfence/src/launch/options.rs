@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::net::IpAddr;
 
 use ringfence_access::Mode;
+use ringfence_access::window::Revocation;
 use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::ids::OwnIds;
@@ -111,6 +112,8 @@ pub struct Options {
     pub mode: Mode,
     /// Pages that stay mapped in mode `staging`.
     pub staging: TxStaging,
+    /// Time at which the content of a revoked page of a window leaves the driver domain's reach.
+    pub revocation: Revocation,
     /// Number of queues of the interface.
     pub queues: u32,
     /// Maximum length of an IP packet in bytes. `None`: the default of each interface.

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
+use ringfence_access::window::Revocation;
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
 
 use super::clients::Clients;
@@ -131,6 +132,7 @@ impl GuestProcesses<'_> {
             offloads,
             staging: self.options.staged_pages().to_string(),
             windows: self.options.mode == Mode::Window,
+            strict_revocation: self.options.revocation == Revocation::Strict,
             queues: self.options.queues,
             tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
             takes: self.options.offload.to_string(),

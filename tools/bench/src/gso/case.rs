@@ -13,6 +13,7 @@ use ringfence::launch::guest_on;
 use ringfence::launch::runtime_dir::RuntimeDir;
 use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
+use ringfence_access::window::Revocation;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::owned_child::OwnedChild;
 
@@ -38,6 +39,7 @@ pub(crate) struct Case {
     pub(crate) path: Path,
     pub(crate) setup: Setup,
     pub(crate) mode: Mode,
+    pub(crate) revocation: Revocation,
     /// Number of the run, which names its switch.
     pub(crate) number: usize,
 }
@@ -143,6 +145,7 @@ impl Case {
         let mut command = within(group, &program);
         command.args(guest_on(switch, self.mode.name()));
         command.args(["--mtu", &mtu, "--offload", &offload, "--backend-offload", &offload]);
+        command.args(["--revoke", self.revocation.name()]);
         if host_leg {
             command.args(["--host-tap", HOST_LEG, "--host-offload", &offload]);
         }

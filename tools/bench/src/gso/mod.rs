@@ -30,6 +30,7 @@ pub(super) mod report;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
+use ringfence_access::window::Revocation;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use args::{GsoArgs, Path, Setup};
@@ -73,7 +74,13 @@ fn measure(args: &GsoArgs, rows: &[(Path, Setup)]) -> anyhow::Result<()> {
         for &(path, setup) in rows {
             let name = format!("{} {}", path.name(), setup.name());
             progress.set_message(format!("round {round}: {name}"));
-            let case = Case { path, setup, mode: args.mode, number: runs.len() };
+            let case = Case {
+                path,
+                setup,
+                mode: args.mode,
+                revocation: Revocation::Plain,
+                number: runs.len(),
+            };
             runs.push(case.run(args.seconds).context(name)?);
             progress.inc(1);
             if round == args.rounds {

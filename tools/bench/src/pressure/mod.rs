@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use ringfence::out::Out;
 use ringfence_access::Mode;
+use ringfence_access::window::Revocation;
 
 use self::args::PressureArgs;
 use self::group::Group;
@@ -55,7 +56,13 @@ fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
     let began = Instant::now();
     let mut report = Report::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
-    let case = Case { path: Path::GuestGuest, setup: Setup::Whole, mode: Mode::Window, number: 0 };
+    let case = Case {
+        path: Path::GuestGuest,
+        setup: Setup::Whole,
+        mode: Mode::Window,
+        revocation: Revocation::Plain,
+        number: 0,
+    };
     case.watch(group.path(), |bytes| {
         let now = began.elapsed();
         let current = group.current()?;

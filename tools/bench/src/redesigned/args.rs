@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use ringfence::cli::revocation_parser;
 use ringfence_access::Mode;
+use ringfence_access::window::Revocation;
 
 use crate::params::{parse_mode, parse_seconds};
 
@@ -47,6 +49,10 @@ pub struct RedesignedArgs {
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
+
+    /// Time at which the content of a revoked page leaves the driver domain's reach, in mode window
+    #[arg(long = "revoke", value_name = "WHEN", default_value = "plain", value_parser = revocation_parser())]
+    pub revocation: Revocation,
 
     /// One JSON object a line
     #[arg(long)]

@@ -36,7 +36,7 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
             .context("a network namespace for the driver domain's side of the switch")?;
     }
     let runs = streams(args, &experiments)?;
-    let reused = reuse::Shares::measure()?;
+    let reused = reuse::Shares::measure(args.revocation)?;
     let report = Report { runs, reused, revokes: revoke::measure()? };
     let mut out = Out;
     if args.json {
@@ -63,6 +63,7 @@ fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<
                     path: path_of(experiment),
                     setup: Setup::Whole,
                     mode,
+                    revocation: args.revocation,
                     number: runs.len(),
                 };
                 let measured = case.run(args.seconds).context(name)?;

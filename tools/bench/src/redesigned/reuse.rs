@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use ringfence_access::Mode;
-use ringfence_access::window::{ReuseStats, SourcePolicy};
+use ringfence_access::window::{ReuseStats, Revocation, SourcePolicy};
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
@@ -29,12 +29,13 @@ const ROUNDS: u32 = 4000;
 const PACKETS: usize = 8;
 const SIZE: usize = 8000;
 const MTU: u16 = 9000;
-/// Four times as many pages as entries; one page in 200 is discarded on return.
-const SIZES: WindowSizes = WindowSizes {
-    pages: 1024,
-    entries: 256,
-    policy: SourcePolicy { hold_limit: Duration::from_secs(5), churn: 200 },
-};
+const PAGES: u32 = 1024;
+
+/// Returns the sizes: four times as many pages as entries; one page in 200 is discarded on return.
+fn sizes(revocation: Revocation) -> WindowSizes {
+    let policy = SourcePolicy { churn: 200, revocation, ..SourcePolicy::default() };
+    WindowSizes { pages: PAGES, entries: 256, policy }
+}
 
 /// Shares of reused grants, by direction.
 pub(super) struct Shares {
@@ -43,8 +44,8 @@ pub(super) struct Shares {
 }
 
 impl Shares {
-    pub(super) fn measure() -> anyhow::Result<Shares> {
-        let mut pair = Pair::connect()?;
+    pub(super) fn measure(revocation: Revocation) -> anyhow::Result<Shares> {
+        let mut pair = Pair::connect(revocation)?;
         let transmit = pair.share(true)?;
         Ok(Shares { receive: pair.share(false)?, transmit })
     }
@@ -67,7 +68,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn connect() -> anyhow::Result<Pair> {
+    fn connect(revocation: Revocation) -> anyhow::Result<Pair> {
         let hub = RunningHub::start()?;
         let back_platform = LocalPlatform::connect(hub.0.admit(Some(DomId(0)), true)?.1)?;
         let front_platform = LocalPlatform::connect(hub.0.admit(None, false)?.1)?;
@@ -81,7 +82,7 @@ impl Pair {
         )?;
         let mut back = VifBackend::new(device, BackendOptions { mode: Mode::Window, mtu: MTU });
         let front = VifFrontend::new(&front_platform, device, MTU)?;
-        let mut front = front.with_windows(&front_platform, SIZES);
+        let mut front = front.with_windows(&front_platform, sizes(revocation));
         let (mut back_host, mut front_host) = (Host::default(), Host::default());
         let deadline = Instant::now() + Duration::from_secs(10);
         while !front.is_up() {
@@ -97,7 +98,7 @@ impl Pair {
     }
 
     fn stats(&mut self) -> anyhow::Result<ReuseStats> {
-        match self.front.execute(0, PortCommand::Resize(SIZES.pages)) {
+        match self.front.execute(0, PortCommand::Resize(PAGES)) {
             PortReply::Resized(levels) => Ok(levels.reuse),
             _ => bail!("the guest's port has no windows"),
         }
