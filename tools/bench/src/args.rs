@@ -109,30 +109,6 @@ impl Experiment {
     }
 }
 
-impl Experiment {
-    /// Returns the name in the rows that were measured on Xen.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Experiment::Persistent(_) => "persistent",
-            Experiment::Iommu(_) => "iommu",
-            Experiment::Staging(_) => "staging",
-            Experiment::Redesigned(_) => "redesigned",
-            Experiment::Vhost(_) => "vhost",
-        }
-    }
-
-    /// Returns `true` if the results are lines of JSON.
-    pub(crate) fn json(&self) -> bool {
-        match self {
-            Experiment::Persistent(args) => args.json,
-            Experiment::Iommu(args) => args.json,
-            Experiment::Staging(args) => args.json,
-            Experiment::Redesigned(args) => args.json,
-            Experiment::Vhost(args) => args.json,
-        }
-    }
-}
-
 const NET_NOTES: &str = "\
 Each row is a run of its own: a generator and a sink, two processes, each on its own core where
 there are two. Every packet carries a sequence number and a checksum that the sink verifies; one
