@@ -98,7 +98,8 @@ impl Guest<'_> {
                 Some((begun.parse::<u128>().ok()?, ended.parse::<u128>().ok()?))
             };
             let first = text.lines().filter_map(times).find(|(begun, _)| *begun >= changed);
-            took = first.map(|(_, ended)| Duration::from_nanos(u64::try_from(ended - changed).unwrap()));
+            took = first
+                .map(|(_, ended)| Duration::from_nanos(u64::try_from(ended - changed).unwrap()));
             took.is_some()
         };
         let reached = eventually(LONG, reached);
