@@ -27,6 +27,8 @@ class Queue:
 
     def __init__(self, memory, start, flags):
         self.memory, self.start = memory, start
+        # struct.pack_into clears its bytes first, and the device would see an index of 0.
+        self.words = memoryview(memory).cast("H")
         self.avail, self.used = start + 0x1000, start + 0x2000
         self.kick, self.call = os.eventfd(0), os.eventfd(0)
         self.seen = 0
@@ -44,7 +46,7 @@ class Queue:
         struct.pack_into("<I", self.memory, self.start + n * 16 + 8, length)
         index = self.load(self.avail + 2)
         struct.pack_into("<H", self.memory, self.avail + 4 + index % SIZE * 2, n)
-        struct.pack_into("<H", self.memory, self.avail + 2, (index + 1) % 65536)
+        self.words[(self.avail + 2) // 2] = (index + 1) % 65536
         os.eventfd_write(self.kick, 1)
 
     def take(self):
