@@ -102,3 +102,31 @@ pub(super) fn only(files: Descriptors) -> Result<OwnedFd, ClientFault> {
         Err(count) => Err(ClientFault::Files { count, needed: 1 }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn region_is_refused_unless_it_lies_in_its_file_and_in_64_bits() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let mapped = |guest, len, user, offset| {
+            map(&MemoryRegion { guest, len, user, offset }, &file).map(|found| found.lent.len())
+        };
+        assert_eq!(mapped(0, 4096, 0, 4096).unwrap(), 4096);
+        let high = u64::MAX - 100;
+        for (guest, len, user, offset) in [
+            (0, 0, 0, 0),
+            (0, 8193, 0, 0),
+            (0, 8192, 0, 1),
+            (0, 4096, 0, 8192),
+            (high, 4096, 0, 0),
+            (0, 4096, high, 0),
+            (0, 4096, 0, high),
+        ] {
+            let refused = mapped(guest, len, user, offset);
+            assert!(matches!(refused, Err(ClientFault::Region { .. })), "{refused:?}");
+        }
+    }
+}
