@@ -7,12 +7,14 @@
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
+//! * `package`: Debian packages of the program and the kernel modules ([`package`]).
 //! * `vm`: tests on machines under emulation ([`vm`]).
 
 mod attack;
 mod clients;
 mod exec;
 mod mutate;
+mod package;
 mod packages;
 mod report;
 mod soak;
@@ -63,6 +65,8 @@ enum Command {
     /// Needs root and debootstrap, which installs a Debian system below the target directory; the versions of
     /// RootlessKit that Debian does not have need Go. clients/README.md explains scenarios.
     Clients(clients::ClientsArgs),
+    /// Make Debian packages of the program and of the kernel modules; `--try` installs, uses and removes them
+    Package(package::PackageArgs),
     /// Run tests on whole machines under emulation: Xen with its guests, or a plain Linux kernel
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
@@ -113,6 +117,8 @@ fn main() -> ExitCode {
             .and_then(|root| mutate::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Clients(args) => repository_root()
             .and_then(|root| clients::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Package(args) => repository_root()
+            .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {

@@ -1,0 +1,84 @@
+#!/bin/sh
+# Installs, uses and removes the packages: try.sh ROOT PACKAGES RESULTS
+#
+# Runs as root in new network, mount and PID namespaces. ROOT is a directory with a Debian system, to which nothing is
+# written: its changes are kept in memory and end with this script. PACKAGES is the directory with the packages. The
+# results are appended to the file RESULTS, in the form of `cargo xtask vm`.
+set -eu
+root=$1 packages=$2 results=$3
+here=$(dirname "$(readlink -f "$0")")
+user=1234
+
+mount --make-rprivate /
+mount -t tmpfs -o mode=0755 packages /mnt
+mkdir /mnt/upper /mnt/work /mnt/new
+mount -t overlay -o lowerdir="$root",upperdir=/mnt/upper,workdir=/mnt/work root /mnt/new
+new=/mnt/new
+mkdir -p $new/packages $new/checks $new/old
+touch $new/results
+mount --bind "$packages" $new/packages
+mount --bind "$here/../../vm/lib" $new/checks
+mount --bind "$results" $new/results
+mount -t proc proc $new/proc
+mount -t tmpfs -o mode=0755 dev $new/dev
+mkdir $new/dev/net $new/dev/shm $new/dev/pts
+for device in 'null c 1 3' 'zero c 1 5' 'random c 1 8' 'urandom c 1 9' 'tty c 5 0' 'net/tun c 10 200'; do
+    # Split on purpose: name, kind, major and minor number.
+    # shellcheck disable=SC2086
+    mknod -m 0666 $new/dev/$device
+done
+mount -t devpts -o newinstance,ptmxmode=0666 devpts $new/dev/pts
+ln -s pts/ptmx $new/dev/ptmx
+ln -s /proc/self/fd $new/dev/fd
+mount -t sysfs sysfs $new/sys
+mount -t tmpfs -o mode=1777 tmp $new/tmp
+mount -t tmpfs -o mode=0755 run $new/run
+cd $new
+pivot_root . old
+umount -l /old
+ip link set lo up
+mkdir -p /run/user/$user
+chown $user:$user /run/user/$user
+
+RESULTS=/results
+export DEBIAN_FRONTEND=noninteractive HOME=/root LANG=C.UTF-8
+set +e
+. /checks/both.sh
+. /checks/checks.sh
+
+# Runs a command as an ordinary user.
+as_user() {
+    setpriv --reuid $user --regid $user --clear-groups --inh-caps=-all \
+        env -i PATH=/usr/bin:/bin HOME=/tmp XDG_RUNTIME_DIR=/run/user/$user "$@"
+}
+# Lists what dpkg has no owner for among the places of the packages.
+left() {
+    find /usr /etc /var/lib/dkms /lib/modules -path '*ringfence*' 2>/dev/null
+    for name in pasta passt pesto; do
+        find /usr/bin /etc/alternatives /var/lib/dpkg/alternatives -name $name 2>/dev/null
+    done
+}
+modules() { find /lib/modules -name 'ringfence-*.ko*' | wc -l; }
+is_module_of_each_kernel() { [ "$(modules)" = $((2 * $(ls -d /lib/modules/*/build | wc -l))) ]; }
+
+plan 16
+is 'the system has nothing of Ringfence' "$(left)" ''
+check 'ringfence is installed' dpkg --install /packages/ringfence_*.deb || give_up 'nothing to use'
+check 'an ordinary user runs a command' as_user ringfence run --uplink none -- true
+is 'it says its version' "$(ringfence --version)" "ringfence $(dpkg-query --show --showformat '${Version}' ringfence)"
+check 'pasta is an alternative' sh -c 'pasta --version | grep Ringfence'
+check 'programs can find it in a directory of its own' sh -c '/usr/libexec/ringfence/passt --version | grep Ringfence'
+check 'the manual has a page for a command' sh -c 'man --pager=cat ringfence-run | grep -i publish'
+check 'bash reads the completion' bash -n /usr/share/bash-completion/completions/ringfence
+check 'the configuration of the daemon is valid' ringfence serve --check
+echo '# changed' >>/etc/ringfence/ringfence.toml
+check 'it is installed over itself' dpkg --install /packages/ringfence_*.deb
+check 'the changed configuration was kept' grep -q '^# changed' /etc/ringfence/ringfence.toml
+check 'the modules are installed' dpkg --install /packages/ringfence-*-dkms_*.deb
+check 'both modules are built for each kernel' is_module_of_each_kernel ||
+    tail -n 30 /var/lib/dkms/ringfence-*/*/build/make.log
+check 'a package whose file is called pasta keeps it' sh -c '
+    rm /usr/bin/pasta && echo other >/usr/bin/pasta
+    dpkg --install /packages/ringfence_*.deb && grep other /usr/bin/pasta && rm /usr/bin/pasta'
+check 'everything is removed' dpkg --purge ringfence ringfence-netfront-dkms ringfence-window-dkms
+is 'nothing is left' "$(left)" ''

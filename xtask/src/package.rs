@@ -1,0 +1,363 @@
+//! `cargo xtask package`: Debian packages of the program and of the two kernel modules.
+//!
+//! | package | content |
+//! |---|---|
+//! | `ringfence` | the program, manual pages, completions, guides, the daemon's unit, configuration and hotplug scripts |
+//! | `ringfence-netfront-dkms` | source of the guest network driver, built for each kernel by DKMS |
+//! | `ringfence-window-dkms` | source of the device of grant windows, likewise |
+//!
+//! The hypervisor's package is that of `cargo xtask xen package`. `--try` installs, uses and removes the packages in
+//! Debian systems of their own (`dist/debian/try.sh`).
+
+pub(crate) mod deb;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::exec::Cmd;
+use crate::report::{count, duration};
+use crate::tools::{self, Tool, Toolbox};
+use crate::vm::results::{self, Line, Tally};
+use deb::{Control, Deb};
+
+/// Tools that must be installed for `--try`.
+static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
+
+/// Debian releases in which the packages are tried.
+const RELEASES: &[&str] = &["bookworm", "trixie"];
+
+/// Packages of the systems in which they are tried: what ours depend on, and what the checks use.
+const SYSTEM: &[&str] = &["dkms", "linux-headers-amd64", "iproute2", "man-db", "procps"];
+
+/// Time limit of one system, in seconds.
+const LIMIT: u32 = 600;
+
+/// Names that programs use, each of which is a link to `ringfence` in a directory of its own.
+const NAMES: &[&str] = &["pasta", "passt", "pesto", "slirp4netns"];
+
+const COPYRIGHT: &str = "Ringfence. Licence: Apache-2.0 or MIT, as you choose.\n\
+     /usr/share/common-licenses/Apache-2.0 has the former; the latter:\n\n";
+
+const COPYRIGHT_GPL: &str = "A part of Ringfence. Licence: GPL-2.0-only.\n\
+     /usr/share/common-licenses/GPL-2 has the licence.\n";
+
+/// Arguments of `cargo xtask package`.
+#[derive(Args)]
+pub(crate) struct PackageArgs {
+    /// Install, use and remove the packages in Debian systems of their own (needs root, debootstrap and a network)
+    #[arg(long)]
+    r#try: bool,
+    /// Directory for the packages; by default `package` in the target directory
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+/// Runs `cargo xtask package`. Returns `false` if a package failed its trial.
+pub(crate) fn run(args: &PackageArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let folder = args.output.clone().unwrap_or_else(|| target.join("package"));
+    let folder = std::path::absolute(folder)?;
+    std::fs::create_dir_all(&folder)?;
+    let program = ["build", "--release", "--locked", "--package", "ringfence"];
+    anyhow::ensure!(Cmd::cargo().args(program).run(root)?, "ringfence does not build");
+    let packages = [
+        main_package(root, &target.join("release/ringfence"), &folder)?,
+        module_package(root, &NETFRONT, &folder)?,
+        module_package(root, &WINDOW, &folder)?,
+    ];
+    for package in &packages {
+        println!("{}", package.display());
+    }
+    if !args.r#try {
+        return Ok(true);
+    }
+    let toolbox = Toolbox::new(root, target);
+    anyhow::ensure!(
+        toolbox.is_root,
+        "the trial needs root: it installs packages in systems of its own"
+    );
+    toolbox.install(&toolbox.missing(NEEDS))?;
+    let missing = toolbox.missing(NEEDS);
+    anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+    let mut is_good = true;
+    for release in RELEASES {
+        is_good &= try_in(release, root, &folder, &toolbox)?;
+    }
+    Ok(is_good)
+}
+
+/// Returns the version of the workspace.
+fn version(root: &Path) -> anyhow::Result<String> {
+    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml"))?.parse()?;
+    let version =
+        manifest.get("workspace").and_then(|w| w.get("package")?.get("version")?.as_str());
+    Ok(version.context("Cargo.toml has no version of the workspace")?.to_owned())
+}
+
+fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
+    let mut deb = Deb::new(folder.join("ringfence"))?;
+    let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
+    let glibc = newest_glibc(&bytes).context("the program names no version of glibc")?;
+    deb.add("usr/bin/ringfence", 0o755, &bytes)?;
+    // Four fifths of the file are for debuggers.
+    let strip = Cmd::new("strip")
+        .args(["--strip-debug".as_ref(), deb.place("usr/bin/ringfence")?.as_os_str()]);
+    strip.output(folder)?.map_err(|message| anyhow::anyhow!("strip: {message}"))?;
+    for name in NAMES {
+        deb.link(&format!("usr/libexec/ringfence/{name}"), "../../bin/ringfence")?;
+    }
+    let dist = root.join("dist");
+    deb.copy("usr/share/ringfence/pasta-alternatives", 0o755, &dist.join("pasta-alternatives"))?;
+    for script in ["vif-ringfence", "block-ringfence"] {
+        deb.copy(&format!("etc/xen/scripts/{script}"), 0o755, &dist.join(script))?;
+    }
+    deb.copy("etc/ringfence/ringfence.toml", 0o644, &dist.join("ringfence.toml"))?;
+    let unit = "ringfence-serve.service";
+    deb.copy(&format!("usr/lib/systemd/system/{unit}"), 0o644, &dist.join(unit))?;
+    add_generated(&mut deb, program)?;
+    add_guides(&mut deb, root)?;
+    let licence = std::fs::read_to_string(root.join("LICENSE-MIT"))?;
+    deb.add_copyright("ringfence", &format!("{COPYRIGHT}{licence}"))?;
+    for script in ["postinst", "prerm", "postrm"] {
+        deb.script(script, &std::fs::read_to_string(dist.join("debian").join(script))?)?;
+    }
+    let control = Control {
+        name: "ringfence",
+        version: &version(root)?,
+        architecture: "amd64",
+        section: "net",
+        fields: &[
+            ("Depends", &format!("libc6 (>= {glibc}), libgcc-s1")),
+            ("Suggests", "ringfence-netfront-dkms, ringfence-window-dkms, xen-utils"),
+        ],
+        synopsis: "network interfaces and disks for guests that do not trust it",
+        description: &[
+            "Ringfence gives a command, a container, a virtual machine or a Xen guest",
+            "network interfaces and disks over shared memory. It sees no more of a",
+            "guest's memory than what the guest lends to it. It serves in place of",
+            "pasta, passt and slirp4netns, and of Xen's netback and blkback.",
+        ],
+    };
+    deb.build(&control, folder)
+}
+
+/// Adds the files that the program itself prints: manual pages and completions.
+fn add_generated(deb: &mut Deb, program: &Path) -> anyhow::Result<()> {
+    let pages = deb.place("usr/share/man/man1/page")?;
+    let manual = pages.ancestors().nth(2).context("the manual is in a directory")?.to_owned();
+    let print = |words: &[&str]| {
+        let output = Cmd::new(program).args(words.iter().copied()).output(&manual)?;
+        output.map_err(|message| anyhow::anyhow!("{}: {message}", words.join(" ")))
+    };
+    print(&["man", "--install", manual.to_str().context("the directory's name is not text")?])?;
+    let folder = pages.parent().context("a page is in a directory")?;
+    for page in std::fs::read_dir(folder)? {
+        deb.compress(&page?.path())?;
+    }
+    for (shell, path) in [
+        ("bash", "usr/share/bash-completion/completions/ringfence"),
+        ("zsh", "usr/share/zsh/vendor-completions/_ringfence"),
+        ("fish", "usr/share/fish/vendor_completions.d/ringfence.fish"),
+    ] {
+        deb.add(path, 0o644, print(&["completions", shell])?)?;
+    }
+    Ok(())
+}
+
+/// Adds README, changelog and guides.
+fn add_guides(deb: &mut Deb, root: &Path) -> anyhow::Result<()> {
+    let doc = "usr/share/doc/ringfence";
+    for name in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
+        deb.copy(&format!("{doc}/{name}"), 0o644, &root.join(name))?;
+    }
+    for entry in std::fs::read_dir(root.join("docs"))? {
+        let path = entry?.path();
+        if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| n.ends_with(".md"))
+        {
+            deb.copy(&format!("{doc}/docs/{name}"), 0o644, &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the newest version of glibc whose symbols a program needs, such as `2.34`.
+fn newest_glibc(program: &[u8]) -> Option<String> {
+    const MARK: &[u8] = b"GLIBC_2.";
+    let minor = |at: &[u8]| {
+        let digits = at.strip_prefix(MARK)?.iter().copied().take_while(u8::is_ascii_digit);
+        std::str::from_utf8(&digits.collect::<Vec<_>>()).ok()?.parse::<u32>().ok()
+    };
+    let newest = (0..program.len()).filter_map(|at| minor(&program[at..])).max()?;
+    Some(format!("2.{newest}"))
+}
+
+/// Kernel module whose source is a package.
+struct Module {
+    name: &'static str,
+    folder: &'static str,
+    /// Files beside those of the folder, from the repository's root.
+    further: &'static [&'static str],
+    synopsis: &'static str,
+    description: &'static [&'static str],
+}
+
+const NETFRONT: Module = Module {
+    name: "ringfence-netfront",
+    folder: "linux/netfront",
+    further: &[],
+    synopsis: "network driver for Xen guests, with staging grants (DKMS)",
+    description: &[
+        "The module takes the place of xen-netfront in a Xen guest. At a backend that",
+        "offers staging grants, no packet costs the backend a grant operation.",
+    ],
+};
+
+const WINDOW: Module = Module {
+    name: "ringfence-window",
+    folder: "linux/grant-window",
+    further: &["xen/include/public/grant_window.h"],
+    synopsis: "device of Xen's grant windows (DKMS)",
+    description: &[
+        "The module provides /dev/ringfence-window, for a guest that lends pages by",
+        "grant windows and for a driver domain that uses them. It needs a hypervisor",
+        "with grant windows.",
+    ],
+};
+
+/// Makes the package of a module's source, which DKMS builds for each kernel.
+fn module_package(root: &Path, module: &Module, folder: &Path) -> anyhow::Result<PathBuf> {
+    let sources = root.join(module.folder);
+    let settings = std::fs::read_to_string(sources.join("dkms.conf"))?;
+    let version = dkms_version(&settings).context("dkms.conf has no PACKAGE_VERSION")?;
+    let name = format!("{}-dkms", module.name);
+    let mut deb = Deb::new(folder.join(&name))?;
+    let place = format!("usr/src/{}-{version}", module.name);
+    for entry in std::fs::read_dir(&sources)? {
+        let path = entry?.path();
+        let file = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        // A build in place leaves `NAME.mod.c` beside the sources.
+        let is_source =
+            [".c", ".h"].iter().any(|end| file.ends_with(end)) && !file.ends_with(".mod.c");
+        if is_source || ["Kbuild", "Makefile", "dkms.conf"].contains(&file) {
+            deb.copy(&format!("{place}/{file}"), 0o644, &path)?;
+        }
+    }
+    for path in module.further {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        deb.copy(&format!("{place}/{file}"), 0o644, &root.join(path))?;
+    }
+    deb.add_copyright(&name, COPYRIGHT_GPL)?;
+    for script in ["postinst", "prerm"] {
+        let text = std::fs::read_to_string(root.join(format!("dist/debian/dkms-{script}")))?;
+        deb.script(script, &text.replace("@NAME@", module.name).replace("@VERSION@", version))?;
+    }
+    let control = Control {
+        name: &name,
+        version,
+        architecture: "all",
+        section: "kernel",
+        fields: &[("Depends", "dkms"), ("Recommends", "linux-headers-amd64 | linux-headers")],
+        synopsis: module.synopsis,
+        description: module.description,
+    };
+    deb.build(&control, folder)
+}
+
+/// Returns the version that a `dkms.conf` declares.
+fn dkms_version(settings: &str) -> Option<&str> {
+    let line = settings.lines().find_map(|line| line.strip_prefix("PACKAGE_VERSION="))?;
+    Some(line.trim_matches('"'))
+}
+
+/// Installs, uses and removes the packages in a system of `release`. Returns `false` if a check failed.
+fn try_in(release: &str, root: &Path, folder: &Path, toolbox: &Toolbox) -> anyhow::Result<bool> {
+    let system = folder.join("systems").join(release);
+    // The last file that is made: a system without it was interrupted.
+    let complete = folder.join("systems").join(format!("{release}.complete"));
+    if !complete.exists() {
+        if system.exists() {
+            std::fs::remove_dir_all(&system)?;
+        }
+        std::fs::create_dir_all(&system)?;
+        let include = format!("--include={}", SYSTEM.join(","));
+        let made = Cmd::new("debootstrap")
+            .args(["--variant=minbase", &include, release])
+            .args([&system])
+            .env("PATH", toolbox.path())
+            .run(folder)?;
+        anyhow::ensure!(made, "debootstrap failed: {}/debootstrap has its log", system.display());
+        std::fs::write(&complete, "")?;
+    }
+    let (results, log) =
+        (folder.join(format!("{release}.results")), folder.join(format!("{release}.log")));
+    std::fs::write(&results, "")?;
+    let limit = LIMIT.to_string();
+    let start = Instant::now();
+    let status = Cmd::new("timeout")
+        .args([
+            "-s",
+            "KILL",
+            &limit,
+            "unshare",
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+        ])
+        .args(["sh".as_ref(), root.join("dist/debian/try.sh").as_os_str()])
+        .args([system.as_os_str(), folder.as_os_str(), results.as_os_str()])
+        .run_to_file(root, &log)?;
+    let mut tally = Tally::new(release);
+    for line in std::fs::read_to_string(&results)?.lines() {
+        tally.take(&results::read(line));
+    }
+    tally.take(&Line::End(release.to_owned(), status));
+    let failures = tally.failures();
+    let word = if failures.is_empty() { "passed" } else { "FAILED" };
+    println!(
+        "{word} {release}: {} in {}",
+        count(tally.checks(), "check"),
+        duration(start.elapsed())
+    );
+    for failure in &failures {
+        println!("    {failure}");
+    }
+    if !failures.is_empty() {
+        println!("---- {}\n{}", log.display(), String::from_utf8_lossy(&std::fs::read(&log)?));
+    }
+    Ok(failures.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newest_glibc_is_compared_by_number() {
+        let program = b"\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_PRIVATE\0GLIBC_2.2.5\0";
+        assert_eq!(newest_glibc(program).as_deref(), Some("2.34"));
+        assert_eq!(newest_glibc(b"GLIBC_"), None);
+    }
+
+    #[test]
+    fn modules_of_the_repository_are_packed_with_their_sources() {
+        if !deb::is_possible() {
+            return;
+        }
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let folder = std::env::temp_dir().join(format!("package-test-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (module, file) in [(&NETFRONT, "staging.c"), (&WINDOW, "grant_window.h")] {
+            let package = module_package(root, module, &folder).unwrap();
+            let list = Cmd::new("dpkg-deb").args(["--contents".as_ref(), package.as_os_str()]);
+            let list = list.output(&folder).unwrap().unwrap();
+            for wanted in [file, "Kbuild", "dkms.conf", "copyright"] {
+                assert!(list.contains(wanted), "{wanted}: {list}");
+            }
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
