@@ -7,6 +7,7 @@
 //! seen                       the other's number, as read
 //! LENDER-USER/CASE/LABEL     a step of a case, under the numbers of both
 //! LENDER-USER/CASE/over      passed, "failed REASON" or "skipped REASON"
+//! LENDER-USER/through        the last result of the other half has been read
 //! ```
 //!
 //! The halves have met when each reads its own number in the other's `seen`. Values of an earlier run
@@ -215,6 +216,21 @@ impl Dialogue {
             }
             self.pause(deadline, "the other half did not end the case")?;
         }
+    }
+
+    /// Ends the dialogue: waits until the other half has read the last result, or is gone itself. A domain that ends takes
+    /// its values out of the store, and the other half would wait for them in vain.
+    pub(super) fn end(&mut self) -> Verdict {
+        let through = |base: &str| format!("{base}/{}/through", self.session);
+        let (own, theirs) = (through(&self.own), through(&self.theirs));
+        let hello = format!("{}/hello", self.theirs);
+        self.store.write(&own, "yes")?;
+        let deadline = Instant::now() + self.patience;
+        while look(&mut self.store, &hello)?.is_some() && look(&mut self.store, &theirs)?.is_none()
+        {
+            self.pause(deadline, "the other half did not read the last result")?;
+        }
+        Ok(())
     }
 
     fn pause(&mut self, deadline: Instant, late: &str) -> Verdict {

@@ -248,6 +248,10 @@ impl Suite {
                 }
             }
         }
+        if silent.is_none() {
+            // All cases are judged. A half that is late now has no result to give.
+            let _ = bench.talk.end();
+        }
     }
 }
 

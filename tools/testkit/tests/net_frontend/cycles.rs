@@ -53,8 +53,9 @@ fn check_thousand_guests() {
         }
     }
     let held = held_when_settled(warm.0);
-    // The allocator may keep some pages; a leaked arena or ring would be thousands.
-    let bounds = (warm.0, warm.1 + 32, warm.2 + 512);
+    // The allocator may keep some pages, and a heap for each thread that it finds busy. A leaked arena or ring
+    // would be thousands.
+    let bounds = (warm.0, warm.1 + 128, warm.2 + 512);
     assert!(
         held.0 <= bounds.0 && held.1 <= bounds.1 && held.2 <= bounds.2,
         "{warm:?}, then {held:?}"

@@ -74,6 +74,7 @@ fn lend<P: Platform>(
     summary.failed += cases.failed;
     let renewed = renew(&mut *table, &mut peer);
     peer.ask("end")?;
+    peer.talk.end()?;
     renewed
 }
 
@@ -177,7 +178,7 @@ fn serve<P: Platform>(suite: &Suite, platform: &P) -> Verdict {
             break;
         }
     }
-    Ok(())
+    talk.end()
 }
 
 fn numbers(text: &str) -> Verdict<Vec<u64>> {
