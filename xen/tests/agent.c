@@ -6,6 +6,7 @@
  *   agent COMMAND...       sends one command to it and prints the answer
  *   agent log-dirty D OP   in dom0: log-dirty mode of a domain (2: on, 0: off)
  *   agent assign D SBDF    in dom0: gives a PCI device to a domain; its registers stay within dom0's reach
+ *   agent tick FILE        in dom0: writes the number of seconds, as interrupts of the clock count them, to FILE
  *   agent dma FILE read|write ADDRESS    in dom0: has QEMU's device edu, whose registers FILE is, copy 64 bytes from memory
  *                                        at an address of its domain into its buffer, or from there to memory
  *
@@ -15,6 +16,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/rtc.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -152,7 +154,7 @@ static void *churn(void *unused)
 
 /* Random operations with arguments at and beyond every limit. */
 static volatile u64 fuzzed, accepted, accepted_of[6];
-static unsigned int fuzz_peer;
+static unsigned int fuzz_peer, fuzz_operations;
 
 static u64 odd(void)
 {
@@ -235,6 +237,8 @@ static void *fuzz(void *unused)
 			a[i] = rand() % 3 ? odd() : ((u64)rand() << 32 | rand());
 		for (i = 0; i < 8; i++)
 			gfns[i] = rand() % 16 ? frame(table + i * PAGE) : odd_frame();
+		if (!(fuzz_operations >> (cmd - 0x40) & 1))
+			continue;
 		/* Most creations find all places taken. */
 		if (cmd == GNTTABOP_window_create && rand() % 4)
 			continue;
@@ -674,8 +678,8 @@ static void run(char *line, char *out)
 		long rc = call(GNTTABOP_window_query, &q, 1);
 
 		sprintf(out, "rc %ld version %u entries %u windows %u", rc, q.version, q.max_entries, q.max_windows);
-	} else if (!strcmp(word[0], "fuzz")) {	/* PEER [SEED] */
-		fuzz_peer = N(1), fuzzing = 1;
+	} else if (!strcmp(word[0], "fuzz")) {	/* PEER SEED [OPERATIONS], a bit for each */
+		fuzz_peer = N(1), fuzz_operations = words > 3 ? N(3) : 63, fuzzing = 1;
 		srand(N(2));
 		start(fuzz);
 		sprintf(out, "ok");
@@ -750,6 +754,27 @@ static int domctl(const struct domctl *wanted)
 	return 0;
 }
 
+/* Counts the seconds of the real-time clock, each of which is an interrupt that no processor asked for. */
+static int tick(const char *file)
+{
+	int fd = open("/dev/rtc0", O_RDONLY);
+	unsigned long each, ticks = 0;
+
+	if (fd < 0 || ioctl(fd, RTC_UIE_ON, 0)) {
+		perror("/dev/rtc0");
+		return 1;
+	}
+	while (read(fd, &each, sizeof(each)) > 0) {
+		FILE *f = fopen(file, "w");
+
+		if (!f)
+			return 1;
+		fprintf(f, "%lu\n", ++ticks);
+		fclose(f);
+	}
+	return 1;
+}
+
 /* Registers of QEMU's device edu (docs/specs/edu.rst). */
 #define EDU_SOURCE 0x80
 #define EDU_TARGET 0x88
@@ -789,6 +814,8 @@ int main(int argc, char **argv)
 	if (argc > 3 && !strcmp(argv[1], "assign"))
 		return domctl(&(struct domctl){ .cmd = 37, .domain = atoi(argv[2]),
 						.assign.sbdf = strtoul(argv[3], 0, 0) });
+	if (argc > 2 && !strcmp(argv[1], "tick"))
+		return tick(argv[2]);
 	if (argc > 4 && !strcmp(argv[1], "dma"))
 		return dma(argv[2], !strcmp(argv[3], "write"), strtoul(argv[4], 0, 0));
 
