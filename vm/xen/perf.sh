@@ -76,7 +76,8 @@ ratio() {
 }
 
 # counters: what the hypervisor counted since `counting`, NAME=COUNT each: grant hypercalls of all domains and their
-# operations, pages that windows issued and removed, TLB flushes for mappings, and interrupts between processors.
+# operations, pages that windows issued and removed, TLB flushes for mappings, exits of HVM and PVH guests to the hypervisor, and
+# interrupts between processors.
 counters() {
     xl dmesg -c >/dev/null
     xl debug-keys p
@@ -89,6 +90,7 @@ counters() {
         /grant windows: pages issued / { print "issues=" total() }
         /grant windows: pages removed / { print "revokes=" total() }
         /(^| )TLB flushes  / && !/windows/ { print "tlb_flushes=" total() }
+        / vmexits  / { print "vm_exits=" total() }
         /#IPIs / { print "ipis=" total() }' | tr '\n' ' '
 }
 

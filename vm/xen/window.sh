@@ -94,18 +94,24 @@ attached_windows() {
     SCRIPT=vif-ringfence
     check "guest $name is created" guest $name 'type="pvh"' "$(vif $number backend=net)"
     check "$name takes commands" guest_ready $name || give_up 'nothing to see'
-    check "the hotplug script of $name runs" plugged vif $name 0
     check "$name has the device of windows" window_module $name
-    on $name 'wait_for 20 test -e /sys/bus/xen/drivers/vif/vif-0; echo vif-0 >/sys/bus/xen/drivers/vif/unbind;
-        load tun; echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
-    attach_windows $name ${3:-1}
+    on $name 'load tun; echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
+    connected_windows $name $number 0 ${3:-1}
+}
+
+# connected_windows NAME N DEVICE QUEUES: 2 checks. `ringfence attach` takes this device from the guest's kernel.
+connected_windows() {
+    local name=$1 number=$2 device=$3
+    check "the hotplug script of device $device of $name runs" plugged vif $name $device
+    on $name "wait_for 20 test -e /sys/bus/xen/drivers/vif/vif-$device; echo vif-$device >/sys/bus/xen/drivers/vif/unbind"
+    attach_windows $name $4 $device
     check "ringfence attach gives $name its interface" again_with_address $name $number ||
         note "$(on $name 'tail -n 5 /tmp/attach.log') $(on net 'tail -n 5 /tmp/serve.log')"
 }
 
-# attach_windows NAME QUEUES: starts `ringfence attach`.
+# attach_windows NAME QUEUES [DEVICE]: starts `ringfence attach`.
 attach_windows() {
-    on $1 "ringfence attach --device 0 --name eth0 --windows --queues $2 -v >>/tmp/attach.log 2>&1 & echo \$! >/tmp/attach.pid"
+    on $1 "ringfence attach --device ${3:-0} --name eth0 --windows --queues $2 -v >>/tmp/attach.log 2>&1 & echo \$! >/tmp/attach.pid"
 }
 
 # total NAME: a counter of the daemon in the driver domain, summed over what has it.
@@ -137,4 +143,37 @@ windows_are() {
 # alone: no domain but dom0 is there, not even a zombie.
 alone() {
     [ $(xl list | wc -l) = 2 ]
+}
+
+# device_of VENDOR DEVICE: the folder of a PCI device in sysfs.
+device_of() {
+    local each
+    for each in /sys/bus/pci/devices/*; do
+        [ "$(cat $each/vendor $each/device | tr '\n' ' ')" != "$1 $2 " ] || echo $each
+    done
+}
+
+# enable_device FOLDER: memory space and bus master.
+enable_device() {
+    echo 1 >$1/enable
+    printf '\006' | dd of=$1/config bs=1 seek=4 conv=notrunc 2>/dev/null
+}
+
+# with_iommu NAME [LINE...]: a guest of window_guest with an IOMMU context.
+with_iommu() {
+    LD_PRELOAD=/lib/iommu-domain.so window_guest "$@"
+}
+
+# assigned FOLDER: the device is given to the domain $B.
+assigned() {
+    local name=${1##*/}
+    local bus=${name#*:} device=${name##*:}
+    bus=${bus%%:*}
+    # Bus, device and function as the hypervisor has them.
+    agent assign $B $((0x$bus * 256 + 0x${device%%.*} * 8 + ${device##*.})) | grep ok
+}
+
+# faults: DMA faults that the hypervisor reported since the last call.
+faults() {
+    xl dmesg -c | grep -c 'DMAR.*fault addr'
 }

@@ -173,7 +173,7 @@ static void release_page(const struct grant_window *w, unsigned long e)
 
 /*
  * Removes up to BATCH entries from the grantee's physmap with one flush and releases their pages. An entry that cannot
- * be removed or flushed keeps its page; the caller must then crash the grantee.
+ * be removed or flushed keeps its page; the caller must then crash the grantee. Another call tries again.
  */
 static int remove_entries(struct grant_window *w, const uint32_t *refs, unsigned int n)
 {
@@ -191,7 +191,10 @@ static int remove_entries(struct grant_window *w, const uint32_t *refs, unsigned
         unsigned long *e = &w->page[refs[i]];
 
         if ( *e & E_REMOVED )
+        {
+            p2m_window_flush_again(&b, gfn_add(w->base, refs[i]));
             continue;
+        }
         rc = p2m_window_remove(&b, gfn_add(w->base, refs[i]), page_to_mfn(entry_page(*e)));
         if ( rc )
             failed = rc;
@@ -248,10 +251,8 @@ static bool drain(struct grant_window *w)
         }
     if ( n )
         rc = remove_entries(w, refs, n);
-    /* One more attempt to flush the IOMMU; a page that still may be reached is lost to its granter. */
-    if ( rc && p2m_window_flush_iommu(w->grantee) )
-        printk(XENLOG_G_ERR "%pd: IOMMU does not flush\n", w->grantee);
-    else if ( rc )
+    /* One more attempt; a page that still may be reached is lost to its granter. */
+    if ( rc )
         rc = remove_entries(w, refs, n);
     for ( i = 0; rc && i < n; i++ )
         if ( w->page[refs[i]] )

@@ -6,6 +6,7 @@
  *   agent COMMAND...       sends one command to it and prints the answer
  *   agent log-dirty D OP   in dom0: log-dirty mode of a domain (2: on, 0: off)
  *   agent assign D SBDF    in dom0: gives a PCI device to a domain; its registers stay within dom0's reach
+ *   agent tick FILE        in dom0: writes the number of seconds, as interrupts of the clock count them, to FILE
  *   agent dma FILE read|write ADDRESS    in dom0: has QEMU's device edu, whose registers FILE is, copy 64 bytes from memory
  *                                        at an address of its domain into its buffer, or from there to memory
  *
@@ -15,6 +16,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/rtc.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -152,7 +154,7 @@ static void *churn(void *unused)
 
 /* Random operations with arguments at and beyond every limit. */
 static volatile u64 fuzzed, accepted, accepted_of[6];
-static unsigned int fuzz_peer;
+static unsigned int fuzz_peer, fuzz_operations;
 
 static u64 odd(void)
 {
@@ -160,6 +162,14 @@ static u64 odd(void)
 		0xffffffff, 1ull << 32, 1ull << 40, 1ull << 52, ~0ull };
 
 	return values[rand() % (sizeof(values) / 8)];
+}
+
+/* A frame for a table that is not one: the hypervisor clears tables, so none of our own kernel's. */
+static u64 odd_frame(void)
+{
+	u64 gfn = odd();
+
+	return gfn >> 20 ? gfn : gfn << 20;
 }
 
 /* An operation whose first element the hypervisor carried out. */
@@ -175,14 +185,27 @@ static int good(unsigned int cmd, void *args)
 	return 1;
 }
 
-/* A handle of ours, or one that the peer probably has: a serial number and the first free place of 32. */
-static uint32_t some_handle(const uint32_t *own_handles, int peers)
+/* Handles of our windows, and those that the peer had when the scenario last told us. */
+static uint32_t own_handles[32], peer_handles[32];
+
+static uint32_t some_handle(int peers)
 {
 	if (rand() % 8 == 0)
 		return rand() % 2 ? rand() : odd();
-	if (!peers)
-		return own_handles[rand() % 32];
-	return rand() % 2 ? rand() % 32 * 33 : rand() % 256 << 5 | rand() % 32;
+	return (peers ? peer_handles : own_handles)[rand() % 32];
+}
+
+/* Writes our handles in the form in which fuzz_peer_has() takes them. */
+static void fuzz_has(char *out)
+{
+	for (unsigned int i = 0; i < 32; i++)
+		out += sprintf(out, "%s%x", i ? "," : "", own_handles[i]);
+}
+
+static void fuzz_peer_has(char *list)
+{
+	for (unsigned int i = 0; i < 32 && *list; i++, list += !!*list)
+		peer_handles[i] = strtoul(list, &list, 16);
 }
 
 static void *fuzz(void *unused)
@@ -192,7 +215,6 @@ static void *fuzz(void *unused)
 	char *args = pages(5);
 	u64 *gfns = pages(1);
 	u64 base = 0x100000;
-	uint32_t own_handles[32] = {};
 	FILE *f = fopen("/sys/module/ringfence_window/parameters/base", "r");
 
 	if (f) {
@@ -209,12 +231,17 @@ static void *fuzz(void *unused)
 		unsigned int cmd = 0x40 + rand() % 6, count = rand() % 8 ? 1 + rand() % 80 : odd(), i;
 		u64 *a = (u64 *)args;
 		int peers = cmd == GNTTABOP_window_register || (cmd == GNTTABOP_window_destroy && rand() % 2);
-		uint32_t handle = some_handle(own_handles, peers), entries = rand() % 4 ? 64 : rand() % 2 ? 4096 : odd();
+		uint32_t handle = some_handle(peers), entries = rand() % 8 ? 64 : rand() % 2 ? 4096 : odd();
 
 		for (i = 0; i < 512; i++)
 			a[i] = rand() % 3 ? odd() : ((u64)rand() << 32 | rand());
 		for (i = 0; i < 8; i++)
-			gfns[i] = rand() % 16 ? frame(table + i * PAGE) : odd();
+			gfns[i] = rand() % 16 ? frame(table + i * PAGE) : odd_frame();
+		if (!(fuzz_operations >> (cmd - 0x40) & 1))
+			continue;
+		/* Most creations find all places taken. */
+		if (cmd == GNTTABOP_window_create && rand() % 4)
+			continue;
 		if (cmd == GNTTABOP_window_create) {
 			struct gnttab_window_create *c = (void *)args;
 
@@ -245,7 +272,7 @@ static void *fuzz(void *unused)
 
 			*d = (struct gnttab_window_destroy){ !peers ? 0x7ff0 : rand() % 8 ? fuzz_peer : odd(), 0, handle };
 		}
-		if (cmd == GNTTABOP_window_create || cmd == GNTTABOP_window_register || cmd == GNTTABOP_window_destroy)
+		if (cmd != GNTTABOP_window_issue && cmd != GNTTABOP_window_revoke)
 			count = rand() % 16 ? 1 : count;
 		if (call(cmd, rand() % 64 ? (void *)args : (void *)odd(), count) == 0 && good(cmd, args))
 			accepted++, accepted_of[cmd - 0x40]++;
@@ -379,6 +406,20 @@ static void do_issue_special(char *out)
 	sprintf(out, "tried %u issued %u", tried, issued);
 }
 
+/* Makes one of our pages one that is granted in the ordinary way, too, by /dev/xen/gntalloc. */
+static void do_grant(char *out)
+{
+	struct { uint16_t domain, flags; uint32_t count; u64 index; uint32_t ref, pad; } x = { N(1), 1, 1 };
+	int fd = open("/dev/xen/gntalloc", O_RDWR | O_CLOEXEC);
+	char *at = own + N(2) * PAGE;
+
+	if (ioctl(fd, _IOC(_IOC_NONE, 'G', 5, sizeof(x)), &x) ||
+	    mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, x.index) != at)
+		sprintf(out, "%s", strerror(errno));
+	else
+		sprintf(out, "ref %u", x.ref);
+}
+
 /* The granter's raw commands. */
 static int granter(const char *c, char *out)
 {
@@ -403,6 +444,8 @@ static int granter(const char *c, char *out)
 		long rc = call(GNTTABOP_window_destroy, &x, 1);
 
 		sprintf(out, "rc %ld status %d", rc, x.status);
+	} else if (!strcmp(c, "grant")) {	/* GRANTEE PAGE */
+		do_grant(out);
 	} else if (!strcmp(c, "fill")) {	/* PAGE TEXT */
 		strcpy(own + N(1) * PAGE, word[2]);
 		sprintf(out, "ok");
@@ -635,10 +678,16 @@ static void run(char *line, char *out)
 		long rc = call(GNTTABOP_window_query, &q, 1);
 
 		sprintf(out, "rc %ld version %u entries %u windows %u", rc, q.version, q.max_entries, q.max_windows);
-	} else if (!strcmp(word[0], "fuzz")) {	/* PEER [SEED] */
-		fuzz_peer = N(1), fuzzing = 1;
+	} else if (!strcmp(word[0], "fuzz")) {	/* PEER SEED [OPERATIONS], a bit for each */
+		fuzz_peer = N(1), fuzz_operations = words > 3 ? N(3) : 63, fuzzing = 1;
 		srand(N(2));
 		start(fuzz);
+		sprintf(out, "ok");
+	} else if (!strcmp(word[0], "fuzz-has")) {
+		fuzz_has(out);
+	} else if (!strcmp(word[0], "fuzz-peer")) {	/* HANDLE,... */
+		if (words > 1)
+			fuzz_peer_has(word[1]);
 		sprintf(out, "ok");
 	} else if (!strcmp(word[0], "fuzzed")) {
 		fuzzing = words < 2;
@@ -691,13 +740,39 @@ static int domctl(const struct domctl *wanted)
 {
 	struct domctl *d = pages(1);
 	struct { u64 op, arg[5]; } c = { 36, { (u64)d } };
-	int fd = open("/dev/xen/privcmd", O_RDWR), rc;
+	int fd = open("/dev/xen/privcmd", O_RDWR), rc, version;
 
-	*d = *wanted;
-	d->version = 0x15;	/* Xen 4.17 */
-	rc = ioctl(fd, _IOC(_IOC_NONE, 'P', 0, sizeof(c)), &c);
+	/* Xen 4.17 has version 0x15 and refuses others with EACCES, as do its successors. */
+	for (version = 0x15; version < 0x20; version++) {
+		*d = *wanted;
+		d->version = version;
+		rc = ioctl(fd, _IOC(_IOC_NONE, 'P', 0, sizeof(c)), &c);
+		if (!rc || errno != EACCES)
+			break;
+	}
 	printf("%s\n", rc ? strerror(errno) : "ok");
 	return 0;
+}
+
+/* Counts the seconds of the real-time clock, each of which is an interrupt that no processor asked for. */
+static int tick(const char *file)
+{
+	int fd = open("/dev/rtc0", O_RDONLY);
+	unsigned long each, ticks = 0;
+
+	if (fd < 0 || ioctl(fd, RTC_UIE_ON, 0)) {
+		perror("/dev/rtc0");
+		return 1;
+	}
+	while (read(fd, &each, sizeof(each)) > 0) {
+		FILE *f = fopen(file, "w");
+
+		if (!f)
+			return 1;
+		fprintf(f, "%lu\n", ++ticks);
+		fclose(f);
+	}
+	return 1;
 }
 
 /* Registers of QEMU's device edu (docs/specs/edu.rst). */
@@ -739,6 +814,8 @@ int main(int argc, char **argv)
 	if (argc > 3 && !strcmp(argv[1], "assign"))
 		return domctl(&(struct domctl){ .cmd = 37, .domain = atoi(argv[2]),
 						.assign.sbdf = strtoul(argv[3], 0, 0) });
+	if (argc > 2 && !strcmp(argv[1], "tick"))
+		return tick(argv[2]);
 	if (argc > 4 && !strcmp(argv[1], "dma"))
 		return dma(argv[2], !strcmp(argv[3], "write"), strtoul(argv[4], 0, 0));
 

@@ -23,6 +23,7 @@ mod program;
 mod report;
 pub(crate) mod results;
 pub(crate) mod scenario;
+mod toolchain;
 mod window_driver;
 pub(crate) mod window_xen;
 
@@ -229,7 +230,8 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     if selected.iter().any(|scenario| scenario.wants_windows) {
         let (images, may_install) = (&setting.images, !args.no_install);
         let tests = selected.iter().any(|scenario| scenario.wants_window_tests);
-        let archives = window_driver::archives(root, images, &cache, &toolbox, may_install)?;
+        let archives =
+            window_driver::archives(root, images, &cache, &toolbox, (release, may_install))?;
         setting.programs.window_driver = Some(archives.driver);
         setting.programs.window_tests = tests.then_some(archives.tests);
     }
@@ -292,17 +294,21 @@ impl Choice {
         if let Some(file) = self.file {
             return Ok(Some(std::path::absolute(file)?));
         }
-        if self.windows || selected.iter().any(|scenario| scenario.wants_windows) {
+        if let Some(scenario) = selected.iter().find(|scenario| scenario.wants_guards) {
+            let name = &scenario.name;
             anyhow::ensure!(
-                self.release.is_none(),
-                "scenarios with grant windows run with this computer's release only"
+                self.without.is_some(),
+                "{name} runs with --without-guards only; 0 takes none out"
             );
+        }
+        if self.windows || selected.iter().any(|scenario| scenario.wants_windows) {
             let variant = match (self.without, self.debug) {
                 (Some(_), _) => Variant::Guards,
                 (None, true) => Variant::Debug,
                 (None, false) => Variant::Release,
             };
-            return window_xen::elf(root, cache, toolbox, (variant, may_install)).map(Some);
+            let making = (variant, may_install);
+            return window_xen::elf(root, self.release, cache, toolbox, making).map(Some);
         }
         self.debug.then(|| hypervisor::debug(self.release, cache, toolbox, may_install)).transpose()
     }

@@ -7,15 +7,18 @@
 
 . /vm/xen/window.sh
 
-# In each cycle both sides die once. The fifty deaths of a release: --set CYCLES=25.
-CYCLES=${CYCLES:-1}
+# The fifty deaths of a release: --set DEATHS=50. Each destroys one side of a pair under load; the other side lives on, and
+# is connected to a successor.
+DEATHS=${DEATHS:-2}
 
 # loaded: streams both ways, which do not end before the death.
 loaded() {
+    local before
     on net 'killall traffic 2>/dev/null; receive 6000; { traffic echo 7000 >/dev/null 2>&1 & }'
-    on one "{ traffic send $ADDRESS 6000 2000 >/tmp/sending 2>&1 & }; { traffic pulse $ADDRESS 7000 100 >/tmp/pulse 2>&1 & }"
-    local before=$(received_bytes)
-    wait_for 20 more_than $((before + 4000000))
+    on one "killall traffic 2>/dev/null; { traffic send $ADDRESS 6000 2000 >/tmp/sending 2>&1 & };
+        { traffic pulse $ADDRESS 7000 100 >/tmp/pulse 2>&1 & }"
+    before=$(received_bytes)
+    wait_for 20 more_than $((before + 2000000))
 }
 
 received_bytes() {
@@ -26,30 +29,53 @@ more_than() {
     [ $(received_bytes) -gt $1 ]
 }
 
-# dies VICTIM SURVIVOR: 10 checks. A new guest has traffic through its windows when one of the two is destroyed.
+# dies VICTIM SURVIVOR: 6 checks. A side with traffic through its windows is destroyed.
 dies() {
-    local number
-    attached_windows one 11
-    check "cycle $cycle: packets flow" loaded
-    check "cycle $cycle: two windows are open" windows_are 2
+    local number free
+    check "death $death: packets flow" loaded
+    check "death $death: two windows are open" windows_are 2
     number=$(domain $1)
     xl destroy $1
-    check "cycle $cycle: $1 is destroyed under load, and is no zombie" wait_for 30 is_not_there $number
-    check "cycle $cycle: no window is left" wait_for 10 windows_are 0
-    check "cycle $cycle: $2 lives" on $2 'head -c 1048576 /dev/urandom | sha256sum'
+    check "death $death: $1 is destroyed under load, and is no zombie" wait_for 30 is_not_there $number
+    check "death $death: no window is left" wait_for 10 windows_are 0
+    check "death $death: $2 lives" on $2 'head -c 1048576 /dev/urandom | sha256sum'
+    # With the same survivor, as after the first death of its peer.
+    free=$(free_memory)
+    case $1 in
+        one) free_without_one=${free_without_one:-$free} ; is "death $death: memory is free again" $free $free_without_one ;;
+        net) free_without_net=${free_without_net:-$free} ; is "death $death: memory is free again" $free $free_without_net ;;
+    esac
+    note "death $death, $(uptime_now) s: $1; free memory $free MiB"
 }
 
-plan $((CYCLES * 26))
+# paired: 8 checks. The guest gets a device of the new driver domain. That of the old one stays without a backend.
+paired() {
+    driver_domain '[network]\nmode = "window"\n'
+    on one 'kill $(cat /tmp/attach.pid); killall traffic; wait_for 10 sh -c "! test -e /sys/class/net/eth0"'
+    check "death $death: one gets a device of the new driver domain" \
+        xl network-attach one mac=00:16:3e:77:00:0b backend=net script=vif-ringfence
+    connected_windows one 11 1 1
+}
+
+plan $((12 + 6 * DEATHS + 5 * (DEATHS / 2) + 8 * ((DEATHS - 1) / 2)))
 guests_with window
 before=$(free_memory)
-cycle=0
-while [ $cycle -lt $CYCLES ]; do
-    cycle=$((cycle + 1))
-    driver_domain '[network]\nmode = "window"\n'
-    dies one net
-    dies net one
-    xl destroy one
-    wait_for 30 alone
-    is "cycle $cycle: the memory is free again" "$(free_memory)" "$before"
-    note "cycle $cycle: free memory $(free_memory) MiB, before $before"
+driver_domain '[network]\nmode = "window"\n'
+attached_windows one 11
+death=0
+while [ $death -lt $DEATHS ]; do
+    death=$((death + 1))
+    case $((death % 2)) in
+        1)
+            dies one net
+            [ $death = $DEATHS ] || attached_windows one 11
+            ;;
+        0)
+            dies net one
+            [ $death = $DEATHS ] || paired
+            ;;
+    esac
 done
+for each in one net; do xl destroy $each 2>/dev/null; done
+check 'all domains are gone' wait_for 30 alone
+is 'the memory is free again' "$(free_memory)" "$before"

@@ -9,52 +9,23 @@
 . /vm/xen/window.sh
 
 # The device edu belongs to the grantee, so its addresses are the grantee's frames. Dom0 writes its registers.
-PCI=/sys/bus/pci/devices
-
-edu() {
-    local each
-    for each in $PCI/*; do
-        [ "$(cat $each/vendor $each/device | tr '\n' ' ')" != '0x1234 0x11e8 ' ] || echo $each
-    done
-}
 
 # dma read|write REF: the device copies between its buffer and the page of a reference.
 dma() {
     agent dma $EDU/resource0 $1 $(((base + $2) * 4096)) | grep done
 }
 
-# faults: DMA faults that the hypervisor reported since the last call.
-faults() {
-    xl dmesg -c | grep -c 'DMAR.*fault addr'
-}
-
-with_iommu() {
-    LD_PRELOAD=/lib/iommu-domain.so window_guest "$@"
-}
-
-# assigned: segment, bus, device and function as the hypervisor has them.
-assigned() {
-    local name=${EDU##*/}
-    local bus=${name#*:}
-    bus=${bus%%:*}
-    local device=${name##*:}
-    local sbdf=$((0x$bus * 256 + 0x${device%%.*} * 8 + ${device##*.}))
-    agent assign $B $sbdf | grep ok
-}
-
 plan 28
 agent_in_dom0
-EDU=$(edu)
+EDU=$(device_of 0x1234 0x11e8)
 check 'the hypervisor has an IOMMU' sh -c 'xl info | grep -E "virt_caps.*directio"' || give_up 'no IOMMU'
 check 'the device is there' test -n "$EDU" || give_up 'no device'
 before=$(free_memory)
 check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
 check 'a grantee with an IOMMU context is created' with_iommu two 'type="pvh"' || give_up 'no grantee'
 A=$(domain one) B=$(domain two)
-check 'the device is given to the grantee' assigned || give_up 'no device to try'
-echo 1 >$EDU/enable
-# Memory space and bus master.
-printf '\006' | dd of=$EDU/config bs=1 seek=4 conv=notrunc 2>/dev/null
+check 'the device is given to the grantee' assigned $EDU || give_up 'no device to try'
+enable_device $EDU
 like 'a window is created' "$(a create $B 64)" 'rc 0 status 0 handle 0'
 b dev-open >/dev/null
 like 'it registers' "$(b dev-register $A 0 64)" ok

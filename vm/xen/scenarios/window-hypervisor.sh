@@ -8,7 +8,7 @@
 
 . /vm/xen/window.sh
 
-plan 72
+plan 77
 before=$(free_memory)
 check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
 check 'a grantee is created' window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
@@ -74,10 +74,18 @@ b write 8 CHANGED >/dev/null
 is 'writes to it are discarded' "$(a peek 2)" read-only
 a revoke 0 8 0 >/dev/null
 
-# An ordinary grant operation aimed at the window's frame, pitfall 2.
+# An ordinary grant operation aimed at the window's frame, pitfall 2: the grantee has mapped the same page by an ordinary
+# grant, and ends that mapping with the address of the window's.
+granted=$(a grant $B 3)
+like 'a page is granted in the ordinary way, too' "$granted" 'ref [1-9]*'
+a fill 3 BOTH-WAYS >/dev/null
 a issue 0 9 3 0 >/dev/null
-like 'an ordinary unmap does not reach the window' "$(b unmap 0 $((base + 9)))" '*status -*'
+mapped=$(b map $A ${granted#ref } $((base + 20000)))
+like 'the grantee maps it' "$mapped" 'rc 0 status 0 handle *'
+like 'an ordinary unmap does not reach the window' "$(b unmap ${mapped##* } $((base + 9)))" '*status -*'
+is 'the window has the page' "$(b read 9)" BOTH-WAYS
 like 'the entry is still known' "$(a revoke 0 9 0)" '*ok 1*'
+like 'the ordinary mapping ends by its own address' "$(b unmap ${mapped##* } $((base + 20000)))" '*status 0'
 
 # A spinning reader never sees what the page holds after its revoke.
 a fill 3 AAAAAAAA >/dev/null
@@ -132,6 +140,7 @@ is 'the hypervisor says why' "$(xl dmesg | grep -c 'has grant windows')" 2
 like 'the grantee closes its end' "$(b dev-close)" ok
 like 'the handle is gone' "$(a issue 0 1 1 0)" '*other -4'
 like 'a new window has another handle' "$(a create $B 512)" '*handle 32'
+like 'the old handle does not reach it' "$(a issue 0 1 1 0)" '*other -4'
 like 'the device opens again' "$(b dev-open)" ok
 like 'it registers again' "$(b dev-register $A 32 512)" ok
 like 'pages are issued' "$(a issue 32 0 0 0 512)" '*ok 512*'

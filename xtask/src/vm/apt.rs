@@ -130,6 +130,21 @@ impl Apt {
         names.iter().map(|name| package(&printed, name)).collect()
     }
 
+    /// Returns the files of the packages and of all that they depend on, as if nothing were installed.
+    pub(super) fn closure(&self, names: &[&str]) -> anyhow::Result<Vec<Package>> {
+        std::fs::create_dir_all(&self.lists)?;
+        let status = self.lists.join("nothing-installed");
+        std::fs::write(&status, "")?;
+        let status = format!("Dir::State::status={}", status.display());
+        let words = ["-o", &status, "install", "--print-uris", "-qq", "--no-install-recommends"];
+        let words: Vec<&str> = words.into_iter().chain(names.iter().copied()).collect();
+        let printed = self.command("apt-get", &words).output(Path::new("/"))?;
+        let printed = printed.map_err(|message| Unavailable(last(&message)))?;
+        let names =
+            printed.lines().filter_map(|line| line.split_whitespace().nth(1)?.split('_').next());
+        names.map(|name| package(&printed, name)).collect()
+    }
+
     /// Downloads the packages that the cache lacks.
     pub(super) fn download(&self, packages: &[Package]) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.store)?;
@@ -161,14 +176,9 @@ impl Apt {
         done.map(|_| ()).map_err(|message| anyhow::anyhow!("{}: {message}", file.display()))
     }
 
-    /// Downloads a source package into `folder` and returns the name of its upstream archive. The system's lists
-    /// usually have no sources, and the archive lacks some sources of security updates, so the version is the
-    /// release's.
-    pub(super) fn source(name: &str, folder: &Path) -> anyhow::Result<String> {
-        Apt::source_of(None, name, folder)
-    }
-
-    /// Downloads a source package of another release into `folder` and returns the name of its upstream archive.
+    /// Downloads a source package of a release, by default this computer's, into `folder` and returns the name of its
+    /// upstream archive. The system's lists usually have no sources, and the archive lacks some sources of security
+    /// updates, so the version is the release's.
     pub(super) fn source_of(
         release: Option<Release>,
         name: &str,

@@ -196,6 +196,11 @@ impl Machine<'_> {
             words.extend(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
             words.extend(["-device", "edu,dma_mask=0xffffffffffffffff"]);
         }
+        if self.kind == Kind::XenIommu {
+            // A card that sends to itself needs no network.
+            words.extend(["-netdev", "hubport,id=card,hubid=0"]);
+            words.extend(["-device", "e1000e,netdev=card,romfile="]);
+        }
         if self.kind == Kind::LinuxPrograms {
             let all = "local,id=computer,path=/,security_model=none,readonly=on,multidevs=remap";
             words.extend(["-fsdev", all]);

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 
 use super::apt::Apt;
 use super::build::Build;
+use super::toolchain::Toolchain;
 use crate::tools::{self, Tool, Toolbox};
 
 /// Tools of a build. Kbuild's objtool needs libelf.
@@ -45,11 +46,11 @@ impl Module {
         Ok(folders.collect::<anyhow::Result<Vec<_>>>()?.concat())
     }
 
-    /// Compiles the module in the folder of `build`, against the headers in `headers`.
+    /// Compiles the module in the folder of `build`.
     pub(super) fn compile(
         &self,
         build: &Build<'_>,
-        headers: &Path,
+        headers: &Headers,
         sources: &[(String, String)],
     ) -> anyhow::Result<()> {
         let folder = build.folder().join(self.file.trim_end_matches(".ko"));
@@ -57,15 +58,29 @@ impl Module {
         for (name, text) in sources {
             std::fs::write(folder.join(name), text)?;
         }
-        let headers = headers.display().to_string();
-        let source = format!("M={}", folder.display());
-        build.run(
-            &[&["make", "-C", &headers, &source], OPTIONS.as_slice(), &["modules"]].concat(),
-        )?;
+        match headers {
+            Headers::Here(headers) => {
+                let headers = headers.display().to_string();
+                let source = format!("M={}", folder.display());
+                let words = ["make", "-C", &headers, &source];
+                build.run(&[&words, OPTIONS.as_slice(), &["modules"]].concat())?;
+            }
+            Headers::In(toolchain) => {
+                toolchain.compile(&folder, &[OPTIONS.as_slice(), &["modules"]].concat())?;
+            }
+        }
         let built = folder.join(self.file);
         build.run(&["strip", "--strip-debug", &built.display().to_string()])?;
         Ok(std::fs::rename(built, build.folder().join(self.file))?)
     }
+}
+
+/// Headers of a kernel.
+pub(super) enum Headers {
+    /// In this folder, for the compiler of this computer.
+    Here(PathBuf),
+    /// In a root with the compiler of another release.
+    In(Toolchain),
 }
 
 /// Compiles every module for the newest kernel of this Debian release, and of its backports.
@@ -98,13 +113,13 @@ fn newest(apt: &Apt) -> anyhow::Result<String> {
 }
 
 /// Unpacks the headers of a kernel and the packages in `others` into `root`, with new package lists if the given ones
-/// do not do. Returns the folder in which modules are built.
+/// do not do.
 pub(super) fn headers_of(
     cache: &Path,
     release: &str,
     others: &[&str],
     root: &Path,
-) -> anyhow::Result<PathBuf> {
+) -> anyhow::Result<Headers> {
     let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
     unpack_headers(&apt, &name, others, root).or_else(|_| {
@@ -119,7 +134,7 @@ pub(super) fn unpack_headers(
     name: &str,
     others: &[&str],
     root: &Path,
-) -> anyhow::Result<PathBuf> {
+) -> anyhow::Result<Headers> {
     let mut names = vec![name.to_owned()];
     names.extend(others.iter().map(|other| (*other).to_owned()));
     for prefix in ["linux-headers-", "linux-kbuild-"] {
@@ -134,7 +149,7 @@ pub(super) fn unpack_headers(
     let text = std::fs::read_to_string(&makefile)?;
     let text = text.replace("include /usr/src", &format!("include {}/usr/src", root.display()));
     std::fs::write(&makefile, text)?;
-    Ok(folder)
+    Ok(Headers::Here(folder))
 }
 
 /// Returns the names and contents of the files in a folder that a build needs, in the order of their names.

@@ -7,7 +7,7 @@
 //! # machine: plain       (scenarios of one machine may share a boot)
 //! # limit: 60            (seconds on an idle computer of two cores)
 //! # grants: bad          (optional: it offers bad grants on purpose; `bad 0x7`: only that one)
-//! # hypervisor: debug    (optional: it needs a debug build)
+//! # hypervisor: debug    (optional: it needs a debug build; `guards`: the one whose guards can be taken out)
 //! # group: window        (optional: it runs with all others of this group, by the group's name)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
 //! # driver: netfront     (optional: it needs the module of `linux/netfront`)
@@ -53,6 +53,8 @@ pub(super) struct Scenario {
     pub(super) bad_grants: BadGrants,
     /// Set if the scenario runs only with a debug build of the hypervisor.
     pub(super) wants_debug: bool,
+    /// Set if that must be the one whose guards can be taken out.
+    pub(super) wants_guards: bool,
     /// Integration tests that the scenario runs.
     pub(super) tests: Vec<String>,
     /// Set if it wants the module of `linux/netfront`.
@@ -146,8 +148,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     let bad_grants = BadGrants::parse(field("grants").ok())?;
     let hypervisor = field("hypervisor").ok();
     anyhow::ensure!(
-        hypervisor.is_none_or(|word| word == "debug"),
-        "`# hypervisor: ...` can only be debug"
+        hypervisor.is_none_or(|word| ["debug", "guards"].contains(&word)),
+        "`# hypervisor: ...` can only be debug or guards"
     );
     let driver = field("driver").ok();
     anyhow::ensure!(
@@ -169,6 +171,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
         bad_grants,
         wants_debug: hypervisor.is_some(),
+        wants_guards: hypervisor == Some("guards"),
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
         wants_driver: driver == Some("netfront"),
         wants_windows: driver.is_some_and(|word| word.starts_with("window")),
@@ -187,7 +190,7 @@ pub(super) fn select(
     debug: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
     if names.is_empty() {
-        let wanted = |s: &&Scenario| s.set <= set && (debug || !s.wants_debug);
+        let wanted = |s: &&Scenario| s.set <= set && (debug || !s.wants_debug) && !s.wants_guards;
         return Ok(found.iter().filter(wanted).cloned().collect());
     }
     let mut selected: Vec<Scenario> = vec![];
@@ -212,15 +215,14 @@ pub(super) fn select(
     Ok(selected)
 }
 
-/// Removes the scenarios with kernel modules of ours: the programs in another release's packages of kernel headers need
-/// a newer C library. It is an error if they were `named`.
+/// Removes the scenarios whose modules are built for this computer's release only: the network driver, and what wants the
+/// newest kernel. It is an error if they were `named`.
 pub(super) fn without_modules(
     selected: Vec<Scenario>,
     named: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
-    let (modules, rest): (Vec<_>, Vec<_>) = selected
-        .into_iter()
-        .partition(|s| s.wants_driver || s.wants_windows || s.wants_newest_kernel);
+    let (modules, rest): (Vec<_>, Vec<_>) =
+        selected.into_iter().partition(|s| s.wants_driver || s.wants_newest_kernel);
     if !modules.is_empty() {
         let names: Vec<&str> = modules.iter().map(|scenario| scenario.name.as_str()).collect();
         let names = names.join(", ");
@@ -315,6 +317,7 @@ mod tests {
             limit,
             bad_grants: BadGrants::None,
             wants_debug: false,
+            wants_guards: false,
             tests: vec![],
             wants_driver: false,
             wants_windows: false,

@@ -6,17 +6,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+use super::apt::Release;
 use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::Images;
-use super::module::{self, Module, NEEDS, WINDOW, WINDOW_RAW};
+use super::module::{self, Headers, Module, NEEDS, WINDOW, WINDOW_RAW};
+use super::toolchain::Toolchain;
 use crate::tools::Toolbox;
 
 /// File names of the archives.
 const DRIVER: &str = "window-driver.cpio";
 const TESTS: &str = "window-tests.cpio";
-/// Sources of the test agent, and of what gives the domains of `xl` an IOMMU context.
+/// Sources of the test agent, of the driver of a network card, and of what gives the domains of `xl` an IOMMU context.
 const AGENT: &str = "xen/tests/agent.c";
+const NIC: &str = "xen/tests/nic.c";
 const IOMMU: &str = "xen/tests/iommu-domain.c";
 
 /// Paths of the archives.
@@ -27,24 +30,24 @@ pub(super) struct Archives {
     pub(super) tests: PathBuf,
 }
 
-/// Builds the archives below `cache`, or finds them there.
+/// Builds the archives for a release's kernel, by default this computer's, below `cache`, or finds them there.
 pub(super) fn archives(
     root: &Path,
     images: &Images,
     cache: &Path,
     toolbox: &Toolbox,
-    may_install: bool,
+    (suite, may_install): (Option<Release>, bool),
 ) -> anyhow::Result<Archives> {
     let _lock = build::lock(cache, "window-driver")?;
     let image = std::fs::read(images.path("vmlinuz"))?;
     let release = module::release(&image).context("the kernel's image has no version")?;
     let sources = [(&WINDOW, WINDOW.sources(root)?), (&WINDOW_RAW, WINDOW_RAW.sources(root)?)];
-    let agent =
-        std::fs::read_to_string(root.join(AGENT))? + &std::fs::read_to_string(root.join(IOMMU))?;
+    let programs = [AGENT, NIC, IOMMU].map(|file| std::fs::read_to_string(root.join(file)));
+    let programs = programs.into_iter().collect::<Result<String, _>>()?;
     let built = Archives { driver: cache.join(DRIVER), tests: cache.join(TESTS) };
     let stamp = cache.join("window-driver.stamp");
     let files = sources.iter().flat_map(|(_, sources)| sources);
-    let state = files.fold(release.clone() + &agent, |state, (name, text)| state + name + text);
+    let state = files.fold(release.clone() + &programs, |state, (name, text)| state + name + text);
     if built.driver.is_file()
         && built.tests.is_file()
         && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state)
@@ -53,29 +56,34 @@ pub(super) fn archives(
     }
     println!("building {} for Linux {release}", WINDOW.file);
     let build = Build::begin(cache.join("window-driver"), NEEDS, toolbox, may_install)?;
-    let headers = module::headers_of(cache, &release, &[], &build.folder().join("tree"))?;
+    let headers = match suite {
+        Some(suite) => Headers::In(Toolchain::of(suite, &release, cache)?),
+        None => module::headers_of(cache, &release, &[], &build.folder().join("tree"))?,
+    };
     for (module, sources) in &sources {
         module.compile(&build, &headers, sources)?;
     }
-    let (program, source) = (build.folder().join("agent"), root.join(AGENT));
     let (public, driver) = (root.join("xen/include/public"), root.join("linux/grant-window"));
     let include = [&public, &driver].map(|folder| format!("-I{}", folder.display()));
-    let (program, source) = (program.display().to_string(), source.display().to_string());
-    let words = ["gcc", "-O2", "-Wall", "-Werror", "-static", "-pthread", &include[0], &include[1]];
-    build.run(&[words.as_slice(), &["-o", &program, &source]].concat())?;
+    for (program, source) in [("agent", AGENT), ("nic", NIC)] {
+        let source = root.join(source).display().to_string();
+        let words = ["gcc", "-O2", "-Wall", "-Werror", "-static", "-pthread"];
+        let rest = [include[0].as_str(), &include[1], "-o", program, &source];
+        build.run(&[words.as_slice(), &rest].concat())?;
+    }
     let (preloaded, source) = (build.folder().join("iommu-domain.so"), root.join(IOMMU));
     let words = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o"];
     let paths = [preloaded.display().to_string(), source.display().to_string()];
     build.run(&[words.as_slice(), &[&paths[0], &paths[1]]].concat())?;
     let modules: &[&Module] = &[&WINDOW, &WINDOW_RAW];
-    for (name, modules, agent) in [(DRIVER, &modules[..1], None), (TESTS, modules, Some(&program))]
-    {
+    for (name, modules, tests) in [(DRIVER, &modules[..1], false), (TESTS, modules, true)] {
         let mut archive = Archive::new(Vec::new());
         for module in modules {
             archive.copy(&format!("lib/{}", module.file), &build.folder().join(module.file))?;
         }
-        if let Some(agent) = agent {
-            archive.copy("usr/bin/agent", Path::new(agent))?;
+        if tests {
+            archive.copy("usr/bin/agent", &build.folder().join("agent"))?;
+            archive.copy("usr/bin/nic", &build.folder().join("nic"))?;
             archive.copy("lib/iommu-domain.so", &preloaded)?;
         }
         std::fs::write(build.folder().join(name), archive.finish()?)?;

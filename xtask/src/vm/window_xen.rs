@@ -3,8 +3,10 @@
 //!
 //! `build` makes a bootable ELF file, `package` a Debian package that can be installed beside Debian's hypervisor. The
 //! source files of `xen/` are copied into Xen's source, then the patches for that version of Xen are applied: the
-//! hooks in Xen's own files. The result is kept below the cache, beside a digest of `xen/`, and built again when
-//! one of its files changes.
+//! hooks in Xen's own files. The result is kept below the cache, beside a digest of what it was made of, and built again
+//! when one of these files changes.
+//!
+//! The source is that of this computer's release, of another one (`--suite`), or an archive (`--source`).
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -12,7 +14,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 
-use super::apt::Apt;
+use super::apt::{Apt, Release};
 use super::build::{self, Build};
 use super::hypervisor;
 use crate::exec::Cmd;
@@ -44,9 +46,34 @@ struct BuildArgs {
     /// Folder of sources and results; `vm` in the target directory otherwise
     #[arg(long, value_name = "FOLDER", env = "RINGFENCE_VM_CACHE")]
     cache: Option<PathBuf>,
+    /// Debian release of Xen's source; by default this computer's
+    #[arg(long, value_enum)]
+    suite: Option<Release>,
+    /// Archive with Xen's source, instead of a Debian package; the version of Xen must be one of xen/patches
+    #[arg(long, value_name = "FILE", conflicts_with = "suite")]
+    source: Option<PathBuf>,
     /// Install nothing
     #[arg(long)]
     no_install: bool,
+}
+
+/// Where the source of Xen comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Source<'a> {
+    /// Package of a Debian release; `None` for this computer's.
+    Package(Option<Release>),
+    /// Archive of this path, with one folder at its top.
+    Archive(&'a Path),
+}
+
+impl Source<'_> {
+    /// Returns the path of the archive, which is downloaded into `folder` if it is a package's.
+    fn archive(self, folder: &Path) -> anyhow::Result<String> {
+        match self {
+            Source::Package(release) => Apt::source_of(release, "xen", folder),
+            Source::Archive(file) => Ok(file.display().to_string()),
+        }
+    }
 }
 
 /// Runs `cargo xtask xen`. Prints the path of the product.
@@ -58,20 +85,32 @@ pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::R
     std::fs::create_dir_all(&cache)?;
     let toolbox = Toolbox::new(root, target);
     let variant = if args.debug { Variant::Debug } else { Variant::Release };
-    let built = hypervisor(&root.join("xen"), &cache, &toolbox, (variant, !args.no_install))?;
+    let suite = args.suite.map(Release::other).transpose()?.flatten();
+    let archive = args.source.as_deref().map(std::path::absolute).transpose()?;
+    let (source, cache) = match (&archive, suite) {
+        // What an archive makes must not take the place of the hypervisor that scenarios boot.
+        (Some(archive), _) => (Source::Archive(archive), cache.join("from-archive")),
+        (None, Some(suite)) => (Source::Package(Some(suite)), suite.folder(&cache)),
+        (None, None) => (Source::Package(None), cache),
+    };
+    std::fs::create_dir_all(&cache)?;
+    let making = (variant, !args.no_install);
+    let built = hypervisor(&root.join("xen"), source, &cache, &toolbox, making)?;
     let product = if package { deb(&built, &cache)? } else { built.elf };
     println!("{}", product.display());
     Ok(true)
 }
 
-/// Returns the path of the hypervisor's ELF file; builds it below `cache` unless it is there.
+/// Returns the path of the hypervisor's ELF file for a release; builds it below `cache` unless it is there.
 pub(super) fn elf(
     root: &Path,
+    release: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
     (variant, may_install): (Variant, bool),
 ) -> anyhow::Result<PathBuf> {
-    let built = hypervisor(&root.join("xen"), cache, toolbox, (variant, may_install))?;
+    let source = Source::Package(release);
+    let built = hypervisor(&root.join("xen"), source, cache, toolbox, (variant, may_install))?;
     let build = match variant {
         Variant::Release => "",
         Variant::Debug => ", a debug build",
@@ -91,6 +130,9 @@ pub(super) enum Variant {
     Guards,
 }
 
+/// Configuration of debug builds for a security policy, which only `xsm=silo` on Xen's command line selects.
+const POLICY: &str = "CONFIG_XSM=y\nCONFIG_XSM_SILO=y\nCONFIG_XSM_DUMMY_DEFAULT=y\n\
+                      # CONFIG_XSM_FLASK is not set\n";
 /// Patch of the variant [`Variant::Guards`].
 const GUARDS: &str = "tests/guards.patch";
 
@@ -105,6 +147,7 @@ struct Built {
 /// Builds the hypervisor, or finds it in the cache.
 fn hypervisor(
     sources: &Path,
+    source: Source<'_>,
     cache: &Path,
     toolbox: &Toolbox,
     (variant, may_install): (Variant, bool),
@@ -118,15 +161,18 @@ fn hypervisor(
     };
     let (elf, stamp) = (cache.join(format!("{name}.elf")), cache.join(format!("{name}.stamp")));
     let _lock = build::lock(cache, name)?;
-    let mut recipe = if debug { hypervisor::recipe() } else { String::new() };
+    let mut recipe = if debug { hypervisor::recipe() + POLICY } else { String::new() };
     if let Some(guards) = &guards {
         recipe += &std::fs::read_to_string(guards)?;
     }
-    let digest = digest(sources, &recipe)?;
+    if let Source::Archive(archive) = source {
+        let changed = std::fs::metadata(archive).with_context(|| archive.display().to_string())?;
+        recipe += &format!("{} {:?}", archive.display(), changed.modified()?);
+    }
     if let Some((known, version)) =
         std::fs::read_to_string(&stamp).unwrap_or_default().split_once(' ')
-        && known == digest
         && elf.is_file()
+        && digest(sources, version, &recipe).is_ok_and(|digest| digest == known)
     {
         return Ok(Built { elf, version: version.to_owned() });
     }
@@ -134,7 +180,7 @@ fn hypervisor(
         hypervisor::NEEDS.iter().copied().chain([&tools::PATCH]).collect();
     let folder = cache.join(format!("{name}-source"));
     let build = Build::begin(folder, &needs, toolbox, may_install)?;
-    let archive = Apt::source("xen", build.folder())?;
+    let archive = source.archive(build.folder())?;
     println!("building Xen with grant windows, which takes about a minute");
     build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
     let version = version(&std::fs::read_to_string(build.folder().join("tree/xen/Makefile"))?)
@@ -151,10 +197,11 @@ fn hypervisor(
     if debug {
         hypervisor::count_operations(&build)?;
         options += hypervisor::DEBUG_OPTIONS;
+        options += POLICY;
     }
     hypervisor::make(&build, &options)?;
     build.keep("tree/xen/xen", &elf)?;
-    std::fs::write(&stamp, format!("{digest} {version}"))?;
+    std::fs::write(&stamp, format!("{} {version}", digest(sources, &version, &recipe)?))?;
     Ok(Built { elf, version })
 }
 
@@ -182,12 +229,12 @@ fn version(makefile: &str) -> Option<String> {
     Some(format!("{}.{}", value("XEN_VERSION")?, value("XEN_SUBVERSION")?))
 }
 
-/// Digest of everything that goes into the build.
-fn digest(sources: &Path, recipe: &str) -> anyhow::Result<String> {
+/// Digest of everything that goes into the build for this version of Xen.
+fn digest(sources: &Path, version: &str, recipe: &str) -> anyhow::Result<String> {
     let mut hasher = DefaultHasher::new();
     recipe.hash(&mut hasher);
-    let mut folders: Vec<PathBuf> =
-        SOURCES.iter().copied().chain(["patches"]).map(|name| sources.join(name)).collect();
+    let mut folders: Vec<PathBuf> = SOURCES.iter().map(|name| sources.join(name)).collect();
+    folders.push(sources.join("patches").join(version));
     let mut files = vec![];
     while let Some(folder) = folders.pop() {
         let entries = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
@@ -269,16 +316,20 @@ mod tests {
     #[test]
     fn digest_changes_with_content_of_a_source() {
         let folder = std::env::temp_dir().join(format!("window-xen-{}", std::process::id()));
-        for name in SOURCES.iter().copied().chain(["patches"]) {
+        for name in SOURCES.iter().copied().chain(["patches/4.17", "patches/4.20"]) {
             std::fs::create_dir_all(folder.join(name)).unwrap();
         }
         let file = folder.join("common/a.c");
         std::fs::write(&file, "1").unwrap();
-        let before = digest(&folder, "").unwrap();
-        assert_eq!(digest(&folder, "").unwrap(), before);
-        assert_ne!(digest(&folder, "debug").unwrap(), before);
+        let before = digest(&folder, "4.17", "").unwrap();
+        assert_eq!(digest(&folder, "4.17", "").unwrap(), before);
+        assert_ne!(digest(&folder, "4.17", "debug").unwrap(), before);
+        std::fs::write(folder.join("patches/4.20/a.patch"), "1").unwrap();
+        assert_eq!(digest(&folder, "4.17", "").unwrap(), before, "patches of another version");
+        std::fs::write(folder.join("patches/4.17/a.patch"), "1").unwrap();
+        assert_ne!(digest(&folder, "4.17", "").unwrap(), before);
         std::fs::write(&file, "2").unwrap();
-        assert_ne!(digest(&folder, "").unwrap(), before);
+        assert_ne!(digest(&folder, "4.17", "").unwrap(), before);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -97,6 +97,12 @@ int p2m_window_add(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn, bool ro)
     return rc;
 }
 
+/* Has the batch flush a frame that an earlier batch changed, and failed to flush. */
+void p2m_window_flush_again(struct p2m_window_batch *b, gfn_t gfn)
+{
+    changed(b, gfn, IOMMU_FLUSHF_modified);
+}
+
 /* Removes a page. It may still be reached through TLBs until the batch ends. */
 int p2m_window_remove(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn)
 {
@@ -135,10 +141,4 @@ int p2m_window_end(struct p2m_window_batch *b)
         ioreq_request_mapcache_invalidate(b->d);
 
     return rc;
-}
-
-/* Flushes everything that an earlier batch could not. */
-int p2m_window_flush_iommu(struct domain *d)
-{
-    return iommu_iotlb_flush_all(d, IOMMU_FLUSHF_modified);
 }

@@ -22,7 +22,7 @@ int p2m_window_prepare(struct domain *d, gfn_t gfn, unsigned int nr);
 void p2m_window_begin(struct p2m_window_batch *b, struct domain *d);
 int p2m_window_add(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn, bool ro);
 int p2m_window_remove(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn);
+void p2m_window_flush_again(struct p2m_window_batch *b, gfn_t gfn);
 int p2m_window_end(struct p2m_window_batch *b);
-int p2m_window_flush_iommu(struct domain *d);
 
 #endif /* __ASM_X86_P2M_WINDOW_H__ */
