@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use super::build::Build;
+use super::apt::{Apt, Release};
+use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::Images;
+use super::kernel::in_root;
 use super::module::{self, NEEDS, NETFRONT};
 use crate::tools::Toolbox;
 
@@ -18,11 +20,12 @@ const ARCHIVE: &str = "guest-driver.cpio";
 const HOSTILE: &str = "linux/netfront/tests/hostile-backend.c";
 /// Packages of ethtool. The part `tools` has the rest of the C library.
 const ETHTOOL: [&str; 3] = ["ethtool", "libmnl0", "libc6"];
-const LIBRARIES: [&str; 2] =
-    ["usr/lib/x86_64-linux-gnu/libmnl.so.0", "lib/x86_64-linux-gnu/libm.so.6"];
+const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu/libmnl.so.0", "lib/x86_64-linux-gnu/libm.so.6"];
 
-/// Builds the archive below `cache`, or finds it there; returns its path.
+/// Builds the archive for the kernel of a Debian release, by default this computer's, below `cache`, or finds it there;
+/// returns its path.
 pub(super) fn archive(
+    suite: Option<Release>,
     root: &Path,
     images: &Images,
     cache: &Path,
@@ -33,6 +36,7 @@ pub(super) fn archive(
     let release = module::release(&image).context("the kernel's image has no version")?;
     let sources = NETFRONT.sources(root)?;
     let hostile = root.join(HOSTILE);
+    let _lock = build::lock(cache, "guest-driver")?;
     let (built, stamp) = (cache.join(ARCHIVE), cache.join("guest-driver.stamp"));
     let state = release.clone() + &std::fs::read_to_string(&hostile)?;
     let state = sources.iter().fold(state, |state, (name, text)| state + name + text);
@@ -42,15 +46,21 @@ pub(super) fn archive(
     println!("building {} for Linux {release}", NETFRONT.file);
     let build = Build::begin(cache.join("guest-driver"), NEEDS, toolbox, may_install)?;
     let tree = build.folder().join("tree");
-    let headers = module::headers_of(cache, &release, &ETHTOOL, &tree)?;
-    NETFRONT.compile(&build, &headers, &sources)?;
+    let apt = Apt::of(suite, cache)?;
+    let headers = module::headers_from(apt, &release, &ETHTOOL, &tree)?;
+    if suite.is_some() {
+        module::other_release(&release, &tree, &build)?;
+        NETFRONT.compile_for_other(&build, &headers, &sources)?;
+    } else {
+        NETFRONT.compile(&build, &headers, &sources)?;
+    }
     let hostile = hostile.display().to_string();
     build.run(&["gcc", "-O2", "-Wall", "-static", "-o", "hostile-backend", &hostile])?;
     let mut archive = Archive::new(Vec::new());
     archive.copy(&format!("lib/{}", NETFRONT.file), &build.folder().join(NETFRONT.file))?;
-    archive.copy("usr/sbin/ethtool", &tree.join("sbin/ethtool"))?;
+    archive.copy("usr/sbin/ethtool", &in_root(&tree, "sbin/ethtool"))?;
     for library in LIBRARIES {
-        archive.copy(library, &tree.join(library))?;
+        archive.copy(library, &in_root(&tree, library))?;
     }
     archive.copy("usr/bin/hostile-backend", &build.folder().join("hostile-backend"))?;
     std::fs::write(build.folder().join(ARCHIVE), archive.finish()?)?;

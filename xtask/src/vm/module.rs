@@ -37,6 +37,8 @@ const NEWEST: &str = "linux-headers-amd64";
 /// Options of make: the compiler's warnings are errors, and the module has no type information, whose generator newer
 /// kernels would need.
 const OPTIONS: [&str; 2] = ["KCFLAGS=-Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="];
+/// Further options for a kernel of another release: this computer's compiler, without an option that older ones lack.
+const OTHER_RELEASE: [&str; 2] = ["CC=gcc", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT="];
 
 impl Module {
     /// Returns the names and contents of the sources, in a fixed order.
@@ -52,6 +54,26 @@ impl Module {
         headers: &Path,
         sources: &[(String, String)],
     ) -> anyhow::Result<()> {
+        self.compile_with(build, headers, sources, &[])
+    }
+
+    /// Compiles the module for a kernel of another release. [`other_release`] has prepared the headers.
+    pub(super) fn compile_for_other(
+        &self,
+        build: &Build<'_>,
+        headers: &Path,
+        sources: &[(String, String)],
+    ) -> anyhow::Result<()> {
+        self.compile_with(build, headers, sources, &OTHER_RELEASE)
+    }
+
+    fn compile_with(
+        &self,
+        build: &Build<'_>,
+        headers: &Path,
+        sources: &[(String, String)],
+        options: &[&str],
+    ) -> anyhow::Result<()> {
         let folder = build.folder().join(self.file.trim_end_matches(".ko"));
         std::fs::create_dir_all(&folder)?;
         for (name, text) in sources {
@@ -60,7 +82,8 @@ impl Module {
         let headers = headers.display().to_string();
         let source = format!("M={}", folder.display());
         build.run(
-            &[&["make", "-C", &headers, &source], OPTIONS.as_slice(), &["modules"]].concat(),
+            &[&["make", "-C", &headers, &source], OPTIONS.as_slice(), options, &["modules"]]
+                .concat(),
         )?;
         let built = folder.join(self.file);
         build.run(&["strip", "--strip-debug", &built.display().to_string()])?;
@@ -105,7 +128,16 @@ pub(super) fn headers_of(
     others: &[&str],
     root: &Path,
 ) -> anyhow::Result<PathBuf> {
-    let mut apt = Apt::new(cache);
+    headers_from(Apt::new(cache), release, others, root)
+}
+
+/// Does the same with the packages of `apt`.
+pub(super) fn headers_from(
+    mut apt: Apt,
+    release: &str,
+    others: &[&str],
+    root: &Path,
+) -> anyhow::Result<PathBuf> {
     let name = format!("linux-headers-{release}");
     unpack_headers(&apt, &name, others, root).or_else(|_| {
         apt.update()?;
@@ -135,6 +167,30 @@ pub(super) fn unpack_headers(
     let text = text.replace("include /usr/src", &format!("include {}/usr/src", root.display()));
     std::fs::write(&makefile, text)?;
     Ok(folder)
+}
+
+/// Replaces the programs of the headers in `root`, which need the other release's C library, by those of this computer's
+/// release or its backports for the same version of Linux.
+pub(super) fn other_release(release: &str, root: &Path, build: &Build<'_>) -> anyhow::Result<()> {
+    let mut parts = release.split('.');
+    let version = parts.next().zip(parts.next()).context("a version has two parts")?;
+    let apt = Apt::backports(&build.folder().join("backports"))?;
+    let headers = newest(&apt)?;
+    anyhow::ensure!(
+        headers.starts_with(&format!("linux-headers-{}.{}.", version.0, version.1)),
+        "{headers} of this computer's backports has no programs for Linux {release}"
+    );
+    let own = build.folder().join("own");
+    let kbuild = apt.depends(&headers, "linux-kbuild-")?;
+    for package in apt.resolve(&kbuild)? {
+        apt.download(std::slice::from_ref(&package))?;
+        apt.unpack(&package, &own)?;
+    }
+    let name = release.rsplit_once('-').map_or(release, |(name, _)| name);
+    let theirs = root.join(format!("usr/lib/linux-kbuild-{name}"));
+    std::fs::remove_dir_all(&theirs).with_context(|| theirs.display().to_string())?;
+    let [ours] = kbuild.as_slice() else { anyhow::bail!("{headers} needs not one linux-kbuild") };
+    Ok(std::fs::rename(own.join("usr/lib").join(ours), &theirs)?)
 }
 
 /// Returns the names and contents of the files in a folder that a build needs, in the order of their names.

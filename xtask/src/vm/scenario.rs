@@ -11,7 +11,8 @@
 //! # group: window        (optional: it runs with all others of this group, by the group's name)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
 //! # driver: netfront     (optional: it needs the module of `linux/netfront`)
-//! # kernel: newest       (optional: it boots guests with the newest kernel of Debian's backports)
+//! # kernel: newest       (optional: it boots guests with the newest kernel of Debian's backports; `debug`: with one that
+//!                         has KASAN, lockdep and kmemleak)
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
@@ -65,6 +66,8 @@ pub(super) struct Scenario {
     pub(super) options: String,
     /// Set if it boots guests with the newest kernel of Debian's backports.
     pub(super) wants_newest_kernel: bool,
+    /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
+    pub(super) wants_debug_kernel: bool,
 }
 
 /// Bad grants that a scenario offers on purpose.
@@ -156,8 +159,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     );
     let kernel = field("kernel").ok();
     anyhow::ensure!(
-        kernel.is_none_or(|word| word == "newest"),
-        "`# kernel: ...` can only be newest"
+        kernel.is_none_or(|word| ["newest", "debug"].contains(&word)),
+        "`# kernel: ...` can only be newest or debug"
     );
     Ok(Scenario {
         name: name.to_owned(),
@@ -174,7 +177,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_windows: driver.is_some_and(|word| word.starts_with("window")),
         wants_window_tests: driver == Some("window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
-        wants_newest_kernel: kernel.is_some(),
+        wants_newest_kernel: kernel == Some("newest"),
+        wants_debug_kernel: kernel == Some("debug"),
     })
 }
 
@@ -212,20 +216,21 @@ pub(super) fn select(
     Ok(selected)
 }
 
-/// Removes the scenarios with kernel modules of ours: the programs in another release's packages of kernel headers need
-/// a newer C library. It is an error if they were `named`.
-pub(super) fn without_modules(
+/// Removes the scenarios that need a hypervisor with grant windows, or another kernel for guests: these are built for this
+/// computer's release. It is an error if they were `named`.
+pub(super) fn of_other_release(
     selected: Vec<Scenario>,
     named: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
-    let (modules, rest): (Vec<_>, Vec<_>) = selected
+    let (own, rest): (Vec<_>, Vec<_>) = selected
         .into_iter()
-        .partition(|s| s.wants_driver || s.wants_windows || s.wants_newest_kernel);
-    if !modules.is_empty() {
-        let names: Vec<&str> = modules.iter().map(|scenario| scenario.name.as_str()).collect();
+        .partition(|s| s.wants_windows || s.wants_newest_kernel || s.wants_debug_kernel);
+    if !own.is_empty() {
+        let names: Vec<&str> = own.iter().map(|scenario| scenario.name.as_str()).collect();
         let names = names.join(", ");
-        anyhow::ensure!(!named, "modules are built for this computer's release only: {names}");
-        println!("without {names}: modules are built for this computer's release only");
+        let why = "their hypervisor or kernel is built for this computer's release only";
+        anyhow::ensure!(!named, "{names}: {why}");
+        println!("without {names}: {why}");
     }
     Ok(rest)
 }
@@ -280,7 +285,7 @@ mod tests {
             ("set: core", "set: some", "core, all or name"),
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
-            ("# limit", "# kernel: oldest\n# limit", "can only be newest"),
+            ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
             (
                 "# limit",
                 "# driver: blkfront\n# limit",
@@ -321,6 +326,7 @@ mod tests {
             wants_window_tests: false,
             options: String::new(),
             wants_newest_kernel: false,
+            wants_debug_kernel: false,
         }
     }
 
@@ -343,13 +349,18 @@ mod tests {
     }
 
     #[test]
-    fn scenarios_with_modules_are_left_out_unless_named() {
+    fn scenarios_with_builds_of_this_release_are_left_out_unless_named() {
         let plain = scenario("a", Set::All, Kind::Xen, 10);
         let driver = Scenario { wants_driver: true, ..scenario("b", Set::All, Kind::Xen, 10) };
-        let both = vec![plain.clone(), driver];
-        assert_eq!(without_modules(both.clone(), false).unwrap(), std::slice::from_ref(&plain));
-        assert!(without_modules(both, true).is_err());
-        assert_eq!(without_modules(vec![plain.clone()], true).unwrap(), [plain]);
+        let windows = Scenario { wants_windows: true, ..scenario("c", Set::All, Kind::Xen, 10) };
+        let debug = Scenario { wants_debug_kernel: true, ..driver.clone() };
+        let possible = vec![plain, driver];
+        assert_eq!(of_other_release(possible.clone(), true).unwrap(), possible);
+        for other in [windows, debug] {
+            let all: Vec<_> = possible.iter().cloned().chain([other]).collect();
+            assert_eq!(of_other_release(all.clone(), false).unwrap(), possible);
+            assert!(of_other_release(all, true).is_err());
+        }
     }
 
     #[test]
