@@ -25,11 +25,12 @@ guest() {
 }
 
 # guests_with PART...: the guests that follow have these parts too (`tools`: the programs of ext4; `bench`:
-# ringfence-bench), and memory for them.
+# ringfence-bench), and memory for them. A scenario's own part is in GUESTS_PART, and their memory in GUESTS_MEMORY.
 guests_with() {
     local part
+    set -- "$@" ${GUESTS_PART:-}
     RAMDISK=/run/guest-$(echo $* | tr ' ' -).cpio
-    MEMORY=192
+    MEMORY=${GUESTS_MEMORY:-192}
     [ ! -e $RAMDISK ] || return 0
     for part in guest "$@"; do cat /boot/$part.cpio; done >$RAMDISK
 }

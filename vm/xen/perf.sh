@@ -1,22 +1,57 @@
 # Helpers for scenarios that count what the hypervisor did. It has to be one that was built for that
 # (`--debug-xen`).
 
-# hypervisor_counts: map, unmap and copy operations, and hypercalls, of all domains since `counting`, as the hypervisor's
-# debug key `p` tells.
-hypervisor_counts() {
+# counters: what the hypervisor counted since `counting`, NAME=COUNT each: grant hypercalls of all domains and their
+# operations, all hypercalls, pages that windows issued and removed, TLB flushes for mappings, exits of HVM and PVH guests
+# to the hypervisor, and interrupts between processors.
+counters() {
     xl dmesg -c >/dev/null
     xl debug-keys p
-    xl dmesg | awk '/ (grant maps|grant unmaps|grant copies|hypercalls) .*TOTAL/ {
-        match($0, /TOTAL\[ *[0-9]+\]/)
-        kind = / maps / ? 0 : / unmaps / ? 1 : / copies / ? 2 : 3
-        count[kind] = substr($0, RSTART + 6, RLENGTH - 7) + 0
-        seen++
-    } END { if (seen != 4) exit 1; print count[0], count[1], count[2], count[3] }'
+    xl dmesg | awk '
+        function print_total(name) {
+            match($0, /TOTAL\[ *[0-9]+\]/)
+            printf "%s=%d ", name, substr($0, RSTART + 6, RLENGTH - 7)
+            seen++
+        }
+        /grant calls / { print_total("grant_calls") }
+        /grant maps / { print_total("maps") }
+        /grant unmaps / { print_total("unmaps") }
+        /grant copies / { print_total("copies") }
+        / hypercalls .*TOTAL/ { print_total("hypercalls") }
+        /grant windows: pages issued / { print_total("issues") }
+        /grant windows: pages removed / { print_total("revokes") }
+        /(^| )TLB flushes  / && !/windows/ { print_total("tlb_flushes") }
+        / vmexits  / { print_total("vm_exits") }
+        /#IPIs / { print_total("ipis") }
+        END { if (seen < 7) exit 1 }'
 }
 
-# grants_done: the operations of these.
-grants_done() {
-    hypervisor_counts | awk '{ print $1 + $2 + $3 }'
+# count: the same, in COUNTS; and of it MAPS, UNMAPS and COPIES, with their sum in OPERATIONS.
+count() {
+    local each
+    COUNTS=$(counters) || { note 'the hypervisor does not count'; return 1; }
+    for each in $COUNTS; do
+        case $each in
+            maps=*) MAPS=${each#*=} ;;
+            unmaps=*) UNMAPS=${each#*=} ;;
+            copies=*) COPIES=${each#*=} ;;
+        esac
+    done
+    OPERATIONS=$((MAPS + UNMAPS + COPIES))
+}
+
+# daemon: what the daemon counted so far, and its processor time in ms, NAME=COUNT each. Without a daemon nothing.
+daemon() {
+    local name
+    [ -e /proc/${SERVE:-none}/stat ] || return 0
+    for name in syscalls notifications wakeups; do echo "$name=$(disk_counter $name)"; done
+    awk '{ sub(/.*\) /, ""); print "daemon_user_ms=" 10 * $12 "\ndaemon_kernel_ms=" 10 * $13 }' /proc/$SERVE/stat
+}
+
+# daemon_since EARLIER: the same, less what it had counted then.
+daemon_since() {
+    { echo "$1"; echo; daemon; } | awk -F= '
+        NF == 0 { later = 1 } NF && !later { before[$1] = $2 } NF && later { printf "%s=%d ", $1, $2 - before[$1] }'
 }
 
 # milliseconds SECONDS
@@ -39,33 +74,29 @@ both_used() {
     xl list | awk '$1 == "Domain-0" || $1 == "one" { sum += $6 } END { print sum }'
 }
 
-# counts_of MAPS UNMAPS COPIES HYPERCALLS: in COUNTS as `row` takes them, and in OPERATIONS those with grants.
-counts_of() {
-    COUNTS="maps=$1 unmaps=$2 copies=$3 hypercalls=$4" OPERATIONS=$(($1 + $2 + $3))
-}
-
 # counted LABEL: 3 checks. What 16 MiB each way between dom0 and guest `one` cost the hypervisor in grant
 # operations, and both domains in processor time; in OPERATIONS, FRAMES and USED. These frames are as long as the
 # guest's kernel and dom0's make them; so then, in EACH, the operations a packet of one slot, to and fro.
 counted() {
-    local label=$1 before kinds bulk frames=$(passed vif$(domain one).0)
+    local label=$1 before bulk served frames=$(passed vif$(domain one).0)
+    served=$(daemon)
     before=$(both_used)
     counting
     transfer "$1, guest to dom0" one dom0 $ADDRESS 16
     transfer "$1, dom0 to guest" dom0 one 10.77.0.11 16
-    kinds=$(hypervisor_counts)
+    count
+    served=$(daemon_since "$served")
     USED=$(awk "BEGIN { printf \"%.1f\", $(both_used) - $before }")
     FRAMES=$(($(passed vif$(domain one).0) - frames))
-    counts_of $kinds
-    row staging bulk $label packet $FRAMES $COUNTS cpu_ms=$(milliseconds $USED)
+    row staging bulk $label packet $FRAMES $COUNTS cpu_ms=$(milliseconds $USED) $served
     note "$1: $OPERATIONS grant operations for 32 MiB in $FRAMES frames," \
         "$(ratio $OPERATIONS $FRAMES) each; processor time $USED s"
     frames=$(passed vif$(domain one).0)
     counting
     check "$1: packets of one slot" on one "ping -c 300 -i 0.01 -W 5 -s 1000 $ADDRESS"
-    kinds=$(hypervisor_counts) frames=$(($(passed vif$(domain one).0) - frames))
     bulk=$OPERATIONS
-    counts_of $kinds
+    count
+    frames=$(($(passed vif$(domain one).0) - frames))
     row staging one-slot $label packet $frames $COUNTS
     EACH=$(ratio $OPERATIONS $frames) OPERATIONS=$bulk
     note "$1: $EACH grant operations for a packet of one slot"
@@ -73,25 +104,6 @@ counted() {
 
 ratio() {
     awk "BEGIN { printf \"%.2f\", $1 / ($2 + 0.001) }"
-}
-
-# counters: what the hypervisor counted since `counting`, NAME=COUNT each: grant hypercalls of all domains and their
-# operations, pages that windows issued and removed, TLB flushes for mappings, exits of HVM and PVH guests to the hypervisor, and
-# interrupts between processors.
-counters() {
-    xl dmesg -c >/dev/null
-    xl debug-keys p
-    xl dmesg | awk '
-        function total() { match($0, /TOTAL\[ *[0-9]+\]/); return substr($0, RSTART + 6, RLENGTH - 7) + 0 }
-        /grant calls / { print "grant_calls=" total() }
-        /grant maps / { print "maps=" total() }
-        /grant unmaps / { print "unmaps=" total() }
-        /grant copies / { print "copies=" total() }
-        /grant windows: pages issued / { print "issues=" total() }
-        /grant windows: pages removed / { print "revokes=" total() }
-        /(^| )TLB flushes  / && !/windows/ { print "tlb_flushes=" total() }
-        / vmexits  / { print "vm_exits=" total() }
-        /#IPIs / { print "ipis=" total() }' | tr '\n' ' '
 }
 
 # row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: a line of the run's file of rows, which `ringfence-bench seeds SEED

@@ -10,6 +10,7 @@ mod apt;
 mod boots;
 mod build;
 mod cpio;
+mod debug_kernel;
 mod guest_driver;
 mod hypervisor;
 mod images;
@@ -202,7 +203,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     };
     let release = hypervisor.release;
     if release.is_some() {
-        selected = scenario::without_modules(selected, !args.scenarios.is_empty())?;
+        selected = scenario::of_other_release(selected, !args.scenarios.is_empty())?;
     }
     let toolbox = Toolbox::new(root, target);
     let mut missing = toolbox.missing(NEEDS);
@@ -224,7 +225,8 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_driver) {
         let images = &setting.images;
-        let driver = guest_driver::archive(root, images, &cache, &toolbox, !args.no_install)?;
+        let driver =
+            guest_driver::archive(release, root, images, &cache, &toolbox, !args.no_install)?;
         setting.programs.guest_driver = Some(driver);
     }
     if selected.iter().any(|scenario| scenario.wants_windows) {
@@ -237,7 +239,12 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     }
     if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
         let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
-        setting.programs.newest_kernel = Some(part);
+        setting.programs.guest_kernels.push(part);
+    }
+    if selected.iter().any(|scenario| scenario.wants_debug_kernel) {
+        let (images, may_install) = (&setting.images, !args.no_install);
+        let part = debug_kernel::archive(root, images, &cache, &toolbox, may_install)?;
+        setting.programs.guest_kernels.push(part);
     }
     setting.patience = args.patience;
     setting.processors = args.processors;

@@ -25,8 +25,10 @@ pub enum PortCommand {
     /// Tells a frontend which of its pages are staged; answered with [`PortReply::Staged`].
     SendStaged(TxStaging),
     /// Limits the number of a frontend's pages in each of its grant windows; answered with
-    /// [`PortReply::Resized`].
+    /// [`PortReply::Levels`].
     Resize(u32),
+    /// Reads the levels of a frontend's grant windows; answered with [`PortReply::Levels`].
+    ReadLevels,
 }
 
 /// Result of a command.
@@ -43,8 +45,8 @@ pub enum PortReply {
     MtuSet,
     /// [`PortCommand::Hash`] succeeded.
     Hashing,
-    /// [`PortCommand::Resize`] succeeded; the levels of the queue's grant windows after it.
-    Resized(SourceLevels),
+    /// [`PortCommand::Resize`] or [`PortCommand::ReadLevels`] succeeded: the levels of the queue's grant windows.
+    Levels(SourceLevels),
     /// Command that this port does not support.
     Unsupported,
 }

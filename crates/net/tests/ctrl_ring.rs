@@ -53,7 +53,8 @@ impl Ports {
             PortCommand::SetPolicy(_)
             | PortCommand::SetMtu(_)
             | PortCommand::SendStaged(_)
-            | PortCommand::Resize(_) => PortReply::Unsupported,
+            | PortCommand::Resize(_)
+            | PortCommand::ReadLevels => PortReply::Unsupported,
         })
     }
 }

@@ -30,7 +30,7 @@ fn with_sizes(pair: &mut Pair, sizes: WindowSizes) {
 
 fn resize(port: &mut dyn Port, most: u32) -> SourceLevels {
     match port.execute(0, PortCommand::Resize(most)) {
-        PortReply::Resized(levels) => levels,
+        PortReply::Levels(levels) => levels,
         _ => panic!("the port has no windows"),
     }
 }

@@ -26,6 +26,7 @@
 use std::collections::BTreeMap;
 
 use ringfence_access::Mode;
+use ringfence_access::window::SourceLevels;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
 use ringfence_frame::commands::TxStaging;
 use ringfence_nbd::client::NbdFacts;
@@ -285,6 +286,54 @@ pub enum FromFrontend {
     Down(String),
     /// The frontend cannot continue, for this reason.
     Failed(String),
+    /// Answer to [`ToFrontend::WindowLevels`]; `None` if the network interface has no grant windows.
+    WindowLevels(Option<WindowLevels>),
+}
+
+/// Requests of a launcher to its frontend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToFrontend {
+    /// Requests the levels of the grant windows of the network interface.
+    WindowLevels,
+}
+
+/// Levels of the grant windows of a guest's network interface, over all queues. The field names are those of `ringfence
+/// status GUEST --json`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowLevels {
+    /// Uses of pages that were issued already.
+    pub reused: u64,
+    /// Uses of pages that were issued for it.
+    pub issued: u64,
+    /// Pages revoked to free their entry for another page.
+    pub evicted: u64,
+    /// Pages with memory, free or in use.
+    pub pages: u32,
+    /// Pages in use.
+    pub pages_in_use: u32,
+}
+
+impl WindowLevels {
+    /// Returns the share of uses without a grant operation; `None` if there was no use.
+    pub fn reused_share(&self) -> Option<f64> {
+        let uses = self.reused + self.issued;
+        // The counts are far below 2^52.
+        #[allow(clippy::cast_precision_loss, reason = "a share for people")]
+        let share = self.reused as f64 / uses as f64;
+        (uses > 0).then_some(share)
+    }
+}
+
+impl From<SourceLevels> for WindowLevels {
+    fn from(levels: SourceLevels) -> WindowLevels {
+        WindowLevels {
+            reused: levels.reuse.hits,
+            issued: levels.reuse.misses,
+            evicted: levels.reuse.evictions,
+            pages: levels.present,
+            pages_in_use: levels.in_use,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -25,23 +25,21 @@ loaded() {
 # measured SETUP NAME...: 2 checks. What load in these guests costs the hypervisor, on disks that have seen load before;
 # in REQUESTS, MAPS, UNMAPS and COPIES, and in EACH the operations of one request.
 measured() {
-    local setup=$1 guests before used kinds
+    local setup=$1 guests before used served
     shift
     guests=$#
-    before=$(requests_of "$@") used=$(cpu_seconds Domain-0)
+    before=$(requests_of "$@") used=$(cpu_seconds Domain-0) served=$(daemon)
     counting
     check "$setup, $guests: every sector is as it was written" loaded "$@"
-    kinds=$(hypervisor_counts)
+    count
+    served=$(daemon_since "$served")
     used=$(cpu_used Domain-0 $used)
     REQUESTS=$(($(requests_of "$@") - before))
-    set -- $kinds
-    MAPS=$1 UNMAPS=$2 COPIES=$3
-    EACH=$(ratio $((MAPS + UNMAPS + COPIES)) $REQUESTS)
+    EACH=$(ratio $OPERATIONS $REQUESTS)
     check "$setup, $guests: that was hundreds of requests ($REQUESTS)" test $REQUESTS -gt 300
     note "$setup, $guests: $REQUESTS requests; each $(ratio $MAPS $REQUESTS) maps, $(ratio $UNMAPS $REQUESTS) unmaps," \
-        "$(ratio $COPIES $REQUESTS) copies, $(ratio "1000 * $used" $REQUESTS) ms of dom0"
-    row persistent "guests-$guests" $setup request $REQUESTS maps=$MAPS unmaps=$UNMAPS copies=$COPIES \
-        hypercalls=$4 dom0_ms=$(milliseconds $used)
+        "$(ratio $COPIES $REQUESTS) copies, $(ratio "1000 * $used" $REQUESTS) ms of dom0; $served"
+    row persistent "guests-$guests" $setup request $REQUESTS $COUNTS dom0_ms=$(milliseconds $used) $served
 }
 
 # curve SETUP: 11 checks. Six guests; load in one, two, four and all of them.

@@ -41,14 +41,15 @@ ours() {
     [ $BACKEND_NAME = netback ] || disk_counter $1
 }
 
-# sent SETUP TO ADDRESS: 1 check. What a stream from guest one costs; in PACKETS, GRANTS, SEGMENTS and CHECKSUMS.
+# sent SETUP TO ADDRESS: 1 check. What a stream from guest one costs; in PACKETS, OPERATIONS, SEGMENTS and CHECKSUMS.
 sent() {
-    local name=$BACKEND_NAME-$1 kinds dom0 guests
+    local name=$BACKEND_NAME-$1 dom0 guests served
     PACKETS=$(packets one) SEGMENTS=$(ours segments_made) CHECKSUMS=$(ours checksums_computed)
-    dom0=$(cpu_of 0) guests=$(cpu_of 1)
+    dom0=$(cpu_of 0) guests=$(cpu_of 1) served=$(daemon)
     counting
     transfer "$name, guest to $2" one $2 $3 $SIZE
-    kinds=$(hypervisor_counts)
+    count
+    served=$(daemon_since "$served")
     dom0=$(milliseconds "$(cpu_of 0) - $dom0") guests=$(milliseconds "$(cpu_of 1) - $guests")
     PACKETS=$(($(packets one) - PACKETS))
     [ $2 = dom0 ] || set -- $1 guest
@@ -57,10 +58,8 @@ sent() {
         SEGMENTS=$(($(ours segments_made) - SEGMENTS)) CHECKSUMS=$(($(ours checksums_computed) - CHECKSUMS))
         name="$name segments=$SEGMENTS checksums=$CHECKSUMS"
     fi
-    set -- $kinds
-    GRANTS=$(($1 + $2 + $3))
-    note "$name maps=$1 unmaps=$2 copies=$3 hypercalls=$4"
-    row $name maps=$1 unmaps=$2 copies=$3 hypercalls=$4
+    note "$name $COUNTS $served"
+    row $name $COUNTS $served
 }
 
 # setups TO ADDRESS: 6 checks, and 1 if ours is the backend.
@@ -107,9 +106,9 @@ check 'staging: configured' reload '[network]' 'mode = "staging"'
 EXTRA=
 pair staging
 setups dom0 $ADDRESS
-is 'staging: no grant operation' $GRANTS 0
+is 'staging: no grant operation' $OPERATIONS 0
 setups two 10.77.0.12
-is 'staging: nor from guest to guest' $GRANTS 0
+is 'staging: nor from guest to guest' $OPERATIONS 0
 gone one
 gone two
 

@@ -6,8 +6,20 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
 
+use super::apt::Apt;
 use crate::exec::Cmd;
 use crate::tools::{self, Tool, Toolbox};
+
+/// Tools that a build of Linux needs.
+pub(super) static LINUX_NEEDS: &[&Tool] = &[
+    &tools::GCC,
+    &tools::MAKE,
+    &tools::BISON,
+    &tools::FLEX,
+    &tools::BC,
+    &tools::LIBELF,
+    &tools::XZ,
+];
 
 /// Waits until no other process builds the product `name` of this cache. It may be there then. The lock ends with the file.
 pub(super) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
@@ -65,6 +77,19 @@ impl<'a> Build<'a> {
     pub(super) fn make(&self, words: &[&str]) -> anyhow::Result<()> {
         let jobs = format!("-j{}", std::thread::available_parallelism()?);
         self.run(&[&["make", "-C", "tree", jobs.as_str()], words].concat())
+    }
+
+    /// Downloads Debian's package `source` of Linux from the release or its backports, unpacks it in `tree`, and enables
+    /// `options` and no others that can be disabled.
+    pub(super) fn unpack_linux(&self, source: &str, options: &str) -> anyhow::Result<()> {
+        let package = Apt::backport(source, &self.folder)?;
+        self.run(&["dpkg-deb", "--extract", &package, "package"])?;
+        let archive = format!("package/usr/src/{source}.tar.xz");
+        self.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
+        std::fs::remove_dir_all(self.folder.join("package"))?;
+        std::fs::write(self.folder.join("options"), options)?;
+        self.make(&["KCONFIG_ALLCONFIG=../options", "allnoconfig"])?;
+        self.is_configured("tree/.config", options)
     }
 
     /// Checks that the configuration at `config` contains every line of `wanted`.

@@ -3,20 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::apt::Apt;
-use super::build::Build;
-use crate::tools::{self, Tool, Toolbox};
-
-/// Tools that the build needs.
-static NEEDS: &[&Tool] = &[
-    &tools::GCC,
-    &tools::MAKE,
-    &tools::BISON,
-    &tools::FLEX,
-    &tools::BC,
-    &tools::LIBELF,
-    &tools::XZ,
-];
+use super::build::{self, Build};
+use crate::tools::Toolbox;
 
 /// Source package in the release or its backports.
 const SOURCE: &str = "linux-source-6.12";
@@ -30,19 +18,15 @@ pub(super) fn kernel(
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
+    let _lock = build::lock(cache, "linux-iommufd")?;
     let (built, stamp) = (cache.join("linux-iommufd.image"), cache.join("linux-iommufd.config"));
     if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == OPTIONS) {
         return Ok(built);
     }
-    let build = Build::begin(cache.join("linux-source"), NEEDS, toolbox, may_install)?;
-    let package = Apt::backport(SOURCE, build.folder())?;
+    let folder = cache.join("linux-source");
+    let build = Build::begin(folder, build::LINUX_NEEDS, toolbox, may_install)?;
     println!("building Linux with iommufd, which takes a few minutes");
-    build.run(&["dpkg-deb", "--extract", &package, "package"])?;
-    let archive = format!("package/usr/src/{SOURCE}.tar.xz");
-    build.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
-    std::fs::write(build.folder().join("options"), OPTIONS)?;
-    build.make(&["KCONFIG_ALLCONFIG=../options", "allnoconfig"])?;
-    build.is_configured("tree/.config", OPTIONS)?;
+    build.unpack_linux(SOURCE, OPTIONS)?;
     build.make(&["bzImage"])?;
     build.keep("tree/arch/x86/boot/bzImage", &built)?;
     std::fs::write(&stamp, OPTIONS)?;

@@ -112,19 +112,13 @@ fn newest(apt: &Apt) -> anyhow::Result<String> {
     found.into_iter().next().with_context(|| format!("{NEWEST} names no kernel"))
 }
 
-/// Unpacks the headers of a kernel and the packages in `others` into `root`, with new package lists if the given ones
-/// do not do.
-pub(super) fn headers_of(
-    cache: &Path,
-    release: &str,
-    others: &[&str],
-    root: &Path,
-) -> anyhow::Result<Headers> {
+/// Unpacks the headers of a kernel of this computer's release into `root`, with new package lists if the given ones do not do.
+pub(super) fn headers_of(cache: &Path, release: &str, root: &Path) -> anyhow::Result<Headers> {
     let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
-    unpack_headers(&apt, &name, others, root).or_else(|_| {
+    unpack_headers(&apt, &name, &[], root).or_else(|_| {
         apt.update()?;
-        unpack_headers(&apt, &name, others, root)
+        unpack_headers(&apt, &name, &[], root)
     })
 }
 

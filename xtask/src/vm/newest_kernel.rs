@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use super::apt::Apt;
-use super::build::Build;
+use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::GUEST_MODULES;
 use super::kernel::{self, Modules, in_root};
@@ -27,6 +27,7 @@ pub(super) fn archive(
     toolbox: &Toolbox,
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
+    let _lock = build::lock(cache, "newest-kernel")?;
     let apt = Apt::backports(cache)?;
     let found = apt.depends(NEWEST, "linux-image-")?.into_iter().next();
     let image = found.with_context(|| format!("{NEWEST} names no kernel"))?;

@@ -11,7 +11,8 @@
 //! # group: window        (optional: it runs with all others of this group, by the group's name)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
 //! # driver: netfront     (optional: it needs the module of `linux/netfront`)
-//! # kernel: newest       (optional: it boots guests with the newest kernel of Debian's backports)
+//! # kernel: newest       (optional: it boots guests with the newest kernel of Debian's backports; `debug`: with one that
+//!                         has KASAN, lockdep and kmemleak)
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
@@ -67,6 +68,8 @@ pub(super) struct Scenario {
     pub(super) options: String,
     /// Set if it boots guests with the newest kernel of Debian's backports.
     pub(super) wants_newest_kernel: bool,
+    /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
+    pub(super) wants_debug_kernel: bool,
 }
 
 /// Bad grants that a scenario offers on purpose.
@@ -158,8 +161,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
     );
     let kernel = field("kernel").ok();
     anyhow::ensure!(
-        kernel.is_none_or(|word| word == "newest"),
-        "`# kernel: ...` can only be newest"
+        kernel.is_none_or(|word| ["newest", "debug"].contains(&word)),
+        "`# kernel: ...` can only be newest or debug"
     );
     Ok(Scenario {
         name: name.to_owned(),
@@ -177,7 +180,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_windows: driver.is_some_and(|word| word.starts_with("window")),
         wants_window_tests: driver == Some("window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
-        wants_newest_kernel: kernel.is_some(),
+        wants_newest_kernel: kernel == Some("newest"),
+        wants_debug_kernel: kernel == Some("debug"),
     })
 }
 
@@ -215,19 +219,20 @@ pub(super) fn select(
     Ok(selected)
 }
 
-/// Removes the scenarios whose modules are built for this computer's release only: the network driver, and what wants the
-/// newest kernel. It is an error if they were `named`.
-pub(super) fn without_modules(
+/// Removes the scenarios that need another kernel for guests, which is built for this computer's release. It is an error if
+/// they were `named`.
+pub(super) fn of_other_release(
     selected: Vec<Scenario>,
     named: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
-    let (modules, rest): (Vec<_>, Vec<_>) =
-        selected.into_iter().partition(|s| s.wants_driver || s.wants_newest_kernel);
-    if !modules.is_empty() {
-        let names: Vec<&str> = modules.iter().map(|scenario| scenario.name.as_str()).collect();
+    let (own, rest): (Vec<_>, Vec<_>) =
+        selected.into_iter().partition(|s| s.wants_newest_kernel || s.wants_debug_kernel);
+    if !own.is_empty() {
+        let names: Vec<&str> = own.iter().map(|scenario| scenario.name.as_str()).collect();
         let names = names.join(", ");
-        anyhow::ensure!(!named, "modules are built for this computer's release only: {names}");
-        println!("without {names}: modules are built for this computer's release only");
+        let why = "their kernel for guests is built for this computer's release only";
+        anyhow::ensure!(!named, "{names}: {why}");
+        println!("without {names}: {why}");
     }
     Ok(rest)
 }
@@ -282,7 +287,7 @@ mod tests {
             ("set: core", "set: some", "core, all or name"),
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
-            ("# limit", "# kernel: oldest\n# limit", "can only be newest"),
+            ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
             (
                 "# limit",
                 "# driver: blkfront\n# limit",
@@ -324,6 +329,7 @@ mod tests {
             wants_window_tests: false,
             options: String::new(),
             wants_newest_kernel: false,
+            wants_debug_kernel: false,
         }
     }
 
@@ -346,13 +352,19 @@ mod tests {
     }
 
     #[test]
-    fn scenarios_with_modules_are_left_out_unless_named() {
+    fn scenarios_with_builds_of_this_release_are_left_out_unless_named() {
         let plain = scenario("a", Set::All, Kind::Xen, 10);
         let driver = Scenario { wants_driver: true, ..scenario("b", Set::All, Kind::Xen, 10) };
-        let both = vec![plain.clone(), driver];
-        assert_eq!(without_modules(both.clone(), false).unwrap(), std::slice::from_ref(&plain));
-        assert!(without_modules(both, true).is_err());
-        assert_eq!(without_modules(vec![plain.clone()], true).unwrap(), [plain]);
+        let windows = Scenario { wants_windows: true, ..scenario("c", Set::All, Kind::Xen, 10) };
+        let debug = Scenario { wants_debug_kernel: true, ..driver.clone() };
+        let newest = Scenario { wants_newest_kernel: true, ..driver.clone() };
+        let possible = vec![plain, driver, windows];
+        assert_eq!(of_other_release(possible.clone(), true).unwrap(), possible);
+        for other in [newest, debug] {
+            let all: Vec<_> = possible.iter().cloned().chain([other]).collect();
+            assert_eq!(of_other_release(all.clone(), false).unwrap(), possible);
+            assert!(of_other_release(all, true).is_err());
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(super) fn archives(
     let build = Build::begin(cache.join("window-driver"), NEEDS, toolbox, may_install)?;
     let headers = match suite {
         Some(suite) => Headers::In(Toolchain::of(suite, &release, cache)?),
-        None => module::headers_of(cache, &release, &[], &build.folder().join("tree"))?,
+        None => module::headers_of(cache, &release, &build.folder().join("tree"))?,
     };
     for (module, sources) in &sources {
         module.compile(&build, &headers, sources)?;

@@ -172,7 +172,8 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
             PortCommand::SetPolicy(_)
             | PortCommand::SetMtu(_)
             | PortCommand::SendStaged(_)
-            | PortCommand::Resize(_) => PortReply::Unsupported,
+            | PortCommand::Resize(_)
+            | PortCommand::ReadLevels => PortReply::Unsupported,
         }
     }
 }

@@ -311,10 +311,12 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
                 queue.tx.stage(staging);
                 PortReply::Staged
             }
-            (Some(queue), PortCommand::Resize(most)) => match queue.resize(most) {
-                Some(levels) => PortReply::Resized(levels),
-                None => PortReply::Unsupported,
-            },
+            (Some(queue), PortCommand::Resize(most)) => {
+                queue.resize(most).map_or(PortReply::Unsupported, PortReply::Levels)
+            }
+            (Some(queue), PortCommand::ReadLevels) => {
+                queue.levels().map_or(PortReply::Unsupported, PortReply::Levels)
+            }
             _ => PortReply::Unsupported,
         }
     }

@@ -104,9 +104,16 @@ impl<C: Channel> Queue<C> {
 
     /// Limits the pages of each grant window to `most`; returns the levels of both windows.
     pub(super) fn resize(&mut self, most: u32) -> Option<SourceLevels> {
-        let mut sum = SourceLevels::default();
         for pages in [self.tx.window()?, self.rx.window()?] {
             pages.resize(most);
+        }
+        self.levels()
+    }
+
+    /// Returns the levels of both windows, if the queue has windows.
+    pub(super) fn levels(&mut self) -> Option<SourceLevels> {
+        let mut sum = SourceLevels::default();
+        for pages in [self.tx.window()?, self.rx.window()?] {
             sum.add(pages.levels());
         }
         Some(sum)

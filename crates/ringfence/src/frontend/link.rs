@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::AsFd;
 
+use ringfence_access::window::SourceLevels;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
@@ -113,15 +114,31 @@ impl<P: Platform> Link<P> {
 
     /// Limits the grant windows of each queue to `most` pages.
     pub(crate) fn resize_windows(&mut self, most: u32) {
-        let device = *self.vif.device();
-        for queue in (0u16..).take(self.vif.queues()) {
-            if let Some(PortReply::Resized(levels)) =
-                self.vif_port.execute(&device, queue, PortCommand::Resize(most))
-            {
-                let (present, in_use) = (levels.present, levels.in_use);
-                tracing::info!(queue, most, present, in_use, "pages of the queue's windows");
-            }
+        for (queue, levels) in self.levels_after(|| PortCommand::Resize(most)) {
+            let (present, in_use) = (levels.present, levels.in_use);
+            tracing::info!(queue, most, present, in_use, "pages of the queue's windows");
         }
+    }
+
+    /// Returns the levels of the grant windows of all queues; `None` without windows.
+    pub(crate) fn window_levels(&mut self) -> Option<SourceLevels> {
+        let each = self.levels_after(|| PortCommand::ReadLevels);
+        each.into_iter().map(|(_, levels)| levels).reduce(|mut sum, levels| {
+            sum.add(levels);
+            sum
+        })
+    }
+
+    /// Has each queue execute the command, and returns the levels of those with windows.
+    fn levels_after(&mut self, command: impl Fn() -> PortCommand) -> Vec<(u16, SourceLevels)> {
+        let device = *self.vif.device();
+        let queues = (0u16..).take(self.vif.queues());
+        let levels =
+            queues.filter_map(|queue| match self.vif_port.execute(&device, queue, command()) {
+                Some(PortReply::Levels(levels)) => Some((queue, levels)),
+                _ => None,
+            });
+        levels.collect()
     }
 
     /// Returns the platform of both ends.

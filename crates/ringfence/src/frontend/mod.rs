@@ -23,7 +23,7 @@ use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::switchboard::{FromFrontend, FrontendConfig};
+use crate::switchboard::{FromFrontend, FrontendConfig, ToFrontend};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
@@ -231,14 +231,29 @@ impl Frontend {
             fds.extend(trigger_fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::PRI)));
             wait_any(&mut fds, until)?;
             let pressure = fds.split_off(triggers).iter().map(PollFd::revents).collect();
-            if !fds[0].revents().is_empty() {
-                // No further message exists: the launcher is gone. Close the devices in order.
+            let is_asked = !fds[0].revents().is_empty();
+            drop(fds);
+            if is_asked && !self.answer(channel)? {
+                // The launcher is gone. Close the devices in order.
                 self.disks.close()?;
                 self.network.link_mut().map_or(Ok(()), Link::close)?;
                 return Ok(());
             }
-            drop(fds);
             self.adapt_windows(pressure);
+        }
+    }
+
+    /// Answers a request of the launcher. Returns `false` if the launcher is gone.
+    fn answer(&mut self, channel: &Channel) -> Result<bool, Failure> {
+        match channel.try_receive() {
+            Ok(Some((ToFrontend::WindowLevels, _))) => {
+                let levels = self.network.link_mut().and_then(Link::window_levels);
+                channel.send(&FromFrontend::WindowLevels(levels.map(Into::into)), &[])?;
+                Ok(true)
+            }
+            Ok(None) => Ok(true),
+            Err(ChannelError::Closed) => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 

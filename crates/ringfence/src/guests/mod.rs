@@ -17,7 +17,7 @@ pub mod policy;
 pub mod port;
 pub mod ps;
 mod pty;
-pub(crate) mod status;
+pub mod status;
 pub mod stop;
 
 use std::collections::BTreeMap;
@@ -27,6 +27,7 @@ use std::fmt;
 use ringfence_sandbox::Ending;
 use serde::{Deserialize, Serialize};
 
+use crate::switchboard::WindowLevels;
 use crate::uplink::totals::EgressTotals;
 
 /// Orders of a client to the launcher of a guest.
@@ -61,6 +62,8 @@ pub(crate) enum Request {
     RemovePort(String),
     /// Requests the totals of the egress policy.
     EgressTotals,
+    /// Requests the levels of the grant windows of the network interface.
+    WindowLevels,
 }
 
 /// Answers of a launcher.
@@ -78,6 +81,8 @@ pub(crate) enum Reply {
     PortsChanged,
     /// Totals of the egress policy, if there is one.
     EgressTotals(Option<EgressTotals>),
+    /// Levels of the grant windows, if there are any.
+    WindowLevels(Option<WindowLevels>),
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.

@@ -5,12 +5,14 @@ use std::io::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
+use ringfence_sandbox::channel::Channel;
 use serde::Serialize;
 
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
 use crate::out::Out;
 use crate::serve::show::{byte_count, listed};
+use crate::switchboard::WindowLevels;
 
 /// Time limit for the answer of the guest's driver domain.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -21,6 +23,8 @@ struct Status {
     #[serde(flatten)]
     row: Row,
     counters: Counters,
+    /// Grant windows of the network interface, if it has any.
+    windows: Option<WindowLevels>,
     /// Age of the guest in seconds, for the table.
     #[serde(skip)]
     age: u64,
@@ -47,15 +51,35 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
         (Reply::Failed { why, .. }, _) => bail!("{why}"),
         _ => bail!("{guest} is of another version of Ringfence"),
     };
+    let windows = window_levels(&found.channel).unwrap_or_default();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let age = now.saturating_sub(found.guest.since);
-    let status = Status { row: ps::rows(vec![found], true).remove(0), counters, age };
+    let status = Status { row: ps::rows(vec![found], true).remove(0), counters, windows, age };
     let text = match form {
         Form::Json => format!("{}\n", serde_json::to_string_pretty(&status)?),
         Form::Table => Table { status: &status, counters: false }.to_string(),
         Form::TableWithCounters => Table { status: &status, counters: true }.to_string(),
     };
     Ok(Out.write_all(text.as_bytes())?)
+}
+
+/// Requests the levels of the guest's grant windows.
+fn window_levels(launcher: &Channel) -> anyhow::Result<Option<WindowLevels>> {
+    launcher.send(&Request::WindowLevels, &[])?;
+    match launcher.receive_within(ANSWER)? {
+        (Reply::WindowLevels(levels), _) => Ok(levels),
+        _ => bail!("the launcher is of another version of Ringfence"),
+    }
+}
+
+/// Returns the levels of the grant windows of the guest of that name, or whose launcher has that process number; `None` if
+/// its network interface has none.
+///
+/// # Errors
+///
+/// Fails if no such guest runs, or if its frontend does not answer.
+pub fn windows_of(guest: &str) -> anyhow::Result<Option<WindowLevels>> {
+    window_levels(&find::one(guest)?.channel)
 }
 
 /// Status formatted as a table.
@@ -66,7 +90,8 @@ struct Table<'a> {
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Status { row: Row { pid, memory, guest, egress }, counters, age } = self.status;
+        let Status { row: Row { pid, memory, guest, egress }, counters, windows, age } =
+            self.status;
         let line = |f: &mut fmt::Formatter<'_>, head: &str, text: &str| {
             writeln!(f, "{:<16}{}", format!("{head}:"), crate::launch::report::printable(text))
         };
@@ -93,6 +118,14 @@ impl fmt::Display for Table<'_> {
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
         line(f, "lent memory", &guest.pages.to_string())?;
+        if let Some(windows) = windows {
+            let share = windows.reused_share();
+            let reused = share.map_or_else(String::new, |share| {
+                format!(", {:.3} % of their uses without a grant operation", share * 100.0)
+            });
+            let (pages, used) = (windows.pages, windows.pages_in_use);
+            line(f, "grant windows", &format!("{pages} pages, {used} in use{reused}"))?;
+        }
         for (name, counts) in &counters.ports {
             // Directions are the guest's: the switch receives what the guest sends.
             let [sent, received] = byte_counts(counts, ["rx_bytes", "tx_bytes"]);
@@ -153,7 +186,14 @@ mod tests {
             egress: Some(EgressTotals { pins: 9, ..EgressTotals::default() }),
             guest,
         };
-        let status = Status { row, counters, age: 7200 };
+        let windows = Some(WindowLevels {
+            reused: 999,
+            issued: 1,
+            evicted: 0,
+            pages: 512,
+            pages_in_use: 256,
+        });
+        let status = Status { row, counters, windows, age: 7200 };
         let text = Table { status: &status, counters: false }.to_string();
         for line in [
             "guest:          web\n",
@@ -163,6 +203,7 @@ mod tests {
             "host's network: none\n",
             "egress:         0 connections allowed, 0 denied",
             "lent memory:    huge pages of 2 MiB\n",
+            "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",
             "vbd2.0:         512 B read, 0 B written\n",
             "vif2.0:         rules broken: tx_producer_overflow 1\n",
@@ -174,6 +215,7 @@ mod tests {
         assert!(text.contains("rx_bytes 20480, rx_frames 3, tx_bytes 7\n"), "{text}");
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["name"], &json["pages"]), (&"web".into(), &"huge".into()));
+        assert_eq!(json["windows"]["reused"], 999);
         assert_eq!(json["counters"]["ports"]["vif2.0"]["rx_frames"], 3);
     }
 }

@@ -14,6 +14,7 @@ use rustix::net::sockopt::socket_peercred;
 use super::messages;
 use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::guests::{Reply, Request};
+use crate::switchboard::WindowLevels;
 use crate::uplink::totals::EgressTotals;
 
 /// Maximum number of clients at a time.
@@ -53,6 +54,8 @@ pub(super) struct Clients {
     pub(super) counters: Vec<ClientId>,
     /// Clients that wait for the totals of the egress policy.
     totals: Vec<ClientId>,
+    /// Clients that wait for the levels of the grant windows.
+    window_levels: Vec<ClientId>,
     /// Time of [`Clients::listen`] in seconds since 1970.
     since: u64,
 }
@@ -70,6 +73,7 @@ impl Clients {
             policy: None,
             counters: Vec::new(),
             totals: Vec::new(),
+            window_levels: Vec::new(),
             since: super::requests::now(),
         })
     }
@@ -165,14 +169,19 @@ impl Clients {
     /// Adds a client that waits for the totals of the egress policy. Returns `true` if others wait already: the uplink
     /// has been asked.
     pub(super) fn wait_for_totals(&mut self, id: ClientId) -> bool {
-        let was_asked = !self.totals.is_empty();
-        // A client that asks again has one answer, so the list is as short as that of the clients.
-        let is_known = |own: &ClientId| self.list.iter().any(|(id, _)| id == own);
-        self.totals.retain(is_known);
-        if !self.totals.contains(&id) {
-            self.totals.push(id);
+        wait_with(&mut self.totals, &self.list, id)
+    }
+
+    /// Adds a client that waits for the levels of the grant windows. Returns `true` if others wait already.
+    pub(super) fn wait_for_window_levels(&mut self, id: ClientId) -> bool {
+        wait_with(&mut self.window_levels, &self.list, id)
+    }
+
+    /// Answers the clients that wait for the levels of the grant windows.
+    pub(super) fn tell_window_levels(&mut self, levels: Option<WindowLevels>) {
+        for id in std::mem::take(&mut self.window_levels) {
+            self.reply(id, &Reply::WindowLevels(levels));
         }
-        was_asked
     }
 
     /// Answers the clients that wait for the totals of the egress policy.
@@ -192,4 +201,15 @@ impl Clients {
             self.readers.remove(&to);
         }
     }
+}
+
+/// Adds a client to those that wait for the same answer. Returns `true` if others wait already.
+fn wait_with(waiting: &mut Vec<ClientId>, known: &[(ClientId, Channel)], id: ClientId) -> bool {
+    let was_asked = !waiting.is_empty();
+    // A client that asks again has one answer, so the list is as short as that of the clients.
+    waiting.retain(|own| known.iter().any(|(id, _)| id == own));
+    if !waiting.contains(&id) {
+        waiting.push(id);
+    }
+    was_asked
 }

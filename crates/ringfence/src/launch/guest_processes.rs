@@ -280,6 +280,9 @@ impl<'a> GuestProcesses<'a> {
                 ProcessEvent::Uplink(FromUplink::Policy { error }) => self.policy_is_set(error),
                 ProcessEvent::Driver(FromDriver::Stats(stats)) => self.counters_are_there(&stats),
                 ProcessEvent::Uplink(FromUplink::Totals(totals)) => self.totals_came(totals),
+                ProcessEvent::Frontend(FromFrontend::WindowLevels(levels)) => {
+                    self.window_levels_came(levels);
+                }
                 ProcessEvent::Client(event) => {
                     if let Err(outcome) = self.serve(event) {
                         return outcome;
@@ -339,6 +342,7 @@ impl<'a> GuestProcesses<'a> {
             ProcessEvent::DriverGone => Some(self.driver_gone()),
             ProcessEvent::Signal(_)
             | ProcessEvent::Guest(..)
+            | ProcessEvent::Frontend(FromFrontend::WindowLevels(_))
             | ProcessEvent::Driver(_)
             | ProcessEvent::Client(_)
             | ProcessEvent::Uplink(_)

@@ -14,7 +14,7 @@ use super::report::printable;
 use crate::egress::document;
 use crate::guest::ToGuest;
 use crate::guests::{CounterTable, Counters, Description, LentPages, Reply, Request};
-use crate::switchboard::{DriverStats, ToDriver};
+use crate::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::totals::EgressTotals;
 
@@ -60,6 +60,10 @@ impl GuestProcesses<'_> {
             }
             ClientEvent::Request(id, Request::EgressTotals, _) => {
                 self.ask_for_totals(id);
+                Ok(())
+            }
+            ClientEvent::Request(id, Request::WindowLevels, _) => {
+                self.ask_for_window_levels(id);
                 Ok(())
             }
             ClientEvent::Gone(id) => {
@@ -116,6 +120,26 @@ impl GuestProcesses<'_> {
     pub(super) fn totals_came(&mut self, totals: Option<EgressTotals>) {
         if let Some(clients) = &mut self.clients {
             clients.tell_totals(totals);
+        }
+    }
+
+    /// Asks the frontend for the levels of its grant windows; [`Clients::tell_window_levels`] answers.
+    fn ask_for_window_levels(&mut self, id: ClientId) {
+        let Some(clients) = &mut self.clients else { return };
+        if clients.wait_for_window_levels(id) {
+            return;
+        }
+        let channel = self.frontend.as_ref().map(|frontend| frontend.domain.channel());
+        let asked = channel.is_some_and(|to| to.send_now(&ToFrontend::WindowLevels, &[]).is_ok());
+        if !asked {
+            self.window_levels_came(None);
+        }
+    }
+
+    /// Answers the clients that asked for the levels of grant windows.
+    pub(super) fn window_levels_came(&mut self, levels: Option<WindowLevels>) {
+        if let Some(clients) = &mut self.clients {
+            clients.tell_window_levels(levels);
         }
     }
 

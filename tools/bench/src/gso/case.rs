@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use ringfence::demo::{control_connection, stats};
+use ringfence::guests::status::windows_of;
 use ringfence::launch::guest_on;
 use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::DriverStats;
+use ringfence::switchboard::{DriverStats, WindowLevels};
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
 use ringfence_sandbox::channel::Channel;
@@ -21,7 +22,7 @@ use super::super::messages;
 use super::args::{Path, Setup};
 use super::cpu;
 use super::end::{Arrived, HOW_MUCH, StreamMessage, interface_addresses};
-use super::report::{Measured, Moved};
+use super::report::{Measured, Moved, reuse_between};
 
 /// Time limit of any single step.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,11 +35,25 @@ const TICK: Duration = Duration::from_millis(200);
 /// Name of the interface on the driver domain's side.
 const HOST_LEG: &str = "rfgso0";
 
+/// Access modes for the pages of the two guests of a stream. An end beside the switch has none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Modes {
+    pub(crate) sender: Mode,
+    pub(crate) receiver: Mode,
+}
+
+impl Modes {
+    pub(crate) fn both(mode: Mode) -> Modes {
+        Modes { sender: mode, receiver: mode }
+    }
+}
+
 /// Run of a row.
 pub(crate) struct Case {
     pub(crate) path: Path,
     pub(crate) setup: Setup,
-    pub(crate) mode: Mode,
+    /// Access modes for the sender's and the receiver's pages.
+    pub(crate) modes: Modes,
     pub(crate) revocation: Revocation,
     /// Number of the run, which names its switch.
     pub(crate) number: usize,
@@ -76,16 +91,18 @@ impl Case {
         switch: &str,
         group: Option<&FilePath>,
     ) -> anyhow::Result<(End, Option<End>)> {
-        let guest = |role: &[&str], host_leg| self.guest(switch, group, role, host_leg);
+        let guest = |role: &[&str], mode, host_leg| self.guest(switch, group, role, mode, host_leg);
+        let send = |host_leg| guest(&["send"], self.modes.sender, host_leg).map(Some);
+        let receive = |host_leg| guest(&["receive"], self.modes.receiver, host_leg);
         let (receiver, sender) = match self.path {
-            Path::GuestGuest => (guest(&["receive"], false)?, Some(guest(&["send"], false)?)),
-            Path::GuestDriver => (End::beside("receive")?, Some(guest(&["send"], true)?)),
-            Path::DriverGuest => (guest(&["receive"], true)?, Some(End::beside("send")?)),
+            Path::GuestGuest => (receive(false)?, send(false)?),
+            Path::GuestDriver => (End::beside("receive")?, send(true)?),
+            Path::DriverGuest => (receive(true)?, Some(End::beside("send")?)),
             Path::Loopback => {
                 let mtu = self.setup.mtu().to_string();
                 let whole = (self.setup == Setup::Whole).then_some("--whole");
                 let role: Vec<&str> = ["loopback", &mtu].into_iter().chain(whole).collect();
-                (guest(&role, false)?, None)
+                (guest(&role, self.modes.receiver, false)?, None)
             }
         };
         if let Some(sender) = &sender {
@@ -103,12 +120,13 @@ impl Case {
     }
 
     fn measure(&self, switch: &str, length: Duration) -> anyhow::Result<Measured> {
-        let (receiver, _sender) = self.connect(switch, None)?;
+        let (receiver, sender) = self.connect(switch, None)?;
+        let guests: Vec<u32> = self.guests(&receiver, sender.as_ref()).collect();
         let control = control_connection(switch)?;
         std::thread::sleep(WARM_UP);
-        let before = Reading::take(&receiver, &control)?;
+        let before = Reading::take(&receiver, &guests, &control)?;
         std::thread::sleep(length);
-        let after = Reading::take(&receiver, &control)?;
+        let after = Reading::take(&receiver, &guests, &control)?;
         Ok(Measured {
             path: self.path,
             setup: self.setup,
@@ -117,7 +135,24 @@ impl Case {
             cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
             split: after.split.since(before.split),
             moved: Moved::between(&before.stats, &after.stats),
+            reuse: reuse_between(&before.windows, &after.windows),
         })
+    }
+
+    /// Returns the process numbers of the launchers of the guests that lend pages in mode window.
+    fn guests(&self, receiver: &End, sender: Option<&End>) -> impl Iterator<Item = u32> {
+        let window = |end: &End, mode| (mode == Mode::Window).then(|| end.child.id());
+        let (sends, receives) = match self.path {
+            Path::GuestGuest => (true, true),
+            Path::GuestDriver => (true, false),
+            Path::DriverGuest => (false, true),
+            // Nothing of the stream passes through the guest's interface.
+            Path::Loopback => (false, false),
+        };
+        let sender = sender.filter(|_| sends).and_then(|end| window(end, self.modes.sender));
+        let receiver = Some(receiver).filter(|_| receives);
+        let receiver = receiver.and_then(|end| window(end, self.modes.receiver));
+        sender.into_iter().chain(receiver)
     }
 
     /// Returns the address of the receiver.
@@ -138,12 +173,13 @@ impl Case {
         switch: &str,
         group: Option<&FilePath>,
         role: &[&str],
+        mode: Mode,
         host_leg: bool,
     ) -> anyhow::Result<End> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let (mtu, offload) = (self.setup.mtu().to_string(), self.setup.offload().to_string());
         let mut command = within(group, &program);
-        command.args(guest_on(switch, self.mode.name()));
+        command.args(guest_on(switch, mode.name()));
         command.args(["--mtu", &mtu, "--offload", &offload, "--backend-offload", &offload]);
         command.args(["--revoke", self.revocation.name()]);
         if host_leg {
@@ -185,15 +221,23 @@ fn wait_until_gone(switch: &str) -> anyhow::Result<()> {
 struct Reading {
     arrived: Arrived,
     stats: DriverStats,
+    /// Levels of each guest with grant windows.
+    windows: Vec<WindowLevels>,
     cpu_ns: u64,
     split: cpu::Split,
 }
 
 impl Reading {
-    fn take(receiver: &End, control: &Channel) -> anyhow::Result<Reading> {
+    fn take(receiver: &End, guests: &[u32], control: &Channel) -> anyhow::Result<Reading> {
+        let windows = |launcher: &u32| {
+            let levels = windows_of(&launcher.to_string())?;
+            levels.with_context(|| format!("guest {launcher} has no grant windows"))
+        };
+        let windows = guests.iter().map(windows).collect::<anyhow::Result<_>>()?;
         let arrived = receiver.arrived()?;
         let split = cpu::split_of_descendants()?;
-        Ok(Reading { arrived, stats: stats(control)?, cpu_ns: cpu::of_descendants()?, split })
+        let (stats, cpu_ns) = (stats(control)?, cpu::of_descendants()?);
+        Ok(Reading { arrived, stats, windows, cpu_ns, split })
     }
 }
 
@@ -208,7 +252,7 @@ fn within(group: Option<&FilePath>, program: &FilePath) -> Command {
 
 /// End of the stream: a process in a guest or beside the switch, ended on drop.
 pub(crate) struct End {
-    _child: OwnedChild,
+    child: OwnedChild,
     orders: ChildStdin,
     said: Receiver<StreamMessage>,
 }
@@ -227,7 +271,7 @@ impl End {
         let orders = child.stdin.take().context("an end without input")?;
         let output = child.stdout.take().context("an end without output")?;
         let said = messages::listen(output, StreamMessage::Failed)?;
-        Ok(End { _child: OwnedChild(child), orders, said })
+        Ok(End { child: OwnedChild(child), orders, said })
     }
 
     /// Queries a receiver's progress.

@@ -34,7 +34,7 @@ use ringfence_access::window::Revocation;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use args::{GsoArgs, Path, Setup};
-use case::Case;
+use case::{Case, Modes};
 pub(crate) use report::published_text;
 use report::{Measured, Row};
 
@@ -77,7 +77,7 @@ fn measure(args: &GsoArgs, rows: &[(Path, Setup)]) -> anyhow::Result<()> {
             let case = Case {
                 path,
                 setup,
-                mode: args.mode,
+                modes: Modes::both(args.mode),
                 revocation: Revocation::Plain,
                 number: runs.len(),
             };

@@ -1,6 +1,6 @@
 //! Report of the gso benchmark: rows as text and JSON.
 
-use ringfence::switchboard::DriverStats;
+use ringfence::switchboard::{DriverStats, WindowLevels};
 use ringfence_access::Mode;
 use serde::Serialize;
 
@@ -46,6 +46,26 @@ impl Moved {
     }
 }
 
+/// Returns the uses of grants between two readings, summed over the guests of a stream.
+pub(crate) fn reuse_between(before: &[WindowLevels], after: &[WindowLevels]) -> WindowLevels {
+    reuse_sum(before.iter().zip(after).map(|(before, after)| WindowLevels {
+        reused: after.reused.saturating_sub(before.reused),
+        issued: after.issued.saturating_sub(before.issued),
+        evicted: after.evicted.saturating_sub(before.evicted),
+        ..WindowLevels::default()
+    }))
+}
+
+/// Returns the sums of uses and evictions.
+pub(crate) fn reuse_sum(each: impl Iterator<Item = WindowLevels>) -> WindowLevels {
+    each.fold(WindowLevels::default(), |sum, levels| WindowLevels {
+        reused: sum.reused + levels.reused,
+        issued: sum.issued + levels.issued,
+        evicted: sum.evicted + levels.evicted,
+        ..sum
+    })
+}
+
 /// Returns the published ratio for a row that was measured on Xen: that of its throughput to the one with an MTU of
 /// 1500 bytes and one slot a packet. The row's setup is a backend and the setup of this benchmark.
 pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
@@ -75,6 +95,8 @@ pub(crate) struct Measured {
     /// Part of the CPU time that frontends and driver domain used.
     pub(crate) split: Split,
     pub(crate) moved: Moved,
+    /// Uses of grants by guests in mode window. Without such guests there are none.
+    pub(crate) reuse: WindowLevels,
 }
 
 impl Measured {
@@ -195,7 +217,7 @@ mod tests {
         let moved = Moved { frames: 10, bytes: 1000, copied_bytes: 2000, ..Moved::default() };
         let path = Path::GuestGuest;
         let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
-        Measured { path, setup, bytes, nanos, cpu_ns, split, moved }
+        Measured { path, setup, bytes, nanos, cpu_ns, split, moved, reuse: WindowLevels::default() }
     }
 
     #[test]
@@ -214,6 +236,17 @@ mod tests {
         near(row.cpu_ns_per_kb, 2e6 / 14.0);
         let first = Row::new(Path::GuestGuest, Setup::Small, Mode::Copy, &runs);
         assert_eq!(first.ratio, 1.0);
+    }
+
+    #[test]
+    fn uses_of_grants_are_summed_over_guests() {
+        let levels = |reused, issued| WindowLevels { reused, issued, ..WindowLevels::default() };
+        let before = [levels(10, 512), levels(20, 512)];
+        let after = [levels(1010, 512), levels(2019, 513)];
+        let sum = reuse_between(&before, &after);
+        assert_eq!((sum.reused, sum.issued), (2999, 1));
+        assert_eq!(sum.reused_share(), Some(2999.0 / 3000.0));
+        assert_eq!(reuse_between(&[], &[]).reused_share(), None);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use self::args::PressureArgs;
 use self::group::Group;
 use self::report::{Phase, Reading, Report};
 use super::gso::args::{Path, Setup};
-use super::gso::case::Case;
+use super::gso::case::{Case, Modes};
 
 /// Time before the first reading, and again before the pressure begins.
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -59,7 +59,7 @@ fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
     let case = Case {
         path: Path::GuestGuest,
         setup: Setup::Whole,
-        mode: Mode::Window,
+        modes: Modes::both(Mode::Window),
         revocation: Revocation::Plain,
         number: 0,
     };

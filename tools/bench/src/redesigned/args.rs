@@ -8,21 +8,23 @@ use ringfence::cli::revocation_parser;
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
 
+use crate::gso::case::Modes;
 use crate::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
 One TCP stream between kernels, packets whole up to 64 KiB: from the driver domain's side to a guest
-(receive), from a guest to it (transmit), and from guest to guest. `map` is the original mechanism: each
-page is mapped for its packet, and let go of before the packet is answered, which is the handshake by
-which a guest gets it back; `copy` has the system copy; `window` is the redesigned one. Receive and
-transmit need root, as with `bench gso`.
+(receive), from a guest to it (transmit), and from guest to guest. The original mechanism is the first
+row of each: to transmit, each page is mapped for its packet, and let go of before the packet is
+answered, which is the handshake by which a guest gets it back (`map`); to receive, the system copies
+each packet in one call (`copy`); from guest to guest both (`map+copy`). `window` is the redesigned
+mechanism. Receive and transmit need root, as with `bench gso`.
 
 Cost is processor time of all processes for each kilobyte that arrived, and of it what frontends and
-driver domain took, in user mode and in the kernel; the rest is the guests' own. Ratios are to mode
-`map`, within a round; the medians are reported beside what was published.
+driver domain took, in user mode and in the kernel; the rest is the guests' own. Ratios are to the
+original mechanism, within a round; the medians are reported beside what was published.
 
-`reused` is the share of grants that cost nothing, in a window with four times as many pages as entries,
-of whose pages one in 200 goes to another purpose each time it comes back.
+`reused` is the share of uses of a page without a grant operation, and `issued` the number of uses for
+which the page was issued; the guests of the stream count them while it is measured.
 
 Revoking is measured by a request and an answer over the control ring of the interface, to a peer that
 has the page mapped, and by the window's owner alone; with a peer that is quick, one that takes 2 ms to look, and one
@@ -45,7 +47,7 @@ pub struct RedesignedArgs {
     #[arg(long, value_name = "EXPERIMENT", value_delimiter = ',', value_enum)]
     pub experiments: Vec<Experiment>,
 
-    /// Access modes for the guests' pages; map is always measured
+    /// Access modes for the guests' pages; the original mechanism is always measured
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,window",
           value_parser = parse_mode)]
     pub modes: Vec<Mode>,
@@ -65,10 +67,13 @@ pub struct RedesignedArgs {
 
 impl RedesignedArgs {
     /// Returns the modes to measure, the original mechanism first.
-    pub(super) fn modes(&self) -> Vec<Mode> {
-        let others = Mode::NETWORK.into_iter().filter(|mode| *mode != Mode::Map);
-        let wanted = others.filter(|mode| self.modes.contains(mode));
-        [Mode::Map].into_iter().chain(wanted).collect()
+    pub(super) fn modes(&self, experiment: Experiment) -> Vec<Modes> {
+        let wanted = Mode::NETWORK.into_iter().filter(|mode| self.modes.contains(mode));
+        let original = experiment.original();
+        let others = wanted
+            .map(Modes::both)
+            .filter(|modes| experiment.name_of(*modes) != experiment.name_of(original));
+        [original].into_iter().chain(others).collect()
     }
 
     /// Returns the requested experiments; without `root` only those that need no privilege.
@@ -96,6 +101,24 @@ impl Experiment {
             Experiment::Receive => "receive",
             Experiment::Transmit => "transmit",
             Experiment::GuestGuest => "guest-guest",
+        }
+    }
+
+    /// Returns the original mechanism: pages of packets from a guest are mapped, packets to a guest are copied by the
+    /// system.
+    pub(super) fn original(self) -> Modes {
+        Modes { sender: Mode::Map, receiver: Mode::Copy }
+    }
+
+    /// Returns the names of the modes that have a part in this experiment.
+    pub(super) fn name_of(self, modes: Modes) -> String {
+        match self {
+            Experiment::Receive => modes.receiver.name().to_owned(),
+            Experiment::Transmit => modes.sender.name().to_owned(),
+            Experiment::GuestGuest if modes.sender == modes.receiver => {
+                modes.sender.name().to_owned()
+            }
+            Experiment::GuestGuest => format!("{}+{}", modes.sender, modes.receiver),
         }
     }
 }

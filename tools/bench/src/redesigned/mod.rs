@@ -3,27 +3,25 @@
 //! # Theory of operation
 //!
 //! Streams, guests and readings are those of `bench gso` ([`super::gso`]), with unsegmented
-//! super-packets. Every round measures each experiment in each mode; a ratio is taken within a round,
-//! and medians are reported. The reuse of grants is counted in the guest's cache ([`reuse`]). The time
-//! to revoke a page is measured between two domains ([`revoke`]).
+//! super-packets. Every round measures each experiment in each mode; a ratio to the original mechanism
+//! is taken within a round, and medians are reported. The frontends of the stream's guests count the
+//! reuse of grants. The time to revoke a page is measured between two domains ([`revoke`]).
 
 pub(super) mod args;
 mod report;
-mod reuse;
 mod revoke;
 
 use std::io::Write;
 
 use anyhow::{Context, ensure};
 use ringfence::out::Out;
-use ringfence_access::Mode;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};
 pub(crate) use self::report::published_text;
 use self::report::{MeasuredRun, Report};
 use super::gso::args::{Path, Setup};
-use super::gso::case::Case;
+use super::gso::case::{Case, Modes};
 
 /// Runs every experiment and prints the report.
 pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
@@ -36,8 +34,7 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
             .context("a network namespace for the driver domain's side of the switch")?;
     }
     let runs = streams(args, &experiments)?;
-    let reused = reuse::Shares::measure(args.revocation)?;
-    let report = Report { runs, reused, revokes: revoke::measure()? };
+    let report = Report { runs, revokes: revoke::measure()? };
     let mut out = Out;
     if args.json {
         report.json()?.iter().try_for_each(|line| writeln!(out, "{line}"))?;
@@ -51,25 +48,28 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
 }
 
 fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<MeasuredRun>> {
-    let modes = args.modes();
-    let progress = super::progress(experiments.len() * modes.len() * args.rounds as usize);
+    let rows: Vec<(Experiment, Modes)> = experiments
+        .iter()
+        .flat_map(|&experiment| {
+            args.modes(experiment).into_iter().map(move |modes| (experiment, modes))
+        })
+        .collect();
+    let progress = super::progress(rows.len() * args.rounds as usize);
     let mut runs = Vec::new();
     for round in 1..=args.rounds {
-        for &experiment in experiments {
-            for &mode in &modes {
-                let name = format!("{} {mode}", experiment.name());
-                progress.set_message(format!("round {round}: {name}"));
-                let case = Case {
-                    path: path_of(experiment),
-                    setup: Setup::Whole,
-                    mode,
-                    revocation: args.revocation,
-                    number: runs.len(),
-                };
-                let measured = case.run(args.seconds).context(name)?;
-                runs.push(MeasuredRun { round, experiment, mode, measured });
-                progress.inc(1);
-            }
+        for &(experiment, modes) in &rows {
+            let name = format!("{} {}", experiment.name(), experiment.name_of(modes));
+            progress.set_message(format!("round {round}: {name}"));
+            let case = Case {
+                path: path_of(experiment),
+                setup: Setup::Whole,
+                modes,
+                revocation: args.revocation,
+                number: runs.len(),
+            };
+            let measured = case.run(args.seconds).context(name)?;
+            runs.push(MeasuredRun { round, experiment, modes, measured });
+            progress.inc(1);
         }
     }
     progress.finish_and_clear();
@@ -83,6 +83,3 @@ fn path_of(experiment: Experiment) -> Path {
         Experiment::GuestGuest => Path::GuestGuest,
     }
 }
-
-/// Mode that the others are compared with.
-const ORIGINAL: Mode = Mode::Map;

@@ -4,11 +4,10 @@ use clap::ValueEnum;
 use ringfence_access::Mode;
 use serde::Serialize;
 
-use super::ORIGINAL;
 use super::args::Experiment;
-use super::reuse::Shares;
 use super::revoke::Revoke;
-use crate::gso::report::Measured;
+use crate::gso::case::Modes;
+use crate::gso::report::{Measured, reuse_sum};
 use crate::median;
 use crate::page::{Page, Plot, Scale, Series};
 
@@ -16,7 +15,7 @@ use crate::page::{Page, Plot, Scale, Series};
 pub(super) struct MeasuredRun {
     pub(super) round: u32,
     pub(super) experiment: Experiment,
-    pub(super) mode: Mode,
+    pub(super) modes: Modes,
     pub(super) measured: Measured,
 }
 
@@ -46,14 +45,16 @@ pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     experiment: &'static str,
-    mode: &'static str,
+    mode: String,
     gbps: f64,
     cost_ns_per_kb: f64,
     frontend_user: f64,
     frontend_sys: f64,
     backend_user: f64,
     backend_sys: f64,
+    /// Share of uses of a page without a grant operation in the stream, and the number of the others.
     reused_share: Option<f64>,
+    issued: Option<u64>,
     /// Throughput ratio to the original mechanism in the same round.
     gbps_ratio: f64,
     cost_ratio: f64,
@@ -76,7 +77,6 @@ struct RevokeRow {
 /// All results of the experiments.
 pub(super) struct Report {
     pub(super) runs: Vec<MeasuredRun>,
-    pub(super) reused: Shares,
     pub(super) revokes: Vec<Revoke>,
 }
 
@@ -84,36 +84,38 @@ impl Report {
     fn rows(&self) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
         for run in self.runs.iter().filter(|run| run.round == 1) {
-            rows.push(self.row(run.experiment, run.mode));
+            rows.push(self.row(run.experiment, run.modes));
         }
         rows
     }
 
-    fn row(&self, experiment: Experiment, mode: Mode) -> Row {
-        let of = |mode| {
+    fn row(&self, experiment: Experiment, modes: Modes) -> Row {
+        let of = |modes| {
             let runs = self.runs.iter();
-            runs.filter(move |run| run.experiment == experiment && run.mode == mode)
+            runs.filter(move |run| run.experiment == experiment && run.modes == modes)
                 .map(|run| &run.measured)
         };
-        let figure = |figure: fn(&Measured) -> f64| median(of(mode).map(figure));
+        let figure = |figure: fn(&Measured) -> f64| median(of(modes).map(figure));
         let ratio = |figure: fn(&Measured) -> f64| {
-            let pairs = of(mode).zip(of(ORIGINAL));
+            let pairs = of(modes).zip(of(experiment.original()));
             median(
                 pairs.map(|(run, original)| figure(run) / figure(original).max(f64::MIN_POSITIVE)),
             )
         };
-        let window = mode == Mode::Window;
+        let window = modes == Modes::both(Mode::Window);
+        let reuse = reuse_sum(of(modes).map(|run| run.reuse));
         let (gbps, cost) = published(experiment);
         Row {
             experiment: experiment.name(),
-            mode: mode.name(),
+            mode: experiment.name_of(modes),
             gbps: figure(Measured::gbps),
             cost_ns_per_kb: figure(|run| run.per_kb(run.cpu_ns)),
             frontend_user: figure(|run| run.per_kb(run.split.frontend.user_ns)),
             frontend_sys: figure(|run| run.per_kb(run.split.frontend.sys_ns)),
             backend_user: figure(|run| run.per_kb(run.split.backend.user_ns)),
             backend_sys: figure(|run| run.per_kb(run.split.backend.sys_ns)),
-            reused_share: window.then(|| self.reused.of(experiment)),
+            reused_share: reuse.reused_share(),
+            issued: window.then_some(reuse.issued),
             gbps_ratio: ratio(Measured::gbps),
             cost_ratio: ratio(|run| run.per_kb(run.cpu_ns)),
             published_gbps_ratio: gbps.filter(|_| window),
@@ -148,16 +150,16 @@ impl Report {
         for row in self.revoke_rows() {
             text += &line(row.cells());
         }
-        text + "\nTimes are ns of processor time for each kB that arrived, or us for each page. Ratios are to\n\
-                map, in the same round; what was published stands behind the stroke.\n"
+        text + "\nTimes are ns of processor time for each kB that arrived, or us for each page. Ratios are to the\n\
+                first row, in the same round; what was published stands behind the stroke.\n"
     }
 
     /// Returns a page with the tables and plots.
     pub(super) fn page(&self) -> anyhow::Result<Page> {
         let mut page = Page::new("Redesigned grants: original mechanism and windows");
         page.text(
-            "One TCP stream of super-packets between kernels. Mode map is the original mechanism, mode \
-             window the redesigned one. Ratios are to map, in the same round; what was published stands \
+            "One TCP stream of super-packets between kernels. The first row of each experiment is the original mechanism, \
+             mode window the redesigned one. Ratios are to the first row, in the same round; what was published stands \
              behind the stroke. Times are nanoseconds of processor time for each kilobyte that arrived.",
         );
         let rows = self.rows();
@@ -186,17 +188,23 @@ impl Report {
 
 /// Returns a series for each mode, over the experiments.
 fn series(rows: &[Row], names: &[String], figure: fn(&Row) -> f64) -> Vec<Series> {
-    let of = |mode: Mode| {
-        let points = rows.iter().filter(|row| row.mode == mode.name()).filter_map(|row| {
+    let of = |mode: &str| {
+        let points = rows.iter().filter(|row| row.mode == mode).filter_map(|row| {
             let place = (0u8..).zip(names).find(|(_, name)| *name == row.experiment)?;
             Some((f64::from(place.0), figure(row)))
         });
-        Series::new(mode.name(), points.collect())
+        Series::new(mode, points.collect())
     };
-    Mode::NETWORK.map(of).into_iter().collect()
+    let mut modes: Vec<&str> = Vec::new();
+    for row in rows {
+        if !modes.contains(&row.mode.as_str()) {
+            modes.push(&row.mode);
+        }
+    }
+    modes.into_iter().map(of).collect()
 }
 
-const HEADING: [&str; 11] = [
+const HEADING: [&str; 12] = [
     "experiment",
     "mode",
     "Gbit/s",
@@ -208,6 +216,7 @@ const HEADING: [&str; 11] = [
     "be user",
     "be sys",
     "reused",
+    "issued",
 ];
 const REVOKE_HEADING: [&str; 4] = ["peer", "handshake", "alone", "by force"];
 
@@ -226,10 +235,10 @@ fn beside(ratio: f64, published: Option<f64>) -> String {
 }
 
 impl Row {
-    fn cells(&self) -> [String; 11] {
+    fn cells(&self) -> [String; 12] {
         [
             self.experiment.to_owned(),
-            self.mode.to_owned(),
+            self.mode.clone(),
             format!("{:.2}", self.gbps),
             beside(self.gbps_ratio, self.published_gbps_ratio),
             format!("{:.1}", self.cost_ns_per_kb),
@@ -239,7 +248,8 @@ impl Row {
             format!("{:.1}", self.backend_user),
             format!("{:.1}", self.backend_sys),
             self.reused_share
-                .map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", share * 100.0)),
+                .map_or_else(|| "-".to_owned(), |share| format!("{:.4} %", share * 100.0)),
+            self.issued.map_or_else(|| "-".to_owned(), |issued| issued.to_string()),
         ]
     }
 }
@@ -261,8 +271,14 @@ mod tests {
     use crate::gso::args::{Path, Setup};
     use crate::gso::cpu::{Split, Times};
     use crate::gso::report::Moved;
+    use ringfence::switchboard::WindowLevels;
 
-    fn run(round: u32, mode: Mode, bytes: u64, cpu_ns: u64) -> MeasuredRun {
+    const ORIGINAL: Modes = Modes { sender: Mode::Map, receiver: Mode::Copy };
+    const WINDOW: Modes = Modes { sender: Mode::Window, receiver: Mode::Window };
+
+    fn run(round: u32, modes: Modes, bytes: u64, cpu_ns: u64) -> MeasuredRun {
+        let reused = if modes == WINDOW { 99 } else { 0 };
+        let issued = reused / 99;
         let backend = Times { user_ns: cpu_ns / 4, sys_ns: cpu_ns / 8 };
         let measured = Measured {
             path: Path::GuestGuest,
@@ -272,33 +288,34 @@ mod tests {
             cpu_ns,
             split: Split { frontend: Times::default(), backend },
             moved: Moved::default(),
+            reuse: WindowLevels { reused, issued, ..WindowLevels::default() },
         };
-        MeasuredRun { round, experiment: Experiment::GuestGuest, mode, measured }
+        MeasuredRun { round, experiment: Experiment::GuestGuest, modes, measured }
     }
 
     #[test]
     fn ratios_compare_with_original_mode_of_same_round() {
         let runs = vec![
-            run(1, Mode::Map, 1_000_000, 1_000_000),
-            run(1, Mode::Window, 2_000_000, 1_000_000),
-            run(2, Mode::Map, 10_000_000, 1_000_000),
-            run(2, Mode::Window, 20_000_000, 1_000_000),
+            run(1, ORIGINAL, 1_000_000, 1_000_000),
+            run(1, WINDOW, 2_000_000, 1_000_000),
+            run(2, ORIGINAL, 10_000_000, 1_000_000),
+            run(2, WINDOW, 20_000_000, 1_000_000),
         ];
-        let reused = Shares { receive: 0.995, transmit: 0.99 };
         let revoke =
             Revoke { peer: "stopped", handshake_us: None, one_sided_us: 1.0, forced_us: 2.0 };
-        let report = Report { runs, reused, revokes: vec![revoke] };
+        let report = Report { runs, revokes: vec![revoke] };
         let rows = report.rows();
         assert_eq!(rows.len(), 2);
         let window = &rows[1];
         assert_eq!((window.gbps_ratio, window.cost_ratio), (2.0, 0.5));
-        assert_eq!(window.reused_share, Some(0.99));
+        assert_eq!((window.reused_share, window.issued), (Some(0.99), Some(2)));
+        assert_eq!(rows[0].mode, "map+copy");
         assert_eq!(window.published_gbps_ratio, Some(1.52));
         assert_eq!(
             (window.cost_ns_per_kb, window.backend_user, window.backend_sys),
             (50.0, 12.5, 6.25)
         );
-        assert_eq!((rows[0].gbps_ratio, rows[0].reused_share), (1.0, None));
+        assert_eq!((rows[0].gbps_ratio, rows[0].reused_share, rows[0].issued), (1.0, None, None));
         let lines = report.json().unwrap();
         assert!(lines[1].contains("\"backend_sys\":6.25"), "{}", lines[1]);
         assert!(lines[2].contains("\"handshake_us\":null"), "{}", lines[2]);

@@ -1,0 +1,87 @@
+//! Kernel with KASAN, lockdep and kmemleak, for guests of scenarios with `# kernel: debug`: the version that the other
+//! guests boot, from Debian's package of its source, with only the options that guests need. Its part of dom0's root file
+//! system has the kernel, and a part for guests with its modules and the module of `linux/netfront`.
+//!
+//! The build takes about ten minutes of two processors and 2 GB. The part is kept until the kernel's version, the options
+//! or the module's sources change.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::build::{self, Build};
+use super::cpio::Archive;
+use super::images::{GUEST_MODULES, Images};
+use super::kernel::Modules;
+use super::module::{self, Headers, NETFRONT};
+use crate::tools::Toolbox;
+
+/// Enabled options; all others that can be disabled are.
+const OPTIONS: &str = include_str!("debug_kernel.config");
+/// File name of the part.
+const ARCHIVE: &str = "debug-kernel.cpio";
+
+/// Makes the part below `cache`, or finds it there; returns its path.
+pub(super) fn archive(
+    root: &Path,
+    images: &Images,
+    cache: &Path,
+    toolbox: &Toolbox,
+    may_install: bool,
+) -> anyhow::Result<PathBuf> {
+    let image = std::fs::read(images.path("vmlinuz"))?;
+    let release = module::release(&image).context("the kernel's image has no version")?;
+    let source =
+        source_package(&release).context("the kernel's version has less than two parts")?;
+    let sources = NETFRONT.sources(root)?;
+    let _lock = build::lock(cache, "debug-kernel")?;
+    let (built, stamp) = (cache.join(ARCHIVE), cache.join("debug-kernel.stamp"));
+    let state = release + OPTIONS + include_str!("debug_kernel.rs");
+    let state = sources.iter().fold(state, |state, (name, text)| state + name + text);
+    if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
+        return Ok(built);
+    }
+    let folder = cache.join("debug-kernel");
+    let build = Build::begin(folder, build::LINUX_NEEDS, toolbox, may_install)?;
+    println!("building Linux with KASAN, lockdep and kmemleak, which takes about ten minutes");
+    build.unpack_linux(&source, OPTIONS)?;
+    build.make(&["vmlinux", "modules"])?;
+    build.make(&["INSTALL_MOD_PATH=../installed", "modules_install"])?;
+    build.run(&["strip", "-o", "vmlinux", "tree/vmlinux"])?;
+    let tree = build.folder().join("tree");
+    NETFRONT.compile(&build, &Headers::Here(tree.clone()), &sources)?;
+
+    let release = std::fs::read_to_string(tree.join("include/config/kernel.release"))?;
+    let mut guest = Archive::new(Vec::new());
+    let modules = Modules::find(&build.folder().join("installed"), release.trim())?;
+    modules.add(GUEST_MODULES, &mut guest)?;
+    guest.copy(&format!("lib/{}", NETFRONT.file), &build.folder().join(NETFRONT.file))?;
+    let mut dom0 = Archive::new(Vec::new());
+    dom0.copy("boot/vmlinux-debug", &build.folder().join("vmlinux"))?;
+    dom0.file("boot/debug.cpio", false, &guest.finish()?)?;
+    std::fs::write(build.folder().join(ARCHIVE), dom0.finish()?)?;
+    build.keep(ARCHIVE, &built)?;
+    std::fs::write(&stamp, state)?;
+    Ok(built)
+}
+
+/// Returns the name of Debian's package with the source of a kernel: `linux-source-6.1` for `6.1.0-31-amd64`.
+fn source_package(release: &str) -> Option<String> {
+    let mut parts = release.split('.');
+    let (major, minor) = (parts.next()?, parts.next()?);
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(major) && is_number(minor)).then(|| format!("linux-source-{major}.{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_package_has_first_two_parts_of_version() {
+        assert_eq!(source_package("6.1.0-31-amd64").as_deref(), Some("linux-source-6.1"));
+        assert_eq!(source_package("6.12.57+deb13-amd64").as_deref(), Some("linux-source-6.12"));
+        assert_eq!(source_package("6"), None);
+        assert_eq!(source_package("6.x"), None);
+    }
+}
