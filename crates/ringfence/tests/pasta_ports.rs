@@ -366,7 +366,8 @@ fn ports_are_added_listed_and_removed_by_pesto() {
     let world = world!();
     std::os::unix::fs::symlink(world.lab.program(), world.file("pesto")).unwrap();
     let (child, pid) = child_with_namespaces(&world);
-    let pasta = start_pasta(&world, &pid, &["--conf-path", "pasta.sock", "-t", "none"]);
+    let pasta =
+        start_pasta(&world, &pid, &["--conf-path", "pasta.sock", "-t", "none", "-t", "9000:80"]);
     let servers = [("tcp_server", "80"), ("udp_server", "53")].map(|(mode, port)| {
         let server = inside(&world, &pid, &["python3", "peer.py", mode, "::", port]);
         server.wait_for_output("listening");
@@ -389,18 +390,34 @@ fn ports_are_added_listed_and_removed_by_pesto() {
     assert!(is_reached(outside, "udp_client", HOST_V4, "5353"));
     assert!(is_reached(host, "tcp_client", "127.0.0.1", "8080"));
     let listed = pesto("--show").stdout;
-    assert_eq!(listed, "tcp 0.0.0.0 8080 -> 80\ntcp :: 8080 -> 80\nudp 0.0.0.0 5353 -> 53\n");
+    let first = "tcp * 9000 -> 80\n";
+    let added = "tcp 0.0.0.0 8080 -> 80\ntcp :: 8080 -> 80\nudp 0.0.0.0 5353 -> 53\n";
+    assert_eq!(listed, format!("{first}{added}"));
     // One port of several is taken: none is added.
     let ended = pesto("--add -t 0.0.0.0/8079-8080:80-81");
     assert_eq!(ended.status, Some(1), "{ended:?}");
     assert!(ended.stderr.starts_with("pesto: ") && ended.stderr.contains("8080"), "{ended:?}");
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
     assert_eq!(pesto("--show").stdout, listed);
+    // Nor if another program has it.
+    let taken = world.host(&["python3", "peer.py", "tcp_server", "0.0.0.0", "8078"]);
+    taken.wait_for_output("listening");
+    let ended = pesto("--add -t 0.0.0.0/8077-8078:80-81");
+    assert!(ended.status == Some(1) && ended.stderr.contains("0.0.0.0:8078"), "{ended:?}");
+    assert!(is_refused(outside, HOST_V4, "8077"));
+    assert_eq!(pesto("--show").stdout, listed);
+    drop(taken.end());
     assert_eq!(pesto("--delete -t 0.0.0.0/8080:80 -u 0.0.0.0/5353:53").status, Some(0));
     assert!(is_refused(outside, HOST_V4, "8080"));
     assert!(is_reached(outside, "tcp_client", HOST_V6, "8080"));
     assert_eq!(pesto("--delete -t 0.0.0.0/8080:80").status, Some(1));
-    assert_eq!(pesto("--show").stdout, "tcp :: 8080 -> 80\n");
+    assert_eq!(pesto("--show").stdout, format!("{first}tcp :: 8080 -> 80\n"));
+    // A port of the command line goes like any other, and a new list replaces what there is.
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "9000"));
+    assert_eq!(pesto("-t 0.0.0.0/9001:80").status, Some(0));
+    assert_eq!(pesto("--show").stdout, "tcp 0.0.0.0 9001 -> 80\n");
+    assert!(is_refused(outside, HOST_V4, "9000") && is_refused(outside, HOST_V6, "8080"));
+    assert!(is_reached(outside, "tcp_client", HOST_V4, "9001"));
     assert_eq!(pasta.end().status, Some(0));
     servers.into_iter().for_each(|server| drop(server.end()));
     drop(child);

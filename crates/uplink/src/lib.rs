@@ -83,6 +83,7 @@ pub mod link;
 pub mod name_files;
 mod ndp;
 pub mod packet;
+pub mod port_rules;
 pub mod port_spec;
 mod reassembly;
 pub mod relay;

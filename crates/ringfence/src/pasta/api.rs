@@ -1,5 +1,5 @@
-//! Socket by which clients add, list and remove ports while the session runs: `slirp4netns --api-socket`, and
-//! `pasta --conf-path`.
+//! Socket by which clients add, list and remove ports while the session runs: `slirp4netns --api-socket`. That of
+//! `pasta --conf-path` has another protocol ([`super::control`]).
 //!
 //! A client connects, sends one request, shuts its direction down, and receives one reply
 //! ([`ringfence_uplink::hostfwd`]). The session's thread serves all clients, and no call blocks. At most
@@ -18,6 +18,7 @@ use anyhow::Context;
 use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::hostfwd::{Entry, HostForward, REQUEST_MAX, Reply, Request};
 
+use super::control::ControlServer;
 use crate::uplink::forward::Protocol;
 use crate::uplink::ports::{PortFailure, RunningPorts};
 
@@ -73,6 +74,59 @@ struct Added {
     ports: Vec<u32>,
 }
 
+/// Socket by which clients change ports.
+#[derive(Debug)]
+pub(crate) enum PortServer {
+    /// Of `slirp4netns`.
+    Api(ApiServer),
+    /// Of `pasta`.
+    Control(ControlServer),
+}
+
+impl PortServer {
+    /// Returns the descriptors to wait for.
+    pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            PortServer::Api(api) => api.fds().collect(),
+            PortServer::Control(control) => control.fds().collect(),
+        }
+    }
+
+    /// Returns the time at which [`PortServer::serve`] must be called next.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self {
+            PortServer::Api(api) => api.deadline(),
+            PortServer::Control(control) => control.deadline(),
+        }
+    }
+
+    /// Serves clients as far as they have sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns a failure of the uplink, after which the session cannot go on.
+    pub(crate) fn serve(
+        &mut self,
+        channel: &Channel,
+        ports: &mut RunningPorts,
+    ) -> Result<(), PortFailure> {
+        match self {
+            PortServer::Api(api) => api.serve(channel, ports),
+            PortServer::Control(control) => control.serve(channel, ports),
+        }
+    }
+}
+
+/// Creates a listening socket at `path`, which does not block. A socket that an earlier process left there is replaced.
+/// Only its user can connect.
+pub(super) fn listen(option: &str, path: &Path) -> anyhow::Result<UnixListener> {
+    let what = || format!("{option} {}", path.display());
+    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
+        std::fs::remove_file(path).with_context(what)?;
+    }
+    super::machine::bind(path).with_context(what)
+}
+
 /// API socket and the ports of its clients.
 #[derive(Debug)]
 pub(crate) struct ApiServer {
@@ -87,11 +141,7 @@ pub(crate) struct ApiServer {
 impl ApiServer {
     /// Creates the socket at `path`. A socket that an earlier process left there is replaced.
     pub(crate) fn bind(option: &str, path: &Path) -> anyhow::Result<ApiServer> {
-        let what = || format!("{option} {}", path.display());
-        if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
-            std::fs::remove_file(path).with_context(what)?;
-        }
-        let listener = super::machine::bind(path).with_context(what)?;
+        let listener = listen(option, path)?;
         let (clients, added, addresses) = Default::default();
         Ok(ApiServer { listener, clients, added, last: 0, addresses })
     }

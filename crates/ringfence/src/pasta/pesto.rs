@@ -1,32 +1,35 @@
 //! `ringfence pesto`: adds, removes and lists ports of a running `pasta`, with the options of pesto, as RootlessKit 3 and
 //! Podman 6 start it.
 //!
-//! The command is a client of the socket of `pasta --conf-path` (`api`). Both ends are Ringfence's: the format between the
-//! real pesto and the real pasta is another one. Each port is one request. If one of several cannot be added, those
-//! before it are removed again.
+//! The command is a client of the socket of `pasta --conf-path`, of Ringfence's or of passt's
+//! ([`ringfence_uplink::port_rules`]). It reads the rules, changes them, and sends them back. Ringfence's `pasta` answers
+//! with the reason if it cannot take them; passt's has no answer. So the command connects once more, and compares.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Shutdown};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Parser};
-use serde_json::{Value, json};
+use clap::{Args, CommandFactory, FromArgMatches, Parser};
+use ringfence_uplink::port_rules::{
+    INBOUND, RULES_MAX, Rule, TABLES_SIZE_MAX, Table, Update, parse_tables, write_updates,
+};
 
 use super::network::without_none;
-use super::ports::{Listen, PortSpec};
+use super::ports::PortSpec;
 use super::{STATUS_FAILED, complain, problem};
 use crate::causes::causes;
+use crate::launch::report::printable;
 
 /// Name by which other programs start pesto.
 pub const NAME: &str = "pesto";
 /// Time limit for the answer to a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum length of an answer in bytes: the list of the most ports that pasta forwards.
-const ANSWER_MAX: u64 = 1 << 20;
+/// Maximum length of the reason for which rules are refused, in bytes.
+const REASON_MAX: u64 = 4096;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,24 +39,29 @@ Examples:
     ringfence pesto --delete -t 8080:80 /run/user/1000/pasta.sock
 
 Exit status:
-    0 if all of it was done. 1 if not (standard error has the reason), and then nothing has changed by --add.";
+    0 if all of it was done. 1 if not (standard error has the reason), and then nothing has changed.";
 
 /// Change the ports of a running `pasta`, with the options of pesto.
 ///
-/// `pasta` must have been started with --conf-path PATH, and be Ringfence's.
+/// `pasta` must have been started with --conf-path PATH. It may also be that of passt, of 2026 or later. Ports without
+/// --add and --delete replace all that there are. Without ports, the command lists them.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES, group = ArgGroup::new("action"))]
+#[command(after_help = EXAMPLES)]
 pub struct PestoArgs {
     /// Add ports
-    #[arg(short = 'A', long, group = "action")]
+    #[arg(short = 'A', long, conflicts_with = "delete")]
     pub add: bool,
 
-    /// Remove ports that were added; connections stay
-    #[arg(short = 'D', long, group = "action")]
+    /// Remove ports; connections stay
+    #[arg(short = 'D', long)]
     pub delete: bool,
 
-    /// List the ports that were added
-    #[arg(short, long, group = "action")]
+    /// Remove all ports of a table first: HOST, the ports of the host
+    #[arg(short = 'C', long, value_name = "TABLE")]
+    pub clear: Option<String>,
+
+    /// List the ports, before and after a change
+    #[arg(short, long)]
     pub show: bool,
 
     /// TCP ports of the host: [ADDRESS/]PORT[-LAST][:PORT[-LAST]], excluded ~PORT[-LAST], separated by commas
@@ -108,225 +116,172 @@ fn parse(arguments: &[OsString]) -> Result<PestoArgs, clap::Error> {
 
 fn run(args: &PestoArgs) -> anyhow::Result<()> {
     let path = args.path.as_deref().context("the socket is missing")?;
-    let wanted = wanted(args)?;
-    let ask = |request: &Value| ask(path, request).with_context(|| path.display().to_string());
-    match (args.add, args.delete, args.show) {
-        (true, ..) => add(&wanted, ask),
-        (_, true, _) => delete(&wanted, ask),
-        (_, _, true) => show(ask),
-        _ => bail!("--add, --delete or --show is missing: ports cannot be replaced as a whole"),
-    }
-}
-
-/// Port of the host and the port of the namespace to which it leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Port {
-    is_udp: bool,
-    /// Address to listen at; `None` for all of both families.
-    address: Option<IpAddr>,
-    host: u16,
-    guest: u16,
-}
-
-impl Port {
-    fn to_json(self) -> Value {
-        // An unspecified address stands for both families, unless the protocol has one.
-        let family = self.address.map_or("", |ip| if ip.is_ipv4() { "4" } else { "6" });
-        let protocol = if self.is_udp { "udp" } else { "tcp" };
-        let address = self.address.map_or(String::new(), |ip| ip.to_string());
-        json!({
-            "proto": format!("{protocol}{family}"), "host_addr": address,
-            "host_port": self.host, "guest_port": self.guest,
-        })
-    }
-
-    /// Returns `true` if an entry of the list is this port.
-    fn is_listed_as(self, entry: &Value) -> bool {
-        let address = |key: &str| entry[key].as_str().and_then(|text| text.parse::<IpAddr>().ok());
-        let (v4, v6) = (address("host_addr"), address("host_addr6"));
-        let is_same_address = match self.address {
-            Some(ip) => [v4, v6].into_iter().flatten().eq([ip]),
-            None => [v4, v6].into_iter().flatten().all(|ip| ip.is_unspecified()),
-        };
-        let port = |key: &str, port: u16| entry[key].as_u64() == Some(port.into());
-        entry["proto"] == if self.is_udp { "udp" } else { "tcp" }
-            && is_same_address
-            && port("host_port", self.host)
-            && port("guest_port", self.guest)
-    }
-}
-
-impl std::fmt::Display for Port {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(address) = self.address {
-            write!(f, "{address}/")?;
+    let with_path = || path.display().to_string();
+    let (stream, mut tables) = connect(path).with_context(with_path)?;
+    let is_change =
+        args.clear.is_some() || !args.tcp_ports.is_empty() || !args.udp_ports.is_empty();
+    if !is_change {
+        if args.add || args.delete {
+            bail!("--add and --delete need ports: -t or -u");
         }
-        let protocol = if self.is_udp { "udp" } else { "tcp" };
-        write!(f, "{}:{}/{protocol}", self.host, self.guest)
+        print!("{}", listing(&tables));
+        return Ok(());
     }
+    if args.show {
+        print!("before:\n{}", listing(&tables));
+    }
+    change(&mut tables, args)?;
+    send(stream, &tables).with_context(with_path)?;
+    let (_, now) = connect(path).with_context(with_path)?;
+    if args.show {
+        print!("after:\n{}", listing(&now));
+    }
+    let is_same = tables.iter().all(|table| now.iter().any(|one| one.rules == table.rules));
+    anyhow::ensure!(
+        is_same,
+        "{}: pasta did not take the ports; its log has the reason",
+        with_path()
+    );
+    Ok(())
 }
 
-/// Returns the ports that the options name.
-fn wanted(args: &PestoArgs) -> anyhow::Result<Vec<Port>> {
-    let mut ports = Vec::new();
+/// Text with the rules, a line each.
+fn listing(tables: &[Table]) -> String {
+    let line = |table: &Table, rule: &Rule| match table.name.as_str() {
+        name if name == INBOUND.1 => format!("{rule}\n"),
+        name => format!("{name} {rule}\n"),
+    };
+    let lines = tables.iter().flat_map(|table| table.rules.iter().map(|rule| line(table, rule)));
+    lines.collect()
+}
+
+/// Changes the rules as the options say.
+fn change(tables: &mut [Table], args: &PestoArgs) -> anyhow::Result<()> {
+    if let Some(name) = &args.clear {
+        let table = tables.iter_mut().find(|table| table.name == *name);
+        table.with_context(|| format!("--clear {name}: there is no such table"))?.rules.clear();
+    }
+    let inbound = tables.iter_mut().find(|table| table.name == INBOUND.1);
+    let inbound = inbound.with_context(|| format!("pasta has no table {}", INBOUND.1))?;
+    let wanted = wanted(args, inbound.capabilities)?;
+    if !args.add && !args.delete && args.clear.is_none() {
+        inbound.rules.clear();
+    }
+    for rule in wanted {
+        if args.delete {
+            let at = inbound.rules.iter().position(|one| *one == rule);
+            let at = at.with_context(|| format!("--delete {rule}: there is no such port"))?;
+            inbound.rules.remove(at);
+            continue;
+        }
+        if let Some(other) = inbound.rules.iter().find(|other| other.conflicts_with(&rule)) {
+            bail!("--add {rule}: {other} is there already");
+        }
+        inbound.rules.push(rule);
+    }
+    anyhow::ensure!(inbound.rules.len() <= RULES_MAX, "more than {RULES_MAX} entries");
+    Ok(())
+}
+
+/// Returns the rules that the options name.
+fn wanted(args: &PestoArgs, capabilities: u32) -> anyhow::Result<Vec<Rule>> {
+    let mut rules = Vec::new();
     for (option, is_udp, specs) in [("-t", false, &args.tcp_ports), ("-u", true, &args.udp_ports)] {
         for listen in without_none(specs) {
-            check(option, listen)?;
-            ports.extend(listen.ports().map(|(host, guest, _)| Port {
-                is_udp,
-                address: listen.address,
-                host,
-                guest,
-            }));
-        }
-    }
-    if ports.is_empty() != args.show {
-        bail!("--add and --delete need ports, and --show has none");
-    }
-    Ok(ports)
-}
-
-fn check(option: &str, listen: &Listen) -> anyhow::Result<()> {
-    if listen.auto || listen.all {
-        bail!("{option} {listen}: a running pasta forwards named ports only");
-    }
-    if listen.interface.is_some() {
-        bail!("{option} {listen}: a running pasta listens at addresses only, not at an interface");
-    }
-    if listen.mappings.iter().any(|mapping| mapping.address.is_some()) {
-        bail!("{option} {listen}: ports lead to the namespace's own address only");
-    }
-    Ok(())
-}
-
-fn add(wanted: &[Port], ask: impl Fn(&Value) -> anyhow::Result<Value>) -> anyhow::Result<()> {
-    let mut added = Vec::new();
-    for port in wanted {
-        let request = json!({ "execute": "add_hostfwd", "arguments": port.to_json() });
-        match ask(&request) {
-            Ok(answer) => added.push(answer["id"].clone()),
-            Err(error) => {
-                for id in added {
-                    // The first error is the one to report.
-                    let _ = ask(&removal(&id));
-                }
-                return Err(error.context(format!("--add {port}")));
+            if listen.all || listen.mappings.is_empty() {
+                bail!("{option} {listen}: name the ports");
             }
+            rules.extend(Rule::of_option(is_udp, listen, capabilities));
         }
     }
-    Ok(())
+    Ok(rules)
 }
 
-fn delete(wanted: &[Port], ask: impl Fn(&Value) -> anyhow::Result<Value>) -> anyhow::Result<()> {
-    let listed = ask(&json!({ "execute": "list_hostfwd" }))?;
-    let entries = listed["entries"].as_array().cloned().unwrap_or_default();
-    for port in wanted {
-        let entry = entries.iter().find(|entry| port.is_listed_as(entry));
-        let entry = entry.with_context(|| format!("--delete {port}: no such port was added"))?;
-        ask(&removal(&entry["id"])).with_context(|| format!("--delete {port}"))?;
-    }
-    Ok(())
-}
-
-fn removal(id: &Value) -> Value {
-    json!({ "execute": "remove_hostfwd", "arguments": { "id": id } })
-}
-
-fn show(ask: impl Fn(&Value) -> anyhow::Result<Value>) -> anyhow::Result<()> {
-    let listed = ask(&json!({ "execute": "list_hostfwd" }))?;
-    for entry in listed["entries"].as_array().into_iter().flatten() {
-        let address = ["host_addr", "host_addr6"].map(|key| entry[key].as_str());
-        let addresses: Vec<&str> = address.into_iter().flatten().collect();
-        let (proto, host) = (entry["proto"].as_str().unwrap_or_default(), &entry["host_port"]);
-        println!("{proto} {} {host} -> {}", addresses.join(","), entry["guest_port"]);
-    }
-    Ok(())
-}
-
-/// Sends one request. Returns the content of the answer.
-fn ask(path: &Path, request: &Value) -> anyhow::Result<Value> {
+/// Connects, and reads the rules.
+fn connect(path: &Path) -> anyhow::Result<(UnixStream, Vec<Table>)> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.write_all(request.to_string().as_bytes())?;
-    stream.shutdown(Shutdown::Write)?;
-    let mut answer = Vec::new();
-    Read::take(&mut stream, ANSWER_MAX).read_to_end(&mut answer).context("no answer")?;
-    let answer: Value = serde_json::from_slice(&answer)
-        .context("the answer is none of Ringfence's pasta; its pesto works with no other")?;
-    if let Some(why) = answer["error"]["desc"].as_str() {
-        bail!("{}", crate::launch::report::printable(why));
+    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
+        if let Some(tables) = parse_tables(&bytes)? {
+            return Ok((stream, tables));
+        }
+        let read = stream.read(&mut buffer).context("pasta sent no rules")?;
+        if read == 0 || bytes.len() > TABLES_SIZE_MAX {
+            bail!("pasta sent no complete rules");
+        }
+        bytes.extend_from_slice(&buffer[..read]);
     }
-    Ok(answer["return"].clone())
+}
+
+/// Sends the new rules, and waits until pasta has read them.
+fn send(mut stream: UnixStream, tables: &[Table]) -> anyhow::Result<()> {
+    let update = |table: &Table| Update { number: table.number, rules: table.rules.clone() };
+    let updates: Vec<Update> = tables.iter().map(update).collect();
+    stream.write_all(&write_updates(&updates))?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut reason = Vec::new();
+    Read::take(&mut stream, REASON_MAX).read_to_end(&mut reason).context("no end of the answer")?;
+    match String::from_utf8_lossy(&reason).trim() {
+        "" => Ok(()),
+        reason => bail!("{}", printable(reason)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use ringfence_uplink::port_rules::capabilities;
+
     use super::*;
 
-    fn read(line: &str) -> anyhow::Result<Vec<Port>> {
-        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        wanted(&parse(&words).map_err(|error| anyhow::anyhow!(error.to_string()))?)
+    const BOTH: u32 = capabilities::IPV4 | capabilities::IPV6;
+
+    /// Returns the lines of the rules after a change of a table with `before`.
+    fn changed(before: &str, line: &str) -> anyhow::Result<Vec<String>> {
+        let args = |line: &str| {
+            let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            parse(&words).map_err(|error| anyhow::anyhow!(error.to_string()))
+        };
+        let rules = wanted(&args(&format!("{before} s"))?, BOTH)?;
+        let name = INBOUND.1.to_owned();
+        let mut tables = [Table { number: INBOUND.0, name, capabilities: BOTH, rules }];
+        change(&mut tables, &args(line)?)?;
+        Ok(tables[0].rules.iter().map(Rule::to_string).collect())
     }
 
     #[test]
     fn arguments_of_podman_and_rootlesskit_are_accepted() {
-        let ports = read("--add -t 0.0.0.0/8086 -t [::]/8086 /run/pasta.sock").unwrap();
-        let texts: Vec<String> = ports.iter().map(Port::to_string).collect();
-        assert_eq!(texts, ["0.0.0.0/8086:8086/tcp", "::/8086:8086/tcp"]);
-        assert_eq!(ports[1].to_json()["proto"], "tcp6");
-        let ports = read("-A --udp-ports=127.0.0.1/8180:80 state/.pasta.sock").unwrap();
-        assert_eq!(
-            ports[0].to_json(),
-            json!({ "proto": "udp4", "host_addr": "127.0.0.1", "host_port": 8180, "guest_port": 80 })
-        );
+        let ports = changed("", "--add -t 0.0.0.0/8086 -t [::]/8086 /run/pasta.sock").unwrap();
+        assert_eq!(ports, ["tcp 0.0.0.0 8086 -> 8086", "tcp :: 8086 -> 8086"]);
+        let ports = changed("", "-A --udp-ports=127.0.0.1/8180:80 state/.pasta.sock").unwrap();
+        assert_eq!(ports, ["udp 127.0.0.1 8180 -> 80"]);
     }
 
     #[test]
-    fn ports_that_a_running_pasta_cannot_have_are_refused() {
+    fn ports_are_added_removed_and_replaced() {
+        let before = "-t 80:81 -u 90-99,~95";
+        let all = ["tcp * 80 -> 81", "udp * 90-94 -> 90-94", "udp * 96-99 -> 96-99"];
+        assert_eq!(changed(before, "-A -t 82 s").unwrap()[..3], all);
+        assert_eq!(changed(before, "-D -u 90-99,~95 s").unwrap(), all[..1]);
+        assert_eq!(changed(before, "-t 1 s").unwrap(), ["tcp * 1 -> 1"]);
+        assert_eq!(changed(before, "-C HOST s").unwrap(), [""; 0]);
+        assert_eq!(changed(before, "-C HOST -A -t 1 s").unwrap(), ["tcp * 1 -> 1"]);
+    }
+
+    #[test]
+    fn impossible_changes_are_refused() {
         for line in [
             "-A -t auto s",
             "-A -t all s",
-            "-A -t %eth0/80 s",
-            "-A -t 80:192.0.2.1/80 s",
-            "-A s",
+            "-A -t 79-80 s",
+            "-A -t 0.0.0.0/80 s",
+            "-D -t 80 s",
+            "-D -t 0.0.0.0/80:81 s",
+            "-C SPLICE s",
             "-A -D -t 80 s",
-            "--show -t 80 s",
             "-A -t 80",
         ] {
-            assert!(read(line).is_err(), "{line}");
+            assert!(changed("-t 80:81", line).is_err(), "{line}");
         }
-        assert!(run(&parse(&["-t".into(), "80".into(), "s".into()]).unwrap()).is_err());
-    }
-
-    #[test]
-    fn port_is_removed_only_if_all_of_it_is_the_same() {
-        let entry = json!({
-            "id": 1, "proto": "tcp", "host_addr": "0.0.0.0", "host_addr6": "::",
-            "host_port": 8080, "guest_port": 80,
-        });
-        let is_listed = |line: &str| read(line).unwrap()[0].is_listed_as(&entry);
-        assert!(is_listed("-D -t 8080:80 s"));
-        for line in ["-t 8080", "-u 8080:80", "-t 8081:80", "-t 0.0.0.0/8080:80", "-t ::1/8080:80"]
-        {
-            assert!(!is_listed(&format!("-D {line} s")), "{line}");
-        }
-    }
-
-    #[test]
-    fn ports_before_one_that_fails_are_removed_again() {
-        let asked = std::cell::RefCell::new(Vec::new());
-        let ask = |request: &Value| {
-            asked.borrow_mut().push(request.clone());
-            match request["arguments"]["host_port"].as_u64() {
-                Some(82) => bail!("taken"),
-                _ => Ok(json!({ "id": asked.borrow().len() })),
-            }
-        };
-        let error = add(&read("-A -t 80-83 s").unwrap(), ask).unwrap_err();
-        let error = causes(&error);
-        assert!(error.contains("82:82/tcp: taken"), "{error}");
-        let removed: Vec<_> =
-            asked.borrow()[3..].iter().map(|r| r["arguments"]["id"].clone()).collect();
-        assert_eq!(removed, [json!(1), json!(2)]);
     }
 }

@@ -29,9 +29,10 @@ use ringfence_uplink::link::capture::file_header;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
-use super::api::ApiServer;
+use super::api::{ApiServer, PortServer};
 use super::args::PastaArgs;
 use super::auto::Auto;
+use super::control::ControlServer;
 use super::inside::Inside;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
 use super::messages::Messages;
@@ -66,7 +67,7 @@ pub(crate) struct Session {
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
     ports: RunningPorts,
-    api: Option<ApiServer>,
+    port_server: Option<PortServer>,
     auto: Option<Auto>,
     inside: Option<Inside>,
     network: Network,
@@ -89,7 +90,7 @@ impl Session {
         let network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
-        let files = Files::create(args, &network)?;
+        let files = Files::create(args, &network, &listeners)?;
         let run_as = run_as(args)?;
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
@@ -138,7 +139,7 @@ impl Session {
             stop: None,
             command,
             ports,
-            api: files.api,
+            port_server: files.control.map(PortServer::Control),
             auto,
             inside,
             network,
@@ -149,9 +150,9 @@ impl Session {
 
     /// From now on, clients of this socket add and remove ports.
     pub(crate) fn serve_api(&mut self, api: Option<ApiServer>) {
-        self.api = api;
-        if let Some(api) = &mut self.api {
+        if let Some(mut api) = api {
             api.set_addresses(self.network.addresses());
+            self.port_server = Some(PortServer::Api(api));
         }
     }
 
@@ -209,8 +210,8 @@ impl Session {
                 self.messages.step("the client of the socket is gone");
                 return Ok(0);
             }
-            if let Some(api) = &mut self.api {
-                api.serve(self.uplink.channel(), &mut self.ports)?;
+            if let Some(server) = &mut self.port_server {
+                server.serve(self.uplink.channel(), &mut self.ports)?;
             }
             if let Some(auto) = &mut self.auto {
                 auto.run(self.uplink.channel(), &mut self.ports, &mut self.messages)?;
@@ -297,14 +298,14 @@ impl Session {
         let is_file = matches!(self.watch, Some(Watch::File { .. }));
         let check = is_file.then(|| Instant::now() + CHECK_INTERVAL);
         fds.extend(
-            self.api
+            self.port_server
                 .iter()
-                .flat_map(ApiServer::fds)
+                .flat_map(PortServer::fds)
                 .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
         );
-        let api = self.api.as_ref().and_then(ApiServer::deadline);
+        let server = self.port_server.as_ref().and_then(PortServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
-        let deadline = [check, api, auto].into_iter().flatten().min();
+        let deadline = [check, server, auto].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
     }
@@ -313,22 +314,26 @@ impl Session {
 /// Files that the options name, created with the user's rights.
 struct Files {
     pid: Option<File>,
-    api: Option<ApiServer>,
+    control: Option<ControlServer>,
     /// File for captured packets.
     capture: Option<OwnedFd>,
 }
 
 impl Files {
-    fn create(args: &PastaArgs, network: &Network) -> anyhow::Result<Files> {
+    fn create(
+        args: &PastaArgs,
+        network: &Network,
+        listeners: &network::Listeners,
+    ) -> anyhow::Result<Files> {
         let pid = args.pid.as_deref().map(create_pid_file).transpose()?;
         let bind = |path: &std::path::PathBuf| {
-            let mut server = ApiServer::bind("--conf-path", path)?;
-            server.set_addresses(network.addresses());
+            let mut server = ControlServer::bind(path, args, network.addresses())?;
+            server.take_first(args, (&listeners.0, &listeners.1));
             Ok::<_, anyhow::Error>(server)
         };
-        let api = args.conf_path.as_ref().map(bind).transpose()?;
+        let control = args.conf_path.as_ref().map(bind).transpose()?;
         let capture = args.pcap.as_deref().map(create_capture).transpose()?;
-        Ok(Files { pid, api, capture })
+        Ok(Files { pid, control, capture })
     }
 }
 

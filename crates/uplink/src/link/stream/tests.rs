@@ -132,6 +132,7 @@ fn second_client_is_closed_while_the_first_is_connected() {
     let mut first = connect(&directory).unwrap();
     receive(&mut link).unwrap();
     let mut second = connect(&directory).unwrap();
+    second.set_read_timeout(Some(core::time::Duration::from_secs(2))).unwrap();
     assert!(wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap());
     link.clear_events().unwrap();
     assert!(!wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap());
