@@ -29,6 +29,9 @@
 
 mod device;
 mod fault;
+#[cfg(any(test, feature = "test-utils"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
 #[cfg(test)]
 mod tests;
