@@ -43,6 +43,7 @@ pub(crate) const REFUSED: &[(Names, &str)] = &[
     (("fd", Some('F'), true), "this is an option of passt, for virtual machines"),
     (("one-off", Some('1'), false), "this is an option of passt, for virtual machines"),
     (("vhost-user", None, false), "this is an option of passt, for virtual machines"),
+    (("vfkit", None, false), "this is an option of passt, for virtual machines"),
     (("print-capabilities", None, false), "this is an option of passt, for virtual machines"),
     (("repair-path", None, true), "this is an option of passt, for virtual machines"),
     (("migrate-exit", None, false), "this is an option of passt, for virtual machines"),

@@ -31,7 +31,8 @@ use rustix::process::Signal;
 
 use super::api::ApiServer;
 use super::args::PastaArgs;
-use super::auto::Auto;
+use super::auto::{Auto, Opener};
+use super::greeting::Greeting;
 use super::inside::Inside;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
 use super::messages::Messages;
@@ -62,6 +63,8 @@ pub(crate) struct Session {
     watch: Option<Watch>,
     /// File of a virtual machine's socket, removed at the end.
     _file: Option<SocketFile>,
+    /// Datagram socket of a virtual machine that has not written yet.
+    greeting: Option<Greeting>,
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
@@ -145,6 +148,7 @@ impl Session {
             egress,
             name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
         })
+            greeting: entry.greeting,
     }
 
     /// From now on, clients of this socket add and remove ports.
@@ -219,6 +223,12 @@ impl Session {
             self.sleep()?;
         }
     }
+            if let Some(greeting) = &self.greeting
+                && greeting.answer().context("the socket of the machine")?
+            {
+                self.messages.step("a machine uses the socket");
+                self.greeting = None;
+            }
 
     /// Passes new name servers of the host on to the uplink.
     fn follow_name_servers(&mut self) -> anyhow::Result<()> {
@@ -304,6 +314,8 @@ impl Session {
         );
         let api = self.api.as_ref().and_then(ApiServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
+        let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
+        fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let deadline = [check, api, auto].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
@@ -349,9 +361,9 @@ struct Entry {
 
 impl Entry {
     fn of_machine(endpoint: OpenEndpoint) -> Entry {
-        let OpenEndpoint { socket, link, file } = endpoint;
+        let OpenEndpoint { socket, link, file, greeting } = endpoint;
         let (tables, existing, watch, process) = Default::default();
-        Entry { socket, link, offloads: 0, tables, existing, watch, process, file }
+        Entry { socket, link, offloads: 0, tables, existing, watch, process, file, greeting }
     }
 
     /// Makes the interface in the namespaces. `inherited` is the state that a command gets back: blocked signals, and
@@ -360,6 +372,7 @@ impl Entry {
         target: &Target,
         (args, run_as): (&PastaArgs, Option<RunAs>),
         connection: Connection,
+    greeting: Option<Greeting>,
         inherited: (Vec<i32>, Option<u64>),
         messages: &mut Messages,
     ) -> anyhow::Result<Entry> {
@@ -378,8 +391,9 @@ impl Entry {
             }
         }
         let (socket, tables, offloads) = receive_tap(&channel, messages)?;
-        let (link, process, file) = (LinkOrder::Tap, Some((child, channel)), None);
-        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file })
+        let (link, process) = (LinkOrder::Tap, Some((child, channel)));
+        let (file, greeting) = (None, None);
+        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file, greeting })
     }
 }
 

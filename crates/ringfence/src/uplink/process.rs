@@ -253,6 +253,9 @@ fn carry(
     let clock = Clock::default();
     match link {
         Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
+        Link::Datagram(link) => {
+            run(Runner::new(uplink, link, clock, SPIN), member, channel, orders)
+        }
         Link::VhostUser(link) => {
             run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders)
         }
