@@ -238,8 +238,8 @@ pub struct PastaArgs {
     #[arg(short = 'u', long, value_name = "SPEC", help_heading = PORTS)]
     pub udp_ports: Vec<PortSpec>,
 
-    /// TCP ports of the namespace's loopback that lead to the host's: `none`, or PORT[-LAST][:PORT[-LAST]], `~PORT`; may be
-    /// given several times [default: none]
+    /// TCP ports of the namespace's loopback that lead to the host's: `none`, or PORT[-LAST][:PORT[-LAST]], `~PORT`,
+    /// `auto` (each port that has a listener at the host's loopback); may be given several times [default: none]
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = PORTS)]
     pub tcp_ns: Vec<PortSpec>,
 

@@ -97,7 +97,10 @@ impl Session {
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
         let auto = network.auto_ports(args)?;
-        let (relayed, shows_listeners) = (network::relay(args).is_some(), !auto.is_empty());
+        let outward_auto = outward::auto_ports(args);
+        let has_relay = network::relay(args).is_some();
+        let relayed = has_relay || !outward_auto.is_empty();
+        let shows_listeners = !auto.is_empty();
         let has_outward = !outward.is_empty();
         let mut entry = match endpoint {
             Some(endpoint) => Entry::of_machine(endpoint),
@@ -113,7 +116,10 @@ impl Session {
         if let (Some((_, channel)), true) = (&entry.process, has_outward) {
             outward::receive(channel, &mut listeners)?;
         }
-        let auto = (!auto.is_empty()).then(|| Auto::new(auto, entry.tables.split_off(0)));
+        let auto = (shows_listeners || !outward_auto.is_empty())
+            .then(|| Auto::new(auto, entry.tables.split_off(0), outward_auto))
+            .transpose()
+            .context("the listeners of the host")?;
         let ports = RunningPorts::new(listeners.1.len());
         let link = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, listeners.0, egress.head());
@@ -121,7 +127,11 @@ impl Session {
         let uplink = start_uplink(&config, (fds, listeners.1), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
-                Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
+                let inside = start_inside(entry.existing.as_ref(), channel)?;
+                if has_relay {
+                    inside.refill(uplink.channel())?;
+                }
+                Some(inside)
             }
             _ => None,
         };
@@ -138,6 +148,7 @@ impl Session {
             uplink,
             watch: entry.watch,
             _file: entry.file,
+            greeting: entry.greeting,
             stop: None,
             command,
             ports,
@@ -148,7 +159,6 @@ impl Session {
             egress,
             name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
         })
-            greeting: entry.greeting,
     }
 
     /// From now on, clients of this socket add and remove ports.
@@ -213,22 +223,27 @@ impl Session {
                 self.messages.step("the client of the socket is gone");
                 return Ok(0);
             }
-            if let Some(api) = &mut self.api {
-                api.serve(self.uplink.channel(), &mut self.ports)?;
-            }
-            if let Some(auto) = &mut self.auto {
-                auto.run(self.uplink.channel(), &mut self.ports, &mut self.messages)?;
-            }
-            self.follow_name_servers()?;
-            self.sleep()?;
-        }
-    }
             if let Some(greeting) = &self.greeting
                 && greeting.answer().context("the socket of the machine")?
             {
                 self.messages.step("a machine uses the socket");
                 self.greeting = None;
             }
+            if let Some(api) = &mut self.api {
+                api.serve(self.uplink.channel(), &mut self.ports)?;
+            }
+            if let Some(auto) = &mut self.auto {
+                auto.run(Opener {
+                    channel: self.uplink.channel(),
+                    ports: &mut self.ports,
+                    inside: self.inside.as_ref(),
+                    messages: &mut self.messages,
+                })?;
+            }
+            self.follow_name_servers()?;
+            self.sleep()?;
+        }
+    }
 
     /// Passes new name servers of the host on to the uplink.
     fn follow_name_servers(&mut self) -> anyhow::Result<()> {
@@ -299,6 +314,8 @@ impl Session {
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
+        let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
+        fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
         fds.extend(name_servers.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let watched = self.watch.as_ref().map(Watch::fd);
@@ -314,8 +331,6 @@ impl Session {
         );
         let api = self.api.as_ref().and_then(ApiServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
-        let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
-        fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let deadline = [check, api, auto].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
@@ -357,6 +372,7 @@ struct Entry {
     /// Process in the namespace.
     process: Option<(Child, Channel)>,
     file: Option<SocketFile>,
+    greeting: Option<Greeting>,
 }
 
 impl Entry {
@@ -372,7 +388,6 @@ impl Entry {
         target: &Target,
         (args, run_as): (&PastaArgs, Option<RunAs>),
         connection: Connection,
-    greeting: Option<Greeting>,
         inherited: (Vec<i32>, Option<u64>),
         messages: &mut Messages,
     ) -> anyhow::Result<Entry> {
@@ -397,25 +412,19 @@ impl Entry {
     }
 }
 
-/// Starts the process that creates sockets in the namespace, and passes the first ones to the uplink.
-fn start_inside(
-    existing: Option<&Existing>,
-    channel: &Channel,
-    uplink: &Channel,
-) -> anyhow::Result<Inside> {
-    let inside = match existing {
-        Some(existing) => Inside::start(&existing.fds())?,
+/// Starts the process that creates sockets in the namespace.
+fn start_inside(existing: Option<&Existing>, channel: &Channel) -> anyhow::Result<Inside> {
+    match existing {
+        Some(existing) => Inside::start(&existing.fds()),
         None => match channel.receive_within::<Report>(START_TIMEOUT)? {
             (Report::Namespaces, fds) => {
                 let fds = fds.into_vec();
-                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
+                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())
             }
             (Report::Failed(why), _) => bail!("{}", printable(&why)),
             _ => bail!("the process in the namespace did not report its namespaces"),
         },
-    };
-    inside.refill(uplink)?;
-    Ok(inside)
+    }
 }
 
 /// Returns the user that replaces root, if root of the host runs this.
