@@ -8,7 +8,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::machine::{self, CONFIGURE};
+use support::machine::{self, CONFIGURE, CONFIGURE_V4};
 use support::needs::Need;
 use support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, World};
 use support::{Finished, MOMENT, Running, eventually, write_noise};
@@ -89,6 +89,40 @@ fn machine_configures_itself_and_exchanges_data_in_both_directions() {
 #[test]
 fn machine_on_vhost_user_exchanges_data_in_both_directions_by_its_memory() {
     exchange("--vhost-user", "vhost-user:vm.socket");
+}
+
+#[test]
+fn machine_on_vfkit_socket_exchanges_data_in_both_directions() {
+    exchange("--vfkit", "vfkit:vm.socket");
+}
+
+/// A datagram socket has no end of a connection: the kernel tells it to the next frame. The program then ends, and its
+/// socket is gone.
+#[test]
+fn program_on_vfkit_socket_ends_with_its_machine_and_serves_nobody_else() {
+    let world = world!();
+    let background = Background::start(&world, "pid", "--vfkit -s vm.socket -u 5353:53 --quiet");
+    let script =
+        format!("{CONFIGURE_V4}\necho configured\nuntil [ -e asked ]; do sleep 0.05; done");
+    let machine = machine(&world, "vfkit:vm.socket", &script);
+    assert!(eventually(LONG, || machine.stdout.text().contains("configured")));
+    let other = "import socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind('other.socket')
+try: s.sendto(b'VFKT', 'vm.socket')
+except PermissionError: print('refused')";
+    let other = world.host(&["python3", "-c", other]).finish(MOMENT);
+    assert_eq!(other.stdout.trim(), "refused", "{other:?}");
+    std::fs::write(world.file("asked"), "").unwrap();
+    assert_eq!(machine.finish(LONG).status, Some(0));
+    // A datagram to a port of the machine becomes a frame.
+    let send = format!(
+        "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('{HOST_V4}', 5353))"
+    );
+    let ended = eventually(LONG, || {
+        world.outside(&["python3", "-c", &send]).finish(MOMENT);
+        !background.runs()
+    });
+    assert!(ended, "it still waits for its machine");
 }
 
 /// A machine that is attached there exchanges data with a program that has this option.

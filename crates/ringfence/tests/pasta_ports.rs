@@ -329,6 +329,58 @@ fn port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option() {
 }
 
 #[test]
+fn ports_of_the_namespaces_loopback_follow_listeners_of_the_hosts_if_asked_to() {
+    let world = world!();
+    let (child, pid) = child_with_namespaces(&world);
+    let host = |words: &[&str]| world.host(words);
+    let inner = |words: &[&str]| inside(&world, &pid, words);
+    let serve = |mode: &str, address: &str, port: &str| {
+        let server = host(&["python3", "peer.py", mode, address, port]);
+        server.wait_for_output("listening");
+        server
+    };
+    let options = ["-T", "auto,~7003", "-U", "auto", "-t", "auto", "-u", "auto"];
+    let pasta = start_pasta(&world, &pid, &options);
+    // At another address of the host, nobody of the namespace can reach it by its loopback.
+    let servers = [
+        serve("tcp_server", "127.0.0.1", "7000"),
+        serve("tcp_server", "::1", "7001"),
+        serve("tcp_server", HOST_V4, "7002"),
+        serve("tcp_server", "127.0.0.1", "7003"),
+        serve("udp_server", "127.0.0.1", "7004"),
+    ];
+    assert!(is_reached(inner, "tcp_client", "127.0.0.1", "7000"));
+    assert!(is_reached(inner, "tcp_client", "::1", "7001"));
+    let is_open = || {
+        let client = inner(&["python3", "peer.py", "udp_client", "127.0.0.1", "7004"]);
+        client.finish(LONG).status == Some(0)
+    };
+    assert!(eventually(LONG, is_open), "the UDP port is not open");
+    for port in ["7002", "7003"] {
+        assert!(is_refused(inner, "127.0.0.1", port), "{port}");
+    }
+    assert!(is_refused(inner, "::1", "7000"));
+    // A listener of ours in the namespace opens no port of the host, nor the other way round.
+    for address in [HOST_V4, HOST_V6] {
+        assert!(is_refused(|words| world.outside(words), address, "7000"), "{address}");
+    }
+    servers.into_iter().for_each(|server| drop(server.end()));
+    let is_closed = || {
+        let client = inner(&["python3", "peer.py", "refused", "127.0.0.1", "7000"]);
+        client.finish(LONG).status == Some(0)
+    };
+    assert!(eventually(LONG, is_closed), "the port is open without a listener");
+    assert_eq!(pasta.end().status, Some(0));
+    let pasta = start_pasta(&world, &pid, &["-t", "auto"]);
+    let server = serve("tcp_server", "127.0.0.1", "7000");
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(is_refused(inner, "127.0.0.1", "7000"), "it is off unless it is given");
+    server.end();
+    assert_eq!(pasta.end().status, Some(0));
+    drop(child);
+}
+
+#[test]
 fn udp_port_of_the_namespaces_loopback_leads_to_the_hosts_only_with_the_option() {
     let world = world!();
     let (child, pid) = child_with_namespaces(&world);

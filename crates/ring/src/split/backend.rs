@@ -11,7 +11,7 @@
 //! * A head and each link name a descriptor of their table.
 //! * A chain has at most [`LINKS_MAX`] descriptors, so a loop ends.
 //! * Writable descriptors come behind readable ones.
-//! * An indirect table is the only descriptor of its chain, and holds no other indirect table.
+//! * An indirect table is the last descriptor of its chain (virtio 1.x, 2.7.5.3), and holds no other indirect table.
 //!
 //! Each descriptor is fetched once. The addresses in it are not checked here: the caller translates them.
 
@@ -77,7 +77,7 @@ pub enum DriverFault {
     /// Readable descriptor behind a writable one (virtio 1.x, 2.7.4.2).
     #[error("a descriptor to be read behind one to be written")]
     Order,
-    /// Indirect table that was not negotiated, or is not alone in its chain, or has an invalid length.
+    /// Indirect table that was not negotiated, or is not the last of its chain, or has an invalid length.
     #[error("an invalid indirect table of {len} bytes")]
     Indirect {
         /// Length of the table in bytes.
@@ -219,10 +219,8 @@ impl BackendQueue {
         let entry = RING_HEADER + self.tables.ring_index(self.avail) * 2;
         let head = load(&self.tables.available, entry, Ordering::Relaxed);
         let first = descriptor(&self.tables.descriptors, head, self.tables.size)?;
-        if first.flags & flag::INDIRECT == 0 {
-            follow(&self.tables.descriptors, self.tables.size, first, chain)?;
-        } else {
-            let Descriptor { address, len, flags, .. } = first;
+        let last = follow(&self.tables.descriptors, self.tables.size, first, chain)?;
+        if let Some(Descriptor { address, len, flags, .. }) = last {
             let links = len as usize / DESCRIPTOR_BYTES;
             let valid = u16::try_from(links).ok().filter(|links| {
                 self.features.indirect
@@ -233,7 +231,9 @@ impl BackendQueue {
             let links = valid.ok_or(DriverFault::Indirect { len })?;
             let table = memory(address, len as usize).ok_or(DriverFault::Unmapped { address })?;
             let first = descriptor(&table, 0, links)?;
-            follow(&table, links, first, chain)?;
+            if let Some(inner) = follow(&table, links, first, chain)? {
+                return Err(DriverFault::Indirect { len: inner.len });
+            }
         }
         self.avail = self.avail.wrapping_add(1);
         Ok(Some(head))
@@ -300,28 +300,30 @@ impl BackendQueue {
     }
 }
 
-/// Appends a chain that begins with `first`, in a table of `len` descriptors.
+/// Appends a chain that begins with `first`, in a table of `len` descriptors. Returns the descriptor of an indirect table,
+/// where it ends.
 fn follow(
     table: &LentSlice,
     len: u16,
     first: Descriptor,
     chain: &mut Vec<Descriptor>,
-) -> Result<(), DriverFault> {
+) -> Result<Option<Descriptor>, DriverFault> {
+    let limit = LINKS_MAX.min(chain.len() + usize::from(len));
     let mut next = first;
     loop {
         if next.flags & flag::INDIRECT != 0 {
-            return Err(DriverFault::Indirect { len: next.len });
+            return Ok(Some(next));
         }
         let is_readable = next.flags & flag::WRITE == 0;
         if is_readable && chain.last().is_some_and(|last| last.flags & flag::WRITE != 0) {
             return Err(DriverFault::Order);
         }
-        if chain.len() == LINKS_MAX.min(usize::from(len)) {
-            return Err(DriverFault::Links { limit: chain.len() });
+        if chain.len() == limit {
+            return Err(DriverFault::Links { limit });
         }
         chain.push(next);
         if next.flags & flag::NEXT == 0 {
-            return Ok(());
+            return Ok(None);
         }
         next = descriptor(table, next.next, len)?;
     }

@@ -183,6 +183,7 @@ impl Uplink {
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: true,
+            more_outward: false,
             relay: Some(RelayTo::Loopback),
             captures: false,
             verbose,

@@ -43,6 +43,7 @@ pub(crate) const REFUSED: &[(Names, &str)] = &[
     (("fd", Some('F'), true), "this is an option of passt, for virtual machines"),
     (("one-off", Some('1'), false), "this is an option of passt, for virtual machines"),
     (("vhost-user", None, false), "this is an option of passt, for virtual machines"),
+    (("vfkit", None, false), "this is an option of passt, for virtual machines"),
     (("print-capabilities", None, false), "this is an option of passt, for virtual machines"),
     (("repair-path", None, true), "this is an option of passt, for virtual machines"),
     (("migrate-exit", None, false), "this is an option of passt, for virtual machines"),
@@ -237,8 +238,8 @@ pub struct PastaArgs {
     #[arg(short = 'u', long, value_name = "SPEC", help_heading = PORTS)]
     pub udp_ports: Vec<PortSpec>,
 
-    /// TCP ports of the namespace's loopback that lead to the host's: `none`, or PORT[-LAST][:PORT[-LAST]], `~PORT`; may be
-    /// given several times [default: none]
+    /// TCP ports of the namespace's loopback that lead to the host's: `none`, or PORT[-LAST][:PORT[-LAST]], `~PORT`,
+    /// `auto` (each port that has a listener at the host's loopback); may be given several times [default: none]
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = PORTS)]
     pub tcp_ns: Vec<PortSpec>,
 

@@ -1,19 +1,22 @@
-//! Sockets of the namespace: a process that stays there creates them, and the session passes them to the uplink.
+//! Sockets of the namespace: a process that stays there creates them, and the session passes them to the uplink. With `-T
+//! auto` and `-U auto`, listening ones are among them.
 //!
 //! The uplink asks for them ([`crate::guest::relay_sockets`]). The process reads nothing but orders of the session, and cannot be traced by the namespace's root: it is not dumpable.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 use super::namespace::{Order, Report};
 use crate::guest::relay_sockets;
 use crate::launch::report::printable;
+use crate::uplink::forward::{self, Protocol};
 use crate::uplink::ports;
 
 /// Time limit for an answer.
@@ -26,6 +29,10 @@ pub(super) fn serve(channel: &Channel) -> Result<(), ChannelError> {
             Ok((Order::Sockets, _)) => {
                 relay_sockets::report(channel, &Report::Sockets)?;
             }
+            Ok((Order::Listen(protocol, at), _)) => match forward::bind(protocol, at) {
+                Ok(socket) => channel.send(&Report::Sockets, &[socket.as_fd()])?,
+                Err(error) => channel.send(&Report::Failed(error.to_string()), &[])?,
+            },
             Ok(_) | Err(ChannelError::Closed) => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -60,6 +67,27 @@ impl Inside {
         let fds = sockets.iter().flatten().map(AsFd::as_fd).collect::<Vec<_>>();
         ports::send_sockets(uplink, &fds)?;
         sockets.map(drop)
+    }
+
+    /// Returns a socket that listens at an address of the namespace, or the reason why there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the process does not answer as it must.
+    pub(super) fn listen(
+        &self,
+        protocol: Protocol,
+        at: SocketAddr,
+    ) -> anyhow::Result<Result<OwnedFd, String>> {
+        self.channel.send_now(&Order::Listen(protocol, at), &[])?;
+        match self.channel.receive_within::<Report>(TIMEOUT)? {
+            (Report::Sockets, fds) => {
+                let [socket] = expect_fds(fds)?;
+                Ok(Ok(socket))
+            }
+            (Report::Failed(why), _) => Ok(Err(printable(&why))),
+            _ => bail!("the process in the namespace sent no listening socket"),
+        }
     }
 
     fn sockets(&self) -> anyhow::Result<Vec<OwnedFd>> {

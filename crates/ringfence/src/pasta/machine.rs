@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -15,6 +15,7 @@ use ringfence_sys::namespaces::take_inherited;
 use rustix::fs::Mode;
 use rustix::net::{SocketType, sockopt};
 
+use super::greeting::Greeting;
 use crate::uplink::link::{LinkOrder, Transport};
 
 /// Number of sockets that are tried without --socket.
@@ -46,6 +47,8 @@ pub(crate) struct OpenEndpoint {
     pub(crate) socket: OwnedFd,
     pub(crate) link: LinkOrder,
     pub(crate) file: Option<SocketFile>,
+    /// Datagram socket that waits for its client.
+    pub(crate) greeting: Option<Greeting>,
 }
 
 impl Endpoint {
@@ -70,35 +73,43 @@ impl Endpoint {
         let &Endpoint { one_off, transport, .. } = self;
         let (socket, file) = match &self.place {
             Place::Inherited(fd) => {
-                let socket = take_connected(*fd).with_context(|| format!("--fd {fd}"))?;
+                let socket =
+                    take_connected(*fd, transport).with_context(|| format!("--fd {fd}"))?;
                 let link = LinkOrder::Connected(transport);
-                return Ok(OpenEndpoint { socket, link, file: None });
+                return Ok(OpenEndpoint { socket, link, file: None, greeting: None });
             }
             Place::Path(path) => {
-                listen(path).with_context(|| format!("--socket {}", path.display()))?
+                listen(path, transport).with_context(|| format!("--socket {}", path.display()))?
             }
-            Place::Probed => probe(Path::new("/tmp"))?,
+            Place::Probed => probe(Path::new("/tmp"), transport)?,
         };
         let link = LinkOrder::Clients { transport, one_off };
-        Ok(OpenEndpoint { socket, link, file: Some(file) })
+        let greets = transport == Transport::Datagram;
+        let greeting = greets.then(|| socket.try_clone()).transpose()?;
+        let greeting = greeting.map(|socket| Greeting { socket });
+        Ok(OpenEndpoint { socket, link, file: Some(file), greeting })
     }
 }
 
-fn take_connected(fd: RawFd) -> anyhow::Result<OwnedFd> {
+fn take_connected(fd: RawFd, transport: Transport) -> anyhow::Result<OwnedFd> {
     let socket = take_inherited(fd).context("it must be inherited, and no standard stream")?;
-    let is_stream = sockopt::socket_type(&socket).is_ok_and(|kind| kind == SocketType::STREAM);
-    if !is_stream || sockopt::socket_acceptconn(&socket)? {
-        bail!("it must be a connected stream socket");
+    let (wanted, name) = match transport {
+        Transport::Datagram => (SocketType::DGRAM, "datagram"),
+        Transport::Stream | Transport::VhostUser => (SocketType::STREAM, "stream"),
+    };
+    let is_wanted = sockopt::socket_type(&socket).is_ok_and(|kind| kind == wanted);
+    if !is_wanted || rustix::net::getpeername(&socket).is_err() {
+        bail!("it must be a connected {name} socket");
     }
     Ok(socket)
 }
 
 /// Creates the first of the sockets with default names that is free.
-fn probe(directory: &Path) -> anyhow::Result<(OwnedFd, SocketFile)> {
+fn probe(directory: &Path, transport: Transport) -> anyhow::Result<(OwnedFd, SocketFile)> {
     let mut last = None;
     for number in 1..=PROBED {
         let path = directory.join(format!("passt_{number}.socket"));
-        match listen(&path) {
+        match listen(&path, transport) {
             Ok(made) => return Ok(made),
             Err(error) => last = Some(error),
         }
@@ -110,12 +121,16 @@ fn probe(directory: &Path) -> anyhow::Result<(OwnedFd, SocketFile)> {
     )
 }
 
-/// Creates a listening socket, in place of one at which nobody listens.
-fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
+/// Creates a listening socket, or a datagram socket, in place of one at which nobody listens.
+fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)> {
     // Another kind of file is left alone: binding fails.
     if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
-        match UnixStream::connect(path) {
-            Ok(_) => {
+        let found = match transport {
+            Transport::Stream | Transport::VhostUser => UnixStream::connect(path).map(drop),
+            Transport::Datagram => UnixDatagram::unbound()?.connect(path),
+        };
+        match found {
+            Ok(()) => {
                 let kind = io::ErrorKind::AddrInUse;
                 return Err(io::Error::new(kind, "another process listens there"));
             }
@@ -125,11 +140,18 @@ fn listen(path: &Path) -> io::Result<(OwnedFd, SocketFile)> {
             Err(error) => return Err(error),
         }
     }
-    let socket = bind(path)?;
+    let socket: OwnedFd = match transport {
+        Transport::Stream | Transport::VhostUser => bind(path)?.into(),
+        Transport::Datagram => {
+            let socket = for_user_alone(|| UnixDatagram::bind(path))?;
+            socket.set_nonblocking(true)?;
+            socket.into()
+        }
+    };
     let found = path.symlink_metadata()?;
     let file =
         SocketFile { path: std::path::absolute(path)?, identity: (found.dev(), found.ino()) };
-    Ok((socket.into(), file))
+    Ok((socket, file))
 }
 
 /// File of a socket, removed at the end.
@@ -157,13 +179,18 @@ impl Drop for SocketFile {
 
 /// Creates a non-blocking listening socket to which only the user, and root, can connect.
 pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
-    // Only this thread runs yet.
-    let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(mask);
-    let listener = bound?;
+    let listener = for_user_alone(|| UnixListener::bind(path))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+/// Creates a file that only the user, and root, can open.
+fn for_user_alone<T>(create: impl FnOnce() -> T) -> T {
+    // Only this thread runs yet.
+    let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let created = create();
+    rustix::process::umask(mask);
+    created
 }
 
 #[cfg(test)]
@@ -176,7 +203,7 @@ mod tests {
     fn socket_is_for_the_user_alone_and_removed_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let (_socket, file) = listen(&path).unwrap();
+        let (_socket, file) = listen(&path, Transport::Stream).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o077, 0);
         drop(file);
         assert!(!path.exists());
@@ -186,7 +213,7 @@ mod tests {
     fn file_of_another_process_is_not_removed_at_the_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let (_socket, file) = listen(&path).unwrap();
+        let (_socket, file) = listen(&path, Transport::Stream).unwrap();
         std::fs::rename(&path, directory.path().join("moved")).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         drop(file);
@@ -198,14 +225,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         drop(UnixListener::bind(&path).unwrap());
-        let (_socket, _file) = listen(&path).unwrap();
-        assert!(listen(&path).is_err(), "the first one listens there");
+        let (_socket, _file) = listen(&path, Transport::Stream).unwrap();
+        assert!(listen(&path, Transport::Stream).is_err(), "the first one listens there");
         let file = directory.path().join("file");
         std::fs::write(&file, "kept").unwrap();
-        assert!(listen(&file).is_err());
+        assert!(listen(&file, Transport::Stream).is_err());
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        assert!(listen(&link).is_err());
+        assert!(listen(&link, Transport::Stream).is_err());
         assert_eq!(std::fs::read(&file).unwrap(), b"kept");
     }
 
@@ -213,16 +240,34 @@ mod tests {
     fn first_free_default_socket_is_taken() {
         let directory = tempfile::tempdir().unwrap();
         let name = |file: &SocketFile| file.path().file_name().unwrap().to_owned();
-        let (one, two) = (probe(directory.path()).unwrap(), probe(directory.path()).unwrap());
+        let (one, two) = (
+            probe(directory.path(), Transport::Stream).unwrap(),
+            probe(directory.path(), Transport::Stream).unwrap(),
+        );
         assert_eq!(
             (name(&one.1), name(&two.1)),
             ("passt_1.socket".into(), "passt_2.socket".into())
         );
         drop(one);
-        assert_eq!(name(&probe(directory.path()).unwrap().1), "passt_1.socket");
-        let all: Vec<_> = (0..PROBED - 1).map(|_| probe(directory.path()).unwrap()).collect();
-        let error = probe(directory.path()).unwrap_err().to_string();
+        assert_eq!(name(&probe(directory.path(), Transport::Stream).unwrap().1), "passt_1.socket");
+        let all: Vec<_> =
+            (0..PROBED - 1).map(|_| probe(directory.path(), Transport::Stream).unwrap()).collect();
+        let error = probe(directory.path(), Transport::Stream).unwrap_err().to_string();
         assert!(error.contains("--socket"), "{error}");
         drop(all);
+    }
+
+    #[test]
+    fn only_a_datagram_socket_without_owner_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        drop(UnixDatagram::bind(&path).unwrap());
+        let (_socket, file) = listen(&path, Transport::Datagram).unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o077, 0);
+        for transport in [Transport::Datagram, Transport::Stream] {
+            assert!(listen(&path, transport).is_err(), "{transport:?}");
+        }
+        drop(file);
+        assert!(!path.exists());
     }
 }

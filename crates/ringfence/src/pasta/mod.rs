@@ -32,6 +32,7 @@ mod api;
 pub mod args;
 mod auto;
 mod control;
+mod greeting;
 mod inside;
 mod machine;
 mod messages;

@@ -12,6 +12,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -31,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use super::outward::OutwardPort;
 use crate::guest::{self, UplinkInterface};
-use crate::uplink::forward::Forward;
+use crate::uplink::forward::{Forward, Protocol};
 
 /// Order of the session.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,6 +48,8 @@ pub(crate) enum Order {
     Serve,
     /// Asks for sockets of the namespace ([`super::inside`]).
     Sockets,
+    /// Asks for a socket that listens at an address of the namespace.
+    Listen(Protocol, SocketAddr),
 }
 
 /// Interface to make in the namespace.
@@ -146,7 +149,7 @@ fn serve(channel: &Channel, command: &[OsString]) -> Result<u8, Failure> {
             super::inside::serve(channel)?;
             Ok(0)
         }
-        Order::Start | Order::Sockets => Err(Failure::Protocol),
+        Order::Start | Order::Sockets | Order::Listen(..) => Err(Failure::Protocol),
     }
 }
 

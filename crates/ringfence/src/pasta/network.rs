@@ -12,9 +12,9 @@ use ringfence_uplink::config::LeftOut;
 
 use super::args::PastaArgs;
 use super::auto::AutoPorts;
-use super::outbound;
 use super::ports::{Listen, PortSpec};
 use super::values::{AddressArg, OrNone};
+use super::{outbound, outward};
 use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
@@ -221,6 +221,7 @@ impl Network {
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
+            more_outward: outward::has_auto(args),
             relay: relay(args),
             captures: args.pcap.is_some(),
             verbose: args.debug || args.trace,
@@ -285,7 +286,13 @@ impl Network {
             [(Protocol::Tcp, &args.tcp_ports), (Protocol::Udp, &args.udp_ports)]
         {
             let mapped = without_none(specs).flat_map(Listen::ports);
-            let taken: BTreeSet<u16> = mapped.map(|(port, ..)| port).collect();
+            let mut taken: BTreeSet<u16> = mapped.map(|(port, ..)| port).collect();
+            // Listeners of ours, in the namespace.
+            let outward = match protocol {
+                Protocol::Tcp => &args.tcp_ns,
+                Protocol::Udp => &args.udp_ns,
+            };
+            taken.extend(without_none(outward).flat_map(Listen::ports).map(|(port, ..)| port));
             for listen in without_none(specs).filter(|listen| listen.auto) {
                 let addresses = self.addresses_of(protocol, listen)?;
                 let (listen, taken) = (listen.clone(), taken.clone());

@@ -7,9 +7,12 @@
 //!   UplinkConfig::forwards  ───────────────────────────────────>    accepts, connects to the host's loopback, splices; copies datagrams
 //! ```
 //!
+//! With `auto` the ports are those of listeners at the host's loopback ([`super::auto`]).
+//!
 //! The sockets belong to the network of the namespace, so nobody else reaches them. The uplink accepts connections at
-//! them, and leads each to the port of the host that the option names, and to no other.
+//! them, and leads each to its port of the host, and to no other.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -19,6 +22,7 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use serde::{Deserialize, Serialize};
 
 use super::args::PastaArgs;
+use super::auto::AutoPorts;
 use super::namespace::Report;
 use super::network::{Listeners, without_none};
 use super::ports::Listen;
@@ -60,10 +64,36 @@ pub(super) fn ports(args: &PastaArgs) -> anyhow::Result<Vec<OutwardPort>> {
     Ok(found)
 }
 
+/// Returns `true` if ports follow the listeners of the host's loopback.
+pub(super) fn has_auto(args: &PastaArgs) -> bool {
+    [&args.tcp_ns, &args.udp_ns].into_iter().flat_map(|specs| without_none(specs)).any(|s| s.auto)
+}
+
+/// Returns the ports that follow the listeners of the host's loopback.
+pub(super) fn auto_ports(args: &PastaArgs) -> Vec<AutoPorts> {
+    let mut found = Vec::new();
+    for (protocol, outward, inward) in [
+        (Protocol::Tcp, &args.tcp_ns, &args.tcp_ports),
+        (Protocol::Udp, &args.udp_ns, &args.udp_ports),
+    ] {
+        // Ports with an entry of their own, and listeners of ours on the host.
+        let mapped = [outward, inward].into_iter().flat_map(|specs| without_none(specs));
+        let taken: BTreeSet<u16> = mapped.flat_map(Listen::ports).map(|(port, ..)| port).collect();
+        for listen in without_none(outward).filter(|listen| listen.auto) {
+            let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+            let (listen, taken) = (listen.clone(), taken.clone());
+            found.push(AutoPorts { protocol, listen, addresses, taken });
+        }
+    }
+    found
+}
+
 fn check(option: &str, listen: &Listen) -> anyhow::Result<()> {
     let has_address = listen.mappings.iter().any(|mapping| mapping.address.is_some());
-    if listen.auto || listen.all {
-        bail!("{option} {listen}: ports are not opened by themselves towards the host: name them");
+    if listen.all {
+        bail!(
+            "{option} {listen}: each port needs a socket, and at most {PORTS_MAX} ports are possible: name them"
+        );
     }
     if listen.address.is_some() || listen.interface.is_some() || has_address {
         bail!("{option} {listen}: ports lead from the namespace's loopback to the host's only");
@@ -148,15 +178,16 @@ mod tests {
         assert_eq!(found("-T 5555 17").unwrap(), [(5555, 5555)]);
         assert_eq!(found("-T 80-82:90-92,~81 17").unwrap(), [(80, 90), (82, 92)]);
         assert_eq!(found("-U 53:5353 -T 80 17").unwrap(), [(80, 80), (53, 5353)]);
+        assert_eq!(found("-T auto,80 -U auto 17").unwrap(), [(80, 80)]);
         for line in [
-            "-T auto 17",
             "-T all 17",
             "-T 127.0.0.1/80 17",
             "-T %eth0/80 17",
             "-T 80:192.0.2.1/80 17",
             "-T 80 --no-tcp 17",
             "-T 1-2000 17",
-            "-U auto 17",
+            "-T auto --no-tcp 17",
+            "-T 127.0.0.1/auto 17",
             "-U all 17",
             "-U 127.0.0.1/53 17",
             "-U 53 --no-udp 17",
@@ -164,6 +195,20 @@ mod tests {
         ] {
             assert!(found(line).is_err(), "{line}");
         }
+    }
+
+    #[test]
+    fn automatic_ports_towards_the_host_leave_out_ports_of_options() {
+        let words: Vec<_> =
+            ["-T", "auto,81,~82", "-t", "83:84", "17"].into_iter().map(Into::into).collect();
+        let args = super::super::parse(&words).unwrap();
+        assert!(has_auto(&args));
+        let [ports] = &auto_ports(&args)[..] else { panic!("one protocol") };
+        assert_eq!(ports.taken, BTreeSet::from([81, 83]));
+        assert!(ports.listen.is_excluded(82) && ports.addresses.len() == 2);
+        let none: Vec<_> = ["-T", "81", "-U", "none", "17"].into_iter().map(Into::into).collect();
+        let args = super::super::parse(&none).unwrap();
+        assert!(!has_auto(&args) && auto_ports(&args).is_empty());
     }
 
     #[test]

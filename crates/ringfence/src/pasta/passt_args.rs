@@ -57,6 +57,10 @@ Examples:
         -machine memory-backend=m -chardev socket,id=c,path=/tmp/vm.socket \\
         -netdev vhost-user,id=n,chardev=c -device virtio-net-pci,netdev=n
 
+  vfkit and libkrun (krun_add_net_unixgram):
+    ringfence passt --vfkit --socket /tmp/vm.socket
+    vfkit ... --device virtio-net,unixSocketPath=/tmp/vm.socket
+
   Port 2222 of the host leads to port 22 of the machine; ends with it:
     ringfence passt --one-off -t 2222:22 --socket /tmp/vm.socket
 
@@ -73,6 +77,7 @@ pub struct PasstArgs {
     fd: Option<RawFd>,
     one_off: bool,
     vhost_user: bool,
+    vfkit: bool,
     /// Set if the capabilities of --vhost-user are to be printed, and nothing else done.
     pub(crate) print_capabilities: bool,
     /// Refused options, with the reason.
@@ -102,8 +107,15 @@ impl PasstArgs {
             (Some(path), None) => Place::Path(path.clone()),
             (None, None) => Place::Probed,
         };
-        let transport = if self.vhost_user { Transport::VhostUser } else { Transport::Stream };
-        Ok(Endpoint { place, one_off: self.one_off, transport })
+        let transport = match (self.vhost_user, self.vfkit) {
+            (true, true) => {
+                bail!("--vfkit has frames on the socket, and --vhost-user none: choose")
+            }
+            (true, false) => Transport::VhostUser,
+            (false, true) => Transport::Datagram,
+            (false, false) => Transport::Stream,
+        };
+        Ok(Endpoint { place, one_off: self.one_off || self.vfkit, transport })
     }
 }
 
@@ -139,6 +151,7 @@ impl FromArgMatches for PasstArgs {
             fd: matches.get_many::<RawFd>("fd").and_then(|mut all| all.next_back().copied()),
             one_off: matches.get_flag("one-off"),
             vhost_user: matches.get_flag("vhost-user"),
+            vfkit: matches.get_flag("vfkit"),
             print_capabilities: matches.get_flag("print-capabilities"),
             refused,
         })
@@ -152,7 +165,7 @@ impl FromArgMatches for PasstArgs {
 
 /// Names of passt's own options that are implemented, in the parser of pasta.
 const OWN: &[&str] =
-    &["socket", "socket-path", "fd", "one-off", "vhost-user", "print-capabilities"];
+    &["socket", "socket-path", "fd", "one-off", "vhost-user", "vfkit", "print-capabilities"];
 
 impl Args for PasstArgs {
     fn augment_args(command: Command) -> Command {
@@ -169,6 +182,7 @@ impl Args for PasstArgs {
             .mut_arg("fd", |arg| own(arg, FD).value_name("FD").value_parser(value_parser!(RawFd)))
             .mut_arg("one-off", |arg| own(arg, "End with the first client"))
             .mut_arg("vhost-user", |arg| own(arg, VHOST_USER))
+            .mut_arg("vfkit", |arg| own(arg, VFKIT))
             .mut_arg("print-capabilities", |arg| {
                 own(arg, "Print what --vhost-user offers to programs that look for a backend")
             })
@@ -195,6 +209,8 @@ another.";
 const SOCKET: &str = "Path of the socket to create [default: the first free one of /tmp/passt_1.socket to /tmp/passt_64.socket]";
 const VHOST_USER: &str =
     "Exchange packets by virtqueues in the machine's memory, which the client of the socket shares";
+const VFKIT: &str =
+    "Datagram socket with one frame each, as vfkit and libkrun use it; ends with its client";
 const FD: &str = "Connected socket, inherited from the parent process; ends with its client";
 
 /// Words about namespaces, and those about virtual machines. The first match counts.

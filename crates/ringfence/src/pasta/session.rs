@@ -31,8 +31,9 @@ use rustix::process::Signal;
 
 use super::api::{ApiServer, PortServer};
 use super::args::PastaArgs;
-use super::auto::Auto;
+use super::auto::{Auto, Opener};
 use super::control::ControlServer;
+use super::greeting::Greeting;
 use super::inside::Inside;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
 use super::messages::Messages;
@@ -63,6 +64,8 @@ pub(crate) struct Session {
     watch: Option<Watch>,
     /// File of a virtual machine's socket, removed at the end.
     _file: Option<SocketFile>,
+    /// Datagram socket of a virtual machine that has not written yet.
+    greeting: Option<Greeting>,
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
@@ -95,7 +98,10 @@ impl Session {
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
         let auto = network.auto_ports(args)?;
-        let (relayed, shows_listeners) = (network::relay(args).is_some(), !auto.is_empty());
+        let outward_auto = outward::auto_ports(args);
+        let has_relay = network::relay(args).is_some();
+        let relayed = has_relay || !outward_auto.is_empty();
+        let shows_listeners = !auto.is_empty();
         let has_outward = !outward.is_empty();
         let mut entry = match endpoint {
             Some(endpoint) => Entry::of_machine(endpoint),
@@ -111,7 +117,10 @@ impl Session {
         if let (Some((_, channel)), true) = (&entry.process, has_outward) {
             outward::receive(channel, &mut listeners)?;
         }
-        let auto = (!auto.is_empty()).then(|| Auto::new(auto, entry.tables.split_off(0)));
+        let auto = (shows_listeners || !outward_auto.is_empty())
+            .then(|| Auto::new(auto, entry.tables.split_off(0), outward_auto))
+            .transpose()
+            .context("the listeners of the host")?;
         let ports = RunningPorts::new(listeners.1.len());
         let link = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, listeners.0, egress.head());
@@ -119,7 +128,11 @@ impl Session {
         let uplink = start_uplink(&config, (fds, listeners.1), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
-                Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
+                let inside = start_inside(entry.existing.as_ref(), channel)?;
+                if has_relay {
+                    inside.refill(uplink.channel())?;
+                }
+                Some(inside)
             }
             _ => None,
         };
@@ -136,6 +149,7 @@ impl Session {
             uplink,
             watch: entry.watch,
             _file: entry.file,
+            greeting: entry.greeting,
             stop: None,
             command,
             ports,
@@ -210,11 +224,22 @@ impl Session {
                 self.messages.step("the client of the socket is gone");
                 return Ok(0);
             }
+            if let Some(greeting) = &self.greeting
+                && greeting.answer().context("the socket of the machine")?
+            {
+                self.messages.step("a machine uses the socket");
+                self.greeting = None;
+            }
             if let Some(server) = &mut self.port_server {
                 server.serve(self.uplink.channel(), &mut self.ports)?;
             }
             if let Some(auto) = &mut self.auto {
-                auto.run(self.uplink.channel(), &mut self.ports, &mut self.messages)?;
+                auto.run(Opener {
+                    channel: self.uplink.channel(),
+                    ports: &mut self.ports,
+                    inside: self.inside.as_ref(),
+                    messages: &mut self.messages,
+                })?;
             }
             self.follow_name_servers()?;
             self.sleep()?;
@@ -290,6 +315,8 @@ impl Session {
         ];
         fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
         fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
+        let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
+        fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
         fds.extend(name_servers.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let watched = self.watch.as_ref().map(Watch::fd);
@@ -350,13 +377,14 @@ struct Entry {
     /// Process in the namespace.
     process: Option<(Child, Channel)>,
     file: Option<SocketFile>,
+    greeting: Option<Greeting>,
 }
 
 impl Entry {
     fn of_machine(endpoint: OpenEndpoint) -> Entry {
-        let OpenEndpoint { socket, link, file } = endpoint;
+        let OpenEndpoint { socket, link, file, greeting } = endpoint;
         let (tables, existing, watch, process) = Default::default();
-        Entry { socket, link, offloads: 0, tables, existing, watch, process, file }
+        Entry { socket, link, offloads: 0, tables, existing, watch, process, file, greeting }
     }
 
     /// Makes the interface in the namespaces. `inherited` is the state that a command gets back: blocked signals, and
@@ -383,30 +411,25 @@ impl Entry {
             }
         }
         let (socket, tables, offloads) = receive_tap(&channel, messages)?;
-        let (link, process, file) = (LinkOrder::Tap, Some((child, channel)), None);
-        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file })
+        let (link, process) = (LinkOrder::Tap, Some((child, channel)));
+        let (file, greeting) = (None, None);
+        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file, greeting })
     }
 }
 
-/// Starts the process that creates sockets in the namespace, and passes the first ones to the uplink.
-fn start_inside(
-    existing: Option<&Existing>,
-    channel: &Channel,
-    uplink: &Channel,
-) -> anyhow::Result<Inside> {
-    let inside = match existing {
-        Some(existing) => Inside::start(&existing.fds())?,
+/// Starts the process that creates sockets in the namespace.
+fn start_inside(existing: Option<&Existing>, channel: &Channel) -> anyhow::Result<Inside> {
+    match existing {
+        Some(existing) => Inside::start(&existing.fds()),
         None => match channel.receive_within::<Report>(START_TIMEOUT)? {
             (Report::Namespaces, fds) => {
                 let fds = fds.into_vec();
-                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
+                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())
             }
             (Report::Failed(why), _) => bail!("{}", printable(&why)),
             _ => bail!("the process in the namespace did not report its namespaces"),
         },
-    };
-    inside.refill(uplink)?;
-    Ok(inside)
+    }
 }
 
 /// Returns the user that replaces root, if root of the host runs this.

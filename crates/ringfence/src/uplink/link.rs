@@ -14,6 +14,7 @@ use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{self, VhostError};
 use ringfence_uplink::link::capture::Capture;
 use ringfence_uplink::link::clients::Clients;
+use ringfence_uplink::link::datagram::DatagramLink;
 use ringfence_uplink::link::stream::StreamLink;
 use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
@@ -49,6 +50,8 @@ pub enum Transport {
     Stream,
     /// Virtqueues in memory that the hypervisor passes over the socket.
     VhostUser,
+    /// Frames on a datagram socket, which another process connects to its client.
+    Datagram,
 }
 
 impl LinkOrder {
@@ -92,6 +95,8 @@ pub enum Link {
     Stream(StreamLink),
     /// Virtqueues of a virtual machine.
     VhostUser(Box<VhostUserLink>),
+    /// Datagram socket of a virtual machine.
+    Datagram(DatagramLink),
 }
 
 /// A created link, and the reason for a fallback.
@@ -166,6 +171,10 @@ impl Link {
             Transport::VhostUser => {
                 Link::VhostUser(Box::new(VhostUserLink::new(clients, mtu, shape, system)?))
             }
+            Transport::Datagram => {
+                let (Clients::Connected(socket) | Clients::Listener { socket, .. }) = clients;
+                Link::Datagram(DatagramLink::new(socket, mtu, shape, system)?)
+            }
         };
         Ok(Made { link, remark: None })
     }
@@ -176,6 +185,7 @@ impl Link {
             Link::Tap(link) => link.capture(Capture::new(file)),
             Link::Stream(link) => link.capture(Capture::new(file)),
             Link::VhostUser(link) => link.capture(Capture::new(file)),
+            Link::Datagram(link) => link.capture(Capture::new(file)),
             Link::Vhost(_) => return false,
         }
         true
@@ -187,6 +197,7 @@ impl Link {
             Link::Tap(_) => "tap",
             Link::Stream(_) => "a stream socket",
             Link::VhostUser(_) => "vhost-user",
+            Link::Datagram(_) => "a datagram socket",
             Link::Vhost(link) => match link.device().space() {
                 Some(_) => "vhost-net, reaching only what is under way",
                 None => "vhost-net",

@@ -109,6 +109,8 @@ pub struct UplinkConfig {
     pub relay: Option<RelayTo>,
     /// Set if ports may be added while the uplink runs ([`ports::PortOrder`]).
     pub more_ports: bool,
+    /// Set if ports that lead to the host's loopback may be added while the uplink runs.
+    pub more_outward: bool,
     /// Protocols of the guest that are not carried or answered
     /// ([`LeftOut`](ringfence_uplink::config::LeftOut)).
     pub left_out: u8,

@@ -253,6 +253,9 @@ fn carry(
     let clock = Clock::default();
     match link {
         Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
+        Link::Datagram(link) => {
+            run(Runner::new(uplink, link, clock, SPIN), member, channel, orders)
+        }
         Link::VhostUser(link) => {
             run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders)
         }
@@ -300,7 +303,7 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     }
     let part = |is_used: bool| if is_used { descriptors / LATER_PORTS_PART } else { 0 };
     let later = part(config.more_ports).min(ports::SOCKETS_MAX);
-    let has_outward = config.forwards.iter().any(|forward| forward.outward);
+    let has_outward = config.more_outward || config.forwards.iter().any(|forward| forward.outward);
     let relays = part(config.relay.is_some() || has_outward) / relay::DESCRIPTORS;
     limits.relays_max = limits.relays_max.min(relays);
     let has_datagrams = config.relay == Some(RelayTo::Loopback) || has_outward;

@@ -4,6 +4,7 @@ A TAP in a new network namespace is the machine's network card. Its frames go ov
 length, as QEMU's do. The script then runs in that namespace, so the machine's network is the kernel's. ATTACH is the
 path of a socket, or `fd:PROGRAM`, which is started with a connected socket as --fd 5 and has to exit with 0, or
 `vhost-user:PATH`: the frames then pass virtqueues in the machine's memory (`vhost_user.py`), with the kernel's offloads.
+`vfkit:PATH` is a datagram socket with one frame each, which begins as vfkit does.
 """
 import fcntl
 import os
@@ -31,10 +32,20 @@ def attach(where):
         subprocess.run(words, pass_fds=[5], check=True)
         os.close(5)
         return own
-    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    is_vfkit, where = where.startswith("vfkit:"), where.removeprefix("vfkit:")
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM if is_vfkit else socket.SOCK_STREAM)
+    if is_vfkit:
+        own = os.path.abspath(where) + ".client"
+        if os.path.exists(own):
+            os.unlink(own)
+        stream.bind(own)
+        # The server may run as another user.
+        os.chmod(own, 0o777)
     for _ in range(600):
         try:
             stream.connect(where)
+            if is_vfkit:
+                stream.send(b"VFKT")
             return stream
         except OSError:
             time.sleep(0.05)
@@ -54,6 +65,9 @@ def receive(stream, length):
 def to_card(stream, tap):
     try:
         while True:
+            if stream.type == socket.SOCK_DGRAM:
+                os.write(tap, stream.recv(70000))
+                continue
             (length,) = struct.unpack(">I", receive(stream, 4))
             os.write(tap, receive(stream, length))
     except (EOFError, ConnectionError):
@@ -64,7 +78,10 @@ def from_card(stream, tap):
     try:
         while True:
             frame = os.read(tap, 70000)
-            stream.sendall(struct.pack(">I", len(frame)) + frame)
+            if stream.type == socket.SOCK_DGRAM:
+                stream.send(frame)
+            else:
+                stream.sendall(struct.pack(">I", len(frame)) + frame)
     except OSError:
         pass
 

@@ -1,6 +1,7 @@
 //! Links to the guest: the interface between the engine and a TAP, vhost-net, a socket or vhost-user.
 //!
 //! * [`stream`]: a Unix stream socket of a virtual machine; many frames per system call.
+//! * [`datagram`]: a Unix datagram socket of a virtual machine; one frame each.
 //! * [`vhost_user`]: virtqueues in the memory of a virtual machine.
 //! * [`clients`]: the virtual machines that connect to a socket, one at a time.
 //! * [`tap`]: a TAP interface; one system call per frame.
@@ -19,10 +20,12 @@
 
 pub mod capture;
 pub mod clients;
+pub mod datagram;
 pub mod stream;
 pub mod tap;
 pub mod vhost_net;
 pub mod vhost_user;
+mod waiting;
 
 use arrayvec::ArrayVec;
 use ringfence_frame::{Batch, DropReason, PortCapabilities, PortCounters, Transmitted};
@@ -93,4 +96,11 @@ fn copy_in(
         }
     }
     done
+}
+
+/// Copies a frame to the batch. Returns `None` if it has no room.
+fn push(batch: &mut Batch, frame: &[u8]) -> Option<()> {
+    let offset = batch.reserve(frame.len())?;
+    batch.scratch_mut(offset..offset + frame.len()).ok()?.copy_from_slice(frame);
+    batch.push_contiguous(offset, frame.len(), OffloadMeta::PLAIN).ok().map(drop)
 }

@@ -32,7 +32,6 @@ use arrayvec::ArrayVec;
 use ringfence_frame::{
     Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
 };
-use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_wire::frame_stream::{self, FRAME_MAX, FrameReader, PREFIX_LEN};
@@ -44,7 +43,8 @@ use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients};
 use super::vhost_net::commit_all;
 use super::vhost_net::frames::{FrameRing, FrameShape};
-use super::{Committed, GuestLink, Slots, copy_in};
+use super::waiting::{self, RingLink};
+use super::{Committed, GuestLink, Slots, copy_in, push};
 
 /// Length of an Ethernet header in bytes.
 const ETHERNET_LEN: usize = crate::emit::ETHERNET_LEN;
@@ -192,28 +192,6 @@ impl StreamLink {
         self.sent = 0;
     }
 
-    /// Sends waiting frames until there are none, or the socket has no room.
-    fn send_waiting(&mut self) -> Result<(), Fault> {
-        while self.frames.waiting() > 0 {
-            let Some(client) = self.clients.client() else {
-                self.drop_waiting();
-                break;
-            };
-            self.system.syscalls.add(1);
-            match send(client, &self.frames, self.sent) {
-                Ok(bytes) => self.finish(bytes),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
-                // The client has closed its end. `read` learns it as well, behind its last frames.
-                Err(_) => {
-                    self.drop_waiting();
-                    break;
-                }
-            }
-        }
-        self.await_room(false)
-    }
-
     /// Accounts for bytes that were sent.
     fn finish(&mut self, bytes: usize) {
         self.sent += bytes;
@@ -246,13 +224,6 @@ impl StreamLink {
     }
 }
 
-/// Copies a frame to the batch. Returns `None` if it has no room.
-fn push(batch: &mut Batch, frame: &[u8]) -> Option<()> {
-    let offset = batch.reserve(frame.len())?;
-    batch.scratch_mut(offset..offset + frame.len()).ok()?.copy_from_slice(frame);
-    batch.push_contiguous(offset, frame.len(), OffloadMeta::PLAIN).ok().map(drop)
-}
-
 /// Sends the next frames, without the first `skipped` bytes. Returns the number of bytes that were sent.
 fn send(client: &OwnedFd, frames: &FrameRing, skipped: usize) -> Result<usize, Errno> {
     let mut prefixes = ArrayVec::<[u8; PREFIX_LEN], FRAMES_PER_SEND>::new();
@@ -269,6 +240,39 @@ fn send(client: &OwnedFd, frames: &FrameRing, skipped: usize) -> Result<usize, E
     IoSlice::advance_slices(&mut pieces, skipped);
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(client, pieces, &mut SendAncillaryBuffer::default(), flags)
+}
+
+impl RingLink for StreamLink {
+    fn ring(&mut self) -> &mut FrameRing {
+        &mut self.frames
+    }
+
+    fn send_waiting(&mut self) -> Result<(), Fault> {
+        while self.frames.waiting() > 0 {
+            let Some(client) = self.clients.client() else {
+                self.drop_waiting();
+                break;
+            };
+            self.system.syscalls.add(1);
+            match send(client, &self.frames, self.sent) {
+                Ok(bytes) => self.finish(bytes),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
+                // The client has closed its end. `read` learns it as well, behind its last frames.
+                Err(_) => {
+                    self.drop_waiting();
+                    break;
+                }
+            }
+        }
+        self.await_room(false)
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        self.frames.withdraw();
+        self.sent = 0;
+        self.fault = Some(fault);
+    }
 }
 
 impl Port for StreamLink {
@@ -348,24 +352,15 @@ impl GuestLink for StreamLink {
     }
 
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        let count = count.min(slots.remaining_capacity());
-        if self.frames.free(len) < count && !self.awaits_room {
-            GuestLink::flush(self);
-        }
-        self.frames.reserve(count, len, |room| slots.push(room));
+        waiting::reserve(self, count, len, slots);
     }
 
     fn commit(&mut self, frames: &[Committed]) {
         commit_all(&mut self.frames, frames, &self.counters);
     }
 
-    /// Sends committed frames. The next [`receive`](Port::receive) returns a failure.
     fn flush(&mut self) {
-        if let Err(fault) = self.send_waiting() {
-            self.frames.withdraw();
-            self.sent = 0;
-            self.fault = Some(fault);
-        }
+        waiting::flush(self);
     }
 
     fn is_full(&self) -> bool {

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use crate::GuestLink;
 use crate::link::capture::Capture;
+use crate::link::waiting::{self, RingLink};
 use crate::link::{Committed, Slots};
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
@@ -68,9 +69,14 @@ impl TapLink {
     pub fn frames(&mut self) -> &mut FrameRing {
         &mut self.frames
     }
+}
 
-    /// Writes the frames that wait.
-    fn write_waiting(&mut self) -> Result<(), Fault> {
+impl RingLink for TapLink {
+    fn ring(&mut self) -> &mut FrameRing {
+        &mut self.frames
+    }
+
+    fn send_waiting(&mut self) -> Result<(), Fault> {
         while let Some(frame) = self.frames.next_waiting() {
             self.system.syscalls.add(1);
             match rustix::io::write(&self.file, self.frames.bytes(&frame)) {
@@ -92,6 +98,11 @@ impl TapLink {
         }
         Ok(())
     }
+
+    fn fail(&mut self, fault: Fault) {
+        self.frames.withdraw();
+        self.fault = Some(fault);
+    }
 }
 
 impl Port for TapLink {
@@ -111,12 +122,12 @@ impl Port for TapLink {
 
     /// Writes frames at once, after those that are already committed.
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        self.write_waiting()?;
+        self.send_waiting()?;
         self.port.transmit(batch, frames)
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
-        self.write_waiting()
+        self.send_waiting()
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
@@ -142,24 +153,15 @@ impl GuestLink for TapLink {
     }
 
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        let count = count.min(slots.remaining_capacity());
-        if self.frames.free(len) < count {
-            // The ring is full of frames that are not yet written.
-            GuestLink::flush(self);
-        }
-        self.frames.reserve(count, len, |room| slots.push(room));
+        waiting::reserve(self, count, len, slots);
     }
 
     fn commit(&mut self, frames: &[Committed]) {
         commit_all(&mut self.frames, frames, self.port.counters());
     }
 
-    /// Writes committed frames. The next [`receive`](Port::receive) returns a failure.
     fn flush(&mut self) {
-        if let Err(fault) = self.write_waiting() {
-            self.frames.withdraw();
-            self.fault = Some(fault);
-        }
+        waiting::flush(self);
     }
 
     fn inbound_queue(&self) -> Option<usize> {

@@ -1,5 +1,6 @@
 //! Command line of `bench uplink`, and the list of its cases.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -36,6 +37,14 @@ pub struct UplinkArgs {
     #[arg(long, value_name = "N", default_value = "1",
           value_parser = clap::value_parser!(u8).range(1..))]
     pub rounds: u8,
+
+    /// Program to start as pasta, for example one built from source
+    #[arg(long, value_name = "FILE", default_value = "pasta")]
+    pub pasta: PathBuf,
+
+    /// Another pasta, whose rows are called `pasta-2`
+    #[arg(long, value_name = "FILE")]
+    pub second_pasta: Option<PathBuf>,
 
     /// TCP congestion control, at both ends and in between
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "bbr,cubic")]
@@ -87,6 +96,9 @@ pub enum Peer {
     /// Ringfence with an egress policy
     Policy,
     Pasta,
+    /// Another pasta
+    #[serde(rename = "pasta-2")]
+    SecondPasta,
     Slirp4netns,
     Veth,
 }
@@ -97,6 +109,7 @@ impl Peer {
             Peer::Ringfence => "ringfence",
             Peer::Policy => "policy",
             Peer::Pasta => "pasta",
+            Peer::SecondPasta => "pasta-2",
             Peer::Slirp4netns => "slirp4netns",
             Peer::Veth => "veth",
         }
@@ -134,11 +147,13 @@ impl UplinkArgs {
             return vec![Peer::Ringfence, Peer::Policy];
         }
         let asked = |versus| self.versus.iter().any(|v| *v == versus || *v == Versus::All);
-        let others = [
+        let mut others = vec![
             (Versus::Pasta, Peer::Pasta),
+            (Versus::Pasta, Peer::SecondPasta),
             (Versus::Slirp4netns, Peer::Slirp4netns),
             (Versus::Veth, Peer::Veth),
         ];
+        others.retain(|(_, peer)| *peer != Peer::SecondPasta || self.second_pasta.is_some());
         let others = others.into_iter().filter(|(versus, _)| asked(*versus)).map(|(_, peer)| peer);
         [Peer::Ringfence].into_iter().chain(others).collect()
     }
@@ -206,6 +221,9 @@ mod tests {
         let args = Line::parse_from(["x", "--vs", "all"]).args;
         assert_eq!(args.peers().len(), 4);
         assert_eq!(args.cases().len(), 16);
+        let line = ["x", "--vs", "pasta", "--second-pasta", "/old/pasta"];
+        let peers = Line::parse_from(line).args.peers();
+        assert_eq!(peers, [Peer::Ringfence, Peer::Pasta, Peer::SecondPasta]);
         let args = Line::parse_from(["x", "--vs", "veth", "--case", "tcp-rr,udp-stream"]).args;
         assert_eq!(args.peers(), [Peer::Ringfence, Peer::Veth]);
         assert_eq!(args.cases().len(), 5);

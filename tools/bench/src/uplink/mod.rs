@@ -117,13 +117,18 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     let own = SocketAddr::new(HOST.parse()?, server.port);
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.serve())?;
     let mut peers = args.peers();
-    peers.retain(|peer| match peers::missing(*peer) {
+    peers.retain(|peer| match peers::missing(args, *peer) {
         Some(why) => {
             eprintln!("ringfence: {} is left out: {why}", peer.name());
             false
         }
         None => true,
     });
+    for peer in &peers {
+        if let Some(version) = peers::version(args, *peer) {
+            eprintln!("ringfence: {} is {version}", peer.name());
+        }
+    }
     let mut out = Out;
     if !args.json {
         writeln!(out, "{}", heading())?;

@@ -24,17 +24,33 @@ pub(super) const PORT: u16 = 5400;
 /// Time limit of any step, in addition to the measured time.
 const PATIENCE: Duration = Duration::from_secs(40);
 
+/// Returns the program of a peer that is not part of this one.
+fn program_of(args: &UplinkArgs, peer: Peer) -> Option<&Path> {
+    match peer {
+        Peer::Ringfence | Peer::Policy => None,
+        Peer::Pasta => Some(&args.pasta),
+        Peer::SecondPasta => args.second_pasta.as_deref(),
+        Peer::Slirp4netns => Some("slirp4netns".as_ref()),
+        Peer::Veth => Some("ip".as_ref()),
+    }
+}
+
 /// Returns the reason for which a peer cannot be measured; `None` if it can.
-pub(super) fn missing(peer: Peer) -> Option<String> {
-    let program = match peer {
-        Peer::Ringfence | Peer::Policy => return None,
-        Peer::Pasta => "pasta",
-        Peer::Slirp4netns => "slirp4netns",
-        Peer::Veth => "ip",
-    };
+pub(super) fn missing(args: &UplinkArgs, peer: Peer) -> Option<String> {
+    let program = program_of(args, peer)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
+    // A name with a directory is not searched for: joining it to another one leaves it as it is, if it is absolute.
     let found = std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    (!found).then(|| format!("{program} is not installed"))
+    (!found).then(|| format!("{} is not installed", program.display()))
+}
+
+/// Returns the first line that a peer's program prints about its version. `None` for a peer of this program or of the
+/// kernel.
+pub(super) fn version(args: &UplinkArgs, peer: Peer) -> Option<String> {
+    let program = program_of(args, peer).filter(|_| peer != Peer::Veth)?;
+    let output = Command::new(program).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Some(format!("{} ({})", text.lines().next().unwrap_or_default(), program.display()))
 }
 
 /// Command behind a peer, with its messages; ended on drop.
@@ -61,7 +77,10 @@ impl Behind {
                 let file = names::file();
                 ours(args, case, &program, &["--policy".as_ref(), file.as_os_str()])
             }
-            Peer::Pasta => pasta(case),
+            Peer::Pasta => pasta(case, &args.pasta),
+            Peer::SecondPasta => {
+                pasta(case, args.second_pasta.as_deref().context("a second pasta")?)
+            }
             Peer::Slirp4netns | Peer::Veth => {
                 let mut command = Command::new("unshare");
                 command.args(["--net", "--"]);
@@ -73,7 +92,7 @@ impl Behind {
         match peer {
             Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),
             Peer::Veth => veth(case, behind.child_in_its_own_net()?)?,
-            Peer::Ringfence | Peer::Policy | Peer::Pasta => {}
+            Peer::Ringfence | Peer::Policy | Peer::Pasta | Peer::SecondPasta => {}
         }
         Ok(behind)
     }
@@ -99,7 +118,7 @@ impl Behind {
     pub(super) fn carriers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(match self.peer {
             Peer::Ringfence | Peer::Policy => descendants_that_are("uplink")?,
-            Peer::Pasta => vec![self.child.id()],
+            Peer::Pasta | Peer::SecondPasta => vec![self.child.id()],
             Peer::Slirp4netns | Peer::Veth => self.helper.iter().map(Child::id).collect(),
         })
     }
@@ -148,8 +167,8 @@ fn ours(args: &UplinkArgs, case: &Case, program: &Path, options: &[&OsStr]) -> C
     command
 }
 
-fn pasta(case: &Case) -> Command {
-    let mut command = Command::new("pasta");
+fn pasta(case: &Case, program: &Path) -> Command {
+    let mut command = Command::new(program);
     command.args(["--config-net", "--quiet", "--runas", "0", "--ipv4-only"]);
     command.args(["--address", GUEST, "--netmask", "24", "--gateway", HOST]);
     command.args(["--mtu", &case.mtu.to_string(), "-u", "none", "-T", "none", "-U", "none"]);

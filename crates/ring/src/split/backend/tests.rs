@@ -149,11 +149,54 @@ fn each_rule_of_the_driver_has_its_fault() {
             ALL,
             vec![(0, link(1, next, 1)), (1, indirect(16, 0))],
             0,
+            DriverFault::Unmapped { address: 0 },
+        ),
+        (
+            ALL,
+            vec![(0, link(1, next, 1)), (1, indirect(16, next))],
+            0,
+            DriverFault::Indirect { len: 16 },
+        ),
+        (
+            NONE,
+            vec![(0, link(1, next, 1)), (1, indirect(16, 0))],
+            0,
             DriverFault::Indirect { len: 16 },
         ),
     ] {
         assert_eq!(written(features, &links, head).take(), Err(fault));
     }
+}
+
+/// Takes the chain of an ordinary descriptor and an indirect table with these two descriptors.
+fn behind_ordinary_one(table: [Descriptor; 2]) -> Result<Vec<u32>, DriverFault> {
+    // The table lies in the queue's own descriptors 4 and 5.
+    let links = [(0, link(1, flag::NEXT, 1)), (4, table[0]), (5, table[1])];
+    let mut pair = written(ALL, &links, 0);
+    let base = pair.lent.device_range(0, 1, DeviceAccess::Read).unwrap().address();
+    // The flag about writing counts in the table alone.
+    let flags = flag::INDIRECT | flag::WRITE;
+    let of_table = Descriptor { address: base + 64, ..link(32, flags, 0) };
+    pair.lent.copy_from(16, &of_table.to_bytes()).unwrap();
+    pair.take().map(|taken| taken.unwrap().1.iter().map(|link| link.len).collect())
+}
+
+#[test]
+fn indirect_table_behind_ordinary_descriptors_continues_their_chain() {
+    let (next, write) = (flag::NEXT, flag::WRITE);
+    assert_eq!(behind_ordinary_one([link(2, next, 1), link(3, write, 0)]), Ok(vec![1, 2, 3]));
+    assert_eq!(
+        behind_ordinary_one([link(2, next, 1), link(16, flag::INDIRECT, 0)]),
+        Err(DriverFault::Indirect { len: 16 })
+    );
+    assert_eq!(
+        behind_ordinary_one([link(2, next, 1), link(3, next, 0)]),
+        Err(DriverFault::Links { limit: 3 })
+    );
+    assert_eq!(
+        behind_ordinary_one([link(2, next, 2), link(3, 0, 0)]),
+        Err(DriverFault::Index { index: 2, len: 2 })
+    );
 }
 
 #[test]

@@ -76,6 +76,9 @@ fn arguments_of_libvirt_are_accepted() {
     assert!(!args.foreground && args.interface.as_deref() == Some("eth0"));
     assert_eq!(endpoint(line).transport, Transport::Stream);
     assert_eq!(endpoint(&format!("--vhost-user {line}")).transport, Transport::VhostUser);
+    let vfkit = endpoint("--vfkit -s a");
+    assert_eq!((vfkit.transport, vfkit.one_off), (Transport::Datagram, true));
+    assert!(read("--vfkit --vhost-user").is_err());
 }
 
 #[test]
@@ -99,7 +102,9 @@ fn help_speaks_of_machines_and_hides_options_of_pasta() {
     let mut command = Named::command();
     let help = command.render_long_help().to_string();
     assert!(!help.contains("namespace"), "{help}");
-    for word in ["--socket", "--fd", "--vhost-user", "--no-dhcp-dns", "Network of the guest"] {
+    for word in
+        ["--socket", "--fd", "--vhost-user", "--vfkit", "--no-dhcp-dns", "Network of the guest"]
+    {
         assert!(help.contains(word), "{word}: {help}");
     }
     for word in ["--netns", "--config-net", "--splice-only", "--migrate-exit", "PID|COMMAND"] {

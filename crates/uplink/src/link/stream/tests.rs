@@ -1,6 +1,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use ringfence_offload::OffloadMeta;
 use ringfence_sys::poll::wait_readable;
 
 use super::super::clients::LOGGED_MAX;

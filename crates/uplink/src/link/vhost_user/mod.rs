@@ -29,6 +29,9 @@
 
 mod device;
 mod fault;
+#[cfg(any(test, feature = "test-utils"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -55,6 +58,7 @@ use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
 use super::vhost_net::commit_all;
 use super::vhost_net::frames::{FrameRing, FrameShape};
+use super::waiting::{self, RingLink};
 use super::{Committed, GuestLink, Slots, copy_in};
 use device::{Answer, Device, FROM_GUEST, TO_GUEST};
 pub use fault::ClientFault;
@@ -269,23 +273,6 @@ impl VhostUserLink {
         self.too_few = None;
     }
 
-    /// Copies waiting frames to the guest until there are none, or it has no buffers.
-    fn send_waiting(&mut self) -> Result<(), Fault> {
-        self.too_few = None;
-        if self.frames.waiting() == 0 {
-            return Ok(());
-        }
-        if self.device.vrings[TO_GUEST].queue.is_none() {
-            self.drop_waiting();
-            return Ok(());
-        }
-        let sent = self.write_waiting();
-        if self.device.vrings[TO_GUEST].publish() {
-            self.system.syscalls.add(1);
-        }
-        sent.or_else(|fault| self.refuse(fault))
-    }
-
     fn write_waiting(&mut self) -> Result<(), ClientFault> {
         let (features, header_len) = (self.device.features(), header_len(&self.device));
         let Device { memory, vrings, .. } = &mut self.device;
@@ -329,6 +316,33 @@ fn capabilities(features: u64, mtu: u16) -> PortCapabilities {
     };
     let checksum = if has_checksum { ChecksumOffload::Any } else { ChecksumOffload::None };
     PortCapabilities { checksum, gso, scatter_gather: gso.tcp_v4 || gso.tcp_v6, mtu }
+}
+
+impl RingLink for VhostUserLink {
+    fn ring(&mut self) -> &mut FrameRing {
+        &mut self.frames
+    }
+
+    fn send_waiting(&mut self) -> Result<(), Fault> {
+        self.too_few = None;
+        if self.frames.waiting() == 0 {
+            return Ok(());
+        }
+        if self.device.vrings[TO_GUEST].queue.is_none() {
+            self.drop_waiting();
+            return Ok(());
+        }
+        let sent = self.write_waiting();
+        if self.device.vrings[TO_GUEST].publish() {
+            self.system.syscalls.add(1);
+        }
+        sent.or_else(|fault| self.refuse(fault))
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        self.frames.withdraw();
+        self.fault = Some(fault);
+    }
 }
 
 impl Port for VhostUserLink {
@@ -421,23 +435,15 @@ impl GuestLink for VhostUserLink {
     }
 
     fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        let count = count.min(slots.remaining_capacity());
-        if self.frames.free(len) < count && self.too_few.is_none() {
-            GuestLink::flush(self);
-        }
-        self.frames.reserve(count, len, |room| slots.push(room));
+        waiting::reserve(self, count, len, slots);
     }
 
     fn commit(&mut self, frames: &[Committed]) {
         commit_all(&mut self.frames, frames, &self.counters);
     }
 
-    /// Copies committed frames to the guest. The next [`receive`](Port::receive) returns a failure.
     fn flush(&mut self) {
-        if let Err(fault) = self.send_waiting() {
-            self.frames.withdraw();
-            self.fault = Some(fault);
-        }
+        waiting::flush(self);
     }
 
     fn is_full(&self) -> bool {

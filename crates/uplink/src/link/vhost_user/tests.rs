@@ -548,3 +548,14 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn arbitrary_messages_and_virtqueues_stay_in_the_memory_of_the_machine(
+        data in proptest::collection::vec(any::<u8>(), 0..1200),
+    ) {
+        fuzzing::vhost_user(&data);
+    }
+}

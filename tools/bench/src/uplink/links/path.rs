@@ -116,6 +116,7 @@ fn carry(
         Link::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
         Link::Vhost(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped),
         Link::Stream(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
+        Link::Datagram(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
         Link::VhostUser(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped),
     };
     match ended {
