@@ -18,6 +18,7 @@ use anyhow::Context as _;
 use clap::Args;
 
 use crate::exec::Cmd;
+use crate::packages::workspace_version;
 use crate::report::{count, duration};
 use crate::tools::{self, Tool, Toolbox};
 use crate::vm::results::{self, Line, Tally};
@@ -88,14 +89,6 @@ pub(crate) fn run(args: &PackageArgs, root: &Path, target: &Path) -> anyhow::Res
     Ok(is_good)
 }
 
-/// Returns the version of the workspace.
-fn version(root: &Path) -> anyhow::Result<String> {
-    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml"))?.parse()?;
-    let version =
-        manifest.get("workspace").and_then(|w| w.get("package")?.get("version")?.as_str());
-    Ok(version.context("Cargo.toml has no version of the workspace")?.to_owned())
-}
-
 fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let mut deb = Deb::new(folder.join("ringfence"))?;
     let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
@@ -125,7 +118,7 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
     }
     let control = Control {
         name: "ringfence",
-        version: &version(root)?,
+        version: &workspace_version(root)?,
         architecture: "amd64",
         section: "net",
         fields: &[

@@ -223,29 +223,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
         setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
     }
-    if selected.iter().any(|scenario| scenario.wants_driver) {
-        let images = &setting.images;
-        let driver =
-            guest_driver::archive(release, root, images, &cache, &toolbox, !args.no_install)?;
-        setting.programs.guest_driver = Some(driver);
-    }
-    if selected.iter().any(|scenario| scenario.wants_windows) {
-        let (images, may_install) = (&setting.images, !args.no_install);
-        let tests = selected.iter().any(|scenario| scenario.wants_window_tests);
-        let archives =
-            window_driver::archives(root, images, &cache, &toolbox, (release, may_install))?;
-        setting.programs.window_driver = Some(archives.driver);
-        setting.programs.window_tests = tests.then_some(archives.tests);
-    }
-    if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
-        let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
-        setting.programs.guest_kernels.push(part);
-    }
-    if selected.iter().any(|scenario| scenario.wants_debug_kernel) {
-        let (images, may_install) = (&setting.images, !args.no_install);
-        let part = debug_kernel::archive(root, images, &cache, &toolbox, may_install)?;
-        setting.programs.guest_kernels.push(part);
-    }
+    add_driver_parts(&mut setting, &selected, release, &cache, (&toolbox, !args.no_install))?;
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.variables.clone_from(&args.variables);
@@ -258,6 +236,39 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let tallies = Boots::new(&setting, selected).run(args.machines)?;
     println!("{}", report::summary(&tallies, start.elapsed()));
     Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// Adds the parts of root file systems with the kernel modules and kernels that scenarios want. Each is built below `cache`
+/// unless it is there.
+fn add_driver_parts(
+    setting: &mut Setting<'_>,
+    selected: &[Scenario],
+    release: Option<Release>,
+    cache: &Path,
+    (toolbox, may_install): (&Toolbox, bool),
+) -> anyhow::Result<()> {
+    let (root, images) = (setting.root, &setting.images);
+    let wants = |part: fn(&Scenario) -> bool| selected.iter().any(part);
+    if wants(|scenario| scenario.wants_driver) {
+        let driver = guest_driver::archive(release, root, images, cache, toolbox, may_install)?;
+        setting.programs.guest_driver = Some(driver);
+    }
+    if wants(|scenario| scenario.wants_windows) {
+        let tests = wants(|scenario| scenario.wants_window_tests);
+        let archives =
+            window_driver::archives(root, images, cache, toolbox, (release, may_install))?;
+        setting.programs.window_driver = Some(archives.driver);
+        setting.programs.window_tests = tests.then_some(archives.tests);
+    }
+    if wants(|scenario| scenario.wants_newest_kernel) {
+        let part = newest_kernel::archive(root, cache, toolbox, may_install)?;
+        setting.programs.guest_kernels.push(part);
+    }
+    if wants(|scenario| scenario.wants_debug_kernel) {
+        let part = debug_kernel::archive(root, images, cache, toolbox, may_install)?;
+        setting.programs.guest_kernels.push(part);
+    }
+    Ok(())
 }
 
 /// Hypervisor that the user chose.

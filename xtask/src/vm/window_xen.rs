@@ -17,7 +17,8 @@ use clap::{Args, Subcommand};
 use super::apt::{Apt, Release};
 use super::build::{self, Build};
 use super::hypervisor;
-use crate::exec::Cmd;
+use crate::package::deb::{Control, Deb};
+use crate::packages::workspace_version;
 use crate::tools::{self, Tool, Toolbox};
 
 /// Folders of `xen/` that mirror those of Xen's source.
@@ -57,7 +58,7 @@ struct BuildArgs {
     no_install: bool,
 }
 
-/// Where the source of Xen comes from.
+/// Origin of Xen's source.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     /// Package of a Debian release; `None` for this computer's.
@@ -96,7 +97,7 @@ pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::R
     std::fs::create_dir_all(&cache)?;
     let making = (variant, !args.no_install);
     let built = hypervisor(&root.join("xen"), source, &cache, &toolbox, making)?;
-    let product = if package { deb(&built, &cache)? } else { built.elf };
+    let product = if package { deb(&built, root, &cache)? } else { built.elf };
     println!("{}", product.display());
     Ok(true)
 }
@@ -251,51 +252,31 @@ fn digest(sources: &Path, version: &str, recipe: &str) -> anyhow::Result<String>
     Ok(format!("{:016x}", hasher.finish()))
 }
 
-/// Package with the hypervisor as a boot image, for amd64.
-fn deb(built: &Built, cache: &Path) -> anyhow::Result<PathBuf> {
-    let version = env!("CARGO_PKG_VERSION");
-    let name = format!("xen-hypervisor-{}-ringfence-amd64", built.version);
-    let tree = cache.join("xen-window-package");
-    if tree.exists() {
-        std::fs::remove_dir_all(&tree)?;
-    }
-    let doc = tree.join("usr/share/doc").join(&name);
-    for folder in [&tree.join("boot"), &tree.join("DEBIAN"), &doc] {
-        std::fs::create_dir_all(folder)?;
-    }
-    let image = tree.join(format!("boot/xen-{}-ringfence", built.version));
-    std::fs::copy(&built.elf, &image)?;
-    let zipped = Cmd::new("gzip").args(["-9".as_ref(), "-n".as_ref(), image.as_os_str()]);
-    zipped.output(&tree)?.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
-    std::fs::write(doc.join("copyright"), COPYRIGHT)?;
-    std::fs::write(
-        tree.join("DEBIAN/control"),
-        format!(
-            "Package: {name}\nVersion: {version}\nArchitecture: amd64\nSection: kernel\nPriority: optional\n\
-             Maintainer: Ringfence developers <dev@ringfence.invalid>\nRecommends: xen-utils-{}\n\
-             Description: Xen hypervisor {} with grant windows\n\
-             \x20Debian's Xen with grants that the granter issues and revokes without the\n\
-             \x20grantee's help.\n",
-            built.version, built.version
-        ),
-    )?;
+/// Makes the package with the hypervisor as a boot image, for amd64.
+fn deb(built: &Built, root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
+    let xen = &built.version;
+    let name = format!("xen-hypervisor-{xen}-ringfence-amd64");
+    let mut deb = Deb::new(cache.join("xen-window-package"))?;
+    let image = format!("boot/xen-{xen}-ringfence");
+    deb.copy(&image, 0o644, &built.elf)?;
+    deb.compress(&deb.place(&image)?)?;
+    deb.add_copyright(&name, COPYRIGHT)?;
     let script = "#!/bin/sh\nset -e\nif command -v update-grub >/dev/null; then update-grub; fi\n";
-    for name in ["postinst", "postrm"] {
-        let file = tree.join("DEBIAN").join(name);
-        std::fs::write(&file, script)?;
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&file, mode)?;
-    }
-    let package = cache.join(format!("{name}_{version}_amd64.deb"));
-    let made = Cmd::new("dpkg-deb").args([
-        "--root-owner-group".as_ref(),
-        "--build".as_ref(),
-        tree.as_os_str(),
-        package.as_os_str(),
-    ]);
-    made.output(cache)?.map_err(|message| anyhow::anyhow!("dpkg-deb: {message}"))?;
-    std::fs::remove_dir_all(&tree)?;
-    Ok(package)
+    deb.script("postinst", script)?;
+    deb.script("postrm", script)?;
+    let control = Control {
+        name: &name,
+        version: &workspace_version(root)?,
+        architecture: "amd64",
+        section: "kernel",
+        fields: &[("Recommends", &format!("xen-utils-{xen}"))],
+        synopsis: &format!("Xen hypervisor {xen} with grant windows"),
+        description: &[
+            "Debian's Xen with grants that the granter issues and revokes without the",
+            "grantee's help.",
+        ],
+    };
+    deb.build(&control, cache)
 }
 
 const COPYRIGHT: &str = "Xen with the grant windows of Ringfence. Licence: GPL-2.0-only.\n\
