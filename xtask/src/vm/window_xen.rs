@@ -57,7 +57,7 @@ struct BuildArgs {
     no_install: bool,
 }
 
-/// Where the source of Xen comes from.
+/// Origin of the source of Xen.
 #[derive(Clone, Copy)]
 pub(super) enum Source<'a> {
     /// Package of a Debian release; `None` for this computer's.
