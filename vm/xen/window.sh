@@ -130,9 +130,15 @@ windows_open() {
     dump_windows | grep -c 'registered at gfn'
 }
 
+# pages_issued: in all windows, by the hypervisor.
+pages_issued() {
+    dump_windows | awk '/ window .* to d/ { for (i = 2; i <= NF; i++) if ($i == "issued,") sum += $(i - 1) }
+        END { print sum + 0 }'
+}
+
 # windows_none: the hypervisor has no window, registered or not.
 windows_none() {
-    ! dump_windows | grep ' window 0x'
+    ! dump_windows | grep ' window .* to d'
 }
 
 # windows_are N

@@ -26,6 +26,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -698,6 +699,22 @@ static void run(char *line, char *out)
 	}
 }
 
+/*
+ * Keeps our pages in their frames, whose numbers we tell the hypervisor without the kernel's knowledge: they are not collapsed to
+ * huge pages, and locked pages are not moved. Otherwise the hypervisor would write to what the kernel put there next.
+ */
+static void keep_frames(void)
+{
+	int fd = open("/proc/sys/vm/compact_unevictable_allowed", O_WRONLY);
+
+	if (prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0))
+		perror("huge pages");
+	if (fd < 0 || write(fd, "0", 1) != 1)
+		perror("/proc/sys/vm/compact_unevictable_allowed");
+	if (fd >= 0)
+		close(fd);
+}
+
 static void serve(void)
 {
 	struct sigaction sa = { .sa_handler = on_signal, .sa_flags = SA_NODEFER };
@@ -707,6 +724,7 @@ static void serve(void)
 	for (unsigned int i = 0; i < 4; i++)
 		sigaction(signals[i], &sa, 0);
 	setrlimit(RLIMIT_MEMLOCK, &none);
+	keep_frames();
 	own = pages(PAGES);
 	mkfifo("/run/agent.in", 0600);
 	mkfifo("/run/agent.out", 0600);

@@ -8,11 +8,6 @@
 . /vm/xen/window.sh
 . /vm/xen/perf.sh
 
-# pages_issued: of all windows, by the hypervisor.
-pages_issued() {
-    dump_windows | sed -n 's/.* entries, \([0-9]*\) issued, registered.*/\1/p' | awk '{ sum += $1 } END { print sum + 0 }'
-}
-
 at_most() { [ $(pages_issued) -le $1 ]; }
 at_least() { [ $(pages_issued) -ge $1 ]; }
 

@@ -21,12 +21,6 @@ free_pages() {
     on one 'echo 3 >/proc/sys/vm/drop_caches; awk "/^MemFree/ { print int(\$2 / 4) }" /proc/meminfo' | tr -d '\r'
 }
 
-# pages_issued: in all windows, by the hypervisor.
-pages_issued() {
-    dump_windows | awk '/ window 0x/ { for (i = 2; i <= NF; i++) if ($i == "issued,") sum += $(i - 1) }
-        END { print sum + 0 }'
-}
-
 plan 29
 guests_with bench window
 MEMORY=256
