@@ -20,7 +20,8 @@
 //!   Another egress port of the frame gets segments of its own.
 //! * A super-packet whose segments are longer than the port takes is dropped, segmented or not.
 //! * In a switch, consecutive frames of one flow are joined if the port takes super-packets (`join`).
-//!   In a patch both ends belong to one guest, whose kernel joins frames itself.
+//!   In a patch both ends may belong to one guest, whose kernel joins frames itself, so the port's policy
+//!   decides ([`PortPolicy::join_in_patch`](crate::forwarding::PortPolicy::join_in_patch)).
 //!
 //! # Limits
 //!

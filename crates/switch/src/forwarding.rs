@@ -75,11 +75,14 @@ pub struct PortPolicy {
     pub addresses: u16,
     /// Set if small frames for this port are joined, in a switch. The port must take super-packets.
     pub join: bool,
+    /// Set if they are joined in a patch: for the end that belongs to another machine than the sender, such as a port of
+    /// the host's bridge. Each frame costs such an end a system call and a pass through the host's network stack.
+    pub join_in_patch: bool,
 }
 
 impl Default for PortPolicy {
     fn default() -> Self {
-        PortPolicy { mac: None, filter: None, addresses: 32, join: true }
+        PortPolicy { mac: None, filter: None, addresses: 32, join: true, join_in_patch: false }
     }
 }
 

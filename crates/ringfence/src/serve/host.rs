@@ -410,7 +410,8 @@ impl<P: Platform> Vifs<P> {
             let port = TapPort::new(tap.fd, tap.offloads, vif.mtu, Arc::clone(counters));
             Box::new(port) as Box<dyn Port>
         });
-        let policy = PortPolicy::default();
+        // Otherwise each frame of a guest without segmentation offload is a write.
+        let policy = PortPolicy { join_in_patch: true, ..PortPolicy::default() };
         let port = dataplane.add_queues(ports.collect(), policy, &tap_port_name(&name))?;
         vif.attached =
             Some(Attached::Tap(TapAttachment { dataplane, tap, port: Some(port), bridge }));

@@ -29,11 +29,14 @@ impl DataplaneWorker {
         if self.ports.len() <= index {
             self.ports.resize_with(index + 1, || None);
         }
-        let join = policy.join;
+        let joins = match self.fabric {
+            Fabric::Switch(_) => policy.join,
+            Fabric::Patch(_) => policy.join_in_patch,
+        };
         self.fabric.attach(port_index, policy)?;
         if let Some(port) = port {
             let mut entry = PortEntry::new(id, name, port, index as u64);
-            entry.joins = join && matches!(self.fabric, Fabric::Switch(_));
+            entry.joins = joins;
             if let Err(error) = entry.watch(&self.epoll) {
                 entry.unwatch(&self.epoll);
                 self.fabric.detach(port_index);

@@ -3,8 +3,8 @@ use std::thread::JoinHandle;
 
 use ringfence_frame::batch::HEADER_MAX;
 use ringfence_frame::commands::{PortCommand, PortReply};
-use ringfence_frame::port::{Fault, Port, PortCapabilities};
-use ringfence_frame::testing::{MemoryPeer, MemoryPort};
+use ringfence_frame::port::{Fault, GsoOffload, Port, PortCapabilities};
+use ringfence_frame::testing::{MemoryPeer, MemoryPort, tcp_frame};
 use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 
@@ -503,6 +503,46 @@ fn blank_checksum_is_completed_for_plain_port() {
         1,
         "GSO metadata on a frame without TCP"
     );
+}
+
+/// Sends frames through a patch to a port with these capabilities, in one round. Returns what the port gets.
+fn through_patch(
+    sent: &[(Vec<u8>, OffloadMeta)],
+    capabilities: PortCapabilities,
+    join_in_patch: bool,
+) -> Vec<(Vec<u8>, OffloadMeta)> {
+    let fabric = Fabric::Patch(Patch::new());
+    let (mut worker, _handle) =
+        DataplaneWorker::new(fabric, DataplaneConfig::default(), Arc::default(), |_| ()).unwrap();
+    let (from, from_peer) = port();
+    let (to, to_peer) = MemoryPort::pair(256, capabilities).unwrap();
+    add(&mut worker, from, "from");
+    let policy = PortPolicy { join_in_patch, ..PortPolicy::default() };
+    worker.add(Some(Box::new(to)), 1, None, policy, "to".into()).unwrap();
+    sent.iter().for_each(|(bytes, meta)| from_peer.send(bytes, *meta));
+    worker.round();
+    std::iter::from_fn(|| to_peer.take()).collect()
+}
+
+#[test]
+fn segments_are_joined_in_patch_only_if_policy_of_port_says_so() {
+    let gso = Some(Gso { kind: GsoKind::TcpV4, ecn: false, size: 1400 });
+    let whole = (
+        tcp_frame(false, 14_000),
+        OffloadMeta { checksum: Checksum::Partial { start: 34, offset: 16 }, gso },
+    );
+    let segments =
+        through_patch(std::slice::from_ref(&whole), PortCapabilities::plain(1500), false);
+    assert_eq!(segments.len(), 10);
+    let takes_all = PortCapabilities {
+        checksum: ringfence_frame::ChecksumOffload::Any,
+        gso: GsoOffload { tcp_v4: true, tcp_v6: true, ecn: true, udp: true },
+        scatter_gather: true,
+        ..PortCapabilities::plain(1500)
+    };
+    assert_eq!(through_patch(&segments, takes_all, true), [whole]);
+    assert_eq!(through_patch(&segments, takes_all, false), segments);
+    assert_eq!(through_patch(&segments, PortCapabilities::plain(1500), true), segments);
 }
 
 #[test]
