@@ -10,7 +10,7 @@ use crate::exec::Cmd;
 use crate::tools::{self, Tool, Toolbox};
 
 /// Waits until no other process builds the product `name` of this cache. It may be there then. The lock ends with the file.
-pub(super) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
+pub(crate) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
     std::fs::create_dir_all(cache)?;
     let lock = File::create(cache.join(format!("{name}.lock")))?;
     flock(&lock, FlockOperation::LockExclusive)?;
