@@ -18,12 +18,17 @@ mount -t tmpfs -o mode=0755 clients /mnt
 mkdir /mnt/upper /mnt/work /mnt/new
 mount -t overlay -o lowerdir="$root",upperdir=/mnt/upper,workdir=/mnt/work root /mnt/new
 new=/mnt/new
-mkdir -p $new/clients $new/vm/lib $new/programs $new/old
+mkdir -p $new/clients $new/vm/lib $new/programs $new/kernel $new/old
 touch $new/results
 mount --bind "$here" $new/clients
 mount --bind "$here/../vm/lib" $new/vm/lib
 mount --bind "$programs" $new/programs
 mount --bind "$results" $new/results
+mount --bind "$root/../kernel" $new/kernel
+if [ -n "${PODMAN_TESTS:-}" ]; then
+    mkdir $new/podman-tests
+    mount --bind -o ro "$PODMAN_TESTS" $new/podman-tests
+fi
 chmod 0666 $new/results
 mount -t proc proc $new/proc
 mount -t sysfs sysfs $new/sys
@@ -65,8 +70,8 @@ printf '127.0.0.1 localhost\n::1 localhost\n' >/etc/hosts
 unshare --net sleep infinity &
 outside=$!
 until [ "$(readlink /proc/$outside/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
-ip link set lo up
-ip link add wan0 type veth peer name out0 netns $outside
+. /vm/lib/host-network.sh
+host_network $outside
 outside() { nsenter --net=/proc/$outside/ns/net "$@"; }
 outside sh -ec '
     echo 0 >/proc/sys/net/ipv6/conf/out0/accept_dad
@@ -77,12 +82,6 @@ outside sh -ec '
     ip address add 2001:db8:ffff::1/128 dev lo nodad
     ip link set out0 up
 '
-echo 0 >/proc/sys/net/ipv6/conf/wan0/accept_dad
-ip address add 192.0.2.2/24 dev wan0
-ip address add 2001:db8:1::2/64 dev wan0 nodad
-ip link set wan0 up
-ip route add default via 192.0.2.1
-ip -6 route add default via 2001:db8:1::1
 echo '0 2147483647' >/proc/sys/net/ipv4/ping_group_range
 
 # Servers outside, a server at the loopback of this host, and a shell outside for the scenario.

@@ -3,7 +3,7 @@
     serve    TCP and UDP: answers with the client's address, and the length and the hash of what came
     tcp      sends LENGTH bytes to a server, and prints the answer if the hash is right
     udp      the same by one datagram
-    names    name server for www.far.test, 198.51.100.1 and 2001:db8:ffff::1
+    names    name server for www.far.test and l.root-servers.net: 198.51.100.1 and 2001:db8:ffff::1
     shell    runs the commands that arrive at the Unix socket ADDRESS
 """
 import hashlib
@@ -15,6 +15,8 @@ import threading
 import time
 
 PATTERN = bytes(range(251))
+# Names that the name server knows.
+NAMES = [b"\3www\3far\4test\0", b"\1l\x0croot-servers\3net\0"]
 # Commands that the scenarios give to a shell.
 FUNCTIONS = "tcp() { python3 /clients/peer.py tcp $*; }; udp() { python3 /clients/peer.py udp $*; }; "
 
@@ -112,7 +114,7 @@ def names(address, port, *_):
     while True:
         query, client = server.recvfrom(512)
         end = query.index(b"\0", 12) + 5
-        is_known = query[12 : end - 4] == b"\3www\3far\4test\0"
+        is_known = query[12 : end - 4] in NAMES
         kind = int.from_bytes(query[end - 4 : end - 2], "big")
         value = known.get(kind) if is_known else None
         answer = b"\xc0\x0c" + query[end - 4 : end] + b"\0\0\0\1" + len(value).to_bytes(2, "big") + value if value else b""

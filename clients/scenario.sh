@@ -15,7 +15,7 @@ outside() { python3 /clients/peer.py outside /run/outside 0 "$*"; }
 tcp() { python3 /clients/peer.py tcp "$@"; }
 udp() { python3 /clients/peer.py udp "$@"; }
 # Prints the process ids of networks, of whichever program.
-networks() { pgrep -f '^(ringfence internal|[^ ]*(pasta|pasta.avx2|slirp4netns|ringfence)) '; }
+networks() { pgrep -f '^(ringfence internal|[^ ]*(pasta|pasta.avx2|passt|passt.avx2|slirp4netns|ringfence)) '; }
 none_left() { ! networks; }
 
 # is_ringfence: whether `pasta` is Ringfence's.

@@ -11,15 +11,8 @@ transport=$1 ringfence=$2 traffic=$3 share=$4
 shift 4
 beside() { setpriv --pdeathsig KILL -- "$@" & }
 
-ip link set lo up
-ip link add wan0 type veth peer name out0
-ip link set out0 up
-echo 0 >/proc/sys/net/ipv6/conf/wan0/accept_dad
-ip address add 192.0.2.2/24 dev wan0
-ip address add 2001:db8:1::2/64 dev wan0 nodad
-ip link set wan0 up
-ip route add default via 192.0.2.1
-ip -6 route add default via 2001:db8:1::1
+. "$(dirname "$0")/../lib/host-network.sh"
+host_network
 echo '0 0' >/proc/sys/net/ipv4/ping_group_range
 mount -t tmpfs passt /dev/shm
 
@@ -50,16 +43,15 @@ beside sh -c '
     "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
 ' "$traffic" "$share"
 
-start() {
-    "$@" --one-off --socket /dev/shm/passt.socket --log-file "$share/uplink.log" -t 8080:7002 -D 127.0.0.1 -S test
-}
+start() { "$@" --one-off --socket /dev/shm/passt.socket --log-file "$share/uplink.log" -t 8080:7002 -S test; }
 loopback='--map-host-loopback 192.0.2.80 --map-host-loopback 2001:db8:1::80'
 case $transport in
-    stream) start "$ringfence" passt --debug $loopback ;;
-    vhost-user) start "$ringfence" passt --vhost-user --debug $loopback ;;
+    stream) start "$ringfence" passt --debug -D 127.0.0.1 $loopback ;;
+    vhost-user) start "$ringfence" passt --vhost-user --debug -D 127.0.0.1 $loopback ;;
     debian)
         passt --version | head -n 1 >&2
-        start passt
+        # It passes 127.0.0.1 on as it is, to the machine's own loopback. The gateway leads to that of the host.
+        start passt -D 192.0.2.1
         ;;
 esac
 card=virtio-net-pci,netdev=card,mac=52:54:00:12:34:56

@@ -52,6 +52,9 @@ pub(crate) struct ClientsArgs {
     /// Directory for the Debian system and the programs; by default `clients` in the target directory
     #[arg(long, value_name = "FOLDER", env = "RINGFENCE_CLIENTS_CACHE")]
     cache: Option<PathBuf>,
+    /// Folder test/system of Podman's source, of the version that is installed; its tests of pasta run, too
+    #[arg(long, value_name = "FOLDER")]
+    podman_tests: Option<PathBuf>,
     /// Print the log of each scenario
     #[arg(long, short)]
     verbose: bool,
@@ -65,6 +68,12 @@ pub(crate) struct ClientsArgs {
 enum Suite {
     Podman,
     Rootlesskit,
+    /// passt's own tests of pasta
+    Namespaces,
+    /// pesto, Ringfence's and passt's
+    Pesto,
+    /// QEMU and libvirt
+    Machines,
 }
 
 impl Suite {
@@ -72,6 +81,9 @@ impl Suite {
         match self {
             Suite::Podman => "podman",
             Suite::Rootlesskit => "rootlesskit",
+            Suite::Namespaces => "namespaces",
+            Suite::Pesto => "pesto",
+            Suite::Machines => "machines",
         }
     }
 }
@@ -128,7 +140,7 @@ pub(crate) fn run(args: &ClientsArgs, root: &Path, target: &Path) -> anyhow::Res
     Ok(rows
         .iter()
         .flat_map(|row| &row.tallies)
-        .all(|(peer, tally)| *peer == Peer::Debian || tally.failures().is_empty()))
+        .all(|(peer, tally)| *peer != Peer::Ringfence || tally.failures().is_empty()))
 }
 
 fn build(root: &Path, target: &Path) -> anyhow::Result<PathBuf> {
@@ -192,6 +204,10 @@ fn run_scenario(
         .args([host.as_os_str(), system.root().as_os_str(), system.programs(peer).as_os_str()])
         .args([results.as_os_str()])
         .args([scenario.suite.name(), &scenario.name, client]);
+    let command = match &args.podman_tests {
+        Some(tests) => command.env("PODMAN_TESTS", std::path::absolute(tests)?),
+        None => command,
+    };
     let start = Instant::now();
     let status = command.run_to_file(root, &log)?;
     let mut tally = Tally::new(&scenario.name);
@@ -224,7 +240,7 @@ mod tests {
     fn scenarios_of_the_repository_have_their_fields() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         for suite in Suite::value_variants() {
-            assert!(find(&root.join("clients").join(suite.name()), *suite).unwrap().len() >= 5);
+            assert!(!find(&root.join("clients").join(suite.name()), *suite).unwrap().is_empty());
         }
     }
 }

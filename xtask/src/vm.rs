@@ -8,7 +8,7 @@
 
 mod apt;
 mod boots;
-mod build;
+pub(crate) mod build;
 mod cpio;
 mod debug_kernel;
 mod guest_driver;

@@ -1,5 +1,6 @@
 //! Debian system of the scenarios, and the programs in it: Podman, RootlessKit, and both programs called `pasta`.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -8,6 +9,7 @@ use clap::ValueEnum;
 use super::Suite;
 use crate::exec::Cmd;
 use crate::tools::Toolbox;
+use crate::vm::build::lock;
 
 /// Debian release of the system: the first one with a Podman that starts pasta.
 const RELEASE: &str = "trixie";
@@ -31,7 +33,29 @@ const PACKAGES: &[&str] = &[
     "rootlesskit",
     "buildah",
     "catatonit",
+    // For Podman's own tests, and for images of containers.
+    "bats",
+    "jq",
+    "socat",
+    "file",
+    "busybox-static",
+    "kmod",
+    "xz-utils",
+    "cpio",
 ];
+
+/// Packages for virtual machines. They need systemd, which debootstrap cannot configure.
+const MACHINES: &[&str] =
+    &["qemu-system-x86", "libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients"];
+
+/// File with the version of a package that is unpacked beside the system.
+const VERSION: &str = "version";
+/// Name of passt's pesto beside Ringfence's.
+const REAL_PESTO: &str = "real-pesto";
+
+/// Packages that are unpacked beside the system: directory in the cache, and name for apt-get.
+const BESIDE: &[(&str, &str)] =
+    &[("current", "passt/trixie-backports"), ("kernel", "linux-image-cloud-amd64")];
 
 /// Versions of RootlessKit beside Debian's: name in the table, and module.
 const ROOTLESSKITS: &[(&str, &str)] = &[
@@ -46,6 +70,8 @@ pub(super) enum Peer {
     Ringfence,
     /// The one of Debian's package passt.
     Debian,
+    /// The newest one: of the same package in Debian's backports.
+    Current,
 }
 
 impl Peer {
@@ -53,6 +79,7 @@ impl Peer {
         match self {
             Peer::Ringfence => "ringfence",
             Peer::Debian => "debian",
+            Peer::Current => "current",
         }
     }
 }
@@ -63,21 +90,27 @@ pub(super) struct System {
     runs: PathBuf,
     /// Programs of [`ROOTLESSKITS`] that could be built.
     kits: Vec<&'static str>,
+    /// Held for as long as the system is in use: another process would replace programs and results.
+    _lock: File,
 }
 
 impl System {
-    /// Makes the system in `cache`, as far as it is not there.
+    /// Makes the system in `cache`, as far as it is not there. Waits for other processes that use it.
     pub(super) fn prepare(
         cache: &Path,
         program: &Path,
         toolbox: &Toolbox,
     ) -> anyhow::Result<System> {
-        std::fs::create_dir_all(cache)?;
+        let lock = lock(cache, "clients")?;
         install_debian(cache, toolbox)?;
+        for (folder, package) in BESIDE {
+            unpack_beside(cache, folder, package)?;
+        }
         let kits =
             ROOTLESSKITS.iter().filter(|(name, module)| build_kit(cache, name, module, toolbox));
         let kits: Vec<_> = kits.map(|(name, _)| *name).collect();
-        let system = System { cache: cache.to_owned(), runs: cache.join("runs"), kits };
+        let system =
+            System { cache: cache.to_owned(), runs: cache.join("runs"), kits, _lock: lock };
         for peer in Peer::value_variants() {
             system.lay_programs(*peer, program)?;
         }
@@ -104,6 +137,14 @@ impl System {
                 std::os::unix::fs::symlink("ringfence", folder.join(name))?;
             }
         }
+        std::fs::hard_link(self.current("pesto"), folder.join(REAL_PESTO))
+            .context("pesto of passt in Debian's backports")?;
+        if peer == Peer::Current {
+            for name in ["pasta", "pasta.avx2", "passt", "passt.avx2", "pesto"] {
+                std::fs::hard_link(self.current(name), folder.join(name))
+                    .with_context(|| format!("{name} of passt in Debian's backports"))?;
+            }
+        }
         Ok(())
     }
 
@@ -117,11 +158,20 @@ impl System {
         self.cache.join("programs").join(peer.name())
     }
 
+    /// Returns the path of a program of the newest passt.
+    fn current(&self, name: &str) -> PathBuf {
+        self.cache.join("current/usr/bin").join(name)
+    }
+
     /// Returns the programs whose scenarios are those of the suite.
     pub(super) fn clients(&self, suite: Suite) -> Vec<String> {
         let of_debian = std::iter::once(suite.name());
-        let kits = self.kits.iter().copied().filter(|_| suite == Suite::Rootlesskit);
-        of_debian.chain(kits).map(str::to_owned).collect()
+        let others: &[&str] = match suite {
+            Suite::Rootlesskit => &self.kits,
+            Suite::Pesto => &[REAL_PESTO],
+            Suite::Podman | Suite::Machines | Suite::Namespaces => &[],
+        };
+        of_debian.chain(others.iter().copied()).map(str::to_owned).collect()
     }
 
     /// Creates a directory for the results of a scenario.
@@ -144,8 +194,14 @@ impl System {
             inside(&words)
         };
         let mut versions: Vec<String> =
-            ["podman", "netavark", "crun", "rootlesskit", "passt"].map(query).into();
+            ["podman", "netavark", "crun", "rootlesskit", "passt", "qemu-system-x86", "libvirt0"]
+                .map(query)
+                .into();
         versions.extend(self.kits.iter().map(|name| (*name).to_owned()));
+        for (folder, _) in BESIDE {
+            let version = std::fs::read_to_string(self.cache.join(folder).join(VERSION));
+            versions.push(version.unwrap_or_default().trim().to_owned());
+        }
         let own = self.programs(Peer::Ringfence).join("pasta");
         let own = Cmd::new(own).args(["--version"]).output(&self.cache);
         versions.push(own.ok().and_then(Result::ok).unwrap_or_default().trim().to_owned());
@@ -157,7 +213,8 @@ impl System {
 fn install_debian(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
     let (root, record) = (cache.join(RELEASE), cache.join(format!("{RELEASE}.packages")));
     let packages = PACKAGES.join(",");
-    if std::fs::read_to_string(&record).is_ok_and(|text| text == packages) {
+    let all = [PACKAGES, MACHINES].concat().join(",");
+    if std::fs::read_to_string(&record).is_ok_and(|text| text == all) {
         return Ok(());
     }
     if root.exists() {
@@ -169,7 +226,46 @@ fn install_debian(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
         .env("PATH", toolbox.path())
         .run(cache)?;
     anyhow::ensure!(installed, "debootstrap failed: {}/debootstrap has its log", root.display());
-    Ok(std::fs::write(&record, packages)?)
+    let script = "printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d && \
+        DEBIAN_FRONTEND=noninteractive exec apt-get -qq install --no-install-recommends \"$@\"";
+    let installed = Cmd::new("chroot")
+        .args([root.as_os_str()])
+        .args(["sh", "-c", script, "sh"])
+        .args(MACHINES.iter().copied())
+        .run(cache)?;
+    anyhow::ensure!(installed, "{} cannot be installed", MACHINES.join(", "));
+    Ok(std::fs::write(&record, all)?)
+}
+
+/// Unpacks a package into a directory of the cache, with the package manager of the system. The package of a kernel
+/// names the one to unpack.
+fn unpack_beside(cache: &Path, folder: &str, package: &str) -> anyhow::Result<()> {
+    const SCRIPT: &str = r#"
+        cd "$(mktemp -d)"
+        echo 'deb http://deb.debian.org/debian trixie-backports main' >/etc/apt/sources.list.d/backports.list
+        apt-get -qq update
+        package=$1
+        case $package in
+            linux-image-*) package=$(apt-cache depends "$package" | sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p') ;;
+        esac
+        apt-get -qq -o APT::Sandbox::User=root download "$package"
+        dpkg-deb --extract ./*.deb /beside
+        dpkg-deb --showformat='${Package} ${Version}' --show ./*.deb >/beside/version
+    "#;
+    let (root, done) = (cache.join(RELEASE), cache.join(folder));
+    if done.exists() {
+        return Ok(());
+    }
+    let beside = root.join("beside");
+    if beside.exists() {
+        std::fs::remove_dir_all(&beside)?;
+    }
+    let unpacked = Cmd::new("chroot")
+        .args([root.as_os_str()])
+        .args(["sh", "-ec", SCRIPT, "sh", package])
+        .run(cache)?;
+    anyhow::ensure!(unpacked, "{package} cannot be unpacked");
+    Ok(std::fs::rename(beside, done)?)
 }
 
 /// Builds a version of RootlessKit. Returns `false`, after a message, if that is not possible.

@@ -22,7 +22,7 @@ pub(super) static LINUX_NEEDS: &[&Tool] = &[
 ];
 
 /// Waits until no other process builds the product `name` of this cache. It may be there then. The lock ends with the file.
-pub(super) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
+pub(crate) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
     std::fs::create_dir_all(cache)?;
     let lock = File::create(cache.join(format!("{name}.lock")))?;
     flock(&lock, FlockOperation::LockExclusive)?;
