@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use clap::{ArgGroup, Args, CommandFactory, FromArgMatches, Parser};
 use serde_json::{Value, json};
 
-use super::network::without_none;
+use super::auto_ports::without_none;
 use super::ports::{Listen, PortSpec};
 use super::{STATUS_FAILED, complain, problem};
 use crate::causes::causes;
