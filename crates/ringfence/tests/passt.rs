@@ -102,8 +102,12 @@ fn machine_on_vfkit_socket_exchanges_data_in_both_directions() {
 fn program_on_vfkit_socket_ends_with_its_machine_and_serves_nobody_else() {
     let world = world!();
     let background = Background::start(&world, "pid", "--vfkit -s vm.socket -u 5353:53 --quiet");
-    let script =
-        format!("{CONFIGURE_V4}\necho configured\nuntil [ -e asked ]; do sleep 0.05; done");
+    // The ping tells the uplink the machine's Ethernet address.
+    let script = format!(
+        "{CONFIGURE_V4}
+         ping -c 1 -W 5 {OUTSIDE_V4} >/dev/null; echo configured
+         until [ -e asked ]; do sleep 0.05; done"
+    );
     let machine = machine(&world, "vfkit:vm.socket", &script);
     assert!(eventually(LONG, || machine.stdout.text().contains("configured")));
     let other = "import socket; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

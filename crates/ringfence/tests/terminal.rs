@@ -127,6 +127,31 @@ fn ctrl_c_ends_only_guest_of_that_terminal() {
     lab.assert_no_switch();
 }
 
+/// The scheduler divides the processors among sessions, so the uplink stays in that of its guest. The keys of the terminal,
+/// and writes to its input, are not for it.
+#[test]
+fn uplink_shares_session_of_its_guest_but_not_terminal() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let run = [RINGFENCE, "run", "-q", "--switch", "none", "--uplink", "host", "--", "cat"];
+    let mut screen = Screen::start(&lab, &run);
+    screen.type_to_cat("typed");
+    let leader = rustix::process::Pid::from_child(&screen.session);
+    let all = support::processes::descendants(leader);
+    let launcher = all.iter().find(|process| process.pid == leader).unwrap();
+    let [_, session, terminal] = launcher.job();
+    assert_ne!(terminal, 0, "the launcher has the terminal");
+    let uplink = all.iter().find(|process| process.is_role("uplink")).unwrap();
+    let supervisor = all.iter().find(|p| p.pid.as_raw_nonzero().get() == uplink.parent).unwrap();
+    let group = supervisor.pid.as_raw_nonzero().get();
+    for process in [supervisor, uplink] {
+        assert_eq!(process.job(), [group, session, 0], "{process:?}");
+    }
+    screen.press("\x03");
+    assert_eq!(screen.finish(), 130);
+    lab.assert_no_switch();
+}
+
 /// Returns `true` if the driver domain was started from the screen: its launcher is the session's leader.
 fn is_of(process: &support::processes::Process, screen: &Screen) -> bool {
     let root = rustix::process::Pid::from_child(&screen.session);

@@ -58,7 +58,7 @@ impl DomainKind {
         }
     }
 
-    /// Returns `true` if the inner process is sandboxed and has a session of its own.
+    /// Returns `true` if the inner process is sandboxed. It has no controlling terminal.
     pub fn is_sandboxed(self) -> bool {
         !matches!(self, DomainKind::Guest)
     }

@@ -31,6 +31,7 @@ use super::ids::{MapWriter, Maps, OwnIds};
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
 use super::{Ending, die_with_parent, limits, signals};
 use ringfence_sys::poll::wait_any;
+use ringfence_sys::terminal;
 
 /// Time limit for a command of the launcher.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -217,13 +218,28 @@ fn prepare_self(kind: DomainKind) -> Result<(), SupervisorError> {
         DomainKind::Uplink => c"rf-keep-uplink",
     };
     rustix::thread::set_name(name).map_err(|errno| fail(errno.into()))?;
-    if kind.is_sandboxed() {
-        rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
+    match kind {
+        DomainKind::Guest => {}
+        DomainKind::Uplink => leave_terminal().map_err(&fail)?,
+        DomainKind::Driver | DomainKind::Frontend => {
+            rustix::process::setsid().map_err(|errno| fail(errno.into()))?;
+        }
     }
     if kind == DomainKind::Driver {
         limits::lift();
     } else {
         die_with_parent().map_err(&fail)?;
+    }
+    Ok(())
+}
+
+/// Leaves the terminal and the process group of its keys, but stays in the launcher's session if possible. The kernel
+/// divides the processors among sessions first, and an uplink works for the command of this one.
+fn leave_terminal() -> io::Result<()> {
+    if terminal::detach().unwrap_or(false) {
+        rustix::process::setpgid(None, None)?;
+    } else {
+        rustix::process::setsid()?;
     }
     Ok(())
 }

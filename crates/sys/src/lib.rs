@@ -1,7 +1,7 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
 //! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`],
-//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`]) or serves threads that poll
+//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`], [`terminal`]) or serves threads that poll
 //! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
@@ -24,6 +24,7 @@ pub mod rules;
 pub mod signals;
 pub mod socket;
 pub mod tap;
+pub mod terminal;
 pub mod vhost;
 
 #[cfg(doctest)]

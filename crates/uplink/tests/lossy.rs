@@ -1,5 +1,6 @@
 //! TCP through an uplink whose host reaches the outside by an impaired network, which loses, duplicates, delays
-//! and reorders packets, and changes its MTU. Hashes show that all data arrives unchanged.
+//! and reorders packets, and changes its MTU, and through one whose link to the guest loses frames. Hashes show that all
+//! data arrives unchanged.
 //!
 //! Guest and host are one network namespace, the outside is another. `10.9.0.3`, which leads to the uplink,
 //! stands for the server outside.
@@ -10,13 +11,14 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ringfence_frame::tap::TapPort;
-use ringfence_frame::{Batch, Port};
+use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
@@ -25,6 +27,7 @@ use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::link::tap::TapLink;
 use ringfence_uplink::link::vhost_net::frames::FrameShape;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 
@@ -157,6 +160,16 @@ struct Running {
 
 impl Running {
     fn start(impairment: Impairment, mtu: u16) -> (Running, TcpListener) {
+        let (running, server, _) = Running::with_link(impairment, mtu, |link| link);
+        (running, server)
+    }
+
+    /// Starts an uplink whose link to the guest is that of `wrap`. Returns its counters, too.
+    fn with_link<L: Port + GuestLink + Send + 'static>(
+        impairment: Impairment,
+        mtu: u16,
+        wrap: impl FnOnce(TapLink) -> L,
+    ) -> (Running, TcpListener, Arc<UplinkCounters>) {
         ip("link set lo up");
         let (server, out) = outside();
         let wan = interface("wan0", HOST);
@@ -169,10 +182,10 @@ impl Running {
         let config = Config { mtu, access, ..Config::default() };
         let counters = Arc::<UplinkCounters>::default();
         let host = RealHost::new(Arc::clone(&counters)).unwrap();
-        let uplink = Uplink::new(config, Box::new(host), counters);
+        let uplink = Uplink::new(config, Box::new(host), Arc::clone(&counters));
         let system = Arc::new(Counters::default());
         let link = TapLink::new(tap.fd, tap.offloads, mtu, FrameShape::default(), system).unwrap();
-        let runner = Runner::new(uplink, link, Clock::default(), Duration::ZERO);
+        let runner = Runner::new(uplink, wrap(link), Clock::default(), Duration::ZERO);
         let (one, ended_one) = UnixStream::pair().unwrap();
         let (other, ended_other) = UnixStream::pair().unwrap();
         let running = Running {
@@ -182,7 +195,7 @@ impl Running {
                 carry([wan, out], impairment, &ended_other)
             })),
         };
-        (running, server)
+        (running, server, counters)
     }
 
     /// Stops both threads. Returns the number of frames lost.
@@ -191,6 +204,66 @@ impl Running {
         let ended = self.uplink.take().unwrap().join().unwrap();
         assert!(matches!(ended, RunnerEnd::Stopped), "{ended}");
         self.impairment.take().unwrap().join().unwrap()
+    }
+}
+
+/// Link to the guest that loses the last frames of some commits, in bursts.
+struct LossyLink {
+    link: TapLink,
+    seed: LossyLine,
+}
+
+impl GuestLink for LossyLink {
+    fn capabilities(&self) -> PortCapabilities {
+        GuestLink::capabilities(&self.link)
+    }
+
+    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
+        self.link.reserve(count, len, slots);
+    }
+
+    fn commit(&mut self, frames: &[Committed]) {
+        let lost = if self.seed.draw() % 100 < 10 { frames.len().div_ceil(2) } else { 0 };
+        self.seed.lost += lost as u64;
+        self.link.commit(&frames[..frames.len() - lost]);
+    }
+
+    fn flush(&mut self) {
+        GuestLink::flush(&mut self.link);
+    }
+}
+
+impl Port for LossyLink {
+    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
+        self.link.receive(batch, budget)
+    }
+
+    fn complete(&mut self) -> Result<(), Fault> {
+        self.link.complete()
+    }
+
+    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
+        self.link.transmit(batch, frames)
+    }
+
+    fn flush(&mut self) -> Result<(), Fault> {
+        Port::flush(&mut self.link)
+    }
+
+    fn arm(&mut self) -> Result<bool, Fault> {
+        self.link.arm()
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.link.wait_fds()
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        Port::capabilities(&self.link)
+    }
+
+    fn counters(&self) -> &Arc<PortCounters> {
+        self.link.counters()
     }
 }
 
@@ -283,5 +356,23 @@ fn tcp_arrives_unchanged_while_mtu_changes() {
         drop(done);
         assert!(changing.join().unwrap() > 3, "the transfer ended before the MTU changed");
         running.end();
+    });
+}
+
+/// The uplink offers no SACK. A lost frame is found by duplicate acknowledgements, the next one of the same burst a round
+/// trip later (RFC 6582); a timeout is for the end of the data only.
+#[test]
+fn frames_lost_on_the_link_to_the_guest_are_sent_again_mostly_without_a_timeout() {
+    let name = "frames_lost_on_the_link_to_the_guest_are_sent_again_mostly_without_a_timeout";
+    in_namespaces(name, || {
+        let unimpaired = Impairment { lost: 0, twice: 0, late: 0, delay: Duration::ZERO };
+        let wrap = |link| LossyLink { link, seed: LossyLine::new(unimpaired, 0x5eed_0003) };
+        let (running, server, counters) = Running::with_link(unimpaired, 1500, wrap);
+        exchange_by(server, 4, 6_000_000);
+        running.end();
+        let (again, timeouts) = (counters.tcp_retransmitted.get(), counters.tcp_timeouts.get());
+        println!("{again} segments were sent again, {timeouts} timeouts");
+        assert!(again > 10, "too little was lost: {again}");
+        assert!(timeouts * 2 < again, "{timeouts} timeouts for {again} retransmissions");
     });
 }

@@ -17,14 +17,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{Read, Seek};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use ringfence_sandbox::channel::Channel;
-use ringfence_uplink::port_spec::Listen;
 
+use super::auto_ports::{AutoPorts, TABLES};
 use super::inside::Inside;
 use super::messages::Messages;
 use crate::uplink::forward::{Forward, Protocol};
@@ -34,34 +35,9 @@ use crate::uplink::ports::RunningPorts;
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum number of bytes that one scan reads of one file: about 28,000 sockets. Listeners of TCP come first.
 const READ_MAX: u64 = 4 << 20;
-/// Sockets of the namespace's network: their names in `/proc/net`.
-pub(super) const TABLES: [&str; 4] = ["tcp", "tcp6", "udp", "udp6"];
-
 /// State of a TCP socket that listens, and of a UDP socket that is bound and not connected.
 const LISTENS: &str = "0A";
 const BOUND: &str = "07";
-
-/// Option `auto` of one protocol.
-#[derive(Clone, Debug)]
-pub(super) struct AutoPorts {
-    pub(super) protocol: Protocol,
-    pub(super) listen: Listen,
-    /// Addresses at which ports are opened: of the host, or of the namespace's loopback.
-    pub(super) addresses: Vec<IpAddr>,
-    /// Ports with an entry of their own.
-    pub(super) taken: BTreeSet<u16>,
-}
-
-impl AutoPorts {
-    /// Returns `true` if a listener at this port is to be forwarded. Ephemeral ports of UDP belong to clients.
-    fn wants(&self, protocol: Protocol, port: u16, ephemeral: (u16, u16)) -> bool {
-        let is_client = protocol == Protocol::Udp && (ephemeral.0..=ephemeral.1).contains(&port);
-        protocol == self.protocol
-            && !is_client
-            && !self.taken.contains(&port)
-            && !self.listen.is_excluded(port)
-    }
-}
 
 /// Direction of automatic ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,7 +66,7 @@ pub(super) struct Auto {
     next: Instant,
 }
 
-/// What the scans of a session use to open ports, and to close them.
+/// Parts of a session by which its scans open ports, and close them.
 pub(super) struct Opener<'a> {
     pub(super) channel: &'a Channel,
     pub(super) ports: &'a mut RunningPorts,
@@ -100,23 +76,33 @@ pub(super) struct Opener<'a> {
 }
 
 impl Auto {
-    /// Creates scanners: of these files of the namespace, in the order of [`TABLES`], and of the host.
+    /// Creates scanners: of these files of the namespace, in the order of [`TABLES`], and of the host. Returns `None` if
+    /// no port is wanted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the host's files cannot be opened.
     pub(super) fn new(
         inward: Vec<AutoPorts>,
         files: Vec<OwnedFd>,
         outward: Vec<AutoPorts>,
-    ) -> io::Result<Auto> {
+    ) -> anyhow::Result<Option<Auto>> {
+        if inward.is_empty() && outward.is_empty() {
+            return Ok(None);
+        }
         let mut of_host = Vec::new();
         if !outward.is_empty() {
             for name in TABLES {
-                of_host.push(File::open(format!("/proc/net/{name}"))?.into());
+                let path = format!("/proc/net/{name}");
+                let file = File::open(&path).with_context(|| path)?;
+                of_host.push(file.into());
             }
         }
-        Ok(Auto {
+        Ok(Some(Auto {
             inward: Scan::new(Direction::Inward, inward, files),
             outward: Scan::new(Direction::Outward, outward, of_host),
             next: Instant::now(),
-        })
+        }))
     }
 
     /// Returns the time of the next scan.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use ringfence_sys::namespaces::take_inherited;
 use rustix::fs::Mode;
+use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
 use super::greeting::Greeting;
@@ -133,6 +134,10 @@ fn listen(path: &Path, transport: Transport) -> io::Result<(OwnedFd, SocketFile)
             Ok(()) => {
                 let kind = io::ErrorKind::AddrInUse;
                 return Err(io::Error::new(kind, "another process listens there"));
+            }
+            // A datagram socket with a client takes no other one.
+            Err(error) if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "it serves a machine"));
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path)?;
@@ -262,11 +267,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         drop(UnixDatagram::bind(&path).unwrap());
-        let (_socket, file) = listen(&path, Transport::Datagram).unwrap();
+        let (socket, file) = listen(&path, Transport::Datagram).unwrap();
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o077, 0);
         for transport in [Transport::Datagram, Transport::Stream] {
             assert!(listen(&path, transport).is_err(), "{transport:?}");
         }
+        UnixDatagram::from(socket.try_clone().unwrap()).connect(&path).unwrap();
+        let error = listen(&path, Transport::Datagram).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse, "it is connected");
         drop(file);
         assert!(!path.exists());
     }

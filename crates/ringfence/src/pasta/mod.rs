@@ -31,6 +31,7 @@
 mod api;
 pub mod args;
 mod auto;
+mod auto_ports;
 mod control;
 mod greeting;
 mod inside;

@@ -203,7 +203,7 @@ fn connect(channel: &Channel, connection: &Connection, is_own: bool) -> Result<(
     let mut remarks = Vec::new();
     let made = guest::connect(&connection.interface, is_own, connection.configured, &mut remarks);
     let taps = made.map_err(|error| Failure::Network(error.to_string()))?;
-    let wanted = if connection.shows_listeners { &super::auto::TABLES[..] } else { &[] };
+    let wanted = if connection.shows_listeners { &super::auto_ports::TABLES[..] } else { &[] };
     let open = |name: &&str| std::fs::File::open(format!("/proc/self/net/{name}"));
     let tables: Vec<_> = wanted
         .iter()

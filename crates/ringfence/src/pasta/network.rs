@@ -11,10 +11,10 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::config::LeftOut;
 
 use super::args::PastaArgs;
-use super::auto::AutoPorts;
-use super::ports::{Listen, PortSpec};
+use super::auto_ports::{self, AutoPorts, without_none};
+use super::outbound;
+use super::ports::Listen;
 use super::values::{AddressArg, OrNone};
-use super::{outbound, outward};
 use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
@@ -221,7 +221,7 @@ impl Network {
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
-            more_outward: outward::has_auto(args),
+            more_outward: auto_ports::has_outward(args),
             relay: relay(args),
             captures: args.pcap.is_some(),
             verbose: args.debug || args.trace,
@@ -398,15 +398,6 @@ pub(crate) fn hand_over(
         channel.send(&UplinkSockets, &fds)?;
     }
     Ok(())
-}
-
-/// Returns the specifications behind the last `none`.
-pub(super) fn without_none(specs: &[PortSpec]) -> impl Iterator<Item = &Listen> {
-    let start = specs.iter().rposition(|spec| *spec == PortSpec::None).map_or(0, |last| last + 1);
-    specs.iter().skip(start).filter_map(|spec| match spec {
-        PortSpec::Listen(listen) => Some(listen),
-        PortSpec::None => None,
-    })
 }
 
 /// Rejects ports that cannot be forwarded.

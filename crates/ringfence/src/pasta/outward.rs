@@ -12,7 +12,6 @@
 //! The sockets belong to the network of the namespace, so nobody else reaches them. The uplink accepts connections at
 //! them, and leads each to its port of the host, and to no other.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -22,9 +21,9 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use serde::{Deserialize, Serialize};
 
 use super::args::PastaArgs;
-use super::auto::AutoPorts;
+use super::auto_ports::without_none;
 use super::namespace::Report;
-use super::network::{Listeners, without_none};
+use super::network::Listeners;
 use super::ports::Listen;
 use crate::launch::report::printable;
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
@@ -62,30 +61,6 @@ pub(super) fn ports(args: &PastaArgs) -> anyhow::Result<Vec<OutwardPort>> {
         }
     }
     Ok(found)
-}
-
-/// Returns `true` if ports follow the listeners of the host's loopback.
-pub(super) fn has_auto(args: &PastaArgs) -> bool {
-    [&args.tcp_ns, &args.udp_ns].into_iter().flat_map(|specs| without_none(specs)).any(|s| s.auto)
-}
-
-/// Returns the ports that follow the listeners of the host's loopback.
-pub(super) fn auto_ports(args: &PastaArgs) -> Vec<AutoPorts> {
-    let mut found = Vec::new();
-    for (protocol, outward, inward) in [
-        (Protocol::Tcp, &args.tcp_ns, &args.tcp_ports),
-        (Protocol::Udp, &args.udp_ns, &args.udp_ports),
-    ] {
-        // Ports with an entry of their own, and listeners of ours on the host.
-        let mapped = [outward, inward].into_iter().flat_map(|specs| without_none(specs));
-        let taken: BTreeSet<u16> = mapped.flat_map(Listen::ports).map(|(port, ..)| port).collect();
-        for listen in without_none(outward).filter(|listen| listen.auto) {
-            let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-            let (listen, taken) = (listen.clone(), taken.clone());
-            found.push(AutoPorts { protocol, listen, addresses, taken });
-        }
-    }
-    found
 }
 
 fn check(option: &str, listen: &Listen) -> anyhow::Result<()> {
@@ -195,20 +170,6 @@ mod tests {
         ] {
             assert!(found(line).is_err(), "{line}");
         }
-    }
-
-    #[test]
-    fn automatic_ports_towards_the_host_leave_out_ports_of_options() {
-        let words: Vec<_> =
-            ["-T", "auto,81,~82", "-t", "83:84", "17"].into_iter().map(Into::into).collect();
-        let args = super::super::parse(&words).unwrap();
-        assert!(has_auto(&args));
-        let [ports] = &auto_ports(&args)[..] else { panic!("one protocol") };
-        assert_eq!(ports.taken, BTreeSet::from([81, 83]));
-        assert!(ports.listen.is_excluded(82) && ports.addresses.len() == 2);
-        let none: Vec<_> = ["-T", "81", "-U", "none", "17"].into_iter().map(Into::into).collect();
-        let args = super::super::parse(&none).unwrap();
-        assert!(!has_auto(&args) && auto_ports(&args).is_empty());
     }
 
     #[test]

@@ -18,7 +18,7 @@ use ringfence_uplink::port_rules::{
     INBOUND, RULES_MAX, Rule, TABLES_SIZE_MAX, Table, Update, parse_tables, write_updates,
 };
 
-use super::network::without_none;
+use super::auto_ports::without_none;
 use super::ports::PortSpec;
 use super::{STATUS_FAILED, complain, problem};
 use crate::causes::causes;

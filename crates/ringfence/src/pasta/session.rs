@@ -32,6 +32,7 @@ use rustix::process::Signal;
 use super::api::{ApiServer, PortServer};
 use super::args::PastaArgs;
 use super::auto::{Auto, Opener};
+use super::auto_ports;
 use super::control::ControlServer;
 use super::greeting::Greeting;
 use super::inside::Inside;
@@ -98,11 +99,9 @@ impl Session {
         let blocked = signals::blocked()?;
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
         let auto = network.auto_ports(args)?;
-        let outward_auto = outward::auto_ports(args);
-        let has_relay = network::relay(args).is_some();
-        let relayed = has_relay || !outward_auto.is_empty();
-        let shows_listeners = !auto.is_empty();
-        let has_outward = !outward.is_empty();
+        let outward_auto = auto_ports::outward_ports(args);
+        let relayed = network::relay(args).is_some() || !outward_auto.is_empty();
+        let (shows_listeners, has_outward) = (!auto.is_empty(), !outward.is_empty());
         let mut entry = match endpoint {
             Some(endpoint) => Entry::of_machine(endpoint),
             None => {
@@ -110,17 +109,13 @@ impl Session {
                 let connection =
                     Connection { interface, configured, relayed, outward, shows_listeners };
                 let inherited = (blocked, open_files);
-                let run_as = (args, run_as);
-                Entry::of_namespace(target, run_as, connection, inherited, &mut messages)?
+                Entry::of_namespace(target, (args, run_as), connection, inherited, &mut messages)?
             }
         };
         if let (Some((_, channel)), true) = (&entry.process, has_outward) {
             outward::receive(channel, &mut listeners)?;
         }
-        let auto = (shows_listeners || !outward_auto.is_empty())
-            .then(|| Auto::new(auto, entry.tables.split_off(0), outward_auto))
-            .transpose()
-            .context("the listeners of the host")?;
+        let auto = Auto::new(auto, entry.tables.split_off(0), outward_auto)?;
         let ports = RunningPorts::new(listeners.1.len());
         let link = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, listeners.0, egress.head());
@@ -128,11 +123,7 @@ impl Session {
         let uplink = start_uplink(&config, (fds, listeners.1), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
-                let inside = start_inside(entry.existing.as_ref(), channel)?;
-                if has_relay {
-                    inside.refill(uplink.channel())?;
-                }
-                Some(inside)
+                Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
             }
             _ => None,
         };
@@ -417,19 +408,26 @@ impl Entry {
     }
 }
 
-/// Starts the process that creates sockets in the namespace.
-fn start_inside(existing: Option<&Existing>, channel: &Channel) -> anyhow::Result<Inside> {
-    match existing {
-        Some(existing) => Inside::start(&existing.fds()),
+/// Starts the process that creates sockets in the namespace, and passes the first ones to the uplink, which discards them
+/// without relays.
+fn start_inside(
+    existing: Option<&Existing>,
+    channel: &Channel,
+    uplink: &Channel,
+) -> anyhow::Result<Inside> {
+    let inside = match existing {
+        Some(existing) => Inside::start(&existing.fds())?,
         None => match channel.receive_within::<Report>(START_TIMEOUT)? {
             (Report::Namespaces, fds) => {
                 let fds = fds.into_vec();
-                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())
+                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
             }
             (Report::Failed(why), _) => bail!("{}", printable(&why)),
             _ => bail!("the process in the namespace did not report its namespaces"),
         },
-    }
+    };
+    inside.refill(uplink)?;
+    Ok(inside)
 }
 
 /// Returns the user that replaces root, if root of the host runs this.

@@ -50,6 +50,13 @@ impl Process {
             .is_some_and(|now| now.started == self.started)
     }
 
+    /// Returns the process group, the session and the controlling terminal, 0 for none.
+    pub fn job(&self) -> [i32; 3] {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+        [2, 3, 4].map(|at| fields[at].parse().unwrap())
+    }
+
     /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(self.pid, signal).unwrap();

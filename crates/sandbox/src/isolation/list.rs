@@ -144,6 +144,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
     // nbd/src/client/link.rs: a disk's server
     // uplink/src/host/real/datagrams.rs: address of the peer
+    // uplink/src/link/datagram.rs: finding out that the socket of a virtual machine is connected
     on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
     // sandbox/src/isolation/syscalls.rs: abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getpid, &[]),
@@ -351,6 +352,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/stream.rs: bytes
     // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
+    // uplink/src/link/datagram.rs: frames on a datagram socket
     // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // sys/src/datagrams.rs: datagrams, many at a time
@@ -394,6 +396,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy
+    // uplink/src/link/datagram.rs: frames on a datagram socket
     // uplink/src/link/vhost_user/mod.rs: answers to a hypervisor
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread

@@ -7,7 +7,7 @@ use super::{GuestLink, Slots};
 
 /// Link that sends the frames of its own ring.
 pub(super) trait RingLink: GuestLink {
-    /// Returns the ring.
+    /// Returns the ring of committed frames.
     fn ring(&mut self) -> &mut FrameRing;
 
     /// Sends waiting frames until there are none, or the other side has no room.

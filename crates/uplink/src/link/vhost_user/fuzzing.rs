@@ -1,6 +1,8 @@
 //! Fuzz target `vhost_user`: a hypervisor that sends arbitrary messages, and a driver that writes arbitrary virtqueues. A
 //! property test runs it, too.
 
+// #syscall none: a hypervisor of tests
+
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,12 +33,12 @@ const SECOND: usize = 4096;
 /// Maximum of steps in one case.
 const STEPS_MAX: usize = 200;
 
-/// Hypervisor and driver.
+/// Hypervisor and driver of one machine.
 struct Machine {
     socket: UnixStream,
     file: OwnedFd,
     event: OwnedFd,
-    /// The whole file.
+    /// The whole file, mapped.
     memory: LentSlice,
     base: u64,
 }
