@@ -30,7 +30,7 @@ use ringfence_uplink::port_rules::{
 
 use super::api;
 use super::args::PastaArgs;
-use super::network::without_none;
+use super::auto_ports::without_none;
 use crate::uplink::forward::{Forward, PORTS_MAX, Protocol};
 use crate::uplink::ports::{PortFailure, RunningPorts, first_ports};
 
