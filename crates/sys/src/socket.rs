@@ -102,6 +102,16 @@ pub fn set_bind_without_port(socket: impl AsFd) -> io::Result<()> {
     set_int(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1)
 }
 
+/// Lets a socket send to hosts on a link of this host only, without a router (`SO_DONTROUTE`). It has no effect on
+/// IPv6.
+///
+/// # Errors
+///
+/// Returns the kernel's error.
+pub fn send_on_link_only(socket: impl AsFd) -> io::Result<()> {
+    set_int(socket, libc::SOL_SOCKET, libc::SO_DONTROUTE, 1)
+}
+
 fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     let mut vars = [0u32; MEMINFO_VARS];
     let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);

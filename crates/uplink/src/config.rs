@@ -8,6 +8,7 @@ use crate::egress::PolicyInForce;
 use crate::guest::GuestNetwork;
 use crate::share::{Published, Share};
 use crate::tcp::config::TcpConfig;
+use crate::udp::multicast::service::Service;
 
 /// Default hardware address of the router that the guest sees: locally administered.
 pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
@@ -81,6 +82,8 @@ pub struct Config {
     pub datagram_relays_max: usize,
     /// Addresses and services of the guest's network.
     pub guest: GuestNetwork,
+    /// Services whose multicast is carried; none by default.
+    pub multicast: Vec<Service>,
     /// Protocols that are not carried or answered.
     pub left_out: LeftOut,
     /// Position of this engine among the guest's engines.
@@ -132,6 +135,7 @@ impl Default for Config {
             relays_max: RELAYS_MAX,
             datagram_relays_max: DATAGRAM_RELAYS_MAX,
             guest: GuestNetwork::default(),
+            multicast: Vec::new(),
             left_out: LeftOut::default(),
             share: Share::default(),
             name_servers: Arc::default(),

@@ -129,6 +129,12 @@ counters! {
     dhcp_answers;
     /// DHCPv6 replies sent to the guest.
     dhcpv6_answers;
+    /// Datagrams of the guest sent to multicast groups, or to hosts that have asked there.
+    multicast_in;
+    /// Datagrams of multicast groups sent to the guest, and answers to its questions.
+    multicast_out;
+    /// Datagrams of multicast groups dropped: rate, length, a full queue, or the host refused them.
+    multicast_dropped;
     /// Packets dropped: multicast or broadcast destination.
     drop_multicast;
     /// Packets dropped: IPv4 options.

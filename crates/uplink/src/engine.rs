@@ -30,6 +30,8 @@ use crate::replies::Replies;
 use crate::share::{Handoff, Share};
 use crate::tcp::{SegmentRun, Tcp};
 use crate::udp::Udp;
+use crate::udp::multicast::Multicast;
+use crate::udp::multicast::service::Group;
 use crate::udp::relay::DatagramRelays;
 
 /// Uplink of one guest: guest packets on one side, host sockets on the other.
@@ -49,6 +51,7 @@ pub struct Uplink {
     forwards: Forwards,
     relays: Relays,
     datagram_relays: DatagramRelays,
+    multicast: Multicast,
     reassembly: Reassembly,
     advertisements: Advertisements,
     /// Frames and connections for other engines, with the engine's index.
@@ -79,7 +82,7 @@ impl Uplink {
         let icmp = Icmp::new(config.icmp_flows_max);
         let relays = Relays::new(config.relays_max);
         let datagram_relays = DatagramRelays::new(config.datagram_relays_max);
-        Uplink {
+        let mut uplink = Uplink {
             config,
             egress,
             policy_version,
@@ -93,11 +96,16 @@ impl Uplink {
             forwards: Forwards::default(),
             relays,
             datagram_relays,
+            multicast: Multicast::default(),
             reassembly: Reassembly::default(),
             advertisements: Advertisements::default(),
             handoffs: Vec::new(),
             ready: Vec::new(),
+        };
+        if uplink.config.share.index == 0 && !uplink.config.multicast.is_empty() {
+            uplink.publish_udp_ports();
         }
+        uplink
     }
 
     /// Returns the uplink's counters.
@@ -144,8 +152,25 @@ impl Uplink {
             }
         };
         let id = self.udp.listen(socket, guest, &mut context!(self, Duration::ZERO))?;
-        self.config.share.set_udp_forwards(self.udp.forwarded_ports());
+        self.publish_udp_ports();
         Ok(id)
+    }
+
+    /// Publishes the guest's ports whose datagrams this engine alone can send.
+    fn publish_udp_ports(&mut self) {
+        let mut ports = self.udp.forwarded_ports();
+        ports.extend(self.config.multicast.iter().map(|service| service.port()));
+        self.config.share.set_udp_forwards(ports);
+    }
+
+    /// Carries the datagrams of a multicast group, for a service of [`Config::multicast`]. The socket has joined the
+    /// group, and is bound to its address and restricted to its interface.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error if it does not accept the socket.
+    pub fn join(&mut self, socket: OwnedFd, group: Group) -> Result<(), Errno> {
+        self.multicast.join(socket, group, &mut context!(self, Duration::ZERO))
     }
 
     /// Closes the socket of a forwarded port. TCP connections that it has accepted stay. UDP associations of
@@ -158,7 +183,7 @@ impl Uplink {
         }
         self.datagram_relays.unforward(id);
         self.udp.unlisten(id, &mut context!(self, Duration::ZERO));
-        self.config.share.set_udp_forwards(self.udp.forwarded_ports());
+        self.publish_udp_ports();
     }
 
     /// Relays connections from the host's loopback to forwarded ports, and datagrams if they lead to the guest's loopback.
@@ -218,6 +243,17 @@ impl Uplink {
     }
 
     fn packet<'a>(&mut self, packet: &Packet<'a>, run: &mut SegmentRun<'a>, now: Duration) {
+        if Multicast::concerns(packet, &self.config) {
+            if self.config.share.index != 0 {
+                return self.hand_over(0, packet);
+            }
+            if !has_valid_checksum(packet) {
+                return self.counters.drop_checksum.add(1);
+            }
+            if self.multicast.input(packet, &mut context!(self, now)) {
+                return;
+            }
+        }
         let counters = &self.counters;
         if !self.config.access.source_is_allowed(packet.source) {
             return counters.drop_forged_source.add(1);
@@ -384,6 +420,9 @@ impl Uplink {
                 OwnerKind::RelayListener | OwnerKind::RelayClient => {
                     self.datagram_relays.ready(ready);
                 }
+                OwnerKind::MulticastGroup | OwnerKind::MulticastQuestion => {
+                    self.multicast.ready(ready);
+                }
                 _ => tracing::debug!(?ready, "an event without an owner"),
             }
         }
@@ -394,6 +433,7 @@ impl Uplink {
             crate::forward::open(accepted, &mut self.tcp, &mut self.handoffs, context);
         }
         let more = more + self.datagram_relays.run(&mut self.udp, &mut context!(self, now));
+        let more = more + self.multicast.run(&mut context!(self, now));
         Ok(count + more)
     }
 
@@ -448,6 +488,7 @@ impl Uplink {
         self.tcp.run_timers(&mut context!(self, now));
         self.udp.run_timers(&mut context!(self, now));
         self.datagram_relays.run_timers(&mut context!(self, now));
+        self.multicast.run_timers(&context!(self, now));
         self.icmp.run_timers(&mut context!(self, now));
         self.reassembly.forget(&context!(self, now));
         self.advertisements.run_timers(&mut context!(self, now));
@@ -459,6 +500,7 @@ impl Uplink {
             self.tcp.deadline(),
             self.udp.deadline(),
             self.datagram_relays.deadline(),
+            self.multicast.deadline(),
             self.icmp.deadline(),
             self.reassembly.deadline(),
             self.advertisements.deadline(),

@@ -106,6 +106,11 @@ impl<T> Reused<T> {
         self.entries.get_mut(index)?.1.as_mut()
     }
 
+    /// Returns the indices of the entries.
+    pub(crate) fn indices(&self) -> Vec<usize> {
+        (0..self.entries.len()).filter(|&index| self.get(index).is_some()).collect()
+    }
+
     /// Iterates over the values.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().filter_map(|(_, value)| value.as_ref())

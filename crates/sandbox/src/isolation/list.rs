@@ -426,6 +426,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
     // sys/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
+    // uplink/src/host/real/datagrams.rs: interface of questions to multicast groups
     // uplink/src/host/real/outbound.rs: interface of the guest's connections
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, libc::SO_BINDTODEVICE)]),
     // nbd/src/client/link.rs: noticing that a server is gone

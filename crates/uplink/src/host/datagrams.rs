@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 
 use super::Owner;
+use crate::udp::multicast::service::Group;
 
 /// Maximum payload of a datagram in bytes; also the maximum of one send call.
 pub const DATAGRAM_MAX: usize = 65_507;
@@ -58,6 +59,19 @@ pub trait DatagramHost {
         owner: Owner,
         id: u16,
         to: IpAddr,
+    ) -> Result<Box<dyn DatagramSocket>, Errno>;
+
+    /// Opens a UDP socket for questions to a multicast group, and for answers from any host on the group's interface.
+    /// It is bound to the port `from` if that is available.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error: no such interface, or no more sockets.
+    fn open_question(
+        &mut self,
+        owner: Owner,
+        from: u16,
+        group: &Group,
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 
     /// Adopts a bound UDP socket that was created elsewhere. It accepts datagrams from any sender.

@@ -24,10 +24,14 @@ pub enum OwnerKind {
     RelayListener = 9,
     /// Carries the datagrams of one client of a [`RelayListener`](Self::RelayListener).
     RelayClient = 10,
+    /// Receives and sends datagrams of a multicast group.
+    MulticastGroup = 11,
+    /// Carries questions to multicast groups, and the answers.
+    MulticastQuestion = 12,
 }
 
 impl OwnerKind {
-    const ALL: [OwnerKind; 10] = [
+    const ALL: [OwnerKind; 12] = [
         OwnerKind::Tcp,
         OwnerKind::Udp,
         OwnerKind::Icmp,
@@ -38,6 +42,8 @@ impl OwnerKind {
         OwnerKind::Relay,
         OwnerKind::RelayListener,
         OwnerKind::RelayClient,
+        OwnerKind::MulticastGroup,
+        OwnerKind::MulticastQuestion,
     ];
 }
 

@@ -23,6 +23,7 @@ use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, Re
 use super::listen::{ListenHost, Listener};
 use super::relay::{Relay, RelayHost};
 use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
+use crate::udp::multicast::service::Group;
 
 /// Port that refuses connections.
 pub const REFUSES: u16 = 7;
@@ -244,6 +245,15 @@ impl DatagramHost for ScriptedHost {
         _to: IpAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         Ok(Box::new(Echo::new(owner, false, &self.events)))
+    }
+
+    fn open_question(
+        &mut self,
+        owner: Owner,
+        _from: u16,
+        _group: &Group,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        Ok(Box::new(Echo::new(owner, true, &self.events)))
     }
 
     fn connect_udp(

@@ -15,7 +15,7 @@
 //! and the address that the client had contacted. When such a socket is removed ([`Udp::unlisten`]), the
 //! associations of its clients end.
 //!
-//! Datagrams from loopback to loopback do not take the link (`relay`).
+//! Datagrams from loopback to loopback do not take the link (`relay`). Multicast has sockets of its own ([`multicast`]).
 //!
 //! # Limits
 //!
@@ -23,6 +23,7 @@
 //! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
 mod inspect;
+pub mod multicast;
 mod names;
 pub(crate) mod relay;
 mod to_guest;

@@ -23,16 +23,16 @@ use crate::packet::Mac;
 /// Maximum of receive calls in one round.
 const READS: usize = 8;
 /// Length of a UDP header, in bytes.
-const UDP_LEN: usize = 8;
+pub(super) const UDP_LEN: usize = 8;
 /// Length of the longest IP packet, in bytes.
 const IP_MAX: usize = 65_535;
 
 /// Addresses and ports of frames of one association, from the other end to the guest.
 #[derive(Clone, Copy)]
-struct UdpEnds {
-    ends: Ends,
-    from: u16,
-    to: u16,
+pub(super) struct UdpEnds {
+    pub(super) ends: Ends,
+    pub(super) from: u16,
+    pub(super) to: u16,
 }
 
 impl UdpEnds {
@@ -339,7 +339,7 @@ impl<'a> Group<'a> {
 }
 
 /// Writes all headers of a frame whose payload is in place.
-fn write_headers(
+pub(super) fn write_headers(
     udp_ends: &UdpEnds,
     frame: &mut [u8],
     id: u16,

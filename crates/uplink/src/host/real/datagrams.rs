@@ -12,6 +12,7 @@
 // #syscall uplink sendto: datagrams to the peer of the socket
 // #syscall uplink setsockopt 1=IPPROTO_IP: hop limit of a datagram
 // #syscall uplink setsockopt 1=IPPROTO_IPV6: hop limit of a datagram
+// #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_BINDTODEVICE: interface of questions to multicast groups
 // #syscall uplink setsockopt 1=IPPROTO_ICMPV6: message filter
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding a socket's queue
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_SNDBUF: bounding a socket's queue
@@ -30,6 +31,7 @@ use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, i
 
 use super::Source;
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
+use crate::udp::multicast::service::Group;
 
 /// Size of a socket's buffer in each direction, in bytes.
 const BUFFER: usize = 1 << 21;
@@ -98,6 +100,23 @@ impl RealDatagrams {
         socket.bind_from(to, id, source)?;
         socket.enable_errors();
         rustix::net::connect(&socket.fd, &SocketAddr::new(to, 0))?;
+        Ok(socket)
+    }
+
+    /// Opens a UDP socket for questions to a multicast group, restricted to its interface.
+    pub(crate) fn question(from: u16, group: &Group) -> Result<RealDatagrams, Errno> {
+        let (ip, hops) = (group.address, group.service.hops());
+        let socket = RealDatagrams::open(ip, ipproto::UDP)?;
+        ringfence_sys::socket::bind_to_interface(&socket.fd, &group.interface).map_err(errno)?;
+        if socket.is_v6 {
+            sockopt::set_ipv6_v6only(&socket.fd, true)?;
+            sockopt::set_ipv6_multicast_hops(&socket.fd, hops.into())?;
+        } else {
+            sockopt::set_ip_multicast_ttl(&socket.fd, hops.into())?;
+        }
+        // A port in use is replaced, as in `udp`.
+        socket.bind(any(ip, from)).or_else(|_| socket.bind(any(ip, 0)))?;
+        socket.tune();
         Ok(socket)
     }
 

@@ -18,6 +18,7 @@ use crate::counters::UplinkCounters;
 use crate::host::Owner;
 use crate::host::datagrams::{DatagramHost, DatagramSocket};
 use crate::host::listen::{ListenHost, Listener};
+use crate::udp::multicast::service::Group;
 
 impl RealHost {
     /// Adds a socket that its user owns to the epoll. Closing it removes it.
@@ -48,6 +49,16 @@ impl DatagramHost for RealHost {
         self.counters.syscalls.add(7);
         let socket = RealDatagrams::udp(from, to, self.source(to.ip()))?;
         self.watched(owner, socket)
+    }
+
+    fn open_question(
+        &mut self,
+        owner: Owner,
+        from: u16,
+        group: &Group,
+    ) -> Result<Box<dyn DatagramSocket>, Errno> {
+        self.counters.syscalls.add(7);
+        self.watched(owner, RealDatagrams::question(from, group)?)
     }
 
     fn connect_udp(
