@@ -23,6 +23,7 @@ use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;
+use ringfence_uplink::udp::multicast::service::Service;
 
 use crate::attach::AttachArgs;
 use crate::disk::DiskSpec;
@@ -259,6 +260,13 @@ pub struct RunArgs {
     #[arg(long, value_name = "IP[/LEN]", help_heading = heading::PORTS)]
     pub allow_local: Vec<LocalPrefix>,
 
+    /// Let the guest find services on the host's link, and be found, by multicast: mdns, ssdp, or both [default: none]
+    ///
+    /// The groups of mDNS (224.0.0.251 and ff02::fb, names under .local) and SSDP (239.255.255.250, ff02::c and ff05::c, UPnP)
+    /// are carried in both directions, on the interface of the host's default route. All other multicast stays inside.
+    #[arg(long, value_name = "mdns,ssdp", value_delimiter = ',', help_heading = heading::PORTS)]
+    pub multicast: Vec<Service>,
+
     #[command(flatten)]
     pub egress: EgressArgs,
 
@@ -491,6 +499,7 @@ impl RunArgs {
             name_servers: self.name_servers,
             host_loopback: self.host_loopback,
             allow_local: self.allow_local,
+            multicast: self.multicast,
             egress: self.egress,
             forwards: self.publish,
             publish_default: self.publish_default,

@@ -8,6 +8,7 @@ use ringfence_access::window::Revocation;
 use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::ids::OwnIds;
+use ringfence_uplink::udp::multicast::service::Service;
 
 use super::report::Loudness;
 use super::view::ViewOptions;
@@ -98,6 +99,8 @@ pub struct Options {
     pub host_loopback: Vec<IpAddr>,
     /// Addresses of the host itself, or of its link, that the guest may reach.
     pub allow_local: Vec<LocalPrefix>,
+    /// Services whose multicast is carried.
+    pub multicast: Vec<Service>,
     /// Names and addresses that the guest may reach.
     pub egress: EgressArgs,
     /// Ports of the host that are forwarded to the guest.

@@ -15,6 +15,7 @@ use crate::uplink::forward::Forward;
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
+use crate::uplink::multicast::{self, MulticastConfig};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
@@ -33,6 +34,7 @@ pub(super) struct Uplink {
     queues: u32,
     offloads: OffloadKeys,
     allow_local: Vec<LocalPrefix>,
+    multicast: MulticastConfig,
     pub(super) egress: GuestEgress,
     /// Set if the options name the name servers.
     servers_are_given: bool,
@@ -73,10 +75,13 @@ impl Uplink {
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
+        let links = host.links.clone();
         let plan = Plan::new(host, resolver_of_host(), &requested)?;
         let (families, defaults) = (plan.families(), &options.publish_default);
-        let (ports, forwards, sockets) =
+        let (multicast, groups) = multicast::join(&options.multicast, &links, families)?;
+        let (ports, forwards, mut sockets) =
             PublishedPorts::listen(&options.forwards, families, defaults, reporter)?;
+        sockets.extend(groups);
         let queues = worker_count(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
         let (link_choice, devices) = match options.link {
@@ -95,6 +100,7 @@ impl Uplink {
             queues,
             offloads: options.offload,
             allow_local: options.allow_local.clone(),
+            multicast,
             egress,
             servers_are_given: !options.name_servers.is_empty(),
             ports,
@@ -180,6 +186,7 @@ impl Uplink {
             allow_local: self.allow_local.clone(),
             policy: self.egress.head(),
             outbound: Default::default(),
+            multicast: self.multicast.clone(),
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: true,
@@ -244,7 +251,7 @@ fn is_wanted(options: &Options) -> anyhow::Result<bool> {
     }
     if asks_for_details(options) {
         bail!(
-            "-p, --dns, --host-loopback, --allow-local, --uplink-… and the options about egress are of an \
+            "-p, --dns, --host-loopback, --allow-local, --multicast, --uplink-… and the options about egress are of an \
              uplink, and there is to be none"
         );
     }
@@ -259,6 +266,7 @@ fn asks_for_details(options: &Options) -> bool {
         || !options.uplink_gateways.is_empty()
         || !options.name_servers.is_empty()
         || !options.allow_local.is_empty()
+        || !options.multicast.is_empty()
         || options.egress.are_given()
 }
 

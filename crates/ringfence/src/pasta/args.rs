@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use ringfence_uplink::udp::multicast::service::Service;
 
 use super::ports::PortSpec;
 use super::values::{AddressArg, MacArg, NetmaskArg, OrNone, RunAs};
@@ -226,6 +227,10 @@ pub struct PastaArgs {
     /// Addresses of the host itself, or of its link, that the namespace may reach; may be given several times
     #[arg(long, value_name = "IP[/LEN]", help_heading = HOST)]
     pub allow_local: Vec<LocalPrefix>,
+
+    /// Services that find each other across the host's link by multicast: mdns, ssdp, or both [default: none]
+    #[arg(long, value_name = "mdns,ssdp", value_delimiter = ',', help_heading = HOST)]
+    pub multicast: Vec<Service>,
 
     /// TCP ports of the host that lead to the namespace; may be given several times [default: none]
     ///

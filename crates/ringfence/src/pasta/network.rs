@@ -19,6 +19,7 @@ use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
+use crate::uplink::multicast::{self, MulticastConfig};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{Alias, BATCH, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkSockets};
@@ -50,6 +51,9 @@ pub(crate) struct Network {
     wishes: NameServerWishes,
     /// Sources of the host's sockets, IPv4 first.
     outbound: [Outbound; 2],
+    /// Groups of `--multicast`, and their sockets until the uplink has them.
+    multicast: MulticastConfig,
+    groups: Vec<OwnedFd>,
 }
 
 /// Options about name servers.
@@ -117,6 +121,7 @@ impl Network {
     pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Network> {
         let mut network = Network::of(args, outbound::host_network(args)?, resolver_of_host())?;
         network.outbound = outbound::sources(args)?;
+        network.join(args)?;
         Ok(network)
     }
 
@@ -161,6 +166,8 @@ impl Network {
             aliases,
             wishes: name_server_wishes,
             outbound: Default::default(),
+            multicast: MulticastConfig::default(),
+            groups: Vec::new(),
         };
         network.check_stand_ins()?;
         Ok(network)
@@ -218,6 +225,7 @@ impl Network {
             allow_local: args.allow_local.clone(),
             policy,
             outbound: self.outbound.clone(),
+            multicast: self.multicast.clone(),
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
@@ -277,6 +285,22 @@ impl Network {
             }
         }
         Ok(made.into_iter().unzip())
+    }
+
+    /// Joins the groups of `--multicast`, on the interfaces by which the namespace's datagrams leave.
+    fn join(&mut self, args: &PastaArgs) -> anyhow::Result<()> {
+        multicast::check(&args.multicast, args.no_udp)?;
+        if !args.multicast.is_empty() {
+            let (links, families) = (outbound::links(args)?, self.plan.families());
+            (self.multicast, self.groups) = multicast::join(&args.multicast, &links, families)?;
+        }
+        Ok(())
+    }
+
+    /// Appends the sockets of joined groups to those of forwarded ports.
+    pub(super) fn joined(&mut self, mut sockets: Vec<OwnedFd>) -> Vec<OwnedFd> {
+        sockets.append(&mut self.groups);
+        sockets
     }
 
     /// Returns the ports that follow the listeners of the namespace.
@@ -359,7 +383,13 @@ impl Network {
     pub(crate) fn summary(&self) -> String {
         let texts: Vec<String> = self.plan.addresses.iter().map(Address::to_string).collect();
         let Network { interface, mtu, plan, .. } = self;
-        format!("{interface}: {}, MTU {mtu}, router {}", texts.join(", "), list(&plan.gateways))
+        let remark = if self.multicast.joins_nothing() { multicast::NO_LINK } else { "" };
+        let separator = if remark.is_empty() { "" } else { "; " };
+        format!(
+            "{interface}: {}, MTU {mtu}, router {}{separator}{remark}",
+            texts.join(", "),
+            list(&plan.gateways)
+        )
     }
 }
 

@@ -91,12 +91,11 @@ impl Session {
         let egress = GuestEgress::open(args.egress.source()?, &args.egress, target.record_name())?;
         // Inherited descriptors are not for Ringfence's own processes.
         namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
-        let network = Network::new(args)?;
+        let mut network = Network::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
         let files = Files::create(args, &network, &listeners)?;
-        let run_as = run_as(args)?;
-        let blocked = signals::blocked()?;
+        let (run_as, blocked) = (run_as(args)?, signals::blocked()?);
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
         let auto = network.auto_ports(args)?;
         let outward_auto = auto_ports::outward_ports(args);
@@ -120,7 +119,8 @@ impl Session {
         let link = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, listeners.0, egress.head());
         let fds = std::iter::once(entry.socket).chain(files.capture).collect();
-        let uplink = start_uplink(&config, (fds, listeners.1), &egress, &mut messages)?;
+        let uplink =
+            start_uplink(&config, (fds, network.joined(listeners.1)), &egress, &mut messages)?;
         let inside = match &entry.process {
             Some((_, channel)) if relayed => {
                 Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)

@@ -35,6 +35,15 @@ pub(crate) struct HostNetwork {
     pub(crate) addresses: Vec<Address>,
     /// Routes over the copied interfaces.
     pub(crate) routes: Vec<Route>,
+    /// Interface of each family, IPv4 first.
+    pub(crate) links: [Option<Link>; 2],
+}
+
+/// Interface of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) name: String,
 }
 
 /// Relevant contents of `resolv.conf(5)`.
@@ -83,6 +92,8 @@ impl HostNetwork {
             return;
         };
         let name = &links[&index];
+        let of_family = &mut self.links[usize::from(family != AddressFamily::Inet)];
+        *of_family = Some(Link { index, name: name.clone() });
         if !self.interfaces.contains(name) {
             self.interfaces.push(name.clone());
         }

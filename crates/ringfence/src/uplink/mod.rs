@@ -6,6 +6,7 @@
 //! * [`forward`]: ports of the host that lead to the guest.
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
+//! * [`multicast`]: sockets that join the groups of services.
 //! * `plan`: addresses and routes of guest and uplink.
 //! * [`orders`]: orders to a running uplink.
 //! * [`ports`]: ports that are added and removed while the uplink runs.
@@ -17,6 +18,7 @@ pub mod forward;
 pub(crate) mod host;
 pub mod link;
 pub mod local;
+pub mod multicast;
 pub mod orders;
 pub(crate) mod plan;
 pub mod ports;
@@ -33,6 +35,7 @@ use crate::guest::Address;
 use forward::Forward;
 use link::LinkOrder;
 use local::LocalPrefix;
+use multicast::MulticastConfig;
 use totals::EgressTotals;
 
 /// Name of the uplink's interface in the guest.
@@ -111,6 +114,8 @@ pub struct UplinkConfig {
     pub more_ports: bool,
     /// Set if ports that lead to the host's loopback may be added while the uplink runs.
     pub more_outward: bool,
+    /// Multicast that is carried. The sockets follow those of `forwards`.
+    pub multicast: MulticastConfig,
     /// Protocols of the guest that are not carried or answered
     /// ([`LeftOut`](ringfence_uplink::config::LeftOut)).
     pub left_out: u8,

@@ -334,6 +334,7 @@ mod tests {
             interfaces: vec!["eth0".into()],
             addresses: addresses.iter().map(|a| a.parse().unwrap()).collect(),
             routes: gateways.iter().map(route).collect(),
+            links: Default::default(),
         }
     }
 

@@ -29,6 +29,7 @@ use ringfence_uplink::relay::{self, RelayTarget};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::share::{Share, UdpForwards};
 use ringfence_uplink::team::{self, Member};
+use ringfence_uplink::udp::multicast::QUESTIONS_MAX;
 use ringfence_uplink::{Access, Config, Egress, GuestLink, Uplink, UplinkCounters};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -93,7 +94,7 @@ fn start(channel: &Channel) -> Result<(), Failure> {
     let (config, taps) = channel.receive::<UplinkConfig>()?;
     let mut taps = taps.into_vec();
     let mut sockets = Vec::new();
-    while sockets.len() < config.forwards.len() {
+    while sockets.len() < config.forwards.len() + config.multicast.joined.len() {
         let (UplinkSockets, more) = channel.receive()?;
         if more.is_empty() {
             return Err(Failure::NoTap);
@@ -171,12 +172,13 @@ fn serve(
     egress: Option<Guarded>,
     mut made: Vec<Made>,
     own: Vec<OwnAddresses>,
-    (sockets, descriptors): (Vec<OwnedFd>, usize),
+    (mut sockets, descriptors): (Vec<OwnedFd>, usize),
 ) -> Result<(), Failure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
     let mut ports = PortTable::new(&config.addresses);
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
+    let groups = sockets.split_off(config.forwards.len().min(sockets.len()));
     let mut recorder = None;
     if let Some(Guarded { egress, record }) = egress {
         limits.policy = PolicyInForce::new(Some(egress));
@@ -190,6 +192,9 @@ fn serve(
     let totals = TotalsSource { counters, policy: Arc::clone(&limits.policy) };
     // The first thread receives connections and datagrams from outside.
     if let Some(first) = engines.first_mut() {
+        for (joined, socket) in config.multicast.joined.iter().zip(groups) {
+            first.join(socket, joined.group())?;
+        }
         ports.open_first(&config.forwards, sockets, first)?;
         relay(first, config, channel)?;
     }
@@ -309,7 +314,8 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let has_datagrams = config.relay == Some(RelayTo::Loopback) || has_outward;
     limits.datagram_relays_max = limits.datagram_relays_max.min(part(has_datagrams));
     let relays = limits.relays_max * relay::DESCRIPTORS + limits.datagram_relays_max;
-    limits.fit(descriptors - later - relays, queues);
+    let questions = if config.multicast.joined.is_empty() { 0 } else { QUESTIONS_MAX };
+    limits.fit((descriptors - later - relays).saturating_sub(questions), queues);
     limits
 }
 
@@ -366,6 +372,9 @@ fn remarks(config: &UplinkConfig) -> Vec<String> {
                 .to_owned(),
         );
     }
+    if config.multicast.joins_nothing() {
+        remarks.push(super::multicast::NO_LINK.to_owned());
+    }
     remarks
 }
 
@@ -397,6 +406,10 @@ fn engine_config(config: &UplinkConfig) -> Config {
             own: config.own.clone(),
             name_servers: config.name_servers.clone(),
             search: config.search.clone(),
+        },
+        multicast: match config.multicast.joined.is_empty() {
+            true => Vec::new(),
+            false => config.multicast.services.clone(),
         },
         left_out: LeftOut(config.left_out),
         ..Config::default()

@@ -19,6 +19,7 @@ fn host() -> HostNetwork {
             route("198.51.100.0", 24, "192.0.2.9"),
             route("::", 0, "2001:db8::1"),
         ],
+        links: Default::default(),
     }
 }
 

@@ -1,0 +1,155 @@
+//! End-to-end tests of `--multicast`: services in the guest and outside find each other by mDNS and SSDP, over both
+//! address families. The host is a network namespace, and the outside is the other end of its link.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use std::time::Duration;
+
+use support::Running;
+use support::world::{Families, HOST_V4, OUTSIDE_V4, OUTSIDE_V6, World};
+
+/// Time limit for a complete scenario.
+const LONG: Duration = Duration::from_secs(90);
+/// Program with a server and a client of each service.
+const PROGRAM: &str = include_str!("support/multicast.py");
+/// Questions of a client: to each of the five groups, and from port 5353 to those of mDNS.
+const QUESTIONS: usize = 7;
+
+/// Creates a world with both families, or returns from the test.
+macro_rules! world {
+    () => {
+        match World::new(Families::Both) {
+            Some(world) => {
+                std::fs::write(world.file("multicast.py"), PROGRAM).unwrap();
+                world
+            }
+            None => return,
+        }
+    };
+}
+
+/// Guest with a service `guest`, and a client that asks for the services `outside` and `host`.
+fn script(interface: &str, seconds: u32) -> String {
+    format!(
+        "python3 multicast.py serve {interface} guest & until [ -e ask ]; do sleep 0.05; done; \
+         python3 multicast.py ask {interface} outside {seconds}; echo; \
+         python3 multicast.py ask {interface} host {seconds}; echo asked; \
+         until [ -e stop ]; do sleep 0.05; done; kill $!"
+    )
+}
+
+/// Starts a guest of `run` or `pasta`.
+fn start(world: &World, front: &str, options: &str, seconds: u32) -> Running {
+    let interface = if front == "run" { "up0" } else { "wan0" };
+    let script = script(interface, seconds);
+    let guest = match front {
+        "run" => world.lone_guest(options, &script),
+        _ => {
+            let words = [world.lab.program(), front, "--config-net"].into_iter();
+            let words = words.chain(options.split_whitespace()).chain(["--", "sh", "-ec", &script]);
+            world.host(&words.collect::<Vec<_>>())
+        }
+    };
+    guest.wait_for_output("serves");
+    guest
+}
+
+/// Runs a scenario: the guest asks for the services outside and on the host, and both ask for the guest's. Returns what
+/// the guest, the outside and the host have printed.
+fn scenario(world: &World, front: &str, options: &str, seconds: u32) -> [String; 3] {
+    for file in ["ask", "stop"] {
+        let _ = std::fs::remove_file(world.file(file));
+    }
+    let servers = [
+        world.outside(&["python3", "multicast.py", "serve", "out0", "outside"]),
+        world.host(&["python3", "multicast.py", "serve", "wan0", "host"]),
+    ];
+    for server in &servers {
+        server.wait_for_output("serves");
+    }
+    let guest = start(world, front, options, seconds);
+    std::fs::write(world.file("ask"), "").unwrap();
+    let wait = seconds.to_string();
+    let ask = |interface| ["python3", "multicast.py", "ask", interface, "guest", &wait];
+    let outside = world.outside(&ask("out0")).succeed(LONG);
+    let host = world.host(&ask("wan0")).succeed(LONG);
+    guest.wait_for_output("asked\n");
+    std::fs::write(world.file("stop"), "").unwrap();
+    let guest = guest.succeed(LONG);
+    let outside_served = servers.map(|server| server.end().stdout);
+    [guest, outside + &outside_served[0], host + &outside_served[1]]
+}
+
+#[test]
+fn services_are_found_in_both_directions_only_with_the_option() {
+    let world = world!();
+    for front in ["run", "pasta"] {
+        let [guest, outside, host] = scenario(&world, front, "--multicast mdns,ssdp", 15);
+        let (of_outside, of_host) = guest.split_once("\n\n").unwrap();
+        // The guest sees the outside's real addresses: by IPv6 one of the link, or the other one while that is not usable.
+        let from_outside = [
+            (".", vec![OUTSIDE_V4]),
+            ("ff02", vec!["fe80::", OUTSIDE_V6]),
+            ("ff05", vec![OUTSIDE_V6]),
+        ];
+        for line in of_outside.lines().filter(|line| line.starts_with("answer ")) {
+            let words: Vec<_> = line.split(' ').collect();
+            let of_group = from_outside.iter().find(|(part, _)| words[2].contains(part)).unwrap();
+            assert!(of_group.1.iter().any(|from| words[4].starts_with(from)), "{front}: {guest}");
+        }
+        for said in [of_outside, of_host] {
+            assert_eq!(said.matches("answer ").count(), QUESTIONS, "{front}: {guest}");
+        }
+        // Outside and host find the service in the guest, at the host's address.
+        assert_eq!(outside.matches("answer ").count(), QUESTIONS, "{front}: {outside}\n{guest}");
+        assert!(outside.contains(&format!("answer mdns 224.0.0.251 group {HOST_V4}")), "{outside}");
+        assert_eq!(host.matches("answer ").count(), QUESTIONS, "{front}: {host}\n{guest}");
+        assert!(guest.contains(&format!("asked by mdns 224.0.0.251 {OUTSIDE_V4}")), "{guest}");
+
+        let [guest, outside, host] = scenario(&world, front, "", 2);
+        for said in [&guest, &outside, &host] {
+            assert!(!said.contains("answer") && !said.contains("asked by"), "{front}: {said}");
+        }
+        assert_eq!(guest.matches("silence ").count(), 2 * QUESTIONS, "{front}: {guest}");
+    }
+}
+
+#[test]
+fn policy_decides_on_addresses_that_multicast_has_found() {
+    let world = world!();
+    let service = world.outside(&["python3", "multicast.py", "serve", "out0", "outside"]);
+    service.wait_for_output("serves");
+    let server = world.server("tcp_server", OUTSIDE_V4, 7000);
+    let script = format!(
+        "python3 multicast.py ask wan0 outside 6; python3 peer.py refused {OUTSIDE_V4} 7000"
+    );
+    let mut words = vec![world.lab.program(), "pasta", "--config-net", "--allow", "example.org"];
+    for (options, found) in [(&["--multicast", "mdns"][..], 4), (&[], 0)] {
+        words.truncate(5);
+        words.extend(options);
+        let output =
+            world.host(&[&words[..], &["--", "sh", "-ec", &script]].concat()).succeed(LONG);
+        assert_eq!(output.matches("answer mdns").count(), found, "{output}");
+        // A service that the option does not name stays silent.
+        assert_eq!(output.matches("silence ssdp").count(), 3, "{output}");
+        assert!(output.contains("refused ["), "{output}");
+    }
+    service.end();
+    server.end();
+}
+
+#[test]
+fn unknown_service_is_refused_with_the_known_ones() {
+    for command in [&["run"][..], &["pasta"], &["passt"]] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_ringfence"))
+            .args(command)
+            .args(["--multicast", "mdns,llmnr"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{command:?}");
+        assert!(said.contains("`llmnr`") && said.contains("mdns and ssdp"), "{command:?}: {said}");
+    }
+}
