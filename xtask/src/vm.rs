@@ -235,15 +235,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
         setting.programs.window_driver = Some(archives.driver);
         setting.programs.window_tests = tests.then_some(archives.tests);
     }
-    if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
-        let part = newest_kernel::archive(root, &cache, &toolbox, !args.no_install)?;
-        setting.programs.guest_kernels.push(part);
-    }
-    if selected.iter().any(|scenario| scenario.wants_debug_kernel) {
-        let (images, may_install) = (&setting.images, !args.no_install);
-        let part = debug_kernel::archive(root, images, &cache, &toolbox, may_install)?;
-        setting.programs.guest_kernels.push(part);
-    }
+    add_guest_kernels(&mut setting, &cache, &toolbox, !args.no_install, &selected)?;
     setting.patience = args.patience;
     setting.processors = args.processors;
     setting.variables.clone_from(&args.variables);
@@ -256,6 +248,26 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     let tallies = Boots::new(&setting, selected).run(args.machines)?;
     println!("{}", report::summary(&tallies, start.elapsed()));
     Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// Adds the other kernels that these scenarios boot in guests, built if they have to be.
+fn add_guest_kernels(
+    setting: &mut Setting<'_>,
+    cache: &Path,
+    toolbox: &Toolbox,
+    may_install: bool,
+    selected: &[Scenario],
+) -> anyhow::Result<()> {
+    let root = setting.root;
+    if selected.iter().any(|scenario| scenario.wants_newest_kernel) {
+        let part = newest_kernel::archive(root, cache, toolbox, may_install)?;
+        setting.programs.guest_kernels.push(part);
+    }
+    if selected.iter().any(|scenario| scenario.wants_debug_kernel) {
+        let part = debug_kernel::archive(root, &setting.images, cache, toolbox, may_install)?;
+        setting.programs.guest_kernels.push(part);
+    }
+    Ok(())
 }
 
 /// Hypervisor that the user chose.
