@@ -5,7 +5,7 @@ ADDRESS=10.77.0.1
 ADDRESS6=fd77::1
 
 # guest NAME [LINE...]: makes a guest with these lines in its configuration, and does not wait; with the
-# options of `xl create` in CREATE, the kernel in KERNEL. Its console is in guests/guest-NAME.log.
+# options of `xl create` in CREATE, the kernel in KERNEL, and the type in GUESTS_TYPE. Its console is in guests/guest-NAME.log.
 guest() {
     local name=$1 line
     shift
@@ -15,6 +15,7 @@ guest() {
         echo "ramdisk=\"${RAMDISK:-/boot/guest.cpio}\""
         echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"
+        [ -z "${GUESTS_TYPE:-}" ] || echo "type=\"$GUESTS_TYPE\""
         echo "extra=\"console=hvc0 quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 ${EXTRA:-}\""
         echo 'on_crash="destroy"'
         echo 'on_poweroff="destroy"'

@@ -389,6 +389,9 @@ static void do_issue_special(char *out)
 				ram[gfn] = 1;
 	if (f)
 		fclose(f);
+	/* The toolstack puts the console's and the store's pages here, which are memory of the domain. */
+	for (gfn = 0xfeff8; gfn <= 0xfefff; gfn++)
+		ram[gfn] = 1;
 	for (gfn = 0x100; gfn < sizeof(ram); gfn++) {
 		if (!ram[gfn])
 			x[k] = (struct gnttab_window_issue){ N(1), k, gfn, GNTWIN_readonly }, k++;

@@ -9,7 +9,7 @@ use crate::packet::Mac;
 pub struct GuestNetwork {
     /// Hardware address of the guest, if known. Forwarded ports need it.
     pub mac: Option<Mac>,
-    /// Set for a guest that chooses its hardware address itself, and its IPv6 address within a prefix
+    /// Set for a guest that may choose its hardware address itself, and its IPv6 address within a prefix
     /// ([`Access::guest_prefixes`](crate::Access)). Both are learned from its packets.
     pub learns: bool,
     /// Last global IPv6 address of the guest, if it is learned.

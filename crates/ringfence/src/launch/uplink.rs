@@ -174,6 +174,7 @@ impl Uplink {
             link: self.link_choice.clone(),
             mac,
             guest_mac: Some(guest_mac),
+            chooses_address: false,
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),
             own: self.plan.own(),

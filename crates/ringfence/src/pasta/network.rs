@@ -212,6 +212,7 @@ impl Network {
             offloads,
             mac: self.macs.0,
             guest_mac: (!link.is_machine()).then_some(self.macs.1),
+            chooses_address: link.is_machine() || !args.config_net,
             link,
             addresses: self.plan.addresses.clone(),
             gateways: self.plan.gateways.clone(),

@@ -78,9 +78,10 @@ pub struct UplinkConfig {
     pub link: LinkOrder,
     /// Ethernet address of the uplink, which all hosts outside of the guest share.
     pub mac: [u8; 6],
-    /// Ethernet address of the guest. `None` for a virtual machine, which chooses it itself, and its IPv6 address within
-    /// the prefixes of `addresses`.
+    /// Ethernet address of the guest. `None` for a virtual machine, which chooses it itself.
     pub guest_mac: Option<[u8; 6]>,
+    /// Set for a guest that chooses its IPv6 address itself, within the prefixes of `addresses`. They are announced.
+    pub chooses_address: bool,
     /// IP addresses of the guest.
     pub addresses: Vec<Address>,
     /// Routers of the guest. Packets of the host itself come from these addresses.

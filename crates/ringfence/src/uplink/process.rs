@@ -386,11 +386,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
         mtu: config.mtu,
         access: Access {
             guest: addresses.iter().map(|(ip, _)| *ip).collect(),
-            guest_prefixes: if config.guest_mac.is_none() {
-                chosen_from(&addresses)
-            } else {
-                vec![]
-            },
+            guest_prefixes: if config.chooses_address { chosen_from(&addresses) } else { vec![] },
             host_loopback: config.loopback.iter().map(|alias| alias.guest).collect(),
             aliases: orders::pairs(&config.aliases),
             resolvers: orders::pairs(&config.resolvers),
@@ -399,7 +395,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
         },
         guest: GuestNetwork {
             mac: config.guest_mac,
-            learns: config.guest_mac.is_none(),
+            learns: config.guest_mac.is_none() || config.chooses_address,
             seen: None,
             addresses,
             gateways: config.gateways.clone(),

@@ -122,13 +122,16 @@ mod tests {
     #[test]
     fn footprint_grows_with_memory_descriptors_and_cpu_time() {
         let before = Footprint::of(std::process::id()).unwrap();
-        let kept = vec![1u8; 32 << 20];
-        let files: Vec<_> = (0..5).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        let kept = vec![1u8; 64 << 20];
+        let files: Vec<_> = (0..100).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         let begin = std::time::Instant::now();
         while begin.elapsed() < Duration::from_millis(50) {}
         let after = Footprint::of(std::process::id()).unwrap();
-        assert!(after.rss_kib - before.rss_kib > 30 << 10, "{before:?} {after:?} {}", kept.len());
-        assert!(after.fds >= before.fds + 5 || files.is_empty(), "{before:?} {after:?}");
+        // Half of it: the process runs other tests, which give back memory and descriptors meanwhile.
+        let kib = i64::try_from(kept.len() >> 10).unwrap();
+        assert!(after.rss_kib - before.rss_kib > kib / 2, "{before:?} {after:?}");
+        let opened = i64::try_from(files.len()).unwrap();
+        assert!(after.fds - before.fds > opened / 2, "{before:?} {after:?}");
         assert!(after.cpu > before.cpu, "{before:?} {after:?}");
     }
 }

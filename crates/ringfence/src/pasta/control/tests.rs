@@ -83,11 +83,15 @@ fn rules_of_a_client_replace_those_before() {
 #[test]
 fn update_with_a_port_that_is_taken_changes_nothing() {
     let (place, mut server) = server(capabilities::IPV4 | capabilities::TCP);
-    let (one, other) = (free_port(), free_port());
+    let one = free_port();
     let first = [rule("127.0.0.1", (one, one, 80))];
     assert_eq!(ask(&mut server, place.path(), &first).0, "");
-    let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let taken = holder.local_addr().unwrap().port();
+    // Ports are opened in ascending order: the new one before the one that is taken.
+    let holders = [0; 2].map(|port| std::net::TcpListener::bind(("127.0.0.1", port)).unwrap());
+    let mut held = holders.map(|holder| (holder.local_addr().unwrap().port(), holder));
+    held.sort_by_key(|(port, _)| *port);
+    let [(other, free), (taken, _holder)] = held;
+    drop(free);
     let new = [rule("127.0.0.1", (other, other, 80)), rule("127.0.0.1", (taken, taken, 81))];
     let (answer, orders) = ask(&mut server, place.path(), &new);
     assert!(answer.contains(&format!("cannot listen at 127.0.0.1:{taken}/tcp")), "{answer}");

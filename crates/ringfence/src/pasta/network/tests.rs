@@ -52,6 +52,12 @@ fn host_network_is_copied_without_options() {
 }
 
 #[test]
+fn namespace_that_configures_itself_may_choose_its_ipv6_address() {
+    assert!(config("").chooses_address);
+    assert!(!config("--config-net").chooses_address);
+}
+
+#[test]
 fn given_address_replaces_those_of_its_family() {
     let config = config("-a 10.0.2.100 -n 24 -g 10.0.2.2");
     let addresses: Vec<String> = config.addresses.iter().map(Address::to_string).collect();
