@@ -241,7 +241,7 @@ fn failure_is_one_line_and_status_1() {
         ("-t 127.0.0.1/8081:80", "-t 127.0.0.1/8081:80: cannot listen at 127.0.0.1:8081/tcp"),
         ("-t 192.0.2.99/8082", "cannot listen at 192.0.2.99:8082/tcp"),
         ("-t all", "-t all: "),
-        ("-U auto", "-U auto: "),
+        ("-U all", "-U all: "),
         ("-o 192.0.2.99", "--outbound 192.0.2.99: the host has no such address"),
         ("--outbound-if4 nothere", "--outbound-if4 nothere"),
         ("-i nothere", "--interface nothere"),
