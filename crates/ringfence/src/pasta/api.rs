@@ -3,39 +3,28 @@
 //!
 //! A client connects, sends one request, shuts its direction down, and receives one reply
 //! ([`ringfence_uplink::hostfwd`]). The session's thread serves all clients, and no call blocks. At most
-//! [`CLIENTS_MAX`] clients are connected at a time, each for [`CLIENT_TIME`] at most. Only the user that started the
+//! [`CLIENTS_MAX`] clients are connected at a time, each for ten seconds at most. Only the user that started the
 //! session can connect.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use anyhow::Context;
 use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::hostfwd::{Entry, HostForward, REQUEST_MAX, Reply, Request};
 
+use super::client::{Client, Piece, listen};
 use super::control::ControlServer;
 use crate::uplink::forward::Protocol;
 use crate::uplink::ports::{PortFailure, RunningPorts};
 
 /// Maximum number of connected clients. The oldest one makes room for a new one.
 const CLIENTS_MAX: usize = 16;
-/// Time within which a client sends its whole request.
-const CLIENT_TIME: Duration = Duration::from_secs(10);
 /// Maximum number of ports that clients have added.
 const ENTRIES_MAX: usize = crate::uplink::forward::PORTS_MAX;
-
-/// Client that has not sent its whole request yet.
-#[derive(Debug)]
-struct Client {
-    stream: UnixStream,
-    bytes: Vec<u8>,
-    until: Instant,
-}
 
 /// Progress of a client.
 enum Progress {
@@ -44,24 +33,15 @@ enum Progress {
     Gone,
 }
 
-impl Client {
-    /// Reads what has arrived.
-    fn read(&mut self) -> Progress {
-        let mut buffer = [0; REQUEST_MAX + 1];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Progress::Requested,
-                Ok(read) => self.bytes.extend_from_slice(&buffer[..read]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let is_over = Instant::now() >= self.until;
-                    return if is_over { Progress::Gone } else { Progress::Waiting };
-                }
-                Err(_) => return Progress::Gone,
-            }
-            if self.bytes.len() > REQUEST_MAX {
-                return Progress::Requested;
-            }
+/// Reads what a client has sent.
+fn read(client: &mut Client) -> Progress {
+    loop {
+        match client.read() {
+            Piece::Read if client.bytes.len() > REQUEST_MAX => return Progress::Requested,
+            Piece::Read => {}
+            Piece::End => return Progress::Requested,
+            Piece::Waiting => return Progress::Waiting,
+            Piece::Gone => return Progress::Gone,
         }
     }
 }
@@ -117,16 +97,6 @@ impl PortServer {
     }
 }
 
-/// Creates a listening socket at `path`, which does not block. A socket that an earlier process left there is replaced.
-/// Only its user can connect.
-pub(super) fn listen(option: &str, path: &Path) -> anyhow::Result<UnixListener> {
-    let what = || format!("{option} {}", path.display());
-    if path.symlink_metadata().is_ok_and(|found| found.file_type().is_socket()) {
-        std::fs::remove_file(path).with_context(what)?;
-    }
-    super::machine::bind(path).with_context(what)
-}
-
 /// API socket and the ports of its clients.
 #[derive(Debug)]
 pub(crate) struct ApiServer {
@@ -174,7 +144,7 @@ impl ApiServer {
     ) -> Result<(), PortFailure> {
         self.accept();
         for mut client in std::mem::take(&mut self.clients) {
-            match client.read() {
+            match read(&mut client) {
                 Progress::Waiting => self.clients.push(client),
                 Progress::Gone => {}
                 Progress::Requested => {
@@ -189,14 +159,11 @@ impl ApiServer {
 
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            if stream.set_nonblocking(true).is_err() {
-                continue;
-            }
+            let Ok(client) = Client::new(stream) else { continue };
             if self.clients.len() >= CLIENTS_MAX {
                 self.clients.remove(0);
             }
-            let until = Instant::now() + CLIENT_TIME;
-            self.clients.push(Client { stream, bytes: Vec::new(), until });
+            self.clients.push(client);
         }
     }
 
@@ -291,6 +258,9 @@ fn close_all(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     fn server() -> (tempfile::TempDir, ApiServer) {

@@ -12,38 +12,27 @@
 //! as well, so a client can remove them. It has no ports at an interface and none of `auto`, which stay as they are.
 //!
 //! Clients are served one after the other, as an update replaces the rules that its client has read. Each has
-//! [`CLIENT_TIME`]. The session's thread serves them, and no call blocks. Only the user that started the session can
+//! ten seconds. The session's thread serves them, and no call blocks. Only the user that started the session can
 //! connect.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::port_rules::{
     INBOUND, RULES_MAX, Rule, Table, UPDATE_MAX, Update, capabilities, parse_updates, write_tables,
 };
 
-use super::api;
 use super::args::PastaArgs;
 use super::auto_ports::without_none;
+use super::client::{Client, Piece, listen};
 use crate::uplink::forward::{Forward, PORTS_MAX, Protocol};
 use crate::uplink::ports::{PortFailure, RunningPorts, first_ports};
-
-/// Time within which a client sends its whole update.
-const CLIENT_TIME: Duration = Duration::from_secs(10);
-
-/// Client that has not sent its whole update yet.
-#[derive(Debug)]
-struct Client {
-    stream: UnixStream,
-    bytes: Vec<u8>,
-    until: Instant,
-}
 
 /// Progress of a client.
 enum Progress {
@@ -53,27 +42,19 @@ enum Progress {
     Sent(Result<Vec<Update>, String>),
 }
 
-impl Client {
-    /// Reads what has arrived.
-    fn read(&mut self) -> Progress {
-        let mut buffer = [0; 4096];
-        loop {
-            match self.stream.read(&mut buffer) {
-                Ok(0) => return Progress::Gone,
-                Ok(read) => self.bytes.extend_from_slice(&buffer[..read]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    let is_over = Instant::now() >= self.until;
-                    return if is_over { Progress::Gone } else { Progress::Waiting };
-                }
-                Err(_) => return Progress::Gone,
-            }
-            match parse_updates(&self.bytes) {
-                Ok(Some(updates)) => return Progress::Sent(Ok(updates)),
-                Err(error) => return Progress::Sent(Err(error.to_string())),
-                Ok(None) if self.bytes.len() > UPDATE_MAX => return Progress::Gone,
-                Ok(None) => {}
-            }
+/// Reads what a client has sent.
+fn read(client: &mut Client) -> Progress {
+    loop {
+        match client.read() {
+            Piece::Read => {}
+            Piece::Waiting => return Progress::Waiting,
+            Piece::End | Piece::Gone => return Progress::Gone,
+        }
+        match parse_updates(&client.bytes) {
+            Ok(Some(updates)) => return Progress::Sent(Ok(updates)),
+            Err(error) => return Progress::Sent(Err(error.to_string())),
+            Ok(None) if client.bytes.len() > UPDATE_MAX => return Progress::Gone,
+            Ok(None) => {}
         }
     }
 }
@@ -114,7 +95,7 @@ impl ControlServer {
         args: &PastaArgs,
         addresses: Vec<IpAddr>,
     ) -> anyhow::Result<ControlServer> {
-        let listener = api::listen("--conf-path", path)?;
+        let listener = listen("--conf-path", path)?;
         let families = [
             (addresses.iter().any(IpAddr::is_ipv4), capabilities::IPV4),
             (addresses.iter().any(IpAddr::is_ipv6), capabilities::IPV6),
@@ -174,7 +155,7 @@ impl ControlServer {
             let Some(mut client) = self.client.take().or_else(|| self.accept()) else {
                 return Ok(());
             };
-            match client.read() {
+            match read(&mut client) {
                 Progress::Waiting => {
                     self.client = Some(client);
                     return Ok(());
@@ -200,11 +181,9 @@ impl ControlServer {
             let (number, name) = INBOUND;
             let (capabilities, rules) = (self.capabilities, self.rules.clone());
             let table = Table { number, name: name.to_owned(), capabilities, rules };
-            let mut client =
-                Client { stream, bytes: Vec::new(), until: Instant::now() + CLIENT_TIME };
+            let Ok(mut client) = Client::new(stream) else { continue };
             // A new socket has room for the longest table.
-            let sent = client.stream.set_nonblocking(true);
-            if sent.and_then(|()| client.stream.write_all(&write_tables(&[table]))).is_ok() {
+            if client.stream.write_all(&write_tables(&[table])).is_ok() {
                 return Some(client);
             }
         }

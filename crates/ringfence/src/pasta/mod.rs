@@ -32,6 +32,7 @@ mod api;
 pub mod args;
 mod auto;
 mod auto_ports;
+mod client;
 mod control;
 mod greeting;
 mod inside;

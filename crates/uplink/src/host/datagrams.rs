@@ -62,7 +62,7 @@ pub trait DatagramHost {
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 
     /// Opens a UDP socket for questions to a multicast group, and for answers from any host on the group's interface.
-    /// It is bound to the port `from` if that is available.
+    /// The port is `from` if that is available.
     ///
     /// # Errors
     ///

@@ -1,3 +1,6 @@
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+
 use ringfence_uplink::port_rules::{parse_tables, write_updates};
 
 use super::*;
@@ -9,7 +12,7 @@ const OWN: &str = "10.0.0.2";
 
 fn server(capabilities: u32) -> (tempfile::TempDir, ControlServer) {
     let place = tempfile::tempdir().unwrap();
-    let listener = api::listen("--conf-path", &place.path().join("control")).unwrap();
+    let listener = listen("--conf-path", &place.path().join("control")).unwrap();
     let (client, rules, open) = Default::default();
     let addresses = vec![OWN.parse().unwrap()];
     (place, ControlServer { listener, client, rules, open, addresses, capabilities })
