@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-use support::disks::{Background, URI, image_file, listens, output_of, succeed};
+use support::disks::{Background, URI, greets, image_file, output_of, succeed};
 use support::needs::Need;
 use support::{Lab, MOMENT, sha256, write_noise};
 
@@ -144,7 +144,7 @@ fn image_of_qemu_nbd_is_waited_for_with_message_and_refused_in_the_end() {
     let (disk, socket) = (image_file(&lab, 8), lab.file("socket"));
     let (disk, path) = (disk.display().to_string(), socket.display().to_string());
     let words = ["qemu-nbd", "-t", "-f", "raw", "-k", &path, &disk];
-    let server = Background::start(&words, || listens(&socket));
+    let server = Background::start(&words, || greets(&socket));
     let refused = lab.run(&format!("--disk {disk},ro"), &["true"]).finish(MOMENT);
     assert_eq!(refused.status, Some(125));
     assert!(refused.stderr.contains("by QEMU or one of its tools"), "{}", refused.stderr);

@@ -1,6 +1,7 @@
 //! Disks of guests that do nothing else. The test uses a disk from outside, as its user may.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -92,6 +93,19 @@ impl Drop for Background {
 /// Returns `true` if a process listens on the Unix socket.
 pub fn listens(path: &Path) -> bool {
     std::os::unix::net::UnixStream::connect(path).is_ok()
+}
+
+/// Returns `true` if an NBD server greets on the Unix socket. `qemu-nbd` listens before it locks its image, and greets
+/// afterwards.
+pub fn greets(path: &Path) -> bool {
+    let greeting = || -> std::io::Result<[u8; 8]> {
+        let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let mut magic = [0; 8];
+        stream.read_exact(&mut magic)?;
+        Ok(magic)
+    };
+    greeting().is_ok_and(|magic| &magic == b"NBDMAGIC")
 }
 
 /// Runs a program to its end. Returns its status and its output.

@@ -9,7 +9,7 @@
 //!   port of the service   ─ unicast ─>   socket of the group                       ─ unicast ─>  asked just now
 //! ```
 //!
-//! Sockets of groups come from outside ([`Multicast::join`]): each has joined one group on one interface, is
+//! Sockets of groups come from outside (`Multicast::join`): each has joined one group on one interface, is
 //! restricted to that interface, and is bound to the group's address. So it receives nothing that was sent to the host
 //! alone, and other programs on the host keep theirs. The first engine of a guest has all of them.
 //!
@@ -19,9 +19,9 @@
 //!
 //! # Limits
 //!
-//! Each direction has a rate ([`TO_LINK`], [`TO_GUEST`]). A guest has [`QUESTIONS_MAX`] sockets of questions, and
-//! [`ASKERS_MAX`] hosts are known that have asked. The guest's own datagrams come back from the host's kernel, and
-//! are dropped by their hash; [`OWN_MAX`] are kept.
+//! Each direction has a rate (`TO_LINK`, `TO_GUEST`). A guest has [`QUESTIONS_MAX`] sockets of questions, and
+//! `ASKERS_MAX` hosts are known that have asked. The guest's own datagrams come back from the host's kernel, and
+//! are dropped by their hash; `OWN_MAX` are kept.
 
 pub mod service;
 #[cfg(test)]
