@@ -191,9 +191,10 @@ impl ReceiveBuffer {
         }
     }
 
-    /// Adapts the number of datagrams to ask for to the number received.
+    /// Adapts the number of datagrams to ask for to the number received. Never more than the buffer has room for: fewer
+    /// datagrams than asked for mean an empty socket, of which no further event may come.
     pub(crate) fn adapt(&mut self, asked: usize, came: usize) {
-        self.batch_size =
-            if came >= asked { (asked * 4).min(RECEIVE_MAX) } else { (came * 2).max(1) };
+        let next = if came >= asked { asked * 4 } else { came * 2 };
+        self.batch_size = next.clamp(1, RECEIVE_MAX);
     }
 }

@@ -316,6 +316,7 @@ mod tests {
 
     use super::*;
     use crate::counters::UplinkCounters;
+    use crate::host::datagrams::RECEIVE_MAX;
 
     fn local(socket: &RealDatagrams) -> SocketAddr {
         rustix::net::getsockname(&socket.fd).unwrap().try_into().unwrap()
@@ -341,6 +342,33 @@ mod tests {
         let came: Vec<&[u8]> = buffer.datagrams().iter().map(|one| buffer.bytes(one)).collect();
         assert_eq!(came, [b"honest"]);
         assert_eq!(counters.drop_stranger.get(), 1);
+    }
+
+    #[test]
+    fn socket_is_reported_empty_only_when_nothing_is_left() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let socket = RealDatagrams::udp(0, peer.local_addr().unwrap(), None).unwrap();
+        let to = local(&socket);
+        let mut socket = Counted { socket, counters: Arc::default() };
+        let mut buffer = ReceiveBuffer::default();
+        // Bursts between half the maximum of a call and the maximum make the next call ask for most.
+        for burst in (1..=3 * RECEIVE_MAX).chain([41, 64]) {
+            for _ in 0..burst {
+                peer.send_to(b"x", to).unwrap();
+            }
+            let mut came = 0;
+            loop {
+                let is_empty = match socket.receive(&mut buffer) {
+                    Err(Errno::AGAIN) => break,
+                    received => received.unwrap(),
+                };
+                came += buffer.datagrams().len();
+                if is_empty {
+                    break;
+                }
+            }
+            assert_eq!(came, burst);
+        }
     }
 
     #[test]
