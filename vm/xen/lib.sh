@@ -16,6 +16,7 @@ guest() {
         echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"
         [ -z "${GUESTS_TYPE:-}" ] || echo "type=\"$GUESTS_TYPE\""
+        [ -z "${PINNED:-}" ] || echo "cpus=\"$(($(ls /tmp/*.cfg | wc -l) % $(nproc)))\""
         echo "extra=\"console=hvc0 quiet loglevel=4 mitigations=off cryptomgr.notests rdinit=/init panic=1 ${EXTRA:-}\""
         echo 'on_crash="destroy"'
         echo 'on_poweroff="destroy"'

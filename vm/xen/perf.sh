@@ -117,3 +117,17 @@ row() {
     done
     echo "$line}}" >>/share/rows.json
 }
+
+# modes_of COMMAND...: runs it, and has in MODES the time of the machine's processors in the hypervisor, the kernels and the
+# programs of all domains, NAME=MS each, as the emulator sampled it (`xtask/src/vm/modes.rs`). The status is the command's.
+modes_of() {
+    local status
+    rm -f /share/sampled
+    : >/share/sampling
+    "$@"
+    status=$?
+    rm -f /share/sampling
+    wait_for 10 test -s /share/sampled
+    MODES=$(cat /share/sampled)
+    return $status
+}

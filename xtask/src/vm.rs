@@ -17,6 +17,7 @@ mod images;
 mod iommufd;
 mod kernel;
 mod machine;
+mod modes;
 mod module;
 mod newest_kernel;
 mod overlay;

@@ -163,6 +163,8 @@ fn frontend_with_windows_option_uses_grant_windows() {
         world.inside(&two, "ip link set eth7 up; ip address add 10.1.1.2/24 dev eth7");
         world.inside(&one, "ping -c 3 -i 0.1 -W 5 -s 20000 10.1.1.2");
         assert!(world.status().vifs.iter().all(|vif| vif.connected && vif.rules.is_empty()));
+        kill_process(one.pid(), Signal::USR1).unwrap();
+        one.wait_for_error(if opened { "grant windows: reused " } else { "no grant windows" });
         assert_eq!(serve.end().status, Some(0));
         assert_eq!(one.end().status, Some(0));
         assert_eq!(two.end().status, Some(0));

@@ -8,7 +8,8 @@
 //!
 //! The file of a run has the rows of all its scenarios. `seeds EXPERIMENT --xen FILE` prints those of the experiment: each
 //! count for one unit, and behind a stroke its ratio to the first setup of the same experiment. The published figures
-//! follow in the last column.
+//! follow in the last column. Rows with the counts `reused` and `not_reused`, which are uses of pages of grant windows,
+//! have the share of the former, too.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -45,6 +46,8 @@ struct Line<'a> {
     #[serde(flatten)]
     row: &'a Row,
     per_unit: BTreeMap<&'a str, f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reused_share: Option<f64>,
     published: Option<String>,
 }
 
@@ -94,6 +97,13 @@ impl Row {
         self.counts.get(count).map(|count| *count as f64 / self.units as f64)
     }
 
+    /// Returns the share of uses of a page without a grant operation, if uses were counted.
+    fn reused_share(&self) -> Option<f64> {
+        let reused = *self.counts.get("reused")? as f64;
+        let uses = reused + *self.counts.get("not_reused")? as f64;
+        (uses > 0.0).then_some(reused / uses)
+    }
+
     /// Returns the published figures, if the source document has some for this row.
     fn published(&self) -> Option<String> {
         match self.seed.as_str() {
@@ -108,7 +118,8 @@ impl Row {
     fn line(&self) -> Line<'_> {
         let names = self.counts.keys().map(String::as_str);
         let per_unit = names.filter_map(|name| Some((name, self.per_unit(name)?))).collect();
-        Line { platform: "xen", row: self, per_unit, published: self.published() }
+        let reused_share = self.reused_share();
+        Line { platform: "xen", row: self, per_unit, reused_share, published: self.published() }
     }
 }
 
@@ -140,16 +151,24 @@ fn table<'a>(rows: &[&'a Row]) -> Table<'a> {
             None => format!("{each:.3}"),
         }
     };
+    let shares = rows.iter().any(|row| row.reused_share().is_some());
     let cells = |row: &Row| {
         let mut cells = vec![row.setup.clone(), row.units.to_string()];
         cells.extend(names.iter().map(|name| cell(row, name)));
+        let share = row.reused_share().map(|share| format!("{:.4} %", share * 100.0));
+        cells.extend(shares.then(|| share.unwrap_or_else(|| "-".to_owned())));
         cells.push(row.published().unwrap_or_else(|| "-".to_owned()));
         cells
     };
     Table {
         title: format!("xen, {}: for each {}", first.experiment, first.unit),
         rows: rows.iter().map(|row| cells(row)).collect(),
-        heading: ["setup", "units"].into_iter().chain(names).chain(["published"]).collect(),
+        heading: ["setup", "units"]
+            .into_iter()
+            .chain(names)
+            .chain(shares.then_some("reuse share"))
+            .chain(["published"])
+            .collect(),
     }
 }
 
@@ -179,6 +198,19 @@ mod tests {
         assert_eq!(line["platform"], "xen");
         assert_eq!(line["per_unit"]["issues"], 0.025);
         assert_eq!(line["published"], published);
+    }
+
+    #[test]
+    fn share_of_reused_pages_is_printed_for_rows_that_count_uses() {
+        let text = TEXT.replacen(r#""issues":50"#, r#""reused":297,"not_reused":3"#, 1);
+        let rows = Rows::parse(&text).unwrap();
+        let rows: Vec<&Row> = rows.0.iter().filter(|row| row.seed == "redesigned").collect();
+        let table = table(&rows);
+        assert_eq!(table.heading[table.heading.len() - 2..], ["reuse share", "published"]);
+        let shares: Vec<&str> = table.rows.iter().map(|row| row[row.len() - 2].as_str()).collect();
+        assert_eq!(shares, ["-", "99.0000 %"]);
+        assert_eq!(rows[0].reused_share(), None);
+        assert_eq!(serde_json::to_value(rows[1].line()).unwrap()["reused_share"], 0.99);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 . /vm/xen/window.sh
 
-plan 77
+plan 80
 before=$(free_memory)
 check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
 check 'a grantee is created' window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
@@ -117,6 +117,11 @@ xl debug-keys P
 like 'they are revoked in one call' "$(a revoke 0 0 0 1000)" 'rc 0 ok 1000*'
 is 'with one flush for 64' "$(xl dmesg -c >/dev/null; xl debug-keys p; sleep 1; xl dmesg | sed -n 's/.*grant windows: TLB flushes.*TOTAL\[ *\([0-9]*\)\].*/\1/p')" 16
 
+# Pages of the hypervisor: one whose frame is known, and all frames that are no memory of the granter's.
+frame=$(a grant-frame)
+like 'the hypervisor has a page among the granter'"'"'s frames' "$frame" 'rc 0 status 0 frame 0x[1-9a-f]*'
+like 'it is not issued' "$(a issue-gfn 0 1 ${frame##* } 0)" 'rc 0 status -9'
+like 'nor read-only' "$(a issue-gfn 0 2 ${frame##* } 1)" 'rc 0 status -9'
 special=$(ON_LIMIT=120 a issue-special 0)
 like 'no page of the hypervisor is issued' "$special" 'tried [1-9]* issued 0'
 note "$special; $(on one grep -v '^ ' /proc/iomem | tr -d '\r' | tr '\n' ';')"

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::images::Images;
+use super::modes;
 use super::program::Programs;
 
 /// Kinds of machines that scenarios can request.
@@ -151,11 +152,21 @@ impl Machine<'_> {
             .args(self.hardware())
             .args(self.software())
             .env("PATH", &self.path);
+        // A machine with a shell has its monitor on the console.
+        let sampled = self.kind.is_xen() && self.console.is_some();
+        let monitor = sampled.then(|| modes::socket(&self.share));
+        if let Some(socket) = &monitor {
+            let server = format!("unix:{},server=on,wait=off", escaped(socket));
+            command.args(["-qmp", &server]);
+        }
         match &self.console {
             Some(_) => command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()),
             None => &mut command,
         };
         let mut child = command.spawn().context("setpriv and qemu-system-x86_64")?;
+        if let Some(socket) = monitor {
+            modes::watch(socket, self.share.clone());
+        }
         let (lines, received) = channel();
         if let Some(out) = child.stdout.take() {
             let lines = lines.clone();

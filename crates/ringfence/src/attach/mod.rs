@@ -7,7 +7,7 @@
 //! a TAP interface as the network interface.
 //!
 //! With grant windows, pages of idle buffers return to the system under memory pressure, as in the frontend of
-//! `ringfence run`.
+//! `ringfence run`. SIGUSR1 prints the levels of the windows.
 //!
 //! The interface stays while backends connect and disconnect. At SIGTERM the process closes the device, and
 //! waits until the backend has unmapped every page. If the process was killed instead, the next one resets
@@ -40,6 +40,7 @@ use crate::frontend::pressure::PressureMonitor;
 use crate::log::LineBudget;
 use crate::netlink::{LinkChange, Netlink};
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
+use crate::switchboard::WindowLevels;
 use crate::workers::worker_count;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
@@ -65,7 +66,8 @@ Examples:
 ///
 /// For a guest whose own driver lacks a feature. The interface becomes a TAP with the address and the
 /// MTU that the toolstack gave it; addresses and routes are yours to set. It works with any backend,
-/// and stays while backends come and go. Ends at SIGTERM or SIGINT.
+/// and stays while backends come and go. Ends at SIGTERM or SIGINT. At SIGUSR1 it prints how many pages its
+/// grant windows have, and how often a page was used again without a grant operation.
 ///
 /// Needs root, and the kernel's xen-gntalloc, xen-evtchn and tun.
 #[derive(Debug, Args)]
@@ -167,7 +169,7 @@ pub fn main(args: &AttachArgs) -> u8 {
 }
 
 fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError> {
-    let signals = Signals::new(&[Signal::INT, Signal::TERM])?;
+    let signals = Signals::new(&[Signal::INT, Signal::TERM, Signal::USR1])?;
     let mut store = platform.store().map_err(LinkError::from)?;
     let claimed = claim::claim(&mut store, platform.domid(), args.device)?;
     let mtu = args.mtu.or(claimed.mtu).unwrap_or(ringfence_wire::netif::keys::MTU_DEFAULT);
@@ -283,11 +285,23 @@ fn serve<P: Platform>(
         {
             link.resize_windows(most);
         }
-        if let Some(arrived) = signals.next()? {
-            tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "leaving");
-            return Ok(());
+        while let Some(arrived) = signals.next()? {
+            if arrived.number != Signal::USR1.as_raw() {
+                tracing::info!(signal = signal_name(arrived.number).unwrap_or("signal"), "leaving");
+                return Ok(());
+            }
+            eprintln!("ringfence: {name}: {}", levels_line(link.window_levels().map(Into::into)));
         }
     }
+}
+
+/// Formats the levels of the grant windows, over all queues since they were made.
+fn levels_line(levels: Option<WindowLevels>) -> String {
+    let Some(levels) = levels else { return "no grant windows".to_owned() };
+    let WindowLevels { reused, issued, evicted, pages, pages_in_use } = levels;
+    format!(
+        "grant windows: reused {reused} issued {issued} evicted {evicted} pages {pages} in use {pages_in_use}"
+    )
 }
 
 /// Closes the device, waits until the backend has disconnected, and revokes the grants.
