@@ -26,7 +26,8 @@ rebound() {
         round=$((round + 1))
         on dom0 "wait_for 10 traffic pulse 10.77.0.$number 7000 1"
         (traffic pulse 10.77.0.$number 7000 60 >/dev/null 2>&1 &)
-        check "$name: our driver unbound and bound, round $round" bound_again $name $number $DRIVER $DRIVER
+        check "$name: our driver unbound and bound, round $round" bound_again $name $number $DRIVER $DRIVER ||
+            note "$(ends_of $name)"
         killall traffic
     done
     on $name 'killall traffic'
@@ -34,6 +35,14 @@ rebound() {
 
 bound_again() {
     binds $1 $3 $4 && again_with_address $1 $2
+}
+
+# ends_of NAME: both ends of the interface in the store, and what went through it.
+ends_of() {
+    xenstore-ls $BACKEND/vif/$(domain $1)/0
+    xenstore-ls /local/domain/$(domain $1)/device/vif/0
+    ip -s link show vif$(domain $1).0
+    on $1 'ip -s link show eth0; ip neigh; ethtool -S eth0; dmesg | tail -n 5'
 }
 
 # during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from dom0 to the guest, and the other way, while the
