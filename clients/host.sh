@@ -65,6 +65,12 @@ echo 'tester:100000:65536' >/etc/subgid
 echo 'nameserver 192.0.2.1' >/etc/resolv.conf
 echo host >/etc/hostname
 printf '127.0.0.1 localhost\n::1 localhost\n' >/etc/hosts
+# Podman of Debian 12 comes with libraries of that release. The process that conmon starts at the end of a container
+# gets no variables of the environment.
+if [ "$client" = podman-4 ]; then
+    echo /programs >/etc/ld.so.conf.d/programs.conf
+    ldconfig
+fi
 
 # The networks.
 unshare --net sleep infinity &

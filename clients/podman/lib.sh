@@ -11,6 +11,10 @@ events_logger = "none"
 [network]
 END
 
+# Podman of Debian 12.
+if [ "$CLIENT" = podman-4 ]; then
+    podman() { /programs/podman-4 "$@"; }
+fi
 note "$(podman --version)"
 
 # Makes the image `base`: a root directory whose programs are those of the host.

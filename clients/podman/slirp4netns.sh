@@ -1,5 +1,6 @@
 # title: --network slirp4netns, as Podman before 5.0 has it by default
 # limit: 40
+# also: podman-4
 
 plan 8
 note "$(podman info --format '{{.Host.Slirp4NetNS.Executable}}: {{.Host.Slirp4NetNS.Version}}' | head -n 1)"

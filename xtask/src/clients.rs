@@ -24,7 +24,7 @@ use crate::tools::{self, Tool, Toolbox};
 use crate::vm::results::{self, Line, Tally};
 use crate::vm::scenario::field;
 use report::Row;
-use system::{Peer, System};
+use system::{OLD_PODMAN, Peer, Programs, System};
 
 /// Tools that must be installed.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
@@ -52,6 +52,9 @@ pub(crate) struct ClientsArgs {
     /// Directory for the Debian system and the programs; by default `clients` in the target directory
     #[arg(long, value_name = "FOLDER", env = "RINGFENCE_CLIENTS_CACHE")]
     cache: Option<PathBuf>,
+    /// Folder with another Podman than Debian's, and programs that belong to it such as netavark
+    #[arg(long, value_name = "FOLDER")]
+    podman: Option<PathBuf>,
     /// Folder test/system of Podman's source, of the version that is installed; its tests of pasta run, too
     #[arg(long, value_name = "FOLDER")]
     podman_tests: Option<PathBuf>,
@@ -96,6 +99,8 @@ struct Scenario {
     title: String,
     /// Time limit in seconds.
     limit: u32,
+    /// Set if the scenario is for the Podman of Debian 12, too.
+    is_for_old: bool,
 }
 
 /// Runs `cargo xtask clients`. Returns `false` if a scenario failed with Ringfence.
@@ -120,12 +125,15 @@ pub(crate) fn run(args: &ClientsArgs, root: &Path, target: &Path) -> anyhow::Res
         None => build(root, target)?,
     };
     let cache = args.cache.clone().unwrap_or_else(|| target.join("clients"));
-    let system = System::prepare(&std::path::absolute(cache)?, &program, &toolbox)?;
+    let podman = args.podman.as_ref().map(std::path::absolute).transpose()?;
+    let under_test = Programs { ringfence: program, podman };
+    let system = System::prepare(&std::path::absolute(cache)?, under_test, &toolbox)?;
     let peers = args.only.map_or_else(|| Peer::value_variants().to_vec(), |peer| vec![peer]);
     let start = Instant::now();
     let mut rows = vec![];
     for scenario in &selected {
-        for client in system.clients(scenario.suite) {
+        let clients = system.clients(scenario.suite).into_iter();
+        for client in clients.filter(|client| client != OLD_PODMAN || scenario.is_for_old) {
             let tallies = peers.iter().map(|peer| {
                 let tally = run_scenario(root, &system, scenario, (&client, *peer), args)?;
                 print!("{}", report::scenario(&client, *peer, &tally));
@@ -181,7 +189,8 @@ fn find(folder: &Path, suite: Suite) -> anyhow::Result<Vec<Scenario>> {
 fn parse(suite: Suite, name: &str, text: &str) -> anyhow::Result<Scenario> {
     let limit = field(text, "limit")?.parse().context("`# limit: ...` is a number of seconds")?;
     let title = field(text, "title")?.to_owned();
-    Ok(Scenario { suite, name: name.to_owned(), title, limit })
+    let is_for_old = field(text, "also").is_ok_and(|client| client == OLD_PODMAN);
+    Ok(Scenario { suite, name: name.to_owned(), title, limit, is_for_old })
 }
 
 /// Runs a scenario on a host of its own.

@@ -54,8 +54,13 @@ const VERSION: &str = "version";
 const REAL_PESTO: &str = "real-pesto";
 
 /// Packages that are unpacked beside the system: directory in the cache, and name for apt-get.
-const BESIDE: &[(&str, &str)] =
-    &[("current", "passt/trixie-backports"), ("kernel", "linux-image-cloud-amd64")];
+const BESIDE: &[(&str, &str)] = &[
+    ("current", "passt/trixie-backports"),
+    ("kernel", "linux-image-cloud-amd64"),
+    (OLD_PODMAN, "podman/bookworm libsubid4/bookworm libdevmapper1.02.1/bookworm"),
+];
+/// Podman of Debian 12, which starts slirp4netns, not pasta.
+pub(super) const OLD_PODMAN: &str = "podman-4";
 
 /// Versions of RootlessKit beside Debian's: name in the table, and module.
 const ROOTLESSKITS: &[(&str, &str)] = &[
@@ -84,12 +89,20 @@ impl Peer {
     }
 }
 
+/// Programs that come from outside of the system.
+pub(super) struct Programs {
+    pub(super) ringfence: PathBuf,
+    /// Folder with Podman, and programs that belong to it, that are used in place of Debian's.
+    pub(super) podman: Option<PathBuf>,
+}
+
 /// Debian system with the programs, ready for scenarios.
 pub(super) struct System {
     cache: PathBuf,
     runs: PathBuf,
     /// Programs of [`ROOTLESSKITS`] that could be built.
     kits: Vec<&'static str>,
+    outside: Programs,
     /// Held for as long as the system is in use: another process would replace programs and results.
     _lock: File,
 }
@@ -98,7 +111,7 @@ impl System {
     /// Makes the system in `cache`, as far as it is not there. Waits for other processes that use it.
     pub(super) fn prepare(
         cache: &Path,
-        program: &Path,
+        outside: Programs,
         toolbox: &Toolbox,
     ) -> anyhow::Result<System> {
         let lock = lock(cache, "clients")?;
@@ -109,10 +122,10 @@ impl System {
         let kits =
             ROOTLESSKITS.iter().filter(|(name, module)| build_kit(cache, name, module, toolbox));
         let kits: Vec<_> = kits.map(|(name, _)| *name).collect();
-        let system =
-            System { cache: cache.to_owned(), runs: cache.join("runs"), kits, _lock: lock };
+        let runs = cache.join("runs");
+        let system = System { cache: cache.to_owned(), runs, kits, outside, _lock: lock };
         for peer in Peer::value_variants() {
-            system.lay_programs(*peer, program)?;
+            system.lay_programs(*peer)?;
         }
         if system.runs.exists() {
             std::fs::remove_dir_all(&system.runs)?;
@@ -121,7 +134,7 @@ impl System {
     }
 
     /// Puts the programs under test into a directory.
-    fn lay_programs(&self, peer: Peer, program: &Path) -> anyhow::Result<()> {
+    fn lay_programs(&self, peer: Peer) -> anyhow::Result<()> {
         let folder = self.programs(peer);
         if folder.exists() {
             std::fs::remove_dir_all(&folder)?;
@@ -131,11 +144,20 @@ impl System {
             std::fs::hard_link(self.cache.join("kits").join(name), folder.join(name))?;
         }
         if peer == Peer::Ringfence {
-            std::fs::copy(program, folder.join("ringfence"))
-                .with_context(|| program.display().to_string())?;
+            copy_into(&self.outside.ringfence, &folder.join("ringfence"))?;
             for name in ["pasta", "passt", "pesto", "slirp4netns"] {
                 std::os::unix::fs::symlink("ringfence", folder.join(name))?;
             }
+        }
+        let old = self.cache.join(OLD_PODMAN);
+        copy_into(&old.join("usr/bin/podman"), &folder.join(OLD_PODMAN))?;
+        for (below, library) in [("usr/lib", "libsubid.so.4"), ("lib", "libdevmapper.so.1.02.1")] {
+            let library = Path::new("x86_64-linux-gnu").join(library);
+            let name = library.file_name().unwrap_or_default();
+            copy_into(&old.join(below).join(&library), &folder.join(name))?;
+        }
+        for file in self.podman_files()? {
+            copy_into(&file, &folder.join(file.file_name().unwrap_or_default()))?;
         }
         std::fs::hard_link(self.current("pesto"), folder.join(REAL_PESTO))
             .context("pesto of passt in Debian's backports")?;
@@ -146,6 +168,16 @@ impl System {
             }
         }
         Ok(())
+    }
+
+    /// Returns the programs of another Podman than Debian's.
+    fn podman_files(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let Some(folder) = &self.outside.podman else { return Ok(vec![]) };
+        let has_podman = folder.join("podman").is_file();
+        anyhow::ensure!(has_podman, "{} has no file called podman", folder.display());
+        let entries = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+        let paths = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(paths.into_iter().filter(|path| path.is_file()).collect())
     }
 
     /// Returns the root directory of the system.
@@ -169,7 +201,8 @@ impl System {
         let others: &[&str] = match suite {
             Suite::Rootlesskit => &self.kits,
             Suite::Pesto => &[REAL_PESTO],
-            Suite::Podman | Suite::Machines | Suite::Namespaces => &[],
+            Suite::Podman => &[OLD_PODMAN],
+            Suite::Machines | Suite::Namespaces => &[],
         };
         of_debian.chain(others.iter().copied()).map(str::to_owned).collect()
     }
@@ -200,13 +233,21 @@ impl System {
         versions.extend(self.kits.iter().map(|name| (*name).to_owned()));
         for (folder, _) in BESIDE {
             let version = std::fs::read_to_string(self.cache.join(folder).join(VERSION));
-            versions.push(version.unwrap_or_default().trim().to_owned());
+            versions.extend(version.unwrap_or_default().lines().map(str::to_owned));
         }
-        let own = self.programs(Peer::Ringfence).join("pasta");
-        let own = Cmd::new(own).args(["--version"]).output(&self.cache);
-        versions.push(own.ok().and_then(Result::ok).unwrap_or_default().trim().to_owned());
+        let mut own = vec![self.programs(Peer::Ringfence).join("pasta")];
+        own.extend(self.podman_files().unwrap_or_default());
+        for program in own {
+            let text = Cmd::new(program).args(["--version"]).output(&self.cache);
+            versions.push(text.ok().and_then(Result::ok).unwrap_or_default().trim().to_owned());
+        }
         versions
     }
+}
+
+fn copy_into(from: &Path, to: &Path) -> anyhow::Result<()> {
+    std::fs::copy(from, to).with_context(|| from.display().to_string())?;
+    Ok(())
 }
 
 /// Installs the Debian system. A file records its packages, so that another list makes it anew.
@@ -237,20 +278,26 @@ fn install_debian(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
     Ok(std::fs::write(&record, all)?)
 }
 
-/// Unpacks a package into a directory of the cache, with the package manager of the system. The package of a kernel
+/// Unpacks packages into a directory of the cache, with the package manager of the system. The package of a kernel
 /// names the one to unpack.
-fn unpack_beside(cache: &Path, folder: &str, package: &str) -> anyhow::Result<()> {
+fn unpack_beside(cache: &Path, folder: &str, packages: &str) -> anyhow::Result<()> {
     const SCRIPT: &str = r#"
         cd "$(mktemp -d)"
-        echo 'deb http://deb.debian.org/debian trixie-backports main' >/etc/apt/sources.list.d/backports.list
+        for suite in trixie-backports bookworm; do
+            echo "deb http://deb.debian.org/debian $suite main"
+        done >/etc/apt/sources.list.d/beside.list
         apt-get -qq update
-        package=$1
-        case $package in
-            linux-image-*) package=$(apt-cache depends "$package" | sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p') ;;
-        esac
-        apt-get -qq -o APT::Sandbox::User=root download "$package"
-        dpkg-deb --extract ./*.deb /beside
-        dpkg-deb --showformat='${Package} ${Version}' --show ./*.deb >/beside/version
+        for package in $1; do
+            case $package in
+                linux-image-*) package=$(apt-cache depends "$package" | sed -n 's/^ *Depends: \(linux-image-[0-9]\)/\1/p') ;;
+            esac
+            apt-get -qq -o APT::Sandbox::User=root download "$package"
+        done
+        for file in ./*.deb; do
+            dpkg-deb --extract "$file" /beside
+            dpkg-deb --showformat='${Package} ${Version}\n' --show "$file" >>/beside/version
+        done
+        rm /etc/apt/sources.list.d/beside.list
     "#;
     let (root, done) = (cache.join(RELEASE), cache.join(folder));
     if done.exists() {
@@ -262,9 +309,9 @@ fn unpack_beside(cache: &Path, folder: &str, package: &str) -> anyhow::Result<()
     }
     let unpacked = Cmd::new("chroot")
         .args([root.as_os_str()])
-        .args(["sh", "-ec", SCRIPT, "sh", package])
+        .args(["sh", "-ec", SCRIPT, "sh", packages])
         .run(cache)?;
-    anyhow::ensure!(unpacked, "{package} cannot be unpacked");
+    anyhow::ensure!(unpacked, "{packages} cannot be unpacked");
     Ok(std::fs::rename(beside, done)?)
 }
 
