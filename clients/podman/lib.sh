@@ -4,6 +4,8 @@ mkdir -p ~/.config/containers
 cat >~/.config/containers/containers.conf <<END
 [containers]
 volumes = ["/usr:/usr:ro", "/clients:/clients:ro"]
+# The default of Podman 5, without which a container cannot ping.
+default_sysctls = ["net.ipv4.ping_group_range=0 0"]
 [engine]
 helper_binaries_dir = ["/programs", "/usr/libexec/podman", "/usr/lib/podman", "/usr/bin"]
 cgroup_manager = "cgroupfs"
