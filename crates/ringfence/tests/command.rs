@@ -99,6 +99,22 @@ fn command_inherits_descriptors_environment_and_directory() {
 }
 
 #[test]
+fn sandboxed_processes_have_nothing_of_the_environment() {
+    // Nobody else may read the environment of a process that is not dumpable.
+    require!(Need::Guests, Need::Root);
+    let lab = Lab::new();
+    let words =
+        ["env", "SECRET=1", env!("CARGO_BIN_EXE_ringfence"), "run", "-q", "--", "sleep", "60"];
+    let guest = lab.spawn(&words);
+    for role in ["driver", "frontend", "uplink"] {
+        let process = guest.inner(role);
+        let environ = std::fs::read(format!("/proc/{}/environ", process.pid)).unwrap();
+        assert!(environ.is_empty(), "{role}: {}", String::from_utf8_lossy(&environ));
+    }
+    assert_eq!(guest.end().status, Some(143));
+}
+
+#[test]
 fn driver_domain_holds_no_stream_of_its_first_guest() {
     require!(Need::Guests);
     let lab = Lab::new();
