@@ -33,25 +33,36 @@ pub struct Netlink {
     sequence: u32,
 }
 
-/// Notification group of changes of interfaces (`RTNLGRP_LINK`).
+/// Notification group of changes of interfaces (`RTMGRP_LINK`).
 const LINK_GROUP: u32 = 1;
+/// Notification groups of changes of addresses and routes (`RTMGRP_IPV4_IFADDR` and the others).
+const NETWORK_GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
 /// Maximum of notices discarded in one call.
 const NOTICES: usize = 64;
 
-/// Notices about interfaces of the network namespace in which they were opened. Their content is not used.
+/// Notices about the network namespace in which they were opened. Their content is not used.
 #[derive(Debug)]
-pub struct LinkNotices {
+pub struct Notices {
     socket: OwnedFd,
 }
 
-impl LinkNotices {
+impl Notices {
     /// Opens a socket that is readable after an interface was changed.
-    pub fn open() -> io::Result<LinkNotices> {
+    pub fn of_links() -> io::Result<Notices> {
+        Notices::open(LINK_GROUP)
+    }
+
+    /// Opens a socket that is readable after an interface, an address or a route was changed.
+    pub fn of_network() -> io::Result<Notices> {
+        Notices::open(LINK_GROUP | NETWORK_GROUPS)
+    }
+
+    fn open(groups: u32) -> io::Result<Notices> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let family = rustix::net::AddressFamily::NETLINK;
         let socket = rustix::net::socket_with(family, SocketType::RAW, flags, None)?;
-        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, LINK_GROUP))?;
-        Ok(LinkNotices { socket })
+        rustix::net::bind(&socket, &SocketAddrNetlink::new(0, groups))?;
+        Ok(Notices { socket })
     }
 
     /// Discards the notices that wait. Returns `true` if there were some, or the kernel has lost some.
@@ -68,7 +79,7 @@ impl LinkNotices {
     }
 }
 
-impl AsFd for LinkNotices {
+impl AsFd for Notices {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -8,7 +8,8 @@ mod support;
 use std::time::Duration;
 
 use support::Running;
-use support::world::{Families, HOST_V4, OUTSIDE_V4, OUTSIDE_V6, World};
+use support::needs::{Need, skip_what_is_not_installed};
+use support::world::{Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World};
 
 /// Time limit for a complete scenario.
 const LONG: Duration = Duration::from_secs(90);
@@ -117,6 +118,139 @@ fn services_are_found_in_both_directions_only_with_the_option() {
             assert!(!said.contains("answer") && !said.contains("asked by"), "{front}: {said}");
         }
         assert_eq!(guest.matches("silence ").count(), 2 * QUESTIONS, "{front}: {guest}");
+    }
+}
+
+/// Adds addresses and a default route of each family to a link of the host, and takes it up.
+fn network(link: &str, v4: (&str, &str), v6: (&str, &str)) -> String {
+    let ((own4, router4), (own6, router6)) = (v4, v6);
+    format!(
+        "ip addr add {own4}/24 dev {link}; ip addr add {own6}/64 dev {link} nodad; ip link set {link} up; \
+         ip route replace default via {router4}; ip -6 route replace default via {router6}"
+    )
+}
+
+#[test]
+fn groups_are_joined_on_the_link_that_gets_the_default_route() {
+    let (second4, second6) = (("203.0.113.2", "203.0.113.1"), ("2001:db8:2::2", "2001:db8:2::1"));
+    for front in ["run", "pasta"] {
+        let world = world!();
+        let on_host = |commands: &str| world.host(&["sh", "-ec", commands]).succeed(LONG);
+        world.cable("wan1", "out1").succeed(LONG);
+        let outside = format!(
+            "echo 0 > /proc/sys/net/ipv6/conf/out1/accept_dad; ip link set out1 up; \
+             ip addr add {}/24 dev out1; ip addr add {}/64 dev out1 nodad",
+            second4.1, second6.1
+        );
+        world.outside(&["sh", "-ec", &outside]).succeed(LONG);
+        let servers = [("out0", "outside"), ("out1", "second")].map(|(link, name)| {
+            let server = world.outside(&["python3", "multicast.py", "serve", link, name]);
+            server.wait_for_output("serves");
+            server
+        });
+        on_host("echo 0 > /proc/sys/net/ipv6/conf/wan1/accept_dad");
+        let mut first = "true".to_owned();
+        if front == "run" {
+            // Without a network at the start, there is no group to join. (pasta's guest would have no IPv6 then.)
+            on_host("ip addr flush dev wan0; ip link set wan0 down");
+            first = network("wan0", (HOST_V4, OUTSIDE_V4), (HOST_V6, OUTSIDE_V6));
+        }
+        let interface = if front == "run" { "up0" } else { "wan0" };
+        let asks = ["outside", "second", "outside"].iter().enumerate().map(|(number, name)| {
+            format!(
+                "until [ -e ask{number} ]; do sleep 0.05; done; \
+                 python3 multicast.py ask {interface} {name} 15; echo done{number}; "
+            )
+        });
+        let asks: String = asks.collect();
+        let script = format!(
+            "python3 multicast.py serve {interface} guest & {asks} until [ -e stop ]; do sleep 0.05; done; kill $!"
+        );
+        let options = "--multicast mdns,ssdp";
+        let guest = match front {
+            "run" => world.lone_guest(options, &script),
+            _ => {
+                let words = [world.lab.program(), "pasta", "--config-net", "-I", interface];
+                world.host(
+                    &[&words[..], &["--multicast", "mdns,ssdp", "--", "sh", "-ec", &script]]
+                        .concat(),
+                )
+            }
+        };
+        guest.wait_for_output("serves");
+        let back = format!(
+            "ip link del wan1; ip route replace default via {OUTSIDE_V4}; \
+             ip -6 route replace default via {OUTSIDE_V6}"
+        );
+        for (number, (change, link)) in
+            [(first, "out0"), (network("wan1", second4, second6), "out1"), (back, "out0")]
+                .into_iter()
+                .enumerate()
+        {
+            on_host(&change);
+            let told = world.outside(&["python3", "multicast.py", "ask", link, "guest", "15"]);
+            let told = told.succeed(LONG);
+            assert_eq!(told.matches("answer ").count(), QUESTIONS, "{front} {number}: {told}");
+            std::fs::write(world.file(&format!("ask{number}")), "").unwrap();
+            guest.wait_for_output(&format!("done{number}"));
+        }
+        std::fs::write(world.file("stop"), "").unwrap();
+        let said = guest.succeed(LONG);
+        assert_eq!(said.matches("answer ").count(), 3 * QUESTIONS, "{front}: {said}");
+        servers.into_iter().for_each(|server| drop(server.end()));
+    }
+}
+
+#[test]
+fn avahi_finds_services_and_hosts_in_both_directions() {
+    for (program, package) in [
+        ("avahi-daemon", "avahi-daemon"),
+        ("avahi-browse", "avahi-utils"),
+        ("dbus-daemon", "dbus-daemon"),
+    ] {
+        if let Some(reason) = Need::Program(program, package).missing() {
+            return skip_what_is_not_installed(&reason);
+        }
+    }
+    let Some(world) = World::new(Families::Both) else { return };
+    std::fs::write(world.file("avahi.sh"), include_str!("support/avahi.sh")).unwrap();
+    let script = |other: &str| {
+        format!(
+            "until [ -e {other} ]; do sleep 0.05; done; \
+             until avahi-browse --resolve --parsable --terminate _ringfence._tcp >found && grep -q '^=.*{other}.local' found; \
+             do sleep 0.2; done; cat found; avahi-resolve -4 --name {other}.local; echo asked; \
+             until [ -e stop ]; do sleep 0.05; done"
+        )
+    };
+    // Each host has a folder of its own for the files of its script.
+    let host = |name: &str, interface: &str, other: &str| {
+        let folder = world.file(&format!("of-{name}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        let script = script(other).replace("found", &format!("{}/found", folder.display()));
+        let folder = folder.display().to_string();
+        [&folder, name, interface, &script].map(str::to_owned)
+    };
+    let words = |host: &[String; 4]| [&["sh".to_owned(), "avahi.sh".to_owned()][..], host].concat();
+    let outside = world.outside(&words(&host("outside", "out0", "guest")));
+    let quoted =
+        host("guest", "up0", "outside").map(|word| format!("'{}'", word.replace('\'', "'\\''")));
+    let guest = world.lone_guest("--multicast mdns", &format!("sh avahi.sh {}", quoted.join(" ")));
+    for (running, name) in [(&outside, "outside"), (&guest, "guest")] {
+        running.wait_for_output("serves");
+        std::fs::write(world.file(name), "").unwrap();
+    }
+    for running in [&outside, &guest] {
+        running.wait_for_output("asked\n");
+    }
+    std::fs::write(world.file("stop"), "").unwrap();
+    let (outside, guest) = (outside.succeed(LONG), guest.succeed(LONG));
+    // The guest has the host's address.
+    for (said, other, address) in [(&guest, "outside", OUTSIDE_V4), (&outside, "guest", HOST_V4)] {
+        assert!(said.contains(&format!("\n{other}.local\t{address}\n")), "{said}");
+        let service = format!(
+            "service\\032of\\032{other};_ringfence._tcp;local;{other}.local;{address};4711;"
+        );
+        assert!(said.contains(&service), "{said}");
     }
 }
 

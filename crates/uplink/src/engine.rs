@@ -173,6 +173,11 @@ impl Uplink {
         self.multicast.join(socket, group, &mut context!(self, Duration::ZERO))
     }
 
+    /// Closes the sockets of all multicast groups, and of questions that may still be answered.
+    pub fn leave_groups(&mut self) {
+        self.multicast.leave();
+    }
+
     /// Closes the socket of a forwarded port. TCP connections that it has accepted stay. UDP associations of
     /// its clients end, because their answers left by that socket.
     pub fn remove_forward(&mut self, id: ForwardId) {

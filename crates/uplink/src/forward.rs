@@ -83,6 +83,11 @@ impl<T> Reused<T> {
         Some((index, self.entries.get_mut(index)?.1.take()?))
     }
 
+    /// Removes all entries. Their ids stay invalid.
+    pub(crate) fn clear(&mut self) {
+        self.entries.iter_mut().for_each(|(_, value)| *value = None);
+    }
+
     /// Returns the index of an owner's entry, unless it was removed.
     pub(crate) fn index_of(&self, owner: Owner) -> Option<usize> {
         let index = usize::try_from(owner.index).ok()?;

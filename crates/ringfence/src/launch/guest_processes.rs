@@ -23,6 +23,7 @@ use crate::guest::{FromGuest, GuestConfig, ToGuest};
 use crate::guests::{Reply, Source};
 use crate::switchboard::{Attached, FromDriver, FromFrontend};
 use crate::uplink::FromUplink;
+use crate::uplink::multicast::Memberships;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::{ReceivedSignal, Signals};
 use ringfence_sandbox::spawn::{DomainProcess, Ended, Event};
@@ -350,6 +351,12 @@ impl<'a> GuestProcesses<'a> {
         }
     }
 
+    /// Returns the multicast memberships, once the uplink runs.
+    fn memberships(&self) -> Option<&Memberships> {
+        let uplink = self.uplink.as_ref().filter(|_| self.uplink_domain.is_some());
+        uplink.and_then(Uplink::memberships)
+    }
+
     /// Blocks until the next event.
     pub(super) fn next(&mut self, deadline: Option<Instant>) -> ProcessEvent {
         loop {
@@ -365,10 +372,12 @@ impl<'a> GuestProcesses<'a> {
                 .flat_map(Watched::channels)
                 .chain(self.clients.iter().flat_map(Clients::fds))
                 .chain(self.host_names.iter().flat_map(HostNames::fd))
+                .chain(self.memberships().map(AsFd::as_fd))
                 .chain(self.driver.iter().map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-            let until = [deadline, self.settles].into_iter().flatten().min();
+            let rejoins = self.memberships().and_then(Memberships::deadline);
+            let until = [deadline, self.settles, rejoins].into_iter().flatten().min();
             match wait_any(&mut fds, until) {
                 Ok(0) if until == deadline => return ProcessEvent::Late,
                 Ok(_) => {}
@@ -435,6 +444,9 @@ impl<'a> GuestProcesses<'a> {
         }
         if self.host_names.as_ref().is_some_and(HostNames::may_have_changed) {
             self.follow_host_names();
+        }
+        if let Some((own, domain)) = self.uplink.as_mut().zip(self.uplink_domain.as_ref()) {
+            own.follow_links(domain.domain.channel(), self.reporter);
         }
         self.clients.as_mut().and_then(Clients::look).map(ProcessEvent::Client)
     }

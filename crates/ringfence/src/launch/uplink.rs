@@ -9,13 +9,14 @@ use anyhow::{Context, bail};
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::published_ports::PublishedPorts;
 use super::report::Reporter;
+use crate::causes::causes;
 use crate::egress::guest::GuestEgress;
 use crate::guest::{self, Address, ResolverConfig, UplinkInterface};
 use crate::uplink::forward::Forward;
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::local::LocalPrefix;
-use crate::uplink::multicast::{self, MulticastConfig};
+use crate::uplink::multicast::{Memberships, MulticastConfig};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
@@ -35,6 +36,8 @@ pub(super) struct Uplink {
     offloads: OffloadKeys,
     allow_local: Vec<LocalPrefix>,
     multicast: MulticastConfig,
+    /// Memberships that follow the host's links.
+    memberships: Option<Memberships>,
     pub(super) egress: GuestEgress,
     /// Set if the options name the name servers.
     servers_are_given: bool,
@@ -75,10 +78,10 @@ impl Uplink {
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
-        let links = host.links.clone();
         let plan = Plan::new(host, resolver_of_host(), &requested)?;
         let (families, defaults) = (plan.families(), &options.publish_default);
-        let (multicast, groups) = multicast::join(&options.multicast, &links, families)?;
+        let (memberships, multicast, groups) =
+            Memberships::start(&options.multicast, [None, None], families)?;
         let (ports, forwards, mut sockets) =
             PublishedPorts::listen(&options.forwards, families, defaults, reporter)?;
         sockets.extend(groups);
@@ -101,6 +104,7 @@ impl Uplink {
             offloads: options.offload,
             allow_local: options.allow_local.clone(),
             multicast,
+            memberships,
             egress,
             servers_are_given: !options.name_servers.is_empty(),
             ports,
@@ -153,6 +157,21 @@ impl Uplink {
         let (resolvers, offered) = (self.plan.resolvers.clone(), self.plan.name_servers.clone());
         channel
             .send_now(&UplinkOrder::NameServers { resolvers, offered, unoffered: Vec::new() }, &[])
+    }
+
+    /// Returns the memberships of `--multicast`, for their descriptor and deadline.
+    pub(super) fn memberships(&self) -> Option<&Memberships> {
+        self.memberships.as_ref()
+    }
+
+    /// Joins multicast groups on the links that the host has now.
+    pub(super) fn follow_links(&mut self, channel: &Channel, reporter: Reporter) {
+        let Some(memberships) = &mut self.memberships else { return };
+        match memberships.follow(channel) {
+            Ok(None) => {}
+            Ok(Some(change)) => reporter.step(format_args!("{change}")),
+            Err(error) => reporter.step(format_args!("{}", causes(&error))),
+        }
     }
 
     /// Returns the resolver configuration for a guest of a host that has this one now.

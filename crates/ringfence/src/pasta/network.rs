@@ -19,7 +19,7 @@ use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
 use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
-use crate::uplink::multicast::{self, MulticastConfig};
+use crate::uplink::multicast::{self, Memberships, MulticastConfig};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{Alias, BATCH, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkSockets};
@@ -53,6 +53,8 @@ pub(crate) struct Network {
     outbound: [Outbound; 2],
     /// Groups of `--multicast`, and their sockets until the uplink has them.
     multicast: MulticastConfig,
+    /// Memberships that follow the host's links.
+    pub(super) memberships: Option<Memberships>,
     groups: Vec<OwnedFd>,
 }
 
@@ -167,6 +169,7 @@ impl Network {
             wishes: name_server_wishes,
             outbound: Default::default(),
             multicast: MulticastConfig::default(),
+            memberships: None,
             groups: Vec::new(),
         };
         network.check_stand_ins()?;
@@ -292,8 +295,9 @@ impl Network {
     fn join(&mut self, args: &PastaArgs) -> anyhow::Result<()> {
         multicast::check(&args.multicast, args.no_udp)?;
         if !args.multicast.is_empty() {
-            let (links, families) = (outbound::links(args)?, self.plan.families());
-            (self.multicast, self.groups) = multicast::join(&args.multicast, &links, families)?;
+            let (chosen, families) = (outbound::chosen(args), self.plan.families());
+            (self.memberships, self.multicast, self.groups) =
+                Memberships::start(&args.multicast, chosen, families)?;
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use anyhow::{Context, bail};
 
 use super::args::PastaArgs;
 use crate::uplink::Outbound;
-use crate::uplink::host::{HostNetwork, Link};
+use crate::uplink::host::HostNetwork;
+use crate::uplink::multicast::Chosen;
 
 /// Returns the sources that the options name, IPv4 first. The last address of a family counts.
 pub(super) fn sources(args: &PastaArgs) -> anyhow::Result<[Outbound; 2]> {
@@ -52,15 +53,10 @@ pub(super) fn host_network(args: &PastaArgs) -> anyhow::Result<HostNetwork> {
     Ok(merged(v4, v6))
 }
 
-/// Returns the interfaces by which multicast leaves, IPv4 first: those of the options, or of the default routes.
-pub(super) fn links(args: &PastaArgs) -> anyhow::Result<[Option<Link>; 2]> {
-    let read = |own: &Option<String>| {
-        let name = own.as_deref().or(args.interface.as_deref());
-        HostNetwork::read_only(name).context("looking at the host's network")
-    };
-    let [v4, _] = read(&args.outbound_if4)?.links;
-    let [_, v6] = read(&args.outbound_if6)?.links;
-    Ok([v4, v6])
+/// Returns the interfaces that the options choose for multicast.
+pub(super) fn chosen(args: &PastaArgs) -> Chosen {
+    [&args.outbound_if4, &args.outbound_if6]
+        .map(|own| own.as_ref().or(args.interface.as_ref()).cloned())
 }
 
 /// Returns IPv4 of one network and IPv6 of the other.

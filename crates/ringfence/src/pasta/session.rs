@@ -49,6 +49,7 @@ use crate::launch::report::{last_line, printable};
 use crate::uplink::file_watch::FileWatch;
 use crate::uplink::host::{RESOLV_CONF, resolver_of_host};
 use crate::uplink::link::LinkOrder;
+use crate::uplink::multicast::Memberships;
 use crate::uplink::ports::RunningPorts;
 use crate::uplink::{FromUplink, UplinkConfig};
 
@@ -233,6 +234,7 @@ impl Session {
                 })?;
             }
             self.follow_name_servers()?;
+            self.follow_links();
             self.sleep()?;
         }
     }
@@ -250,6 +252,16 @@ impl Session {
             self.uplink.channel().send_now(&order, &[])?;
         }
         Ok(())
+    }
+
+    /// Joins multicast groups on the links that the host has now.
+    fn follow_links(&mut self) {
+        let Some(memberships) = &mut self.network.memberships else { return };
+        match memberships.follow(self.uplink.channel()) {
+            Ok(None) => {}
+            Ok(Some(change)) => self.messages.step(change),
+            Err(error) => self.messages.step(causes(&error)),
+        }
     }
 
     fn command_ended(&mut self) -> anyhow::Result<Option<u8>> {
@@ -312,6 +324,8 @@ impl Session {
         fds.extend(name_servers.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let watched = self.watch.as_ref().map(Watch::fd);
         fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let memberships = self.network.memberships.as_ref();
+        fds.extend(memberships.map(|own| PollFd::new(own, PollFlags::IN)));
         // A file may vanish without an event, on an overlay file system for instance.
         let is_file = matches!(self.watch, Some(Watch::File { .. }));
         let check = is_file.then(|| Instant::now() + CHECK_INTERVAL);
@@ -323,7 +337,8 @@ impl Session {
         );
         let server = self.port_server.as_ref().and_then(PortServer::deadline);
         let auto = self.auto.as_ref().map(Auto::deadline);
-        let deadline = [check, server, auto].into_iter().flatten().min();
+        let rejoins = memberships.and_then(Memberships::deadline);
+        let deadline = [check, server, auto, rejoins].into_iter().flatten().min();
         wait_any(&mut fds, deadline)?;
         Ok(())
     }

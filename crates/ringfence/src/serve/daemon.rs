@@ -36,7 +36,7 @@ use super::status::{
 };
 use super::vif::Vif;
 use super::{OnExit, Setup};
-use crate::netlink::LinkNotices;
+use crate::netlink::Notices;
 use crate::ports::device_name;
 use ringfence_sandbox::signals::{Signals, name as signal_name};
 
@@ -109,7 +109,7 @@ pub(super) struct Daemon<P: Platform> {
     /// Devices whose control rings may have requests.
     controls: BTreeSet<DeviceId>,
     /// Changes of the host's interfaces.
-    links: LinkNotices,
+    links: Notices,
     began: Instant,
 }
 
@@ -169,7 +169,7 @@ impl<P: Platform> Daemon<P> {
             disk_devices,
             disks,
             controls: BTreeSet::new(),
-            links: LinkNotices::open()?,
+            links: Notices::of_links()?,
             began,
         })
     }

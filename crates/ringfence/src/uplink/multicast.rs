@@ -1,22 +1,30 @@
-//! `--multicast`: sockets that join the groups of services on the host's link, before the uplink's sandbox is closed.
+//! `--multicast`: sockets that join the groups of services on the host's link, for the uplink, which cannot make them.
 //!
 //! A socket is bound to the group's address and port, which it shares with other programs of the host such as avahi. It
 //! receives nothing that was sent to the host alone, so it takes nothing from them. It is restricted to one interface:
-//! that of the default route, or of the options that choose one. The membership lasts as long as the interface.
+//! that of the default route, or of the options that choose one. [`Memberships`] joins again when that is another
+//! interface than before, and when the host has a network at last.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ringfence_sandbox::channel::Channel;
 use ringfence_sys::socket;
 use ringfence_uplink::udp::multicast::service::{Group, Service};
 use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use super::forward::{self, Protocol};
-use super::host::Link;
+use super::host::{HostNetwork, Link};
+use super::orders::UplinkOrder;
+use crate::netlink::Notices;
+
+/// Time from a change of the network to the next look at its links. More changes in this time cost nothing.
+const SETTLES_WITHIN: Duration = Duration::from_millis(200);
 
 /// Service, group, and name of the interface of one socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,7 +57,7 @@ pub struct MulticastConfig {
 }
 
 /// Message about a host without a network.
-pub(crate) const NO_LINK: &str = "--multicast joins no group: the host has no network now, and one that comes later is not joined";
+pub(crate) const NO_LINK: &str = "--multicast joins no group yet: the host has no network now";
 
 impl MulticastConfig {
     /// Returns `true` if there is no link for the services of the options.
@@ -58,12 +66,96 @@ impl MulticastConfig {
     }
 }
 
+/// Names of the interfaces that options choose, IPv4 first. Without one, that of the default route is meant.
+pub(crate) type Chosen = [Option<String>; 2];
+
+/// Returns the interfaces by which multicast leaves, IPv4 first.
+fn links([v4, v6]: &Chosen) -> anyhow::Result<[Option<Link>; 2]> {
+    let read = |name: &Option<String>| {
+        HostNetwork::read_only(name.as_deref()).context("looking at the host's network")
+    };
+    let links = read(v4)?.links;
+    if v4 == v6 {
+        return Ok(links);
+    }
+    let ([v4, _], [_, v6]) = (links, read(v6)?.links);
+    Ok([v4, v6])
+}
+
+/// Memberships of a running uplink, which follow the host's links.
+#[derive(Debug)]
+pub(crate) struct Memberships {
+    services: Vec<Service>,
+    families: (bool, bool),
+    chosen: Chosen,
+    /// Links on which the groups were joined, IPv4 first.
+    links: [Option<Link>; 2],
+    notices: Notices,
+    /// Time of the next look at the links.
+    due: Option<Instant>,
+}
+
+impl Memberships {
+    /// Begins to watch the network, and joins the groups of `services` ([`join`]). Returns no memberships without a
+    /// service.
+    pub(crate) fn start(
+        services: &[Service],
+        chosen: Chosen,
+        families: (bool, bool),
+    ) -> anyhow::Result<(Option<Memberships>, MulticastConfig, Vec<OwnedFd>)> {
+        if services.is_empty() {
+            return Ok(Default::default());
+        }
+        let notices = Notices::of_network().context("--multicast: watching the network")?;
+        let links = links(&chosen)?;
+        let (config, sockets) = join(services, &links, families)?;
+        let services = config.services.clone();
+        let own = Memberships { services, families, chosen, links, notices, due: None };
+        Ok((Some(own), config, sockets))
+    }
+
+    /// Returns the time at which [`Memberships::follow`] must be called.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Joins the groups on the links that the host has now, if they are others than before. The uplink behind `channel`
+    /// gets the new sockets in place of the old ones. Returns a message about a change.
+    pub(crate) fn follow(&mut self, channel: &Channel) -> anyhow::Result<Option<String>> {
+        if self.notices.clear() && self.due.is_none() {
+            self.due = Some(Instant::now() + SETTLES_WITHIN);
+        }
+        if self.due.take_if(|due| *due <= Instant::now()).is_none() {
+            return Ok(None);
+        }
+        let links = links(&self.chosen)?;
+        if links == self.links {
+            return Ok(None);
+        }
+        let (config, sockets) = join(&self.services, &links, self.families)?;
+        let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+        channel.send_now(&UplinkOrder::Multicast(config.joined), &fds)?;
+        self.links = links;
+        let names: Vec<_> = self.links.iter().flatten().map(|link| link.name.as_str()).collect();
+        Ok(Some(match names.as_slice() {
+            [] => "--multicast: the host has no network, and the groups are left".to_owned(),
+            names => format!("--multicast: the groups are joined on {}", names.join(" and ")),
+        }))
+    }
+}
+
+impl AsFd for Memberships {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.notices.as_fd()
+    }
+}
+
 /// Joins the groups of `services` on the links of the guest's families (IPv4 and IPv6, in this order).
 ///
 /// # Errors
 ///
 /// Returns the first group that cannot be joined. Without a link, there is none to join.
-pub(crate) fn join(
+fn join(
     services: &[Service],
     links: &[Option<Link>; 2],
     families: (bool, bool),

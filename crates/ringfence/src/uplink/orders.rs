@@ -10,8 +10,10 @@ use ringfence_sys::clock::monotonic;
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink::Uplink;
 use ringfence_uplink::config::NameServers;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::multicast::JoinedGroup;
 use super::ports::{PortOrder, PortTable};
 use super::totals::TotalsSource;
 use super::{Alias, FromUplink};
@@ -33,6 +35,8 @@ pub enum UplinkOrder {
         /// Addresses that the guest knows otherwise.
         unoffered: Vec<IpAddr>,
     },
+    /// Replaces the sockets of multicast groups by those in the descriptors. There is no answer.
+    Multicast(Vec<JoinedGroup>),
     /// Requests the totals of the egress policy.
     Totals,
 }
@@ -66,6 +70,12 @@ impl Orders {
                     uplink.set_name_servers(servers, monotonic());
                     None
                 }
+                UplinkOrder::Multicast(joined) => {
+                    if let Err(error) = rejoin(&joined, fds, uplink) {
+                        tracing::warn!(%error, "multicast groups could not be joined again");
+                    }
+                    None
+                }
                 UplinkOrder::Totals => Some(FromUplink::Totals(self.totals.read())),
             };
             if let Some(answer) = answer {
@@ -79,6 +89,15 @@ impl Orders {
 /// Returns each stand-in with the address for which it stands.
 pub(super) fn pairs(aliases: &[Alias]) -> Vec<(IpAddr, IpAddr)> {
     aliases.iter().map(|alias| (alias.guest, alias.host)).collect()
+}
+
+/// Replaces the sockets of multicast groups. After an error some groups are not joined.
+fn rejoin(joined: &[JoinedGroup], fds: Descriptors, uplink: &mut Uplink) -> Result<(), Errno> {
+    uplink.leave_groups();
+    for (joined, socket) in joined.iter().zip(fds.into_vec()) {
+        uplink.join(socket, joined.group())?;
+    }
+    Ok(())
 }
 
 fn set_policy(fds: Descriptors, uplink: &mut Uplink) -> Result<(), String> {

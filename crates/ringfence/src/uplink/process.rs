@@ -314,7 +314,7 @@ fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let has_datagrams = config.relay == Some(RelayTo::Loopback) || has_outward;
     limits.datagram_relays_max = limits.datagram_relays_max.min(part(has_datagrams));
     let relays = limits.relays_max * relay::DESCRIPTORS + limits.datagram_relays_max;
-    let questions = if config.multicast.joined.is_empty() { 0 } else { QUESTIONS_MAX };
+    let questions = if config.multicast.services.is_empty() { 0 } else { QUESTIONS_MAX };
     limits.fit((descriptors - later - relays).saturating_sub(questions), queues);
     limits
 }
@@ -403,10 +403,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
             name_servers: config.name_servers.clone(),
             search: config.search.clone(),
         },
-        multicast: match config.multicast.joined.is_empty() {
-            true => Vec::new(),
-            false => config.multicast.services.clone(),
-        },
+        multicast: config.multicast.services.clone(),
         left_out: LeftOut(config.left_out),
         ..Config::default()
     }

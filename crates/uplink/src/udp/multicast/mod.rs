@@ -151,6 +151,14 @@ impl Multicast {
         joined.map(drop)
     }
 
+    /// Closes all sockets, and forgets the hosts that asked by them.
+    pub(crate) fn leave(&mut self) {
+        self.members.clear();
+        self.questions.clear();
+        self.askers.clear();
+        self.own.clear();
+    }
+
     /// Handles a datagram of the guest that [`concerns`](Self::concerns) this. Returns `false` for one to a host that
     /// has not asked, which is as any other.
     pub(crate) fn input(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) -> bool {
