@@ -2,7 +2,7 @@
 //!
 //! A socket is bound to the group's address and port, which it shares with other programs of the host such as avahi. It
 //! receives nothing that was sent to the host alone, so it takes nothing from them. It is restricted to one interface:
-//! that of the default route, or of the options that choose one. [`Memberships`] joins again when that is another
+//! that of the default route, or of the options that choose one. `Memberships` joins again when that is another
 //! interface than before, and when the host has a network at last.
 
 use std::fmt;
