@@ -118,12 +118,9 @@ pub(super) fn socket(share: &Path) -> PathBuf {
 /// Starts the thread that samples a machine whose monitor is at `socket`. It ends with the machine.
 pub(super) fn watch(socket: PathBuf, share: PathBuf) {
     std::thread::spawn(move || {
-        let mut monitor = Monitor::connect(&socket);
-        while let Some(connected) = &mut monitor {
+        let Some(mut monitor) = Monitor::connect(&socket) else { return };
+        while sample_if_wanted(&mut monitor, &share).is_some() {
             std::thread::sleep(REST);
-            if sample_if_wanted(connected, &share).is_none() {
-                monitor = None;
-            }
         }
     });
 }
