@@ -5,6 +5,7 @@
 # options: window_fail=1
 # driver: window-tests
 # grants: bad
+# report: a page cannot be unmapped
 # hypervisor: guards
 
 . /vm/xen/window.sh

@@ -7,6 +7,7 @@
 //! # machine: plain       (scenarios of one machine may share a boot)
 //! # limit: 60            (seconds on an idle computer of two cores)
 //! # grants: bad          (optional: it offers bad grants on purpose; `bad 0x7`: only that one)
+//! # report: a page ...   (optional: the hypervisor reports a fault with these words, which the scenario causes on purpose)
 //! # hypervisor: debug    (optional: it needs a debug build; `guards`: the one whose guards can be taken out)
 //! # group: window        (optional: it runs with all others of this group, by the group's name)
 //! # tests: uplink        (optional: integration tests of `ringfence` that it runs)
@@ -22,6 +23,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
+use super::boots;
 use super::machine::Kind;
 
 /// Sets of scenarios, by the condition under which they run.
@@ -52,6 +54,8 @@ pub(super) struct Scenario {
     pub(super) limit: u32,
     /// Grants about which a debug build of the hypervisor will complain.
     pub(super) bad_grants: BadGrants,
+    /// Words of a fault that the hypervisor must report, because the scenario causes it on purpose.
+    pub(super) report: Option<String>,
     /// Set if the scenario runs only with a debug build of the hypervisor.
     pub(super) wants_debug: bool,
     /// Set if that must be the one whose guards can be taken out.
@@ -102,6 +106,21 @@ impl BadGrants {
                 complaint.split_whitespace().any(|word| word == reference)
             }
         }
+    }
+}
+
+impl Scenario {
+    /// Returns those of the hypervisor's `complaints` that the scenario does not cause on purpose, and a complaint of the
+    /// harness if the report that it must cause is missing.
+    pub(super) fn unexpected(&self, complaints: Vec<String>) -> Vec<String> {
+        let reported =
+            |line: &String| self.report.as_ref().is_some_and(|words| line.contains(words));
+        let missing = self.report.as_ref().filter(|_| !complaints.iter().any(reported));
+        let missing = missing.map(|words| format!("the hypervisor did not report: {words}"));
+        let expected = |line: &String| {
+            reported(line) || (!boots::is_fault(line) && self.bad_grants.expect(line))
+        };
+        complaints.into_iter().filter(|line| !expected(line)).chain(missing).collect()
     }
 }
 
@@ -173,6 +192,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
             .with_context(|| format!("no machine is called {machine}"))?,
         limit: field("limit")?.parse().context("`# limit: ...` is a number of seconds")?,
         bad_grants,
+        report: field("report").ok().map(str::to_owned),
         wants_debug: hypervisor.is_some(),
         wants_guards: hypervisor == Some("guards"),
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
@@ -312,6 +332,21 @@ mod tests {
         assert!(BadGrants::parse(Some("bad 7")).is_err());
     }
 
+    #[test]
+    fn report_of_fault_is_expected_only_by_its_words_and_must_come() {
+        let text = TEXT.replace("# limit", "# report: cannot be unmapped\n# grants: bad\n# limit");
+        let scenario = parse("hello", &text).unwrap();
+        let lines =
+            |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>();
+        let (report, other) = ("(XEN) a page cannot be unmapped: -1", "(XEN) Assertion 'x' failed");
+        let grant = "(XEN) common/grant_table.c:1053:d0v0 Bad ref 0x1 for d2";
+        assert_eq!(scenario.unexpected(lines(&[report, other, grant])), [other]);
+        assert_eq!(scenario.unexpected(lines(&[grant])).len(), 1, "the report is missing");
+        let plain = parse("hello", TEXT).unwrap();
+        assert_eq!(plain.unexpected(lines(&[report])), [report]);
+        assert!(plain.unexpected(vec![]).is_empty());
+    }
+
     fn scenario(name: &str, set: Set, machine: Kind, limit: u32) -> Scenario {
         Scenario {
             name: name.to_owned(),
@@ -321,6 +356,7 @@ mod tests {
             machine,
             limit,
             bad_grants: BadGrants::None,
+            report: None,
             wants_debug: false,
             wants_guards: false,
             tests: vec![],
