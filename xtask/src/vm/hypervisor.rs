@@ -69,7 +69,8 @@ pub(super) fn debug(
     may_install: bool,
 ) -> anyhow::Result<PathBuf> {
     let built = cache.join("xen-debug-counters.elf");
-    if built.is_file() {
+    let stamp = cache.join("xen-debug-counters.stamp");
+    if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|known| known == recipe()) {
         return Ok(built);
     }
     let build = Build::begin(cache.join("xen-source"), NEEDS, toolbox, may_install)?;
@@ -79,11 +80,12 @@ pub(super) fn debug(
     count_operations(&build)?;
     make(&build, DEBUG_OPTIONS)?;
     build.keep("tree/xen/xen", &built)?;
+    std::fs::write(&stamp, recipe())?;
     Ok(built)
 }
 
-/// Configuration of a hypervisor for debugging.
-pub(super) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_PERF_COUNTERS=y\n";
+/// Configuration of a hypervisor for debugging: assertions and lock checks, reports of undefined behaviour, counters.
+pub(super) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_UBSAN=y\nCONFIG_PERF_COUNTERS=y\n";
 
 /// Inserts the counters of grant operations into the source.
 pub(super) fn count_operations(build: &Build<'_>) -> anyhow::Result<()> {
