@@ -87,12 +87,12 @@ plugged() {
     esac
 }
 
-# attached_windows NAME N [QUEUES]: 5 checks. A PVH guest of the driver domain, whose interface `ringfence attach` has,
-# with windows for its buffers.
+# attached_windows NAME N [QUEUES]: 5 checks. A guest of the driver domain, PVH unless TYPE is pv, whose interface
+# `ringfence attach` has, with windows for its buffers.
 attached_windows() {
     local name=$1 number=$2
     SCRIPT=vif-ringfence
-    check "guest $name is created" guest $name 'type="pvh"' "$(vif $number backend=net)"
+    check "guest $name is created" guest $name "type=\"${TYPE:-pvh}\"" "$(vif $number backend=net)"
     check "$name takes commands" guest_ready $name || give_up 'nothing to see'
     check "$name has the device of windows" window_module $name
     on $name 'load tun; echo 4096 >/sys/module/xen_gntalloc/parameters/limit'

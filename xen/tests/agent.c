@@ -450,6 +450,11 @@ static int granter(const char *c, char *out)
 		long rc = call(GNTTABOP_window_issue, &x, 1);
 
 		sprintf(out, "rc %ld status %d", rc, x.status);
+	} else if (!strcmp(c, "issue-table")) {	/* HANDLE REF FLAGS: our top page table */
+		struct gnttab_window_issue x = { N(1), N(2), ioctl(raw(), 0x7703, 0), N(3) };
+		long rc = call(GNTTABOP_window_issue, &x, 1);
+
+		sprintf(out, "rc %ld status %d", rc, x.status);
 	} else if (!strcmp(c, "grant-frame")) {
 		grant_frame(out);
 	} else if (!strcmp(c, "issue-special")) {	/* HANDLE */

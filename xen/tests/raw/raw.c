@@ -6,6 +6,7 @@
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/sched.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <asm/xen/hypercall.h>
@@ -22,6 +23,8 @@ static long raw_ioctl(struct file *file, unsigned int nr, unsigned long arg)
 
 	if (nr == 0x7702)	/* the frame as Xen wants it of a guest frame */
 		return pfn_to_gfn(arg);
+	if (nr == 0x7703)	/* that of the calling process's top page table */
+		return pfn_to_gfn(virt_to_pfn(current->mm->pgd));
 	if (copy_from_user(&c, (void __user *)arg, sizeof(c)))
 		return -EFAULT;
 	stac();
