@@ -39,7 +39,7 @@ static int rfn_window_issue_batch(struct rfn_window *w, unsigned int first, unsi
 {
 	struct gnttab_window_issue op[GRANT_WINDOW_BATCH];
 	unsigned int issued = 0, i;
-	int rc;
+	int rc, err;
 
 	for (i = 0; i < count; i++)
 		op[i] = (struct gnttab_window_issue){
@@ -50,16 +50,17 @@ static int rfn_window_issue_batch(struct rfn_window *w, unsigned int first, unsi
 			.status = GNTST_general_error,
 		};
 	rc = HYPERVISOR_grant_table_op(GNTTABOP_window_issue, op, count);
+	err = rc;
 	for (i = 0; i < count; i++) {
 		/* After a failed call the statuses may be those of a part: what may be issued counts as issued. */
 		w->page[first + i].issued = rc || !op[i].status;
 		issued += w->page[first + i].issued;
-		if (op[i].status && !rc)
-			rc = -EIO;
+		if (op[i].status && !err)
+			err = -EIO;
 	}
 	atomic_add(issued, &w->rd->issued);
 	atomic64_add(issued, &w->rd->event[RFN_EV_ISSUES]);
-	return rc;
+	return err;
 }
 
 static int rfn_window_issue(struct rfn_window *w)
