@@ -160,7 +160,7 @@ raise_words() {
     for maps in /proc/[0-9]*/maps; do
         pid=${maps#/proc/}
         pid=${pid%/maps}
-        for range in $(awk '$3 == "00000000" && /ringfence-window/ { print $1 }' $maps); do
+        for range in $(awk '$3 == "00000000" && /ringfence-window/ { print $1 }' $maps 2>/dev/null); do
             tables=$((tables + 1))
             word=$1
             while [ $word -le $2 ]; do
