@@ -85,11 +85,11 @@ check 'datagrams of every length come back' on net 'traffic datagrams 10.77.0.11
 is 'nothing else is staged' "$(counter one staged_pages)" 0
 
 # A daemon that dies takes its windows with it.
-during 'killed and started' one 11 16 restarted window
+during 'killed and started' one 11 8 restarted window
 check 'the successor has four windows' wait_for 20 windows_are 4
 check 'all pages are issued again' wait_for 20 all_issued 1024
 operations=$(operations_of_driver)
-transfer 'one to the successor' one net $ADDRESS 8
+transfer 'one to the successor' one net $ADDRESS 4
 is 'no map, unmap or copy with it' $(($(operations_of_driver) - operations)) 0
 
 check 'one queue' channels 1
@@ -106,8 +106,8 @@ issues=$(granted one issued) revokes=$(granted one revoked)
 check 'memory pressure frees pages of windows' shrunk
 check 'the hypervisor revoked these, and no others' wait_for 10 taken_back $revokes
 is 'none by force' "$(counter one window_forced_revokes)" 0
-transfer 'with fewer pages: one to net' one net $ADDRESS 8
-transfer 'with fewer pages: net to one' net one 10.77.0.11 8
+transfer 'with fewer pages: one to net' one net $ADDRESS 4
+transfer 'with fewer pages: net to one' net one 10.77.0.11 4
 is 'no page was issued for that' "$(granted one issued)" $issues
 
 # A stopped daemon whose status words say that it uses pages of packets that it has answered.
@@ -123,8 +123,8 @@ check 'some of them by force' test $forced -gt 0
 is 'those that the hypervisor called busy' $forced $(($(granted one busy) - busy))
 check 'the driver says that the backend keeps pages' says one 'pages of packets that it has answered; they were revoked by force'
 check 'the daemon goes on' on net 'kill -CONT $(cat /tmp/serve.pid); wait_for 20 ringfence status'
-transfer 'one to net, after that' one net $ADDRESS 8
-transfer 'net to one, after that' net one 10.77.0.11 8
+transfer 'one to net, after that' one net $ADDRESS 4
+transfer 'net to one, after that' net one 10.77.0.11 4
 
 # A daemon that is stopped in the middle of traffic cannot keep the pages.
 on net 'receive 6000'
@@ -140,13 +140,13 @@ note "$issued pages were issued; $freed pages of the guest are free again"
 check 'the guest has the pages of its windows again' test $freed -ge $issued
 on net 'kill -CONT $(cat /tmp/serve.pid); killall traffic; wait_for 20 ringfence status'
 check 'bound again' bound
-transfer 'one to net, bound again' one net $ADDRESS 8
+transfer 'one to net, bound again' one net $ADDRESS 4
 
 # Fallback: the daemon has another mode, the parameter says so, another guest has a backend without windows.
 check 'a successor with mode staging' restarted staging
 check 'the driver stages its pages' wait_for 40 says one '1024 pages are staged, 512 of them for sending (no grant windows: the backend opens none)'
 is 'no page is issued' "$(counter one issued_pages)" 0
-transfer 'staged: one to net' one net $ADDRESS 8
+transfer 'staged: one to net' one net $ADDRESS 4
 check 'a successor with mode window takes over' restarted window
 check 'the driver connects anew' bound_again one 11 $DRIVER $DRIVER
 check 'the windows are back' wait_for 20 all_issued 1024
@@ -161,7 +161,7 @@ use_ringfence '[network]' 'mode = "window"'
 driven two 12
 check 'its driver says why there are no windows' wait_for 40 says two '512 pages are staged, 256 of them for sending (no grant windows: the backend opens none)'
 is 'in one line' "$(on two 'dmesg | grep -c "grant windows"' | tr -d '\r')" 1
-transfer 'two to dom0' two dom0 $ADDRESS 8
+transfer 'two to dom0' two dom0 $ADDRESS 4
 healthy two
 for each in one two net; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 alone
