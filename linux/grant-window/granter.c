@@ -9,20 +9,16 @@
 #include <linux/sched/signal.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
-#include <xen/interface/xen.h>
-#include <xen/interface/grant_table.h>
 #include <xen/page.h>
-#include <asm/xen/hypercall.h>
 #include "window.h"
 
-#define CHUNK 64	/* the hypervisor makes one flush for so many */
+#define CHUNK GRANT_WINDOW_BATCH
 
 /* How long a revoke waits for the hypervisor's flush rate. */
 #define THROTTLED_MS 2000
 
 long granter_create(struct window *w, void __user *arg)
 {
-	struct gnttab_window_create op = {};
 	struct rfwin_create c;
 	int rc;
 
@@ -30,22 +26,14 @@ long granter_create(struct window *w, void __user *arg)
 		return -EFAULT;
 	if (c.pad)
 		return -EINVAL;
-	op.grantee = c.grantee;
-	op.nr_entries = c.nr_entries;
-	rc = HYPERVISOR_grant_table_op(GNTTABOP_window_create, &op, 1);
+	rc = grant_window_create(c.grantee, c.nr_entries, &c.handle);
 	if (rc)
 		return rc;
-	if (op.status == GNTST_eagain)
-		return -EAGAIN;
-	if (op.status)
-		return op.status == GNTST_permission_denied ? -EACCES :
-		       op.status == GNTST_no_space ? -ENOSPC : -ENXIO;
 	w->peer = c.grantee;
-	w->handle = op.handle;
+	w->handle = c.handle;
 	w->nr = c.nr_entries;
 	w->role = GRANTER;
 	w->pages = kvcalloc(w->nr, sizeof(*w->pages), GFP_KERNEL_ACCOUNT);
-	c.handle = op.handle;
 	if (!w->pages || copy_to_user(arg, &c, sizeof(c))) {
 		rc = w->pages ? -EFAULT : -ENOMEM;
 		destroy_window(w);
@@ -162,9 +150,7 @@ static long revoke_chunk(struct window *w, struct rfwin_revoke *ops, struct gntt
 			s32 status = x[i].status;
 
 			ops[of[i]].status = status;
-			/* Not mapped: revoked now, or the whole window is gone (the grantee destroyed it, or died). */
-			if ((status == GNTST_okay || status == GNTST_bad_handle || status == GNTST_bad_gntref) &&
-			    *page) {
+			if (grant_window_is_revoked(status) && *page) {
 				unpin(w, *page);
 				*page = NULL;
 			}

@@ -9,27 +9,12 @@
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 #include <xen/xen.h>
-#include <xen/interface/xen.h>
-#include <xen/interface/grant_table.h>
-#include <asm/xen/hypercall.h>
 #include "window.h"
-
-bool destroy_window(const struct window *w)
-{
-	struct gnttab_window_destroy op = {
-		.granter = w->role == GRANTER ? DOMID_SELF : w->peer,
-		.handle = w->handle,
-	};
-	int rc = HYPERVISOR_grant_table_op(GNTTABOP_window_destroy, &op, 1);
-
-	/* A bad handle or a domain that is gone: the other side has destroyed it, and nothing is mapped. */
-	return !rc && (!op.status || op.status == GNTST_bad_handle || op.status == GNTST_bad_domain);
-}
 
 static long query(void __user *arg)
 {
 	struct gnttab_window_query op = {};
-	int rc = HYPERVISOR_grant_table_op(GNTTABOP_window_query, &op, 1);
+	int rc = grant_window_query(&op);
 
 	BUILD_BUG_ON(sizeof(op) != sizeof(struct rfwin_query));
 	if (rc)
@@ -124,7 +109,7 @@ static int __init window_init(void)
 
 	if (!xen_domain())
 		return -ENODEV;
-	rc = HYPERVISOR_grant_table_op(GNTTABOP_window_query, &op, 1);
+	rc = grant_window_query(&op);
 	if (rc) {
 		pr_info("ringfence-window: this Xen has no grant windows (%d)\n", rc);
 		return -ENODEV;

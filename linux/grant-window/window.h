@@ -4,7 +4,7 @@
 
 #include <linux/mm.h>
 #include <linux/mutex.h>
-#include "grant_window.h"
+#include "grant_window_calls.h"
 #include "ringfence-window.h"
 
 enum role { NONE, GRANTER, GRANTEE };
@@ -40,6 +40,9 @@ int grantee_mmap(struct window *w, struct vm_area_struct *vma);
 void grantee_release(struct window *w);
 
 /* Destroys the window in the hypervisor. Returns true if it is gone. */
-bool destroy_window(const struct window *w);
+static inline bool destroy_window(const struct window *w)
+{
+	return grant_window_destroy(w->role == GRANTER ? DOMID_SELF : w->peer, w->handle);
+}
 
 #endif

@@ -12,6 +12,7 @@
 static const char *const rfn_keys[] = {
 	"tx-ring-ref",	"rx-ring-ref",	 "event-channel",	   "event-channel-tx",		"event-channel-rx",
 	"ctrl-ring-ref", "event-channel-ctrl", "multi-queue-num-queues", "request-multicast-control", "xdp-headroom",
+	"ringfence-tx-window", "ringfence-tx-window-references", "ringfence-rx-window", "ringfence-rx-window-references",
 };
 
 static void rfn_read_features(struct rfn_dev *rd)
@@ -50,6 +51,20 @@ static void rfn_remove_keys(struct rfn_dev *rd, struct xenbus_transaction xbt)
 	}
 }
 
+static int rfn_write_windows(struct xenbus_transaction xbt, const char *path, const struct rfn_queue *q)
+{
+	int err;
+
+	err = xenbus_printf(xbt, path, "ringfence-tx-window", "%u", q->tx_window.handle);
+	if (!err)
+		err = xenbus_printf(xbt, path, "ringfence-tx-window-references", "%u", RFN_WINDOW_REFS);
+	if (!err)
+		err = xenbus_printf(xbt, path, "ringfence-rx-window", "%u", q->rx_window.handle);
+	if (!err)
+		err = xenbus_printf(xbt, path, "ringfence-rx-window-references", "%u", RFN_WINDOW_REFS);
+	return err;
+}
+
 static int rfn_write_queue(struct rfn_dev *rd, struct xenbus_transaction xbt, const struct rfn_queue *q)
 {
 	char *path;
@@ -64,6 +79,8 @@ static int rfn_write_queue(struct rfn_dev *rd, struct xenbus_transaction xbt, co
 		err = xenbus_printf(xbt, path, "rx-ring-ref", "%u", q->rx_ring.ref);
 	if (!err)
 		err = xenbus_printf(xbt, path, "event-channel", "%u", q->port);
+	if (!err && q->windows)
+		err = rfn_write_windows(xbt, path, q);
 	kfree(path);
 	return err;
 }
@@ -213,8 +230,8 @@ static int rfn_create_queues(struct rfn_dev *rd)
 		struct rfn_queue *q = rfn_queue_create(rd, rd->queues);
 
 		if (IS_ERR(q)) {
-			/* Fewer queues will do. */
-			if (rd->queues)
+			/* Fewer queues will do, unless this one lacks a window only. */
+			if (rd->queues && !rd->windows)
 				break;
 			rfn_destroy_queues(rd);
 			return PTR_ERR(q);
@@ -231,6 +248,25 @@ static int rfn_create_queues(struct rfn_dev *rd)
 	return err;
 }
 
+/* Creates the queues, with grant windows if the connection can have them. */
+static int rfn_create_queues_with_windows(struct rfn_dev *rd)
+{
+	int err;
+
+	rd->no_windows = rd->windows_failed ? "their pages could not be issued" : rfn_windows_refused(rd);
+	rd->windows_failed = false;
+	rd->windows = !rd->no_windows;
+	rd->kept_pages = false;
+	err = rfn_create_queues(rd);
+	if (!err || !rd->windows)
+		return err;
+	rfn_count(rd, RFN_EV_WINDOWS_REFUSED);
+	rd->no_windows = err == -ENOSPC ? "this domain may have no more" :
+			 err == -EACCES ? "the security policy forbids them" : "they could not be created";
+	rd->windows = false;
+	return rfn_create_queues(rd);
+}
+
 /* Makes everything that the backend needs, and publishes it. Called with rfn_dev.lock held. */
 int rfn_connect(struct rfn_dev *rd)
 {
@@ -243,7 +279,7 @@ int rfn_connect(struct rfn_dev *rd)
 		return -EOPNOTSUPP;
 	}
 	rtnl_lock();
-	err = rfn_create_queues(rd);
+	err = rfn_create_queues_with_windows(rd);
 	if (err)
 		goto fail;
 	/* Without a control ring everything else works. */
@@ -283,6 +319,7 @@ void rfn_disconnect(struct rfn_dev *rd)
 	netif_carrier_off(rd->ndev);
 	rfn_stop_sending(rd);
 	rd->connected = false;
+	WRITE_ONCE(rd->suspended, false);
 	rfn_ctrl_destroy(rd);
 	rfn_destroy_queues(rd);
 	atomic_set(&rd->staged, 0);

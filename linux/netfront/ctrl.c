@@ -55,8 +55,8 @@ int rfn_ctrl_create(struct rfn_dev *rd)
 	ctrl->usable = true;
 	return 0;
 fail:
-	rfn_page_free(&ctrl->list);
-	rfn_page_free(&ctrl->ring_page);
+	rfn_page_free(rd, &ctrl->list);
+	rfn_page_free(rd, &ctrl->ring_page);
 	return err;
 }
 
@@ -77,8 +77,8 @@ void rfn_ctrl_destroy(struct rfn_dev *rd)
 	if (ctrl->irq) {
 		unbind_from_irqhandler(ctrl->irq, ctrl);
 		ctrl->irq = 0;
-		rfn_page_free(&ctrl->list);
-		rfn_page_free(&ctrl->ring_page);
+		rfn_page_free(rd, &ctrl->list);
+		rfn_page_free(rd, &ctrl->ring_page);
 	}
 	mutex_unlock(&ctrl->lock);
 }

@@ -4,7 +4,7 @@
  *
  *   backend      this driver
  *   InitWait     connects, says Connected
- *   Connected    link up, stages pages
+ *   Connected    issues the pages of windows, link up, or link up and stages pages
  *   Closing      disconnects, says Closed
  *   Closed       the same; with a restart under way (`ethtool -L`) says Initialising
  *
@@ -17,6 +17,10 @@
 #include <linux/moduleparam.h>
 #include <linux/rtnetlink.h>
 #include "netfront.h"
+
+bool rfn_windows = true;
+module_param_named(windows, rfn_windows, bool, 0644);
+MODULE_PARM_DESC(windows, "Use grant windows with backends that open them (default: yes); read at each connection");
 
 bool rfn_staging = true;
 module_param_named(staging, rfn_staging, bool, 0644);
@@ -127,6 +131,18 @@ static void rfn_fault_work(struct work_struct *work)
 	mutex_unlock(&rd->lock);
 }
 
+/*
+ * Makes the connection anew after a suspension that was cancelled. The work queue does not run before the guest does;
+ * a resumed guest has dropped the connection by then.
+ */
+static void rfn_thaw_work(struct work_struct *work)
+{
+	struct rfn_dev *rd = container_of(work, struct rfn_dev, thaw_work);
+
+	if (READ_ONCE(rd->suspended))
+		schedule_work(&rd->restart_work);
+}
+
 /* Closes the connection in order; rfn_backend_changed() opens the next one. */
 static void rfn_restart_work(struct work_struct *work)
 {
@@ -152,7 +168,8 @@ static void rfn_ready_work(struct work_struct *work)
 
 	mutex_lock(&rd->lock);
 	if (rd->connected && rd->peer_connected && !rd->leaving) {
-		rfn_stage_all(rd);
+		if (!rd->windows)
+			rfn_stage_all(rd);
 		if (rfn_hash_apply(rd))
 			netdev_warn(rd->ndev, "the backend refuses the hash configuration\n");
 		rfn_mcast_changed(rd->ndev);
@@ -179,9 +196,19 @@ static void rfn_backend_waits(struct rfn_dev *rd)
 
 static void rfn_backend_ready(struct rfn_dev *rd)
 {
+	int err;
+
 	if (!rd->connected || rd->peer_connected || rd->closing)
 		return;
 	WRITE_ONCE(rd->peer_connected, true);
+	err = rd->windows ? rfn_windows_issue(rd) : 0;
+	if (err) {
+		netdev_warn(rd->ndev, "pages cannot be issued in grant windows (%d); connects anew without\n", err);
+		rfn_count(rd, RFN_EV_WINDOWS_REFUSED);
+		rd->windows_failed = true;
+		schedule_work(&rd->restart_work);
+		return;
+	}
 	rfn_watch_carrier(rd);
 	netdev_notify_peers(rd->ndev);
 	schedule_work(&rd->ready_work);
@@ -286,6 +313,7 @@ static int rfn_probe(struct xenbus_device *xdev, const struct xenbus_device_id *
 	INIT_WORK(&rd->restart_work, rfn_restart_work);
 	INIT_WORK(&rd->ready_work, rfn_ready_work);
 	INIT_WORK(&rd->shrink_work, rfn_shrink_work);
+	INIT_WORK(&rd->thaw_work, rfn_thaw_work);
 	INIT_DELAYED_WORK(&rd->mcast_work, rfn_mcast_work);
 	rfn_init_netdev(xdev, ndev);
 	dev_set_drvdata(&xdev->dev, rd);
@@ -313,7 +341,7 @@ static void rfn_await_backend(struct xenbus_device *xdev, enum xenbus_state one,
 			return;
 		msleep(20);
 	}
-	dev_warn(&xdev->dev, "the backend did not close; its pages are freed when it unmaps them\n");
+	dev_warn(&xdev->dev, "the backend did not close; the pages that it has mapped are freed when it unmaps them\n");
 }
 
 static void rfn_remove(struct xenbus_device *xdev)
@@ -338,6 +366,7 @@ static void rfn_remove(struct xenbus_device *xdev)
 	rfn_await_backend(xdev, XenbusStateClosed, XenbusStateInitWait);
 	mutex_unlock(&rd->lock);
 	cancel_work_sync(&rd->fault_work);
+	cancel_work_sync(&rd->thaw_work);
 	cancel_work_sync(&rd->restart_work);
 	cancel_work_sync(&rd->ready_work);
 	cancel_work_sync(&rd->shrink_work);
@@ -346,6 +375,24 @@ static void rfn_remove(struct xenbus_device *xdev)
 	cancel_delayed_work_sync(&rd->mcast_work);
 	dev_set_drvdata(&xdev->dev, NULL);
 	free_netdev(rd->ndev);
+}
+
+/*
+ * Closes the windows before the guest is suspended. The domain that resumes may be another one, whose windows can have
+ * the same handles.
+ */
+static int rfn_suspend(struct xenbus_device *xdev)
+{
+	struct rfn_dev *rd = dev_get_drvdata(&xdev->dev);
+
+	mutex_lock(&rd->lock);
+	if (rd->connected && rd->windows) {
+		rfn_windows_close(rd);
+		WRITE_ONCE(rd->suspended, true);
+		queue_work(system_freezable_wq, &rd->thaw_work);
+	}
+	mutex_unlock(&rd->lock);
+	return 0;
 }
 
 /* Drops the connection of the host before: its rings, grants and channels are gone. */
@@ -370,6 +417,7 @@ static struct xenbus_driver rfn_driver = {
 	.ids = rfn_ids,
 	.probe = rfn_probe,
 	.remove = rfn_remove,
+	.suspend = rfn_suspend,
 	.resume = rfn_resume,
 	.otherend_changed = rfn_backend_changed,
 };
@@ -379,6 +427,7 @@ static int __init rfn_init(void)
 	int err;
 
 	BUILD_BUG_ON(sizeof(struct rfn_gref) != 8);
+	BUILD_BUG_ON(RFN_RING % GRANT_WINDOW_BATCH);
 	BUILD_BUG_ON(sizeof(struct xen_netif_tx_request) != 12);
 	BUILD_BUG_ON(sizeof(struct xen_netif_rx_request) != 8);
 	BUILD_BUG_ON(sizeof(struct xen_netif_ctrl_request) != 16);
@@ -401,7 +450,7 @@ static void __exit rfn_exit(void)
 }
 module_exit(rfn_exit);
 
-MODULE_DESCRIPTION("Network interface of a Xen guest, with staging grants");
+MODULE_DESCRIPTION("Network interface of a Xen guest, with grant windows and staging grants");
 MODULE_AUTHOR("Ringfence developers");
 MODULE_LICENSE("GPL");
 MODULE_VERSION("0.1.0");

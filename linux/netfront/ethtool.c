@@ -11,10 +11,15 @@ static const char *const rfn_event_names[RFN_EVENTS] = {
 	[RFN_EV_STAGING_REFUSED] = "staging_refused",
 	[RFN_EV_SHRUNK_PAGES] = "shrunk_pages",
 	[RFN_EV_MCAST_REFUSED] = "multicast_refused",
+	[RFN_EV_ISSUES] = "window_issues",
+	[RFN_EV_REVOKES] = "window_revokes",
+	[RFN_EV_FORCED] = "window_forced_revokes",
+	[RFN_EV_WINDOWS_REFUSED] = "windows_refused",
+	[RFN_EV_LOST_PAGES] = "window_lost_pages",
 };
 
-/* Gauges of the device: staged pages, and groups of the backend's filter while it is on. */
-#define RFN_GAUGES 2
+/* Gauges of the device: staged pages, issued ones, and groups of the backend's filter while it is on. */
+#define RFN_GAUGES 3
 
 /* Counters that both directions of a queue have. */
 static const struct {
@@ -26,8 +31,8 @@ static const struct {
 	{ "dropped", offsetof(struct rfn_stats, dropped) },
 };
 
-/* Counters that one direction alone has: three of TX, two of RX. */
-#define RFN_OTHER_COUNTERS 5
+/* Counters that one direction alone has: four of TX, two of RX. */
+#define RFN_OTHER_COUNTERS 6
 
 static void rfn_get_drvinfo(struct net_device *ndev, struct ethtool_drvinfo *info)
 {
@@ -82,6 +87,7 @@ static void rfn_get_strings(struct net_device *ndev, u32 set, u8 *data)
 	if (set != ETH_SS_STATS)
 		return;
 	ethtool_sprintf(&data, "staged_pages");
+	ethtool_sprintf(&data, "issued_pages");
 	ethtool_sprintf(&data, "multicast_groups");
 	for (i = 0; i < RFN_EVENTS; i++)
 		ethtool_sprintf(&data, "%s", rfn_event_names[i]);
@@ -89,6 +95,7 @@ static void rfn_get_strings(struct net_device *ndev, u32 set, u8 *data)
 		for (k = 0; k < ARRAY_SIZE(rfn_queue_counters); k++)
 			ethtool_sprintf(&data, "tx%u_%s", i, rfn_queue_counters[k].name);
 		ethtool_sprintf(&data, "tx%u_staged_slots", i);
+		ethtool_sprintf(&data, "tx%u_window_slots", i);
 		ethtool_sprintf(&data, "tx%u_stops", i);
 		ethtool_sprintf(&data, "tx%u_refused", i);
 		for (k = 0; k < ARRAY_SIZE(rfn_queue_counters); k++)
@@ -125,6 +132,7 @@ static void rfn_get_ethtool_stats(struct net_device *ndev, struct ethtool_stats 
 	unsigned int i;
 
 	*data++ = atomic_read(&rd->staged);
+	*data++ = atomic_read(&rd->issued);
 	*data++ = rd->mcast.on ? rd->mcast.groups : 0;
 	for (i = 0; i < RFN_EVENTS; i++)
 		*data++ = atomic64_read(&rd->event[i]);
@@ -133,6 +141,7 @@ static void rfn_get_ethtool_stats(struct net_device *ndev, struct ethtool_stats 
 		rfn_snapshot(&rd->queue[i]->rx_stats, &rx);
 		data = rfn_put_counters(data, &tx);
 		*data++ = tx.staged;
+		*data++ = tx.issued;
 		*data++ = tx.starved;
 		*data++ = rx.tx_refused;
 		data = rfn_put_counters(data, &rx);

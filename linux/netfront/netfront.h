@@ -4,8 +4,9 @@
  *
  * The driver copies every packet between socket buffers and pages of its own. It grants these pages once, when it
  * connects, and revokes them when it disconnects. No packet issues or revokes a grant, and the backend never reaches
- * a page that holds anything but packets of this device. Staging registers the pages at the backend over the control
- * ring; then no packet costs the backend a grant operation either.
+ * a page that holds anything but packets of this device. With grant windows or staging no packet costs the backend a
+ * grant operation either: pages of windows are mapped as soon as this driver issues them, and staging registers
+ * granted pages at the backend over the control ring.
  *
  *   device.c    probe, remove, resume, backend states, network device operations, faults
  *   connect.c   features, store keys, set-up and teardown of all queues
@@ -13,10 +14,11 @@
  *   tx.c rx.c   the two rings of a queue
  *   ctrl.c      control ring: one message at a time
  *   staging.c   ADD and DEL of pages; shrinker
+ *   window.c    grant windows: create, issue, revoke, destroy
  *   mcast.c     multicast groups that the backend passes
  *   hash.c      hash configuration
  *   ethtool.c   statistics, channels, RSS
- *   pages.c     granted pages
+ *   pages.c     granted pages, and those of windows
  *
  * Locks, outermost first: rfn_dev.lock (connection), RTNL (queue array), rfn_ctrl.lock (control ring), TX queue locks
  * of the network device (producer side of a TX ring). NAPI alone consumes responses.
@@ -45,6 +47,7 @@
 #include <xen/page.h>
 #include <xen/xen.h>
 #include <xen/xenbus.h>
+#include "grant_window_calls.h"
 
 #define RFN_NAME "ringfence-netfront"
 
@@ -84,19 +87,41 @@ struct rfn_gref {
 /* Ids of TX requests: the numbers of pages, then those of headers. */
 #define RFN_TX_IDS (2 * RFN_RING)
 
+/* TX pages that stay with a queue whatever the shrinker wants. */
+#define RFN_TX_KEPT (4 * RFN_TX_SLOTS_MAX)
+
+/* Grant windows: the first reference that is not reserved, all references of a ring's window, and their mark in a ring. */
+#define RFN_WINDOW_FIRST 8
+#define RFN_WINDOW_REFS (RFN_WINDOW_FIRST + RFN_RING)
+#define RFN_WINDOW_MARK (1U << 31)
+
 /* Multicast groups that a backend takes. */
 #define RFN_GROUPS_MAX 64
 
 /* Most pages of one list. A page holds 512 entries; a shorter list is a shorter wait. */
 #define RFN_LIST_MAX 128
 
-/* Page granted to the backend. */
+/* Page granted to the backend, or in a grant window. */
 struct rfn_page {
 	struct page *page;
 	void *va;
+	/* Reference in the ring's form: with RFN_WINDOW_MARK that of a window. */
 	grant_ref_t ref;
 	/* Set while the backend has the page in its staging table. */
 	bool staged;
+	/* Set while the backend may reach the page of a window. */
+	bool issued;
+};
+
+/* Grant window of a ring's pages. */
+struct rfn_window {
+	struct rfn_dev *rd;
+	struct rfn_page *page;
+	u32 handle;
+	bool open;
+	bool readonly;
+	/* Pages of the last batch that the backend said to be in use. */
+	unsigned int busy;
 };
 
 /* Queue of free page numbers. One producer and one consumer need no lock. */
@@ -123,8 +148,9 @@ struct rfn_stats {
 	u64 slots;
 	u64 dropped;
 	u64 errors;
-	/* TX: slots in staged pages. RX: unused. */
+	/* TX: slots in staged pages, and in pages of a window. RX: unused. */
 	u64 staged;
+	u64 issued;
 	/* TX: queue stops. RX: packets without memory. */
 	u64 starved;
 	u64 gso;
@@ -159,9 +185,15 @@ struct rfn_queue {
 	struct rfn_page tx_ring;
 	struct rfn_page tx_page[RFN_RING];
 	struct rfn_tx_slot tx_slot[RFN_TX_IDS];
-	/* Free pages: staged ones first. */
+	/* Free pages: first those that cost the backend nothing, which are staged or issued. */
 	struct rfn_ids tx_plain;
-	struct rfn_ids tx_staged;
+	struct rfn_ids tx_ready;
+	/* Grant windows of both rings, if the connection has them. */
+	bool windows;
+	/* Their pages are issued: RX pages may be posted. */
+	bool issued;
+	struct rfn_window tx_window;
+	struct rfn_window rx_window;
 	/* Header-only staging, if `heads`: pages of packet headers, and free headers. */
 	bool heads;
 	/* All of these pages are staged: headers may be sent from them. */
@@ -217,6 +249,11 @@ enum rfn_event {
 	RFN_EV_STAGING_REFUSED,
 	RFN_EV_SHRUNK_PAGES,
 	RFN_EV_MCAST_REFUSED,
+	RFN_EV_ISSUES,
+	RFN_EV_REVOKES,
+	RFN_EV_FORCED,
+	RFN_EV_WINDOWS_REFUSED,
+	RFN_EV_LOST_PAGES,
 	RFN_EVENTS,
 };
 
@@ -264,7 +301,18 @@ struct rfn_dev {
 	/* Under `lock`, but for `refused`. */
 	struct rfn_mcast mcast;
 	atomic_t staged;
-	/* Staged TX pages that the shrinker may take. */
+	atomic_t issued;
+	/* Pages of this connection are in grant windows. Under `lock`, as are the next four. */
+	bool windows;
+	/* The next connection has no windows, since those of this one failed. */
+	bool windows_failed;
+	/* Reason for which this connection has no windows. */
+	const char *no_windows;
+	/* The backend was reported to keep pages. */
+	bool kept_pages;
+	/* The windows were closed because the guest was to be suspended. */
+	bool suspended;
+	/* Staged or issued TX pages that the shrinker may take. */
 	atomic_t tx_spare;
 	atomic64_t event[RFN_EVENTS];
 
@@ -274,12 +322,14 @@ struct rfn_dev {
 	struct work_struct restart_work;
 	struct work_struct ready_work;
 	struct work_struct shrink_work;
+	struct work_struct thaw_work;
 	struct delayed_work mcast_work;
 	atomic_t shrink_wanted;
 	struct list_head link;
 };
 
 /* Module parameters. */
+extern bool rfn_windows;
 extern bool rfn_staging;
 extern bool rfn_staging_header;
 extern bool rfn_multicast_control;
@@ -287,17 +337,20 @@ extern unsigned int rfn_staging_batch;
 
 /* pages.c */
 int rfn_page_alloc(struct rfn_page *p, domid_t peer, bool readonly);
-void rfn_page_free(struct rfn_page *p);
+int rfn_page_alloc_for_window(struct rfn_page *p, unsigned int number);
+void rfn_page_free(struct rfn_dev *rd, struct rfn_page *p);
 
 /* queue.c */
 struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index);
 void rfn_queue_destroy(struct rfn_queue *q);
 void rfn_queue_enable(struct rfn_queue *q);
 void rfn_queue_disable(struct rfn_queue *q);
+void rfn_queue_issued(struct rfn_queue *q);
 
 /* tx.c */
 netdev_tx_t rfn_start_xmit(struct sk_buff *skb, struct net_device *ndev);
 void rfn_tx_init(struct rfn_queue *q);
+void rfn_tx_issued(struct rfn_queue *q);
 void rfn_tx_complete(struct rfn_queue *q, int budget);
 bool rfn_tx_final_check(struct rfn_queue *q);
 void rfn_tx_drop_all(struct rfn_queue *q);
@@ -323,6 +376,14 @@ int rfn_shrinker_register(void);
 void rfn_shrinker_unregister(void);
 void rfn_shrinker_add(struct rfn_dev *rd);
 void rfn_shrinker_del(struct rfn_dev *rd);
+
+/* window.c */
+const char *rfn_windows_refused(struct rfn_dev *rd);
+int rfn_windows_issue(struct rfn_dev *rd);
+void rfn_windows_close(struct rfn_dev *rd);
+int rfn_window_create(struct rfn_window *w, struct rfn_dev *rd, struct rfn_page *pages, bool readonly);
+void rfn_window_revoke(struct rfn_window *w, const u16 *ids, unsigned int count);
+void rfn_window_close(struct rfn_window *w);
 
 /* mcast.c */
 void rfn_mcast_changed(struct net_device *ndev);
@@ -353,6 +414,12 @@ static inline void rfn_count(struct rfn_dev *rd, enum rfn_event event)
 	atomic64_inc(&rd->event[event]);
 }
 
+/* Returns true for a page of a grant window, issued or not. */
+static inline bool rfn_page_in_window(const struct rfn_page *p)
+{
+	return p->ref & RFN_WINDOW_MARK;
+}
+
 static inline u32 rfn_ids_count(const struct rfn_ids *ids)
 {
 	return smp_load_acquire(&ids->tail) - READ_ONCE(ids->head);
@@ -365,6 +432,16 @@ static inline u16 rfn_ids_take(struct rfn_ids *ids)
 
 	WRITE_ONCE(ids->head, ids->head + 1);
 	return id;
+}
+
+/* Puts the numbers of all pages at once into an empty queue: none is taken, and given back, before all are there. */
+static inline void rfn_ids_fill(struct rfn_ids *ids)
+{
+	u32 i;
+
+	for (i = 0; i < RFN_RING; i++)
+		ids->id[(ids->tail + i) % RFN_RING] = i;
+	smp_store_release(&ids->tail, ids->tail + RFN_RING);
 }
 
 static inline void rfn_ids_put(struct rfn_ids *ids, u16 id)

@@ -54,6 +54,21 @@ static int rfn_poll(struct napi_struct *napi, int budget)
 	return done;
 }
 
+static int rfn_queue_windows(struct rfn_queue *q)
+{
+	int err, i;
+
+	err = rfn_window_create(&q->tx_window, q->rd, q->tx_page, true);
+	if (!err)
+		err = rfn_window_create(&q->rx_window, q->rd, q->rx_page, false);
+	for (i = 0; !err && i < RFN_RING; i++) {
+		err = rfn_page_alloc_for_window(&q->tx_page[i], i);
+		if (!err)
+			err = rfn_page_alloc_for_window(&q->rx_page[i], i);
+	}
+	return err;
+}
+
 static int rfn_queue_pages(struct rfn_queue *q)
 {
 	domid_t peer = q->rd->xdev->otherend_id;
@@ -62,6 +77,8 @@ static int rfn_queue_pages(struct rfn_queue *q)
 	err = rfn_page_alloc(&q->tx_ring, peer, false);
 	if (!err)
 		err = rfn_page_alloc(&q->rx_ring, peer, false);
+	if (!err && q->windows)
+		return rfn_queue_windows(q);
 	for (i = 0; !err && i < RFN_RING; i++) {
 		err = rfn_page_alloc(&q->tx_page[i], peer, true);
 		if (!err)
@@ -91,7 +108,10 @@ static int rfn_queue_channel(struct rfn_queue *q)
 	return 0;
 }
 
-/* Creates a queue with all pages granted, its RX ring full of buffers, and NAPI disabled. Called under RTNL. */
+/*
+ * Creates a queue with all pages granted, its RX ring full of buffers, and NAPI disabled. Pages of windows are issued,
+ * and buffers in them posted, by rfn_windows_issue(). Called under RTNL.
+ */
 struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 {
 	struct page_pool_params pool = {
@@ -107,7 +127,8 @@ struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 		return ERR_PTR(-ENOMEM);
 	q->rd = rd;
 	q->index = index;
-	q->heads = READ_ONCE(rfn_staging) && READ_ONCE(rfn_staging_header);
+	q->windows = rd->windows;
+	q->heads = !q->windows && READ_ONCE(rfn_staging) && READ_ONCE(rfn_staging_header);
 	u64_stats_init(&q->tx_stats.sync);
 	u64_stats_init(&q->rx_stats.sync);
 	netif_napi_add(rd->ndev, &q->napi, rfn_poll);
@@ -140,14 +161,16 @@ void rfn_queue_destroy(struct rfn_queue *q)
 		unbind_from_irqhandler(q->irq, q);
 	netif_napi_del(&q->napi);
 	rfn_tx_drop_all(q);
+	rfn_window_close(&q->tx_window);
+	rfn_window_close(&q->rx_window);
 	for (i = 0; i < RFN_RING; i++) {
-		rfn_page_free(&q->tx_page[i]);
-		rfn_page_free(&q->rx_page[i]);
+		rfn_page_free(q->rd, &q->tx_page[i]);
+		rfn_page_free(q->rd, &q->rx_page[i]);
 	}
 	for (i = 0; i < RFN_HEAD_PAGES; i++)
-		rfn_page_free(&q->head_page[i]);
-	rfn_page_free(&q->tx_ring);
-	rfn_page_free(&q->rx_ring);
+		rfn_page_free(q->rd, &q->head_page[i]);
+	rfn_page_free(q->rd, &q->tx_ring);
+	rfn_page_free(q->rd, &q->rx_ring);
 	if (q->pool)
 		page_pool_destroy(q->pool);
 	kvfree(q);
@@ -165,4 +188,15 @@ void rfn_queue_enable(struct rfn_queue *q)
 void rfn_queue_disable(struct rfn_queue *q)
 {
 	napi_disable(&q->napi);
+}
+
+/* Lets the pages of the queue's windows be posted. A poll posts those of the RX ring, and wakes senders. */
+void rfn_queue_issued(struct rfn_queue *q)
+{
+	rfn_tx_issued(q);
+	/* Pairs with rfn_rx_post(). */
+	smp_store_release(&q->issued, true);
+	local_bh_disable();
+	napi_schedule(&q->napi);
+	local_bh_enable();
 }

@@ -2,18 +2,16 @@
 /*
  * Staging grants: registers the pages of every queue at the backend, which then reaches them without grant operations.
  *
- * RX pages come first, then TX pages (in header-only form: the pages of headers), in lists of `staging_batch` entries, up to the size that the backend answers for
- * the queue. What is refused or beyond that size is used all the same: the backend copies or maps such a page each
- * time. Under memory pressure a shrinker takes free TX pages out of the staging table and frees them.
+ * RX pages come first, then TX pages (in header-only form: the pages of headers), in lists of `staging_batch` entries,
+ * up to the size that the backend answers for the queue. What is refused or beyond that size is used all the same: the
+ * backend copies or maps such a page each time. Under memory pressure a shrinker takes free TX pages out of the staging
+ * table, or revokes those of a grant window, and frees them.
  */
 #include "netfront.h"
 #include <linux/shrinker.h>
 
 static LIST_HEAD(rfn_devices);
 static DEFINE_SPINLOCK(rfn_devices_lock);
-
-/* TX pages that stay with a queue whatever the shrinker wants. */
-#define RFN_TX_KEPT (4 * RFN_TX_SLOTS_MAX)
 
 /* Sends the pages in one list. Called with ctrl.lock held. */
 static int rfn_stage_list(struct rfn_dev *rd, u16 type, unsigned int queue, struct rfn_page *const *pages,
@@ -54,25 +52,25 @@ static unsigned int rfn_stage_pages(struct rfn_queue *q, struct rfn_page *pages,
 	return done;
 }
 
-/* Stages what the backend takes. Called with rfn_dev.lock held, in a connection that is Connected on both sides. */
+/*
+ * Stages what the backend takes, in a connection that is Connected on both sides and has no windows, and logs which
+ * access the backend has to the pages. Called with rfn_dev.lock held.
+ */
 void rfn_stage_all(struct rfn_dev *rd)
 {
+	const char *why = !READ_ONCE(rfn_staging) ? "they are switched off" : "the backend has no control ring";
 	unsigned int i, rx = 0, tx = 0;
 
 	if (!READ_ONCE(rfn_staging) || !rd->ctrl.usable)
-		return;
+		goto report;
+	why = "the backend refuses them";
 	mutex_lock(&rd->ctrl.lock);
 	for (i = 0; i < rd->queues; i++) {
 		struct rfn_queue *q = rd->queue[i];
 		u32 most = 0;
-		int err;
 
-		err = rfn_ctrl_message(rd, RFN_CTRL_GET_GREF_MAPPING_SIZE, i, 0, 0, &most);
-
-		if (err || !most) {
-			netdev_info(rd->ndev, "the backend stages no pages (%d); it copies or maps them\n", err);
+		if (rfn_ctrl_message(rd, RFN_CTRL_GET_GREF_MAPPING_SIZE, i, 0, 0, &most) || !most)
 			break;
-		}
 		rx += rfn_stage_pages(q, q->rx_page, min_t(u32, most, RFN_RING), false);
 		if (q->heads && most >= RFN_RING + RFN_HEAD_PAGES) {
 			unsigned int heads = rfn_stage_pages(q, q->head_page, RFN_HEAD_PAGES, true);
@@ -85,8 +83,13 @@ void rfn_stage_all(struct rfn_dev *rd)
 		}
 	}
 	mutex_unlock(&rd->ctrl.lock);
+report:
 	if (rx + tx)
-		netdev_info(rd->ndev, "%u pages are staged, %u of them for sending\n", rx + tx, tx);
+		netdev_info(rd->ndev, "%u pages are staged, %u of them for sending (no grant windows: %s)\n", rx + tx, tx,
+			    rd->no_windows);
+	else
+		netdev_info(rd->ndev, "the backend copies or maps pages (no grant windows: %s; no staged pages: %s)\n",
+			    rd->no_windows, why);
 	/* Pages of headers are few, and in use all the time. */
 	atomic_set(&rd->tx_spare, max_t(int, 0, (int)tx - (int)(rd->queues * RFN_TX_KEPT)));
 }
@@ -135,32 +138,51 @@ void rfn_unstage_all(struct rfn_dev *rd)
 	mutex_unlock(&rd->ctrl.lock);
 }
 
-/* Takes free TX pages of one queue out of its staging table, and frees them. Returns the number of pages. */
+/* Takes pages out of the queue's staging table. The backend may still map those for which this fails. */
+static void rfn_unstage_some(struct rfn_queue *q, const u16 *ids, unsigned int count)
+{
+	struct rfn_page *list[RFN_LIST_MAX];
+	unsigned int i;
+	int err;
+
+	for (i = 0; i < count; i++)
+		list[i] = &q->tx_page[ids[i]];
+	mutex_lock(&q->rd->ctrl.lock);
+	err = rfn_stage_list(q->rd, RFN_CTRL_DEL_GREF_MAPPING, q->index, list, count, false);
+	mutex_unlock(&q->rd->ctrl.lock);
+	if (err)
+		netdev_dbg(q->rd->ndev, "DEL of %u pages failed (%d)\n", count, err);
+	atomic_sub(count, &q->rd->staged);
+}
+
+/*
+ * Takes free TX pages of one queue out of its staging table, or revokes them, and frees them. Returns the number of
+ * pages.
+ */
 static unsigned int rfn_shrink_queue(struct rfn_queue *q, unsigned int most)
 {
 	struct netdev_queue *txq = netdev_get_tx_queue(q->rd->ndev, q->index);
-	struct rfn_page *list[RFN_LIST_MAX];
-	unsigned int n, i;
+	unsigned int n, i, freed = 0;
 	u16 ids[RFN_LIST_MAX];
-	int err;
 
 	__netif_tx_lock_bh(txq);
 	n = rfn_tx_withdraw(q, ids, min_t(unsigned int, most, RFN_LIST_MAX));
 	__netif_tx_unlock_bh(txq);
 	if (!n)
 		return 0;
-	for (i = 0; i < n; i++)
-		list[i] = &q->tx_page[ids[i]];
-	mutex_lock(&q->rd->ctrl.lock);
-	err = rfn_stage_list(q->rd, RFN_CTRL_DEL_GREF_MAPPING, q->index, list, n, false);
-	mutex_unlock(&q->rd->ctrl.lock);
-	if (err)
-		netdev_dbg(q->rd->ndev, "DEL of %u pages failed (%d)\n", n, err);
-	/* A page that the backend still maps is freed when it no longer does. */
-	for (i = 0; i < n; i++)
-		rfn_page_free(list[i]);
-	atomic_sub(n, &q->rd->staged);
-	return n;
+	if (q->windows)
+		rfn_window_revoke(&q->tx_window, ids, n);
+	else
+		rfn_unstage_some(q, ids, n);
+	for (i = 0; i < n; i++) {
+		/* A page that could not be revoked is freed with the window. */
+		if (q->tx_page[ids[i]].issued)
+			continue;
+		/* A granted page that the backend still maps is freed when it no longer does. */
+		rfn_page_free(q->rd, &q->tx_page[ids[i]]);
+		freed++;
+	}
+	return freed;
 }
 
 void rfn_shrink_work(struct work_struct *work)

@@ -2,8 +2,8 @@
 /*
  * TX ring: packets to the backend.
  *
- * rfn_start_xmit() copies a packet into free pages, staged ones first, and posts one request for each page; the
- * number of the page is the id of the request. NAPI takes the responses: it returns the pages and frees the packet.
+ * rfn_start_xmit() copies a packet into free pages, staged and issued ones first, and posts one request for each
+ * page; the number of the page is the id of the request. NAPI takes the responses: it returns the pages and frees the packet.
  * With header-only staging the first 256 bytes of a packet lie in a staged page that many packets share, and the rest
  * in pages that are not staged.
  *
@@ -12,7 +12,7 @@
  */
 #include "netfront.h"
 
-/* Initialises ring and free pages. */
+/* Initialises ring and free pages. Pages of a window are free when they are issued. */
 void rfn_tx_init(struct rfn_queue *q)
 {
 	struct xen_netif_tx_sring *sring = q->tx_ring.va;
@@ -20,17 +20,23 @@ void rfn_tx_init(struct rfn_queue *q)
 
 	SHARED_RING_INIT(sring);
 	FRONT_RING_INIT(&q->tx, sring, XEN_PAGE_SIZE);
-	for (i = 0; i < RFN_RING; i++)
-		rfn_ids_put(&q->tx_plain, i);
+	if (!q->windows)
+		rfn_ids_fill(&q->tx_plain);
 	for (i = 0; q->heads && i < RFN_RING; i++)
 		rfn_ids_put(&q->tx_heads, RFN_RING + i);
+}
+
+/* Lets senders have the pages of the window, which are issued. */
+void rfn_tx_issued(struct rfn_queue *q)
+{
+	rfn_ids_fill(&q->tx_ready);
 }
 
 /* Returns the number of slots that can be posted with a page each. */
 static u32 rfn_tx_room(struct rfn_queue *q)
 {
 	u32 ring = RFN_RING - (q->tx.req_prod_pvt - READ_ONCE(q->tx.rsp_cons));
-	u32 pages = rfn_ids_count(&q->tx_plain) + rfn_ids_count(&q->tx_staged);
+	u32 pages = rfn_ids_count(&q->tx_plain) + rfn_ids_count(&q->tx_ready);
 
 	return min(ring, pages);
 }
@@ -78,11 +84,11 @@ struct rfn_place {
 /* Takes a free place; the caller has checked that there is one. */
 static struct rfn_place rfn_tx_take(struct rfn_queue *q, bool head)
 {
-	bool from_staged = rfn_ids_count(&q->tx_staged) > 0;
+	bool ready = rfn_ids_count(&q->tx_ready) > 0;
 	u16 id, number;
 
 	if (!head) {
-		id = rfn_ids_take(from_staged ? &q->tx_staged : &q->tx_plain);
+		id = rfn_ids_take(ready ? &q->tx_ready : &q->tx_plain);
 		return (struct rfn_place){ &q->tx_page[id], id, 0, XEN_PAGE_SIZE };
 	}
 	id = rfn_ids_take(&q->tx_heads);
@@ -111,7 +117,7 @@ static unsigned int rfn_tx_post(struct rfn_queue *q, struct sk_buff *skb, bool h
 {
 	unsigned int slots = rfn_tx_slots(skb, head), i, at = 0;
 	bool gso = skb_is_gso(skb);
-	u32 staged = 0;
+	u32 staged = 0, issued = 0;
 
 	for (i = 0; i < slots; i++) {
 		struct rfn_place place = rfn_tx_take(q, head && !i);
@@ -130,6 +136,7 @@ static unsigned int rfn_tx_post(struct rfn_queue *q, struct sk_buff *skb, bool h
 		ids[i] = place.id;
 		at += len;
 		staged += place.page->staged;
+		issued += place.page->issued;
 		if (!i)
 			request.flags |= rfn_tx_flags(skb) | (gso ? XEN_NETTXF_extra_info : 0);
 		memcpy(RING_GET_REQUEST(&q->tx, q->tx.req_prod_pvt), &request, sizeof(request));
@@ -142,6 +149,7 @@ static unsigned int rfn_tx_post(struct rfn_queue *q, struct sk_buff *skb, bool h
 	q->tx_stats.bytes += skb->len;
 	q->tx_stats.slots += slots;
 	q->tx_stats.staged += staged;
+	q->tx_stats.issued += issued;
 	q->tx_stats.gso += gso;
 	u64_stats_update_end(&q->tx_stats.sync);
 	return slots;
@@ -261,7 +269,7 @@ static void rfn_tx_put(struct rfn_queue *q, u16 id)
 	if (id >= RFN_RING)
 		rfn_ids_put(&q->tx_heads, id);
 	else
-		rfn_ids_put(q->tx_page[id].staged ? &q->tx_staged : &q->tx_plain, id);
+		rfn_ids_put(q->windows || q->tx_page[id].staged ? &q->tx_ready : &q->tx_plain, id);
 }
 
 /* The backend's list of groups is full, or it takes no changes: the filter ends with this connection. */
@@ -365,18 +373,18 @@ void rfn_tx_drop_all(struct rfn_queue *q)
 }
 
 /*
- * Takes up to `most` staged pages that are free out of circulation, and leaves enough pages for two packets of the
- * longest kind. Called under the queue's TX lock.
+ * Takes up to `most` free pages that are staged or issued out of circulation, and leaves enough pages for two packets
+ * of the longest kind. Called under the queue's TX lock.
  */
 unsigned int rfn_tx_withdraw(struct rfn_queue *q, u16 *ids, unsigned int most)
 {
-	u32 free = rfn_ids_count(&q->tx_plain) + rfn_ids_count(&q->tx_staged);
+	u32 free = rfn_ids_count(&q->tx_plain) + rfn_ids_count(&q->tx_ready);
 	unsigned int n = 0;
 
 	if (free <= 2 * RFN_TX_SLOTS_MAX)
 		return 0;
-	most = min3(most, free - 2 * RFN_TX_SLOTS_MAX, rfn_ids_count(&q->tx_staged));
+	most = min3(most, free - 2 * RFN_TX_SLOTS_MAX, rfn_ids_count(&q->tx_ready));
 	while (n < most)
-		ids[n++] = rfn_ids_take(&q->tx_staged);
+		ids[n++] = rfn_ids_take(&q->tx_ready);
 	return n;
 }

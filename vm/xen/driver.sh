@@ -1,6 +1,8 @@
 # Helpers for scenarios with our driver in the guest (`linux/netfront`).
 
 DRIVER=ringfence-netfront
+# Domain at the other end of the interface, which has ADDRESS.
+PEER=dom0
 
 # driven NAME N: 3 checks. A guest with its interface, which our driver has from the start; guests have the part
 # `driver`.
@@ -24,11 +26,11 @@ rebound() {
     on $name "traffic echo 7000 >/dev/null 2>&1 &"
     while [ $round -lt $times ]; do
         round=$((round + 1))
-        on dom0 "wait_for 10 traffic pulse 10.77.0.$number 7000 1"
-        (traffic pulse 10.77.0.$number 7000 60 >/dev/null 2>&1 &)
+        on $PEER "wait_for 10 traffic pulse 10.77.0.$number 7000 1"
+        on $PEER "{ traffic pulse 10.77.0.$number 7000 60 >/dev/null 2>&1 & }"
         check "$name: our driver unbound and bound, round $round" bound_again $name $number $DRIVER $DRIVER ||
             note "$(ends_of $name)"
-        killall traffic
+        on $PEER 'killall traffic'
     done
     on $name 'killall traffic'
 }
@@ -45,27 +47,47 @@ ends_of() {
     on $1 'ip -s link show eth0; ip neigh; ethtool -S eth0; dmesg | tail -n 5'
 }
 
-# during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from dom0 to the guest, and the other way, while the
-# command runs in dom0.
+# during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from the other end to the guest, and the other way, while
+# the command runs in dom0.
 during() {
-    local label=$1 name=$2 number=$3 size=$4 sent
+    local label=$1 name=$2 number=$3 size=$4
     shift 4
     PORT=$((${PORT:-5000} + 2))
     on $name "receive $PORT"
-    receive $((PORT + 1))
-    traffic send 10.77.0.$number $PORT $size >/tmp/sent.$PORT 2>&1 &
-    sent=$!
-    on $name "{ traffic send $ADDRESS $((PORT + 1)) $size >/tmp/sending 2>&1; } &"
+    on $PEER "receive $((PORT + 1))"
+    on $PEER "{ traffic send 10.77.0.$number $PORT $size >/tmp/sent.$PORT 2>&1 & }"
+    on $name "{ traffic send $ADDRESS $((PORT + 1)) $size >/tmp/sending 2>&1 & }"
     "$@" || note "$label: \`$*\` ended with status $?"
-    wait $sent
-    is "$label: dom0 to $name" "$(ON_LIMIT=120 on $name "received $PORT")" "$(stream_sum $size)"
-    is "$label: $name to dom0" "$(wait_for 60 test -e /tmp/received.$((PORT + 1)); cat /tmp/received.$((PORT + 1)))" \
-        "$(stream_sum $size)"
+    is "$label: $PEER to $name" "$(arrived $name $PORT)" "$(stream_sum $size)"
+    is "$label: $name to $PEER" "$(arrived $PEER $((PORT + 1)))" "$(stream_sum $size)"
+}
+
+# arrived NAME PORT: the length and the SHA-256 of a stream that may still be on its way.
+arrived() {
+    ON_LIMIT=150 on $1 "wait_for 120 test -e /tmp/received.$2; received $2"
 }
 
 # counter NAME PATTERN: the sum of the driver's counters whose names match.
 counter() {
     on $1 "ethtool -S eth0" | awk -v name="^$2:\$" '$1 ~ name { sum += $2 } END { print sum + 0 }'
+}
+
+# driven_from_domain NAME N: 5 checks. A PVH guest whose interface is served by the driver domain `net`, with our driver;
+# guests have the part `driver`.
+driven_from_domain() {
+    PEER=net
+    BACKEND=/local/domain/$(domain net)/backend
+    SCRIPT=vif-ringfence
+    check "guest $1 is created" guest $1 'type="pvh"' "$(vif $2 backend=net)"
+    check "$1 takes commands" guest_ready $1 || give_up 'nothing to see'
+    check "the hotplug script of the interface of $1 runs" plugged vif $1 0
+    check "$1 has a network" again_with_address $1 $2 || note "$(on net 'tail -n 5 /tmp/serve.log') $(ends_of $1)"
+    check "$1 uses our driver" driver_is $1 $DRIVER
+}
+
+# says NAME TEXT: the guest's driver logged this line, once or more often.
+says() {
+    on $1 "dmesg | grep -F '$2'"
 }
 
 # queues NAME COUNT: the guest's connection has so many, and works.

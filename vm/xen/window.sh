@@ -136,6 +136,43 @@ pages_issued() {
         END { print sum + 0 }'
 }
 
+# granted NAME WHAT: of the windows that a domain granted so far, by the hypervisor: pages issued, pages revoked, or
+# revocations that were refused because the grantee was busy.
+granted() {
+    dump_windows | awk -v name="d$(domain $1):" -v what="$2," '
+        { for (i = 1; i < NF; i++) if ($i == name) for (k = i; k <= NF; k++) if ($k == what) print $(k - 1) }'
+}
+
+# stopped: the driver domain's daemon is stopped by a signal.
+stopped() {
+    on net 'kill -STOP $(cat /tmp/serve.pid) && wait_for 5 grep -q "^State:.T" /proc/$(cat /tmp/serve.pid)/status'
+}
+
+# free_pages: those of guest `one`.
+free_pages() {
+    on one 'echo 3 >/proc/sys/vm/drop_caches; awk "/^MemFree/ { print int(\$2 / 4) }" /proc/meminfo' | tr -d '\r'
+}
+
+# raise_words FIRST LAST: in the driver domain. The status words of these references say that the page is in use, in every
+# table of windows that a process has mapped. Prints the number of tables.
+raise_words() {
+    local maps pid range word tables=0
+    for maps in /proc/[0-9]*/maps; do
+        pid=${maps#/proc/}
+        pid=${pid%/maps}
+        for range in $(awk '$3 == "00000000" && /ringfence-window/ { print $1 }' $maps 2>/dev/null); do
+            tables=$((tables + 1))
+            word=$1
+            while [ $word -le $2 ]; do
+                printf '\001\000\000\000' | dd of=/proc/$pid/mem bs=4 conv=notrunc \
+                    seek=$(((0x${range%%-*} + word * 8 + 4) / 4)) 2>/dev/null || return 1
+                word=$((word + 1))
+            done
+        done
+    done
+    echo $tables
+}
+
 # windows_none: the hypervisor has no window, registered or not.
 windows_none() {
     ! dump_windows | grep ' window .* to d'

@@ -196,21 +196,26 @@ struct Module {
     description: &'static [&'static str],
 }
 
+/// Headers of grant windows, which both modules include.
+const WINDOW_HEADERS: &[&str] =
+    &["linux/include/grant_window_calls.h", "xen/include/public/grant_window.h"];
+
 const NETFRONT: Module = Module {
     name: "ringfence-netfront",
     folder: "linux/netfront",
-    further: &[],
-    synopsis: "network driver for Xen guests, with staging grants (DKMS)",
+    further: WINDOW_HEADERS,
+    synopsis: "network driver for Xen guests, with grant windows and staging grants (DKMS)",
     description: &[
         "The module takes the place of xen-netfront in a Xen guest. At a backend that",
-        "offers staging grants, no packet costs the backend a grant operation.",
+        "has grant windows or staging grants, no packet costs the backend a grant",
+        "operation.",
     ],
 };
 
 const WINDOW: Module = Module {
     name: "ringfence-window",
     folder: "linux/grant-window",
-    further: &["xen/include/public/grant_window.h"],
+    further: WINDOW_HEADERS,
     synopsis: "device of Xen's grant windows (DKMS)",
     description: &[
         "The module provides /dev/ringfence-window, for a guest that lends pages by",

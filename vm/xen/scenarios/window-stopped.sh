@@ -7,18 +7,9 @@
 
 . /vm/xen/window.sh
 
-stopped() {
-    on net 'kill -STOP $(cat /tmp/serve.pid) && wait_for 5 grep -q "^State:.T" /proc/$(cat /tmp/serve.pid)/status'
-}
-
 # ended NAME: the guest's program is gone.
 ended() {
     on one "wait_for 20 test ! -e /proc/\$(cat /tmp/$1.pid)"
-}
-
-# free_pages: those of the guest.
-free_pages() {
-    on one 'echo 3 >/proc/sys/vm/drop_caches; awk "/^MemFree/ { print int(\$2 / 4) }" /proc/meminfo' | tr -d '\r'
 }
 
 plan 29

@@ -23,12 +23,16 @@ pub(super) struct Module {
     folders: &'static [&'static str],
 }
 
+/// Headers of grant windows: the calls that several modules make, and the interface.
+const CALLS: &str = "linux/include";
+const INTERFACE: &str = "xen/include/public";
+
 /// Network driver for guests.
 pub(super) static NETFRONT: Module =
-    Module { file: "ringfence-netfront.ko", folders: &["linux/netfront"] };
+    Module { file: "ringfence-netfront.ko", folders: &["linux/netfront", CALLS, INTERFACE] };
 /// Device of the grant windows.
 pub(super) static WINDOW: Module =
-    Module { file: "ringfence-window.ko", folders: &["linux/grant-window", "xen/include/public"] };
+    Module { file: "ringfence-window.ko", folders: &["linux/grant-window", CALLS, INTERFACE] };
 /// Module of the tests of grant windows.
 pub(super) static WINDOW_RAW: Module =
     Module { file: "window-raw.ko", folders: &["xen/tests/raw"] };

@@ -16,6 +16,7 @@
 //!                         has KASAN, lockdep and kmemleak)
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
+//! # driver: netfront window (optional: several of them)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
 //! ```
 
@@ -173,10 +174,10 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         hypervisor.is_none_or(|word| ["debug", "guards"].contains(&word)),
         "`# hypervisor: ...` can only be debug or guards"
     );
-    let driver = field("driver").ok();
+    let drivers: Vec<&str> = field("driver").unwrap_or_default().split_whitespace().collect();
     anyhow::ensure!(
-        driver.is_none_or(|word| ["netfront", "window", "window-tests"].contains(&word)),
-        "`# driver: ...` can only be netfront, window or window-tests"
+        drivers.iter().all(|word| ["netfront", "window", "window-tests"].contains(word)),
+        "`# driver: ...` can only be netfront, window, window-tests, or several of them"
     );
     let kernel = field("kernel").ok();
     anyhow::ensure!(
@@ -196,9 +197,9 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_debug: hypervisor.is_some(),
         wants_guards: hypervisor == Some("guards"),
         tests: field("tests").unwrap_or_default().split_whitespace().map(str::to_owned).collect(),
-        wants_driver: driver == Some("netfront"),
-        wants_windows: driver.is_some_and(|word| word.starts_with("window")),
-        wants_window_tests: driver == Some("window-tests"),
+        wants_driver: drivers.contains(&"netfront"),
+        wants_windows: drivers.iter().any(|word| word.starts_with("window")),
+        wants_window_tests: drivers.contains(&"window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
         wants_newest_kernel: kernel == Some("newest"),
         wants_debug_kernel: kernel == Some("debug"),
@@ -297,6 +298,9 @@ mod tests {
         let tests = TEXT.replace("# limit", "# driver: window-tests\n# options: a=2 b\n# limit");
         let tests = parse("hello", &tests).unwrap();
         assert!(tests.wants_windows && tests.wants_window_tests && !tests.wants_driver);
+        let both = TEXT.replace("# limit", "# driver: netfront window\n# limit");
+        let both = parse("hello", &both).unwrap();
+        assert!(both.wants_windows && !both.wants_window_tests && both.wants_driver);
         assert_eq!(tests.options, "a=2 b");
     }
 
@@ -311,8 +315,9 @@ mod tests {
             (
                 "# limit",
                 "# driver: blkfront\n# limit",
-                "can only be netfront, window or window-tests",
+                "can only be netfront, window, window-tests, or several",
             ),
+            ("# limit", "# driver: netfront blkfront\n# limit", "can only be netfront"),
         ] {
             let error = parse("hello", &TEXT.replace(from, to)).unwrap_err();
             assert!(format!("{error:#}").contains(said), "{error:#}");
