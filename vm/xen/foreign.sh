@@ -7,12 +7,13 @@ QEMU_NEWEST=/usr/libexec/xen-qemu-newest
 # of this name in the bridge. libxl cannot ask for this backend, so QEMU itself writes both directories. Its process is in QEMU_PID.
 qemu_nic() {
     local program=$1 name=$2 mac=$(printf 00:16:3e:77:00:%02x $3) tap=qemu$3
-    local net="tap,id=net,ifname=$tap,script=no,downscript=no"
+    local net="ifname=$tap,script=no,downscript=no"
     set -- -M xenpv -xen-domid $(domain $name) -xen-attach -nodefaults -display none -monitor none -serial none
     if [ $program = $QEMU_NEWEST ]; then
-        set -- "$@" -netdev $net -device xen-net-device,netdev=net,mac=$mac,idx=0
+        set -- "$@" -netdev tap,id=net,$net -device xen-net-device,netdev=net,mac=$mac,idx=0
     else
-        set -- "$@" -netdev $net -net nic,model=xen,netdev=net,macaddr=$mac
+        # The number of the interface is that of the hub.
+        set -- "$@" -net nic,model=xen,macaddr=$mac -net tap,$net
     fi
     $program "$@" >>/share/qemu-$name.log 2>&1 &
     QEMU_PID=$!
@@ -22,6 +23,11 @@ qemu_nic() {
 # qnic NAME: the directory of QEMU's backend.
 qnic() {
     echo $BACKEND/qnic/$(domain $1)/0
+}
+
+# qnic_connected NAME: both ends say so.
+qnic_connected() {
+    key_is $(qnic $1)/state 4 && key_is /local/domain/$(domain $1)/device/vif/0/state 4
 }
 
 # qnic_ends NAME: both ends in the store, and what went through.
