@@ -1,6 +1,6 @@
 # title: QEMU's disk backend, beside `serve`: the kernel's xen-blkfront, and our frontend in user space; every byte compared
 # group: foreign
-# set: all
+# set: name
 # machine: xen
 # limit: 300
 # parts: qemu
