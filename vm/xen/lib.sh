@@ -5,14 +5,15 @@ ADDRESS=10.77.0.1
 ADDRESS6=fd77::1
 
 # guest NAME [LINE...]: makes a guest with these lines in its configuration, and does not wait; with the
-# options of `xl create` in CREATE, the kernel in KERNEL, and the type in GUESTS_TYPE. Its console is in guests/guest-NAME.log.
+# options of `xl create` in CREATE, the kernel in KERNEL, its first root file system in RAMDISK (empty: none), and the
+# type in GUESTS_TYPE. Its console is in guests/guest-NAME.log.
 guest() {
     local name=$1 line
     shift
     {
         echo "name=\"$name\""
         echo "kernel=\"${KERNEL:-/boot/vmlinux}\""
-        echo "ramdisk=\"${RAMDISK:-/boot/guest.cpio}\""
+        [ -z "${RAMDISK-default}" ] || echo "ramdisk=\"${RAMDISK:-/boot/guest.cpio}\""
         echo "memory=${MEMORY:-128}"
         echo "vcpus=${VCPUS:-1}"
         [ -z "${GUESTS_TYPE:-}" ] || echo "type=\"$GUESTS_TYPE\""

@@ -160,13 +160,32 @@ destroyed() {
 # attached: 8 checks. In a guest whose driver has let go of its interface, `ringfence attach` has it.
 attached() {
     networked one 11
-    on one 'echo vif-0 >/sys/bus/xen/drivers/vif/unbind; load tun'
-    check 'no driver has the interface' on one 'test ! -e /sys/class/net/eth0'
-    on one 'ringfence attach --device 0 --name eth0 >/tmp/attach.log 2>&1 & echo $! >/tmp/attach.pid'
-    check 'ringfence attach gives the guest its interface' again_with_address one 11 ||
-        note "$(on one 'tail -n 5 /tmp/attach.log')"
-    check 'it is one of user space' on one 'test -e /sys/class/net/eth0/tun_flags'
-    transfer 'attach to dom0' one dom0 $ADDRESS 16
-    transfer 'dom0 to attach, IPv6' dom0 one fd77::11 16
-    check 'it leaves in order' on one 'kill $(cat /tmp/attach.pid) && wait_for 10 test ! -e /proc/$(cat /tmp/attach.pid)'
+    attach_takes_over one 11 vif
+}
+
+# attach_takes_over NAME N DRIVER: 6 checks. The guest's driver lets go of the interface, and `ringfence attach` has it.
+attach_takes_over() {
+    local name=$1 number=$2
+    on $name "echo vif-0 >/sys/bus/xen/drivers/$3/unbind; load tun"
+    check 'no driver has the interface' on $name 'test ! -e /sys/class/net/eth0'
+    on $name 'ringfence attach --device 0 --name eth0 >/tmp/attach.log 2>&1 & echo $! >/tmp/attach.pid'
+    check 'ringfence attach gives the guest its interface' again_with_address $name $number ||
+        note "$(on $name 'tail -n 5 /tmp/attach.log')"
+    check 'it is one of user space' on $name 'test -e /sys/class/net/eth0/tun_flags'
+    transfer 'attach to dom0' $name dom0 $ADDRESS 16
+    transfer 'dom0 to attach, IPv6' dom0 $name fd77::$number 16
+    check 'it leaves in order' on $name 'kill $(cat /tmp/attach.pid) && wait_for 10 test ! -e /proc/$(cat /tmp/attach.pid)'
+}
+
+# reassembly: datagrams that IP has put together, and those that it gave up.
+reassembly() {
+    awk '$1 == "Ip:" && $2 ~ /^[0-9]/ { printf "whole %d, given up %d", $16, $17 }' /proc/net/snmp
+}
+
+# dropped INTERFACE: packets that an interface has received and sent, and dropped.
+dropped() {
+    local each
+    for each in rx_packets rx_dropped tx_packets tx_dropped; do
+        echo "$each $(cat /sys/class/net/$1/statistics/$each)"
+    done | tr '\n' ' '
 }

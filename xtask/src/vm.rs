@@ -21,6 +21,7 @@ mod modes;
 mod module;
 mod newest_kernel;
 mod overlay;
+mod parts;
 mod program;
 mod report;
 pub(crate) mod results;
@@ -39,6 +40,7 @@ use apt::Release;
 use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
+use parts::Part;
 use scenario::{Scenario, Set};
 use window_xen::Variant;
 
@@ -263,11 +265,19 @@ fn add_driver_parts(
     }
     if wants(|scenario| scenario.wants_newest_kernel) {
         let part = newest_kernel::archive(root, cache, toolbox, may_install)?;
-        setting.programs.guest_kernels.push(part);
+        setting.programs.dom0_parts.push(part);
     }
     if wants(|scenario| scenario.wants_debug_kernel) {
         let part = debug_kernel::archive(root, images, cache, toolbox, may_install)?;
-        setting.programs.guest_kernels.push(part);
+        setting.programs.dom0_parts.push(part);
+    }
+    let mut named: Vec<Part> = vec![];
+    for part in selected.iter().flat_map(|scenario| &scenario.parts) {
+        if !named.contains(part) {
+            named.push(*part);
+            let made = part.archive(release, images, cache, toolbox, may_install)?;
+            setting.programs.dom0_parts.push(made);
+        }
     }
     Ok(())
 }

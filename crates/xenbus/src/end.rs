@@ -224,6 +224,22 @@ impl BackendEnd {
     }
 }
 
+/// Returns the backend's directory that the frontend's key `backend` names.
+///
+/// A backend of another kind than the kernel's has its directory elsewhere than [`DeviceId::backend_path`]: QEMU's are
+/// below `backend/qnic` and `backend/qdisk`. A path outside of the backend domain's own directory counts as a missing
+/// key.
+///
+/// # Errors
+///
+/// Returns errors of the store.
+pub fn backend_path(store: &mut impl StoreAccess, device: &DeviceId) -> Result<String, StoreError> {
+    let named = store.read_opt(&format!("{}/{}", device.frontend_path(), xenbus::BACKEND))?;
+    let named = named.and_then(|text| String::from_utf8(text).ok());
+    let own = format!("/local/domain/{}/backend/", device.backend);
+    Ok(named.filter(|path| path.starts_with(&own)).unwrap_or_else(|| device.backend_path()))
+}
+
 /// Frontend's end of a device.
 #[derive(Debug)]
 pub struct FrontendEnd {
@@ -236,6 +252,12 @@ impl FrontendEnd {
     /// Creates the end of a device that a toolstack created.
     pub fn new(device: DeviceId) -> FrontendEnd {
         FrontendEnd { device, front: device.frontend_path(), back: device.backend_path() }
+    }
+
+    /// Sets the backend's directory, as [`backend_path`] found it.
+    #[must_use]
+    pub fn with_backend(self, back: String) -> FrontendEnd {
+        FrontendEnd { back, ..self }
     }
 
     /// Returns the id of the device.

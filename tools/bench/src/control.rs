@@ -110,8 +110,9 @@ struct Dialogue<'a, P: Platform> {
 impl<'a, P: Platform> Dialogue<'a, P> {
     fn connect(platform: &P, args: &'a ControlRingArgs) -> anyhow::Result<Self> {
         let mut store = platform.store()?;
-        let device = claim::claim(&mut store, platform.domid(), args.device)?.device;
-        claim::reset(&mut store, &device)?;
+        let claim::Claimed { device, backend, .. } =
+            claim::claim(&mut store, platform.domid(), args.device)?;
+        claim::reset(&mut store, &device, &backend)?;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: u16| -> anyhow::Result<Vec<Lease>> {
             Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
@@ -305,7 +306,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         self.store.write(&path, XenbusState::Closing.to_string())?;
         let gone = claim::await_backend_disconnect(
             &mut self.store,
-            &self.device,
+            &self.device.backend_path(),
             Instant::now() + WITHIN,
         )?;
         ensure!(gone, "the backend did not let go");

@@ -8,6 +8,14 @@ answered() {
     awk '/packets received/ { for (i = 1; i < NF; i++) if ($(i + 1) == "packets" && $(i + 2) ~ /^received/) print $i }' $1
 }
 
+# counts BACKEND: where packets of the flood were dropped.
+counts() {
+    note "$1: dom0's end: $(dropped vif$(domain one).0); $(reassembly)"
+    note "$1: the guest's end: $(on one '. /vm/xen/net.sh; dropped eth0; reassembly' | tr '\r\n' '  ')"
+    ringfence status --json 2>/dev/null | grep -E '"(drop_[a-z_]*|hold_ups)": [1-9]' | tr -d ' \n' >/tmp/counts
+    note "$1: $(cat /tmp/counts)"
+}
+
 # flooded BACKEND: 9 checks. 200 pings at a hundred a second, from each end to the other at once, in 41 fragments each; then a
 # stream beside such a flood, and an orderly ping. The share of answers is in ANSWERED.
 flooded() {
@@ -22,6 +30,7 @@ flooded() {
     out=$(answered /tmp/flood.one) in=$(answered /tmp/flood)
     ANSWERED=$((${out:-0} + ${in:-0}))
     note "$backend: of 200 pings each way, answered: ${out:-0} of the guest's, ${in:-0} of dom0's"
+    counts $backend
     check "$backend: some are answered each way" test ${out:-0} -gt 0 -a ${in:-0} -gt 0
     (ping -q -c 1000 -i 0.01 -W 5 -s 60000 10.77.0.11 >/dev/null 2>&1) &
     flood=$!

@@ -80,6 +80,7 @@ impl Apt {
             let list = apt.lists.join("source.list");
             std::fs::write(&list, sources_list("deb", release.codename(), &["", "-updates"]))?;
             apt.suites = own_sources(&list);
+            apt.suites.push(nothing_installed(&apt.lists)?);
             apt.own_lists = true;
         }
         Ok(apt)
@@ -94,6 +95,7 @@ impl Apt {
         let list = apt.lists.join("source.list");
         std::fs::write(&list, sources_list("deb", &codename, &["", "-backports"]))?;
         apt.suites = own_sources(&list);
+        apt.suites.push(nothing_installed(&apt.lists)?);
         apt.suites.push(format!("APT::Default-Release={codename}-backports"));
         apt.update()?;
         Ok(apt)
@@ -132,10 +134,7 @@ impl Apt {
 
     /// Returns the files of the packages and of all that they depend on, as if nothing were installed.
     pub(super) fn closure(&self, names: &[&str]) -> anyhow::Result<Vec<Package>> {
-        std::fs::create_dir_all(&self.lists)?;
-        let status = self.lists.join("nothing-installed");
-        std::fs::write(&status, "")?;
-        let status = format!("Dir::State::status={}", status.display());
+        let status = nothing_installed(&self.lists)?;
         let words = ["-o", &status, "install", "--print-uris", "-qq", "--no-install-recommends"];
         let words: Vec<&str> = words.into_iter().chain(names.iter().copied()).collect();
         let printed = self.command("apt-get", &words).output(Path::new("/"))?;
@@ -255,6 +254,15 @@ fn sources_list(kind: &str, codename: &str, suffixes: &[&str]) -> String {
 fn own_sources(list: &Path) -> Vec<String> {
     let list = format!("Dir::Etc::SourceList={}", list.display());
     vec![list, "Dir::Etc::SourceParts=/dev/null".to_owned()]
+}
+
+/// Returns the option by which nothing counts as installed. Otherwise apt-get would download the installed version of a
+/// package, which other sources than the system's may lack. The file it names is made in `lists`.
+fn nothing_installed(lists: &Path) -> anyhow::Result<String> {
+    std::fs::create_dir_all(lists)?;
+    let status = lists.join("nothing-installed");
+    std::fs::write(&status, "")?;
+    Ok(format!("Dir::State::status={}", status.display()))
 }
 
 /// Returns the name of the file in `folder` whose name contains `part`.

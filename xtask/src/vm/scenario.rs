@@ -26,6 +26,7 @@ use anyhow::Context as _;
 
 use super::boots;
 use super::machine::Kind;
+use super::parts::Part;
 
 /// Sets of scenarios, by the condition under which they run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,6 +76,8 @@ pub(super) struct Scenario {
     pub(super) wants_newest_kernel: bool,
     /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
     pub(super) wants_debug_kernel: bool,
+    /// Foreign ends that it wants in dom0.
+    pub(super) parts: Vec<Part>,
 }
 
 /// Bad grants that a scenario offers on purpose.
@@ -203,6 +206,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         options: field("options").unwrap_or_default().to_owned(),
         wants_newest_kernel: kernel == Some("newest"),
         wants_debug_kernel: kernel == Some("debug"),
+        parts: Part::parse(field("parts").unwrap_or_default())?,
     })
 }
 
@@ -240,18 +244,20 @@ pub(super) fn select(
     Ok(selected)
 }
 
-/// Removes the scenarios that need another kernel for guests, which is built for this computer's release. It is an error if
-/// they were `named`.
+/// Removes the scenarios that need another kernel for guests, or a program of this release's backports, which are made for
+/// this computer's release. It is an error if they were `named`.
 pub(super) fn of_other_release(
     selected: Vec<Scenario>,
     named: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
-    let (own, rest): (Vec<_>, Vec<_>) =
-        selected.into_iter().partition(|s| s.wants_newest_kernel || s.wants_debug_kernel);
+    let wants_own = |s: &Scenario| {
+        s.wants_newest_kernel || s.wants_debug_kernel || s.parts.contains(&Part::QemuNewest)
+    };
+    let (own, rest): (Vec<_>, Vec<_>) = selected.into_iter().partition(wants_own);
     if !own.is_empty() {
         let names: Vec<&str> = own.iter().map(|scenario| scenario.name.as_str()).collect();
         let names = names.join(", ");
-        let why = "their kernel for guests is built for this computer's release only";
+        let why = "a part of them is made for this computer's release only";
         anyhow::ensure!(!named, "{names}: {why}");
         println!("without {names}: {why}");
     }
@@ -371,6 +377,7 @@ mod tests {
             options: String::new(),
             wants_newest_kernel: false,
             wants_debug_kernel: false,
+            parts: vec![],
         }
     }
 
@@ -399,9 +406,10 @@ mod tests {
         let windows = Scenario { wants_windows: true, ..scenario("c", Set::All, Kind::Xen, 10) };
         let debug = Scenario { wants_debug_kernel: true, ..driver.clone() };
         let newest = Scenario { wants_newest_kernel: true, ..driver.clone() };
-        let possible = vec![plain, driver, windows];
+        let part = |part| Scenario { parts: vec![part], ..scenario("d", Set::All, Kind::Xen, 10) };
+        let possible = vec![plain, driver, windows, part(Part::Grub)];
         assert_eq!(of_other_release(possible.clone(), true).unwrap(), possible);
-        for other in [newest, debug] {
+        for other in [newest, debug, part(Part::QemuNewest)] {
             let all: Vec<_> = possible.iter().cloned().chain([other]).collect();
             assert_eq!(of_other_release(all.clone(), false).unwrap(), possible);
             assert!(of_other_release(all, true).is_err());

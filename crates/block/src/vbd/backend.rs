@@ -21,7 +21,7 @@ use ringfence_xenbus::end::{BackendEnd, Failed, Life, STEPS_MAX};
 use ringfence_xenbus::steps::{BackendStep, backend_step};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use self::silence::{FirstPage, is_silent};
+use self::silence::FirstPage;
 use super::QUEUES_MAX;
 use crate::blkback::{Blkback, BlkbackOptions, StartError};
 use crate::storage::Disk;
@@ -232,7 +232,7 @@ impl VbdBackend {
                     }
                 }
                 Some(BackendStep::Close) => self.end.enter(store, XenbusState::Closing)?,
-                Some(step @ BackendStep::Finish) if view.is_some_and(|v| is_silent(v, step)) => {
+                Some(BackendStep::Finish) if self.is_silent(view, store)? => {
                     self.is_kept = true;
                     return Ok(Life::Alive);
                 }

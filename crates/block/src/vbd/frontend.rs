@@ -122,6 +122,13 @@ impl<P: Platform> VbdFrontend<P> {
         Ok(front)
     }
 
+    /// Sets the backend's directory, where [`ringfence_xenbus::end::backend_path`] found it in another place than that of
+    /// a kernel's backend.
+    #[must_use]
+    pub fn with_backend(self, directory: String) -> VbdFrontend<P> {
+        VbdFrontend { end: self.end.with_backend(directory), ..self }
+    }
+
     fn say_without_windows(&mut self, why: &dyn core::fmt::Display) {
         if !core::mem::replace(&mut self.said_without, true) {
             let device = self.end.device().frontend_path();

@@ -92,6 +92,13 @@ impl<P: Platform> VifFrontend<P> {
         })
     }
 
+    /// Sets the backend's directory, where [`ringfence_xenbus::end::backend_path`] found it in another place than that of
+    /// a kernel's backend.
+    #[must_use]
+    pub fn with_backend(self, directory: String) -> VifFrontend<P> {
+        VifFrontend { end: self.end.with_backend(directory), ..self }
+    }
+
     /// Limits the announced offloads. Offloads that are not announced are refused.
     #[must_use]
     pub fn with_offloads(self, offloads: OffloadKeys) -> VifFrontend<P> {

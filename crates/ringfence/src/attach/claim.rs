@@ -11,6 +11,8 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+pub use ringfence_xenbus::end::backend_path;
+
 /// Time for each step of a reset.
 const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between two reads of a state.
@@ -54,6 +56,8 @@ pub enum ClaimError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Claimed {
     pub device: DeviceId,
+    /// Backend's directory.
+    pub backend: String,
     pub(super) mac: Option<Mac>,
     pub(super) mtu: Option<u16>,
 }
@@ -77,6 +81,7 @@ pub fn claim(
     let mtu = store.read_opt(&format!("{front}/{}", keys::MTU))?;
     Ok(Claimed {
         device,
+        backend: backend_path(store, &device)?,
         mac: mac.and_then(|text| parse_mac(&text).ok()),
         mtu: mtu.and_then(|text| decimal::parse_u16(&text).ok()),
     })
@@ -117,41 +122,43 @@ fn is_bound(handle: u32) -> bool {
 }
 
 /// Resets the states of both ends to the start of the handshake. The backend may still use the rings of an
-/// earlier frontend that was killed, so it has to disconnect first.
-pub fn reset(store: &mut StoreClient, device: &DeviceId) -> Result<(), ClaimError> {
+/// earlier frontend that was killed, so it has to disconnect first. `backend` is the backend's directory.
+pub fn reset(store: &mut StoreClient, device: &DeviceId, backend: &str) -> Result<(), ClaimError> {
     if state(store, &device.frontend_path())? == Some(XenbusState::Initialising) {
         return Ok(());
     }
     enter(store, device, XenbusState::Closing)?;
-    await_backend_disconnect(store, device, Instant::now() + STEP_TIMEOUT)?;
+    await_backend_disconnect(store, backend, Instant::now() + STEP_TIMEOUT)?;
     enter(store, device, XenbusState::Closed)?;
     // A backend that is still closing would count the next state as the end of that.
     let closed = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Connected));
-    await_backend(store, device, Instant::now() + STEP_TIMEOUT, closed)?;
+    await_backend(store, backend, Instant::now() + STEP_TIMEOUT, closed)?;
     enter(store, device, XenbusState::Initialising)?;
     // A frontend that finds its backend closed closes as well, and then each would wait for the other.
     let offers = |state| !matches!(state, Some(XenbusState::Closing | XenbusState::Closed));
-    await_backend(store, device, Instant::now() + STEP_TIMEOUT, offers).map(drop)
+    await_backend(store, backend, Instant::now() + STEP_TIMEOUT, offers).map(drop)
 }
 
 /// Waits until the backend uses no granted page. Returns `false` if it still does at `until`.
 pub fn await_backend_disconnect(
     store: &mut StoreClient,
-    device: &DeviceId,
+    backend: &str,
     until: Instant,
 ) -> Result<bool, ClaimError> {
     let in_use = [XenbusState::Initialised, XenbusState::Connected, XenbusState::Reconfiguring];
-    await_backend(store, device, until, |state| !state.is_some_and(|state| in_use.contains(&state)))
+    await_backend(store, backend, until, |state| {
+        !state.is_some_and(|state| in_use.contains(&state))
+    })
 }
 
 fn await_backend(
     store: &mut StoreClient,
-    device: &DeviceId,
+    backend: &str,
     until: Instant,
     reached: impl Fn(Option<XenbusState>) -> bool,
 ) -> Result<bool, ClaimError> {
     loop {
-        if reached(state(store, &device.backend_path())?) {
+        if reached(state(store, backend)?) {
             return Ok(true);
         }
         if Instant::now() >= until {
@@ -204,10 +211,35 @@ mod tests {
             std::thread::sleep(POLL_INTERVAL * 5);
             own.write(&back, XenbusState::InitWait.to_string()).unwrap();
         });
-        reset(&mut store, &device).unwrap();
+        reset(&mut store, &device, &device.backend_path()).unwrap();
         let offered = state(&mut store, &device.backend_path()).unwrap();
         assert_eq!(offered, Some(XenbusState::InitWait));
         slow.join().unwrap();
+        hub.stop();
+    }
+
+    #[test]
+    fn backend_directory_is_that_of_key_unless_it_leaves_backend_domain() {
+        let (thread, hub) = Hub::new(HubLimits::default()).unwrap();
+        std::thread::spawn(move || thread.run().unwrap());
+        let platform = LocalPlatform::connect(hub.admit(Some(DomId(0)), true).unwrap().1).unwrap();
+        let mut store = platform.store().unwrap();
+        let (kind, own) = (DeviceKind::Vif, DomId(1));
+        let device = DeviceId { kind, frontend: own, backend: DomId(0), handle: 0 };
+        let front = device.frontend_path();
+        store.write(&format!("{front}/{}", xenbus::BACKEND_ID), "0").unwrap();
+        let mut found = |key: Option<&str>| {
+            if let Some(path) = key {
+                store.write(&format!("{front}/{}", xenbus::BACKEND), path).unwrap();
+            }
+            claim(&mut store, own, Some(0)).unwrap().backend
+        };
+        assert_eq!(found(None), device.backend_path());
+        let qemu = "/local/domain/0/backend/qnic/1/0";
+        assert_eq!(found(Some(qemu)), qemu);
+        for other in ["", "/local/domain/2/backend/vif/1/0", "/local/domain/0/device/vif/0"] {
+            assert_eq!(found(Some(other)), device.backend_path(), "{other}");
+        }
         hub.stop();
     }
 

@@ -183,6 +183,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let confinement = Confinement::enter(CapabilitySet::empty(), &view(), Sockets::NONE)?;
     let vif = VifFrontend::new(&platform, claimed.device, mtu)
         .map_err(LinkError::from)?
+        .with_backend(claimed.backend.clone())
         .with_offloads(args.offload)
         .with_queues(args.queues)
         .with_staging(args.staging.unwrap_or_default());
@@ -190,7 +191,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
         tracing::warn!("{why}");
     }
     let vif = if args.windows { vif.with_windows(&platform, sizes) } else { vif };
-    claim::reset(&mut store, &claimed.device)?;
+    claim::reset(&mut store, &claimed.device, &claimed.backend)?;
     let port = |tap: Tap| TapPort::new(tap.fd, tap.offloads, mtu, Arc::clone(platform.counters()));
     let ports = taps.into_iter().map(port).collect();
     let mut link = Link::start(platform, vif, ports)?;
@@ -308,7 +309,7 @@ fn levels_line(levels: Option<WindowLevels>) -> String {
 fn leave<P: Platform>(link: &mut Link<P>, claimed: &Claimed) -> Result<(), AttachError> {
     let (vif, store) = link.vif();
     vif.begin_close(store).map_err(LinkError::from)?;
-    if !claim::await_backend_disconnect(store, &claimed.device, Instant::now() + CLOSE_TIMEOUT)? {
+    if !claim::await_backend_disconnect(store, &claimed.backend, Instant::now() + CLOSE_TIMEOUT)? {
         tracing::warn!("the backend did not let go in time");
     }
     Ok(link.close()?)

@@ -118,13 +118,15 @@ fn run(args: &DiskFrontendArgs) -> anyhow::Result<()> {
     let platform = XenPlatform::open(Side::Frontend)?;
     let mut store = platform.store()?;
     let device = device(&platform, &mut store, args.handle)?;
-    claim::reset(&mut store, &device)?;
+    let backend = claim::backend_path(&mut store, &device)?;
+    claim::reset(&mut store, &device, &backend)?;
     let options = BlkfrontOptions {
         queues: args.queues.into(),
         window: if args.windows { super::domain::WINDOW } else { 0 },
         ..BlkfrontOptions::default()
     };
-    let mut front = VbdFrontend::new(&platform, device, options, Arc::new(|| {}))?;
+    let mut front =
+        VbdFrontend::new(&platform, device, options, Arc::new(|| {}))?.with_backend(backend);
     let deadline = Instant::now() + WITHIN;
     while !front.is_up() {
         ensure!(Instant::now() < deadline, "no connection within {WITHIN:?}");

@@ -92,6 +92,12 @@ impl RawFront {
         self.store.write(&path, value).unwrap();
     }
 
+    /// Removes a key of the frontend.
+    pub fn remove(&mut self, key: &str) {
+        let path = format!("{}/{key}", self.device.frontend_path());
+        self.store.rm(&path).unwrap();
+    }
+
     /// Writes the frontend's state.
     pub fn enter(&mut self, state: XenbusState) {
         self.set(STATE, &state.to_string());

@@ -5,7 +5,7 @@ use ringfence_platform::Access;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_testkit::block::frontend::whole;
 use ringfence_testkit::block::{RawFront, Stage};
-use ringfence_wire::blkif::{Abi, Operation, Status};
+use ringfence_wire::blkif::{Abi, Operation, Status, keys};
 use ringfence_wire::xenbus::XenbusState;
 
 use super::*;
@@ -112,6 +112,20 @@ fn frontend_that_closes_in_order_finds_backend_closed() {
     stage.look_until(front.vbd, XenbusState::Closing);
     front.enter(XenbusState::Closed);
     stage.look_until(front.vbd, XenbusState::Closed);
+}
+
+#[test]
+fn frontend_without_key_of_persistent_grants_finds_backend_closed() {
+    let mut stage = Stage::new();
+    let mut front = connected(&mut stage, Mode::Persistent);
+    let vbd = front.vbd;
+    // GRUB, which hands over to a kernel.
+    front.remove(keys::FEATURE_PERSISTENT);
+    front.enter(XenbusState::Closed);
+    stage.look_until(vbd, XenbusState::Closed);
+    front.enter(XenbusState::Initialising);
+    stage.look_until(vbd, XenbusState::InitWait);
+    assert!(stage.rules(vbd).all().is_empty());
 }
 
 #[test]

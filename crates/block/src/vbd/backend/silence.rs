@@ -10,25 +10,21 @@
 //! state too late, it closes the disk that it just created. A further state then makes Linux 6.1 stop at a
 //! `BUG_ON`.
 //!
+//! GRUB writes only state Closed as well, before it hands over to a kernel, and waits without end for a backend that is
+//! Closed. The two differ in a key: blkfront writes `feature-persistent` since Linux 3.8, whatever its value, and GRUB
+//! never does. So a frontend without the key is answered.
+//!
 //! This side may also miss that the frontend left. It then serves rings that no frontend uses any more
 //! ([`VbdBackend::is_replaced`]).
 
 use ringfence_platform::Gref;
+use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenbus::end::is_about_a_key;
-use ringfence_xenbus::steps::{BackendStep, BackendView};
+use ringfence_xenbus::steps::BackendView;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::VbdBackend;
-
-/// Returns `true` if the frontend left without state Closing, and the device must stay connected for its
-/// return.
-pub(super) fn is_silent(view: BackendView, step: BackendStep) -> bool {
-    step == BackendStep::Finish
-        && view.own == XenbusState::Connected
-        && view.online
-        && !view.penalized
-}
 
 /// First page of a ring, and the key that names it. The frontend does not reuse the reference while the page
 /// is mapped, so the reference distinguishes a frontend from its predecessor.
@@ -41,6 +37,26 @@ pub(super) struct FirstPage {
 }
 
 impl VbdBackend {
+    /// Returns `true` if the frontend, which is Closed, left without state Closing, and the device must stay connected
+    /// for its return.
+    pub(super) fn is_silent(
+        &self,
+        view: Option<BackendView>,
+        store: &mut StoreClient,
+    ) -> Result<bool, StoreError> {
+        let stays = |view: BackendView| {
+            view.own == XenbusState::Connected && view.online && !view.penalized
+        };
+        if !view.is_some_and(stays) {
+            return Ok(false);
+        }
+        match store.read_opt(&self.end.front(keys::FEATURE_PERSISTENT)) {
+            Ok(key) => Ok(key.is_some()),
+            Err(error) if is_about_a_key(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Returns `true` if the rings in service are not those of the ready frontend: it left and returned between
     /// two calls of [`VbdBackend::look`].
     pub(super) fn is_replaced(

@@ -1,0 +1,178 @@
+//! Foreign ends for scenarios with `# parts: NAME...`: parts of dom0's root file system made of Debian packages.
+//!
+//! | name | contents |
+//! |---|---|
+//! | `qemu` | the release's QEMU for Xen where libxl starts it, and its libraries: the backend of `backendtype=qdisk` |
+//! | `qemu-newest` | the one of Debian's backports, as `xen-qemu-newest` beside it |
+//! | `grub` | GRUB as a guest's kernel, PV and PVH, below `/boot/grub-xen`; the packed kernel that GRUB hands over to, `/boot/vmlinuz` |
+//!
+//! A part is kept until a package or this recipe changes.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use super::apt::{Apt, Package, Release};
+use super::build::{self, Build};
+use super::cpio::Archive;
+use super::images::Images;
+use super::kernel::in_root;
+use crate::exec::Cmd;
+use crate::tools::Toolbox;
+
+/// Path of QEMU in its package and in dom0, where libxl expects it.
+const QEMU: &str = "usr/libexec/xen-qemu-system-i386";
+/// Path of the newer QEMU in dom0.
+const QEMU_NEWEST: &str = "usr/libexec/xen-qemu-newest";
+/// Directory of GRUB's images in their package.
+const GRUB: &str = "usr/lib/grub-xen";
+const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
+
+/// Part that a scenario can request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Qemu,
+    QemuNewest,
+    Grub,
+}
+
+impl Part {
+    const ALL: [Part; 3] = [Part::Qemu, Part::QemuNewest, Part::Grub];
+
+    /// Returns the name of the part in scenarios.
+    fn name(self) -> &'static str {
+        match self {
+            Part::Qemu => "qemu",
+            Part::QemuNewest => "qemu-newest",
+            Part::Grub => "grub",
+        }
+    }
+
+    /// Returns the parts named in `words`.
+    pub(super) fn parse(words: &str) -> anyhow::Result<Vec<Part>> {
+        let named = |word| Part::ALL.into_iter().find(|part| part.name() == word);
+        let names = Part::ALL.map(Part::name).join(", ");
+        let words = words.split_whitespace();
+        words
+            .map(|word| named(word).with_context(|| format!("`# parts: {word}`: {names}")))
+            .collect()
+    }
+
+    /// Returns the Debian package of the part.
+    fn package(self) -> &'static str {
+        match self {
+            Part::Qemu | Part::QemuNewest => "qemu-system-xen",
+            Part::Grub => "grub-xen-host",
+        }
+    }
+
+    /// Makes the part below `cache`, or finds it there; returns its path.
+    pub(super) fn archive(
+        self,
+        suite: Option<Release>,
+        images: &Images,
+        cache: &Path,
+        toolbox: &Toolbox,
+        may_install: bool,
+    ) -> anyhow::Result<PathBuf> {
+        let name = self.name();
+        let _lock = build::lock(cache, name)?;
+        let (apt, packages) = self.packages(suite, cache)?;
+        let (built, stamp) =
+            (cache.join(format!("{name}.cpio")), cache.join(format!("{name}.stamp")));
+        let files = packages.iter().map(|package| package.file.as_str());
+        let state = files.collect::<Vec<_>>().join("\n") + include_str!("parts.rs");
+        if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
+            return Ok(built);
+        }
+        apt.download(&packages)?;
+        println!("unpacking {} packages for the part {name}", packages.len());
+        let build = Build::begin(cache.join(name), &[], toolbox, may_install)?;
+        let tree = build.folder().join("tree");
+        packages.iter().try_for_each(|package| apt.unpack(package, &tree))?;
+        let mut archive = Archive::new(Vec::new());
+        match self {
+            Part::Qemu => program(&mut archive, &tree, QEMU, QEMU)?,
+            Part::QemuNewest => program(&mut archive, &tree, QEMU, QEMU_NEWEST)?,
+            Part::Grub => {
+                archive.tree("boot/grub-xen", &tree.join(GRUB))?;
+                archive.copy("boot/vmlinuz", &images.path("vmlinuz"))?;
+            }
+        }
+        std::fs::write(build.folder().join("part"), archive.finish()?)?;
+        build.keep("part", &built)?;
+        std::fs::write(&stamp, state)?;
+        Ok(built)
+    }
+
+    /// Determines the packages: for a program also those of its libraries.
+    fn packages(self, suite: Option<Release>, cache: &Path) -> anyhow::Result<(Apt, Vec<Package>)> {
+        let mut apt = match self {
+            Part::QemuNewest => Apt::backports(cache)?,
+            Part::Qemu | Part::Grub => Apt::of(suite, cache)?,
+        };
+        let find = |apt: &Apt| match self {
+            Part::Grub => apt.resolve(&[self.package().to_owned()]),
+            Part::Qemu | Part::QemuNewest => apt.closure(&[self.package()]),
+        };
+        let packages = match find(&apt) {
+            Ok(packages) => packages,
+            Err(_) => {
+                apt.update()?;
+                find(&apt)?
+            }
+        };
+        Ok((apt, packages))
+    }
+}
+
+/// Adds a program of the unpacked packages in `tree`, and the libraries that it needs, to the archive.
+fn program(
+    archive: &mut Archive<Vec<u8>>,
+    tree: &Path,
+    from: &str,
+    to: &str,
+) -> anyhow::Result<()> {
+    archive.copy(to, &tree.join(from))?;
+    // The loader of the packages, so that the libraries of another release are found as well.
+    let loader = in_root(tree, LOADER);
+    let folders = LIBRARIES.map(|folder| tree.join(folder).display().to_string()).join(":");
+    let words = ["--library-path", &folders, "--list"];
+    let command = Cmd::new(loader).args(words).args([tree.join(from)]);
+    let listed = command.output(tree)?.map_err(|said| anyhow::anyhow!("{from}: {said}"))?;
+    for library in libraries(&listed) {
+        let path = Path::new(library);
+        // The loader lists itself, by the path in the program.
+        if let Ok(inside) = path.strip_prefix(tree) {
+            archive.copy(&inside.display().to_string(), path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the paths in lines such as `libz.so.1 => /lib/libz.so.1 (0x00007f...)`.
+fn libraries(listed: &str) -> Vec<&str> {
+    let lines = listed.lines().filter_map(|line| line.split_once(" => "));
+    lines.filter_map(|(_, path)| path.split_whitespace().next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_parsed_by_name() {
+        assert_eq!(Part::parse("qemu grub").unwrap(), [Part::Qemu, Part::Grub]);
+        assert_eq!(Part::parse("").unwrap(), []);
+        let error = Part::parse("qemu lilo").unwrap_err().to_string();
+        assert_eq!(error, "`# parts: lilo`: qemu, qemu-newest, grub");
+    }
+
+    #[test]
+    fn libraries_are_read_from_list_of_loader() {
+        let listed =
+            "\tlinux-vdso.so.1 (0x1)\n\tlibz.so.1 => /t/lib/libz.so.1 (0x2)\n\t/lib64/ld (0x3)\n";
+        assert_eq!(libraries(listed), ["/t/lib/libz.so.1"]);
+    }
+}
