@@ -421,6 +421,8 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         hypervisor: setting.hypervisor.clone(),
         options: selected.first().map_or("", |scenario| scenario.options.as_str()),
         iommufd: setting.iommufd.as_deref(),
+        // The monitor of a machine with a shell is on the console.
+        sampled: false,
         processors: setting.processors,
         share,
         console: None,

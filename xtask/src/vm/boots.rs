@@ -100,6 +100,7 @@ impl<'a> Boots<'a> {
             hypervisor: setting.hypervisor.clone(),
             options: &scenarios[0].options,
             iommufd: setting.iommufd.as_deref(),
+            sampled: scenarios.iter().any(|scenario| scenario.wants_modes),
             processors: setting.processors,
             share: folder.clone(),
             console: Some(folder.join("console.log")),

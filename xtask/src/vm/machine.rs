@@ -117,6 +117,8 @@ pub(super) struct Machine<'a> {
     pub(super) options: &'a str,
     /// Kernel with iommufd, for the kind that needs it.
     pub(super) iommufd: Option<&'a Path>,
+    /// Set if a thread samples the modes of the processors whenever a scenario wants it.
+    pub(super) sampled: bool,
     /// Number of processors.
     pub(super) processors: u32,
     /// Directory that is mounted in the machine.
@@ -152,9 +154,7 @@ impl Machine<'_> {
             .args(self.hardware())
             .args(self.software())
             .env("PATH", &self.path);
-        // A machine with a shell has its monitor on the console.
-        let sampled = self.kind.is_xen() && self.console.is_some();
-        let monitor = sampled.then(|| modes::socket(&self.share));
+        let monitor = self.sampled.then(|| modes::socket(&self.share));
         if let Some(socket) = &monitor {
             let server = format!("unix:{},server=on,wait=off", escaped(socket));
             command.args(["-qmp", &server]);

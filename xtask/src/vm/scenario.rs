@@ -16,6 +16,7 @@
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
+//! # sampled: modes       (optional: it uses `modes_of`, for which the processor modes of the machine are sampled)
 //! ```
 
 use std::path::Path;
@@ -66,6 +67,8 @@ pub(super) struct Scenario {
     pub(super) wants_window_tests: bool,
     /// Words that it wants on the hypervisor's command line.
     pub(super) options: String,
+    /// Set if it samples the modes of the machine's processors.
+    pub(super) wants_modes: bool,
     /// Set if it boots guests with the newest kernel of Debian's backports.
     pub(super) wants_newest_kernel: bool,
     /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
@@ -164,6 +167,15 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         kernel.is_none_or(|word| ["newest", "debug"].contains(&word)),
         "`# kernel: ...` can only be newest or debug"
     );
+    let sampled = field("sampled").ok();
+    anyhow::ensure!(
+        sampled.is_none_or(|word| word == "modes"),
+        "`# sampled: ...` can only be modes"
+    );
+    anyhow::ensure!(
+        sampled.is_some() || !text.contains("modes_of "),
+        "`modes_of` needs the line `# sampled: modes`"
+    );
     Ok(Scenario {
         name: name.to_owned(),
         title: field("title")?.to_owned(),
@@ -180,6 +192,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_windows: driver.is_some_and(|word| word.starts_with("window")),
         wants_window_tests: driver == Some("window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
+        wants_modes: sampled.is_some(),
         wants_newest_kernel: kernel == Some("newest"),
         wants_debug_kernel: kernel == Some("debug"),
     })
@@ -278,6 +291,9 @@ mod tests {
         let tests = parse("hello", &tests).unwrap();
         assert!(tests.wants_windows && tests.wants_window_tests && !tests.wants_driver);
         assert_eq!(tests.options, "a=2 b");
+        assert!(!tests.wants_modes);
+        let sampled = TEXT.replace("# limit", "# sampled: modes\n# limit");
+        assert!(parse("hello", &sampled).unwrap().wants_modes);
     }
 
     #[test]
@@ -288,6 +304,8 @@ mod tests {
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
             ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
+            ("# limit", "# sampled: heap\n# limit", "can only be modes"),
+            ("plan 1\n", "plan 1\nmodes_of true\n", "needs the line `# sampled: modes`"),
             (
                 "# limit",
                 "# driver: blkfront\n# limit",
@@ -328,6 +346,7 @@ mod tests {
             wants_windows: false,
             wants_window_tests: false,
             options: String::new(),
+            wants_modes: false,
             wants_newest_kernel: false,
             wants_debug_kernel: false,
         }
