@@ -37,12 +37,17 @@ bound_again() {
     binds $1 $3 $4 && again_with_address $1 $2
 }
 
-# ends_of NAME: both ends of the interface in the store, and what went through it.
+# ends_of NAME: both ends of the interface in the store, what went through it, and the rings of xen-netback.
 ends_of() {
     xenstore-ls $BACKEND/vif/$(domain $1)/0
     xenstore-ls /local/domain/$(domain $1)/device/vif/0
     ip -s link show vif$(domain $1).0
-    on $1 'ip -s link show eth0; ip neigh; ethtool -S eth0; dmesg | tail -n 5'
+    ip neigh
+    mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+    tail -n +1 /sys/kernel/debug/xen-netback/vif$(domain $1).0/io_ring_q* 2>/dev/null
+    grep vif$(domain $1).0 /proc/interrupts
+    dmesg | tail -n 5
+    on $1 'ip -s link show eth0; ip neigh; ethtool -S eth0; grep eth0 /proc/interrupts; dmesg | tail -n 5'
 }
 
 # during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from dom0 to the guest, and the other way, while the
