@@ -37,17 +37,27 @@ bound_again() {
     binds $1 $3 $4 && again_with_address $1 $2
 }
 
-# ends_of NAME: both ends of the interface in the store, what went through it, and the rings of xen-netback.
+# ends_of NAME: both ends of the interface in the store, what went through it, the rings of xen-netback, and the event
+# channels of dom0 to the guest, pending and masked or not.
 ends_of() {
-    xenstore-ls $BACKEND/vif/$(domain $1)/0
-    xenstore-ls /local/domain/$(domain $1)/device/vif/0
-    ip -s link show vif$(domain $1).0
+    local number=$(domain $1)
+    xenstore-ls $BACKEND/vif/$number/0
+    xenstore-ls /local/domain/$number/device/vif/0
+    cat /sys/class/net/vif$number.0/statistics/[rt]x_packets
     ip neigh
     mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
-    tail -n +1 /sys/kernel/debug/xen-netback/vif$(domain $1).0/io_ring_q* 2>/dev/null
-    grep vif$(domain $1).0 /proc/interrupts
+    tail -n +1 /sys/kernel/debug/xen-netback/vif$number.0/io_ring_q* 2>/dev/null
+    grep vif$number.0 /proc/interrupts
+    channels_of $number
     dmesg | tail -n 5
-    on $1 'ip -s link show eth0; ip neigh; ethtool -S eth0; grep eth0 /proc/interrupts; dmesg | tail -n 5'
+    on $1 'ip neigh; ethtool -S eth0; grep eth0 /proc/interrupts; dmesg | tail -n 5'
+}
+
+# channels_of DOMAIN: event channels of dom0 to it, `PORT [PENDING/MASKED/...]`, as the hypervisor's debug key `e` tells.
+channels_of() {
+    xl dmesg -c >/dev/null
+    xl debug-keys e
+    xl dmesg | awk -v to=" d=$1 " '/information for domain/ { ours = /domain 0:/ } ours && index($0, to)'
 }
 
 # during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from dom0 to the guest, and the other way, while the
