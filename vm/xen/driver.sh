@@ -78,6 +78,11 @@ during() {
         "$(stream_sum $size)"
 }
 
+# returns NAME: the guest returns each datagram to port 7100.
+returns() {
+    on $1 '{ traffic return 7100 >/dev/null 2>&1; } & wait_for 10 grep -q :1BBC /proc/net/udp /proc/net/udp6'
+}
+
 # counter NAME PATTERN: the sum of the driver's counters whose names match.
 counter() {
     on $1 "ethtool -S eth0" | awk -v name="^$2:\$" '$1 ~ name { sum += $2 } END { print sum + 0 }'
