@@ -25,6 +25,7 @@ mod program;
 mod report;
 pub(crate) mod results;
 pub(crate) mod scenario;
+mod selftests;
 mod toolchain;
 mod window_driver;
 pub(crate) mod window_xen;
@@ -269,11 +270,15 @@ fn add_driver_parts(
     }
     if wants(|scenario| scenario.wants_newest_kernel) {
         let part = newest_kernel::archive(root, cache, toolbox, may_install)?;
-        setting.programs.guest_kernels.push(part);
+        setting.programs.dom0_parts.push(part);
     }
     if wants(|scenario| scenario.wants_debug_kernel) {
         let part = debug_kernel::archive(root, images, cache, toolbox, may_install)?;
-        setting.programs.guest_kernels.push(part);
+        setting.programs.dom0_parts.push(part);
+    }
+    if wants(|scenario| scenario.wants_selftests) {
+        let part = selftests::archive(cache, toolbox, may_install)?;
+        setting.programs.dom0_parts.push(part);
     }
     Ok(())
 }

@@ -43,7 +43,7 @@ pub(super) fn write(
     let mut out = File::create(to).with_context(|| to.display().to_string())?;
     let mut base = File::open(&base).with_context(|| base.display().to_string())?;
     io::copy(&mut base, &mut out)?;
-    for part in programs.guest_kernels.iter().filter(|_| kind.is_xen()) {
+    for part in programs.dom0_parts.iter().filter(|_| kind.is_xen()) {
         out.write_all(&std::fs::read(part).with_context(|| part.display().to_string())?)?;
     }
 

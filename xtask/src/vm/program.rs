@@ -31,8 +31,8 @@ pub(super) struct Programs {
     pub(super) window_driver: Option<PathBuf>,
     /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
     pub(super) window_tests: Option<PathBuf>,
-    /// Parts of dom0's root file system with other kernels for guests, which scenarios want.
-    pub(super) guest_kernels: Vec<PathBuf>,
+    /// Parts of dom0's root file system that scenarios want: other kernels for guests, the kernel's selftests.
+    pub(super) dom0_parts: Vec<PathBuf>,
 }
 
 /// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
@@ -76,7 +76,7 @@ pub(super) fn build(
         guest_driver: None,
         window_driver: None,
         window_tests: None,
-        guest_kernels: vec![],
+        dom0_parts: vec![],
     })
 }
 

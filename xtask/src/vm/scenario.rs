@@ -16,6 +16,7 @@
 //! # driver: window       (optional: it needs the module of `linux/grant-window`, and the hypervisor of `xen/`)
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
+//! # part: selftests      (optional: its guests have the kernel's selftests for network drivers)
 //! # sampled: modes       (optional: it uses `modes_of`, for which the processor modes of the machine are sampled)
 //! ```
 
@@ -67,6 +68,8 @@ pub(super) struct Scenario {
     pub(super) wants_window_tests: bool,
     /// Words that it wants on the hypervisor's command line.
     pub(super) options: String,
+    /// Set if its guests have the kernel's selftests.
+    pub(super) wants_selftests: bool,
     /// Set if it samples the modes of the machine's processors.
     pub(super) wants_modes: bool,
     /// Set if it boots guests with the newest kernel of Debian's backports.
@@ -167,6 +170,11 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         kernel.is_none_or(|word| ["newest", "debug"].contains(&word)),
         "`# kernel: ...` can only be newest or debug"
     );
+    let part = field("part").ok();
+    anyhow::ensure!(
+        part.is_none_or(|word| word == "selftests"),
+        "`# part: ...` can only be selftests"
+    );
     let sampled = field("sampled").ok();
     anyhow::ensure!(
         sampled.is_none_or(|word| word == "modes"),
@@ -192,6 +200,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_windows: driver.is_some_and(|word| word.starts_with("window")),
         wants_window_tests: driver == Some("window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
+        wants_selftests: part.is_some(),
         wants_modes: sampled.is_some(),
         wants_newest_kernel: kernel == Some("newest"),
         wants_debug_kernel: kernel == Some("debug"),
@@ -304,6 +313,7 @@ mod tests {
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
             ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
+            ("# limit", "# part: spare\n# limit", "can only be selftests"),
             ("# limit", "# sampled: heap\n# limit", "can only be modes"),
             ("plan 1\n", "plan 1\nmodes_of true\n", "needs the line `# sampled: modes`"),
             (
@@ -346,6 +356,7 @@ mod tests {
             wants_windows: false,
             wants_window_tests: false,
             options: String::new(),
+            wants_selftests: false,
             wants_modes: false,
             wants_newest_kernel: false,
             wants_debug_kernel: false,
