@@ -121,6 +121,8 @@ driver_and_root() {
 
 plan $((3 + 1 + 2 * 6 + 8))
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 4'
+# The file system of the tests is in it twice, and the first root file system has half of the memory.
+mount -o remount,size=800m /
 mkdir -p $ROOT
 (cd / && cpio -id </boot/selftests.cpio) 2>/dev/null
 check 'dom0: the tests can run' prepared dom0

@@ -17,7 +17,9 @@ PINGS=${PINGS:-10000}
 # stream FROM TO ADDRESS: SIZE MiB through TCP.
 stream() {
     local got
-    on $2 '(nc -l -p 9000 | dd of=/dev/null bs=64k 2>/tmp/got; : >/tmp/all) & rm -f /tmp/all; wait_for 10 listens 9000'
+    # With an end of its input, the receiver would close, and the sender with it.
+    on $2 'rm -f /tmp/all /tmp/open; mkfifo /tmp/open
+        (nc -l -p 9000 <>/tmp/open | dd of=/dev/null bs=64k 2>/tmp/got; : >/tmp/all) & wait_for 10 listens 9000'
     ON_LIMIT=600 on $1 "dd if=/dev/zero bs=64k count=$((SIZE * 16)) 2>/dev/null | nc $3 9000" || return 1
     got=$(on $2 'wait_for 20 test -e /tmp/all; cat /tmp/got')
     echo "$got" | grep "^$((SIZE * 1048576)) bytes"
