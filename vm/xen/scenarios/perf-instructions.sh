@@ -5,7 +5,7 @@
 # driver: netfront
 
 # With `--count-instructions` a millisecond of processor time is a million instructions, which nothing else on the computer
-# changes. A stream is of zeros, so that programs have little to do.
+# changes. Of a stream, that of both SHA-256 is in it, the same in each setup.
 
 . /vm/xen/perf.sh
 . /vm/xen/staging.sh
@@ -14,15 +14,11 @@
 SIZE=${SIZE:-64}
 PINGS=${PINGS:-10000}
 
-# stream FROM TO ADDRESS: SIZE MiB through TCP.
+# stream FROM TO ADDRESS: SIZE MiB through TCP, with the right SHA-256.
 stream() {
-    local got
-    # With an end of its input, the receiver would close, and the sender with it.
-    on $2 'rm -f /tmp/all /tmp/open; mkfifo /tmp/open
-        (nc -l -p 9000 <>/tmp/open | dd of=/dev/null bs=64k 2>/tmp/got; : >/tmp/all) & wait_for 10 listens 9000'
-    ON_LIMIT=600 on $1 "dd if=/dev/zero bs=64k count=$((SIZE * 16)) 2>/dev/null | nc $3 9000" || return 1
-    got=$(on $2 'wait_for 20 test -e /tmp/all; cat /tmp/got')
-    echo "$got" | grep "^$((SIZE * 1048576)) bytes"
+    PORT=$((${PORT:-9000} + 1))
+    on $2 "receive $PORT" && ON_LIMIT=600 on $1 "traffic send $3 $PORT $SIZE" &&
+        [ "$(on $2 "received $PORT")" = "$(stream_sum $SIZE)" ]
 }
 
 # one_slot: packets of 1000 bytes, to and fro.
@@ -61,6 +57,7 @@ setup() {
 
 plan 49
 guests_with tools driver
+stream_sum $SIZE
 use_ringfence
 EXTRA=driver=xen-netfront
 setup copy
