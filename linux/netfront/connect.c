@@ -161,8 +161,8 @@ void rfn_watch_carrier(struct rfn_dev *rd)
 }
 
 /*
- * Ends that. Not for work items: it waits for the callback of a watch that runs, which may be rfn_backend_changed()
- * waiting for rfn_dev.lock.
+ * Ends that. Only for callbacks of a watch, and without rfn_dev.lock for remove and resume: it waits for the callback of a
+ * watch that runs, which may be rfn_backend_changed() waiting for that lock.
  */
 void rfn_unwatch_carrier(struct rfn_dev *rd)
 {

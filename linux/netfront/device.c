@@ -360,11 +360,11 @@ static void rfn_remove(struct xenbus_device *xdev)
 		rfn_await_backend(xdev, XenbusStateClosing, XenbusStateClosed);
 	}
 	rfn_disconnect(rd);
-	rfn_unwatch_carrier(rd);
 	rfn_forget_keys(rd);
 	xenbus_switch_state(xdev, XenbusStateClosed);
 	rfn_await_backend(xdev, XenbusStateClosed, XenbusStateInitWait);
 	mutex_unlock(&rd->lock);
+	rfn_unwatch_carrier(rd);
 	cancel_work_sync(&rd->fault_work);
 	cancel_work_sync(&rd->thaw_work);
 	cancel_work_sync(&rd->restart_work);
@@ -405,8 +405,8 @@ static int rfn_resume(struct xenbus_device *xdev)
 	rd->closing = false;
 	rd->restarting = false;
 	rfn_disconnect(rd);
-	rfn_unwatch_carrier(rd);
 	mutex_unlock(&rd->lock);
+	rfn_unwatch_carrier(rd);
 	return 0;
 }
 

@@ -39,12 +39,27 @@ bound_again() {
     binds $1 $3 $4 && again_with_address $1 $2
 }
 
-# ends_of NAME: both ends of the interface in the store, and what went through it.
+# ends_of NAME: both ends of the interface in the store, what went through it, the rings of xen-netback, and the event
+# channels of dom0 to the guest, pending and masked or not.
 ends_of() {
-    xenstore-ls $BACKEND/vif/$(domain $1)/0
-    xenstore-ls /local/domain/$(domain $1)/device/vif/0
-    ip -s link show vif$(domain $1).0
-    on $1 'ip -s link show eth0; ip neigh; ethtool -S eth0; dmesg | tail -n 5'
+    local number=$(domain $1)
+    xenstore-ls $BACKEND/vif/$number/0
+    xenstore-ls /local/domain/$number/device/vif/0
+    cat /sys/class/net/vif$number.0/statistics/[rt]x_packets
+    ip neigh
+    mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null
+    tail -n +1 /sys/kernel/debug/xen-netback/vif$number.0/io_ring_q* 2>/dev/null
+    grep vif$number.0 /proc/interrupts
+    channels_of $number
+    dmesg | tail -n 5
+    on $1 'ip neigh; ethtool -S eth0; grep eth0 /proc/interrupts; dmesg | tail -n 5'
+}
+
+# channels_of DOMAIN: event channels of dom0 to it, `PORT [PENDING/MASKED/...]`, as the hypervisor's debug key `e` tells.
+channels_of() {
+    xl dmesg -c >/dev/null
+    xl debug-keys e
+    xl dmesg | awk -v to=" d=$1 " '/information for domain/ { ours = /domain 0:/ } ours && index($0, to)'
 }
 
 # during LABEL NAME N MEBIBYTES COMMAND...: 2 checks. A transfer from the other end to the guest, and the other way, while
@@ -65,6 +80,11 @@ during() {
 # arrived NAME PORT: the length and the SHA-256 of a stream that may still be on its way.
 arrived() {
     ON_LIMIT=150 on $1 "wait_for 120 test -e /tmp/received.$2; received $2"
+}
+
+# returns NAME: the guest returns each datagram to port 7100.
+returns() {
+    on $1 '{ traffic return 7100 >/dev/null 2>&1; } & wait_for 10 grep -q :1BBC /proc/net/udp /proc/net/udp6'
 }
 
 # counter NAME PATTERN: the sum of the driver's counters whose names match.
@@ -99,9 +119,12 @@ queues() {
 # healthy NAME: 1 check. The guest's kernel has complained of nothing. One with kmemleak has found no lost memory of our
 # driver, either: the second scan reports what is older than five seconds and still referenced by nothing.
 healthy() {
-    check_not "$1: no complaint of the kernel" on $1 "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null;
+    local complaints
+    complaints=$(ON_LIMIT=90 on $1 "mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null;
         leaks=/sys/kernel/debug/kmemleak;
         [ ! -e \$leaks ] || { echo scan >\$leaks; sleep 6; echo scan >\$leaks; };
         { dmesg; cat \$leaks 2>/dev/null; } |
-            grep -E 'BUG|WARNING|Oops|Call Trace|general protection|broke the protocol|ringfence_netfront\]|suspicious RCU|blocked for more'"
+            grep -E 'BUG|WARNING|Oops|Call Trace|general protection|broke the protocol|ringfence_netfront\]|suspicious RCU|blocked for more'; true") ||
+        complaints="$complaints (the guest does not answer)"
+    is "$1: no complaint of the kernel" "$complaints" ''
 }

@@ -26,6 +26,7 @@ mod program;
 mod report;
 pub(crate) mod results;
 pub(crate) mod scenario;
+mod selftests;
 mod toolchain;
 mod window_driver;
 pub(crate) mod window_xen;
@@ -132,6 +133,10 @@ struct SuiteArgs {
     /// Number of processors of a machine; with two, dom0 and guests run at the same time
     #[arg(long, value_name = "N", default_value_t = PROCESSORS, value_parser = clap::value_parser!(u32).range(1..=16))]
     processors: u32,
+    /// Let an instruction take a nanosecond of the machine's time, so that processor time is a number of instructions.
+    /// Machines have one processor then
+    #[arg(long, conflicts_with = "processors")]
+    count_instructions: bool,
     /// Number of machines that run at the same time
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
     machines: u32,
@@ -167,6 +172,7 @@ struct Setting<'a> {
     iommufd: Option<PathBuf>,
     path: std::ffi::OsString,
     patience: u32,
+    counts_instructions: bool,
     processors: u32,
     variables: Vec<String>,
     verbose: bool,
@@ -229,6 +235,7 @@ pub(crate) fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<b
     add_driver_parts(&mut setting, &selected, release, &cache, (&toolbox, !args.no_install))?;
     setting.patience = args.patience;
     setting.processors = args.processors;
+    setting.counts_instructions = args.count_instructions;
     setting.variables.clone_from(&args.variables);
     setting.verbose = args.verbose;
     if args.shell {
@@ -278,6 +285,10 @@ fn add_driver_parts(
             let made = part.archive(release, images, cache, toolbox, may_install)?;
             setting.programs.dom0_parts.push(made);
         }
+    }
+    if wants(|scenario| scenario.wants_selftests) {
+        let part = selftests::archive(cache, toolbox, may_install)?;
+        setting.programs.dom0_parts.push(part);
     }
     Ok(())
 }
@@ -400,6 +411,7 @@ fn prepare<'a>(
         iommufd: None,
         path: toolbox.path().clone(),
         patience: 4,
+        counts_instructions: false,
         processors: PROCESSORS,
         variables: vec![],
         verbose: false,
@@ -431,6 +443,9 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         hypervisor: setting.hypervisor.clone(),
         options: selected.first().map_or("", |scenario| scenario.options.as_str()),
         iommufd: setting.iommufd.as_deref(),
+        // The monitor of a machine with a shell is on the console.
+        sampled: false,
+        counts_instructions: setting.counts_instructions,
         processors: setting.processors,
         share,
         console: None,

@@ -5,6 +5,7 @@
 # limit: 600
 # driver: window
 # hypervisor: debug
+# sampled: modes
 
 . /vm/xen/window.sh
 . /vm/xen/perf.sh

@@ -100,6 +100,8 @@ impl<'a> Boots<'a> {
             hypervisor: setting.hypervisor.clone(),
             options: &scenarios[0].options,
             iommufd: setting.iommufd.as_deref(),
+            sampled: scenarios.iter().any(|scenario| scenario.wants_modes),
+            counts_instructions: setting.counts_instructions,
             processors: setting.processors,
             share: folder.clone(),
             console: Some(folder.join("console.log")),

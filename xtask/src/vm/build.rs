@@ -79,14 +79,22 @@ impl<'a> Build<'a> {
         self.run(&[&["make", "-C", "tree", jobs.as_str()], words].concat())
     }
 
-    /// Downloads Debian's package `source` of Linux from the release or its backports, unpacks it in `tree`, and enables
-    /// `options` and no others that can be disabled.
-    pub(super) fn unpack_linux(&self, source: &str, options: &str) -> anyhow::Result<()> {
+    /// Downloads Debian's package `source` of Linux from the release or its backports, and unpacks in `tree` what is at these
+    /// `paths` of it; all of it without any.
+    pub(super) fn unpack_source(&self, source: &str, paths: &[&str]) -> anyhow::Result<()> {
         let package = Apt::backport(source, &self.folder)?;
         self.run(&["dpkg-deb", "--extract", &package, "package"])?;
         let archive = format!("package/usr/src/{source}.tar.xz");
-        self.run(&["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"])?;
-        std::fs::remove_dir_all(self.folder.join("package"))?;
+        let paths: Vec<String> = paths.iter().map(|path| format!("{source}/{path}")).collect();
+        let words = ["tar", "-xf", &archive, "--strip-components=1", "-C", "tree"];
+        let words = words.into_iter().chain(paths.iter().map(String::as_str));
+        self.run(&words.collect::<Vec<_>>())?;
+        Ok(std::fs::remove_dir_all(self.folder.join("package"))?)
+    }
+
+    /// Unpacks all of Debian's package `source` of Linux in `tree`, and enables `options` and no others that can be disabled.
+    pub(super) fn unpack_linux(&self, source: &str, options: &str) -> anyhow::Result<()> {
+        self.unpack_source(source, &[])?;
         std::fs::write(self.folder.join("options"), options)?;
         self.make(&["KCONFIG_ALLCONFIG=../options", "allnoconfig"])?;
         self.is_configured("tree/.config", options)

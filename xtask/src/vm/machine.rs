@@ -117,6 +117,10 @@ pub(super) struct Machine<'a> {
     pub(super) options: &'a str,
     /// Kernel with iommufd, for the kind that needs it.
     pub(super) iommufd: Option<&'a Path>,
+    /// Set if a thread samples the modes of the processors whenever a scenario wants it.
+    pub(super) sampled: bool,
+    /// Set if each instruction takes a nanosecond of the machine's time.
+    pub(super) counts_instructions: bool,
     /// Number of processors.
     pub(super) processors: u32,
     /// Directory that is mounted in the machine.
@@ -152,9 +156,7 @@ impl Machine<'_> {
             .args(self.hardware())
             .args(self.software())
             .env("PATH", &self.path);
-        // A machine with a shell has its monitor on the console.
-        let sampled = self.kind.is_xen() && self.console.is_some();
-        let monitor = sampled.then(|| modes::socket(&self.share));
+        let monitor = self.sampled.then(|| modes::socket(&self.share));
         if let Some(socket) = &monitor {
             let server = format!("unix:{},server=on,wait=off", escaped(socket));
             command.args(["-qmp", &server]);
@@ -199,7 +201,12 @@ impl Machine<'_> {
         let q35 = if self.kind.has_iommu() { "q35,kernel-irqchip=split" } else { "q35" };
         let share = format!("local,id=share,path={},security_model=none", escaped(&self.share));
         let processors = self.processors.to_string();
-        let mut words = vec!["-accel", "tcg,thread=multi", "-machine", q35, "-m", memory];
+        let mut words = match self.counts_instructions {
+            // Time passes by instructions alone, and a machine that waits for time is moved to its end.
+            true => vec!["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"],
+            false => vec!["-accel", "tcg,thread=multi"],
+        };
+        words.extend(["-machine", q35, "-m", memory]);
         words.extend(["-smp", &processors]);
         words.extend(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
         words.extend(["-fsdev", &share, "-device", "virtio-9p-pci,fsdev=share,mount_tag=share"]);

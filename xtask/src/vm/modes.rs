@@ -3,7 +3,7 @@
 //! A guest cannot tell how long the hypervisor worked for it. The emulator can: a thread asks QEMU's monitor for the
 //! registers of all processors while a file `sampling` is in the directory that the machine mounts. Once the scenario has
 //! removed the file, the thread writes the result to `sampled`, in ms by mode as `NAME=COUNT`. The helper `modes_of` of
-//! `vm/xen/perf.sh` does both.
+//! `vm/xen/perf.sh` does both. Only machines of a scenario with `# sampled: modes` have a monitor.
 //!
 //! A sample is one of some hundred a second, so a share has an error of about one in a hundred. The monitor stops no
 //! processor: an instruction pointer may be a little old, but only within one mode, because QEMU stores it at each change.

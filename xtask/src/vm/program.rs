@@ -31,7 +31,7 @@ pub(super) struct Programs {
     pub(super) window_driver: Option<PathBuf>,
     /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
     pub(super) window_tests: Option<PathBuf>,
-    /// Parts of dom0's root file system with other kernels for guests, or with foreign ends, which scenarios want.
+    /// Parts of dom0's root file system that scenarios want: other kernels for guests, foreign ends, the kernel's selftests.
     pub(super) dom0_parts: Vec<PathBuf>,
 }
 

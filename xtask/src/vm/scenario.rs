@@ -18,6 +18,8 @@
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # driver: netfront window (optional: several of them)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
+//! # part: selftests      (optional: its guests have the kernel's selftests for network drivers)
+//! # sampled: modes       (optional: it uses `modes_of`, for which the processor modes of the machine are sampled)
 //! ```
 
 use std::path::Path;
@@ -72,6 +74,10 @@ pub(super) struct Scenario {
     pub(super) wants_window_tests: bool,
     /// Words that it wants on the hypervisor's command line.
     pub(super) options: String,
+    /// Set if its guests have the kernel's selftests.
+    pub(super) wants_selftests: bool,
+    /// Set if it samples the modes of the machine's processors.
+    pub(super) wants_modes: bool,
     /// Set if it boots guests with the newest kernel of Debian's backports.
     pub(super) wants_newest_kernel: bool,
     /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
@@ -187,6 +193,20 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         kernel.is_none_or(|word| ["newest", "debug"].contains(&word)),
         "`# kernel: ...` can only be newest or debug"
     );
+    let part = field("part").ok();
+    anyhow::ensure!(
+        part.is_none_or(|word| word == "selftests"),
+        "`# part: ...` can only be selftests"
+    );
+    let sampled = field("sampled").ok();
+    anyhow::ensure!(
+        sampled.is_none_or(|word| word == "modes"),
+        "`# sampled: ...` can only be modes"
+    );
+    anyhow::ensure!(
+        sampled.is_some() || !text.contains("modes_of "),
+        "`modes_of` needs the line `# sampled: modes`"
+    );
     Ok(Scenario {
         name: name.to_owned(),
         title: field("title")?.to_owned(),
@@ -204,6 +224,8 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_windows: drivers.iter().any(|word| word.starts_with("window")),
         wants_window_tests: drivers.contains(&"window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
+        wants_selftests: part.is_some(),
+        wants_modes: sampled.is_some(),
         wants_newest_kernel: kernel == Some("newest"),
         wants_debug_kernel: kernel == Some("debug"),
         parts: Part::parse(field("parts").unwrap_or_default())?,
@@ -308,6 +330,9 @@ mod tests {
         let both = parse("hello", &both).unwrap();
         assert!(both.wants_windows && !both.wants_window_tests && both.wants_driver);
         assert_eq!(tests.options, "a=2 b");
+        assert!(!tests.wants_modes);
+        let sampled = TEXT.replace("# limit", "# sampled: modes\n# limit");
+        assert!(parse("hello", &sampled).unwrap().wants_modes);
     }
 
     #[test]
@@ -318,6 +343,9 @@ mod tests {
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
             ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
+            ("# limit", "# part: spare\n# limit", "can only be selftests"),
+            ("# limit", "# sampled: heap\n# limit", "can only be modes"),
+            ("plan 1\n", "plan 1\nmodes_of true\n", "needs the line `# sampled: modes`"),
             (
                 "# limit",
                 "# driver: blkfront\n# limit",
@@ -375,6 +403,8 @@ mod tests {
             wants_windows: false,
             wants_window_tests: false,
             options: String::new(),
+            wants_selftests: false,
+            wants_modes: false,
             wants_newest_kernel: false,
             wants_debug_kernel: false,
             parts: vec![],

@@ -1,0 +1,135 @@
+# title: the kernel's selftests for network drivers in a guest with our driver, and with xen-netfront
+# set: name
+# machine: xen
+# limit: 900
+# driver: netfront
+# kernel: newest
+# part: selftests
+
+. /vm/xen/staging.sh
+. /vm/xen/driver.sh
+
+# Root of the file system of the tests, in guests and in dom0.
+ROOT=/selftests
+TESTS=/kernel/tools/testing/selftests
+
+# in_root DOMAIN COMMAND: in the root of the tests.
+in_root() {
+    local name=$1
+    shift
+    ON_LIMIT=120 on $name "chroot $ROOT /bin/bash -c '$*'"
+}
+
+# prepared DOMAIN: the root has what tests look for.
+prepared() {
+    on $1 "for each in proc sys dev; do mount --rbind /\$each $ROOT/\$each; done;
+        cp /vm/xen/selftests/*.py $ROOT$TESTS/drivers/net/lib/py/; echo 127.0.0.1 localhost >$ROOT/etc/hosts"
+    in_root $1 '/bin/busybox --install -s >/dev/null 2>&1; mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null;
+        python3 -c "import json, socket, subprocess, yaml" && ip -json link show lo >/dev/null'
+}
+
+# passed_tap: lines of TAP from a test as lines `TEST RESULT`.
+passed_tap() {
+    tr -d '\r' | sed -nE 's/^(not ok|ok) [0-9]+ ([^ ]+).*# (SKIP|XFAIL).*/\2 \3/p; t; s/^ok [0-9]+ ([^ ]+).*/\1 pass/p; t
+        s/^not ok [0-9]+ ([^ ]+).*/\1 FAIL/p'
+}
+
+# python TEST: runs one of the Python tests in guest one, with dom0 as its remote endpoint; its results are in RESULTS_OF.
+python() {
+    local output
+    output=$(in_root one "cd $TESTS/drivers/net && NETIF=eth0 LOCAL_V4=10.77.0.11 REMOTE_V4=$ADDRESS LOCAL_V6=fd77::11 \
+        REMOTE_V6=$ADDRESS6 REMOTE_TYPE=dom0 REMOTE_ARGS=$ADDRESS timeout 240 python3 -u $1.py 2>&1")
+    echo "$output"
+    echo "$output" | passed_tap >/tmp/tap
+    [ -s /tmp/tap ] || echo "$1 none" >/tmp/tap
+    cat /tmp/tap >>$RESULTS_OF
+}
+
+# netdevice: the shell test of all interfaces, which wants one that is down and has no address.
+netdevice() {
+    local output address=$(on one 'cat /sys/class/net/eth0/address' | tr -d '\r')
+    on one 'ip link set eth0 down; ip address flush dev eth0'
+    output=$(in_root one "cd $TESTS/net && sh netdevice.sh 2>&1")
+    echo "$output"
+    echo "$output" | tr -d '\r' | awk '/^(PASS|FAIL|XFAIL|SKIP): eth0: / {
+        result = $1 == "PASS:" ? "pass" : substr($1, 1, length($1) - 1)
+        sub(/^[A-Z]*: eth0: /, ""); gsub(/[: ]+/, "-"); print "netdevice." $0, result }' >>$RESULTS_OF
+    on one "ip link set eth0 address $address"
+    address one 11
+}
+
+# csum: cases of hw/csum.py, whose version in Linux 6.12 asks the library for a name that it does not have.
+csum() {
+    local version protocol bad local remote
+    for version in 4 6; do
+        [ $version = 4 ] && { local=10.77.0.11 remote=$ADDRESS; } || { local=fd77::11 remote=$ADDRESS6; }
+        for protocol in '-t' ''; do
+            for bad in '' '-E'; do
+                receives "ipv${version}_rx_${protocol:+tcp}${bad:+_invalid}" one eth0 dom0 xenbr0 \
+                    "-$version -S $remote -D $local -r 1 $protocol $bad"
+            done
+        done
+        receives ipv${version}_tx_udp_csum_offload dom0 xenbr0 one eth0 "-L 1 -$version -S $local -D $remote -U -r 1"
+        receives ipv${version}_tx_udp_zero_checksum dom0 xenbr0 one eth0 "-L 1 -$version -S $local -D $remote -U -Z"
+    done
+}
+
+# receives CASE TO INTERFACE FROM INTERFACE OPTIONS: 100 packets from one domain to the other; the receiver judges them.
+receives() {
+    local result=FAIL
+    on $2 "rm -f /tmp/csum; (chroot $ROOT $TESTS/net/lib/csum -i $3 -n 100 $6 -R >/tmp/csum.log 2>&1; echo \$? >/tmp/csum) &
+        wait_for 5 grep -q :84D0 /proc/net/udp /proc/net/udp6"
+    in_root $4 "$TESTS/net/lib/csum -i $5 -n 100 $6 -T"
+    on $2 "wait_for 10 test -s /tmp/csum; cat /tmp/csum.log; [ \"\$(cat /tmp/csum)\" = 0 ]" && result=pass
+    echo "program.$1 $result" >>$RESULTS_OF
+}
+
+# all_tests NAME: 6 checks. The tests in a guest with this driver.
+all_tests() {
+    RESULTS_OF=/share/selftests-$1
+    driver_and_root $1
+    netdevice
+    python ping
+    python queues
+    python stats
+    python hw/csum
+    python hw/rss_ctx
+    python hw/pp_alloc_fail
+    csum
+    healthy one
+    gone one
+}
+
+# results DRIVER PROGRAM: what came out of the program's tests with this driver.
+results() {
+    grep "^$2\." /share/selftests-$1 | sort | tr '\n' ' '
+}
+
+# same PROGRAM: 1 check. Its tests ran, and ended alike with both drivers.
+same() {
+    local ours=$(results $DRIVER $1)
+    note "$1: $ours"
+    is "$1: the same with both drivers" "$ours" "$(results vif $1 | sed 's/^$/none/')"
+}
+
+# driver_and_root NAME: 3 checks.
+driver_and_root() {
+    networked one 11
+    check "$1: the guest's driver" driver_is one $1
+    check "$1: the tests can run" prepared one || give_up 'without their file system there is nothing to run'
+}
+
+plan $((3 + 1 + 2 * 6 + 8))
+use_ringfence '[network]' 'mode = "staging"' 'max-queues = 4'
+# The file system of the tests is in it twice, and the first root file system has half of the memory.
+mount -o remount,size=800m /
+mkdir -p $ROOT
+(cd / && cpio -id </boot/selftests.cpio) 2>/dev/null
+check 'dom0: the tests can run' prepared dom0
+chroot $ROOT python3 $TESTS/drivers/net/lib/py/server.py >/share/selftests-server.log 2>&1 &
+guests_with tools driver newest selftests
+KERNEL=/boot/vmlinuz-newest MEMORY=512 VCPUS=4
+all_tests $DRIVER
+EXTRA=driver=xen-netfront
+all_tests vif
+for each in netdevice ping queues stats csum rss_ctx pp_alloc_fail program; do same $each; done
