@@ -61,6 +61,11 @@ receive() {
     wait_for 10 listens $1
 }
 
+# flows PORT: a stream of `receive` has begun, or ended already.
+flows() {
+    [ -e /tmp/received.$1 ] || grep -q "$(printf ':%04X [0-9A-F]*:[0-9A-F]* 01' $1)" /proc/net/tcp /proc/net/tcp6
+}
+
 # listens PORT
 listens() {
     grep -q "$(printf ':%04X [0-9A-F]*:0000 0A' $1)" /proc/net/tcp /proc/net/tcp6

@@ -72,6 +72,8 @@ during() {
     on $PEER "receive $((PORT + 1))"
     on $PEER "{ traffic send 10.77.0.$number $PORT $size >/tmp/sent.$PORT 2>&1 & }"
     on $name "{ traffic send $ADDRESS $((PORT + 1)) $size >/tmp/sending 2>&1 & }"
+    # A sender whose connection is not made before the link goes down can give up before it is back.
+    on $name "wait_for 10 flows $PORT" && on $PEER "wait_for 10 flows $((PORT + 1))"
     "$@" || note "$label: \`$*\` ended with status $?"
     is "$label: $PEER to $name" "$(arrived $name $PORT)" "$(stream_sum $size)"
     is "$label: $name to $PEER" "$(arrived $PEER $((PORT + 1)))" "$(stream_sum $size)"

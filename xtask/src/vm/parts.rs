@@ -24,6 +24,8 @@ use crate::tools::Toolbox;
 const QEMU: &str = "usr/libexec/xen-qemu-system-i386";
 /// Path of the newer QEMU in dom0.
 const QEMU_NEWEST: &str = "usr/libexec/xen-qemu-newest";
+/// Directory of QEMU's keyboard layouts, of which it reads one for each display, also for none.
+const KEYMAPS: &str = "usr/share/qemu/keymaps";
 /// Directory of GRUB's images in their package.
 const GRUB: &str = "usr/lib/grub-xen";
 const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
@@ -93,7 +95,10 @@ impl Part {
         packages.iter().try_for_each(|package| apt.unpack(package, &tree))?;
         let mut archive = Archive::new(Vec::new());
         match self {
-            Part::Qemu => program(&mut archive, &tree, QEMU, QEMU)?,
+            Part::Qemu => {
+                program(&mut archive, &tree, QEMU, QEMU)?;
+                archive.tree(KEYMAPS, &tree.join(KEYMAPS))?;
+            }
             Part::QemuNewest => program(&mut archive, &tree, QEMU, QEMU_NEWEST)?,
             Part::Grub => {
                 archive.tree("boot/grub-xen", &tree.join(GRUB))?;
