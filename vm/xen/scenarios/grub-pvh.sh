@@ -1,6 +1,6 @@
 # title: GRUB as the kernel of a PVH guest: reads Linux from a disk of `serve`, and hands over to it
 # group: foreign
-# set: name
+# set: all
 # machine: xen-pvh
 # limit: 240
 # parts: grub

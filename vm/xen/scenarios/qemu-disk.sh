@@ -28,7 +28,7 @@ used() {
     note "$name, xen-blkfront: reads, writes, longest in ms: $(tail -n 1 /tmp/check.out)"
     on $name 'echo vbd-51712 >/sys/bus/xen/drivers/vbd/unbind; dd if=/dev/urandom of=/tmp/out bs=65536 count=64;
         echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
-    on $name "{ ringfence-bench internal disk-frontend --mebibytes 4 hold:/tmp/go.0 write:/tmp/out hold:/tmp/go.1 read:/tmp/back load:3 \
+    on $name "{ ringfence-bench internal disk-frontend --mebibytes 4 hold:/tmp/go.0 write:/tmp/out hold:/tmp/go.1 read:/tmp/back hold:/tmp/go.2 load:3 \
         >/tmp/disk.log 2>&1; echo \$? >/tmp/disk.status; } &"
     check "$name: our frontend connects" said $name connected ||
         give_up "$(on $name 'cat /tmp/disk.log'; xenstore-ls /local/domain/$(domain $name)/device/vbd)"
@@ -39,9 +39,12 @@ used() {
     on $name 'touch /tmp/go.1'
     check "$name: it reads 4 MiB" said $name 'read 4194304 bytes'
     is "$name: they are those of the image" "$(sum $name /tmp/back)" "$(sum dom0 $image)"
+    on $name 'touch /tmp/go.2'
     check "$name: requests at random are right" said $name loaded
     note "$name, our frontend: $(on $name 'grep loaded /tmp/disk.log')"
     check "$name: it closes in order" on $name 'wait_for 30 test -e /tmp/disk.status; grep closed /tmp/disk.log && test $(cat /tmp/disk.status) = 0'
+    # blkfront waits for a backend that waits, and announces nothing; a backend that was closed in order waits for a frontend.
+    xenstore-write /local/domain/$(domain $name)/device/vbd/51712/state 1
     on $name 'echo vbd-51712 >/sys/bus/xen/drivers/vbd/bind'
     check "$name: xen-blkfront has the disk again" on $name 'wait_for 20 test -b /dev/xvda'
     is "$name: it reads the image" "$(sum $name /dev/xvda)" "$(sum dom0 $image)"

@@ -1,6 +1,6 @@
 # title: QEMU's network backend: our driver in a guest, every byte, rebinding, `ringfence attach`; the one of an older QEMU
 # group: foreign
-# set: name
+# set: all
 # machine: xen
 # limit: 400
 # driver: netfront
