@@ -1,6 +1,6 @@
 //! Kernel's own tests of network drivers (`tools/testing/selftests`), for scenarios with `# part: selftests`: a part of
 //! dom0's root file system with a part for guests, whose directory `selftests` is the root of a file system of its own.
-//! It has the tests, with what they need of the kernel's tree in `kernel`, and from Debian's packages Python, iproute2,
+//! The directory has the tests, with what they need of the kernel's tree in `kernel`, and from Debian's packages Python, iproute2,
 //! ethtool, socat and a shell.
 //!
 //! Tests and packages are downloaded and unpacked; the part is kept until the recipe changes.
