@@ -26,6 +26,7 @@ static void rfn_read_features(struct rfn_dev *rd)
 		.csum4 = !xenbus_read_unsigned(backend, "feature-no-csum-offload", 0),
 		.csum6 = xenbus_read_unsigned(backend, "feature-ipv6-csum-offload", 0),
 		.ctrl = xenbus_read_unsigned(backend, "feature-ctrl-ring", 0),
+		.split = xenbus_read_unsigned(backend, "feature-split-event-channels", 0),
 		.mcast = READ_ONCE(rfn_multicast_control) &&
 			 xenbus_read_unsigned(backend, "feature-multicast-control", 0),
 		.queues = clamp_t(unsigned int, xenbus_read_unsigned(backend, "multi-queue-max-queues", 1), 1,
@@ -65,6 +66,16 @@ static int rfn_write_windows(struct xenbus_transaction xbt, const char *path, co
 	return err;
 }
 
+static int rfn_write_channels(struct xenbus_transaction xbt, const char *path, const struct rfn_queue *q)
+{
+	int err;
+
+	if (q->channels == 1)
+		return xenbus_printf(xbt, path, "event-channel", "%u", q->channel[0].port);
+	err = xenbus_printf(xbt, path, "event-channel-tx", "%u", q->channel[0].port);
+	return err ? err : xenbus_printf(xbt, path, "event-channel-rx", "%u", q->channel[1].port);
+}
+
 static int rfn_write_queue(struct rfn_dev *rd, struct xenbus_transaction xbt, const struct rfn_queue *q)
 {
 	char *path;
@@ -78,7 +89,7 @@ static int rfn_write_queue(struct rfn_dev *rd, struct xenbus_transaction xbt, co
 	if (!err)
 		err = xenbus_printf(xbt, path, "rx-ring-ref", "%u", q->rx_ring.ref);
 	if (!err)
-		err = xenbus_printf(xbt, path, "event-channel", "%u", q->port);
+		err = rfn_write_channels(xbt, path, q);
 	if (!err && q->windows)
 		err = rfn_write_windows(xbt, path, q);
 	kfree(path);

@@ -10,7 +10,7 @@
  *
  *   device.c    probe, remove, resume, backend states, network device operations, faults
  *   connect.c   features, store keys, set-up and teardown of all queues
- *   queue.c     one queue: rings, pages, event channel, NAPI
+ *   queue.c     one queue: rings, pages, event channels, NAPI
  *   tx.c rx.c   the two rings of a queue
  *   ctrl.c      control ring: one message at a time
  *   staging.c   ADD and DEL of pages; shrinker
@@ -159,11 +159,21 @@ struct rfn_stats {
 };
 
 enum rfn_queue_flags {
-	RFN_Q_EOI,	/* The interrupt is masked until NAPI ends. */
 	RFN_Q_BROKEN,	/* The backend broke the protocol on this queue. */
 };
 
 struct rfn_dev;
+struct rfn_queue;
+
+/* Event channel of one ring or of both. */
+struct rfn_channel {
+	struct rfn_queue *q;
+	/* The interrupt is masked until NAPI ends. */
+	bool masked;
+	unsigned int irq;
+	evtchn_port_t port;
+	char name[IFNAMSIZ + 12];
+};
 
 struct rfn_queue {
 	struct rfn_dev *rd;
@@ -172,9 +182,9 @@ struct rfn_queue {
 	/* A poll since the last EOI has taken responses, so its event was no spurious one. */
 	bool worked;
 	struct napi_struct napi;
-	unsigned int irq;
-	evtchn_port_t port;
-	char name[IFNAMSIZ + 8];
+	/* The first is for the TX ring, the last for the RX ring. */
+	struct rfn_channel channel[2];
+	unsigned int channels;
 	struct page_pool *pool;
 
 	/* Producer side of the TX ring: under the queue's TX lock. */
@@ -211,7 +221,7 @@ struct rfn_queue {
 
 /* Features the backend offers. */
 struct rfn_features {
-	bool sg, gso4, gso6, csum4, csum6, ctrl, mcast;
+	bool sg, gso4, gso6, csum4, csum6, ctrl, mcast, split;
 	unsigned int queues;
 };
 

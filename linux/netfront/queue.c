@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * One queue: a TX ring, an RX ring, their pages, one event channel and one NAPI instance for both rings.
+ * One queue: a TX ring, an RX ring, their pages and event channels, and one NAPI instance for both rings.
  *
- * The event channel is bound with late EOI. It stays masked from its interrupt until NAPI has finished, and an event
+ * Each ring has an event channel if the backend takes two. xen-netback needs two: with one it installs the handler before
+ * it has stored the interrupt's number, and a backend thread that runs in between leaves the channel masked for good.
+ *
+ * The event channels are bound with late EOI. They stay masked from their interrupt until NAPI has finished, and an event
  * without work is reported as spurious, so that the kernel delays the next one. A backend that sends events without
  * end therefore costs one poll at a time.
  */
@@ -16,11 +19,26 @@
 
 static irqreturn_t rfn_interrupt(int irq, void *data)
 {
-	struct rfn_queue *q = data;
+	struct rfn_channel *channel = data;
 
-	set_bit(RFN_Q_EOI, &q->flags);
-	napi_schedule(&q->napi);
+	WRITE_ONCE(channel->masked, true);
+	napi_schedule(&channel->q->napi);
 	return IRQ_HANDLED;
+}
+
+/* Ends the masking of the interrupts. Work that polls found counts for the events of both channels. */
+static void rfn_queue_unmask(struct rfn_queue *q)
+{
+	unsigned int eoi_flags = q->worked ? 0 : XEN_EOI_FLAG_SPURIOUS;
+	unsigned int i;
+
+	for (i = 0; i < q->channels; i++) {
+		if (!READ_ONCE(q->channel[i].masked))
+			continue;
+		WRITE_ONCE(q->channel[i].masked, false);
+		xen_irq_lateeoi(q->channel[i].irq, eoi_flags);
+		q->worked = false;
+	}
 }
 
 static int rfn_poll(struct napi_struct *napi, int budget)
@@ -34,23 +52,21 @@ static int rfn_poll(struct napi_struct *napi, int budget)
 	if (budget)
 		done = rfn_rx_poll(q, budget);
 	if (test_bit(RFN_Q_BROKEN, &q->flags)) {
-		/* The interrupt stays masked. rfn_disconnect() follows. */
+		/* The interrupts stay masked. rfn_disconnect() follows. */
 		napi_complete_done(napi, 0);
 		return 0;
 	}
 	if (q->tx.rsp_cons != tx_before || q->rx.rsp_cons != rx_before)
 		q->worked = true;
-	if (done >= budget || !napi_complete_done(napi, done))
+	if (done >= budget)
 		return done;
 	more = rfn_tx_final_check(q);
 	more |= rfn_rx_final_check(q);
-	if (test_and_clear_bit(RFN_Q_EOI, &q->flags)) {
-		bool worked = xchg(&q->worked, false);
-
-		xen_irq_lateeoi(q->irq, worked || more ? 0 : XEN_EOI_FLAG_SPURIOUS);
-	}
 	if (more)
-		napi_schedule(napi);
+		return budget;
+	/* All of this is before NAPI ends: the interrupt of a channel that is not masked may start a poll then. */
+	rfn_queue_unmask(q);
+	napi_complete_done(napi, done);
 	return done;
 }
 
@@ -89,23 +105,35 @@ static int rfn_queue_pages(struct rfn_queue *q)
 	return err;
 }
 
-static int rfn_queue_channel(struct rfn_queue *q)
+static int rfn_channel_open(struct rfn_queue *q, const char *ring)
 {
+	struct rfn_channel *channel = &q->channel[q->channels];
 	struct rfn_dev *rd = q->rd;
 	int err;
 
-	err = xenbus_alloc_evtchn(rd->xdev, &q->port);
+	err = xenbus_alloc_evtchn(rd->xdev, &channel->port);
 	if (err)
 		return err;
-	snprintf(q->name, sizeof(q->name), "%s-%u", rd->ndev->name, q->index);
-	err = bind_evtchn_to_irqhandler_lateeoi(q->port, rfn_interrupt, 0, q->name, q);
+	channel->q = q;
+	snprintf(channel->name, sizeof(channel->name), "%s-%u%s", rd->ndev->name, q->index, ring);
+	err = bind_evtchn_to_irqhandler_lateeoi(channel->port, rfn_interrupt, 0, channel->name, channel);
 	if (err < 0) {
-		xenbus_free_evtchn(rd->xdev, q->port);
-		q->port = 0;
+		xenbus_free_evtchn(rd->xdev, channel->port);
 		return err;
 	}
-	q->irq = err;
+	channel->irq = err;
+	q->channels++;
 	return 0;
+}
+
+static int rfn_queue_channels(struct rfn_queue *q)
+{
+	int err;
+
+	if (!q->rd->peer.split)
+		return rfn_channel_open(q, "");
+	err = rfn_channel_open(q, "-tx");
+	return err ? err : rfn_channel_open(q, "-rx");
 }
 
 /*
@@ -143,7 +171,7 @@ struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 	}
 	rfn_tx_init(q);
 	rfn_rx_init(q);
-	err = rfn_queue_channel(q);
+	err = rfn_queue_channels(q);
 	if (err)
 		goto fail;
 	return q;
@@ -157,8 +185,10 @@ void rfn_queue_destroy(struct rfn_queue *q)
 {
 	int i;
 
-	if (q->irq)
-		unbind_from_irqhandler(q->irq, q);
+	while (q->channels) {
+		q->channels--;
+		unbind_from_irqhandler(q->channel[q->channels].irq, &q->channel[q->channels]);
+	}
 	netif_napi_del(&q->napi);
 	rfn_tx_drop_all(q);
 	rfn_window_close(&q->tx_window);
@@ -176,7 +206,7 @@ void rfn_queue_destroy(struct rfn_queue *q)
 	kvfree(q);
 }
 
-/* Starts NAPI. The first poll unmasks an interrupt that came before. */
+/* Starts NAPI. The first poll unmasks interrupts that came before. */
 void rfn_queue_enable(struct rfn_queue *q)
 {
 	napi_enable(&q->napi);

@@ -46,7 +46,7 @@ static void rfn_rx_publish(struct rfn_queue *q)
 
 	RING_PUSH_REQUESTS_AND_CHECK_NOTIFY(&q->rx, notify);
 	if (notify)
-		notify_remote_via_irq(q->irq);
+		notify_remote_via_irq(q->channel[q->channels - 1].irq);
 }
 
 /* Posts the page of each slot whose response was consumed. Pages of a window are posted only when they are issued. */

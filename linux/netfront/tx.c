@@ -49,7 +49,7 @@ static void rfn_tx_publish(struct rfn_queue *q)
 	WRITE_ONCE(q->tx_published, q->tx.req_prod_pvt);
 	RING_PUSH_REQUESTS_AND_CHECK_NOTIFY(&q->tx, notify);
 	if (notify)
-		notify_remote_via_irq(q->irq);
+		notify_remote_via_irq(q->channel[0].irq);
 }
 
 static void rfn_tx_post_gso(struct rfn_queue *q, const struct sk_buff *skb)

@@ -12,7 +12,7 @@ taken_over() {
     kill -9 $SERVE
     wait $SERVE
     on one "ping -c 3 -W 1 $ADDRESS >/dev/null 2>&1 &"
-    hostile-backend $(domain one) $(key $front/tx-ring-ref) $(key $front/rx-ring-ref) $(key $front/event-channel) $1
+    hostile-backend $(domain one) $(key $front/tx-ring-ref) $(key $front/rx-ring-ref) $(key $front/event-channel-rx) $1
 }
 
 # says REASON: the guest's kernel has logged it.
