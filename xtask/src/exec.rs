@@ -157,8 +157,12 @@ pub(crate) struct TestRun {
     pub(crate) ignored: u64,
     /// Name and reason of each test that skipped itself.
     pub(crate) skipped: Vec<(String, String)>,
+    /// Name of each failed test, and the first line of its panic.
+    pub(crate) failures: Vec<(String, String)>,
     /// Name of the test whose output is being parsed.
     pub(crate) current: String,
+    /// Set if the next line is the message of a panic.
+    pub(crate) in_panic: bool,
 }
 
 impl TestRun {
@@ -176,6 +180,14 @@ impl TestRun {
         if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----"))
         {
             self.current = name.to_owned();
+        } else if std::mem::take(&mut self.in_panic) {
+            self.note_panic(line);
+        } else if let Some(test) =
+            line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED"))
+        {
+            self.failures.push((test.to_owned(), String::new()));
+        } else if line.starts_with("thread '") && line.contains(" panicked at ") {
+            self.in_panic = true;
         } else if let Some(reason) = line.strip_prefix("SKIPPED: ") {
             self.skipped.push((self.current.clone(), reason.to_owned()));
         } else if let Some(counts) = line.strip_prefix("test result: ") {
@@ -186,6 +198,16 @@ impl TestRun {
         }
     }
 
+    /// Keeps the message of a panic in the output of a failed test. The first one of a test is its cause.
+    fn note_panic(&mut self, message: &str) {
+        let mut failures = self.failures.iter_mut().rev();
+        if let Some((_, first)) = failures.find(|(test, _)| *test == self.current)
+            && first.is_empty()
+        {
+            message.clone_into(first);
+        }
+    }
+
     /// Adds the results of another command.
     pub(crate) fn add(&mut self, other: TestRun) {
         self.success &= other.success;
@@ -193,6 +215,7 @@ impl TestRun {
         self.failed += other.failed;
         self.ignored += other.ignored;
         self.skipped.extend(other.skipped);
+        self.failures.extend(other.failures);
     }
 }
 
@@ -248,6 +271,20 @@ mod tests {
         let skipped = ("tcp_over_ipv6".to_owned(), "iperf3 is not installed".to_owned());
         assert_eq!(run.skipped, [skipped]);
         assert_eq!(run.ran(), 2);
+    }
+
+    #[test]
+    fn failed_tests_are_named_with_their_first_panic() {
+        let run = read(
+            "test fine ... ok\ntest broken ... FAILED\n\nsuccesses:\n\n---- fine stdout ----\n\n\
+             thread 'x' (7) panicked at src/a.rs:1:2:\nexpected by the test\n\nfailures:\n\n\
+             ---- broken stdout ----\n\nthread 'broken' (9) panicked at src/b.rs:3:4:\n\
+             assertion `left == right` failed\n  left: 1\n\
+             thread 'broken' (9) panicked at src/c.rs:5:6:\nin a destructor\n\n\
+             failures:\n    broken\n\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n",
+        );
+        let failure = ("broken".to_owned(), "assertion `left == right` failed".to_owned());
+        assert_eq!(run.failures, [failure]);
     }
 
     #[test]

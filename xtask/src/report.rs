@@ -25,6 +25,8 @@ pub(crate) struct Row {
     pub(crate) time: Duration,
     /// Name and reason of each test in the step that skipped itself.
     pub(crate) skipped_tests: Vec<(String, String)>,
+    /// Name of each failed test in the step, and the first line of its panic.
+    pub(crate) failed_tests: Vec<(String, String)>,
 }
 
 /// Returns names and descriptions of the steps, for `--list`.
@@ -49,11 +51,11 @@ pub(crate) fn summary(rows: &[Row]) -> String {
         let line = format!("{:width$}  {word:7}  {:>8}  {note}", row.name, duration(row.time));
         let _ = writeln!(text, "{}", line.trim_end());
     }
-    for row in rows.iter().filter(|r| !r.skipped_tests.is_empty()) {
-        let _ = writeln!(text, "\nTests of step {} that were SKIPPED:", row.name);
-        for (test, reason) in &row.skipped_tests {
-            let _ = writeln!(text, "  {test}: {reason}");
-        }
+    for row in rows {
+        list(&mut text, row.name, "were SKIPPED", &row.skipped_tests);
+    }
+    for row in rows {
+        list(&mut text, row.name, "FAILED", &row.failed_tests);
     }
     let count = |wanted: fn(&Outcome) -> bool| rows.iter().filter(|r| wanted(&r.outcome)).count();
     let _ = writeln!(
@@ -64,6 +66,16 @@ pub(crate) fn summary(rows: &[Row]) -> String {
         count(|o| matches!(o, Outcome::Skipped(_))),
     );
     text
+}
+
+/// Appends names and reasons of a step's tests that `did` something. An empty list appends nothing.
+fn list(text: &mut String, step: &str, did: &str, tests: &[(String, String)]) {
+    if !tests.is_empty() {
+        let _ = writeln!(text, "\nTests of step {step} that {did}:");
+    }
+    for (test, reason) in tests {
+        let _ = writeln!(text, "  {test}: {reason}");
+    }
 }
 
 /// Returns `true` if no row failed.
@@ -92,7 +104,13 @@ mod tests {
     use super::*;
 
     fn row(name: &'static str, outcome: Outcome) -> Row {
-        Row { name, outcome, time: Duration::from_millis(1240), skipped_tests: vec![] }
+        Row {
+            name,
+            outcome,
+            time: Duration::from_millis(1240),
+            skipped_tests: vec![],
+            failed_tests: vec![],
+        }
     }
 
     #[test]
@@ -122,6 +140,14 @@ mod tests {
         local.skipped_tests.push(("udp".to_owned(), "iperf3 is not installed".to_owned()));
         let text = summary(&[local]);
         assert!(text.contains("step local that were SKIPPED:\n  udp: iperf3 is not installed\n"));
+    }
+
+    #[test]
+    fn failed_tests_are_listed_with_message_before_final_line() {
+        let mut unit = row("unit", Outcome::Failed("1 of 2 tests".to_owned()));
+        unit.failed_tests.push(("sum".to_owned(), "2 is not 3".to_owned()));
+        let text = summary(&[unit]);
+        assert!(text.contains("step unit that FAILED:\n  sum: 2 is not 3\n\n0 passed"), "{text}");
     }
 
     #[test]

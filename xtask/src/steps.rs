@@ -33,11 +33,13 @@ pub(crate) struct Step {
 struct Ended {
     outcome: Outcome,
     skipped_tests: Vec<(String, String)>,
+    /// Names and panics of the failed tests.
+    failed_tests: Vec<(String, String)>,
 }
 
 impl From<Outcome> for Ended {
     fn from(outcome: Outcome) -> Ended {
-        Ended { outcome, skipped_tests: vec![] }
+        Ended { outcome, skipped_tests: vec![], failed_tests: vec![] }
     }
 }
 
@@ -171,7 +173,13 @@ fn run_step(step: &Step, context: &Context) -> Row {
         Outcome::Failed(why) => println!("---- {} FAILED: {why}", step.name),
         Outcome::Skipped(why) => println!("---- {} SKIPPED: {why}", step.name),
     }
-    Row { name: step.name, outcome: ended.outcome, time, skipped_tests: ended.skipped_tests }
+    Row {
+        name: step.name,
+        outcome: ended.outcome,
+        time,
+        skipped_tests: ended.skipped_tests,
+        failed_tests: ended.failed_tests,
+    }
 }
 
 /// Installs the programs that the selected steps lack, or prints the missing ones.
@@ -230,7 +238,7 @@ fn test_outcome(run: TestRun) -> Ended {
     } else {
         Outcome::Passed(note)
     };
-    Ended { outcome, skipped_tests: run.skipped }
+    Ended { outcome, skipped_tests: run.skipped, failed_tests: run.failures }
 }
 
 fn fmt(context: &Context) -> anyhow::Result<Ended> {
