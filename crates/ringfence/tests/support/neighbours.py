@@ -1,8 +1,8 @@
 """Frames by which a guest impersonates its neighbours, and a guest that notes which of them arrive.
 
-neighbours.py attack OWN4 OWN6 OTHER4 OTHER6 DONE   sends each frame, then `end` until the file DONE exists
+neighbours.py attack OWN4 OWN6 OTHER4 OTHER6 DONE   sends each frame, then all of ENDS until the file DONE exists
 neighbours.py reach IP...                           ends well if each of these hosts answers
-neighbours.py listen DONE                           prints the marks of all frames that arrive, up to `end`
+neighbours.py listen DONE                           prints the marks of all frames that arrive up to the last of ENDS
 
 Each frame ends with a mark, `MARK:name;`, behind the packet or in its payload.
 """
@@ -18,6 +18,9 @@ EVERYBODY = b"\xff" * 6
 ALL_NODES = bytes.fromhex("333300000001")
 ALL_NODES_IP = socket.inet_pton(socket.AF_INET6, "ff02::1")
 FOREIGN_MAC = bytes.fromhex("020000000099")
+
+# A guest keeps the order of frames only in a queue, and chooses the queue by flow: each queue has one of these flows.
+ENDS = {f"end-{port}": port for port in range(1, 33)}
 
 
 def raw():
@@ -124,8 +127,8 @@ def frames(mac, own4, own6, other4, other6):
     yield "pppoe", ethernet(0x8863, b"\x11\7\0\0\0\0")
 
 
-def own_frame(mac, own4, name):
-    packet = ipv4(own4, b"\xff" * 4, 17, udp(9, 9, b"own"))
+def own_frame(mac, own4, name, port):
+    packet = ipv4(own4, b"\xff" * 4, 17, udp(port, 9, b"own"))
     return EVERYBODY + mac + b"\x08\0" + packet + f"MARK:{name};".encode()
 
 
@@ -153,7 +156,8 @@ def attack(own4, own6, other4, other6, done):
     large.send(super_packet(mac, own4, "own-super-packet"))
     print("sent:", *sent, "super-packet", flush=True)
     for _ in range(600):
-        link.send(own_frame(mac, own4, "end"))
+        for name, port in ENDS.items():
+            link.send(own_frame(mac, own4, name, port))
         if os.path.exists(done):
             return
         time.sleep(0.05)
@@ -165,11 +169,11 @@ def listen(done):
     link.settimeout(60)
     print("listening", flush=True)
     arrived = set()
-    while "end" not in arrived:
+    while not ENDS.keys() <= arrived:
         marks = re.findall(rb"MARK:([a-z0-9-]+);", link.recv(1 << 17))
         arrived.update(mark.decode() for mark in marks)
     open(done, "w").close()
-    print("arrived:", *sorted(arrived), flush=True)
+    print("arrived:", *sorted(arrived - ENDS.keys()), flush=True)
 
 
 def reach(*addresses):
