@@ -98,6 +98,8 @@ struct Dialogue<'a, P: Platform> {
     args: &'a ControlRingArgs,
     store: StoreClient,
     device: DeviceId,
+    /// Backend's directory.
+    backend: String,
     ring: FrontRing<RingPages>,
     channel: P::Channel,
     _traffic: (Vec<Lease>, Vec<P::Channel>),
@@ -148,6 +150,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
             args,
             store,
             device,
+            backend,
             ring: ctrl,
             channel,
             _traffic: (rings, channels),
@@ -166,7 +169,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
     }
 
     fn wait_for(&mut self, state: XenbusState) -> anyhow::Result<()> {
-        let path = format!("{}/{STATE}", self.device.backend_path());
+        let path = format!("{}/{STATE}", self.backend);
         let until = Instant::now() + WITHIN;
         loop {
             let there =
@@ -306,7 +309,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
         self.store.write(&path, XenbusState::Closing.to_string())?;
         let gone = claim::await_backend_disconnect(
             &mut self.store,
-            &self.device.backend_path(),
+            &self.backend,
             Instant::now() + WITHIN,
         )?;
         ensure!(gone, "the backend did not let go");
