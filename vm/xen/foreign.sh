@@ -30,6 +30,15 @@ qnic_connected() {
     key_is $(qnic $1)/state 4 && key_is /local/domain/$(domain $1)/device/vif/0/state 4
 }
 
+# qnic_bound NAME DRIVER: a driver of the guest, which looks for none by itself, gets the interface, and both ends are connected.
+# QEMU writes the keys of an interface one by one, and a driver that reads them in between finds no backend.
+qnic_bound() {
+    local front=/local/domain/$(domain $1)/device/vif/0
+    wait_for 20 sh -c "xenstore-read $front/backend $front/backend-id $front/mac $front/state" &&
+        on $1 "wait_for 20 test -e /sys/bus/xen/devices/vif-0 && echo vif-0 >/sys/bus/xen/drivers/$2/bind
+            echo 1 >/sys/bus/xen/drivers_autoprobe" && wait_for 20 qnic_connected $1
+}
+
 # qnic_ends NAME: both ends in the store, and what went through.
 qnic_ends() {
     xenstore-ls $(qnic $1)

@@ -1,6 +1,6 @@
 # title: QEMU's disk backend, beside `serve`: the kernel's xen-blkfront, and our frontend in user space; every byte compared
 # group: foreign
-# set: name
+# set: all
 # machine: xen
 # limit: 300
 # parts: qemu
@@ -19,9 +19,9 @@ said() {
     on $1 "wait_for 60 sh -c 'grep \"^$2\" /tmp/disk.log || test -e /tmp/disk.status'; grep '^$2' /tmp/disk.log"
 }
 
-# used NAME IMAGE: 15 checks. A guest's disk, which both frontends use one after the other.
+# used NAME DISK: 15 checks. A guest's disk, which both frontends use one after the other.
 used() {
-    local name=$1 image=$DISKS/$1
+    local name=$1 image=$DISKS/$1 spec=$(echo "$2" | tr -d "'")
     check "$name has a disk" has_disk $name xvda || give_up "$(tail -n 3 /var/log/xen/*$name*.log)"
     filesystem $name
     check "$name: load of xen-blkfront" load_on $name /dev/xvda --seconds 3 --mebibytes 16
@@ -43,12 +43,17 @@ used() {
     check "$name: requests at random are right" said $name loaded
     note "$name, our frontend: $(on $name 'grep loaded /tmp/disk.log')"
     check "$name: it closes in order" on $name 'wait_for 30 test -e /tmp/disk.status; grep closed /tmp/disk.log && test $(cat /tmp/disk.status) = 0'
-    # blkfront waits for a backend that waits, and announces nothing; a backend that was closed in order waits for a frontend.
-    xenstore-write /local/domain/$(domain $name)/device/vbd/51712/state 1
-    on $name 'echo vbd-51712 >/sys/bus/xen/drivers/vbd/bind'
-    check "$name: xen-blkfront has the disk again" on $name 'wait_for 20 test -b /dev/xvda'
+    # The kernel remembers that blkfront left, and blkfront then uses only a backend that is still connected. This one was
+    # closed in order, and waits for a frontend; so blkfront gets the disk as a new device.
+    check "$name: xen-blkfront has the disk again" reattached $name "$spec"
     is "$name: it reads the image" "$(sum $name /dev/xvda)" "$(sum dom0 $image)"
     gone $name
+}
+
+# reattached NAME DISK: the toolstack removes the disk and adds it again.
+reattached() {
+    xl block-detach $1 xvda && wait_for 20 sh -c "! xenstore-read /local/domain/$(domain $1)/device/vbd/51712/state 2>/dev/null" &&
+        xl block-attach $1 "$2" && on $1 'wait_for 20 test -b /dev/xvda'
 }
 
 plan 35
@@ -57,9 +62,9 @@ guests_with tools bench
 MEMORY=256
 image qdisk 48
 image serve 48
-check 'a guest with a disk of QEMU is created' guest qdisk \
-    "disk=['vdev=xvda,format=raw,backendtype=qdisk,target=$DISKS/qdisk']" || give_up "$(tail -n 3 /var/log/xen/*qdisk*.log)"
+QDISK="'vdev=xvda,format=raw,backendtype=qdisk,target=$DISKS/qdisk'"
+check 'a guest with a disk of QEMU is created' guest qdisk "disk=[$QDISK]" || give_up "$(tail -n 3 /var/log/xen/*qdisk*.log)"
 check 'QEMU serves it' pidof ${QEMU##*/}
-used qdisk
+used qdisk "$QDISK"
 check 'a guest with a disk of serve is created' guest serve "disk=[$(disk xvda serve)]"
-used serve
+used serve "$(disk xvda serve)"

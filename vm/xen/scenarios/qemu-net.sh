@@ -14,8 +14,9 @@ begins() {
     note "$1: $($3 --version | head -n 1)"
     check "$1 is created without an interface" guest $1 || give_up 'nothing to see'
     check "$1 takes commands" guest_ready $1 || give_up 'nothing to see'
+    on $1 'echo 0 >/sys/bus/xen/drivers_autoprobe'
     check "$1: QEMU is its backend" qemu_nic $3 $1 $2 || give_up "$(tail -n 3 /share/qemu-$1.log)"
-    check "$1: both ends are connected" wait_for 20 qnic_connected $1 || give_up "$(qnic_ends $1)"
+    check "$1: both ends are connected" qnic_bound $1 $DRIVER || give_up "$(qnic_ends $1)"
 }
 
 # served: 26 checks. This backend takes one slot for a packet, and knows neither segmentation nor staging.
