@@ -286,10 +286,6 @@ fn add_driver_parts(
             setting.programs.dom0_parts.push(made);
         }
     }
-    if wants(|scenario| scenario.wants_selftests) {
-        let part = selftests::archive(cache, toolbox, may_install)?;
-        setting.programs.dom0_parts.push(part);
-    }
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 # limit: 900
 # driver: netfront
 # kernel: newest
-# part: selftests
+# parts: selftests
 
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh

@@ -114,6 +114,18 @@ impl Apt {
         })
     }
 
+    /// Returns the result of `work`, which is done again with new package lists if it fails: old lists have packages that
+    /// the archive no longer has.
+    pub(super) fn with_lists<T>(
+        &mut self,
+        work: impl Fn(&Apt) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        work(self).or_else(|_| {
+            self.update()?;
+            work(self)
+        })
+    }
+
     /// Returns the dependencies of `name` whose names start with `prefix`.
     pub(super) fn depends(&self, name: &str, prefix: &str) -> anyhow::Result<Vec<String>> {
         let printed = self.command("apt-cache", &["depends", name]).output(Path::new("/"));

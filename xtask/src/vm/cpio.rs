@@ -58,15 +58,18 @@ impl<W: Write> Archive<W> {
         self.file(path, executable, &std::fs::read(from).map_err(named)?)
     }
 
-    /// Adds all files below `from` in the order of their names.
+    /// Adds all files below `from` in the order of their names. Symbolic links stay links.
     pub(super) fn tree(&mut self, path: &str, from: &Path) -> io::Result<()> {
         self.directory(path)?;
         let mut entries = std::fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()?;
         entries.sort_by_key(std::fs::DirEntry::file_name);
         for entry in entries {
             let inside = format!("{path}/{}", entry.file_name().to_string_lossy());
-            if entry.file_type()?.is_dir() {
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
                 self.tree(&inside, &entry.path())?;
+            } else if kind.is_symlink() {
+                self.symlink(&inside, &std::fs::read_link(entry.path())?.to_string_lossy())?;
             } else {
                 self.copy(&inside, &entry.path())?;
             }
@@ -165,17 +168,23 @@ mod tests {
     }
 
     #[test]
-    fn tree_keeps_structure_and_execute_permission() {
+    fn tree_keeps_structure_links_and_execute_permission() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("sub")).unwrap();
         let script = directory.path().join("sub/run.sh");
         std::fs::write(&script, "echo").unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::symlink("run.sh", directory.path().join("sub/start")).unwrap();
         let mut archive = Archive::new(Vec::new());
         archive.tree("vm", directory.path()).unwrap();
         let entries = read(&archive.finish().unwrap());
         let names: Vec<_> = entries.iter().map(|(name, mode, _)| (name.as_str(), *mode)).collect();
-        let wanted = [("vm", 0o040_755), ("vm/sub", 0o040_755), ("vm/sub/run.sh", 0o100_755)];
+        let wanted = [
+            ("vm", 0o040_755),
+            ("vm/sub", 0o040_755),
+            ("vm/sub/run.sh", 0o100_755),
+            ("vm/sub/start", 0o120_777),
+        ];
         assert_eq!(names, wanted);
     }
 }

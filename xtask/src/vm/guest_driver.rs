@@ -48,10 +48,7 @@ pub(super) fn archive(
     let build = Build::begin(cache.join("guest-driver"), NEEDS, toolbox, may_install)?;
     let tree = build.folder().join("tree");
     let mut apt = Apt::of(suite, cache)?;
-    unpack_ethtool(&apt, &tree).or_else(|_| {
-        apt.update()?;
-        unpack_ethtool(&apt, &tree)
-    })?;
+    apt.with_lists(|apt| unpack_ethtool(apt, &tree))?;
     let headers = match suite {
         Some(suite) => Headers::In(Toolchain::of(suite, &release, cache)?),
         None => module::headers_of(cache, &release, &tree)?,

@@ -148,10 +148,7 @@ pub(super) fn prepare(
     flock(&lock, FlockOperation::LockExclusive)?;
     let images = Images { folder: cache.join("images") };
     let mut apt = Apt::of(suite, cache)?;
-    let recipe = match download(&apt).or_else(|_| {
-        apt.update()?;
-        download(&apt)
-    }) {
+    let recipe = match apt.with_lists(download) {
         Ok(recipe) => recipe,
         Err(error) if error.is::<Unavailable>() && images.path("stamp").is_file() => {
             println!("{error}; the images made earlier serve");

@@ -120,10 +120,7 @@ fn newest(apt: &Apt) -> anyhow::Result<String> {
 pub(super) fn headers_of(cache: &Path, release: &str, root: &Path) -> anyhow::Result<Headers> {
     let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
-    unpack_headers(&apt, &name, &[], root).or_else(|_| {
-        apt.update()?;
-        unpack_headers(&apt, &name, &[], root)
-    })
+    apt.with_lists(|apt| unpack_headers(apt, &name, &[], root))
 }
 
 /// Unpacks the package `name` with a kernel's headers, those it needs, and `others`.

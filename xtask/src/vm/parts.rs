@@ -1,10 +1,11 @@
-//! Foreign ends for scenarios with `# parts: NAME...`: parts of dom0's root file system made of Debian packages.
+//! Parts of dom0's root file system made of Debian packages, for scenarios with `# parts: NAME...`: foreign ends and tests.
 //!
 //! | name | contents |
 //! |---|---|
 //! | `qemu` | the release's QEMU for Xen where libxl starts it, and its libraries: the backend of `backendtype=qdisk` |
 //! | `qemu-newest` | the one of Debian's backports, as `xen-qemu-newest` beside it |
 //! | `grub` | GRUB as a guest's kernel, PV and PVH, below `/boot/grub-xen`; the packed kernel that GRUB hands over to, `/boot/vmlinuz` |
+//! | `selftests` | the kernel's tests of network drivers, for dom0 and for guests: see `selftests.rs` |
 //!
 //! A part is kept until a package or this recipe changes.
 
@@ -17,8 +18,10 @@ use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::Images;
 use super::kernel::in_root;
+use super::module::NEEDS;
+use super::selftests;
 use crate::exec::Cmd;
-use crate::tools::Toolbox;
+use crate::tools::{Tool, Toolbox};
 
 /// Path of QEMU in its package and in dom0, where libxl expects it.
 const QEMU: &str = "usr/libexec/xen-qemu-system-i386";
@@ -37,10 +40,11 @@ pub(super) enum Part {
     Qemu,
     QemuNewest,
     Grub,
+    Selftests,
 }
 
 impl Part {
-    const ALL: [Part; 3] = [Part::Qemu, Part::QemuNewest, Part::Grub];
+    const ALL: [Part; 4] = [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Selftests];
 
     /// Returns the name of the part in scenarios.
     fn name(self) -> &'static str {
@@ -48,6 +52,7 @@ impl Part {
             Part::Qemu => "qemu",
             Part::QemuNewest => "qemu-newest",
             Part::Grub => "grub",
+            Part::Selftests => "selftests",
         }
     }
 
@@ -61,11 +66,17 @@ impl Part {
             .collect()
     }
 
-    /// Returns the Debian package of the part.
-    fn package(self) -> &'static str {
+    /// Returns the sources of the recipe.
+    fn recipe(self) -> String {
+        let more = if self == Part::Selftests { include_str!("selftests.rs") } else { "" };
+        include_str!("parts.rs").to_owned() + more
+    }
+
+    /// Returns the programs that making the part needs.
+    fn needs(self) -> Vec<&'static Tool> {
         match self {
-            Part::Qemu | Part::QemuNewest => "qemu-system-xen",
-            Part::Grub => "grub-xen-host",
+            Part::Selftests => NEEDS.iter().chain(selftests::MORE).copied().collect(),
+            Part::Qemu | Part::QemuNewest | Part::Grub => vec![],
         }
     }
 
@@ -84,14 +95,14 @@ impl Part {
         let (built, stamp) =
             (cache.join(format!("{name}.cpio")), cache.join(format!("{name}.stamp")));
         let files = packages.iter().map(|package| package.file.as_str());
-        let state = files.collect::<Vec<_>>().join("\n") + include_str!("parts.rs");
+        let state = files.collect::<Vec<_>>().join("\n") + &self.recipe();
         if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
             return Ok(built);
         }
         apt.download(&packages)?;
         println!("unpacking {} packages for the part {name}", packages.len());
-        let build = Build::begin(cache.join(name), &[], toolbox, may_install)?;
-        let tree = build.folder().join("tree");
+        let build = Build::begin(cache.join(name), &self.needs(), toolbox, may_install)?;
+        let tree = build.folder().join("root");
         packages.iter().try_for_each(|package| apt.unpack(package, &tree))?;
         let mut archive = Archive::new(Vec::new());
         match self {
@@ -104,6 +115,7 @@ impl Part {
                 archive.tree("boot/grub-xen", &tree.join(GRUB))?;
                 archive.copy("boot/vmlinuz", &images.path("vmlinuz"))?;
             }
+            Part::Selftests => selftests::add(&mut archive, &build, &tree)?,
         }
         std::fs::write(build.folder().join("part"), archive.finish()?)?;
         build.keep("part", &built)?;
@@ -111,23 +123,18 @@ impl Part {
         Ok(built)
     }
 
-    /// Determines the packages: for a program also those of its libraries.
+    /// Determines the packages: for programs also those of their libraries.
     fn packages(self, suite: Option<Release>, cache: &Path) -> anyhow::Result<(Apt, Vec<Package>)> {
         let mut apt = match self {
             Part::QemuNewest => Apt::backports(cache)?,
             Part::Qemu | Part::Grub => Apt::of(suite, cache)?,
+            Part::Selftests => Apt::new(cache),
         };
-        let find = |apt: &Apt| match self {
-            Part::Grub => apt.resolve(&[self.package().to_owned()]),
-            Part::Qemu | Part::QemuNewest => apt.closure(&[self.package()]),
-        };
-        let packages = match find(&apt) {
-            Ok(packages) => packages,
-            Err(_) => {
-                apt.update()?;
-                find(&apt)?
-            }
-        };
+        let packages = apt.with_lists(|apt| match self {
+            Part::Grub => apt.resolve(&["grub-xen-host".to_owned()]),
+            Part::Qemu | Part::QemuNewest => apt.closure(&["qemu-system-xen"]),
+            Part::Selftests => selftests::packages(apt),
+        })?;
         Ok((apt, packages))
     }
 }
@@ -171,7 +178,7 @@ mod tests {
         assert_eq!(Part::parse("qemu grub").unwrap(), [Part::Qemu, Part::Grub]);
         assert_eq!(Part::parse("").unwrap(), []);
         let error = Part::parse("qemu lilo").unwrap_err().to_string();
-        assert_eq!(error, "`# parts: lilo`: qemu, qemu-newest, grub");
+        assert_eq!(error, "`# parts: lilo`: qemu, qemu-newest, grub, selftests");
     }
 
     #[test]

@@ -18,7 +18,7 @@
 //! # driver: window-tests (optional: the same, with the agent and the module of `xen/tests`)
 //! # driver: netfront window (optional: several of them)
 //! # options: rate=2      (optional: it needs these words on the hypervisor's command line)
-//! # part: selftests      (optional: its guests have the kernel's selftests for network drivers)
+//! # parts: qemu grub     (optional: dom0 has these parts, see `parts.rs`)
 //! # sampled: modes       (optional: it uses `modes_of`, for which the processor modes of the machine are sampled)
 //! ```
 
@@ -74,15 +74,13 @@ pub(super) struct Scenario {
     pub(super) wants_window_tests: bool,
     /// Words that it wants on the hypervisor's command line.
     pub(super) options: String,
-    /// Set if its guests have the kernel's selftests.
-    pub(super) wants_selftests: bool,
     /// Set if it samples the modes of the machine's processors.
     pub(super) wants_modes: bool,
     /// Set if it boots guests with the newest kernel of Debian's backports.
     pub(super) wants_newest_kernel: bool,
     /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
     pub(super) wants_debug_kernel: bool,
-    /// Foreign ends that it wants in dom0.
+    /// Parts of dom0's root file system that it wants: foreign ends, tests.
     pub(super) parts: Vec<Part>,
 }
 
@@ -193,11 +191,6 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         kernel.is_none_or(|word| ["newest", "debug"].contains(&word)),
         "`# kernel: ...` can only be newest or debug"
     );
-    let part = field("part").ok();
-    anyhow::ensure!(
-        part.is_none_or(|word| word == "selftests"),
-        "`# part: ...` can only be selftests"
-    );
     let sampled = field("sampled").ok();
     anyhow::ensure!(
         sampled.is_none_or(|word| word == "modes"),
@@ -224,7 +217,6 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
         wants_windows: drivers.iter().any(|word| word.starts_with("window")),
         wants_window_tests: drivers.contains(&"window-tests"),
         options: field("options").unwrap_or_default().to_owned(),
-        wants_selftests: part.is_some(),
         wants_modes: sampled.is_some(),
         wants_newest_kernel: kernel == Some("newest"),
         wants_debug_kernel: kernel == Some("debug"),
@@ -343,7 +335,6 @@ mod tests {
             ("machine: xen", "machine: vax", "no machine is called vax"),
             ("limit: 40", "limit: long", "a number of seconds"),
             ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
-            ("# limit", "# part: spare\n# limit", "can only be selftests"),
             ("# limit", "# sampled: heap\n# limit", "can only be modes"),
             ("plan 1\n", "plan 1\nmodes_of true\n", "needs the line `# sampled: modes`"),
             (
@@ -403,7 +394,6 @@ mod tests {
             wants_windows: false,
             wants_window_tests: false,
             options: String::new(),
-            wants_selftests: false,
             wants_modes: false,
             wants_newest_kernel: false,
             wants_debug_kernel: false,

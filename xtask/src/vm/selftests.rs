@@ -1,17 +1,16 @@
-//! Kernel's own tests of network drivers (`tools/testing/selftests`), for scenarios with `# part: selftests`: a part of
-//! dom0's root file system with a part for guests, whose directory `selftests` is the root of a file system of its own.
+//! Kernel's own tests of network drivers (`tools/testing/selftests`): a part of dom0's root file system ([`Part`]) with a
+//! part for guests, whose directory `selftests` is the root of a file system of its own.
 //! The directory has the tests, with what they need of the kernel's tree in `kernel`, and from Debian's packages Python, iproute2,
 //! ethtool, socat and a shell.
 //!
-//! Tests and packages are downloaded and unpacked; the part is kept until the recipe changes.
+//! [`Part`]: super::parts::Part
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::apt::{Apt, Package};
-use super::build::{self, Build};
+use super::build::Build;
 use super::cpio::Archive;
-use super::module::NEEDS;
-use crate::tools::{self, Tool, Toolbox};
+use crate::tools::{self, Tool};
 
 /// Source package in the release or its backports.
 const SOURCE: &str = "linux-source-6.12";
@@ -67,31 +66,22 @@ const PRUNED: [&str; 9] = [
 /// Test program of which the tests need the binary, below the selftests.
 const CSUM: &str = "net/lib/csum";
 /// Tools beside those of a module's build.
-static MORE: &[&Tool] = &[&tools::XZ];
-/// File name of the part.
-const ARCHIVE: &str = "selftests.cpio";
+pub(super) static MORE: &[&Tool] = &[&tools::XZ];
 
-/// Makes the part below `cache`, or finds it there; returns its path.
-pub(super) fn archive(
-    cache: &Path,
-    toolbox: &Toolbox,
-    may_install: bool,
-) -> anyhow::Result<PathBuf> {
-    let _lock = build::lock(cache, "selftests")?;
-    let (built, stamp) = (cache.join(ARCHIVE), cache.join("selftests.stamp"));
-    let state = [&[SOURCE, CSUM], &PATHS[..], &PACKAGES[..], &INSTALLERS[..], &PRUNED[..]].concat();
-    let state = state.join("\n");
-    if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
-        return Ok(built);
-    }
-    println!("making the file system of the kernel's selftests");
-    let needs: Vec<&'static Tool> = NEEDS.iter().chain(MORE).copied().collect();
-    let build = Build::begin(cache.join("selftests"), &needs, toolbox, may_install)?;
+/// Returns the packages of the file system.
+pub(super) fn packages(apt: &Apt) -> anyhow::Result<Vec<Package>> {
+    let mut packages = apt.closure(&PACKAGES)?;
+    packages.retain(|package| !INSTALLERS.iter().any(|prefix| package.name.starts_with(prefix)));
+    Ok(packages)
+}
+
+/// Adds the file system of the tests to the archive, as a part for guests. The packages are unpacked in `root`.
+pub(super) fn add(
+    archive: &mut Archive<Vec<u8>>,
+    build: &Build<'_>,
+    root: &Path,
+) -> anyhow::Result<()> {
     build.unpack_source(SOURCE, &PATHS)?;
-    let root = build.folder().join("root");
-    std::fs::create_dir_all(&root)?;
-    let (apt, packages) = packages(cache)?;
-    packages.iter().try_for_each(|package| apt.unpack(package, &root))?;
     for folder in PRUNED.map(|folder| root.join(folder)).iter().filter(|folder| folder.is_dir()) {
         std::fs::remove_dir_all(folder)?;
     }
@@ -108,47 +98,6 @@ pub(super) fn archive(
     build.run(&["gcc", "-O2", "-static", &include, "-o", &to, &from.display().to_string()])?;
 
     let mut guest = Archive::new(Vec::new());
-    add(&mut guest, "selftests", &root)?;
-    let mut dom0 = Archive::new(Vec::new());
-    dom0.file("boot/selftests.cpio", false, &guest.finish()?)?;
-    std::fs::write(build.folder().join(ARCHIVE), dom0.finish()?)?;
-    build.keep(ARCHIVE, &built)?;
-    std::fs::write(&stamp, state)?;
-    Ok(built)
-}
-
-/// Adds all files below `from`. Symbolic links stay links.
-fn add(archive: &mut Archive<Vec<u8>>, path: &str, from: &Path) -> anyhow::Result<()> {
-    archive.directory(path)?;
-    for entry in std::fs::read_dir(from)? {
-        let entry = entry?;
-        let (inside, kind) =
-            (format!("{path}/{}", entry.file_name().display()), entry.file_type()?);
-        if kind.is_symlink() {
-            let target = std::fs::read_link(entry.path())?;
-            archive.symlink(&inside, &target.to_string_lossy())?;
-        } else if kind.is_dir() {
-            add(archive, &inside, &entry.path())?;
-        } else {
-            archive.copy(&inside, &entry.path())?;
-        }
-    }
-    Ok(())
-}
-
-/// Downloads the packages, with new lists if the given ones do not do.
-fn packages(cache: &Path) -> anyhow::Result<(Apt, Vec<Package>)> {
-    let mut apt = Apt::new(cache);
-    let packages = download(&apt).or_else(|_| {
-        apt.update()?;
-        download(&apt)
-    })?;
-    Ok((apt, packages))
-}
-
-fn download(apt: &Apt) -> anyhow::Result<Vec<Package>> {
-    let mut packages = apt.closure(&PACKAGES)?;
-    packages.retain(|package| !INSTALLERS.iter().any(|prefix| package.name.starts_with(prefix)));
-    apt.download(&packages)?;
-    Ok(packages)
+    guest.tree("selftests", root)?;
+    Ok(archive.file("boot/selftests.cpio", false, &guest.finish()?)?)
 }
