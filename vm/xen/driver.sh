@@ -94,6 +94,11 @@ counter() {
     on $1 "ethtool -S eth0" | awk -v name="^$2:\$" '$1 ~ name { sum += $2 } END { print sum + 0 }'
 }
 
+# counter_less NAME PATTERN OTHER: the first sum less the other one, of counters that were read at once.
+counter_less() {
+    on $1 "ethtool -S eth0" | awk -v name="^$2:\$" -v other="^$3:\$" '$1 ~ name { sum += $2 } $1 ~ other { sum -= $2 } END { print sum + 0 }'
+}
+
 # driven_from_domain NAME N: 5 checks. A PVH guest whose interface is served by the driver domain `net`, with our driver;
 # guests have the part `driver`.
 driven_from_domain() {
