@@ -42,6 +42,7 @@ use boots::Boots;
 use machine::{Kind, Machine};
 use overlay::Orders;
 use parts::Part;
+use program::Dom0Part;
 use scenario::{Scenario, Set};
 use window_xen::Variant;
 
@@ -270,20 +271,25 @@ fn add_driver_parts(
         setting.programs.window_driver = Some(archives.driver);
         setting.programs.window_tests = tests.then_some(archives.tests);
     }
-    if wants(|scenario| scenario.wants_newest_kernel) {
-        let part = newest_kernel::archive(root, cache, toolbox, may_install)?;
-        setting.programs.dom0_parts.push(part);
+    let of = |wants: &dyn Fn(&Scenario) -> bool| -> Vec<String> {
+        selected.iter().filter(|s| wants(s)).map(|scenario| scenario.name.clone()).collect()
+    };
+    let parts = &mut setting.programs.dom0_parts;
+    let scenarios = of(&|scenario| scenario.wants_newest_kernel);
+    if !scenarios.is_empty() {
+        let file = newest_kernel::archive(root, cache, toolbox, may_install)?;
+        parts.push(Dom0Part { file, scenarios });
     }
-    if wants(|scenario| scenario.wants_debug_kernel) {
-        let part = debug_kernel::archive(root, images, cache, toolbox, may_install)?;
-        setting.programs.dom0_parts.push(part);
+    let scenarios = of(&|scenario| scenario.wants_debug_kernel);
+    if !scenarios.is_empty() {
+        let file = debug_kernel::archive(root, images, cache, toolbox, may_install)?;
+        parts.push(Dom0Part { file, scenarios });
     }
-    let mut named: Vec<Part> = vec![];
-    for part in selected.iter().flat_map(|scenario| &scenario.parts) {
-        if !named.contains(part) {
-            named.push(*part);
-            let made = part.archive(release, images, cache, toolbox, may_install)?;
-            setting.programs.dom0_parts.push(made);
+    for part in Part::ALL {
+        let scenarios = of(&|scenario| scenario.parts.contains(&part));
+        if !scenarios.is_empty() {
+            let file = part.archive(release, images, cache, toolbox, may_install)?;
+            parts.push(Dom0Part { file, scenarios });
         }
     }
     Ok(())

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use super::cpio::Archive;
 use super::images::Images;
 use super::machine::Kind;
-use super::program::Programs;
+use super::program::{Dom0Part, Programs};
 
 /// Orders of one boot.
 pub(super) struct Orders<'a> {
@@ -43,8 +43,9 @@ pub(super) fn write(
     let mut out = File::create(to).with_context(|| to.display().to_string())?;
     let mut base = File::open(&base).with_context(|| base.display().to_string())?;
     io::copy(&mut base, &mut out)?;
-    for part in programs.dom0_parts.iter().filter(|_| kind.is_xen()) {
-        out.write_all(&std::fs::read(part).with_context(|| part.display().to_string())?)?;
+    for part in programs.dom0_parts.iter().filter(|part| kind.is_xen() && orders.want(part)) {
+        let file = &part.file;
+        out.write_all(&std::fs::read(file).with_context(|| file.display().to_string())?)?;
     }
 
     let ours = repository.join("vm");
@@ -98,6 +99,11 @@ fn everywhere<W: Write>(
 }
 
 impl Orders<'_> {
+    /// Returns `true` if a scenario of the boot wants the part.
+    fn want(&self, part: &Dom0Part) -> bool {
+        self.scenarios.iter().any(|(name, _)| part.scenarios.iter().any(|other| other == name))
+    }
+
     /// Formats the orders for the shell: variables, and a line `SCENARIO LIMIT` for each scenario.
     fn text(&self, kind: Kind) -> String {
         let tests = self.tests.iter().map(|(name, file)| format!("{name}={}", file.display()));
@@ -126,17 +132,33 @@ impl Orders<'_> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn orders_are_formatted_for_shell() {
-        let orders = Orders {
+    fn orders() -> Orders<'static> {
+        Orders {
             scenarios: vec![("hello", 30), ("ping", 60)],
             patience: 4,
             shell: false,
             debug: true,
-            variables: &["ROUNDS=7".to_owned()],
+            variables: &[],
             target: Path::new("/t"),
-            tests: &[("uplink".to_owned(), PathBuf::from("/t/uplink-5"))],
+            tests: &[],
+        }
+    }
+
+    #[test]
+    fn part_is_for_machines_of_its_scenarios_only() {
+        let part = |scenarios: &[&str]| Dom0Part {
+            file: PathBuf::new(),
+            scenarios: scenarios.iter().map(|name| (*name).to_owned()).collect(),
         };
+        assert!(orders().want(&part(&["grub", "ping"])));
+        assert!(!orders().want(&part(&["grub", "pin"])));
+    }
+
+    #[test]
+    fn orders_are_formatted_for_shell() {
+        let tests = [("uplink".to_owned(), PathBuf::from("/t/uplink-5"))];
+        let variables = ["ROUNDS=7".to_owned()];
+        let orders = Orders { tests: &tests, variables: &variables, ..orders() };
         assert_eq!(
             orders.text(Kind::Xen),
             "ROUNDS=7\nPATIENCE=4\nSHELL_WANTED=\nDEBUG_XEN=yes\nSUITE=xen\nTARGET='/t'\nTESTS='uplink=/t/uplink-5'\nSCENARIOS=\"\nhello 30\nping 60\n\"\n"

@@ -44,7 +44,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    const ALL: [Part; 4] = [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Selftests];
+    pub(super) const ALL: [Part; 4] = [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Selftests];
 
     /// Returns the name of the part in scenarios.
     fn name(self) -> &'static str {

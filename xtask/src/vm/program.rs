@@ -32,7 +32,14 @@ pub(super) struct Programs {
     /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
     pub(super) window_tests: Option<PathBuf>,
     /// Parts of dom0's root file system that scenarios want: other kernels for guests, foreign ends, the kernel's selftests.
-    pub(super) dom0_parts: Vec<PathBuf>,
+    pub(super) dom0_parts: Vec<Dom0Part>,
+}
+
+/// Part of dom0's root file system. Only machines that run one of its scenarios have it: dom0 unpacks it into its memory.
+pub(super) struct Dom0Part {
+    pub(super) file: PathBuf,
+    /// Names of the scenarios that want it.
+    pub(super) scenarios: Vec<String>,
 }
 
 /// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
