@@ -35,7 +35,7 @@ qnic_connected() {
 qnic_bound() {
     local front=/local/domain/$(domain $1)/device/vif/0
     wait_for 20 sh -c "xenstore-read $front/backend $front/backend-id $front/mac $front/state" &&
-        on $1 "wait_for 20 test -e /sys/bus/xen/devices/vif-0 && echo vif-0 >/sys/bus/xen/drivers/$2/bind
+        on $1 "wait_for 20 test -e /sys/bus/xen/devices/vif-0 && echo vif-0 >/sys/bus/xen/drivers/$2/bind;
             echo 1 >/sys/bus/xen/drivers_autoprobe" && wait_for 20 qnic_connected $1
 }
 
