@@ -271,26 +271,27 @@ fn add_driver_parts(
         setting.programs.window_driver = Some(archives.driver);
         setting.programs.window_tests = tests.then_some(archives.tests);
     }
-    let of = |wants: &dyn Fn(&Scenario) -> bool| -> Vec<String> {
-        selected.iter().filter(|s| wants(s)).map(|scenario| scenario.name.clone()).collect()
-    };
     let parts = &mut setting.programs.dom0_parts;
-    let scenarios = of(&|scenario| scenario.wants_newest_kernel);
-    if !scenarios.is_empty() {
-        let file = newest_kernel::archive(root, cache, toolbox, may_install)?;
-        parts.push(Dom0Part { file, scenarios });
-    }
-    let scenarios = of(&|scenario| scenario.wants_debug_kernel);
-    if !scenarios.is_empty() {
-        let file = debug_kernel::archive(root, images, cache, toolbox, may_install)?;
-        parts.push(Dom0Part { file, scenarios });
-    }
-    for part in Part::ALL {
-        let scenarios = of(&|scenario| scenario.parts.contains(&part));
+    let mut add = |wants: &dyn Fn(&Scenario) -> bool,
+                   make: &dyn Fn() -> anyhow::Result<PathBuf>|
+     -> anyhow::Result<()> {
+        let wanting = selected.iter().filter(|scenario| wants(scenario));
+        let scenarios: Vec<String> = wanting.map(|scenario| scenario.name.clone()).collect();
         if !scenarios.is_empty() {
-            let file = part.archive(release, images, cache, toolbox, may_install)?;
-            parts.push(Dom0Part { file, scenarios });
+            parts.push(Dom0Part { file: make()?, scenarios });
         }
+        Ok(())
+    };
+    add(&|scenario| scenario.wants_newest_kernel, &|| {
+        newest_kernel::archive(root, cache, toolbox, may_install)
+    })?;
+    add(&|scenario| scenario.wants_debug_kernel, &|| {
+        debug_kernel::archive(root, images, cache, toolbox, may_install)
+    })?;
+    for part in Part::ALL {
+        add(&|scenario| scenario.parts.contains(&part), &|| {
+            part.archive(release, images, cache, toolbox, may_install)
+        })?;
     }
     Ok(())
 }
