@@ -91,15 +91,19 @@ impl Part {
     ) -> anyhow::Result<PathBuf> {
         let name = self.name();
         let _lock = build::lock(cache, name)?;
-        let (apt, packages) = self.packages(suite, cache)?;
+        let mut apt = self.apt(suite, cache)?;
         let (built, stamp) =
             (cache.join(format!("{name}.cpio")), cache.join(format!("{name}.stamp")));
-        let files = packages.iter().map(|package| package.file.as_str());
-        let state = files.collect::<Vec<_>>().join("\n") + &self.recipe();
-        if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
+        let found = self.state(&apt.with_lists(|apt| self.packages(apt))?);
+        if built.is_file() && std::fs::read_to_string(&stamp).is_ok_and(|text| text == found) {
             return Ok(built);
         }
-        apt.download(&packages)?;
+        // Old lists can also have packages that are found and not to be had.
+        let packages = apt.with_lists(|apt| {
+            let packages = self.packages(apt)?;
+            apt.download(&packages)?;
+            Ok(packages)
+        })?;
         println!("unpacking {} packages for the part {name}", packages.len());
         let build = Build::begin(cache.join(name), &self.needs(), toolbox, may_install)?;
         let tree = build.folder().join("root");
@@ -119,23 +123,31 @@ impl Part {
         }
         std::fs::write(build.folder().join("part"), archive.finish()?)?;
         build.keep("part", &built)?;
-        std::fs::write(&stamp, state)?;
+        std::fs::write(&stamp, self.state(&packages))?;
         Ok(built)
     }
 
+    /// Returns the text that changes with a package or the recipe.
+    fn state(self, packages: &[Package]) -> String {
+        let files = packages.iter().map(|package| package.file.as_str());
+        files.collect::<Vec<_>>().join("\n") + &self.recipe()
+    }
+
+    fn apt(self, suite: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
+        match self {
+            Part::QemuNewest => Apt::backports(cache),
+            Part::Qemu | Part::Grub => Apt::of(suite, cache),
+            Part::Selftests => Ok(Apt::new(cache)),
+        }
+    }
+
     /// Determines the packages: for programs also those of their libraries.
-    fn packages(self, suite: Option<Release>, cache: &Path) -> anyhow::Result<(Apt, Vec<Package>)> {
-        let mut apt = match self {
-            Part::QemuNewest => Apt::backports(cache)?,
-            Part::Qemu | Part::Grub => Apt::of(suite, cache)?,
-            Part::Selftests => Apt::new(cache),
-        };
-        let packages = apt.with_lists(|apt| match self {
+    fn packages(self, apt: &Apt) -> anyhow::Result<Vec<Package>> {
+        match self {
             Part::Grub => apt.resolve(&["grub-xen-host".to_owned()]),
             Part::Qemu | Part::QemuNewest => apt.closure(&["qemu-system-xen"]),
             Part::Selftests => selftests::packages(apt),
-        })?;
-        Ok((apt, packages))
+        }
     }
 }
 
