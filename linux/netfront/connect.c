@@ -185,12 +185,15 @@ void rfn_unwatch_carrier(struct rfn_dev *rd)
 	rd->carrier_watched = false;
 }
 
-/* Starts NAPI and lets packets in. Called under RTNL, for an interface that is up and connected. */
+/*
+ * Starts NAPI and lets packets in. Called under RTNL, for an interface that is up and connected. Does nothing if the next
+ * connection is awaited, with another number of queues.
+ */
 void rfn_start_sending(struct rfn_dev *rd)
 {
 	unsigned int i;
 
-	if (rd->running)
+	if (rd->running || rd->ndev->real_num_tx_queues != rd->queues)
 		return;
 	for (i = 0; i < rd->queues; i++)
 		rfn_queue_enable(rd->queue[i]);
@@ -293,6 +296,7 @@ int rfn_connect(struct rfn_dev *rd)
 	err = rfn_create_queues_with_windows(rd);
 	if (err)
 		goto fail;
+	rfn_hash_fill_table(rd);
 	/* Without a control ring everything else works. */
 	if (rd->peer.ctrl && rfn_ctrl_create(rd))
 		netdev_warn(ndev, "no memory for the control ring\n");

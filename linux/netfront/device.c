@@ -277,9 +277,12 @@ static void rfn_init_netdev(struct xenbus_device *xdev, struct net_device *ndev)
 
 	ndev->netdev_ops = &rfn_netdev_ops;
 	ndev->ethtool_ops = &rfn_ethtool_ops;
+	rfn_set_stat_ops(ndev);
 	ndev->hw_features = NETIF_F_SG | NETIF_F_IP_CSUM | NETIF_F_IPV6_CSUM | NETIF_F_TSO | NETIF_F_TSO6 |
 			    NETIF_F_RXCSUM;
 	ndev->features |= ndev->hw_features;
+	/* No part of a connection depends on the address. */
+	ndev->priv_flags |= IFF_LIVE_ADDR_CHANGE;
 	ndev->min_mtu = ETH_MIN_MTU;
 	ndev->max_mtu = RFN_TX_BYTES_MAX - VLAN_ETH_HLEN;
 	if (mtu >= ndev->min_mtu && mtu <= ndev->max_mtu)
@@ -288,6 +291,8 @@ static void rfn_init_netdev(struct xenbus_device *xdev, struct net_device *ndev)
 	netif_set_tso_max_size(ndev, RFN_TX_BYTES_MAX - VLAN_ETH_HLEN);
 	SET_NETDEV_DEV(ndev, &xdev->dev);
 	rfn_read_address(xdev, ndev);
+	/* Until it is connected. Cannot fail before the interface is registered. */
+	netif_set_real_num_queues(ndev, 1, 1);
 	netif_carrier_off(ndev);
 }
 

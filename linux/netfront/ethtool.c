@@ -3,6 +3,9 @@
 #include <linux/ethtool.h>
 #include <linux/rtnetlink.h>
 #include "netfront.h"
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+#include <net/netdev_queues.h>
+#endif
 
 static const char *const rfn_event_names[RFN_EVENTS] = {
 	[RFN_EV_CONNECTS] = "connects",
@@ -54,18 +57,29 @@ static void rfn_get_channels(struct net_device *ndev, struct ethtool_channels *c
 	const struct rfn_dev *rd = netdev_priv(ndev);
 
 	channels->max_combined = max_t(unsigned int, rd->peer.queues, 1);
-	channels->combined_count = max_t(unsigned int, rd->queues, 1);
+	channels->combined_count = ndev->real_num_rx_queues;
 }
 
-/* Connects anew with another number of queues. The link is down meanwhile. */
+/*
+ * Connects anew with another number of queues, which the interface has from now on. The link is down until it is
+ * connected, and nothing is sent by the queues of before.
+ */
 static int rfn_set_channels(struct net_device *ndev, struct ethtool_channels *channels)
 {
+	unsigned int count = channels->combined_count;
 	struct rfn_dev *rd = netdev_priv(ndev);
+	int err;
 
-	if (!channels->combined_count || channels->combined_count > rd->peer.queues)
+	if (!count || count > rd->peer.queues)
 		return -EINVAL;
-	rd->queues_wanted = channels->combined_count;
-	if (rd->connected && rd->queues != rd->queues_wanted)
+	if (count == ndev->real_num_rx_queues)
+		return 0;
+	rfn_stop_sending(rd);
+	err = netif_set_real_num_queues(ndev, count, count);
+	if (err)
+		return err;
+	rd->queues_wanted = count;
+	if (rd->connected)
 		schedule_work(&rd->restart_work);
 	return 0;
 }
@@ -167,6 +181,66 @@ void rfn_queue_stats(const struct rfn_queue *q, struct rtnl_link_stats64 *sum)
 	sum->rx_errors += rx.errors;
 }
 
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+/* Queues whose connection is awaited have counted nothing. */
+static void rfn_one_queue(struct rfn_dev *rd, int index, struct rtnl_link_stats64 *sum)
+{
+	memset(sum, 0, sizeof(*sum));
+	spin_lock_bh(&rd->stats_lock);
+	if (index < rd->queues)
+		rfn_queue_stats(rd->queue[index], sum);
+	spin_unlock_bh(&rd->stats_lock);
+}
+
+static void rfn_get_queue_stats_rx(struct net_device *ndev, int index, struct netdev_queue_stats_rx *stats)
+{
+	struct rtnl_link_stats64 sum;
+
+	rfn_one_queue(netdev_priv(ndev), index, &sum);
+	stats->packets = sum.rx_packets;
+	stats->bytes = sum.rx_bytes;
+}
+
+static void rfn_get_queue_stats_tx(struct net_device *ndev, int index, struct netdev_queue_stats_tx *stats)
+{
+	struct rtnl_link_stats64 sum;
+
+	rfn_one_queue(netdev_priv(ndev), index, &sum);
+	stats->packets = sum.tx_packets;
+	stats->bytes = sum.tx_bytes;
+}
+
+/* Counters of the queues of earlier connections. */
+static void rfn_get_base_stats(struct net_device *ndev, struct netdev_queue_stats_rx *rx,
+			       struct netdev_queue_stats_tx *tx)
+{
+	struct rfn_dev *rd = netdev_priv(ndev);
+
+	spin_lock_bh(&rd->stats_lock);
+	rx->packets = rd->stats_before.rx_packets;
+	rx->bytes = rd->stats_before.rx_bytes;
+	tx->packets = rd->stats_before.tx_packets;
+	tx->bytes = rd->stats_before.tx_bytes;
+	spin_unlock_bh(&rd->stats_lock);
+}
+
+static const struct netdev_stat_ops rfn_stat_ops = {
+	.get_queue_stats_rx = rfn_get_queue_stats_rx,
+	.get_queue_stats_tx = rfn_get_queue_stats_tx,
+	.get_base_stats = rfn_get_base_stats,
+};
+
+/* Lets the kernel report counters of each queue by netlink. */
+void rfn_set_stat_ops(struct net_device *ndev)
+{
+	ndev->stat_ops = &rfn_stat_ops;
+}
+#else
+void rfn_set_stat_ops(struct net_device *ndev)
+{
+}
+#endif
+
 static u32 rfn_get_rxfh_key_size(struct net_device *ndev)
 {
 	return RFN_HASH_KEY;
@@ -181,7 +255,7 @@ static int rfn_rxfh_get(struct rfn_dev *rd, u32 *indir, u8 *key)
 {
 	if (!rd->peer.ctrl)
 		return -EOPNOTSUPP;
-	rfn_hash_default(rd);
+	rfn_hash_fill_key(rd);
 	if (indir)
 		memcpy(indir, rd->hash.table, sizeof(rd->hash.table));
 	if (key)
@@ -191,15 +265,19 @@ static int rfn_rxfh_get(struct rfn_dev *rd, u32 *indir, u8 *key)
 
 static int rfn_rxfh_set(struct rfn_dev *rd, const u32 *indir, const u8 *key, u8 hfunc)
 {
+	int err;
+
 	if (!rd->peer.ctrl || (hfunc != ETH_RSS_HASH_NO_CHANGE && hfunc != ETH_RSS_HASH_TOP))
 		return -EOPNOTSUPP;
-	rfn_hash_default(rd);
+	rfn_hash_fill_key(rd);
 	if (indir)
 		memcpy(rd->hash.table, indir, sizeof(rd->hash.table));
 	if (key)
 		memcpy(rd->hash.key, key, sizeof(rd->hash.key));
 	rd->hash.configured = true;
-	return rd->connected ? rfn_hash_apply(rd) : 0;
+	/* The next connection begins with it, if this one is not there yet or ends. */
+	err = READ_ONCE(rd->peer_connected) ? rfn_hash_apply(rd) : 0;
+	return err == -ENODEV ? 0 : err;
 }
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 8, 0)
@@ -230,11 +308,9 @@ static int rfn_set_rxfh(struct net_device *ndev, const u32 *indir, const u8 *key
 /* `ethtool -x` asks for the number of rings first. */
 static int rfn_get_rxnfc(struct net_device *ndev, struct ethtool_rxnfc *info, u32 *rules)
 {
-	const struct rfn_dev *rd = netdev_priv(ndev);
-
 	if (info->cmd != ETHTOOL_GRXRINGS)
 		return -EOPNOTSUPP;
-	info->data = max_t(unsigned int, rd->queues, 1);
+	info->data = ndev->real_num_rx_queues;
 	return 0;
 }
 

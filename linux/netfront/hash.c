@@ -1,22 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Hash configuration: sends algorithm, types, key and table, as `ethtool -X` set them, to the backend. */
+#include <linux/ethtool.h>
 #include "netfront.h"
 
 #define RFN_HASH_TYPES                                                                                           \
 	(XEN_NETIF_CTRL_HASH_TYPE_IPV4 | XEN_NETIF_CTRL_HASH_TYPE_IPV4_TCP | XEN_NETIF_CTRL_HASH_TYPE_IPV6 | \
 	 XEN_NETIF_CTRL_HASH_TYPE_IPV6_TCP)
 
-/* Fills key and table for all queues, unless the user has set them. */
-void rfn_hash_default(struct rfn_dev *rd)
+/* Fills the key, unless it was filled or set before. */
+void rfn_hash_fill_key(struct rfn_dev *rd)
+{
+	if (!rd->hash.filled)
+		netdev_rss_key_fill(rd->hash.key, RFN_HASH_KEY);
+	rd->hash.filled = true;
+}
+
+/* Fills the table for the queues of this connection, unless the user has set it. Called under RTNL. */
+void rfn_hash_fill_table(struct rfn_dev *rd)
 {
 	int i;
 
-	if (rd->hash.filled)
+	if (netif_is_rxfh_configured(rd->ndev))
 		return;
-	netdev_rss_key_fill(rd->hash.key, RFN_HASH_KEY);
 	for (i = 0; i < RFN_HASH_TABLE; i++)
-		rd->hash.table[i] = i % max(rd->queues, 1U);
-	rd->hash.filled = true;
+		rd->hash.table[i] = ethtool_rxfh_indir_default(i, rd->queues);
 }
 
 static int rfn_hash_send(struct rfn_dev *rd)

@@ -400,7 +400,8 @@ void rfn_mcast_changed(struct net_device *ndev);
 void rfn_mcast_work(struct work_struct *work);
 
 /* hash.c */
-void rfn_hash_default(struct rfn_dev *rd);
+void rfn_hash_fill_key(struct rfn_dev *rd);
+void rfn_hash_fill_table(struct rfn_dev *rd);
 int rfn_hash_apply(struct rfn_dev *rd);
 
 /* connect.c */
@@ -417,6 +418,7 @@ void rfn_fault(struct rfn_dev *rd, unsigned int queue, const char *why);
 
 /* ethtool.c */
 extern const struct ethtool_ops rfn_ethtool_ops;
+void rfn_set_stat_ops(struct net_device *ndev);
 void rfn_queue_stats(const struct rfn_queue *q, struct rtnl_link_stats64 *sum);
 
 static inline void rfn_count(struct rfn_dev *rd, enum rfn_event event)

@@ -137,7 +137,7 @@ impl Part {
         match self {
             Part::QemuNewest => Apt::backports(cache),
             Part::Qemu | Part::Grub => Apt::of(suite, cache),
-            Part::Selftests => Ok(Apt::new(cache)),
+            Part::Selftests => selftests::apt(cache),
         }
     }
 

@@ -1,13 +1,13 @@
 //! Kernel's own tests of network drivers (`tools/testing/selftests`): a part of dom0's root file system ([`Part`]) with a
 //! part for guests, whose directory `selftests` is the root of a file system of its own.
 //! The directory has the tests, with what they need of the kernel's tree in `kernel`, and from Debian's packages Python, iproute2,
-//! ethtool, socat and a shell.
+//! ethtool, socat and a shell. They are those of the release whose kernel is Linux 6.12: older ones lack options that the tests use.
 //!
 //! [`Part`]: super::parts::Part
 
 use std::path::Path;
 
-use super::apt::{Apt, Package};
+use super::apt::{Apt, Package, Release};
 use super::build::Build;
 use super::cpio::Archive;
 use crate::tools::{self, Tool};
@@ -52,21 +52,27 @@ const INSTALLERS: [&str; 11] = [
     "usrmerge",
 ];
 /// Folders that no test reads.
-const PRUNED: [&str; 9] = [
+const PRUNED: [&str; 8] = [
     "etc",
     "var",
     "usr/share",
     "usr/lib/x86_64-linux-gnu/gconv",
-    "lib/x86_64-linux-gnu/security",
-    "usr/lib/python3.11/ensurepip",
-    "usr/lib/python3.11/idlelib",
-    "usr/lib/python3.11/lib2to3",
-    "usr/lib/python3.11/pydoc_data",
+    "usr/lib/x86_64-linux-gnu/security",
+    "usr/lib/python3.13/ensurepip",
+    "usr/lib/python3.13/idlelib",
+    "usr/lib/python3.13/pydoc_data",
 ];
 /// Test program of which the tests need the binary, below the selftests.
 const CSUM: &str = "net/lib/csum";
 /// Tools beside those of a module's build.
 pub(super) static MORE: &[&Tool] = &[&tools::XZ];
+
+/// Returns the packages of the release with the tests' tools.
+pub(super) fn apt(cache: &Path) -> anyhow::Result<Apt> {
+    let other = Release::Trixie.other()?;
+    let cache = other.map_or(cache.to_owned(), |release| release.folder(cache));
+    Apt::of(other, &cache)
+}
 
 /// Returns the packages of the file system.
 pub(super) fn packages(apt: &Apt) -> anyhow::Result<Vec<Package>> {
