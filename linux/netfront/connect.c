@@ -221,7 +221,7 @@ static void rfn_destroy_queues(struct rfn_dev *rd)
 
 	spin_lock_bh(&rd->stats_lock);
 	for (i = 0; i < count; i++)
-		rfn_queue_stats(rd->queue[i], &rd->stats_before);
+		rfn_queue_stats(rd->queue[i], &rd->stats_before[i]);
 	rd->queues = 0;
 	spin_unlock_bh(&rd->stats_lock);
 	for (i = 0; i < count; i++) {
@@ -296,7 +296,7 @@ int rfn_connect(struct rfn_dev *rd)
 	err = rfn_create_queues_with_windows(rd);
 	if (err)
 		goto fail;
-	rfn_hash_fill_table(rd);
+	rfn_hash_fill_table(rd, rd->queues);
 	/* Without a control ring everything else works. */
 	if (rd->peer.ctrl && rfn_ctrl_create(rd))
 		netdev_warn(ndev, "no memory for the control ring\n");

@@ -68,9 +68,8 @@ static void rfn_get_stats64(struct net_device *ndev, struct rtnl_link_stats64 *s
 	unsigned int i;
 
 	spin_lock_bh(&rd->stats_lock);
-	*sum = rd->stats_before;
-	for (i = 0; i < rd->queues; i++)
-		rfn_queue_stats(rd->queue[i], sum);
+	for (i = 0; i < RFN_QUEUES_MAX; i++)
+		rfn_index_stats(rd, i, sum);
 	spin_unlock_bh(&rd->stats_lock);
 }
 
@@ -161,6 +160,15 @@ static void rfn_restart_work(struct work_struct *work)
 	mutex_unlock(&rd->lock);
 }
 
+/* Lets all queues receive. Called with rfn_dev.lock held. */
+static void rfn_post(struct rfn_dev *rd)
+{
+	unsigned int i;
+
+	for (i = 0; i < rd->queues; i++)
+		rfn_queue_post(rd->queue[i]);
+}
+
 /* Does what waits for control messages, once both sides are Connected. */
 static void rfn_ready_work(struct work_struct *work)
 {
@@ -168,10 +176,11 @@ static void rfn_ready_work(struct work_struct *work)
 
 	mutex_lock(&rd->lock);
 	if (rd->connected && rd->peer_connected && !rd->leaving) {
-		if (!rd->windows)
-			rfn_stage_all(rd);
 		if (rfn_hash_apply(rd))
 			netdev_warn(rd->ndev, "the backend refuses the hash configuration\n");
+		rfn_post(rd);
+		if (!rd->windows)
+			rfn_stage_all(rd);
 		rfn_mcast_changed(rd->ndev);
 	}
 	mutex_unlock(&rd->lock);
@@ -209,6 +218,9 @@ static void rfn_backend_ready(struct rfn_dev *rd)
 		schedule_work(&rd->restart_work);
 		return;
 	}
+	/* Else when the backend knows the hash configuration: no packet goes to a queue that it does not name. */
+	if (!rd->hash.configured)
+		rfn_post(rd);
 	rfn_watch_carrier(rd);
 	netdev_notify_peers(rd->ndev);
 	schedule_work(&rd->ready_work);

@@ -79,6 +79,7 @@ static int rfn_set_channels(struct net_device *ndev, struct ethtool_channels *ch
 	if (err)
 		return err;
 	rd->queues_wanted = count;
+	rfn_hash_fill_table(rd, count);
 	if (rd->connected)
 		schedule_work(&rd->restart_work);
 	return 0;
@@ -181,14 +182,35 @@ void rfn_queue_stats(const struct rfn_queue *q, struct rtnl_link_stats64 *sum)
 	sum->rx_errors += rx.errors;
 }
 
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
-/* Queues whose connection is awaited have counted nothing. */
-static void rfn_one_queue(struct rfn_dev *rd, int index, struct rtnl_link_stats64 *sum)
+/*
+ * Adds the counters of the queue with this index, and of those that had it in earlier connections. Called with stats_lock
+ * held.
+ */
+void rfn_index_stats(const struct rfn_dev *rd, unsigned int index, struct rtnl_link_stats64 *sum)
 {
-	memset(sum, 0, sizeof(*sum));
-	spin_lock_bh(&rd->stats_lock);
+	const struct rtnl_link_stats64 *before = &rd->stats_before[index];
+
+	sum->tx_packets += before->tx_packets;
+	sum->tx_bytes += before->tx_bytes;
+	sum->tx_dropped += before->tx_dropped;
+	sum->tx_errors += before->tx_errors;
+	sum->rx_packets += before->rx_packets;
+	sum->rx_bytes += before->rx_bytes;
+	sum->rx_dropped += before->rx_dropped;
+	sum->rx_errors += before->rx_errors;
 	if (index < rd->queues)
 		rfn_queue_stats(rd->queue[index], sum);
+}
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
+static void rfn_sum_of_indices(struct rfn_dev *rd, unsigned int from, unsigned int to, struct rtnl_link_stats64 *sum)
+{
+	unsigned int i;
+
+	memset(sum, 0, sizeof(*sum));
+	spin_lock_bh(&rd->stats_lock);
+	for (i = from; i < to; i++)
+		rfn_index_stats(rd, i, sum);
 	spin_unlock_bh(&rd->stats_lock);
 }
 
@@ -196,7 +218,7 @@ static void rfn_get_queue_stats_rx(struct net_device *ndev, int index, struct ne
 {
 	struct rtnl_link_stats64 sum;
 
-	rfn_one_queue(netdev_priv(ndev), index, &sum);
+	rfn_sum_of_indices(netdev_priv(ndev), index, index + 1, &sum);
 	stats->packets = sum.rx_packets;
 	stats->bytes = sum.rx_bytes;
 }
@@ -205,23 +227,22 @@ static void rfn_get_queue_stats_tx(struct net_device *ndev, int index, struct ne
 {
 	struct rtnl_link_stats64 sum;
 
-	rfn_one_queue(netdev_priv(ndev), index, &sum);
+	rfn_sum_of_indices(netdev_priv(ndev), index, index + 1, &sum);
 	stats->packets = sum.tx_packets;
 	stats->bytes = sum.tx_bytes;
 }
 
-/* Counters of the queues of earlier connections. */
+/* Reads the counters of queues that the interface had and has no longer. */
 static void rfn_get_base_stats(struct net_device *ndev, struct netdev_queue_stats_rx *rx,
 			       struct netdev_queue_stats_tx *tx)
 {
-	struct rfn_dev *rd = netdev_priv(ndev);
+	struct rtnl_link_stats64 sum;
 
-	spin_lock_bh(&rd->stats_lock);
-	rx->packets = rd->stats_before.rx_packets;
-	rx->bytes = rd->stats_before.rx_bytes;
-	tx->packets = rd->stats_before.tx_packets;
-	tx->bytes = rd->stats_before.tx_bytes;
-	spin_unlock_bh(&rd->stats_lock);
+	rfn_sum_of_indices(netdev_priv(ndev), ndev->real_num_rx_queues, RFN_QUEUES_MAX, &sum);
+	rx->packets = sum.rx_packets;
+	rx->bytes = sum.rx_bytes;
+	tx->packets = sum.tx_packets;
+	tx->bytes = sum.tx_bytes;
 }
 
 static const struct netdev_stat_ops rfn_stat_ops = {

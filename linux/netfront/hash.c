@@ -15,21 +15,22 @@ void rfn_hash_fill_key(struct rfn_dev *rd)
 	rd->hash.filled = true;
 }
 
-/* Fills the table for the queues of this connection, unless the user has set it. Called under RTNL. */
-void rfn_hash_fill_table(struct rfn_dev *rd)
+/* Fills the table for so many queues, unless the user has set it. Called under RTNL. */
+void rfn_hash_fill_table(struct rfn_dev *rd, unsigned int queues)
 {
 	int i;
 
 	if (netif_is_rxfh_configured(rd->ndev))
 		return;
 	for (i = 0; i < RFN_HASH_TABLE; i++)
-		rd->hash.table[i] = ethtool_rxfh_indir_default(i, rd->queues);
+		rd->hash.table[i] = ethtool_rxfh_indir_default(i, queues);
 }
 
 static int rfn_hash_send(struct rfn_dev *rd)
 {
 	struct rfn_page *page = &rd->ctrl.list;
-	int err;
+	u32 *table = page->va;
+	int err, i;
 
 	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_ALGORITHM, XEN_NETIF_CTRL_HASH_ALGORITHM_TOEPLITZ, 0, 0,
 			       NULL);
@@ -42,27 +43,24 @@ static int rfn_hash_send(struct rfn_dev *rd)
 	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_MAPPING_SIZE, RFN_HASH_TABLE, 0, 0, NULL);
 	if (err)
 		return err;
-	memcpy(page->va, rd->hash.table, sizeof(rd->hash.table));
+	for (i = 0; i < RFN_HASH_TABLE; i++)
+		table[i] = rd->hash.table[i] < rd->queues ? rd->hash.table[i] : 0;
 	err = rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_MAPPING, page->ref, RFN_HASH_TABLE, 0, NULL);
 	if (err)
 		return err;
 	return rfn_ctrl_message(rd, XEN_NETIF_CTRL_TYPE_SET_HASH_FLAGS, RFN_HASH_TYPES, 0, 0, NULL);
 }
 
-/* Sends the configuration, if there is one. Table entries beyond the queues of this connection become queue 0. */
+/* Sends the configuration, if there is one. For table entries beyond the queues of this connection it says queue 0. */
 int rfn_hash_apply(struct rfn_dev *rd)
 {
-	int err = -EOPNOTSUPP, i;
+	int err = -EOPNOTSUPP;
 
 	if (!rd->hash.configured)
 		return 0;
 	mutex_lock(&rd->ctrl.lock);
-	if (rd->ctrl.usable) {
-		for (i = 0; i < RFN_HASH_TABLE; i++)
-			if (rd->hash.table[i] >= rd->queues)
-				rd->hash.table[i] = 0;
+	if (rd->ctrl.usable)
 		err = rfn_hash_send(rd);
-	}
 	mutex_unlock(&rd->ctrl.lock);
 	return err;
 }

@@ -200,8 +200,8 @@ struct rfn_queue {
 	struct rfn_ids tx_ready;
 	/* Grant windows of both rings, if the connection has them. */
 	bool windows;
-	/* Their pages are issued: RX pages may be posted. */
-	bool issued;
+	/* RX pages may be posted: those of windows are issued, and the backend knows the hash configuration of the user. */
+	bool posting;
 	struct rfn_window tx_window;
 	struct rfn_window rx_window;
 	/* Header-only staging, if `heads`: pages of packet headers, and free headers. */
@@ -245,7 +245,7 @@ struct rfn_ctrl {
 
 struct rfn_hash {
 	bool configured;
-	/* Key and table have values, ours or the user's. */
+	/* The key has a value, ours or the user's. */
 	bool filled;
 	u8 key[RFN_HASH_KEY];
 	u32 table[RFN_HASH_TABLE];
@@ -304,7 +304,8 @@ struct rfn_dev {
 
 	/* Guards the counters of queues that are gone, and the queue array for readers of counters. */
 	spinlock_t stats_lock;
-	struct rtnl_link_stats64 stats_before;
+	/* Sums of the queues that had the same index in earlier connections. */
+	struct rtnl_link_stats64 stats_before[RFN_QUEUES_MAX];
 
 	struct rfn_ctrl ctrl;
 	struct rfn_hash hash;
@@ -355,7 +356,7 @@ struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index);
 void rfn_queue_destroy(struct rfn_queue *q);
 void rfn_queue_enable(struct rfn_queue *q);
 void rfn_queue_disable(struct rfn_queue *q);
-void rfn_queue_issued(struct rfn_queue *q);
+void rfn_queue_post(struct rfn_queue *q);
 
 /* tx.c */
 netdev_tx_t rfn_start_xmit(struct sk_buff *skb, struct net_device *ndev);
@@ -401,7 +402,7 @@ void rfn_mcast_work(struct work_struct *work);
 
 /* hash.c */
 void rfn_hash_fill_key(struct rfn_dev *rd);
-void rfn_hash_fill_table(struct rfn_dev *rd);
+void rfn_hash_fill_table(struct rfn_dev *rd, unsigned int queues);
 int rfn_hash_apply(struct rfn_dev *rd);
 
 /* connect.c */
@@ -420,6 +421,7 @@ void rfn_fault(struct rfn_dev *rd, unsigned int queue, const char *why);
 extern const struct ethtool_ops rfn_ethtool_ops;
 void rfn_set_stat_ops(struct net_device *ndev);
 void rfn_queue_stats(const struct rfn_queue *q, struct rtnl_link_stats64 *sum);
+void rfn_index_stats(const struct rfn_dev *rd, unsigned int index, struct rtnl_link_stats64 *sum);
 
 static inline void rfn_count(struct rfn_dev *rd, enum rfn_event event)
 {

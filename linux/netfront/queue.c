@@ -137,8 +137,8 @@ static int rfn_queue_channels(struct rfn_queue *q)
 }
 
 /*
- * Creates a queue with all pages granted, its RX ring full of buffers, and NAPI disabled. Pages of windows are issued,
- * and buffers in them posted, by rfn_windows_issue(). Called under RTNL.
+ * Creates a queue with all pages granted, its RX ring full of buffers unless they have to wait, and NAPI disabled. Pages of
+ * windows are issued by rfn_windows_issue(). Called under RTNL.
  */
 struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 {
@@ -156,6 +156,7 @@ struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 	q->rd = rd;
 	q->index = index;
 	q->windows = rd->windows;
+	q->posting = !q->windows && !rd->hash.configured;
 	q->heads = !q->windows && READ_ONCE(rfn_staging) && READ_ONCE(rfn_staging_header);
 	u64_stats_init(&q->tx_stats.sync);
 	u64_stats_init(&q->rx_stats.sync);
@@ -220,12 +221,13 @@ void rfn_queue_disable(struct rfn_queue *q)
 	napi_disable(&q->napi);
 }
 
-/* Lets the pages of the queue's windows be posted. A poll posts those of the RX ring, and wakes senders. */
-void rfn_queue_issued(struct rfn_queue *q)
+/* Lets RX pages be posted. A poll posts them, and wakes senders. */
+void rfn_queue_post(struct rfn_queue *q)
 {
-	rfn_tx_issued(q);
+	if (q->posting)
+		return;
 	/* Pairs with rfn_rx_post(). */
-	smp_store_release(&q->issued, true);
+	smp_store_release(&q->posting, true);
 	local_bh_disable();
 	napi_schedule(&q->napi);
 	local_bh_enable();

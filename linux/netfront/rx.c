@@ -49,12 +49,12 @@ static void rfn_rx_publish(struct rfn_queue *q)
 		notify_remote_via_irq(q->channel[q->channels - 1].irq);
 }
 
-/* Posts the page of each slot whose response was consumed. Pages of a window are posted only when they are issued. */
+/* Posts the page of each slot whose response was consumed, once RX pages may be posted. */
 static void rfn_rx_post(struct rfn_queue *q)
 {
 	u32 end = q->rx.rsp_cons + RFN_RING;
 
-	if (q->windows && !smp_load_acquire(&q->issued))
+	if (!smp_load_acquire(&q->posting))
 		return;
 	while (q->rx.req_prod_pvt != end) {
 		u16 slot = q->rx.req_prod_pvt % RFN_RING;
@@ -65,7 +65,7 @@ static void rfn_rx_post(struct rfn_queue *q)
 	}
 }
 
-/* Initialises the ring with every granted page posted. The backend looks at it once it connects. */
+/* Initialises the ring with every page posted that may be. The backend looks at it once it connects. */
 void rfn_rx_init(struct rfn_queue *q)
 {
 	struct xen_netif_rx_sring *sring = q->rx_ring.va;

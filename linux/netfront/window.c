@@ -190,7 +190,7 @@ int rfn_windows_issue(struct rfn_dev *rd)
 	if (err)
 		return err;
 	for (i = 0; i < rd->queues; i++)
-		rfn_queue_issued(rd->queue[i]);
+		rfn_tx_issued(rd->queue[i]);
 	atomic_set(&rd->tx_spare, rd->queues * (RFN_RING - RFN_TX_KEPT));
 	netdev_info(rd->ndev, "%u pages are issued in grant windows, %u of them for sending\n",
 		    2 * rd->queues * RFN_RING, rd->queues * RFN_RING);

@@ -41,6 +41,11 @@ uptime_now() {
     echo "$now"
 }
 
+# elsewhere PID: succeeds once the process has a network of its own.
+elsewhere() {
+    [ "$(readlink /proc/$1/ns/net)" != "$(readlink /proc/self/ns/net)" ]
+}
+
 # wait_for SECONDS COMMAND...: until the command succeeds; tried ten times a second.
 wait_for() {
     local now idle end

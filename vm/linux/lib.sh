@@ -26,11 +26,6 @@ take_edu() {
     echo $name >/sys/bus/pci/drivers/vfio-pci/bind
 }
 
-# elsewhere PID: whether the process has a network of its own already.
-elsewhere() {
-    [ "$(readlink /proc/$1/ns/net)" != "$(readlink /proc/self/ns/net)" ]
-}
-
 # over_there COMMAND...: runs it outside.
 over_there() {
     nsenter -t $OUTSIDE -n "$@"

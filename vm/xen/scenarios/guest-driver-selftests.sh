@@ -26,6 +26,7 @@ in_root() {
 prepared() {
     on $1 "for each in proc sys dev; do mount --rbind /\$each $ROOT/\$each; done;
         sh /vm/xen/selftests/adapt.sh $ROOT$TESTS;
+        echo 1 >/proc/sys/net/ipv6/conf/all/keep_addr_on_down;
         cp /vm/xen/selftests/*.py $ROOT$TESTS/drivers/net/lib/py/; echo 127.0.0.1 localhost >$ROOT/etc/hosts"
     in_root $1 '/bin/busybox --install -s >/dev/null 2>&1; mount -t debugfs debugfs /sys/kernel/debug 2>/dev/null;
         python3 -c "import json, socket, subprocess, yaml" && ip -json link show lo >/dev/null'
@@ -65,12 +66,12 @@ netdevice() {
 # a computer completes them.
 wire() {
     modprobe veth
-    unshare -n sleep 100000 &
+    setsid unshare -n sleep 100000 &
     WIRE="nsenter -t $! -n"
-    wait_for 5 $WIRE test -e /proc/net/dev && chroot $ROOT ip link add wire0 type veth peer name wire1 &&
+    wait_for 10 elsewhere $! && chroot $ROOT /bin/ip link add wire0 type veth peer name wire1 netns $! &&
         chroot $ROOT ethtool -K wire0 tx off && ip link set wire0 master xenbr0 && ip link set wire0 up &&
-        ip link set wire1 netns $! && $WIRE ip address add $WIRED/24 dev wire1 && $WIRE ip link set wire1 up &&
-        $WIRE ip -6 address add $WIRED6/64 dev wire1
+        $WIRE chroot $ROOT /bin/ip address add $WIRED/24 dev wire1 && $WIRE chroot $ROOT /bin/ip link set wire1 up &&
+        $WIRE chroot $ROOT /bin/ip address add $WIRED6/64 dev wire1 nodad
 }
 
 # csum: cases of hw/csum.py, whose version in Linux 6.12 asks the library for a name that it does not have.
@@ -142,7 +143,7 @@ driver_and_root() {
 }
 
 plan $((3 + 2 + 2 * 6 + 7 * 2))
-use_ringfence '[network]' 'mode = "staging"' 'max-queues = 4'
+use_ringfence '[network]' 'mode = "staging"' 'max-queues = 8'
 # The file system of the tests is in it twice, and the first root file system has half of the memory.
 mount -o remount,size=800m /
 mkdir -p $ROOT
