@@ -101,6 +101,11 @@ requests() {
     echo $(($(disk_counter reads) + $(disk_counter writes)))
 }
 
+# saved_and_restored NAME: with its disk in use.
+saved_and_restored() {
+    xl save $1 $DISKS/$1.save && xl restore $DISKS/$1.save && rm $DISKS/$1.save && console $1
+}
+
 # wide_guest NAME [LINE...]: 2 checks. A guest with a disk of four queues, where that many are offered.
 wide_guest() {
     MEMORY=320 VCPUS=4 EXTRA='xen_blkfront.max_ring_page_order=2'

@@ -13,10 +13,6 @@ reads_for_ever() {
     on $1 'while :; do dd if=/dev/xvda of=/dev/null bs=256k; usleep 10000; done 2>/dev/null & echo $! >/tmp/reader'
 }
 
-saved_and_restored() {
-    xl save $1 $DISKS/$1.save && xl restore $DISKS/$1.save && rm $DISKS/$1.save && console $1
-}
-
 plan 33
 use_disks '[disks]' 'ring-page-order = 2' 'max-queues = 4'
 image one 64

@@ -5,6 +5,7 @@
 //! | `qemu` | the release's QEMU for Xen where libxl starts it, and its libraries: the backend of `backendtype=qdisk` |
 //! | `qemu-newest` | the one of Debian's backports, as `xen-qemu-newest` beside it |
 //! | `grub` | GRUB as a guest's kernel, PV and PVH, below `/boot/grub-xen`; the packed kernel that GRUB hands over to, `/boot/vmlinuz` |
+//! | `fio` | the release's fio and its libraries, for guests: `boot/fio.cpio` in dom0 |
 //! | `selftests` | the kernel's tests of network drivers, for dom0 and for guests: see `selftests.rs` |
 //!
 //! A part is kept until a package or this recipe changes.
@@ -29,10 +30,16 @@ const QEMU: &str = "usr/libexec/xen-qemu-system-i386";
 const QEMU_NEWEST: &str = "usr/libexec/xen-qemu-newest";
 /// Directory of QEMU's keyboard layouts, of which it reads one for each display, also for none.
 const KEYMAPS: &str = "usr/share/qemu/keymaps";
+const FIO: &str = "usr/bin/fio";
 /// Directory of GRUB's images in their package.
 const GRUB: &str = "usr/lib/grub-xen";
 const LOADER: &str = "lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
-const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
+const LIBRARIES: [&str; 3] = [
+    "lib/x86_64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu",
+    // Those of fio's engine for Ceph's disks have a library of their own.
+    "usr/lib/x86_64-linux-gnu/ceph",
+];
 
 /// Part that a scenario can request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,11 +47,13 @@ pub(super) enum Part {
     Qemu,
     QemuNewest,
     Grub,
+    Fio,
     Selftests,
 }
 
 impl Part {
-    pub(super) const ALL: [Part; 4] = [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Selftests];
+    pub(super) const ALL: [Part; 5] =
+        [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Fio, Part::Selftests];
 
     /// Returns the name of the part in scenarios.
     fn name(self) -> &'static str {
@@ -52,6 +61,7 @@ impl Part {
             Part::Qemu => "qemu",
             Part::QemuNewest => "qemu-newest",
             Part::Grub => "grub",
+            Part::Fio => "fio",
             Part::Selftests => "selftests",
         }
     }
@@ -76,7 +86,7 @@ impl Part {
     fn needs(self) -> Vec<&'static Tool> {
         match self {
             Part::Selftests => NEEDS.iter().chain(selftests::MORE).copied().collect(),
-            Part::Qemu | Part::QemuNewest | Part::Grub => vec![],
+            Part::Qemu | Part::QemuNewest | Part::Grub | Part::Fio => vec![],
         }
     }
 
@@ -119,6 +129,11 @@ impl Part {
                 archive.tree("boot/grub-xen", &tree.join(GRUB))?;
                 archive.copy("boot/vmlinuz", &images.path("vmlinuz"))?;
             }
+            Part::Fio => {
+                let mut guest = Archive::new(Vec::new());
+                program(&mut guest, &tree, FIO, FIO)?;
+                archive.file("boot/fio.cpio", false, &guest.finish()?)?;
+            }
             Part::Selftests => selftests::add(&mut archive, &build, &tree)?,
         }
         std::fs::write(build.folder().join("part"), archive.finish()?)?;
@@ -136,7 +151,7 @@ impl Part {
     fn apt(self, suite: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
         match self {
             Part::QemuNewest => Apt::backports(cache),
-            Part::Qemu | Part::Grub => Apt::of(suite, cache),
+            Part::Qemu | Part::Grub | Part::Fio => Apt::of(suite, cache),
             Part::Selftests => selftests::apt(cache),
         }
     }
@@ -146,6 +161,7 @@ impl Part {
         match self {
             Part::Grub => apt.resolve(&["grub-xen-host".to_owned()]),
             Part::Qemu | Part::QemuNewest => apt.closure(&["qemu-system-xen"]),
+            Part::Fio => apt.closure(&["fio"]),
             Part::Selftests => selftests::packages(apt),
         }
     }
@@ -190,7 +206,7 @@ mod tests {
         assert_eq!(Part::parse("qemu grub").unwrap(), [Part::Qemu, Part::Grub]);
         assert_eq!(Part::parse("").unwrap(), []);
         let error = Part::parse("qemu lilo").unwrap_err().to_string();
-        assert_eq!(error, "`# parts: lilo`: qemu, qemu-newest, grub, selftests");
+        assert_eq!(error, "`# parts: lilo`: qemu, qemu-newest, grub, fio, selftests");
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::usage::{Usage, clock};
 /// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(20);
 /// Time limit for one response of a disk, long enough for a backend that is replaced under emulation.
-const PATIENCE: Duration = Duration::from_secs(45);
+const PATIENCE: Duration = Duration::from_secs(240);
 /// Maximum pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
 /// Pages of a ring's grant window.
