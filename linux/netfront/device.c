@@ -160,25 +160,19 @@ static void rfn_restart_work(struct work_struct *work)
 	mutex_unlock(&rd->lock);
 }
 
-/* Lets all queues receive. Called with rfn_dev.lock held. */
-static void rfn_post(struct rfn_dev *rd)
-{
-	unsigned int i;
-
-	for (i = 0; i < rd->queues; i++)
-		rfn_queue_post(rd->queue[i]);
-}
-
 /* Does what waits for control messages, once both sides are Connected. */
 static void rfn_ready_work(struct work_struct *work)
 {
 	struct rfn_dev *rd = container_of(work, struct rfn_dev, ready_work);
+	unsigned int i;
 
 	mutex_lock(&rd->lock);
 	if (rd->connected && rd->peer_connected && !rd->leaving) {
 		if (rfn_hash_apply(rd))
 			netdev_warn(rd->ndev, "the backend refuses the hash configuration\n");
-		rfn_post(rd);
+		/* Not earlier: no packet goes to a queue that the hash configuration does not name. */
+		for (i = 0; i < rd->queues; i++)
+			rfn_queue_post(rd->queue[i]);
 		if (!rd->windows)
 			rfn_stage_all(rd);
 		rfn_mcast_changed(rd->ndev);
@@ -218,9 +212,6 @@ static void rfn_backend_ready(struct rfn_dev *rd)
 		schedule_work(&rd->restart_work);
 		return;
 	}
-	/* Else when the backend knows the hash configuration: no packet goes to a queue that it does not name. */
-	if (!rd->hash.configured)
-		rfn_post(rd);
 	rfn_watch_carrier(rd);
 	netdev_notify_peers(rd->ndev);
 	schedule_work(&rd->ready_work);
