@@ -35,7 +35,9 @@ check 'its disk is under load' on one 'wait_for 30 grep ^connected /tmp/disk.log
 check 'the hypervisor has three windows' wait_for 20 windows_are 3
 on net 'receive 6000'
 on one "{ traffic send $ADDRESS 6000 64 >/tmp/sending 2>&1 & }"
-check 'packets flow' on net 'wait_for 10 sh -c "test \$(cat /sys/class/net/xenbr0/statistics/rx_bytes) -gt 2000000"'
+# Growth, not a rate: how fast an emulated computer is depends on what runs beside it.
+received=$(on net 'cat /sys/class/net/xenbr0/statistics/rx_bytes' | tr -d '\r')
+check 'packets flow' on net "wait_for 20 sh -c 'test \$(cat /sys/class/net/xenbr0/statistics/rx_bytes) -gt $((received + 300000))'"
 check 'the daemon is stopped under load' stopped
 full=$(free_pages) issued=$(pages_issued)
 
