@@ -106,8 +106,8 @@ struct XenArgs {
     /// tests
     #[arg(long, value_name = "SUM", requires = "debug_xen")]
     without_guards: Option<u32>,
-    /// Boot this hypervisor (its ELF file) instead of Debian's
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["debug_xen", "window_xen"])]
+    /// Boot this hypervisor (its ELF file) instead of Debian's; with --debug-xen it is a debug build, and nothing is built
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["window_xen", "without_guards"])]
     hypervisor: Option<PathBuf>,
 }
 
