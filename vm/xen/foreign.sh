@@ -76,6 +76,22 @@ END
     image $name $(($(du -sm $root | cut -f 1) + 8)) && mkfs.ext4 -q -t ext2 -b 4096 -d $root $DISKS/$name && rm -r $root
 }
 
+# number FILE OFFSET FORMAT: the number at that offset of a file, in od's format, such as u4 for 4 bytes.
+number() {
+    od -An -t $3 -j $2 -N ${3#?} $1 | tr -d ' '
+}
+
+# kernel_for_pv_grub: path of the release's kernel: the packed one, or the unpacked one if it is packed with zstd (Debian 13's),
+# which GRUB 2.12 cannot unpack for a PV guest. Offsets are those of the kernel's boot protocol.
+kernel_for_pv_grub() {
+    local packed=/boot/vmlinuz content
+    content=$((($(number $packed 497 u1) + 1) * 512 + $(number $packed 584 u4)))
+    case $(number $packed $content x4) in
+        fd2fb528) echo /boot/vmlinux ;;
+        *) echo $packed ;;
+    esac
+}
+
 # grub_boots NAME GRUB LINE...: 4 checks. A guest whose kernel is this image of GRUB boots Linux from its disk, whose line is the
 # next argument, and reads all of the disk.
 grub_boots() {

@@ -9,7 +9,8 @@
 
 plan 8
 use_disks
-check 'an image with a packed Linux kernel' grub_image pv /boot/vmlinuz
+kernel=$(kernel_for_pv_grub)
+check "an image with Linux ($kernel)" grub_image pv $kernel
 MEMORY=256
 grub_boots pv grub-x86_64-xen.bin "disk=[$(disk xvda pv)]"
 gone pv
