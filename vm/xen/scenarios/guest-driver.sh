@@ -20,7 +20,8 @@ channels() {
 
 # Mebibytes of a stream.
 SIZE=${GUESTS_MEBIBYTES:-16}
-plan 52
+ROUNDS=${ROUNDS:-10}
+plan $((42 + ROUNDS))
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
 VCPUS=${GUESTS_VCPUS:-2}
 guests_with tools driver
@@ -49,7 +50,7 @@ check 'memory pressure frees staged pages' on one "echo 2 >/proc/sys/vm/drop_cac
     wait_for 20 sh -c 'ethtool -S eth0 | grep -q \"shrunk_pages: [1-9]\"'"
 check 'the backend has fewer pages' test "$(staged one)" -lt 1024
 transfer 'with fewer pages: one to dom0' one dom0 $ADDRESS $((SIZE / 2))
-rebound one 11 10
+rebound one 11 $ROUNDS
 check 'the pages are staged again' wait_for 40 all_staged one
 is 'no fault of the backend was counted' "$(counter one backend_faults)" 0
 # Before xen-netfront has been there: its waits read the store, of which a kernel with DEBUG_ATOMIC_SLEEP complains.
