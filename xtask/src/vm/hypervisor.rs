@@ -84,8 +84,10 @@ pub(super) fn debug(
     Ok(built)
 }
 
-/// Configuration of a hypervisor for debugging: assertions and lock checks, reports of undefined behaviour, counters.
-pub(super) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_UBSAN=y\nCONFIG_PERF_COUNTERS=y\n";
+/// Configuration of a hypervisor for debugging: assertions and lock checks, reports of undefined behaviour, counters; and shadow
+/// paging, without which PV guests do not migrate and which Xen 4.20 leaves out by default.
+pub(super) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_UBSAN=y\n\
+    CONFIG_PERF_COUNTERS=y\nCONFIG_SHADOW_PAGING=y\n";
 
 /// Inserts the counters of grant operations into the source.
 pub(super) fn count_operations(build: &Build<'_>) -> anyhow::Result<()> {
