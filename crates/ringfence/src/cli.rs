@@ -4,11 +4,9 @@
 //! `serve`, `status` and `hub`.
 
 pub mod hints;
-pub mod interface;
 mod memory;
 mod pages;
 
-pub use interface::parse_interface;
 pub use memory::{mode_parser, revocation_parser, staging_parser};
 pub use pages::{ManArgs, write_completions};
 
@@ -29,7 +27,6 @@ use crate::attach::AttachArgs;
 use crate::disk::DiskSpec;
 use crate::egress::EgressArgs;
 use crate::egress::check::PolicyCommand;
-use crate::guest::Address;
 use crate::guests::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
@@ -46,6 +43,8 @@ use crate::serve::show::StatusArgs;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
 use crate::uplink::plan::UplinkAddress;
+use ringfence_hostnet::address::Address;
+use ringfence_hostnet::interface::parse_interface;
 
 /// Minimum MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;

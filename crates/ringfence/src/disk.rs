@@ -10,9 +10,6 @@ use ringfence_access::Mode;
 use ringfence_block::storage::file::FileOptions;
 use ringfence_nbd::client::{NbdAddress, NbdOptions};
 
-/// Maximum number of disks of one guest. The frontend's messages carry one socket for each.
-pub const DISKS_MAX: usize = 8;
-
 /// Disk option as it was parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {

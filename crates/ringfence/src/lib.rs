@@ -20,13 +20,11 @@
 //!
 //! Modules for several of them:
 //!
-//! * [`switchboard`]: messages between launchers and driver domains.
 //! * [`names`]: name service of guests on one switch.
 //! * [`egress`]: egress policy: options, presets, `ringfence policy`.
-//! * [`disk`], [`netlink`], [`log`], [`out`], [`causes`]: options, kernel requests and output.
+//! * [`disk`]: options about disks.
 
 pub mod attach;
-pub mod causes;
 pub mod cli;
 pub mod demo;
 pub mod disk;
@@ -38,17 +36,10 @@ pub mod guests;
 pub mod hub;
 pub mod launch;
 mod library;
-pub mod log;
 pub mod names;
-pub mod netlink;
-pub mod out;
-
 pub mod pasta;
-mod ports;
 pub mod serve;
-pub mod switchboard;
 pub mod uplink;
-mod workers;
 
 use std::io::Write;
 
@@ -73,7 +64,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Hub(args) => hub::main(&args),
         Command::Policy { command } => match egress::check::run(&command) {
             Ok((text, status)) => print(text.as_bytes()).max(status),
-            Err(error) => fail(&causes::causes(&error)),
+            Err(error) => fail(&ringfence_hostnet::causes::causes(&error)),
         },
         // Their own parsers run before this one.
         Command::Pasta(_) | Command::Passt(_) | Command::Pesto(_) | Command::Slirp4netns(_) => {
@@ -90,7 +81,7 @@ pub fn main_with(cli: Cli) -> u8 {
                 Ok(()) => print(&page),
                 Err(error) => match error.downcast_ref::<clap::Error>() {
                     Some(usage) => tell(usage),
-                    None => fail(&causes::causes(&error)),
+                    None => fail(&ringfence_hostnet::causes::causes(&error)),
                 },
             }
         }
@@ -173,7 +164,7 @@ fn runs_a_command() -> bool {
 }
 
 fn print(text: &[u8]) -> u8 {
-    match out::Out.write_all(text) {
+    match ringfence_hostnet::out::Out.write_all(text) {
         Ok(()) => 0,
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => 0,
         Err(error) => fail(&error),

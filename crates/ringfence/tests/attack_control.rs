@@ -15,9 +15,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ringfence::launch::proof;
-use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::{FromDriver, ToDriver};
+use ringfence_driver::proof;
+use ringfence_driver::switchboard::{FromDriver, ToDriver};
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::{Channel, ChannelError};
 
 use ringfence_block::storage::testing::{Driver, lent_with};

@@ -11,7 +11,7 @@ mod support;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ringfence::switchboard::DriverStats;
+use ringfence_driver::switchboard::DriverStats;
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -8,7 +8,7 @@ mod support;
 use std::time::Duration;
 
 use ringfence::driver::addresses::AddressPlan;
-use ringfence::guest::Address;
+use ringfence_hostnet::address::Address;
 use support::needs::Need;
 use support::world::{
     FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World, name_server,

@@ -80,7 +80,6 @@ pub mod host;
 pub mod hostfwd;
 pub mod icmp;
 pub mod link;
-pub mod name_files;
 mod ndp;
 pub mod packet;
 pub mod port_rules;

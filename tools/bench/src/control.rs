@@ -26,8 +26,8 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
 use ringfence::attach::claim;
-use ringfence::causes::causes;
 use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
+use ringfence_hostnet::causes::causes;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sys::poll::wait_any;
 

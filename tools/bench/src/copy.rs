@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use ringfence_memory::{CopyRoutine, PAGE_SIZE};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;

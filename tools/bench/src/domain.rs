@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence::causes::causes;
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
+use ringfence_hostnet::causes::causes;
 use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, WindowSizes};
 use ringfence_net::rules::RuleCounters;
 use ringfence_net::vif::PortHost;

@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::gso::cpu;
 use super::params::{parse_mode, parse_seconds};
 use ringfence::launch::guest_on;
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 /// Maximum total CPU time that counts as idle: a hundredth of one core.

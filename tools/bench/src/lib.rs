@@ -59,7 +59,7 @@ mod xen;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use ringfence::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 use args::{BenchCommand, Experiment, SeedsArgs};
 use cli::{Cli, Command, Role};
@@ -106,7 +106,7 @@ fn main(command: &BenchCommand) -> u8 {
     };
     match outcome {
         Ok(()) => 0,
-        Err(error) if ringfence::out::is_closed(&error) => 0,
+        Err(error) if ringfence_hostnet::out::is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence-bench: {}", causes(&error));
             STATUS_BENCH_FAILED

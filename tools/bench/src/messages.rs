@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::ChildStdout;
 use std::sync::mpsc::{Receiver, channel};
 
-use ringfence::causes::causes;
+use ringfence_hostnet::causes::causes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 

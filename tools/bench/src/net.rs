@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use indicatif::ProgressBar;
-use ringfence::causes::causes;
-use ringfence::out::Out;
 use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_frame::port::Fault;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::Out;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_sandbox::channel::{Channel, ChannelError};

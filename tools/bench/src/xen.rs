@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::Path;
 
 use anyhow::Context;
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use serde::{Deserialize, Serialize};
 
 use crate::table::Table;

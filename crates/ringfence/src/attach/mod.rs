@@ -34,14 +34,15 @@ use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
-use crate::cli::{parse_interface, staging_parser};
+use crate::cli::staging_parser;
 use crate::frontend::link::{Link, LinkError, LinkEvent};
 use crate::frontend::pressure::PressureMonitor;
-use crate::log::LineBudget;
-use crate::netlink::{LinkChange, Netlink};
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
-use crate::switchboard::WindowLevels;
-use crate::workers::worker_count;
+use ringfence_driver::switchboard::WindowLevels;
+use ringfence_driver::workers::worker_count;
+use ringfence_hostnet::interface::parse_interface;
+use ringfence_hostnet::log::LineBudget;
+use ringfence_hostnet::netlink::{LinkChange, Netlink};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::isolation::{Confinement, SandboxError, Sockets, View};
 use ringfence_sandbox::signals::{Signals, name as signal_name};
@@ -148,7 +149,7 @@ enum AttachError {
 
 /// Serves the interface until a signal ends the process. Returns the exit status.
 pub fn main(args: &AttachArgs) -> u8 {
-    crate::log::to_stderr(args.verbose);
+    ringfence_hostnet::log::to_stderr(args.verbose);
     let attached = match &args.platform {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(|error| LinkError::from(error).into())
@@ -196,7 +197,10 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     let ports = taps.into_iter().map(port).collect();
     let mut link = Link::start(platform, vif, ports)?;
     confinement.lock()?;
-    eprintln!("ringfence: {} is interface {name}", crate::ports::device_name(&claimed.device));
+    eprintln!(
+        "ringfence: {} is interface {name}",
+        ringfence_driver::ports::device_name(&claimed.device)
+    );
     let served = serve(&mut link, &signals, &name, monitor);
     // In any case, revoke the granted pages.
     let left = leave(&mut link, &claimed);

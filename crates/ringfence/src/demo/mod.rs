@@ -12,12 +12,13 @@ use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::owned_child::OwnedChild;
 
-use crate::causes::causes;
-use crate::launch::runtime_dir::RuntimeDir;
-use crate::launch::{guest_on, proof};
-use crate::out::{Out, is_closed};
-use crate::switchboard::{DriverStats, FromDriver, ToDriver};
+use crate::launch::guest_on;
 use peer::Transfer;
+use ringfence_driver::proof;
+use ringfence_driver::switchboard::{DriverStats, FromDriver, ToDriver};
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::{Out, is_closed};
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 
 /// Duration of each transfer in seconds.
 const SECONDS: u64 = 3;

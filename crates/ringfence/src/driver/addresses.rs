@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ringfence_switch::forwarding::filter::FILTER_ADDRESSES_MAX;
 
-use crate::guest::Address;
-use crate::guest::address::AddressError as NoAddress;
+use ringfence_hostnet::address::Address;
+use ringfence_hostnet::address::AddressError as NoAddress;
 
 /// Host numbers of guests in a /16, without the host's port (1) and broadcast.
 const HOSTS: core::ops::Range<u16> = 2..0xFFFF;

@@ -2,7 +2,7 @@
 //!
 //! A connection is admitted if two conditions hold. Its user is the one that started the driver
 //! domain. Its first message proves that it comes from the same user namespace
-//! ([`crate::launch::proof`]).
+//! ([`ringfence_driver::proof`]).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, identity};
 use ringfence_sys::socket::peer_user;
 
-use crate::switchboard::{ToDriver, VERSION};
+use ringfence_driver::switchboard::{ToDriver, VERSION};
 
 /// Rule for admission: user and user namespace that a launcher must have.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ impl Admission {
     /// Returns the kernel's error.
     #[cfg(any(test, feature = "test-utils"))]
     pub(super) fn own() -> io::Result<Admission> {
-        let namespace = identity(crate::launch::proof::own_user_namespace()?)?;
+        let namespace = identity(ringfence_driver::proof::own_user_namespace()?)?;
         Ok(Admission { user: rustix::process::geteuid().as_raw(), namespace })
     }
 
@@ -77,7 +77,7 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     use super::*;
-    use crate::launch::proof::own_user_namespace;
+    use ringfence_driver::proof::own_user_namespace;
 
     fn hello() -> ToDriver {
         ToDriver::Hello { version: VERSION.to_owned() }

@@ -8,8 +8,8 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::NAMES_ROOT;
 use super::addresses::Assigned;
-use crate::ports::device_name;
-use crate::switchboard::AttachRequest;
+use ringfence_driver::ports::device_name;
+use ringfence_driver::switchboard::AttachRequest;
 
 /// Returns the filter that restricts a guest to its addresses.
 pub(super) fn filter_of(assigned: &Assigned, request: &AttachRequest) -> AddressFilter {

@@ -22,9 +22,8 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreError;
 
 use super::guests::Scope;
-use crate::disk::DISKS_MAX;
-use crate::ports::device_name;
-use crate::switchboard::{DiskRequest, Medium};
+use ringfence_driver::ports::device_name;
+use ringfence_driver::switchboard::{DISKS_MAX, DiskRequest, Medium};
 use ringfence_sandbox::channel::expect_fds;
 
 /// Backends of one guest's disks.

@@ -33,8 +33,8 @@ use super::admission::Admission;
 use super::device::{filter_of, make_device};
 use super::disks::Disks;
 use super::lease::Lease;
-use crate::ports::{PortBinding, PortEntry, Retired, device_name};
-use crate::switchboard::{
+use ringfence_driver::ports::{PortBinding, PortEntry, Retired, device_name};
+use ringfence_driver::switchboard::{
     AttachRequest, Attached, DiskRequest, DriverStats, FromDriver, LegConfig, ToDriver, VERSION,
 };
 use ringfence_sandbox::channel::Channel;

@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use crate::switchboard::FromDriver;
+use ringfence_driver::switchboard::FromDriver;
 use ringfence_sandbox::channel::{Channel, ChannelError, FDS_MAX};
 
 /// Time limit for the proof that a connection comes from a launcher.

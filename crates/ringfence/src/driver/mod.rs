@@ -38,10 +38,10 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::switchboard::{DriverConfig, DriverReport, FromDriver};
-use crate::workers::{EndedPorts, worker_count};
 use admission::Admission;
 use guests::Guests;
+use ringfence_driver::switchboard::{DriverConfig, DriverReport, FromDriver};
+use ringfence_driver::workers::{EndedPorts, worker_count};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
@@ -110,7 +110,7 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
     raise_descriptor_limit()?;
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
-    crate::log::to_stderr(config.verbose);
+    ringfence_hostnet::log::to_stderr(config.verbose);
     isolation.lock()?;
     let mut driver = Driver::start(&config, admission, listener)?;
     locked()?;

@@ -19,7 +19,7 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreClient;
 
 use super::Failure;
-use crate::switchboard::DiskFrontend;
+use ringfence_driver::switchboard::DiskFrontend;
 
 /// One disk with its export.
 struct Served {

@@ -20,7 +20,7 @@ use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenstore::{StoreClient, StoreError};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::workers::EndedPorts;
+use ringfence_driver::workers::EndedPorts;
 
 /// Name of the TAP's port.
 const TAP: &str = "tap";

@@ -23,7 +23,7 @@ use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::switchboard::{FromFrontend, FrontendConfig, ToFrontend};
+use ringfence_driver::switchboard::{FromFrontend, FrontendConfig, ToFrontend};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
@@ -111,7 +111,7 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     expected.extend(monitor.iter().flat_map(PressureMonitor::descriptors));
     expected.extend(disks.descriptors());
     let isolation = Isolation::enter(DomainKind::Frontend, &expected)?;
-    crate::log::to_stderr(false);
+    ringfence_hostnet::log::to_stderr(false);
     if let Some(why) = monitor.as_ref().and_then(PressureMonitor::errors) {
         tracing::warn!("{why}");
     }

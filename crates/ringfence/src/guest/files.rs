@@ -3,10 +3,11 @@
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-use ringfence_uplink::name_files::{HostsEntry, ServerOptions};
+use ringfence_hostnet::name_files::{HostsEntry, ServerOptions};
 
-use super::{GuestConfig, ResolverConfig};
+use super::GuestConfig;
 use crate::names::DOMAIN;
+use ringfence_hostnet::interface::ResolverConfig;
 
 /// Address of a guest's DNS stub. `systemd-resolved` uses the same one, which is free in a new
 /// network namespace.
@@ -142,7 +143,8 @@ fn kept_modules(line: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guest::{InterfaceConfig, NamesConfig};
+    use crate::guest::NamesConfig;
+    use ringfence_hostnet::interface::InterfaceConfig;
 
     fn config() -> GuestConfig {
         GuestConfig {

@@ -21,7 +21,6 @@
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
 //! processes of the guest. Init exits too when the launcher is gone.
 
-pub mod address;
 mod command;
 mod covers;
 mod files;
@@ -46,7 +45,6 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 use serde::{Deserialize, Serialize};
 
-pub use address::Address;
 pub use view::ViewConfig;
 
 pub(crate) use network::connect;
@@ -55,7 +53,8 @@ pub use network::{carried, carried_for_host, configure_leg};
 use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::{self, store::StoreNames};
-use crate::netlink::Route;
+use ringfence_hostnet::interface::{InterfaceConfig, ResolverConfig, UplinkInterface};
+use ringfence_hostnet::name_files::FILE_MAX;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
 use ringfence_sandbox::limits;
@@ -63,7 +62,6 @@ use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::supervisor::Nested;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 use ringfence_sys::poll::wait_any;
-use ringfence_uplink::name_files::FILE_MAX;
 
 /// Commands of the launcher.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -168,40 +166,6 @@ pub struct GuestConfig {
     pub removed_variables: Vec<String>,
     /// Files that the command sees.
     pub view: ViewConfig,
-}
-
-/// Configuration of a network interface.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InterfaceConfig {
-    pub name: String,
-    /// Ethernet address of the interface.
-    pub mac: [u8; 6],
-    /// Maximum length of an IP packet in bytes.
-    pub mtu: u32,
-    /// Work that the kernel may leave to the reader of the TAP ([`carried`]).
-    pub offloads: u32,
-    /// IP addresses of the interface.
-    pub addresses: Vec<Address>,
-    /// Number of queues of the TAP.
-    pub queues: u32,
-}
-
-/// Configuration of the interface to the host's network.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UplinkInterface {
-    pub interface: InterfaceConfig,
-    /// Destinations that are reached through the interface.
-    pub(crate) routes: Vec<Route>,
-}
-
-/// Configuration of the name service for names outside of the switch.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ResolverConfig {
-    pub name_servers: Vec<std::net::IpAddr>,
-    /// Search domains.
-    pub search: Vec<String>,
-    /// Options of `resolv.conf(5)`, one word each.
-    pub options: Vec<String>,
 }
 
 /// Configuration of names on a switch.

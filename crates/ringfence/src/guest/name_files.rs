@@ -14,9 +14,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ringfence_uplink::name_files::{HostsEntry, parse_hosts};
+use ringfence_hostnet::name_files::{HostsEntry, parse_hosts};
 
-use super::{GuestConfig, ResolverConfig, files};
+use super::{GuestConfig, files};
+use ringfence_hostnet::interface::ResolverConfig;
 
 /// A mounted file. Dropping it leaves the file as it is.
 #[derive(Debug)]

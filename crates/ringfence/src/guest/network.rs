@@ -6,8 +6,9 @@ use std::io;
 use ringfence_net::features::OffloadKeys;
 use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
-use super::{Address, InterfaceConfig, UplinkInterface};
-use crate::netlink::{LinkChange, Netlink};
+use ringfence_hostnet::address::Address;
+use ringfence_hostnet::interface::{InterfaceConfig, UplinkInterface};
+use ringfence_hostnet::netlink::{LinkChange, Netlink};
 
 /// Minimum MTU of IPv6 (RFC 8200, section 5).
 const IPV6_MTU_MIN: u32 = 1280;

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::pty::Pty;
 use super::{Reply, Request, find};
-use crate::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 const NOTES: &str = "\
 Examples:
@@ -96,7 +96,7 @@ fn run(args: &ExecArgs) -> anyhow::Result<u8> {
         _ => anyhow::bail!("the launcher is of another version of Ringfence"),
     };
     if let Some(problem) = problem {
-        eprintln!("ringfence: exec: {}", crate::launch::report::printable(&problem));
+        eprintln!("ringfence: exec: {}", ringfence_hostnet::text::printable(&problem));
     }
     Ok(status)
 }

@@ -7,7 +7,7 @@ use ringfence_sandbox::channel::Channel;
 use rustix::net::sockopt::socket_peercred;
 
 use super::{Description, Reply, Request};
-use crate::launch::runtime_dir::RuntimeDir;
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 
 /// Time limit for the answer of a launcher.
 const ANSWER: Duration = Duration::from_secs(2);

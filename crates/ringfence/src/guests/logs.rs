@@ -10,8 +10,8 @@ use ringfence_sandbox::{ChannelError, STATUS_FAILED};
 
 use super::find::{self, Found};
 use super::{Message, Reply, Request};
-use crate::causes::causes;
-use crate::out::{Out, is_closed};
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::{Out, is_closed};
 
 const NOTES: &str = "\
 Examples:

@@ -27,8 +27,8 @@ use std::fmt;
 use ringfence_sandbox::Ending;
 use serde::{Deserialize, Serialize};
 
-use crate::switchboard::WindowLevels;
 use crate::uplink::totals::EgressTotals;
+use ringfence_driver::switchboard::WindowLevels;
 
 /// Orders of a client to the launcher of a guest.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]

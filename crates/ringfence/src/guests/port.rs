@@ -8,9 +8,9 @@ use clap::{Args, Subcommand};
 use ringfence_sandbox::STATUS_FAILED;
 
 use super::{Reply, Request, find};
-use crate::causes::causes;
-use crate::out::{Out, is_closed};
 use crate::uplink::forward::ForwardSpec;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::{Out, is_closed};
 
 /// Time limit for a change of the ports of one specification.
 const CHANGED: Duration = Duration::from_secs(10);

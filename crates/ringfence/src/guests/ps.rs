@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use super::find::{self, Found};
 use super::{Description, Reply, Request, metrics};
-use crate::causes::causes;
-use crate::out::{Out, is_closed};
 use crate::uplink::totals::EgressTotals;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::{Out, is_closed};
 
 /// Most characters of a command in the table.
 const COMMAND_MAX: usize = 60;
@@ -123,7 +123,7 @@ fn table(rows: &[Row], now: Duration) -> String {
             memory.map_or_else(none, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
             address.cloned().unwrap_or_else(none),
             if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
-            crate::launch::report::printable(&short),
+            ringfence_hostnet::text::printable(&short),
         ]);
     }
     let mut widths = [0; 8];

@@ -10,9 +10,10 @@ use serde::Serialize;
 
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
-use crate::out::Out;
-use crate::serve::show::{byte_count, listed};
-use crate::switchboard::WindowLevels;
+use crate::serve::show::listed;
+use ringfence_driver::switchboard::WindowLevels;
+use ringfence_hostnet::out::Out;
+use ringfence_hostnet::text::byte_count;
 
 /// Time limit for the answer of the guest's driver domain.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -93,7 +94,7 @@ impl fmt::Display for Table<'_> {
         let Status { row: Row { pid, memory, guest, egress }, counters, windows, age } =
             self.status;
         let line = |f: &mut fmt::Formatter<'_>, head: &str, text: &str| {
-            writeln!(f, "{:<16}{}", format!("{head}:"), crate::launch::report::printable(text))
+            writeln!(f, "{:<16}{}", format!("{head}:"), ringfence_hostnet::text::printable(text))
         };
         let listed_or_none = |list: &[String]| match list {
             [] => "none".to_owned(),

@@ -9,7 +9,7 @@ use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
 
 use super::{Request, find};
-use crate::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 /// Time limit for the end of a guest whose command was killed.
 const KILLED: Duration = Duration::from_secs(10);

@@ -33,7 +33,7 @@ pub struct HubArgs {
 
 /// Serves until SIGINT or SIGTERM. Returns the exit status.
 pub fn main(args: &HubArgs) -> u8 {
-    crate::log::to_stderr(true);
+    ringfence_hostnet::log::to_stderr(true);
     match serve(args) {
         Ok(()) => 0,
         Err(error) => {

@@ -12,10 +12,10 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
 
 use super::messages;
-use super::runtime_dir::{RuntimeDir, RuntimeDirError};
 use crate::guests::{Reply, Request};
-use crate::switchboard::WindowLevels;
 use crate::uplink::totals::EgressTotals;
+use ringfence_driver::switchboard::WindowLevels;
+use ringfence_hostnet::runtime_dir::{RuntimeDir, RuntimeDirError};
 
 /// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 32;

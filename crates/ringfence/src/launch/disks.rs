@@ -24,10 +24,13 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::devices::Device;
-use super::report::{Reporter, printable};
-use super::runtime_dir::RuntimeDir;
-use crate::disk::{DISKS_MAX, DiskSpec, Source, device_variable, uri_of, uri_variable, variable};
-use crate::switchboard::{DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver};
+use super::report::Reporter;
+use crate::disk::{DiskSpec, Source, device_variable, uri_of, uri_variable, variable};
+use ringfence_driver::switchboard::{
+    DISKS_MAX, DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver,
+};
+use ringfence_hostnet::runtime_dir::RuntimeDir;
+use ringfence_hostnet::text::printable;
 
 /// Time limit for adding a disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

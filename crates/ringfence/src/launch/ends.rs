@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::guest_processes::{GRACE, GuestProcesses, Outcome};
 use super::rendezvous::{self, because};
-use super::report::last_line;
+use ringfence_hostnet::text::last_line;
 
 impl GuestProcesses<'_> {
     pub(super) fn command_ended(&self, ending: Ending) -> Outcome {

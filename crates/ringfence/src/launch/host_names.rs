@@ -19,9 +19,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::guest_processes::GuestProcesses;
 use super::report::Reporter;
 use super::uplink::Uplink;
-use crate::guest::{GuestConfig, ResolverConfig, ToGuest};
-use crate::uplink::file_watch::FileWatch;
-use crate::uplink::host::{RESOLV_CONF, read_name_file, resolver_of_host};
+use crate::guest::{GuestConfig, ToGuest};
+use ringfence_hostnet::file_watch::FileWatch;
+use ringfence_hostnet::host::{RESOLV_CONF, read_name_file, resolver_of_host};
+use ringfence_hostnet::interface::ResolverConfig;
 
 const HOSTS: &str = "/etc/hosts";
 

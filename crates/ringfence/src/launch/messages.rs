@@ -96,7 +96,7 @@ impl Messages {
 mod tests {
     use super::*;
     use crate::guests::Reply;
-    use crate::launch::report::printable;
+    use ringfence_hostnet::text::printable;
 
     /// Reads all messages, one reply after the other.
     fn all(messages: &Messages) -> Vec<Message> {

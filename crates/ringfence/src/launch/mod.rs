@@ -3,7 +3,7 @@
 //!
 //! 1. Begin to start the guest's domain, which takes some milliseconds.
 //! 2. Connect to the switch's driver domain, starting it if there is none, and attach a guest
-//!    (`rendezvous`, [`crate::switchboard`]). A guest without a switch has a driver domain only for its disks.
+//!    (`rendezvous`, [`ringfence_driver::switchboard`]). A guest without a switch has a driver domain only for its disks.
 //! 3. Let the guest's init create `eth0` and `up0`, and start uplink and frontend meanwhile (`starting`).
 //! 4. Give these the TAPs' descriptors, and the frontend a connection to the hub. It connects to the backend.
 //! 5. Let init start the command.
@@ -24,12 +24,10 @@ mod messages;
 pub(crate) mod options;
 #[doc(hidden)]
 mod ports;
-pub mod proof;
 mod published_ports;
 mod rendezvous;
 pub mod report;
 mod requests;
-pub mod runtime_dir;
 mod starting;
 mod terminal;
 mod uplink;
@@ -53,14 +51,17 @@ use disks::Disks;
 use guest_processes::GuestProcesses;
 use rendezvous::Attachment;
 use report::Reporter;
-use runtime_dir::RuntimeDir;
+use ringfence_hostnet::runtime_dir::RuntimeDir;
+use ringfence_hostnet::text::printable;
 use terminal::Terminal;
 use uplink::Uplink;
 
-use crate::causes::causes;
-use crate::guest::{self, Address, GuestConfig, InterfaceConfig, NamesConfig, ViewConfig};
-use crate::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
-use crate::workers::worker_count;
+use crate::guest::{self, GuestConfig, NamesConfig, ViewConfig};
+use ringfence_driver::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
+use ringfence_driver::workers::worker_count;
+use ringfence_hostnet::address::Address;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::interface::InterfaceConfig;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::{self, Signals};
@@ -261,7 +262,7 @@ impl<'a> Launch<'a> {
         attachment.lease.send(&order, &queues)?;
         match attachment.lease.receive_within(ANSWER_TIMEOUT)?.0 {
             FromDriver::LegAdded => {}
-            FromDriver::Refused(why) => bail!("{}", report::printable(&why)),
+            FromDriver::Refused(why) => bail!("{}", printable(&why)),
             other => bail!("the driver domain answered {other:?}"),
         }
         self.reporter.summary(format_args!(

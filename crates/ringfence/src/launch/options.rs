@@ -14,10 +14,10 @@ use super::report::Loudness;
 use super::view::ViewOptions;
 use crate::disk::DiskSpec;
 use crate::egress::EgressArgs;
-use crate::guest::Address;
 use crate::uplink::MTU_DEFAULT;
 use crate::uplink::forward::ForwardSpec;
 use crate::uplink::local::LocalPrefix;
+use ringfence_hostnet::address::Address;
 
 /// Default MTU of a switch: that of Ethernet.
 const SWITCH_MTU_DEFAULT: u16 = 1500;

@@ -48,7 +48,7 @@ impl GuestProcesses<'_> {
         if is_new {
             let defaults = &options.publish_default;
             let made = listen(&spec, uplink.families(), defaults, reporter);
-            let made = made.map_err(|error| crate::causes::causes(&error))?;
+            let made = made.map_err(|error| ringfence_hostnet::causes::causes(&error))?;
             uplink.ports.add(client, &spec, made)?;
         } else {
             uplink.ports.remove(client, &spec)?;

@@ -18,9 +18,10 @@ use anyhow::bail;
 use ringfence_sandbox::channel::Channel;
 
 use super::clients::ClientId;
-use super::report::{Reporter, printable};
+use super::report::Reporter;
 use crate::uplink::forward::{self, Forward, ForwardSpec, PORTS_MAX, Protocol};
 use crate::uplink::ports::{RunningPorts, SOCKETS_MAX, first_ports};
+use ringfence_hostnet::text::printable;
 
 /// Published ports of a guest.
 #[derive(Debug, Default)]

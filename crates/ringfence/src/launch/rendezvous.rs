@@ -4,12 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::options::SwitchChoice;
-use super::proof;
-use super::report::{Reporter, last_line, printable};
-use super::runtime_dir::{Lock, RuntimeDir, RuntimeDirError};
+use super::report::Reporter;
+use ringfence_driver::proof;
+use ringfence_hostnet::runtime_dir::{Lock, RuntimeDir, RuntimeDirError};
+use ringfence_hostnet::text::{last_line, printable};
 use ringfence_sys::descriptors::Descriptors;
 
-use crate::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
+use ringfence_driver::switchboard::{AttachRequest, Attached, DriverConfig, FromDriver, ToDriver};
 use ringfence_sandbox::Ending;
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_sandbox::spawn::{Cleanup, DomainKind, DomainProcess, Spawn, SpawnError};

@@ -6,7 +6,8 @@ use tracing::Level;
 
 use super::messages;
 use crate::guests::Source;
-use crate::log;
+use ringfence_hostnet::log;
+use ringfence_hostnet::text::printable;
 
 /// Amount of messages that the launcher writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,16 +93,6 @@ pub(super) fn print(text: impl std::fmt::Display) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Returns the last line of a stderr tail, safe for a message.
-pub(crate) fn last_line(tail: &str) -> Option<String> {
-    tail.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(printable)
-}
-
-/// Replaces control characters, which could act on a terminal: the process may be compromised.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(500).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,11 +107,5 @@ mod tests {
             .map(|message| message.text.as_str())
             .collect();
         assert_eq!(texts, ["a\u{fffd}[2J", "b"]);
-    }
-
-    #[test]
-    fn control_characters_of_stderr_tail_are_replaced() {
-        assert_eq!(last_line("a\n\x1b[2Jb\n\n"), Some("\u{fffd}[2Jb".into()));
-        assert_eq!(last_line(" \n"), None);
     }
 }

@@ -10,13 +10,13 @@ use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
-use super::report::printable;
 use crate::egress::document;
 use crate::guest::ToGuest;
 use crate::guests::{CounterTable, Counters, Description, LentPages, Reply, Request};
-use crate::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::totals::EgressTotals;
+use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
+use ringfence_hostnet::text::printable;
 
 impl GuestProcesses<'_> {
     /// Handles an event of a client. Fails if the guest cannot be told.
@@ -211,7 +211,7 @@ impl GuestProcesses<'_> {
 
     fn description(&self) -> Description {
         let options = self.options;
-        let texts = |addresses: &[crate::guest::Address]| {
+        let texts = |addresses: &[ringfence_hostnet::address::Address]| {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         Description {

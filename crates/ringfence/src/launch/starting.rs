@@ -17,12 +17,12 @@ use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
 
 use super::clients::Clients;
 use super::guest_processes::{GuestProcesses, Outcome, ProcessEvent, Watched};
-use super::report::printable;
 use super::standard_input;
-use crate::causes::causes;
 use crate::guest::{FromGuest, GuestConfig, ToGuest};
-use crate::switchboard::{FromFrontend, FrontendConfig};
 use crate::uplink::{FromUplink, UplinkConfig};
+use ringfence_driver::switchboard::{FromFrontend, FrontendConfig};
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::text::printable;
 
 /// Time limit for guest, frontend and uplink to be ready.
 const START_TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,8 +7,8 @@ use ringfence_sandbox::ids;
 
 use super::Options;
 use super::disks::Disks;
-use super::runtime_dir::{self, RuntimeDir};
 use crate::guest::ViewConfig;
+use ringfence_hostnet::runtime_dir::{self, RuntimeDir};
 
 /// Options for a guest's view of the host's files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use ringfence_uplink::name_files::ServerOptions;
+use ringfence_hostnet::name_files::ServerOptions;
 
 /// Maximum number of pending queries. Each has a descriptor.
 const PENDING_MAX: usize = 128;

@@ -15,10 +15,10 @@ use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
 use super::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
-use crate::guest::ResolverConfig;
 use crate::guest::name_files::SharedNameFiles;
+use ringfence_hostnet::interface::ResolverConfig;
+use ringfence_hostnet::name_files::ServerOptions;
 use ringfence_sys::poll::wait_any;
-use ringfence_uplink::name_files::ServerOptions;
 
 /// Maximum number of queries held back. Only the guest's own programs can reach the limits.
 const WAITING_MAX: usize = 256;

@@ -14,9 +14,9 @@ use ringfence_uplink::udp::multicast::service::Service;
 
 use super::ports::PortSpec;
 use super::values::{AddressArg, MacArg, NetmaskArg, OrNone, RunAs};
-use crate::cli::interface::parse_interface;
 use crate::egress::EgressArgs;
 use crate::uplink::local::LocalPrefix;
+use ringfence_hostnet::interface::parse_interface;
 
 /// Names of an option: long, short, and whether it has a value.
 type Names = (&'static str, Option<char>, bool);

@@ -15,9 +15,9 @@ use ringfence_sandbox::spawn::THIS_PROGRAM;
 
 use super::namespace::{Order, Report};
 use crate::guest::relay_sockets;
-use crate::launch::report::printable;
 use crate::uplink::forward::{self, Protocol};
 use crate::uplink::ports;
+use ringfence_hostnet::text::printable;
 
 /// Time limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -65,8 +65,8 @@ use ringfence_sandbox::spawn::THIS_PROGRAM;
 use ringfence_sys::namespaces;
 use serde::{Deserialize, Serialize};
 
-use crate::causes::causes;
 use args::PastaArgs;
+use ringfence_hostnet::causes::causes;
 use session::Session;
 use target::Target;
 

@@ -31,8 +31,9 @@ use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use serde::{Deserialize, Serialize};
 
 use super::outward::OutwardPort;
-use crate::guest::{self, UplinkInterface};
+use crate::guest;
 use crate::uplink::forward::{Forward, Protocol};
+use ringfence_hostnet::interface::UplinkInterface;
 
 /// Order of the session.
 #[derive(Debug, Serialize, Deserialize)]

@@ -15,14 +15,15 @@ use super::auto_ports::{self, AutoPorts, without_none};
 use super::outbound;
 use super::ports::Listen;
 use super::values::{AddressArg, OrNone};
-use crate::guest::{Address, UplinkInterface};
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
-use crate::uplink::host::{HostNetwork, Resolver, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::multicast::{self, Memberships, MulticastConfig};
 use crate::uplink::orders::UplinkOrder;
 use crate::uplink::plan::{Plan, Wishes};
 use crate::uplink::{Alias, BATCH, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkSockets};
+use ringfence_hostnet::address::Address;
+use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
+use ringfence_hostnet::interface::UplinkInterface;
 
 /// Address and router of a namespace if the host has no address.
 const LONE_V4: (Ipv4Addr, u8) = (Ipv4Addr::new(169, 254, 2, 1), 16);
@@ -471,7 +472,7 @@ fn chosen(args: &PastaArgs, host: HostNetwork) -> anyhow::Result<(HostNetwork, O
             }
         }
         let only_default = args.no_copy_routes || args.gateway.iter().any(|ip| of_family(*ip));
-        let is_copied = |route: &&crate::netlink::Route| {
+        let is_copied = |route: &&ringfence_hostnet::netlink::Route| {
             of_family(route.destination) && (!only_default || route.prefix == 0)
         };
         network.routes.extend(host.routes.iter().filter(is_copied));

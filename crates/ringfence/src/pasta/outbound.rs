@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 
 use super::args::PastaArgs;
 use crate::uplink::Outbound;
-use crate::uplink::host::HostNetwork;
 use crate::uplink::multicast::Chosen;
+use ringfence_hostnet::host::HostNetwork;
 
 /// Returns the sources that the options name, IPv4 first. The last address of a family counts.
 pub(super) fn sources(args: &PastaArgs) -> anyhow::Result<[Outbound; 2]> {
@@ -97,7 +97,7 @@ mod tests {
         let network = |name: &str, last: u8| {
             let v4 = std::net::Ipv4Addr::new(192, 0, 2, last).into();
             let v6 = std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()).into();
-            let address = |ip, len| crate::guest::Address::new(ip, len).unwrap();
+            let address = |ip, len| ringfence_hostnet::address::Address::new(ip, len).unwrap();
             HostNetwork {
                 interfaces: vec![name.to_owned()],
                 addresses: vec![address(v4, 24), address(v6, 64)],

@@ -25,8 +25,8 @@ use super::auto_ports::without_none;
 use super::namespace::Report;
 use super::network::Listeners;
 use super::ports::Listen;
-use crate::launch::report::printable;
 use crate::uplink::forward::{self, Forward, PORTS_MAX, Protocol};
+use ringfence_hostnet::text::printable;
 
 /// Number of sockets in one message.
 const BATCH: usize = 32;

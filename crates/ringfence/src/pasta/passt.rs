@@ -10,7 +10,7 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 use super::passt_args::PasstArgs;
 use super::target::Target;
 use super::{STATUS_FAILED, Started, complain, problem};
-use crate::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 /// Name by which other programs start passt.
 pub const NAME: &str = "passt";

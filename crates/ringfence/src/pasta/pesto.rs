@@ -21,8 +21,8 @@ use ringfence_uplink::port_rules::{
 use super::auto_ports::without_none;
 use super::ports::PortSpec;
 use super::{STATUS_FAILED, complain, problem};
-use crate::causes::causes;
-use crate::launch::report::printable;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::text::printable;
 
 /// Name by which other programs start pesto.
 pub const NAME: &str = "pesto";

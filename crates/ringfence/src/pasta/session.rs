@@ -43,15 +43,15 @@ use super::network::{self, Network};
 use super::outward;
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
-use crate::causes::causes;
 use crate::egress::guest::GuestEgress;
-use crate::launch::report::{last_line, printable};
-use crate::uplink::file_watch::FileWatch;
-use crate::uplink::host::{RESOLV_CONF, resolver_of_host};
 use crate::uplink::link::LinkOrder;
 use crate::uplink::multicast::Memberships;
 use crate::uplink::ports::RunningPorts;
 use crate::uplink::{FromUplink, UplinkConfig};
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::file_watch::FileWatch;
+use ringfence_hostnet::host::{RESOLV_CONF, resolver_of_host};
+use ringfence_hostnet::text::{last_line, printable};
 
 /// Time limit for the process in the namespace, and for the uplink.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -182,7 +182,7 @@ impl Session {
         match ended {
             Ok(status) => status,
             Err(error) => {
-                self.messages.problem(crate::causes::causes(&error));
+                self.messages.problem(ringfence_hostnet::causes::causes(&error));
                 super::STATUS_FAILED
             }
         }

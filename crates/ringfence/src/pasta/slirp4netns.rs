@@ -20,7 +20,7 @@ use super::slirp_args::{NetnsType, SlirpArgs};
 use super::target::Target;
 use super::values::MacArg;
 use super::{STATUS_FAILED, check, complain, problem};
-use crate::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 /// Name by which other programs start slirp4netns.
 pub const NAME: &str = "slirp4netns";

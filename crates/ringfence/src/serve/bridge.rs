@@ -13,7 +13,7 @@ use std::path::Path;
 use ringfence_net::features::OffloadKeys;
 use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
-use crate::netlink::{LinkChange, Netlink};
+use ringfence_hostnet::netlink::{LinkChange, Netlink};
 
 /// Ethernet address of a bridge's ports. It is the highest one, so that no bridge adopts it.
 const PORT_MAC: [u8; 6] = [0xfe, 0xff, 0xff, 0xff, 0xff, 0xff];

@@ -36,8 +36,8 @@ use super::status::{
 };
 use super::vif::Vif;
 use super::{OnExit, Setup};
-use crate::netlink::Notices;
-use crate::ports::device_name;
+use ringfence_driver::ports::device_name;
+use ringfence_hostnet::netlink::Notices;
 use ringfence_sandbox::signals::{Signals, name as signal_name};
 
 /// Maximum number of store events that one round takes before it serves the devices that they name.
@@ -71,7 +71,7 @@ pub(super) enum ServeError {
         source: io::Error,
     },
     #[error("{0} (as root?)")]
-    RuntimeDir(#[from] crate::launch::runtime_dir::RuntimeDirError),
+    RuntimeDir(#[from] ringfence_hostnet::runtime_dir::RuntimeDirError),
     /// Another daemon holds the lock.
     #[error(
         "another `ringfence serve` runs in this domain{}: stop it first (`systemctl stop ringfence-serve`, or \
@@ -320,7 +320,7 @@ impl<P: Platform> Daemon<P> {
             tracing::warn!("some changes wait for the daemon to be started again");
         }
         self.config = self.config.reloaded(new);
-        crate::log::set_level(self.config.serve.log_level.level());
+        ringfence_hostnet::log::set_level(self.config.serve.log_level.level());
         self.vifs.reconfigure(self.config.clone());
         self.disks.reconfigure(self.config.clone());
         self.devices.mark_all();

@@ -29,8 +29,8 @@ use ringfence_wire::decimal;
 use ringfence_wire::xenbus::{self, DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError, WatchEvent};
 
-use crate::log::LineBudget;
-use crate::ports::device_name;
+use ringfence_driver::ports::device_name;
+use ringfence_hostnet::log::LineBudget;
 
 /// Time after which a failed device is tried again.
 const AGAIN: Duration = Duration::from_secs(2);

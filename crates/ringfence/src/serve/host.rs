@@ -37,9 +37,9 @@ use super::records::Records;
 use super::staging::Staging;
 use super::vif::{Attached, TapAttachment, Vif};
 use super::vif_keys::VifKeys;
-use crate::log::LineBudget;
-use crate::ports::{PortBinding, PortEntry, Retired, device_name};
-use crate::workers::{EndedPorts, worker_count};
+use ringfence_driver::ports::{PortBinding, PortEntry, Retired, device_name};
+use ringfence_driver::workers::{EndedPorts, worker_count};
+use ringfence_hostnet::log::LineBudget;
 
 /// Reasons for which a vif is not served for now.
 #[derive(Debug, thiserror::Error)]

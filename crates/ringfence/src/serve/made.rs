@@ -17,7 +17,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::fs::Mode;
 
 use super::config::{Attach, Network};
-use crate::netlink::Netlink;
+use ringfence_hostnet::netlink::Netlink;
 
 /// Register, in a directory that only the daemon's user can enter.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ use rustix::thread::CapabilitySet;
 
 use self::config::{Config, ConfigError, Listen, PATH_DEFAULT};
 use self::daemon::{Daemon, ServeError};
-use crate::launch::runtime_dir::RuntimeDir;
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 
 /// Directory of the status socket and of the files that outlive the daemon.
 const RUNTIME_DIR: &str = "/run/ringfence";
@@ -263,7 +263,7 @@ fn verdict(path: &Path, exists: bool) -> String {
 }
 
 fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
-    crate::log::to_stderr_at(config.serve.log_level.level());
+    ringfence_hostnet::log::to_stderr_at(config.serve.log_level.level());
     let signals = Signals::new(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     // No directory may stay open: its parent directories lead out of the view.
     drop(RuntimeDir::open_at(setup.runtime_dir.clone())?);

@@ -9,9 +9,10 @@ use ringfence_sandbox::STATUS_FAILED;
 
 use super::config::{Config, PATH_DEFAULT};
 use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
-use crate::causes::causes;
 use crate::guests::status::{self, Form};
-use crate::out::{Out, is_closed};
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::{Out, is_closed};
+use ringfence_hostnet::text::byte_count;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -254,32 +255,10 @@ fn sum(queues: &[QueueStatus], name: &str) -> String {
     byte_count(queues.iter().filter_map(|queue| queue.counters.get(name)).sum())
 }
 
-/// Formats a number of bytes for a column.
-pub(crate) fn byte_count(count: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let steps = UNITS.len() - 1;
-    let unit = (0..steps).find(|unit| count >> (10 * unit) < 10_000).unwrap_or(steps);
-    format!("{} {}", count >> (10 * unit), UNITS[unit])
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::serve::status::DaemonStatus;
-
-    #[test]
-    fn byte_count_fits_a_column() {
-        let cases = [
-            (0, "0 B"),
-            (9_999, "9999 B"),
-            (10_000, "9 KiB"),
-            (10_239_999, "9999 KiB"),
-            (u64::MAX, "16777215 TiB"),
-        ];
-        for (count, text) in cases {
-            assert_eq!(byte_count(count), text);
-        }
-    }
 
     #[test]
     fn table_has_line_for_each_device_and_lists_problems() {

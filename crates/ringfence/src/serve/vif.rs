@@ -14,8 +14,8 @@ use ringfence_wire::xenbus::DeviceId;
 use super::bridge;
 use super::config::DeviceSettings;
 use super::vif_keys::VifKeys;
-use crate::log::LineBudget;
-use crate::ports::{PortEntry, device_name};
+use ringfence_driver::ports::{PortEntry, device_name};
+use ringfence_hostnet::log::LineBudget;
 
 /// Attachment of a vif.
 pub(super) enum Attached {

@@ -1,8 +1,6 @@
 //! Uplink of a guest: its connection to the host's network, through sockets of a process that has
 //! no other right than to open them.
 //!
-//! * `host`: properties of the host's network that the guest copies.
-//! * `file_watch`: changes of the host's files.
 //! * [`forward`]: ports of the host that lead to the guest.
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
@@ -13,9 +11,7 @@
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 //! * [`totals`]: counts of egress verdicts.
 
-pub(crate) mod file_watch;
 pub mod forward;
-pub(crate) mod host;
 pub mod link;
 pub mod local;
 pub mod multicast;
@@ -31,11 +27,11 @@ use std::net::IpAddr;
 use ringfence_policy::{Action, PolicySource, RuleSource};
 use serde::{Deserialize, Serialize};
 
-use crate::guest::Address;
 use forward::Forward;
 use link::LinkOrder;
 use local::LocalPrefix;
 use multicast::MulticastConfig;
+use ringfence_hostnet::address::Address;
 use totals::EgressTotals;
 
 /// Name of the uplink's interface in the guest.

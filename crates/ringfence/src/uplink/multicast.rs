@@ -19,9 +19,9 @@ use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use super::forward::{self, Protocol};
-use super::host::{HostNetwork, Link};
 use super::orders::UplinkOrder;
-use crate::netlink::Notices;
+use ringfence_hostnet::host::{HostNetwork, Link};
+use ringfence_hostnet::netlink::Notices;
 
 /// Time from a change of the network to the next look at its links. More changes in this time cost nothing.
 const SETTLES_WITHIN: Duration = Duration::from_millis(200);

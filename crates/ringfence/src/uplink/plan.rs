@@ -4,11 +4,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use super::host::{HostNetwork, Resolver};
 use super::{Alias, INTERFACE};
-use crate::guest::address::AddressError;
-use crate::guest::{Address, InterfaceConfig, ResolverConfig, UplinkInterface};
-use crate::netlink::Route;
+use ringfence_hostnet::address::Address;
+use ringfence_hostnet::address::AddressError;
+use ringfence_hostnet::host::{HostNetwork, Resolver};
+use ringfence_hostnet::interface::{InterfaceConfig, ResolverConfig, UplinkInterface};
+use ringfence_hostnet::netlink::Route;
 
 /// Router addresses if the host has none to copy. Link-local, so that they conflict with no other
 /// host.

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::FromUplink;
 use super::forward::{Forward, PORTS_MAX, Protocol};
 use super::orders::UplinkOrder;
-use crate::guest::Address;
+use ringfence_hostnet::address::Address;
 
 /// Time limit for the answer to an order.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

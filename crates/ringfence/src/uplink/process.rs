@@ -106,7 +106,7 @@ fn start(channel: &Channel) -> Result<(), Failure> {
     let mut expected = vec![channel.as_fd().as_raw_fd()];
     expected.extend(taps.iter().chain(&sockets).map(AsRawFd::as_raw_fd));
     let isolation = Isolation::enter(DomainKind::Uplink, &expected)?;
-    crate::log::to_stderr(config.verbose);
+    ringfence_hostnet::log::to_stderr(config.verbose);
     let capture = if config.captures { taps.pop() } else { None };
     let mut made = make_links(&config, taps)?;
     if let (Some(file), Some(first)) = (capture, made.first_mut())

@@ -20,8 +20,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::{FromDriver, ToDriver, VERSION};
+use ringfence_driver::switchboard::{FromDriver, ToDriver, VERSION};
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::Channel;
 
 use crate::support::world::{Families, World};
@@ -293,7 +293,7 @@ fn guests_on(world: &World) -> Option<usize> {
     stats(world).ok().map(|stats| stats.ports.keys().filter(|name| *name != "gone").count())
 }
 
-fn stats(world: &World) -> Result<ringfence::switchboard::DriverStats, String> {
+fn stats(world: &World) -> Result<ringfence_driver::switchboard::DriverStats, String> {
     let directory = RuntimeDir::open_at(world.lab.runtime_dir()).map_err(|e| e.to_string())?;
     let socket = directory.connect("s").map_err(|e| e.to_string())?.ok_or("no switch")?;
     let channel = Channel::from_fd(socket);

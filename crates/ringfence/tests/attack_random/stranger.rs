@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ringfence::launch::runtime_dir::RuntimeDir;
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sys::descriptors::testing::send_raw;
 
 use crate::support::Noise;

@@ -21,8 +21,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::{DriverStats, FromDriver, ToDriver};
+use ringfence_driver::switchboard::{DriverStats, FromDriver, ToDriver};
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::Channel;
 use rustix::process::{Pid, Signal};
 
@@ -164,7 +164,7 @@ impl Lab {
         let directory = RuntimeDir::open_at(self.runtime_dir()).unwrap();
         let socket = directory.connect(switch).unwrap().expect("the switch is there");
         let channel = Channel::from_fd(socket);
-        ringfence::launch::proof::introduce(&channel).unwrap();
+        ringfence_driver::proof::introduce(&channel).unwrap();
         channel.send(&ToDriver::Stats, &[]).unwrap();
         match channel.receive_within(MOMENT).unwrap().0 {
             FromDriver::Stats(stats) => *stats,

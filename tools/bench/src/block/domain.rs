@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use ringfence::causes::causes;
 use ringfence_block::blkback::BlkbackOptions;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::file::{FileDisk, FileOptions};
@@ -15,6 +14,7 @@ use ringfence_block::storage::{Disk, DiskQueue, Done, Op, Request, Segment};
 use ringfence_block::vbd::backend::VbdBackend;
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_block::vbd::toolstack::{self, VbdConfig};
+use ringfence_hostnet::causes::causes;
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_platform::{DomId, Platform};

@@ -41,7 +41,7 @@ use self::report::Row;
 pub(super) use self::seeds::{published_text, run as run_seeds};
 use super::net::RunningHub;
 use super::usage::Usage;
-use ringfence::switchboard::DiskFrontend;
+use ringfence_driver::switchboard::DiskFrontend;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;

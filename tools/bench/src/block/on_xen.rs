@@ -33,8 +33,8 @@ use super::domain::{Worker, wait};
 use super::{GuestSetup, Rw};
 use crate::STATUS_BENCH_FAILED;
 use ringfence::attach::claim;
-use ringfence::causes::causes;
-use ringfence::switchboard::DiskFrontend;
+use ringfence_driver::switchboard::DiskFrontend;
+use ringfence_hostnet::causes::causes;
 
 /// Time limit of the handshake and of a pause, long enough for emulation.
 const WITHIN: Duration = Duration::from_secs(240);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ringfence::switchboard::DiskFrontend;
 use ringfence_block::storage::file::{CacheMode, Engine};
+use ringfence_driver::switchboard::DiskFrontend;
 use serde::{Deserialize, Serialize};
 
 use super::args::{Rw, Storage};

@@ -15,7 +15,7 @@ use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_testkit::conformance::{CaseReport, Outcome, Role, Suite, prepare};
 use ringfence_xenstore::StoreAccess;
 
-use ringfence::causes::causes;
+use ringfence_hostnet::causes::causes;
 use ringfence_sandbox::STATUS_FAILED;
 
 /// Cases about features that Xen lacks.

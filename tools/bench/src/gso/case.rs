@@ -11,10 +11,10 @@ use anyhow::{Context, bail};
 use ringfence::demo::{control_connection, stats};
 use ringfence::guests::status::windows_of;
 use ringfence::launch::guest_on;
-use ringfence::launch::runtime_dir::RuntimeDir;
-use ringfence::switchboard::{DriverStats, WindowLevels};
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
+use ringfence_driver::switchboard::{DriverStats, WindowLevels};
+use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::owned_child::OwnedChild;
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 use netlink_packet_route::address::AddressAttribute;
-use ringfence::causes::causes;
-use ringfence::netlink::{LinkChange, Netlink};
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::netlink::{LinkChange, Netlink};
 use ringfence_sys::counters::Counter;
 use rustix::io::Errno;
 use rustix::time::ClockId;

@@ -38,7 +38,7 @@ use case::{Case, Modes};
 pub(crate) use report::published_text;
 use report::{Measured, Row};
 
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 
 /// Runs every row and prints it.
 pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! Report of the gso benchmark: rows as text and JSON.
 
-use ringfence::switchboard::{DriverStats, WindowLevels};
 use ringfence_access::Mode;
+use ringfence_driver::switchboard::{DriverStats, WindowLevels};
 use serde::Serialize;
 
 use super::super::median;

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use ringfence::causes::causes;
-use ringfence::switchboard::DriverConfig;
+use ringfence_driver::switchboard::DriverConfig;
+use ringfence_hostnet::causes::causes;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;

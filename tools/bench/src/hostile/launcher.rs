@@ -12,7 +12,7 @@ use ringfence_net::features::OffloadKeys;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::orders::{DiskSpec, Entrance, GuestIdentity};
-use ringfence::switchboard::{
+use ringfence_driver::switchboard::{
     AttachRequest, DiskRequest, DriverStats, FromDriver, Medium, ToDriver, VERSION,
 };
 use ringfence_sandbox::channel::{Channel, expect_fds};
@@ -76,7 +76,7 @@ impl Attachment {
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;
         let lease = Channel::from_fd(stream);
-        ringfence::launch::proof::introduce(&lease)?;
+        ringfence_driver::proof::introduce(&lease)?;
         let request = AttachRequest {
             offloads: OffloadKeys::ALL.to_string(),
             coalesce: true,

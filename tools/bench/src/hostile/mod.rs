@@ -45,10 +45,10 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use indicatif::ProgressBar;
-use ringfence::causes::causes;
-use ringfence::out::Out;
-use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
+use ringfence_driver::switchboard::DriverStats;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::Out;
 use ringfence_sandbox::channel::{Channel, expect_fds};
 use rustix::thread::CpuSet;
 

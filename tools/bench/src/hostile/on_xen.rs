@@ -24,7 +24,7 @@ use super::attacks::{self, State};
 use super::control::WrongAnswer;
 use super::disks::on_xen::{self as disks, VbdAttacker};
 use super::handshake::Pace;
-use ringfence::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 /// Time limit of one step of the handshake, long enough for emulation.
 const STEP_WITHIN: Duration = Duration::from_secs(10);

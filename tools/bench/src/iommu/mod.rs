@@ -8,7 +8,7 @@ mod rig;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::vhost;
 use serde::Serialize;

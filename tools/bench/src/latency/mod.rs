@@ -23,7 +23,7 @@ use self::end::{LatencyMessage, Protocol, SliceSpec};
 use super::messages;
 use super::params::{parse_mode, parse_seconds};
 use ringfence::launch::guest_on;
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 /// Time limit of any step, in addition to a slice.

@@ -22,7 +22,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use super::params::{Direction, Pages};
-use ringfence::causes::causes;
+use ringfence_hostnet::causes::causes;
 
 /// Maximum measured packet size: the capacity of one testpmd buffer (by default 2048 bytes minus
 /// headroom and virtio header), rounded down to a full Ethernet frame.

@@ -18,9 +18,9 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use ringfence::out::Out;
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
+use ringfence_hostnet::out::Out;
 
 use self::args::PressureArgs;
 use self::group::Group;

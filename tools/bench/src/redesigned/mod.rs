@@ -14,7 +14,7 @@ mod revoke;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};

@@ -271,7 +271,7 @@ mod tests {
     use crate::gso::args::{Path, Setup};
     use crate::gso::cpu::{Split, Times};
     use crate::gso::report::Moved;
-    use ringfence::switchboard::WindowLevels;
+    use ringfence_driver::switchboard::WindowLevels;
 
     const ORIGINAL: Modes = Modes { sender: Mode::Map, receiver: Mode::Copy };
     const WINDOW: Modes = Modes { sender: Mode::Window, receiver: Mode::Window };

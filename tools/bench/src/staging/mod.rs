@@ -26,7 +26,7 @@ use ringfence_access::Mode;
 use anyhow::Context;
 use clap::Parser;
 use indicatif::ProgressBar;
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 
 use self::args::StagingArgs;
 pub(crate) use self::published::text as published_text;

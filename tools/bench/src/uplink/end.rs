@@ -133,7 +133,7 @@ pub(super) fn outside_main(port: u16) -> u8 {
     std::thread::spawn(|| {
         if let Err(error) = names::serve_names() {
             // A benchmark that is gone needs no message.
-            let _ = say(&EndMessage::Failed(ringfence::causes::causes(&error)));
+            let _ = say(&EndMessage::Failed(ringfence_hostnet::causes::causes(&error)));
         }
     });
     server_main(port)

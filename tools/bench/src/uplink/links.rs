@@ -17,7 +17,7 @@ mod path;
 use std::io::Write;
 
 use anyhow::{Context, ensure};
-use ringfence::out::Out;
+use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::vhost;
 use serde::Serialize;

@@ -29,8 +29,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use ringfence::causes::causes;
-use ringfence::out::Out;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::Tap;
 use serde::Serialize;

@@ -1,6 +1,6 @@
 use super::super::parse;
 use super::*;
-use crate::netlink::Route;
+use ringfence_hostnet::netlink::Route;
 
 fn host() -> HostNetwork {
     let route = |destination: &str, prefix, gateway: &str| Route {
@@ -200,7 +200,7 @@ fn port_of_a_session_that_ends_is_awaited() {
     let (args, network) = of(&format!("-t 127.0.0.1/{port}:80"), host()).unwrap();
     let start = std::time::Instant::now();
     let error = network.listen(&args).unwrap_err();
-    let error = crate::causes::causes(&error);
+    let error = ringfence_hostnet::causes::causes(&error);
     assert!(error.contains("in use"), "{error}");
     assert!(start.elapsed() >= TAKEN_PATIENCE);
     let ends = std::thread::spawn(move || {

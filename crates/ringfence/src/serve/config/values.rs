@@ -13,7 +13,7 @@ use serde::de::{Deserialize, Deserializer, Error, Unexpected};
 use tracing::Level;
 
 use super::{OVERRIDES_MAX, Override};
-use crate::cli::parse_interface;
+use ringfence_hostnet::interface::parse_interface;
 
 /// Maximum number of queues of one interface.
 pub(super) const QUEUES_MAX: u64 = 16;

@@ -44,8 +44,8 @@ use self::keys::{NoSource, Source, VbdKeys};
 use self::opener::{OpenRequest, Opening};
 use super::config::{Config, DiskSettings};
 use super::devices::{Look, Served};
-use crate::log::LineBudget;
-use crate::ports::device_name;
+use ringfence_driver::ports::device_name;
+use ringfence_hostnet::log::LineBudget;
 
 /// Key in the backend's directory: `open`, or the reason for which the storage is not open.
 const DISK_STATUS: &str = "disk-status";

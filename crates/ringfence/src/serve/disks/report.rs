@@ -10,7 +10,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use super::super::daemon::{counts, state_name, state_of};
 use super::super::status::{DiskTotals, QueueStatus, VbdStatus};
 use super::{Storage, Vbd, Vbds, ring_counts};
-use crate::ports::device_name;
+use ringfence_driver::ports::device_name;
 
 impl<P: Platform> Vbds<P> {
     /// Returns the status of each disk.

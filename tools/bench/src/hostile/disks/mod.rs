@@ -40,8 +40,8 @@ use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
 use super::{Cores, MTU_MIN, WARM_UP};
 use crate::block::{self, GuestSetup, Rw};
-use ringfence::out::Out;
-use ringfence::switchboard::{DiskFrontend, DriverStats};
+use ringfence_driver::switchboard::{DiskFrontend, DriverStats};
+use ringfence_hostnet::out::Out;
 use ringfence_sandbox::channel::Channel;
 
 /// Bytes of a guest's disk.

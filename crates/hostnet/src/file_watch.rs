@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 /// Watch over several files.
 #[derive(Debug)]
-pub(crate) struct FileWatch {
+pub struct FileWatch {
     files: &'static [&'static str],
     watch: OwnedFd,
 }
@@ -22,7 +22,7 @@ impl FileWatch {
     /// # Errors
     ///
     /// Fails if the system permits no watch.
-    pub(crate) fn new(files: &'static [&'static str]) -> Result<FileWatch, Errno> {
+    pub fn new(files: &'static [&'static str]) -> Result<FileWatch, Errno> {
         let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
         let watch = FileWatch { files, watch };
         watch.renew();
@@ -30,7 +30,7 @@ impl FileWatch {
     }
 
     /// Watches the files that are there now. To be called before they are read.
-    pub(crate) fn renew(&self) {
+    pub fn renew(&self) {
         let of_file = WatchFlags::CLOSE_WRITE | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
         let of_directory = WatchFlags::CREATE | WatchFlags::MOVED_TO;
         for file in self.files {
@@ -43,12 +43,12 @@ impl FileWatch {
     }
 
     /// Returns the descriptor to poll.
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }
 
     /// Returns `true` if there were events since the last call.
-    pub(crate) fn may_have_changed(&self) -> bool {
+    pub fn may_have_changed(&self) -> bool {
         let mut events = [0; 4096];
         let mut changed = false;
         while let Ok(1..) = rustix::io::read(&self.watch, &mut events) {

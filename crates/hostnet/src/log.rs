@@ -38,7 +38,7 @@ pub fn to_stderr_at(level: Level) {
 }
 
 /// Sends log messages of `level` and above to a function, as lines without an end.
-pub(crate) fn to_lines_at(level: Level, report: impl Fn(&str) + Send + Sync + 'static) {
+pub fn to_lines_at(level: Level, report: impl Fn(&str) + Send + Sync + 'static) {
     // Fails if a program that uses the crate has a log of its own.
     let _ = tracing::subscriber::set_global_default(lines(level, report));
 }
@@ -84,20 +84,20 @@ const LINE_EVERY: Duration = Duration::from_secs(60);
 /// Rate limit for the log lines of one device that a peer can cause as often as it likes, such as those
 /// of its connections.
 #[derive(Debug)]
-pub(crate) struct LineBudget {
+pub struct LineBudget {
     left: u32,
     since: Instant,
     dropped: u64,
 }
 
 impl LineBudget {
-    pub(crate) fn new() -> LineBudget {
+    pub fn new() -> LineBudget {
         LineBudget { left: LINES_AT_ONCE, since: Instant::now(), dropped: 0 }
     }
 
     /// Takes a line from the budget. Returns the number of lines that were dropped since the last one, or
     /// `None` if this line is to be dropped as well.
-    pub(crate) fn take(&mut self) -> Option<u64> {
+    pub fn take(&mut self) -> Option<u64> {
         self.take_at(Instant::now())
     }
 

@@ -27,14 +27,14 @@ use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
 
 /// Default number of workers for devices of at most `queues` queues: one for each queue, but no more
 /// than there are processors.
-pub(crate) fn worker_count(queues: u32) -> usize {
+pub fn worker_count(queues: u32) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let queues = usize::try_from(queues).unwrap_or(WORKERS_MAX);
     queues.min(processors).clamp(1, WORKERS_MAX)
 }
 
 /// Ports that ended by themselves, from all workers of the process.
-pub(crate) struct EndedPorts {
+pub struct EndedPorts {
     sender: MailSender<PortGone>,
     ports: Mailbox<PortGone>,
     /// Parts that [`EndedPorts::next`] has dequeued and not returned yet.
@@ -42,14 +42,14 @@ pub(crate) struct EndedPorts {
 }
 
 impl EndedPorts {
-    pub(crate) fn new() -> io::Result<EndedPorts> {
+    pub fn new() -> io::Result<EndedPorts> {
         let (sender, ports) = mailbox()?;
         Ok(EndedPorts { sender, ports, waiting: VecDeque::new() })
     }
 
     /// Starts `threads` workers that share one fabric's ports. Their threads end when the handle stops
     /// them.
-    pub(crate) fn start_workers(
+    pub fn start_workers(
         &self,
         threads: usize,
         fabric: fn() -> Fabric,
@@ -70,7 +70,7 @@ impl EndedPorts {
     }
 
     /// Returns the next port that ended, with all of its parts. No worker uses any of them any more.
-    pub(crate) fn next(&mut self) -> Option<PortGone> {
+    pub fn next(&mut self) -> Option<PortGone> {
         self.waiting.extend(self.ports.drain());
         let mut gone = self.waiting.pop_front()?;
         gone.collect_parts();
@@ -87,7 +87,7 @@ impl EndedPorts {
     }
 
     /// Clears the event of [`EndedPorts::as_fd`]. Call it before [`EndedPorts::next`].
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.ports.clear();
     }
 }

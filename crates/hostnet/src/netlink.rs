@@ -24,7 +24,7 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use serde::{Deserialize, Serialize};
 
-use crate::guest::address::Address;
+use crate::address::Address;
 
 /// Connection to the kernel. It applies to the network namespace in which it was opened.
 #[derive(Debug)]

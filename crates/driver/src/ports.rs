@@ -14,30 +14,30 @@ use ringfence_wire::xenbus::DeviceId;
 
 /// Record of a device's port. Empty while the device is not connected.
 #[derive(Debug, Default)]
-pub(crate) struct PortEntry {
+pub struct PortEntry {
     port: Option<PortId>,
 }
 
 impl PortEntry {
     /// Returns the id of the device's port, if it has one.
-    pub(crate) fn port(&self) -> Option<PortId> {
+    pub fn port(&self) -> Option<PortId> {
         self.port
     }
 
     /// Clears the entry if it has the port `gone`. Returns `true` if so.
-    pub(crate) fn vacate(&mut self, gone: PortId) -> bool {
+    pub fn vacate(&mut self, gone: PortId) -> bool {
         self.port.take_if(|port| *port == gone).is_some()
     }
 }
 
 /// Sums of the counters of removed ports.
 #[derive(Debug, Default)]
-pub(crate) struct Retired(BTreeMap<&'static str, u64>);
+pub struct Retired(BTreeMap<&'static str, u64>);
 
 impl Retired {
     /// Adds the counters of a port's parts, and drops them. No page of the guest is mapped when
     /// this returns.
-    pub(crate) fn retire(&mut self, parts: Vec<Box<dyn Port>>) {
+    pub fn retire(&mut self, parts: Vec<Box<dyn Port>>) {
         for port in parts {
             for (name, count) in port.counters().named() {
                 *self.0.entry(name).or_default() += count;
@@ -46,21 +46,21 @@ impl Retired {
     }
 
     /// Iterates over the sums by counter name.
-    pub(crate) fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.0.iter().map(|(name, count)| (*name, *count))
     }
 }
 
 /// Attaches one device's port to the workers, and detaches it.
-pub(crate) struct PortBinding<'a> {
-    pub(crate) entry: &'a mut PortEntry,
-    pub(crate) retired: &'a mut Retired,
-    pub(crate) dataplane: &'a DataplaneHandle,
-    pub(crate) policy: PortPolicy,
+pub struct PortBinding<'a> {
+    pub entry: &'a mut PortEntry,
+    pub retired: &'a mut Retired,
+    pub dataplane: &'a DataplaneHandle,
+    pub policy: PortPolicy,
 }
 
 /// Returns a device's name for operators: `vif5.0`.
-pub(crate) fn device_name(device: &DeviceId) -> String {
+pub fn device_name(device: &DeviceId) -> String {
     format!("{}{}.{}", device.kind.as_str(), device.frontend, device.handle)
 }
 

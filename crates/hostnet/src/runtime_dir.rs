@@ -251,7 +251,7 @@ impl RuntimeDir {
     }
 
     /// Removes a socket file that was just created.
-    pub(crate) fn withdraw(&self, socket: &SocketFile, _lock: &Lock) {
+    pub fn withdraw(&self, socket: &SocketFile, _lock: &Lock) {
         // If it stays, the next launcher finds that no process listens there.
         let _ = rustix::fs::unlinkat(&self.fd, &socket.name, AtFlags::empty());
     }
@@ -309,14 +309,14 @@ fn in_tmp(uid: u32) -> PathBuf {
 }
 
 /// Returns the directory of this user's session, if there is one.
-pub(super) fn session() -> Option<PathBuf> {
+pub fn session() -> Option<PathBuf> {
     std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|directory| is_own(directory))
 }
 
 /// Returns all directories that a launcher of this user may choose: the one in use and those without a session. They
 /// are created here, so that a guest's command with the user's rights cannot create them. With `as_root` the command
 /// may be a launcher for which id 0 is 0 outside, too.
-pub(super) fn all_of_user(in_use: &Path, as_root: bool) -> Vec<PathBuf> {
+pub fn all_of_user(in_use: &Path, as_root: bool) -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let inside = (as_root && !uid.is_root()).then(|| in_tmp(0));
     let without_session = [choose(None, uid.as_raw())].into_iter().chain(inside);

@@ -14,13 +14,13 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteType,
 };
 
-use ringfence_uplink::name_files::FILE_MAX;
+use crate::name_files::FILE_MAX;
 
-use crate::guest::Address;
+use crate::address::Address;
 use crate::netlink::{Netlink, Route};
 
 /// File with the host's name servers.
-pub(crate) const RESOLV_CONF: &str = "/etc/resolv.conf";
+pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Maximum number of copied routes. A guest needs the default route, not a whole routing table.
 const ROUTES_MAX: usize = 32;
 /// Maximum number of copied addresses of each family.
@@ -28,35 +28,35 @@ const ADDRESSES_MAX: usize = 8;
 
 /// Properties of the host's network that a guest copies.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HostNetwork {
+pub struct HostNetwork {
     /// Names of the copied interfaces, for messages.
-    pub(crate) interfaces: Vec<String>,
+    pub interfaces: Vec<String>,
     /// Addresses, IPv4 first.
-    pub(crate) addresses: Vec<Address>,
+    pub addresses: Vec<Address>,
     /// Routes over the copied interfaces.
-    pub(crate) routes: Vec<Route>,
+    pub routes: Vec<Route>,
     /// Interface of each family, IPv4 first.
-    pub(crate) links: [Option<Link>; 2],
+    pub links: [Option<Link>; 2],
 }
 
 /// Interface of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Link {
-    pub(crate) index: u32,
-    pub(crate) name: String,
+pub struct Link {
+    pub index: u32,
+    pub name: String,
 }
 
 /// Relevant contents of `resolv.conf(5)`.
-pub(crate) type Resolver = ringfence_uplink::name_files::ResolvConf;
+pub type Resolver = crate::name_files::ResolvConf;
 
 impl HostNetwork {
     /// Reads the network of this process's network namespace.
-    pub(crate) fn read() -> io::Result<HostNetwork> {
+    pub fn read() -> io::Result<HostNetwork> {
         HostNetwork::read_only(None)
     }
 
     /// Reads the network of this process's network namespace, of the interface `name` alone if there is one.
-    pub(crate) fn read_only(name: Option<&str>) -> io::Result<HostNetwork> {
+    pub fn read_only(name: Option<&str>) -> io::Result<HostNetwork> {
         let mut netlink = Netlink::open()?;
         let mut links = usable(&netlink.links()?);
         links.retain(|_, link| name.is_none_or(|name| link == name));
@@ -199,7 +199,7 @@ fn address(address: &RouteAddress) -> Option<IpAddr> {
 }
 
 /// Reads a file of the host about names. Returns `None` if it is not there.
-pub(crate) fn read_name_file(path: &str) -> Option<Vec<u8>> {
+pub fn read_name_file(path: &str) -> Option<Vec<u8>> {
     let mut text = Vec::new();
     let file = std::fs::File::open(path).ok()?;
     file.take(FILE_MAX).read_to_end(&mut text).ok()?;
@@ -208,7 +208,7 @@ pub(crate) fn read_name_file(path: &str) -> Option<Vec<u8>> {
 
 /// Reads the host's resolver configuration. Without a search list, the domain of the host's name is searched, as the C
 /// library does.
-pub(crate) fn resolver_of_host() -> Resolver {
+pub fn resolver_of_host() -> Resolver {
     let text = read_name_file(RESOLV_CONF).unwrap_or_default();
     let mut resolver = Resolver::parse(&text);
     if resolver.search.is_empty() {

@@ -34,7 +34,10 @@ use ringfence_net::features::OffloadKeys;
 use ringfence_platform::local::PageSize;
 use serde::{Deserialize, Serialize};
 
-use crate::guest::Address;
+use ringfence_hostnet::address::Address;
+
+/// Maximum number of disks of one guest. The frontend's messages carry one socket for each.
+pub const DISKS_MAX: usize = 8;
 
 /// Version of this protocol. Both ends must be of the same build; others are refused.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -60,7 +63,7 @@ pub enum DriverReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToDriver {
     /// First message: proof of being a launcher, with a descriptor of its user namespace
-    /// ([`crate::launch::proof`]). The only answer is [`FromDriver::Refused`].
+    /// ([`proof`](crate::proof)). The only answer is [`FromDriver::Refused`].
     Hello {
         /// Protocol version of the launcher ([`VERSION`]).
         version: String,

@@ -1,0 +1,44 @@
+//! Texts for a terminal: lines of processes that may be compromised, and numbers of bytes.
+
+/// Returns the last line of a stderr tail, safe for a message.
+pub fn last_line(tail: &str) -> Option<String> {
+    tail.lines().rev().map(str::trim).find(|line| !line.is_empty()).map(printable)
+}
+
+/// Replaces control characters, which could act on a terminal: the process may be compromised.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(500).collect()
+}
+
+/// Formats a number of bytes for a column.
+pub fn byte_count(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let steps = UNITS.len() - 1;
+    let unit = (0..steps).find(|unit| count >> (10 * unit) < 10_000).unwrap_or(steps);
+    format!("{} {}", count >> (10 * unit), UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_of_stderr_tail_are_replaced() {
+        assert_eq!(last_line("a\n\x1b[2Jb\n\n"), Some("\u{fffd}[2Jb".into()));
+        assert_eq!(last_line(" \n"), None);
+    }
+
+    #[test]
+    fn byte_count_fits_a_column() {
+        let cases = [
+            (0, "0 B"),
+            (9_999, "9999 B"),
+            (10_000, "9 KiB"),
+            (10_239_999, "9999 KiB"),
+            (u64::MAX, "16777215 TiB"),
+        ];
+        for (count, text) in cases {
+            assert_eq!(byte_count(count), text);
+        }
+    }
+}
