@@ -8,6 +8,8 @@ use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
 
+use ringfence_sandbox::STATUS_FAILED;
+
 /// Writer for standard output that marks the error of a closed pipe.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Out;
@@ -46,6 +48,25 @@ fn mark(error: io::Error) -> io::Error {
 pub fn is_closed(error: &anyhow::Error) -> bool {
     let closed = |cause: &io::Error| cause.get_ref().is_some_and(|inner| inner.is::<Closed>());
     error.chain().any(|cause| cause.downcast_ref::<io::Error>().is_some_and(closed))
+}
+
+/// Prints the help, the version or an error of the command line. Returns the exit status.
+pub fn tell(parse_result: &clap::Error) -> u8 {
+    let printed = parse_result.print().and_then(|()| io::stdout().flush());
+    match printed {
+        Err(error) if !parse_result.use_stderr() && error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("ringfence: standard output: {error}");
+            STATUS_FAILED
+        }
+        _ if parse_result.use_stderr() && runs_a_command() => STATUS_FAILED,
+        _ => u8::try_from(parse_result.exit_code()).unwrap_or(STATUS_FAILED),
+    }
+}
+
+/// Returns `true` if the command line is that of `run` or `exec`, whose exit status is that of another command. Errors of
+/// usage are told from it by a status of their own, as with env(1) and timeout(1).
+fn runs_a_command() -> bool {
+    std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "exec")
 }
 
 #[cfg(test)]

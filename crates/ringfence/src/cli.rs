@@ -24,27 +24,27 @@ use ringfence_sandbox::spawn::DomainKind;
 use ringfence_uplink::udp::multicast::service::Service;
 
 use crate::attach::AttachArgs;
+use crate::commands::policy::PolicyCommand;
+use crate::commands::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::disk::DiskSpec;
-use crate::egress::EgressArgs;
-use crate::egress::check::PolicyCommand;
-use crate::guests::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
     Link, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
 };
-use crate::names::{parse_name, parse_switch_name};
-use crate::pasta::args::PastaArgs;
-use crate::pasta::passt_args::PasstArgs;
-use crate::pasta::pesto::PestoArgs;
-use crate::pasta::slirp_args::SlirpArgs;
 use crate::serve::ServeArgs;
 use crate::serve::show::StatusArgs;
-use crate::uplink::forward::ForwardSpec;
-use crate::uplink::local::LocalPrefix;
-use crate::uplink::plan::UplinkAddress;
+use ringfence_guest::names::{parse_name, parse_switch_name};
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::interface::parse_interface;
+use ringfence_pasta::args::PastaArgs;
+use ringfence_pasta::passt_args::PasstArgs;
+use ringfence_pasta::pesto::PestoArgs;
+use ringfence_pasta::slirp_args::SlirpArgs;
+use ringfence_uplink_process::egress::EgressArgs;
+use ringfence_uplink_process::forward::ForwardSpec;
+use ringfence_uplink_process::local::LocalPrefix;
+use ringfence_uplink_process::plan::UplinkAddress;
 
 /// Minimum MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;

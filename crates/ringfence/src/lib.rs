@@ -4,7 +4,7 @@
 //! The command line ([`cli`]) selects one of the commands:
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
-//! * [`guests`]: `ringfence ps`, `exec`, `logs`, `stop` and `port`.
+//! * [`commands`]: `ringfence ps`, `exec`, `logs`, `stop` and `port`.
 //! * [`serve`]: `ringfence serve` and `ringfence status`.
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
@@ -26,43 +26,39 @@
 
 pub mod attach;
 pub mod cli;
+pub mod commands;
 pub mod demo;
 pub mod disk;
 pub mod driver;
-pub mod egress;
 pub mod frontend;
-pub mod guest;
-pub mod guests;
 pub mod hub;
 pub mod launch;
 mod library;
-pub mod names;
-pub mod pasta;
 pub mod serve;
-pub mod uplink;
 
 use std::io::Write;
 
 pub use library::{Guest, GuestBuilder, GuestError, Running};
 
 use cli::{Cli, Command, Internal};
+use ringfence_hostnet::out;
 use ringfence_sandbox::{STATUS_FAILED, supervisor};
 
 /// Runs the command that the command line selects. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Run(args) => Guest::from(args).run(),
-        Command::Ps(args) => guests::ps::main(&args),
-        Command::Exec(args) => guests::exec::main(&args),
-        Command::Logs(args) => guests::logs::main(&args),
-        Command::Stop(args) => guests::stop::main(&args),
-        Command::Port(args) => guests::port::main(&args),
+        Command::Ps(args) => commands::ps::main(&args),
+        Command::Exec(args) => commands::exec::main(&args),
+        Command::Logs(args) => commands::logs::main(&args),
+        Command::Stop(args) => commands::stop::main(&args),
+        Command::Port(args) => commands::port::main(&args),
         Command::Demo => demo::main(),
         Command::Serve(args) => serve::main(&args),
         Command::Status(args) => serve::show::main(&args),
         Command::Attach(args) => attach::main(&args),
         Command::Hub(args) => hub::main(&args),
-        Command::Policy { command } => match egress::check::run(&command) {
+        Command::Policy { command } => match commands::policy::run(&command) {
             Ok((text, status)) => print(text.as_bytes()).max(status),
             Err(error) => fail(&ringfence_hostnet::causes::causes(&error)),
         },
@@ -80,7 +76,7 @@ pub fn main_with(cli: Cli) -> u8 {
             match args.run(&mut page) {
                 Ok(()) => print(&page),
                 Err(error) => match error.downcast_ref::<clap::Error>() {
-                    Some(usage) => tell(usage),
+                    Some(usage) => out::tell(usage),
                     None => fail(&ringfence_hostnet::causes::causes(&error)),
                 },
             }
@@ -95,33 +91,33 @@ pub fn internal_main(role: Internal) -> u8 {
         Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
         Internal::Driver => driver::main(),
         Internal::Frontend => frontend::main(),
-        Internal::Uplink => uplink::process::main(),
-        Internal::PastaSession { words } => pasta::session_main(&words),
-        Internal::PasstSession { words } => pasta::passt::session_main(&words),
-        Internal::PastaNamespace { words } => pasta::namespace::main(&words),
+        Internal::Uplink => ringfence_uplink_process::process::main(),
+        Internal::PastaSession { words } => ringfence_pasta::session_main(&words),
+        Internal::PasstSession { words } => ringfence_pasta::passt::session_main(&words),
+        Internal::PastaNamespace { words } => ringfence_pasta::namespace::main(&words),
         Internal::PastaCommand { own_pids, words } => {
-            pasta::namespace::start_command(&words, own_pids)
+            ringfence_pasta::namespace::start_command(&words, own_pids)
         }
         Internal::DemoPeer { role } => demo::peer::main(&role),
-        Internal::GuestInit { command } => guest::main(&command),
-        Internal::Session { command } => guest::session::main(&command),
+        Internal::GuestInit { command } => ringfence_guest::main(&command),
+        Internal::Session { command } => ringfence_guest::session::main(&command),
     }
 }
 
 /// Runs one of the programs whose place Ringfence takes, if this one was started by its name or by a command of that
 /// name. Returns the exit status.
 pub fn start_by_name<W: Iterator<Item = std::ffi::OsString>>(words: impl Fn() -> W) -> Option<u8> {
-    if let Some(arguments) = pasta::arguments(pasta::NAME, words()) {
-        return Some(pasta::main(&arguments));
+    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::NAME, words()) {
+        return Some(ringfence_pasta::main(&arguments));
     }
-    if let Some(arguments) = pasta::arguments(pasta::passt::NAME, words()) {
-        return Some(pasta::passt::main(&arguments));
+    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::passt::NAME, words()) {
+        return Some(ringfence_pasta::passt::main(&arguments));
     }
-    if let Some(arguments) = pasta::arguments(pasta::pesto::NAME, words()) {
-        return Some(pasta::pesto::main(&arguments));
+    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::pesto::NAME, words()) {
+        return Some(ringfence_pasta::pesto::main(&arguments));
     }
-    let arguments = pasta::arguments(pasta::slirp4netns::NAME, words())?;
-    Some(pasta::slirp4netns::main(&arguments))
+    let arguments = ringfence_pasta::arguments(ringfence_pasta::slirp4netns::NAME, words())?;
+    Some(ringfence_pasta::slirp4netns::main(&arguments))
 }
 
 /// Checks that the stack may grow as far as the command line's parser needs. Otherwise prints an error.
@@ -143,28 +139,8 @@ pub fn check_stack() -> Result<(), u8> {
     }
 }
 
-/// Prints the help, the version or an error of the command line. Returns the exit status.
-pub fn tell(parse_result: &clap::Error) -> u8 {
-    let printed = parse_result.print().and_then(|()| std::io::Write::flush(&mut std::io::stdout()));
-    match printed {
-        Err(error)
-            if !parse_result.use_stderr() && error.kind() != std::io::ErrorKind::BrokenPipe =>
-        {
-            fail(&format_args!("standard output: {error}"))
-        }
-        _ if parse_result.use_stderr() && runs_a_command() => STATUS_FAILED,
-        _ => u8::try_from(parse_result.exit_code()).unwrap_or(STATUS_FAILED),
-    }
-}
-
-/// Returns `true` if the command line is that of `run` or `exec`, whose exit status is that of another command. Errors of
-/// usage are told from it by a status of their own, as with env(1) and timeout(1).
-fn runs_a_command() -> bool {
-    std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "exec")
-}
-
 fn print(text: &[u8]) -> u8 {
-    match ringfence_hostnet::out::Out.write_all(text) {
+    match out::Out.write_all(text) {
         Ok(()) => 0,
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => 0,
         Err(error) => fail(&error),

@@ -30,7 +30,7 @@ use clap::Parser;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cli::{self, Cli, RunArgs};
-use crate::guests::{Description, find};
+use crate::commands::{Description, find};
 use crate::launch::{self, Options};
 
 /// Time limit for a guest to be ready. The launcher's own limits are shorter.

@@ -15,11 +15,13 @@ fn main() -> ExitCode {
     }
     match InternalCli::of(std::env::args_os()) {
         Some(Ok(cli)) => return ringfence::internal_main(cli.role).into(),
-        Some(Err(error)) => return ringfence::tell(&error).into(),
+        Some(Err(error)) => return ringfence_hostnet::out::tell(&error).into(),
         None => {}
     }
     match Cli::try_parse() {
         Ok(cli) => ringfence::main_with(cli).into(),
-        Err(error) => ringfence::tell(&hints::explained(error, std::env::args_os())).into(),
+        Err(error) => {
+            ringfence_hostnet::out::tell(&hints::explained(error, std::env::args_os())).into()
+        }
     }
 }

@@ -64,3 +64,15 @@ pub fn lower_open_files(wanted: Option<u64>) -> io::Result<()> {
     };
     Ok(setrlimit(Resource::Nofile, Rlimit { current, maximum })?)
 }
+
+/// Raises the limit of open descriptors to the hard limit, and returns it. A driver domain's hub holds
+/// descriptors for each guest, within quotas, and one guest must not use up those of others.
+///
+/// # Errors
+///
+/// Returns the error of the system call.
+pub fn raise_descriptor_limit() -> io::Result<usize> {
+    raise_open_files()?;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    Ok(maximum.and_then(|maximum| maximum.try_into().ok()).unwrap_or(usize::MAX))
+}

@@ -108,7 +108,7 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     let admission = Admission::new(channel, &namespace)?;
     drop(namespace);
     let expected = [channel.as_fd().as_raw_fd(), listener.as_raw_fd()];
-    raise_descriptor_limit()?;
+    ringfence_sandbox::limits::raise_descriptor_limit()?;
     let isolation = Isolation::enter(DomainKind::Driver, &expected)?;
     ringfence_hostnet::log::to_stderr(config.verbose);
     isolation.lock()?;
@@ -129,14 +129,6 @@ pub fn serve_unconfined(
     let mut driver = Driver::start(config, Admission::own()?, listener)?;
     prepare(&driver.dataplane)?;
     driver.serve()
-}
-
-/// Raises the limit of open descriptors to the hard limit, and returns it. The hub holds
-/// descriptors for each guest, within quotas, and one guest must not use up those of others.
-pub(crate) fn raise_descriptor_limit() -> io::Result<usize> {
-    ringfence_sandbox::limits::raise_open_files()?;
-    let maximum = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
-    Ok(maximum.and_then(|maximum| maximum.try_into().ok()).unwrap_or(usize::MAX))
 }
 
 struct Driver {

@@ -1,4 +1,4 @@
-//! Clients of a launcher: `ringfence ps`, `exec`, `logs` and others ([`crate::guests`]).
+//! Clients of a launcher: `ringfence ps`, `exec`, `logs` and others ([`crate::commands`]).
 //!
 //! The launcher never waits for a client: it reads what has arrived, and a client that does not read its answers is
 //! disconnected.
@@ -12,10 +12,10 @@ use rustix::net::SocketFlags;
 use rustix::net::sockopt::socket_peercred;
 
 use super::messages;
-use crate::guests::{Reply, Request};
-use crate::uplink::totals::EgressTotals;
+use crate::commands::{Reply, Request};
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_hostnet::runtime_dir::{RuntimeDir, RuntimeDirError};
+use ringfence_uplink_process::totals::EgressTotals;
 
 /// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 32;

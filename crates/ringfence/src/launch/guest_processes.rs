@@ -18,11 +18,9 @@ use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
 use super::uplink::Uplink;
 use super::{Options, terminal};
-use crate::guest::{FromGuest, GuestConfig, ToGuest};
-use crate::guests::{Reply, Source};
-use crate::uplink::FromUplink;
-use crate::uplink::multicast::Memberships;
+use crate::commands::{Reply, Source};
 use ringfence_driver::switchboard::{Attached, FromDriver, FromFrontend};
+use ringfence_guest::{FromGuest, GuestConfig, ToGuest};
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_hostnet::text::printable;
 use ringfence_sandbox::channel::Channel;
@@ -31,6 +29,8 @@ use ringfence_sandbox::spawn::{DomainProcess, Ended, Event};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::poll::wait_any;
+use ringfence_uplink_process::FromUplink;
+use ringfence_uplink_process::multicast::Memberships;
 
 /// Time limit for processes that should end together: to tell cause from effect, and to leave
 /// nothing behind.

@@ -19,7 +19,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use super::guest_processes::GuestProcesses;
 use super::report::Reporter;
 use super::uplink::Uplink;
-use crate::guest::{GuestConfig, ToGuest};
+use ringfence_guest::{GuestConfig, ToGuest};
 use ringfence_hostnet::file_watch::FileWatch;
 use ringfence_hostnet::host::{RESOLV_CONF, read_name_file, resolver_of_host};
 use ringfence_hostnet::interface::ResolverConfig;

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::guests::{Message, Source};
+use crate::commands::{Message, Source};
 
 /// Maximum number of messages of one source.
 const MESSAGES_MAX: usize = 500;
@@ -95,7 +95,7 @@ impl Messages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guests::Reply;
+    use crate::commands::Reply;
     use ringfence_hostnet::text::printable;
 
     /// Reads all messages, one reply after the other.

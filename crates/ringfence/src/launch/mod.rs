@@ -56,9 +56,9 @@ use ringfence_hostnet::text::printable;
 use terminal::Terminal;
 use uplink::Uplink;
 
-use crate::guest::{self, GuestConfig, NamesConfig, ViewConfig};
 use ringfence_driver::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use ringfence_driver::workers::worker_count;
+use ringfence_guest::{GuestConfig, NamesConfig, ViewConfig};
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::interface::InterfaceConfig;
@@ -140,7 +140,7 @@ impl<'a> Launch<'a> {
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
         for tap in host_taps.iter_mut().flatten() {
-            tap.limit_offloads(guest::carried_for_host(options.host_offload))?;
+            tap.limit_offloads(ringfence_guest::carried_for_host(options.host_offload))?;
         }
         let request = AttachRequest {
             version: VERSION.to_owned(),
@@ -254,7 +254,9 @@ impl<'a> Launch<'a> {
         const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
         let mtu = self.options.switch_mtu();
         let tap = taps.first().context("an interface without queues")?;
-        for remark in guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)? {
+        for remark in
+            ringfence_guest::configure_leg(&tap.name, leg.mac, mtu.into(), &leg.addresses)?
+        {
             self.reporter.step(remark);
         }
         let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
@@ -286,7 +288,7 @@ impl<'a> Launch<'a> {
             name: INTERFACE.to_owned(),
             mac: attached.mac,
             mtu: options.switch_mtu().into(),
-            offloads: guest::carried(options.offload).0,
+            offloads: ringfence_guest::carried(options.offload).0,
             addresses: attached.addresses.clone(),
             queues: u32::try_from(worker_count(options.queues)).unwrap_or(1),
         });

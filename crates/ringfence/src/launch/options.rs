@@ -13,11 +13,11 @@ use ringfence_uplink::udp::multicast::service::Service;
 use super::report::Loudness;
 use super::view::ViewOptions;
 use crate::disk::DiskSpec;
-use crate::egress::EgressArgs;
-use crate::uplink::MTU_DEFAULT;
-use crate::uplink::forward::ForwardSpec;
-use crate::uplink::local::LocalPrefix;
 use ringfence_hostnet::address::Address;
+use ringfence_uplink_process::MTU_DEFAULT;
+use ringfence_uplink_process::egress::EgressArgs;
+use ringfence_uplink_process::forward::ForwardSpec;
+use ringfence_uplink_process::local::LocalPrefix;
 
 /// Default MTU of a switch: that of Ethernet.
 const SWITCH_MTU_DEFAULT: u16 = 1500;

@@ -8,10 +8,10 @@ use super::clients::ClientId;
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::published_ports::{Changed, listen};
 use super::uplink::Uplink;
-use crate::guest::ToGuest;
-use crate::guests::Reply;
-use crate::uplink::forward::ForwardSpec;
-use crate::uplink::ports;
+use crate::commands::Reply;
+use ringfence_guest::ToGuest;
+use ringfence_uplink_process::forward::ForwardSpec;
+use ringfence_uplink_process::ports;
 
 impl GuestProcesses<'_> {
     /// Returns the uplink to change it, as [`GuestProcesses::running_uplink`] does.

@@ -19,9 +19,9 @@ use ringfence_sandbox::channel::Channel;
 
 use super::clients::ClientId;
 use super::report::Reporter;
-use crate::uplink::forward::{self, Forward, ForwardSpec, PORTS_MAX, Protocol};
-use crate::uplink::ports::{RunningPorts, SOCKETS_MAX, first_ports};
 use ringfence_hostnet::text::printable;
+use ringfence_uplink_process::forward::{self, Forward, ForwardSpec, PORTS_MAX, Protocol};
+use ringfence_uplink_process::ports::{RunningPorts, SOCKETS_MAX, first_ports};
 
 /// Published ports of a guest.
 #[derive(Debug, Default)]
@@ -243,8 +243,8 @@ impl PublishedPorts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uplink::orders::UplinkOrder;
-    use crate::uplink::ports::PortOrder;
+    use ringfence_uplink_process::orders::UplinkOrder;
+    use ringfence_uplink_process::ports::PortOrder;
 
     fn spec(text: &str) -> ForwardSpec {
         text.parse().unwrap()

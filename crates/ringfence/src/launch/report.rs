@@ -5,7 +5,7 @@ use std::io::Write;
 use tracing::Level;
 
 use super::messages;
-use crate::guests::Source;
+use crate::commands::Source;
 use ringfence_hostnet::log;
 use ringfence_hostnet::text::printable;
 

@@ -1,4 +1,4 @@
-//! Requests of a launcher's clients ([`crate::guests`]).
+//! Requests of a launcher's clients ([`crate::commands`]).
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,13 +10,13 @@ use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
-use crate::egress::document;
-use crate::guest::ToGuest;
-use crate::guests::{CounterTable, Counters, Description, LentPages, Reply, Request};
-use crate::uplink::orders::UplinkOrder;
-use crate::uplink::totals::EgressTotals;
+use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
+use ringfence_guest::ToGuest;
 use ringfence_hostnet::text::printable;
+use ringfence_uplink_process::egress::document;
+use ringfence_uplink_process::orders::UplinkOrder;
+use ringfence_uplink_process::totals::EgressTotals;
 
 impl GuestProcesses<'_> {
     /// Handles an event of a client. Fails if the guest cannot be told.

@@ -18,11 +18,11 @@ use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
 use super::clients::Clients;
 use super::guest_processes::{GuestProcesses, Outcome, ProcessEvent, Watched};
 use super::standard_input;
-use crate::guest::{FromGuest, GuestConfig, ToGuest};
-use crate::uplink::{FromUplink, UplinkConfig};
 use ringfence_driver::switchboard::{FromFrontend, FrontendConfig};
+use ringfence_guest::{FromGuest, GuestConfig, ToGuest};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::text::printable;
+use ringfence_uplink_process::{FromUplink, UplinkConfig};
 
 /// Time limit for guest, frontend and uplink to be ready.
 const START_TIMEOUT: Duration = Duration::from_secs(10);

@@ -9,15 +9,6 @@ use anyhow::{Context, bail};
 use super::options::{Link, Options, Protect, UplinkChoice};
 use super::published_ports::PublishedPorts;
 use super::report::Reporter;
-use crate::egress::guest::GuestEgress;
-use crate::guest;
-use crate::uplink::forward::Forward;
-use crate::uplink::link::LinkOrder;
-use crate::uplink::local::LocalPrefix;
-use crate::uplink::multicast::{Memberships, MulticastConfig};
-use crate::uplink::orders::UplinkOrder;
-use crate::uplink::plan::{Plan, Wishes};
-use crate::uplink::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
 use ringfence_driver::workers::worker_count;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::causes::causes;
@@ -25,6 +16,14 @@ use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
 use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_uplink_process::egress::guest::GuestEgress;
+use ringfence_uplink_process::forward::Forward;
+use ringfence_uplink_process::link::LinkOrder;
+use ringfence_uplink_process::local::LocalPrefix;
+use ringfence_uplink_process::multicast::{Memberships, MulticastConfig};
+use ringfence_uplink_process::orders::UplinkOrder;
+use ringfence_uplink_process::plan::{Plan, Wishes};
+use ringfence_uplink_process::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
 
 /// Maximum number of queues of the guest's interface. One message carries a descriptor of the TAP
 /// and one of a device for each.
@@ -137,7 +136,7 @@ impl Uplink {
 
     /// Returns the configuration of the guest's interface.
     pub(super) fn interface(&self) -> UplinkInterface {
-        let offloads = guest::carried_for_host(self.offloads).0;
+        let offloads = ringfence_guest::carried_for_host(self.offloads).0;
         self.plan.interface(self.mtu, offloads, self.queues)
     }
 

@@ -7,7 +7,7 @@ use ringfence_sandbox::ids;
 
 use super::Options;
 use super::disks::Disks;
-use crate::guest::ViewConfig;
+use ringfence_guest::ViewConfig;
 use ringfence_hostnet::runtime_dir::{self, RuntimeDir};
 
 /// Options for a guest's view of the host's files.

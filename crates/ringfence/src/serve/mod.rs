@@ -268,7 +268,7 @@ fn serve(setup: Setup, config: Config) -> Result<(), ServeError> {
     // No directory may stay open: its parent directories lead out of the view.
     drop(RuntimeDir::open_at(setup.runtime_dir.clone())?);
     let _lock = lock(setup.runtime_dir.join("serve.lock"))?;
-    crate::driver::raise_descriptor_limit()?;
+    ringfence_sandbox::limits::raise_descriptor_limit()?;
     match setup.platform.clone() {
         PlatformChoice::Xen => {
             let platform = XenPlatform::open(Side::Backend)?;

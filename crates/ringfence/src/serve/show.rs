@@ -9,7 +9,7 @@ use ringfence_sandbox::STATUS_FAILED;
 
 use super::config::{Config, PATH_DEFAULT};
 use super::status::{Attachment, Counts, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
-use crate::guests::status::{self, Form};
+use crate::commands::status::{self, Form};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
 use ringfence_hostnet::text::byte_count;

@@ -8,8 +8,8 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ringfence::commands::status::windows_of;
 use ringfence::demo::{control_connection, stats};
-use ringfence::guests::status::windows_of;
 use ringfence::launch::guest_on;
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;

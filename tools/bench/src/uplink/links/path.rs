@@ -11,7 +11,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence::uplink::link::{Link, LinkOrder, Made};
 use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::{Tap, TapOffloads};
@@ -20,6 +19,7 @@ use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
+use ringfence_uplink_process::link::{Link, LinkOrder, Made};
 
 use super::super::args::Peer;
 use super::super::end::{CaseResult, EndMessage};

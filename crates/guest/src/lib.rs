@@ -1,0 +1,531 @@
+#![forbid(unsafe_code)]
+//! Guest: init (process 1 of its PID namespace) and the command that it runs.
+//!
+//! The launcher controls init over the channel on its standard input ([`ToGuest`], [`FromGuest`]):
+//!
+//! 1. `SetUp` comes with the descriptors of the real standard input, of a channel to the supervisor
+//!    and, with names, of a store connection. Init builds the view of the host's files (`view`). It
+//!    enters a nested user namespace and the namespaces that this one owns. It sets the host name,
+//!    mounts `/sys` and creates `eth0`. It answers `Ready` with the descriptors of the TAP's
+//!    queues, which the launcher passes to the frontend. For an ordinary user it enters a third user
+//!    namespace, with that user's own ids ([`ringfence_sandbox::ids`]).
+//! 2. `Start` comes once the frontend is connected. Init runs the command as a child *in its own
+//!    process group*, which is the terminal's foreground group. Ctrl-C, Ctrl-Z and changes of the
+//!    window size therefore reach the command from the terminal directly, and a shell's job control
+//!    works.
+//! 3. `Signal` passes on a signal that a process sent to the launcher.
+//! 4. `Sockets` asks for sockets of the guest's network: connections from the host's loopback to a published port
+//!    reach the guest's loopback by them.
+//! 5. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
+//!
+//! Meanwhile init reaps every process of the namespace, and one of its threads answers DNS queries
+//! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
+//! processes of the guest. Init exits too when the launcher is gone.
+
+mod command;
+mod covers;
+mod files;
+mod locations;
+mod mounts;
+pub mod name_files;
+pub mod names;
+mod network;
+pub mod relay_sockets;
+pub mod session;
+mod view;
+
+use std::ffi::OsString;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::tap::{Tap, TapError};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
+use serde::{Deserialize, Serialize};
+
+pub use view::ViewConfig;
+
+pub use network::connect;
+pub use network::{carried, carried_for_host, configure_leg};
+
+use self::name_files::SharedNameFiles;
+use self::session::{Reaped, Sessions};
+use crate::names::store::StoreNames;
+use ringfence_hostnet::interface::{InterfaceConfig, ResolverConfig, UplinkInterface};
+use ringfence_hostnet::name_files::FILE_MAX;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::ids::{MapWriter, OwnIds};
+use ringfence_sandbox::limits;
+use ringfence_sandbox::signals::Signals;
+use ringfence_sandbox::supervisor::Nested;
+use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
+use ringfence_sys::poll::wait_any;
+
+/// Commands of the launcher.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToGuest {
+    /// Sets up the guest. Comes with the descriptors of standard input, of a channel to the
+    /// supervisor and, if `names` is set, of a store connection.
+    SetUp {
+        config: Box<GuestConfig>,
+        /// Process that writes the id maps of the nested user namespace: init itself
+        /// ([`MapWriter::Supervisor`]) or its supervisor.
+        map_writer: MapWriter,
+        /// User and group id of the command. `None`: it is root of its user namespace.
+        ids: Option<OwnIds>,
+    },
+    /// Follows the host's files about names. Comes before `Start`, and again when they change.
+    Names {
+        /// Set if the order comes with a file: the host's `hosts(5)`.
+        hosts: bool,
+        /// Resolver configuration, if the guest has an uplink.
+        resolver: Option<ResolverConfig>,
+    },
+    /// Runs the command.
+    Start {
+        /// Environment variables besides [`GuestConfig::environment`].
+        environment: Vec<(String, String)>,
+    },
+    /// Sends a signal to the command.
+    Signal(i32),
+    /// Runs another command. Comes with the descriptors of its standard input, output and error.
+    Exec {
+        /// Number by which the launcher knows it.
+        id: u64,
+        command: Vec<OsString>,
+        /// Environment variables besides those of the guest's own command.
+        environment: Vec<(String, String)>,
+    },
+    /// Asks for sockets of the guest's network (`relay_sockets`).
+    Sockets,
+    /// Sends a signal to a command of `Exec`.
+    ExecSignal {
+        id: u64,
+        /// Signal number.
+        number: i32,
+    },
+}
+
+/// Reports of a guest's init.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromGuest {
+    /// The guest is set up. Comes with the descriptors of the queues of the switch's TAP, if there
+    /// is one, and then those of the uplink's TAP.
+    Ready {
+        /// Offloads of the switch's TAP ([`ringfence_sys::tap::TapOffloads`]).
+        offloads: u32,
+        /// Offloads of the uplink's TAP.
+        uplink_offloads: u32,
+        /// Optional parts that could not be set up.
+        remarks: Vec<String>,
+    },
+    /// The command has been started.
+    Running,
+    /// The command has ended. The guest ends now.
+    Ended(Ending),
+    /// Comes with unconnected sockets of the guest's network.
+    Sockets,
+    /// A command of `Exec` has ended.
+    ExecEnded { id: u64, ending: Ending },
+    /// A command of `Exec` was not started.
+    ExecFailed {
+        id: u64,
+        /// Reason, for the user.
+        why: String,
+    },
+    /// Guest or command could not be started. The guest ends now.
+    Failed {
+        /// Exit status for the launcher.
+        status: u8,
+        /// Reason, for the user.
+        why: String,
+    },
+}
+
+/// Configuration of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestConfig {
+    pub host_name: String,
+    /// Interface on the switch. Without it and without an uplink there is only loopback.
+    pub interface: Option<InterfaceConfig>,
+    /// Interface to the host's network.
+    pub uplink: Option<UplinkInterface>,
+    /// Names of guests on the switch.
+    pub names: Option<NamesConfig>,
+    /// Name servers for all other names.
+    pub resolver: Option<ResolverConfig>,
+    /// Numbers of the signals that the command has blocked.
+    pub blocked_signals: Vec<i32>,
+    /// Limit of open files of the command, at most three quarters of the hard limit of its launcher.
+    pub open_files: Option<u64>,
+    /// Environment variables added to those of the launcher.
+    pub environment: Vec<(String, String)>,
+    /// Environment variables removed: they name sockets that the guest does not see.
+    pub removed_variables: Vec<String>,
+    /// Files that the command sees.
+    pub view: ViewConfig,
+}
+
+/// Configuration of names on a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamesConfig {
+    /// Name of the switch.
+    pub switch: String,
+    /// Name by which other guests find this one.
+    pub own: Option<String>,
+}
+
+/// Maximum delay of a guest's end for data that was not acknowledged.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Errors that prevent a guest's set-up.
+#[derive(Debug, thiserror::Error)]
+enum SetUpError {
+    #[error("{what}: {source}")]
+    System { what: &'static str, source: io::Error },
+    #[error(
+        "the seccomp list of the container or sandbox around it refuses sethostname(2) and others: start the container \
+         with `--cap-add SYS_ADMIN`, or with `--security-opt seccomp=unconfined`; it needs `--device /dev/net/tun`, too"
+    )]
+    Filtered,
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    #[error(transparent)]
+    Network(#[from] network::NetworkError),
+    #[error(transparent)]
+    View(#[from] view::ViewError),
+    #[error("names: {0}")]
+    Names(#[source] io::Error),
+    #[error("{0}")]
+    Channel(#[from] ChannelError),
+    #[error("an order that does not belong here")]
+    Protocol,
+}
+
+impl SetUpError {
+    fn system(what: &'static str) -> impl FnOnce(io::Error) -> SetUpError {
+        move |source| SetUpError::System { what, source }
+    }
+}
+
+/// Main function of a guest's init. Returns the exit status.
+pub fn main(command: &[OsString]) -> u8 {
+    Channel::serve_stdin(
+        |channel| run(channel, command).map(Ending::exit_status),
+        |Failure { status, why }| (status, FromGuest::Failed { status, why }),
+    )
+}
+
+struct Failure {
+    status: u8,
+    why: String,
+}
+
+impl From<SetUpError> for Failure {
+    fn from(error: SetUpError) -> Failure {
+        Failure { status: STATUS_FAILED, why: error.to_string() }
+    }
+}
+
+impl From<ChannelError> for Failure {
+    fn from(error: ChannelError) -> Failure {
+        SetUpError::Channel(error).into()
+    }
+}
+
+fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
+    let fail = |error| Failure::from(SetUpError::system("preparing init")(error));
+    die_with_parent().map_err(fail)?;
+    let child_signals = Signals::new(&[Signal::CHILD]).map_err(fail)?;
+    let (order, fds) = channel.receive::<ToGuest>()?;
+    let ToGuest::SetUp { config, map_writer, ids } = order else {
+        return Err(SetUpError::Protocol.into());
+    };
+    let (stdin, guest) = set_up(&config, map_writer, ids, fds)?;
+    let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
+    let taps: Vec<_> = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
+    let ready = FromGuest::Ready {
+        offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
+        uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
+        remarks: guest.remarks,
+    };
+    channel.send(&ready, &taps)?;
+    drop(taps);
+    // From here on only frontend and uplink hold the TAPs, so that these end with them.
+    drop((guest.taps, guest.uplink));
+    let mut order = channel.receive::<ToGuest>()?;
+    while let (ToGuest::Names { hosts, resolver }, fds) = order {
+        follow_host(guest.name_files.as_ref(), hosts, resolver, fds)?;
+        order = channel.receive()?;
+    }
+    let more = match order.0 {
+        ToGuest::Start { environment } => environment,
+        // The command does not run yet. A signal that would end it ends the guest.
+        ToGuest::Signal(number) => {
+            let ending = Ending::Killed(number);
+            channel.send(&FromGuest::Ended(ending), &[])?;
+            return Ok(ending);
+        }
+        ToGuest::SetUp { .. }
+        | ToGuest::Names { .. }
+        | ToGuest::Sockets
+        | ToGuest::Exec { .. }
+        | ToGuest::ExecSignal { .. } => {
+            return Err(SetUpError::Protocol.into());
+        }
+    };
+    let variables = command::Variables {
+        set: [&config.environment[..], &more].concat(),
+        removed: config.removed_variables.clone(),
+    };
+    limits::lower_open_files(config.open_files)
+        .map_err(|error| Failure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
+    let own_sockets = names::tcp_sockets();
+    let pid = command::start(command, stdin, &config.blocked_signals, &variables)
+        .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
+    channel.send(&FromGuest::Running, &[])?;
+    if let Some(stub) = guest.stub {
+        stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
+    }
+    ringfence_sys::code::unmap();
+    let mut further = Further {
+        blocked: &config.blocked_signals,
+        variables: &variables,
+        sessions: Sessions::default(),
+        name_files: guest.name_files.as_ref(),
+    };
+    let ending = watch(channel, &child_signals, pid, &mut further)?;
+    if config.interface.is_some() || config.uplink.is_some() {
+        linger(own_sockets);
+    }
+    channel.send(&FromGuest::Ended(ending), &[])?;
+    Ok(ending)
+}
+
+/// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
+/// The network namespace ends with the guest, and unsent data is lost without an error. `own_sockets` is the number of
+/// TCP sockets before the command started: if there are no more, the kernel's long tables need not be read.
+fn linger(own_sockets: Option<u64>) {
+    let until = Instant::now() + LINGER;
+    let is_idle = || own_sockets.is_some() && names::tcp_sockets() == own_sockets;
+    while !is_idle() && names::something_is_unsent() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Resources created for a guest.
+struct Guest {
+    taps: Vec<Tap>,
+    uplink: Vec<Tap>,
+    stub: Option<names::Stub>,
+    name_files: Option<SharedNameFiles>,
+    remarks: Vec<String>,
+}
+
+/// Follows the host's files about names, as the launcher has read them.
+fn follow_host(
+    files: Option<&SharedNameFiles>,
+    hosts: bool,
+    resolver: Option<ResolverConfig>,
+    fds: Descriptors,
+) -> Result<(), SetUpError> {
+    let mut text = Vec::new();
+    if hosts {
+        let [file] = fds.exactly::<1>().map_err(|_| SetUpError::Protocol)?;
+        let read = std::fs::File::from(file).take(FILE_MAX).read_to_end(&mut text);
+        read.map_err(SetUpError::Names)?;
+    }
+    let hosts = hosts.then_some(&text[..]);
+    files.map_or(Ok(()), |files| files.follow_host(hosts, resolver)).map_err(SetUpError::Names)
+}
+
+fn set_up(
+    config: &GuestConfig,
+    map_writer: MapWriter,
+    ids: Option<OwnIds>,
+    fds: Descriptors,
+) -> Result<(OwnedFd, Guest), SetUpError> {
+    let mut fds = fds.into_vec().into_iter();
+    let (Some(stdin), Some(supervisor), store, None) =
+        (fds.next(), fds.next(), fds.next(), fds.next())
+    else {
+        return Err(SetUpError::Protocol);
+    };
+    let mut remarks = Vec::new();
+    namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
+    let mounted = view::prepare(config, &mut remarks)?;
+    enter_nested(map_writer, &Channel::from_fd(supervisor))?;
+    // This process has the capability for it, so a refusal is that of a seccomp list.
+    rustix::system::sethostname(config.host_name.as_bytes()).map_err(|errno| match errno {
+        Errno::PERM => SetUpError::Filtered,
+        errno => SetUpError::system("host name")(errno.into()),
+    })?;
+    if let Err(error) = mounts::mount_sys(config.view.is_host_root) {
+        remarks.push(format!("/sys shows the network of outside: it cannot be mounted ({error})"));
+    }
+    let (taps, uplink) =
+        network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
+    // The interfaces end with the guest's network namespace. Otherwise the process that closes the last descriptor
+    // would have to wait until no CPU uses the interface: 15 ms and more at the end of frontend and uplink.
+    for tap in [taps.first(), uplink.first()].into_iter().flatten() {
+        tap.keep(true)?;
+    }
+    if ids.is_some() {
+        network::allow_low_ports(&mut remarks);
+    }
+    let stub = match (&config.names, store) {
+        (Some(names), Some(store)) => {
+            let source = StoreNames::open(store).map_err(SetUpError::Names)?;
+            let addresses = config.interface.iter().flat_map(|i| &i.addresses);
+            let own = names.own.clone().map(|name| names::Own {
+                name,
+                addresses: addresses.map(|address| address.ip()).collect(),
+            });
+            let (files, ours) = (mounted.name_files.clone(), mounted.resolver_is_ours);
+            let resolver = config.resolver.as_ref();
+            let stub = names::Stub::bind(source, &names.switch, own, ours, resolver, files)
+                .map_err(SetUpError::Names)?;
+            Some(stub)
+        }
+        (None, None) => None,
+        _ => return Err(SetUpError::Protocol),
+    };
+    let name_files = mounted.name_files;
+    if let Some(ids) = ids {
+        take_ids(ids)?;
+    }
+    Ok((stdin, Guest { taps, uplink, stub, name_files, remarks }))
+}
+
+/// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it
+/// controls the guest's network, but not the mounts made before.
+fn enter_nested(map_writer: MapWriter, supervisor: &Channel) -> Result<(), SetUpError> {
+    /// Time limit for writing the id maps.
+    const MAPS_TIMEOUT: Duration = Duration::from_secs(10);
+    let own = OwnIds::current();
+    namespaces::unshare(Fresh::UserMountNetIpcUts).map_err(SetUpError::system("namespaces"))?;
+    match map_writer {
+        MapWriter::Supervisor => own.map_to_root().map_err(SetUpError::system("user ids"))?,
+        MapWriter::Launcher => {
+            supervisor.send(&Nested::Unshared, &[])?;
+            match supervisor.receive_within(MAPS_TIMEOUT)?.0 {
+                Nested::Mapped => {}
+                Nested::Failed(why) => {
+                    return Err(SetUpError::system("user ids")(io::Error::other(why)));
+                }
+                Nested::Unshared => return Err(SetUpError::Protocol),
+            }
+        }
+    }
+    protect_init()
+}
+
+/// Enters a user namespace in which init and the command have the ids of the user who started the guest.
+/// It owns nothing: init loses all capabilities over network and mounts, and the command never has one.
+/// Call it last.
+fn take_ids(ids: OwnIds) -> Result<(), SetUpError> {
+    let fail = SetUpError::system("the user's own ids");
+    let own = OwnIds::current();
+    let entered = namespaces::unshare(Fresh::User).and_then(|()| own.map_to(ids));
+    entered.map_err(fail)?;
+    protect_init()
+}
+
+/// Protects init from the command, after a user namespace was entered.
+fn protect_init() -> Result<(), SetUpError> {
+    // Init was started in the outermost user namespace, to which its memory belongs. While it is not
+    // dumpable, the command can neither trace it nor take its descriptors.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|errno| SetUpError::system("PR_SET_DUMPABLE")(errno.into()))?;
+    // Entering a user namespace cleared the death signal.
+    die_with_parent().map_err(SetUpError::system("PR_SET_PDEATHSIG"))
+}
+
+/// Commands of `Exec`, and the properties that they share with the guest's own command.
+struct Further<'a> {
+    blocked: &'a [i32],
+    variables: &'a command::Variables,
+    sessions: Sessions,
+    name_files: Option<&'a SharedNameFiles>,
+}
+
+impl Further<'_> {
+    /// Starts a command. Returns the reason if it was not started.
+    fn start(
+        &mut self,
+        id: u64,
+        command: &[OsString],
+        environment: Vec<(String, String)>,
+        fds: Descriptors,
+    ) -> Result<(), String> {
+        let stdio = fds.exactly::<3>().map_err(|found| format!("{found} descriptors, not 3"))?;
+        let mut variables = self.variables.clone();
+        variables.set.extend(environment);
+        let started = self.sessions.start(id, command, stdio, self.blocked, &variables);
+        started.map_err(|error| error.to_string())
+    }
+}
+
+/// Reaps processes, forwards signals and starts further commands until the command has ended.
+fn watch(
+    channel: &Channel,
+    child_signals: &Signals,
+    command: Pid,
+    further: &mut Further<'_>,
+) -> Result<Ending, Failure> {
+    let fail = |error| Failure::from(SetUpError::system("waiting for the command")(error));
+    loop {
+        for (pid, ending) in reap() {
+            if pid == command {
+                return Ok(ending);
+            }
+            if let Some(id) = further.sessions.ended(pid) {
+                channel.send(&FromGuest::ExecEnded { id, ending }, &[])?;
+            }
+        }
+        let mut fds =
+            [PollFd::new(child_signals, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
+        wait_any(&mut fds, None).map_err(fail)?;
+        let [child_ended, ordered] = fds.map(|fd| !fd.revents().is_empty());
+        if child_ended {
+            while child_signals.next().map_err(fail)?.is_some() {}
+        }
+        if ordered {
+            let (order, fds) = channel.receive::<ToGuest>()?;
+            match order {
+                ToGuest::Signal(number) => {
+                    let pid = u32::try_from(command.as_raw_pid()).unwrap_or(0);
+                    // The command may have ended just now. The next round reaps it.
+                    let _ = signals::send(pid, number);
+                }
+                ToGuest::Exec { id, command, environment } => {
+                    if let Err(why) = further.start(id, &command, environment, fds) {
+                        channel.send(&FromGuest::ExecFailed { id, why }, &[])?;
+                    }
+                }
+                ToGuest::Sockets => relay_sockets::report(channel, &FromGuest::Sockets)?,
+                ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
+                ToGuest::Names { hosts, resolver } => {
+                    // A file system without room keeps the names as they were.
+                    let _ = follow_host(further.name_files, hosts, resolver, fds);
+                }
+                ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
+                    return Err(SetUpError::Protocol.into());
+                }
+            }
+        }
+    }
+}
+
+/// Reaps all processes that have ended.
+fn reap() -> Vec<Reaped> {
+    let mut reaped = Vec::new();
+    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+        reaped.push((pid, Ending::from_wait(status)));
+    }
+    reaped
+}

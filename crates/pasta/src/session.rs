@@ -1,0 +1,584 @@
+//! Session: the process that starts the uplink for a guest, and waits for the end of one of them.
+//!
+//! 1. Plan the network, and open listening sockets, namespaces, log and process id file with the user's rights.
+//! 2. Start the process in the namespace ([`super::namespace`]), which returns the queue of the TAP. A virtual machine
+//!    has a socket instead ([`super::machine`]).
+//! 3. Start the uplink process, in the sandbox that `run` gives it, and hand the queue and the sockets over.
+//! 4. Write the process id, give up root's rights, and wait.
+//!
+//! It ends with the namespace, the command or the uplink, or by a signal. It handles no packet.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::ids::is_host_root;
+use ringfence_sandbox::signals::{self, Signals};
+use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
+use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
+use ringfence_sys::namespaces;
+use ringfence_sys::poll::{wait_any, wait_hung_up};
+use ringfence_uplink::link::capture::file_header;
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::Signal;
+
+use super::api::{ApiServer, PortServer};
+use super::args::PastaArgs;
+use super::auto::{Auto, Opener};
+use super::auto_ports;
+use super::control::ControlServer;
+use super::greeting::Greeting;
+use super::inside::Inside;
+use super::machine::{Endpoint, OpenEndpoint, SocketFile};
+use super::messages::Messages;
+use super::namespace::{Connection, Order, Report};
+use super::network::{self, Network};
+use super::outward;
+use super::target::{Existing, Target, Watch};
+use super::values::RunAs;
+use ringfence_hostnet::causes::causes;
+use ringfence_hostnet::file_watch::FileWatch;
+use ringfence_hostnet::host::{RESOLV_CONF, resolver_of_host};
+use ringfence_hostnet::text::{last_line, printable};
+use ringfence_uplink_process::egress::guest::GuestEgress;
+use ringfence_uplink_process::link::LinkOrder;
+use ringfence_uplink_process::multicast::Memberships;
+use ringfence_uplink_process::ports::RunningPorts;
+use ringfence_uplink_process::{FromUplink, UplinkConfig};
+
+/// Time limit for the process in the namespace, and for the uplink.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which a namespace is checked that cannot be watched.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A guest with a running uplink.
+pub(crate) struct Session {
+    messages: Messages,
+    signals: Signals,
+    uplink: DomainProcess,
+    watch: Option<Watch>,
+    /// File of a virtual machine's socket, removed at the end.
+    _file: Option<SocketFile>,
+    /// Datagram socket of a virtual machine that has not written yet.
+    greeting: Option<Greeting>,
+    /// Descriptor whose end ends the session.
+    stop: Option<OwnedFd>,
+    command: Option<(Child, Channel)>,
+    ports: RunningPorts,
+    port_server: Option<PortServer>,
+    auto: Option<Auto>,
+    inside: Option<Inside>,
+    network: Network,
+    egress: GuestEgress,
+    /// Watch over the host's name servers. `None` if the system permits none.
+    name_servers: Option<FileWatch>,
+}
+
+impl Session {
+    /// Connects the target. When this returns, its network is usable and the process id is written.
+    pub(crate) fn start(args: &PastaArgs, target: &Target) -> anyhow::Result<Session> {
+        let mut messages = Messages::new(args, target.program())?;
+        // An inherited descriptor must still be inheritable.
+        let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
+        report_options_without_effect(args, &mut messages);
+        let outward = outward::ports(args)?;
+        let egress = GuestEgress::open(args.egress.source()?, &args.egress, target.record_name())?;
+        // Inherited descriptors are not for Ringfence's own processes.
+        namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
+        let mut network = Network::new(args)?;
+        let open_files = limits::raise_open_files().context("the limit of open files")?;
+        let mut listeners = network.listen(args)?;
+        let files = Files::create(args, &network, &listeners)?;
+        let (run_as, blocked) = (run_as(args)?, signals::blocked()?);
+        let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
+        let auto = network.auto_ports(args)?;
+        let outward_auto = auto_ports::outward_ports(args);
+        let relayed = network::relay(args).is_some() || !outward_auto.is_empty();
+        let (shows_listeners, has_outward) = (!auto.is_empty(), !outward.is_empty());
+        let mut entry = match endpoint {
+            Some(endpoint) => Entry::of_machine(endpoint),
+            None => {
+                let (interface, configured) = (network.interface(), args.config_net);
+                let connection =
+                    Connection { interface, configured, relayed, outward, shows_listeners };
+                let inherited = (blocked, open_files);
+                Entry::of_namespace(target, (args, run_as), connection, inherited, &mut messages)?
+            }
+        };
+        if let (Some((_, channel)), true) = (&entry.process, has_outward) {
+            outward::receive(channel, &mut listeners)?;
+        }
+        let auto = Auto::new(auto, entry.tables.split_off(0), outward_auto)?;
+        let ports = RunningPorts::new(listeners.1.len());
+        let link = (entry.link.clone(), entry.offloads);
+        let config = network.config(args, link, listeners.0, egress.head());
+        let fds = std::iter::once(entry.socket).chain(files.capture).collect();
+        let uplink =
+            start_uplink(&config, (fds, network.joined(listeners.1)), &egress, &mut messages)?;
+        let inside = match &entry.process {
+            Some((_, channel)) if relayed => {
+                Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
+            }
+            _ => None,
+        };
+        messages.summary(network.summary());
+        if let Some(file) = &entry.file {
+            messages.summary(format_args!("listens at {}", file.path().display()));
+        }
+        write_pid(files.pid)?;
+        let command = settle(target, entry.process)?;
+        give_up_root(run_as)?;
+        Ok(Session {
+            messages,
+            signals,
+            uplink,
+            watch: entry.watch,
+            _file: entry.file,
+            greeting: entry.greeting,
+            stop: None,
+            command,
+            ports,
+            port_server: files.control.map(PortServer::Control),
+            auto,
+            inside,
+            network,
+            egress,
+            name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
+        })
+    }
+
+    /// From now on, clients of this socket add and remove ports.
+    pub(crate) fn serve_api(&mut self, api: Option<ApiServer>) {
+        if let Some(mut api) = api {
+            api.set_addresses(self.network.addresses());
+            self.port_server = Some(PortServer::Api(api));
+        }
+    }
+
+    /// From now on, the session ends when the other end of `stop` is closed.
+    pub(crate) fn stop_with(&mut self, stop: Option<OwnedFd>) {
+        self.stop = stop;
+    }
+
+    /// From now on, messages go to the log.
+    pub(crate) fn leave_terminal(&mut self) {
+        self.messages.leave_terminal();
+    }
+
+    /// Waits for the end. Returns the exit status.
+    pub(crate) fn wait(mut self) -> u8 {
+        let ended = self.wait_for_end();
+        let (channel, wants_totals) = (self.uplink.channel(), self.egress.has_policy());
+        if let Some(totals) = self.egress.finish(channel, wants_totals) {
+            self.messages.summary(format_args!("egress: {totals}"));
+        }
+        match ended {
+            Ok(status) => status,
+            Err(error) => {
+                self.messages.problem(ringfence_hostnet::causes::causes(&error));
+                super::STATUS_FAILED
+            }
+        }
+    }
+
+    fn wait_for_end(&mut self) -> anyhow::Result<u8> {
+        loop {
+            if let Some(arrived) = self.signals.next()? {
+                // Signals of the terminal's keys reach the command itself.
+                if self.command.is_none() || arrived.by_process {
+                    self.messages.step(format_args!("ends by signal {}", arrived.number));
+                    let is_asked =
+                        arrived.number == Signal::TERM.as_raw() && self.command.is_none();
+                    let ending = Ending::Killed(arrived.number);
+                    return Ok(if is_asked { 0 } else { ending.exit_status() });
+                }
+                continue;
+            }
+            if let Some(status) = self.command_ended()? {
+                return Ok(status);
+            }
+            if self.watch.as_ref().is_some_and(Watch::is_over) {
+                self.messages.step("the namespace is gone");
+                return Ok(0);
+            }
+            let is_stopped = |fd| wait_hung_up(fd, Duration::ZERO).unwrap_or(true);
+            if self.stop.as_ref().is_some_and(is_stopped) {
+                return Ok(0);
+            }
+            if self.check_uplink()? {
+                self.messages.step("the client of the socket is gone");
+                return Ok(0);
+            }
+            if let Some(greeting) = &self.greeting
+                && greeting.answer().context("the socket of the machine")?
+            {
+                self.messages.step("a machine uses the socket");
+                self.greeting = None;
+            }
+            if let Some(server) = &mut self.port_server {
+                server.serve(self.uplink.channel(), &mut self.ports)?;
+            }
+            if let Some(auto) = &mut self.auto {
+                auto.run(Opener {
+                    channel: self.uplink.channel(),
+                    ports: &mut self.ports,
+                    inside: self.inside.as_ref(),
+                    messages: &mut self.messages,
+                })?;
+            }
+            self.follow_name_servers()?;
+            self.follow_links();
+            self.sleep()?;
+        }
+    }
+
+    /// Passes new name servers of the host on to the uplink.
+    fn follow_name_servers(&mut self) -> anyhow::Result<()> {
+        let Some(watch) = self.name_servers.as_ref().filter(|watch| watch.may_have_changed())
+        else {
+            return Ok(());
+        };
+        watch.renew();
+        let servers = resolver_of_host().name_servers;
+        if let Some(order) = self.network.follow_name_servers(&servers) {
+            self.messages.step("follows the host's name servers");
+            self.uplink.channel().send_now(&order, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Joins multicast groups on the links that the host has now.
+    fn follow_links(&mut self) {
+        let Some(memberships) = &mut self.network.memberships else { return };
+        match memberships.follow(self.uplink.channel()) {
+            Ok(None) => {}
+            Ok(Some(change)) => self.messages.step(change),
+            Err(error) => self.messages.step(causes(&error)),
+        }
+    }
+
+    fn command_ended(&mut self) -> anyhow::Result<Option<u8>> {
+        let Some((child, channel)) = &mut self.command else { return Ok(None) };
+        match channel.try_receive::<Report>() {
+            Ok(None) => Ok(None),
+            Ok(Some((Report::Ended(ending), _))) => Ok(Some(ending.exit_status())),
+            Ok(Some((Report::Failed(why), _))) => bail!("{}", printable(&why)),
+            Ok(Some(_)) | Err(_) => {
+                let status = child.wait()?;
+                bail!("the process that started the command is gone ({status})")
+            }
+        }
+    }
+
+    /// Handles messages and events of the uplink. Returns `true` if it ended because its guest has gone.
+    fn check_uplink(&mut self) -> anyhow::Result<bool> {
+        let mut needs_sockets = self.ports.take_need_of_sockets();
+        let channel = self.uplink.channel();
+        let next = || channel.try_receive().ok().flatten().map(|(message, _)| message);
+        match self.egress.take(next) {
+            Some(FromUplink::Failed(why)) => bail!("the uplink failed: {}", printable(&why)),
+            Some(FromUplink::Sockets) => needs_sockets = true,
+            _ => {}
+        }
+        if let Some(inside) = self.inside.as_ref().filter(|_| needs_sockets)
+            && let Err(error) = inside.refill(self.uplink.channel())
+        {
+            self.messages.step(format_args!("no more relays: {}", causes(&error)));
+        }
+        while let Some(event) = self.uplink.next_event() {
+            match event {
+                Event::Stderr(text) => {
+                    for line in text.lines() {
+                        self.messages.summary(format_args!("uplink: {}", printable(line)));
+                    }
+                }
+                Event::Ended(ended) if ended.ending == Ending::Exited(0) => return Ok(true),
+                Event::Ended(ended) => {
+                    let why = last_line(&ended.stderr_tail)
+                        .map_or(String::new(), |why| format!(": {why}"));
+                    bail!("the uplink {}{why}", ended.ending);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    fn sleep(&self) -> anyhow::Result<()> {
+        let mut fds = vec![
+            PollFd::new(&self.signals, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.uplink.events(), PollFlags::IN),
+            PollFd::new(self.uplink.channel(), PollFlags::IN),
+        ];
+        fds.extend(self.command.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)));
+        fds.extend(self.stop.iter().map(|fd| PollFd::new(fd, PollFlags::empty())));
+        let greeting = self.greeting.iter().map(|greeting| &greeting.socket);
+        fds.extend(greeting.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let name_servers = self.name_servers.as_ref().map(FileWatch::fd);
+        fds.extend(name_servers.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let watched = self.watch.as_ref().map(Watch::fd);
+        fds.extend(watched.flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let memberships = self.network.memberships.as_ref();
+        fds.extend(memberships.map(|own| PollFd::new(own, PollFlags::IN)));
+        // A file may vanish without an event, on an overlay file system for instance.
+        let is_file = matches!(self.watch, Some(Watch::File { .. }));
+        let check = is_file.then(|| Instant::now() + CHECK_INTERVAL);
+        fds.extend(
+            self.port_server
+                .iter()
+                .flat_map(PortServer::fds)
+                .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+        );
+        let server = self.port_server.as_ref().and_then(PortServer::deadline);
+        let auto = self.auto.as_ref().map(Auto::deadline);
+        let rejoins = memberships.and_then(Memberships::deadline);
+        let deadline = [check, server, auto, rejoins].into_iter().flatten().min();
+        wait_any(&mut fds, deadline)?;
+        Ok(())
+    }
+}
+
+/// Files that the options name, created with the user's rights.
+struct Files {
+    pid: Option<File>,
+    control: Option<ControlServer>,
+    /// File for captured packets.
+    capture: Option<OwnedFd>,
+}
+
+impl Files {
+    fn create(
+        args: &PastaArgs,
+        network: &Network,
+        listeners: &network::Listeners,
+    ) -> anyhow::Result<Files> {
+        let pid = args.pid.as_deref().map(create_pid_file).transpose()?;
+        let bind = |path: &std::path::PathBuf| {
+            let mut server = ControlServer::bind(path, args, network.addresses())?;
+            server.take_first(args, (&listeners.0, &listeners.1));
+            Ok::<_, anyhow::Error>(server)
+        };
+        let control = args.conf_path.as_ref().map(bind).transpose()?;
+        let capture = args.pcap.as_deref().map(create_capture).transpose()?;
+        Ok(Files { pid, control, capture })
+    }
+}
+
+/// Way to the guest: its link, and the process and the files that belong to it.
+struct Entry {
+    /// Queue of the TAP, or socket of a virtual machine.
+    socket: OwnedFd,
+    link: LinkOrder,
+    offloads: u32,
+    /// Files of the namespace's listeners.
+    tables: Vec<OwnedFd>,
+    existing: Option<Existing>,
+    watch: Option<Watch>,
+    /// Process in the namespace.
+    process: Option<(Child, Channel)>,
+    file: Option<SocketFile>,
+    greeting: Option<Greeting>,
+}
+
+impl Entry {
+    fn of_machine(endpoint: OpenEndpoint) -> Entry {
+        let OpenEndpoint { socket, link, file, greeting } = endpoint;
+        let (tables, existing, watch, process) = Default::default();
+        Entry { socket, link, offloads: 0, tables, existing, watch, process, file, greeting }
+    }
+
+    /// Makes the interface in the namespaces. `inherited` is the state that a command gets back: blocked signals, and
+    /// the limit of open files.
+    fn of_namespace(
+        target: &Target,
+        (args, run_as): (&PastaArgs, Option<RunAs>),
+        connection: Connection,
+        inherited: (Vec<i32>, Option<u64>),
+        messages: &mut Messages,
+    ) -> anyhow::Result<Entry> {
+        let (mut existing, mut watch) = (None, None);
+        if let Target::Existing { netns, userns } = target {
+            existing = Some(Existing::open(netns, userns.as_deref())?);
+            watch = (!args.no_netns_quit).then(|| Watch::new(netns)).transpose()?;
+        }
+        let (child, channel) = start_in_namespace(target, run_as)?;
+        match &existing {
+            Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
+            None => {
+                let (own_pids, (blocked, open_files)) = (!args.no_pidns, inherited);
+                let order = Order::Create { connection, own_pids, blocked, open_files };
+                channel.send(&order, &[rustix::stdio::stdin()])?;
+            }
+        }
+        let (socket, tables, offloads) = receive_tap(&channel, messages)?;
+        let (link, process) = (LinkOrder::Tap, Some((child, channel)));
+        let (file, greeting) = (None, None);
+        Ok(Entry { socket, link, offloads, tables, existing, watch, process, file, greeting })
+    }
+}
+
+/// Starts the process that creates sockets in the namespace, and passes the first ones to the uplink, which discards them
+/// without relays.
+fn start_inside(
+    existing: Option<&Existing>,
+    channel: &Channel,
+    uplink: &Channel,
+) -> anyhow::Result<Inside> {
+    let inside = match existing {
+        Some(existing) => Inside::start(&existing.fds())?,
+        None => match channel.receive_within::<Report>(START_TIMEOUT)? {
+            (Report::Namespaces, fds) => {
+                let fds = fds.into_vec();
+                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
+            }
+            (Report::Failed(why), _) => bail!("{}", printable(&why)),
+            _ => bail!("the process in the namespace did not report its namespaces"),
+        },
+    };
+    inside.refill(uplink)?;
+    Ok(inside)
+}
+
+/// Returns the user that replaces root, if root of the host runs this.
+fn run_as(args: &PastaArgs) -> anyhow::Result<Option<RunAs>> {
+    let is_root = is_host_root().context("the user ids")?;
+    match args.runas {
+        Some(_) if !rustix::process::geteuid().is_root() => {
+            bail!("--runas: only root can change to another user")
+        }
+        Some(user) => Ok(Some(user)),
+        None => Ok(is_root.then(RunAs::nobody)),
+    }
+}
+
+/// Starts the process in the namespace. It waits for its order.
+fn start_in_namespace(target: &Target, run_as: Option<RunAs>) -> anyhow::Result<(Child, Channel)> {
+    let (channel, inner) = Channel::pair()?;
+    let mut command = Command::new(THIS_PROGRAM);
+    command.arg0("ringfence").args(["internal", "pasta-namespace", "--"]);
+    command.stdin(Stdio::from(inner.into_fd()));
+    match target {
+        Target::Command(words) => {
+            command.args(words);
+            if let Some(RunAs { uid, gid }) = run_as {
+                command.uid(uid).gid(gid);
+            }
+        }
+        Target::Existing { .. } | Target::Machine(_) => {
+            command.env_clear().stdout(Stdio::null()).stderr(Stdio::null());
+        }
+    }
+    let child = command.spawn().context("starting the process in the namespace")?;
+    Ok((child, channel))
+}
+
+/// Receives the queue of the TAP, the files of the namespace's listeners, and the offloads.
+fn receive_tap(
+    channel: &Channel,
+    messages: &mut Messages,
+) -> anyhow::Result<(OwnedFd, Vec<OwnedFd>, u32)> {
+    let received = channel.receive_within::<Report>(START_TIMEOUT);
+    let (report, fds) = received.context("the process in the namespace")?;
+    match report {
+        Report::Ready { offloads, remarks } => {
+            for remark in remarks {
+                messages.step(printable(&remark));
+            }
+            let mut fds = fds.into_vec().into_iter();
+            let tap = fds.next().context("the process in the namespace sent no TAP")?;
+            Ok((tap, fds.collect(), offloads))
+        }
+        Report::Failed(why) => bail!("{}", printable(&why)),
+        Report::Ended(ending) => bail!("the process in the namespace {ending}"),
+        other => bail!("the process in the namespace reported {other:?} in place of its start"),
+    }
+}
+
+fn report_options_without_effect(args: &PastaArgs, messages: &mut Messages) {
+    for (name, why) in &args.others.without_effect {
+        messages.step(format_args!("--{name} changes nothing: {why}"));
+    }
+}
+
+fn start_uplink(
+    config: &UplinkConfig,
+    (link, listeners): (Vec<OwnedFd>, Vec<OwnedFd>),
+    egress: &GuestEgress,
+    messages: &mut Messages,
+) -> anyhow::Result<DomainProcess> {
+    let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
+    let domain = DomainProcess::start(&spawn)?;
+    let sent = network::hand_over(domain.channel(), config, &link, listeners)
+        .and_then(|()| Ok(egress.send_rules(domain.channel())?));
+    drop(link);
+    match domain.channel().receive_within::<FromUplink>(START_TIMEOUT) {
+        Ok((FromUplink::Up { link, remarks }, _)) => {
+            messages.step(format_args!("the uplink runs over {}", printable(&link)));
+            for remark in remarks {
+                messages.step(format_args!("uplink: {}", printable(&remark)));
+            }
+            sent.map(|()| domain)
+        }
+        Ok((FromUplink::Failed(why), _)) => bail!("the uplink failed: {}", printable(&why)),
+        Ok((other, _)) => bail!("the uplink reported {other:?} instead of its start"),
+        Err(ChannelError::Closed) => {
+            let ended = domain.wait_ended(Duration::from_secs(1));
+            let why = ended.and_then(|ended| last_line(&ended.stderr_tail));
+            bail!("the uplink ended{}", why.map_or(String::new(), |why| format!(": {why}")))
+        }
+        Err(error) => Err(error).context("the uplink"),
+    }
+}
+
+/// Lets the command start, or reaps the process in an existing namespace, whose work is done.
+fn settle(
+    target: &Target,
+    process: Option<(Child, Channel)>,
+) -> anyhow::Result<Option<(Child, Channel)>> {
+    let Some((mut child, channel)) = process else { return Ok(None) };
+    if let Target::Command(_) = target {
+        channel.send(&Order::Start, &[])?;
+        return Ok(Some((child, channel)));
+    }
+    child.wait().context("the process in the namespace")?;
+    Ok(None)
+}
+
+fn create_pid_file(path: &Path) -> anyhow::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o644);
+    options.open(path).with_context(|| format!("--pid {}", path.display()))
+}
+
+/// Creates the file for captured packets, with its header. Other users cannot read it.
+fn create_capture(path: &Path) -> anyhow::Result<OwnedFd> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let made = options.open(path).and_then(|mut file| {
+        file.write_all(&file_header())?;
+        Ok(file)
+    });
+    Ok(made.with_context(|| format!("--pcap {}", path.display()))?.into())
+}
+
+fn write_pid(file: Option<File>) -> anyhow::Result<()> {
+    let Some(mut file) = file else { return Ok(()) };
+    let line = format!("{}\n", std::process::id());
+    file.write_all(line.as_bytes()).context("--pid: writing the process id")
+}
+
+/// Changes to another user for good. Nothing that follows needs root's rights.
+fn give_up_root(run_as: Option<RunAs>) -> anyhow::Result<()> {
+    use rustix::thread::{Gid, Uid};
+    let Some(RunAs { uid, gid }) = run_as else { return Ok(()) };
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::thread::set_thread_groups(&[]).context("--runas: the groups")?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid).context("--runas: the group")?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid).context("--runas: the user")
+}

@@ -1,0 +1,183 @@
+//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop`, `port` and `policy set`.
+//!
+//! ```text
+//!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
+//!                 <────────Reply──────────          <─FromGuest──
+//! ```
+//!
+//! Each launcher listens at an abstract Unix socket while its command runs. Guests are in network namespaces of their own
+//! and cannot reach it. Other users of the host can, so launcher and client compare user ids. A client has one
+//! connection for one guest; if it closes the connection, the command that it started gets SIGHUP.
+
+pub mod exec;
+pub(crate) mod find;
+pub mod logs;
+mod metrics;
+pub mod policy;
+pub mod port;
+pub mod ps;
+mod pty;
+pub mod status;
+pub mod stop;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+
+use ringfence_sandbox::Ending;
+use serde::{Deserialize, Serialize};
+
+use ringfence_driver::switchboard::WindowLevels;
+use ringfence_uplink_process::totals::EgressTotals;
+
+/// Orders of a client to the launcher of a guest.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Describes the guest.
+    Describe,
+    /// Starts another command in the guest, at most one for each connection. Comes with the descriptors of its
+    /// standard input, output and error.
+    Exec {
+        command: Vec<OsString>,
+        /// Environment variables besides those of the guest's own command.
+        environment: Vec<(String, String)>,
+    },
+    /// Sends a signal to the command that this client started.
+    Signal(i32),
+    /// Sends a signal to the guest's own command.
+    Stop(i32),
+    /// Replaces the egress policy by that in the descriptor ([`document`](ringfence_uplink_process::egress::document)).
+    SetPolicy,
+    /// Asks for the messages that follow the one of this number.
+    Messages {
+        after: u64,
+        /// Waits for one if there is none yet.
+        wait: bool,
+    },
+    /// Asks for the counters of the guest's devices.
+    Counters,
+    /// Publishes ports, as `-p` does ([`ForwardSpec`](ringfence_uplink_process::forward::ForwardSpec)).
+    AddPort(String),
+    /// Removes published ports.
+    RemovePort(String),
+    /// Requests the totals of the egress policy.
+    EgressTotals,
+    /// Requests the levels of the grant windows of the network interface.
+    WindowLevels,
+}
+
+/// Answers of a launcher.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Guest(Box<Description>),
+    /// The command that the client asked for has ended.
+    Ended(Ending),
+    /// The uplink applies the policy that the client sent.
+    PolicySet,
+    /// Messages in their order, as many as fit. None: there are no others.
+    Messages(Vec<Message>),
+    Counters(Box<Counters>),
+    /// The ports are published or removed.
+    PortsChanged,
+    /// Totals of the egress policy, if there is one.
+    EgressTotals(Option<EgressTotals>),
+    /// Levels of the grant windows, if there are any.
+    WindowLevels(Option<WindowLevels>),
+    /// The request failed: for example, the command that the client asked for was not started.
+    Failed {
+        /// Exit status for the client.
+        status: u8,
+        /// Reason, for the user.
+        why: String,
+    },
+}
+
+/// Description of a guest. The field names are those of `ringfence ps --json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    pub(crate) name: String,
+    /// Name of its switch, if it is on one.
+    pub(crate) switch: Option<String>,
+    /// Command and arguments.
+    pub(crate) command: Vec<String>,
+    /// Addresses on the switch.
+    pub(crate) addresses: Vec<String>,
+    /// Addresses on the host's network.
+    pub(crate) uplink: Vec<String>,
+    /// Published ports, as in `-p`.
+    pub(crate) ports: Vec<String>,
+    /// Disks, as in `--disk`.
+    pub(crate) disks: Vec<String>,
+    /// Size of the pages of the memory that it lends.
+    pub(crate) pages: LentPages,
+    /// Start of the command in seconds since 1970.
+    pub(crate) since: u64,
+}
+
+/// Size of the pages of the memory that a guest lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LentPages {
+    /// Pages of 4 KiB.
+    Small,
+    /// Pages of 2 MiB.
+    Huge,
+}
+
+impl fmt::Display for LentPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            LentPages::Small => "pages of 4 KiB",
+            LentPages::Huge => "huge pages of 2 MiB",
+        })
+    }
+}
+
+/// Process that a message is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Source {
+    Launcher,
+    Driver,
+    Frontend,
+    Uplink,
+}
+
+impl Source {
+    pub(crate) const ALL: [Source; 4] =
+        [Source::Launcher, Source::Driver, Source::Frontend, Source::Uplink];
+
+    /// Returns the name in messages.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Source::Launcher => "launcher",
+            Source::Driver => "driver domain",
+            Source::Frontend => "frontend",
+            Source::Uplink => "uplink",
+        }
+    }
+}
+
+/// Message about a guest. The field names are those of `ringfence logs --json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Message {
+    /// Number, in the order of arrival, from 1.
+    pub(crate) number: u64,
+    /// Time of arrival in milliseconds since 1970.
+    pub(crate) time: u64,
+    pub(crate) source: Source,
+    pub(crate) text: String,
+}
+
+/// Counters of one device by name.
+pub(crate) type CounterTable = BTreeMap<String, u64>;
+
+/// Counters of a guest's devices. The field names are those of `ringfence status GUEST --json`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Counters {
+    /// Counters of its port on the switch.
+    pub(crate) ports: BTreeMap<String, CounterTable>,
+    pub(crate) disks: BTreeMap<String, CounterTable>,
+    /// Rules of the protocols that its frontend broke, with their numbers.
+    pub(crate) rules: BTreeMap<String, CounterTable>,
+}

@@ -1,0 +1,37 @@
+//! `ringfence policy set`: replaces the egress policy of a running guest.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::bail;
+use ringfence_policy::Policy;
+
+use crate::commands::{Reply, Request, find};
+use ringfence_uplink_process::egress::{self, document};
+
+/// Time limit for the uplink to apply the policy.
+const APPLIED: Duration = Duration::from_secs(10);
+
+/// Replaces the policy of a guest by that of a file. Returns the number of its rules.
+///
+/// # Errors
+///
+/// Returns the first error of the file, or the reason for which the guest keeps its policy.
+pub(super) fn set(guest: &str, file: &Path) -> anyhow::Result<usize> {
+    let source = egress::read(file)?;
+    if source.is_empty() && source.default.is_none() {
+        bail!(
+            "{} has no rule, so it would allow everything: say so with `default = \"allow\"`",
+            file.display()
+        );
+    }
+    let rules = Policy::new(source.clone())?.len();
+    let channel = find::one(guest)?.channel;
+    channel.send(&Request::SetPolicy, &[document::write(&source)?.as_fd()])?;
+    match channel.receive_within(APPLIED)? {
+        (Reply::PolicySet, _) => Ok(rules),
+        (Reply::Failed { why, .. }, _) => bail!("{guest} keeps its policy: {why}"),
+        _ => bail!("{guest} is of another version of Ringfence"),
+    }
+}

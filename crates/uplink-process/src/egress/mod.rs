@@ -1,0 +1,121 @@
+//! Egress policy on the command line: options of `run`, `pasta` and `passt`, presets, and `ringfence policy`.
+//!
+//! The process that starts the uplink reads files and parses every rule before it starts another one (`guest`). The
+//! uplink's process receives the rules over its channel and decides; nothing in the guest takes part. `policy set`
+//! hands another policy to the launcher of a running guest ([`document`]).
+
+pub mod document;
+pub mod guest;
+pub mod presets;
+mod records;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use ringfence_policy::file::FILE_MAX;
+use ringfence_policy::{Action, Policy, PolicySource, RuleSource, file};
+
+/// Heading of the options about egress.
+const HEADING: &str = "Egress";
+
+/// Options about the names and addresses that the guest may reach.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct EgressArgs {
+    /// Allow the guest to reach this; may be given several times. The first rule denies everything else
+    ///
+    /// Examples: `pypi.org:443`, `*.example.org:80,443/tcp`, `10.1.0.0/16:5432`, `[2001:db8::]/32`, `icmp`. A name
+    /// without ports stands for all of them except those of DNS (53, 853). The name server refuses other names, so
+    /// they do not leave this computer. A name never leads to a private or link-local address; a rule with the
+    /// address does.
+    #[arg(long, value_name = "RULE", help_heading = HEADING)]
+    pub allow: Vec<String>,
+
+    /// Deny the guest to reach this, whatever else is allowed; may be given several times
+    #[arg(long, value_name = "RULE", help_heading = HEADING)]
+    pub deny: Vec<String>,
+
+    /// Apply the rules of a policy file (TOML); may be given several times
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub policy: Vec<PathBuf>,
+
+    /// Apply the rules of a policy that comes with Ringfence; may be given several times
+    #[arg(long, value_name = "NAME", value_parser = presets::parser(), help_heading = HEADING)]
+    pub policy_preset: Vec<String>,
+
+    /// Refuse TLS connections to allowed names that show no server name, or hide it (ECH)
+    #[arg(long, help_heading = HEADING)]
+    pub strict_sni: bool,
+
+    /// Append each verdict to this file as a JSON object; `-` is standard error
+    ///
+    /// Repetitions within ten seconds are one line with their count. Works without a policy, too.
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub egress_log: Option<PathBuf>,
+
+    /// Allow everything, and write the policy that would have allowed what was done to this file
+    #[arg(long, value_name = "FILE", help_heading = HEADING)]
+    pub egress_learn: Option<PathBuf>,
+}
+
+impl EgressArgs {
+    /// Returns `true` if an option asks for a policy or for records.
+    pub fn are_given(&self) -> bool {
+        self.egress_log.is_some() || self.egress_learn.is_some() || self.name_rules()
+    }
+
+    fn name_rules(&self) -> bool {
+        !self.allow.is_empty()
+            || !self.deny.is_empty()
+            || !self.policy.is_empty()
+            || !self.policy_preset.is_empty()
+            || self.strict_sni
+    }
+
+    /// Reads the policy that the options describe. Returns `None` if they describe none.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first error, with a caret below the wrong character of a rule.
+    pub fn source(&self) -> anyhow::Result<Option<PolicySource>> {
+        if !self.are_given() {
+            return Ok(None);
+        }
+        let mut source = PolicySource { strict_sni: self.strict_sni, ..PolicySource::default() };
+        let given = [(Action::Allow, "--allow", &self.allow), (Action::Deny, "--deny", &self.deny)];
+        for (action, option, rules) in given {
+            source.rules.extend(rules.iter().map(|text| RuleSource {
+                action,
+                text: text.clone(),
+                origin: option.to_owned(),
+            }));
+        }
+        for path in &self.policy {
+            source.append(read(path)?);
+        }
+        for name in &self.policy_preset {
+            source.append(presets::read(name)?);
+        }
+        if source.is_empty() && self.name_rules() {
+            bail!("the policy has no rule: give one with --allow or --deny, or in the policy file");
+        }
+        // The uplink's process parses the same rules; errors are reported here.
+        Policy::new(source.clone())?;
+        Ok(Some(source))
+    }
+}
+
+/// Reads a policy file.
+///
+/// # Errors
+///
+/// Returns the reason for which the file cannot be read, or its first error.
+pub fn read(path: &Path) -> anyhow::Result<PolicySource> {
+    let shown = path.display().to_string();
+    let mut text = String::new();
+    let limit = u64::try_from(FILE_MAX + 1).unwrap_or(u64::MAX);
+    let file = File::open(path).with_context(|| format!("--policy {shown}"))?;
+    file.take(limit).read_to_string(&mut text).with_context(|| format!("--policy {shown}"))?;
+    Ok(file::parse(&shown, &text)?)
+}

@@ -1,0 +1,382 @@
+//! Ports that are added and removed while an uplink runs.
+//!
+//! ```text
+//! session or launcher                         uplink process
+//!   opens the socket with the user's rights
+//!   PortOrder::Open + socket  ──channel──>     first engine: forward_tcp, forward_udp
+//!                             <──────────      FromUplink::Port
+//!   PortOrder::Close          ──channel──>     first engine: remove_forward
+//! ```
+//!
+//! The uplink can open no listening socket itself. It accepts an order only on the channel of the process that
+//! started it. The numbers of ports are chosen by that process.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
+use ringfence_sys::descriptors::Descriptors;
+use ringfence_uplink::Uplink;
+use ringfence_uplink::forward::{Destination, ForwardId};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::FromUplink;
+use crate::forward::{Forward, PORTS_MAX, Protocol};
+use crate::orders::UplinkOrder;
+use ringfence_hostnet::address::Address;
+
+/// Time limit for the answer to an order.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of listening sockets of one guest.
+pub const SOCKETS_MAX: usize = 2 * PORTS_MAX;
+
+/// Order to a running uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PortOrder {
+    /// Forwards the socket that comes with the order.
+    Open {
+        /// Number of the port, which no open port has.
+        id: u32,
+        /// Destination.
+        forward: Forward,
+    },
+    /// Closes the socket of a port. Accepted connections stay.
+    Close {
+        /// Number of the port.
+        id: u32,
+    },
+    /// Adds the unconnected sockets of the guest's network that come with the order. None at all: no more will
+    /// come. There is no answer.
+    Sockets,
+}
+
+/// Reasons for which a port cannot be added or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum PortFailure {
+    /// Listening failed.
+    #[error("cannot listen at {at}/{protocol}: {source}")]
+    Listen {
+        /// Address and port of the host.
+        at: SocketAddr,
+        /// Protocol of the port.
+        protocol: Protocol,
+        /// Error of the system.
+        source: std::io::Error,
+    },
+    /// The guest has too many sockets already.
+    #[error("more than {SOCKETS_MAX} listening sockets are not possible")]
+    TooMany,
+    /// The uplink could not use the socket.
+    #[error("the uplink refuses the port: {0}")]
+    Refused(String),
+    /// The uplink did not answer as it must.
+    #[error("the uplink: {0}")]
+    Channel(#[from] ChannelError),
+    /// The uplink reported its end.
+    #[error("the uplink failed: {0}")]
+    Failed(String),
+    /// The uplink answered to another order.
+    #[error("the uplink answered to another order than the last one")]
+    Protocol,
+}
+
+impl PortFailure {
+    /// Returns `true` if only this port is concerned: the uplink runs on.
+    pub fn is_of_port(&self) -> bool {
+        use PortFailure::{Listen, Refused, TooMany};
+        matches!(self, Listen { .. } | TooMany | Refused(_))
+    }
+}
+
+/// Ports of a running uplink, at the side that opens sockets.
+#[derive(Debug, Default)]
+pub struct RunningPorts {
+    last: u32,
+    open: usize,
+    /// Set if the uplink has asked for sockets of the guest's network.
+    needs_sockets: bool,
+}
+
+impl RunningPorts {
+    /// Returns the state of an uplink that was started with `sockets` listening sockets. Their numbers are
+    /// [`first_ports`].
+    pub fn new(sockets: usize) -> RunningPorts {
+        let last = first_ports(sockets).last().unwrap_or(0);
+        RunningPorts { last, open: sockets, needs_sockets: false }
+    }
+
+    /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
+    /// port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`].
+    pub fn listen(
+        &mut self,
+        channel: &Channel,
+        protocol: Protocol,
+        at: SocketAddr,
+        guest_port: u16,
+    ) -> Result<u32, PortFailure> {
+        let socket = super::forward::bind(protocol, at);
+        let socket = socket.map_err(|source| PortFailure::Listen { at, protocol, source })?;
+        let ipv6 = at.is_ipv6();
+        self.open(channel, Forward { protocol, ipv6, guest_port, outward: false }, socket)
+    }
+
+    /// Hands a listening socket over. Returns the number of the port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`]. The socket is closed.
+    pub fn open(
+        &mut self,
+        channel: &Channel,
+        forward: Forward,
+        socket: OwnedFd,
+    ) -> Result<u32, PortFailure> {
+        let id = self.order_open(channel, forward, &socket)?;
+        match self.answer(channel, id) {
+            Ok(()) => Ok(id),
+            Err(failure) => {
+                self.has_failed();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Closes the socket of a port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`] if the uplink does not confirm it.
+    pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+        self.order_close(channel, id)?;
+        self.answer(channel, id)
+    }
+
+    /// Hands a listening socket over, without waiting for [`FromUplink::Port`]. Returns the number of the port.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`] if there is no order.
+    pub fn order_open(
+        &mut self,
+        channel: &Channel,
+        forward: Forward,
+        socket: &OwnedFd,
+    ) -> Result<u32, PortFailure> {
+        if self.open >= SOCKETS_MAX {
+            return Err(PortFailure::TooMany);
+        }
+        self.last = self.last.wrapping_add(1);
+        let id = self.last;
+        let order = UplinkOrder::Port(PortOrder::Open { id, forward });
+        channel.send_now(&order, &[socket.as_fd()])?;
+        self.open += 1;
+        Ok(id)
+    }
+
+    /// Orders to close the socket of a port, without waiting for [`FromUplink::Port`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`PortFailure`] if there is no order.
+    pub fn order_close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+        channel.send_now(&UplinkOrder::Port(PortOrder::Close { id }), &[])?;
+        self.open = self.open.saturating_sub(1);
+        Ok(())
+    }
+
+    /// Records that the uplink could not open the port of an order.
+    pub fn has_failed(&mut self) {
+        self.open = self.open.saturating_sub(1);
+    }
+
+    /// Returns `true` once if the uplink has asked for sockets while it was to answer an order.
+    pub fn take_need_of_sockets(&mut self) -> bool {
+        std::mem::take(&mut self.needs_sockets)
+    }
+
+    /// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
+    fn answer(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            return match channel.receive_within::<FromUplink>(left)?.0 {
+                FromUplink::Sockets => {
+                    self.needs_sockets = true;
+                    continue;
+                }
+                FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
+                FromUplink::Port { id: answered, error: Some(why) } if answered == id => {
+                    Err(PortFailure::Refused(why))
+                }
+                FromUplink::Failed(why) => Err(PortFailure::Failed(why)),
+                _ => Err(PortFailure::Protocol),
+            };
+        }
+    }
+}
+
+/// Sends the uplink sockets of the guest's network, or none if there are no more.
+///
+/// # Errors
+///
+/// Returns the error of the channel.
+pub fn send_sockets(uplink: &Channel, sockets: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
+    uplink.send_now(&UplinkOrder::Port(PortOrder::Sockets), sockets)
+}
+
+/// Returns the numbers of the ports with which an uplink is started.
+pub fn first_ports(sockets: usize) -> impl Iterator<Item = u32> {
+    (1_u32..).take(sockets)
+}
+
+/// Ports of a running uplink, at the side of the uplink.
+pub(super) struct PortTable {
+    addresses: Vec<IpAddr>,
+    open: HashMap<u32, ForwardId>,
+}
+
+impl PortTable {
+    pub(super) fn new(addresses: &[Address]) -> PortTable {
+        let addresses = addresses.iter().map(|address| address.ip()).collect();
+        PortTable { addresses, open: HashMap::new() }
+    }
+
+    /// Returns the destination of a port, if the guest has an address of the family.
+    fn target(&self, forward: Forward) -> Option<Destination> {
+        let Forward { ipv6, guest_port: port, outward, .. } = forward;
+        if outward {
+            let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+            let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+            return Some(Destination::Host(if ipv6 { v6 } else { v4 }));
+        }
+        let own = self.addresses.iter().find(|own| own.is_ipv6() == ipv6)?;
+        Some(Destination::Guest(SocketAddr::new(*own, port)))
+    }
+
+    /// Carries out an order. Returns the answer, if the order has one.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the descriptors are not those of the order.
+    pub(super) fn carry_out(
+        &mut self,
+        order: PortOrder,
+        fds: Descriptors,
+        uplink: &mut Uplink,
+    ) -> Result<Option<FromUplink>, ChannelError> {
+        let (id, done) = match order {
+            PortOrder::Sockets => {
+                uplink.add_relay_sockets(fds.into_vec());
+                return Ok(None);
+            }
+            PortOrder::Open { id, forward } => {
+                let [socket] = expect_fds(fds)?;
+                (id, self.open(id, forward, socket, uplink))
+            }
+            PortOrder::Close { id } => (id, self.close(id, uplink)),
+        };
+        Ok(Some(FromUplink::Port { id, error: done.err() }))
+    }
+
+    /// Forwards the sockets with which the uplink was started. A port without an address of the guest is left out.
+    pub(super) fn open_first(
+        &mut self,
+        forwards: &[Forward],
+        sockets: Vec<OwnedFd>,
+        uplink: &mut Uplink,
+    ) -> Result<(), Errno> {
+        for ((id, forward), socket) in first_ports(forwards.len()).zip(forwards).zip(sockets) {
+            if let Some(target) = self.target(*forward) {
+                self.open.insert(id, add(uplink, forward.protocol, socket, target)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        id: u32,
+        forward: Forward,
+        socket: OwnedFd,
+        uplink: &mut Uplink,
+    ) -> Result<(), String> {
+        let target = self.target(forward).ok_or("the guest has no address of this family")?;
+        let made = add(uplink, forward.protocol, socket, target);
+        self.open.insert(id, made.map_err(|errno| errno.to_string())?);
+        Ok(())
+    }
+
+    fn close(&mut self, id: u32, uplink: &mut Uplink) -> Result<(), String> {
+        let removed = self.open.remove(&id).ok_or("there is no such port")?;
+        uplink.remove_forward(removed);
+        Ok(())
+    }
+}
+
+/// Forwards a listening or bound socket.
+fn add(
+    uplink: &mut Uplink,
+    protocol: Protocol,
+    socket: OwnedFd,
+    to: Destination,
+) -> Result<ForwardId, Errno> {
+    match protocol {
+        Protocol::Tcp => uplink.forward_tcp(socket, to),
+        Protocol::Udp => uplink.forward_udp(socket, to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FORWARD: Forward =
+        Forward { protocol: Protocol::Tcp, ipv6: false, guest_port: 80, outward: false };
+
+    fn socket() -> OwnedFd {
+        std::net::TcpListener::bind("127.0.0.1:0").unwrap().into()
+    }
+
+    /// Runs a peer that sends `reply` after it has received an order.
+    fn answered(reply: FromUplink) -> Result<u32, PortFailure> {
+        let (near, far) = Channel::pair().unwrap();
+        let peer = std::thread::spawn(move || {
+            let (order, fds) = far.receive::<UplinkOrder>().unwrap();
+            assert_eq!(
+                (order, fds.len()),
+                (UplinkOrder::Port(PortOrder::Open { id: 1, forward: FORWARD }), 1)
+            );
+            far.send(&reply, &[]).unwrap();
+        });
+        let opened = RunningPorts::new(0).open(&near, FORWARD, socket());
+        peer.join().unwrap();
+        opened
+    }
+
+    #[test]
+    fn port_is_open_only_after_the_uplink_has_confirmed_it() {
+        assert_eq!(answered(FromUplink::Port { id: 1, error: None }).unwrap(), 1);
+        let refused = answered(FromUplink::Port { id: 1, error: Some("full".into()) });
+        assert!(matches!(refused, Err(PortFailure::Refused(why)) if why == "full"));
+        let other = answered(FromUplink::Port { id: 2, error: None });
+        assert!(matches!(other, Err(PortFailure::Protocol)));
+        let failed = answered(FromUplink::Failed("gone".into()));
+        assert!(matches!(failed, Err(PortFailure::Failed(_))));
+    }
+
+    #[test]
+    fn socket_beyond_the_limit_is_refused_without_an_order() {
+        let (near, far) = Channel::pair().unwrap();
+        let mut ports = RunningPorts::new(SOCKETS_MAX);
+        let refused = ports.open(&near, FORWARD, socket());
+        assert!(matches!(refused, Err(PortFailure::TooMany)));
+        assert!(far.try_receive::<UplinkOrder>().unwrap().is_none());
+    }
+}
