@@ -4,10 +4,8 @@
 //! `serve`, `status` and `hub`.
 
 pub mod hints;
-mod memory;
 mod pages;
 
-pub use memory::{mode_parser, revocation_parser, staging_parser};
 pub use pages::{ManArgs, write_completions};
 
 use std::ffi::OsString;
@@ -18,6 +16,7 @@ use clap::{Args, Parser, Subcommand};
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
 use ringfence_frame::commands::TxStaging;
+use ringfence_frontend::options::{mode_parser, revocation_parser, staging_parser};
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;

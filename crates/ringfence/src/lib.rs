@@ -9,19 +9,17 @@
 //! * [`attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
-//! * [`pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
+//! * [`ringfence_pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
 //!
 //! * [`driver`]: driver domain of a switch.
-//! * [`frontend`]: frontend of a guest.
-//! * [`guest`]: init process of a guest.
-//! * [`uplink`]: connection of a guest to the host's network.
+//! * [`ringfence_frontend::process`]: frontend of a guest.
+//! * [`ringfence_guest`]: init process of a guest.
+//! * [`ringfence_uplink_process`]: connection of a guest to the host's network.
 //!
 //! Modules for several of them:
 //!
-//! * [`names`]: name service of guests on one switch.
-//! * [`egress`]: egress policy: options, presets, `ringfence policy`.
 //! * [`disk`]: options about disks.
 
 pub mod attach;
@@ -30,7 +28,6 @@ pub mod commands;
 pub mod demo;
 pub mod disk;
 pub mod driver;
-pub mod frontend;
 pub mod hub;
 pub mod launch;
 mod library;
@@ -90,7 +87,7 @@ pub fn internal_main(role: Internal) -> u8 {
     match role {
         Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
         Internal::Driver => driver::main(),
-        Internal::Frontend => frontend::main(),
+        Internal::Frontend => ringfence_frontend::process::main(),
         Internal::Uplink => ringfence_uplink_process::process::main(),
         Internal::PastaSession { words } => ringfence_pasta::session_main(&words),
         Internal::PasstSession { words } => ringfence_pasta::passt::session_main(&words),

@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     match words[1..] {
         ["internal", "frontend"] => {
             take_lingering_descriptor();
-            ringfence::frontend::main_taken_over(attack_from_inside).into()
+            ringfence_frontend::process::main_taken_over(attack_from_inside).into()
         }
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         ["hold"] => {

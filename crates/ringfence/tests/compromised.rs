@@ -50,7 +50,8 @@ fn main() -> ExitCode {
         }
         ["internal", "frontend"] => {
             let targets = numbers_in_use();
-            ringfence::frontend::main_taken_over(move || attack_from_inside(targets, false)).into()
+            ringfence_frontend::process::main_taken_over(move || attack_from_inside(targets, false))
+                .into()
         }
         ["run" | "internal", ..] => ringfence::main_with(Cli::parse()).into(),
         ["threaded"] => {

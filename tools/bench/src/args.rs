@@ -25,7 +25,7 @@ use super::staging::args::StagingArgs;
 use super::uplink::args::UplinkArgs;
 use super::uplink::links::args::LinksArgs;
 use super::work::ROUND;
-use ringfence::cli::staging_parser;
+use ringfence_frontend::options::staging_parser;
 
 /// Benchmark of the command line.
 #[derive(Debug, Subcommand)]

@@ -53,7 +53,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let mut platform = LocalPlatform::connect(hub)?;
     if setup.side == Side::Frontend {
         let size = if setup.huge_pages { PageSize::Huge } else { PageSize::Small };
-        let arena = ringfence::frontend::arena(setup.queues, 0);
+        let arena = ringfence_frontend::process::arena(setup.queues, 0);
         platform = platform.with_arena(arena).with_page_size(size);
     }
     let mut connected = connect(&platform, &setup, channel)?;

@@ -34,12 +34,12 @@ use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
-use crate::cli::staging_parser;
-use crate::frontend::link::{Link, LinkError, LinkEvent};
-use crate::frontend::pressure::PressureMonitor;
 use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_driver::workers::worker_count;
+use ringfence_frontend::link::{Link, LinkError, LinkEvent};
+use ringfence_frontend::options::staging_parser;
+use ringfence_frontend::pressure::PressureMonitor;
 use ringfence_hostnet::interface::parse_interface;
 use ringfence_hostnet::log::LineBudget;
 use ringfence_hostnet::netlink::{LinkChange, Netlink};
@@ -156,7 +156,10 @@ pub fn main(args: &AttachArgs) -> u8 {
             .and_then(|platform| attach(platform, args)),
         PlatformChoice::Local(socket) => {
             join_hub(socket).map_err(|error| LinkError::from(error).into()).and_then(|platform| {
-                attach(platform.with_arena(crate::frontend::arena(args.queues, 0)), args)
+                attach(
+                    platform.with_arena(ringfence_frontend::process::arena(args.queues, 0)),
+                    args,
+                )
             })
         }
     };

@@ -29,12 +29,12 @@ pub(crate) fn main() -> u8 {
     let plan = Plan::of_this_program();
     let wants = |family: &str| plan.families.iter().any(|other| other == family);
     if !wants("frontend") {
-        return ringfence::frontend::main();
+        return ringfence_frontend::process::main();
     }
     let luggage = pack();
     rustix::stdio::dup2_stdout(&luggage).unwrap();
     drop(luggage);
-    ringfence::frontend::main_taken_over(move || attack(plan.seed))
+    ringfence_frontend::process::main_taken_over(move || attack(plan.seed))
 }
 
 /// Creates a TCP socket whose close blocks, and its peer, which never reads.

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use ringfence::cli::revocation_parser;
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
+use ringfence_frontend::options::revocation_parser;
 
 use crate::gso::case::Modes;
 use crate::params::{parse_mode, parse_seconds};

@@ -28,7 +28,7 @@ const RING_SLOTS: u32 = 256;
 const LIMIT_MIN: u32 = 64;
 
 /// Triggers for memory pressure, and the resulting page limit.
-pub(crate) struct PressureMonitor {
+pub struct PressureMonitor {
     triggers: Vec<File>,
     /// Errors of all triggers, if none could be opened.
     errors: Option<String>,
@@ -71,7 +71,7 @@ impl PageLimit {
 
 impl PressureMonitor {
     /// Opens the triggers, for windows of `full` pages.
-    pub(crate) fn new(full: u32) -> PressureMonitor {
+    pub fn new(full: u32) -> PressureMonitor {
         PressureMonitor::with_paths(full, &paths())
     }
 
@@ -90,29 +90,29 @@ impl PressureMonitor {
 
     /// Returns the reason why windows do not shrink automatically. For the log, which is opened
     /// later.
-    pub(crate) fn errors(&self) -> Option<String> {
+    pub fn errors(&self) -> Option<String> {
         let why = self.errors.as_ref()?;
         Some(format!("windows do not shrink under memory pressure by themselves ({why})"))
     }
 
     /// Iterates over the descriptors of the triggers.
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
         self.triggers.iter().map(AsRawFd::as_raw_fd)
     }
 
     /// Iterates over the descriptors to poll for priority data.
-    pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    pub fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.triggers.iter().map(AsFd::as_fd)
     }
 
     /// Returns the time at which [`PressureMonitor::adapt`] may raise the limit.
-    pub(crate) fn due(&self) -> Option<Instant> {
+    pub fn due(&self) -> Option<Instant> {
         self.limit.due()
     }
 
     /// Handles the results of a poll of [`PressureMonitor::wait_fds`], also of one without any. Returns the new limit of
     /// each window in pages, if it changed.
-    pub(crate) fn adapt(&mut self, polled: impl Iterator<Item = PollFlags>) -> Option<u32> {
+    pub fn adapt(&mut self, polled: impl Iterator<Item = PollFlags>) -> Option<u32> {
         let any = polled.fold(PollFlags::empty(), |all, flags| all | flags);
         if any.contains(PollFlags::ERR) {
             // A control group is gone.

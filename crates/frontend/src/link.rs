@@ -27,7 +27,7 @@ const TAP: &str = "tap";
 
 /// Errors of a link.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
+pub enum LinkError {
     #[error(transparent)]
     Platform(#[from] PlatformError),
     #[error("store: {0}")]
@@ -41,7 +41,7 @@ pub(crate) enum LinkError {
 }
 
 /// Event of a link that its owner may report.
-pub(crate) enum LinkEvent {
+pub enum LinkEvent {
     /// A key changed that is watched.
     Store,
     /// The vif's port is gone, for this reason.
@@ -51,7 +51,7 @@ pub(crate) enum LinkEvent {
 }
 
 /// A connected vif frontend and TAP.
-pub(crate) struct Link<P: Platform> {
+pub struct Link<P: Platform> {
     platform: P,
     vif: VifFrontend<P>,
     store: StoreClient,
@@ -86,7 +86,7 @@ impl PortHost for VifPort {
 
 impl<P: Platform> Link<P> {
     /// Joins vif and TAP, with a worker for each queue of the TAP. Grants nothing yet.
-    pub(crate) fn start(
+    pub fn start(
         platform: P,
         vif: VifFrontend<P>,
         taps: Vec<TapPort>,
@@ -103,17 +103,17 @@ impl<P: Platform> Link<P> {
     }
 
     /// Advances the vif's life cycle.
-    pub(crate) fn look(&mut self) -> Result<(), LinkError> {
+    pub fn look(&mut self) -> Result<(), LinkError> {
         Ok(self.vif.look(&self.platform, &mut self.store, &mut self.vif_port)?)
     }
 
     /// Returns `true` if frames can flow.
-    pub(crate) fn is_up(&self) -> bool {
+    pub fn is_up(&self) -> bool {
         self.vif.is_up()
     }
 
     /// Limits the grant windows of each queue to `most` pages.
-    pub(crate) fn resize_windows(&mut self, most: u32) {
+    pub fn resize_windows(&mut self, most: u32) {
         for (queue, levels) in self.levels_after(|| PortCommand::Resize(most)) {
             let (present, in_use) = (levels.present, levels.in_use);
             tracing::info!(queue, most, present, in_use, "pages of the queue's windows");
@@ -121,7 +121,7 @@ impl<P: Platform> Link<P> {
     }
 
     /// Returns the levels of the grant windows of all queues; `None` without windows.
-    pub(crate) fn window_levels(&mut self) -> Option<SourceLevels> {
+    pub fn window_levels(&mut self) -> Option<SourceLevels> {
         let each = self.levels_after(|| PortCommand::ReadLevels);
         each.into_iter().map(|(_, levels)| levels).reduce(|mut sum, levels| {
             sum.add(levels);
@@ -142,24 +142,24 @@ impl<P: Platform> Link<P> {
     }
 
     /// Returns the platform of both ends.
-    pub(crate) fn platform(&self) -> &P {
+    pub fn platform(&self) -> &P {
         &self.platform
     }
 
     /// Returns the vif with its store connection.
-    pub(crate) fn vif(&mut self) -> (&mut VifFrontend<P>, &mut StoreClient) {
+    pub fn vif(&mut self) -> (&mut VifFrontend<P>, &mut StoreClient) {
         (&mut self.vif, &mut self.store)
     }
 
     /// Iterates over the descriptors to poll. Before the poll, call [`Link::next`] until it returns
     /// `None`.
-    pub(crate) fn wait_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
+    pub fn wait_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let fds = [Some(self.store.fd()), Some(self.gone.as_fd()), self.vif.control_fd()];
         fds.into_iter().flatten().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
     }
 
     /// Returns the next event, if there is one.
-    pub(crate) fn next(&mut self) -> Result<Option<LinkEvent>, LinkError> {
+    pub fn next(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.gone.clear();
         while let Some(gone) = self.gone.next() {
             let why = gone.reason.to_string();
@@ -176,7 +176,7 @@ impl<P: Platform> Link<P> {
     }
 
     /// Closes the vif in order and releases its resources.
-    pub(crate) fn close(&mut self) -> Result<(), LinkError> {
+    pub fn close(&mut self) -> Result<(), LinkError> {
         Ok(self.vif.close(&mut self.store, &mut self.vif_port)?)
     }
 }

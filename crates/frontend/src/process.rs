@@ -5,6 +5,8 @@
 //! enters the sandbox. Then it joins TAP and vif by a patch of two ports (`link`). A vif without
 //! room applies backpressure to the TAP. A guest without a switch has neither TAP nor vif.
 
+mod disks;
+
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -29,13 +31,9 @@ use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::poll::wait_any;
 
-mod disks;
-pub(crate) mod link;
-pub(crate) mod pressure;
-
+use crate::link::{Link, LinkError, LinkEvent};
+use crate::pressure::PressureMonitor;
 use disks::Disks;
-use link::{Link, LinkError, LinkEvent};
-use pressure::PressureMonitor;
 
 /// Errors that end a frontend.
 #[derive(Debug, thiserror::Error)]
