@@ -53,9 +53,6 @@ struct Config {
     functions: BTreeMap<String, usize>,
     /// Files that use atomics, and the reason.
     atomics: BTreeMap<String, String>,
-    /// Import cycles over the limit: their first file, and their number of files.
-    #[serde(default)]
-    cycles: BTreeMap<String, usize>,
     /// Files that may use words replaced by the glossary: the words, and the reason.
     #[serde(default)]
     words: language::Words,
@@ -121,7 +118,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(unsafety::check(tree));
     findings.extend(atomics::check(tree, &config.atomics));
     findings.extend(floors::check(tree));
-    findings.extend(imports::check(tree, &config.cycles));
+    findings.extend(imports::check(tree));
     findings.extend(language::check(tree, &config.words));
     findings.extend(links::check(tree));
     findings.extend(fuzz::check(tree));
