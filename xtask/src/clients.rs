@@ -18,9 +18,9 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use taskkit::exec::Cmd;
+use taskkit::tools::{self, Tool, Toolbox};
 
-use crate::exec::Cmd;
-use crate::tools::{self, Tool, Toolbox};
 use crate::vm::results::{self, Line, Tally};
 use crate::vm::scenario::field;
 use report::Row;

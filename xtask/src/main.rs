@@ -1,8 +1,8 @@
 #![forbid(unsafe_code)]
 //! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
 //!
-//! * `test`: a table of steps ([`steps`]). It uses the installer of the required programs ([`tools`]), the
-//!   runner of commands ([`exec`]) and the report at the end ([`report`]).
+//! * `test`: a table of steps ([`steps`]). It uses the installer of the required programs ([`taskkit::tools`]), the
+//!   runner of commands ([`taskkit::exec`]) and the report at the end ([`report`]).
 //! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
@@ -12,7 +12,6 @@
 
 mod attack;
 mod clients;
-mod exec;
 mod mutate;
 mod package;
 mod packages;
@@ -20,7 +19,6 @@ mod report;
 mod soak;
 mod steps;
 mod tidy;
-mod tools;
 mod vm;
 
 use std::path::{Path, PathBuf};
@@ -144,7 +142,8 @@ fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
         .filter(|s| !args.skip.iter().any(|name| name == s.name))
         .collect();
     if args.list {
-        print!("{}", report::listing(&selected));
+        let steps: Vec<_> = selected.iter().map(|step| (step.name, step.title)).collect();
+        print!("{}", report::listing(&steps));
         return Ok(true);
     }
     anyhow::ensure!(!selected.is_empty(), "no step is left to run; `cargo xtask test --list`");

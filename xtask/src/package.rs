@@ -9,20 +9,17 @@
 //! The hypervisor's package is that of `cargo xtask xen package`. `--try` installs, uses and removes the packages in
 //! Debian systems of their own (`dist/debian/try.sh`).
 
-pub(crate) mod deb;
-
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
+use taskkit::deb::{self, Control, Deb, workspace_version};
+use taskkit::exec::Cmd;
+use taskkit::text::{count, duration};
+use taskkit::tools::{self, Tool, Toolbox};
 
-use crate::exec::Cmd;
-use crate::packages::workspace_version;
-use crate::report::{count, duration};
-use crate::tools::{self, Tool, Toolbox};
 use crate::vm::results::{self, Line, Tally};
-use deb::{Control, Deb};
 
 /// Tools that must be installed for `--try`.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];

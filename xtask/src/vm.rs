@@ -35,8 +35,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
+use taskkit::tools::{self, Tool, Toolbox};
 
-use crate::tools::{self, Tool, Toolbox};
 use apt::Release;
 use boots::Boots;
 use machine::{Kind, Machine};

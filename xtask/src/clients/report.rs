@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use taskkit::text::{count, duration};
+
 use super::system::Peer;
-use crate::report::{count, duration};
 use crate::vm::results::Tally;
 
 /// Scenario of a client, with the results of each program called `pasta`.

@@ -6,9 +6,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::exec::Cmd;
 
 use super::Unavailable;
-use crate::exec::Cmd;
 
 /// Archive of source packages and backports.
 const ARCHIVE: &str = "http://deb.debian.org/debian";

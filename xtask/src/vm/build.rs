@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
+use taskkit::exec::Cmd;
+use taskkit::tools::{self, Tool, Toolbox};
 
 use super::apt::Apt;
-use crate::exec::Cmd;
-use crate::tools::{self, Tool, Toolbox};
 
 /// Tools that a build of Linux needs.
 pub(super) static LINUX_NEEDS: &[&Tool] = &[

@@ -9,13 +9,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::tools::Toolbox;
 
 use super::build::{self, Build};
 use super::cpio::Archive;
 use super::images::{GUEST_MODULES, Images};
 use super::kernel::Modules;
 use super::module::{self, Headers, NEEDS, NETFRONT};
-use crate::tools::Toolbox;
 
 /// Enabled options; all others that can be disabled are.
 const OPTIONS: &str = include_str!("debug_kernel.config");

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::tools::Toolbox;
 
 use super::apt::{Apt, Release};
 use super::build::{self, Build};
@@ -13,7 +14,6 @@ use super::images::Images;
 use super::kernel::in_root;
 use super::module::{self, Headers, NEEDS, NETFRONT};
 use super::toolchain::Toolchain;
-use crate::tools::Toolbox;
 
 /// File name of the archive.
 const ARCHIVE: &str = "guest-driver.cpio";

@@ -7,10 +7,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::tools::{self, Tool, Toolbox};
 
 use super::apt::{Apt, Release};
 use super::build::Build;
-use crate::tools::{self, Tool, Toolbox};
 
 /// Tools that the build needs.
 pub(super) static NEEDS: &[&Tool] =

@@ -18,13 +18,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use rustix::fs::{FlockOperation, flock};
+use taskkit::exec::Cmd;
+use taskkit::tools::Toolbox;
 
 use super::Unavailable;
 use super::apt::{Apt, Package, Release};
 use super::cpio::Archive;
 use super::kernel::{self, Modules, in_root};
-use crate::exec::Cmd;
-use crate::tools::Toolbox;
 
 /// Packages for every machine and guest, without the kernel.
 const COMMON: &[&str] = &["busybox-static"];

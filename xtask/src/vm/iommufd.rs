@@ -3,8 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
+use taskkit::tools::Toolbox;
+
 use super::build::{self, Build};
-use crate::tools::Toolbox;
 
 /// Source package in the release or its backports.
 const SOURCE: &str = "linux-source-6.12";

@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::exec::Cmd;
+use taskkit::tools::Toolbox;
 
 use super::cpio::Archive;
-use crate::exec::Cmd;
-use crate::tools::Toolbox;
 
 /// Returns the ELF kernel in a bzImage. Xen and its toolstack load both forms. Unpacking it here saves the emulated
 /// machine from doing so, once for dom0 and once for each guest. Debian's kernels are compressed with xz, and with

@@ -6,11 +6,11 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::tools::{self, Tool, Toolbox};
 
 use super::apt::Apt;
 use super::build::Build;
 use super::toolchain::Toolchain;
-use crate::tools::{self, Tool, Toolbox};
 
 /// Tools of a build. Kbuild's objtool needs libelf.
 pub(super) static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::LIBELF];

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::tools::Toolbox;
 
 use super::apt::Apt;
 use super::build::{self, Build};
@@ -13,7 +14,6 @@ use super::cpio::Archive;
 use super::images::GUEST_MODULES;
 use super::kernel::{self, Modules, in_root};
 use super::module::{self, NEEDS, NETFRONT};
-use crate::tools::Toolbox;
 
 /// Metapackage that names the newest kernel.
 const NEWEST: &str = "linux-image-amd64";

@@ -13,6 +13,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::exec::Cmd;
+use taskkit::tools::{Tool, Toolbox};
 
 use super::apt::{Apt, Package, Release};
 use super::build::{self, Build};
@@ -21,8 +23,6 @@ use super::images::Images;
 use super::kernel::in_root;
 use super::module::NEEDS;
 use super::selftests;
-use crate::exec::Cmd;
-use crate::tools::{Tool, Toolbox};
 
 /// Path of QEMU in its package and in dom0, where libxl expects it.
 const QEMU: &str = "usr/libexec/xen-qemu-system-i386";

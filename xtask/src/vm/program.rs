@@ -8,8 +8,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-
-use crate::exec::Cmd;
+use taskkit::exec::Cmd;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 

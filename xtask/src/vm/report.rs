@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use taskkit::text::{count, duration};
+
 use super::results::Tally;
 use super::scenario::{Scenario, Set};
-use crate::report::{count, duration};
 
 /// Number of lines of each log in the report of a failure.
 const TAIL: usize = 40;

@@ -7,10 +7,11 @@
 
 use std::path::Path;
 
+use taskkit::tools::{self, Tool};
+
 use super::apt::{Apt, Package, Release};
 use super::build::Build;
 use super::cpio::Archive;
-use crate::tools::{self, Tool};
 
 /// Source package in the release or its backports.
 const SOURCE: &str = "linux-source-6.12";

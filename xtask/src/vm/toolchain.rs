@@ -5,9 +5,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::exec::Cmd;
 
 use super::apt::{Apt, Release};
-use crate::exec::Cmd;
 
 /// Packages of a build, beside the headers. Their dependencies, with compiler and linker, come with them.
 const PACKAGES: [&str; 9] =

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use taskkit::tools::Toolbox;
 
 use super::apt::Release;
 use super::build::{self, Build};
@@ -12,7 +13,6 @@ use super::cpio::Archive;
 use super::images::Images;
 use super::module::{self, Headers, Module, NEEDS, WINDOW, WINDOW_RAW};
 use super::toolchain::Toolchain;
-use crate::tools::Toolbox;
 
 /// File names of the archives.
 const DRIVER: &str = "window-driver.cpio";

@@ -13,13 +13,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use taskkit::deb::{Control, Deb, workspace_version};
+use taskkit::tools::{self, Tool, Toolbox};
 
 use super::apt::{Apt, Release};
 use super::build::{self, Build};
 use super::hypervisor;
-use crate::package::deb::{Control, Deb};
-use crate::packages::workspace_version;
-use crate::tools::{self, Tool, Toolbox};
 
 /// Folders of `xen/` that mirror those of Xen's source.
 const SOURCES: [&str; 3] = ["arch", "common", "include"];

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Command line with its changes to the environment.
-pub(crate) struct Cmd {
+pub struct Cmd {
     program: OsString,
     args: Vec<OsString>,
     env: Vec<(String, OsString)>,
@@ -19,48 +19,48 @@ pub(crate) struct Cmd {
 
 impl Cmd {
     /// Creates a command that runs `program` without arguments.
-    pub(crate) fn new(program: impl Into<OsString>) -> Cmd {
+    pub fn new(program: impl Into<OsString>) -> Cmd {
         Cmd { program: program.into(), args: vec![], env: vec![], env_removed: vec![] }
     }
 
     /// Creates a command that runs the cargo of this xtask.
-    pub(crate) fn cargo() -> Cmd {
+    pub fn cargo() -> Cmd {
         Cmd::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
     }
 
     /// Appends arguments to the command line.
-    pub(crate) fn args<I: IntoIterator<Item: Into<OsString>>>(mut self, args: I) -> Cmd {
+    pub fn args<I: IntoIterator<Item: Into<OsString>>>(mut self, args: I) -> Cmd {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
     /// Sets a variable in the command's environment.
-    pub(crate) fn env(mut self, name: &str, value: impl Into<OsString>) -> Cmd {
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Cmd {
         self.env.push((name.to_owned(), value.into()));
         self
     }
 
     /// Removes a variable from the command's environment.
-    pub(crate) fn env_remove(mut self, name: &str) -> Cmd {
+    pub fn env_remove(mut self, name: &str) -> Cmd {
         self.env_removed.push(name.to_owned());
         self
     }
 
     /// Runs the command with this process's standard streams. Returns `true` if it succeeded.
-    pub(crate) fn run(&self, directory: &Path) -> io::Result<bool> {
+    pub fn run(&self, directory: &Path) -> io::Result<bool> {
         self.print();
         Ok(self.build(directory).status()?.success())
     }
 
     /// Runs the command without output. Returns `true` if it started and succeeded.
-    pub(crate) fn probe(&self) -> bool {
+    pub fn probe(&self) -> bool {
         let mut command = self.build(Path::new("."));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.status().is_ok_and(|status| status.success())
     }
 
     /// Runs the command and returns its standard output, or its standard error if it failed.
-    pub(crate) fn output(&self, directory: &Path) -> io::Result<Result<String, String>> {
+    pub fn output(&self, directory: &Path) -> io::Result<Result<String, String>> {
         let output = self.build(directory).stdin(Stdio::null()).output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok(if output.status.success() {
@@ -71,7 +71,7 @@ impl Cmd {
     }
 
     /// Runs the command with its output in a new file. Returns its exit status: 128 and the number for a signal.
-    pub(crate) fn run_to_file(&self, directory: &Path, output: &Path) -> io::Result<i32> {
+    pub fn run_to_file(&self, directory: &Path, output: &Path) -> io::Result<i32> {
         let file = std::fs::File::create(output)?;
         let mut command = self.build(directory);
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -80,7 +80,7 @@ impl Cmd {
     }
 
     /// Runs a `cargo test`, passes its output on line by line, and counts its tests.
-    pub(crate) fn run_tests(&self, directory: &Path) -> io::Result<TestRun> {
+    pub fn run_tests(&self, directory: &Path) -> io::Result<TestRun> {
         self.print();
         self.read_tests(directory, &mut io::stdout())
     }
@@ -141,33 +141,33 @@ fn quote(word: &str) -> String {
 }
 
 /// Returns `true` if standard output is a terminal. Commands behind a pipe then keep their colours.
-pub(crate) fn on_terminal() -> bool {
+pub fn on_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
 /// Results of test programs, parsed from their output.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct TestRun {
+pub struct TestRun {
     /// Set if the command succeeded.
-    pub(crate) success: bool,
+    pub success: bool,
     /// Number of tests that passed, skipped tests included.
-    pub(crate) passed: u64,
-    pub(crate) failed: u64,
+    pub passed: u64,
+    pub failed: u64,
     /// Number of tests marked `#[ignore]`.
-    pub(crate) ignored: u64,
+    pub ignored: u64,
     /// Name and reason of each test that skipped itself.
-    pub(crate) skipped: Vec<(String, String)>,
+    pub skipped: Vec<(String, String)>,
     /// Name of each failed test, and the first line of its panic.
-    pub(crate) failures: Vec<(String, String)>,
+    pub failures: Vec<(String, String)>,
     /// Name of the test whose output is being parsed.
-    pub(crate) current: String,
+    pub current: String,
     /// Set if the next line is the message of a panic.
-    pub(crate) in_panic: bool,
+    pub in_panic: bool,
 }
 
 impl TestRun {
     /// Returns the number of tests that ran and were not skipped.
-    pub(crate) fn ran(&self) -> u64 {
+    pub fn ran(&self) -> u64 {
         let skipped = u64::try_from(self.skipped.len()).unwrap_or(u64::MAX);
         (self.passed + self.failed).saturating_sub(skipped)
     }
@@ -209,7 +209,7 @@ impl TestRun {
     }
 
     /// Adds the results of another command.
-    pub(crate) fn add(&mut self, other: TestRun) {
+    pub fn add(&mut self, other: TestRun) {
         self.success &= other.success;
         self.passed += other.passed;
         self.failed += other.failed;

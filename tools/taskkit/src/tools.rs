@@ -12,15 +12,15 @@ use crate::exec::Cmd;
 
 /// Program, file or toolchain that a step needs.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Tool {
+pub struct Tool {
     /// Name in messages. For a program also its name on the PATH, for another file its whole path.
-    pub(crate) name: &'static str,
-    pub(crate) source: Source,
+    pub name: &'static str,
+    pub source: Source,
 }
 
 /// Sources of a tool, which also decide how it is found.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub enum Source {
     /// File of this Debian package.
     Debian(&'static str),
     /// Cargo subcommand that is a component of the toolchain.
@@ -36,14 +36,14 @@ const fn debian(name: &'static str, package: &'static str) -> Tool {
 }
 
 /// Source formatter of the toolchain.
-pub(crate) static RUSTFMT: Tool = Tool { name: "fmt", source: Source::Component };
+pub static RUSTFMT: Tool = Tool { name: "fmt", source: Source::Component };
 /// Linter of the toolchain (clippy).
-pub(crate) static CLIPPY: Tool = Tool { name: "clippy", source: Source::Component };
+pub static CLIPPY: Tool = Tool { name: "clippy", source: Source::Component };
 /// Checker of licences, bans, sources and advisories.
-pub(crate) static CARGO_DENY: Tool =
+pub static CARGO_DENY: Tool =
     Tool { name: "cargo-deny", source: Source::Crate { name: "cargo-deny", version: "0.20.2" } };
 /// Driver of the fuzz targets.
-pub(crate) static CARGO_FUZZ: Tool = Tool {
+pub static CARGO_FUZZ: Tool = Tool {
     name: "cargo-fuzz",
     source: Source::Own {
         probe: &["cargo-fuzz", "--version"],
@@ -51,7 +51,7 @@ pub(crate) static CARGO_FUZZ: Tool = Tool {
     },
 };
 /// Toolchain with the sanitizers that cargo-fuzz needs.
-pub(crate) static NIGHTLY: Tool = Tool {
+pub static NIGHTLY: Tool = Tool {
     name: "a nightly toolchain",
     source: Source::Own {
         probe: &["rustup", "run", "nightly", "rustc", "--version"],
@@ -59,31 +59,31 @@ pub(crate) static NIGHTLY: Tool = Tool {
     },
 };
 /// Emulator of the machines of `cargo xtask vm`.
-pub(crate) static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
+pub static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
 /// Decompressor of Debian's kernel image.
-pub(crate) static XZ: Tool = debian("xz", "xz-utils");
+pub static XZ: Tool = debian("xz", "xz-utils");
 /// Decompressor of later kernel images.
-pub(crate) static ZSTD: Tool = debian("zstd", "zstd");
+pub static ZSTD: Tool = debian("zstd", "zstd");
 /// Compiler for the hypervisor and the kernel.
-pub(crate) static GCC: Tool = debian("gcc", "gcc");
+pub static GCC: Tool = debian("gcc", "gcc");
 /// Build tool for the hypervisor and the kernel.
-pub(crate) static MAKE: Tool = debian("make", "make");
+pub static MAKE: Tool = debian("make", "make");
 /// Parser generator for the hypervisor and the kernel.
-pub(crate) static BISON: Tool = debian("bison", "bison");
+pub static BISON: Tool = debian("bison", "bison");
 /// Lexer generator for the hypervisor and the kernel.
-pub(crate) static FLEX: Tool = debian("flex", "flex");
+pub static FLEX: Tool = debian("flex", "flex");
 /// Interpreter for the hypervisor's build scripts.
-pub(crate) static PYTHON3: Tool = debian("python3", "python3");
+pub static PYTHON3: Tool = debian("python3", "python3");
 /// Tool that applies the hooks of grant windows to Xen's source.
-pub(crate) static PATCH: Tool = debian("patch", "patch");
+pub static PATCH: Tool = debian("patch", "patch");
 /// Calculator for the kernel's build scripts.
-pub(crate) static BC: Tool = debian("bc", "bc");
+pub static BC: Tool = debian("bc", "bc");
 /// Header of libelf for the kernel's build.
-pub(crate) static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
+pub static LIBELF: Tool = debian("/usr/include/libelf.h", "libelf-dev");
 /// Installer of the Debian system of `cargo xtask clients`.
-pub(crate) static DEBOOTSTRAP: Tool = debian("debootstrap", "debootstrap");
+pub static DEBOOTSTRAP: Tool = debian("debootstrap", "debootstrap");
 /// Programs that the step `local` runs, inside guests, around them and on disks.
-pub(crate) static LOCAL_PROGRAMS: [Tool; 36] = [
+pub static LOCAL_PROGRAMS: [Tool; 36] = [
     debian("ip", "iproute2"),
     debian("iperf3", "iperf3"),
     debian("curl", "curl"),
@@ -123,7 +123,7 @@ pub(crate) static LOCAL_PROGRAMS: [Tool; 36] = [
 ];
 
 /// Search and installation of tools.
-pub(crate) struct Toolbox {
+pub struct Toolbox {
     /// Root of the repository.
     root: PathBuf,
     /// Directory in which cargo-deny is installed if the user has none.
@@ -132,12 +132,12 @@ pub(crate) struct Toolbox {
     /// `ethtool` but which users do not search.
     path: OsString,
     /// Set if this process is root.
-    pub(crate) is_root: bool,
+    pub is_root: bool,
 }
 
 impl Toolbox {
     /// Creates a toolbox that installs below `target`.
-    pub(crate) fn new(root: &Path, target: &Path) -> Toolbox {
+    pub fn new(root: &Path, target: &Path) -> Toolbox {
         let tools = target.join("tools");
         let user = std::env::var_os("PATH").unwrap_or_default();
         let mut directories = vec![tools.join("bin")];
@@ -150,12 +150,12 @@ impl Toolbox {
     }
 
     /// Returns the PATH of the commands.
-    pub(crate) fn path(&self) -> &OsString {
+    pub fn path(&self) -> &OsString {
         &self.path
     }
 
     /// Returns `true` if the tool is installed and works.
-    pub(crate) fn has(&self, tool: &Tool) -> bool {
+    pub fn has(&self, tool: &Tool) -> bool {
         match tool.source {
             Source::Debian(_) => self.find(tool.name).is_some(),
             Source::Crate { version, .. } => {
@@ -168,12 +168,12 @@ impl Toolbox {
     }
 
     /// Returns the missing tools of `wanted`.
-    pub(crate) fn missing(&self, wanted: &[&'static Tool]) -> Vec<&'static Tool> {
+    pub fn missing(&self, wanted: &[&'static Tool]) -> Vec<&'static Tool> {
         wanted.iter().copied().filter(|tool| !self.has(tool)).collect()
     }
 
     /// Installs the tools in `missing` as far as possible. The caller searches again for the missing ones.
-    pub(crate) fn install(&self, missing: &[&'static Tool]) -> std::io::Result<()> {
+    pub fn install(&self, missing: &[&'static Tool]) -> std::io::Result<()> {
         self.install_packages(&packages(missing))?;
         for tool in missing {
             match tool.source {
@@ -269,7 +269,7 @@ fn component_name(tool: &Tool) -> &'static str {
 }
 
 /// Returns one line with the missing tools and the commands that install them.
-pub(crate) fn how_to_get(missing: &[&'static Tool]) -> String {
+pub fn how_to_get(missing: &[&'static Tool]) -> String {
     let names: Vec<&str> = missing
         .iter()
         .map(|tool| match tool.source {
@@ -300,7 +300,7 @@ pub(crate) fn how_to_get(missing: &[&'static Tool]) -> String {
 
 /// Gives every user access to /dev/net/tun, as udev's rule does, where udev did not run. Returns a message about
 /// it, or `None` if nothing is wrong. To create a TAP a user still needs a capability in the network namespace.
-pub(crate) fn open_tun(may_change: bool) -> Option<String> {
+pub fn open_tun(may_change: bool) -> Option<String> {
     const TUN: &str = "/dev/net/tun";
     let device = || std::fs::metadata(TUN).ok().filter(|file| file.file_type().is_char_device());
     if device().is_none() && may_change {

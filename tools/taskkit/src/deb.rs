@@ -11,18 +11,18 @@ use crate::exec::Cmd;
 const HOMEPAGE: &str = "https://github.com/ringfence/ringfence";
 
 /// Fields of a package's control file.
-pub(crate) struct Control<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) version: &'a str,
+pub struct Control<'a> {
+    pub name: &'a str,
+    pub version: &'a str,
     /// `amd64`, or `all` for a package without machine code.
-    pub(crate) architecture: &'a str,
-    pub(crate) section: &'a str,
+    pub architecture: &'a str,
+    pub section: &'a str,
     /// Further fields, such as `("Depends", "dkms")`.
-    pub(crate) fields: &'a [(&'a str, &'a str)],
+    pub fields: &'a [(&'a str, &'a str)],
     /// First line of the description.
-    pub(crate) synopsis: &'a str,
+    pub synopsis: &'a str,
     /// Lines of the description, each at most 79 characters long.
-    pub(crate) description: &'a [&'a str],
+    pub description: &'a [&'a str],
 }
 
 impl Control<'_> {
@@ -48,14 +48,14 @@ impl Control<'_> {
 }
 
 /// Package under construction. Paths in it have no leading slash.
-pub(crate) struct Deb {
+pub struct Deb {
     tree: PathBuf,
     configuration: String,
 }
 
 impl Deb {
     /// Starts a package. Its files are collected below `tree`, which is emptied first.
-    pub(crate) fn new(tree: PathBuf) -> anyhow::Result<Deb> {
+    pub fn new(tree: PathBuf) -> anyhow::Result<Deb> {
         if tree.exists() {
             std::fs::remove_dir_all(&tree)?;
         }
@@ -64,19 +64,14 @@ impl Deb {
     }
 
     /// Returns the place of `path` before it is packed. The directory it is in exists.
-    pub(crate) fn place(&self, path: &str) -> anyhow::Result<PathBuf> {
+    pub fn place(&self, path: &str) -> anyhow::Result<PathBuf> {
         let place = self.tree.join(path);
         std::fs::create_dir_all(place.parent().context("a path of a package is in a directory")?)?;
         Ok(place)
     }
 
     /// Adds a file of the given mode. A file below `etc` is a configuration file: an upgrade keeps the user's changes.
-    pub(crate) fn add(
-        &mut self,
-        path: &str,
-        mode: u32,
-        content: impl AsRef<[u8]>,
-    ) -> anyhow::Result<()> {
+    pub fn add(&mut self, path: &str, mode: u32, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
         let place = self.place(path)?;
         std::fs::write(&place, content)?;
         std::fs::set_permissions(&place, PermissionsExt::from_mode(mode))?;
@@ -87,35 +82,35 @@ impl Deb {
     }
 
     /// Adds a copy of a file.
-    pub(crate) fn copy(&mut self, path: &str, mode: u32, from: &Path) -> anyhow::Result<()> {
+    pub fn copy(&mut self, path: &str, mode: u32, from: &Path) -> anyhow::Result<()> {
         let content = std::fs::read(from).with_context(|| from.display().to_string())?;
         self.add(path, mode, content)
     }
 
     /// Adds a symbolic link.
-    pub(crate) fn link(&self, path: &str, target: &str) -> anyhow::Result<()> {
+    pub fn link(&self, path: &str, target: &str) -> anyhow::Result<()> {
         Ok(std::os::unix::fs::symlink(target, self.place(path)?)?)
     }
 
     /// Adds the licence of the package `name`, where Debian's tools look for it.
-    pub(crate) fn add_copyright(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
+    pub fn add_copyright(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
         self.add(&format!("usr/share/doc/{name}/copyright"), 0o644, text)
     }
 
     /// Compresses a file in its place, which is the form for manual pages and boot images.
-    pub(crate) fn compress(&self, place: &Path) -> anyhow::Result<()> {
+    pub fn compress(&self, place: &Path) -> anyhow::Result<()> {
         let zipped = Cmd::new("gzip").args(["-9".as_ref(), "-n".as_ref(), place.as_os_str()]);
         zipped.output(&self.tree)?.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
         Ok(())
     }
 
     /// Adds a maintainer script, such as `postinst`.
-    pub(crate) fn script(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
+    pub fn script(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
         self.add(&format!("DEBIAN/{name}"), 0o755, text)
     }
 
     /// Packs the tree and removes it. Returns the package's path in `folder`.
-    pub(crate) fn build(mut self, control: &Control<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
+    pub fn build(mut self, control: &Control<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
         self.add("DEBIAN/control", 0o644, control.text())?;
         if !self.configuration.is_empty() {
             let list = std::mem::take(&mut self.configuration);
@@ -148,13 +143,21 @@ fn open_directories(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Returns `true` if packages can be made here. A test that needs that is skipped otherwise, and says so.
-#[cfg(test)]
-pub(super) fn is_possible() -> bool {
+/// Returns `true` if this computer can pack a package; otherwise a test that calls it prints why it is skipped.
+pub fn is_possible() -> bool {
     let is_there = Cmd::new("dpkg-deb").args(["--version"]).probe();
     if !is_there {
         println!("SKIPPED: dpkg-deb is missing (Debian package dpkg)");
     }
     is_there
+}
+
+/// Returns the version that the packages of the workspace share.
+pub fn workspace_version(root: &Path) -> anyhow::Result<String> {
+    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml"))?.parse()?;
+    let version =
+        manifest.get("workspace").and_then(|w| w.get("package")?.get("version")?.as_str());
+    Ok(version.context("Cargo.toml has no version of the workspace")?.to_owned())
 }
 
 #[cfg(test)]
