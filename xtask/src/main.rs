@@ -8,7 +8,7 @@
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
 //! * `package`: Debian packages of the program and the kernel modules ([`package`]).
-//! * `vm`: tests on machines under emulation ([`vm`]).
+//! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
 mod clients;
@@ -19,7 +19,6 @@ mod report;
 mod soak;
 mod steps;
 mod tidy;
-mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -69,9 +68,9 @@ enum Command {
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
     /// directory. vm/README.md explains scenarios.
-    Vm(vm::VmArgs),
+    Vm(vm_lab::VmArgs),
     /// Build Xen with grant windows (xen/) from Debian's source
-    Xen(vm::window_xen::WindowXenArgs),
+    Xen(vm_lab::window_xen::WindowXenArgs),
     /// Program that `soak flows` runs in its guests
     #[command(hide = true)]
     FlowPeer {
@@ -118,9 +117,9 @@ fn main() -> ExitCode {
         Command::Package(args) => repository_root()
             .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
-            .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
+            .and_then(|root| vm_lab::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {
-            vm::window_xen::run(&args, &root, &packages::target_directory(&root)?)
+            vm_lab::window_xen::run(&args, &root, &packages::target_directory(&root)?)
         }),
         Command::FlowPeer { peer } => soak::peer(&peer),
     };

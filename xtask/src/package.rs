@@ -14,12 +14,11 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
-use taskkit::deb::{self, Control, Deb, workspace_version};
+use taskkit::deb::{Control, Deb, workspace_version};
 use taskkit::exec::Cmd;
 use taskkit::text::{count, duration};
 use taskkit::tools::{self, Tool, Toolbox};
-
-use crate::vm::results::{self, Line, Tally};
+use vm_lab::results::{self, Line, Tally};
 
 /// Tools that must be installed for `--try`.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
@@ -339,7 +338,7 @@ mod tests {
 
     #[test]
     fn modules_of_the_repository_are_packed_with_their_sources() {
-        if !deb::is_possible() {
+        if !taskkit::deb::is_possible() {
             return;
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -17,7 +17,6 @@ use crate::attack;
 use crate::packages::{crates, depends_on, integration_tests, package_name, target_directory};
 use crate::report::{self, Outcome, Row};
 use crate::tidy;
-use crate::vm;
 
 /// Step of the test run.
 pub(crate) struct Step {
@@ -99,7 +98,7 @@ pub(crate) static STEPS: &[Step] = &[
     Step {
         name: "vm",
         title: "real Xen with its guests, and a plain kernel, under emulation (`cargo xtask vm`)",
-        needs: vm::NEEDS,
+        needs: vm_lab::NEEDS,
         run: vm,
     },
     Step {
@@ -383,11 +382,11 @@ fn local(context: &Context) -> anyhow::Result<Ended> {
 
 /// Runs the core scenarios of `cargo xtask vm`.
 fn vm(context: &Context) -> anyhow::Result<Ended> {
-    match vm::core(&context.root, &context.target, &context.toolbox) {
+    match vm_lab::core(&context.root, &context.target, &context.toolbox) {
         Ok(Ok(note)) => Ok(Outcome::Passed(note).into()),
         Ok(Err(failed)) => Ok(Outcome::Failed(failed).into()),
         Err(error) => {
-            error.downcast().map(|vm::Unavailable(reason)| Outcome::Skipped(reason).into())
+            error.downcast().map(|vm_lab::Unavailable(reason)| Outcome::Skipped(reason).into())
         }
     }
 }

@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::complaints::complaints;
 use super::machine::{Heard, Machine, Running};
 use super::overlay::{self, Orders};
+use super::report;
 use super::results::{self, Line, Tally};
 use super::scenario::{Scenario, deal};
-use super::{Setting, report};
+use super::setting::Setting;
 
 /// Time limit in seconds for the start of a machine on an idle computer.
 const START: u64 = 30;
@@ -20,7 +22,7 @@ const SHARED: u32 = 240;
 const KEPT: usize = 5;
 
 /// Queue of boots, and the results so far.
-pub(super) struct Boots<'a> {
+pub(crate) struct Boots<'a> {
     setting: &'a Setting<'a>,
     waiting: Mutex<Vec<Vec<Scenario>>>,
     tallies: Mutex<Vec<Tally>>,
@@ -30,7 +32,7 @@ pub(super) struct Boots<'a> {
 
 impl<'a> Boots<'a> {
     /// Distributes `selected` to boots.
-    pub(super) fn new(setting: &'a Setting<'a>, selected: Vec<Scenario>) -> Boots<'a> {
+    pub(crate) fn new(setting: &'a Setting<'a>, selected: Vec<Scenario>) -> Boots<'a> {
         let mut waiting = deal(selected, SHARED);
         waiting.reverse();
         Boots {
@@ -42,7 +44,7 @@ impl<'a> Boots<'a> {
     }
 
     /// Runs all boots, `machines` at a time, and returns the results.
-    pub(super) fn run(self, machines: u32) -> anyhow::Result<Vec<Tally>> {
+    pub(crate) fn run(self, machines: u32) -> anyhow::Result<Vec<Tally>> {
         let machines = usize::try_from(machines)?.min(lock(&self.waiting).len());
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..machines).map(|_| scope.spawn(|| self.work())).collect();
@@ -210,45 +212,13 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Faults that a hypervisor reports on its console. A scenario that causes one on purpose names it in `# report:`.
-const FAULTS: [&str; 8] = [
-    "Assertion",
-    "Xen call trace",
-    "UBSAN",
-    "Xen BUG",
-    "FATAL",
-    "Panic on CPU",
-    "a page cannot be unmapped",
-    "IOMMU does not flush",
-];
-
-/// Returns `true` if a line of the hypervisor's console reports a fault.
-pub(super) fn is_fault(line: &str) -> bool {
-    FAULTS.iter().any(|fault| line.contains(fault))
-}
-
-/// Returns the faults and the bad grants that a debug build of the hypervisor has logged after the first `read` bytes of
-/// its console.
-fn complaints(console: &Path, read: &mut usize) -> Vec<String> {
-    let text = std::fs::read(console).unwrap_or_default();
-    let new = String::from_utf8_lossy(text.get(*read..).unwrap_or_default()).into_owned();
-    *read = text.len();
-    // Messages about a growing table, and about what a destroyed domain had mapped, are no complaints.
-    let usual = ["Expanding", "Grant release"];
-    let complaints = new.lines().filter(|line| {
-        let grant = line.contains("grant_table.c") && !usual.iter().any(|text| line.contains(text));
-        line.contains("(XEN)") && (grant || is_fault(line))
-    });
-    complaints.map(|line| line.trim().to_owned()).collect()
-}
-
 /// Locks a mutex, also after a panic of another thread, which leaves the contents consistent.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Creates a directory below `runs`, named by the time, and removes the oldest ones.
-pub(super) fn new_folder(runs: &Path) -> anyhow::Result<PathBuf> {
+pub(crate) fn new_folder(runs: &Path) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(runs)?;
     let mut old: Vec<PathBuf> =
         std::fs::read_dir(runs)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<_>>()?;
@@ -271,21 +241,6 @@ fn in_use(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn complaint_of_hypervisor_is_read_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let console = folder.path().join("console.log");
-        let complaint = "(XEN) common/grant_table.c:2700:d0v0 Bad grant reference 0x7\r\n";
-        let fault = "(XEN) Assertion '!w->issued' failed at common/grant_window.c:120\r\n";
-        let left =
-            "(XEN) common/grant_table.c:3824:d0v0 Grant release 0x7 ref 0x208 flags 0x2 d3\r\n";
-        std::fs::write(&console, format!("up\n{complaint}{left}{fault}")).unwrap();
-        let mut read = 0;
-        assert_eq!(complaints(&console, &mut read), [complaint.trim(), fault.trim()]);
-        assert_eq!(complaints(&console, &mut read), [] as [&str; 0]);
-        assert!(is_fault(fault) && !is_fault(complaint));
-    }
 
     #[test]
     fn old_directories_are_removed() {

@@ -110,13 +110,13 @@ impl Monitor {
 
 /// Returns a path for the socket of the monitor of the machine with this directory. Paths of sockets must be short, so it is
 /// not in the directory.
-pub(super) fn socket(share: &Path) -> PathBuf {
+pub(crate) fn socket(share: &Path) -> PathBuf {
     let name = share.file_name().unwrap_or_default().to_string_lossy();
     std::env::temp_dir().join(format!("ringfence-vm-{}-{name}", std::process::id()))
 }
 
 /// Starts the thread that samples a machine whose monitor is at `socket`. It ends with the machine.
-pub(super) fn watch(socket: PathBuf, share: PathBuf) {
+pub(crate) fn watch(socket: PathBuf, share: PathBuf) {
     std::thread::spawn(move || {
         let Some(mut monitor) = Monitor::connect(&socket) else { return };
         while sample_if_wanted(&mut monitor, &share).is_some() {

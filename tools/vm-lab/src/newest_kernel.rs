@@ -21,7 +21,7 @@ const NEWEST: &str = "linux-image-amd64";
 const ARCHIVE: &str = "newest-kernel.cpio";
 
 /// Makes the part below `cache`, or finds it there; returns its path.
-pub(super) fn archive(
+pub(crate) fn archive(
     root: &Path,
     cache: &Path,
     toolbox: &Toolbox,

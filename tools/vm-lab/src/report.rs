@@ -13,7 +13,7 @@ use super::scenario::{Scenario, Set};
 const TAIL: usize = 40;
 
 /// Returns the list of scenarios for `--list`.
-pub(super) fn listing(scenarios: &[Scenario]) -> String {
+pub(crate) fn listing(scenarios: &[Scenario]) -> String {
     let width = scenarios.iter().map(|scenario| scenario.name.len()).max().unwrap_or(0);
     scenarios.iter().fold(String::new(), |mut text, scenario| {
         let set = match scenario.set {
@@ -27,7 +27,7 @@ pub(super) fn listing(scenarios: &[Scenario]) -> String {
 }
 
 /// Returns the line of a scenario that has ended, with reasons and notes.
-pub(super) fn scenario(machine: &str, tally: &Tally, verbose: bool) -> String {
+pub(crate) fn scenario(machine: &str, tally: &Tally, verbose: bool) -> String {
     let failures = tally.failures();
     let word = if failures.is_empty() { "passed" } else { "FAILED" };
     let mut text = format!(
@@ -51,7 +51,7 @@ pub(super) fn scenario(machine: &str, tally: &Tally, verbose: bool) -> String {
 }
 
 /// Returns the ends of the logs below `folder`.
-pub(super) fn logs(folder: &Path) -> String {
+pub(crate) fn logs(folder: &Path) -> String {
     let mut files: Vec<_> = walkdir::WalkDir::new(folder)
         .into_iter()
         .filter_map(Result::ok)
@@ -79,7 +79,7 @@ pub(super) fn logs(folder: &Path) -> String {
 }
 
 /// Returns the final line with the counts.
-pub(super) fn summary(tallies: &[Tally], time: Duration) -> String {
+pub(crate) fn summary(tallies: &[Tally], time: Duration) -> String {
     let failed = tallies.iter().filter(|tally| !tally.failures().is_empty()).count();
     let checks: u32 = tallies.iter().map(Tally::checks).sum();
     let skipped: usize = tallies.iter().map(|tally| tally.skipped.len()).sum();
@@ -98,7 +98,7 @@ pub(super) fn summary(tallies: &[Tally], time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::results::read;
+    use crate::results::read;
 
     #[test]
     fn failed_scenario_is_reported_with_reasons_and_notes() {

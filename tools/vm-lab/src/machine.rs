@@ -20,7 +20,7 @@ use super::program::Programs;
 
 /// Kinds of machines that scenarios can request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// Xen with a PV dom0, without the kernel's own backends.
     Xen,
     /// Xen for scenarios that load the kernel's own backends to compare with them.
@@ -47,9 +47,9 @@ pub(super) enum Kind {
 
 impl Kind {
     /// Machines that boot Xen.
-    pub(super) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh, Kind::XenIommu];
+    pub(crate) const XEN: &[Kind] = &[Kind::Xen, Kind::XenNetback, Kind::XenPvh, Kind::XenIommu];
     /// Machines that boot Linux without Xen.
-    pub(super) const LINUX: &[Kind] = &[
+    pub(crate) const LINUX: &[Kind] = &[
         Kind::Linux,
         Kind::LinuxIommu,
         Kind::LinuxIommufd,
@@ -60,7 +60,7 @@ impl Kind {
     ];
 
     /// Returns the name of the kind in scenarios.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Xen => "xen",
             Kind::XenNetback => "xen-netback",
@@ -77,7 +77,7 @@ impl Kind {
     }
 
     /// Returns the kind with that name.
-    pub(super) fn from_name(name: &str) -> Option<Kind> {
+    pub(crate) fn from_name(name: &str) -> Option<Kind> {
         Kind::XEN.iter().chain(Kind::LINUX).copied().find(|kind| kind.name() == name)
     }
 
@@ -97,38 +97,38 @@ impl Kind {
     }
 
     /// Returns `true` for machines that boot Xen.
-    pub(super) fn is_xen(self) -> bool {
+    pub(crate) fn is_xen(self) -> bool {
         Kind::XEN.contains(&self)
     }
 }
 
 /// Settings of a machine.
-pub(super) struct Machine<'a> {
-    pub(super) kind: Kind,
-    pub(super) images: &'a Images,
+pub(crate) struct Machine<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) images: &'a Images,
     /// Root of the repository.
-    pub(super) repository: &'a Path,
-    pub(super) programs: &'a Programs,
+    pub(crate) repository: &'a Path,
+    pub(crate) programs: &'a Programs,
     /// Complete first root file system.
-    pub(super) root: PathBuf,
+    pub(crate) root: PathBuf,
     /// Hypervisor that replaces the one in the images.
-    pub(super) hypervisor: Option<PathBuf>,
+    pub(crate) hypervisor: Option<PathBuf>,
     /// More words for the hypervisor's command line.
-    pub(super) options: &'a str,
+    pub(crate) options: &'a str,
     /// Kernel with iommufd, for the kind that needs it.
-    pub(super) iommufd: Option<&'a Path>,
+    pub(crate) iommufd: Option<&'a Path>,
     /// Set if a thread samples the modes of the processors whenever a scenario wants it.
-    pub(super) sampled: bool,
+    pub(crate) sampled: bool,
     /// Set if each instruction takes a nanosecond of the machine's time.
-    pub(super) counts_instructions: bool,
+    pub(crate) counts_instructions: bool,
     /// Number of processors.
-    pub(super) processors: u32,
+    pub(crate) processors: u32,
     /// Directory that is mounted in the machine.
-    pub(super) share: PathBuf,
+    pub(crate) share: PathBuf,
     /// File for the console; `None` for this process's standard streams.
-    pub(super) console: Option<PathBuf>,
+    pub(crate) console: Option<PathBuf>,
     /// PATH that contains QEMU.
-    pub(super) path: std::ffi::OsString,
+    pub(crate) path: std::ffi::OsString,
 }
 
 /// Processor model. More capable models fail with SMAP here; without RDRAND guests wait for entropy.
@@ -139,7 +139,7 @@ const LINUX_OPTIONS: &str =
 
 impl Machine<'_> {
     /// Starts the machine, with its console on this process's standard streams or in the file.
-    pub(super) fn start(&self) -> anyhow::Result<Running> {
+    pub(crate) fn start(&self) -> anyhow::Result<Running> {
         // QEMU must exit with this process, even if this process is killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]);
@@ -290,13 +290,13 @@ fn escaped(path: &Path) -> String {
 }
 
 /// Running machine. Dropped, it is switched off.
-pub(super) struct Running {
+pub(crate) struct Running {
     child: Child,
     lines: Receiver<String>,
 }
 
 /// Results of waiting for a line.
-pub(super) enum Heard {
+pub(crate) enum Heard {
     Line(String),
     /// The machine was switched off, or crashed.
     Off,
@@ -306,7 +306,7 @@ pub(super) enum Heard {
 
 impl Running {
     /// Waits for the next line of the results until `deadline`.
-    pub(super) fn listen(&self, deadline: Instant) -> Heard {
+    pub(crate) fn listen(&self, deadline: Instant) -> Heard {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => Heard::Line(line),
             Err(RecvTimeoutError::Disconnected) => Heard::Off,
@@ -315,7 +315,7 @@ impl Running {
     }
 
     /// Waits until the machine is off, for at most `time`. Returns `true` if it powered off by itself.
-    pub(super) fn wait(mut self, time: Duration) -> bool {
+    pub(crate) fn wait(mut self, time: Duration) -> bool {
         let deadline = Instant::now() + time;
         loop {
             match self.child.try_wait() {
@@ -329,7 +329,7 @@ impl Running {
     }
 
     /// Waits until the machine is off, without a time limit.
-    pub(super) fn wait_for_ever(mut self) -> anyhow::Result<()> {
+    pub(crate) fn wait_for_ever(mut self) -> anyhow::Result<()> {
         self.child.wait()?;
         Ok(())
     }

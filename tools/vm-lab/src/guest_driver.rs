@@ -25,7 +25,7 @@ const LIBRARIES: [&str; 2] = ["lib/x86_64-linux-gnu/libmnl.so.0", "lib/x86_64-li
 
 /// Builds the archive for the kernel of a Debian release, by default this computer's, below `cache`, or finds it there;
 /// returns its path.
-pub(super) fn archive(
+pub(crate) fn archive(
     suite: Option<Release>,
     root: &Path,
     images: &Images,

@@ -13,12 +13,12 @@ use super::build::Build;
 use super::toolchain::Toolchain;
 
 /// Tools of a build. Kbuild's objtool needs libelf.
-pub(super) static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::LIBELF];
+pub(crate) static NEEDS: &[&Tool] = &[&tools::GCC, &tools::MAKE, &tools::LIBELF];
 
 /// Kernel module with its sources in `linux/`.
-pub(super) struct Module {
+pub(crate) struct Module {
     /// File name of the built module.
-    pub(super) file: &'static str,
+    pub(crate) file: &'static str,
     /// Folders of its sources, in the repository. They are built in one folder.
     folders: &'static [&'static str],
 }
@@ -28,13 +28,13 @@ const CALLS: &str = "linux/include";
 const INTERFACE: &str = "xen/include/public";
 
 /// Network driver for guests.
-pub(super) static NETFRONT: Module =
+pub(crate) static NETFRONT: Module =
     Module { file: "ringfence-netfront.ko", folders: &["linux/netfront", CALLS, INTERFACE] };
 /// Device of the grant windows.
-pub(super) static WINDOW: Module =
+pub(crate) static WINDOW: Module =
     Module { file: "ringfence-window.ko", folders: &["linux/grant-window", CALLS, INTERFACE] };
 /// Module of the tests of grant windows.
-pub(super) static WINDOW_RAW: Module =
+pub(crate) static WINDOW_RAW: Module =
     Module { file: "window-raw.ko", folders: &["xen/tests/raw"] };
 
 /// Metapackage of a Debian release. It depends on the headers of the newest kernel.
@@ -45,13 +45,13 @@ const OPTIONS: [&str; 2] = ["KCFLAGS=-Werror", "CONFIG_DEBUG_INFO_BTF_MODULES="]
 
 impl Module {
     /// Returns the names and contents of the sources, in a fixed order.
-    pub(super) fn sources(&self, root: &Path) -> anyhow::Result<Vec<(String, String)>> {
+    pub(crate) fn sources(&self, root: &Path) -> anyhow::Result<Vec<(String, String)>> {
         let folders = self.folders.iter().map(|folder| sources_of(&root.join(folder)));
         Ok(folders.collect::<anyhow::Result<Vec<_>>>()?.concat())
     }
 
     /// Compiles the module in the folder of `build`.
-    pub(super) fn compile(
+    pub(crate) fn compile(
         &self,
         build: &Build<'_>,
         headers: &Headers,
@@ -80,7 +80,7 @@ impl Module {
 }
 
 /// Headers of a kernel.
-pub(super) enum Headers {
+pub(crate) enum Headers {
     /// In this folder, for the compiler of this computer.
     Here(PathBuf),
     /// In a root with the compiler of another release.
@@ -88,7 +88,7 @@ pub(super) enum Headers {
 }
 
 /// Compiles every module for the newest kernel of this Debian release, and of its backports.
-pub(super) fn compile_all(
+pub(crate) fn compile_all(
     root: &Path,
     cache: &Path,
     toolbox: &Toolbox,
@@ -117,14 +117,14 @@ fn newest(apt: &Apt) -> anyhow::Result<String> {
 }
 
 /// Unpacks the headers of a kernel of this computer's release into `root`, with new package lists if the given ones do not do.
-pub(super) fn headers_of(cache: &Path, release: &str, root: &Path) -> anyhow::Result<Headers> {
+pub(crate) fn headers_of(cache: &Path, release: &str, root: &Path) -> anyhow::Result<Headers> {
     let mut apt = Apt::new(cache);
     let name = format!("linux-headers-{release}");
     apt.with_lists(|apt| unpack_headers(apt, &name, &[], root))
 }
 
 /// Unpacks the package `name` with a kernel's headers, those it needs, and `others`.
-pub(super) fn unpack_headers(
+pub(crate) fn unpack_headers(
     apt: &Apt,
     name: &str,
     others: &[&str],
@@ -163,7 +163,7 @@ fn sources_of(folder: &Path) -> anyhow::Result<Vec<(String, String)>> {
 
 /// Returns the release in a bzImage (Documentation/arch/x86/boot.rst): kernel_version at 0x20e is the offset of the
 /// version text, less 0x200. The release is its first word.
-pub(super) fn release(image: &[u8]) -> Option<String> {
+pub(crate) fn release(image: &[u8]) -> Option<String> {
     let at = usize::from(u16::from_le_bytes(image.get(0x20e..0x210)?.try_into().ok()?)) + 0x200;
     let text = image.get(at..)?;
     let end = text.iter().take(256).position(|byte| matches!(byte, b' ' | 0))?;

@@ -13,7 +13,7 @@ use super::apt::{Apt, Release};
 use super::build::Build;
 
 /// Tools that the build needs.
-pub(super) static NEEDS: &[&Tool] =
+pub(crate) static NEEDS: &[&Tool] =
     &[&tools::GCC, &tools::MAKE, &tools::BISON, &tools::FLEX, &tools::PYTHON3];
 
 /// Additions to the source: file, line, and the text before that line.
@@ -46,7 +46,7 @@ static COUNTERS: [(&str, &str, &str); 6] = [
 ];
 
 /// Returns what a debug build depends on besides its sources.
-pub(super) fn recipe() -> String {
+pub(crate) fn recipe() -> String {
     format!("{DEBUG_OPTIONS}{COUNTERS:?}")
 }
 
@@ -62,7 +62,7 @@ fn insert(text: &str, line: &str, new: &str) -> Option<String> {
 }
 
 /// Builds the hypervisor below `cache` unless it is there, and returns the path of its ELF file.
-pub(super) fn debug(
+pub(crate) fn debug(
     suite: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
@@ -86,11 +86,11 @@ pub(super) fn debug(
 
 /// Configuration of a hypervisor for debugging: assertions and lock checks, reports of undefined behaviour, counters; and shadow
 /// paging, without which PV guests do not migrate and which Xen 4.20 leaves out by default.
-pub(super) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_UBSAN=y\n\
+pub(crate) const DEBUG_OPTIONS: &str = "CONFIG_DEBUG=y\nCONFIG_UBSAN=y\n\
     CONFIG_PERF_COUNTERS=y\nCONFIG_SHADOW_PAGING=y\n";
 
 /// Inserts the counters of grant operations into the source.
-pub(super) fn count_operations(build: &Build<'_>) -> anyhow::Result<()> {
+pub(crate) fn count_operations(build: &Build<'_>) -> anyhow::Result<()> {
     for (file, line, new) in COUNTERS {
         let file = build.folder().join(file);
         let changed = insert(&std::fs::read_to_string(&file)?, line, new);
@@ -102,7 +102,7 @@ pub(super) fn count_operations(build: &Build<'_>) -> anyhow::Result<()> {
 }
 
 /// Configures the hypervisor with these options and builds it.
-pub(super) fn make(build: &Build<'_>, options: &str) -> anyhow::Result<()> {
+pub(crate) fn make(build: &Build<'_>, options: &str) -> anyhow::Result<()> {
     std::fs::write(build.folder().join("tree/xen/.config"), options)?;
     build.make(&["-C", "xen", "olddefconfig"])?;
     build.is_configured("tree/xen/.config", options)?;

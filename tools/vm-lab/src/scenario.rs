@@ -26,13 +26,13 @@ use std::path::Path;
 
 use anyhow::Context as _;
 
-use super::boots;
+use super::complaints::is_fault;
 use super::machine::Kind;
 use super::parts::Part;
 
 /// Sets of scenarios, by the condition under which they run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Set {
+pub(crate) enum Set {
     /// Scenarios of every run.
     Core,
     /// Scenarios that only `--all` adds.
@@ -43,50 +43,50 @@ pub(super) enum Set {
 
 /// Scenario with the fields of its comment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Scenario {
+pub(crate) struct Scenario {
     /// Name of the file without `.sh`.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Subject in one line.
-    pub(super) title: String,
+    pub(crate) title: String,
     /// Set to which the scenario belongs.
-    pub(super) set: Set,
+    pub(crate) set: Set,
     /// Name that selects the scenario together with others.
-    pub(super) group: Option<String>,
+    pub(crate) group: Option<String>,
     /// Kind of machine that the scenario needs.
-    pub(super) machine: Kind,
+    pub(crate) machine: Kind,
     /// Time limit in seconds.
-    pub(super) limit: u32,
+    pub(crate) limit: u32,
     /// Grants about which a debug build of the hypervisor will complain.
-    pub(super) bad_grants: BadGrants,
+    pub(crate) bad_grants: BadGrants,
     /// Words of a fault that the hypervisor must report, because the scenario causes it on purpose.
-    pub(super) report: Option<String>,
+    pub(crate) report: Option<String>,
     /// Set if the scenario runs only with a debug build of the hypervisor.
-    pub(super) wants_debug: bool,
+    pub(crate) wants_debug: bool,
     /// Set if that must be the one whose guards can be taken out.
-    pub(super) wants_guards: bool,
+    pub(crate) wants_guards: bool,
     /// Integration tests that the scenario runs.
-    pub(super) tests: Vec<String>,
+    pub(crate) tests: Vec<String>,
     /// Set if it wants the module of `linux/netfront`.
-    pub(super) wants_driver: bool,
+    pub(crate) wants_driver: bool,
     /// Set if it wants the module of `linux/grant-window`, and a hypervisor with grant windows.
-    pub(super) wants_windows: bool,
+    pub(crate) wants_windows: bool,
     /// Set if it wants the test agent of `xen/tests` as well.
-    pub(super) wants_window_tests: bool,
+    pub(crate) wants_window_tests: bool,
     /// Words that it wants on the hypervisor's command line.
-    pub(super) options: String,
+    pub(crate) options: String,
     /// Set if it samples the modes of the machine's processors.
-    pub(super) wants_modes: bool,
+    pub(crate) wants_modes: bool,
     /// Set if it boots guests with the newest kernel of Debian's backports.
-    pub(super) wants_newest_kernel: bool,
+    pub(crate) wants_newest_kernel: bool,
     /// Set if it boots guests with a kernel that has KASAN, lockdep and kmemleak.
-    pub(super) wants_debug_kernel: bool,
+    pub(crate) wants_debug_kernel: bool,
     /// Parts of dom0's root file system that it wants: foreign ends, tests.
-    pub(super) parts: Vec<Part>,
+    pub(crate) parts: Vec<Part>,
 }
 
 /// Bad grants that a scenario offers on purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum BadGrants {
+pub(crate) enum BadGrants {
     None,
     Any,
     /// Only this reference, in the form that the hypervisor logs.
@@ -106,7 +106,7 @@ impl BadGrants {
     }
 
     /// Returns `true` if the scenario causes this complaint on purpose.
-    pub(super) fn expect(&self, complaint: &str) -> bool {
+    pub(crate) fn expect(&self, complaint: &str) -> bool {
         match self {
             BadGrants::None => false,
             BadGrants::Any => true,
@@ -120,20 +120,19 @@ impl BadGrants {
 impl Scenario {
     /// Returns those of the hypervisor's `complaints` that the scenario does not cause on purpose, and a complaint of the
     /// harness if the report that it must cause is missing.
-    pub(super) fn unexpected(&self, complaints: Vec<String>) -> Vec<String> {
+    pub(crate) fn unexpected(&self, complaints: Vec<String>) -> Vec<String> {
         let reported =
             |line: &String| self.report.as_ref().is_some_and(|words| line.contains(words));
         let missing = self.report.as_ref().filter(|_| !complaints.iter().any(reported));
         let missing = missing.map(|words| format!("the hypervisor did not report: {words}"));
-        let expected = |line: &String| {
-            reported(line) || (!boots::is_fault(line) && self.bad_grants.expect(line))
-        };
+        let expected =
+            |line: &String| reported(line) || (!is_fault(line) && self.bad_grants.expect(line));
         complaints.into_iter().filter(|line| !expected(line)).chain(missing).collect()
     }
 }
 
 /// Returns the scenarios in `folder` by name. Their machines must be in `kinds`.
-pub(super) fn find(folder: &Path, kinds: &[Kind]) -> anyhow::Result<Vec<Scenario>> {
+pub(crate) fn find(folder: &Path, kinds: &[Kind]) -> anyhow::Result<Vec<Scenario>> {
     let mut scenarios = vec![];
     for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
         let path = entry?.path();
@@ -157,7 +156,7 @@ pub(super) fn find(folder: &Path, kinds: &[Kind]) -> anyhow::Result<Vec<Scenario
 }
 
 /// Returns a field of the comment at the top of a script.
-pub(crate) fn field<'a>(text: &'a str, key: &str) -> anyhow::Result<&'a str> {
+pub fn field<'a>(text: &'a str, key: &str) -> anyhow::Result<&'a str> {
     let mut head = text.lines().take_while(|line| line.starts_with('#'));
     let value =
         head.find_map(|line| line.strip_prefix("# ")?.strip_prefix(key)?.strip_prefix(": "));
@@ -226,7 +225,7 @@ fn parse(name: &str, text: &str) -> anyhow::Result<Scenario> {
 
 /// Returns the scenarios with the given names and those of the groups with the given names, or without names those of
 /// the sets up to `set`. `debug` states that the hypervisor is a debug build.
-pub(super) fn select(
+pub(crate) fn select(
     found: &[Scenario],
     names: &[String],
     set: Set,
@@ -260,7 +259,7 @@ pub(super) fn select(
 
 /// Removes the scenarios that need another kernel for guests, or a program of this release's backports, which are made for
 /// this computer's release. It is an error if they were `named`.
-pub(super) fn of_other_release(
+pub(crate) fn of_other_release(
     selected: Vec<Scenario>,
     named: bool,
 ) -> anyhow::Result<Vec<Scenario>> {
@@ -280,7 +279,7 @@ pub(super) fn of_other_release(
 
 /// Distributes scenarios to boots. Scenarios of one machine with the same options share a boot of at most `most`
 /// seconds, the sum of their limits: boots run at the same time, and the scenarios after a crash need another boot.
-pub(super) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
+pub(crate) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
     let mut boots: Vec<Vec<Scenario>> = vec![];
     for scenario in selected {
         let fits = |boot: &&mut Vec<Scenario>| {

@@ -14,7 +14,7 @@ const SOURCE: &str = "linux-source-6.12";
 const OPTIONS: &str = include_str!("iommufd.config");
 
 /// Builds the kernel below `cache` unless it is there, and returns the path of its image.
-pub(super) fn kernel(
+pub(crate) fn kernel(
     cache: &Path,
     toolbox: &Toolbox,
     may_install: bool,

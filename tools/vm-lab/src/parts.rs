@@ -43,7 +43,7 @@ const LIBRARIES: [&str; 3] = [
 
 /// Part that a scenario can request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     Qemu,
     QemuNewest,
     Grub,
@@ -52,7 +52,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    pub(super) const ALL: [Part; 5] =
+    pub(crate) const ALL: [Part; 5] =
         [Part::Qemu, Part::QemuNewest, Part::Grub, Part::Fio, Part::Selftests];
 
     /// Returns the name of the part in scenarios.
@@ -67,7 +67,7 @@ impl Part {
     }
 
     /// Returns the parts named in `words`.
-    pub(super) fn parse(words: &str) -> anyhow::Result<Vec<Part>> {
+    pub(crate) fn parse(words: &str) -> anyhow::Result<Vec<Part>> {
         let named = |word| Part::ALL.into_iter().find(|part| part.name() == word);
         let names = Part::ALL.map(Part::name).join(", ");
         let words = words.split_whitespace();
@@ -91,7 +91,7 @@ impl Part {
     }
 
     /// Makes the part below `cache`, or finds it there; returns its path.
-    pub(super) fn archive(
+    pub(crate) fn archive(
         self,
         suite: Option<Release>,
         images: &Images,

@@ -13,7 +13,7 @@ use super::cpio::Archive;
 /// Returns the ELF kernel in a bzImage. Xen and its toolstack load both forms. Unpacking it here saves the emulated
 /// machine from doing so, once for dom0 and once for each guest. Debian's kernels are compressed with xz, and with
 /// zstd from 6.12 on.
-pub(super) fn unpack(image: &[u8], scratch: &Path, toolbox: &Toolbox) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn unpack(image: &[u8], scratch: &Path, toolbox: &Toolbox) -> anyhow::Result<Vec<u8>> {
     let payload = payload(image).context("the kernel is no bzImage that we know")?;
     let (program, packed) = if payload.starts_with(b"\xfd7zXZ\0") {
         ("xz", "vmlinux.xz")
@@ -49,20 +49,20 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
 
 /// Returns the path of a file of unpacked packages. In later releases what was in `/bin`, `/sbin` and `/lib` is in
 /// `/usr`.
-pub(super) fn in_root(root: &Path, path: &str) -> PathBuf {
+pub(crate) fn in_root(root: &Path, path: &str) -> PathBuf {
     let earlier = root.join(path);
     if earlier.exists() { earlier } else { root.join("usr").join(path) }
 }
 
 /// Returns the command that unpacks the modules in `folder`, which packages have compressed from 6.12 on.
-pub(super) fn unpack_modules(folder: &Path) -> [String; 9] {
+pub(crate) fn unpack_modules(folder: &Path) -> [String; 9] {
     let folder = folder.display().to_string();
     ["find", &folder, "-name", "*.ko.xz", "-exec", "xz", "--decompress", "{}", "+"]
         .map(str::to_owned)
 }
 
 /// Modules of one kernel.
-pub(super) struct Modules {
+pub(crate) struct Modules {
     release: String,
     /// Files by module name, with underscores as in the kernel.
     files: BTreeMap<String, PathBuf>,
@@ -73,7 +73,7 @@ pub(super) struct Modules {
 
 impl Modules {
     /// Finds the modules in `root/lib/modules/RELEASE`.
-    pub(super) fn find(root: &Path, release: &str) -> anyhow::Result<Modules> {
+    pub(crate) fn find(root: &Path, release: &str) -> anyhow::Result<Modules> {
         let root = in_root(root, "lib/modules").join(release);
         let mut files = BTreeMap::new();
         for entry in walkdir::WalkDir::new(root.join("kernel")) {
@@ -93,7 +93,7 @@ impl Modules {
     }
 
     /// Adds the named modules with their dependencies, and the index that busybox's modprobe reads.
-    pub(super) fn add<W: Write>(
+    pub(crate) fn add<W: Write>(
         &self,
         names: &[&str],
         archive: &mut Archive<W>,

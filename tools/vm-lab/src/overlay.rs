@@ -13,25 +13,25 @@ use super::machine::Kind;
 use super::program::{Dom0Part, Programs};
 
 /// Orders of one boot.
-pub(super) struct Orders<'a> {
+pub(crate) struct Orders<'a> {
     /// Scenarios in their order, with their time limits in seconds.
-    pub(super) scenarios: Vec<(&'a str, u32)>,
+    pub(crate) scenarios: Vec<(&'a str, u32)>,
     /// Factor by which every time limit is multiplied.
-    pub(super) patience: u32,
+    pub(crate) patience: u32,
     /// Set if the boot ends with a shell on the console.
-    pub(super) shell: bool,
+    pub(crate) shell: bool,
     /// Set for a debug build of the hypervisor.
-    pub(super) debug: bool,
+    pub(crate) debug: bool,
     /// Variables for the scenarios, `NAME=VALUE`.
-    pub(super) variables: &'a [String],
+    pub(crate) variables: &'a [String],
     /// Directory in which programs were built on this computer.
-    pub(super) target: &'a Path,
+    pub(crate) target: &'a Path,
     /// Names of integration tests, and their files on this computer.
-    pub(super) tests: &'a [(String, PathBuf)],
+    pub(crate) tests: &'a [(String, PathBuf)],
 }
 
 /// Writes the complete root file system of a machine to `to`.
-pub(super) fn write(
+pub(crate) fn write(
     to: &Path,
     kind: Kind,
     images: &Images,

@@ -21,10 +21,10 @@ use rustix::fs::{FlockOperation, flock};
 use taskkit::exec::Cmd;
 use taskkit::tools::Toolbox;
 
-use super::Unavailable;
 use super::apt::{Apt, Package, Release};
 use super::cpio::Archive;
 use super::kernel::{self, Modules, in_root};
+use super::unavailable::Unavailable;
 
 /// Packages for every machine and guest, without the kernel.
 const COMMON: &[&str] = &["busybox-static"];
@@ -88,7 +88,7 @@ const DOM0_MODULES: &[&str] = &[
     "9p",
 ];
 /// Modules of a guest under Xen.
-pub(super) const GUEST_MODULES: &[&str] = &[
+pub(crate) const GUEST_MODULES: &[&str] = &[
     "xen-netfront",
     "xen-blkfront",
     "xen-evtchn",
@@ -125,19 +125,19 @@ const LINUX_MODULES: &[&str] = &[
 ];
 
 /// Directory of the images that a machine boots.
-pub(super) struct Images {
+pub(crate) struct Images {
     folder: PathBuf,
 }
 
 impl Images {
     /// Returns the path of one file in the table above.
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 }
 
 /// Makes the images of a release, by default this computer's, below `cache` unless they are there.
-pub(super) fn prepare(
+pub(crate) fn prepare(
     suite: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,

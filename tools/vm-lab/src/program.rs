@@ -13,37 +13,37 @@ use taskkit::exec::Cmd;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Paths of the programs' files.
-pub(super) struct Programs {
+pub(crate) struct Programs {
     /// Program under test (`crates/ringfence`).
-    pub(super) ringfence: PathBuf,
+    pub(crate) ringfence: PathBuf,
     /// Benchmarks and roles of tests (`tools/bench`).
-    pub(super) bench: PathBuf,
+    pub(crate) bench: PathBuf,
     /// Traffic generator (`vm/traffic`).
-    pub(super) traffic: PathBuf,
+    pub(crate) traffic: PathBuf,
     /// IOMMU engines (`tools/iommu-lab`).
-    pub(super) engines: PathBuf,
+    pub(crate) engines: PathBuf,
     /// Integration tests by name.
-    pub(super) tests: Vec<(String, PathBuf)>,
+    pub(crate) tests: Vec<(String, PathBuf)>,
     /// Root file system part with the module of `linux/netfront`, if a scenario wants it.
-    pub(super) guest_driver: Option<PathBuf>,
+    pub(crate) guest_driver: Option<PathBuf>,
     /// Root file system part with the module of `linux/grant-window`, if a scenario wants it.
-    pub(super) window_driver: Option<PathBuf>,
+    pub(crate) window_driver: Option<PathBuf>,
     /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
-    pub(super) window_tests: Option<PathBuf>,
+    pub(crate) window_tests: Option<PathBuf>,
     /// Parts of dom0's root file system that scenarios want: other kernels for guests, foreign ends, the kernel's selftests.
-    pub(super) dom0_parts: Vec<Dom0Part>,
+    pub(crate) dom0_parts: Vec<Dom0Part>,
 }
 
 /// Part of dom0's root file system. Only machines that run one of its scenarios have it: dom0 unpacks it into its memory.
-pub(super) struct Dom0Part {
-    pub(super) file: PathBuf,
+pub(crate) struct Dom0Part {
+    pub(crate) file: PathBuf,
     /// Names of the scenarios that want it.
-    pub(super) scenarios: Vec<String>,
+    pub(crate) scenarios: Vec<String>,
 }
 
 /// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
 /// cargo's target directory.
-pub(super) fn build(
+pub(crate) fn build(
     root: &Path,
     target: &Path,
     given: Option<&Path>,

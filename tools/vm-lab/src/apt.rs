@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use taskkit::exec::Cmd;
 
-use super::Unavailable;
+use super::unavailable::Unavailable;
 
 /// Archive of source packages and backports.
 const ARCHIVE: &str = "http://deb.debian.org/debian";
@@ -16,18 +16,18 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Package that can be downloaded.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Package {
+pub(crate) struct Package {
     /// Name for apt-get.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// Name of the file, which contains the version.
-    pub(super) file: String,
+    pub(crate) file: String,
     /// Size of the file in bytes.
     size: u64,
 }
 
 /// Debian releases whose Xen and kernel the machines can boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Release {
+pub(crate) enum Release {
     /// Debian 12: Xen 4.17, Linux 6.1
     Bookworm,
     /// Debian 13: Xen 4.20, Linux 6.12
@@ -43,18 +43,18 @@ impl Release {
     }
 
     /// Returns the release, unless it is that of this computer, whose package lists serve.
-    pub(super) fn other(self) -> anyhow::Result<Option<Release>> {
+    pub(crate) fn other(self) -> anyhow::Result<Option<Release>> {
         Ok((codename()? != self.codename()).then_some(self))
     }
 
     /// Returns the directory for packages and images of this release below `cache`.
-    pub(super) fn folder(self, cache: &Path) -> PathBuf {
+    pub(crate) fn folder(self, cache: &Path) -> PathBuf {
         cache.join(self.codename())
     }
 }
 
 /// Package cache and package lists.
-pub(super) struct Apt {
+pub(crate) struct Apt {
     /// Directory of the .deb files.
     store: PathBuf,
     /// Directory of the separate package lists.
@@ -66,14 +66,14 @@ pub(super) struct Apt {
 
 impl Apt {
     /// Creates the package cache below `cache`.
-    pub(super) fn new(cache: &Path) -> Apt {
+    pub(crate) fn new(cache: &Path) -> Apt {
         let (store, lists) = (cache.join("debs"), cache.join("apt"));
         Apt { store, lists, own_lists: false, suites: vec![] }
     }
 
     /// Creates the package cache below `cache` for another release than this computer's. Its package lists must have
     /// been fetched, by [`Apt::update`].
-    pub(super) fn of(release: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
+    pub(crate) fn of(release: Option<Release>, cache: &Path) -> anyhow::Result<Apt> {
         let mut apt = Apt::new(cache);
         if let Some(release) = release {
             std::fs::create_dir_all(&apt.lists)?;
@@ -88,7 +88,7 @@ impl Apt {
 
     /// Creates the package cache below `cache` for the release and its backports, which it prefers. Fetches the
     /// package lists: the system's usually have no backports.
-    pub(super) fn backports(cache: &Path) -> anyhow::Result<Apt> {
+    pub(crate) fn backports(cache: &Path) -> anyhow::Result<Apt> {
         let mut apt = Apt { lists: cache.join("apt-backports"), ..Apt::new(cache) };
         std::fs::create_dir_all(&apt.lists)?;
         let codename = codename()?;
@@ -102,7 +102,7 @@ impl Apt {
     }
 
     /// Fetches the separate package lists. All following calls use them.
-    pub(super) fn update(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn update(&mut self) -> anyhow::Result<()> {
         println!("fetching Debian's package lists");
         self.own_lists = true;
         std::fs::create_dir_all(self.lists.join("lists/partial"))?;
@@ -116,7 +116,7 @@ impl Apt {
 
     /// Returns the result of `work`, which is done again with new package lists if it fails: old lists have packages that
     /// the archive no longer has.
-    pub(super) fn with_lists<T>(
+    pub(crate) fn with_lists<T>(
         &mut self,
         work: impl Fn(&Apt) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
@@ -127,14 +127,14 @@ impl Apt {
     }
 
     /// Returns the dependencies of `name` whose names start with `prefix`.
-    pub(super) fn depends(&self, name: &str, prefix: &str) -> anyhow::Result<Vec<String>> {
+    pub(crate) fn depends(&self, name: &str, prefix: &str) -> anyhow::Result<Vec<String>> {
         let printed = self.command("apt-cache", &["depends", name]).output(Path::new("/"));
         let printed = printed.context("apt-cache")?.unwrap_or_default();
         Ok(dependencies(&printed, prefix))
     }
 
     /// Returns the files of the packages in their newest versions.
-    pub(super) fn resolve(&self, names: &[String]) -> anyhow::Result<Vec<Package>> {
+    pub(crate) fn resolve(&self, names: &[String]) -> anyhow::Result<Vec<Package>> {
         let words: Vec<&str> = ["download", "--print-uris"]
             .into_iter()
             .chain(names.iter().map(String::as_str))
@@ -145,7 +145,7 @@ impl Apt {
     }
 
     /// Returns the files of the packages and of all that they depend on, as if nothing were installed.
-    pub(super) fn closure(&self, names: &[&str]) -> anyhow::Result<Vec<Package>> {
+    pub(crate) fn closure(&self, names: &[&str]) -> anyhow::Result<Vec<Package>> {
         let status = nothing_installed(&self.lists)?;
         let words = ["-o", &status, "install", "--print-uris", "-qq", "--no-install-recommends"];
         let words: Vec<&str> = words.into_iter().chain(names.iter().copied()).collect();
@@ -157,7 +157,7 @@ impl Apt {
     }
 
     /// Downloads the packages that the cache lacks.
-    pub(super) fn download(&self, packages: &[Package]) -> anyhow::Result<()> {
+    pub(crate) fn download(&self, packages: &[Package]) -> anyhow::Result<()> {
         std::fs::create_dir_all(&self.store)?;
         let missing: Vec<&str> = packages
             .iter()
@@ -179,7 +179,7 @@ impl Apt {
     }
 
     /// Unpacks a package into `root`.
-    pub(super) fn unpack(&self, package: &Package, root: &Path) -> anyhow::Result<()> {
+    pub(crate) fn unpack(&self, package: &Package, root: &Path) -> anyhow::Result<()> {
         let file = self.store.join(&package.file);
         let command =
             Cmd::new("dpkg-deb").args(["--extract".as_ref(), file.as_os_str(), root.as_os_str()]);
@@ -190,7 +190,7 @@ impl Apt {
     /// Downloads a source package of a release, by default this computer's, into `folder` and returns the name of its
     /// upstream archive. The system's lists usually have no sources, and the archive lacks some sources of security
     /// updates, so the version is the release's.
-    pub(super) fn source_of(
+    pub(crate) fn source_of(
         release: Option<Release>,
         name: &str,
         folder: &Path,
@@ -201,7 +201,7 @@ impl Apt {
 
     /// Downloads a package of the release or its backports into `folder` and returns the name of its file. The
     /// system's lists usually have no backports.
-    pub(super) fn backport(name: &str, folder: &Path) -> anyhow::Result<String> {
+    pub(crate) fn backport(name: &str, folder: &Path) -> anyhow::Result<String> {
         fetch(None, folder, "deb", &["", "-backports"], &["download", name])?;
         only(folder, ".deb")
     }

@@ -66,24 +66,24 @@ const PRUNED: [&str; 8] = [
 /// Test program of which the tests need the binary, below the selftests.
 const CSUM: &str = "net/lib/csum";
 /// Tools beside those of a module's build.
-pub(super) static MORE: &[&Tool] = &[&tools::XZ];
+pub(crate) static MORE: &[&Tool] = &[&tools::XZ];
 
 /// Returns the packages of the release with the tests' tools.
-pub(super) fn apt(cache: &Path) -> anyhow::Result<Apt> {
+pub(crate) fn apt(cache: &Path) -> anyhow::Result<Apt> {
     let other = Release::Trixie.other()?;
     let cache = other.map_or(cache.to_owned(), |release| release.folder(cache));
     Apt::of(other, &cache)
 }
 
 /// Returns the packages of the file system.
-pub(super) fn packages(apt: &Apt) -> anyhow::Result<Vec<Package>> {
+pub(crate) fn packages(apt: &Apt) -> anyhow::Result<Vec<Package>> {
     let mut packages = apt.closure(&PACKAGES)?;
     packages.retain(|package| !INSTALLERS.iter().any(|prefix| package.name.starts_with(prefix)));
     Ok(packages)
 }
 
 /// Adds the file system of the tests to the archive, as a part for guests. The packages are unpacked in `root`.
-pub(super) fn add(
+pub(crate) fn add(
     archive: &mut Archive<Vec<u8>>,
     build: &Build<'_>,
     root: &Path,

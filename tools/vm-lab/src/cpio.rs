@@ -14,7 +14,7 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
 /// Writer of one archive. Root owns all entries; parent directories are added as needed.
-pub(super) struct Archive<W> {
+pub(crate) struct Archive<W> {
     out: W,
     written: usize,
     inode: u32,
@@ -23,12 +23,12 @@ pub(super) struct Archive<W> {
 
 impl<W: Write> Archive<W> {
     /// Starts an empty archive on `out`.
-    pub(super) fn new(out: W) -> Archive<W> {
+    pub(crate) fn new(out: W) -> Archive<W> {
         Archive { out, written: 0, inode: 0, directories: BTreeSet::new() }
     }
 
     /// Adds a directory and its parents. Paths are relative to the root: `usr/bin`.
-    pub(super) fn directory(&mut self, path: &str) -> io::Result<()> {
+    pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         for (end, _) in path.match_indices('/').chain([(path.len(), "")]) {
             let parent = &path[..end];
             if !parent.is_empty() && self.directories.insert(parent.to_owned()) {
@@ -39,19 +39,19 @@ impl<W: Write> Archive<W> {
     }
 
     /// Adds a file that everyone may read, and execute if `executable`.
-    pub(super) fn file(&mut self, path: &str, executable: bool, bytes: &[u8]) -> io::Result<()> {
+    pub(crate) fn file(&mut self, path: &str, executable: bool, bytes: &[u8]) -> io::Result<()> {
         self.parent(path)?;
         self.entry(path, REGULAR | if executable { 0o755 } else { 0o644 }, bytes)
     }
 
     /// Adds a symbolic link at `path`.
-    pub(super) fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
+    pub(crate) fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
         self.parent(path)?;
         self.entry(path, SYMLINK | 0o777, target.as_bytes())
     }
 
     /// Adds a copy of the file at `from`, with its execute permission. Follows symbolic links.
-    pub(super) fn copy(&mut self, path: &str, from: &Path) -> io::Result<()> {
+    pub(crate) fn copy(&mut self, path: &str, from: &Path) -> io::Result<()> {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", from.display()));
         let executable = from.metadata().map_err(named)?.permissions().mode() & 0o100 != 0;
@@ -59,7 +59,7 @@ impl<W: Write> Archive<W> {
     }
 
     /// Adds all files below `from` in the order of their names. Symbolic links stay links.
-    pub(super) fn tree(&mut self, path: &str, from: &Path) -> io::Result<()> {
+    pub(crate) fn tree(&mut self, path: &str, from: &Path) -> io::Result<()> {
         self.directory(path)?;
         let mut entries = std::fs::read_dir(from)?.collect::<io::Result<Vec<_>>>()?;
         entries.sort_by_key(std::fs::DirEntry::file_name);
@@ -78,7 +78,7 @@ impl<W: Write> Archive<W> {
     }
 
     /// Writes the end mark and padding to a multiple of 512 bytes, so that another archive may follow.
-    pub(super) fn finish(mut self) -> io::Result<W> {
+    pub(crate) fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, b"")?;
         self.pad(512)?;
         self.out.flush()?;

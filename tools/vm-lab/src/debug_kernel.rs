@@ -33,7 +33,7 @@ const KEPT: [&str; 4] = ["arch", "include", "scripts", "tools"];
 const ARCHIVE: &str = "debug-kernel.cpio";
 
 /// Makes the part below `cache`, or finds it there; returns its path.
-pub(super) fn archive(
+pub(crate) fn archive(
     root: &Path,
     images: &Images,
     cache: &Path,

@@ -25,7 +25,7 @@ const SOURCES: [&str; 3] = ["arch", "common", "include"];
 
 /// Build options of `cargo xtask xen`.
 #[derive(Args)]
-pub(crate) struct WindowXenArgs {
+pub struct WindowXenArgs {
     #[command(subcommand)]
     product: Product,
 }
@@ -59,7 +59,7 @@ struct BuildArgs {
 
 /// Origin of Xen's source.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(crate) enum Source<'a> {
     /// Package of a Debian release; `None` for this computer's.
     Package(Option<Release>),
     /// Archive of this path, with one folder at its top.
@@ -77,7 +77,7 @@ impl Source<'_> {
 }
 
 /// Runs `cargo xtask xen`. Prints the path of the product.
-pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+pub fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     let (Product::Build(args) | Product::Package(args), package) =
         (&args.product, matches!(args.product, Product::Package(_)));
     let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &WindowXenArgs, root: &Path, target: &Path) -> anyhow::R
 }
 
 /// Returns the path of the hypervisor's ELF file for a release; builds it below `cache` unless it is there.
-pub(super) fn elf(
+pub(crate) fn elf(
     root: &Path,
     release: Option<Release>,
     cache: &Path,
@@ -122,7 +122,7 @@ pub(super) fn elf(
 
 /// Variants of the hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Variant {
+pub(crate) enum Variant {
     Release,
     /// With assertions, lock checks and counters.
     Debug,

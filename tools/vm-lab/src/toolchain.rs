@@ -16,7 +16,7 @@ const PACKAGES: [&str; 9] =
 const IMAGE: &str = "linux-image-";
 
 /// Unpacked root with a compiler and the headers of one kernel.
-pub(super) struct Toolchain {
+pub(crate) struct Toolchain {
     root: PathBuf,
     /// Folder of the headers in the root.
     headers: String,
@@ -24,7 +24,7 @@ pub(super) struct Toolchain {
 
 impl Toolchain {
     /// Unpacks the packages for the kernel `kernel` below `cache`, unless they are there.
-    pub(super) fn of(release: Release, kernel: &str, cache: &Path) -> anyhow::Result<Toolchain> {
+    pub(crate) fn of(release: Release, kernel: &str, cache: &Path) -> anyhow::Result<Toolchain> {
         let root = cache.join(format!("toolchain-{kernel}"));
         let found = Toolchain { root, headers: format!("/usr/src/linux-headers-{kernel}") };
         if found.root.is_dir() {
@@ -56,7 +56,7 @@ impl Toolchain {
     }
 
     /// Compiles the module whose sources are in `folder`, and leaves it there.
-    pub(super) fn compile(&self, folder: &Path, options: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn compile(&self, folder: &Path, options: &[&str]) -> anyhow::Result<()> {
         let inside = self.root.join("build");
         if inside.exists() {
             std::fs::remove_dir_all(&inside)?;

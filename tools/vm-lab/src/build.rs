@@ -11,7 +11,7 @@ use taskkit::tools::{self, Tool, Toolbox};
 use super::apt::Apt;
 
 /// Tools that a build of Linux needs.
-pub(super) static LINUX_NEEDS: &[&Tool] = &[
+pub(crate) static LINUX_NEEDS: &[&Tool] = &[
     &tools::GCC,
     &tools::MAKE,
     &tools::BISON,
@@ -22,7 +22,7 @@ pub(super) static LINUX_NEEDS: &[&Tool] = &[
 ];
 
 /// Waits until no other process builds the product `name` of this cache. It may be there then. The lock ends with the file.
-pub(crate) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
+pub fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
     std::fs::create_dir_all(cache)?;
     let lock = File::create(cache.join(format!("{name}.lock")))?;
     flock(&lock, FlockOperation::LockExclusive)?;
@@ -30,14 +30,14 @@ pub(crate) fn lock(cache: &Path, name: &str) -> anyhow::Result<File> {
 }
 
 /// Directory of one build.
-pub(super) struct Build<'a> {
+pub(crate) struct Build<'a> {
     toolbox: &'a Toolbox,
     folder: PathBuf,
 }
 
 impl<'a> Build<'a> {
     /// Creates an empty directory with a directory `tree` in it. Installs or requires the tools in `needs`.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         folder: PathBuf,
         needs: &[&'static Tool],
         toolbox: &'a Toolbox,
@@ -57,12 +57,12 @@ impl<'a> Build<'a> {
     }
 
     /// Returns the path of the directory.
-    pub(super) fn folder(&self) -> &Path {
+    pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
     /// Runs a command in the directory. The error has the last lines of its output.
-    pub(super) fn run(&self, words: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn run(&self, words: &[&str]) -> anyhow::Result<()> {
         let (program, args) = words.split_first().context("a command has a first word")?;
         let command = Cmd::new(*program).args(args.iter().copied());
         let done = command.env("PATH", self.toolbox.path()).output(&self.folder)?;
@@ -74,14 +74,14 @@ impl<'a> Build<'a> {
     }
 
     /// Runs `make` in `tree` on all processors.
-    pub(super) fn make(&self, words: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn make(&self, words: &[&str]) -> anyhow::Result<()> {
         let jobs = format!("-j{}", std::thread::available_parallelism()?);
         self.run(&[&["make", "-C", "tree", jobs.as_str()], words].concat())
     }
 
     /// Downloads Debian's package `source` of Linux from the release or its backports, and unpacks in `tree` what is at these
     /// `paths` of it; all of it without any.
-    pub(super) fn unpack_source(&self, source: &str, paths: &[&str]) -> anyhow::Result<()> {
+    pub(crate) fn unpack_source(&self, source: &str, paths: &[&str]) -> anyhow::Result<()> {
         let package = Apt::backport(source, &self.folder)?;
         self.run(&["dpkg-deb", "--extract", &package, "package"])?;
         let archive = format!("package/usr/src/{source}.tar.xz");
@@ -93,7 +93,7 @@ impl<'a> Build<'a> {
     }
 
     /// Unpacks all of Debian's package `source` of Linux in `tree`, and enables `options` and no others that can be disabled.
-    pub(super) fn unpack_linux(&self, source: &str, options: &str) -> anyhow::Result<()> {
+    pub(crate) fn unpack_linux(&self, source: &str, options: &str) -> anyhow::Result<()> {
         self.unpack_source(source, &[])?;
         std::fs::write(self.folder.join("options"), options)?;
         self.make(&["KCONFIG_ALLCONFIG=../options", "allnoconfig"])?;
@@ -101,7 +101,7 @@ impl<'a> Build<'a> {
     }
 
     /// Checks that the configuration at `config` contains every line of `wanted`.
-    pub(super) fn is_configured(&self, config: &str, wanted: &str) -> anyhow::Result<()> {
+    pub(crate) fn is_configured(&self, config: &str, wanted: &str) -> anyhow::Result<()> {
         let config = std::fs::read_to_string(self.folder.join(config))?;
         for option in wanted.lines() {
             anyhow::ensure!(
@@ -113,7 +113,7 @@ impl<'a> Build<'a> {
     }
 
     /// Copies `product` to the path `to`.
-    pub(super) fn copy(&self, product: &str, to: &Path) -> anyhow::Result<()> {
+    pub(crate) fn copy(&self, product: &str, to: &Path) -> anyhow::Result<()> {
         // The copy is renamed at the end, so that a file at `to` is always complete.
         let new = to.with_extension("new");
         std::fs::copy(self.folder.join(product), &new)?;
@@ -121,7 +121,7 @@ impl<'a> Build<'a> {
     }
 
     /// Moves `product` to the path `to` and removes the directory.
-    pub(super) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
+    pub(crate) fn keep(self, product: &str, to: &Path) -> anyhow::Result<()> {
         self.copy(product, to)?;
         Ok(std::fs::remove_dir_all(&self.folder)?)
     }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// Parsed line of the results.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub enum Line {
     /// `up`.
     Up,
     /// `begin NAME`.
@@ -46,7 +46,7 @@ pub(crate) enum Line {
 }
 
 /// Parses one line of the results.
-pub(crate) fn read(line: &str) -> Line {
+pub fn read(line: &str) -> Line {
     let line = line.trim();
     let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
     let text = rest.to_owned();
@@ -70,20 +70,20 @@ pub(crate) fn read(line: &str) -> Line {
 
 /// Results of one scenario.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) name: String,
+pub struct Tally {
+    pub name: String,
     /// Number of passed checks.
-    pub(crate) ok: u32,
+    pub ok: u32,
     /// Failed checks with their reasons.
-    pub(crate) bad: Vec<String>,
+    pub bad: Vec<String>,
     /// Skipped checks with their reasons.
-    pub(crate) skipped: Vec<String>,
+    pub skipped: Vec<String>,
     /// Resources that domains destroyed after the scenario did not release.
     left: Vec<String>,
     /// Notes and other lines of the scenario.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Time from its `begin` to its `end`.
-    pub(crate) time: Duration,
+    pub time: Duration,
     planned: Option<u32>,
     status: Option<i32>,
     /// Reason for an end that the script did not cause.
@@ -92,12 +92,12 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Creates the results of a scenario without lines.
-    pub(crate) fn new(name: &str) -> Tally {
+    pub fn new(name: &str) -> Tally {
         Tally { name: name.to_owned(), ..Tally::default() }
     }
 
     /// Adds a line between `begin` and `end`, or the `end`.
-    pub(crate) fn take(&mut self, line: &Line) {
+    pub fn take(&mut self, line: &Line) {
         match line {
             Line::Plan(count) => self.planned = Some(*count),
             Line::Ok(_) => self.ok += 1,
@@ -111,19 +111,19 @@ impl Tally {
     }
 
     /// Adds complaints of the hypervisor during the scenario.
-    pub(crate) fn complain(&mut self, lines: &[String]) {
+    pub fn complain(&mut self, lines: &[String]) {
         if let Some(first) = lines.first() {
             self.broken = Some(format!("{} bad grants are logged, as in `{first}`", lines.len()));
         }
     }
 
     /// Records that the machine ended before the scenario.
-    pub(crate) fn break_off(&mut self, why: impl Into<String>) {
+    pub fn break_off(&mut self, why: impl Into<String>) {
         self.broken = Some(why.into());
     }
 
     /// Returns every reason for which the scenario has not passed; none if it has.
-    pub(crate) fn failures(&self) -> Vec<String> {
+    pub fn failures(&self) -> Vec<String> {
         let mut reasons: Vec<String> =
             self.bad.iter().map(|what| format!("not ok {what}")).collect();
         reasons.extend(self.left.iter().map(|what| format!("destroyed, and this is left {what}")));
@@ -149,7 +149,7 @@ impl Tally {
     }
 
     /// Returns the number of checks, skipped ones included.
-    pub(crate) fn checks(&self) -> u32 {
+    pub fn checks(&self) -> u32 {
         self.ok + count(&self.bad)
     }
 }

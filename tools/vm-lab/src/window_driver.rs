@@ -23,15 +23,15 @@ const NIC: &str = "xen/tests/nic.c";
 const IOMMU: &str = "xen/tests/iommu-domain.c";
 
 /// Paths of the archives.
-pub(super) struct Archives {
+pub(crate) struct Archives {
     /// Part with the module.
-    pub(super) driver: PathBuf,
+    pub(crate) driver: PathBuf,
     /// Part with the module, the test module and the test agent.
-    pub(super) tests: PathBuf,
+    pub(crate) tests: PathBuf,
 }
 
 /// Builds the archives for a release's kernel, by default this computer's, below `cache`, or finds them there.
-pub(super) fn archives(
+pub(crate) fn archives(
     root: &Path,
     images: &Images,
     cache: &Path,
