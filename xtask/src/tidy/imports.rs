@@ -23,7 +23,7 @@ mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 use paths::{Module, Words};
 

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::{Tree, for_tests};
 
 /// File that cargo compiles as a crate root.

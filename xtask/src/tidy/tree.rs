@@ -8,7 +8,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
 
-use super::Finding;
+use super::finding::Finding;
 use super::modules::{self, Place};
 
 /// Directories without sources: results of builds and fuzzers. In a linked worktree `.git` is a file.
