@@ -119,7 +119,7 @@ row() {
 }
 
 # modes_of COMMAND...: runs it, and has in MODES the time of the machine's processors in the hypervisor, the kernels and the
-# programs of all domains, NAME=MS each, as the emulator sampled it (`xtask/src/vm/modes.rs`). The status is the command's.
+# programs of all domains, NAME=MS each, as the emulator sampled it (`tools/vm-lab/src/modes.rs`). The status is the command's.
 modes_of() {
     local status
     rm -f /share/sampled

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use taskkit::exec::{Cmd, TestRun};
+use taskkit::tools;
 
-use crate::exec::{Cmd, TestRun};
 use crate::packages::integration_tests;
-use crate::tools;
 
 /// User id and group id of the ordinary user: `nobody` on most systems, which owns no files.
 const ORDINARY: u32 = 65534;

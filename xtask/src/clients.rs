@@ -18,11 +18,11 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use taskkit::exec::Cmd;
+use taskkit::tools::{self, Tool, Toolbox};
+use vm_lab::results::{self, Line, Tally};
+use vm_lab::scenario::field;
 
-use crate::exec::Cmd;
-use crate::tools::{self, Tool, Toolbox};
-use crate::vm::results::{self, Line, Tally};
-use crate::vm::scenario::field;
 use report::Row;
 use system::{OLD_PODMAN, Peer, Programs, System};
 

@@ -1,18 +1,17 @@
 #![forbid(unsafe_code)]
 //! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
 //!
-//! * `test`: a table of steps ([`steps`]). It uses the installer of the required programs ([`tools`]), the
-//!   runner of commands ([`exec`]) and the report at the end ([`report`]).
+//! * `test`: a table of steps ([`steps`]). It uses the installer of the required programs ([`taskkit::tools`]), the
+//!   runner of commands ([`taskkit::exec`]) and the report at the end ([`report`]).
 //! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
 //! * `package`: Debian packages of the program and the kernel modules ([`package`]).
-//! * `vm`: tests on machines under emulation ([`vm`]).
+//! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
 mod clients;
-mod exec;
 mod mutate;
 mod package;
 mod packages;
@@ -20,8 +19,6 @@ mod report;
 mod soak;
 mod steps;
 mod tidy;
-mod tools;
-mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -71,9 +68,9 @@ enum Command {
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
     /// directory. vm/README.md explains scenarios.
-    Vm(vm::VmArgs),
+    Vm(vm_lab::VmArgs),
     /// Build Xen with grant windows (xen/) from Debian's source
-    Xen(vm::window_xen::WindowXenArgs),
+    Xen(vm_lab::window_xen::WindowXenArgs),
     /// Program that `soak flows` runs in its guests
     #[command(hide = true)]
     FlowPeer {
@@ -120,9 +117,9 @@ fn main() -> ExitCode {
         Command::Package(args) => repository_root()
             .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
-            .and_then(|root| vm::run(&args, &root, &packages::target_directory(&root)?)),
+            .and_then(|root| vm_lab::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {
-            vm::window_xen::run(&args, &root, &packages::target_directory(&root)?)
+            vm_lab::window_xen::run(&args, &root, &packages::target_directory(&root)?)
         }),
         Command::FlowPeer { peer } => soak::peer(&peer),
     };
@@ -144,7 +141,8 @@ fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
         .filter(|s| !args.skip.iter().any(|name| name == s.name))
         .collect();
     if args.list {
-        print!("{}", report::listing(&selected));
+        let steps: Vec<_> = selected.iter().map(|step| (step.name, step.title)).collect();
+        print!("{}", report::listing(&steps));
         return Ok(true);
     }
     anyhow::ensure!(!selected.is_empty(), "no step is left to run; `cargo xtask test --list`");

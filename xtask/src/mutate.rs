@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use serde::Deserialize;
-
-use crate::exec::{Cmd, TestRun};
+use taskkit::exec::{Cmd, TestRun};
 
 /// Path of the mutation list, relative to the root.
 pub(crate) const LIST: &str = "xtask/mutations.toml";

@@ -9,20 +9,16 @@
 //! The hypervisor's package is that of `cargo xtask xen package`. `--try` installs, uses and removes the packages in
 //! Debian systems of their own (`dist/debian/try.sh`).
 
-pub(crate) mod deb;
-
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
-
-use crate::exec::Cmd;
-use crate::packages::workspace_version;
-use crate::report::{count, duration};
-use crate::tools::{self, Tool, Toolbox};
-use crate::vm::results::{self, Line, Tally};
-use deb::{Control, Deb};
+use taskkit::deb::{Control, Deb, workspace_version};
+use taskkit::exec::Cmd;
+use taskkit::text::{count, duration};
+use taskkit::tools::{self, Tool, Toolbox};
+use vm_lab::results::{self, Line, Tally};
 
 /// Tools that must be installed for `--try`.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
@@ -342,7 +338,7 @@ mod tests {
 
     #[test]
     fn modules_of_the_repository_are_packed_with_their_sources() {
-        if !deb::is_possible() {
+        if !taskkit::deb::is_possible() {
             return;
         }
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

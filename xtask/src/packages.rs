@@ -14,14 +14,6 @@ pub(crate) fn target_directory(root: &Path) -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Returns the version that the packages of the workspace share.
-pub(crate) fn workspace_version(root: &Path) -> anyhow::Result<String> {
-    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml"))?.parse()?;
-    let version =
-        manifest.get("workspace").and_then(|w| w.get("package")?.get("version")?.as_str());
-    Ok(version.context("Cargo.toml has no version of the workspace")?.to_owned())
-}
-
 /// Returns the directories of all packages in `crates` and `tools`.
 pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut folders = vec![];

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::steps::Step;
+use taskkit::text::duration;
 
 /// Outcomes of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,11 +29,11 @@ pub(crate) struct Row {
     pub(crate) failed_tests: Vec<(String, String)>,
 }
 
-/// Returns names and descriptions of the steps, for `--list`.
-pub(crate) fn listing(steps: &[&Step]) -> String {
-    let width = steps.iter().map(|s| s.name.len()).max().unwrap_or(0);
-    steps.iter().fold(String::new(), |mut text, step| {
-        let _ = writeln!(text, "{:width$}  {}", step.name, step.title);
+/// Returns names and descriptions of steps, for `--list`.
+pub(crate) fn listing(steps: &[(&str, &str)]) -> String {
+    let width = steps.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    steps.iter().fold(String::new(), |mut text, (name, title)| {
+        let _ = writeln!(text, "{name:width$}  {title}");
         text
     })
 }
@@ -81,22 +81,6 @@ fn list(text: &mut String, step: &str, did: &str, tests: &[(String, String)]) {
 /// Returns `true` if no row failed.
 pub(crate) fn succeeded(rows: &[Row]) -> bool {
     !rows.iter().any(|r| matches!(r.outcome, Outcome::Failed(_)))
-}
-
-/// Formats a number with a noun in singular or plural: `1 test`, `2 tests`.
-pub(crate) fn count<N: TryInto<u64>>(number: N, what: &str) -> String {
-    let number = number.try_into().unwrap_or(u64::MAX);
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
-}
-
-/// Formats a duration: `0.4 s`, `3 min 07 s`.
-pub(crate) fn duration(time: Duration) -> String {
-    let seconds = time.as_secs();
-    if seconds < 60 {
-        format!("{:.1} s", time.as_secs_f64())
-    } else {
-        format!("{} min {:02} s", seconds / 60, seconds % 60)
-    }
 }
 
 #[cfg(test)]
@@ -148,17 +132,5 @@ mod tests {
         unit.failed_tests.push(("sum".to_owned(), "2 is not 3".to_owned()));
         let text = summary(&[unit]);
         assert!(text.contains("step unit that FAILED:\n  sum: 2 is not 3\n\n0 passed"), "{text}");
-    }
-
-    #[test]
-    fn count_of_one_is_singular() {
-        assert_eq!(count(1_u64, "test"), "1 test");
-        assert_eq!(count(0_usize, "test"), "0 tests");
-    }
-
-    #[test]
-    fn duration_is_formatted_in_seconds_or_minutes() {
-        assert_eq!(duration(Duration::from_millis(400)), "0.4 s");
-        assert_eq!(duration(Duration::from_secs(187)), "3 min 07 s");
     }
 }

@@ -20,8 +20,8 @@ mod window;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use taskkit::exec::Cmd;
 
-use crate::exec::Cmd;
 use crate::packages::target_directory;
 use testbed::Testbed;
 

@@ -9,14 +9,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use taskkit::exec::{Cmd, TestRun, on_terminal};
+use taskkit::text::{count, duration};
+use taskkit::tools::{self, Tool, Toolbox};
 
 use crate::attack;
-use crate::exec::{Cmd, TestRun, on_terminal};
 use crate::packages::{crates, depends_on, integration_tests, package_name, target_directory};
 use crate::report::{self, Outcome, Row};
 use crate::tidy;
-use crate::tools::{self, Tool, Toolbox};
-use crate::vm;
 
 /// Step of the test run.
 pub(crate) struct Step {
@@ -98,7 +98,7 @@ pub(crate) static STEPS: &[Step] = &[
     Step {
         name: "vm",
         title: "real Xen with its guests, and a plain kernel, under emulation (`cargo xtask vm`)",
-        needs: vm::NEEDS,
+        needs: vm_lab::NEEDS,
         run: vm,
     },
     Step {
@@ -169,7 +169,7 @@ fn run_step(step: &Step, context: &Context) -> Row {
     };
     let time = start.elapsed();
     match &ended.outcome {
-        Outcome::Passed(_) => println!("---- {} passed in {}", step.name, report::duration(time)),
+        Outcome::Passed(_) => println!("---- {} passed in {}", step.name, duration(time)),
         Outcome::Failed(why) => println!("---- {} FAILED: {why}", step.name),
         Outcome::Skipped(why) => println!("---- {} SKIPPED: {why}", step.name),
     }
@@ -220,7 +220,7 @@ fn outcome_of(success: bool, failure: &str) -> Ended {
 
 /// Returns the outcome of test programs. Zero tests are a failure, because nothing was checked.
 fn test_outcome(run: TestRun) -> Ended {
-    let mut note = report::count(run.ran(), "test");
+    let mut note = count(run.ran(), "test");
     if run.ignored > 0 {
         note += &format!(", {} ignored", run.ignored);
     }
@@ -249,7 +249,7 @@ fn fmt(context: &Context) -> anyhow::Result<Ended> {
 fn tidy(context: &Context) -> anyhow::Result<Ended> {
     let findings = tidy::check(&context.root)?;
     print!("{}", tidy::describe(&findings));
-    Ok(outcome_of(findings.is_empty(), &report::count(findings.len(), "finding")))
+    Ok(outcome_of(findings.is_empty(), &count(findings.len(), "finding")))
 }
 
 fn deny(context: &Context) -> anyhow::Result<Ended> {
@@ -307,7 +307,7 @@ fn doc(context: &Context) -> anyhow::Result<Ended> {
         .env("RUSTDOCFLAGS", "-D warnings")
         .run(&context.root)?;
     if run.success && built {
-        return Ok(Outcome::Passed(report::count(run.ran(), "example")).into());
+        return Ok(Outcome::Passed(count(run.ran(), "example")).into());
     }
     run.success = false;
     Ok(if built { test_outcome(run) } else { outcome_of(false, "cargo doc has warnings") })
@@ -382,11 +382,11 @@ fn local(context: &Context) -> anyhow::Result<Ended> {
 
 /// Runs the core scenarios of `cargo xtask vm`.
 fn vm(context: &Context) -> anyhow::Result<Ended> {
-    match vm::core(&context.root, &context.target, &context.toolbox) {
+    match vm_lab::core(&context.root, &context.target, &context.toolbox) {
         Ok(Ok(note)) => Ok(Outcome::Passed(note).into()),
         Ok(Err(failed)) => Ok(Outcome::Failed(failed).into()),
         Err(error) => {
-            error.downcast().map(|vm::Unavailable(reason)| Outcome::Skipped(reason).into())
+            error.downcast().map(|vm_lab::Unavailable(reason)| Outcome::Skipped(reason).into())
         }
     }
 }
@@ -425,8 +425,7 @@ fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
         }
     }
     Ok(if failed.is_empty() {
-        let note =
-            format!("{}, {} s each", report::count(targets.len(), "target"), context.fuzz_seconds);
+        let note = format!("{}, {} s each", count(targets.len(), "target"), context.fuzz_seconds);
         Outcome::Passed(note).into()
     } else {
         outcome_of(false, &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")))

@@ -5,6 +5,8 @@
 
 mod atomics;
 mod commits;
+mod config;
+mod finding;
 mod floors;
 mod fuzz;
 mod imports;
@@ -18,78 +20,14 @@ mod text;
 mod tree;
 mod unsafety;
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::path::Path;
 
 use anyhow::Context as _;
-use serde::Deserialize;
 
+use config::{CONFIG, Config};
+use finding::Finding;
 pub(crate) use fuzz::fuzz_targets;
 use tree::Tree;
-
-/// Path of the file with the exceptions.
-const CONFIG: &str = "xtask/tidy.toml";
-
-/// Packages that may use `unsafe` and atomics: the crates in which two domains access the same memory, the
-/// crate of the kernel interfaces, and two tools.
-const TRUSTED: [&str; 6] = [
-    "crates/memory/",
-    "crates/ring/",
-    "crates/sys/",
-    "crates/platform/",
-    // System calls of an adversary and rings written by hand; ioctls of VFIO. Neither is in a product.
-    "tools/testkit/",
-    "tools/iommu-lab/",
-];
-
-/// Exceptions from the rules.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Config {
-    /// Files over the limit, and their number of lines.
-    files: BTreeMap<String, usize>,
-    /// Functions over the limit, as `path::Type::name`, and their number of lines.
-    functions: BTreeMap<String, usize>,
-    /// Files that use atomics, and the reason.
-    atomics: BTreeMap<String, String>,
-    /// Import cycles over the limit: their first file, and their number of files.
-    #[serde(default)]
-    cycles: BTreeMap<String, usize>,
-    /// Files that may use words replaced by the glossary: the words, and the reason.
-    #[serde(default)]
-    words: language::Words,
-    /// Last commit that the rule about subjects leaves out.
-    #[serde(default)]
-    commits_after: Option<String>,
-}
-
-/// Violation of a rule, with its position.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Finding {
-    path: String,
-    line: Option<usize>,
-    message: String,
-}
-
-impl Finding {
-    fn at(path: &str, line: usize, message: impl Into<String>) -> Finding {
-        Finding { path: path.to_owned(), line: Some(line), message: message.into() }
-    }
-
-    fn file(path: &str, message: impl Into<String>) -> Finding {
-        Finding { path: path.to_owned(), line: None, message: message.into() }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            Some(line) => write!(f, "{}:{line}: {}", self.path, self.message),
-            None => write!(f, "{}: {}", self.path, self.message),
-        }
-    }
-}
 
 /// Checks the repository at `root` and returns the findings.
 pub(crate) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
@@ -121,7 +59,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(unsafety::check(tree));
     findings.extend(atomics::check(tree, &config.atomics));
     findings.extend(floors::check(tree));
-    findings.extend(imports::check(tree, &config.cycles));
+    findings.extend(imports::check(tree));
     findings.extend(language::check(tree, &config.words));
     findings.extend(links::check(tree));
     findings.extend(fuzz::check(tree));

@@ -3,9 +3,10 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use taskkit::text::{count, duration};
+use vm_lab::results::Tally;
+
 use super::system::Peer;
-use crate::report::{count, duration};
-use crate::vm::results::Tally;
 
 /// Scenario of a client, with the results of each program called `pasta`.
 pub(super) struct Row {
@@ -61,7 +62,7 @@ pub(super) fn table(rows: &[Row], versions: &[String], time: Duration) -> String
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vm::results::read;
+    use vm_lab::results::read;
 
     #[test]
     fn table_shows_both_programs_and_failures() {

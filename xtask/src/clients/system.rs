@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::ValueEnum;
+use taskkit::exec::Cmd;
+use taskkit::tools::Toolbox;
+use vm_lab::build::lock;
 
 use super::Suite;
-use crate::exec::Cmd;
-use crate::tools::Toolbox;
-use crate::vm::build::lock;
 
 /// Debian release of the system: the first one with a Podman that starts pasta.
 const RELEASE: &str = "trixie";

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::exec::Cmd;
+use taskkit::exec::Cmd;
 
 /// Runs the test `disk_killed` with `times` rounds.
 pub(super) fn run(root: &Path, times: u32) -> anyhow::Result<bool> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::exec::Cmd;
+use taskkit::exec::Cmd;
 
 /// Runs the test `features` of crates/net in each mode.
 pub(super) fn run(root: &Path) -> anyhow::Result<bool> {

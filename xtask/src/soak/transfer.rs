@@ -7,9 +7,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
 use rustix::process::Signal;
+use taskkit::exec::Cmd;
 
 use super::testbed::{Process, Testbed};
-use crate::exec::Cmd;
 
 /// Maximum duration of a stop, and of the time between two stops, in milliseconds.
 const LONGEST_MS: u64 = 40;

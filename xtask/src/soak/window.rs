@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::exec::Cmd;
+use taskkit::exec::Cmd;
 
 /// Runs the test `window_peer` of tools/testkit with `rounds` rounds.
 pub(super) fn run(root: &Path, rounds: u64) -> anyhow::Result<bool> {

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+use super::config::{CONFIG, TRUSTED};
+use super::finding::Finding;
 use super::tree::Tree;
-use super::{CONFIG, Finding, TRUSTED};
 
 /// Returns findings for atomics outside the trusted packages and the list.
 pub(super) fn check(tree: &Tree, listed: &BTreeMap<String, String>) -> Vec<Finding> {

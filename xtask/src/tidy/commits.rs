@@ -5,7 +5,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{CONFIG, Finding};
+use super::config::CONFIG;
+use super::finding::Finding;
 
 /// Maximum length of a commit's subject in characters.
 const SUBJECT_MAX: usize = 72;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 
 /// Page that contains the picture.

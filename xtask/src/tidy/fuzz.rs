@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 
 const MANIFEST: &str = "fuzz/Cargo.toml";

@@ -10,13 +10,12 @@
 //! Files that were not rewritten yet are listed in `xtask/tidy.toml` with their number of findings, which may only
 //! shrink. Exceptions by file and word are there too. [`EXEMPT`] files may use every word.
 
-use std::collections::BTreeMap;
-
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
+use super::config::{CONFIG, Words};
+use super::finding::Finding;
 use super::tree::{Source, Tree};
-use super::{CONFIG, Finding};
 
 /// First words of doc comments that ask a question instead of naming the item.
 const QUESTION_WORDS: [&str; 10] =
@@ -49,9 +48,6 @@ const REPLACED: &[(&str, &str)] = &[
 /// Files that may use the replaced words, because they explain or check the rule, or record the past.
 const EXEMPT: [&str; 4] =
     ["docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md", "xtask/src/tidy/language.rs"];
-
-/// Exceptions from the words: the replaced words that each file may use, with the reason.
-pub(super) type Words = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Returns findings for the language rules.
 pub(super) fn check(tree: &Tree, words: &Words) -> Vec<Finding> {
@@ -271,6 +267,8 @@ fn identifiers(tokens: TokenStream, found: &mut impl FnMut(usize, &str)) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn findings(text: &str, words: &[(&str, &str)]) -> Vec<String> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 
 /// Index of the directory `docs`.

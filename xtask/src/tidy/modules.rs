@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::{Tree, for_tests};
 
 /// File that cargo compiles as a crate root.
@@ -82,29 +82,44 @@ fn paths(manifest: &toml::Table, kind: &str) -> Vec<String> {
     targets.iter().filter_map(path).collect()
 }
 
-/// Returns the files that are reachable by `mod` items from the crate roots. The value is `true` if one way
-/// leads from a product root without `#[cfg(test)]`.
-pub(super) fn reach(tree: &Tree) -> BTreeMap<String, bool> {
-    let mut reached: BTreeMap<String, bool> = BTreeMap::new();
-    let mut open: Vec<(String, bool, bool)> =
-        roots(tree).into_iter().map(|root| (root.path, root.kind == Kind::Product, true)).collect();
-    while let Some((path, in_product, owns_folder)) = open.pop() {
+/// Place of a file in the module graph.
+pub(super) struct Place {
+    /// Path of the crate root that reaches the file.
+    pub(super) root: String,
+    /// Path of the module in its crate; empty for the root.
+    pub(super) module: Vec<String>,
+    /// Set if one way leads from a product root to the file without `#[cfg(test)]`.
+    pub(super) in_product: bool,
+}
+
+/// Returns the files that are reachable by `mod` items from the crate roots. A file that several crates compile has its
+/// place in one of them, in a product if there is one.
+pub(super) fn reach(tree: &Tree) -> BTreeMap<String, Place> {
+    let mut reached: BTreeMap<String, Place> = BTreeMap::new();
+    let start = |root: Root| {
+        let in_product = root.kind == Kind::Product;
+        (root.path.clone(), Place { root: root.path, module: vec![], in_product }, true)
+    };
+    let mut open: Vec<(String, Place, bool)> = roots(tree).into_iter().map(start).collect();
+    while let Some((path, place, owns_folder)) = open.pop() {
         let Some(source) = tree.sources.get(&path) else {
             continue;
         };
-        match reached.get(&path) {
-            Some(known) if *known || !in_product => continue,
-            _ => drop(reached.insert(path.clone(), in_product)),
+        if reached.get(&path).is_some_and(|known| known.in_product || !place.in_product) {
+            continue;
         }
         let file = Path::new(&path);
         let folder = file.parent().unwrap_or(Path::new("")).to_path_buf();
         let owns_folder = owns_folder || file.ends_with("mod.rs");
         let modules = if owns_folder { folder.clone() } else { file.with_extension("") };
-        let mut finder = ModFinder { folder, modules, in_product, found: vec![] };
+        let (module, in_product) = (place.module.clone(), place.in_product);
+        let mut finder = ModFinder { folder, modules, module, in_product, found: vec![] };
         finder.visit_file(&source.syntax);
-        open.extend(
-            finder.found.into_iter().map(|(path, product)| (normal(&path), product, false)),
-        );
+        let found = finder.found.into_iter();
+        open.extend(found.map(|(path, module, in_product)| {
+            (normal(&path), Place { root: place.root.clone(), module, in_product }, false)
+        }));
+        reached.insert(path, place);
     }
     reached
 }
@@ -128,15 +143,25 @@ struct ModFinder {
     folder: PathBuf,
     /// Directory of the modules in the current scope.
     modules: PathBuf,
+    /// Path of the current scope in the crate.
+    module: Vec<String>,
     in_product: bool,
-    found: Vec<(PathBuf, bool)>,
+    /// Path of each file, its module, and `true` unless only tests compile it.
+    found: Vec<(PathBuf, Vec<String>, bool)>,
 }
 
 impl ModFinder {
-    fn candidates(&mut self, name: &str, in_product: bool) {
-        let name = name.trim_start_matches("r#");
-        self.found.push((self.modules.join(format!("{name}.rs")), in_product));
-        self.found.push((self.modules.join(name).join("mod.rs"), in_product));
+    /// Adds the files that may hold the module `name`.
+    fn add(&mut self, name: &str, path: Option<String>) {
+        let files = match path {
+            Some(path) => vec![self.folder.join(path)],
+            None => vec![
+                self.modules.join(format!("{name}.rs")),
+                self.modules.join(name).join("mod.rs"),
+            ],
+        };
+        let module = [&self.module[..], &[name.to_owned()]].concat();
+        self.found.extend(files.into_iter().map(|file| (file, module.clone(), self.in_product)));
     }
 
     /// Finds `mod NAME;` in the tokens of a macro, which are not parsed as items.
@@ -150,7 +175,7 @@ impl ModFinder {
                     Some(TokenTree::Ident(name)),
                     Some(TokenTree::Punct(end)),
                 ) if word == "mod" && end.as_char() == ';' => {
-                    self.candidates(&name.to_string(), self.in_product);
+                    self.add(name.to_string().trim_start_matches("r#"), None);
                 }
                 _ => {}
             }
@@ -163,14 +188,15 @@ impl<'ast> Visit<'ast> for ModFinder {
         let outer = self.in_product;
         self.in_product = outer && !for_tests(&item.attrs);
         let name = item.ident.to_string();
+        let name = name.trim_start_matches("r#");
         if item.content.is_some() {
-            self.modules.push(name.trim_start_matches("r#"));
+            self.modules.push(name);
+            self.module.push(name.to_owned());
             visit::visit_item_mod(self, item);
+            self.module.pop();
             self.modules.pop();
-        } else if let Some(path) = explicit_path(&item.attrs) {
-            self.found.push((self.folder.join(path), self.in_product));
         } else {
-            self.candidates(&name, self.in_product);
+            self.add(name, explicit_path(&item.attrs));
         }
         self.in_product = outer;
     }
@@ -180,7 +206,7 @@ impl<'ast> Visit<'ast> for ModFinder {
             && let Ok(path) = mac.parse_body::<syn::LitStr>()
         {
             let path = self.folder.join(path.value());
-            self.found.push((path, self.in_product));
+            self.found.push((path, self.module.clone(), self.in_product));
         }
         self.scan(mac.tokens.clone());
     }
@@ -204,7 +230,7 @@ fn explicit_path(attributes: &[syn::Attribute]) -> Option<String> {
 
 /// Returns findings for Rust files that no crate root reaches.
 pub(super) fn dead_files(tree: &Tree) -> Vec<Finding> {
-    let dead = tree.sources.keys().filter(|path| !tree.reached.contains(*path));
+    let dead = tree.sources.keys().filter(|path| !tree.reached.contains_key(*path));
     dead.map(|path| {
         Finding::file(path, "is dead: no crate compiles it; name it by a `mod`, or delete it")
     })

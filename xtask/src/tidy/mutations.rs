@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 use crate::mutate::{LIST, parse};
 

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use syn::visit::{self, Visit};
 
+use super::config::CONFIG;
+use super::finding::Finding;
 use super::tree::{Source, Tree};
-use super::{CONFIG, Finding};
 
 /// Maximum number of lines of a file, with comments and without tests.
 const FILE_LINES: usize = 600;

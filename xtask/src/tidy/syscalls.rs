@@ -21,7 +21,7 @@
 mod parse;
 mod table;
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 
 /// Path of the generated file.

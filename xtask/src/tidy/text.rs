@@ -1,6 +1,6 @@
 //! Rules about plain text: strings that must not be checked in, and the changelog's open section.
 
-use super::Finding;
+use super::finding::Finding;
 use super::tree::Tree;
 
 /// Strings that must not be checked in, with the reason. Each is written in two halves, so that this file is

@@ -1,6 +1,6 @@
 //! Files of the repository: their text, the parsed Rust sources, and the lines that only tests compile.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
@@ -8,9 +8,10 @@ use proc_macro2::{TokenStream, TokenTree};
 use syn::spanned::Spanned as _;
 use syn::visit::{self, Visit};
 
-use super::{Finding, modules};
+use super::finding::Finding;
+use super::modules::{self, Place};
 
-/// Directories without sources: results of builds and fuzzers.
+/// Directories without sources: results of builds and fuzzers. In a linked worktree `.git` is a file.
 const LEFT_OUT: [&str; 5] = ["target", ".git", "corpus", "artifacts", "coverage"];
 
 /// Files of the repository by their path relative to the root, with forward slashes.
@@ -22,8 +23,8 @@ pub(super) struct Tree {
     pub(super) sources: BTreeMap<String, Source>,
     /// Rust files that do not parse: line and reason.
     broken: BTreeMap<String, (usize, String)>,
-    /// Files reachable from a crate root; see [`modules`].
-    pub(super) reached: BTreeSet<String>,
+    /// Files reachable from a crate root, with their places; see [`modules`].
+    pub(super) reached: BTreeMap<String, Place>,
 }
 
 /// Rust file that was parsed.
@@ -44,8 +45,7 @@ impl Tree {
         let walk = walkdir::WalkDir::new(root).into_iter().filter_entry(|entry| {
             let name = entry.file_name().to_string_lossy();
             // Cargo marks every target directory with a cache tag, whatever its name.
-            !(entry.file_type().is_dir()
-                && (LEFT_OUT.contains(&&*name) || entry.path().join("CACHEDIR.TAG").exists()))
+            !(LEFT_OUT.contains(&&*name) || entry.path().join("CACHEDIR.TAG").exists())
         });
         for entry in walk {
             let entry = entry?;
@@ -73,12 +73,12 @@ impl Tree {
             }
         }
         let reached = modules::reach(&tree);
-        for (path, in_product) in reached {
-            if let Some(source) = tree.sources.get_mut(&path) {
-                source.test_only = !in_product;
+        for (path, place) in &reached {
+            if let Some(source) = tree.sources.get_mut(path) {
+                source.test_only = !place.in_product;
             }
-            tree.reached.insert(path);
         }
+        tree.reached = reached;
         tree
     }
 
@@ -92,7 +92,13 @@ impl Tree {
 
     #[cfg(test)]
     pub(super) fn from_files<const N: usize>(files: [(&str, &str); N]) -> Tree {
-        Tree::new(files.map(|(path, text)| (path.to_owned(), text.to_owned())).into())
+        Tree::from_list(&files)
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_list(files: &[(&str, &str)]) -> Tree {
+        let owned = |(path, text): &(&str, &str)| ((*path).to_owned(), (*text).to_owned());
+        Tree::new(files.iter().map(owned).collect())
     }
 }
 

@@ -3,9 +3,10 @@
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
+use super::config::TRUSTED;
+use super::finding::Finding;
 use super::modules::{Kind, roots};
 use super::tree::{Source, Tree};
-use super::{Finding, TRUSTED};
 
 /// Returns findings for `unsafe` outside the trusted packages or without its comment, and for roots without the
 /// lint.

@@ -1,6 +1,6 @@
 //! Parser of the `#syscall` lines.
 
-use super::super::Finding;
+use super::super::finding::Finding;
 use super::super::tree::Tree;
 
 /// Names of the processes that have a list, and their constants in the table.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use super::super::Finding;
+use super::super::finding::Finding;
 use super::parse::{Row, WHO};
 
 const HEAD: &str = "\

@@ -1,0 +1,229 @@
+//! Debian packages: a tree of files, a control file and maintainer scripts, packed by `dpkg-deb`.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+
+use crate::exec::Cmd;
+
+const HOMEPAGE: &str = "https://github.com/ringfence/ringfence";
+
+/// Fields of a package's control file.
+pub struct Control<'a> {
+    pub name: &'a str,
+    pub version: &'a str,
+    /// `amd64`, or `all` for a package without machine code.
+    pub architecture: &'a str,
+    pub section: &'a str,
+    /// Further fields, such as `("Depends", "dkms")`.
+    pub fields: &'a [(&'a str, &'a str)],
+    /// First line of the description.
+    pub synopsis: &'a str,
+    /// Lines of the description, each at most 79 characters long.
+    pub description: &'a [&'a str],
+}
+
+impl Control<'_> {
+    fn text(&self) -> String {
+        let Control { name, version, architecture, section, .. } = self;
+        let mut text = format!(
+            "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nSection: {section}\nPriority: optional\n\
+             Maintainer: Ringfence developers <dev@ringfence.invalid>\nHomepage: {HOMEPAGE}\n"
+        );
+        for (field, value) in self.fields {
+            writeln!(text, "{field}: {value}").expect("a string takes all text");
+        }
+        writeln!(text, "Description: {}", self.synopsis).expect("a string takes all text");
+        for line in self.description {
+            writeln!(text, " {line}").expect("a string takes all text");
+        }
+        text
+    }
+
+    fn file_name(&self) -> String {
+        format!("{}_{}_{}.deb", self.name, self.version, self.architecture)
+    }
+}
+
+/// Package under construction. Paths in it have no leading slash.
+pub struct Deb {
+    tree: PathBuf,
+    configuration: String,
+}
+
+impl Deb {
+    /// Starts a package. Its files are collected below `tree`, which is emptied first.
+    pub fn new(tree: PathBuf) -> anyhow::Result<Deb> {
+        if tree.exists() {
+            std::fs::remove_dir_all(&tree)?;
+        }
+        std::fs::create_dir_all(tree.join("DEBIAN"))?;
+        Ok(Deb { tree, configuration: String::new() })
+    }
+
+    /// Returns the place of `path` before it is packed. The directory it is in exists.
+    pub fn place(&self, path: &str) -> anyhow::Result<PathBuf> {
+        let place = self.tree.join(path);
+        std::fs::create_dir_all(place.parent().context("a path of a package is in a directory")?)?;
+        Ok(place)
+    }
+
+    /// Adds a file of the given mode. A file below `etc` is a configuration file: an upgrade keeps the user's changes.
+    pub fn add(&mut self, path: &str, mode: u32, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
+        let place = self.place(path)?;
+        std::fs::write(&place, content)?;
+        std::fs::set_permissions(&place, PermissionsExt::from_mode(mode))?;
+        if path.starts_with("etc/") {
+            writeln!(self.configuration, "/{path}")?;
+        }
+        Ok(())
+    }
+
+    /// Adds a copy of a file.
+    pub fn copy(&mut self, path: &str, mode: u32, from: &Path) -> anyhow::Result<()> {
+        let content = std::fs::read(from).with_context(|| from.display().to_string())?;
+        self.add(path, mode, content)
+    }
+
+    /// Adds a symbolic link.
+    pub fn link(&self, path: &str, target: &str) -> anyhow::Result<()> {
+        Ok(std::os::unix::fs::symlink(target, self.place(path)?)?)
+    }
+
+    /// Adds the licence of the package `name`, where Debian's tools look for it.
+    pub fn add_copyright(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
+        self.add(&format!("usr/share/doc/{name}/copyright"), 0o644, text)
+    }
+
+    /// Compresses a file in its place, which is the form for manual pages and boot images.
+    pub fn compress(&self, place: &Path) -> anyhow::Result<()> {
+        let zipped = Cmd::new("gzip").args(["-9".as_ref(), "-n".as_ref(), place.as_os_str()]);
+        zipped.output(&self.tree)?.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
+        Ok(())
+    }
+
+    /// Adds a maintainer script, such as `postinst`.
+    pub fn script(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
+        self.add(&format!("DEBIAN/{name}"), 0o755, text)
+    }
+
+    /// Packs the tree and removes it. Returns the package's path in `folder`.
+    pub fn build(mut self, control: &Control<'_>, folder: &Path) -> anyhow::Result<PathBuf> {
+        self.add("DEBIAN/control", 0o644, control.text())?;
+        if !self.configuration.is_empty() {
+            let list = std::mem::take(&mut self.configuration);
+            self.add("DEBIAN/conffiles", 0o644, list)?;
+        }
+        open_directories(&self.tree)?;
+        let package = folder.join(control.file_name());
+        let made = Cmd::new("dpkg-deb").args([
+            "--root-owner-group".as_ref(),
+            "--build".as_ref(),
+            self.tree.as_os_str(),
+            package.as_os_str(),
+        ]);
+        made.output(folder)?.map_err(|message| anyhow::anyhow!("dpkg-deb: {message}"))?;
+        std::fs::remove_dir_all(&self.tree)?;
+        Ok(package)
+    }
+}
+
+/// Sets all directories to mode 0755. The caller's umask would make them private otherwise.
+fn open_directories(folder: &Path) -> anyhow::Result<()> {
+    std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            open_directories(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns `true` if packages can be made here. A test that needs that is skipped otherwise, and says so.
+/// Returns `true` if this computer can pack a package; otherwise a test that calls it prints why it is skipped.
+pub fn is_possible() -> bool {
+    let is_there = Cmd::new("dpkg-deb").args(["--version"]).probe();
+    if !is_there {
+        println!("SKIPPED: dpkg-deb is missing (Debian package dpkg)");
+    }
+    is_there
+}
+
+/// Returns the version that the packages of the workspace share.
+pub fn workspace_version(root: &Path) -> anyhow::Result<String> {
+    let manifest: toml::Table = std::fs::read_to_string(root.join("Cargo.toml"))?.parse()?;
+    let version =
+        manifest.get("workspace").and_then(|w| w.get("package")?.get("version")?.as_str());
+    Ok(version.context("Cargo.toml has no version of the workspace")?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_has_each_field_and_indented_description() {
+        let control = Control {
+            name: "one",
+            version: "0.1.0",
+            architecture: "all",
+            section: "net",
+            fields: &[("Depends", "dkms")],
+            synopsis: "First line",
+            description: &["Second line", "third line."],
+        };
+        let text = control.text();
+        assert!(
+            text.starts_with("Package: one\nVersion: 0.1.0\nArchitecture: all\nSection: net\n")
+        );
+        assert!(
+            text.ends_with(
+                "\nDepends: dkms\nDescription: First line\n Second line\n third line.\n"
+            )
+        );
+        assert_eq!(control.file_name(), "one_0.1.0_all.deb");
+    }
+
+    #[test]
+    fn package_holds_its_files_with_modes_and_names_its_configuration() {
+        if !is_possible() {
+            return;
+        }
+        let folder = std::env::temp_dir().join(format!("deb-test-{}", std::process::id()));
+        let mut deb = Deb::new(folder.join("tree")).unwrap();
+        deb.add("usr/bin/one", 0o755, "#!/bin/sh\n").unwrap();
+        deb.add("etc/one/one.toml", 0o644, "a = 1\n").unwrap();
+        deb.link("usr/bin/two", "one").unwrap();
+        let control = Control {
+            name: "one",
+            version: "1",
+            architecture: "all",
+            section: "net",
+            fields: &[],
+            synopsis: "One",
+            description: &[],
+        };
+        let package = deb.build(&control, &folder).unwrap();
+        let show = |option: &str| {
+            Cmd::new("dpkg-deb")
+                .args([option.as_ref(), package.as_os_str()])
+                .output(&folder)
+                .unwrap()
+                .unwrap()
+        };
+        let contents = show("--contents");
+        assert!(contents.contains("-rwxr-xr-x root/root"), "{contents}");
+        assert!(contents.contains("./usr/bin/two -> one"), "{contents}");
+        assert!(!contents.contains("drwx------"), "{contents}");
+        let information = Cmd::new("dpkg-deb").args([
+            "--info".as_ref(),
+            package.as_os_str(),
+            "conffiles".as_ref(),
+        ]);
+        assert_eq!(information.output(&folder).unwrap().unwrap(), "/etc/one/one.toml\n");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,0 +1,178 @@
+#![forbid(unsafe_code)]
+//! Tests on whole machines under emulation, for code that needs its own kernel or hypervisor: `cargo xtask vm` and, for
+//! hypervisors with grant windows, `cargo xtask xen`. `vm/README.md` explains how to write a scenario.
+//!
+//! The command line ([`args`]) selects scenarios and a hypervisor ([`choice`]), which make the settings of a run ([`setting`]).
+//! The images come from Debian's packages ([`images`], [`apt`], [`kernel`], [`cpio`]); each boot appends the
+//! project's files ([`overlay`], [`program`]). A machine ([`machine`]) runs several scenarios ([`scenario`]) one
+//! after the other. The result of each comes from inside the machine ([`results`]). A machine that crashes fails
+//! the running scenario, and a new machine runs the remaining ones ([`boots`]).
+
+mod apt;
+mod args;
+mod boots;
+pub mod build;
+mod choice;
+mod complaints;
+mod cpio;
+mod debug_kernel;
+mod guest_driver;
+mod hypervisor;
+mod images;
+mod iommufd;
+mod kernel;
+mod machine;
+mod modes;
+mod module;
+mod newest_kernel;
+mod overlay;
+mod parts;
+mod program;
+mod report;
+pub mod results;
+pub mod scenario;
+mod selftests;
+mod setting;
+mod toolchain;
+mod unavailable;
+mod window_driver;
+pub mod window_xen;
+
+use std::path::Path;
+use std::time::Instant;
+
+use taskkit::tools::{self, Tool, Toolbox};
+
+use args::{ModulesArgs, Suite};
+use boots::Boots;
+use choice::Choice;
+use machine::{Kind, Machine};
+use overlay::Orders;
+use scenario::{Scenario, Set};
+use setting::{Setting, add_driver_parts, prepare};
+
+pub use args::VmArgs;
+pub use unavailable::Unavailable;
+
+/// Tools that must be installed. All other programs are downloaded and unpacked.
+pub static NEEDS: &[&Tool] = &[&tools::QEMU, &tools::XZ, &tools::ZSTD];
+
+/// Runs `cargo xtask vm`. Returns `false` if a scenario failed.
+pub fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let (suite, kinds, args, hypervisor) = match &args.suite {
+        Suite::Xen(args) => ("xen", Kind::XEN, &args.common, Choice::of(args)?),
+        Suite::Linux(args) => ("linux", Kind::LINUX, args, Choice::default()),
+        Suite::Modules(args) => return compile_modules(args, root, target),
+    };
+    let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
+    if args.list {
+        print!("{}", report::listing(&found));
+        return Ok(true);
+    }
+    let set = if args.all { Set::All } else { Set::Core };
+    let mut selected = match (args.shell, args.scenarios.is_empty()) {
+        (true, true) => vec![],
+        _ => scenario::select(&found, &args.scenarios, set, hypervisor.debug)?,
+    };
+    let release = hypervisor.release;
+    if release.is_some() {
+        selected = scenario::of_other_release(selected, !args.scenarios.is_empty())?;
+    }
+    let toolbox = Toolbox::new(root, target);
+    let mut missing = toolbox.missing(NEEDS);
+    if !missing.is_empty() && !args.no_install {
+        toolbox.install(&missing)?;
+        missing = toolbox.missing(NEEDS);
+    }
+    anyhow::ensure!(missing.is_empty(), "{}", tools::how_to_get(&missing));
+    let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
+    let cache = std::path::absolute(cache)?;
+    let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
+    selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
+    let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
+    let mut setting =
+        prepare(root, target, release, &cache, &toolbox, args.program.as_deref(), &selected)?;
+    setting.hypervisor = hypervisor;
+    if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
+        setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
+    }
+    add_driver_parts(&mut setting, &selected, release, &cache, (&toolbox, !args.no_install))?;
+    setting.patience = args.patience;
+    setting.processors = args.processors;
+    setting.counts_instructions = args.count_instructions;
+    setting.variables.clone_from(&args.variables);
+    setting.verbose = args.verbose;
+    if args.shell {
+        let kind = selected.first().map_or(kinds[0], |scenario| scenario.machine);
+        return shell(&setting, kind, &selected).map(|()| true);
+    }
+    let start = Instant::now();
+    let tallies = Boots::new(&setting, selected).run(args.machines)?;
+    println!("{}", report::summary(&tallies, start.elapsed()));
+    Ok(tallies.iter().all(|tally| tally.failures().is_empty()))
+}
+
+/// Runs `cargo xtask vm modules`.
+fn compile_modules(args: &ModulesArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let cache = args.cache.clone().unwrap_or_else(|| target.join("vm"));
+    let (cache, toolbox) = (std::path::absolute(cache)?, Toolbox::new(root, target));
+    module::compile_all(root, &cache, &toolbox, !args.no_install).map(|()| true)
+}
+
+/// Runs the core scenarios of both suites for `cargo xtask test`. Returns the summary, or the failures.
+pub fn core(
+    root: &Path,
+    target: &Path,
+    toolbox: &Toolbox,
+) -> anyhow::Result<Result<String, String>> {
+    let mut selected = vec![];
+    for (suite, kinds) in [("xen", Kind::XEN), ("linux", Kind::LINUX)] {
+        let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
+        selected.extend(scenario::select(&found, &[], Set::Core, false)?);
+    }
+    anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
+    let setting = prepare(root, target, None, &target.join("vm"), toolbox, None, &selected)?;
+    let start = Instant::now();
+    let tallies = Boots::new(&setting, selected).run(2)?;
+    let note = report::summary(&tallies, start.elapsed());
+    let failed = tallies.iter().filter(|tally| !tally.failures().is_empty());
+    let failed: Vec<&str> = failed.map(|tally| tally.name.as_str()).collect();
+    println!("{note}");
+    Ok(if failed.is_empty() { Ok(note) } else { Err(format!("{}: {note}", failed.join(", "))) })
+}
+
+/// Runs a machine on this process's terminal.
+fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Result<()> {
+    let share = setting.folder.join("shell");
+    std::fs::create_dir_all(&share)?;
+    let orders = Orders {
+        scenarios: selected.iter().map(|s| (s.name.as_str(), s.limit)).collect(),
+        patience: setting.patience,
+        shell: true,
+        debug: setting.hypervisor.is_some(),
+        variables: &setting.variables,
+        target: setting.target,
+        tests: &setting.programs.tests,
+    };
+    let root = setting.folder.join("shell.cpio");
+    overlay::write(&root, kind, &setting.images, setting.root, &setting.programs, &orders)?;
+    println!("`poweroff -f` ends it, and so does C-a x; {} is /share inside", share.display());
+    let machine = Machine {
+        kind,
+        images: &setting.images,
+        repository: setting.root,
+        programs: &setting.programs,
+        root,
+        hypervisor: setting.hypervisor.clone(),
+        options: selected.first().map_or("", |scenario| scenario.options.as_str()),
+        iommufd: setting.iommufd.as_deref(),
+        // The monitor of a machine with a shell is on the console.
+        sampled: false,
+        counts_instructions: setting.counts_instructions,
+        processors: setting.processors,
+        share,
+        console: None,
+        path: setting.path.clone(),
+    };
+    machine.start()?.wait_for_ever()
+}

@@ -1,0 +1,135 @@
+//! Programs for the machines, linked statically, because the machines have few other files: `ringfence`,
+//! which runs in this form in any domain, and `ringfence-bench`, `traffic` and `engines`, which scenarios use.
+//!
+//! Integration tests are those of the step `local`, linked dynamically. They run in machines that have the files of
+//! this computer.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use taskkit::exec::Cmd;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Paths of the programs' files.
+pub(crate) struct Programs {
+    /// Program under test (`crates/ringfence`).
+    pub(crate) ringfence: PathBuf,
+    /// Benchmarks and roles of tests (`tools/bench`).
+    pub(crate) bench: PathBuf,
+    /// Traffic generator (`vm/traffic`).
+    pub(crate) traffic: PathBuf,
+    /// IOMMU engines (`tools/iommu-lab`).
+    pub(crate) engines: PathBuf,
+    /// Integration tests by name.
+    pub(crate) tests: Vec<(String, PathBuf)>,
+    /// Root file system part with the module of `linux/netfront`, if a scenario wants it.
+    pub(crate) guest_driver: Option<PathBuf>,
+    /// Root file system part with the module of `linux/grant-window`, if a scenario wants it.
+    pub(crate) window_driver: Option<PathBuf>,
+    /// Root file system part with the agent and the modules of `xen/tests`, if a scenario wants it.
+    pub(crate) window_tests: Option<PathBuf>,
+    /// Parts of dom0's root file system that scenarios want: other kernels for guests, foreign ends, the kernel's selftests.
+    pub(crate) dom0_parts: Vec<Dom0Part>,
+}
+
+/// Part of dom0's root file system. Only machines that run one of its scenarios have it: dom0 unpacks it into its memory.
+pub(crate) struct Dom0Part {
+    pub(crate) file: PathBuf,
+    /// Names of the scenarios that want it.
+    pub(crate) scenarios: Vec<String>,
+}
+
+/// Builds the programs, and the integration tests in `tests`. A `given` file replaces `ringfence`. `target` is
+/// cargo's target directory.
+pub(crate) fn build(
+    root: &Path,
+    target: &Path,
+    given: Option<&Path>,
+    tests: &BTreeSet<&str>,
+) -> anyhow::Result<Programs> {
+    let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
+    flags.push(" -C target-feature=+crt-static");
+    // Built alone: in one build with the tools, the product would get the features that they enable.
+    let own = given.is_none().then_some(["ringfence"].as_slice());
+    for packages in [["traffic", "iommu-lab", "ringfence-bench"].as_slice()].into_iter().chain(own)
+    {
+        let built = Cmd::cargo()
+            .args(["build", "--release", "--target", TARGET])
+            .args(packages.iter().flat_map(|package| ["--package", package]))
+            .env("RUSTFLAGS", flags.to_string_lossy().trim())
+            // The file is copied into memory under emulation, so it should be small.
+            .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+            .env("CARGO_TARGET_DIR", target)
+            .run(root)?;
+        anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
+    }
+    let folder = target.join(TARGET).join("release");
+    let ringfence = match given {
+        Some(given) => std::path::absolute(given)?,
+        None => folder.join("ringfence"),
+    };
+    // An empty file would run successfully and do nothing.
+    let magic = std::fs::read(&ringfence).map(|bytes| bytes.starts_with(b"\x7fELF"));
+    anyhow::ensure!(matches!(magic, Ok(true)), "{} is no program", ringfence.display());
+    Ok(Programs {
+        ringfence,
+        bench: folder.join("ringfence-bench"),
+        traffic: folder.join("traffic"),
+        engines: folder.join("engines"),
+        tests: build_tests(root, target, tests)?,
+        guest_driver: None,
+        window_driver: None,
+        window_tests: None,
+        dom0_parts: vec![],
+    })
+}
+
+/// Builds integration tests of `ringfence` as the step `local` does.
+fn build_tests(
+    root: &Path,
+    target: &Path,
+    tests: &BTreeSet<&str>,
+) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    if tests.is_empty() {
+        return Ok(vec![]);
+    }
+    // The same arguments as in that step, so that nothing is built twice.
+    let mut words = vec!["test", "--release", "--no-run"];
+    words.extend(["--package", "ringfence", "--package", "ringfence-block"]);
+    words.extend(["--package", "ringfence-nbd"]);
+    words.extend(tests.iter().flat_map(|name| ["--test", name]));
+    let mut build = Cmd::cargo().args(words).env("CARGO_TARGET_DIR", target);
+    anyhow::ensure!(build.run(root)?, "the integration tests do not build");
+    build = build.args(["--message-format", "json"]);
+    let said = build.output(root)?.map_err(|said| anyhow::anyhow!("cargo test: {said}"))?;
+    tests.iter().map(|name| Ok(((*name).to_owned(), executable(&said, name)?))).collect()
+}
+
+/// Returns the file of a test from cargo's messages, one JSON object in each line.
+fn executable(said: &str, name: &str) -> anyhow::Result<PathBuf> {
+    let file = said.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let target = message.get("target")?;
+        let is_it = target.get("name")?.as_str()? == name
+            && target.get("kind")?.as_array()?.iter().any(|kind| kind == "test");
+        is_it.then(|| message.get("executable")?.as_str().map(PathBuf::from)).flatten()
+    });
+    file.with_context(|| format!("cargo built no test {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_of_test_is_not_that_of_program_with_same_name() {
+        let said = r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"one"},"executable":null}
+{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"one"},"executable":"/t/one"}
+{"reason":"compiler-artifact","target":{"kind":["test"],"name":"one"},"executable":"/t/deps/one-5"}
+{"reason":"build-finished","success":true}"#;
+        assert_eq!(executable(said, "one").unwrap(), Path::new("/t/deps/one-5"));
+        assert!(executable(said, "two").is_err());
+    }
+}
