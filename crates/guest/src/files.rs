@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 
 use ringfence_hostnet::name_files::{HostsEntry, ServerOptions};
 
-use super::GuestConfig;
-use crate::names::DOMAIN;
+use crate::config::GuestConfig;
+use crate::names::name::DOMAIN;
 use ringfence_hostnet::interface::ResolverConfig;
 
 /// Address of a guest's DNS stub. `systemd-resolved` uses the same one, which is free in a new

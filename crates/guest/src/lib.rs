@@ -23,9 +23,11 @@
 //! processes of the guest. Init exits too when the launcher is gone.
 
 mod command;
+pub mod config;
 mod covers;
 mod files;
 mod locations;
+pub mod messages;
 mod mounts;
 pub mod name_files;
 pub mod names;
@@ -45,9 +47,9 @@ use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
-use serde::{Deserialize, Serialize};
 
-pub use view::ViewConfig;
+pub use config::{GuestConfig, NamesConfig, ViewConfig};
+pub use messages::{FromGuest, ToGuest};
 
 pub use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
@@ -55,7 +57,7 @@ pub use network::{carried, carried_for_host, configure_leg};
 use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::store::StoreNames;
-use ringfence_hostnet::interface::{InterfaceConfig, ResolverConfig, UplinkInterface};
+use ringfence_hostnet::interface::ResolverConfig;
 use ringfence_hostnet::name_files::FILE_MAX;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
@@ -64,120 +66,6 @@ use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::supervisor::Nested;
 use ringfence_sandbox::{Ending, STATUS_FAILED, die_with_parent, signals};
 use ringfence_sys::poll::wait_any;
-
-/// Commands of the launcher.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ToGuest {
-    /// Sets up the guest. Comes with the descriptors of standard input, of a channel to the
-    /// supervisor and, if `names` is set, of a store connection.
-    SetUp {
-        config: Box<GuestConfig>,
-        /// Process that writes the id maps of the nested user namespace: init itself
-        /// ([`MapWriter::Supervisor`]) or its supervisor.
-        map_writer: MapWriter,
-        /// User and group id of the command. `None`: it is root of its user namespace.
-        ids: Option<OwnIds>,
-    },
-    /// Follows the host's files about names. Comes before `Start`, and again when they change.
-    Names {
-        /// Set if the order comes with a file: the host's `hosts(5)`.
-        hosts: bool,
-        /// Resolver configuration, if the guest has an uplink.
-        resolver: Option<ResolverConfig>,
-    },
-    /// Runs the command.
-    Start {
-        /// Environment variables besides [`GuestConfig::environment`].
-        environment: Vec<(String, String)>,
-    },
-    /// Sends a signal to the command.
-    Signal(i32),
-    /// Runs another command. Comes with the descriptors of its standard input, output and error.
-    Exec {
-        /// Number by which the launcher knows it.
-        id: u64,
-        command: Vec<OsString>,
-        /// Environment variables besides those of the guest's own command.
-        environment: Vec<(String, String)>,
-    },
-    /// Asks for sockets of the guest's network (`relay_sockets`).
-    Sockets,
-    /// Sends a signal to a command of `Exec`.
-    ExecSignal {
-        id: u64,
-        /// Signal number.
-        number: i32,
-    },
-}
-
-/// Reports of a guest's init.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FromGuest {
-    /// The guest is set up. Comes with the descriptors of the queues of the switch's TAP, if there
-    /// is one, and then those of the uplink's TAP.
-    Ready {
-        /// Offloads of the switch's TAP ([`ringfence_sys::tap::TapOffloads`]).
-        offloads: u32,
-        /// Offloads of the uplink's TAP.
-        uplink_offloads: u32,
-        /// Optional parts that could not be set up.
-        remarks: Vec<String>,
-    },
-    /// The command has been started.
-    Running,
-    /// The command has ended. The guest ends now.
-    Ended(Ending),
-    /// Comes with unconnected sockets of the guest's network.
-    Sockets,
-    /// A command of `Exec` has ended.
-    ExecEnded { id: u64, ending: Ending },
-    /// A command of `Exec` was not started.
-    ExecFailed {
-        id: u64,
-        /// Reason, for the user.
-        why: String,
-    },
-    /// Guest or command could not be started. The guest ends now.
-    Failed {
-        /// Exit status for the launcher.
-        status: u8,
-        /// Reason, for the user.
-        why: String,
-    },
-}
-
-/// Configuration of a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GuestConfig {
-    pub host_name: String,
-    /// Interface on the switch. Without it and without an uplink there is only loopback.
-    pub interface: Option<InterfaceConfig>,
-    /// Interface to the host's network.
-    pub uplink: Option<UplinkInterface>,
-    /// Names of guests on the switch.
-    pub names: Option<NamesConfig>,
-    /// Name servers for all other names.
-    pub resolver: Option<ResolverConfig>,
-    /// Numbers of the signals that the command has blocked.
-    pub blocked_signals: Vec<i32>,
-    /// Limit of open files of the command, at most three quarters of the hard limit of its launcher.
-    pub open_files: Option<u64>,
-    /// Environment variables added to those of the launcher.
-    pub environment: Vec<(String, String)>,
-    /// Environment variables removed: they name sockets that the guest does not see.
-    pub removed_variables: Vec<String>,
-    /// Files that the command sees.
-    pub view: ViewConfig,
-}
-
-/// Configuration of names on a switch.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NamesConfig {
-    /// Name of the switch.
-    pub switch: String,
-    /// Name by which other guests find this one.
-    pub own: Option<String>,
-}
 
 /// Maximum delay of a guest's end for data that was not acknowledged.
 const LINGER: Duration = Duration::from_secs(1);

@@ -11,7 +11,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::name_files::{MountedFile, SharedNameFiles};
 use super::view::make_read_only;
-use super::{GuestConfig, covers, files};
+use crate::config::GuestConfig;
+use crate::{covers, files};
 
 const FLAGS: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 

@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_hostnet::name_files::{HostsEntry, parse_hosts};
 
-use super::{GuestConfig, files};
+use crate::config::GuestConfig;
+use crate::files;
 use ringfence_hostnet::interface::ResolverConfig;
 
 /// A mounted file. Dropping it leaves the file as it is.

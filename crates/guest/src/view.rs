@@ -21,38 +21,11 @@ use std::path::{Path, PathBuf};
 
 use ringfence_sys::namespaces;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
-use serde::{Deserialize, Serialize};
 
-use super::covers::{self, Cover, CoverError};
-use super::locations::{self, Mounts};
-use super::{GuestConfig, mounts};
-
-/// Changes of the host's file tree for a guest's command.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ViewConfig {
-    /// Directory in which the command finds the sockets of its disks.
-    pub runtime_dir: PathBuf,
-    /// All directories that a launcher of this user may use as its runtime directory.
-    pub runtime_dirs: Vec<PathBuf>,
-    /// Runtime directory of the user's session, if it is to be covered.
-    pub session: Option<PathBuf>,
-    /// Sockets of the guest's disks, at the launcher's paths.
-    pub disks: Vec<PathBuf>,
-    /// Keeps the host's sockets and the session's directory visible.
-    pub share_runtime: bool,
-    /// Set if the command has the rights of the host's root over files.
-    pub is_host_root: bool,
-    /// New root directory.
-    pub root: Option<PathBuf>,
-    /// Paths made read-only, with everything below.
-    pub read_only: Vec<PathBuf>,
-    /// Exceptions from `read_only`.
-    pub writable: Vec<PathBuf>,
-    /// Directories replaced by empty ones.
-    pub empty: Vec<PathBuf>,
-    /// Directories and files made invisible.
-    pub hidden: Vec<PathBuf>,
-}
+use crate::config::{GuestConfig, ViewConfig};
+use crate::covers::{self, Cover, CoverError};
+use crate::locations::{self, Mounts};
+use crate::mounts;
 
 /// Errors that prevent the view.
 #[derive(Debug, thiserror::Error)]

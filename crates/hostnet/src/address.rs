@@ -155,6 +155,12 @@ impl fmt::Display for Address {
     }
 }
 
+/// Formats addresses for messages.
+pub fn list(addresses: &[Address]) -> String {
+    let texts: Vec<String> = addresses.iter().map(Address::to_string).collect();
+    if texts.is_empty() { "no address".to_owned() } else { texts.join(", ") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,6 +49,7 @@ pub mod passt_args;
 pub mod pesto;
 pub mod port_rules;
 pub mod port_spec;
+pub mod program;
 mod session;
 pub mod slirp4netns;
 pub mod slirp_args;
@@ -69,15 +70,10 @@ use ringfence_sys::namespaces;
 use serde::{Deserialize, Serialize};
 
 use args::PastaArgs;
+use program::STATUS_FAILED;
 use ringfence_hostnet::causes::causes;
 use session::Session;
 use target::Target;
-
-/// Exit status of a failure, as pasta has it.
-const STATUS_FAILED: u8 = 1;
-
-/// Name by which other programs start pasta.
-pub const NAME: &str = "pasta";
 
 /// Command line of a process that was started by the name `pasta`.
 #[derive(Debug, Parser)]
@@ -109,12 +105,12 @@ pub fn arguments(name: &str, words: impl Iterator<Item = OsString>) -> Option<Ve
 pub fn main(arguments: &[OsString]) -> u8 {
     match parse(arguments) {
         Ok(args) => front(args, arguments),
-        Err(error) => complain(NAME, &error),
+        Err(error) => complain(program::PASTA, &error),
     }
 }
 
 fn parse(arguments: &[OsString]) -> Result<PastaArgs, clap::Error> {
-    let words = std::iter::once(OsString::from(NAME)).chain(arguments.iter().cloned());
+    let words = std::iter::once(OsString::from(program::PASTA)).chain(arguments.iter().cloned());
     let matches = Named::command()
         .args_override_self(true)
         .infer_long_args(true)
@@ -165,7 +161,7 @@ fn front(args: PastaArgs, arguments: &[OsString]) -> u8 {
         run(&Started { args, target }, arguments)
     });
     done.unwrap_or_else(|error| {
-        problem(NAME, &causes(&error));
+        problem(program::PASTA, &causes(&error));
         STATUS_FAILED
     })
 }

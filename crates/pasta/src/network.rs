@@ -20,7 +20,8 @@ use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
 use ringfence_hostnet::interface::UplinkInterface;
 use ringfence_uplink_process::forward::{self, Forward, PORTS_MAX, Protocol};
 use ringfence_uplink_process::link::LinkOrder;
-use ringfence_uplink_process::multicast::{self, Memberships, MulticastConfig};
+use ringfence_uplink_process::multicast::{self, Memberships};
+use ringfence_uplink_process::multicast_groups::MulticastConfig;
 use ringfence_uplink_process::orders::UplinkOrder;
 use ringfence_uplink_process::plan::{Plan, Wishes};
 use ringfence_uplink_process::{

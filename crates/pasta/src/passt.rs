@@ -9,11 +9,9 @@ use clap::{CommandFactory, FromArgMatches, Parser};
 
 use super::passt_args::PasstArgs;
 use super::target::Target;
-use super::{STATUS_FAILED, Started, complain, problem};
+use super::{Started, complain, problem};
+use crate::program::{PASST, STATUS_FAILED};
 use ringfence_hostnet::causes::causes;
-
-/// Name by which other programs start passt.
-pub const NAME: &str = "passt";
 
 /// Answer to --print-capabilities, as programs that start vhost-user backends expect it.
 const CAPABILITIES: &str = r#"{
@@ -32,7 +30,7 @@ struct Named {
 pub fn main(arguments: &[OsString]) -> u8 {
     let args = match parse(arguments) {
         Ok(args) => args,
-        Err(error) => return complain(NAME, &error),
+        Err(error) => return complain(PASST, &error),
     };
     let prints_capabilities = args.print_capabilities;
     let done = started(args).and_then(|started| {
@@ -47,7 +45,7 @@ pub fn main(arguments: &[OsString]) -> u8 {
         super::run(&started, arguments)
     });
     done.unwrap_or_else(|error| {
-        problem(NAME, &causes(&error));
+        problem(PASST, &causes(&error));
         STATUS_FAILED
     })
 }
@@ -65,7 +63,7 @@ pub fn session_main(arguments: &[OsString]) -> u8 {
 }
 
 fn parse(arguments: &[OsString]) -> Result<PasstArgs, clap::Error> {
-    let words = std::iter::once(OsString::from(NAME)).chain(arguments.iter().cloned());
+    let words = std::iter::once(OsString::from(PASST)).chain(arguments.iter().cloned());
     let command = Named::command().args_override_self(true).infer_long_args(true);
     let matches = command.try_get_matches_from(words)?;
     Named::from_arg_matches(&matches).map(|named| named.args)

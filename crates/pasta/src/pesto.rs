@@ -19,8 +19,9 @@ use anyhow::{Context, bail};
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
 use super::auto_ports::without_none;
-use super::{STATUS_FAILED, complain, problem};
+use super::{complain, problem};
 use crate::port_spec::PortSpec;
+use crate::program::STATUS_FAILED;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::text::printable;
 

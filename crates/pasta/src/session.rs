@@ -183,7 +183,7 @@ impl Session {
             Ok(status) => status,
             Err(error) => {
                 self.messages.problem(ringfence_hostnet::causes::causes(&error));
-                super::STATUS_FAILED
+                crate::program::STATUS_FAILED
             }
         }
     }

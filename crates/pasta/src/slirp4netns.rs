@@ -19,7 +19,8 @@ use super::session::Session;
 use super::slirp_args::{NetnsType, SlirpArgs};
 use super::target::Target;
 use super::values::MacArg;
-use super::{STATUS_FAILED, check, complain, problem};
+use super::{check, complain, problem};
+use crate::program::STATUS_FAILED;
 use ringfence_hostnet::causes::causes;
 
 /// Name by which other programs start slirp4netns.

@@ -34,8 +34,8 @@ impl Target {
     /// Returns the name of the program that connects such a guest.
     pub(crate) fn program(&self) -> &'static str {
         match self {
-            Target::Command(_) | Target::Existing { .. } => super::NAME,
-            Target::Machine(_) => super::passt::NAME,
+            Target::Command(_) | Target::Existing { .. } => crate::program::PASTA,
+            Target::Machine(_) => crate::program::PASST,
         }
     }
 

@@ -131,7 +131,7 @@ fn unknown_option_is_reported_as_by_getopt() {
     let words = ["--map-guest-address".into(), "x".into()];
     let error = parse(&words).unwrap_err();
     assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument);
-    assert_eq!(complain(NAME, &error), STATUS_FAILED);
+    assert_eq!(complain(program::PASTA, &error), STATUS_FAILED);
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn target_is_one_of_command_process_and_file() {
 #[test]
 fn program_is_known_by_its_name_or_its_first_argument() {
     let found = |line: &str| {
-        let words = arguments(NAME, line.split(' ').map(OsString::from));
+        let words = arguments(program::PASTA, line.split(' ').map(OsString::from));
         words.map(|words| words.len())
     };
     assert_eq!(found("/usr/bin/pasta"), Some(0));

@@ -104,10 +104,10 @@ pub fn internal_main(role: Internal) -> u8 {
 /// Runs one of the programs whose place Ringfence takes, if this one was started by its name or by a command of that
 /// name. Returns the exit status.
 pub fn start_by_name<W: Iterator<Item = std::ffi::OsString>>(words: impl Fn() -> W) -> Option<u8> {
-    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::NAME, words()) {
+    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::program::PASTA, words()) {
         return Some(ringfence_pasta::main(&arguments));
     }
-    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::passt::NAME, words()) {
+    if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::program::PASST, words()) {
         return Some(ringfence_pasta::passt::main(&arguments));
     }
     if let Some(arguments) = ringfence_pasta::arguments(ringfence_pasta::pesto::NAME, words()) {

@@ -2,22 +2,26 @@
 //! Uplink of a guest: its connection to the host's network, through sockets of a process that has
 //! no other right than to open them.
 //!
+//! * [`config`], [`messages`]: configuration and messages of the process.
 //! * [`egress`]: options, presets and records of an egress policy.
 //! * [`forward`]: ports of the host that lead to the guest.
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
-//! * [`multicast`]: sockets that join the groups of services.
+//! * [`multicast_groups`]: groups of an uplink; [`multicast`]: sockets that join the groups of services.
 //! * `plan`: addresses and routes of guest and uplink.
 //! * [`orders`]: orders to a running uplink.
 //! * [`ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 //! * [`totals`]: counts of egress verdicts.
 
+pub mod config;
 pub mod egress;
 pub mod forward;
 pub mod link;
 pub mod local;
+pub mod messages;
 pub mod multicast;
+pub mod multicast_groups;
 pub mod orders;
 pub mod plan;
 pub mod ports;
@@ -25,177 +29,5 @@ pub mod process;
 mod recorder;
 pub mod totals;
 
-use std::net::IpAddr;
-
-use ringfence_policy::{Action, PolicySource, RuleSource};
-use serde::{Deserialize, Serialize};
-
-use forward::Forward;
-use link::LinkOrder;
-use local::LocalPrefix;
-use multicast::MulticastConfig;
-use ringfence_hostnet::address::Address;
-use totals::EgressTotals;
-
-/// Name of the uplink's interface in the guest.
-pub const INTERFACE: &str = "up0";
-
-/// Default MTU: the longest packet that a TAP accepts, rounded down to whole words. No wire between
-/// the guest's kernel and the uplink requires short packets.
-pub const MTU_DEFAULT: u16 = 65520;
-
-/// Maximum number of descriptors in one message to the uplink.
-pub const BATCH: usize = 16;
-
-/// Address in the guest's network that is translated to one of the host's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Alias {
-    /// Address to which the guest sends.
-    pub guest: IpAddr,
-    /// Address of the host that receives.
-    pub host: IpAddr,
-}
-
-/// Source of one address family's sockets to other hosts, where it is not the routing table's choice.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outbound {
-    /// Address of the host.
-    pub address: Option<IpAddr>,
-    /// Name of an interface of the host.
-    pub interface: Option<String>,
-}
-
-/// Configuration of the uplink process. Comes with the queues of the TAP, or the socket of a virtual machine, and then
-/// the devices of the link, if it needs some. The sockets of `forwards` follow in messages of [`UplinkSockets`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UplinkConfig {
-    /// Maximum length of a frame without its Ethernet header, in bytes.
-    pub mtu: u16,
-    /// TAP offloads: work that the kernel leaves to the reader of frames.
-    pub offloads: u32,
-    /// Link that carries packets.
-    pub link: LinkOrder,
-    /// Ethernet address of the uplink, which all hosts outside of the guest share.
-    pub mac: [u8; 6],
-    /// Ethernet address of the guest. `None` for a virtual machine, which chooses it itself.
-    pub guest_mac: Option<[u8; 6]>,
-    /// Set for a guest that chooses its IPv6 address itself, within the prefixes of `addresses`. They are announced.
-    pub chooses_address: bool,
-    /// IP addresses of the guest.
-    pub addresses: Vec<Address>,
-    /// Routers of the guest. Packets of the host itself come from these addresses.
-    pub gateways: Vec<IpAddr>,
-    /// Addresses that belong to the uplink itself, which answers for them.
-    pub own: Vec<IpAddr>,
-    /// Servers for DNS queries that the guest cannot send itself.
-    pub resolvers: Vec<Alias>,
-    /// Name servers, for guests that use DHCP.
-    pub name_servers: Vec<IpAddr>,
-    /// Name servers that the guest reaches without being offered them.
-    pub unoffered: Vec<IpAddr>,
-    /// Search domains, for guests that use DHCP.
-    pub search: Vec<String>,
-    /// Loopback addresses of the host that the guest may reach.
-    pub loopback: Vec<Alias>,
-    /// Addresses in the guest's network that stand for another address, on every port.
-    pub aliases: Vec<Alias>,
-    /// Addresses of the host itself, or of its link, that the guest may reach.
-    pub allow_local: Vec<LocalPrefix>,
-    /// Egress policy, if there is one. Its rules follow in messages of [`UplinkRules`].
-    pub policy: Option<PolicyHead>,
-    /// Sources of sockets to other hosts, IPv4 first.
-    pub outbound: [Outbound; 2],
-    /// Ports of the host that lead to the guest.
-    pub forwards: Vec<Forward>,
-    /// Connections from the host's loopback to forwarded ports bypass the link. The launcher sends sockets of the
-    /// guest's network ([`ports::PortOrder::Sockets`]).
-    pub relay: Option<RelayTo>,
-    /// Set if ports may be added while the uplink runs ([`ports::PortOrder`]).
-    pub more_ports: bool,
-    /// Set if ports that lead to the host's loopback may be added while the uplink runs.
-    pub more_outward: bool,
-    /// Multicast that is carried. The sockets follow those of `forwards`.
-    pub multicast: MulticastConfig,
-    /// Protocols of the guest that are not carried or answered
-    /// ([`LeftOut`](ringfence_uplink::config::LeftOut)).
-    pub left_out: u8,
-    /// Set if the last descriptor is a file into which the frames of the link are captured.
-    pub captures: bool,
-    /// Logs debug messages to standard error.
-    pub verbose: bool,
-}
-
-/// Address of the guest to which connections from the host's loopback lead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RelayTo {
-    Own,
-    Loopback,
-}
-
-/// Settings of an egress policy.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PolicyHead {
-    /// Number of rules that follow.
-    pub rules: usize,
-    /// Verdict on what no rule covers.
-    pub default: Option<Action>,
-    /// Refuses TLS without a readable name.
-    pub strict_sni: bool,
-    /// Name of the guest in records. `None`: no records are wanted.
-    pub recorded_as: Option<String>,
-    /// Allows everything, and only records.
-    pub learns: bool,
-}
-
-impl PolicyHead {
-    /// Returns the settings of a policy.
-    pub fn of(policy: &PolicySource, recorded_as: Option<String>, learns: bool) -> PolicyHead {
-        let (rules, default, strict_sni) = (policy.rules.len(), policy.default, policy.strict_sni);
-        PolicyHead { rules, default, strict_sni, recorded_as, learns }
-    }
-}
-
-/// Maximum number of rules in one message. Each has at most 512 bytes, and the name of its file.
-pub const RULES_IN_MESSAGE: usize = 6;
-
-/// Next rules of the egress policy, in their order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UplinkRules(pub Vec<RuleSource>);
-
-/// Next sockets of the list of forwards, in its order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UplinkSockets;
-
-/// Reports of the uplink process.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum FromUplink {
-    /// The uplink carries packets.
-    Up {
-        /// Name of the link.
-        link: String,
-        /// Functions that are unavailable on this system, with reasons.
-        remarks: Vec<String>,
-    },
-    /// Result of the [`ports::PortOrder`] with this number.
-    Port {
-        /// Number of the port.
-        id: u32,
-        /// Reason for which the order failed.
-        error: Option<String>,
-    },
-    /// Result of [`orders::UplinkOrder::Policy`].
-    Policy {
-        /// Reason for which the old policy stays.
-        error: Option<String>,
-    },
-    /// Totals of the egress policy, if there is one: the answer to [`orders::UplinkOrder::Totals`], and the last message.
-    Totals(Option<EgressTotals>),
-    /// The uplink needs more sockets of the guest's network.
-    Sockets,
-    /// Lines for `--egress-log`.
-    Records(String),
-    /// Rules for `--egress-learn`.
-    Learned(Vec<String>),
-    /// The uplink cannot continue, for this reason.
-    Failed(String),
-}
+pub use config::{Alias, INTERFACE, MTU_DEFAULT, Outbound, PolicyHead, RelayTo, UplinkConfig};
+pub use messages::{BATCH, FromUplink, RULES_IN_MESSAGE, UplinkRules, UplinkSockets};

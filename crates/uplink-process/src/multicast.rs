@@ -5,7 +5,6 @@
 //! that of the default route, or of the options that choose one. `Memberships` joins again when that is another
 //! interface than before, and when the host has a network at last.
 
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,11 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::socket;
-use ringfence_uplink::udp::multicast::service::{Group, Service};
+use ringfence_uplink::udp::multicast::service::Service;
 use rustix::net::sockopt;
-use serde::{Deserialize, Serialize};
 
 use crate::forward::{self, Protocol};
+use crate::multicast_groups::{JoinedGroup, MulticastConfig};
 use crate::orders::UplinkOrder;
 use ringfence_hostnet::host::{HostNetwork, Link};
 use ringfence_hostnet::netlink::Notices;
@@ -26,45 +25,8 @@ use ringfence_hostnet::netlink::Notices;
 /// Time from a change of the network to the next look at its links. More changes in this time cost nothing.
 const SETTLES_WITHIN: Duration = Duration::from_millis(200);
 
-/// Service, group, and name of the interface of one socket.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct JoinedGroup {
-    pub service: Service,
-    pub address: IpAddr,
-    pub interface: String,
-}
-
-impl JoinedGroup {
-    pub(super) fn group(&self) -> Group {
-        let JoinedGroup { service, address, interface } = self.clone();
-        Group { service, address, interface }
-    }
-}
-
-impl fmt::Display for JoinedGroup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "--multicast {}: {} on {}", self.service, self.address, self.interface)
-    }
-}
-
-/// Groups in the uplink's configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MulticastConfig {
-    /// Services that the options name.
-    pub services: Vec<Service>,
-    /// Groups that were joined. Their sockets follow those of forwarded ports.
-    pub joined: Vec<JoinedGroup>,
-}
-
 /// Message about a host without a network.
 pub const NO_LINK: &str = "--multicast joins no group yet: the host has no network now";
-
-impl MulticastConfig {
-    /// Returns `true` if there is no link for the services of the options.
-    pub fn joins_nothing(&self) -> bool {
-        self.joined.is_empty() && !self.services.is_empty()
-    }
-}
 
 /// Names of the interfaces that options choose, IPv4 first. Without one, that of the default route is meant.
 pub type Chosen = [Option<String>; 2];

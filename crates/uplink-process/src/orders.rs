@@ -13,11 +13,12 @@ use ringfence_uplink::config::NameServers;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use crate::config::Alias;
 use crate::egress::document;
-use crate::multicast::JoinedGroup;
+use crate::messages::FromUplink;
+use crate::multicast_groups::JoinedGroup;
 use crate::ports::{PortOrder, PortTable};
 use crate::totals::TotalsSource;
-use crate::{Alias, FromUplink};
 
 /// Order to a running uplink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

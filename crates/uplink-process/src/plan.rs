@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-use crate::{Alias, INTERFACE};
+use crate::config::{Alias, INTERFACE};
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::address::AddressError;
 use ringfence_hostnet::host::{HostNetwork, Resolver};

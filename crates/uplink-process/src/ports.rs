@@ -23,8 +23,8 @@ use ringfence_uplink::forward::{Destination, ForwardId};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::FromUplink;
 use crate::forward::{Forward, PORTS_MAX, Protocol};
+use crate::messages::FromUplink;
 use crate::orders::UplinkOrder;
 use ringfence_hostnet::address::Address;
 

@@ -34,13 +34,14 @@ use ringfence_uplink::{Access, Config, Egress, GuestLink, Uplink, UplinkCounters
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use crate::config::{Outbound, PolicyHead, RelayTo, UplinkConfig};
 use crate::forward::Protocol;
 use crate::link::{Link, LinkError, Made};
+use crate::messages::{FromUplink, UplinkRules, UplinkSockets};
 use crate::orders::{self, Orders};
 use crate::ports::{self, PortTable};
 use crate::recorder::{self, Queue};
 use crate::totals::TotalsSource;
-use crate::{FromUplink, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkRules, UplinkSockets};
 use ringfence_sandbox::limits::raise_descriptor_limit;
 
 /// Maximum time to busy-poll before the process sleeps.

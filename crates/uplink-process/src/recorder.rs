@@ -14,7 +14,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_sys::clock::monotonic;
 use ringfence_uplink::egress::Note;
 
-use crate::FromUplink;
+use crate::messages::FromUplink;
 
 /// Maximum number of events in the queue.
 const QUEUE_MAX: usize = 4096;

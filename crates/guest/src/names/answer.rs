@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
-use super::DOMAIN;
+use super::name::DOMAIN;
 
 /// Maximum length of a query in bytes. A question has at most 255 + 4; the rest is for the options
 /// of RFC 6891.
@@ -95,7 +95,7 @@ impl Request {
     /// Returns the first label of the name, in lower case, if the rest of it is a domain of the list.
     pub fn label_below(&self, domains: &[String]) -> Option<String> {
         let mut labels = self.query.name.iter();
-        let label = super::parse_name(std::str::from_utf8(labels.next()?).ok()?).ok()?;
+        let label = super::name::parse_name(std::str::from_utf8(labels.next()?).ok()?).ok()?;
         let rest: Vec<&[u8]> = labels.collect();
         let is_rest = |domain: &String| {
             let domain = domain.trim_end_matches('.').split('.').map(str::as_bytes);
@@ -167,14 +167,14 @@ fn classify(name: &Name, switch: &str) -> Question {
     match labels[..] {
         [.., "localhost"] => Question::Localhost,
         [.., "arpa"] => parse_arpa(&labels).map_or(Question::Foreign, Question::Reverse),
-        [name] => super::parse_name(name).map_or(Question::Foreign, Question::Short),
+        [name] => super::name::parse_name(name).map_or(Question::Foreign, Question::Short),
         [name, domain] if domain == DOMAIN || domain.eq_ignore_ascii_case(switch) => guest(name),
         _ => Question::Foreign,
     }
 }
 
 fn guest(name: &str) -> Question {
-    super::parse_name(name).map_or(Question::Foreign, Question::Guest)
+    super::name::parse_name(name).map_or(Question::Foreign, Question::Guest)
 }
 
 /// Parses the address of a name under `in-addr.arpa` or `ip6.arpa`, least significant part first

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use super::{NameSource, parse_name};
+use super::name::parse_name;
+use super::source::NameSource;
 
 /// Store directory of names.
 pub const NAMES_ROOT: &str = "/ringfence/names";

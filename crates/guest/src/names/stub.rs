@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
 use super::listening::something_listens;
 use super::relay::Relay;
-use super::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
+use super::source::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
 use crate::name_files::SharedNameFiles;
 use ringfence_hostnet::interface::ResolverConfig;
 use ringfence_hostnet::name_files::ServerOptions;

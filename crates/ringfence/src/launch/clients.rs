@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
@@ -74,7 +75,7 @@ impl Clients {
             counters: Vec::new(),
             totals: Vec::new(),
             window_levels: Vec::new(),
-            since: super::requests::now(),
+            since: now(),
         })
     }
 
@@ -212,4 +213,9 @@ fn wait_with(waiting: &mut Vec<ClientId>, known: &[(ClientId, Channel)], id: Cli
         waiting.push(id);
     }
     was_asked
+}
+
+/// Returns the time in seconds since 1970.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

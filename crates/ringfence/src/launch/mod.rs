@@ -59,7 +59,7 @@ use uplink::Uplink;
 use ringfence_driver::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use ringfence_driver::workers::worker_count;
 use ringfence_guest::{GuestConfig, NamesConfig, ViewConfig};
-use ringfence_hostnet::address::Address;
+use ringfence_hostnet::address::{Address, list};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::interface::InterfaceConfig;
 use ringfence_sandbox::STATUS_FAILED;
@@ -315,12 +315,6 @@ fn check_surroundings() -> anyhow::Result<()> {
         bail!("/proc is not mounted, and nothing works without it: mount -t proc proc /proc");
     }
     Ok(())
-}
-
-/// Formats addresses for messages.
-fn list(addresses: &[Address]) -> String {
-    let texts: Vec<String> = addresses.iter().map(Address::to_string).collect();
-    if texts.is_empty() { "no address".to_owned() } else { texts.join(", ") }
 }
 
 /// Duplicates this process's standard input, for the command.

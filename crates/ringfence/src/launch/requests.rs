@@ -1,7 +1,6 @@
 //! Requests of a launcher's clients ([`crate::commands`]).
 
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use ringfence_policy::Policy;
 use ringfence_sandbox::STATUS_FAILED;
@@ -226,9 +225,4 @@ impl GuestProcesses<'_> {
             since: self.clients.as_ref().map_or(0, Clients::since),
         }
     }
-}
-
-/// Returns the time in seconds since 1970.
-pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }

@@ -20,7 +20,8 @@ use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::forward::Forward;
 use ringfence_uplink_process::link::LinkOrder;
 use ringfence_uplink_process::local::LocalPrefix;
-use ringfence_uplink_process::multicast::{Memberships, MulticastConfig};
+use ringfence_uplink_process::multicast::Memberships;
+use ringfence_uplink_process::multicast_groups::MulticastConfig;
 use ringfence_uplink_process::orders::UplinkOrder;
 use ringfence_uplink_process::plan::{Plan, Wishes};
 use ringfence_uplink_process::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
@@ -245,7 +246,12 @@ impl Uplink {
 impl fmt::Display for Uplink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Uplink { plan, link, mtu, .. } = self;
-        write!(f, "{} ({}), {link}, MTU {mtu}", super::list(&plan.addresses), plan.origin)
+        write!(
+            f,
+            "{} ({}), {link}, MTU {mtu}",
+            ringfence_hostnet::address::list(&plan.addresses),
+            plan.origin
+        )
     }
 }
 

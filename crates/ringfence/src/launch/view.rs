@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ringfence_sandbox::ids;
 
-use super::Options;
 use super::disks::Disks;
+use super::options::Options;
 use ringfence_guest::ViewConfig;
 use ringfence_hostnet::runtime_dir::{self, RuntimeDir};
 

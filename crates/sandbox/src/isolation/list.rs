@@ -14,7 +14,7 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
     // uplink/src/link/clients.rs: clients of a socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
-    // ringfence/src/netlink.rs: interfaces of the host
+    // hostnet/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
     // uplink/src/host/real/outbound.rs: source address of the guest's connections
     on(UPLINK | DAEMON, libc::SYS_bind, &[]),
@@ -234,7 +234,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8008_1272_u32.cast_signed())]),
     // sys/src/socket.rs: SIOCATMARK: the mark of urgent data
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x8905)]),
-    // ringfence/src/netlink.rs: SIOCGIFINDEX: the number of an interface
+    // hostnet/src/netlink.rs: SIOCGIFINDEX: the number of an interface
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8933)]),
     // sys/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0xc008_af12_u32.cast_signed())]),
@@ -298,10 +298,10 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // frontend/src/pressure.rs: pressure on the system's memory
     // nbd/src/client/handed.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
-    // ringfence/src/frontend/pressure.rs: pressure on the system's memory
     // sys/src/poll.rs: a thread sleeps until a file is ready
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
@@ -332,10 +332,10 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
-    // ringfence/src/egress/document.rs: another policy
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
+    // uplink-process/src/egress/document.rs: another policy
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_read, &[]),
@@ -346,8 +346,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_readlinkat, &[]),
     // memory/src/iolist.rs: frames in several parts, into lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),
+    // hostnet/src/netlink.rs: interfaces of the host
     // nbd/src/client/tls.rs: what TLS has made of requests
-    // ringfence/src/netlink.rs: interfaces of the host
     // sys/src/descriptors/message.rs: taking a message that was looked at out of the queue
     // sys/src/descriptors/stream.rs: bytes
     // sys/src/socket.rs: dropping what the guest acknowledged
@@ -389,9 +389,9 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
     // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
+    // hostnet/src/netlink.rs: interfaces of the host
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // nbd/src/client/tls.rs: what TLS has made of requests
-    // ringfence/src/netlink.rs: interfaces of the host
     // sys/src/descriptors/stream.rs: bytes
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
@@ -462,7 +462,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET6), masked(1, 0xf, libc::SOCK_DGRAM)]),
     // uplink/src/host/real/tcp.rs: TCP
     on(UPLINK, libc::SYS_socket, &[is(0, libc::AF_INET6), masked(1, 0xf, libc::SOCK_STREAM)]),
-    // ringfence/src/netlink.rs: interfaces of the host
+    // hostnet/src/netlink.rs: interfaces of the host
     on(DAEMON, libc::SYS_socket, &[is(0, libc::AF_NETLINK)]),
     // nbd/src/client/link.rs: a disk's server
     // platform/src/xen/device.rs: the store
@@ -496,11 +496,11 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
+    // hostnet/src/log.rs: the log on standard error
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
     // platform/src/xen/channel.rs: which event channels had events
-    // ringfence/src/log.rs: the log on standard error
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // switch/src/dataplane/relay.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another

@@ -16,9 +16,10 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use super::EgressArgs;
 use super::document;
 use super::records::Records;
+use crate::config::PolicyHead;
+use crate::messages::{FromUplink, RULES_IN_MESSAGE, UplinkRules};
 use crate::orders::UplinkOrder;
 use crate::totals::EgressTotals;
-use crate::{FromUplink, PolicyHead, RULES_IN_MESSAGE, UplinkRules};
 
 /// Maximum number of records that are written before other events.
 const RECORDS_IN_A_ROW: usize = 64;

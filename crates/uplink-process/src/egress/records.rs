@@ -15,7 +15,7 @@ use ringfence_policy::Rule;
 use ringfence_policy::record::Learned;
 
 use super::EgressArgs;
-use crate::FromUplink;
+use crate::messages::FromUplink;
 
 /// Bytes that the log may grow by at once, and each second.
 const LOG_BURST: u64 = 8 << 20;
