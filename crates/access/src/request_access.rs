@@ -463,3 +463,6 @@ fn copy_within(
     window.end(gref);
     copied.map_err(|_| GrantStatus::BadCopyArg)
 }
+
+#[cfg(test)]
+mod tests;
