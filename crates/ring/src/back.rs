@@ -4,9 +4,9 @@ use core::sync::atomic::compiler_fence;
 
 use ringfence_memory::Raw;
 
-use crate::memory::{fetch_entries, put_entries};
+use crate::layout::{ProducerOverflow, RingLayout, passes_event};
+use crate::memory::{RingMemory, Word, fetch_entries, put_entries};
 use crate::sync::{Ordering, full_fence};
-use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Largest entry size that a crash journal supports: a block request has 112 bytes.
 const ENTRY_MAX: usize = 128;

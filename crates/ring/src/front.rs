@@ -2,9 +2,9 @@
 
 use ringfence_memory::Raw;
 
-use crate::memory::{fetch_entries, put_entries};
+use crate::layout::{ProducerOverflow, RingLayout, passes_event};
+use crate::memory::{RingMemory, Word, fetch_entries, put_entries};
 use crate::sync::{Ordering, full_fence};
-use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Frontend's end of a ring. It initialises the shared header and trusts nothing that the backend writes
 /// later. A hostile backend costs the frontend its device only.

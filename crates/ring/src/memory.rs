@@ -2,7 +2,7 @@
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
-use crate::RingLayout;
+use crate::layout::RingLayout;
 use crate::sync::Ordering;
 
 /// Shared words of a ring header, by byte offset.
