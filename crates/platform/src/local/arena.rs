@@ -16,9 +16,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_wire::grant::DomId;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
-use crate::PlatformError;
+use crate::error::PlatformError;
 use crate::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 
 /// `statfs` type of tmpfs, the file system of memfds; hugetlb memfds have another type.
@@ -151,6 +152,11 @@ impl ArenaFault {
             ArenaFault::Mode { .. } => "arena_mode",
             ArenaFault::System(_) => "arena_system",
         }
+    }
+
+    /// Returns the error of an arena that `peer` lent, or is to be lent.
+    pub(crate) fn of(self, peer: DomId) -> PlatformError {
+        PlatformError::BadArena { peer, kind: self.kind(), source: self.into() }
     }
 }
 

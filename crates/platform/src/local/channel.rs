@@ -12,11 +12,12 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
+use ringfence_sys::counters::Counters;
 use ringfence_sys::descriptors::{ByteSocket, Received};
 use rustix::io::Errno;
 
 use super::hub::client::HubClient;
-use crate::{Channel, ChannelError, Counters, EventPort};
+use crate::events::{Channel, ChannelError, EventPort};
 
 /// One end of an event channel. Dropping it closes the port at the hub.
 pub struct LocalChannel {

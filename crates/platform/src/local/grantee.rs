@@ -12,13 +12,14 @@ use ringfence_memory::{
     AddressReservation, LentSlice, Mapping, PAGE_SIZE, Protection, ReadList, ReservedPages,
     WriteList,
 };
+use ringfence_sys::counters::Counters;
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
 use super::pages;
 use crate::copy::{CopyList, CopyLocal, CopyOp};
+use crate::grants::Grantee;
 use crate::table::{LentTable, Use, begin_use, end_use};
-use crate::{Counters, Grantee};
 
 /// Maximum number of pages that one pair may have mapped through [`Grantee::map`]. Far below the
 /// kernel's 65,530 mappings for each process, since every page may become its own mapping.

@@ -13,8 +13,9 @@ use ringfence_wire::grant::{Access, DomId, Gref};
 
 use super::arena::{self, ArenaFiles, ArenaShape};
 use super::pages::{PageSize, Pages};
+use crate::error::PlatformError;
+use crate::grants::{Granter, Lease, LendError, RevokeError, StillLent};
 use crate::table::{LentTable, TableWords, issue, try_revoke};
-use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
 /// Maximum number of pages punched again in one attempt to reclaim, 5 µs each.
 const PUNCHES_MAX: u32 = 16;
@@ -102,10 +103,9 @@ impl LocalGranter {
         shape: ArenaShape,
         wanted: PageSize,
     ) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
-        shape.check().map_err(|why| PlatformError::bad_arena(peer, why))?;
+        shape.check().map_err(|why| why.of(peer))?;
         let new = arena::create(shape)?;
-        let table = arena::map_table(&new.own, shape, true)
-            .map_err(|why| PlatformError::bad_arena(peer, why))?;
+        let table = arena::map_table(&new.own, shape, true).map_err(|why| why.of(peer))?;
         let map = |file, count| {
             Pages::new(file, count, wanted)
                 .map_err(|e| PlatformError::system("mapping an arena", e))

@@ -18,7 +18,7 @@ use ringfence_memory::{HUGE_PAGE, LentSlice, Mapping, PAGE_SIZE, Protection};
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use super::arena;
-use crate::{LendError, RevokeError};
+use crate::grants::{LendError, RevokeError};
 
 /// Size of the pages that hold lent memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

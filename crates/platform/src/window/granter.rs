@@ -8,10 +8,15 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{Access, DomId, Gref};
 
-use super::{EngineFacts, Held, IssueError, PageId, WindowError, WindowHandle, WindowShape};
-use crate::local::Pages;
-use crate::{Access, Counters, DomId, Gref, RevokeError, TranslationTable};
+use super::translation::TranslationTable;
+use super::translation::{
+    EngineFacts, Held, IssueError, PageId, WindowError, WindowHandle, WindowShape,
+};
+use crate::grants::RevokeError;
+use crate::local::pages::Pages;
 
 /// Maximum number of stale pages made fresh together with the requested one.
 const SCRUB_AT_ONCE: usize = 256;

@@ -10,11 +10,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::DomId;
 use rustix::io::Errno;
 
 use super::abi;
 use super::device::Device;
-use crate::{Channel, ChannelError, Counters, DomId, EventPort, PlatformError};
+use crate::error::PlatformError;
+use crate::events::{Channel, ChannelError, EventPort};
 
 /// One end of an event channel. Dropping it unbinds the port.
 ///

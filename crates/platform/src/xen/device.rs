@@ -8,10 +8,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::PlatformError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::error::PlatformError;
 
 /// Xen device that Linux offers to user space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -18,12 +18,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection, page_aligned};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 use rustix::io::Errno;
 
 use super::abi::{self, CopyEnd, CopySegment, MapRequest};
 use super::channel::XenChannel;
 use crate::copy::{CopyList, CopyLocal, CopyOp};
-use crate::{Access, Channel, Counters, DomId, GrantStatus, Grantee, Gref};
+use crate::events::Channel;
+use crate::grants::Grantee;
 
 /// Maximum number of pages that one grantee may have mapped through [`Grantee::map`] (XSA-300).
 pub const MAPPED_MAX: usize = 4096;
@@ -314,7 +317,7 @@ impl Grantee for XenGrantee {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CopyOps;
+    use crate::copy::CopyOps;
 
     #[test]
     fn driver_errno_becomes_grant_status() {

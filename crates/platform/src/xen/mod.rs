@@ -26,13 +26,15 @@ pub use channel::XenChannel;
 pub use device::{Device, DeviceError, StoreWay};
 pub use grantee::{COPY_MAX, MAPPED_MAX, UnmapNotice, XenGrantee};
 pub use granter::XenGranter;
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::ErrorName;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use crate::{
-    Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError, WindowName,
-    WindowShape, WindowView,
-};
+use crate::error::PlatformError;
+use crate::events::EventPort;
+use crate::services::Platform;
+use crate::window::{TranslationTable, WindowError, WindowName, WindowShape, WindowView};
 
 /// Role of a program, which determines the devices that it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

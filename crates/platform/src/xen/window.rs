@@ -22,17 +22,20 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_memory::{DeviceAccess, LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{DomId, Gref};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::abi::window::{self as abi, Revoke, status};
 use super::device::Device;
-use crate::local::Pages;
+use crate::error::PlatformError;
+use crate::grants::RevokeError;
+use crate::local::pages::Pages;
 use crate::table::LentTable;
 use crate::window::{Engine, EngineFacts, EnginePage, GranterTable, IssueError};
-use crate::{
-    Counters, DomId, Gref, PlatformError, RevokeError, TranslationTable, WindowError, WindowHandle,
-    WindowName, WindowShape, WindowView,
+use crate::window::{
+    TranslationTable, WindowError, WindowHandle, WindowName, WindowShape, WindowView,
 };
 
 /// Requests for one revocation while the hypervisor's flush rate is exceeded. The module waits in each.

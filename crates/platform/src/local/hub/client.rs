@@ -7,12 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
 
 use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
-use crate::{EventPort, PlatformError};
-use ringfence_sys::descriptors::Descriptors;
+use crate::error::PlatformError;
+use crate::events::EventPort;
 
 /// Maximum time for a reply of the hub.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -88,7 +89,7 @@ impl HubClient {
                     if status == 0 {
                         return Ok((rest, fds));
                     }
-                    return Err(PlatformError::refused(what, Refusal::from_raw(status)));
+                    return Err(Refusal::from_raw(status).to(what));
                 }
                 // Reply to an earlier request that timed out.
                 Received::Message(..) => {}

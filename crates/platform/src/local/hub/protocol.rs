@@ -28,6 +28,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use ringfence_sys::descriptors::{Descriptors, MessageError, receive_message};
 
+use crate::error::PlatformError;
+
 /// Size of a message in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
 /// Maximum number of descriptors with one message.
@@ -111,6 +113,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Returns the error of a request `what`, a verb with its object, that the hub refused.
+    pub(super) fn to(self, what: &'static str) -> PlatformError {
+        PlatformError::Refused { what, source: self.into() }
+    }
+
     pub(crate) fn to_raw(self) -> u32 {
         match self {
             Refusal::Malformed => 1,

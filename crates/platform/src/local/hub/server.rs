@@ -17,6 +17,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
+use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
+use ringfence_sys::socket::{peer_user, unread_by_peer};
+use ringfence_wire::grant::DomId;
+use ringfence_xenstore::{Leftovers, Limits, StorePump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
@@ -24,12 +29,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::broker::{Broker, HubLimits};
 use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
-use crate::local::{ArenaFiles, ArenaShape};
-use crate::{DomId, PlatformError};
-use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
-use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
-use ringfence_sys::socket::{peer_user, unread_by_peer};
-use ringfence_xenstore::{Leftovers, Limits, StorePump};
+use crate::error::PlatformError;
+use crate::local::arena::{ArenaFiles, ArenaShape};
 
 /// Maximum number of messages of one domain in one round.
 const BURST: usize = 16;
@@ -98,7 +99,7 @@ impl HubHandle {
         let (reply, answer) = channel();
         self.command(Command::Admit { wanted, privileged, reply })?;
         let answer = answer.recv().map_err(|_| PlatformError::Disconnected("hub"))?;
-        answer.map_err(|why| PlatformError::refused("admit a domain", why))
+        answer.map_err(|why| why.to("admit a domain"))
     }
 
     /// Ends the hub's thread, while other handles exist too.
