@@ -28,7 +28,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags};
 
 use super::journal::{Body, Entry, Journal};
 use super::link::{Endpoint, Link, OutgoingRequest};
-use super::{Durability, Shared};
+use super::shared::{Durability, SharedDisk};
 use crate::protocol::errno_of;
 use crate::protocol::numbers::{command, command_flag, error, transmission};
 use crate::protocol::replies::Answer;
@@ -98,7 +98,7 @@ struct Replay {
 
 /// Disk queue over one connection.
 pub(super) struct NbdQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Expiry time of the timer.
@@ -123,7 +123,7 @@ pub(super) struct NbdQueue {
 }
 
 impl NbdQueue {
-    pub(super) fn new(shared: Arc<Shared>, first: Option<Link>) -> io::Result<NbdQueue> {
+    pub(super) fn new(shared: Arc<SharedDisk>, first: Option<Link>) -> io::Result<NbdQueue> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
