@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ringfence_memory::{
     DeviceAccess, DeviceRange, DeviceRegion, LentSlice, Mapping, PAGE_SIZE, Protection,
 };
+use ringfence_sys::numbers::bounded;
 
 use super::AddressSpace;
 use ringfence_platform::window::{EngineFacts, Held, IssueError};
@@ -306,7 +307,7 @@ impl TranslationTable for RegionTable {
         for page in &stale {
             self.empty(PageId(*page))?;
         }
-        Ok(u32::try_from(stale.len()).unwrap_or(u32::MAX))
+        Ok(bounded(stale.len(), u32::MAX))
     }
 
     fn held(&mut self) -> Held {

@@ -24,6 +24,7 @@ pub use ringfence_platform::window::{EngineFacts, Held, IssueError};
 use ringfence_platform::{
     Access, Gref, PageId, RevokeError, TranslationTable, WindowError, WindowName,
 };
+use ringfence_sys::numbers::bounded;
 
 use pool::Pool;
 use reuse::ReuseCache;
@@ -357,7 +358,7 @@ impl PageSource {
         let count = leaving.len();
         leaving.into_iter().for_each(|page| self.expel(page));
         self.table.scrub()?;
-        Ok(u32::try_from(count).unwrap_or(u32::MAX))
+        Ok(bounded(count, u32::MAX))
     }
 
     /// Returns true if the grantee holds pages whose I/O is over. Then the owner must
@@ -390,12 +391,12 @@ impl PageSource {
         }
         let mut grefs: Vec<Gref> =
             overdue.iter().filter_map(|page| self.cache.forget(*page)).collect();
-        let mut pages = u32::try_from(overdue.len()).unwrap_or(u32::MAX);
+        let mut pages = bounded(overdue.len(), u32::MAX);
         overdue.into_iter().for_each(|page| self.gone(page));
         if self.starved.is_some_and(|since| now.duration_since(since) >= hold_limit) {
             self.starved = None;
             let idle = self.cache.forget_idle();
-            pages = pages.saturating_add(u32::try_from(idle.len()).unwrap_or(u32::MAX));
+            pages = pages.saturating_add(bounded(idle.len(), u32::MAX));
             grefs.extend(idle);
         }
         if grefs.is_empty() {
@@ -421,7 +422,7 @@ impl PageSource {
     /// Returns the present levels.
     pub fn levels(&mut self) -> SourceLevels {
         let sum = |of: fn(&Pool) -> u32| self.pools.iter().map(of).sum();
-        let lingering = u32::try_from(self.lingering.len()).unwrap_or(u32::MAX);
+        let lingering = bounded(self.lingering.len(), u32::MAX);
         SourceLevels {
             present: sum(Pool::present),
             in_use: sum(Pool::in_use),

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use ringfence_platform::PageId;
+use ringfence_sys::numbers::bounded;
 
 /// Pages of one kind. Each is *absent* (its memory belongs to the system), *free* in the pool, *in use*, or
 /// leaving.
@@ -22,7 +23,7 @@ impl Pool {
     /// number.
     pub fn new(pages: impl Iterator<Item = PageId>, ready: u32) -> Pool {
         let all: Vec<PageId> = pages.collect();
-        let bound = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        let bound = bounded(all.len(), u32::MAX);
         let (first, rest) = all.split_at(all.len().min(ready as usize));
         // Pages with low numbers are used first.
         let free = first.iter().copied().rev().collect();
@@ -32,7 +33,7 @@ impl Pool {
 
     /// Returns the number of free and used pages.
     pub fn present(&self) -> u32 {
-        u32::try_from(self.free.len()).unwrap_or(u32::MAX).saturating_add(self.in_use)
+        bounded(self.free.len(), u32::MAX).saturating_add(self.in_use)
     }
 
     /// Returns true if there are more pages than the bound allows.
@@ -90,7 +91,7 @@ impl Pool {
         let going = self.free.drain(..surplus.min(self.free.len()));
         let before = leaving.len();
         leaving.extend(going);
-        self.in_use += u32::try_from(leaving.len() - before).unwrap_or(0);
+        self.in_use += bounded(leaving.len() - before, u32::MAX);
     }
 
     /// Makes a page that was taken absent.

@@ -68,6 +68,7 @@ use ringfence_access::{Mode, RequestAccess};
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
 use ringfence_sys::mailbox::{MailSender, mailbox};
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::Spin;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
@@ -101,7 +102,7 @@ impl Default for BlkbackOptions {
         BlkbackOptions {
             mode: Mode::Persistent,
             persistent: PersistentLimits::default(),
-            queues: u32::try_from(processors).unwrap_or(1).clamp(1, 4),
+            queues: bounded(processors.clamp(1, 4), 4u32),
             ring_order: ringfence_wire::blkif::RING_ORDER_MAX,
             indirect_segments: SEGMENTS_MAX,
             // On a single processor polling would keep the peer from producing work.

@@ -17,6 +17,7 @@ use std::time::Instant;
 use ringfence_platform::{Channel, Counters, Grantee};
 use ringfence_ring::RingMemory;
 use ringfence_sys::mailbox::Mailbox;
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::{Spin, Throttle};
 use ringfence_sys::poll::{wait_any, wait_readable};
 use rustix::event::{PollFd, PollFlags};
@@ -44,7 +45,8 @@ pub(super) enum WorkerCommand {
 /// Returns the time of the monotonic clock.
 pub(super) fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+    let (seconds, nanoseconds) = (now.tv_sec.max(0).cast_unsigned(), now.tv_nsec.max(0));
+    Duration::new(seconds, bounded(nanoseconds.cast_unsigned(), 999_999_999))
 }
 
 /// Queue, its event channel and the state of its thread.

@@ -17,6 +17,7 @@ use ringfence_access::window::SourceLevels;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::{Access, Channel, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, Direction, Operation, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status, direct,
@@ -239,8 +240,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             }
             None => {
                 self.jobs.push(Some(job));
-                // The number of requests in flight is far below `u32::MAX`.
-                u32::try_from(self.jobs.len() - 1).unwrap_or(u32::MAX)
+                bounded(self.jobs.len() - 1, u32::MAX)
             }
         };
         if self.given_up {
@@ -401,7 +401,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let (Some(posted), Some(connection)) = (found, &mut self.connection) else {
             return Err(self.broken("front_response_foreign_id"));
         };
-        self.free.push(u32::try_from(place).unwrap_or(u32::MAX));
+        self.free.push(bounded(place, u32::MAX));
         let Posted { piece, pages, descriptors, .. } = posted;
         let mut error = match response.status {
             Status::Okay => None,
@@ -461,7 +461,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
     /// Registers a handle. Returns a number that no unfinished job has.
     pub(super) fn register(&mut self, completions: Arc<Completions>) -> u32 {
         let vacant = (0..self.owners.len()).find(|place| {
-            let number = u32::try_from(*place).unwrap_or(u32::MAX);
+            let number = bounded(*place, u32::MAX);
             self.owners[*place].is_none() && self.pending(number) == 0
         });
         let place = vacant.unwrap_or_else(|| {
@@ -469,7 +469,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             self.owners.len() - 1
         });
         self.owners[place] = Some(completions);
-        u32::try_from(place).unwrap_or(u32::MAX)
+        bounded(place, u32::MAX)
     }
 
     /// Unregisters a handle and drops its waiting pieces. Results of its posted pieces are discarded.
@@ -525,7 +525,7 @@ fn build_transfer<G: Granter, C>(
     let pool = &mut connection.pool;
     let reads = piece.kind == Kind::Read;
     let access = if reads { Access::ReadWrite } else { Access::ReadOnly };
-    let wanted = usize::try_from(piece.len.div_ceil(PAGE_SIZE as u64)).unwrap_or(usize::MAX);
+    let wanted = usize_from(piece.len.div_ceil(PAGE_SIZE as u64));
     let wanted = wanted.min(connection.terms.segments);
     let mut descriptors = None;
     if wanted > SEGMENTS_DIRECT {

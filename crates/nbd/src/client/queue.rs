@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use ringfence_block::storage::extents::ExtentList;
 use ringfence_block::storage::{DiskQueue, Done, Op, Request, check_request};
+use ringfence_sys::numbers::bounded;
 use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
@@ -230,7 +231,7 @@ impl NbdQueue {
             let mut at = 0;
             while at < len {
                 let step = longest.min(len - at);
-                let part = u32::try_from(step).unwrap_or(0);
+                let part = bounded(step, u32::MAX);
                 self.queue_command(Owner::Request(key), kind, flags, offset + at, part, at);
                 active.parts += 1;
                 at += step;
@@ -352,7 +353,7 @@ impl NbdQueue {
             let mut at = 0;
             while at < len {
                 let step = self.longest(kind).min(len - at);
-                let part = u32::try_from(step).unwrap_or(0);
+                let part = bounded(step, u32::MAX);
                 let payload = match (&body, usize::try_from(at), usize::try_from(step)) {
                     (Body::Bytes(bytes), Ok(at), Ok(step)) => bytes.slice(at, step).ok(),
                     _ => None,

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use ringfence_block::storage::Geometry;
 use ringfence_memory::{ReadList, WriteList};
+use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::buffers::{Buffers, Payload};
 use super::status;
@@ -212,9 +213,9 @@ impl Connection {
                 }
                 continue;
             }
-            let skipped = (self.skip as usize).min(self.end - self.start);
+            let skipped = usize_from(self.skip).min(self.end - self.start);
             self.start += skipped;
-            self.skip -= u32::try_from(skipped).unwrap_or(0);
+            self.skip -= bounded(skipped, self.skip);
             if self.skip > 0 || self.leaving {
                 return Ok(None);
             }

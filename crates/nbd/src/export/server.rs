@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_sys::poll::timespec;
 use rustix::event::{Timespec, epoll};
 use rustix::net::SocketFlags;
@@ -369,7 +370,7 @@ impl Server {
                     let rest = Span { offset: now.end(), len: span.len - now.len };
                     active.steps.push(Step::Zeros(rest));
                 }
-                let len = usize::try_from(now.len).unwrap_or(ZEROS);
+                let len = usize_from(now.len);
                 segments.extend(self.zeros.slice(0, len).map(Segment::from));
                 (Op::Write { fua: false }, now)
             }
@@ -442,7 +443,7 @@ fn merge_edge(active: &Active, zeros: &LentSlice) -> Result<(), i32> {
             copy(&edge.sectors, sector.offset, (zeros, span.offset), span)
         }
         Some(payload) => {
-            let base = range.widened(u32::try_from(sector.len).unwrap_or(1)).offset;
+            let base = range.widened(bounded(sector.len, u32::MAX)).offset;
             let mut around = sector.around(range).into_iter().filter(|span| span.len > 0);
             around.try_for_each(|span| {
                 copy(&payload.sectors, base, (&edge.sectors, sector.offset), span)

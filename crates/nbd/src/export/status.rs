@@ -4,6 +4,7 @@
 //! does or behind it. The reply begins at the first byte and never reaches beyond the last.
 
 use ringfence_block::storage::extents::{self, ExtentState, LIST_BYTES};
+use ringfence_sys::numbers::bounded;
 
 use super::buffers::Payload;
 use super::unaligned::Span;
@@ -38,8 +39,8 @@ pub(super) fn encode(request: &ClientRequest, sector_size: u32, payload: &mut Pa
 }
 
 fn entry(len: u64, state: ExtentState) -> [u8; 8] {
-    // A request has at most `u32::MAX` bytes.
-    status_entry(u32::try_from(len).unwrap_or(u32::MAX), state)
+    // The length of a request has 32 bits.
+    status_entry(bounded(len, u32::MAX), state)
 }
 
 #[cfg(test)]

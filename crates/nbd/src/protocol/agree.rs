@@ -5,6 +5,7 @@
 //!                                       └──────────(unsupported)────────┘ └──(unsupported)──> EXPORT_NAME ──> ready
 //! ```
 
+use ringfence_sys::numbers::bounded;
 use serde::{Deserialize, Serialize};
 
 use super::numbers::{
@@ -72,7 +73,7 @@ fn put_option(out: &mut Vec<u8>, number: u32, data: &[&[u8]]) {
     let len: usize = data.iter().map(|part| part.len()).sum();
     out.extend(OPTION.to_be_bytes());
     out.extend(number.to_be_bytes());
-    out.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
+    out.extend(bounded(len, u32::MAX).to_be_bytes());
     data.iter().for_each(|part| out.extend_from_slice(part));
 }
 
@@ -176,7 +177,7 @@ impl ClientHandshake {
 
     fn send_option(&mut self, number: u32, out: &mut Vec<u8>) {
         let name = self.name.as_bytes();
-        let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+        let len = bounded(name.len(), u32::MAX).to_be_bytes();
         match number {
             option::GO => {
                 let wanted = [0, 1, 0, 3];
@@ -185,7 +186,7 @@ impl ClientHandshake {
             option::EXPORT_NAME => put_option(out, number, &[name]),
             option::SET_META_CONTEXT => {
                 let context = BASE_ALLOCATION.as_bytes();
-                let context_len = u32::try_from(context.len()).unwrap_or(0).to_be_bytes();
+                let context_len = bounded(context.len(), u32::MAX).to_be_bytes();
                 put_option(out, number, &[&len, name, &[0, 0, 0, 1], &context_len, context]);
             }
             _ => put_option(out, number, &[]),

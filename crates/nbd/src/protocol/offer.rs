@@ -1,5 +1,7 @@
 //! Server side of the NBD handshake: option haggling up to the transmission phase.
 
+use ringfence_sys::numbers::{bounded, usize_from};
+
 use super::numbers::{
     BASE_ALLOCATION, GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply,
 };
@@ -83,7 +85,7 @@ fn put_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     out.extend(OPTION_REPLY.to_be_bytes());
     out.extend(option.to_be_bytes());
     out.extend(kind.to_be_bytes());
-    out.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
+    out.extend(bounded(len, u32::MAX).to_be_bytes());
     data.iter().for_each(|part| out.extend_from_slice(part));
 }
 
@@ -124,7 +126,7 @@ impl ServerHandshake {
                 None => None,
             },
             State::Skip(number, left) => {
-                let step = u32::try_from(input.len()).unwrap_or(u32::MAX).min(left);
+                let step = bounded(input.len().min(usize_from(left)), left);
                 bytes.take(step as usize);
                 self.state = State::Skip(number, left - step);
                 if left == step {
@@ -195,7 +197,7 @@ impl ServerHandshake {
             }
             option::LIST if data.is_empty() => {
                 let name = self.export.name.as_bytes();
-                let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+                let len = bounded(name.len(), u32::MAX).to_be_bytes();
                 let description = self.export.description.as_bytes();
                 put_reply(out, number, reply::SERVER, &[&len, name, description]);
                 put_reply(out, number, reply::ACK, &[]);

@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 
+use ringfence_sys::numbers::{bounded, usize_from};
+
 use super::numbers::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, error};
 use super::{Bytes, ProtocolError};
 
@@ -133,7 +135,7 @@ impl Replies {
             match self.state {
                 State::Header => input = self.header(input, &mut each)?,
                 State::Data { cookie, at, left, last } => {
-                    let step = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
+                    let step = usize_from(left).min(input.len());
                     let (bytes, rest) = input.split_at(step);
                     input = rest;
                     each(Answer::Data { cookie, at, bytes });
@@ -163,7 +165,7 @@ impl Replies {
                     }
                 }
                 State::Skip { left, ends } => {
-                    let step = u32::try_from(input.len()).unwrap_or(u32::MAX).min(left);
+                    let step = bounded(input.len().min(usize_from(left)), left);
                     input = &input[step as usize..];
                     self.state = State::Skip { left: left - step, ends };
                     if left == step {

@@ -6,6 +6,7 @@ use super::numbers::{
 use super::offer::{ALLOCATION_CONTEXT, Agreed};
 use super::{Bytes, Offer, ProtocolError};
 use ringfence_block::storage::extents::ExtentState;
+use ringfence_sys::numbers::bounded;
 
 /// Length in bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
@@ -169,7 +170,7 @@ pub fn reply_data(cookie: u64, offset: u64, len: u32, structured: bool) -> Reply
 
 /// Encodes the header of a block status reply of `count` extents, of [`status_entry`] each.
 pub fn reply_status(cookie: u64, count: usize) -> ReplyHeader {
-    let entries = u32::try_from(count).unwrap_or(0).saturating_mul(8);
+    let entries = bounded(count, u32::MAX / 8) * 8;
     let mut bytes = chunk_header(chunk::BLOCK_STATUS, cookie, entries.saturating_add(4));
     bytes.extend(ALLOCATION_CONTEXT.to_be_bytes());
     bytes

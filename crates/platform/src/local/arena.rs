@@ -253,7 +253,7 @@ fn verify_file(
     if found != TMPFS_MAGIC {
         return Err(ArenaFault::FileSystem { file, found });
     }
-    let found = u64::try_from(rustix::fs::fstat(fd).map_err(system)?.st_size).unwrap_or(0);
+    let found = rustix::fs::fstat(fd).map_err(system)?.st_size.max(0).cast_unsigned();
     if found != announced {
         return Err(ArenaFault::Size { file, found, announced });
     }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringfence_sys::numbers::bounded;
 use ringfence_wire::grant::{Access, DomId, Gref};
 
 use super::arena::{self, ArenaFiles, ArenaShape};
@@ -157,7 +158,7 @@ impl Granter for LocalGranter {
         let limit = shared.shape.references;
         let gref = *shared.references.last().ok_or(LendError::NoReference { limit })?;
         let pages = shared.pages(access);
-        let limit = u32::try_from(pages.generations.len()).unwrap_or(u32::MAX);
+        let limit = bounded(pages.generations.len(), u32::MAX);
         let page = pages.free.pop().ok_or(LendError::NoPage { limit })?;
         let memory = pages.slice(page)?;
         let generation = pages.generations[page as usize];

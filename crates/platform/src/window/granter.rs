@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_sys::counters::Counters;
+use ringfence_sys::numbers::bounded;
 use ringfence_wire::grant::{Access, DomId, Gref};
 
 use super::translation::TranslationTable;
@@ -181,7 +182,7 @@ impl<E: Engine> GranterTable<E> {
         pages.retain(|page| kept.binary_search(page).is_err());
         pages.iter().for_each(|page| self.set_state(*page, State::Fresh));
         self.stale.extend(kept);
-        Ok(u32::try_from(pages.len()).unwrap_or(u32::MAX))
+        Ok(bounded(pages.len(), u32::MAX))
     }
 
     /// Zeroes `pages`, which no access of the grantee reaches, and advances their generations.
