@@ -48,4 +48,4 @@ pub use request_access::RequestAccess;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

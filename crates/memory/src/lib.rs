@@ -61,4 +61,4 @@ pub use uring::{Completion, Uring};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

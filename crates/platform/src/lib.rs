@@ -76,4 +76,4 @@ pub use window::{
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -78,4 +78,4 @@ pub use memory::{RingMemory, RingPages, Word};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -66,4 +66,4 @@ pub use spawn::{DomainKind, DomainProcess};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -18,8 +18,8 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use ringfence_sys::poll::wait_readable;
+use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, ChannelError};
 use super::ending::Ending;

@@ -19,14 +19,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::poll::wait_any;
+use ringfence_sys::terminal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::net::SocketFlags;
 use rustix::process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
-use ringfence_sys::poll::wait_any;
-use ringfence_sys::terminal;
 
 use super::channel::{Channel, ChannelError, expect_fds};
 use super::ending::{Ending, die_with_parent};

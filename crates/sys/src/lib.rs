@@ -31,4 +31,4 @@ pub use ringfence_wire::numbers;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

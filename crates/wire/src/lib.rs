@@ -55,4 +55,4 @@ pub mod xenstore;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -5,7 +5,7 @@
 //! A grant window ([`TranslationTable`]) lets a granter issue and revoke pages without its peer, at the cost
 //! of a few stores. The [reuse cache](reuse::ReuseCache) avoids even these: an issued page stays issued and
 //! is granted again at no cost, until another page needs its entry or the page gets another purpose. The
-//! [pool](pool::Pool) hands out the most recently used pages first. A pool grows with the load and returns
+//! [pool](pool::WindowPool) hands out the most recently used pages first. A pool grows with the load and returns
 //! memory to the system on request. A page leaves the pool only after its grant was revoked and the grantee
 //! has no access to it.
 //!
@@ -26,7 +26,7 @@ use ringfence_platform::{
 };
 use ringfence_sys::numbers::bounded;
 
-use pool::Pool;
+use pool::WindowPool;
 use reuse::ReuseCache;
 pub use reuse::ReuseStats;
 pub use stock::{RECLAIM_INTERVAL, RingWindow, WindowStock};
@@ -156,7 +156,7 @@ pub struct PageSource {
     table: Box<dyn TranslationTable>,
     memory: Vec<LentSlice>,
     cache: ReuseCache,
-    pools: [Pool; 2],
+    pools: [WindowPool; 2],
     policy: SourcePolicy,
     since_churn: u32,
     /// Pages that left the pool while the grantee claims to use them, with the time.
@@ -185,7 +185,7 @@ impl PageSource {
     pub fn new(table: Box<dyn TranslationTable>, ready: u32, policy: SourcePolicy) -> PageSource {
         let shape = table.shape();
         let memory = (0..shape.pages()).filter_map(|page| table.memory(PageId(page))).collect();
-        let pool = |access| Pool::new(shape.pages_for(access), ready);
+        let pool = |access| WindowPool::new(shape.pages_for(access), ready);
         PageSource {
             memory,
             cache: ReuseCache::new(shape).with_revocation(policy.revocation),
@@ -416,16 +416,16 @@ impl PageSource {
         self.cache.clear();
         self.lingering.clear();
         (self.starved, self.lent) = (None, 0);
-        self.pools.iter_mut().for_each(Pool::put_all);
+        self.pools.iter_mut().for_each(WindowPool::put_all);
     }
 
     /// Returns the present levels.
     pub fn levels(&mut self) -> SourceLevels {
-        let sum = |of: fn(&Pool) -> u32| self.pools.iter().map(of).sum();
+        let sum = |of: fn(&WindowPool) -> u32| self.pools.iter().map(of).sum();
         let lingering = bounded(self.lingering.len(), u32::MAX);
         SourceLevels {
-            present: sum(Pool::present),
-            in_use: sum(Pool::in_use),
+            present: sum(WindowPool::present),
+            in_use: sum(WindowPool::in_use),
             held: self.table.held().pages.saturating_add(lingering),
             reuse: self.cache.stats(),
         }

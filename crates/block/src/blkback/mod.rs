@@ -74,7 +74,7 @@ use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
 
 use crate::storage::{Disk, Geometry};
-use queue::{Queue, QueueTerms};
+use queue::{BlkbackQueue, QueueTerms};
 use worker::{Worker, WorkerCommand};
 
 /// Configuration of a backend.
@@ -236,7 +236,7 @@ impl Blkback {
             let counters = Arc::new(QueueCounters::default());
             let persistent = Arc::clone(pages.persistent());
             let (counted, totals) = (Arc::clone(rules), Arc::clone(&counters));
-            let queue = Queue::new(ring, terms, pages, queue, counted, totals);
+            let queue = BlkbackQueue::new(ring, terms, pages, queue, counted, totals);
             let failed = |what| move |source: io::Error| StartError::System { what, source };
             let (commands, mailbox) = mailbox().map_err(failed("an event file"))?;
             let worker = Worker {

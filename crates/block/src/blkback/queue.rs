@@ -1,8 +1,8 @@
 //! Request processing of one ring: consume, validate, submit to the disk, answer.
 //!
-//! A request becomes a [`Job`]. [`Queue::start`] makes its pages accessible and passes it to the disk; while the
+//! A request becomes a [`Job`]. [`BlkbackQueue::start`] makes its pages accessible and passes it to the disk; while the
 //! disk works on it, the job is in the [`JobTable`]. Each completion takes its job out again: the job continues with
-//! its next operation, or [`Queue::conclude`] releases its pages and answers the request. Requests are consumed in
+//! its next operation, or [`BlkbackQueue::conclude`] releases its pages and answers the request. Requests are consumed in
 //! ring order and answered in the order of completion. At most one consumed request waits
 //! ([`InFlight::may_start`]); while it does, no further request is consumed.
 //!
@@ -18,7 +18,7 @@ use ringfence_platform::Grantee;
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingMemory};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
-    Abi, Body, IndirectHead, Request, Response, Rules, SegmentRange, Slot, Status,
+    Abi, BlkRequest, Body, IndirectHead, Response, Rules, SegmentRange, Slot, Status,
 };
 use rustix::io::Errno;
 
@@ -43,7 +43,7 @@ pub(super) struct QueueTerms {
 }
 
 /// Ring and the jobs of its unanswered requests.
-pub(super) struct Queue<G, M> {
+pub(super) struct BlkbackQueue<G, M> {
     ring: AnyOrderRing<M>,
     terms: QueueTerms,
     pages: RequestAccess<G>,
@@ -60,7 +60,7 @@ pub(super) struct Queue<G, M> {
     counters: Arc<QueueCounters>,
 }
 
-impl<G: Grantee, M: RingMemory> Queue<G, M> {
+impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
     pub(super) fn new(
         ring: AnyOrderRing<M>,
         terms: QueueTerms,
@@ -68,8 +68,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         disk: Box<dyn DiskQueue>,
         rules: Arc<RuleCounters>,
         counters: Arc<QueueCounters>,
-    ) -> Queue<G, M> {
-        Queue {
+    ) -> BlkbackQueue<G, M> {
+        BlkbackQueue {
             terms,
             pages,
             disk,
@@ -189,8 +189,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         };
         let mut ranges = self.ranges.pop().unwrap_or_default();
         ranges.clear();
-        let Request { id, operation, body } =
-            Request::parse(self.terms.abi, &slot, &self.terms.rules, &mut ranges);
+        let BlkRequest { id, operation, body } =
+            BlkRequest::parse(self.terms.abi, &slot, &self.terms.rules, &mut ranges);
         let validated = match body {
             Ok(Body::Transfer(transfer)) => Ok(Work::Transfer(transfer)),
             Ok(Body::Flush(transfer)) => Ok(Work::Flush(transfer)),

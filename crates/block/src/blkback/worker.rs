@@ -26,7 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::counters::QueueCounters;
 use super::fault::QueueFault;
 use super::penalty::{Penalties, Penalty};
-use super::queue::Queue;
+use super::queue::BlkbackQueue;
 
 /// Interval at which idle persistent pages are examined for expiry.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -51,7 +51,7 @@ pub(super) fn monotonic() -> Duration {
 
 /// Queue, its event channel and the state of its thread.
 pub(super) struct Worker<G, M, C> {
-    pub(super) queue: Queue<G, M>,
+    pub(super) queue: BlkbackQueue<G, M>,
     pub(super) channel: C,
     pub(super) commands: Mailbox<WorkerCommand>,
     pub(super) spin: Spin,

@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use super::broken::{BrokenRule, channel_rule};
 use super::bytes::{from_pages, to_page};
 use super::completions::Completions;
-use super::pool::{Page, Pool};
+use super::pool::{LentPool, Page};
 use crate::storage::extents::LIST_BYTES;
 use crate::storage::{Op, Request, Segment};
 
@@ -55,11 +55,11 @@ pub(super) struct LaneTerms {
 }
 
 /// Ring with a connected backend.
-pub(super) struct Connection<G, C> {
+pub(super) struct LaneConnection<G, C> {
     pub(super) ring: FrontRing<RingPages>,
     pub(super) ring_pages: Vec<Lease>,
     pub(super) channel: C,
-    pub(super) pool: Pool<G>,
+    pub(super) pool: LentPool<G>,
     pub(super) terms: LaneTerms,
 }
 
@@ -107,7 +107,7 @@ struct Job {
 
 /// State of one ring and of all handles that use it.
 pub(super) struct Lane<G, C> {
-    connection: Option<Connection<G, C>>,
+    connection: Option<LaneConnection<G, C>>,
     /// Set if no connection will follow; requests fail.
     given_up: bool,
     backlog: VecDeque<Piece>,
@@ -144,7 +144,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    pub(super) fn connection(&self) -> Option<&Connection<G, C>> {
+    pub(super) fn connection(&self) -> Option<&LaneConnection<G, C>> {
         self.connection.as_ref()
     }
 
@@ -173,7 +173,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
     }
 
     /// Installs a connection and posts the waiting pieces.
-    pub(super) fn connect(&mut self, connection: Connection<G, C>) -> Result<(), BrokenRule> {
+    pub(super) fn connect(&mut self, connection: LaneConnection<G, C>) -> Result<(), BrokenRule> {
         let count = connection.ring.count();
         self.posted = (0..count).map(|_| None).collect();
         self.free = (0..count).rev().collect();
@@ -516,7 +516,7 @@ impl Posted {
 
 /// Copies as much of a piece as fits into pages, and builds the ring request.
 fn build_transfer<G: Granter, C>(
-    connection: &mut Connection<G, C>,
+    connection: &mut LaneConnection<G, C>,
     segments: &[Segment],
     piece: Piece,
     names: (u64, u16),

@@ -47,7 +47,7 @@ pub use tls::TlsIdentity;
 
 use crate::protocol::agree::Negotiated;
 use crate::protocol::numbers::transmission;
-use link::{Endpoint, Link, Target};
+use link::{Endpoint, NbdLink, NbdTarget};
 use ringfence_block::storage::folders::Folders;
 use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use shared::SharedDisk;
@@ -91,16 +91,16 @@ impl NbdDisk {
             address.tls().map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = identity.transpose()?.as_ref().map(TlsClient::new).transpose()?;
         let endpoint = Endpoint::resolve(address, folders)?;
-        let target = Target { endpoint, name: address.name().to_owned(), tls };
+        let target = NbdTarget { endpoint, name: address.name().to_owned(), tls };
         let (link, settled) = connect_and_negotiate(&target, options.connect)?;
         NbdDisk::new(target, options, settled, Some(link))
     }
 
     fn new(
-        target: Target,
+        target: NbdTarget,
         options: &NbdOptions,
         settled: Negotiated,
-        first: Option<Link>,
+        first: Option<NbdLink>,
     ) -> io::Result<NbdDisk> {
         let geometry = geometry(&settled, options)?;
         let shared = SharedDisk {
@@ -116,9 +116,12 @@ impl NbdDisk {
 }
 
 /// Connects to a server and performs the handshake within a time limit.
-fn connect_and_negotiate(target: &Target, within: Duration) -> io::Result<(Link, Negotiated)> {
+fn connect_and_negotiate(
+    target: &NbdTarget,
+    within: Duration,
+) -> io::Result<(NbdLink, Negotiated)> {
     let until = Instant::now() + within;
-    let mut link = Link::connect(target)?;
+    let mut link = NbdLink::connect(target)?;
     loop {
         if let Some(settled) = link.drive(|_| {})? {
             return Ok((link, settled));

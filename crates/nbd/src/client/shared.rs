@@ -6,7 +6,7 @@ use std::time::Duration;
 use ringfence_block::storage::Geometry;
 use serde::{Deserialize, Serialize};
 
-use super::link::{Link, Target};
+use super::link::{NbdLink, NbdTarget};
 use crate::protocol::agree::Negotiated;
 
 /// Options of a remote disk.
@@ -53,11 +53,11 @@ pub(super) struct Durability {
 
 /// State shared by all queues of a disk.
 pub(super) struct SharedDisk {
-    pub(super) target: Target,
+    pub(super) target: NbdTarget,
     pub(super) options: NbdOptions,
     pub(super) settled: Negotiated,
     pub(super) geometry: Geometry,
     pub(super) durability: Mutex<Durability>,
     /// Connection that negotiated the disk, for the first queue.
-    pub(super) first: Mutex<Option<Link>>,
+    pub(super) first: Mutex<Option<NbdLink>>,
 }

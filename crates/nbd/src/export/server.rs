@@ -21,7 +21,7 @@ use rustix::net::SocketFlags;
 
 use super::ExportOptions;
 use super::buffers::{Buffers, Payload};
-use super::connection::{Connection, DiskRequest, Received};
+use super::connection::{DiskRequest, ExportConnection, ReceivedCommand};
 use super::unaligned::{Exclusion, Span, Step, Steps, steps};
 use crate::protocol::offer::Export;
 use crate::protocol::serve::ClientRequest;
@@ -71,7 +71,7 @@ pub(super) struct Server {
     geometry: Geometry,
     export: Export,
     options: ExportOptions,
-    clients: HashMap<u64, Connection>,
+    clients: HashMap<u64, ExportConnection>,
     next_client: u64,
     active: HashMap<u64, Active>,
     exclusion: Exclusion,
@@ -211,7 +211,8 @@ impl Server {
         }
         let id = self.next_client;
         let deadline = Instant::now() + self.options.handshake;
-        let mut client = Connection::new(stream, (self.export.clone(), &self.geometry), deadline);
+        let mut client =
+            ExportConnection::new(stream, (self.export.clone(), &self.geometry), deadline);
         client.interest = (true, false);
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {
@@ -231,7 +232,7 @@ impl Server {
             match client.receive() {
                 Ok(received) => {
                     self.take_requests(id);
-                    if received == Received::Nothing {
+                    if received == ReceivedCommand::Nothing {
                         return;
                     }
                 }
@@ -243,7 +244,7 @@ impl Server {
     /// Starts the received requests of a client, within its limits.
     fn take_requests(&mut self, id: u64) {
         loop {
-            let all: usize = self.clients.values().map(Connection::held).sum();
+            let all: usize = self.clients.values().map(ExportConnection::held).sum();
             let Some(client) = self.clients.get_mut(&id) else { return };
             if all > BYTES_MAX && client.held() > 0 {
                 return;
@@ -306,7 +307,8 @@ impl Server {
             let data = epoll::EventData::new_u64(LISTENER);
             let _ = epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN);
         }
-        let late = |client: &Connection| client.deadline.is_some_and(|deadline| deadline <= now);
+        let late =
+            |client: &ExportConnection| client.deadline.is_some_and(|deadline| deadline <= now);
         let late: Vec<u64> =
             self.clients.iter().filter(|(_, client)| late(client)).map(|(id, _)| *id).collect();
         for id in late {

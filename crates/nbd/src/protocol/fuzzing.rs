@@ -2,10 +2,10 @@
 
 use ringfence_sys::numbers::usize_from;
 
-use super::agree::{ClientHandshake, Progress as ClientProgress};
+use super::agree::{ClientHandshake, ClientProgress};
 use super::numbers::transmission;
-use super::offer::{Agreed, Export, Progress, ServerHandshake};
-use super::replies::{Answer, Expect, Replies};
+use super::offer::{Agreed, Export, ServerHandshake, ServerProgress};
+use super::replies::{Expect, Replies, ReplyContent};
 use super::serve::parse_request;
 use super::{Offer, PAYLOAD_MAX};
 
@@ -39,7 +39,7 @@ pub fn handshakes(data: &[u8]) {
             match server.feed(piece, &mut sent) {
                 Ok((used, progress)) => {
                     used_by_any = used;
-                    serving = progress == Progress::More;
+                    serving = progress == ServerProgress::More;
                 }
                 Err(_) => serving = false,
             }
@@ -93,15 +93,15 @@ pub fn replies(data: &[u8]) {
     for piece in data.chunks(1 + usize::from(cut >> 1)) {
         let fed = replies.feed(piece, |answer| {
             let (cookie, at, len) = match answer {
-                Answer::Data { cookie, at, bytes } => (cookie, at, bytes.len() as u64),
-                Answer::Zeros { cookie, at, len } => (cookie, at, len),
-                Answer::Extent { cookie, len, .. } => {
+                ReplyContent::Data { cookie, at, bytes } => (cookie, at, bytes.len() as u64),
+                ReplyContent::Zeros { cookie, at, len } => (cookie, at, len),
+                ReplyContent::Extent { cookie, len, .. } => {
                     assert!(cookie == 7 && !over[7] && len > 0);
                     assert!(moved[7] < u64::from(ASKED));
                     moved[7] += u64::from(len);
                     return;
                 }
-                Answer::Over { cookie, result } => {
+                ReplyContent::Over { cookie, result } => {
                     assert!(!std::mem::replace(&mut over[index(cookie)], true));
                     let whole = moved[index(cookie)] == u64::from(ASKED);
                     let described = cookie != 7 || moved[7] > 0;

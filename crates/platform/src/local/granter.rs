@@ -32,7 +32,7 @@ struct Quarantined {
     kept: bool,
 }
 
-struct Shared {
+struct SharedGranter {
     peer: DomId,
     shape: ArenaShape,
     table: LentTable,
@@ -43,7 +43,7 @@ struct Shared {
     quarantine: VecDeque<Quarantined>,
 }
 
-impl Shared {
+impl SharedGranter {
     fn pages(&mut self, access: Access) -> &mut Pages {
         match access {
             Access::ReadWrite => &mut self.writable,
@@ -92,7 +92,7 @@ impl Shared {
 /// Granter of pages of one arena set to one peer. Handles share the arena.
 #[derive(Clone)]
 pub struct LocalGranter {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<SharedGranter>>,
     peer: DomId,
 }
 
@@ -111,7 +111,7 @@ impl LocalGranter {
             Pages::new(file, count, wanted)
                 .map_err(|e| PlatformError::system("mapping an arena", e))
         };
-        let shared = Shared {
+        let shared = SharedGranter {
             peer,
             shape,
             table,

@@ -38,13 +38,13 @@ pub const COPY_MAX: usize = 256;
 const EAGAIN_ATTEMPTS: u32 = 10;
 const EAGAIN_PAUSE: Duration = Duration::from_millis(1);
 
-struct Shared {
+struct SharedGrantee {
     device: OwnedFd,
     mapped: Mutex<usize>,
     counters: Arc<Counters>,
 }
 
-impl Shared {
+impl SharedGrantee {
     /// Counts `pages` as mapped if the limit allows. Returns `false` otherwise.
     fn take_room(&self, pages: usize) -> bool {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +65,7 @@ struct MappedPages {
     mapping: Option<Mapping>,
     index: u64,
     count: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
 }
 
 impl Drop for MappedPages {
@@ -92,7 +92,7 @@ pub struct UnmapNotice<'a> {
 /// Grantee of the pages of one granter.
 pub struct XenGrantee {
     granter: DomId,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
     request: MapRequest,
     segments: Vec<CopySegment>,
     bounce: Vec<u8>,
@@ -100,7 +100,7 @@ pub struct XenGrantee {
 
 impl XenGrantee {
     pub(super) fn new(granter: DomId, device: OwnedFd, counters: Arc<Counters>) -> XenGrantee {
-        let shared = Arc::new(Shared { device, mapped: Mutex::new(0), counters });
+        let shared = Arc::new(SharedGrantee { device, mapped: Mutex::new(0), counters });
         XenGrantee {
             granter,
             shared,

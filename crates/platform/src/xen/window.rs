@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::abi::window::{self as abi, Revoke, status};
-use super::device::Device;
+use super::device::XenDevice;
 use crate::error::PlatformError;
 use crate::grants::RevokeError;
 use crate::local::pages::Pages;
@@ -105,7 +105,7 @@ pub(super) fn create(
 }
 
 fn create_end(grantee: DomId, references: u32) -> Result<(OwnedFd, WindowHandle), PlatformError> {
-    let device = Device::Window.open()?;
+    let device = XenDevice::Window.open()?;
     let handle = abi::create(device.as_fd(), grantee, references)
         .map_err(|e| PlatformError::system("creating a grant window", e))?;
     Ok((device, WindowHandle(handle)))
@@ -293,7 +293,7 @@ pub(super) fn open(
         return Err(WindowError::TooLarge { found, limit: entries_max });
     }
     let share = Arc::new(open.take(granter, references)?);
-    let device = Device::Window.open().map_err(PlatformError::from)?;
+    let device = XenDevice::Window.open().map_err(PlatformError::from)?;
     let table_pages = abi::register(device.as_fd(), granter, handle.0, references)
         .map_err(|errno| refusal(errno, granter, handle))?;
     let slots = OpenPart::map(&device, &share, 0, table_pages)?;
