@@ -9,10 +9,14 @@
 //! | [`Mode::Map`] | one map and one unmap per page | the granted page, for the duration of the I/O |
 //! | [`Mode::Persistent`] | one look-up per page; a map on a miss | the granted page, for many I/Os |
 //!
-//! [`PageAccess`] is the interface of a network backend and hides the mode: every use of a page ends in the
-//! round that began it. A disk's request uses its pages until asynchronous I/O ends. So blkback holds pages
-//! per request, with [`persistent`] and a window view, and shares only [`Mode`]. Each element of a batch has its own
-//! status: an invalid reference fails its own packet only (XSA-361, XSA-362, XSA-367).
+//! Two interfaces hide the mode; they share its operations:
+//!
+//! * [`PageAccess`] serves a network backend: every use of a page ends in the round that began it.
+//! * [`RequestAccess`] serves a disk backend: the pages of a request are in use until asynchronous I/O ends. Its module
+//!   says when a page is mapped and unmapped in each mode.
+//!
+//! Each element of a batch has its own status: an invalid reference fails its own packet or request only (XSA-361,
+//! XSA-362, XSA-367).
 //!
 //! * [`staging`]: pages that a frontend stages over netif's control ring.
 //! * [`persistent`]: pages of a disk that stay mapped between requests.
@@ -27,17 +31,21 @@
 //! assert!(Mode::for_disk("staging").is_err());
 //! ```
 
+mod batch;
+mod bounce;
 pub mod index;
 pub mod iommu;
 mod mode;
 mod page_access;
 pub mod persistent;
+pub mod request_access;
 pub mod staging;
 pub mod window;
 
 pub use mode::{Mode, UnknownMode};
 pub use page_access::{PageAccess, ReadData, ReadRange, Source, WriteBatch};
+pub use request_access::RequestAccess;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -5,10 +5,9 @@
 //! validate all look-ups with [`PageAccess::settle`].
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
-use ringfence_platform::{
-    Access, CopyList, CopyOps, GrantStatus, Grantee, Gref, RoundPlace, WindowRound,
-};
+use ringfence_platform::{Access, CopyList, GrantStatus, Grantee, Gref, RoundPlace, WindowRound};
 
+use crate::batch::{GrantBatches, part_of};
 use crate::mode::Mode;
 use crate::staging::StagingTable;
 use crate::window::unmark;
@@ -65,13 +64,10 @@ impl Source<'_> {
 
 /// Access to the pages of one peer, for one ring.
 pub struct PageAccess<G> {
-    grantee: G,
+    batches: GrantBatches<G>,
     mode: Mode,
-    ops: CopyOps,
     /// Slot of each element of a batch of copies.
     slots: Vec<usize>,
-    pages: Vec<(Gref, Access)>,
-    mapped: Vec<Result<LentSlice, GrantStatus>>,
     /// Grant window that the peer made for this ring.
     window: Option<WindowRound>,
     /// Positions of a batch's pages in the grant window; an error for references outside of it.
@@ -82,12 +78,9 @@ impl<G: Grantee> PageAccess<G> {
     /// Makes the access to the pages of `grantee`'s peer in `mode`.
     pub fn new(grantee: G, mode: Mode) -> PageAccess<G> {
         PageAccess {
-            grantee,
+            batches: GrantBatches::new(grantee),
             mode,
-            ops: CopyOps::new(),
             slots: Vec::new(),
-            pages: Vec::new(),
-            mapped: Vec::new(),
             window: None,
             places: Vec::new(),
         }
@@ -217,7 +210,7 @@ impl<G: Grantee> PageAccess<G> {
         scratch: &mut [u8],
         data: &mut [Result<ReadData, GrantStatus>],
     ) {
-        let mut list = self.ops.begin();
+        let mut list = self.batches.ops.begin();
         let (mut rest, mut consumed) = (scratch, 0usize);
         self.slots.retain(|&slot| {
             let range = &ranges[slot];
@@ -229,8 +222,8 @@ impl<G: Grantee> PageAccess<G> {
             }
             status.is_ok()
         });
-        self.grantee.copy(list);
-        for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
+        self.batches.grantee.copy(list);
+        for (slot, status) in self.slots.iter().zip(self.batches.ops.statuses()) {
             if *status != GrantStatus::Okay {
                 data[*slot] = Err(*status);
             }
@@ -245,7 +238,7 @@ impl<G: Grantee> PageAccess<G> {
     ) {
         self.slots.clear();
         let base = data.len();
-        let mut list = self.ops.begin();
+        let mut list = self.batches.ops.begin();
         let (mut rest, mut consumed) = (scratch, 0usize);
         for (slot, range) in ranges.iter().enumerate() {
             let status = carve(&mut rest, &mut consumed, range).and_then(|into| {
@@ -256,8 +249,8 @@ impl<G: Grantee> PageAccess<G> {
             }
             data.push(status.map(|()| ReadData::Copied));
         }
-        self.grantee.copy(list);
-        for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
+        self.batches.grantee.copy(list);
+        for (slot, status) in self.slots.iter().zip(self.batches.ops.statuses()) {
             if *status != GrantStatus::Okay {
                 data[base + slot] = Err(*status);
             }
@@ -265,16 +258,10 @@ impl<G: Grantee> PageAccess<G> {
     }
 
     fn read_by_map(&mut self, ranges: &[ReadRange], data: &mut Vec<Result<ReadData, GrantStatus>>) {
-        self.pages.clear();
-        self.pages.extend(ranges.iter().map(|w| (w.gref, Access::ReadOnly)));
-        self.mapped.clear();
-        self.grantee.map(&self.pages, &mut self.mapped);
-        for (range, page) in ranges.iter().zip(self.mapped.drain(..)) {
-            let range = page.and_then(|page| {
-                page.slice(range.offset.into(), range.len.into())
-                    .map_err(|_| GrantStatus::BadCopyArg)
-            });
-            data.push(range.map(ReadData::Mapped));
+        self.batches.map(ranges.iter().map(|range| (range.gref, Access::ReadOnly)));
+        for (range, page) in ranges.iter().zip(self.batches.mapped.drain(..)) {
+            let part = page.and_then(|page| part_of(&page, range.offset, range.len));
+            data.push(part.map(ReadData::Mapped));
         }
     }
 
@@ -285,15 +272,13 @@ impl<G: Grantee> PageAccess<G> {
         staged: &'r StagingTable,
     ) -> WriteBatch<'r, 'bytes, G> {
         self.slots.clear();
-        self.mapped.clear();
+        let writable = pages.iter().map(|gref| (*gref, Access::ReadWrite));
         if self.maps() {
-            self.pages.clear();
-            self.pages.extend(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
-            self.grantee.map(&self.pages, &mut self.mapped);
+            self.batches.map(writable.clone());
+        } else {
+            self.batches.list(writable.clone());
         }
-        self.pages.clear();
-        self.pages.extend(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
-        self.find_places(pages.iter().map(|gref| (*gref, Access::ReadWrite)));
+        self.find_places(writable);
         let window = self.window.as_ref();
         let tables = PageTables { window, places: &self.places, staged };
         let looks = match self.mode {
@@ -301,21 +286,21 @@ impl<G: Grantee> PageAccess<G> {
             Mode::Staging => !staged.is_empty(),
             Mode::Window => window.is_some() || !staged.is_empty(),
         };
-        let list = (!self.maps()).then(|| self.ops.begin());
+        let list = (!self.maps()).then(|| self.batches.ops.begin());
         WriteBatch {
             list,
             tables: looks.then_some(tables),
-            grantee: &mut self.grantee,
+            grantee: &mut self.batches.grantee,
             slots: &mut self.slots,
-            pages: &self.pages,
-            mapped: &mut self.mapped,
+            pages: &self.batches.pages,
+            mapped: &mut self.batches.mapped,
             written: 0,
         }
     }
 
     /// Stores the errors of the last batch of copies.
     fn fold(&self, statuses: &mut [GrantStatus]) {
-        for (slot, status) in self.slots.iter().zip(self.ops.statuses()) {
+        for (slot, status) in self.slots.iter().zip(self.batches.ops.statuses()) {
             if *status != GrantStatus::Okay {
                 statuses[*slot] = *status;
             }
@@ -328,9 +313,9 @@ impl<G: Grantee> PageAccess<G> {
         let base = statuses.len();
         match self.mode {
             Mode::Copy | Mode::Staging | Mode::Window => {
-                statuses.resize(base + self.pages.len(), GrantStatus::Okay);
+                statuses.resize(base + self.batches.pages.len(), GrantStatus::Okay);
                 self.fold(&mut statuses[base..]);
-                let tables = self.pages.iter().zip(&self.places).zip(&mut statuses[base..]);
+                let tables = self.batches.pages.iter().zip(&self.places).zip(&mut statuses[base..]);
                 for (((gref, _), place), status) in tables {
                     if let (Some(_), Err(why)) = (unmark(*gref), place) {
                         *status = *why;
@@ -338,14 +323,17 @@ impl<G: Grantee> PageAccess<G> {
                 }
             }
             Mode::Map | Mode::Persistent => statuses.extend(
-                self.mapped.iter().map(|m| m.as_ref().err().copied().unwrap_or(GrantStatus::Okay)),
+                self.batches
+                    .mapped
+                    .iter()
+                    .map(|m| m.as_ref().err().copied().unwrap_or(GrantStatus::Okay)),
             ),
         }
     }
 
     /// Unmaps the pages of the last write. Call it after [`PageAccess::write_statuses`].
     pub fn end_write(&mut self) {
-        self.mapped.clear();
+        self.batches.mapped.clear();
     }
 }
 

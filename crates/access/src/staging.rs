@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Gref};
+use ringfence_sys::numbers::bounded;
 
 use crate::index::{EnterError, GREF_LIMIT, GrefIndex};
 
@@ -266,11 +267,11 @@ impl StagingLedger {
     /// Returns the number of staged pages of all queues.
     pub fn staged(&self) -> u32 {
         let all: usize = self.queues.iter().map(HashMap::len).sum();
-        u32::try_from(all).unwrap_or(u32::MAX)
+        bounded(all, u32::MAX)
     }
 
     fn place(&self, queue: u32) -> Result<usize, LedgerRefusal> {
-        let queues = u32::try_from(self.queues.len()).unwrap_or(u32::MAX);
+        let queues = bounded(self.queues.len(), u32::MAX);
         let found = usize::try_from(queue).ok().filter(|_| queue < queues);
         found.ok_or(LedgerRefusal::Queue { queue, queues })
     }

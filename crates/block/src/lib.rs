@@ -29,4 +29,4 @@ pub mod vbd;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

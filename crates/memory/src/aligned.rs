@@ -1,6 +1,6 @@
 //! Private buffers that begin at a page boundary.
 
-use crate::PAGE_SIZE;
+use crate::page::PAGE_SIZE;
 
 /// Returns `len` bytes of `buffer` from a page boundary on, and grows it as needed. Their content is undefined.
 ///

@@ -98,7 +98,7 @@ impl DeviceRange {
 pub struct DeviceRegion {
     owner: Arc<dyn Owner>,
     address: u64,
-    len: u64,
+    len: usize,
     writable: bool,
 }
 
@@ -115,7 +115,7 @@ impl DeviceRegion {
         len: usize,
         writable: bool,
     ) -> DeviceRegion {
-        DeviceRegion { owner, address: start.addr().get() as u64, len: len as u64, writable }
+        DeviceRegion { owner, address: start.addr().get() as u64, len, writable }
     }
 
     /// Returns `true` if a device may write the region: no Rust reference points there.
@@ -129,11 +129,11 @@ impl DeviceRegion {
     ///
     /// Returns [`OutOfRange::Bounds`] if the part does not lie inside.
     pub fn slice(&self, offset: usize, len: usize) -> Result<DeviceRegion, OutOfRange> {
-        let size = usize::try_from(self.len).unwrap_or(usize::MAX);
+        let size = self.len;
         if offset > size || len > size - offset {
             return Err(OutOfRange::Bounds { offset, len, size });
         }
-        let (address, len) = (self.address + offset as u64, len as u64);
+        let address = self.address + offset as u64;
         Ok(DeviceRegion { owner: Arc::clone(&self.owner), address, len, writable: self.writable })
     }
 
@@ -144,7 +144,7 @@ impl DeviceRegion {
 
     /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
-        self.len
+        self.len as u64
     }
 
     /// Returns `true` if the region has no bytes.
@@ -155,7 +155,7 @@ impl DeviceRegion {
     /// Returns `true` if the region contains all of `range`, by addresses of this process.
     pub fn contains(&self, range: DeviceRange) -> bool {
         let offset = range.address.wrapping_sub(self.address);
-        offset <= self.len && u64::from(range.len) <= self.len - offset
+        offset <= self.len() && u64::from(range.len) <= self.len() - offset
     }
 
     /// Returns the owner that keeps the memory mapped.

@@ -17,9 +17,11 @@ pub const LIST_MAX: usize = 130;
 /// all entries would cost as much as a short copy.
 struct IoVecs {
     vecs: [MaybeUninit<libc::iovec>; LIST_MAX],
-    used: usize,
+    used: u16,
     bytes: usize,
 }
+
+const _: () = assert!(LIST_MAX <= u16::MAX as usize);
 
 impl IoVecs {
     fn new() -> IoVecs {
@@ -30,7 +32,7 @@ impl IoVecs {
         if len == 0 {
             return true;
         }
-        let Some(slot) = self.vecs.get_mut(self.used) else {
+        let Some(slot) = self.vecs.get_mut(usize::from(self.used)) else {
             return false;
         };
         slot.write(libc::iovec { iov_base: base.cast(), iov_len: len });
@@ -54,7 +56,7 @@ impl IoVecs {
     }
 
     fn count(&self) -> libc::c_int {
-        libc::c_int::try_from(self.used).unwrap_or(0)
+        self.used.into()
     }
 }
 
@@ -155,7 +157,7 @@ impl<'a> WriteList<'a> {
                 // SAFETY: a message header of zeros is one without address and control data.
                 let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
                 message.msg_iov = self.vecs.as_ptr().cast_mut();
-                message.msg_iovlen = usize::try_from(self.vecs.count()).unwrap_or(0);
+                message.msg_iovlen = self.vecs.used.into();
                 // SAFETY: as for `write`; the kernel only reads the header and the list.
                 unsafe { libc::sendmsg(socket, &raw const message, flags) }
             }

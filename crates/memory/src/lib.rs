@@ -47,6 +47,7 @@ mod device;
 mod iolist;
 mod lent;
 mod mapping;
+mod page;
 mod uring;
 
 pub use aligned::page_aligned;
@@ -55,11 +56,9 @@ pub use device::{DeviceAccess, DeviceRange, DeviceRegion, FIRST_IO_ADDRESS, Send
 pub use iolist::{LIST_MAX, ListFull, PushError, ReadList, WriteList};
 pub use lent::{LentSlice, OutOfRange, Owner, Raw};
 pub use mapping::{AddressReservation, HUGE_PAGE, Mapping, Protection, ReservedPages};
+pub use page::PAGE_SIZE;
 pub use uring::{Completion, Uring};
-
-/// Page size in bytes of ring protocols and grants, independent of the operating system (`ring.h`).
-pub const PAGE_SIZE: usize = 4096;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

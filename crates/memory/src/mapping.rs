@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::PAGE_SIZE;
-use crate::lent::{LentSlice, OutOfRange};
+use crate::lent::{LentSlice, OutOfRange, Owner};
+use crate::page::PAGE_SIZE;
 
 /// Length of a huge page in bytes: what x86-64, and aarch64 with pages of 4 KiB, map by one entry.
 pub const HUGE_PAGE: usize = 2 << 20;
@@ -227,7 +227,7 @@ impl Mapping {
     /// `owner` must keep this mapping alive.
     pub unsafe fn part(
         &self,
-        owner: Arc<dyn crate::Owner>,
+        owner: Arc<dyn Owner>,
         offset: usize,
         len: usize,
     ) -> Result<LentSlice, OutOfRange> {
@@ -343,7 +343,7 @@ impl ReservedPages {
     /// [`ReservedPages::map`] mapped the page with at least `protection`, and `owner` must keep this batch alive.
     pub unsafe fn page(
         &self,
-        owner: Arc<dyn crate::Owner>,
+        owner: Arc<dyn Owner>,
         place: usize,
         protection: Protection,
     ) -> Option<LentSlice> {

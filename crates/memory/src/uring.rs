@@ -62,7 +62,7 @@ pub struct Uring {
     /// Numbers of the free slots.
     free: Vec<u32>,
     /// Entries queued since the last successful submission.
-    queued: u32,
+    queued: usize,
     /// Registered memory by buffer number.
     registered: Vec<Option<LentSlice>>,
 }
@@ -212,7 +212,7 @@ impl Uring {
         while self.queued > 0 {
             match self.ring.submit() {
                 Ok(taken) => {
-                    self.queued = self.queued.saturating_sub(u32::try_from(taken).unwrap_or(0));
+                    self.queued = self.queued.saturating_sub(taken);
                     if taken == 0 {
                         return Err(io::Error::from_raw_os_error(libc::EAGAIN));
                     }
@@ -319,14 +319,15 @@ impl Uring {
         let target = self.target();
         let slot = &mut self.slots[number as usize];
         core::mem::swap(&mut slot.memory, memory);
+        let mut count = 0;
         for piece in &slot.memory {
             // `read` has checked that the slice is writable.
             let Ok(start) = piece.at(0, piece.len()) else { continue };
             let range = libc::iovec { iov_base: start.as_ptr().cast(), iov_len: piece.len() };
             slot.ranges.push(range);
+            count += 1;
         }
         // The ranges do not move while the slot is in flight: no code pushes to them (I1).
-        let count = u32::try_from(slot.ranges.len()).unwrap_or(0);
         match entry(target, slot.ranges.as_ptr(), count) {
             Some(entry) => {
                 self.push(number, token, entry);

@@ -34,8 +34,10 @@ use core::sync::atomic::compiler_fence;
 
 use ringfence_memory::Raw;
 
+use crate::back::BackRing;
+use crate::layout::{ProducerOverflow, RingLayout, passes_event};
+use crate::memory::{RingMemory, Word};
 use crate::sync::{Ordering, full_fence};
-use crate::{BackRing, ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Header offset of the journal's stage.
 const STAGE: usize = 20;

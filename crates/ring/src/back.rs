@@ -3,10 +3,11 @@
 use core::sync::atomic::compiler_fence;
 
 use ringfence_memory::Raw;
+use ringfence_wire::numbers::{bounded, usize_from};
 
-use crate::memory::{fetch_entries, put_entries};
+use crate::layout::{ProducerOverflow, RingLayout, passes_event};
+use crate::memory::{RingMemory, Word, fetch_entries, put_entries};
 use crate::sync::{Ordering, full_fence};
-use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Largest entry size that a crash journal supports: a block request has 112 bytes.
 const ENTRY_MAX: usize = 128;
@@ -189,13 +190,12 @@ impl<M: RingMemory> BackRing<M> {
     /// unanswered requests.
     #[inline]
     pub fn respond_all<const N: usize>(&mut self, responses: &[[u8; N]]) -> usize {
-        let owed = usize::try_from(self.owed()).unwrap_or(usize::MAX);
-        let fits = if N <= self.layout.entry_bytes() { owed } else { 0 };
+        let owed = self.owed();
+        let fits = if N <= self.layout.entry_bytes() { usize_from(owed) } else { 0 };
         let Some(written) = responses.get(..responses.len().min(fits)) else { return 0 };
         let target = self.journal.as_ref().unwrap_or(&self.memory);
         put_entries(target, self.layout, self.rsp_prod_pvt, written);
-        // At most the number of unanswered requests.
-        let count = u32::try_from(written.len()).unwrap_or(0);
+        let count = bounded(written.len(), owed);
         self.rsp_prod_pvt = self.rsp_prod_pvt.wrapping_add(count);
         written.len()
     }
@@ -253,8 +253,7 @@ const COPY_BYTES: usize = 1024;
 fn copy_entries<M: RingMemory>(from: &M, to: &M, layout: RingLayout, first: u32, n: u32) {
     let mut entries = [0; COPY_BYTES];
     let bytes = layout.entry_bytes();
-    // The journal's entry limit and the ring bound both values.
-    let most = u32::try_from(COPY_BYTES / bytes.clamp(1, ENTRY_MAX)).unwrap_or(1);
+    let most = bounded(COPY_BYTES / bytes.clamp(1, ENTRY_MAX), u32::MAX);
     let (mut at, mut left) = (first, n);
     while left > 0 {
         let now = left.min(most).min(layout.until_end(at));

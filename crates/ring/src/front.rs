@@ -1,10 +1,11 @@
 //! Frontend's end of a ring: produces requests, consumes responses.
 
 use ringfence_memory::Raw;
+use ringfence_wire::numbers::{bounded, usize_from};
 
-use crate::memory::{fetch_entries, put_entries};
+use crate::layout::{ProducerOverflow, RingLayout, passes_event};
+use crate::memory::{RingMemory, Word, fetch_entries, put_entries};
 use crate::sync::{Ordering, full_fence};
-use crate::{ProducerOverflow, RingLayout, RingMemory, Word, passes_event};
 
 /// Frontend's end of a ring. It initialises the shared header and trusts nothing that the backend writes
 /// later. A hostile backend costs the frontend its device only.
@@ -64,11 +65,11 @@ impl<M: RingMemory> FrontRing<M> {
     /// slots. `N` is at most the entry size.
     #[inline]
     pub fn request_all<const N: usize>(&mut self, requests: &[[u8; N]]) -> usize {
-        let fits = if N <= self.layout.entry_bytes() { self.free() as usize } else { 0 };
+        let free = self.free();
+        let fits = if N <= self.layout.entry_bytes() { usize_from(free) } else { 0 };
         let Some(written) = requests.get(..requests.len().min(fits)) else { return 0 };
         put_entries(&self.memory, self.layout, self.req_prod_pvt, written);
-        // At most the number of free slots.
-        let count = u32::try_from(written.len()).unwrap_or(0);
+        let count = bounded(written.len(), free);
         self.req_prod_pvt = self.req_prod_pvt.wrapping_add(count);
         written.len()
     }

@@ -1,8 +1,9 @@
 //! Memory of a ring: the accesses that both ends need, and their implementation on lent memory.
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
+use ringfence_wire::numbers::bounded;
 
-use crate::RingLayout;
+use crate::layout::RingLayout;
 use crate::sync::Ordering;
 
 /// Shared words of a ring header, by byte offset.
@@ -51,8 +52,7 @@ pub(crate) fn fetch_entries<M: RingMemory, const N: usize>(
         let now = rest.len().min(layout.until_end(at) as usize);
         let (entries, left) = rest.split_at_mut(now);
         memory.fetch(layout.offset(at), entries.as_flattened_mut());
-        // At most the ring's number of entries.
-        at = at.wrapping_add(u32::try_from(now).unwrap_or(0));
+        at = at.wrapping_add(bounded(now, layout.count()));
         rest = left;
     }
 }
@@ -76,8 +76,7 @@ pub(crate) fn put_entries<M: RingMemory, const N: usize>(
         let now = rest.len().min(layout.until_end(at) as usize);
         let (entries, left) = rest.split_at(now);
         memory.put(layout.offset(at), entries.as_flattened());
-        // At most the ring's number of entries.
-        at = at.wrapping_add(u32::try_from(now).unwrap_or(0));
+        at = at.wrapping_add(bounded(now, layout.count()));
         rest = left;
     }
 }

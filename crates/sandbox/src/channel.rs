@@ -145,7 +145,7 @@ impl Channel {
             Ok(channel) => work(&channel),
             Err(error) => {
                 eprintln!("ringfence: {error}");
-                super::STATUS_FAILED
+                super::ending::STATUS_FAILED
             }
         }
     }

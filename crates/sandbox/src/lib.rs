@@ -50,6 +50,7 @@
 //! ```
 
 pub mod channel;
+mod ending;
 pub mod ids;
 pub mod isolation;
 pub mod limits;
@@ -60,100 +61,9 @@ pub mod supervisor;
 mod supervisor_process;
 
 pub use channel::{Channel, ChannelError};
+pub use ending::{Ending, STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND, die_with_parent};
 pub use spawn::{DomainKind, DomainProcess};
-
-use rustix::process::Signal;
-
-/// Way in which a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Ending {
-    /// The process exited with this status.
-    Exited(u8),
-    /// A signal of this number killed the process.
-    Killed(i32),
-    /// The end was not observed, because the process that waited was killed too.
-    Unknown,
-}
-
-impl Ending {
-    /// Returns the exit status that a shell reports: the status itself, or 128 plus the signal.
-    pub fn exit_status(self) -> u8 {
-        match self {
-            Ending::Exited(status) => status,
-            Ending::Killed(signal) => {
-                u8::try_from(signal).map_or(u8::MAX, |signal| signal.saturating_add(128))
-            }
-            Ending::Unknown => STATUS_FAILED,
-        }
-    }
-
-    /// Converts the result of `waitpid`.
-    pub fn from_wait(status: rustix::process::WaitStatus) -> Ending {
-        if let Some(code) = status.exit_status() {
-            Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
-        } else if let Some(signal) = status.terminating_signal() {
-            Ending::Killed(signal)
-        } else {
-            Ending::Unknown
-        }
-    }
-}
-
-impl Ending {
-    /// Converts the result of `waitid`.
-    pub fn from_wait_id(status: &rustix::process::WaitIdStatus) -> Ending {
-        if let Some(code) = status.exit_status() {
-            Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
-        } else {
-            status.terminating_signal().map_or(Ending::Unknown, Ending::Killed)
-        }
-    }
-}
-
-impl std::fmt::Display for Ending {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match *self {
-            Ending::Exited(0) => f.write_str("ended"),
-            Ending::Exited(status) => write!(f, "ended with status {status}"),
-            Ending::Killed(number) => match signals::name(number) {
-                Some(name) => write!(f, "was killed by signal {number} ({name})"),
-                None => write!(f, "was killed by signal {number}"),
-            },
-            Ending::Unknown => f.write_str("is gone"),
-        }
-    }
-}
-
-/// Exit status for a failure of Ringfence itself.
-pub const STATUS_FAILED: u8 = 125;
-/// Exit status for a command that was found but could not be executed.
-pub const STATUS_CANNOT_EXECUTE: u8 = 126;
-/// Exit status for a command that was not found.
-pub const STATUS_NOT_FOUND: u8 = 127;
-
-/// Makes the kernel kill this process when its parent thread ends. A change of credentials clears
-/// the setting, so call this after the last one.
-///
-/// # Errors
-///
-/// Returns the kernel's error; none is expected.
-pub fn die_with_parent() -> std::io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exit_status_of_ending_follows_shell_convention() {
-        assert_eq!(Ending::Exited(3).exit_status(), 3);
-        assert_eq!(Ending::Killed(9).exit_status(), 137);
-        assert_eq!(Ending::Killed(15).to_string(), "was killed by signal 15 (SIGTERM)");
-        assert_eq!(Ending::Unknown.exit_status(), STATUS_FAILED);
-    }
-}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

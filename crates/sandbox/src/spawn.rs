@@ -18,14 +18,14 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::poll::wait_readable;
 use serde::{Deserialize, Serialize};
 
-use super::Ending;
 use super::channel::{Channel, ChannelError};
+use super::ending::Ending;
 use super::ids::{self, MapWriter, Maps};
 use super::supervisor::{FromSupervisor, ToSupervisor};
 use super::supervisor_process::SupervisorProcess;
-use ringfence_sys::poll::wait_readable;
 
 /// Path of this program. It stays valid when the program's file is replaced or removed.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";

@@ -19,6 +19,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringfence_sys::namespaces::{self, Fresh};
+use ringfence_sys::poll::wait_any;
+use ringfence_sys::terminal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::net::SocketFlags;
@@ -27,11 +29,10 @@ use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{Channel, ChannelError, expect_fds};
+use super::ending::{Ending, die_with_parent};
 use super::ids::{MapWriter, Maps, OwnIds};
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
-use super::{Ending, die_with_parent, limits, signals};
-use ringfence_sys::poll::wait_any;
-use ringfence_sys::terminal;
+use super::{limits, signals};
 
 /// Time limit for a command of the launcher.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -102,14 +103,14 @@ pub fn main(kind: DomainKind, command: &[OsString]) -> u8 {
 /// subcommand of its inner process ([`DomainKind::subcommand`]), the others are the command. Returns the exit status.
 pub(super) fn forked_main(control: OwnedFd, words: &[OsString]) -> u8 {
     let kind = words.first().and_then(|word| DomainKind::from_subcommand(word.to_str()?));
-    let Some(kind) = kind else { return super::STATUS_FAILED };
+    let Some(kind) = kind else { return super::ending::STATUS_FAILED };
     let control = Channel::from_fd(control);
     match leave_surroundings(kind) {
         Ok(()) => serve(kind, &words[1..], &control),
         Err(error) => {
             let error = SupervisorError::system("preparing the supervisor")(error);
             control.send_or_drop(&FromSupervisor::Failed(error.to_string()));
-            super::STATUS_FAILED
+            super::ending::STATUS_FAILED
         }
     }
 }
@@ -133,7 +134,7 @@ fn serve(kind: DomainKind, command: &[OsString], control: &Channel) -> u8 {
         Err(error) => {
             // Never block on a stuck launcher: the supervisor and its domain must still end.
             control.send_or_drop(&FromSupervisor::Failed(error.to_string()));
-            super::STATUS_FAILED
+            super::ending::STATUS_FAILED
         }
     }
 }

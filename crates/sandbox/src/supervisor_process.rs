@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use ringfence_sys::{fork, namespaces};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, WaitOptions};
 
-use super::Ending;
 use super::channel::Channel;
+use super::ending::Ending;
 use super::spawn::{Spawn, THIS_PROGRAM};
 use super::supervisor;
 

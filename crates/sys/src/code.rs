@@ -29,7 +29,7 @@ unsafe extern "C" fn unmap_first(
     };
     // The C library has this number since the start. Other ways read a file or make a system call that no list has.
     // SAFETY: the call takes a number, and has no effect.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(0).max(4096);
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).cast_unsigned();
     for header in headers.iter().filter(|h| h.p_type == LOADED && h.p_flags & WRITABLE == 0) {
         let first = (base + header.p_vaddr).next_multiple_of(page);
         let end = (base + header.p_vaddr + header.p_memsz) / page * page;

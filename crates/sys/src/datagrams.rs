@@ -18,6 +18,7 @@ use core::ptr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use crate::numbers::{bounded, usize_from};
 use crate::socket::set_int;
 use control::{CONTROL_MAX, Control, NAME_MAX, Writer, decode_address, encode_address};
 
@@ -222,7 +223,7 @@ pub fn receive<'a>(
         #[allow(clippy::unnecessary_cast, reason = "musl's type is another one")]
         let header_len = header.msg_hdr.msg_controllen as usize;
         let mut received = Received {
-            len: usize::try_from(header.msg_len).unwrap_or(usize::MAX),
+            len: usize_from(header.msg_len),
             from: decode_address(valid(name, header.msg_hdr.msg_namelen as usize)),
             to: None,
             segment: None,
@@ -302,7 +303,7 @@ fn valid(name: &[u8; NAME_MAX], len: usize) -> &[u8] {
 }
 
 fn socklen(len: usize) -> libc::socklen_t {
-    libc::socklen_t::try_from(len).unwrap_or(0)
+    bounded(len, libc::socklen_t::MAX)
 }
 
 fn empty_header() -> libc::msghdr {

@@ -27,6 +27,8 @@ pub mod tap;
 pub mod terminal;
 pub mod vhost;
 
+pub use ringfence_wire::numbers;
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

@@ -8,6 +8,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
+use crate::numbers::bounded;
+
 /// Send-queue usage of a socket in bytes, as the kernel accounts for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendQueue {
@@ -56,7 +58,7 @@ pub fn unread_by_peer(socket: impl AsFd) -> io::Result<u32> {
 /// Returns the kernel's error.
 pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = libc::socklen_t::try_from(size_of_val(&found)).unwrap_or(0);
+    let mut len = bounded(size_of_val(&found), libc::socklen_t::MAX);
     // SAFETY: `found` is live and `len` bytes long, `len` a live length; the kernel writes no more than
     // that, and every bit pattern is three integers.
     let done = unsafe {
@@ -114,7 +116,7 @@ pub fn send_on_link_only(socket: impl AsFd) -> io::Result<()> {
 
 fn memory_info(socket: impl AsFd) -> io::Result<[u32; MEMINFO_VARS]> {
     let mut vars = [0u32; MEMINFO_VARS];
-    let mut len = libc::socklen_t::try_from(size_of_val(&vars)).unwrap_or(0);
+    let mut len = bounded(size_of_val(&vars), libc::socklen_t::MAX);
     // SAFETY: `vars` is a live array of `len` bytes, `len` a live length; the kernel writes no more
     // than that and every bit pattern is a u32.
     let done = unsafe {
@@ -164,7 +166,7 @@ pub(crate) fn set_int(
     option: libc::c_int,
     value: libc::c_int,
 ) -> io::Result<()> {
-    let len = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or(0);
+    let len = bounded(size_of_val(&value), libc::socklen_t::MAX);
     let fd = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel reads one live int of `len` bytes.
     let done = unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), len) };

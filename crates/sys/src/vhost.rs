@@ -46,6 +46,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::iotlb::IotlbSpace;
+use crate::numbers::bounded;
 
 const PATH: &str = "/dev/vhost-net";
 
@@ -291,7 +292,7 @@ impl VhostNet {
             // The kernel returns a 32-bit index in native byte order; a queue's index is its low 16 bits.
             let [_, _, _, _, a, b, c, d] = state;
             let index = u32::from_ne_bytes([a, b, c, d]) & u32::from(u16::MAX);
-            *base = u16::try_from(index).unwrap_or(0);
+            *base = bounded(index, u16::MAX);
         }
         Ok(bases)
     }

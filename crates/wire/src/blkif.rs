@@ -11,7 +11,7 @@
 //! extents    a sector range, and the page for the list of its extents (Ringfence only)
 //! ```
 //!
-//! The frontend controls every byte of a slot and of an indirect page. [`Request::parse`] validates a
+//! The frontend controls every byte of a slot and of an indirect page. [`BlkRequest::parse`] validates a
 //! private copy of a slot; [`IndirectHead::segments`] validates a private copy of the descriptors. Their
 //! results name only sectors on the disk and bytes inside one page. A request that breaks a rule is
 //! answered with [`BlkRefusal::status`]; the ring stays usable.
@@ -29,7 +29,7 @@ pub use emit::{direct, discard, extents, indirect, indirect_descriptors};
 pub use extents::{EXTENT_BYTES, EXTENTS_MAX, Extent, ExtentState};
 pub use layout::{Abi, Response, Slot, Status};
 pub use request::{
-    BlkRefusal, Body, Direction, IndirectHead, Operation, Request, Rules, SegmentRange, Transfer,
+    BlkRefusal, BlkRequest, Body, Direction, IndirectHead, Operation, Rules, SegmentRange, Transfer,
 };
 
 /// Unit in bytes of sector numbers.

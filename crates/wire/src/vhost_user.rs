@@ -12,6 +12,8 @@
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
+use crate::numbers::bounded;
+
 /// Length of a header in bytes.
 pub const HEADER_LEN: usize = 12;
 /// Maximum regions of the memory table.
@@ -262,7 +264,7 @@ impl Body<'_> {
     fn file(&self) -> Result<VringFile, MessageError> {
         let word = self.word()?;
         // Bits 0 to 7 number the vring.
-        let index = u32::try_from(word & 0xff).unwrap_or(u32::MAX);
+        let index = bounded(word & 0xff, 0xff);
         Ok(VringFile { index, has_file: word & NO_FILE == 0 })
     }
 
@@ -322,7 +324,7 @@ fn reply(request: u32, payload: [u8; 8]) -> [u8; REPLY_LEN] {
 #[cfg(any(test, feature = "test-utils"))]
 pub fn request(request: u32, needs_reply: bool, payload: &[u8]) -> Vec<u8> {
     let flags = if needs_reply { VERSION | NEED_REPLY } else { VERSION };
-    let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+    let len = bounded(payload.len(), u32::MAX);
     [&request.to_ne_bytes()[..], &flags.to_ne_bytes(), &len.to_ne_bytes(), payload].concat()
 }
 

@@ -36,4 +36,4 @@ pub mod toolstack;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+mod readme {}

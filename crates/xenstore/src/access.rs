@@ -13,7 +13,7 @@
 //!   owner, because the owner's quota pays for the node (XSA-352, XSA-419).
 
 use super::path::NodePath;
-use super::quota::{DEPTH_MAX, Limits, Quota, Refusal};
+use super::quota::{DEPTH_MAX, Limits, Quota, QuotaRefusal};
 use super::tree::{Node, Tree};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{ErrorName, NodeAccess, PAYLOAD_MAX, PermissionList};
@@ -128,7 +128,7 @@ impl Mutation {
         actor: Actor,
         limits: &Limits,
         changes: &mut Vec<Change>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), QuotaRefusal> {
         match self {
             Mutation::Write(path, value) => write(tree, actor, limits, path, value, changes),
             Mutation::Create(path) => match actor.writable(tree, path) {
@@ -180,7 +180,7 @@ fn write(
     path: &NodePath,
     value: &Arc<[u8]>,
     changes: &mut Vec<Change>,
-) -> Result<(), Refusal> {
+) -> Result<(), QuotaRefusal> {
     let existing = match actor.writable(tree, path) {
         Ok(node) => Some((node.owner(), node.value().len())),
         Err(ErrorName::NotFound) => None,
@@ -215,7 +215,7 @@ fn create(
     path: &NodePath,
     value_len: usize,
     changes: &mut Vec<Change>,
-) -> Result<(), Refusal> {
+) -> Result<(), QuotaRefusal> {
     if path.depth() > limits.depth.min(DEPTH_MAX) {
         return Err(Quota::Depth.into());
     }
@@ -263,7 +263,7 @@ fn set_permissions(
     limits: &Limits,
     path: &NodePath,
     permissions: &PermissionList,
-) -> Result<(), Refusal> {
+) -> Result<(), QuotaRefusal> {
     let node = actor.writable(tree, path)?;
     let owner = node.owner();
     if !actor.privileged {

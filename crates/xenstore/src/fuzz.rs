@@ -1,6 +1,7 @@
 //! Sessions of hostile clients, made from arbitrary bytes. They are the body of a fuzz target and of a
 //! property test.
 
+use ringfence_sys::numbers::bounded;
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
     Header, MessageReader, MessageType, PAYLOAD_MAX, Request, WatchEvent, parse_permissions,
@@ -230,7 +231,7 @@ impl Session<'_> {
             return;
         }
         let used = (self.server.nodes_of(domain), self.server.bytes_of(domain));
-        let len = u32::try_from(payload.len()).unwrap_or(PAYLOAD_MAX);
+        let len = bounded(payload.len(), PAYLOAD_MAX);
         self.server.handle(id, &Header { kind, req_id: 1, tx_id, len }, payload);
         if !privileged {
             // A privileged writer may exceed the quota of a domain, but the domain itself may add nothing then.

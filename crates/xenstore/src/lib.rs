@@ -70,6 +70,6 @@ pub use client::{StoreAccess, StoreClient, StoreError, Transaction, WatchEvent};
 #[cfg(any(test, feature = "test-utils"))]
 pub use fuzz::fuzz_store_session;
 pub use output::OutputQueue;
-pub use pump::{AttachError, CloseReason, Closed, StorePump};
+pub use pump::{CloseReason, Closed, StoreAttachError, StorePump};
 pub use quota::{DEPTH_MAX, Limits, Refusals, StoreCounters};
 pub use server::{ConnectionId, Leftovers, StoreServer, TooManyConnections};

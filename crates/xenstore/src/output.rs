@@ -7,16 +7,16 @@ use std::sync::Arc;
 const OVERHEAD: usize = 64;
 
 #[derive(Debug)]
-enum Message {
+enum StoreMessage {
     Reply(Vec<u8>),
     Event(Arc<[u8]>),
 }
 
-impl Message {
+impl StoreMessage {
     fn bytes(&self) -> &[u8] {
         match self {
-            Message::Reply(bytes) => bytes,
-            Message::Event(bytes) => bytes,
+            StoreMessage::Reply(bytes) => bytes,
+            StoreMessage::Event(bytes) => bytes,
         }
     }
 }
@@ -25,7 +25,7 @@ impl Message {
 /// merged (XSA-349): the reader of an event reads the store afterwards, so it sees every earlier change.
 #[derive(Default, Debug)]
 pub struct OutputQueue {
-    queue: VecDeque<Message>,
+    queue: VecDeque<StoreMessage>,
     /// Events in `queue`, to find equal ones.
     events: HashSet<Arc<[u8]>>,
     /// Total cost of the messages in `queue`.
@@ -74,7 +74,7 @@ impl OutputQueue {
             count -= rest;
             self.sent = 0;
             self.cost -= message.bytes().len() + OVERHEAD;
-            if let Message::Event(event) = message {
+            if let StoreMessage::Event(event) = message {
                 self.events.remove(event);
             }
             self.queue.pop_front();
@@ -82,7 +82,7 @@ impl OutputQueue {
     }
 
     pub(super) fn push_reply(&mut self, bytes: Vec<u8>) {
-        self.push(Message::Reply(bytes));
+        self.push(StoreMessage::Reply(bytes));
     }
 
     /// Queues an event. Returns `false` if an equal event waits already.
@@ -92,11 +92,11 @@ impl OutputQueue {
         }
         let event: Arc<[u8]> = bytes.into();
         self.events.insert(Arc::clone(&event));
-        self.push(Message::Event(event));
+        self.push(StoreMessage::Event(event));
         true
     }
 
-    fn push(&mut self, message: Message) {
+    fn push(&mut self, message: StoreMessage) {
         self.cost += message.bytes().len() + OVERHEAD;
         self.queue.push_back(message);
     }

@@ -56,7 +56,7 @@ pub struct Closed {
 
 /// Reasons for which a connection is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-pub enum AttachError {
+pub enum StoreAttachError {
     /// Connection above the limit of the domain.
     #[error(transparent)]
     TooMany(#[from] TooManyConnections),
@@ -101,14 +101,14 @@ impl StorePump {
     /// Adds a connection of `domain` over the stream socket `socket`.
     ///
     /// # Errors
-    /// Returns [`AttachError`] if the domain has too many connections or a system call fails. The socket
+    /// Returns [`StoreAttachError`] if the domain has too many connections or a system call fails. The socket
     /// is closed then.
     pub fn attach(
         &mut self,
         socket: OwnedFd,
         domain: DomId,
         privileged: bool,
-    ) -> Result<ConnectionId, AttachError> {
+    ) -> Result<ConnectionId, StoreAttachError> {
         let stream = Stream::new(socket)?;
         let id = self.server.connect(domain, privileged)?;
         let interest = epoll::EventFlags::IN;

@@ -136,30 +136,30 @@ pub struct StoreCounters {
 
 /// Reasons for which a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Refusal {
+pub(super) enum QuotaRefusal {
     /// Violation of the protocol's rules.
     Error(ErrorName),
     /// Exceeded limit; the error in the reply is `ENOSPC`.
     Quota(Quota),
 }
 
-impl Refusal {
+impl QuotaRefusal {
     pub(super) fn error_name(self) -> ErrorName {
         match self {
-            Refusal::Error(error) => error,
-            Refusal::Quota(_) => ErrorName::NoSpace,
+            QuotaRefusal::Error(error) => error,
+            QuotaRefusal::Quota(_) => ErrorName::NoSpace,
         }
     }
 }
 
-impl From<ErrorName> for Refusal {
-    fn from(error: ErrorName) -> Refusal {
-        Refusal::Error(error)
+impl From<ErrorName> for QuotaRefusal {
+    fn from(error: ErrorName) -> QuotaRefusal {
+        QuotaRefusal::Error(error)
     }
 }
 
-impl From<Quota> for Refusal {
-    fn from(quota: Quota) -> Refusal {
-        Refusal::Quota(quota)
+impl From<Quota> for QuotaRefusal {
+    fn from(quota: Quota) -> QuotaRefusal {
+        QuotaRefusal::Quota(quota)
     }
 }

@@ -22,11 +22,11 @@
 use super::access::{Actor, Change, ChangeKind};
 use super::output::OutputQueue;
 use super::path::NodePath;
-use super::quota::{Limits, Quota, Refusal, Refusals, StoreCounters};
+use super::quota::{Limits, Quota, QuotaRefusal, Refusals, StoreCounters};
 use super::transaction::Transaction;
 use super::tree::{Node, Tree, without_domain};
 use super::watch::{Versions, WatchTable};
-use requests::{Answer, Effect};
+use requests::{Effect, StoreAnswer};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
     ErrorName, Header, Path, WatchPath, domain_path, emit_error, emit_event, emit_reply,
@@ -75,7 +75,7 @@ pub enum Leftovers {
 }
 
 #[derive(Debug)]
-struct Connection {
+struct StoreConnection {
     actor: Actor,
     output: OutputQueue,
     transactions: BTreeMap<u32, Transaction>,
@@ -90,7 +90,7 @@ pub struct StoreServer {
     limits: Limits,
     tree: Tree,
     watches: WatchTable,
-    connections: BTreeMap<ConnectionId, Connection>,
+    connections: BTreeMap<ConnectionId, StoreConnection>,
     next_connection: u64,
     introduced: BTreeSet<DomId>,
     ready: BTreeSet<ConnectionId>,
@@ -143,7 +143,7 @@ impl StoreServer {
         }
         let id = ConnectionId(self.next_connection);
         self.next_connection += 1;
-        let connection = Connection {
+        let connection = StoreConnection {
             actor,
             output: OutputQueue::default(),
             transactions: BTreeMap::new(),
@@ -169,7 +169,7 @@ impl StoreServer {
         self.connections.contains_key(&id)
     }
 
-    fn of_domain(&self, domain: DomId) -> impl Iterator<Item = (ConnectionId, &Connection)> {
+    fn of_domain(&self, domain: DomId) -> impl Iterator<Item = (ConnectionId, &StoreConnection)> {
         self.connections
             .iter()
             .filter(move |(_, connection)| connection.actor.domain == domain)
@@ -242,7 +242,7 @@ impl StoreServer {
     }
 
     fn unprivileged_paused(&self) -> bool {
-        let behind = |connection: &Connection| {
+        let behind = |connection: &StoreConnection| {
             connection.actor.privileged && connection.output.cost() > self.limits.output_soft
         };
         self.exclusive.is_some() || self.connections.values().any(behind)
@@ -269,7 +269,8 @@ impl StoreServer {
         let answer = self.answer(id, header, payload);
         let mut message = Vec::new();
         let effect = match answer {
-            Ok(Answer { payload, effect }) => match emit_reply(header, &payload, &mut message) {
+            Ok(StoreAnswer { payload, effect }) => match emit_reply(header, &payload, &mut message)
+            {
                 Ok(()) => effect,
                 Err(_) => {
                     emit_error(header, ErrorName::TooBig, &mut message);
@@ -290,17 +291,17 @@ impl StoreServer {
         }
     }
 
-    fn count_refusal(&mut self, refusal: Refusal) {
+    fn count_refusal(&mut self, refusal: QuotaRefusal) {
         match refusal {
-            Refusal::Quota(quota) => self.counters.refused.count(quota),
-            Refusal::Error(ErrorName::Invalid | ErrorName::NotImplemented) => {
+            QuotaRefusal::Quota(quota) => self.counters.refused.count(quota),
+            QuotaRefusal::Error(ErrorName::Invalid | ErrorName::NotImplemented) => {
                 self.counters.malformed += 1;
             }
-            Refusal::Error(ErrorName::Access | ErrorName::NotPermitted) => {
+            QuotaRefusal::Error(ErrorName::Access | ErrorName::NotPermitted) => {
                 self.counters.denied += 1;
             }
-            Refusal::Error(ErrorName::Again) => self.counters.conflicts += 1,
-            Refusal::Error(_) => {}
+            QuotaRefusal::Error(ErrorName::Again) => self.counters.conflicts += 1,
+            QuotaRefusal::Error(_) => {}
         }
     }
 

@@ -14,7 +14,7 @@
 
 use super::access::{Actor, Change, Mutation};
 use super::path::NodePath;
-use super::quota::{Limits, Quota, Refusal};
+use super::quota::{Limits, Quota, QuotaRefusal};
 use super::tree::Tree;
 use ringfence_wire::xenstore::ErrorName;
 use std::collections::BTreeSet;
@@ -51,7 +51,7 @@ impl Transaction {
         path: &NodePath,
         actor: Actor,
         limits: &Limits,
-    ) -> Result<&Tree, Refusal> {
+    ) -> Result<&Tree, QuotaRefusal> {
         let (_, found) = self.tree.nearest(path.as_str());
         if found < path.depth() {
             self.add_to_read_set(path.ancestor(found), actor, limits)?;
@@ -95,7 +95,7 @@ impl Transaction {
         mutation: Mutation,
         actor: Actor,
         limits: &Limits,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), QuotaRefusal> {
         let path = mutation.path();
         self.tree_for_read(path, actor, limits)?;
         // A log entry costs its path, its value and its own size, so that a log of empty writes is limited too.
@@ -115,7 +115,7 @@ impl Transaction {
         current: &Tree,
         actor: Actor,
         limits: &Limits,
-    ) -> Result<(Tree, Vec<Change>), Refusal> {
+    ) -> Result<(Tree, Vec<Change>), QuotaRefusal> {
         let mut tree = current.clone();
         let mut changes = Vec::new();
         if self.log.is_empty() {

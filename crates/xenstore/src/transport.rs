@@ -9,7 +9,7 @@ use rustix::io::{Errno, read, write};
 use rustix::net::sockopt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use ringfence_sys::descriptors::{ByteSocket, Received};
+use ringfence_sys::descriptors::{ByteSocket, StreamReceived};
 
 /// Non-blocking byte stream of a client or server.
 #[derive(Debug)]
@@ -49,10 +49,10 @@ impl Stream {
         let outcome = match self {
             Stream::Socket(socket) => {
                 return match socket.receive(buffer)? {
-                    Received::Bytes(len) => Ok(Transfer::Bytes(len)),
-                    Received::Empty => Ok(Transfer::WouldBlock),
-                    Received::Closed => Ok(Transfer::Closed),
-                    Received::Descriptors => Err(Errno::BADMSG),
+                    StreamReceived::Bytes(len) => Ok(Transfer::Bytes(len)),
+                    StreamReceived::Empty => Ok(Transfer::WouldBlock),
+                    StreamReceived::Closed => Ok(Transfer::Closed),
+                    StreamReceived::Descriptors => Err(Errno::BADMSG),
                 };
             }
             Stream::Device(fd) => read(fd, &mut *buffer),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ringfence_memory::{
     DeviceAccess, DeviceRange, DeviceRegion, LentSlice, Mapping, PAGE_SIZE, Protection,
 };
+use ringfence_sys::numbers::bounded;
 
 use super::AddressSpace;
 use ringfence_platform::window::{EngineFacts, Held, IssueError};
@@ -54,7 +55,7 @@ impl RegionShape {
 
 /// States of a page: ready to issue, issued, or revoked and not yet zeroed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum RegionPageState {
     Fresh,
     Issued,
     Stale,
@@ -79,7 +80,7 @@ pub struct RegionTable {
     region: RegionShape,
     space: Arc<dyn AddressSpace>,
     memory: Backing,
-    states: Vec<State>,
+    states: Vec<RegionPageState>,
     generations: Vec<u32>,
     entries: Vec<Option<PageId>>,
     counters: Arc<Counters>,
@@ -146,7 +147,7 @@ impl RegionTable {
             region,
             space,
             memory,
-            states: vec![State::Fresh; pages],
+            states: vec![RegionPageState::Fresh; pages],
             generations: vec![0; pages],
             entries: vec![None; region.window.entries as usize],
             counters,
@@ -163,7 +164,7 @@ impl RegionTable {
         self.entries.get_mut(at as usize)
     }
 
-    fn state(&mut self, page: PageId) -> Option<&mut State> {
+    fn state(&mut self, page: PageId) -> Option<&mut RegionPageState> {
         self.states.get_mut(page.0 as usize)
     }
 
@@ -177,7 +178,7 @@ impl RegionTable {
             *slot = None;
         }
         if let Some(state) = self.state(page) {
-            *state = State::Stale;
+            *state = RegionPageState::Stale;
         }
         self.counters.window_revokes.add(1);
         Ok(page)
@@ -209,7 +210,7 @@ impl RegionTable {
             *generation = generation.wrapping_add(1);
         }
         if let Some(state) = self.state(page) {
-            *state = State::Fresh;
+            *state = RegionPageState::Fresh;
         }
         self.counters.window_scrubs.add(1);
         Ok(())
@@ -248,9 +249,9 @@ impl TranslationTable for RegionTable {
     fn prepare(&mut self, page: PageId) -> Result<(), RevokeError> {
         match self.state(page) {
             None => Err(RevokeError::NotIssued),
-            Some(State::Fresh) => Ok(()),
-            Some(State::Issued) => Err(RevokeError::Busy),
-            Some(State::Stale) => self.empty(page),
+            Some(RegionPageState::Fresh) => Ok(()),
+            Some(RegionPageState::Issued) => Err(RevokeError::Busy),
+            Some(RegionPageState::Stale) => self.empty(page),
         }
     }
 
@@ -267,7 +268,7 @@ impl TranslationTable for RegionTable {
         if kind != access {
             return Err(IssueError::Access { page, kind });
         }
-        if self.state(page).copied() != Some(State::Fresh) {
+        if self.state(page).copied() != Some(RegionPageState::Fresh) {
             return Err(IssueError::NotFresh { page });
         }
         let address = self.region.address(gref).ok_or(none)?;
@@ -278,7 +279,7 @@ impl TranslationTable for RegionTable {
             *slot = Some(page);
         }
         if let Some(state) = self.state(page) {
-            *state = State::Issued;
+            *state = RegionPageState::Issued;
         }
         self.counters.window_issues.add(1);
         Ok(())
@@ -301,12 +302,14 @@ impl TranslationTable for RegionTable {
 
     fn scrub(&mut self) -> Result<u32, RevokeError> {
         let pages = (0u32..).zip(&self.states);
-        let stale: Vec<u32> =
-            pages.filter(|(_, state)| **state == State::Stale).map(|(page, _)| page).collect();
+        let stale: Vec<u32> = pages
+            .filter(|(_, state)| **state == RegionPageState::Stale)
+            .map(|(page, _)| page)
+            .collect();
         for page in &stale {
             self.empty(PageId(*page))?;
         }
-        Ok(u32::try_from(stale.len()).unwrap_or(u32::MAX))
+        Ok(bounded(stale.len(), u32::MAX))
     }
 
     fn held(&mut self) -> Held {

@@ -5,7 +5,7 @@
 //! A grant window ([`TranslationTable`]) lets a granter issue and revoke pages without its peer, at the cost
 //! of a few stores. The [reuse cache](reuse::ReuseCache) avoids even these: an issued page stays issued and
 //! is granted again at no cost, until another page needs its entry or the page gets another purpose. The
-//! [pool](pool::Pool) hands out the most recently used pages first. A pool grows with the load and returns
+//! [pool](pool::WindowPool) hands out the most recently used pages first. A pool grows with the load and returns
 //! memory to the system on request. A page leaves the pool only after its grant was revoked and the grantee
 //! has no access to it.
 //!
@@ -24,8 +24,9 @@ pub use ringfence_platform::window::{EngineFacts, Held, IssueError};
 use ringfence_platform::{
     Access, Gref, PageId, RevokeError, TranslationTable, WindowError, WindowName,
 };
+use ringfence_sys::numbers::bounded;
 
-use pool::Pool;
+use pool::WindowPool;
 use reuse::ReuseCache;
 pub use reuse::ReuseStats;
 pub use stock::{RECLAIM_INTERVAL, RingWindow, WindowStock};
@@ -155,7 +156,7 @@ pub struct PageSource {
     table: Box<dyn TranslationTable>,
     memory: Vec<LentSlice>,
     cache: ReuseCache,
-    pools: [Pool; 2],
+    pools: [WindowPool; 2],
     policy: SourcePolicy,
     since_churn: u32,
     /// Pages that left the pool while the grantee claims to use them, with the time.
@@ -184,7 +185,7 @@ impl PageSource {
     pub fn new(table: Box<dyn TranslationTable>, ready: u32, policy: SourcePolicy) -> PageSource {
         let shape = table.shape();
         let memory = (0..shape.pages()).filter_map(|page| table.memory(PageId(page))).collect();
-        let pool = |access| Pool::new(shape.pages_for(access), ready);
+        let pool = |access| WindowPool::new(shape.pages_for(access), ready);
         PageSource {
             memory,
             cache: ReuseCache::new(shape).with_revocation(policy.revocation),
@@ -357,7 +358,7 @@ impl PageSource {
         let count = leaving.len();
         leaving.into_iter().for_each(|page| self.expel(page));
         self.table.scrub()?;
-        Ok(u32::try_from(count).unwrap_or(u32::MAX))
+        Ok(bounded(count, u32::MAX))
     }
 
     /// Returns true if the grantee holds pages whose I/O is over. Then the owner must
@@ -390,12 +391,12 @@ impl PageSource {
         }
         let mut grefs: Vec<Gref> =
             overdue.iter().filter_map(|page| self.cache.forget(*page)).collect();
-        let mut pages = u32::try_from(overdue.len()).unwrap_or(u32::MAX);
+        let mut pages = bounded(overdue.len(), u32::MAX);
         overdue.into_iter().for_each(|page| self.gone(page));
         if self.starved.is_some_and(|since| now.duration_since(since) >= hold_limit) {
             self.starved = None;
             let idle = self.cache.forget_idle();
-            pages = pages.saturating_add(u32::try_from(idle.len()).unwrap_or(u32::MAX));
+            pages = pages.saturating_add(bounded(idle.len(), u32::MAX));
             grefs.extend(idle);
         }
         if grefs.is_empty() {
@@ -415,16 +416,16 @@ impl PageSource {
         self.cache.clear();
         self.lingering.clear();
         (self.starved, self.lent) = (None, 0);
-        self.pools.iter_mut().for_each(Pool::put_all);
+        self.pools.iter_mut().for_each(WindowPool::put_all);
     }
 
     /// Returns the present levels.
     pub fn levels(&mut self) -> SourceLevels {
-        let sum = |of: fn(&Pool) -> u32| self.pools.iter().map(of).sum();
-        let lingering = u32::try_from(self.lingering.len()).unwrap_or(u32::MAX);
+        let sum = |of: fn(&WindowPool) -> u32| self.pools.iter().map(of).sum();
+        let lingering = bounded(self.lingering.len(), u32::MAX);
         SourceLevels {
-            present: sum(Pool::present),
-            in_use: sum(Pool::in_use),
+            present: sum(WindowPool::present),
+            in_use: sum(WindowPool::in_use),
             held: self.table.held().pages.saturating_add(lingering),
             reuse: self.cache.stats(),
         }

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 
 use ringfence_platform::PageId;
+use ringfence_sys::numbers::bounded;
 
 /// Pages of one kind. Each is *absent* (its memory belongs to the system), *free* in the pool, *in use*, or
 /// leaving.
-pub struct Pool {
+pub struct WindowPool {
     /// Stack of free pages; the most recently used is last.
     free: Vec<PageId>,
     /// Queue of absent pages; the one that left last is last.
@@ -17,22 +18,22 @@ pub struct Pool {
     all: Vec<PageId>,
 }
 
-impl Pool {
+impl WindowPool {
     /// Makes a pool in which the first `ready` of `pages` are free and the others absent. The bound is their
     /// number.
-    pub fn new(pages: impl Iterator<Item = PageId>, ready: u32) -> Pool {
+    pub fn new(pages: impl Iterator<Item = PageId>, ready: u32) -> WindowPool {
         let all: Vec<PageId> = pages.collect();
-        let bound = u32::try_from(all.len()).unwrap_or(u32::MAX);
+        let bound = bounded(all.len(), u32::MAX);
         let (first, rest) = all.split_at(all.len().min(ready as usize));
         // Pages with low numbers are used first.
         let free = first.iter().copied().rev().collect();
         let absent = rest.iter().copied().collect();
-        Pool { free, absent, in_use: 0, bound, all }
+        WindowPool { free, absent, in_use: 0, bound, all }
     }
 
     /// Returns the number of free and used pages.
     pub fn present(&self) -> u32 {
-        u32::try_from(self.free.len()).unwrap_or(u32::MAX).saturating_add(self.in_use)
+        bounded(self.free.len(), u32::MAX).saturating_add(self.in_use)
     }
 
     /// Returns true if there are more pages than the bound allows.
@@ -83,14 +84,14 @@ impl Pool {
     }
 
     /// Changes the bound, and appends the free pages above it to `leaving`, the least recently used first. They
-    /// count as in use until [`Pool::left`].
+    /// count as in use until [`WindowPool::left`].
     pub fn set_bound(&mut self, bound: u32, leaving: &mut Vec<PageId>) {
         self.bound = bound;
         let surplus = self.present().saturating_sub(bound) as usize;
         let going = self.free.drain(..surplus.min(self.free.len()));
         let before = leaving.len();
         leaving.extend(going);
-        self.in_use += u32::try_from(leaving.len() - before).unwrap_or(0);
+        self.in_use += bounded(leaving.len() - before, u32::MAX);
     }
 
     /// Makes a page that was taken absent.
@@ -102,6 +103,7 @@ impl Pool {
     /// Resets the pool: no page is in use, and as many are free as the bound allows.
     pub fn put_all(&mut self) {
         let ready = self.present().min(self.bound);
-        *self = Pool { bound: self.bound, ..Pool::new(self.all.iter().copied(), ready) };
+        *self =
+            WindowPool { bound: self.bound, ..WindowPool::new(self.all.iter().copied(), ready) };
     }
 }

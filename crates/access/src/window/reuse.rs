@@ -2,6 +2,7 @@
 //! grant mechanism, with pages as keys. Pages of a grant window are numbered, so two arrays suffice.
 
 use ringfence_platform::{Gref, PageId, RevokeError, TranslationTable, WindowShape};
+use ringfence_sys::numbers::bounded;
 
 use super::{GrantError, Revocation};
 
@@ -226,6 +227,6 @@ impl ReuseCache {
     pub fn clear(&mut self) {
         self.by_page.fill(NONE);
         self.slots.fill(None);
-        self.free = (0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX)).rev().collect();
+        self.free = (0..bounded(self.slots.len(), u32::MAX)).rev().collect();
     }
 }

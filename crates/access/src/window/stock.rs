@@ -17,6 +17,7 @@ use ringfence_memory::LentSlice;
 use ringfence_platform::{
     Access, DomId, Gref, PageId, Platform, WindowError, WindowName, WindowShape,
 };
+use ringfence_sys::numbers::bounded;
 
 use super::{HeldTooLong, PageSource, SourceLevels, SourcePolicy, mark};
 
@@ -69,7 +70,7 @@ impl WindowStock {
             Some(source) => source,
             None => self.renewed()?,
         };
-        let bound = u32::try_from(source.pages()).unwrap_or(u32::MAX);
+        let bound = bounded(source.pages(), u32::MAX);
         let (access, returns) = (self.access, self.returns.clone());
         Some(RingWindow { access, source: Some(source), returns, bound, reclaim_at: None })
     }

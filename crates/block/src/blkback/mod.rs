@@ -36,15 +36,10 @@
 //!
 //! # Page access
 //!
-//! | [`Mode`] | cost per request | memory the disk works on |
-//! |---|---|---|
-//! | `map` | a map, an unmap | the guest's pages |
-//! | `persistent` | a look-up ([`ringfence_access::persistent`]) | the guest's pages |
-//! | `window` | an index ([`ringfence_platform::window`]) | the guest's pages |
-//! | `copy` | a copy element for each segment | private memory |
-//!
-//! In all modes but `copy` the guest can change bytes while the disk works on them. A request releases its
-//! pages before it is answered, because the guest revokes them after that.
+//! A request holds its pages from the start of its I/O until just before its answer: the guest revokes them after the
+//! answer. [`ringfence_access::request_access`] says for each mode what happens at both times, and when a page is
+//! mapped and unmapped. In all modes but `copy` the disk works on the guest's pages themselves, and the guest can change
+//! bytes meanwhile.
 //!
 //! # Misbehaving guests
 //!
@@ -53,8 +48,8 @@
 //! waited for before any page is unmapped. `penalty` bounds the processor time that a guest can take from
 //! others.
 
-mod bounce;
 mod counters;
+mod fault;
 mod job;
 mod pages;
 mod penalty;
@@ -67,19 +62,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 pub use counters::{QueueCounters, named_persistent};
-use ringfence_access::Mode;
+pub use fault::QueueFault;
 pub use ringfence_access::persistent::{PersistentCounters, PersistentLimits};
+use ringfence_access::{Mode, RequestAccess};
 use ringfence_platform::{Channel, Counters, Grantee, WindowView};
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingLayout, RingPages};
 use ringfence_sys::mailbox::{MailSender, mailbox};
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::Spin;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, Rules, SEGMENTS_MAX};
-pub use worker::QueueFault;
 
 use crate::storage::{Disk, Geometry};
-use pages::Pages;
-use queue::{Queue, QueueTerms};
+use queue::{BlkbackQueue, QueueTerms};
 use worker::{Worker, WorkerCommand};
 
 /// Configuration of a backend.
@@ -107,7 +102,7 @@ impl Default for BlkbackOptions {
         BlkbackOptions {
             mode: Mode::Persistent,
             persistent: PersistentLimits::default(),
-            queues: u32::try_from(processors).unwrap_or(1).clamp(1, 4),
+            queues: bounded(processors.clamp(1, 4), 4u32),
             ring_order: ringfence_wire::blkif::RING_ORDER_MAX,
             indirect_segments: SEGMENTS_MAX,
             // On a single processor polling would keep the peer from producing work.
@@ -237,11 +232,11 @@ impl Blkback {
             let mode = if window.is_some() { Mode::Window } else { options.mode };
             let may_keep = matches!(mode, Mode::Persistent | Mode::Window);
             let keeps = (agreement.persistent && may_keep).then_some(options.persistent);
-            let pages = Pages::new(pages, mode, keeps, window);
+            let pages = RequestAccess::new(pages, mode, keeps).with_window(window);
             let counters = Arc::new(QueueCounters::default());
             let persistent = Arc::clone(pages.persistent());
-            let both = (Arc::clone(rules), Arc::clone(&counters));
-            let queue = Queue::new(ring, terms, pages, queue, both);
+            let (counted, totals) = (Arc::clone(rules), Arc::clone(&counters));
+            let queue = BlkbackQueue::new(ring, terms, pages, queue, counted, totals);
             let failed = |what| move |source: io::Error| StartError::System { what, source };
             let (commands, mailbox) = mailbox().map_err(failed("an event file"))?;
             let worker = Worker {

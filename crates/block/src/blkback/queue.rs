@@ -1,25 +1,31 @@
 //! Request processing of one ring: consume, validate, submit to the disk, answer.
 //!
-//! A request becomes a [`Job`] with a number, which is also its token at the disk. The job of each
-//! unanswered request is found by its ring slot (`places`). Requests are consumed in ring order and answered
-//! in the order of completion. At most one consumed request waits ([`InFlight::may_start`]); while it
-//! does, no further request is consumed.
+//! A request becomes a [`Job`]. [`BlkbackQueue::start`] makes its pages accessible and passes it to the disk; while the
+//! disk works on it, the job is in the [`JobTable`]. Each completion takes its job out again: the job continues with
+//! its next operation, or [`BlkbackQueue::conclude`] releases its pages and answers the request. Requests are consumed in
+//! ring order and answered in the order of completion. At most one consumed request waits
+//! ([`InFlight::may_start`]); while it does, no further request is consumed.
+//!
+//! A completion without a job, and a ring slot without a request, end the queue with a [`QueueFault`].
 
 use core::time::Duration;
 use std::sync::Arc;
 
+use ringfence_access::RequestAccess;
+use ringfence_access::request_access::PageError;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::{GrantStatus, Grantee};
+use ringfence_platform::Grantee;
 use ringfence_ring::{AnyOrderRing, ProducerOverflow, RingMemory};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
-    Abi, Body, IndirectHead, Request, Response, Rules, SegmentRange, Slot, Status,
+    Abi, BlkRequest, Body, IndirectHead, Response, Rules, SegmentRange, Slot, Status,
 };
 use rustix::io::Errno;
 
 use super::counters::QueueCounters;
-use super::job::{InFlight, Job, Work};
-use super::pages::{PageError, Pages};
+use super::fault::QueueFault;
+use super::job::{InFlight, Job, JobTable, Work};
+use super::pages::{access_for, grant_rule, page_ranges};
 use crate::storage::{self, DiskQueue, Done, Op, Segment};
 
 /// Maximum number of requests consumed before completed ones are answered.
@@ -37,18 +43,15 @@ pub(super) struct QueueTerms {
 }
 
 /// Ring and the jobs of its unanswered requests.
-pub(super) struct Queue<G, M> {
+pub(super) struct BlkbackQueue<G, M> {
     ring: AnyOrderRing<M>,
     terms: QueueTerms,
-    pages: Pages<G>,
+    pages: RequestAccess<G>,
     disk: Box<dyn DiskQueue>,
-    jobs: Vec<Option<Job>>,
-    free: Vec<u32>,
-    /// Job number by ring slot, or [`NO_JOB`].
-    places: Vec<u32>,
+    jobs: JobTable,
     in_flight: InFlight,
     /// Job that was consumed and may not start yet.
-    waiting: Option<u32>,
+    waiting: Option<Job>,
     done: Vec<Done>,
     segments: Vec<Vec<Segment>>,
     ranges: Vec<Vec<SegmentRange>>,
@@ -57,25 +60,20 @@ pub(super) struct Queue<G, M> {
     counters: Arc<QueueCounters>,
 }
 
-/// Entry of `places` for a slot without a job.
-const NO_JOB: u32 = u32::MAX;
-
-impl<G: Grantee, M: RingMemory> Queue<G, M> {
+impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
     pub(super) fn new(
         ring: AnyOrderRing<M>,
         terms: QueueTerms,
-        pages: Pages<G>,
+        pages: RequestAccess<G>,
         disk: Box<dyn DiskQueue>,
-        (rules, counters): (Arc<RuleCounters>, Arc<QueueCounters>),
-    ) -> Queue<G, M> {
-        let count = ring.count();
-        Queue {
+        rules: Arc<RuleCounters>,
+        counters: Arc<QueueCounters>,
+    ) -> BlkbackQueue<G, M> {
+        BlkbackQueue {
             terms,
             pages,
             disk,
-            jobs: (0..count).map(|_| None).collect(),
-            free: (0..count).rev().collect(),
-            places: vec![NO_JOB; count as usize],
+            jobs: JobTable::new(ring.count()),
             in_flight: InFlight::default(),
             waiting: None,
             done: Vec::new(),
@@ -109,41 +107,45 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
 
     /// Serves one round: consumes up to [`BATCH`] requests, submits them, and answers completed ones. Returns
     /// `true` if any work was done.
-    pub(super) fn round(&mut self, now: Duration) -> Result<bool, ProducerOverflow> {
+    pub(super) fn round(&mut self, now: Duration) -> Result<bool, QueueFault> {
         let mut taken = 0;
         if let Some(job) = self.waiting.take() {
-            self.start(job, now);
+            self.start(job, now)?;
         }
         let available = self.ring.unconsumed()?.min(BATCH);
         // A page over the persistent limit costs a map and an unmap: the round ends, so that others can run.
         let not_kept = self.not_kept();
         while taken < available && self.waiting.is_none() && self.not_kept() == not_kept {
-            self.consume(now);
+            self.consume(now)?;
             taken += 1;
         }
         self.disk.kick();
-        let ended = self.finish();
+        let ended = self.finish()?;
         Ok(taken > 0 || ended)
     }
 
-    /// Answers completed requests. Returns `true` if there was any.
-    pub(super) fn finish(&mut self) -> bool {
+    /// Answers completed requests. Returns `true` if there was any, or the first fault after all were handled.
+    pub(super) fn finish(&mut self) -> Result<bool, QueueFault> {
         let mut any = false;
+        let mut outcome = Ok(());
         loop {
             self.disk.reap(&mut self.done);
             if self.done.is_empty() {
-                return any;
+                return outcome.map(|()| any);
             }
             any = true;
             let mut again = false;
             for i in 0..self.done.len() {
                 let Done { token, result, segments } = &mut self.done[i];
                 let (token, result, segments) = (*token, *result, core::mem::take(segments));
-                again |= self.completed(token, result, segments);
+                match self.completed(token, result, segments) {
+                    Ok(submitted) => again |= submitted,
+                    Err(fault) => outcome = outcome.and(Err(fault)),
+                }
             }
             self.done.clear();
             if !again {
-                return true;
+                return outcome.map(|()| true);
             }
             self.disk.kick();
         }
@@ -171,7 +173,7 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
     }
 
     /// Consumes one request from the ring and starts it.
-    fn consume(&mut self, now: Duration) {
+    fn consume(&mut self, now: Duration) -> Result<(), QueueFault> {
         let mut slot: Slot = [0; 112];
         let index = match self.terms.abi {
             Abi::X86_64 => {
@@ -187,8 +189,8 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         };
         let mut ranges = self.ranges.pop().unwrap_or_default();
         ranges.clear();
-        let Request { id, operation, body } =
-            Request::parse(self.terms.abi, &slot, &self.terms.rules, &mut ranges);
+        let BlkRequest { id, operation, body } =
+            BlkRequest::parse(self.terms.abi, &slot, &self.terms.rules, &mut ranges);
         let validated = match body {
             Ok(Body::Transfer(transfer)) => Ok(Work::Transfer(transfer)),
             Ok(Body::Flush(transfer)) => Ok(Work::Flush(transfer)),
@@ -202,34 +204,19 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
             }
             Err(refusal) => Err((refusal.label(), refusal.status())),
         };
-        let step = Op::Flush;
-        match (validated, self.free.pop()) {
-            (Ok(work), Some(job)) => {
+        match validated {
+            Ok(work) => {
                 self.counters.count(work, &ranges);
-                self.jobs[job as usize] = Some(Job {
-                    index,
-                    id,
-                    operation,
-                    work,
-                    ranges,
-                    step,
-                    pages: None,
-                    parked: vec![],
-                });
-                self.place(index, job);
-                self.start(job, now);
+                let (step, pages, parked) = (work.first(), None, Vec::new());
+                let job = Job { index, id, operation, work, ranges, step, pages, parked };
+                self.start(job, now)?;
                 self.counters.waited.add(u64::from(self.waiting.is_some()));
+                Ok(())
             }
-            (Ok(_), None) => {
-                // There are as many job numbers as ring slots.
-                debug_assert!(false, "more requests than slots");
-                self.answer(index, Response { id, operation, status: Status::Error });
-            }
-            (Err((rule, status)), free) => {
-                self.free.extend(free);
+            Err((rule, status)) => {
                 self.ranges.push(ranges);
                 self.refused(rule);
-                self.answer(index, Response { id, operation, status });
+                self.answer(index, Response { id, operation, status })
             }
         }
     }
@@ -248,69 +235,68 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         now: Duration,
         ranges: &mut Vec<SegmentRange>,
     ) -> Result<Work, (&'static str, Status)> {
-        let mut descriptors = core::mem::take(&mut self.descriptors);
-        let read =
-            self.pages.descriptors(head.pages(), head.descriptor_bytes(), now, &mut descriptors);
-        let validated = match read {
+        self.descriptors.clear();
+        self.descriptors.resize(head.descriptor_bytes(), 0);
+        match self.pages.copy_pages(head.pages(), now, &mut self.descriptors) {
             Ok(()) => head
-                .segments(&descriptors, &self.terms.rules, ranges)
+                .segments(&self.descriptors, &self.terms.rules, ranges)
                 .map(Work::Transfer)
                 .map_err(|refusal| (refusal.label(), refusal.status())),
             Err(status) => Err((grant_rule(status), Status::Error)),
-        };
-        self.descriptors = descriptors;
-        validated
-    }
-
-    fn place(&mut self, index: u32, job: u32) {
-        let slot = index & (self.ring.count() - 1);
-        self.places[slot as usize] = job;
+        }
     }
 
     /// Starts a job, or makes it wait.
-    fn start(&mut self, number: u32, now: Duration) {
-        let Some(job) = self.jobs[number as usize].as_mut() else { return };
+    fn start(&mut self, mut job: Job, now: Duration) -> Result<(), QueueFault> {
         if !self.in_flight.may_start(job.work) {
-            self.waiting = Some(number);
-            return;
+            self.waiting = Some(job);
+            return Ok(());
         }
         let mut segments = self.segments.pop().unwrap_or_default();
         if let Some(direction) = job.work.page_direction() {
-            match self.pages.reach(&job.ranges, direction, now, &mut *self.disk, &mut segments) {
+            let (ranges, access) = (page_ranges(&job.ranges), access_for(direction));
+            match self.pages.begin(ranges, access, now, &mut *self.disk, &mut segments) {
                 Ok(pages) => job.pages = Some(pages),
-                Err(why) => {
-                    self.segments.push(segments);
-                    return self.page_failed(number, why);
-                }
+                Err(why) => return self.page_failed(job, segments, why),
             }
         }
-        let work = job.work;
-        self.in_flight.started(number, work);
-        let mut step = work.first();
-        if step == Op::Flush && self.terms.skips_flush {
-            match work.next(step) {
-                Some(next) => step = next,
-                None => return self.end(number, Ok(()), segments),
-            }
+        self.in_flight.started(job.work);
+        let first = job.work.first();
+        if first == Op::Flush && self.terms.skips_flush {
+            return match job.work.next(first) {
+                Some(next) => self.submit(job, next, segments),
+                None => self.end(job, Ok(()), segments),
+            };
         }
-        self.submit(number, step, segments);
+        self.submit(job, first, segments)
     }
 
-    fn page_failed(&mut self, number: u32, why: PageError) {
+    fn page_failed(
+        &mut self,
+        job: Job,
+        segments: Vec<Segment>,
+        why: PageError,
+    ) -> Result<(), QueueFault> {
         let rule = match why {
             PageError::Later if self.in_flight.running() > 0 => {
-                self.waiting = Some(number);
-                return;
+                self.segments.push(segments);
+                self.waiting = Some(job);
+                return Ok(());
             }
             PageError::Later => "blk_too_many_mapped",
             PageError::Failed(status) => grant_rule(status),
         };
         self.refused(rule);
-        self.conclude(number, Status::Error);
+        self.conclude(job, segments, Status::Error)
     }
 
-    fn submit(&mut self, number: u32, step: Op, mut segments: Vec<Segment>) {
-        let Some(job) = self.jobs[number as usize].as_mut() else { return };
+    /// Passes an operation of a job to the disk.
+    fn submit(
+        &mut self,
+        mut job: Job,
+        step: Op,
+        mut segments: Vec<Segment>,
+    ) -> Result<(), QueueFault> {
         job.step = step;
         if step == Op::Flush {
             // The segments belong to the write that follows.
@@ -319,49 +305,38 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         let (sector, sectors) = job.work.range(step);
         // Both lie within the disk, whose size in bytes is a `u64`.
         let (offset, len) = (sector * 512, sectors * 512);
-        self.disk.submit(storage::Request {
-            token: number.into(),
-            op: step,
-            offset,
-            len,
-            segments,
-        });
+        let token = self.jobs.insert(job)?;
+        self.disk.submit(storage::Request { token, op: step, offset, len, segments });
+        Ok(())
     }
 
     /// Handles a completion of the disk. Returns `true` if it submitted the next operation of the job.
-    fn completed(&mut self, token: u64, result: Result<(), i32>, segments: Vec<Segment>) -> bool {
-        let found = u32::try_from(token).ok().and_then(|number| {
-            let job = self.jobs.get(number as usize)?.as_ref()?;
-            Some((number, job.work.next(job.step)))
-        });
-        let Some((number, next)) = found else {
-            debug_assert!(false, "a disk that answers what was not asked");
-            return false;
-        };
-        match next.filter(|_| result.is_ok()) {
+    fn completed(
+        &mut self,
+        token: u64,
+        result: Result<(), i32>,
+        segments: Vec<Segment>,
+    ) -> Result<bool, QueueFault> {
+        let mut job = self.jobs.remove(token)?;
+        match job.work.next(job.step).filter(|_| result.is_ok()) {
             Some(step) => {
-                let parked = self.jobs[number as usize].as_mut().map(|job| &mut job.parked);
-                let written =
-                    parked.map_or_else(Vec::new, |parked| core::mem::replace(parked, segments));
-                self.submit(number, step, written);
-                true
+                let written = core::mem::replace(&mut job.parked, segments);
+                self.submit(job, step, written).map(|()| true)
             }
-            None => {
-                self.end(number, result, segments);
-                false
-            }
+            None => self.end(job, result, segments).map(|()| false),
         }
     }
 
     /// Ends a job after its last disk operation.
-    fn end(&mut self, number: u32, result: Result<(), i32>, mut segments: Vec<Segment>) {
-        // All page handles go before the answer: the frontend revokes the pages after it.
-        segments.clear();
-        self.segments.push(segments);
-        let Some(job) = self.jobs[number as usize].as_ref() else { return };
-        self.in_flight.ended(number, job.work);
+    fn end(
+        &mut self,
+        job: Job,
+        result: Result<(), i32>,
+        segments: Vec<Segment>,
+    ) -> Result<(), QueueFault> {
+        self.in_flight.ended(job.work);
         let status = match result {
-            Ok(()) => self.deliver(number),
+            Ok(()) => self.deliver(&job),
             Err(errno) => {
                 self.counters.failed.add(1);
                 let may = job.step == Op::Flush
@@ -373,17 +348,16 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
                 }
             }
         };
-        self.conclude(number, status);
+        self.conclude(job, segments, status)
     }
 
     /// Copies read data from the bounce buffer to the guest, in mode `copy`.
-    fn deliver(&mut self, number: u32) -> Status {
-        let Some(job) = self.jobs[number as usize].as_ref() else { return Status::Error };
+    fn deliver(&mut self, job: &Job) -> Status {
         let fills = matches!(job.step, Op::Read | Op::Extents);
         let Some(pages) = job.pages.as_ref().filter(|_| fills) else {
             return Status::Okay;
         };
-        match self.pages.copy_out(pages) {
+        match self.pages.copy_out(pages, page_ranges(&job.ranges)) {
             Ok(()) => Status::Okay,
             Err(status) => {
                 self.refused(grant_rule(status));
@@ -392,45 +366,41 @@ impl<G: Grantee, M: RingMemory> Queue<G, M> {
         }
     }
 
-    /// Releases the pages of a job and answers its request.
-    fn conclude(&mut self, number: u32, status: Status) {
-        let Some(job) = self.jobs[number as usize].take() else { return };
-        let Job { index, id, operation, ranges, pages, parked, .. } = job;
-        drop(parked);
-        if let Some(pages) = pages {
-            self.pages.release(pages);
+    /// Releases the pages of a job, then answers its request: the guest revokes the pages after the answer.
+    fn conclude(
+        &mut self,
+        job: Job,
+        mut segments: Vec<Segment>,
+        status: Status,
+    ) -> Result<(), QueueFault> {
+        let Job { index, id, operation, ranges, pages, mut parked, .. } = job;
+        // A flush that failed leaves the segments of its write here.
+        segments.append(&mut parked);
+        match pages {
+            Some(pages) => self.pages.end(pages, &mut segments),
+            None => segments.clear(),
         }
+        self.segments.push(segments);
         self.ranges.push(ranges);
-        self.free.push(number);
-        self.answer(index, Response { id, operation, status });
+        self.answer(index, Response { id, operation, status })
     }
 
-    fn answer(&mut self, index: u32, response: Response) {
+    fn answer(&mut self, index: u32, response: Response) -> Result<(), QueueFault> {
         let oldest = self.ring.oldest();
-        let given = self.ring.answer(index, &response.to_bytes());
-        debug_assert!(given, "each answer is owed to a request");
+        if !self.ring.answer(index, &response.to_bytes()) {
+            return Err(QueueFault::UnknownSlot { index });
+        }
         if oldest == index {
-            return;
+            return Ok(());
         }
         // `answer` moved the oldest request into the slot of the answered one.
         self.counters.moved.add(1);
-        let slot = oldest & (self.ring.count() - 1);
-        let moved = self.places[slot as usize];
-        self.place(index, moved);
-        if let Some(job) = self.jobs.get_mut(moved as usize).and_then(Option::as_mut) {
-            job.index = index;
+        match &mut self.waiting {
+            Some(job) if job.index == oldest => {
+                job.index = index;
+                Ok(())
+            }
+            _ => self.jobs.moved(oldest, index),
         }
-    }
-}
-
-/// Returns the rule name of a page access failure.
-fn grant_rule(status: GrantStatus) -> &'static str {
-    match status {
-        GrantStatus::BadGref => "blk_gref_not_granted",
-        GrantStatus::PermissionDenied => "blk_grant_denied",
-        GrantStatus::BadPage => "blk_page_beyond_arena",
-        GrantStatus::Again => "blk_grant_revoked",
-        GrantStatus::NoSpace => "blk_too_many_mapped",
-        _ => "blk_grant_error",
     }
 }

@@ -11,60 +11,27 @@
 // #syscall driver,daemon clock_gettime: the CPU time that a worker used; time, where the vDSO does not know it
 
 use core::time::Duration;
-use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ringfence_platform::{Channel, ChannelError, Counters, Grantee};
-use ringfence_ring::{ProducerOverflow, RingMemory};
+use ringfence_platform::{Channel, Counters, Grantee};
+use ringfence_ring::RingMemory;
 use ringfence_sys::mailbox::Mailbox;
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::{Spin, Throttle};
 use ringfence_sys::poll::{wait_any, wait_readable};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::counters::QueueCounters;
+use super::fault::QueueFault;
 use super::penalty::{Penalties, Penalty};
-use super::queue::Queue;
+use super::queue::BlkbackQueue;
 
 /// Interval at which idle persistent pages are examined for expiry.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest wait for one completion of the disk while a stopped queue drains.
 const DRAIN_STEP: Duration = Duration::from_millis(100);
-
-/// Reasons for which a queue ends on its own.
-#[derive(Debug, thiserror::Error)]
-pub enum QueueFault {
-    /// Producer index of the frontend's ring is beyond what the ring holds.
-    #[error(transparent)]
-    Ring(#[from] ProducerOverflow),
-    /// Frontend closed its end of the event channel.
-    #[error("the other end of the event channel was closed")]
-    Gone,
-    /// System call that failed.
-    #[error("{what}: {source}")]
-    System {
-        /// Operation that was attempted.
-        what: &'static str,
-        /// Error of the system.
-        source: io::Error,
-    },
-    /// Thread of the queue panicked.
-    #[error("the thread of a queue panicked")]
-    Panicked,
-}
-
-impl QueueFault {
-    /// Returns a constant name of the fault, for counters.
-    pub fn rule(&self) -> &'static str {
-        match self {
-            QueueFault::Ring(_) => "blk_producer_overflow",
-            QueueFault::Gone => "channel_closed",
-            QueueFault::System { .. } => "channel_failed",
-            QueueFault::Panicked => "queue_panicked",
-        }
-    }
-}
 
 /// Commands of the device to a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,12 +45,13 @@ pub(super) enum WorkerCommand {
 /// Returns the time of the monotonic clock.
 pub(super) fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
-    Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+    let (seconds, nanoseconds) = (now.tv_sec.max(0).cast_unsigned(), now.tv_nsec.max(0));
+    Duration::new(seconds, bounded(nanoseconds.cast_unsigned(), 999_999_999))
 }
 
 /// Queue, its event channel and the state of its thread.
 pub(super) struct Worker<G, M, C> {
-    pub(super) queue: Queue<G, M>,
+    pub(super) queue: BlkbackQueue<G, M>,
     pub(super) channel: C,
     pub(super) commands: Mailbox<WorkerCommand>,
     pub(super) spin: Spin,
@@ -105,7 +73,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
     pub(super) fn run(mut self) -> Result<(), QueueFault> {
         // An earlier backend may have crashed after it answered and before it notified.
         let notified = self.channel.notify();
-        let served = notified.map_err(fault).and_then(|()| self.serve());
+        let served = notified.map_err(QueueFault::from).and_then(|()| self.serve());
         self.drain();
         served
     }
@@ -125,7 +93,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
             }
             let worked = self.queue.round(now)?;
             if self.queue.notify_due() {
-                self.channel.notify().map_err(fault)?;
+                self.channel.notify()?;
             }
             self.apply_penalty(
                 penalties.after_round(self.counters.refused.get(), self.queue.not_kept()),
@@ -205,7 +173,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
             self.commands.clear();
         }
         if ready[2] {
-            self.channel.clear().map_err(fault)?;
+            self.channel.clear()?;
         }
         Ok(Woken { event: ready[2] && !ready[0] && !ready[1], any: ready.contains(&true) })
     }
@@ -214,8 +182,13 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
     fn drain(&mut self) {
         let begun = monotonic();
         while self.queue.running() > 0 && monotonic().saturating_sub(begun) < self.drain_limit {
-            if !self.queue.finish() {
-                let _ = wait_readable(self.queue.disk().wait_fd(), Some(DRAIN_STEP));
+            match self.queue.finish() {
+                Ok(true) => {}
+                Ok(false) => {
+                    let _ = wait_readable(self.queue.disk().wait_fd(), Some(DRAIN_STEP));
+                }
+                // The other requests must still end.
+                Err(fault) => tracing::warn!(%fault, "a queue that stops met another fault"),
             }
         }
         if self.queue.notify_due() {
@@ -223,15 +196,5 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
             let _ = self.channel.notify();
         }
         self.queue.shrink();
-    }
-}
-
-fn fault(error: ChannelError) -> QueueFault {
-    match error {
-        ChannelError::PeerGone => QueueFault::Gone,
-        ChannelError::System(errno) => QueueFault::System {
-            what: "event channel",
-            source: io::Error::from_raw_os_error(errno),
-        },
     }
 }

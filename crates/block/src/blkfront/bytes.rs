@@ -1,6 +1,7 @@
 //! Copies between the segments of a request and the pages lent to the backend.
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
+use ringfence_sys::numbers::usize_from;
 
 use crate::storage::Segment;
 
@@ -57,8 +58,8 @@ pub(super) fn from_pages<'a>(
     (at, len): (u64, u64),
     pages: impl Iterator<Item = &'a LentSlice>,
 ) -> Result<(), OutOfRange> {
-    let mut at = usize::try_from(at).unwrap_or(usize::MAX);
-    let mut left = usize::try_from(len).unwrap_or(0);
+    let mut at = usize_from(at);
+    let mut left = usize_from(len);
     for page in pages {
         let len = left.min(PAGE_SIZE);
         from_page(segments, at, page, len)?;

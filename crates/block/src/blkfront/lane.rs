@@ -17,6 +17,7 @@ use ringfence_access::window::SourceLevels;
 use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::{Access, Channel, Granter, Lease};
 use ringfence_ring::{FrontRing, RingPages};
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
     Abi, Direction, Operation, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status, direct,
@@ -27,7 +28,7 @@ use rustix::io::Errno;
 use super::broken::{BrokenRule, channel_rule};
 use super::bytes::{from_pages, to_page};
 use super::completions::Completions;
-use super::pool::{Page, Pool};
+use super::pool::{LentPool, Page};
 use crate::storage::extents::LIST_BYTES;
 use crate::storage::{Op, Request, Segment};
 
@@ -54,11 +55,11 @@ pub(super) struct LaneTerms {
 }
 
 /// Ring with a connected backend.
-pub(super) struct Connection<G, C> {
+pub(super) struct LaneConnection<G, C> {
     pub(super) ring: FrontRing<RingPages>,
     pub(super) ring_pages: Vec<Lease>,
     pub(super) channel: C,
-    pub(super) pool: Pool<G>,
+    pub(super) pool: LentPool<G>,
     pub(super) terms: LaneTerms,
 }
 
@@ -106,7 +107,7 @@ struct Job {
 
 /// State of one ring and of all handles that use it.
 pub(super) struct Lane<G, C> {
-    connection: Option<Connection<G, C>>,
+    connection: Option<LaneConnection<G, C>>,
     /// Set if no connection will follow; requests fail.
     given_up: bool,
     backlog: VecDeque<Piece>,
@@ -143,7 +144,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
     }
 
-    pub(super) fn connection(&self) -> Option<&Connection<G, C>> {
+    pub(super) fn connection(&self) -> Option<&LaneConnection<G, C>> {
         self.connection.as_ref()
     }
 
@@ -172,7 +173,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
     }
 
     /// Installs a connection and posts the waiting pieces.
-    pub(super) fn connect(&mut self, connection: Connection<G, C>) -> Result<(), BrokenRule> {
+    pub(super) fn connect(&mut self, connection: LaneConnection<G, C>) -> Result<(), BrokenRule> {
         let count = connection.ring.count();
         self.posted = (0..count).map(|_| None).collect();
         self.free = (0..count).rev().collect();
@@ -239,8 +240,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             }
             None => {
                 self.jobs.push(Some(job));
-                // The number of requests in flight is far below `u32::MAX`.
-                u32::try_from(self.jobs.len() - 1).unwrap_or(u32::MAX)
+                bounded(self.jobs.len() - 1, u32::MAX)
             }
         };
         if self.given_up {
@@ -401,7 +401,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         let (Some(posted), Some(connection)) = (found, &mut self.connection) else {
             return Err(self.broken("front_response_foreign_id"));
         };
-        self.free.push(u32::try_from(place).unwrap_or(u32::MAX));
+        self.free.push(bounded(place, u32::MAX));
         let Posted { piece, pages, descriptors, .. } = posted;
         let mut error = match response.status {
             Status::Okay => None,
@@ -461,7 +461,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
     /// Registers a handle. Returns a number that no unfinished job has.
     pub(super) fn register(&mut self, completions: Arc<Completions>) -> u32 {
         let vacant = (0..self.owners.len()).find(|place| {
-            let number = u32::try_from(*place).unwrap_or(u32::MAX);
+            let number = bounded(*place, u32::MAX);
             self.owners[*place].is_none() && self.pending(number) == 0
         });
         let place = vacant.unwrap_or_else(|| {
@@ -469,7 +469,7 @@ impl<G: Granter, C: Channel> Lane<G, C> {
             self.owners.len() - 1
         });
         self.owners[place] = Some(completions);
-        u32::try_from(place).unwrap_or(u32::MAX)
+        bounded(place, u32::MAX)
     }
 
     /// Unregisters a handle and drops its waiting pieces. Results of its posted pieces are discarded.
@@ -516,7 +516,7 @@ impl Posted {
 
 /// Copies as much of a piece as fits into pages, and builds the ring request.
 fn build_transfer<G: Granter, C>(
-    connection: &mut Connection<G, C>,
+    connection: &mut LaneConnection<G, C>,
     segments: &[Segment],
     piece: Piece,
     names: (u64, u16),
@@ -525,7 +525,7 @@ fn build_transfer<G: Granter, C>(
     let pool = &mut connection.pool;
     let reads = piece.kind == Kind::Read;
     let access = if reads { Access::ReadWrite } else { Access::ReadOnly };
-    let wanted = usize::try_from(piece.len.div_ceil(PAGE_SIZE as u64)).unwrap_or(usize::MAX);
+    let wanted = usize_from(piece.len.div_ceil(PAGE_SIZE as u64));
     let wanted = wanted.min(connection.terms.segments);
     let mut descriptors = None;
     if wanted > SEGMENTS_DIRECT {

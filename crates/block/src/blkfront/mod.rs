@@ -47,8 +47,8 @@ use rustix::event::epoll;
 use crate::storage::{Disk, DiskQueue, Geometry};
 use completions::Completions;
 use handle::Handle;
-use lane::{Connection, FlushBy, Lane, LaneTerms};
-use pool::Pool;
+use lane::{FlushBy, Lane, LaneConnection, LaneTerms};
+use pool::LentPool;
 
 /// Configuration of a frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,7 +156,7 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
     pub fn give_up(self) -> Vec<Lease> {
         let RingSetup { granter, ring, pages, channel, window } = self;
         drop((ring, channel, window));
-        Pool::new(granter, false, 0).close(pages)
+        LentPool::new(granter, false, 0).close(pages)
     }
 }
 
@@ -300,14 +300,14 @@ impl<G: Granter + 'static, C: Channel + 'static> FrontDisk<G, C> {
         let watchers = lock(&self.watchers);
         for (number, (lane, setup)) in self.lanes.iter().zip(rings).enumerate() {
             let RingSetup { granter, ring, pages, channel, window } = setup;
-            let pool = Pool::new(granter, self.options.persistent, limit).with_window(window);
+            let pool = LentPool::new(granter, self.options.persistent, limit).with_window(window);
             for (_, waiting) in watchers.handles.iter().filter(|(at, _)| *at == number) {
                 if let Some(waiting) = waiting.upgrade() {
                     waiting.watch(&channel);
                 }
             }
             let mut lane = lock(lane);
-            let connection = Connection { ring, ring_pages: pages, channel, pool, terms };
+            let connection = LaneConnection { ring, ring_pages: pages, channel, pool, terms };
             if lane.connect(connection).is_err() {
                 lane.break_off();
                 self.on_broken.call();

@@ -57,7 +57,7 @@ impl Page {
 /// Persistent pages are reused last in, first out: few pages stay hot, and the backend finds them mapped.
 /// Other pages are lent for one request and revoked after it. With a grant window, ordinary grants are used
 /// only while the backend holds too many pages of the window.
-pub(super) struct Pool<G> {
+pub(super) struct LentPool<G> {
     granter: G,
     keeps: bool,
     free: Vec<Lease>,
@@ -69,15 +69,23 @@ pub(super) struct Pool<G> {
     window: Option<RingWindow>,
 }
 
-impl<G: Granter> Pool<G> {
+impl<G: Granter> LentPool<G> {
     /// Creates a pool of at most `limit` ordinary pages, kept between requests if `keeps`.
-    pub(super) fn new(granter: G, keeps: bool, limit: usize) -> Pool<G> {
-        Pool { granter, keeps, free: Vec::new(), lent: 0, limit, stuck: Vec::new(), window: None }
+    pub(super) fn new(granter: G, keeps: bool, limit: usize) -> LentPool<G> {
+        LentPool {
+            granter,
+            keeps,
+            free: Vec::new(),
+            lent: 0,
+            limit,
+            stuck: Vec::new(),
+            window: None,
+        }
     }
 
     /// Adds a grant window to the pool.
-    pub(super) fn with_window(self, window: Option<RingWindow>) -> Pool<G> {
-        Pool { window, ..self }
+    pub(super) fn with_window(self, window: Option<RingWindow>) -> LentPool<G> {
+        LentPool { window, ..self }
     }
 
     /// Returns a page for one request, or `None` if there is none now.

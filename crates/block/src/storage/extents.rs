@@ -11,6 +11,7 @@
 use std::os::fd::AsFd;
 
 use ringfence_memory::{LentSlice, OutOfRange};
+use ringfence_sys::numbers::bounded;
 pub use ringfence_wire::blkif::ExtentState;
 use ringfence_wire::blkif::{EXTENT_BYTES, EXTENTS_MAX, Extent, SECTOR};
 use rustix::fs::SeekFrom;
@@ -21,8 +22,10 @@ use super::Segment;
 /// Length of a list in bytes.
 pub const LIST_BYTES: u64 = (EXTENTS_MAX * EXTENT_BYTES) as u64;
 
+/// Maximum sectors of one extent.
+const SECTORS_MAX: u32 = 1 << 31;
 /// Maximum length in bytes of one extent: 1 TiB.
-const EXTENT_MAX: u64 = 1 << 40;
+const EXTENT_MAX: u64 = SECTORS_MAX as u64 * SECTOR;
 
 /// List of the extents of a range, in whole sectors of the disk.
 ///
@@ -115,8 +118,7 @@ impl ExtentList {
         let first = [(self.sector, ExtentState::DATA)];
         let extents: &[_] = if self.extents.is_empty() { &first[..] } else { &self.extents };
         for ((len, state), place) in extents.iter().zip(bytes.as_chunks_mut::<EXTENT_BYTES>().0) {
-            // At most `EXTENT_MAX` bytes.
-            let sectors = u32::try_from(len / SECTOR).unwrap_or(u32::MAX);
+            let sectors = bounded(len / SECTOR, SECTORS_MAX);
             *place = Extent { sectors, state: *state }.to_bytes();
         }
         let mut at = 0;

@@ -6,6 +6,7 @@
 
 mod described;
 mod open;
+mod rejection;
 mod silence;
 mod windows;
 
@@ -16,48 +17,16 @@ use ringfence_platform::Platform;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{Abi, INFO_READ_ONLY, INFO_REMOVABLE, RING_ORDER_MAX, keys};
 use ringfence_wire::xenbus::{DeviceId, XenbusState};
-use ringfence_xenbus::connect::Rejection;
 use ringfence_xenbus::end::{BackendEnd, Failed, Life, STEPS_MAX};
 use ringfence_xenbus::steps::{BackendStep, backend_step};
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use self::described::flag;
+pub use self::rejection::VbdRejection;
 use self::silence::FirstPage;
 use super::QUEUES_MAX;
-use crate::blkback::{Blkback, BlkbackOptions, StartError};
+use crate::blkback::{Blkback, BlkbackOptions};
 use crate::storage::Disk;
-
-/// Reasons for which only a disk's frontend is rejected.
-#[derive(Debug, thiserror::Error)]
-pub enum VbdRejection {
-    /// Unknown request layout.
-    #[error("the frontend's protocol is none that is known")]
-    Protocol,
-    /// Ring size that is larger than offered or no power of two.
-    #[error("the frontend wants rings of {wanted} pages, {limit} were offered")]
-    RingPages {
-        /// Number of pages requested.
-        wanted: u32,
-        /// Number of pages offered.
-        limit: u32,
-    },
-    /// Queues that cannot be started.
-    #[error(transparent)]
-    Start(StartError),
-}
-
-impl Rejection for VbdRejection {
-    fn rule(&self) -> &'static str {
-        match self {
-            VbdRejection::Protocol => "connect_unknown_protocol",
-            VbdRejection::RingPages { .. } => "connect_ring_size",
-            VbdRejection::Start(StartError::Ring(_)) => "connect_ring_index",
-            VbdRejection::Start(_) => "connect_not_served",
-        }
-    }
-}
-
-/// Errors of connecting a disk's backend.
-type ConnectError = ringfence_xenbus::connect::ConnectError<VbdRejection>;
 
 /// Properties of a connected device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -379,8 +348,4 @@ impl VbdBackend {
 /// Returns `true` if the mode keeps pages outside grant windows mapped.
 fn keeps(mode: Mode) -> bool {
     matches!(mode, Mode::Persistent | Mode::Window)
-}
-
-fn flag(on: bool) -> String {
-    u8::from(on).to_string()
 }

@@ -415,6 +415,7 @@ impl<P: Platform> VbdFrontend<P> {
             extents,
             indirect_segments: u16::try_from(indirect).unwrap_or(SEGMENTS_MAX),
         };
+        // An extended device number does not fit into the field, which backends ignore.
         let handle = u16::try_from(self.end.device().handle).unwrap_or(0);
         Ok(Offer { geometry, rules, handle })
     }

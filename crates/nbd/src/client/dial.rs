@@ -17,13 +17,13 @@ type WakeCallback = Arc<dyn Fn() + Send + Sync>;
 
 /// Connection requests of one queue, and their results.
 pub struct Dialer {
-    state: Mutex<State>,
+    state: Mutex<DialerState>,
     arrived: WakeFd,
     wake: WakeCallback,
 }
 
 #[derive(Default)]
-struct State {
+struct DialerState {
     /// Set if a connection was requested and [`Dialer::is_wanted`] has not reported it.
     wanted: bool,
     /// Set if the request was reported and has no result yet.
@@ -42,7 +42,7 @@ impl Dialer {
         Ok(Dialer { state: Mutex::default(), arrived, wake })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DialerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

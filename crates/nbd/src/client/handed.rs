@@ -17,7 +17,7 @@ use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
-use super::link::{Endpoint, Link, Target};
+use super::link::{Endpoint, NbdLink, NbdTarget};
 use super::tls::{TlsClient, TlsIdentity};
 use super::{Dialer, NbdAddress, NbdDisk, NbdOptions, connect_and_negotiate, geometry};
 use crate::protocol::agree::Negotiated;
@@ -62,7 +62,7 @@ impl NbdConnector {
         let files = address.tls();
         let tls = files.map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = tls.transpose()?;
-        let target = Target {
+        let target = NbdTarget {
             endpoint: Endpoint::resolve(address, None)?,
             name: address.name().to_owned(),
             tls: tls.as_ref().map(TlsClient::new).transpose()?,
@@ -108,12 +108,12 @@ impl NbdDisk {
         first: Option<OwnedFd>,
         dialer: &Arc<Dialer>,
     ) -> io::Result<NbdDisk> {
-        let target = Target {
+        let target = NbdTarget {
             endpoint: Endpoint::Handed(Arc::clone(dialer)),
             name: facts.name.clone(),
             tls: facts.tls.as_ref().map(TlsClient::new).transpose()?,
         };
-        let link = first.map(|stream| Link::settled(stream, &facts.settled));
+        let link = first.map(|stream| NbdLink::settled(stream, &facts.settled));
         NbdDisk::new(target, &facts.options, facts.settled, link)
     }
 }

@@ -17,13 +17,13 @@ pub(super) enum Body {
 
 /// Write that the server acknowledged.
 #[derive(Clone)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     pub(super) offset: u64,
     pub(super) body: Body,
     number: u64,
 }
 
-impl Entry {
+impl JournalEntry {
     fn len(&self) -> u64 {
         match &self.body {
             Body::Bytes(bytes) => bytes.len() as u64,
@@ -31,15 +31,15 @@ impl Entry {
         }
     }
 
-    fn overlaps(&self, other: &Entry) -> bool {
-        let end = |entry: &Entry| entry.offset.saturating_add(entry.len());
+    fn overlaps(&self, other: &JournalEntry) -> bool {
+        let end = |entry: &JournalEntry| entry.offset.saturating_add(entry.len());
         self.offset < end(other) && other.offset < end(self)
     }
 }
 
 /// Acknowledged writes that are not durable, in the order of their acknowledgement.
 pub(super) struct Journal {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<JournalEntry>,
     bytes: usize,
     limit: usize,
     /// Sequence number of the last entry.
@@ -89,7 +89,7 @@ impl Journal {
     fn push(&mut self, offset: u64, body: Body) {
         self.number += 1;
         self.bytes += OVERHEAD;
-        self.entries.push_back(Entry { offset, body, number: self.number });
+        self.entries.push_back(JournalEntry { offset, body, number: self.number });
     }
 
     /// Returns the number of the last entry, which a flush sent now covers.
@@ -120,8 +120,8 @@ impl Journal {
 
     /// Returns the next entries to replay after the first `done`. They do not overlap, so their order is
     /// irrelevant.
-    pub(super) fn next_batch(&self, done: usize) -> Vec<Entry> {
-        let mut batch: Vec<Entry> = vec![];
+    pub(super) fn next_batch(&self, done: usize) -> Vec<JournalEntry> {
+        let mut batch: Vec<JournalEntry> = vec![];
         for entry in self.entries.iter().skip(done).take(TOGETHER) {
             if batch.iter().any(|other| other.overlaps(entry)) {
                 break;

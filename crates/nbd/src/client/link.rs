@@ -26,9 +26,9 @@ use super::address::NbdAddress;
 use super::dial::Dialer;
 use super::tls::{Tls, TlsClient};
 use crate::protocol::ProtocolError;
-use crate::protocol::agree::{ClientHandshake, Negotiated, Progress};
+use crate::protocol::agree::{ClientHandshake, ClientProgress, Negotiated};
 use crate::protocol::numbers::{REQUEST, command};
-use crate::protocol::replies::{Answer, Expect, Replies};
+use crate::protocol::replies::{Expect, Replies, ReplyContent};
 
 /// Maximum number of bytes per read.
 const INPUT: usize = 128 << 10;
@@ -102,7 +102,7 @@ impl Endpoint {
 
 /// Server and export to connect to.
 #[derive(Clone)]
-pub(super) struct Target {
+pub(super) struct NbdTarget {
     pub(super) endpoint: Endpoint,
     pub(super) name: String,
     /// TLS settings; with them, an unencrypted connection is refused.
@@ -139,7 +139,7 @@ pub(super) struct OutgoingRequest {
 }
 
 /// Connection to a server.
-pub(super) struct Link {
+pub(super) struct NbdLink {
     stream: OwnedFd,
     /// TLS session, once established.
     tls: Option<Tls>,
@@ -156,30 +156,34 @@ pub(super) struct Link {
     connecting: bool,
 }
 
-impl Link {
+impl NbdLink {
     /// Starts a connection to a server.
-    pub(super) fn connect(target: &Target) -> io::Result<Link> {
+    pub(super) fn connect(target: &NbdTarget) -> io::Result<NbdLink> {
         let (stream, connecting) = target.endpoint.begin()?;
-        Link::over(stream, connecting, target)
+        NbdLink::over(stream, connecting, target)
     }
 
     /// Starts the handshake on a socket that is connected or connecting.
-    pub(super) fn over(stream: OwnedFd, connecting: bool, target: &Target) -> io::Result<Link> {
+    pub(super) fn over(
+        stream: OwnedFd,
+        connecting: bool,
+        target: &NbdTarget,
+    ) -> io::Result<NbdLink> {
         let handshake = ClientHandshake::new(&target.name, target.tls.is_some())?;
-        let mut link = Link::in_phase(stream, Phase::Handshake(Box::new(handshake)));
+        let mut link = NbdLink::in_phase(stream, Phase::Handshake(Box::new(handshake)));
         (link.connecting, link.encrypt) = (connecting, target.tls.clone());
         Ok(link)
     }
 
     /// Continues an unencrypted connection after a handshake by another process.
-    pub(super) fn settled(stream: OwnedFd, settled: &Negotiated) -> Link {
-        Link::in_phase(stream, Phase::Ready(Replies::new(settled.structured)))
+    pub(super) fn settled(stream: OwnedFd, settled: &Negotiated) -> NbdLink {
+        NbdLink::in_phase(stream, Phase::Ready(Replies::new(settled.structured)))
     }
 
-    fn in_phase(stream: OwnedFd, phase: Phase) -> Link {
+    fn in_phase(stream: OwnedFd, phase: Phase) -> NbdLink {
         // Fails on TCP sockets, which carry no descriptors.
         let _ = refuse_descriptors(&stream);
-        Link {
+        NbdLink {
             stream,
             tls: None,
             encrypt: None,
@@ -244,14 +248,20 @@ impl Link {
     /// # Errors
     ///
     /// Returns an error if the connection cannot be used any more.
-    pub(super) fn drive(&mut self, each: impl FnMut(Answer<'_>)) -> io::Result<Option<Negotiated>> {
+    pub(super) fn drive(
+        &mut self,
+        each: impl FnMut(ReplyContent<'_>),
+    ) -> io::Result<Option<Negotiated>> {
         self.exchange(each).map_err(|error| match (&self.phase, &self.tls) {
             (Phase::Handshake(_), Some(tls)) => tls.explain(error),
             _ => error,
         })
     }
 
-    fn exchange(&mut self, mut each: impl FnMut(Answer<'_>)) -> io::Result<Option<Negotiated>> {
+    fn exchange(
+        &mut self,
+        mut each: impl FnMut(ReplyContent<'_>),
+    ) -> io::Result<Option<Negotiated>> {
         if self.connecting {
             sockopt::socket_error(&self.stream)??;
             if rustix::net::getpeername(&self.stream).is_err() {
@@ -307,29 +317,29 @@ impl Link {
 
     fn continue_handshake(
         &mut self,
-        mut each: impl FnMut(Answer<'_>),
+        mut each: impl FnMut(ReplyContent<'_>),
     ) -> io::Result<Option<Negotiated>> {
         loop {
             let Phase::Handshake(handshake) = &mut self.phase else { return Ok(None) };
             let (used, progress) = handshake.feed(&self.held, &mut self.handshake_out)?;
             self.held.drain(..used);
             match progress {
-                Progress::Ready(settled) => {
+                ClientProgress::Ready(settled) => {
                     let mut replies = Replies::new(settled.structured);
                     let early = std::mem::take(&mut self.held);
                     replies.feed(&early, &mut each)?;
                     self.phase = Phase::Ready(replies);
                     return Ok(Some(settled));
                 }
-                Progress::StartTls => {
+                ClientProgress::StartTls => {
                     self.start_tls()?;
                     return Ok(None);
                 }
-                Progress::More if used == 0 && self.held.len() > HANDSHAKE_MAX => {
+                ClientProgress::More if used == 0 && self.held.len() > HANDSHAKE_MAX => {
                     return Err(io::ErrorKind::InvalidData.into());
                 }
-                Progress::More if used == 0 => return Ok(None),
-                Progress::More => {}
+                ClientProgress::More if used == 0 => return Ok(None),
+                ClientProgress::More => {}
             }
         }
     }

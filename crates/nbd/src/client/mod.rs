@@ -29,6 +29,7 @@ mod handed;
 mod journal;
 mod link;
 mod queue;
+mod shared;
 mod tls;
 
 use std::io;
@@ -37,76 +38,24 @@ use std::time::{Duration, Instant};
 
 use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
-use serde::{Deserialize, Serialize};
 
 pub use address::{BadAddress, NbdAddress, TlsFiles};
 pub use dial::Dialer;
 pub use handed::{NbdConnector, NbdFacts};
+pub use shared::NbdOptions;
 pub use tls::TlsIdentity;
 
 use crate::protocol::agree::Negotiated;
 use crate::protocol::numbers::transmission;
-use link::{Endpoint, Link, Target};
+use link::{Endpoint, NbdLink, NbdTarget};
 use ringfence_block::storage::folders::Folders;
 use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
+use shared::SharedDisk;
 use tls::TlsClient;
-
-/// Options of a remote disk.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct NbdOptions {
-    /// The disk is used read-only.
-    pub read_only: bool,
-    /// Maximum duration of each connection attempt, with its handshake.
-    pub connect: Duration,
-    /// Maximum time without a reply while requests are open.
-    pub stall: Duration,
-    /// Maximum age of a request.
-    pub give_up: Duration,
-    /// Size in bytes of the journal of acknowledged, unflushed writes. With 0 there is no journal, and a
-    /// flush may fail instead.
-    pub journal: usize,
-    /// Number of queues, and so of connections, if the server allows more than one.
-    pub connections: u32,
-}
-
-impl Default for NbdOptions {
-    fn default() -> Self {
-        NbdOptions {
-            read_only: false,
-            connect: Duration::from_secs(10),
-            stall: Duration::from_secs(30),
-            give_up: Duration::from_secs(120),
-            journal: 64 << 20,
-            connections: 1,
-        }
-    }
-}
-
-/// State of unflushed writes, shared by the queues of a disk without a journal.
-#[derive(Default)]
-struct Durability {
-    /// Number of acknowledged writes.
-    written: u64,
-    /// Number of acknowledged writes that a flush covered.
-    flushed: u64,
-    /// Set if a connection broke and unflushed writes may be lost.
-    suspect: bool,
-}
-
-/// State shared by all queues of a disk.
-struct Shared {
-    target: Target,
-    options: NbdOptions,
-    settled: Negotiated,
-    geometry: Geometry,
-    durability: Mutex<Durability>,
-    /// Connection that negotiated the disk, for the first queue.
-    first: Mutex<Option<Link>>,
-}
 
 /// Disk on an NBD server.
 pub struct NbdDisk {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
 }
 
 impl NbdDisk {
@@ -142,19 +91,19 @@ impl NbdDisk {
             address.tls().map(|files| TlsIdentity::read(&files.directory, &files.hostname));
         let tls = identity.transpose()?.as_ref().map(TlsClient::new).transpose()?;
         let endpoint = Endpoint::resolve(address, folders)?;
-        let target = Target { endpoint, name: address.name().to_owned(), tls };
+        let target = NbdTarget { endpoint, name: address.name().to_owned(), tls };
         let (link, settled) = connect_and_negotiate(&target, options.connect)?;
         NbdDisk::new(target, options, settled, Some(link))
     }
 
     fn new(
-        target: Target,
+        target: NbdTarget,
         options: &NbdOptions,
         settled: Negotiated,
-        first: Option<Link>,
+        first: Option<NbdLink>,
     ) -> io::Result<NbdDisk> {
         let geometry = geometry(&settled, options)?;
-        let shared = Shared {
+        let shared = SharedDisk {
             target,
             options: options.clone(),
             settled,
@@ -167,9 +116,12 @@ impl NbdDisk {
 }
 
 /// Connects to a server and performs the handshake within a time limit.
-fn connect_and_negotiate(target: &Target, within: Duration) -> io::Result<(Link, Negotiated)> {
+fn connect_and_negotiate(
+    target: &NbdTarget,
+    within: Duration,
+) -> io::Result<(NbdLink, Negotiated)> {
     let until = Instant::now() + within;
-    let mut link = Link::connect(target)?;
+    let mut link = NbdLink::connect(target)?;
     loop {
         if let Some(settled) = link.drive(|_| {})? {
             return Ok((link, settled));

@@ -23,15 +23,16 @@ use std::time::{Duration, Instant};
 
 use ringfence_block::storage::extents::ExtentList;
 use ringfence_block::storage::{DiskQueue, Done, Op, Request, check_request};
+use ringfence_sys::numbers::bounded;
 use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
-use super::journal::{Body, Entry, Journal};
-use super::link::{Endpoint, Link, OutgoingRequest};
-use super::{Durability, Shared};
+use super::journal::{Body, Journal, JournalEntry};
+use super::link::{Endpoint, NbdLink, OutgoingRequest};
+use super::shared::{Durability, SharedDisk};
 use crate::protocol::errno_of;
 use crate::protocol::numbers::{command, command_flag, error, transmission};
-use crate::protocol::replies::Answer;
+use crate::protocol::replies::ReplyContent;
 use memory::{fill, pieces, request_of};
 
 /// Delay before the second connection attempt; doubled for each later one.
@@ -41,14 +42,14 @@ const BACKOFF_MAX: Duration = Duration::from_secs(5);
 /// Maximum length in bytes of a command without payload.
 const RANGE_MAX: u64 = 1 << 30;
 
-enum State {
+enum QueueState {
     /// No connection; time of the next attempt.
     Down(Instant),
     /// A connection was requested from another process; end of the wait.
     Asked(Instant),
     /// Connecting or in the handshake; end of the wait.
-    Joining(Link, Instant),
-    Up(Link),
+    Joining(NbdLink, Instant),
+    Up(NbdLink),
 }
 
 /// Request that is not complete.
@@ -75,7 +76,7 @@ enum Owner {
 }
 
 /// Command for the server.
-struct Command {
+struct QueuedCommand {
     owner: Owner,
     kind: u16,
     flags: u16,
@@ -98,16 +99,16 @@ struct Replay {
 
 /// Disk queue over one connection.
 pub(super) struct NbdQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Expiry time of the timer.
     armed: Option<Instant>,
-    state: State,
+    state: QueueState,
     /// Set if epoll watches the socket for writing.
     watches_writing: bool,
     requests: BTreeMap<u64, Active>,
-    commands: BTreeMap<u64, Command>,
+    commands: BTreeMap<u64, QueuedCommand>,
     unsent: VecDeque<u64>,
     next: u64,
     /// Journal, or `None` with several connections or without a journal size.
@@ -123,7 +124,7 @@ pub(super) struct NbdQueue {
 }
 
 impl NbdQueue {
-    pub(super) fn new(shared: Arc<Shared>, first: Option<Link>) -> io::Result<NbdQueue> {
+    pub(super) fn new(shared: Arc<SharedDisk>, first: Option<NbdLink>) -> io::Result<NbdQueue> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -141,7 +142,7 @@ impl NbdQueue {
             epoll,
             timer,
             armed: None,
-            state: State::Down(now),
+            state: QueueState::Down(now),
             watches_writing: false,
             requests: BTreeMap::new(),
             commands: BTreeMap::new(),
@@ -158,7 +159,7 @@ impl NbdQueue {
         match first {
             Some(link) => {
                 queue.watch(&link)?;
-                queue.state = State::Up(link);
+                queue.state = QueueState::Up(link);
             }
             None => queue.connect(),
         }
@@ -230,7 +231,7 @@ impl NbdQueue {
             let mut at = 0;
             while at < len {
                 let step = longest.min(len - at);
-                let part = u32::try_from(step).unwrap_or(0);
+                let part = bounded(step, u32::MAX);
                 self.queue_command(Owner::Request(key), kind, flags, offset + at, part, at);
                 active.parts += 1;
                 at += step;
@@ -258,13 +259,14 @@ impl NbdQueue {
         at: u64,
     ) {
         let cookie = self.number();
-        self.commands.insert(cookie, Command { owner, kind, flags, offset, len, at, covers: 0 });
+        self.commands
+            .insert(cookie, QueuedCommand { owner, kind, flags, offset, len, at, covers: 0 });
         self.unsent.push_back(cookie);
     }
 
     /// Sends all commands that may be sent now.
     fn pump(&mut self) {
-        if !matches!(self.state, State::Up(_)) {
+        if !matches!(self.state, QueueState::Up(_)) {
             return;
         }
         if self.replay.is_some() {
@@ -299,7 +301,7 @@ impl NbdQueue {
         };
         let Some(command) = self.commands.get_mut(&cookie) else { return };
         command.covers = covers;
-        let Command { owner, kind, flags, offset, len, at, .. } = *command;
+        let QueuedCommand { owner, kind, flags, offset, len, at, .. } = *command;
         if let (Owner::Request(key), command::BLOCK_STATUS) = (owner, kind)
             && let Some(active) = self.requests.get_mut(&key)
         {
@@ -317,7 +319,7 @@ impl NbdQueue {
     }
 
     fn send_now(&mut self, sending: OutgoingRequest) {
-        let State::Up(link) = &mut self.state else { return };
+        let QueueState::Up(link) = &mut self.state else { return };
         if link.open() == 0 {
             // The stall timeout starts with the first open request.
             self.last_reply = Instant::now();
@@ -344,7 +346,7 @@ impl NbdQueue {
         }
         let mut waiting = 0;
         let sent = sent + batch.len();
-        for Entry { offset, body, .. } in batch {
+        for JournalEntry { offset, body, .. } in batch {
             let (kind, len) = match &body {
                 Body::Bytes(bytes) => (command::WRITE, bytes.len() as u64),
                 Body::Zeros(len) => (command::WRITE_ZEROES, *len),
@@ -352,7 +354,7 @@ impl NbdQueue {
             let mut at = 0;
             while at < len {
                 let step = self.longest(kind).min(len - at);
-                let part = u32::try_from(step).unwrap_or(0);
+                let part = bounded(step, u32::MAX);
                 let payload = match (&body, usize::try_from(at), usize::try_from(step)) {
                     (Body::Bytes(bytes), Ok(at), Ok(step)) => bytes.slice(at, step).ok(),
                     _ => None,
@@ -360,7 +362,7 @@ impl NbdQueue {
                 let (cookie, offset) = (self.number(), offset + at);
                 let owner = Owner::Journal;
                 let command =
-                    Command { owner, kind, flags: 0, offset, len: part, at: 0, covers: 0 };
+                    QueuedCommand { owner, kind, flags: 0, offset, len: part, at: 0, covers: 0 };
                 self.commands.insert(cookie, command);
                 let payload = payload.into_iter().collect();
                 self.send_now(OutgoingRequest {
@@ -465,7 +467,7 @@ impl NbdQueue {
     /// Makes all progress that needs no waiting.
     fn drive(&mut self) {
         self.expire();
-        if let State::Down(again) = self.state
+        if let QueueState::Down(again) = self.state
             && again <= Instant::now()
         {
             self.connect();
@@ -480,22 +482,22 @@ impl NbdQueue {
     /// Sends commands and receives replies.
     fn exchange(&mut self) -> io::Result<()> {
         let NbdQueue { state, commands, requests, ended, last_reply, .. } = self;
-        let (State::Joining(link, _) | State::Up(link)) = state else { return Ok(()) };
+        let (QueueState::Joining(link, _) | QueueState::Up(link)) = state else { return Ok(()) };
         let mut replied = false;
         let settled = link.drive(|answer| {
             replied = true;
             match answer {
-                Answer::Data { cookie, at, bytes } => {
+                ReplyContent::Data { cookie, at, bytes } => {
                     if let Some((request, from)) = request_of(commands, requests, cookie) {
                         fill(request, from + at, Some(bytes), bytes.len() as u64);
                     }
                 }
-                Answer::Zeros { cookie, at, len } => {
+                ReplyContent::Zeros { cookie, at, len } => {
                     if let Some((request, from)) = request_of(commands, requests, cookie) {
                         fill(request, from + at, None, len);
                     }
                 }
-                Answer::Extent { cookie, len, flags } => {
+                ReplyContent::Extent { cookie, len, flags } => {
                     let owner = commands.get(&cookie).map(|command| command.owner);
                     if let Some(Owner::Request(key)) = owner
                         && let Some(active) = requests.get_mut(&key)
@@ -503,7 +505,7 @@ impl NbdQueue {
                         active.add_extent(len, flags);
                     }
                 }
-                Answer::Over { cookie, result } => ended.push((cookie, result)),
+                ReplyContent::Over { cookie, result } => ended.push((cookie, result)),
             }
         });
         if replied {
@@ -530,7 +532,7 @@ impl NbdQueue {
     fn push(&mut self) -> io::Result<()> {
         self.pump();
         match &mut self.state {
-            State::Up(link) => link.write(),
+            QueueState::Up(link) => link.write(),
             _ => Ok(()),
         }
     }
@@ -560,8 +562,8 @@ impl DiskQueue for NbdQueue {
 
 impl Drop for NbdQueue {
     fn drop(&mut self) {
-        let down = State::Down(Instant::now());
-        if let State::Up(link) = std::mem::replace(&mut self.state, down) {
+        let down = QueueState::Down(Instant::now());
+        if let QueueState::Up(link) = std::mem::replace(&mut self.state, down) {
             link.disconnect();
         }
     }

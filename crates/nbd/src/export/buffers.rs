@@ -3,6 +3,7 @@
 use std::io;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE};
+use ringfence_sys::numbers::usize_from;
 
 use super::unaligned::Span;
 use crate::protocol::PAYLOAD_MAX;
@@ -35,7 +36,7 @@ impl Buffers {
     /// Returns a buffer for the range of a request with undefined content.
     pub(super) fn take(&mut self, span: Span, sector: u32) -> io::Result<Payload> {
         let wide = span.widened(sector);
-        let small = |len: u64| usize::try_from(len).unwrap_or(LEN_MAX).min(LEN_MAX);
+        let small = |len: u64| usize_from(len).min(LEN_MAX);
         let (head, len, sectors) =
             (small(span.offset - wide.offset), small(span.len), small(wide.len));
         let pages = sectors.div_ceil(PAGE_SIZE).max(1);

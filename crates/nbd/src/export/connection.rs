@@ -7,14 +7,15 @@ use std::time::Instant;
 
 use ringfence_block::storage::Geometry;
 use ringfence_memory::{ReadList, WriteList};
+use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::buffers::{Buffers, Payload};
 use super::status;
 use super::unaligned::Span;
-use crate::protocol::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
+use crate::protocol::offer::{Agreed, Export, ServerHandshake, ServerProgress, greeting};
 use crate::protocol::serve::{
-    ClientRequest, Command, REQUEST_LEN, ReplyHeader, parse_request, reply_allocated, reply_data,
-    reply_end, reply_status,
+    ClientRequest, NbdCommand, REQUEST_LEN, ReplyHeader, parse_request, reply_allocated,
+    reply_data, reply_end, reply_status,
 };
 use crate::protocol::{Offer, error_of};
 
@@ -38,7 +39,7 @@ enum Phase {
 /// Request of a client for the disk.
 pub(super) struct DiskRequest {
     pub(super) request: ClientRequest,
-    pub(super) command: Command,
+    pub(super) command: NbdCommand,
     pub(super) payload: Option<Payload>,
 }
 
@@ -62,7 +63,7 @@ impl Outgoing {
 }
 
 /// Connection of one client.
-pub(super) struct Connection {
+pub(super) struct ExportConnection {
     pub(super) stream: OwnedFd,
     phase: Phase,
     offer: Offer,
@@ -93,20 +94,20 @@ pub(super) struct Connection {
 
 /// Result of a read from the socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Received {
+pub(super) enum ReceivedCommand {
     /// The socket may have more data.
     Some,
     /// The socket has no more data for now.
     Nothing,
 }
 
-impl Connection {
+impl ExportConnection {
     pub(super) fn new(
         stream: OwnedFd,
         (export, geometry): (Export, &Geometry),
         deadline: Instant,
-    ) -> Connection {
-        Connection {
+    ) -> ExportConnection {
+        ExportConnection {
             stream,
             sector_size: geometry.sector_size,
             extents: geometry.extents,
@@ -162,7 +163,7 @@ impl Connection {
     /// # Errors
     ///
     /// Returns the error of the socket, or `UnexpectedEof` after the client closed it.
-    pub(super) fn receive(&mut self) -> io::Result<Received> {
+    pub(super) fn receive(&mut self) -> io::Result<ReceivedCommand> {
         if self.start > 0 {
             self.input.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -183,9 +184,11 @@ impl Connection {
         let read = match list.read(&self.stream) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                return Ok(Received::Nothing);
+                return Ok(ReceivedCommand::Nothing);
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Received::Some),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                return Ok(ReceivedCommand::Some);
+            }
             Err(error) => return Err(error),
         };
         if read == 0 && wanted > 0 {
@@ -196,7 +199,7 @@ impl Connection {
             pending_write.have += read.min(room);
         }
         self.end += read.saturating_sub(room);
-        Ok(if read < wanted { Received::Nothing } else { Received::Some })
+        Ok(if read < wanted { ReceivedCommand::Nothing } else { ReceivedCommand::Some })
     }
 
     /// Returns the next complete request, if the limits allow one.
@@ -212,9 +215,9 @@ impl Connection {
                 }
                 continue;
             }
-            let skipped = (self.skip as usize).min(self.end - self.start);
+            let skipped = usize_from(self.skip).min(self.end - self.start);
             self.start += skipped;
-            self.skip -= u32::try_from(skipped).unwrap_or(0);
+            self.skip -= bounded(skipped, self.skip);
             if self.skip > 0 || self.leaving {
                 return Ok(None);
             }
@@ -244,12 +247,12 @@ impl Connection {
         let (used, progress) = handshake.feed(&self.input[self.start..self.end], &mut self.text)?;
         self.start += used;
         match progress {
-            Progress::More => return Ok(used > 0),
-            Progress::Transmission(agreed) => {
+            ServerProgress::More => return Ok(used > 0),
+            ServerProgress::Transmission(agreed) => {
                 self.phase = Phase::Transmission(agreed);
                 self.deadline = None;
             }
-            Progress::Aborted => {
+            ServerProgress::Aborted => {
                 self.leaving = true;
                 return Ok(false);
             }
@@ -268,11 +271,11 @@ impl Connection {
         let request = parse_request(bytes, &self.offer, agreed)?;
         let ClientRequest { cookie, len, structured, payload, .. } = request;
         let command = match request.command {
-            Ok(Command::Disconnect) => {
+            Ok(NbdCommand::Disconnect) => {
                 self.leaving = true;
                 return Ok(None);
             }
-            Ok(Command::BlockStatus { .. }) if !self.extents => {
+            Ok(NbdCommand::BlockStatus { .. }) if !self.extents => {
                 self.send(reply_allocated(cookie, len), None);
                 return Ok(None);
             }
@@ -284,15 +287,15 @@ impl Connection {
             }
         };
         let span = match command {
-            Command::Read | Command::Write { .. } => Some(Span::of(&request)),
-            Command::BlockStatus { .. } => Some(status::BUFFER),
+            NbdCommand::Read | NbdCommand::Write { .. } => Some(Span::of(&request)),
+            NbdCommand::BlockStatus { .. } => Some(status::BUFFER),
             _ => None,
         };
         let payload = span.map(|span| buffers.take(span, self.sector_size)).transpose()?;
         self.held += payload.as_ref().map_or(0, |payload| payload.bytes.len());
         self.in_flight += 1;
         let wanted = DiskRequest { request, command, payload };
-        if let Command::Write { .. } = command {
+        if let NbdCommand::Write { .. } = command {
             self.pending_write = Some(PendingWrite { wanted, have: 0 });
             return Ok(None);
         }
@@ -329,8 +332,8 @@ impl Connection {
     ) {
         self.in_flight -= 1;
         let ClientRequest { cookie, offset, len, structured, .. } = *request;
-        let is_read = request.command == Ok(Command::Read);
-        let is_query = matches!(request.command, Ok(Command::BlockStatus { .. }));
+        let is_read = request.command == Ok(NbdCommand::Read);
+        let is_query = matches!(request.command, Ok(NbdCommand::BlockStatus { .. }));
         match (result, payload) {
             (Ok(()), Some(mut payload)) if is_query => {
                 let before = payload.bytes.len();

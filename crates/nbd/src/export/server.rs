@@ -14,13 +14,14 @@ use std::time::{Duration, Instant};
 use ringfence_block::storage::{DiskQueue, Done, Geometry, Op, Request, Segment};
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_sys::poll::timespec;
 use rustix::event::{Timespec, epoll};
 use rustix::net::SocketFlags;
 
 use super::ExportOptions;
 use super::buffers::{Buffers, Payload};
-use super::connection::{Connection, DiskRequest, Received};
+use super::connection::{DiskRequest, ExportConnection, ReceivedCommand};
 use super::unaligned::{Exclusion, Span, Step, Steps, steps};
 use crate::protocol::offer::Export;
 use crate::protocol::serve::ClientRequest;
@@ -70,7 +71,7 @@ pub(super) struct Server {
     geometry: Geometry,
     export: Export,
     options: ExportOptions,
-    clients: HashMap<u64, Connection>,
+    clients: HashMap<u64, ExportConnection>,
     next_client: u64,
     active: HashMap<u64, Active>,
     exclusion: Exclusion,
@@ -210,7 +211,8 @@ impl Server {
         }
         let id = self.next_client;
         let deadline = Instant::now() + self.options.handshake;
-        let mut client = Connection::new(stream, (self.export.clone(), &self.geometry), deadline);
+        let mut client =
+            ExportConnection::new(stream, (self.export.clone(), &self.geometry), deadline);
         client.interest = (true, false);
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {
@@ -230,7 +232,7 @@ impl Server {
             match client.receive() {
                 Ok(received) => {
                     self.take_requests(id);
-                    if received == Received::Nothing {
+                    if received == ReceivedCommand::Nothing {
                         return;
                     }
                 }
@@ -242,7 +244,7 @@ impl Server {
     /// Starts the received requests of a client, within its limits.
     fn take_requests(&mut self, id: u64) {
         loop {
-            let all: usize = self.clients.values().map(Connection::held).sum();
+            let all: usize = self.clients.values().map(ExportConnection::held).sum();
             let Some(client) = self.clients.get_mut(&id) else { return };
             if all > BYTES_MAX && client.held() > 0 {
                 return;
@@ -305,7 +307,8 @@ impl Server {
             let data = epoll::EventData::new_u64(LISTENER);
             let _ = epoll::add(&self.epoll, &self.listener, data, epoll::EventFlags::IN);
         }
-        let late = |client: &Connection| client.deadline.is_some_and(|deadline| deadline <= now);
+        let late =
+            |client: &ExportConnection| client.deadline.is_some_and(|deadline| deadline <= now);
         let late: Vec<u64> =
             self.clients.iter().filter(|(_, client)| late(client)).map(|(id, _)| *id).collect();
         for id in late {
@@ -369,7 +372,7 @@ impl Server {
                     let rest = Span { offset: now.end(), len: span.len - now.len };
                     active.steps.push(Step::Zeros(rest));
                 }
-                let len = usize::try_from(now.len).unwrap_or(ZEROS);
+                let len = usize_from(now.len);
                 segments.extend(self.zeros.slice(0, len).map(Segment::from));
                 (Op::Write { fua: false }, now)
             }
@@ -442,7 +445,7 @@ fn merge_edge(active: &Active, zeros: &LentSlice) -> Result<(), i32> {
             copy(&edge.sectors, sector.offset, (zeros, span.offset), span)
         }
         Some(payload) => {
-            let base = range.widened(u32::try_from(sector.len).unwrap_or(1)).offset;
+            let base = range.widened(bounded(sector.len, u32::MAX)).offset;
             let mut around = sector.around(range).into_iter().filter(|span| span.len > 0);
             around.try_for_each(|span| {
                 copy(&payload.sectors, base, (&edge.sectors, sector.offset), span)

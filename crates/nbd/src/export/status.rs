@@ -4,10 +4,11 @@
 //! does or behind it. The reply begins at the first byte and never reaches beyond the last.
 
 use ringfence_block::storage::extents::{self, ExtentState, LIST_BYTES};
+use ringfence_sys::numbers::bounded;
 
 use super::buffers::Payload;
 use super::unaligned::Span;
-use crate::protocol::serve::{ClientRequest, Command, status_entry};
+use crate::protocol::serve::{ClientRequest, NbdCommand, status_entry};
 
 /// Range of the buffer that a query needs: it holds the disk's list, then the entries of the reply.
 pub(super) const BUFFER: Span = Span { offset: 0, len: LIST_BYTES };
@@ -16,7 +17,7 @@ pub(super) const BUFFER: Span = Span { offset: 0, len: LIST_BYTES };
 /// cannot be used.
 pub(super) fn encode(request: &ClientRequest, sector_size: u32, payload: &mut Payload) -> usize {
     let span = Span::of(request);
-    let one = matches!(request.command, Ok(Command::BlockStatus { one: true }));
+    let one = matches!(request.command, Ok(NbdCommand::BlockStatus { one: true }));
     let mut skip = span.offset - span.widened(sector_size).offset;
     let mut left = span.len;
     let mut entries: Vec<u8> = vec![];
@@ -38,8 +39,8 @@ pub(super) fn encode(request: &ClientRequest, sector_size: u32, payload: &mut Pa
 }
 
 fn entry(len: u64, state: ExtentState) -> [u8; 8] {
-    // A request has at most `u32::MAX` bytes.
-    status_entry(u32::try_from(len).unwrap_or(u32::MAX), state)
+    // The length of a request has 32 bits.
+    status_entry(bounded(len, u32::MAX), state)
 }
 
 #[cfg(test)]
@@ -55,7 +56,7 @@ mod tests {
         let mut list = ExtentList::new(1 << 40, 512);
         extents.iter().for_each(|(len, state)| list.push(*len, *state));
         list.store([&payload.bytes].into_iter()).unwrap();
-        let command = Ok(Command::BlockStatus { one });
+        let command = Ok(NbdCommand::BlockStatus { one });
         let request =
             ClientRequest { cookie: 1, offset, len, command, structured: true, payload: 0 };
         let count = encode(&request, 512, &mut payload);

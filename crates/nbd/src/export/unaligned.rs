@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use arrayvec::ArrayVec;
 use ringfence_block::storage::Op;
 
-use crate::protocol::serve::{ClientRequest, Command};
+use crate::protocol::serve::{ClientRequest, NbdCommand};
 
 /// Range of a disk in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,9 +106,9 @@ pub(super) type Steps = ArrayVec<Step, 6>;
 
 /// Returns the steps of a request. They may be none, for a trim of less than a sector. `zeroes` is set if the
 /// disk can zero a range.
-pub(super) fn steps(command: Command, span: Span, sector: u32, zeroes: bool) -> Steps {
+pub(super) fn steps(command: NbdCommand, span: Span, sector: u32, zeroes: bool) -> Steps {
     let mut steps = Steps::new();
-    if let Command::Flush | Command::Disconnect = command {
+    if let NbdCommand::Flush | NbdCommand::Disconnect = command {
         // Offset and length of a flush have no meaning and were not checked.
         steps.push(Step::Flush);
         return steps;
@@ -116,17 +116,17 @@ pub(super) fn steps(command: Command, span: Span, sector: u32, zeroes: bool) -> 
     let (wide, inside) = (span.widened(sector), span.narrowed(sector));
     let edges = span.edges(sector);
     match command {
-        Command::Read => steps.push(Step::Payload(Op::Read, wide)),
-        Command::BlockStatus { .. } => steps.push(Step::Payload(Op::Extents, wide)),
-        Command::Write { fua } => {
+        NbdCommand::Read => steps.push(Step::Payload(Op::Read, wide)),
+        NbdCommand::BlockStatus { .. } => steps.push(Step::Payload(Op::Extents, wide)),
+        NbdCommand::Write { fua } => {
             steps.extend(edges.into_iter().map(Step::ReadEdge));
             steps.push(Step::Payload(Op::Write { fua }, wide));
         }
-        Command::Trim { .. } if inside.len == 0 => {}
-        Command::Trim { .. } => {
+        NbdCommand::Trim { .. } if inside.len == 0 => {}
+        NbdCommand::Trim { .. } => {
             steps.push(Step::Range(Op::Discard { secure: false }, inside));
         }
-        Command::WriteZeroes { .. } => {
+        NbdCommand::WriteZeroes { .. } => {
             for edge in edges {
                 steps.extend([Step::ReadEdge(edge), Step::WriteEdge(edge)]);
             }
@@ -135,9 +135,9 @@ pub(super) fn steps(command: Command, span: Span, sector: u32, zeroes: bool) -> 
                 steps.push(if zeroes { with_op } else { Step::Zeros(inside) });
             }
         }
-        Command::Flush | Command::Disconnect => {}
+        NbdCommand::Flush | NbdCommand::Disconnect => {}
     }
-    if let Command::Trim { fua: true } | Command::WriteZeroes { fua: true } = command {
+    if let NbdCommand::Trim { fua: true } | NbdCommand::WriteZeroes { fua: true } = command {
         steps.push(Step::Flush);
     }
     steps.reverse();
@@ -232,22 +232,23 @@ mod tests {
 
     use super::*;
 
-    const WRITE: Command = Command::Write { fua: false };
-    const ZEROES: Command = Command::WriteZeroes { fua: false };
+    const WRITE: NbdCommand = NbdCommand::Write { fua: false };
+    const ZEROES: NbdCommand = NbdCommand::WriteZeroes { fua: false };
 
-    fn of(command: Command, offset: u64, len: u64) -> Steps {
+    fn of(command: NbdCommand, offset: u64, len: u64) -> Steps {
         steps(command, Span { offset, len }, 512, true)
     }
 
     #[test]
     fn aligned_requests_have_one_step() {
-        for command in [Command::Read, WRITE, ZEROES, Command::Trim { fua: false }, Command::Flush]
+        for command in
+            [NbdCommand::Read, WRITE, ZEROES, NbdCommand::Trim { fua: false }, NbdCommand::Flush]
         {
             assert_eq!(of(command, 512, 1024).len(), 1, "{command:?}");
         }
-        assert_eq!(of(Command::WriteZeroes { fua: true }, 512, 1024).len(), 2);
-        assert_eq!(of(Command::Flush, u64::MAX, u64::from(u32::MAX))[..], [Step::Flush]);
-        assert_eq!(of(Command::Trim { fua: false }, 1, 1000).len(), 0, "no whole sector");
+        assert_eq!(of(NbdCommand::WriteZeroes { fua: true }, 512, 1024).len(), 2);
+        assert_eq!(of(NbdCommand::Flush, u64::MAX, u64::from(u32::MAX))[..], [Step::Flush]);
+        assert_eq!(of(NbdCommand::Trim { fua: false }, 1, 1000).len(), 0, "no whole sector");
     }
 
     #[test]
@@ -258,7 +259,7 @@ mod tests {
         assert!(!exclusion.admit(3, &of(WRITE, 1, 1)));
         assert!(!exclusion.admit(4, &of(WRITE, 2, 1)));
         assert!(!exclusion.admit(5, &of(WRITE, 4096, 512)), "requests that wait keep their order");
-        assert!(exclusion.admit(6, &of(Command::Read, 0, 1)), "reads never wait");
+        assert!(exclusion.admit(6, &of(NbdCommand::Read, 0, 1)), "reads never wait");
         let finished = [1, 2].map(|token| exclusion.finish(token)).concat();
         assert_eq!(finished, [3]);
         assert_eq!(exclusion.finish(3), [4, 5]);

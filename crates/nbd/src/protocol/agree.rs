@@ -5,6 +5,7 @@
 //!                                       └──────────(unsupported)────────┘ └──(unsupported)──> EXPORT_NAME ──> ready
 //! ```
 
+use ringfence_sys::numbers::bounded;
 use serde::{Deserialize, Serialize};
 
 use super::numbers::{
@@ -20,7 +21,7 @@ const REPLIES_MAX: u32 = 256;
 
 /// State of the handshake after fed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
+pub enum ClientProgress {
     /// The handshake is not complete.
     More,
     /// The handshake is complete, and requests may follow.
@@ -41,7 +42,7 @@ pub struct Negotiated {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum AgreeState {
     Greeting,
     /// A reply to this option is expected.
     Asked(u32),
@@ -56,7 +57,7 @@ pub struct ClientHandshake {
     tls: bool,
     /// Structured replies are not requested.
     simple: bool,
-    state: State,
+    state: AgreeState,
     no_zeroes: bool,
     structured: bool,
     block_status: bool,
@@ -72,7 +73,7 @@ fn put_option(out: &mut Vec<u8>, number: u32, data: &[&[u8]]) {
     let len: usize = data.iter().map(|part| part.len()).sum();
     out.extend(OPTION.to_be_bytes());
     out.extend(number.to_be_bytes());
-    out.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
+    out.extend(bounded(len, u32::MAX).to_be_bytes());
     data.iter().for_each(|part| out.extend_from_slice(part));
 }
 
@@ -92,7 +93,7 @@ impl ClientHandshake {
             name: name.to_owned(),
             tls,
             simple: false,
-            state: State::Greeting,
+            state: AgreeState::Greeting,
             no_zeroes: false,
             structured: false,
             block_status: false,
@@ -123,17 +124,17 @@ impl ClientHandshake {
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<(usize, Progress), ProtocolError> {
+    ) -> Result<(usize, ClientProgress), ProtocolError> {
         let mut bytes = Bytes(input);
         let progress = match self.state {
-            State::Greeting => match (bytes.u64(), bytes.u64(), bytes.u16()) {
+            AgreeState::Greeting => match (bytes.u64(), bytes.u64(), bytes.u16()) {
                 (Some(greeting), Some(kind), Some(flags)) => {
                     Some(self.greeting(greeting, kind, flags, out)?)
                 }
                 _ => None,
             },
-            State::Asked(asked) => self.parse_reply(asked, &mut bytes, out)?,
-            State::OldAnswer => {
+            AgreeState::Asked(asked) => self.parse_reply(asked, &mut bytes, out)?,
+            AgreeState::OldAnswer => {
                 let zeros = if self.no_zeroes { 0 } else { 124 };
                 match (bytes.u64(), bytes.u16(), bytes.take(zeros)) {
                     (Some(size), Some(flags), Some(_)) => {
@@ -143,11 +144,11 @@ impl ClientHandshake {
                     _ => None,
                 }
             }
-            State::Over => None,
+            AgreeState::Over => None,
         };
         match progress {
             Some(progress) => Ok((input.len() - bytes.0.len(), progress)),
-            None => Ok((0, Progress::More)),
+            None => Ok((0, ClientProgress::More)),
         }
     }
 
@@ -157,7 +158,7 @@ impl ClientHandshake {
         kind: u64,
         flags: u16,
         out: &mut Vec<u8>,
-    ) -> Result<Progress, ProtocolError> {
+    ) -> Result<ClientProgress, ProtocolError> {
         for (what, found, wanted) in [("greeting", greeting, GREETING), ("style", kind, OPTION)] {
             if found != wanted {
                 return Err(ProtocolError::Magic { what, found });
@@ -171,12 +172,12 @@ impl ClientHandshake {
         out.extend(u32::from(ours).to_be_bytes());
         let first = if self.tls { option::STARTTLS } else { self.after_encryption() };
         self.send_option(first, out);
-        Ok(Progress::More)
+        Ok(ClientProgress::More)
     }
 
     fn send_option(&mut self, number: u32, out: &mut Vec<u8>) {
         let name = self.name.as_bytes();
-        let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+        let len = bounded(name.len(), u32::MAX).to_be_bytes();
         match number {
             option::GO => {
                 let wanted = [0, 1, 0, 3];
@@ -185,15 +186,15 @@ impl ClientHandshake {
             option::EXPORT_NAME => put_option(out, number, &[name]),
             option::SET_META_CONTEXT => {
                 let context = BASE_ALLOCATION.as_bytes();
-                let context_len = u32::try_from(context.len()).unwrap_or(0).to_be_bytes();
+                let context_len = bounded(context.len(), u32::MAX).to_be_bytes();
                 put_option(out, number, &[&len, name, &[0, 0, 0, 1], &context_len, context]);
             }
             _ => put_option(out, number, &[]),
         }
         self.replies = 0;
         self.state = match number {
-            option::EXPORT_NAME => State::OldAnswer,
-            _ => State::Asked(number),
+            option::EXPORT_NAME => AgreeState::OldAnswer,
+            _ => AgreeState::Asked(number),
         };
     }
 
@@ -207,7 +208,7 @@ impl ClientHandshake {
         asked: u32,
         bytes: &mut Bytes<'_>,
         out: &mut Vec<u8>,
-    ) -> Result<Option<Progress>, ProtocolError> {
+    ) -> Result<Option<ClientProgress>, ProtocolError> {
         let (Some(magic), Some(to), Some(kind), Some(len)) =
             (bytes.u64(), bytes.u32(), bytes.u32(), bytes.u32())
         else {
@@ -237,9 +238,9 @@ impl ClientHandshake {
         kind: u32,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Progress, ProtocolError> {
+    ) -> Result<ClientProgress, ProtocolError> {
         match (asked, kind) {
-            (option::STARTTLS, reply::ACK) => return Ok(Progress::StartTls),
+            (option::STARTTLS, reply::ACK) => return Ok(ClientProgress::StartTls),
             (option::STRUCTURED_REPLY, reply::ACK) => {
                 self.structured = true;
                 self.send_option(option::SET_META_CONTEXT, out);
@@ -270,7 +271,7 @@ impl ClientHandshake {
             // Unrequested information, and replies of unknown types, are ignored.
             _ => {}
         }
-        Ok(Progress::More)
+        Ok(ClientProgress::More)
     }
 
     fn info(&mut self, data: &[u8]) -> Result<(), ProtocolError> {
@@ -305,9 +306,9 @@ impl ClientHandshake {
         Ok(())
     }
 
-    fn ready(&mut self) -> Result<Progress, ProtocolError> {
+    fn ready(&mut self) -> Result<ClientProgress, ProtocolError> {
         let (bytes, flags) = self.export.ok_or(ProtocolError::NoExport)?;
-        self.state = State::Over;
+        self.state = AgreeState::Over;
         let (block_min, block_preferred, max) = self.blocks;
         // A server without flags supports only reads and writes.
         let flags = if flags & transmission::HAS_FLAGS == 0 { 0 } else { flags };
@@ -316,6 +317,6 @@ impl ClientHandshake {
         let payload_max = payload_max - payload_max % block_min;
         let offer = Offer { bytes, flags, block_min, block_preferred, payload_max };
         let (structured, block_status) = (self.structured, self.block_status);
-        Ok(Progress::Ready(Negotiated { offer, structured, block_status }))
+        Ok(ClientProgress::Ready(Negotiated { offer, structured, block_status }))
     }
 }

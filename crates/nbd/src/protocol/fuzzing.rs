@@ -1,9 +1,11 @@
 //! Bodies of the protocol's fuzz targets, which also run as property tests.
 
-use super::agree::{ClientHandshake, Progress as ClientProgress};
+use ringfence_sys::numbers::usize_from;
+
+use super::agree::{ClientHandshake, ClientProgress};
 use super::numbers::transmission;
-use super::offer::{Agreed, Export, Progress, ServerHandshake};
-use super::replies::{Answer, Expect, Replies};
+use super::offer::{Agreed, Export, ServerHandshake, ServerProgress};
+use super::replies::{Expect, Replies, ReplyContent};
 use super::serve::parse_request;
 use super::{Offer, PAYLOAD_MAX};
 
@@ -37,7 +39,7 @@ pub fn handshakes(data: &[u8]) {
             match server.feed(piece, &mut sent) {
                 Ok((used, progress)) => {
                     used_by_any = used;
-                    serving = progress == Progress::More;
+                    serving = progress == ServerProgress::More;
                 }
                 Err(_) => serving = false,
             }
@@ -87,19 +89,19 @@ pub fn replies(data: &[u8]) {
     }
     let mut moved = [0u64; 8];
     let mut over = [false; 8];
-    let index = |cookie: u64| usize::try_from(cookie).unwrap_or(usize::MAX);
+    let index = |cookie: u64| usize_from(cookie);
     for piece in data.chunks(1 + usize::from(cut >> 1)) {
         let fed = replies.feed(piece, |answer| {
             let (cookie, at, len) = match answer {
-                Answer::Data { cookie, at, bytes } => (cookie, at, bytes.len() as u64),
-                Answer::Zeros { cookie, at, len } => (cookie, at, len),
-                Answer::Extent { cookie, len, .. } => {
+                ReplyContent::Data { cookie, at, bytes } => (cookie, at, bytes.len() as u64),
+                ReplyContent::Zeros { cookie, at, len } => (cookie, at, len),
+                ReplyContent::Extent { cookie, len, .. } => {
                     assert!(cookie == 7 && !over[7] && len > 0);
                     assert!(moved[7] < u64::from(ASKED));
                     moved[7] += u64::from(len);
                     return;
                 }
-                Answer::Over { cookie, result } => {
+                ReplyContent::Over { cookie, result } => {
                     assert!(!std::mem::replace(&mut over[index(cookie)], true));
                     let whole = moved[index(cookie)] == u64::from(ASKED);
                     let described = cookie != 7 || moved[7] > 0;

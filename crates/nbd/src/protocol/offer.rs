@@ -1,5 +1,7 @@
 //! Server side of the NBD handshake: option haggling up to the transmission phase.
 
+use ringfence_sys::numbers::{bounded, usize_from};
+
 use super::numbers::{
     BASE_ALLOCATION, GREETING, OPTION, OPTION_REPLY, handshake, info, option, reply,
 };
@@ -39,7 +41,7 @@ pub struct Agreed {
 
 /// State of the handshake after fed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
+pub enum ServerProgress {
     /// The handshake is not complete.
     More,
     /// The handshake is complete, and requests follow.
@@ -49,7 +51,7 @@ pub enum Progress {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum OfferState {
     Flags,
     Option,
     /// Option data: option number, and length in bytes.
@@ -62,7 +64,7 @@ enum State {
 /// State machine of the server side of the handshake.
 pub struct ServerHandshake {
     export: Export,
-    state: State,
+    state: OfferState,
     options: u32,
     no_zeroes: bool,
     agreed: Agreed,
@@ -83,7 +85,7 @@ fn put_reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[&[u8]]) {
     out.extend(OPTION_REPLY.to_be_bytes());
     out.extend(option.to_be_bytes());
     out.extend(kind.to_be_bytes());
-    out.extend(u32::try_from(len).unwrap_or(0).to_be_bytes());
+    out.extend(bounded(len, u32::MAX).to_be_bytes());
     data.iter().for_each(|part| out.extend_from_slice(part));
 }
 
@@ -92,7 +94,7 @@ impl ServerHandshake {
     pub fn new(export: Export) -> ServerHandshake {
         ServerHandshake {
             export,
-            state: State::Flags,
+            state: OfferState::Flags,
             options: 0,
             no_zeroes: false,
             agreed: Agreed::default(),
@@ -109,46 +111,46 @@ impl ServerHandshake {
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<(usize, Progress), ProtocolError> {
+    ) -> Result<(usize, ServerProgress), ProtocolError> {
         let mut bytes = Bytes(input);
         let progress = match self.state {
-            State::Flags => bytes.u32().map(|flags| self.flags(flags)).transpose()?,
-            State::Option => match (bytes.u64(), bytes.u32(), bytes.u32()) {
+            OfferState::Flags => bytes.u32().map(|flags| self.flags(flags)).transpose()?,
+            OfferState::Option => match (bytes.u64(), bytes.u32(), bytes.u32()) {
                 (Some(magic), Some(number), Some(len)) => {
                     Some(self.option(magic, number, len, out)?)
                 }
                 _ => None,
             },
-            State::Data(number, len) => match bytes.take(len as usize) {
+            OfferState::Data(number, len) => match bytes.take(len as usize) {
                 Some(data) => Some(self.data(number, data, out)?),
                 None => None,
             },
-            State::Skip(number, left) => {
-                let step = u32::try_from(input.len()).unwrap_or(u32::MAX).min(left);
+            OfferState::Skip(number, left) => {
+                let step = bounded(input.len().min(usize_from(left)), left);
                 bytes.take(step as usize);
-                self.state = State::Skip(number, left - step);
+                self.state = OfferState::Skip(number, left - step);
                 if left == step {
                     put_reply(out, number, reply::TOO_BIG, &[]);
-                    self.state = State::Option;
+                    self.state = OfferState::Option;
                 }
-                Some(Progress::More)
+                Some(ServerProgress::More)
             }
-            State::Over => None,
+            OfferState::Over => None,
         };
         match progress {
             Some(progress) => Ok((input.len() - bytes.0.len(), progress)),
-            None => Ok((0, Progress::More)),
+            None => Ok((0, ServerProgress::More)),
         }
     }
 
-    fn flags(&mut self, flags: u32) -> Result<Progress, ProtocolError> {
+    fn flags(&mut self, flags: u32) -> Result<ServerProgress, ProtocolError> {
         let known = u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         if flags & !known != 0 {
             return Err(ProtocolError::Flags { flags });
         }
         self.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
-        self.state = State::Option;
-        Ok(Progress::More)
+        self.state = OfferState::Option;
+        Ok(ServerProgress::More)
     }
 
     fn option(
@@ -157,7 +159,7 @@ impl ServerHandshake {
         number: u32,
         len: u32,
         out: &mut Vec<u8>,
-    ) -> Result<Progress, ProtocolError> {
+    ) -> Result<ServerProgress, ProtocolError> {
         if magic != OPTION {
             return Err(ProtocolError::Magic { what: "an option", found: magic });
         }
@@ -168,15 +170,15 @@ impl ServerHandshake {
         self.state = match len {
             // Option data of length 0 is complete: the caller need not feed more.
             0 => return self.data(number, &[], out),
-            1..=OPTION_MAX => State::Data(number, len),
+            1..=OPTION_MAX => OfferState::Data(number, len),
             _ if number == option::EXPORT_NAME => {
                 // This option has no refusal reply.
                 let (len, limit) = (u64::from(len), NAME_MAX as u64);
                 return Err(ProtocolError::TooLong { what: "the name of an export", len, limit });
             }
-            _ => State::Skip(number, len),
+            _ => OfferState::Skip(number, len),
         };
-        Ok(Progress::More)
+        Ok(ServerProgress::More)
     }
 
     fn data(
@@ -184,18 +186,18 @@ impl ServerHandshake {
         number: u32,
         data: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Progress, ProtocolError> {
-        self.state = State::Option;
+    ) -> Result<ServerProgress, ProtocolError> {
+        self.state = OfferState::Option;
         match number {
             option::EXPORT_NAME => return self.export_name(data, out),
             option::ABORT => {
                 put_reply(out, number, reply::ACK, &[]);
-                self.state = State::Over;
-                return Ok(Progress::Aborted);
+                self.state = OfferState::Over;
+                return Ok(ServerProgress::Aborted);
             }
             option::LIST if data.is_empty() => {
                 let name = self.export.name.as_bytes();
-                let len = u32::try_from(name.len()).unwrap_or(0).to_be_bytes();
+                let len = bounded(name.len(), u32::MAX).to_be_bytes();
                 let description = self.export.description.as_bytes();
                 put_reply(out, number, reply::SERVER, &[&len, name, description]);
                 put_reply(out, number, reply::ACK, &[]);
@@ -214,19 +216,23 @@ impl ServerHandshake {
             option::STARTTLS => put_reply(out, number, reply::POLICY, &[b"no TLS here"]),
             _ => put_reply(out, number, reply::UNSUPPORTED, &[]),
         }
-        Ok(Progress::More)
+        Ok(ServerProgress::More)
     }
 
     fn is_our_export(&self, name: &[u8]) -> bool {
         name.is_empty() || name == self.export.name.as_bytes()
     }
 
-    fn transmission(&mut self) -> Progress {
-        self.state = State::Over;
-        Progress::Transmission(self.agreed)
+    fn transmission(&mut self) -> ServerProgress {
+        self.state = OfferState::Over;
+        ServerProgress::Transmission(self.agreed)
     }
 
-    fn export_name(&mut self, name: &[u8], out: &mut Vec<u8>) -> Result<Progress, ProtocolError> {
+    fn export_name(
+        &mut self,
+        name: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<ServerProgress, ProtocolError> {
         if !self.is_our_export(name) {
             // This option has no refusal reply.
             let (option, error) = (option::EXPORT_NAME, reply::UNKNOWN);
@@ -241,14 +247,14 @@ impl ServerHandshake {
         Ok(self.transmission())
     }
 
-    fn go(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Progress {
+    fn go(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> ServerProgress {
         let Some((name, wanted)) = parse_go(data) else {
             put_reply(out, number, reply::INVALID, &[]);
-            return Progress::More;
+            return ServerProgress::More;
         };
         if !self.is_our_export(name) {
             put_reply(out, number, reply::UNKNOWN, &[b"there is no export of that name"]);
-            return Progress::More;
+            return ServerProgress::More;
         }
         let Offer { bytes, flags, block_min, block_preferred, payload_max } = self.export.offer;
         let about = |out: &mut Vec<u8>, what: u16, data: &[&[u8]]| {
@@ -269,7 +275,7 @@ impl ServerHandshake {
             about(out, info::DESCRIPTION, &[self.export.description.as_bytes()]);
         }
         put_reply(out, number, reply::ACK, &[]);
-        if number == option::GO { self.transmission() } else { Progress::More }
+        if number == option::GO { self.transmission() } else { ServerProgress::More }
     }
 
     fn contexts(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) {

@@ -6,6 +6,8 @@
 
 use std::collections::HashMap;
 
+use ringfence_sys::numbers::{bounded, usize_from};
+
 use super::numbers::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, error};
 use super::{Bytes, ProtocolError};
 
@@ -39,7 +41,7 @@ pub enum Expect {
 
 /// Content of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Answer<'a> {
+pub enum ReplyContent<'a> {
     /// Data of a read.
     Data {
         /// Cookie of the request.
@@ -77,13 +79,13 @@ pub enum Answer<'a> {
 }
 
 #[derive(Default)]
-struct Progress {
+struct ReplyProgress {
     /// Received ranges from the start of the request, sorted and not adjacent. Of extents, those described.
     received: Vec<(u64, u64)>,
     error: Option<u32>,
 }
 
-enum State {
+enum ReplyState {
     /// Start of a reply or chunk.
     Header,
     /// Data of a read: cookie, offset in the request, bytes left; `last` if it ends the reply.
@@ -97,21 +99,21 @@ enum State {
 /// Parser of the replies of one connection.
 pub struct Replies {
     structured: bool,
-    state: State,
+    state: ReplyState,
     held: arrayvec::ArrayVec<u8, HEADER_MAX>,
-    open: HashMap<u64, (Expect, Progress)>,
+    open: HashMap<u64, (Expect, ReplyProgress)>,
 }
 
 impl Replies {
     /// Creates the parser. `structured` is set if structured replies were negotiated.
     pub fn new(structured: bool) -> Replies {
         let held = arrayvec::ArrayVec::new();
-        Replies { structured, state: State::Header, held, open: HashMap::new() }
+        Replies { structured, state: ReplyState::Header, held, open: HashMap::new() }
     }
 
     /// Records a request that was sent.
     pub fn expect(&mut self, cookie: u64, expect: Expect) {
-        self.open.insert(cookie, (expect, Progress::default()));
+        self.open.insert(cookie, (expect, ReplyProgress::default()));
     }
 
     /// Returns the number of requests without a complete reply.
@@ -127,47 +129,48 @@ impl Replies {
     pub fn feed(
         &mut self,
         mut input: &[u8],
-        mut each: impl FnMut(Answer<'_>),
+        mut each: impl FnMut(ReplyContent<'_>),
     ) -> Result<(), ProtocolError> {
         while !input.is_empty() {
             match self.state {
-                State::Header => input = self.header(input, &mut each)?,
-                State::Data { cookie, at, left, last } => {
-                    let step = usize::try_from(left).unwrap_or(usize::MAX).min(input.len());
+                ReplyState::Header => input = self.header(input, &mut each)?,
+                ReplyState::Data { cookie, at, left, last } => {
+                    let step = usize_from(left).min(input.len());
                     let (bytes, rest) = input.split_at(step);
                     input = rest;
-                    each(Answer::Data { cookie, at, bytes });
+                    each(ReplyContent::Data { cookie, at, bytes });
                     let step = step as u64;
-                    self.state = State::Data { cookie, at: at + step, left: left - step, last };
+                    self.state =
+                        ReplyState::Data { cookie, at: at + step, left: left - step, last };
                     if left == step {
-                        self.state = State::Header;
+                        self.state = ReplyState::Header;
                         if last {
                             self.end(cookie, &mut each)?;
                         }
                     }
                 }
-                State::Extents { cookie, left, last } => {
+                ReplyState::Extents { cookie, left, last } => {
                     let (taken, rest) = input.split_at((8 - self.held.len()).min(input.len()));
                     self.held.extend(taken.iter().copied());
                     input = rest;
                     if self.held.len() == 8 {
                         let entry = std::mem::take(&mut self.held);
                         self.extent(cookie, &entry, &mut each)?;
-                        self.state = State::Extents { cookie, left: left - 8, last };
+                        self.state = ReplyState::Extents { cookie, left: left - 8, last };
                         if left == 8 {
-                            self.state = State::Header;
+                            self.state = ReplyState::Header;
                             if last {
                                 self.end(cookie, &mut each)?;
                             }
                         }
                     }
                 }
-                State::Skip { left, ends } => {
-                    let step = u32::try_from(input.len()).unwrap_or(u32::MAX).min(left);
+                ReplyState::Skip { left, ends } => {
+                    let step = bounded(input.len().min(usize_from(left)), left);
                     input = &input[step as usize..];
-                    self.state = State::Skip { left: left - step, ends };
+                    self.state = ReplyState::Skip { left: left - step, ends };
                     if left == step {
-                        self.state = State::Header;
+                        self.state = ReplyState::Header;
                         if let Some(cookie) = ends {
                             self.end(cookie, &mut each)?;
                         }
@@ -182,7 +185,7 @@ impl Replies {
     fn header<'a>(
         &mut self,
         input: &'a [u8],
-        each: &mut impl FnMut(Answer<'_>),
+        each: &mut impl FnMut(ReplyContent<'_>),
     ) -> Result<&'a [u8], ProtocolError> {
         let need = self.header_len()?;
         let step = (need - self.held.len()).min(input.len());
@@ -231,7 +234,7 @@ impl Replies {
     fn handle_header(
         &mut self,
         header: &[u8],
-        each: &mut impl FnMut(Answer<'_>),
+        each: &mut impl FnMut(ReplyContent<'_>),
     ) -> Result<(), ProtocolError> {
         let mut bytes = Bytes(header);
         let short = ProtocolError::Length { what: "a header", len: header.len() as u64 };
@@ -257,9 +260,9 @@ impl Replies {
                 let len = u64::from(len);
                 let at = receive(*expect, progress, offset, len)?;
                 if is_data {
-                    self.state = State::Data { cookie, at, left: len, last };
+                    self.state = ReplyState::Data { cookie, at, left: len, last };
                 } else {
-                    each(Answer::Zeros { cookie, at, len });
+                    each(ReplyContent::Zeros { cookie, at, len });
                     if last {
                         self.end(cookie, each)?;
                     }
@@ -270,16 +273,16 @@ impl Replies {
                 if !matches!(expect, Expect::Extents(_)) || !progress.received.is_empty() {
                     return Err(ProtocolError::Kind { kind });
                 }
-                self.state = State::Extents { cookie, left: len - 4, last };
+                self.state = ReplyState::Extents { cookie, left: len - 4, last };
             }
             _ => {
                 let number = bytes.u32().ok_or(short)?;
                 // An error chunk with error number 0 is still an error.
                 let number = if number == 0 { error::IO } else { number };
                 progress.error.get_or_insert(number);
-                self.state = State::Skip { left: len - 6, ends: last.then_some(cookie) };
+                self.state = ReplyState::Skip { left: len - 6, ends: last.then_some(cookie) };
                 if len == 6 {
-                    self.state = State::Header;
+                    self.state = ReplyState::Header;
                     if last {
                         self.end(cookie, each)?;
                     }
@@ -293,7 +296,7 @@ impl Replies {
         &mut self,
         cookie: u64,
         number: u32,
-        each: &mut impl FnMut(Answer<'_>),
+        each: &mut impl FnMut(ReplyContent<'_>),
     ) -> Result<(), ProtocolError> {
         let (expect, progress) =
             self.open.get_mut(&cookie).ok_or(ProtocolError::Cookie { cookie })?;
@@ -306,7 +309,7 @@ impl Replies {
             Expect::Data { .. } if self.structured => Err(ProtocolError::Kind { kind: 0 }),
             Expect::Data { offset, len } => {
                 let at = receive(*expect, progress, offset, u64::from(len))?;
-                self.state = State::Data { cookie, at, left: u64::from(len), last: true };
+                self.state = ReplyState::Data { cookie, at, left: u64::from(len), last: true };
                 Ok(())
             }
             Expect::Done => self.end(cookie, each),
@@ -319,7 +322,7 @@ impl Replies {
         &mut self,
         cookie: u64,
         entry: &[u8],
-        each: &mut impl FnMut(Answer<'_>),
+        each: &mut impl FnMut(ReplyContent<'_>),
     ) -> Result<(), ProtocolError> {
         let mut bytes = Bytes(entry);
         let (len, flags) = (bytes.u32().unwrap_or(0), bytes.u32().unwrap_or(0));
@@ -333,11 +336,15 @@ impl Replies {
             return Err(ProtocolError::Range { offset: described, len: len.into() });
         }
         progress.received = vec![(0, described + u64::from(len))];
-        each(Answer::Extent { cookie, len, flags });
+        each(ReplyContent::Extent { cookie, len, flags });
         Ok(())
     }
 
-    fn end(&mut self, cookie: u64, each: &mut impl FnMut(Answer<'_>)) -> Result<(), ProtocolError> {
+    fn end(
+        &mut self,
+        cookie: u64,
+        each: &mut impl FnMut(ReplyContent<'_>),
+    ) -> Result<(), ProtocolError> {
         let (expect, progress) =
             self.open.remove(&cookie).ok_or(ProtocolError::Cookie { cookie })?;
         let result = progress.error.map_or(Ok(()), Err);
@@ -350,7 +357,7 @@ impl Replies {
         {
             return Err(ProtocolError::Range { offset: 0, len: len.into() });
         }
-        each(Answer::Over { cookie, result });
+        each(ReplyContent::Over { cookie, result });
         Ok(())
     }
 }
@@ -358,7 +365,7 @@ impl Replies {
 /// Records a received range of a read. Returns its offset in the request.
 fn receive(
     expect: Expect,
-    progress: &mut Progress,
+    progress: &mut ReplyProgress,
     offset: u64,
     len: u64,
 ) -> Result<u64, ProtocolError> {

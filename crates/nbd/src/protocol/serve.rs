@@ -6,13 +6,14 @@ use super::numbers::{
 use super::offer::{ALLOCATION_CONTEXT, Agreed};
 use super::{Bytes, Offer, ProtocolError};
 use ringfence_block::storage::extents::ExtentState;
+use ringfence_sys::numbers::bounded;
 
 /// Length in bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
 
 /// Command of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Command {
+pub enum NbdCommand {
     /// Reads the range.
     Read,
     /// Writes the payload to the range.
@@ -51,7 +52,7 @@ pub struct ClientRequest {
     /// Length in bytes.
     pub len: u32,
     /// Command, or the error number of the reply.
-    pub command: Result<Command, u32>,
+    pub command: Result<NbdCommand, u32>,
     /// Set if the reply must be structured.
     pub structured: bool,
     /// Length in bytes of the payload that follows the request.
@@ -95,22 +96,22 @@ fn parse_command(
     len: u32,
     offer: &Offer,
     agreed: Agreed,
-) -> Result<Command, u32> {
+) -> Result<NbdCommand, u32> {
     let fua = flags & command_flag::FUA != 0;
     let (command, allowed) = match kind {
-        command::READ => (Command::Read, command_flag::DF),
-        command::WRITE => (Command::Write { fua }, 0),
-        command::DISCONNECT => return Ok(Command::Disconnect),
+        command::READ => (NbdCommand::Read, command_flag::DF),
+        command::WRITE => (NbdCommand::Write { fua }, 0),
+        command::DISCONNECT => return Ok(NbdCommand::Disconnect),
         command::FLUSH => {
             // Offset and length of a flush have no meaning.
             let plain = flags & !command_flag::FUA == 0;
-            return if plain { Ok(Command::Flush) } else { Err(error::INVAL) };
+            return if plain { Ok(NbdCommand::Flush) } else { Err(error::INVAL) };
         }
-        command::TRIM => (Command::Trim { fua }, 0),
-        command::WRITE_ZEROES => (Command::WriteZeroes { fua }, command_flag::NO_HOLE),
+        command::TRIM => (NbdCommand::Trim { fua }, 0),
+        command::WRITE_ZEROES => (NbdCommand::WriteZeroes { fua }, command_flag::NO_HOLE),
         command::BLOCK_STATUS if agreed.block_status => {
             let one = flags & command_flag::REQ_ONE != 0;
-            (Command::BlockStatus { one }, command_flag::REQ_ONE)
+            (NbdCommand::BlockStatus { one }, command_flag::REQ_ONE)
         }
         _ => return Err(error::INVAL),
     };
@@ -118,7 +119,7 @@ fn parse_command(
     if flags & !(allowed | command_flag::FUA) != 0 {
         return Err(error::INVAL);
     }
-    let writes = !matches!(command, Command::Read | Command::BlockStatus { .. });
+    let writes = !matches!(command, NbdCommand::Read | NbdCommand::BlockStatus { .. });
     if writes && offer.is_read_only() {
         return Err(error::PERM);
     }
@@ -129,7 +130,7 @@ fn parse_command(
     if offset.checked_add(u64::from(len)).is_none_or(|end| end > offer.bytes) {
         return Err(if writes { error::NOSPC } else { error::INVAL });
     }
-    if command == Command::Read && len > offer.payload_max {
+    if command == NbdCommand::Read && len > offer.payload_max {
         return Err(error::OVERFLOW);
     }
     Ok(command)
@@ -169,7 +170,7 @@ pub fn reply_data(cookie: u64, offset: u64, len: u32, structured: bool) -> Reply
 
 /// Encodes the header of a block status reply of `count` extents, of [`status_entry`] each.
 pub fn reply_status(cookie: u64, count: usize) -> ReplyHeader {
-    let entries = u32::try_from(count).unwrap_or(0).saturating_mul(8);
+    let entries = bounded(count, u32::MAX / 8) * 8;
     let mut bytes = chunk_header(chunk::BLOCK_STATUS, cookie, entries.saturating_add(4));
     bytes.extend(ALLOCATION_CONTEXT.to_be_bytes());
     bytes

@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
-use super::agree::{ClientHandshake, Negotiated, Progress as ClientProgress};
+use super::agree::{ClientHandshake, ClientProgress, Negotiated};
 use super::numbers::{command, command_flag, option, reply};
-use super::offer::{Agreed, Export, Progress, ServerHandshake, greeting};
-use super::replies::{Answer, Expect, Replies};
-use super::serve::{Command, parse_request, reply_allocated, reply_data, reply_end};
+use super::offer::{Agreed, Export, ServerHandshake, ServerProgress, greeting};
+use super::replies::{Expect, Replies, ReplyContent};
+use super::serve::{NbdCommand, parse_request, reply_allocated, reply_data, reply_end};
 use super::*;
 
 const OFFER: Offer = Offer {
@@ -20,9 +20,9 @@ fn export() -> Export {
 }
 
 /// Feeds a server in pieces of `piece` bytes. Returns its output, its state and the bytes consumed.
-fn serve(input: &[u8], piece: usize) -> Result<(Vec<u8>, Progress, usize), ProtocolError> {
+fn serve(input: &[u8], piece: usize) -> Result<(Vec<u8>, ServerProgress, usize), ProtocolError> {
     let mut server = ServerHandshake::new(export());
-    let (mut held, mut out, mut last) = (vec![], vec![], Progress::More);
+    let (mut held, mut out, mut last) = (vec![], vec![], ServerProgress::More);
     let mut used_all = 0;
     for bytes in input.chunks(piece) {
         held.extend_from_slice(bytes);
@@ -30,7 +30,7 @@ fn serve(input: &[u8], piece: usize) -> Result<(Vec<u8>, Progress, usize), Proto
             let (used, progress) = server.feed(&held, &mut out)?;
             held.drain(..used);
             used_all += used;
-            if progress != Progress::More {
+            if progress != ServerProgress::More {
                 last = progress;
             }
             if used == 0 {
@@ -82,7 +82,7 @@ fn handshake_in_pieces_of_any_length_completes() {
             }
             let (used, progress) = server.feed(&to_server, &mut to_client).unwrap();
             to_server.drain(..used);
-            if let Progress::Transmission(ready) = progress {
+            if let ServerProgress::Transmission(ready) = progress {
                 agreed = Some(ready);
             }
         }
@@ -127,7 +127,10 @@ fn each_option_gets_its_reply() {
     ]);
     let (out, progress, used) = serve(&input, 1).unwrap();
     assert_eq!(used, input.len());
-    assert_eq!(progress, Progress::Transmission(Agreed { structured: true, block_status: true }));
+    assert_eq!(
+        progress,
+        ServerProgress::Transmission(Agreed { structured: true, block_status: true })
+    );
     let go = option::GO;
     assert_eq!(
         kinds(&out),
@@ -160,7 +163,7 @@ fn each_option_gets_its_reply() {
 fn export_name_option_is_served_with_and_without_zeros() {
     let mut input = with_options(&[(option::EXPORT_NAME, b"disk0")]);
     let (out, progress, _) = serve(&input, 7).unwrap();
-    assert_eq!((out.len(), progress), (10, Progress::Transmission(Agreed::default())));
+    assert_eq!((out.len(), progress), (10, ServerProgress::Transmission(Agreed::default())));
     input[3] = 1;
     assert_eq!(serve(&input, 7).unwrap().0.len(), 134);
     assert!(serve(&with_options(&[(option::EXPORT_NAME, b"other")]), 7).is_err());
@@ -200,20 +203,23 @@ fn request_is_parsed_or_answered_with_error() {
         parse_request(&request(flags, kind, offset, len), &OFFER, agreed).unwrap().command
     };
     let (fua, end) = (command_flag::FUA, OFFER.bytes);
-    assert_eq!(parse(0, command::READ, 512, 1024), Ok(Command::Read));
-    assert_eq!(parse(command_flag::DF, command::READ, 512, 1024), Ok(Command::Read));
-    assert_eq!(parse(fua, command::WRITE, 0, 512), Ok(Command::Write { fua: true }));
-    assert_eq!(parse(0, command::FLUSH, 0, 0), Ok(Command::Flush));
-    assert_eq!(parse(fua, command::TRIM, 0, 512), Ok(Command::Trim { fua: true }));
+    assert_eq!(parse(0, command::READ, 512, 1024), Ok(NbdCommand::Read));
+    assert_eq!(parse(command_flag::DF, command::READ, 512, 1024), Ok(NbdCommand::Read));
+    assert_eq!(parse(fua, command::WRITE, 0, 512), Ok(NbdCommand::Write { fua: true }));
+    assert_eq!(parse(0, command::FLUSH, 0, 0), Ok(NbdCommand::Flush));
+    assert_eq!(parse(fua, command::TRIM, 0, 512), Ok(NbdCommand::Trim { fua: true }));
     let hole = command_flag::NO_HOLE;
-    assert_eq!(parse(hole, command::WRITE_ZEROES, 0, 512), Ok(Command::WriteZeroes { fua: false }));
-    assert_eq!(parse(0, command::BLOCK_STATUS, 0, 512), Ok(Command::BlockStatus { one: false }));
-    assert_eq!(parse(0, command::DISCONNECT, 0, 0), Ok(Command::Disconnect));
+    assert_eq!(
+        parse(hole, command::WRITE_ZEROES, 0, 512),
+        Ok(NbdCommand::WriteZeroes { fua: false })
+    );
+    assert_eq!(parse(0, command::BLOCK_STATUS, 0, 512), Ok(NbdCommand::BlockStatus { one: false }));
+    assert_eq!(parse(0, command::DISCONNECT, 0, 0), Ok(NbdCommand::Disconnect));
     assert_eq!(parse(0, command::WRITE, end - 512, 1024), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, u64::MAX - 511, 512), Err(error::INVAL));
-    assert_eq!(parse(0, command::READ, 100, 512), Ok(Command::Read));
-    assert_eq!(parse(0, command::READ, 0, 100), Ok(Command::Read));
-    assert_eq!(parse(0, command::WRITE, end - 1, 1), Ok(Command::Write { fua: false }));
+    assert_eq!(parse(0, command::READ, 100, 512), Ok(NbdCommand::Read));
+    assert_eq!(parse(0, command::READ, 0, 100), Ok(NbdCommand::Read));
+    assert_eq!(parse(0, command::WRITE, end - 1, 1), Ok(NbdCommand::Write { fua: false }));
     assert_eq!(parse(0, command::WRITE, end - 1, 2), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, 0, 0), Err(error::INVAL));
     assert_eq!(parse(command_flag::DF, command::WRITE, 0, 512), Err(error::INVAL));
@@ -235,10 +241,10 @@ fn parsed(replies: &mut Replies, bytes: &[u8], piece: usize) -> Result<Vec<Strin
     let mut heard = vec![];
     for bytes in bytes.chunks(piece) {
         replies.feed(bytes, |answer| match answer {
-            Answer::Data { at, bytes, .. } => heard.push(format!("{at}+{}", bytes.len())),
-            Answer::Zeros { at, len, .. } => heard.push(format!("{at}+{len} zeros")),
-            Answer::Extent { len, flags, .. } => heard.push(format!("extent {len} {flags}")),
-            Answer::Over { cookie, result } => heard.push(format!("{cookie} {result:?}")),
+            ReplyContent::Data { at, bytes, .. } => heard.push(format!("{at}+{}", bytes.len())),
+            ReplyContent::Zeros { at, len, .. } => heard.push(format!("{at}+{len} zeros")),
+            ReplyContent::Extent { len, flags, .. } => heard.push(format!("extent {len} {flags}")),
+            ReplyContent::Over { cookie, result } => heard.push(format!("{cookie} {result:?}")),
         })?;
     }
     Ok(heard)
@@ -431,9 +437,9 @@ proptest! {
         let mut seen = [false; 512];
         let _ = replies.feed(&input, |answer| {
             let (at, len) = match answer {
-                Answer::Data { at, bytes, .. } => (at, bytes.len() as u64),
-                Answer::Zeros { at, len, .. } => (at, len),
-                Answer::Over { .. } | Answer::Extent { .. } => return,
+                ReplyContent::Data { at, bytes, .. } => (at, bytes.len() as u64),
+                ReplyContent::Zeros { at, len, .. } => (at, len),
+                ReplyContent::Over { .. } | ReplyContent::Extent { .. } => return,
             };
             for place in &mut seen[usize::try_from(at).unwrap()..usize::try_from(at + len).unwrap()] {
                 assert!(!std::mem::replace(place, true), "twice");

@@ -16,9 +16,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_wire::grant::DomId;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
-use crate::PlatformError;
+use crate::error::PlatformError;
 use crate::table::{ENTRY_BYTES, LentTable, STATUS_BYTES};
 
 /// `statfs` type of tmpfs, the file system of memfds; hugetlb memfds have another type.
@@ -152,6 +153,11 @@ impl ArenaFault {
             ArenaFault::System(_) => "arena_system",
         }
     }
+
+    /// Returns the error of an arena that `peer` lent, or is to be lent.
+    pub(crate) fn of(self, peer: DomId) -> PlatformError {
+        PlatformError::BadArena { peer, kind: self.kind(), source: self.into() }
+    }
 }
 
 /// The four files of an arena set, as one side holds them.
@@ -247,7 +253,7 @@ fn verify_file(
     if found != TMPFS_MAGIC {
         return Err(ArenaFault::FileSystem { file, found });
     }
-    let found = u64::try_from(rustix::fs::fstat(fd).map_err(system)?.st_size).unwrap_or(0);
+    let found = rustix::fs::fstat(fd).map_err(system)?.st_size.max(0).cast_unsigned();
     if found != announced {
         return Err(ArenaFault::Size { file, found, announced });
     }

@@ -12,11 +12,12 @@ use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
-use ringfence_sys::descriptors::{ByteSocket, Received};
+use ringfence_sys::counters::Counters;
+use ringfence_sys::descriptors::{ByteSocket, StreamReceived};
 use rustix::io::Errno;
 
 use super::hub::client::HubClient;
-use crate::{Channel, ChannelError, Counters, EventPort};
+use crate::events::{Channel, ChannelError, EventPort};
 
 /// One end of an event channel. Dropping it closes the port at the hub.
 pub struct LocalChannel {
@@ -83,10 +84,10 @@ impl Channel for LocalChannel {
         let mut events = [0u8; 512];
         self.counters.syscalls.add(1);
         match self.socket.receive(&mut events) {
-            Ok(Received::Closed) => Err(ChannelError::PeerGone),
-            Ok(Received::Bytes(_)) => Ok(true),
-            Ok(Received::Empty) => Ok(false),
-            Ok(Received::Descriptors) => Err(fault(Errno::BADMSG)),
+            Ok(StreamReceived::Closed) => Err(ChannelError::PeerGone),
+            Ok(StreamReceived::Bytes(_)) => Ok(true),
+            Ok(StreamReceived::Empty) => Ok(false),
+            Ok(StreamReceived::Descriptors) => Err(fault(Errno::BADMSG)),
             Err(e) => Err(fault(e)),
         }
     }

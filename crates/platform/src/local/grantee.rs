@@ -12,13 +12,14 @@ use ringfence_memory::{
     AddressReservation, LentSlice, Mapping, PAGE_SIZE, Protection, ReadList, ReservedPages,
     WriteList,
 };
+use ringfence_sys::counters::Counters;
 use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
 use super::pages;
 use crate::copy::{CopyList, CopyLocal, CopyOp};
+use crate::grants::Grantee;
 use crate::table::{LentTable, Use, begin_use, end_use};
-use crate::{Counters, Grantee};
 
 /// Maximum number of pages that one pair may have mapped through [`Grantee::map`]. Far below the
 /// kernel's 65,530 mappings for each process, since every page may become its own mapping.
@@ -27,7 +28,7 @@ pub const MAPPED_MAX: usize = 4096;
 /// Maximum number of copies joined into one system call; a scatter-gather list holds 32.
 const JOIN_MAX: usize = 32;
 
-struct Shared {
+struct SharedGrantee {
     me: DomId,
     files: ArenaFiles,
     shape: ArenaShape,
@@ -43,7 +44,7 @@ struct Shared {
 struct KeptPage {
     gref: Gref,
     whole: Arc<Mapping>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
 }
 
 impl Drop for KeptPage {
@@ -56,7 +57,7 @@ impl Drop for KeptPage {
 /// Grantee of the pages of one granter.
 pub struct LocalGrantee {
     granter: DomId,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
     begun: Vec<Result<Use, GrantStatus>>,
 }
 
@@ -64,7 +65,7 @@ pub struct LocalGrantee {
 struct MappedPages {
     batch: Option<ReservedPages>,
     used: Vec<Gref>,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
 }
 
 impl Drop for MappedPages {
@@ -96,12 +97,13 @@ impl LocalGrantee {
         let reservation = AddressReservation::new(MAPPED_MAX)
             .map_err(|e| ArenaFault::System(e.raw_os_error().unwrap_or(0)))?;
         let whole = [OnceLock::new(), OnceLock::new()];
-        let shared = Arc::new(Shared { me, files, shape, table, reservation, whole, counters });
+        let shared =
+            Arc::new(SharedGrantee { me, files, shape, table, reservation, whole, counters });
         Ok(LocalGrantee { granter, shared, begun: Vec::new() })
     }
 }
 
-impl Shared {
+impl SharedGrantee {
     /// Begins a use and bounds the frame number, which is the peer's input.
     fn begin(&self, gref: Gref, access: Access) -> Result<Use, GrantStatus> {
         let found = begin_use(&self.table, gref, self.me, access)?;

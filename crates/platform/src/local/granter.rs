@@ -9,12 +9,14 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringfence_sys::numbers::bounded;
 use ringfence_wire::grant::{Access, DomId, Gref};
 
 use super::arena::{self, ArenaFiles, ArenaShape};
 use super::pages::{PageSize, Pages};
+use crate::error::PlatformError;
+use crate::grants::{Granter, Lease, LendError, RevokeError, StillLent};
 use crate::table::{LentTable, TableWords, issue, try_revoke};
-use crate::{Granter, Lease, LendError, PlatformError, RevokeError, StillLent};
 
 /// Maximum number of pages punched again in one attempt to reclaim, 5 µs each.
 const PUNCHES_MAX: u32 = 16;
@@ -30,7 +32,7 @@ struct Quarantined {
     kept: bool,
 }
 
-struct Shared {
+struct SharedGranter {
     peer: DomId,
     shape: ArenaShape,
     table: LentTable,
@@ -41,7 +43,7 @@ struct Shared {
     quarantine: VecDeque<Quarantined>,
 }
 
-impl Shared {
+impl SharedGranter {
     fn pages(&mut self, access: Access) -> &mut Pages {
         match access {
             Access::ReadWrite => &mut self.writable,
@@ -90,7 +92,7 @@ impl Shared {
 /// Granter of pages of one arena set to one peer. Handles share the arena.
 #[derive(Clone)]
 pub struct LocalGranter {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<SharedGranter>>,
     peer: DomId,
 }
 
@@ -102,15 +104,14 @@ impl LocalGranter {
         shape: ArenaShape,
         wanted: PageSize,
     ) -> Result<(LocalGranter, ArenaFiles), PlatformError> {
-        shape.check().map_err(|why| PlatformError::bad_arena(peer, why))?;
+        shape.check().map_err(|why| why.of(peer))?;
         let new = arena::create(shape)?;
-        let table = arena::map_table(&new.own, shape, true)
-            .map_err(|why| PlatformError::bad_arena(peer, why))?;
+        let table = arena::map_table(&new.own, shape, true).map_err(|why| why.of(peer))?;
         let map = |file, count| {
             Pages::new(file, count, wanted)
                 .map_err(|e| PlatformError::system("mapping an arena", e))
         };
-        let shared = Shared {
+        let shared = SharedGranter {
             peer,
             shape,
             table,
@@ -157,7 +158,7 @@ impl Granter for LocalGranter {
         let limit = shared.shape.references;
         let gref = *shared.references.last().ok_or(LendError::NoReference { limit })?;
         let pages = shared.pages(access);
-        let limit = u32::try_from(pages.generations.len()).unwrap_or(u32::MAX);
+        let limit = bounded(pages.generations.len(), u32::MAX);
         let page = pages.free.pop().ok_or(LendError::NoPage { limit })?;
         let memory = pages.slice(page)?;
         let generation = pages.generations[page as usize];

@@ -17,7 +17,7 @@ mod channel;
 mod grantee;
 mod granter;
 pub mod hub;
-mod pages;
+pub(crate) mod pages;
 #[doc(hidden)]
 #[cfg(any(test, feature = "test-utils"))]
 pub mod raw;
@@ -35,16 +35,19 @@ use hub::client::HubClient;
 pub use hub::protocol::Refusal;
 use hub::protocol::{ANY_DOMAIN, Kind};
 pub use pages::PageSize;
-pub(crate) use pages::Pages;
+use ringfence_sys::counters::Counters;
 use ringfence_sys::descriptors::{ByteSocket, Descriptors, dispose, refuse_descriptors};
+use ringfence_wire::grant::DomId;
 use ringfence_xenstore::StoreClient;
 
-use crate::{
-    Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError,
-    WindowHandle, WindowName, WindowShape, WindowView,
+use crate::error::PlatformError;
+use crate::events::EventPort;
+use crate::services::Platform;
+use crate::window::{
+    TranslationTable, WindowError, WindowHandle, WindowName, WindowShape, WindowView,
 };
 
-/// Domain that is this process.
+/// Connection of this process, as one domain, with the hub and its peers.
 pub struct LocalPlatform {
     hub: Arc<HubClient>,
     domid: DomId,
@@ -153,8 +156,7 @@ impl LocalPlatform {
         let (reply, fds) = self.hub.call("hand out an arena", Kind::Fetch, &args, &[])?;
         let [writable, read_only, references, ..] = reply;
         let shape = ArenaShape { writable, read_only, references };
-        let files = ArenaFiles::receive(fds, shape)
-            .map_err(|why| PlatformError::bad_arena(granter, why))?;
+        let files = ArenaFiles::receive(fds, shape).map_err(|why| why.of(granter))?;
         Ok((shape, files))
     }
 
@@ -210,7 +212,7 @@ impl Platform for LocalPlatform {
     fn grantee(&self, granter: DomId) -> Result<LocalGrantee, PlatformError> {
         let (shape, files) = self.fetch(granter, 0)?;
         LocalGrantee::new(self.domid, granter, files, shape, Arc::clone(&self.counters))
-            .map_err(|why| PlatformError::bad_arena(granter, why))
+            .map_err(|why| why.of(granter))
     }
 
     fn has_windows(&self) -> bool {
@@ -256,8 +258,7 @@ impl Platform for LocalPlatform {
         if found > entries_max {
             return Err(WindowError::TooLarge { found, limit: entries_max });
         }
-        window::open(self.domid, &files, shape)
-            .map_err(|why| PlatformError::bad_arena(granter, why).into())
+        window::open(self.domid, &files, shape).map_err(|why| why.of(granter).into())
     }
 
     fn alloc_unbound(&self, peer: DomId) -> Result<LocalChannel, PlatformError> {

@@ -15,10 +15,11 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 
 use ringfence_memory::{HUGE_PAGE, LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::numbers::bounded;
 use rustix::fs::{FallocateFlags, SeekFrom};
 
 use super::arena;
-use crate::{LendError, RevokeError};
+use crate::grants::{LendError, RevokeError};
 
 /// Size of the pages that hold lent memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -137,7 +138,7 @@ impl Pages {
                 return Ok(());
             }
             // Within the arena, whose pages have 32-bit numbers.
-            kept.push(u32::try_from(found / PAGE_SIZE as u64).unwrap_or(u32::MAX));
+            kept.push(bounded(found / PAGE_SIZE as u64, u32::MAX));
             at = found + PAGE_SIZE as u64;
         }
         Ok(())
@@ -155,7 +156,7 @@ pub(super) fn map_arena(
     bytes: usize,
     protection: Protection,
 ) -> std::io::Result<Mapping> {
-    let blocks = u64::try_from(rustix::fs::fstat(file)?.st_blocks).unwrap_or(0);
+    let blocks = rustix::fs::fstat(file)?.st_blocks.max(0).cast_unsigned();
     if blocks.saturating_mul(512) >= bytes as u64 {
         Mapping::whole(file, bytes, protection)
     } else {

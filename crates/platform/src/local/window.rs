@@ -12,16 +12,16 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{DomId, Gref};
 
 use super::arena::{self, ArenaFault, ArenaFiles, ArenaShape};
 use super::pages::{PageSize, Pages};
+use crate::error::PlatformError;
+use crate::grants::RevokeError;
 use crate::table::{LentTable, TableWords, issue, try_revoke};
-
 use crate::window::{Engine, EngineFacts, EnginePage, GranterTable, IssueError};
-use crate::{
-    Counters, DomId, Gref, PlatformError, RevokeError, WindowError, WindowHandle, WindowShape,
-    WindowView,
-};
+use crate::window::{WindowError, WindowHandle, WindowShape, WindowView};
 
 /// Number of reserved references, which no table uses.
 const RESERVED: u32 = Gref::FIRST_FREE.0;
@@ -54,7 +54,7 @@ pub(super) fn create(
     shape: WindowShape,
     counters: Arc<Counters>,
 ) -> Result<(GranterTable<LocalEngine>, ArenaFiles), PlatformError> {
-    let bad = |why| PlatformError::bad_arena(grantee, why);
+    let bad = |why: ArenaFault| why.of(grantee);
     let arena_shape = ArenaShape::from(shape);
     arena_shape.check().map_err(bad)?;
     let new = arena::create(arena_shape)?;

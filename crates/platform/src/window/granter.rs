@@ -8,10 +8,16 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_sys::counters::Counters;
+use ringfence_sys::numbers::bounded;
+use ringfence_wire::grant::{Access, DomId, Gref};
 
-use super::{EngineFacts, Held, IssueError, PageId, WindowError, WindowHandle, WindowShape};
-use crate::local::Pages;
-use crate::{Access, Counters, DomId, Gref, RevokeError, TranslationTable};
+use super::translation::TranslationTable;
+use super::translation::{
+    EngineFacts, Held, IssueError, PageId, WindowError, WindowHandle, WindowShape,
+};
+use crate::grants::RevokeError;
+use crate::local::pages::Pages;
 
 /// Maximum number of stale pages made fresh together with the requested one.
 const SCRUB_AT_ONCE: usize = 256;
@@ -61,7 +67,7 @@ pub(crate) trait Engine: Send {
 
 /// State of a page; see [`crate::window`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum WindowPageState {
     Fresh,
     Issued,
     Stale,
@@ -71,7 +77,7 @@ enum State {
 
 /// State of a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Entry {
+enum WindowEntry {
     Free,
     Issued(PageId),
     Held(PageId),
@@ -84,8 +90,8 @@ pub(crate) struct GranterTable<E> {
     shape: WindowShape,
     writable: Pages,
     read_only: Pages,
-    states: Vec<State>,
-    entries: Vec<Entry>,
+    states: Vec<WindowPageState>,
+    entries: Vec<WindowEntry>,
     stale: Vec<PageId>,
     held: u32,
     counters: Arc<Counters>,
@@ -106,8 +112,8 @@ impl<E: Engine> GranterTable<E> {
             shape,
             writable,
             read_only,
-            states: vec![State::Fresh; shape.pages() as usize],
-            entries: vec![Entry::Free; shape.entries as usize],
+            states: vec![WindowPageState::Fresh; shape.pages() as usize],
+            entries: vec![WindowEntry::Free; shape.entries as usize],
             stale: Vec::new(),
             held: 0,
             counters,
@@ -122,22 +128,22 @@ impl<E: Engine> GranterTable<E> {
         }
     }
 
-    fn entry(&self, gref: Gref) -> Option<Entry> {
+    fn entry(&self, gref: Gref) -> Option<WindowEntry> {
         let at = gref.0.checked_sub(RESERVED)?;
         self.entries.get(at as usize).copied()
     }
 
-    fn set_entry(&mut self, gref: Gref, entry: Entry) {
+    fn set_entry(&mut self, gref: Gref, entry: WindowEntry) {
         if let Some(known) = self.entries.get_mut(gref.0.saturating_sub(RESERVED) as usize) {
             *known = entry;
         }
     }
 
-    fn state(&self, page: PageId) -> Option<State> {
+    fn state(&self, page: PageId) -> Option<WindowPageState> {
         self.states.get(page.0 as usize).copied()
     }
 
-    fn set_state(&mut self, page: PageId, state: State) {
+    fn set_state(&mut self, page: PageId, state: WindowPageState) {
         if let Some(known) = self.states.get_mut(page.0 as usize) {
             *known = state;
         }
@@ -174,9 +180,9 @@ impl<E: Engine> GranterTable<E> {
             }
         };
         pages.retain(|page| kept.binary_search(page).is_err());
-        pages.iter().for_each(|page| self.set_state(*page, State::Fresh));
+        pages.iter().for_each(|page| self.set_state(*page, WindowPageState::Fresh));
         self.stale.extend(kept);
-        Ok(u32::try_from(pages.len()).unwrap_or(u32::MAX))
+        Ok(bounded(pages.len(), u32::MAX))
     }
 
     /// Zeroes `pages`, which no access of the grantee reaches, and advances their generations.
@@ -197,13 +203,13 @@ impl<E: Engine> GranterTable<E> {
 
     /// Frees the page held under `gref` if the grantee has ended its use. Returns `false` if it has not.
     fn reclaim(&mut self, gref: Gref) -> bool {
-        let Some(Entry::Held(page)) = self.entry(gref) else { return true };
+        let Some(WindowEntry::Held(page)) = self.entry(gref) else { return true };
         if self.engine.is_held(gref) {
             return false;
         }
         // A correct grantee may have written into the page until it ended the use.
-        self.set_entry(gref, Entry::Free);
-        self.set_state(page, State::Stale);
+        self.set_entry(gref, WindowEntry::Free);
+        self.set_state(page, WindowPageState::Stale);
         self.stale.push(page);
         self.held = self.held.saturating_sub(1);
         true
@@ -238,16 +244,18 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
 
     fn prepare(&mut self, page: PageId) -> Result<(), RevokeError> {
         match self.state(page) {
-            Some(State::Fresh) => return Ok(()),
+            Some(WindowPageState::Fresh) => return Ok(()),
             None => return Err(RevokeError::NotIssued),
-            Some(State::Issued) => return Err(RevokeError::Busy),
-            Some(State::Held(gref)) if !self.reclaim(gref) => return Err(RevokeError::Busy),
-            Some(State::Stale | State::Held(_)) => {}
+            Some(WindowPageState::Issued) => return Err(RevokeError::Busy),
+            Some(WindowPageState::Held(gref)) if !self.reclaim(gref) => {
+                return Err(RevokeError::Busy);
+            }
+            Some(WindowPageState::Stale | WindowPageState::Held(_)) => {}
         }
         if E::CUTS_OFF {
             self.stale.retain(|stale| *stale != page);
             self.zero(&[page])?;
-            self.set_state(page, State::Fresh);
+            self.set_state(page, WindowPageState::Fresh);
             return Ok(());
         }
         // The requested page, and those that became stale last: they are likely neighbours.
@@ -258,40 +266,46 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
         }
         self.refresh(now)?;
         // The kernel may hold the page for the grantee: a part of a huge page that is pinned.
-        if self.state(page) == Some(State::Fresh) { Ok(()) } else { Err(RevokeError::Busy) }
+        if self.state(page) == Some(WindowPageState::Fresh) {
+            Ok(())
+        } else {
+            Err(RevokeError::Busy)
+        }
     }
 
     fn issue(&mut self, gref: Gref, page: PageId, access: Access) -> Result<(), IssueError> {
         match self.entry(gref) {
             None => return Err(IssueError::NoEntry { gref, entries: self.shape.entries }),
-            Some(Entry::Issued(_)) => return Err(IssueError::Taken { gref }),
-            Some(Entry::Held(_)) if !self.reclaim(gref) => return Err(IssueError::Held { gref }),
-            Some(Entry::Free | Entry::Held(_)) => {}
+            Some(WindowEntry::Issued(_)) => return Err(IssueError::Taken { gref }),
+            Some(WindowEntry::Held(_)) if !self.reclaim(gref) => {
+                return Err(IssueError::Held { gref });
+            }
+            Some(WindowEntry::Free | WindowEntry::Held(_)) => {}
         }
         let pages = self.shape.pages();
         let kind = self.shape.access_of(page).ok_or(IssueError::NoPage { page, pages })?;
         if kind != access {
             return Err(IssueError::Access { page, kind });
         }
-        if self.state(page) != Some(State::Fresh) {
+        if self.state(page) != Some(WindowPageState::Fresh) {
             return Err(IssueError::NotFresh { page });
         }
         let (kind, frame) = self.place(page).ok_or(IssueError::NoPage { page, pages })?;
         let memory = kind.slice(frame).map_err(|_| IssueError::NoPage { page, pages })?;
         self.engine.issue(gref, &EnginePage { frame, memory: &memory, access })?;
-        self.set_entry(gref, Entry::Issued(page));
-        self.set_state(page, State::Issued);
+        self.set_entry(gref, WindowEntry::Issued(page));
+        self.set_state(page, WindowPageState::Issued);
         self.counters.window_issues.add(1);
         Ok(())
     }
 
     fn revoke(&mut self, gref: Gref) -> Result<PageId, RevokeError> {
-        let Some(Entry::Issued(page)) = self.entry(gref) else {
+        let Some(WindowEntry::Issued(page)) = self.entry(gref) else {
             return Err(RevokeError::NotIssued);
         };
         self.engine.revoke(gref)?;
-        self.set_entry(gref, Entry::Free);
-        self.set_state(page, State::Stale);
+        self.set_entry(gref, WindowEntry::Free);
+        self.set_state(page, WindowPageState::Stale);
         self.stale.push(page);
         self.counters.window_revokes.add(1);
         Ok(page)
@@ -301,7 +315,7 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
         let mut pages: Vec<(Gref, PageId)> = grefs
             .iter()
             .filter_map(|gref| match self.entry(*gref) {
-                Some(Entry::Issued(page)) => Some((*gref, page)),
+                Some(WindowEntry::Issued(page)) => Some((*gref, page)),
                 _ => None,
             })
             .collect();
@@ -315,17 +329,17 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
         for (gref, page) in pages {
             self.counters.window_revokes.add(1);
             if self.engine.is_held(gref) {
-                self.set_entry(gref, Entry::Held(page));
-                self.set_state(page, State::Held(gref));
+                self.set_entry(gref, WindowEntry::Held(page));
+                self.set_state(page, WindowPageState::Held(gref));
                 self.held += 1;
                 continue;
             }
-            self.set_entry(gref, Entry::Free);
+            self.set_entry(gref, WindowEntry::Free);
             if kept.binary_search(&page).is_ok() {
-                self.set_state(page, State::Stale);
+                self.set_state(page, WindowPageState::Stale);
                 self.stale.push(page);
             } else {
-                self.set_state(page, State::Fresh);
+                self.set_state(page, WindowPageState::Fresh);
             }
         }
         Ok(())
@@ -345,10 +359,10 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
     fn renew(&mut self) -> Result<(), WindowError> {
         if self.engine.renew()? {
             for entry in &mut self.entries {
-                if let Entry::Issued(page) = core::mem::replace(entry, Entry::Free)
+                if let WindowEntry::Issued(page) = core::mem::replace(entry, WindowEntry::Free)
                     && let Some(state) = self.states.get_mut(page.0 as usize)
                 {
-                    *state = State::Stale;
+                    *state = WindowPageState::Stale;
                     self.stale.push(page);
                 }
             }
@@ -358,7 +372,7 @@ impl<E: Engine> TranslationTable for GranterTable<E> {
 
     fn held(&mut self) -> Held {
         if self.held > 0 {
-            let held = |entry: &Entry| matches!(entry, Entry::Held(_));
+            let held = |entry: &WindowEntry| matches!(entry, WindowEntry::Held(_));
             let grefs: Vec<Gref> = (RESERVED..)
                 .zip(&self.entries)
                 .filter_map(|(number, entry)| held(entry).then_some(Gref(number)))

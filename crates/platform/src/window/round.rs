@@ -7,10 +7,10 @@ use std::cell::{Cell, RefCell};
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_ring::sync::{Ordering, fence};
+use ringfence_wire::grant::{Access, GrantStatus, Gref};
 
 use super::view::WindowView;
 use crate::table::{TableWords, look};
-use crate::{Access, GrantStatus, Gref};
 
 /// Index of a page among those of a [`WindowRound`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

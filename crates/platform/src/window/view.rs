@@ -4,10 +4,10 @@
 //! the table, raises the status word of each entry that it uses, and finds the page's place in the memory.
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
+use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 
-use super::WindowShape;
+use super::translation::WindowShape;
 use crate::table::{LentTable, TableWords, Use, UseCounts};
-use crate::{Access, DomId, GrantStatus, Gref};
 
 /// Location of a page in a mapped window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

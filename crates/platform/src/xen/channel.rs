@@ -10,11 +10,14 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::DomId;
 use rustix::io::Errno;
 
 use super::abi;
-use super::device::Device;
-use crate::{Channel, ChannelError, Counters, DomId, EventPort, PlatformError};
+use super::device::XenDevice;
+use crate::error::PlatformError;
+use crate::events::{Channel, ChannelError, EventPort};
 
 /// One end of an event channel. Dropping it unbinds the port.
 ///
@@ -29,7 +32,7 @@ pub struct XenChannel {
 impl XenChannel {
     /// Allocates a port that `peer` may bind.
     pub(super) fn alloc(peer: DomId, counters: Arc<Counters>) -> Result<XenChannel, PlatformError> {
-        let device = Device::Evtchn.open()?;
+        let device = XenDevice::Evtchn.open()?;
         let port = abi::bind_unbound(device.as_fd(), peer)
             .map_err(|errno| PlatformError::system("allocating an event channel", errno))?;
         Ok(XenChannel { port: EventPort(port), device, counters })
@@ -41,7 +44,7 @@ impl XenChannel {
         port: EventPort,
         counters: Arc<Counters>,
     ) -> Result<XenChannel, PlatformError> {
-        let device = Device::Evtchn.open()?;
+        let device = XenDevice::Evtchn.open()?;
         let port = abi::bind_interdomain(device.as_fd(), peer, port.0)
             .map_err(|errno| PlatformError::system("binding an event channel", errno))?;
         Ok(XenChannel { port: EventPort(port), device, counters })

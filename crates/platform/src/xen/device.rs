@@ -8,14 +8,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::PlatformError;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::error::PlatformError;
+
 /// Xen device that Linux offers to user space.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Device {
+pub enum XenDevice {
     /// Access to pages that other domains grant: for a backend.
     Gntdev,
     /// Granting of pages to other domains: for a frontend.
@@ -25,24 +26,24 @@ pub enum Device {
     Window,
 }
 
-impl Device {
+impl XenDevice {
     /// Returns the path of the device node.
     pub fn path(self) -> &'static str {
         match self {
-            Device::Gntdev => "/dev/xen/gntdev",
-            Device::Gntalloc => "/dev/xen/gntalloc",
-            Device::Evtchn => "/dev/xen/evtchn",
-            Device::Window => "/dev/ringfence-window",
+            XenDevice::Gntdev => "/dev/xen/gntdev",
+            XenDevice::Gntalloc => "/dev/xen/gntalloc",
+            XenDevice::Evtchn => "/dev/xen/evtchn",
+            XenDevice::Window => "/dev/ringfence-window",
         }
     }
 
     /// Returns the kernel module of the device.
     pub fn module(self) -> &'static str {
         match self {
-            Device::Gntdev => "xen-gntdev",
-            Device::Gntalloc => "xen-gntalloc",
-            Device::Evtchn => "xen-evtchn",
-            Device::Window => "ringfence-window",
+            XenDevice::Gntdev => "xen-gntdev",
+            XenDevice::Gntalloc => "xen-gntalloc",
+            XenDevice::Evtchn => "xen-evtchn",
+            XenDevice::Window => "ringfence-window",
         }
     }
 
@@ -193,7 +194,8 @@ mod tests {
 
     #[test]
     fn error_for_missing_device_names_node_and_module() {
-        for device in [Device::Gntdev, Device::Gntalloc, Device::Evtchn, Device::Window] {
+        for device in [XenDevice::Gntdev, XenDevice::Gntalloc, XenDevice::Evtchn, XenDevice::Window]
+        {
             let (path, module) = (device.path(), device.module());
             let said = DeviceError::of(path, Some(module), Errno::NOENT, true).to_string();
             assert!(said.contains(path) && said.contains(&format!("modprobe {module}")), "{said}");

@@ -18,12 +18,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ringfence_memory::{LentSlice, Mapping, PAGE_SIZE, Protection, page_aligned};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{Access, DomId, GrantStatus, Gref};
 use rustix::io::Errno;
 
 use super::abi::{self, CopyEnd, CopySegment, MapRequest};
 use super::channel::XenChannel;
 use crate::copy::{CopyList, CopyLocal, CopyOp};
-use crate::{Access, Channel, Counters, DomId, GrantStatus, Grantee, Gref};
+use crate::events::Channel;
+use crate::grants::Grantee;
 
 /// Maximum number of pages that one grantee may have mapped through [`Grantee::map`] (XSA-300).
 pub const MAPPED_MAX: usize = 4096;
@@ -35,13 +38,13 @@ pub const COPY_MAX: usize = 256;
 const EAGAIN_ATTEMPTS: u32 = 10;
 const EAGAIN_PAUSE: Duration = Duration::from_millis(1);
 
-struct Shared {
+struct SharedGrantee {
     device: OwnedFd,
     mapped: Mutex<usize>,
     counters: Arc<Counters>,
 }
 
-impl Shared {
+impl SharedGrantee {
     /// Counts `pages` as mapped if the limit allows. Returns `false` otherwise.
     fn take_room(&self, pages: usize) -> bool {
         let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,7 +65,7 @@ struct MappedPages {
     mapping: Option<Mapping>,
     index: u64,
     count: u32,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
 }
 
 impl Drop for MappedPages {
@@ -89,7 +92,7 @@ pub struct UnmapNotice<'a> {
 /// Grantee of the pages of one granter.
 pub struct XenGrantee {
     granter: DomId,
-    shared: Arc<Shared>,
+    shared: Arc<SharedGrantee>,
     request: MapRequest,
     segments: Vec<CopySegment>,
     bounce: Vec<u8>,
@@ -97,7 +100,7 @@ pub struct XenGrantee {
 
 impl XenGrantee {
     pub(super) fn new(granter: DomId, device: OwnedFd, counters: Arc<Counters>) -> XenGrantee {
-        let shared = Arc::new(Shared { device, mapped: Mutex::new(0), counters });
+        let shared = Arc::new(SharedGrantee { device, mapped: Mutex::new(0), counters });
         XenGrantee {
             granter,
             shared,
@@ -314,7 +317,7 @@ impl Grantee for XenGrantee {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::CopyOps;
+    use crate::copy::CopyOps;
 
     #[test]
     fn driver_errno_becomes_grant_status() {

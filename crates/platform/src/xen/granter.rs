@@ -13,10 +13,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_memory::{Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{Access, DomId};
 use rustix::io::Errno;
 
 use super::abi;
-use crate::{Access, Counters, DomId, Granter, Lease, LendError, RevokeError, StillLent};
+use crate::grants::{Granter, Lease, LendError, RevokeError, StillLent};
 
 /// File with the driver's limit of granted pages for all programs together.
 const LIMIT_PATH: &str = "/sys/module/xen_gntalloc/parameters/limit";

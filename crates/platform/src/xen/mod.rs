@@ -23,16 +23,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use channel::XenChannel;
-pub use device::{Device, DeviceError, StoreWay};
+pub use device::{DeviceError, StoreWay, XenDevice};
 pub use grantee::{COPY_MAX, MAPPED_MAX, UnmapNotice, XenGrantee};
 pub use granter::XenGranter;
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::ErrorName;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use crate::{
-    Counters, DomId, EventPort, Platform, PlatformError, TranslationTable, WindowError, WindowName,
-    WindowShape, WindowView,
-};
+use crate::error::PlatformError;
+use crate::events::EventPort;
+use crate::services::Platform;
+use crate::window::{TranslationTable, WindowError, WindowName, WindowShape, WindowView};
 
 /// Role of a program, which determines the devices that it needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,11 +47,11 @@ pub enum Side {
 }
 
 impl Side {
-    fn devices(self) -> &'static [Device] {
+    fn devices(self) -> &'static [XenDevice] {
         match self {
-            Side::Backend => &[Device::Gntdev, Device::Evtchn],
-            Side::Frontend => &[Device::Gntalloc, Device::Evtchn],
-            Side::Both => &[Device::Gntdev, Device::Gntalloc, Device::Evtchn],
+            Side::Backend => &[XenDevice::Gntdev, XenDevice::Evtchn],
+            Side::Frontend => &[XenDevice::Gntalloc, XenDevice::Evtchn],
+            Side::Both => &[XenDevice::Gntdev, XenDevice::Gntalloc, XenDevice::Evtchn],
         }
     }
 }
@@ -86,7 +88,7 @@ impl XenPlatform {
         for device in side.devices() {
             drop(device.open()?);
         }
-        if side != Side::Backend && Device::Window.open().is_ok() {
+        if side != Side::Backend && XenDevice::Window.open().is_ok() {
             window::raise_locked_memory();
         }
         Ok(XenPlatform {
@@ -153,14 +155,14 @@ impl Platform for XenPlatform {
         let mut gntalloc = self.gntalloc.lock().unwrap_or_else(PoisonError::into_inner);
         let device = match &*gntalloc {
             Some(device) => Arc::clone(device),
-            None => Arc::clone(gntalloc.insert(Arc::new(Device::Gntalloc.open()?))),
+            None => Arc::clone(gntalloc.insert(Arc::new(XenDevice::Gntalloc.open()?))),
         };
         Ok(XenGranter::new(peer, device, Arc::clone(&self.counters)))
     }
 
     /// Returns a grantee without a request to the granter. Missing grants show as statuses of pages.
     fn grantee(&self, granter: DomId) -> Result<XenGrantee, PlatformError> {
-        Ok(XenGrantee::new(granter, Device::Gntdev.open()?, Arc::clone(&self.counters)))
+        Ok(XenGrantee::new(granter, XenDevice::Gntdev.open()?, Arc::clone(&self.counters)))
     }
 
     fn alloc_unbound(&self, peer: DomId) -> Result<XenChannel, PlatformError> {
@@ -173,7 +175,7 @@ impl Platform for XenPlatform {
 
     /// Returns `true` if the module of grant windows is loaded. It does not load on a hypervisor without windows.
     fn has_windows(&self) -> bool {
-        Device::Window.open().is_ok()
+        XenDevice::Window.open().is_ok()
     }
 
     fn window(

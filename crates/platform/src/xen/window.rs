@@ -22,17 +22,20 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_memory::{DeviceAccess, LentSlice, Mapping, PAGE_SIZE, Protection};
+use ringfence_sys::counters::Counters;
+use ringfence_wire::grant::{DomId, Gref};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::abi::window::{self as abi, Revoke, status};
-use super::device::Device;
-use crate::local::Pages;
+use super::device::XenDevice;
+use crate::error::PlatformError;
+use crate::grants::RevokeError;
+use crate::local::pages::Pages;
 use crate::table::LentTable;
 use crate::window::{Engine, EngineFacts, EnginePage, GranterTable, IssueError};
-use crate::{
-    Counters, DomId, Gref, PlatformError, RevokeError, TranslationTable, WindowError, WindowHandle,
-    WindowName, WindowShape, WindowView,
+use crate::window::{
+    TranslationTable, WindowError, WindowHandle, WindowName, WindowShape, WindowView,
 };
 
 /// Requests for one revocation while the hypervisor's flush rate is exceeded. The module waits in each.
@@ -102,7 +105,7 @@ pub(super) fn create(
 }
 
 fn create_end(grantee: DomId, references: u32) -> Result<(OwnedFd, WindowHandle), PlatformError> {
-    let device = Device::Window.open()?;
+    let device = XenDevice::Window.open()?;
     let handle = abi::create(device.as_fd(), grantee, references)
         .map_err(|e| PlatformError::system("creating a grant window", e))?;
     Ok((device, WindowHandle(handle)))
@@ -290,7 +293,7 @@ pub(super) fn open(
         return Err(WindowError::TooLarge { found, limit: entries_max });
     }
     let share = Arc::new(open.take(granter, references)?);
-    let device = Device::Window.open().map_err(PlatformError::from)?;
+    let device = XenDevice::Window.open().map_err(PlatformError::from)?;
     let table_pages = abi::register(device.as_fd(), granter, handle.0, references)
         .map_err(|errno| refusal(errno, granter, handle))?;
     let slots = OpenPart::map(&device, &share, 0, table_pages)?;

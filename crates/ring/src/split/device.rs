@@ -11,14 +11,14 @@ use crate::sync::{Ordering, fence};
 
 /// Buffer that the driver made available.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
+pub struct TakenChain {
     /// Index of the first descriptor.
     pub head: u16,
     /// All descriptors; those of an indirect table replace the one that names it.
     pub chain: Vec<Descriptor>,
 }
 
-impl Request {
+impl TakenChain {
     /// Returns the bytes that the device may write.
     pub fn capacity(&self) -> u32 {
         self.chain.iter().filter(|d| d.flags & flag::WRITE != 0).map(|d| d.len).sum()
@@ -60,13 +60,13 @@ impl<M: QueueMemory> DeviceQueue<M> {
     /// # Panics
     ///
     /// Panics if the driver breaks a rule: a chain with a loop, or an indirect table at another address.
-    pub fn take(&mut self) -> Option<Request> {
+    pub fn take(&mut self) -> Option<TakenChain> {
         if self.available() == 0 {
             return None;
         }
         let head = self.memory.load(self.layout.avail_entry(self.avail), Ordering::Relaxed);
         self.avail = self.avail.wrapping_add(1);
-        Some(Request { head, chain: self.chain(head) })
+        Some(TakenChain { head, chain: self.chain(head) })
     }
 
     fn chain(&self, head: u16) -> Vec<Descriptor> {

@@ -1,6 +1,7 @@
 //! Driver's end of a split virtqueue.
 
 use ringfence_memory::{DeviceAccess, DeviceRange};
+use ringfence_wire::numbers::bounded;
 use ringfence_wire::virtio::{
     AVAIL_NO_INTERRUPT, DESCRIPTOR_BYTES, Descriptor, SplitLayout, USED_NO_NOTIFY, UsedElement,
     flag,
@@ -233,8 +234,7 @@ impl<M: QueueMemory> DriverQueue<M> {
         } else {
             self.write_direct(ranges);
         }
-        // At most CHAIN_MAX descriptors.
-        let descriptors = u16::try_from(wanted).unwrap_or(u16::MAX);
+        let descriptors = bounded(wanted, self.free_count);
         self.free_first = self.free_first.wrapping_add(descriptors);
         self.free_count -= descriptors;
         self.chains[usize::from(head)] =
@@ -410,8 +410,7 @@ impl<M: QueueMemory> DriverQueue<M> {
         self.memory.put(offset, &table[..len]);
         let outer = Descriptor {
             address: self.memory.indirect_address(offset),
-            // At most CHAIN_MAX descriptors.
-            len: u32::try_from(len).unwrap_or(0),
+            len: bounded(len, u32::MAX),
             flags: flag::INDIRECT,
             next: 0,
         };

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
 use ringfence_wire::virtio::{SplitLayout, UsedElement, flag};
 
-use super::device::{DeviceQueue, Request};
+use super::device::{DeviceQueue, TakenChain};
 use super::*;
 
 const ALL: QueueFeatures = QueueFeatures { indirect: true, event_idx: true, in_order: false };
@@ -34,7 +34,7 @@ fn writable(len: usize) -> DeviceRange {
 }
 
 /// Builds a queue with three writable buffers of 100 bytes in flight, and the device's requests.
-fn three_in_flight(features: QueueFeatures) -> (DriverQueue, DeviceQueue, Vec<Request>) {
+fn three_in_flight(features: QueueFeatures) -> (DriverQueue, DeviceQueue, Vec<TakenChain>) {
     let (mut driver, mut device) = pair(8, features);
     for token in 0..3 {
         driver.push(&[writable(100)], token).unwrap();

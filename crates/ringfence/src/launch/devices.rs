@@ -14,7 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_nbd::protocol::agree::{ClientHandshake, Negotiated, Progress};
+use ringfence_nbd::protocol::agree::{ClientHandshake, Negotiated, ClientProgress};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// Time limit for the handshake and for the node to appear.
@@ -132,7 +132,7 @@ fn perform_handshake(socket: &Path) -> io::Result<(UnixStream, Negotiated)> {
         stream.write_all(&out)?;
         out.clear();
         match progress {
-            Progress::Ready(settled) => {
+            ClientProgress::Ready(settled) => {
                 if !held.is_empty() {
                     return Err(io::Error::other("the frontend answers what was not asked"));
                 }
@@ -140,9 +140,9 @@ fn perform_handshake(socket: &Path) -> io::Result<(UnixStream, Negotiated)> {
                 stream.set_write_timeout(None)?;
                 return Ok((stream, settled));
             }
-            Progress::StartTls => return Err(io::Error::other("nobody asked to encrypt")),
-            Progress::More if used > 0 => {}
-            Progress::More => match stream.read(&mut buffer)? {
+            ClientProgress::StartTls => return Err(io::Error::other("nobody asked to encrypt")),
+            ClientProgress::More if used > 0 => {}
+            ClientProgress::More => match stream.read(&mut buffer)? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 count => held.extend_from_slice(&buffer[..count]),
             },

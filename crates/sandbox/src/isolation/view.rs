@@ -81,7 +81,7 @@ pub struct View {
 }
 
 /// Path of the host that was opened in the old root.
-struct Source {
+struct ViewSource {
     file: OwnedFd,
     is_directory: bool,
     /// Path in the new root, without symbolic links.
@@ -147,8 +147,8 @@ impl View {
     }
 
     /// Opens all paths and sorts them, parents first.
-    fn open(&self) -> io::Result<Vec<Source>> {
-        let mut sources: Vec<Source> = Vec::new();
+    fn open(&self) -> io::Result<Vec<ViewSource>> {
+        let mut sources: Vec<ViewSource> = Vec::new();
         for ViewEntry { path, access } in &self.entries {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -168,7 +168,7 @@ impl View {
                     other.names.extend(names);
                 }
                 None => {
-                    sources.push(Source { file, is_directory, target, names, access: *access });
+                    sources.push(ViewSource { file, is_directory, target, names, access: *access });
                 }
             }
         }
@@ -213,7 +213,7 @@ fn refuse_directories() -> Result<(), SandboxError> {
 }
 
 /// Mounts all sources below the new root.
-fn assemble(sources: &[Source]) -> io::Result<()> {
+fn assemble(sources: &[ViewSource]) -> io::Result<()> {
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     rustix::mount::mount("ringfence", ASSEMBLY, "tmpfs", flags, Some(c"mode=0755,size=1m"))?;
     // A bind mount of a path that contains the mount point must not contain the new root too.
@@ -288,7 +288,7 @@ fn change_root() -> io::Result<()> {
 }
 
 /// Creates symbolic links for entries that were listed by another path than their canonical one.
-fn link(sources: &[Source]) -> io::Result<()> {
+fn link(sources: &[ViewSource]) -> io::Result<()> {
     for source in sources {
         for name in source.names.iter().filter(|name| fs::metadata(name).is_err()) {
             let make = || -> io::Result<()> {

@@ -7,6 +7,8 @@
 
 use core::net::SocketAddr;
 
+use crate::numbers::bounded;
+
 /// Size of the longest address, `struct sockaddr_in6`, in bytes.
 pub(super) const NAME_MAX: usize = 28;
 /// Size of a control buffer in bytes: an error report with an IPv6 address, or a segment size and a
@@ -112,7 +114,7 @@ pub(super) fn decode_address(name: &[u8]) -> Option<SocketAddr> {
 }
 
 fn family(number: libc::c_int) -> [u8; 2] {
-    libc::sa_family_t::try_from(number).unwrap_or(0).to_ne_bytes()
+    bounded(number.cast_unsigned(), libc::sa_family_t::MAX).to_ne_bytes()
 }
 
 #[cfg(test)]

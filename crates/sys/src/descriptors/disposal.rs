@@ -189,18 +189,18 @@ fn drain(socket: &OwnedFd) {
 
 /// A queue of items whose end may block, and the threads that end them.
 pub struct Disposal<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<DisposalShared<T>>,
 }
 
-struct Shared<T> {
-    state: Mutex<State<T>>,
+struct DisposalShared<T> {
+    state: Mutex<DisposalState<T>>,
     added: Condvar,
     ended: Condvar,
     threads_max: usize,
     end: fn(T),
 }
 
-struct State<T> {
+struct DisposalState<T> {
     /// Items that a thread may end now; at most one of each peer.
     queue: VecDeque<(Option<Peer>, T)>,
     /// Items behind the one of their peer that is in `queue` or that a thread ends. A peer without
@@ -215,7 +215,7 @@ struct State<T> {
 impl<T: Send + 'static> Disposal<T> {
     /// A disposal that ends each item by `end`, on at most `threads_max` threads. It has none yet.
     pub fn new(threads_max: usize, end: fn(T)) -> Disposal<T> {
-        let state = State {
+        let state = DisposalState {
             queue: VecDeque::new(),
             waiting: HashMap::new(),
             threads: 0,
@@ -223,7 +223,7 @@ impl<T: Send + 'static> Disposal<T> {
             pending: 0,
         };
         let (state, added, ended) = (Mutex::new(state), Condvar::new(), Condvar::new());
-        Disposal { shared: Arc::new(Shared { state, added, ended, threads_max, end }) }
+        Disposal { shared: Arc::new(DisposalShared { state, added, ended, threads_max, end }) }
     }
 
     /// Hands `item`, of no peer, to a thread. Never blocks.
@@ -248,7 +248,7 @@ impl<T: Send + 'static> Disposal<T> {
         self.shared.lock().waiting.get(&peer).map_or(0, |waiting| waiting.len() + 1)
     }
 
-    fn start(&self, mut state: MutexGuard<'_, State<T>>, peer: Option<Peer>, item: T) {
+    fn start(&self, mut state: MutexGuard<'_, DisposalState<T>>, peer: Option<Peer>, item: T) {
         state.queue.push_back((peer, item));
         state.pending += 1;
         if state.queue.len() > state.idle && state.threads < self.shared.threads_max {
@@ -264,7 +264,7 @@ impl<T: Send + 'static> Disposal<T> {
     /// Waits until every item has ended. Returns `false` if that takes longer than `timeout`.
     pub fn wait_until_done(&self, timeout: Duration) -> bool {
         let state = self.shared.lock();
-        let is_busy = |state: &mut State<T>| state.pending > 0;
+        let is_busy = |state: &mut DisposalState<T>| state.pending > 0;
         let waited = self.shared.ended.wait_timeout_while(state, timeout, is_busy);
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
@@ -272,12 +272,12 @@ impl<T: Send + 'static> Disposal<T> {
 
 impl<T> std::fmt::Debug for Disposal<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let State { threads, pending, .. } = *self.shared.lock();
+        let DisposalState { threads, pending, .. } = *self.shared.lock();
         f.debug_struct("Disposal").field("threads", &threads).field("pending", &pending).finish()
     }
 }
 
-impl<T> State<T> {
+impl<T> DisposalState<T> {
     /// Puts the next item of a peer, one of whose items has ended, into the queue.
     fn release(&mut self, peer: Peer) {
         match self.waiting.get_mut(&peer).and_then(VecDeque::pop_front) {
@@ -287,8 +287,8 @@ impl<T> State<T> {
     }
 }
 
-impl<T> Shared<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+impl<T> DisposalShared<T> {
+    fn lock(&self) -> MutexGuard<'_, DisposalState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

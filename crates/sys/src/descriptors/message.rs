@@ -18,7 +18,7 @@ const FDS_MAX: usize = 64;
 
 /// A message that was received.
 #[derive(Debug)]
-pub struct Message {
+pub struct ReceivedMessage {
     /// Bytes in the caller's buffer. 0: the other end is closed, or sent an empty message.
     pub bytes: usize,
     /// Descriptors that came with it, at most as many as the caller takes.
@@ -63,7 +63,7 @@ pub fn receive_message(
     socket: impl AsFd,
     buffer: &mut [u8],
     fds_max: usize,
-) -> Result<Message, MessageError> {
+) -> Result<ReceivedMessage, MessageError> {
     let looked = look(&socket, buffer, fds_max)?;
     take(&socket, &mut [], looked)
 }
@@ -80,14 +80,18 @@ pub fn receive_of_stream(
     socket: impl AsFd,
     buffer: &mut [u8],
     fds_max: usize,
-) -> Result<Message, MessageError> {
+) -> Result<ReceivedMessage, MessageError> {
     let looked = look(&socket, buffer, fds_max)?;
     let bytes = looked.bytes;
     take(&socket, &mut buffer[..bytes], looked)
 }
 
 /// Looks at what is there, and leaves it in the queue.
-fn look(socket: impl AsFd, buffer: &mut [u8], fds_max: usize) -> Result<Message, MessageError> {
+fn look(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds_max: usize,
+) -> Result<ReceivedMessage, MessageError> {
     let limit = buffer.len();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let room = rustix::cmsg_space!(ScmRights(fds_max.clamp(1, FDS_MAX)));
@@ -111,12 +115,16 @@ fn look(socket: impl AsFd, buffer: &mut [u8], fds_max: usize) -> Result<Message,
     if got.flags.contains(ReturnFlags::TRUNC) {
         return Err(MessageError::Bytes { limit });
     }
-    Ok(Message { bytes: got.bytes, descriptors })
+    Ok(ReceivedMessage { bytes: got.bytes, descriptors })
 }
 
 /// Takes what was looked at out of the queue. The duplicates are held: the references that the kernel drops here are not
 /// the last ones.
-fn take(socket: impl AsFd, buffer: &mut [u8], looked: Message) -> Result<Message, MessageError> {
+fn take(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    looked: ReceivedMessage,
+) -> Result<ReceivedMessage, MessageError> {
     match rustix::net::recv(&socket, buffer, RecvFlags::DONTWAIT) {
         Ok(_) | Err(Errno::CONNRESET) => Ok(looked),
         Err(errno) => Err(errno.into()),

@@ -27,8 +27,8 @@ mod message;
 mod stream;
 
 pub use disposal::{Descriptors, Disposal, dispose, dispose_socket};
-pub use message::{Message, MessageError, receive_message, receive_of_stream};
-pub use stream::{ByteSocket, Received, refuse_descriptors};
+pub use message::{MessageError, ReceivedMessage, receive_message, receive_of_stream};
+pub use stream::{ByteSocket, StreamReceived, refuse_descriptors};
 
 use std::os::fd::AsFd;
 

@@ -54,7 +54,7 @@ pub fn refuse_descriptors(socket: impl AsFd) -> Result<bool, Errno> {
 
 /// Outcomes of a call of [`ByteSocket::receive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Received {
+pub enum StreamReceived {
     /// Number of bytes, at least one.
     Bytes(usize),
     /// The queue is empty.
@@ -104,47 +104,47 @@ impl ByteSocket {
     /// # Errors
     ///
     /// The system's.
-    pub fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    pub fn receive(&self, buffer: &mut [u8]) -> Result<StreamReceived, Errno> {
         // Only a hint to this end: the kernel orders the queue.
         let wanted = if self.is_clean.load(Ordering::Relaxed) {
             buffer.len()
         } else {
             match self.look(buffer)? {
-                Received::Bytes(bytes) => bytes,
+                StreamReceived::Bytes(bytes) => bytes,
                 other => return Ok(other),
             }
         };
         match rustix::net::recv(&*self.socket, &mut buffer[..wanted], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) | Err(Errno::CONNRESET) => Ok(Received::Closed),
-            Ok((_, bytes)) => Ok(Received::Bytes(bytes)),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(Received::Empty),
+            Ok((_, 0)) | Err(Errno::CONNRESET) => Ok(StreamReceived::Closed),
+            Ok((_, bytes)) => Ok(StreamReceived::Bytes(bytes)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(StreamReceived::Empty),
             Err(errno) => Err(errno),
         }
     }
 
     /// Looks at what is there. Exactly as many bytes as this returns can be taken: what comes later may
     /// have descriptors.
-    fn look(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
+    fn look(&self, buffer: &mut [u8]) -> Result<StreamReceived, Errno> {
         let room = buffer.len();
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
         let mut into = [IoSliceMut::new(buffer)];
         let mut none = RecvAncillaryBuffer::default();
         match rustix::net::recvmsg(&*self.socket, &mut into, &mut none, flags) {
-            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Ok(Received::Descriptors),
-            Ok(got) if got.bytes == 0 => Ok(Received::Closed),
+            Ok(got) if got.flags.contains(ReturnFlags::CTRUNC) => Ok(StreamReceived::Descriptors),
+            Ok(got) if got.bytes == 0 => Ok(StreamReceived::Closed),
             Ok(got) => {
                 // Less than there is room for is all that there was.
                 if got.bytes < room {
                     self.is_clean.store(self.refuses, Ordering::Relaxed);
                 }
-                Ok(Received::Bytes(got.bytes))
+                Ok(StreamReceived::Bytes(got.bytes))
             }
-            Err(Errno::CONNRESET) => Ok(Received::Closed),
+            Err(Errno::CONNRESET) => Ok(StreamReceived::Closed),
             Err(Errno::AGAIN) => {
                 self.is_clean.store(self.refuses, Ordering::Relaxed);
-                Ok(Received::Empty)
+                Ok(StreamReceived::Empty)
             }
-            Err(Errno::INTR) => Ok(Received::Empty),
+            Err(Errno::INTR) => Ok(StreamReceived::Empty),
             Err(errno) => Err(errno),
         }
     }

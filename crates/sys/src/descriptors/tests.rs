@@ -40,7 +40,7 @@ fn descriptor_to_a_byte_socket_is_refused_by_the_kernel() {
     let near = ByteSocket::new(near).unwrap();
     assert_descriptors_are_refused(&far);
     send_raw(&far, b"x", &[]).unwrap();
-    assert_eq!(near.receive(&mut [0; 8]), Ok(Received::Bytes(1)));
+    assert_eq!(near.receive(&mut [0; 8]), Ok(StreamReceived::Bytes(1)));
 }
 
 #[test]
@@ -71,8 +71,12 @@ fn descriptor_queued_before_the_refusal_does_not_block_the_reader() {
     let number = fd.as_raw_fd();
     let near = ByteSocket::new(near).unwrap();
     drop_fd(lingering, number, move || {
-        assert_eq!(near.receive(&mut [0; 8]), Ok(Received::Descriptors));
-        assert_eq!(near.receive(&mut [0; 8]), Ok(Received::Descriptors), "it stays in the queue");
+        assert_eq!(near.receive(&mut [0; 8]), Ok(StreamReceived::Descriptors));
+        assert_eq!(
+            near.receive(&mut [0; 8]),
+            Ok(StreamReceived::Descriptors),
+            "it stays in the queue"
+        );
         drop(near);
     });
 }
@@ -96,13 +100,13 @@ fn bytes_before_a_descriptor_are_delivered_and_the_descriptor_is_not() {
     let reader = ByteSocket::new(near.try_clone().unwrap()).unwrap();
     let mut buffer = [0; 3];
     // The buffer is full: what follows is unknown.
-    assert_eq!(reader.receive(&mut buffer), Ok(Received::Bytes(3)));
+    assert_eq!(reader.receive(&mut buffer), Ok(StreamReceived::Bytes(3)));
     assert_eq!(&buffer, b"abc");
     // As on a kernel that cannot refuse.
     allow_descriptors(&near);
     send_raw(&far, b"d", &[lingering.fd.as_fd()]).unwrap();
     drop_fd(lingering, number, move || {
-        assert_eq!(reader.receive(&mut [0; 8]), Ok(Received::Descriptors));
+        assert_eq!(reader.receive(&mut [0; 8]), Ok(StreamReceived::Descriptors));
         drop((reader, far));
         dispose(near);
     });

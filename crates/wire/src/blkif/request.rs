@@ -248,7 +248,7 @@ pub enum Body {
 
 /// Parsed and validated request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
+pub struct BlkRequest {
     /// Id that the response echoes.
     pub id: u64,
     /// Operation that the response echoes. An indirect request gives its inner operation, as Linux'
@@ -280,7 +280,7 @@ fn u64_at(slot: &Slot, at: usize) -> u64 {
     u64::from_le_bytes(array(slot, at))
 }
 
-impl Request {
+impl BlkRequest {
     /// Validates a slot that was copied out of the ring once. Appends the slot's own segments to
     /// `segments`, or nothing if the request is refused.
     pub fn parse(
@@ -288,7 +288,7 @@ impl Request {
         slot: &Slot,
         rules: &Rules,
         segments: &mut Vec<SegmentRange>,
-    ) -> Request {
+    ) -> BlkRequest {
         let before = segments.len();
         let id = u64_at(slot, abi.id());
         let operation = match Operation::from_raw(slot[0]) {
@@ -299,7 +299,7 @@ impl Request {
         if body.is_err() {
             segments.truncate(before);
         }
-        Request { id, operation, body }
+        BlkRequest { id, operation, body }
     }
 }
 

@@ -15,9 +15,9 @@ const RULES: Rules = Rules {
     indirect_segments: SEGMENTS_MAX,
 };
 
-fn parse(abi: Abi, slot: &Slot) -> (Request, Vec<SegmentRange>) {
+fn parse(abi: Abi, slot: &Slot) -> (BlkRequest, Vec<SegmentRange>) {
     let mut segments = vec![];
-    (Request::parse(abi, slot, &RULES, &mut segments), segments)
+    (BlkRequest::parse(abi, slot, &RULES, &mut segments), segments)
 }
 
 fn segment(gref: u32, first: u8, last: u8) -> SegmentRange {
@@ -107,7 +107,7 @@ fn query_of_extents_in_each_layout_round_trips() {
         assert_eq!(segments, [segment(77, 0, 7)]);
         assert_eq!(extents(abi, (6, 9), 8, 1024, Gref(77)), bytes);
         let plain = Rules { extents: false, ..RULES };
-        let refused = Request::parse(abi, &bytes, &plain, &mut vec![]).body;
+        let refused = BlkRequest::parse(abi, &bytes, &plain, &mut vec![]).body;
         assert_eq!(refused, Err(BlkRefusal::NotOffered { operation: 0xE0 }));
     }
     let whole = extents(Abi::X86_64, (6, 9), 8, 2041, Gref(77));
@@ -152,7 +152,7 @@ fn abi_name_selects_layout() {
 fn refusal(sector: u64, first: u8, last: u8, rules: &Rules) -> Option<BlkRefusal> {
     let mut bytes = slot(&[(0, &[0, 1]), (24, &[8, 0, 0, 0, first, last])]);
     bytes[16..24].copy_from_slice(&sector.to_le_bytes());
-    Request::parse(Abi::X86_64, &bytes, rules, &mut vec![]).body.err()
+    BlkRequest::parse(Abi::X86_64, &bytes, rules, &mut vec![]).body.err()
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn flush_and_barrier_without_segments_are_accepted_on_read_only_disk() {
         let body = parse(Abi::X86_64, &one).0.body.unwrap();
         assert!(matches!(body, Body::Flush(Some(_)) | Body::Barrier(Some(_))), "{body:?}");
         let read_only = Rules { read_only: true, ..RULES };
-        let judge = |slot| Request::parse(Abi::X86_64, slot, &read_only, &mut vec![]).body;
+        let judge = |slot| BlkRequest::parse(Abi::X86_64, slot, &read_only, &mut vec![]).body;
         assert!(judge(&empty).is_ok());
         assert_eq!(judge(&one), Err(BlkRefusal::ReadOnly));
     }

@@ -1,5 +1,5 @@
 use crate::blkif::{
-    Abi, BlkRefusal, Body, Direction, Operation, Request, Rules, SegmentRange, Slot, Status,
+    Abi, BlkRefusal, BlkRequest, Body, Direction, Operation, Rules, SegmentRange, Slot, Status,
     Transfer, direct, discard, extents, indirect, indirect_descriptors,
 };
 
@@ -22,7 +22,7 @@ pub fn blkif_request(data: &[u8]) {
         indirect_segments: u16::from_le_bytes([settings[2], settings[3]]),
     };
     let mut segments = vec![];
-    let request = Request::parse(abi, slot, &rules, &mut segments);
+    let request = BlkRequest::parse(abi, slot, &rules, &mut segments);
     // The response to an indirect request echoes the inner operation.
     assert_eq!(request.operation, if slot[0] == 6 { slot[1] } else { slot[0] });
     assert_eq!(request.id, number(slot, if abi == Abi::X86_64 { 8 } else { 4 }, 8));
@@ -75,7 +75,7 @@ fn check_segments(transfer: &Transfer, segments: &[SegmentRange], rules: &Rules)
 
 fn check_body(
     abi: Abi,
-    request: &Request,
+    request: &BlkRequest,
     body: &Body,
     rules: &Rules,
     (mut segments, descriptors): (Vec<SegmentRange>, &[u8]),
@@ -127,7 +127,7 @@ fn check_body(
         }
     };
     let mut same = vec![];
-    let reread = Request::parse(abi, &again, rules, &mut same);
+    let reread = BlkRequest::parse(abi, &again, rules, &mut same);
     assert_eq!(reread, *request);
     if !matches!(body, Body::Indirect(_)) {
         assert_eq!(same, segments);

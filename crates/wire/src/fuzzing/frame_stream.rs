@@ -1,6 +1,7 @@
 //! Fuzz target `frame_stream`: the byte stream of a virtual machine's frames.
 
 use crate::frame_stream::{FRAME_MAX, FrameReader, PREFIX_LEN};
+use crate::numbers::usize_from;
 
 /// Runs one case: the length of the pieces in which a stream arrives, and the stream.
 ///
@@ -50,7 +51,7 @@ fn oracle(mut stream: &[u8]) -> (Vec<Vec<u8>>, bool) {
         if len > FRAME_MAX as u64 {
             return (frames, true);
         }
-        let end = PREFIX_LEN + usize::try_from(len).unwrap_or(usize::MAX);
+        let end = PREFIX_LEN + usize_from(len);
         let Some(frame) = stream.get(PREFIX_LEN..end) else { break };
         frames.push(frame.to_vec());
         stream = &stream[end..];

@@ -1,5 +1,6 @@
 //! Store operations, alone or inside a transaction: the trait [`StoreAccess`].
 
+use ringfence_sys::numbers::bounded;
 use ringfence_wire::decimal::{self, NumberError};
 use ringfence_wire::xenstore::{
     ErrorName, Path, PermissionList, ReplyError, Request, parse_permissions, parse_strings,
@@ -221,7 +222,7 @@ fn read_listing(
     let mut generation: Option<Vec<u8>> = None;
     loop {
         // `LISTING_MAX` keeps the length far below `u32::MAX`.
-        let offset = u32::try_from(listing.len()).unwrap_or(u32::MAX);
+        let offset = bounded(listing.len(), u32::MAX);
         let part = store.request(&Request::DirectoryPart { path: parse_path(path)?, offset })?;
         let end = part.iter().position(|byte| *byte == 0).ok_or(ReplyError::Unterminated)?;
         let (number, names) = (&part[..end], &part[end + 1..]);

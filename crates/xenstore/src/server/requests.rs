@@ -1,9 +1,9 @@
 //! Handling of each request type: the reply, and the changes and events that follow.
 
-use super::{Connection, ConnectionId, StoreServer};
+use super::{ConnectionId, StoreConnection, StoreServer};
 use crate::access::{Change, Mutation};
 use crate::path::NodePath;
-use crate::quota::{Quota, Refusal, TOKEN_MAX};
+use crate::quota::{Quota, QuotaRefusal, TOKEN_MAX};
 use crate::transaction::Transaction;
 use crate::tree::{Node, Tree};
 use crate::watch::Watch;
@@ -15,7 +15,7 @@ use ringfence_wire::xenstore::{
 use std::sync::Arc;
 
 /// Payload of a successful reply, and the effect after it is queued.
-pub(super) struct Answer {
+pub(super) struct StoreAnswer {
     pub(super) payload: Vec<u8>,
     pub(super) effect: Effect,
 }
@@ -29,17 +29,17 @@ pub(super) enum Effect {
     WatchSet(String, Box<[u8]>),
 }
 
-impl Answer {
-    fn with(payload: Vec<u8>) -> Answer {
-        Answer { payload, effect: Effect::None }
+impl StoreAnswer {
+    fn with(payload: Vec<u8>) -> StoreAnswer {
+        StoreAnswer { payload, effect: Effect::None }
     }
 
-    fn ok_with(effect: Effect) -> Answer {
-        Answer { payload: b"OK\0".to_vec(), effect }
+    fn ok_with(effect: Effect) -> StoreAnswer {
+        StoreAnswer { payload: b"OK\0".to_vec(), effect }
     }
 
-    fn ok() -> Answer {
-        Answer::ok_with(Effect::None)
+    fn ok() -> StoreAnswer {
+        StoreAnswer::ok_with(Effect::None)
     }
 }
 
@@ -50,7 +50,7 @@ impl StoreServer {
         id: ConnectionId,
         header: &Header,
         payload: &[u8],
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         let actor = self.connection(id)?.actor;
         let request = Request::parse(header.kind, payload).map_err(|error| {
             let name = error.error_name();
@@ -87,16 +87,16 @@ impl StoreServer {
             Request::TransactionStart => self.start_transaction(id, tx),
             Request::TransactionEnd { commit } => self.end_transaction(id, tx, commit),
             Request::GetDomainPath { domain } => {
-                Ok(Answer::with(format!("{}\0", domain_path(domain)).into()))
+                Ok(StoreAnswer::with(format!("{}\0", domain_path(domain)).into()))
             }
             Request::IsDomainIntroduced { domain } => {
                 let known = self.introduced.contains(&domain);
-                Ok(Answer::with(if known { b"T\0" } else { b"F\0" }.to_vec()))
+                Ok(StoreAnswer::with(if known { b"T\0" } else { b"F\0" }.to_vec()))
             }
         }
     }
 
-    fn connection(&mut self, id: ConnectionId) -> Result<&mut Connection, ErrorName> {
+    fn connection(&mut self, id: ConnectionId) -> Result<&mut StoreConnection, ErrorName> {
         // Called only while a request of this connection is handled, so the connection exists.
         self.connections.get_mut(&id).ok_or(ErrorName::Io)
     }
@@ -108,7 +108,7 @@ impl StoreServer {
         tx: u32,
         path: &NodePath,
         answer: impl FnOnce(&Node) -> Result<Vec<u8>, ErrorName>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         let connection = self.connections.get_mut(&id).ok_or(ErrorName::Io)?;
         let actor = connection.actor;
         let tree = if tx == 0 {
@@ -118,22 +118,27 @@ impl StoreServer {
             let open = open.ok_or(ErrorName::NotFound)?;
             open.tree_for_read(path, actor, &self.limits)?
         };
-        Ok(Answer::with(answer(actor.read(tree, path)?)?))
+        Ok(StoreAnswer::with(answer(actor.read(tree, path)?)?))
     }
 
-    fn mutate(&mut self, id: ConnectionId, tx: u32, mutation: Mutation) -> Result<Answer, Refusal> {
+    fn mutate(
+        &mut self,
+        id: ConnectionId,
+        tx: u32,
+        mutation: Mutation,
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         let connection = self.connections.get_mut(&id).ok_or(ErrorName::Io)?;
         let actor = connection.actor;
         if tx != 0 {
             let open = connection.transactions.get_mut(&tx);
             let open = open.ok_or(ErrorName::NotFound)?;
             open.apply(mutation, actor, &self.limits)?;
-            return Ok(Answer::ok());
+            return Ok(StoreAnswer::ok());
         }
         let before = self.tree.clone();
         let mut changes = Vec::new();
         mutation.apply(&mut self.tree, actor, &self.limits, &mut changes)?;
-        Ok(Answer::ok_with(Effect::Changed(before, changes)))
+        Ok(StoreAnswer::ok_with(Effect::Changed(before, changes)))
     }
 
     fn watch(
@@ -142,7 +147,7 @@ impl StoreServer {
         path: WatchPath<'_>,
         token: &[u8],
         depth: Option<u32>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         let actor = self.connection(id)?.actor;
         let key = watch_key(path, actor.domain)?;
         if token.len() > TOKEN_MAX {
@@ -163,7 +168,7 @@ impl StoreServer {
         };
         self.watches.insert(&key, watch);
         let event = Effect::WatchSet(path.as_str().to_owned(), token.into());
-        Ok(Answer::ok_with(event))
+        Ok(StoreAnswer::ok_with(event))
     }
 
     fn unwatch(
@@ -171,23 +176,27 @@ impl StoreServer {
         id: ConnectionId,
         path: WatchPath<'_>,
         token: &[u8],
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         let key = watch_key(path, self.connection(id)?.actor.domain)?;
         if self.watches.remove(&key, id, token) {
-            Ok(Answer::ok())
+            Ok(StoreAnswer::ok())
         } else {
             Err(ErrorName::NotFound.into())
         }
     }
 
-    fn reset(&mut self, id: ConnectionId) -> Result<Answer, Refusal> {
+    fn reset(&mut self, id: ConnectionId) -> Result<StoreAnswer, QuotaRefusal> {
         self.connection(id)?.transactions.clear();
         self.watches.remove_all(id);
         self.end_exclusive(id, None);
-        Ok(Answer::ok())
+        Ok(StoreAnswer::ok())
     }
 
-    fn start_transaction(&mut self, id: ConnectionId, tx: u32) -> Result<Answer, Refusal> {
+    fn start_transaction(
+        &mut self,
+        id: ConnectionId,
+        tx: u32,
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         let actor = self.connection(id)?.actor;
         if tx != 0 {
             let nested = self.connection(id)?.transactions.contains_key(&tx);
@@ -210,7 +219,7 @@ impl StoreServer {
         if connection.conflicted && self.exclusive.is_none() {
             self.exclusive = Some((id, new));
         }
-        Ok(Answer::with(format!("{new}\0").into()))
+        Ok(StoreAnswer::with(format!("{new}\0").into()))
     }
 
     fn end_transaction(
@@ -218,20 +227,20 @@ impl StoreServer {
         id: ConnectionId,
         tx: u32,
         commit: bool,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<StoreAnswer, QuotaRefusal> {
         self.end_exclusive(id, Some(tx));
         let connection = self.connections.get_mut(&id).ok_or(ErrorName::Io)?;
         let ended = connection.transactions.remove(&tx);
         let ended = ended.ok_or(ErrorName::NotFound)?;
         if !commit {
-            return Ok(Answer::ok());
+            return Ok(StoreAnswer::ok());
         }
         let outcome = ended.commit(&self.tree, connection.actor, &self.limits);
-        let conflict = matches!(outcome, Err(Refusal::Error(ErrorName::Again)));
+        let conflict = matches!(outcome, Err(QuotaRefusal::Error(ErrorName::Again)));
         connection.conflicted = conflict && connection.actor.privileged;
         let (tree, changes) = outcome?;
         let before = std::mem::replace(&mut self.tree, tree);
-        Ok(Answer::ok_with(Effect::Changed(before, changes)))
+        Ok(StoreAnswer::ok_with(Effect::Changed(before, changes)))
     }
 
     /// Resumes the unprivileged connections if transaction `tx` of this connection paused them. `None`

@@ -1,7 +1,7 @@
 //! Tests of clients and a server over sockets, with the pump in a thread.
 
 use crate::{
-    AttachError, CloseReason, Closed, Leftovers, Limits, StoreAccess, StoreClient, StoreError,
+    CloseReason, Closed, Leftovers, Limits, StoreAccess, StoreAttachError, StoreClient, StoreError,
     StorePump,
 };
 use ringfence_wire::grant::DomId;
@@ -366,5 +366,5 @@ fn connection_above_limit_of_domain_is_refused() {
     let _first = hub.socket(4);
     let (_ours, theirs) = UnixStream::pair().unwrap();
     let refused = hub.with(move |pump| pump.attach(theirs.into(), DomId(4), false));
-    assert!(matches!(refused, Err(AttachError::TooMany(_))));
+    assert!(matches!(refused, Err(StoreAttachError::TooMany(_))));
 }

@@ -232,7 +232,7 @@ impl OpenFile {
         let sysfs = Sysfs::of(kind, stat.st_rdev);
         // Before the size: an image of another format may have any.
         if kind == FileKind::Regular && !options.raw && !options.in_use {
-            refuse_formats(&file, u64::try_from(stat.st_size).unwrap_or(0), path)?;
+            refuse_formats(&file, stat.st_size.max(0).cast_unsigned(), path)?;
         }
         let bytes = bytes(&file, kind, sector_size, (options, path))?;
         let direct = options.cache.is_direct().then(|| use_direct(&file, path, kind, sector_size));
@@ -387,7 +387,7 @@ fn bytes(
     let bytes = match kind {
         FileKind::Regular => {
             let stat = rustix::fs::fstat(file).map_err(system("looking at", path))?;
-            u64::try_from(stat.st_size).unwrap_or(0)
+            stat.st_size.max(0).cast_unsigned()
         }
         FileKind::BlockDevice => {
             blkdev::size(file).map_err(system("asking for the size of", path))?

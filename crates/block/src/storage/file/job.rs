@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use ringfence_memory::LentSlice;
+use ringfence_sys::numbers::usize_from;
 use rustix::fs::FallocateFlags;
 
 use super::bounce::{BUFFER_MAX, BounceBuffers};
@@ -232,7 +233,7 @@ impl Job {
         pieces: &mut Vec<LentSlice>,
         buffers: &mut BounceBuffers,
     ) -> io::Result<bool> {
-        let left = usize::try_from(self.request.len - self.done).unwrap_or(usize::MAX);
+        let left = usize_from(self.request.len - self.done);
         if !self.uses_buffers {
             if self.done == 0 && self.request.segments.len() <= PIECES_MAX {
                 pieces.extend(self.request.segments.iter().map(|segment| segment.memory.clone()));

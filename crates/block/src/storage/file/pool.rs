@@ -22,7 +22,7 @@ use crate::storage::{DiskQueue, Done, Request};
 const THREADS_MAX: u32 = 16;
 
 /// State shared by the threads and the owner of the queue.
-struct Shared {
+struct PoolShared {
     file: Arc<OwnedFd>,
     policy: Policy,
     /// Raised while there are results.
@@ -38,7 +38,7 @@ struct Work {
     stop: bool,
 }
 
-impl Shared {
+impl PoolShared {
     fn lock(&self) -> MutexGuard<'_, Work> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -46,7 +46,7 @@ impl Shared {
 
 /// Disk queue served by a pool of threads.
 pub(super) struct PoolQueue {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     threads: Vec<JoinHandle<()>>,
     threads_max: usize,
     /// Submitted jobs that are not started.
@@ -61,7 +61,7 @@ impl PoolQueue {
     pub(super) fn new(file: Arc<OwnedFd>, policy: Policy, depth: u32) -> io::Result<PoolQueue> {
         let event = WakeFd::new()?;
         let shared =
-            Shared { file, policy, event, work: Mutex::default(), changed: Condvar::new() };
+            PoolShared { file, policy, event, work: Mutex::default(), changed: Condvar::new() };
         let mut queue = PoolQueue {
             shared: Arc::new(shared),
             threads: vec![],
@@ -138,7 +138,7 @@ impl Drop for PoolQueue {
 }
 
 /// Executes jobs until the queue is empty and stopped.
-fn serve(shared: &Shared) {
+fn serve(shared: &PoolShared) {
     let mut buffers = BounceBuffers::default();
     loop {
         let mut work = shared.lock();
@@ -160,7 +160,7 @@ fn serve(shared: &Shared) {
     }
 }
 
-fn execute(shared: &Shared, mut job: Job, buffers: &mut BounceBuffers) -> Done {
+fn execute(shared: &PoolShared, mut job: Job, buffers: &mut BounceBuffers) -> Done {
     let policy = &shared.policy;
     let mut pieces = vec![];
     loop {

@@ -1,6 +1,7 @@
 //! Conformance checks for every disk implementation. They overwrite the disk.
 
 use ringfence_memory::LentSlice;
+use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::checker::Checker;
 use super::workload::Workload;
@@ -35,7 +36,7 @@ pub fn check(disk: &dyn Disk, seed: u64) {
 fn load(disk: &dyn Disk, seed: u64) {
     let mut checker = Checker::new();
     for depth in [1, 4, 32] {
-        let queue = disk.queue(u32::try_from(depth).unwrap_or(1)).expect("a queue");
+        let queue = disk.queue(bounded(depth, u32::MAX)).expect("a queue");
         let mut driver = Driver::new(queue);
         let workload = Workload { depth, ..Workload::new(seed + depth as u64) };
         let mut running = workload.start(disk);
@@ -81,12 +82,10 @@ fn zeros_and_discards(disk: &dyn Disk) {
     let geometry = disk.geometry();
     let sector = u64::from(geometry.sector_size);
     let mut driver = Driver::new(disk.queue(1).expect("a queue"));
-    let whole = usize::try_from(16 * sector).unwrap_or(0);
+    let whole = usize_from(16 * sector);
     driver.write(0, &vec![0xAA; whole]).expect("a write");
     let mut wanted = vec![0xAA; whole];
-    let range = |from: u64, to: u64| {
-        usize::try_from(from * sector).unwrap_or(0)..usize::try_from(to * sector).unwrap_or(0)
-    };
+    let range = |from: u64, to: u64| usize_from(from * sector)..usize_from(to * sector);
     let done = driver.run(Op::WriteZeroes, 3 * sector, 9 * sector, vec![]);
     if geometry.write_zeroes {
         assert_eq!(done.result, Ok(()));
@@ -114,9 +113,8 @@ fn extents(disk: &dyn Disk) {
     let mut driver = Driver::new(disk.queue(1).expect("a queue"));
     let (start, end) = (sector, 2 << 20);
     driver.write(1 << 20, &vec![0xAB; geometry.sector_size as usize]).expect("a write");
-    let content = driver.read(start, usize::try_from(end - start).unwrap_or(0)).expect("a read");
-    let memory =
-        LentSlice::anonymous(usize::try_from(super::super::extents::LIST_BYTES).unwrap_or(0));
+    let content = driver.read(start, usize_from(end - start)).expect("a read");
+    let memory = LentSlice::anonymous(usize_from(super::super::extents::LIST_BYTES));
     let mut at = start;
     while at < end {
         let done = driver.run(Op::Extents, at, end - at, vec![memory.clone().into()]);
@@ -129,7 +127,7 @@ fn extents(disk: &dyn Disk) {
         assert!(!list.is_empty(), "no extent at {at}");
         for (len, state) in list {
             assert!(len.is_multiple_of(sector) && at + len <= end, "{len} bytes at {at}");
-            let index = |at: u64| usize::try_from(at - start).unwrap_or(0);
+            let index = |at: u64| usize_from(at - start);
             let part = &content[index(at)..index(at + len)];
             assert!(!state.zero || part.iter().all(|byte| *byte == 0), "data in a hole at {at}");
             at += len;
@@ -146,7 +144,7 @@ fn refusals(disk: &dyn Disk) {
     let geometry = disk.geometry();
     let sector = u64::from(geometry.sector_size);
     let mut driver = Driver::new(disk.queue(4).expect("a queue"));
-    let memory = |len: u64| vec![lent_with(&vec![1; usize::try_from(len).unwrap_or(0)]).into()];
+    let memory = |len: u64| vec![lent_with(&vec![1; usize_from(len)]).into()];
     let write = Op::Write { fua: false };
     let refused = |driver: &mut Driver, op, offset, len, segments: Vec<Segment>| {
         let count = segments.len();
@@ -168,15 +166,13 @@ fn refusals(disk: &dyn Disk) {
     refused(&mut driver, Op::Discard { secure: false }, geometry.bytes, sector, vec![]);
     assert_eq!(driver.run(Op::Flush, 0, 0, vec![]).result, Ok(()));
     assert_eq!(driver.run(Op::Read, 0, 0, vec![]).result, Ok(()), "nothing of nothing");
-    driver
-        .write(geometry.bytes - sector, &vec![5; usize::try_from(sector).unwrap_or(0)])
-        .expect("the disk goes on");
+    driver.write(geometry.bytes - sector, &vec![5; usize_from(sector)]).expect("the disk goes on");
 }
 
 /// Checks a full queue of all kinds of requests submitted before one kick.
 fn many_at_once(disk: &dyn Disk) {
     let sector = u64::from(disk.geometry().sector_size);
-    let len = usize::try_from(sector).unwrap_or(0);
+    let len = usize_from(sector);
     let mut driver = Driver::new(disk.queue(64).expect("a queue"));
     let mut open = std::collections::HashSet::new();
     for n in 0..64 {
@@ -200,7 +196,7 @@ fn many_at_once(disk: &dyn Disk) {
 }
 
 fn two_queues(disk: &dyn Disk) {
-    let sector = usize::try_from(disk.geometry().sector_size).unwrap_or(0);
+    let sector = usize_from(disk.geometry().sector_size);
     let mut one = Driver::new(disk.queue(2).expect("a queue"));
     let mut two = Driver::new(disk.queue(2).expect("a second queue"));
     one.write(0, &vec![0x11; sector]).expect("a write");

@@ -18,6 +18,7 @@ pub mod workload;
 use std::time::Duration;
 
 use ringfence_memory::LentSlice;
+use ringfence_sys::numbers::usize_from;
 use ringfence_sys::poll::wait_readable;
 
 use super::{Disk, DiskQueue, Done, Op, Request, Segment};
@@ -50,7 +51,7 @@ impl Random {
 
     /// Returns a number below `len`, as an index.
     pub fn index(&mut self, len: usize) -> usize {
-        usize::try_from(self.below(len as u64)).unwrap_or(0)
+        usize_from(self.below(len as u64))
     }
 }
 
@@ -190,7 +191,7 @@ pub fn image(disk: &dyn Disk) -> Vec<u8> {
     let bytes = disk.geometry().bytes;
     while (image.len() as u64) < bytes {
         let at = image.len() as u64;
-        let step = usize::try_from((bytes - at).min(1 << 20)).unwrap_or(1 << 20);
+        let step = usize_from((bytes - at).min(1 << 20));
         image.extend(driver.read(at, step).expect("the disk can be read"));
     }
     image

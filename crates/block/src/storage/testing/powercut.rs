@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::numbers::usize_from;
 
 use super::checker::SECTOR;
 use super::{Random, bytes_of};
@@ -113,7 +114,7 @@ impl PowerCutDisk {
         let mut sectors: Vec<_> = cache.drain().collect();
         sectors.sort_unstable_by_key(|(sector, _)| *sector);
         for (sector, contents) in sectors {
-            let at = usize::try_from(sector).unwrap_or(0) * SECTOR;
+            let at = usize_from(sector) * SECTOR;
             let choice = random.index(contents.len() + 1);
             let Some(chosen) = contents.get(choice) else { continue };
             let torn = *flaw == Some(Flaw::TearsSectors) && random.one_in(2);
@@ -131,7 +132,7 @@ impl PowerCutDisk {
 impl Medium {
     fn read(&self, first: u64, bytes: &mut [u8]) {
         for (room, sector) in bytes.as_chunks_mut::<SECTOR>().0.iter_mut().zip(first..) {
-            let at = usize::try_from(sector).unwrap_or(0) * SECTOR;
+            let at = usize_from(sector) * SECTOR;
             match self.cache.get(&sector).and_then(|contents| contents.last()) {
                 Some(newest) => *room = newest.content,
                 None => room.copy_from_slice(&self.durable[at..at + SECTOR]),
@@ -166,7 +167,7 @@ impl Medium {
     fn keep(&mut self, sector: u64, moment: u64) {
         let Some(contents) = self.cache.get_mut(&sector) else { return };
         let Some(newest) = contents.iter().rposition(|dirty| dirty.done <= moment) else { return };
-        let at = usize::try_from(sector).unwrap_or(0) * SECTOR;
+        let at = usize_from(sector) * SECTOR;
         self.durable[at..at + SECTOR].copy_from_slice(&contents[newest].content);
         contents.drain(..=newest);
         if contents.is_empty() {
@@ -207,7 +208,7 @@ impl PowerCutQueue {
             Op::Write { .. } => {
                 request.segments.iter().flat_map(|segment| bytes_of(&segment.memory)).collect()
             }
-            _ => vec![0; usize::try_from(request.len).unwrap_or(0)],
+            _ => vec![0; usize_from(request.len)],
         }
     }
 
@@ -217,7 +218,7 @@ impl PowerCutQueue {
         let first = request.offset / SECTOR as u64;
         match request.op {
             Op::Read => {
-                let mut bytes = vec![0; usize::try_from(request.len).unwrap_or(0)];
+                let mut bytes = vec![0; usize_from(request.len)];
                 medium.read(first, &mut bytes);
                 let mut at = 0;
                 for segment in &request.segments {

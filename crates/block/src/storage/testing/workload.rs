@@ -1,6 +1,7 @@
 //! Random I/O whose results are checked against the model.
 
 use ringfence_memory::LentSlice;
+use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::checker::{Checker, Event, SECTOR, Violation, fill};
 use super::{Driver, Random, bytes_of, lent_with};
@@ -165,12 +166,12 @@ impl Running {
 
     fn transfer(&mut self, driver: &mut Driver, checker: &mut Checker, op: Op) {
         let Some((first, count)) = self.range() else { return };
-        let len = usize::try_from(count).unwrap_or(0) * SECTOR;
+        let len = usize_from(count) * SECTOR;
         let mut bytes = vec![0; len];
         let id = if op == Op::Read { 0 } else { checker.new_id() };
         let zeros = op == Op::WriteZeroes;
         if id != 0 {
-            let count = u32::try_from(count).unwrap_or(0);
+            let count = bounded(count, u32::MAX);
             let fua = op == Op::Write { fua: true };
             checker.record(Event::Submitted { id, first, count, zeros, fua });
             for (sector, at) in bytes.as_chunks_mut().0.iter_mut().zip(first..) {

@@ -4,7 +4,6 @@ use ringfence_wire::blkif::keys;
 use ringfence_xenbus::end::BackendEnd;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
-use super::flag;
 use crate::blkback::{BlkbackOptions, rules_for};
 use crate::storage::Geometry;
 
@@ -54,4 +53,9 @@ pub(super) fn features(
         ]);
     }
     entries
+}
+
+/// Returns the value of a feature key.
+pub(super) fn flag(on: bool) -> String {
+    u8::from(on).to_string()
 }

@@ -9,8 +9,9 @@ use ringfence_wire::decimal;
 use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::rejection::{ConnectError, VbdRejection};
 use super::silence::FirstPage;
-use super::{ConnectError, Connection, VbdBackend, VbdRejection, keeps, windows};
+use super::{Connection, VbdBackend, keeps, windows};
 use crate::blkback::{Agreement, Blkback, OnEnd, QueueParts, rules_for};
 use crate::storage::{Disk, Geometry};
 use crate::vbd::QUEUES_MAX;

@@ -8,7 +8,7 @@ use ringfence_xenbus::connect::{RingName, open_window};
 use ringfence_xenbus::end::BackendEnd;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
-use super::ConnectError;
+use super::rejection::ConnectError;
 
 /// Falls back to mode `persistent`, with a warning, if the platform has no grant windows.
 pub(super) fn settle(mode: &mut Mode, device: &DeviceId, platform: &impl Platform) {

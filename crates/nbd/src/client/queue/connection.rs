@@ -11,13 +11,13 @@ use ringfence_sys::poll::timespec;
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdTimerFlags};
 
-use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, Replay, State};
-use crate::client::link::{Endpoint, Link};
+use super::{BACKOFF, BACKOFF_MAX, NbdQueue, Owner, QueueState, Replay};
+use crate::client::link::{Endpoint, NbdLink};
 use crate::protocol::agree::Negotiated;
 use crate::protocol::numbers::transmission;
 
 impl NbdQueue {
-    pub(super) fn watch(&mut self, link: &Link) -> io::Result<()> {
+    pub(super) fn watch(&mut self, link: &NbdLink) -> io::Result<()> {
         self.watches_writing = link.wants_to_write();
         let flags = interest(self.watches_writing);
         epoll::add(&self.epoll, link.stream(), epoll::EventData::new_u64(1), flags)?;
@@ -27,10 +27,10 @@ impl NbdQueue {
     pub(super) fn connect(&mut self) {
         if let Endpoint::Handed(dialer) = &self.shared.target.endpoint {
             dialer.request();
-            self.state = State::Asked(self.attempt_deadline());
+            self.state = QueueState::Asked(self.attempt_deadline());
             return;
         }
-        let link = Link::connect(&self.shared.target);
+        let link = NbdLink::connect(&self.shared.target);
         self.join(link);
     }
 
@@ -39,10 +39,10 @@ impl NbdQueue {
         Instant::now() + self.shared.options.connect
     }
 
-    fn join(&mut self, link: io::Result<Link>) {
+    fn join(&mut self, link: io::Result<NbdLink>) {
         let watched = link.and_then(|link| self.watch(&link).map(|()| link));
         match watched {
-            Ok(link) => self.state = State::Joining(link, self.attempt_deadline()),
+            Ok(link) => self.state = QueueState::Joining(link, self.attempt_deadline()),
             Err(error) => self.lost(&error),
         }
     }
@@ -52,8 +52,8 @@ impl NbdQueue {
         let shared = Arc::clone(&self.shared);
         let Endpoint::Handed(dialer) = &shared.target.endpoint else { return };
         let Some(connection) = dialer.take() else { return };
-        if matches!(self.state, State::Asked(_) | State::Down(_)) {
-            self.join(connection.and_then(|stream| Link::over(stream, false, &shared.target)));
+        if matches!(self.state, QueueState::Asked(_) | QueueState::Down(_)) {
+            self.join(connection.and_then(|stream| NbdLink::over(stream, false, &shared.target)));
         }
     }
 
@@ -75,9 +75,9 @@ impl NbdQueue {
         self.last_reply = Instant::now();
         let again = Replay { sent: 0, waiting: 0, failed: false };
         self.replay = self.journal.is_some().then_some(again);
-        let joining = std::mem::replace(&mut self.state, State::Down(self.last_reply));
-        if let State::Joining(link, _) = joining {
-            self.state = State::Up(link);
+        let joining = std::mem::replace(&mut self.state, QueueState::Down(self.last_reply));
+        if let QueueState::Joining(link, _) = joining {
+            self.state = QueueState::Up(link);
         }
         Ok(())
     }
@@ -89,7 +89,7 @@ impl NbdQueue {
             self.loss_logged = true;
         }
         let now = Instant::now();
-        let was_up = matches!(self.state, State::Up(_));
+        let was_up = matches!(self.state, QueueState::Up(_));
         if was_up && self.journal.is_none() {
             let mut durability = self.durability();
             durability.suspect |= durability.written > durability.flushed;
@@ -98,7 +98,7 @@ impl NbdQueue {
         if !was_up {
             self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
         }
-        self.state = State::Down(now + wait);
+        self.state = QueueState::Down(now + wait);
         self.replay = None;
         self.own_flush = false;
         self.commands.retain(|_, command| matches!(command.owner, Owner::Request(_)));
@@ -107,7 +107,7 @@ impl NbdQueue {
 
     /// Updates the epoll interest and the timer.
     pub(super) fn settle(&mut self) {
-        let (State::Joining(link, _) | State::Up(link)) = &self.state else {
+        let (QueueState::Joining(link, _) | QueueState::Up(link)) = &self.state else {
             return self.arm();
         };
         let writing = link.wants_to_write();
@@ -124,9 +124,9 @@ impl NbdQueue {
     fn arm(&mut self) {
         let options = &self.shared.options;
         let connection = match &self.state {
-            State::Down(again) => Some(*again),
-            State::Joining(_, until) | State::Asked(until) => Some(*until),
-            State::Up(link) => (link.open() > 0).then(|| self.last_reply + options.stall),
+            QueueState::Down(again) => Some(*again),
+            QueueState::Joining(_, until) | QueueState::Asked(until) => Some(*until),
+            QueueState::Up(link) => (link.open() > 0).then(|| self.last_reply + options.stall),
         };
         let oldest = self.requests.first_key_value().map(|(_, oldest)| oldest.since);
         let age = oldest.map(|since| since + options.give_up);
@@ -153,9 +153,9 @@ impl NbdQueue {
         }
         let (stall, give_up) = (self.shared.options.stall, self.shared.options.give_up);
         let late = match &self.state {
-            State::Down(_) => false,
-            State::Joining(_, until) | State::Asked(until) => *until <= now,
-            State::Up(link) => link.open() > 0 && self.last_reply + stall <= now,
+            QueueState::Down(_) => false,
+            QueueState::Joining(_, until) | QueueState::Asked(until) => *until <= now,
+            QueueState::Up(link) => link.open() > 0 && self.last_reply + stall <= now,
         };
         if late {
             self.lost(&io::ErrorKind::TimedOut.into());
@@ -174,7 +174,7 @@ impl NbdQueue {
         if gave_up {
             let commands = &self.commands;
             self.unsent.retain(|cookie| commands.contains_key(cookie));
-            if matches!(self.state, State::Up(_)) {
+            if matches!(self.state, QueueState::Up(_)) {
                 // A late write of this connection must not overwrite a newer one.
                 self.lost(&io::Error::other("it answers too late"));
             }

@@ -6,12 +6,12 @@ use ringfence_block::storage::Request;
 use ringfence_block::storage::extents::ExtentState;
 use ringfence_memory::LentSlice;
 
-use super::{Active, Command, Owner};
+use super::{Active, Owner, QueuedCommand};
 use crate::protocol::numbers::state;
 
 /// Returns the request that a reply belongs to, and the offset of its command in it.
 pub(super) fn request_of<'a>(
-    commands: &BTreeMap<u64, Command>,
+    commands: &BTreeMap<u64, QueuedCommand>,
     requests: &'a BTreeMap<u64, Active>,
     cookie: u64,
 ) -> Option<(&'a Request, u64)> {

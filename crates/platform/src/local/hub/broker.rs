@@ -7,11 +7,11 @@ use std::os::fd::OwnedFd;
 
 use ringfence_memory::PAGE_SIZE;
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_wire::grant::DomId;
 use rustix::fs::FallocateFlags;
 
 use super::protocol::Refusal;
-use crate::DomId;
-use crate::local::{ArenaFiles, ArenaShape};
+use crate::local::arena::{ArenaFiles, ArenaShape};
 use crate::table::STATUS_BYTES;
 
 /// Quotas of one domain at the hub.

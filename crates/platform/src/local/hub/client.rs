@@ -7,12 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
 
-use super::protocol::{self, Kind, Message, REPLY, Received, Refusal, UNANSWERED};
-use crate::{EventPort, PlatformError};
-use ringfence_sys::descriptors::Descriptors;
+use super::protocol::{self, HubMessage, HubReceived, Kind, REPLY, Refusal, UNANSWERED};
+use crate::error::PlatformError;
+use crate::events::EventPort;
 
 /// Maximum time for a reply of the hub.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -46,7 +47,7 @@ impl HubClient {
         let mut closed = self.closed.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some(port) = closed.last() {
             let args = [port.0, 0, 0, 0, 0, 0];
-            let message = Message { kind: Kind::Close.to_raw(), seq: UNANSWERED, args };
+            let message = HubMessage { kind: Kind::Close.to_raw(), seq: UNANSWERED, args };
             if protocol::send(&self.socket, message, &[]).is_err() {
                 return;
             }
@@ -65,7 +66,7 @@ impl HubClient {
         let mut next_seq = self.next_seq.lock().unwrap_or_else(PoisonError::into_inner);
         let seq = *next_seq;
         *next_seq = seq.wrapping_add(1).max(1);
-        let mut request = Message { kind: kind.to_raw(), seq, args: [0; 6] };
+        let mut request = HubMessage { kind: kind.to_raw(), seq, args: [0; 6] };
         for (slot, arg) in request.args.iter_mut().zip(args) {
             *slot = *arg;
         }
@@ -81,21 +82,21 @@ impl HubClient {
         }
         loop {
             match protocol::receive(&self.socket) {
-                Received::Message(reply, fds)
+                HubReceived::Message(reply, fds)
                     if reply.kind == kind.to_raw() | REPLY && reply.seq == seq =>
                 {
                     let [status, rest @ ..] = reply.args;
                     if status == 0 {
                         return Ok((rest, fds));
                     }
-                    return Err(PlatformError::refused(what, Refusal::from_raw(status)));
+                    return Err(Refusal::from_raw(status).to(what));
                 }
                 // Reply to an earlier request that timed out.
-                Received::Message(..) => {}
-                Received::Malformed(_) | Received::Closed => {
+                HubReceived::Message(..) => {}
+                HubReceived::Malformed(_) | HubReceived::Closed => {
                     return Err(PlatformError::Disconnected("hub"));
                 }
-                Received::Nothing => self.wait(PollFlags::IN, deadline)?,
+                HubReceived::Nothing => self.wait(PollFlags::IN, deadline)?,
             }
         }
     }

@@ -28,6 +28,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use ringfence_sys::descriptors::{Descriptors, MessageError, receive_message};
 
+use crate::error::PlatformError;
+
 /// Size of a message in bytes.
 pub(crate) const MESSAGE_BYTES: usize = 32;
 /// Maximum number of descriptors with one message.
@@ -111,6 +113,11 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// Returns the error of a request `what`, a verb with its object, that the hub refused.
+    pub(super) fn to(self, what: &'static str) -> PlatformError {
+        PlatformError::Refused { what, source: self.into() }
+    }
+
     pub(crate) fn to_raw(self) -> u32 {
         match self {
             Refusal::Malformed => 1,
@@ -142,13 +149,13 @@ impl Refusal {
 
 /// Decoded request or reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Message {
+pub(crate) struct HubMessage {
     pub(crate) kind: u32,
     pub(crate) seq: u32,
     pub(crate) args: [u32; 6],
 }
 
-impl Message {
+impl HubMessage {
     pub(crate) fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         let words = [self.kind, self.seq].into_iter().chain(self.args);
@@ -158,20 +165,20 @@ impl Message {
         bytes
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Message {
+    pub(crate) fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> HubMessage {
         let mut words = [0u32; 8];
         for (word, chunk) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
             *word = u32::from_le_bytes(*chunk);
         }
         let [kind, seq, args @ ..] = words;
-        Message { kind, seq, args }
+        HubMessage { kind, seq, args }
     }
 }
 
 /// Outcomes of a call of [`receive`].
-pub(crate) enum Received {
+pub(crate) enum HubReceived {
     /// Message with its descriptors.
-    Message(Message, Descriptors),
+    Message(HubMessage, Descriptors),
     /// Data that is no message. It may still be in the queue, so the socket must be disposed of.
     Malformed(Refusal),
     /// Closed by the other side.
@@ -181,33 +188,33 @@ pub(crate) enum Received {
 }
 
 /// Receives one message without blocking.
-pub(crate) fn receive(socket: impl AsFd) -> Received {
+pub(crate) fn receive(socket: impl AsFd) -> HubReceived {
     // One byte more than a message has, so that a longer one is detected.
     let mut bytes = [0u8; MESSAGE_BYTES + 1];
     let got = match receive_message(socket, &mut bytes, FDS_MAX) {
         Ok(got) => got,
         Err(MessageError::Descriptors { .. } | MessageError::Pending { .. }) => {
-            return Received::Malformed(Refusal::Descriptors);
+            return HubReceived::Malformed(Refusal::Descriptors);
         }
-        Err(MessageError::Bytes { .. }) => return Received::Malformed(Refusal::Malformed),
-        Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return Received::Nothing,
-        Err(MessageError::System(_)) => return Received::Closed,
+        Err(MessageError::Bytes { .. }) => return HubReceived::Malformed(Refusal::Malformed),
+        Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return HubReceived::Nothing,
+        Err(MessageError::System(_)) => return HubReceived::Closed,
     };
     if got.bytes == 0 && got.descriptors.is_empty() {
-        return Received::Closed;
+        return HubReceived::Closed;
     }
     match (bytes.first_chunk(), got.bytes) {
         (Some(message), MESSAGE_BYTES) => {
-            Received::Message(Message::from_bytes(message), got.descriptors)
+            HubReceived::Message(HubMessage::from_bytes(message), got.descriptors)
         }
-        _ => Received::Malformed(Refusal::Malformed),
+        _ => HubReceived::Malformed(Refusal::Malformed),
     }
 }
 
 /// Sends one message without blocking.
 pub(crate) fn send(
     socket: impl AsFd,
-    message: Message,
+    message: HubMessage,
     fds: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<()> {
     let bytes = message.to_bytes();
@@ -228,8 +235,8 @@ mod tests {
     proptest! {
         #[test]
         fn message_round_trips_through_bytes(kind: u32, seq: u32, args: [u32; 6]) {
-            let message = Message { kind, seq, args };
-            prop_assert_eq!(Message::from_bytes(&message.to_bytes()), message);
+            let message = HubMessage { kind, seq, args };
+            prop_assert_eq!(HubMessage::from_bytes(&message.to_bytes()), message);
         }
 
         #[test]

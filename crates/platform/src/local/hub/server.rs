@@ -17,19 +17,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
+use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
+use ringfence_sys::socket::{peer_user, unread_by_peer};
+use ringfence_wire::grant::DomId;
+use ringfence_xenstore::{Leftovers, Limits, StorePump};
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::broker::{Broker, HubLimits};
-use super::protocol::{self, ANY_DOMAIN, Kind, Message, REPLY, Received, Refusal};
-use crate::local::{ArenaFiles, ArenaShape};
-use crate::{DomId, PlatformError};
-use ringfence_sys::descriptors::{Descriptors, dispose_socket, refuse_descriptors};
-use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
-use ringfence_sys::socket::{peer_user, unread_by_peer};
-use ringfence_xenstore::{Leftovers, Limits, StorePump};
+use super::protocol::{self, ANY_DOMAIN, HubMessage, HubReceived, Kind, REPLY, Refusal};
+use crate::error::PlatformError;
+use crate::local::arena::{ArenaFiles, ArenaShape};
 
 /// Maximum number of messages of one domain in one round.
 const BURST: usize = 16;
@@ -48,7 +49,7 @@ const STORE: u64 = 2;
 /// First token of a domain's connection.
 const FIRST_TOKEN: u64 = 16;
 
-enum Command {
+enum HubCommand {
     Admit {
         wanted: Option<DomId>,
         privileged: bool,
@@ -59,13 +60,13 @@ enum Command {
 
 /// Sender of commands to the hub. Its drop ends the hub.
 struct HubOwner {
-    commands: MailSender<Command>,
+    commands: MailSender<HubCommand>,
 }
 
 impl HubOwner {
     fn stop(&self) {
         // A hub that has already ended needs no command.
-        let _ = self.commands.send(Command::Stop);
+        let _ = self.commands.send(HubCommand::Stop);
     }
 }
 
@@ -96,9 +97,9 @@ impl HubHandle {
         privileged: bool,
     ) -> Result<(DomId, OwnedFd), PlatformError> {
         let (reply, answer) = channel();
-        self.command(Command::Admit { wanted, privileged, reply })?;
+        self.command(HubCommand::Admit { wanted, privileged, reply })?;
         let answer = answer.recv().map_err(|_| PlatformError::Disconnected("hub"))?;
-        answer.map_err(|why| PlatformError::refused("admit a domain", why))
+        answer.map_err(|why| why.to("admit a domain"))
     }
 
     /// Ends the hub's thread, while other handles exist too.
@@ -111,13 +112,13 @@ impl HubHandle {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn command(&self, command: Command) -> Result<(), PlatformError> {
+    fn command(&self, command: HubCommand) -> Result<(), PlatformError> {
         self.owner.commands.send(command).map_err(|_| PlatformError::Disconnected("hub"))
     }
 }
 
 /// Connection of one domain.
-struct Connection {
+struct HubConnection {
     socket: OwnedFd,
     /// `None` until HELLO for a connection of the listener.
     domain: Option<DomId>,
@@ -129,9 +130,9 @@ struct Connection {
 /// Hub state, owned by the thread of [`Hub::run`].
 pub struct Hub {
     epoll: OwnedFd,
-    commands: Mailbox<Command>,
+    commands: Mailbox<HubCommand>,
     listener: Option<OwnedFd>,
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, HubConnection>,
     next_token: u64,
     broker: Broker,
     store: StorePump,
@@ -235,11 +236,11 @@ impl Hub {
         self.commands.clear();
         while let Some(command) = self.commands.take() {
             match command {
-                Command::Admit { wanted, privileged, reply } => {
+                HubCommand::Admit { wanted, privileged, reply } => {
                     // A caller that is gone drops its end of the connection, which releases it.
                     let _ = reply.send(self.admit(wanted, privileged));
                 }
-                Command::Stop => return false,
+                HubCommand::Stop => return false,
             }
         }
         true
@@ -277,7 +278,7 @@ impl Hub {
         let token = self.next_token;
         epoll::add(&self.epoll, &socket, EventData::new_u64(token), EventFlags::IN)?;
         self.next_token += 1;
-        let connection = Connection { socket, domain: assigned, assigned, privileged };
+        let connection = HubConnection { socket, domain: assigned, assigned, privileged };
         self.connections.insert(token, connection);
         Ok(())
     }
@@ -333,26 +334,26 @@ impl Hub {
         for _ in 0..BURST {
             let Some(connection) = self.connections.get(&token) else { return };
             match protocol::receive(&connection.socket) {
-                Received::Message(message, fds) => {
+                HubReceived::Message(message, fds) => {
                     if !self.answer(token, message, fds) {
                         return self.drop_connection(token);
                     }
                 }
-                Received::Malformed(why) => {
+                HubReceived::Malformed(why) => {
                     self.count(match why {
                         Refusal::Descriptors => "hub_surplus_descriptors",
                         _ => "hub_malformed_message",
                     });
                     return self.drop_connection(token);
                 }
-                Received::Closed => return self.drop_connection(token),
-                Received::Nothing => return,
+                HubReceived::Closed => return self.drop_connection(token),
+                HubReceived::Nothing => return,
             }
         }
     }
 
     /// Serves one request. Returns `false` if the connection must be closed.
-    fn answer(&mut self, token: u64, message: Message, fds: Descriptors) -> bool {
+    fn answer(&mut self, token: u64, message: HubMessage, fds: Descriptors) -> bool {
         let kind = Kind::from_raw(message.kind);
         let wanted_fds = if kind == Kind::Lend { protocol::FDS_MAX } else { 0 };
         let surplus = fds.len() > wanted_fds;
@@ -394,14 +395,14 @@ impl Hub {
             return false;
         }
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let reply = Message { kind: message.kind | REPLY, seq: message.seq, args };
+        let reply = HubMessage { kind: message.kind | REPLY, seq: message.seq, args };
         let mut sent = protocol::send(&connection.socket, reply, &borrowed);
         if sent == Err(Errno::TOOMANYREFS) {
             // Another process of this user has too many descriptors in transit, which the kernel counts
             // against all of them. The requesting domain is not at fault.
             self.count("hub_descriptors_under_way");
             let args = [Refusal::System.to_raw(), 0, 0, 0, 0, 0];
-            sent = protocol::send(&connection.socket, Message { args, ..reply }, &[]);
+            sent = protocol::send(&connection.socket, HubMessage { args, ..reply }, &[]);
         }
         if sent.is_err() {
             self.count("hub_reply_not_taken");

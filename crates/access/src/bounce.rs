@@ -1,4 +1,4 @@
-//! Bounce buffers of mode `copy`: private memory that the disk works on instead of the guest's pages.
+//! Bounce buffers of mode `copy`: private memory that the I/O works on instead of the guest's pages.
 
 use ringfence_memory::LentSlice;
 
@@ -11,7 +11,7 @@ const KEPT: usize = 64;
 
 /// Free bounce buffers of one ring, by size class.
 #[derive(Default)]
-pub(super) struct BounceBuffers {
+pub(crate) struct BounceBuffers {
     free: [Vec<LentSlice>; SIZES],
 }
 
@@ -23,13 +23,14 @@ fn size_of(bytes: usize) -> usize {
 impl BounceBuffers {
     /// Returns a buffer of at least `bytes` bytes. Its content is undefined; it comes from this ring's
     /// earlier requests or is zero.
-    pub(super) fn take(&mut self, bytes: usize) -> LentSlice {
+    pub(crate) fn take(&mut self, bytes: usize) -> LentSlice {
         let size = size_of(bytes);
         let kept = self.free.get_mut(size).and_then(Vec::pop);
         kept.unwrap_or_else(|| LentSlice::anonymous(1 << (SMALLEST as usize + size)))
     }
 
-    pub(super) fn give_back(&mut self, buffer: LentSlice) {
+    /// Keeps a buffer for a later request, unless there are enough of its size.
+    pub(crate) fn give_back(&mut self, buffer: LentSlice) {
         if let Some(free) = self.free.get_mut(size_of(buffer.len()))
             && free.len() < KEPT
         {
@@ -38,7 +39,7 @@ impl BounceBuffers {
     }
 
     /// Frees all buffers that are not in use.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.free.iter_mut().for_each(Vec::clear);
     }
 }
