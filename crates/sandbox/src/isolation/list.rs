@@ -7,12 +7,12 @@ use super::syscalls::{
 /// The system calls that are allowed.
 #[rustfmt::skip]
 pub(super) const LIST: &[Allowed] = &[
+    // link/src/clients.rs: clients of a socket
     // nbd/src/export/server.rs: users of a disk connect
     // platform/src/local/hub/server.rs: domains connect
     // ringfence/src/driver/mod.rs: launchers connect
     // ringfence/src/serve/status.rs: who asks for the status
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
-    // uplink/src/link/clients.rs: clients of a socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // ringfence/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
@@ -49,6 +49,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_create1, &[]),
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // link/src/clients.rs: waiting for clients
+    // link/src/stream.rs: waiting for room
+    // link/src/vhost_user/device.rs: waiting for kicks of a virtual machine
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/client/queue/connection.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
@@ -58,25 +61,22 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/clients.rs: waiting for clients
-    // uplink/src/link/stream.rs: waiting for room
-    // uplink/src/link/vhost_user/device.rs: waiting for kicks of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
+    // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/vhost_user/mod.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
+    // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/vhost_user/mod.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
@@ -85,13 +85,13 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // link/src/vhost_user/device.rs: what the files of vrings are compared with
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
-    // uplink/src/link/vhost_user/device.rs: what the files of vrings are compared with
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
     // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
@@ -142,9 +142,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ftruncate, &[]),
     // sandbox/src/isolation/syscalls.rs: locks, joining threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
+    // link/src/datagram.rs: finding out that the socket of a virtual machine is connected
     // nbd/src/client/link.rs: a disk's server
     // uplink/src/host/real/datagrams.rs: address of the peer
-    // uplink/src/link/datagram.rs: finding out that the socket of a virtual machine is connected
     on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
     // sandbox/src/isolation/syscalls.rs: abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getpid, &[]),
@@ -346,14 +346,14 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_readlinkat, &[]),
     // memory/src/iolist.rs: frames in several parts, into lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),
+    // link/src/datagram.rs: frames on a datagram socket
+    // link/src/stream.rs: frames on a stream socket
     // nbd/src/client/tls.rs: what TLS has made of requests
     // ringfence/src/netlink.rs: interfaces of the host
     // sys/src/descriptors/message.rs: taking a message that was looked at out of the queue
     // sys/src/descriptors/stream.rs: bytes
     // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
-    // uplink/src/link/datagram.rs: frames on a datagram socket
-    // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // sys/src/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
@@ -382,13 +382,15 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_yield, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_sendmmsg, &[]),
+    // link/src/stream.rs: frames on a stream socket
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
     // sandbox/src/channel.rs: orders and reports, with descriptors
     // sys/src/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
-    // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
+    // link/src/datagram.rs: frames on a datagram socket
+    // link/src/vhost_user/mod.rs: answers to a hypervisor
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // nbd/src/client/tls.rs: what TLS has made of requests
     // ringfence/src/netlink.rs: interfaces of the host
@@ -396,8 +398,6 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy
-    // uplink/src/link/datagram.rs: frames on a datagram socket
-    // uplink/src/link/vhost_user/mod.rs: answers to a hypervisor
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
@@ -471,10 +471,10 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER, libc::SYS_socketpair, &[is(0, libc::AF_UNIX)]),
     // uplink/src/host/real/relay.rs: relays between two sockets
     on(UPLINK, libc::SYS_splice, &[]),
+    // link/src/vhost_user/memory.rs: size of a virtual machine's memory
     // sandbox/src/isolation/syscalls.rs: fstat, as the standard library does it
     // sys/src/descriptors/mod.rs: which device a peer sent
     // sys/src/descriptors/mod.rs: which file a peer sent
-    // uplink/src/link/vhost_user/memory.rs: size of a virtual machine's memory
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
     // block/src/storage/file/facts.rs: whether a file is there
     on(DAEMON, libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)]),
@@ -496,6 +496,9 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
+    // link/src/capture.rs: frames that are captured
+    // link/src/tap.rs: frames to a TAP
+    // link/src/vhost_user/mod.rs: interrupts of a virtual machine
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
@@ -505,9 +508,6 @@ pub(super) const LIST: &[Allowed] = &[
     // switch/src/dataplane/relay.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
     // sys/src/vhost.rs: kicks and calls
-    // uplink/src/link/capture.rs: frames that are captured
-    // uplink/src/link/tap.rs: frames to a TAP
-    // uplink/src/link/vhost_user/mod.rs: interrupts of a virtual machine
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_write, &[]),

@@ -31,22 +31,19 @@ use ringfence_frame::{
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::descriptors::refuse_descriptors;
+use ringfence_uplink::emit::ETHERNET_LEN;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients};
-use super::vhost_net::commit_all;
-use super::vhost_net::frames::{FrameRing, FrameShape};
-use super::waiting::{self, RingLink};
-use super::{Committed, GuestLink, Slots, copy_in, push};
+use super::frame_ring::{FrameRing, FrameShape};
+use super::waiting::{self, RingLink, copy_in, push};
 
 /// First datagram of vfkit, and of libkrun in its place.
 pub const MAGIC: [u8; 4] = *b"VFKT";
-
-/// Length of an Ethernet header in bytes.
-const ETHERNET_LEN: usize = crate::emit::ETHERNET_LEN;
 
 /// Datagram socket of a virtual machine. See the [module](self).
 #[derive(Debug)]
@@ -279,7 +276,7 @@ impl GuestLink for DatagramLink {
     }
 
     fn commit(&mut self, frames: &[Committed]) {
-        commit_all(&mut self.frames, frames, &self.counters);
+        self.frames.commit_all(frames, &self.counters);
     }
 
     fn flush(&mut self) {

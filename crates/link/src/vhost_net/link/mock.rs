@@ -23,8 +23,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::lending::Lending;
 use super::receive::Receiver;
 use super::{Protection, VhostLink};
-use crate::link::vhost_net::device::Device;
-use crate::link::vhost_net::frames::{FrameRing, FrameShape};
+use crate::frame_ring::{FrameRing, FrameShape};
+use crate::vhost_net::device::Device;
 
 /// All offloads that a TAP can leave to its reader.
 const OFFLOADS: TapOffloads = TapOffloads(0x6f);

@@ -38,8 +38,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::GuestLink;
-use crate::link::{Committed, Slots};
 use ringfence_access::iommu::AddressSpace;
 use ringfence_frame::tap::{capabilities, frame_max};
 use ringfence_frame::{
@@ -53,11 +51,12 @@ use ringfence_sys::iotlb::Miss;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_sys::tap::TapOffloads;
 use ringfence_sys::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
-use crate::link::vhost_net::device::Device;
-use crate::link::vhost_net::fault::{LinkFault, worker_failed};
-use crate::link::vhost_net::frames::{FrameRing, FrameShape};
-use crate::link::vhost_net::{commit_all, inbound_queue};
+use crate::frame_ring::{FrameRing, FrameShape};
+use crate::tap::inbound_queue;
+use crate::vhost_net::device::Device;
+use crate::vhost_net::fault::{LinkFault, worker_failed};
 use lending::Lending;
 pub use lending::Protection;
 use receive::{Receiver, Taken};
@@ -99,7 +98,7 @@ pub struct VhostLink<D = VhostNet> {
 
 impl VhostLink {
     /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and starts it.
-    /// The other parameters are those of [`TapLink::new`](crate::link::tap::TapLink::new).
+    /// The other parameters are those of [`TapLink::new`](crate::tap::TapLink::new).
     ///
     /// The device uses the memory of the calling process.
     ///
@@ -274,7 +273,7 @@ impl<D: Device> VhostLink<D> {
             frame.copy_to(room);
         });
         let committed = Committed { len: frame.len(), meta: frame.meta() };
-        Ok(commit_all(self.sender.frames(), &[committed], &self.counters) == 1)
+        Ok(self.sender.frames().commit_all(&[committed], &self.counters) == 1)
     }
 }
 
@@ -393,7 +392,7 @@ impl<D: Device> GuestLink for VhostLink<D> {
     }
 
     fn commit(&mut self, frames: &[Committed]) {
-        commit_all(self.sender.frames(), frames, &self.counters);
+        self.sender.frames().commit_all(frames, &self.counters);
     }
 
     /// Offers committed frames. The next [`receive`](Port::receive) returns a failure.

@@ -1,15 +1,14 @@
 //! Fuzz target `virtqueues`: a device that writes arbitrary data. A property test runs it, too.
 
-use crate::GuestLink;
-use crate::link::{Committed, Slots};
 use ringfence_frame::{Batch, Fault, Port};
 use ringfence_offload::OffloadMeta;
 use ringfence_ring::split::QueueFeatures;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::virtio::UsedElement;
 
-use crate::link::vhost_net::frames::FrameShape;
-use crate::link::vhost_net::link::VhostLink;
-use crate::link::vhost_net::link::mock::{Mock, MockState, lock, pair};
+use crate::frame_ring::FrameShape;
+use crate::vhost_net::link::VhostLink;
+use crate::vhost_net::link::mock::{Mock, MockState, lock, pair};
 
 /// Maximum of frames in a batch.
 const BUDGET: usize = 8;

@@ -4,8 +4,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use ringfence_offload::OffloadMeta;
 use ringfence_sys::poll::wait_readable;
 
-use super::super::clients::LOGGED_MAX;
 use super::*;
+use crate::clients::LOGGED_MAX;
 
 const SHAPE: FrameShape = FrameShape { frames: 16, long: 16 };
 const MTU: u16 = 9000;

@@ -20,9 +20,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::device::FEATURES;
 use super::{SUPER_PACKET_MAX, VhostUserLink};
-use crate::link::clients::Clients;
-use crate::link::vhost_net::frames::FrameShape;
-use crate::link::{Committed, GuestLink, Slots};
+use crate::clients::Clients;
+use crate::frame_ring::FrameShape;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
 /// Bytes of the guest's memory. The file has as many more behind it, which the device must not touch.
 const MEMORY: usize = 64 << 10;

@@ -28,14 +28,18 @@
 //! `tail ≤ tap_head ≤ sock_head ≤ tail + frames`. Completions are written by the other side, so
 //! [`FrameRing::finish`] validates them.
 
+mod header;
+
 use std::io;
 
 use ringfence_frame::batch::HEADER_MAX;
+use ringfence_frame::{DropReason, PortCounters};
 use ringfence_memory::{DeviceRange, DeviceRegion, PAGE_SIZE, SendArea};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{EmitError, MODERN_LEN};
+use ringfence_uplink::link::Committed;
 
-use crate::link::vhost_net::header::{headers_len, vnet_header};
+use header::{headers_len, vnet_header};
 
 /// Size of the room of a short frame, virtio-net header included, in bytes.
 pub const SHORT_ROOM: usize = 2048;
@@ -269,6 +273,21 @@ impl FrameRing {
         self.long_head = self.long_head.wrapping_add(is_long.into());
         self.reserved = (room, left - 1);
         Ok(())
+    }
+
+    /// Commits the frames in the next reserved rooms. Counts those that cannot be committed as dropped, and returns the
+    /// number of those that were committed.
+    pub(crate) fn commit_all(&mut self, frames: &[Committed], counters: &PortCounters) -> usize {
+        let mut done = 0;
+        for frame in frames {
+            match self.commit(frame.len, frame.meta) {
+                Ok(()) => done += 1,
+                Err(CommitError::NotReserved) => counters.dropped(DropReason::PortFull),
+                Err(CommitError::TooLong { .. }) => counters.dropped(DropReason::TooLong),
+                Err(CommitError::Meta(_)) => counters.dropped(DropReason::GsoUnsupported),
+            }
+        }
+        done
     }
 
     /// Returns the number of frames that are committed and not offered.

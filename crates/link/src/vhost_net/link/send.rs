@@ -5,8 +5,8 @@ use ringfence_ring::split::{DriverQueue, QueueFault};
 use ringfence_sys::vhost::QueueName;
 
 use super::lending::FrameBlocks;
-use crate::link::vhost_net::fault::LinkFault;
-use crate::link::vhost_net::frames::{FrameRing, PendingFrame};
+use crate::frame_ring::{FrameRing, PendingFrame};
+use crate::vhost_net::fault::LinkFault;
 
 /// Maximum of descriptors of a frame: headers and payload.
 const DESCRIPTORS: u16 = 2;

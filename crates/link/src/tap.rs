@@ -14,18 +14,19 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::GuestLink;
-use crate::link::capture::Capture;
-use crate::link::waiting::{self, RingLink};
-use crate::link::{Committed, Slots};
+use crate::capture::Capture;
+use crate::waiting::{self, RingLink};
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::tap::TapOffloads;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
-use crate::link::vhost_net::frames::{FrameRing, FrameShape};
-use crate::link::vhost_net::{commit_all, inbound_queue};
+use crate::frame_ring::{FrameRing, FrameShape};
+
+/// Number of frames that the kernel queues for the reader of a TAP interface (its default `txqueuelen`).
+const TAP_QUEUE: usize = 1000;
 
 /// One queue of a TAP interface, with a ring of frames to write.
 #[derive(Debug)]
@@ -157,7 +158,7 @@ impl GuestLink for TapLink {
     }
 
     fn commit(&mut self, frames: &[Committed]) {
-        commit_all(&mut self.frames, frames, self.port.counters());
+        self.frames.commit_all(frames, self.port.counters());
     }
 
     fn flush(&mut self) {
@@ -167,4 +168,11 @@ impl GuestLink for TapLink {
     fn inbound_queue(&self) -> Option<usize> {
         inbound_queue(&self.port.capabilities())
     }
+}
+
+/// Returns the bytes that the kernel queues for the reader before it drops. Returns `None` for a link with TCP
+/// super-packets, since each takes only one entry of the queue.
+pub(super) fn inbound_queue(capabilities: &PortCapabilities) -> Option<usize> {
+    let whole = capabilities.gso.tcp_v4 && capabilities.gso.tcp_v6;
+    (!whole).then(|| TAP_QUEUE * usize::from(capabilities.mtu))
 }

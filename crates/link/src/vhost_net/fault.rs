@@ -4,7 +4,7 @@ use ringfence_frame::Fault;
 use ringfence_ring::split::QueueFault;
 use ringfence_sys::vhost::QueueName;
 
-use crate::link::vhost_net::frames::NotOffered;
+use crate::frame_ring::NotOffered;
 
 /// Rule violation of the device, after which its writes cannot be trusted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -530,6 +530,6 @@ proptest! {
     fn forged_virtqueues_of_any_content_cause_no_panic(
         data in proptest::collection::vec(any::<u8>(), 0..400),
     ) {
-        crate::link::vhost_net::fuzzing::virtqueues(&data);
+        crate::vhost_net::fuzzing::virtqueues(&data);
     }
 }

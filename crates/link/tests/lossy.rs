@@ -19,14 +19,14 @@ use std::time::Duration;
 
 use ringfence_frame::tap::TapPort;
 use ringfence_frame::{Batch, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted};
+use ringfence_link::frame_ring::FrameShape;
+use ringfence_link::tap::TapLink;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapOffloads};
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::link::tap::TapLink;
-use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};

@@ -15,7 +15,7 @@ use ringfence_memory::{DeviceAccess, DeviceRange, DeviceRegion};
 use ringfence_platform::{Access, Counters, DomId, PageId, WindowShape};
 
 use super::receive::BUFFER;
-use crate::link::vhost_net::frames::{FrameRing, LONG_ROOM};
+use crate::frame_ring::{FrameRing, LONG_ROOM};
 
 /// Size of a block of short frames, in bytes.
 const PAGE: usize = ringfence_memory::PAGE_SIZE;

@@ -10,7 +10,7 @@ use ringfence_ring::split::{DriverQueue, QueueFault, Used};
 use ringfence_sys::vhost::QueueName;
 
 use super::lending::Blocks;
-use crate::link::vhost_net::fault::LinkFault;
+use crate::vhost_net::fault::LinkFault;
 
 /// Size of a receive buffer in bytes. The largest frame spans five. A short one wastes only address space,
 /// since unwritten pages use no memory.

@@ -21,12 +21,12 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringfence_link::frame_ring::FrameShape;
+use ringfence_link::tap::TapLink;
 use ringfence_platform::Counters;
 use ringfence_sys::{clock::Clock, tap::Tap};
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
-use ringfence_uplink::link::tap::TapLink;
-use ringfence_uplink::link::vhost_net::frames::FrameShape;
 use ringfence_uplink::runner::Runner;
 use ringfence_uplink::{Config, Uplink, UplinkCounters};
 

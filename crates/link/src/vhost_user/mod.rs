@@ -48,6 +48,7 @@ use ringfence_frame::{
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::descriptors::receive_of_stream;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::vhost_user::{self, FILES_MAX, HEADER_LEN, Header, PAYLOAD_MAX, Request};
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
@@ -56,10 +57,8 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
-use super::vhost_net::commit_all;
-use super::vhost_net::frames::{FrameRing, FrameShape};
-use super::waiting::{self, RingLink};
-use super::{Committed, GuestLink, Slots, copy_in};
+use super::frame_ring::{FrameRing, FrameShape};
+use super::waiting::{self, RingLink, copy_in};
 use device::{Answer, Device, FROM_GUEST, TO_GUEST};
 pub use fault::ClientFault;
 use transfer::{Receiver, Sender, Taken, Written, header_len};
@@ -439,7 +438,7 @@ impl GuestLink for VhostUserLink {
     }
 
     fn commit(&mut self, frames: &[Committed]) {
-        commit_all(&mut self.frames, frames, &self.counters);
+        self.frames.commit_all(frames, &self.counters);
     }
 
     fn flush(&mut self) {

@@ -1,12 +1,6 @@
-//! Links to the guest: the interface between the engine and a TAP, vhost-net, a socket or vhost-user.
+//! Link to the guest: the interface between the engine and a TAP, vhost-net, a socket or vhost-user.
 //!
-//! * [`stream`]: a Unix stream socket of a virtual machine; many frames per system call.
-//! * [`datagram`]: a Unix datagram socket of a virtual machine; one frame each.
-//! * [`vhost_user`]: virtqueues in the memory of a virtual machine.
-//! * [`clients`]: the virtual machines that connect to a socket, one at a time.
-//! * [`tap`]: a TAP interface; one system call per frame.
-//! * [`vhost_net`]: kernel vhost-net; virtqueues in shared memory.
-//! * [`capture`]: frames of a link, written to a file.
+//! The links themselves are in the crate `ringfence-link`, which is above this one.
 //!
 //! # Contract
 //!
@@ -18,17 +12,8 @@
 //! A committed frame is delivered or lost, as in any network; the link does not report which. A link
 //! without room returns no buffers, and signals room by its wait descriptor.
 
-pub mod capture;
-pub mod clients;
-pub mod datagram;
-pub mod stream;
-pub mod tap;
-pub mod vhost_net;
-pub mod vhost_user;
-mod waiting;
-
 use arrayvec::ArrayVec;
-use ringfence_frame::{Batch, DropReason, PortCapabilities, PortCounters, Transmitted};
+use ringfence_frame::PortCapabilities;
 use ringfence_offload::OffloadMeta;
 
 /// Maximum of buffers in one reservation.
@@ -71,36 +56,4 @@ pub trait GuestLink {
     fn inbound_queue(&self) -> Option<usize> {
         None
     }
-}
-
-/// Copies frames of a batch into a link, and counts those without room.
-fn copy_in(
-    link: &mut impl GuestLink,
-    counters: &PortCounters,
-    batch: &Batch,
-    frames: &[u32],
-) -> Transmitted {
-    let mut done = Transmitted::default();
-    for frame in batch.select(frames) {
-        let mut slots = Slots::new();
-        link.reserve(1, frame.len(), &mut slots);
-        let room = slots.first_mut().and_then(|slot| slot.get_mut(..frame.len()));
-        let has_room = room.map(|room| frame.copy_to(room)).is_some();
-        drop(slots);
-        if has_room {
-            link.commit(&[Committed { len: frame.len(), meta: frame.meta() }]);
-            done.sent += 1;
-        } else {
-            counters.dropped(DropReason::PortFull);
-            done.dropped += 1;
-        }
-    }
-    done
-}
-
-/// Copies a frame to the batch. Returns `None` if it has no room.
-fn push(batch: &mut Batch, frame: &[u8]) -> Option<()> {
-    let offset = batch.reserve(frame.len())?;
-    batch.scratch_mut(offset..offset + frame.len()).ok()?.copy_from_slice(frame);
-    batch.push_contiguous(offset, frame.len(), OffloadMeta::PLAIN).ok().map(drop)
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringfence_frame::{Batch, DropReason, Fault, Port};
+use ringfence_link::frame_ring::FrameShape;
+use ringfence_link::tap::TapLink;
 use ringfence_offload::packet::{Layers, Transport};
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::Counters;
 use ringfence_sys::tap::Tap;
-use ringfence_uplink::link::tap::TapLink;
-use ringfence_uplink::link::vhost_net::frames::FrameShape;
 
 use support::{in_namespaces, ip};
 

@@ -34,6 +34,8 @@ use ringfence_frame::{
 };
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
+use ringfence_uplink::emit::ETHERNET_LEN;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::frame_stream::{self, FRAME_MAX, FrameReader, PREFIX_LEN};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -41,13 +43,9 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients};
-use super::vhost_net::commit_all;
-use super::vhost_net::frames::{FrameRing, FrameShape};
-use super::waiting::{self, RingLink};
-use super::{Committed, GuestLink, Slots, copy_in, push};
+use super::frame_ring::{FrameRing, FrameShape};
+use super::waiting::{self, RingLink, copy_in, push};
 
-/// Length of an Ethernet header in bytes.
-const ETHERNET_LEN: usize = crate::emit::ETHERNET_LEN;
 /// Maximum of frames in one system call.
 const FRAMES_PER_SEND: usize = 16;
 /// Maximum of reads in one round.
@@ -356,7 +354,7 @@ impl GuestLink for StreamLink {
     }
 
     fn commit(&mut self, frames: &[Committed]) {
-        commit_all(&mut self.frames, frames, &self.counters);
+        self.frames.commit_all(frames, &self.counters);
     }
 
     fn flush(&mut self) {
