@@ -13,6 +13,7 @@ use ringfence_wire::netif::ctrl::{
 
 use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
+use crate::commands::{VifCommand, VifReply};
 use crate::netback::channel_fault;
 use crate::rules::RuleCounters;
 use ringfence_frame::commands::{PortCommand, PortReply};
@@ -394,7 +395,10 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         // `validate` has checked the queue number.
         let place = u16::try_from(queue).unwrap_or(u16::MAX);
         // After a refusal, the returned pages are dropped and so unmapped.
-        let done = matches!(ports(place, PortCommand::Stage(pages)), Some(PortReply::Staged));
+        let done = matches!(
+            ports(place, VifCommand::Stage(pages).into()).and_then(VifReply::of),
+            Some(VifReply::Staged)
+        );
         if done {
             self.ledger.record(queue, staged);
         }
@@ -457,7 +461,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
         // The pages in the reply are dropped, and so unmapped, before the response is written.
         let leaving = leaving.into_iter().map(|(gref, _)| gref).collect();
-        drop(ports(queue, PortCommand::Unstage(leaving)));
+        drop(ports(queue, VifCommand::Unstage(leaving).into()));
         (CtrlStatus::Success, count)
     }
 

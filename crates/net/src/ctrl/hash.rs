@@ -3,9 +3,10 @@
 //! The module does no I/O: its input is a message with the content of its page, its output a status. The
 //! rules are those of netif.h ("Control messages"). Limits that netif leaves to the backend are constants.
 
-use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
-
 use ringfence_frame::steer::Steering;
+use ringfence_offload::flow_hash::FlowFieldSet;
+use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
+use ringfence_wire::netif::extra::HashType;
 
 /// Maximum length of a key in bytes: sufficient for the longest input.
 pub const KEY_MAX: u16 = 40;
@@ -69,7 +70,13 @@ impl HashSetup {
     /// Returns the configuration for the data path; `None` if packets are not hashed.
     pub fn steering(&self) -> Option<Steering> {
         let on = self.toeplitz && !self.types.is_empty();
-        on.then(|| Steering::new(&self.key, self.types, self.table.clone(), self.queues))
+        let fields = FlowFieldSet {
+            ipv4: self.types.contains(HashType::Ipv4),
+            ipv4_tcp: self.types.contains(HashType::Ipv4Tcp),
+            ipv6: self.types.contains(HashType::Ipv6),
+            ipv6_tcp: self.types.contains(HashType::Ipv6Tcp),
+        };
+        on.then(|| Steering::new(&self.key, fields, self.table.clone(), self.queues))
     }
 
     /// Sets the algorithm (`SET_HASH_ALGORITHM`): none or Toeplitz.

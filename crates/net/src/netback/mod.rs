@@ -34,6 +34,7 @@ use ringfence_access::Mode;
 use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 
+use crate::commands::{VifReply, VifSettings};
 use crate::features::VifFeatures;
 use crate::netfront::deal;
 use crate::rules::RuleCounters;
@@ -378,9 +379,9 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
-        if let PortCommand::SetPolicy(wanted) = command {
+        if let Some(wanted) = VifSettings::of(&command) {
             self.policy.apply(wanted);
-            return PortReply::PolicySet;
+            return VifReply::PolicySet.into();
         }
         if let PortCommand::SetMtu(mtu) = command {
             self.features.mtu = mtu;

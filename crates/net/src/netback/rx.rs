@@ -9,10 +9,11 @@ use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
 use ringfence_access::{PageAccess, Source};
 use ringfence_memory::PAGE_SIZE;
+use ringfence_offload::flow_hash::FlowFields;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
-use ringfence_wire::netif::extra::Extra;
+use ringfence_wire::netif::extra::{Extra, HashAlgorithm, HashType, PacketHash};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
 
 use crate::features::extra_from_gso;
@@ -22,6 +23,18 @@ use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use ringfence_frame::steer::Steering;
+
+/// Returns the hash that a frame carries to the guest; `None` if the hashed fields do not cover the frame.
+fn packet_hash(steering: &Steering, frame: &FrameView<'_>) -> Option<PacketHash> {
+    let hash = steering.hash(frame.header(), frame.len())?;
+    let kind = match hash.fields {
+        FlowFields::Ipv4 => HashType::Ipv4,
+        FlowFields::Ipv4Tcp => HashType::Ipv4Tcp,
+        FlowFields::Ipv6 => HashType::Ipv6,
+        FlowFields::Ipv6Tcp => HashType::Ipv6Tcp,
+    };
+    Some(PacketHash { kind, algorithm: HashAlgorithm::Toeplitz, value: hash.value })
+}
 
 /// Frame and the posted buffers that it takes.
 struct Planned {
@@ -142,7 +155,7 @@ impl<G: Grantee> BackendRx<G> {
 
     fn extras_of(&self, frame: FrameView<'_>) -> Extras {
         let gso = frame.meta().gso.and_then(extra_from_gso);
-        let hash = self.steering.as_ref().and_then(|s| s.hash(frame.header(), frame.len()));
+        let hash = self.steering.as_ref().and_then(|steering| packet_hash(steering, &frame));
         gso.into_iter().chain(hash.map(Extra::Hash)).collect()
     }
 

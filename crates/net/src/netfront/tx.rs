@@ -4,8 +4,8 @@ mod fast;
 
 use std::sync::Arc;
 
+use crate::staging::TxStaging;
 use arrayvec::ArrayVec;
-use ringfence_frame::commands::TxStaging;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;

@@ -13,7 +13,7 @@ use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::extra::{Extra, RawExtra};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
 
-use super::{BackendRx, checksum_flags};
+use super::{BackendRx, checksum_flags, packet_hash};
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
@@ -59,7 +59,7 @@ impl<G: Grantee> BackendRx<G> {
             for &index in rest.iter().take(most) {
                 let Some(frame) = batch.get(index).filter(is_simple) else { break };
                 let steering = self.steering.as_ref();
-                let hash = steering.and_then(|s| s.hash(frame.header(), frame.len()));
+                let hash = steering.and_then(|steering| packet_hash(steering, &frame));
                 let taken = 1 + u32::from(hash.is_some());
                 if slots + taken > available {
                     break;

@@ -11,8 +11,8 @@ use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
 
 use super::{FrontendTx, sent_checksum};
 use crate::netfront::heads::HEAD;
+use crate::staging::TxStaging;
 use ringfence_frame::batch::{Batch, FrameView};
-use ringfence_frame::commands::TxStaging;
 
 /// Maximum number of frames of a batch.
 const BATCH_MAX: usize = 64;
