@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use ringfence_sys::iotlb::Miss;
-use ringfence_sys::vhost::{QueueName, VhostEvents, VhostNet};
+use ringfence_platform::iotlb::Miss;
+use ringfence_platform::vhost::{QueueName, VhostEvents, VhostNet};
 
 /// Notifications and control of the device that serves the virtqueues.
 pub trait Device: Send {

@@ -1,8 +1,8 @@
 //! Rule violations of a virtqueue device, each of which ends the link.
 
 use ringfence_frame::Fault;
+use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::QueueFault;
-use ringfence_sys::vhost::QueueName;
 
 use crate::frame_ring::NotOffered;
 

@@ -45,12 +45,12 @@ use ringfence_frame::{
 };
 use ringfence_memory::{LentSlice, Mapping};
 use ringfence_platform::Counters;
+use ringfence_platform::iotlb::Miss;
+use ringfence_platform::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 use ringfence_ring::split::DriverQueue;
 use ringfence_sys::clock::Clock;
-use ringfence_sys::iotlb::Miss;
 use ringfence_sys::rules::RuleCounters;
 use ringfence_sys::tap::TapOffloads;
-use ringfence_sys::vhost::{QueueName, VhostError, VhostNet, VhostSetup};
 use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
 use crate::frame_ring::{FrameRing, FrameShape};
@@ -97,7 +97,7 @@ pub struct VhostLink<D = VhostNet> {
 }
 
 impl VhostLink {
-    /// Sets up the device `file` ([`ringfence_sys::vhost::open`]) for the queue behind `tap`, and starts it.
+    /// Sets up the device `file` ([`ringfence_platform::vhost::open`]) for the queue behind `tap`, and starts it.
     /// The other parameters are those of [`TapLink::new`](crate::tap::TapLink::new).
     ///
     /// The device uses the memory of the calling process.

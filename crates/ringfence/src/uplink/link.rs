@@ -18,8 +18,8 @@ use ringfence_link::tap::TapLink;
 use ringfence_link::vhost_net::{Protection, VhostLink};
 use ringfence_link::vhost_user::VhostUserLink;
 use ringfence_platform::Counters;
+use ringfence_platform::vhost::{self, VhostError};
 use ringfence_sys::tap::TapOffloads;
-use ringfence_sys::vhost::{self, VhostError};
 use serde::{Deserialize, Serialize};
 
 /// Choice of the link between guest and uplink.

@@ -42,8 +42,8 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane.rs: a worker waits for its ports
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_create1, &[]),
@@ -56,9 +56,9 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue/connection.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane.rs: a worker waits for its ports
     // switch/src/dataplane/port_entry.rs: a port is added or removed
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
@@ -66,16 +66,16 @@ pub(super) const LIST: &[Allowed] = &[
     // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane/idle.rs: a worker waits for its ports
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
     // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane/idle.rs: a worker waits for its ports
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait2, &[]),
@@ -89,9 +89,9 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // sys/src/mailbox.rs: one thread wakes another
-    // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
     // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
@@ -215,7 +215,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d8)]),
     // sys/src/tap.rs: TUNSETVNETLE: little-endian ones
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54dc)]),
-    // sys/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
+    // platform/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x4008_af30)]),
     // platform/src/xen/abi/window.rs: grant windows: issuing
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4010_7743)]),
@@ -236,7 +236,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x8905)]),
     // ringfence/src/netlink.rs: SIOCGIFINDEX: the number of an interface
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8933)]),
-    // sys/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
+    // platform/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0xc008_af12_u32.cast_signed())]),
     // platform/src/xen/abi/window.rs: grant windows: creating, for each backend
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc00c_7741_u32.cast_signed())]),
@@ -301,9 +301,9 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/handed.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
+    // platform/src/vhost.rs: waiting for calls and errors
     // ringfence/src/frontend/pressure.rs: pressure on the system's memory
     // sys/src/poll.rs: a thread sleeps until a file is ready
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
     // xenstore/src/client.rs: waiting for the store
@@ -331,11 +331,11 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue/connection.rs: how long a server may take
     // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/egress/document.rs: another policy
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/mailbox.rs: one thread wakes another
-    // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_read, &[]),
@@ -502,12 +502,12 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // ringfence/src/log.rs: the log on standard error
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // switch/src/dataplane/relay.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
-    // sys/src/vhost.rs: kicks and calls
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_write, &[]),

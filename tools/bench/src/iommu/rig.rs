@@ -11,8 +11,8 @@ use ringfence_link::frame_ring::FrameShape;
 use ringfence_link::vhost_net::{Protection, VhostLink};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
+use ringfence_platform::vhost;
 use ringfence_sys::tap::Tap;
-use ringfence_sys::vhost;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::ClockId;
 

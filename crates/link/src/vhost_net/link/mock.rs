@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use ringfence_access::iommu::AddressSpace;
 use ringfence_frame::tap::capabilities;
 use ringfence_memory::{DeviceRegion, LentSlice, Mapping};
+use ringfence_platform::iotlb::Miss;
+use ringfence_platform::vhost::{QueueName, VhostEvents};
 use ringfence_platform::window::EngineFacts;
 use ringfence_platform::{Access, Counters};
 use ringfence_ring::split::device::{DeviceQueue, Request};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
-use ringfence_sys::iotlb::Miss;
 use ringfence_sys::tap::TapOffloads;
-use ringfence_sys::vhost::{QueueName, VhostEvents};
 use ringfence_wire::virtio::SplitLayout;
 use rustix::event::{EventfdFlags, eventfd};
 

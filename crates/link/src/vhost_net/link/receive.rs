@@ -6,8 +6,8 @@ use ringfence_frame::{Batch, DropReason};
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
+use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::{DriverQueue, QueueFault, Used};
-use ringfence_sys::vhost::QueueName;
 
 use super::lending::Blocks;
 use crate::vhost_net::fault::LinkFault;

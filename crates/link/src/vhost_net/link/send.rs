@@ -1,8 +1,8 @@
 //! Send side of a vhost-net link: the frame ring, and the queue that the device reads.
 
 use ringfence_memory::DeviceRange;
+use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::{DriverQueue, QueueFault};
-use ringfence_sys::vhost::QueueName;
 
 use super::lending::FrameBlocks;
 use crate::frame_ring::{FrameRing, PendingFrame};

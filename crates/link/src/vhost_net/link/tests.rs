@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use ringfence_frame::DropReason;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+use ringfence_platform::vhost::VhostEvents;
 use ringfence_ring::split::QueueFeatures;
-use ringfence_sys::vhost::VhostEvents;
 use ringfence_wire::virtio::{UsedElement, flag};
 
 use super::mock::{Mock, MockState, lock, pair};

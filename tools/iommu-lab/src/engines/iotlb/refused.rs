@@ -10,9 +10,9 @@ use ringfence_frame::{Batch, Fault, Port as _};
 use ringfence_link::frame_ring::FrameShape;
 use ringfence_link::vhost_net::{Protection, VhostLink};
 use ringfence_memory::FIRST_IO_ADDRESS;
+use ringfence_platform::vhost;
 use ringfence_platform::{Gref, WindowShape};
 use ringfence_sys::tap::Tap;
-use ringfence_sys::vhost;
 
 use super::rig::interface;
 
