@@ -25,44 +25,36 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use ringfence_frame::{
-    Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
-};
+use ringfence_frame::{Batch, DropReason, Fault, PortCapabilities, Received};
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::descriptors::refuse_descriptors;
 use ringfence_uplink::emit::ETHERNET_LEN;
-use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients};
-use super::frame_ring::{FrameRing, FrameShape};
-use super::waiting::{self, RingLink, copy_in, push};
+use super::frame_ring::FrameShape;
+use super::ring_link::{FrameQueue, RingLink, RingTransport, push};
 
 /// First datagram of vfkit, and of libkrun in its place.
 pub const MAGIC: [u8; 4] = *b"VFKT";
 
-/// Datagram socket of a virtual machine. See the [module](self).
+/// Link on a datagram socket of a virtual machine. See the [module](self).
+pub type DatagramLink = RingLink<DatagramTransport>;
+
+/// Datagram socket of a virtual machine.
 #[derive(Debug)]
-pub struct DatagramLink {
+pub struct DatagramTransport {
     socket: ClientSlot,
     /// Set once the socket is connected.
     is_connected: bool,
     /// The client's queue is full, and the epoll reports when it has room.
     awaits_room: bool,
-    frames: FrameRing,
     /// Room for a datagram.
     buffer: Box<[u8]>,
     capabilities: PortCapabilities,
-    counters: Arc<PortCounters>,
-    system: Arc<Counters>,
-    /// Failure to be returned by the next call that can return one.
-    fault: Option<Fault>,
-    /// File that gets a copy of each frame.
-    capture: Option<Capture>,
 }
 
 /// Result of reading a datagram.
@@ -89,41 +81,34 @@ impl DatagramLink {
         // Fails on kernels before 6.16, which discard the descriptors of a datagram that is read.
         let _ = refuse_descriptors(&socket);
         let capabilities = PortCapabilities::plain(mtu);
-        Ok(DatagramLink {
+        let transport = DatagramTransport {
             socket: ClientSlot::new(Clients::Connected(socket))?,
             is_connected: false,
             awaits_room: false,
-            frames: FrameRing::new(shape)?,
             buffer: vec![0; capabilities.frame_max()].into(),
             capabilities,
-            counters: Arc::default(),
-            system,
-            fault: None,
-            capture: None,
-        })
+        };
+        RingLink::from_transport(transport, shape, Arc::default(), system)
     }
+}
 
-    /// From now on, the frames of the link are captured.
-    pub fn capture(&mut self, capture: Capture) {
-        self.capture = Some(capture);
-    }
-
+impl DatagramTransport {
     /// Returns `true` if the socket has a peer.
-    fn check_connection(&mut self) -> bool {
+    fn check_connection(&mut self, queue: &FrameQueue) -> bool {
         if !self.is_connected
             && let Some(socket) = self.socket.client()
         {
-            self.system.syscalls.add(1);
+            queue.system.syscalls.add(1);
             self.is_connected = rustix::net::getpeername(socket).is_ok();
         }
         self.is_connected
     }
 
     /// Moves the next datagram to the batch, which has room for the longest frame.
-    fn take_frame(&mut self, batch: &mut Batch) -> Result<Taken, Fault> {
+    fn take_frame(&mut self, queue: &mut FrameQueue, batch: &mut Batch) -> Result<Taken, Fault> {
         let Some(socket) = self.socket.client() else { return Err(Fault::Gone) };
         let frame_max = self.capabilities.frame_max();
-        self.system.syscalls.add(1);
+        queue.system.syscalls.add(1);
         // The returned length is that of the datagram, which may be longer than the buffer.
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let len = match rustix::net::recv(socket, &mut self.buffer[..], flags) {
@@ -137,31 +122,15 @@ impl DatagramLink {
             Some(frame) if frame.len() < ETHERNET_LEN => DropReason::Runt,
             Some(frame) if frame.len() <= frame_max => match push(batch, frame) {
                 Some(()) => {
-                    if let Some(capture) = &mut self.capture {
-                        capture.record_received(batch, batch.len().saturating_sub(1));
-                    }
-                    self.counters.received(1, len as u64);
+                    queue.received(batch, len);
                     return Ok(Taken::Frame);
                 }
                 None => DropReason::Unreadable,
             },
             _ => DropReason::Oversize,
         };
-        self.counters.dropped(reason);
+        queue.counters.dropped(reason);
         Ok(Taken::Dropped)
-    }
-
-    /// Drops the frames that wait.
-    fn drop_waiting(&mut self) {
-        for _ in 0..self.frames.withdraw() {
-            self.counters.dropped(DropReason::LinkDown);
-        }
-    }
-
-    /// Removes the first waiting frame.
-    fn finish(&mut self) {
-        let finished = self.frames.hand_over().map(|number| self.frames.finish(number));
-        debug_assert!(matches!(finished, Some(Ok(()))), "it was waiting");
     }
 
     /// Sets whether the epoll reports room in the client's queue.
@@ -177,56 +146,23 @@ impl DatagramLink {
     }
 }
 
-impl RingLink for DatagramLink {
-    fn ring(&mut self) -> &mut FrameRing {
-        &mut self.frames
-    }
-
-    fn send_waiting(&mut self) -> Result<(), Fault> {
-        if self.frames.waiting() > 0 && !self.check_connection() {
-            self.drop_waiting();
-        }
-        while let (Some(frame), Some(socket)) = (self.frames.next_waiting(), self.socket.client()) {
-            let bytes = self.frames.bytes(&frame).get(MODERN_LEN..).unwrap_or_default();
-            self.system.syscalls.add(1);
-            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-            match rustix::net::send(socket, bytes, flags) {
-                Ok(_) => {
-                    if let Some(capture) = &mut self.capture {
-                        capture.record(bytes.len(), |record| record.copy_from_slice(bytes));
-                    }
-                    self.counters.sent(1, frame.frame_len() as u64);
-                }
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
-                // The frame is longer than the client's queue.
-                Err(Errno::MSGSIZE) => self.counters.dropped(DropReason::TooLong),
-                Err(_) => return Err(Fault::Gone),
-            }
-            self.finish();
-        }
-        self.await_room(false)
-    }
-
-    fn fail(&mut self, fault: Fault) {
-        self.drop_waiting();
-        self.fault = Some(fault);
-    }
-}
-
-impl Port for DatagramLink {
-    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        self.fault.take().map_or(Ok(()), Err)?;
+impl RingTransport for DatagramTransport {
+    fn receive(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+        budget: usize,
+    ) -> Result<Received, Fault> {
         let mut received = Received::default();
         // The first datagram stays for the process that connects the socket.
-        if !self.check_connection() {
+        if !self.check_connection(queue) {
             return Ok(received);
         }
         while received.work < budget
             && batch.frames_left() > 0
             && batch.has_room_for(self.capabilities.frame_max())
         {
-            match self.take_frame(batch)? {
+            match self.take_frame(queue, batch)? {
                 Taken::Frame => received.frames += 1,
                 Taken::Dropped => {}
                 Taken::Nothing => break,
@@ -236,21 +172,33 @@ impl Port for DatagramLink {
         Ok(received)
     }
 
-    fn complete(&mut self) -> Result<(), Fault> {
-        Ok(())
+    fn send_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        if queue.frames.waiting() > 0 && !self.check_connection(queue) {
+            queue.drop_waiting();
+        }
+        while let (Some(frame), Some(socket)) = (queue.frames.next_waiting(), self.socket.client())
+        {
+            let bytes = queue.frames.bytes(&frame).get(MODERN_LEN..).unwrap_or_default();
+            queue.system.syscalls.add(1);
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(socket, bytes, flags) {
+                Ok(_) => queue.finish_sent(),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
+                // The frame is longer than the client's queue.
+                Err(Errno::MSGSIZE) => queue.finish_dropped(DropReason::TooLong),
+                Err(_) => return Err(Fault::Gone),
+            }
+        }
+        self.await_room(false)
     }
 
-    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let counters = Arc::clone(&self.counters);
-        Ok(copy_in(self, &counters, batch, frames))
-    }
-
-    fn flush(&mut self) -> Result<(), Fault> {
-        self.send_waiting()
+    fn abandon(&mut self, queue: &mut FrameQueue) {
+        queue.drop_waiting();
     }
 
     fn arm(&mut self) -> Result<bool, Fault> {
-        Ok(self.fault.is_some())
+        Ok(false)
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -259,28 +207,6 @@ impl Port for DatagramLink {
 
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
-    }
-
-    fn counters(&self) -> &Arc<PortCounters> {
-        &self.counters
-    }
-}
-
-impl GuestLink for DatagramLink {
-    fn capabilities(&self) -> PortCapabilities {
-        self.capabilities
-    }
-
-    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        waiting::reserve(self, count, len, slots);
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        self.frames.commit_all(frames, &self.counters);
-    }
-
-    fn flush(&mut self) {
-        waiting::flush(self);
     }
 
     fn is_full(&self) -> bool {

@@ -14,6 +14,7 @@
 //! * [`stream`]: a Unix stream socket of a virtual machine; many frames per system call.
 //! * [`datagram`]: a Unix datagram socket of a virtual machine; one frame each.
 //! * [`clients`]: the virtual machines that connect to a socket, one at a time.
+//! * [`ring_link`]: the interface to the engine of all links but vhost-net.
 //! * [`frame_ring`]: the ring in which frames for the guest are assembled.
 //! * [`capture`]: frames of a link, written to a file.
 //!
@@ -48,11 +49,11 @@ pub mod capture;
 pub mod clients;
 pub mod datagram;
 pub mod frame_ring;
+pub mod ring_link;
 pub mod stream;
 pub mod tap;
 pub mod vhost_net;
 pub mod vhost_user;
-mod waiting;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

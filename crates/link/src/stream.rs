@@ -29,44 +29,37 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use ringfence_frame::{
-    Batch, DropReason, Fault, Port, PortCapabilities, PortCounters, Received, Transmitted,
-};
+use ringfence_frame::{Batch, DropReason, Fault, PortCapabilities, Received};
 use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_uplink::emit::ETHERNET_LEN;
-use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::frame_stream::{self, FRAME_MAX, FrameReader, PREFIX_LEN};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
-use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients};
 use super::frame_ring::{FrameRing, FrameShape};
-use super::waiting::{self, RingLink, copy_in, push};
+use super::ring_link::{FrameQueue, RingLink, RingTransport, push};
 
 /// Maximum of frames in one system call.
 const FRAMES_PER_SEND: usize = 16;
 /// Maximum of reads in one round.
 const READS_PER_ROUND: usize = 8;
-/// Stream socket of a virtual machine. See the [module](self).
+
+/// Link on a stream socket of a virtual machine. See the [module](self).
+pub type StreamLink = RingLink<StreamTransport>;
+
+/// Stream socket of a virtual machine.
 #[derive(Debug)]
-pub struct StreamLink {
+pub struct StreamTransport {
     clients: ClientSlot,
     /// The socket had no room, and the epoll reports when it has.
     awaits_room: bool,
     reader: FrameReader,
-    frames: FrameRing,
     /// Bytes of the first waiting frame that were sent, its length included.
     sent: usize,
     capabilities: PortCapabilities,
-    counters: Arc<PortCounters>,
-    system: Arc<Counters>,
-    /// Failure to be returned by the next call that can return one.
-    fault: Option<Fault>,
-    /// File that gets a copy of each frame.
-    capture: Option<Capture>,
 }
 
 /// Result of one read.
@@ -98,114 +91,100 @@ impl StreamLink {
         shape: FrameShape,
         system: Arc<Counters>,
     ) -> io::Result<StreamLink> {
-        Ok(StreamLink {
+        let transport = StreamTransport {
             clients: ClientSlot::new(clients)?,
             awaits_room: false,
             reader: FrameReader::new(),
-            frames: FrameRing::new(shape)?,
             sent: 0,
             capabilities: PortCapabilities::plain(mtu),
-            counters: Arc::default(),
-            system,
-            fault: None,
-            capture: None,
-        })
-    }
-
-    /// From now on, the frames of the link are captured.
-    pub fn capture(&mut self, capture: Capture) {
-        self.capture = Some(capture);
+        };
+        RingLink::from_transport(transport, shape, Arc::default(), system)
     }
 
     /// Returns `true` while a client is connected.
     pub fn is_connected(&self) -> bool {
-        self.clients.client().is_some()
+        self.transport.clients.client().is_some()
     }
+}
 
+impl StreamTransport {
     /// Forgets the client and its unfinished frames. The link ends if no other client can come.
-    fn disconnect(&mut self) -> Result<(), Fault> {
-        self.forget();
+    fn disconnect(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        self.forget(queue);
         self.clients.disconnect()
     }
 
-    fn forget(&mut self) {
+    fn forget(&mut self, queue: &mut FrameQueue) {
         self.reader.clear();
-        self.drop_waiting();
+        self.drop_waiting(queue);
         self.awaits_room = false;
     }
 
     /// Ends the connection of a client that breaks the rules.
-    fn refuse(&mut self, error: frame_stream::FrameTooLong) -> Result<(), Fault> {
-        self.counters.dropped(DropReason::BadRequest);
-        self.forget();
+    fn refuse(
+        &mut self,
+        queue: &mut FrameQueue,
+        error: frame_stream::FrameTooLong,
+    ) -> Result<(), Fault> {
+        queue.counters.dropped(DropReason::BadRequest);
+        self.forget(queue);
         self.clients.refuse(error)
     }
 
     /// Reads what the client has sent.
-    fn read(&mut self) -> Result<Read, Fault> {
+    fn read(&mut self, queue: &mut FrameQueue) -> Result<Read, Fault> {
         let Some(client) = self.clients.client() else { return Ok(Read::Nothing) };
-        self.system.syscalls.add(1);
+        queue.system.syscalls.add(1);
         match rustix::net::recv(client, self.reader.spare(), RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => self.disconnect().map(|()| Read::Gone),
+            Ok((_, 0)) => self.disconnect(queue).map(|()| Read::Gone),
             Ok((_, len)) => {
                 self.reader.commit(len);
                 Ok(Read::Some)
             }
             Err(Errno::AGAIN | Errno::INTR) => Ok(Read::Nothing),
-            Err(_) => self.disconnect().map(|()| Read::Gone),
+            Err(_) => self.disconnect(queue).map(|()| Read::Gone),
         }
     }
 
     /// Moves the next whole frame to the batch, which has room for it.
-    fn take_frame(&mut self, batch: &mut Batch) -> Result<Taken, Fault> {
+    fn take_frame(&mut self, queue: &mut FrameQueue, batch: &mut Batch) -> Result<Taken, Fault> {
         let frame_max = self.capabilities.frame_max();
         let frame = match self.reader.next() {
             Ok(None) => return Ok(Taken::Nothing),
             Ok(Some(frame)) => frame,
-            Err(error) => return self.refuse(error).map(|()| Taken::Nothing),
+            Err(error) => return self.refuse(queue, error).map(|()| Taken::Nothing),
         };
         let reason = match frame.len() {
             0..ETHERNET_LEN => DropReason::Runt,
             len if len > frame_max => DropReason::Oversize,
             len => match push(batch, frame) {
                 Some(()) => {
-                    if let Some(capture) = &mut self.capture {
-                        capture.record_received(batch, batch.len().saturating_sub(1));
-                    }
-                    self.counters.received(1, len as u64);
+                    queue.received(batch, len);
                     return Ok(Taken::Frame);
                 }
                 None => DropReason::Unreadable,
             },
         };
-        self.counters.dropped(reason);
+        queue.counters.dropped(reason);
         Ok(Taken::Dropped)
     }
 
     /// Drops the frames that wait.
-    fn drop_waiting(&mut self) {
-        for _ in 0..self.frames.withdraw() {
-            self.counters.dropped(DropReason::LinkDown);
-        }
+    fn drop_waiting(&mut self, queue: &mut FrameQueue) {
+        queue.drop_waiting();
         self.sent = 0;
     }
 
     /// Accounts for bytes that were sent.
-    fn finish(&mut self, bytes: usize) {
+    fn finish(&mut self, queue: &mut FrameQueue, bytes: usize) {
         self.sent += bytes;
-        while let Some(frame) = self.frames.next_waiting() {
+        while let Some(frame) = queue.frames.next_waiting() {
             let len = PREFIX_LEN + frame.frame_len();
             if self.sent < len {
                 return;
             }
             self.sent -= len;
-            if let Some(capture) = &mut self.capture {
-                let bytes = self.frames.bytes(&frame).get(MODERN_LEN..).unwrap_or_default();
-                capture.record(bytes.len(), |record| record.copy_from_slice(bytes));
-            }
-            self.counters.sent(1, frame.frame_len() as u64);
-            let finished = self.frames.hand_over().map(|number| self.frames.finish(number));
-            debug_assert!(matches!(finished, Some(Ok(()))), "it was waiting");
+            queue.finish_sent();
         }
     }
 
@@ -240,45 +219,16 @@ fn send(client: &OwnedFd, frames: &FrameRing, skipped: usize) -> Result<usize, E
     rustix::net::sendmsg(client, pieces, &mut SendAncillaryBuffer::default(), flags)
 }
 
-impl RingLink for StreamLink {
-    fn ring(&mut self) -> &mut FrameRing {
-        &mut self.frames
-    }
-
-    fn send_waiting(&mut self) -> Result<(), Fault> {
-        while self.frames.waiting() > 0 {
-            let Some(client) = self.clients.client() else {
-                self.drop_waiting();
-                break;
-            };
-            self.system.syscalls.add(1);
-            match send(client, &self.frames, self.sent) {
-                Ok(bytes) => self.finish(bytes),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
-                // The client has closed its end. `read` learns it as well, behind its last frames.
-                Err(_) => {
-                    self.drop_waiting();
-                    break;
-                }
-            }
-        }
-        self.await_room(false)
-    }
-
-    fn fail(&mut self, fault: Fault) {
-        self.frames.withdraw();
-        self.sent = 0;
-        self.fault = Some(fault);
-    }
-}
-
-impl Port for StreamLink {
-    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        self.fault.take().map_or(Ok(()), Err)?;
+impl RingTransport for StreamTransport {
+    fn receive(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+        budget: usize,
+    ) -> Result<Received, Fault> {
         let mut received = Received::default();
         if self.clients.client().is_none() {
-            received.work += usize::from(self.clients.accept(&self.system)?);
+            received.work += usize::from(self.clients.accept(&queue.system)?);
         }
         let mut reads = 0;
         while received.work < budget
@@ -286,13 +236,13 @@ impl Port for StreamLink {
             && batch.scratch_left() >= FRAME_MAX
             && batch.has_room_for(self.capabilities.frame_max())
         {
-            match self.take_frame(batch)? {
+            match self.take_frame(queue, batch)? {
                 Taken::Frame => received.frames += 1,
                 Taken::Dropped => {}
                 Taken::Nothing if reads == READS_PER_ROUND => break,
                 Taken::Nothing => {
                     reads += 1;
-                    match self.read()? {
+                    match self.read(queue)? {
                         Read::Some => continue,
                         Read::Nothing => break,
                         Read::Gone => {}
@@ -304,23 +254,36 @@ impl Port for StreamLink {
         Ok(received)
     }
 
-    fn complete(&mut self) -> Result<(), Fault> {
-        Ok(())
+    fn send_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        while queue.frames.waiting() > 0 {
+            let Some(client) = self.clients.client() else {
+                self.drop_waiting(queue);
+                break;
+            };
+            queue.system.syscalls.add(1);
+            match send(client, &queue.frames, self.sent) {
+                Ok(bytes) => self.finish(queue, bytes),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => return self.await_room(true),
+                // The client has closed its end. `read` learns it as well, behind its last frames.
+                Err(_) => {
+                    self.drop_waiting(queue);
+                    break;
+                }
+            }
+        }
+        self.await_room(false)
     }
 
-    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let counters = Arc::clone(&self.counters);
-        Ok(copy_in(self, &counters, batch, frames))
-    }
-
-    fn flush(&mut self) -> Result<(), Fault> {
-        self.send_waiting()
+    fn abandon(&mut self, queue: &mut FrameQueue) {
+        queue.frames.withdraw();
+        self.sent = 0;
     }
 
     /// Returns true if a whole frame waits in the reader: the socket does not report it again.
     fn arm(&mut self) -> Result<bool, Fault> {
         // A client that misbehaves is found by `receive`.
-        Ok(self.fault.is_some() || self.reader.has_next().unwrap_or(true))
+        Ok(self.reader.has_next().unwrap_or(true))
     }
 
     fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
@@ -328,37 +291,15 @@ impl Port for StreamLink {
     }
 
     /// Refuses a client beyond the first one, which would keep the epoll readable.
-    fn clear_events(&mut self) -> Result<(), Fault> {
+    fn clear_events(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
         if self.clients.client().is_some() {
-            self.clients.accept(&self.system)?;
+            self.clients.accept(&queue.system)?;
         }
         Ok(())
     }
 
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
-    }
-
-    fn counters(&self) -> &Arc<PortCounters> {
-        &self.counters
-    }
-}
-
-impl GuestLink for StreamLink {
-    fn capabilities(&self) -> PortCapabilities {
-        self.capabilities
-    }
-
-    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        waiting::reserve(self, count, len, slots);
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        self.frames.commit_all(frames, &self.counters);
-    }
-
-    fn flush(&mut self) {
-        waiting::flush(self);
     }
 
     fn is_full(&self) -> bool {

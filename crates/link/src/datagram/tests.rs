@@ -1,6 +1,8 @@
 use std::os::unix::net::UnixDatagram;
 
+use ringfence_frame::Port;
 use ringfence_sys::poll::wait_readable;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
 use super::*;
 
@@ -68,7 +70,7 @@ impl Lab {
     }
 
     fn drops(&self, reason: DropReason) -> u64 {
-        self.link.counters.drops(reason)
+        self.link.queue.counters.drops(reason)
     }
 }
 
@@ -130,12 +132,12 @@ fn client_that_does_not_read_fills_the_ring_and_gets_every_frame_later() {
     for number in 0..sent {
         assert_eq!(lab.client.recv(&mut got).unwrap(), 9000, "{number} of {sent}");
         assert_eq!(got[..9000], frame(9000, number));
-        if wait_readable(lab.link.socket.epoll(), NOW).unwrap() {
+        if wait_readable(lab.link.transport.socket.epoll(), NOW).unwrap() {
             GuestLink::flush(&mut lab.link);
         }
     }
     assert!(!lab.link.is_full());
-    assert_eq!(lab.link.counters.tx_frames.get(), u64::from(sent));
+    assert_eq!(lab.link.queue.counters.tx_frames.get(), u64::from(sent));
 }
 
 #[test]

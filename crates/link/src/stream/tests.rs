@@ -1,8 +1,10 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use ringfence_frame::Port;
 use ringfence_offload::OffloadMeta;
 use ringfence_sys::poll::wait_readable;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
 use super::*;
 use crate::clients::LOGGED_MAX;
@@ -83,8 +85,8 @@ fn runt_and_oversize_frames_are_dropped_and_later_ones_arrive() {
         client.write_all(&on_the_wire(sent)).unwrap();
     }
     assert_eq!(receive(&mut link).unwrap(), [good, longest]);
-    assert_eq!(link.counters.drops(DropReason::Runt), 2);
-    assert_eq!(link.counters.drops(DropReason::Oversize), 1);
+    assert_eq!(link.queue.counters.drops(DropReason::Runt), 2);
+    assert_eq!(link.queue.counters.drops(DropReason::Oversize), 1);
 }
 
 #[test]
@@ -123,8 +125,8 @@ fn client_with_hostile_length_is_disconnected_and_the_next_is_served() {
         drop(client);
         receive(&mut link).unwrap();
     }
-    assert_eq!(link.clients.logged(), LOGGED_MAX);
-    assert_eq!(link.counters.drops(DropReason::BadRequest), 20);
+    assert_eq!(link.transport.clients.logged(), LOGGED_MAX);
+    assert_eq!(link.queue.counters.drops(DropReason::BadRequest), 20);
 }
 
 #[test]
@@ -134,9 +136,13 @@ fn second_client_is_closed_while_the_first_is_connected() {
     receive(&mut link).unwrap();
     let mut second = connect(&directory).unwrap();
     second.set_read_timeout(Some(core::time::Duration::from_secs(2))).unwrap();
-    assert!(wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap());
+    assert!(
+        wait_readable(link.transport.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap()
+    );
     link.clear_events().unwrap();
-    assert!(!wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap());
+    assert!(
+        !wait_readable(link.transport.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap()
+    );
     assert_eq!(second.read(&mut [0; 1]).unwrap(), 0);
     first.write_all(&on_the_wire(&frame(60, 3))).unwrap();
     assert_eq!(receive(&mut link).unwrap(), [frame(60, 3)]);
@@ -151,7 +157,7 @@ fn next_client_begins_with_a_whole_frame() {
     receive(&mut link).unwrap();
     // The kernel splits what is longer than half of the socket's buffer.
     while commit(&mut link, &frame(9000, 1), 16) > 0 {}
-    assert!(link.is_full() && link.sent > 0);
+    assert!(link.is_full() && link.transport.sent > 0);
     drop(first);
     receive(&mut link).unwrap();
     assert!(!link.is_connected() && !link.is_full());
@@ -185,13 +191,14 @@ fn client_that_does_not_read_fills_the_ring_and_gets_every_frame_later() {
         client.read_exact(&mut got).unwrap();
         assert!(got == on_the_wire(&frame(9000, number)), "frame {number} of {committed}");
         if link.is_full()
-            && wait_readable(link.clients.epoll(), Some(core::time::Duration::ZERO)).unwrap()
+            && wait_readable(link.transport.clients.epoll(), Some(core::time::Duration::ZERO))
+                .unwrap()
         {
             GuestLink::flush(&mut link);
         }
     }
-    assert!(!link.is_full() && link.frames.waiting() == 0);
-    assert_eq!(link.counters.tx_frames.get(), u64::from(committed));
+    assert!(!link.is_full() && link.queue.frames.waiting() == 0);
+    assert_eq!(link.queue.counters.tx_frames.get(), u64::from(committed));
 }
 
 #[test]

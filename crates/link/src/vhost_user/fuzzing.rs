@@ -181,7 +181,7 @@ pub fn vhost_user(data: &[u8]) {
     for step in steps.as_chunks::<8>().0.iter().take(STEPS_MAX) {
         machine.act(*step);
         if let Err(fault) = round(&mut link, &mut batch, step[0]) {
-            let broken = link.counters.drops(DropReason::BadRequest);
+            let broken = link.queue.counters.drops(DropReason::BadRequest);
             match fault {
                 Fault::Misbehaved(_) => assert_eq!(broken, 1, "a broken rule is counted"),
                 // The link answers a client that does not read, or finds its end.
@@ -196,7 +196,7 @@ pub fn vhost_user(data: &[u8]) {
 
 /// Runs a round of the link: frames of the guest, and one for it.
 fn round(link: &mut VhostUserLink, batch: &mut Batch, what: u8) -> Result<(), Fault> {
-    link.has_messages = true;
+    link.transport.has_messages = true;
     link.receive(batch, 8)?;
     for frame in batch.iter() {
         assert!((14..=SUPER_PACKET_MAX).contains(&frame.len()), "a frame of {}", frame.len());

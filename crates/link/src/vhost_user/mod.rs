@@ -10,7 +10,7 @@
 //!
 //! * **From the guest.** Headers are copied, and payload goes to a socket from the guest's memory. Its chains are
 //!   returned after the batch.
-//! * **To the guest.** Frames are assembled in a [`FrameRing`], and copied into the guest's buffers.
+//! * **To the guest.** Frames are assembled in a [`FrameRing`](crate::frame_ring::FrameRing), and copied into the guest's buffers.
 //! * Kicks and messages arrive by one epoll. Kicks are suppressed until the thread is about to sleep.
 //!
 //! One client is connected at a time, as on a [`stream`](super::stream). A client that connects again sets everything up
@@ -42,23 +42,19 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_frame::{
-    Batch, ChecksumOffload, DropReason, Fault, GsoOffload, Port, PortCapabilities, PortCounters,
-    Received, Transmitted,
+    Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received,
 };
-use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::descriptors::receive_of_stream;
-use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::vhost_user::{self, FILES_MAX, HEADER_LEN, Header, PAYLOAD_MAX, Request};
 use ringfence_wire::virtio::feature;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::capture::Capture;
 use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
-use super::frame_ring::{FrameRing, FrameShape};
-use super::waiting::{self, RingLink, copy_in};
+use super::frame_ring::FrameShape;
+use super::ring_link::{FrameQueue, RingLink, RingTransport};
 use device::{Answer, Device, FROM_GUEST, TO_GUEST};
 pub use fault::ClientFault;
 use transfer::{Receiver, Sender, Taken, Written, header_len};
@@ -68,14 +64,16 @@ const MESSAGES_PER_ROUND: usize = 32;
 /// Number of rounds after which a busy link looks for messages.
 const ROUNDS_PER_LOOK: u32 = 64;
 
-/// Vrings of a virtual machine. See the [module](self) for the protocol.
+/// Link on the vrings of a virtual machine. See the [module](self) for the protocol.
+pub type VhostUserLink = RingLink<VhostUserTransport>;
+
+/// Vrings of a virtual machine.
 #[derive(Debug)]
-pub struct VhostUserLink {
+pub struct VhostUserTransport {
     clients: ClientSlot,
     device: Device,
     receiver: Receiver,
     sender: Sender,
-    frames: FrameRing,
     /// Chains with buffers that were there and too few. The sender waits for more.
     too_few: Option<u16>,
     /// A message or a client may be there.
@@ -83,12 +81,6 @@ pub struct VhostUserLink {
     rounds: u32,
     mtu: u16,
     capabilities: PortCapabilities,
-    counters: Arc<PortCounters>,
-    system: Arc<Counters>,
-    /// Failure to be returned by the next call that can return one.
-    fault: Option<Fault>,
-    /// File that gets a copy of each frame.
-    capture: Option<Capture>,
 }
 
 impl VhostUserLink {
@@ -104,67 +96,64 @@ impl VhostUserLink {
         shape: FrameShape,
         system: Arc<Counters>,
     ) -> io::Result<VhostUserLink> {
-        Ok(VhostUserLink {
+        let transport = VhostUserTransport {
             clients: ClientSlot::new(clients)?,
             device: Device::new()?,
             receiver: Receiver::default(),
             sender: Sender::default(),
-            frames: FrameRing::new(shape)?,
             too_few: None,
             has_messages: true,
             rounds: 0,
             mtu,
             capabilities: PortCapabilities::plain(mtu),
-            counters: Arc::default(),
-            system,
-            fault: None,
-            capture: None,
-        })
-    }
-
-    /// From now on, the frames of the link are captured.
-    pub fn capture(&mut self, capture: Capture) {
-        self.capture = Some(capture);
+        };
+        RingLink::from_transport(transport, shape, Arc::default(), system)
     }
 
     /// Returns `true` while a client is connected.
     pub fn is_connected(&self) -> bool {
+        self.transport.is_connected()
+    }
+}
+
+impl VhostUserTransport {
+    fn is_connected(&self) -> bool {
         self.clients.client().is_some()
     }
 
     /// Forgets what the client set up.
-    fn reset(&mut self) {
+    fn reset(&mut self, queue: &mut FrameQueue) {
         self.device.reset(self.clients.epoll());
         self.capabilities = capabilities(0, self.mtu);
         self.receiver.forget();
-        self.drop_waiting();
+        self.drop_waiting(queue);
     }
 
-    fn disconnect(&mut self) -> Result<(), Fault> {
-        self.reset();
+    fn disconnect(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        self.reset(queue);
         self.clients.disconnect()
     }
 
     /// Ends the connection of a client that breaks the rules.
-    fn refuse(&mut self, fault: ClientFault) -> Result<(), Fault> {
-        self.counters.dropped(DropReason::BadRequest);
-        self.reset();
+    fn refuse(&mut self, queue: &mut FrameQueue, fault: ClientFault) -> Result<(), Fault> {
+        queue.counters.dropped(DropReason::BadRequest);
+        self.reset(queue);
         self.clients.refuse(fault)
     }
 
     /// Handles clients and messages that are there. Returns their number.
-    fn attend(&mut self) -> Result<usize, Fault> {
+    fn attend(&mut self, queue: &mut FrameQueue) -> Result<usize, Fault> {
         let mut work = 0;
         self.has_messages = false;
-        if self.clients.accept(&self.system)? {
+        if self.clients.accept(&queue.system)? {
             work += 1;
         }
         while work < MESSAGES_PER_ROUND && self.is_connected() {
-            match self.handle_message() {
+            match self.handle_message(queue) {
                 Ok(Some(true)) => work += 1,
                 Ok(Some(false)) => return Ok(work),
-                Ok(None) => self.disconnect()?,
-                Err(fault) => self.refuse(fault)?,
+                Ok(None) => self.disconnect(queue)?,
+                Err(fault) => self.refuse(queue, fault)?,
             }
         }
         self.has_messages = work >= MESSAGES_PER_ROUND;
@@ -173,10 +162,10 @@ impl VhostUserLink {
 
     /// Handles the next message of the client. Returns `None` if the client has gone, and `false` if no message is
     /// there.
-    fn handle_message(&mut self) -> Result<Option<bool>, ClientFault> {
+    fn handle_message(&mut self, queue: &FrameQueue) -> Result<Option<bool>, ClientFault> {
         use ringfence_sys::descriptors::MessageError::System;
         let Some(client) = self.clients.client() else { return Ok(None) };
-        self.system.syscalls.add(2);
+        queue.system.syscalls.add(2);
         let mut bytes = [0; HEADER_LEN];
         let received = match receive_of_stream(client, &mut bytes, FILES_MAX) {
             Ok(received) if received.bytes == 0 => return Ok(None),
@@ -210,10 +199,15 @@ impl VhostUserLink {
         if sets_features {
             self.capabilities = capabilities(self.device.features(), self.mtu);
         }
-        self.answer(&header, answer)
+        self.answer(queue, &header, answer)
     }
 
-    fn answer(&self, header: &Header, answer: Answer) -> Result<Option<bool>, ClientFault> {
+    fn answer(
+        &self,
+        queue: &FrameQueue,
+        header: &Header,
+        answer: Answer,
+    ) -> Result<Option<bool>, ClientFault> {
         let Some(client) = self.clients.client() else { return Ok(None) };
         let bytes = match answer {
             Answer::Word(word) => vhost_user::reply_word(header.request, word),
@@ -223,7 +217,7 @@ impl VhostUserLink {
             }
             Answer::Done => return Ok(Some(true)),
         };
-        self.system.syscalls.add(1);
+        queue.system.syscalls.add(1);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         match rustix::net::send(client, &bytes, flags) {
             Ok(sent) if sent == bytes.len() => Ok(Some(true)),
@@ -236,28 +230,26 @@ impl VhostUserLink {
     /// Takes frames of the guest.
     fn take_frames(
         &mut self,
+        queue: &mut FrameQueue,
         batch: &mut Batch,
         budget: usize,
         received: &mut Received,
     ) -> Result<(), ClientFault> {
         let header_len = header_len(&self.device);
         let Device { memory, vrings, .. } = &mut self.device;
-        let Some(queue) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
+        let Some(vring) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
         while received.work < budget
             && batch.frames_left() > 0
             && batch.has_place_for(ringfence_frame::batch::HEADER_MAX)
             && batch.has_room_for(SUPER_PACKET_MAX)
         {
-            match self.receiver.take(queue, (memory, header_len), batch, SUPER_PACKET_MAX)? {
+            match self.receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
                 Taken::Nothing => break,
                 Taken::Frame(len) => {
                     received.frames += 1;
-                    self.counters.received(1, len as u64);
-                    if let Some(capture) = &mut self.capture {
-                        capture.record_received(batch, batch.len().saturating_sub(1));
-                    }
+                    queue.received(batch, len);
                 }
-                Taken::Dropped(reason) => self.counters.dropped(reason),
+                Taken::Dropped(reason) => queue.counters.dropped(reason),
             }
             received.work += 1;
         }
@@ -265,36 +257,25 @@ impl VhostUserLink {
     }
 
     /// Drops the frames that wait.
-    fn drop_waiting(&mut self) {
-        for _ in 0..self.frames.withdraw() {
-            self.counters.dropped(DropReason::LinkDown);
-        }
+    fn drop_waiting(&mut self, queue: &mut FrameQueue) {
+        queue.drop_waiting();
         self.too_few = None;
     }
 
-    fn write_waiting(&mut self) -> Result<(), ClientFault> {
+    fn write_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), ClientFault> {
         let (features, header_len) = (self.device.features(), header_len(&self.device));
         let Device { memory, vrings, .. } = &mut self.device;
-        let Some(queue) = &mut vrings[TO_GUEST].queue else { return Ok(()) };
-        while let Some(frame) = self.frames.next_waiting() {
-            let bytes = self.frames.bytes(&frame);
-            match self.sender.write(queue, (features, memory), header_len, bytes)? {
+        let Some(vring) = &mut vrings[TO_GUEST].queue else { return Ok(()) };
+        while let Some(frame) = queue.frames.next_waiting() {
+            let bytes = queue.frames.bytes(&frame);
+            match self.sender.write(vring, (features, memory), header_len, bytes)? {
                 Written::TooFew(chains) => {
                     self.too_few = Some(chains);
                     break;
                 }
-                Written::TooLong => self.counters.dropped(DropReason::TooLong),
-                Written::Whole => {
-                    if let Some(capture) = &mut self.capture {
-                        let bytes = bytes.get(MODERN_LEN..).unwrap_or_default();
-                        capture.record(bytes.len(), |record| record.copy_from_slice(bytes));
-                    }
-                    self.counters.sent(1, frame.frame_len() as u64);
-                    self.counters.sent_with(frame.meta, 1);
-                }
+                Written::TooLong => queue.finish_dropped(DropReason::TooLong),
+                Written::Whole => queue.finish_sent(),
             }
-            let finished = self.frames.hand_over().map(|number| self.frames.finish(number));
-            debug_assert!(matches!(finished, Some(Ok(()))), "it was waiting");
         }
         Ok(())
     }
@@ -317,79 +298,63 @@ fn capabilities(features: u64, mtu: u16) -> PortCapabilities {
     PortCapabilities { checksum, gso, scatter_gather: gso.tcp_v4 || gso.tcp_v6, mtu }
 }
 
-impl RingLink for VhostUserLink {
-    fn ring(&mut self) -> &mut FrameRing {
-        &mut self.frames
-    }
-
-    fn send_waiting(&mut self) -> Result<(), Fault> {
-        self.too_few = None;
-        if self.frames.waiting() == 0 {
-            return Ok(());
-        }
-        if self.device.vrings[TO_GUEST].queue.is_none() {
-            self.drop_waiting();
-            return Ok(());
-        }
-        let sent = self.write_waiting();
-        if self.device.vrings[TO_GUEST].publish() {
-            self.system.syscalls.add(1);
-        }
-        sent.or_else(|fault| self.refuse(fault))
-    }
-
-    fn fail(&mut self, fault: Fault) {
-        self.frames.withdraw();
-        self.fault = Some(fault);
-    }
-}
-
-impl Port for VhostUserLink {
-    fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
-        self.fault.take().map_or(Ok(()), Err)?;
+impl RingTransport for VhostUserTransport {
+    fn receive(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+        budget: usize,
+    ) -> Result<Received, Fault> {
         let mut received = Received::default();
         self.rounds = self.rounds.wrapping_add(1);
         if self.has_messages || self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
-            received.work += self.attend()?;
+            received.work += self.attend(queue)?;
         }
-        if let Err(fault) = self.take_frames(batch, budget, &mut received) {
+        if let Err(fault) = self.take_frames(queue, batch, budget, &mut received) {
             batch.clear();
             received.frames = 0;
-            self.refuse(fault)?;
+            self.refuse(queue, fault)?;
         }
         Ok(received)
     }
 
-    fn complete(&mut self) -> Result<(), Fault> {
+    fn send_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        self.too_few = None;
+        if queue.frames.waiting() == 0 {
+            return Ok(());
+        }
+        if self.device.vrings[TO_GUEST].queue.is_none() {
+            self.drop_waiting(queue);
+            return Ok(());
+        }
+        let sent = self.write_waiting(queue);
+        if self.device.vrings[TO_GUEST].publish() {
+            queue.system.syscalls.add(1);
+        }
+        sent.or_else(|fault| self.refuse(queue, fault))
+    }
+
+    fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
         let vring = &mut self.device.vrings[FROM_GUEST];
-        let Some(queue) = &mut vring.queue else { return Ok(()) };
-        self.receiver.finish(queue);
+        let Some(chains) = &mut vring.queue else { return Ok(()) };
+        self.receiver.finish(chains);
         if vring.publish() {
-            self.system.syscalls.add(1);
+            queue.system.syscalls.add(1);
         }
         Ok(())
     }
 
-    fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
-        let counters = Arc::clone(&self.counters);
-        Ok(copy_in(self, &counters, batch, frames))
-    }
-
-    fn flush(&mut self) -> Result<(), Fault> {
-        self.send_waiting()
-    }
-
     fn arm(&mut self) -> Result<bool, Fault> {
-        if self.fault.is_some() || self.has_messages {
+        if self.has_messages {
             return Ok(true);
         }
         // A driver that breaks a rule is found by the next round.
         let mut is_ready = false;
-        if let Some(queue) = &mut self.device.vrings[FROM_GUEST].queue {
-            is_ready |= queue.arm(0).unwrap_or(true);
+        if let Some(chains) = &mut self.device.vrings[FROM_GUEST].queue {
+            is_ready |= chains.arm(0).unwrap_or(true);
         }
-        if let (Some(few), Some(queue)) = (self.too_few, &mut self.device.vrings[TO_GUEST].queue) {
-            is_ready |= queue.arm(few).unwrap_or(true);
+        if let (Some(few), Some(chains)) = (self.too_few, &mut self.device.vrings[TO_GUEST].queue) {
+            is_ready |= chains.arm(few).unwrap_or(true);
         }
         Ok(is_ready)
     }
@@ -398,13 +363,13 @@ impl Port for VhostUserLink {
         vec![self.clients.epoll()]
     }
 
-    fn clear_events(&mut self) -> Result<(), Fault> {
+    fn clear_events(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
         for vring in &mut self.device.vrings {
-            if let Some(queue) = &mut vring.queue {
-                queue.suppress();
+            if let Some(chains) = &mut vring.queue {
+                chains.suppress();
             }
         }
-        self.system.syscalls.add(1);
+        queue.system.syscalls.add(1);
         let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: CLIENT }; 8];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let found = match epoll::wait(self.clients.epoll(), &mut events[..], Some(&now)) {
@@ -421,28 +386,6 @@ impl Port for VhostUserLink {
 
     fn capabilities(&self) -> PortCapabilities {
         self.capabilities
-    }
-
-    fn counters(&self) -> &Arc<PortCounters> {
-        &self.counters
-    }
-}
-
-impl GuestLink for VhostUserLink {
-    fn capabilities(&self) -> PortCapabilities {
-        self.capabilities
-    }
-
-    fn reserve<'a>(&'a mut self, count: usize, len: usize, slots: &mut Slots<'a>) {
-        waiting::reserve(self, count, len, slots);
-    }
-
-    fn commit(&mut self, frames: &[Committed]) {
-        self.frames.commit_all(frames, &self.counters);
-    }
-
-    fn flush(&mut self) {
-        waiting::flush(self);
     }
 
     fn is_full(&self) -> bool {

@@ -4,10 +4,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use proptest::prelude::*;
+use ringfence_frame::Port;
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice, Mapping, Protection};
+use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
 use ringfence_sys::poll::wait_readable;
+use ringfence_uplink::link::{Committed, GuestLink, Slots};
 use ringfence_wire::vhost_user::{PROTOCOL_FEATURES, number, request};
 use ringfence_wire::virtio::{Descriptor, SplitLayout};
 use rustix::event::{EventfdFlags, eventfd};
@@ -188,7 +191,7 @@ fn frame(len: usize, value: u8) -> Vec<u8> {
 /// Runs a round. Returns the frames of the guest.
 fn try_receive(link: &mut VhostUserLink) -> Result<Vec<Vec<u8>>, Fault> {
     let mut batch = Batch::with_capacity(64, 400_000);
-    link.has_messages = true;
+    link.transport.has_messages = true;
     link.receive(&mut batch, 64)?;
     let bytes = |frame: ringfence_frame::FrameView<'_>| {
         let mut bytes = vec![0; frame.len()];
@@ -233,7 +236,10 @@ fn frames_pass_in_both_directions_with_each_set_of_features() {
             assert_eq!(arrived[MODERN_LEN..], sent);
             assert_eq!(arrived[..MODERN_LEN], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
         }
-        assert_eq!((link.counters.drops(DropReason::LinkDown), link.frames.waiting()), (0, 0));
+        assert_eq!(
+            (link.queue.counters.drops(DropReason::LinkDown), link.queue.frames.waiting()),
+            (0, 0)
+        );
     }
 }
 
@@ -300,7 +306,7 @@ fn frame_longer_than_all_buffers_is_dropped_and_later_ones_arrive() {
         commit(&mut link, &frame(len, 2), 1);
         commit(&mut link, &frame(60, 1), 1);
         assert_eq!(machine.take().unwrap().len(), MODERN_LEN + 60);
-        assert_eq!(link.counters.drops(DropReason::TooLong), 1);
+        assert_eq!(link.queue.counters.drops(DropReason::TooLong), 1);
     }
 }
 
@@ -314,7 +320,7 @@ fn runt_oversize_and_wrong_offloads_are_dropped_and_later_frames_arrive() {
     machine.transmit([1, 0, 0, 0, 0, 0, 255, 0, 255, 0, 0, 0], &good);
     assert_eq!(receive(&mut link), [[0; 0]; 0]);
     for reason in [DropReason::Runt, DropReason::Oversize, DropReason::BadOffload] {
-        assert_eq!(link.counters.drops(reason), 1, "{reason:?}");
+        assert_eq!(link.queue.counters.drops(reason), 1, "{reason:?}");
     }
     machine.transmit([0; MODERN_LEN], &good);
     assert_eq!(receive(&mut link), [good]);
@@ -331,7 +337,7 @@ fn stopped_vring_continues_where_it_was() {
     machine.socket.read_exact(&mut answer).unwrap();
     assert_eq!((answer[0], answer[12], answer[16]), (11, 0, 2));
     commit(&mut link, &frame(60, 2), 1);
-    assert_eq!(link.counters.drops(DropReason::LinkDown), 1);
+    assert_eq!(link.queue.counters.drops(DropReason::LinkDown), 1);
     machine.send_vring(0, 2);
     receive(&mut link);
     commit(&mut link, &frame(60, 3), 1);
