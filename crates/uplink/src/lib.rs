@@ -27,6 +27,7 @@
 //! # Main types
 //!
 //! * [`link::GuestLink`]: a link to the guest. Links by TAP, vhost-net and sockets are in `ringfence-link`.
+//! * [`port_link::PortLink`]: a link over any port, such as a TAP. `examples/tap.rs` uses it.
 //! * [`host::Host`]: sockets, of Linux or scripted for tests.
 //! * [`context::Context`]: the engine's parts that protocols use.
 //! * [`guest::GuestNetwork`]: the settings offered by ARP, NDP, DHCP and DHCPv6.
@@ -56,6 +57,7 @@ pub mod link;
 pub mod name_files;
 mod ndp;
 pub mod packet;
+pub mod port_link;
 pub mod port_rules;
 pub mod port_spec;
 mod reassembly;
@@ -77,6 +79,8 @@ pub use egress::Egress;
 pub use engine::Uplink;
 pub use host::Host;
 pub use link::GuestLink;
+// Crates whose types are in this crate's interface, for programs that depend on this crate alone.
+pub use {ringfence_frame as frame, ringfence_offload as offload, ringfence_sys as sys};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
