@@ -22,6 +22,7 @@
 //! ```
 
 pub mod batch;
+mod capabilities;
 pub mod commands;
 pub mod counters;
 pub mod port;

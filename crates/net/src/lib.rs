@@ -25,6 +25,7 @@ pub mod netback;
 pub mod netfront;
 mod offered;
 mod prefetch;
+mod queues;
 pub mod rate;
 pub mod rules;
 pub mod staging;

@@ -14,7 +14,7 @@ use ringfence_wire::netif::ctrl::{
 use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
 use crate::commands::{VifCommand, VifReply};
-use crate::netback::channel_fault;
+use crate::queues::channel_fault;
 use crate::rules::RuleCounters;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Fault;

@@ -18,7 +18,7 @@ use ringfence_wire::netif::ctrl::{
     CtrlMessage, CtrlResponse, CtrlStatus, GREF_LIST_MAX, GrefEntry, GrefList,
 };
 
-use crate::netback::channel_fault;
+use crate::queues::channel_fault;
 use crate::rules::RuleCounters;
 
 /// Message in flight for a queue.

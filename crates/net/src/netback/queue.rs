@@ -8,9 +8,10 @@ use ringfence_platform::{Channel, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
 use super::policy::GuestPolicy;
-use super::{QueueChannels, QueueParts, QueueRecords, channel_fault, rx, tx};
+use super::{QueueParts, QueueRecords, rx, tx};
 use crate::commands::{VifCommand, VifReply};
 use crate::features::VifFeatures;
+use crate::queues::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};

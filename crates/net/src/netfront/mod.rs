@@ -31,7 +31,7 @@ use ringfence_ring::RingPages;
 
 use crate::commands::{VifCommand, VifReply};
 use crate::features::VifFeatures;
-use crate::netback::QueueChannels;
+use crate::queues::{QueueChannels, deal};
 use crate::rules::RuleCounters;
 use crate::staging::TxStaging;
 use heads::HEAD_PAGES;
@@ -145,15 +145,6 @@ pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
     lent.zero(0, lent.len()).map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))?;
     RingPages::new(lent.clone(), lent.len())
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))
-}
-
-/// Distributes queues round-robin to `parts` lists.
-pub(crate) fn deal<Q>(queues: Vec<Q>, parts: usize) -> Vec<Vec<Q>> {
-    let mut shares: Vec<Vec<Q>> = (0..parts).map(|_| Vec::new()).collect();
-    for (number, queue) in queues.into_iter().enumerate() {
-        shares[number % parts].push(queue);
-    }
-    shares
 }
 
 /// Frontend port of a vif, or of a part of its queues.

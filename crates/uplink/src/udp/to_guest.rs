@@ -131,7 +131,7 @@ impl Udp {
         let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        let Some(egress) = super::names::policy_of(key.remote, context) else {
+        let Some(egress) = super::admission::policy_of(key.remote, context) else {
             return self.emit(&udp_ends, buffer, buffer.datagrams(), link, context);
         };
         let takes = link.capabilities();
