@@ -25,6 +25,8 @@ pub mod socket;
 pub mod tap;
 pub mod terminal;
 
+pub use ringfence_wire::numbers;
+
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -9,6 +9,8 @@
 //! * Numbers that the interface does not define are kept as `Unknown(n)`.
 //! * Error enums have one variant for each broken rule and carry the numbers offered and allowed.
 //!
+//! [`numbers`] converts between integer types for every crate.
+//!
 //! The crate relies on its caller for shared memory: every input was fetched once into private memory
 //! before it is parsed (XSA-155).
 //!
@@ -42,6 +44,7 @@ pub mod fuzzing;
 pub mod grant;
 mod macros;
 pub mod netif;
+pub mod numbers;
 pub mod ring;
 pub mod stream_buffer;
 pub mod vhost;
