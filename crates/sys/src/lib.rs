@@ -25,7 +25,7 @@ pub mod socket;
 pub mod tap;
 pub mod terminal;
 
-pub use ringfence_wire::numbers;
+pub use ringfence_base::numbers;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
