@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ringfence_offload::Layers;
 use ringfence_offload::flow_hash::{FlowFieldSet, FlowFields, ToeplitzKey};
+use ringfence_sys::numbers::bounded;
 
 use crate::batch::Batch;
 
@@ -50,7 +51,7 @@ impl Steering {
     pub fn queue(&self, hash: u32) -> u16 {
         let of = |n: usize| hash as usize % n;
         match self.table.len() {
-            0 => u16::try_from(of(usize::from(self.queues))).unwrap_or(0),
+            0 => bounded(of(usize::from(self.queues)), u16::MAX),
             entries => self.table[of(entries)].min(self.queues - 1),
         }
     }

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ringfence_frame::Batch;
+use ringfence_sys::numbers::bounded;
 
 /// Maximum size of the file in bytes. The guest decides how fast it grows.
 pub const SIZE_MAX: u64 = 1 << 30;
@@ -74,7 +75,7 @@ impl Capture {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut record = vec![0; RECORD_HEADER_LEN + len];
         fill(&mut record[RECORD_HEADER_LEN..]);
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        let len = bounded(len, u32::MAX);
         // Seconds are unsigned, and last until 2106.
         let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX);
         for (at, field) in [(0, seconds), (4, now.subsec_micros()), (8, len), (12, len)] {

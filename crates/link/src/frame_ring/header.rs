@@ -2,11 +2,12 @@
 
 use ringfence_offload::vnet::{EmitError, MODERN_LEN, VnetHeader};
 use ringfence_offload::{Layers, OffloadMeta};
+use ringfence_sys::numbers::bounded;
 
 /// Returns the length of all headers of a frame of `frame_len` bytes that begins with `header`; 0 if it cannot
 /// be parsed.
 pub(crate) fn headers_len(header: &[u8], frame_len: usize) -> u16 {
-    let frame_len = u32::try_from(frame_len).unwrap_or(u32::MAX);
+    let frame_len = bounded(frame_len, u32::MAX);
     Layers::parse(header, frame_len).map_or(0, |layers| layers.header_len())
 }
 

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ringfence_ring::split::QueueFeatures;
 use ringfence_ring::split::backend::{BackendQueue, QueueTables};
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
+use ringfence_sys::numbers::usize_from;
 use ringfence_wire::vhost_user::{
     PROTOCOL_FEATURES, Request, VringAddress, VringFile, VringState, protocol_feature,
 };
@@ -182,7 +183,7 @@ impl Device {
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring, ClientFault> {
-        let place = usize::try_from(index).unwrap_or(usize::MAX);
+        let place = usize_from(index);
         self.vrings.get_mut(place).ok_or(ClientFault::Vring { index })
     }
 

@@ -5,6 +5,7 @@ use ringfence_frame::tap::accept;
 use ringfence_frame::{Batch, DropReason};
 use ringfence_offload::vnet::{LEGACY_LEN, MODERN_LEN, VnetHeader};
 use ringfence_ring::split::backend::BackendQueue;
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_wire::virtio::{Descriptor, feature, flag};
 
 use super::device::Device;
@@ -63,7 +64,7 @@ impl Receiver {
         self.held.push(head);
         let readable = || self.chain.iter().filter(|link| link.flags & flag::WRITE == 0);
         let bytes: u64 = readable().map(|link| u64::from(link.len)).sum();
-        let len = usize::try_from(bytes).unwrap_or(usize::MAX).saturating_sub(header_len);
+        let len = usize_from(bytes).saturating_sub(header_len);
         if len < SHORTEST {
             return Ok(Taken::Dropped(DropReason::Runt));
         }
@@ -158,19 +159,19 @@ impl Sender {
         let gathered =
             self.gather(queue, memory, header_len + frame.len(), has(feature::MRG_RXBUF))?;
         if gathered != Written::Whole {
-            queue.untake(u16::try_from(self.heads.len()).unwrap_or(u16::MAX));
+            queue.untake(bounded(self.heads.len(), u16::MAX));
             return Ok(gathered);
         }
         // A driver without this feature takes no marks about checksums.
         let mut header = if has(feature::GUEST_CSUM) { *header } else { [0; MODERN_LEN] };
-        let buffers = u16::try_from(self.heads.len()).unwrap_or(u16::MAX);
+        let buffers = bounded(self.heads.len(), u16::MAX);
         header[LEGACY_LEN..].copy_from_slice(&buffers.to_le_bytes());
         self.fill(memory, [&header[..header_len], frame])?;
         let mut left = header_len + frame.len();
         for &(head, room) in &self.heads {
             let used = left.min(room);
             left -= used;
-            queue.finish(head, u32::try_from(used).unwrap_or(u32::MAX));
+            queue.finish(head, bounded(used, u32::MAX));
         }
         Ok(Written::Whole)
     }
@@ -192,7 +193,7 @@ impl Sender {
                 return Ok(Written::TooLong);
             }
             let Some(head) = take(queue, memory, &mut self.chain)? else {
-                return Ok(Written::TooFew(u16::try_from(taken).unwrap_or(u16::MAX)));
+                return Ok(Written::TooFew(bounded(taken, u16::MAX)));
             };
             let writable = self.chain.iter().filter(|link| link.flags & flag::WRITE != 0);
             let first = self.links.len();

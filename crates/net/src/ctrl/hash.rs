@@ -7,6 +7,7 @@ use ringfence_frame::steer::Steering;
 use ringfence_offload::flow_hash::FlowFieldSet;
 use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
 use ringfence_wire::netif::extra::HashType;
+use ringfence_wire::numbers::{bounded, usize_from};
 
 /// Maximum length of a key in bytes: sufficient for the longest input.
 pub const KEY_MAX: u16 = 40;
@@ -45,7 +46,7 @@ impl HashSetup {
         let mut bytes = vec![u8::from(self.toeplitz)];
         bytes.extend(self.types.mask().to_le_bytes());
         // At most KEY_MAX.
-        bytes.push(u8::try_from(self.key.len()).unwrap_or(0));
+        bytes.push(bounded(self.key.len(), u8::MAX));
         bytes.extend(&self.key);
         bytes.extend(self.table.iter().flat_map(|queue| queue.to_le_bytes()));
         bytes
@@ -148,7 +149,7 @@ impl HashSetup {
             return CtrlStatus::InvalidParameter;
         };
         // `validate_entries` has checked the range.
-        let start = usize::try_from(first).unwrap_or(usize::MAX);
+        let start = usize_from(first);
         if let Some(places) = self.table.get_mut(start..start.saturating_add(entries.len())) {
             places.copy_from_slice(&entries);
         }

@@ -55,6 +55,7 @@ use std::ops::Range;
 use crate::frame_bytes::FrameBytes;
 use crate::meta::OffloadMeta;
 use crate::packet::{Layers, tcp_flags};
+use ringfence_base::numbers::bounded;
 
 use candidate::{Candidate, Class, classify};
 use join::Join;
@@ -295,7 +296,7 @@ impl Coalescer {
 /// Converts the index of an entry or group. A round cannot reach 2^32 frames: each takes more than a byte
 /// of memory.
 fn index(at: usize) -> u32 {
-    u32::try_from(at).unwrap_or(u32::MAX)
+    bounded(at, u32::MAX)
 }
 
 /// TCP flags that are not compared, because they belong to single segments.

@@ -37,6 +37,7 @@ use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::{Transport, protocol};
 use ringfence_policy::Protocol;
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -427,7 +428,7 @@ fn report(key: &FlowKey, flow: &Flow, failure: &Failure, bytes: &[u8], context: 
     let mut header = [0; 8];
     header[..2].copy_from_slice(&key.guest.port().to_be_bytes());
     header[2..4].copy_from_slice(&key.remote.port().to_be_bytes());
-    let length = u16::try_from(bytes.len() + 8).unwrap_or(8);
+    let length = bounded(bytes.len() + 8, u16::MAX);
     header[4..6].copy_from_slice(&length.to_be_bytes());
     let body = [&header[..], bytes].concat();
     let ends = (key.guest.ip(), key.remote.ip());

@@ -8,6 +8,7 @@ use ringfence_offload::OffloadMeta;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_platform::vhost::QueueName;
 use ringfence_ring::split::{DriverQueue, QueueFault, Used};
+use ringfence_sys::numbers::bounded;
 
 use super::lending::Blocks;
 use crate::vhost_net::fault::LinkFault;
@@ -47,7 +48,7 @@ impl Receiver {
     /// Creates a receiver without posted buffers.
     pub(super) fn new(queue: DriverQueue, memory: LentSlice, lent: Option<Blocks>) -> Receiver {
         let buffers = usize::from(queue.size()).min(memory.len() / BUFFER);
-        let held = (0..u32::try_from(buffers).unwrap_or(0)).rev().collect();
+        let held = (0..bounded(buffers, u32::MAX)).rev().collect();
         Receiver { queue, memory, lent, held, pieces: Vec::new() }
     }
 

@@ -12,6 +12,7 @@ use ringfence_offload::Checksum;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::extra::{Extra, RawExtra};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
+use ringfence_wire::numbers::bounded;
 
 use super::{BackendRx, checksum_flags, packet_hash};
 use ringfence_frame::batch::{Batch, FrameView};
@@ -52,7 +53,7 @@ impl<G: Grantee> BackendRx<G> {
             let most = BATCH_MAX.min(rest.len());
             let (ring, first) = (&self.ring, self.ring.consumed_index());
             // At most twice BATCH_MAX.
-            let available = u32::try_from(most * slots_per_frame).unwrap_or(0).min(posted);
+            let available = bounded(most * slots_per_frame, u32::MAX).min(posted);
             self.prefetch.fetch(first, available, |from, into| ring.requests(from, into));
             let mut placed = ArrayVec::<Placed<'_>, BATCH_MAX>::new();
             let mut slots = 0;
