@@ -1,4 +1,4 @@
 //! Hypervisor and driver of a virtual machine that send and write what they like.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_uplink::link::vhost_user::fuzzing::vhost_user(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_link::vhost_user::fuzzing::vhost_user(data));

@@ -1,4 +1,4 @@
 //! Virtqueues whose other side writes what it likes.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_uplink::link::vhost_net::fuzzing::virtqueues(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_link::vhost_net::fuzzing::virtqueues(data));

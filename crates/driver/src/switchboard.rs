@@ -28,9 +28,9 @@ use std::collections::BTreeMap;
 use ringfence_access::Mode;
 use ringfence_access::window::SourceLevels;
 use ringfence_block::storage::file::{FileFacts, FileOptions};
-use ringfence_frame::commands::TxStaging;
 use ringfence_nbd::client::NbdFacts;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::staging::TxStaging;
 use ringfence_platform::local::PageSize;
 use serde::{Deserialize, Serialize};
 

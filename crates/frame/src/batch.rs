@@ -47,6 +47,7 @@ use ringfence_memory::{LIST_MAX, LentSlice};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::checksum::{Completion, PartialError};
 use ringfence_offload::meta::Checksum;
+use ringfence_sys::numbers::bounded;
 
 use derive::Derived;
 pub use derive::{DERIVED_MAX, DeriveError, JOINED_MAX};
@@ -145,7 +146,7 @@ pub(crate) struct Frame {
 
 /// Converts an offset or count of a batch. All are below 2^32: the scratch memory is at most 1 GiB.
 fn number(n: usize) -> u32 {
-    u32::try_from(n).unwrap_or(u32::MAX)
+    bounded(n, u32::MAX)
 }
 
 impl Frame {
@@ -549,7 +550,7 @@ impl FrameBuilder<'_> {
         let segments = self.segments_start..self.batch.segments.len();
         self.batch.frames.push(Frame::new(self.header.clone(), segments, self.len, meta));
         // A batch has fewer than 2^32 frames: each has at least one byte of scratch memory.
-        u32::try_from(index).unwrap_or(u32::MAX)
+        bounded(index, u32::MAX)
     }
 
     #[inline]

@@ -5,7 +5,6 @@
 //! * [`port`]: the contract between a worker and its ports.
 //! * [`counters`]: the counters of a port, with a reason for each dropped frame.
 //! * [`commands`]: commands from the control side of a device to its port.
-//! * [`rate`]: the rate limit of a vif, in the text form of toolstacks.
 //! * [`steer`]: the choice of a queue for a packet's flow.
 //! * [`tap`]: the port of a Linux TAP interface.
 //!
@@ -23,10 +22,10 @@
 //! ```
 
 pub mod batch;
+mod capabilities;
 pub mod commands;
 pub mod counters;
 pub mod port;
-pub mod rate;
 pub mod steer;
 pub mod tap;
 #[doc(hidden)]

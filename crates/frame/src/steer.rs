@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use ringfence_offload::Layers;
 use ringfence_offload::flow_hash::{FlowFieldSet, FlowFields, ToeplitzKey};
-use ringfence_wire::netif::ctrl::HashTypes;
-use ringfence_wire::netif::extra::{HashAlgorithm, HashType, PacketHash};
+use ringfence_sys::numbers::bounded;
 
 use crate::batch::Batch;
 
@@ -23,41 +22,36 @@ pub struct Steering {
     queues: u16,
 }
 
+/// Hash of a packet's flow, and the fields that it covers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowHash {
+    pub fields: FlowFields,
+    pub value: u32,
+}
+
 /// Flow hash with a random key that guests do not know.
 #[derive(Clone, Debug)]
 pub struct SecretSpread(Steering);
 
 impl Steering {
     /// Makes a configuration for `queues` queues, at least one. Every entry of `table` must be below `queues`.
-    pub fn new(key: &[u8], types: HashTypes, table: Vec<u16>, queues: u16) -> Steering {
-        let fields = FlowFieldSet {
-            ipv4: types.contains(HashType::Ipv4),
-            ipv4_tcp: types.contains(HashType::Ipv4Tcp),
-            ipv6: types.contains(HashType::Ipv6),
-            ipv6_tcp: types.contains(HashType::Ipv6Tcp),
-        };
+    pub fn new(key: &[u8], fields: FlowFieldSet, table: Vec<u16>, queues: u16) -> Steering {
         Steering { key: ToeplitzKey::new(key), fields, table, queues: queues.max(1) }
     }
 
-    /// Returns the hash of a packet with these first bytes and this length; `None` if the enabled hash types
-    /// do not cover the packet.
-    pub fn hash(&self, header: &[u8], frame_len: usize) -> Option<PacketHash> {
+    /// Returns the hash of a packet with these first bytes and this length; `None` if the hashed fields do
+    /// not cover the packet.
+    pub fn hash(&self, header: &[u8], frame_len: usize) -> Option<FlowHash> {
         let layers = Layers::parse(header, u32::try_from(frame_len).ok()?).ok()?;
         let (fields, value) = self.key.hash_packet(header, &layers, self.fields)?;
-        let kind = match fields {
-            FlowFields::Ipv4 => HashType::Ipv4,
-            FlowFields::Ipv4Tcp => HashType::Ipv4Tcp,
-            FlowFields::Ipv6 => HashType::Ipv6,
-            FlowFields::Ipv6Tcp => HashType::Ipv6Tcp,
-        };
-        Some(PacketHash { kind, algorithm: HashAlgorithm::Toeplitz, value })
+        Some(FlowHash { fields, value })
     }
 
     /// Returns the queue for a hash.
     pub fn queue(&self, hash: u32) -> u16 {
         let of = |n: usize| hash as usize % n;
         match self.table.len() {
-            0 => u16::try_from(of(usize::from(self.queues))).unwrap_or(0),
+            0 => bounded(of(usize::from(self.queues)), u16::MAX),
             entries => self.table[of(entries)].min(self.queues - 1),
         }
     }
@@ -79,7 +73,7 @@ impl SecretSpread {
         // A guest that knew the key could direct the flows of others to one queue.
         let word = || RandomState::new().build_hasher().finish().to_ne_bytes();
         let key: Vec<u8> = (0..5).flat_map(|_| word()).collect();
-        SecretSpread(Steering::new(&key, HashTypes::ALL, Vec::new(), 1))
+        SecretSpread(Steering::new(&key, FlowFieldSet::ALL, Vec::new(), 1))
     }
 
     /// Returns the queue, out of `queues`, for a packet with these first bytes and this length. A packet
@@ -152,10 +146,10 @@ mod tests {
 
     #[test]
     fn queue_is_from_table_or_hash_modulo_queues() {
-        let types = HashTypes::ALL;
-        let plain = Steering::new(&[], types, vec![], 3);
+        let fields = FlowFieldSet::ALL;
+        let plain = Steering::new(&[], fields, vec![], 3);
         assert_eq!([0, 1, 2, 3, u32::MAX].map(|h| plain.queue(h)), [0, 1, 2, 0, 0]);
-        let table = Steering::new(&[], types, vec![2, 0], 3);
+        let table = Steering::new(&[], fields, vec![2, 0], 3);
         assert_eq!([0, 1, 2, 3].map(|h| table.queue(h)), [2, 0, 2, 0]);
     }
 
@@ -188,10 +182,10 @@ mod tests {
 
     #[test]
     fn hash_of_non_packet_is_none() {
-        let steering = Steering::new(&[1; 40], HashTypes::ALL, vec![], 1);
+        let steering = Steering::new(&[1; 40], FlowFieldSet::ALL, vec![], 1);
         assert_eq!(steering.hash(&[0; 60], 60), None);
         assert_eq!(steering.hash(&[], 0), None);
-        let none = Steering::new(&[1; 40], HashTypes::default(), vec![], 1);
+        let none = Steering::new(&[1; 40], FlowFieldSet::default(), vec![], 1);
         let mut frame = [0u8; 60];
         frame[12..14].copy_from_slice(&0x0800u16.to_be_bytes());
         frame[14] = 0x45;
@@ -199,6 +193,6 @@ mod tests {
         frame[23] = 17;
         frame[38..40].copy_from_slice(&8u16.to_be_bytes());
         assert_eq!(none.hash(&frame, 60), None);
-        assert!(steering.hash(&frame, 60).is_some_and(|hash| hash.kind == HashType::Ipv4));
+        assert!(steering.hash(&frame, 60).is_some_and(|hash| hash.fields == FlowFields::Ipv4));
     }
 }

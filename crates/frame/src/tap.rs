@@ -24,6 +24,7 @@ use ringfence_memory::WriteList;
 use ringfence_offload::vnet::{MODERN_LEN, VnetHeader};
 use ringfence_offload::{Layers, OffloadMeta};
 use ringfence_sys::counters::Counters;
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::tap::{TapOffloads, VNET_HEADER_LEN};
 use rustix::io::Errno;
 
@@ -167,7 +168,7 @@ pub fn accept(header: VnetHeader, headers: &mut [u8], frame_len: usize) -> Optio
 }
 
 fn header_len(frame: &FrameView<'_>) -> u16 {
-    let frame_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+    let frame_len = bounded(frame.len(), u32::MAX);
     Layers::parse(frame.header(), frame_len).map_or(0, |layers| layers.header_len())
 }
 

@@ -11,6 +11,7 @@ use ringfence_access::window::SourceLevels;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::tap::TapPort;
+use ringfence_net::commands::{VifCommand, VifReply};
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::{Platform, PlatformError};
@@ -114,7 +115,7 @@ impl<P: Platform> Link<P> {
 
     /// Limits the grant windows of each queue to `most` pages.
     pub fn resize_windows(&mut self, most: u32) {
-        for (queue, levels) in self.levels_after(|| PortCommand::Resize(most)) {
+        for (queue, levels) in self.levels_after(|| VifCommand::Resize(most)) {
             let (present, in_use) = (levels.present, levels.in_use);
             tracing::info!(queue, most, present, in_use, "pages of the queue's windows");
         }
@@ -122,7 +123,7 @@ impl<P: Platform> Link<P> {
 
     /// Returns the levels of the grant windows of all queues; `None` without windows.
     pub fn window_levels(&mut self) -> Option<SourceLevels> {
-        let each = self.levels_after(|| PortCommand::ReadLevels);
+        let each = self.levels_after(|| VifCommand::ReadLevels);
         each.into_iter().map(|(_, levels)| levels).reduce(|mut sum, levels| {
             sum.add(levels);
             sum
@@ -130,14 +131,16 @@ impl<P: Platform> Link<P> {
     }
 
     /// Has each queue execute the command, and returns the levels of those with windows.
-    fn levels_after(&mut self, command: impl Fn() -> PortCommand) -> Vec<(u16, SourceLevels)> {
+    fn levels_after(&mut self, command: impl Fn() -> VifCommand) -> Vec<(u16, SourceLevels)> {
         let device = *self.vif.device();
         let queues = (0u16..).take(self.vif.queues());
-        let levels =
-            queues.filter_map(|queue| match self.vif_port.execute(&device, queue, command()) {
-                Some(PortReply::Levels(levels)) => Some((queue, levels)),
+        let levels = queues.filter_map(|queue| {
+            let reply = self.vif_port.execute(&device, queue, command().into())?;
+            match VifReply::of(reply) {
+                Some(VifReply::Levels(levels)) => Some((queue, levels)),
                 _ => None,
-            });
+            }
+        });
         levels.collect()
     }
 

@@ -3,7 +3,7 @@
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
-use ringfence_frame::commands::TxStaging;
+use ringfence_net::staging::TxStaging;
 
 /// Parses the name of a mode. The help lists all modes with their meanings.
 pub fn mode_parser() -> impl TypedValueParser<Value = Mode> {

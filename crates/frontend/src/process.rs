@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ringfence_access::window::Revocation;
-use ringfence_frame::commands::UnknownStaging;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::UnknownOffload;
 use ringfence_net::netfront::WindowSizes;
+use ringfence_net::staging::UnknownStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform, PageSize};

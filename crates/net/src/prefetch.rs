@@ -1,5 +1,7 @@
 //! Slot prefetch buffer: copies of ring slots, fetched several at a time and each only once.
 
+use ringfence_wire::numbers::bounded;
+
 /// Number of entries of a netif ring, which has one page.
 const ENTRIES: usize = 256;
 
@@ -40,7 +42,7 @@ impl<const N: usize> PrefetchBuffer<N> {
             let now = into.len().min((ahead - held) as usize);
             read(held, &mut into[..now]);
             // At most the number of entries.
-            let now = u32::try_from(now).unwrap_or(ahead);
+            let now = bounded(now, u32::MAX);
             self.fetched = self.fetched.wrapping_add(now);
             held += now;
         }

@@ -271,7 +271,7 @@ impl Pair {
         pair.back = VifBackend::new(pair.device, options).with_queues(queues);
         let front = VifFrontend::new(&pair.front_platform, pair.device, 1500).unwrap();
         pair.front =
-            front.with_queues(queues).with_staging(ringfence_frame::commands::TxStaging::Full);
+            front.with_queues(queues).with_staging(ringfence_net::staging::TxStaging::Full);
         for _ in 0..10 {
             pair.look();
         }

@@ -12,6 +12,7 @@ use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Fault;
 use ringfence_frame::steer::Steering;
 use ringfence_memory::LentSlice;
+use ringfence_net::commands::{VifCommand, VifReply};
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_net::ctrl::record::CtrlRecord;
 use ringfence_net::rules::RuleCounters;
@@ -38,23 +39,21 @@ struct Ports {
 impl Ports {
     fn execute(&mut self, queue: u16, command: PortCommand) -> Option<PortReply> {
         let table = self.tables.get_mut(usize::from(queue))?;
-        Some(match command {
-            PortCommand::Stage(pages) => match table.add(pages) {
-                Ok(()) => PortReply::Staged,
-                Err((pages, why)) => PortReply::NotStaged(pages, why),
+        if let PortCommand::Hash(steering) = command {
+            self.steering = steering;
+            return Some(PortReply::Hashing);
+        }
+        Some(match VifCommand::of(command) {
+            Some(VifCommand::Stage(pages)) => match table.add(pages) {
+                Ok(()) => VifReply::Staged.into(),
+                Err((pages, why)) => VifReply::NotStaged(pages, why).into(),
             },
-            PortCommand::Unstage(grefs) => {
-                PortReply::Unstaged(grefs.into_iter().filter_map(|g| table.take(g)).collect())
+            Some(VifCommand::Unstage(grefs)) => {
+                let taken = grefs.into_iter().filter_map(|g| table.take(g));
+                VifReply::Unstaged(taken.collect()).into()
             }
-            PortCommand::Hash(steering) => {
-                self.steering = steering;
-                PortReply::Hashing
-            }
-            PortCommand::SetPolicy(_)
-            | PortCommand::SetMtu(_)
-            | PortCommand::SendStaged(_)
-            | PortCommand::Resize(_)
-            | PortCommand::ReadLevels => PortReply::Unsupported,
+            Some(VifCommand::SendStaged(_) | VifCommand::Resize(_) | VifCommand::ReadLevels)
+            | None => PortReply::Unsupported,
         })
     }
 }

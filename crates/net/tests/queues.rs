@@ -14,10 +14,11 @@ use ringfence_frame::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_frame::steer::Steering;
+use ringfence_net::commands::{VifReply, VifSettings};
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_offload::OffloadMeta;
+use ringfence_offload::flow_hash::FlowFieldSet;
 use ringfence_sys::clock::Clock;
-use ringfence_wire::netif::ctrl::HashTypes;
 use ringfence_wire::xenbus::XenbusState;
 use ringfence_xenstore::StoreAccess;
 
@@ -161,7 +162,7 @@ fn guest_hash_configuration_selects_queue() {
             assert_eq!(pair.stage().refused, 0);
         }
         let (front, back) = pair.ports();
-        let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2], 3));
+        let steering = Arc::new(Steering::new(&[7; 40], FlowFieldSet::ALL, vec![2], 3));
         for queue in 0..3 {
             let reply = back.execute(queue, PortCommand::Hash(Some(Arc::clone(&steering))));
             assert!(matches!(reply, PortReply::Hashing));
@@ -226,7 +227,7 @@ fn parts_of_vif_work_on_threads_of_their_own() {
         assert_eq!((front_other.len(), back_other.len()), (1, 1));
         assert_eq!((front.wait_fds().len(), back_other[0].wait_fds().len()), (4, 4));
         // Queues keep their numbers.
-        let steering = Arc::new(Steering::new(&[7; 40], HashTypes::ALL, vec![2, 3], 4));
+        let steering = Arc::new(Steering::new(&[7; 40], FlowFieldSet::ALL, vec![2, 3], 4));
         for queue in 0..4u16 {
             let part = if queue % 2 == 0 { &mut *back } else { &mut *back_other[0] };
             let command = PortCommand::Hash(Some(Arc::clone(&steering)));
@@ -287,9 +288,10 @@ fn parts_of_vif_share_rate_limit() {
     };
     let came: Vec<_> = (0..4).map(|_| round(back, &mut *back_other[0])).collect();
     assert_eq!(came, [5, 5, 5, 5], "1000 bytes an interval for both, of 200 each");
-    let none = ringfence_frame::commands::PortSettings::default();
+    let none = VifSettings::default();
     for part in [back, &mut *back_other[0]] {
-        assert!(matches!(part.execute(0, PortCommand::SetPolicy(none)), PortReply::PolicySet));
+        let reply = VifReply::of(part.execute(0, none.into()));
+        assert!(matches!(reply, Some(VifReply::PolicySet)));
     }
     let (_, back) = pair.ports();
     assert_eq!(round(back, &mut *back_other[0]), 12);

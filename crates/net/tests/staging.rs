@@ -81,8 +81,8 @@ fn removed_device_leaves_no_page_mapped() {
 
 #[test]
 fn header_staging_splits_packets_longer_than_header() {
-    use ringfence_frame::commands::TxStaging;
     use ringfence_net::netfront::HEADER_STAGED_PAGES;
+    use ringfence_net::staging::TxStaging;
     let mut pair = Pair::new(Mode::Staging);
     pair.with_staging(TxStaging::Heads);
     pair.connect();

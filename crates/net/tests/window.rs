@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_access::window::{SourceLevels, SourcePolicy};
-use ringfence_frame::commands::TxStaging;
-use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::{Fault, Port};
+use ringfence_net::commands::{VifCommand, VifReply};
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::{QUEUE_PAGES, WindowSizes};
+use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::WINDOW_ENTRIES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::{Access, Gref, Platform, WindowHandle};
@@ -29,8 +29,8 @@ fn with_sizes(pair: &mut Pair, sizes: WindowSizes) {
 }
 
 fn resize(port: &mut dyn Port, most: u32) -> SourceLevels {
-    match port.execute(0, PortCommand::Resize(most)) {
-        PortReply::Levels(levels) => levels,
+    match VifReply::of(port.execute(0, VifCommand::Resize(most).into())) {
+        Some(VifReply::Levels(levels)) => levels,
         _ => panic!("the port has no windows"),
     }
 }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use crate::checksum::Accumulator;
+use ringfence_base::numbers::{u64_from, usize_from};
 
 /// Source of a frame's bytes for checksums.
 pub trait FrameBytes {
@@ -62,14 +63,14 @@ impl FrameBytes for Pieces<'_> {
 }
 
 fn len(bytes: &[u8]) -> u64 {
-    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
+    u64_from(bytes.len())
 }
 
 /// Returns the bytes of `piece`, which begins at `position`, that lie in `range`.
 fn part<'a>(piece: &'a [u8], position: u64, range: &Range<u32>) -> &'a [u8] {
     let index = |at: u32| {
         let at = u64::from(at).saturating_sub(position);
-        usize::try_from(at).unwrap_or(usize::MAX).min(piece.len())
+        usize_from(at).min(piece.len())
     };
     piece.get(index(range.start)..index(range.end)).unwrap_or_default()
 }

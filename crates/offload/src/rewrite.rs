@@ -4,6 +4,7 @@
 //! The caller has bounded all lengths.
 
 use crate::checksum::internet_checksum;
+use ringfence_base::numbers::bounded;
 
 /// Length of the fixed IPv6 header in bytes.
 pub(crate) const IPV6_LEN: usize = 40;
@@ -32,7 +33,7 @@ pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
 
 /// Converts a length of at most 65535 to its 16-bit field.
 pub(crate) fn field(len: usize) -> u16 {
-    u16::try_from(len).unwrap_or(u16::MAX)
+    bounded(len, u16::MAX)
 }
 
 /// Header offsets of a TCP or UDP packet.

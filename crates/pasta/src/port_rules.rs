@@ -23,6 +23,7 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::port_spec::{Listen, Mapping};
+use ringfence_sys::numbers::bounded;
 
 /// Version of the protocol. Version 1 had rules without a target.
 const VERSION: u32 = 2;
@@ -374,7 +375,7 @@ fn write_rules(rules: &[Rule], to: &mut Vec<u8>) {
 }
 
 fn write_count(count: usize, to: &mut Vec<u8>) {
-    to.extend_from_slice(&u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes());
+    to.extend_from_slice(&bounded(count, u32::MAX).to_be_bytes());
 }
 
 /// Appends a name with zero bytes up to `size` bytes. A longer name is cut.

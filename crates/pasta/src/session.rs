@@ -18,6 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use ringfence_link::capture::file_header;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::ids::is_host_root;
 use ringfence_sandbox::signals::{self, Signals};
@@ -25,7 +26,6 @@ use ringfence_sandbox::spawn::{Event, Spawn, THIS_PROGRAM};
 use ringfence_sandbox::{ChannelError, DomainKind, DomainProcess, Ending, limits};
 use ringfence_sys::namespaces;
 use ringfence_sys::poll::{wait_any, wait_hung_up};
-use ringfence_uplink::link::capture::file_header;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 

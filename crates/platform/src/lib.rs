@@ -17,6 +17,11 @@
 //! * The [store](ringfence_xenstore) carries the xenbus handshake. Every value in it is the peer's
 //!   untrusted text.
 //!
+//! # Devices of the kernel
+//!
+//! [`vhost`] is a peer that the kernel plays: its worker reaches lent memory by virtqueues. [`iotlb`] is the table of
+//! addresses through which that worker may have to go.
+//!
 //! # Example
 //!
 //! Two domains in one process, one page and one event:
@@ -56,9 +61,11 @@ pub mod copy;
 mod error;
 mod events;
 mod grants;
+pub mod iotlb;
 pub mod local;
 mod services;
 mod table;
+pub mod vhost;
 pub mod window;
 pub mod xen;
 

@@ -10,6 +10,7 @@ use hickory_proto::op::{Message, MessageType, OpCode};
 use hickory_proto::rr::{DNSClass, Name, RData, RecordType};
 
 use crate::name::HostName;
+use ringfence_base::numbers::bounded;
 
 /// Maximum length of a query in bytes.
 pub const QUERY_MAX: usize = 1232;
@@ -204,7 +205,7 @@ fn write_opt(bytes: &mut Vec<u8>, payload: u16, flags: u16, options: &[u8]) {
     bytes.extend_from_slice(&payload.to_be_bytes());
     bytes.extend_from_slice(&[0, 0]);
     bytes.extend_from_slice(&flags.to_be_bytes());
-    bytes.extend_from_slice(&u16::try_from(options.len()).unwrap_or(0).to_be_bytes());
+    bytes.extend_from_slice(&bounded(options.len(), u16::MAX).to_be_bytes());
     bytes.extend_from_slice(options);
 }
 

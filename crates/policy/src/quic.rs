@@ -20,6 +20,7 @@ use rustls::quic::{DirectionalKeys, Version};
 use rustls::{Side, SupportedCipherSuite};
 
 use crate::tls::{self, Fields, HELLO_MAX, Hello, Read};
+use ringfence_base::numbers::usize_from;
 
 /// Maximum number of connections of one association that are known at a time.
 pub const CONNECTIONS_MAX: usize = 16;
@@ -246,7 +247,7 @@ impl Stream {
         let read = tls::read_message(message);
         if let (Read::Complete(_), Some(&[_, l0, l1, l2])) = (&read, message.first_chunk()) {
             let len = u32::from_be_bytes([0, l0, l1, l2]);
-            self.reported += 4 + usize::try_from(len).unwrap_or(0);
+            self.reported += 4 + usize_from(len);
         }
         read
     }

@@ -6,6 +6,7 @@
 pub mod second;
 
 use crate::name::HostName;
+use ringfence_base::numbers::usize_from;
 
 /// Maximum length of a ClientHello in bytes, with its four-byte header.
 pub const HELLO_MAX: usize = 16 << 10;
@@ -72,7 +73,7 @@ pub fn read_message(message: &[u8]) -> Read<Hello> {
         return Read::Malformed;
     }
     let Some(&[_, l0, l1, l2]) = message.first_chunk() else { return Read::Incomplete };
-    let len = usize::try_from(u32::from_be_bytes([0, l0, l1, l2])).unwrap_or(usize::MAX);
+    let len = usize_from(u32::from_be_bytes([0, l0, l1, l2]));
     if len > HELLO_MAX - 4 {
         return Read::Malformed;
     }
@@ -86,7 +87,7 @@ pub fn read_message(message: &[u8]) -> Read<Hello> {
 fn message_len(message: &[u8]) -> usize {
     let len =
         message.first_chunk().map_or(0, |&[_, l0, l1, l2]| u32::from_be_bytes([0, l0, l1, l2]));
-    4 + usize::try_from(len).unwrap_or(usize::MAX - 4)
+    4 + usize_from(len)
 }
 
 /// Cursor over fields of a message.

@@ -46,6 +46,7 @@ use ringfence_offload::frame_bytes::FrameBytes;
 use ringfence_offload::packet::Network;
 use ringfence_offload::segment::{HEADER_MAX, Segment, SegmentError, Segmenter};
 use ringfence_offload::{ChecksumPlace, Gso, GsoKind, Layers, OffloadMeta};
+use ringfence_sys::numbers::usize_from;
 
 use join::Joiner;
 
@@ -172,7 +173,7 @@ impl EgressProcessor {
         transmit: &mut impl FnMut(&Batch, &[u32]) -> Option<Transmitted>,
     ) -> ControlFlow<()> {
         let counters = port.counters;
-        let segments = usize::try_from(segmentation.segmenter.segments()).unwrap_or(usize::MAX);
+        let segments = usize_from(segmentation.segmenter.segments());
         if segments > SEGMENTS_MAX - self.made {
             counters.dropped(DropReason::SegmentLimit);
             return ControlFlow::Continue(());
@@ -224,8 +225,7 @@ impl Segmentation {
             (Checksums::Complete, None) => None,
         };
         let Some(Segment { header_len, payload, meta }) = segment else { return Ok(None) };
-        let narrow = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
-        let payload = narrow(payload.start)..narrow(payload.end);
+        let payload = usize_from(payload.start)..usize_from(payload.end);
         // `derive` does not fail: the batch has room, and the segmenter stays inside the frame.
         Ok(batch.derive(self.index, &header[..header_len], payload, meta).ok())
     }
@@ -236,8 +236,7 @@ struct ViewBytes<'a>(FrameView<'a>);
 
 impl FrameBytes for ViewBytes<'_> {
     fn show(&mut self, range: Range<u32>, mut look: impl FnMut(&[u8])) {
-        let narrow = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
-        let (start, end) = (narrow(range.start), narrow(range.end));
+        let (start, end) = (usize_from(range.start), usize_from(range.end));
         let mut position = 0;
         for piece in self.0.pieces() {
             let here = position..position + piece.len();

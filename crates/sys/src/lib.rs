@@ -1,6 +1,6 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
-//! Each module wraps one interface of the kernel ([`tap`], [`vhost`] and its [`iotlb`], [`nbd`], [`blkdev`],
+//! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`],
 //! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`], [`terminal`]) or serves threads that poll
 //! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
@@ -14,7 +14,6 @@ pub mod counters;
 pub mod datagrams;
 pub mod descriptors;
 pub mod fork;
-pub mod iotlb;
 pub mod mailbox;
 pub mod namespaces;
 pub mod nbd;
@@ -25,9 +24,8 @@ pub mod signals;
 pub mod socket;
 pub mod tap;
 pub mod terminal;
-pub mod vhost;
 
-pub use ringfence_wire::numbers;
+pub use ringfence_base::numbers;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

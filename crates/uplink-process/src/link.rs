@@ -9,17 +9,17 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ringfence_link::capture::Capture;
+use ringfence_link::clients::Clients;
+use ringfence_link::datagram::DatagramLink;
+use ringfence_link::frame_ring::FrameShape;
+use ringfence_link::stream::StreamLink;
+use ringfence_link::tap::TapLink;
+use ringfence_link::vhost_net::{Protection, VhostLink};
+use ringfence_link::vhost_user::VhostUserLink;
 use ringfence_platform::Counters;
+use ringfence_platform::vhost::{self, VhostError};
 use ringfence_sys::tap::TapOffloads;
-use ringfence_sys::vhost::{self, VhostError};
-use ringfence_uplink::link::capture::Capture;
-use ringfence_uplink::link::clients::Clients;
-use ringfence_uplink::link::datagram::DatagramLink;
-use ringfence_uplink::link::stream::StreamLink;
-use ringfence_uplink::link::tap::TapLink;
-use ringfence_uplink::link::vhost_net::frames::FrameShape;
-use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
-use ringfence_uplink::link::vhost_user::VhostUserLink;
 use serde::{Deserialize, Serialize};
 
 /// Choice of the link between guest and uplink.

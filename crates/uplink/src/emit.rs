@@ -3,6 +3,7 @@
 use core::net::IpAddr;
 
 use ringfence_frame::{ChecksumOffload, PortCapabilities};
+use ringfence_sys::numbers::bounded;
 
 use ringfence_offload::checksum::{internet_checksum, pseudo};
 
@@ -74,7 +75,7 @@ impl Ends {
 
     /// Returns the sum of the pseudo-header for `payload` bytes of `protocol`; zero if the families differ.
     pub fn pseudo_header(&self, protocol: u8, payload: usize) -> u16 {
-        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        let payload = bounded(payload, u32::MAX);
         match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 pseudo::pseudo_header_v4(from.octets(), to.octets(), protocol, payload)

@@ -12,6 +12,7 @@ use ringfence_offload::meta::Checksum;
 use ringfence_offload::packet::{Network, Transport};
 use ringfence_offload::{Layers, OffloadMeta};
 use ringfence_policy::Policy;
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use crate::config::{Config, LeftOut, NameServers};
@@ -222,7 +223,7 @@ impl Uplink {
 
     fn frame<'a>(&mut self, frame: FrameView<'a>, run: &mut SegmentRun<'a>, now: Duration) {
         let counters = &self.counters;
-        let len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+        let len = bounded(frame.len(), u32::MAX);
         let Ok(layers) = Layers::parse(frame.header(), len) else {
             return counters.drop_malformed.add(1);
         };

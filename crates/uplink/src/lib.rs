@@ -26,39 +26,13 @@
 //!
 //! # Main types
 //!
-//! * [`link::GuestLink`]: a link to the guest, by TAP or vhost-net.
+//! * [`link::GuestLink`]: a link to the guest. Links by TAP, vhost-net and sockets are in `ringfence-link`.
+//! * [`port_link::PortLink`]: a link over any port, such as a TAP. `examples/tap.rs` uses it.
 //! * [`host::Host`]: sockets, of Linux or scripted for tests.
 //! * [`context::Context`]: the engine's parts that protocols use.
 //! * [`guest::GuestNetwork`]: the settings offered by ARP, NDP, DHCP and DHCPv6.
 //! * [`share::Share`]: the distribution of flows over several engines.
 //! * [`flow::FlowTable`]: a bounded table of flows with eviction.
-//!
-//! # Example
-//!
-//! ```no_run
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//!
-//! use ringfence_platform::Counters;
-//! use ringfence_sys::{clock::Clock, tap::Tap};
-//! use ringfence_uplink::host::real::RealHost;
-//! use ringfence_uplink::link::tap::TapLink;
-//! use ringfence_uplink::link::vhost_net::frames::FrameShape;
-//! use ringfence_uplink::runner::Runner;
-//! use ringfence_uplink::{Config, Uplink, UplinkCounters};
-//!
-//! let tap = Tap::create("up%d")?;
-//! let config = Config::default();
-//! let shape = FrameShape::default();
-//! let link = TapLink::new(tap.fd, tap.offloads, config.mtu, shape, Arc::new(Counters::default()))?;
-//! let counters = Arc::<UplinkCounters>::default();
-//! let host = RealHost::new(Arc::clone(&counters))?;
-//! let uplink = Uplink::new(config, Box::new(host), counters);
-//! let (stop, _keep) = std::os::unix::net::UnixStream::pair()?;
-//! let end = Runner::new(uplink, link, Clock::default(), Duration::ZERO).run(stop);
-//! println!("{end}");
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
 
 pub mod access;
 mod arp;
@@ -81,6 +55,7 @@ pub mod icmp;
 pub mod link;
 mod ndp;
 pub mod packet;
+pub mod port_link;
 mod reassembly;
 pub mod relay;
 pub mod replies;
@@ -100,6 +75,8 @@ pub use egress::Egress;
 pub use engine::Uplink;
 pub use host::Host;
 pub use link::GuestLink;
+// Crates whose types are in this crate's interface, for programs that depend on this crate alone.
+pub use {ringfence_frame as frame, ringfence_offload as offload, ringfence_sys as sys};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -7,6 +7,7 @@ use ringfence_offload::Layers;
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::verify::pseudo_header_sum;
 use ringfence_offload::packet::{Network, Transport};
+use ringfence_sys::numbers::usize_from;
 
 /// Hardware address of an Ethernet interface.
 pub type Mac = [u8; 6];
@@ -76,7 +77,7 @@ impl<'a> Packet<'a> {
 
     /// Returns the length of the payload in bytes, without link padding.
     pub fn payload_len(&self) -> usize {
-        usize::try_from(self.layers.payload_len()).unwrap_or(0)
+        usize_from(self.layers.payload_len())
     }
 }
 
@@ -90,7 +91,7 @@ pub fn has_valid_checksum(packet: &Packet<'_>) -> bool {
         // No known checksum in this protocol.
         return true;
     };
-    let mut end = usize::try_from(layers.network_end()).unwrap_or(usize::MAX);
+    let mut end = usize_from(layers.network_end());
     if let Transport::Udp(udp) = layers.transport() {
         let absent = header.get(start + 6..start + 8) == Some(&[0, 0]);
         if absent {

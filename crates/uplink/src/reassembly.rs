@@ -15,6 +15,7 @@ use core::time::Duration;
 use ringfence_frame::Batch;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::{Fragment, Network};
+use ringfence_sys::numbers::usize_from;
 
 use arrayvec::ArrayVec;
 
@@ -163,7 +164,7 @@ fn describe(packet: &Packet<'_>) -> Option<(DatagramKey, Fragment, usize)> {
 impl Datagram {
     /// Adds a fragment whose bytes begin at offset `start` of its frame.
     fn add(&mut self, packet: &Packet<'_>, fragment: Fragment, start: usize) -> Outcome {
-        let stop = usize::try_from(packet.layers.network_end()).unwrap_or(0);
+        let stop = usize_from(packet.layers.network_end());
         let from = usize::from(fragment.offset);
         let to = from + stop.saturating_sub(start);
         let ends_elsewhere = self.end.is_some_and(|end| end != to);

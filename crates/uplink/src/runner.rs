@@ -24,6 +24,7 @@ use std::time::Instant;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::{Fault, Port, Received};
 use ringfence_sys::clock::Clock;
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::pace::Spin;
 use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
@@ -166,7 +167,7 @@ impl<L: Port + GuestLink> Runner<L> {
         }
         if received.frames > 0 {
             self.indices.clear();
-            self.indices.extend(0..u32::try_from(self.batch.len()).unwrap_or(0));
+            self.indices.extend(0..bounded(self.batch.len(), u32::MAX));
             self.uplink.input(&self.batch, &self.indices, now);
         }
         self.batch.clear();

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::Transport;
 use ringfence_sys::counters::Counter;
+use ringfence_sys::numbers::{u64_from, usize_from};
 
 use crate::packet::Packet;
 
@@ -143,8 +144,8 @@ impl Share {
             hash = mix(hash, &end.port().to_be_bytes());
         }
         // The low bits of the product depend little on the first bytes.
-        let spread = (hash ^ (hash >> 32)) % u64::try_from(self.of.max(1)).unwrap_or(1);
-        usize::try_from(spread).unwrap_or(0)
+        let spread = (hash ^ (hash >> 32)) % u64_from(self.of.max(1));
+        usize_from(spread)
     }
 }
 

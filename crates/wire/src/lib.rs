@@ -44,7 +44,7 @@ pub mod fuzzing;
 pub mod grant;
 mod macros;
 pub mod netif;
-pub mod numbers;
+pub use ringfence_base::numbers;
 pub mod ring;
 pub mod stream_buffer;
 pub mod vhost;

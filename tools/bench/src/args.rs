@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use ringfence_access::Mode;
-use ringfence_frame::commands::TxStaging;
+use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::backend::QUEUES_MAX;
 
 use super::block::args::{BlockArgs, PersistentArgs};

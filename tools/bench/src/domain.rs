@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use ringfence_access::Mode;
-use ringfence_frame::commands::TxStaging;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_hostnet::causes::causes;
 use ringfence_net::netfront::{HEADER_STAGED_PAGES, QUEUE_PAGES, WindowSizes};
 use ringfence_net::rules::RuleCounters;
+use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;

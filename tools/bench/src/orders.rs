@@ -38,7 +38,7 @@ pub(super) struct Setup {
     pub(super) mode: String,
     /// Domain number of the frontend.
     pub(super) frontend: u16,
-    /// Name of the [`ringfence_frame::commands::TxStaging`] of the TX pages.
+    /// Name of the [`ringfence_net::staging::TxStaging`] of the TX pages.
     pub(super) staging: String,
     pub(super) verify: Verify,
     /// Packets of a batch.

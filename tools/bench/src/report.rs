@@ -1,7 +1,7 @@
 //! Report of the packet benchmark: rows as text and JSON.
 
 use ringfence_access::Mode;
-use ringfence_frame::commands::TxStaging;
+use ringfence_net::staging::TxStaging;
 use serde::Serialize;
 
 use super::params::{Direction, HUGE_PAGES, ORDINARY_PAGES, Verify};

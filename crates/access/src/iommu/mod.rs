@@ -35,8 +35,8 @@ use std::io;
 use ringfence_memory::{DeviceRegion, LentSlice};
 
 use ringfence_platform::Access;
+use ringfence_platform::iotlb::IotlbSpace;
 use ringfence_platform::window::EngineFacts;
-use ringfence_sys::iotlb::IotlbSpace;
 
 pub use region::{RegionShape, RegionTable};
 

@@ -3,6 +3,7 @@
 use core::ops::Range;
 
 use ringfence_offload::OffloadMeta;
+use ringfence_sys::numbers::bounded;
 
 use super::{Batch, Frame, HEADER_MAX, JOINED_SEGMENTS_MAX, Segment};
 
@@ -121,7 +122,7 @@ impl Batch {
         let segments = start.1..self.segments.len();
         self.frames.push(Frame::new(at..at + header.len(), segments, len, meta));
         // A batch has fewer than 2^32 frames: each has at least one byte of scratch memory.
-        Ok(u32::try_from(start.0).unwrap_or(u32::MAX))
+        Ok(bounded(start.0, u32::MAX))
     }
 
     /// Adds segments for the bytes `wanted` of a frame. The new frame's segments begin at index `first`.

@@ -4,7 +4,7 @@ use ringfence_memory::PAGE_SIZE;
 
 use ringfence_offload::Gso;
 
-use crate::port::{GsoOffload, PortCapabilities};
+use crate::capabilities::{GsoOffload, PortCapabilities};
 
 /// Estimate of the maximum header length of a segment in bytes, to compute the number of segments.
 const HEADERS: usize = 128;
@@ -112,7 +112,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::ChecksumOffload;
+    use crate::capabilities::ChecksumOffload;
     use ringfence_offload::GsoKind;
 
     fn whole(mtu: u16) -> PortCapabilities {

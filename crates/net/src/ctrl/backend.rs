@@ -10,10 +10,12 @@ use ringfence_ring::{BackRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{
     CtrlMessage, CtrlRequest, CtrlStatus, GREF_LIST_MAX, GrefEntry, GrefList, HASH_MAPPING_PAGE_MAX,
 };
+use ringfence_wire::numbers::bounded;
 
 use super::hash::{HashSetup, TABLE_MAX};
 use super::record::{CtrlRecord, CtrlState};
-use crate::netback::channel_fault;
+use crate::commands::{VifCommand, VifReply};
+use crate::queues::channel_fault;
 use crate::rules::RuleCounters;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Fault;
@@ -392,9 +394,12 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
     fn stage(&mut self, queue: u32, pages: Vec<StagedPage>, ports: &mut PortCommands<'_>) -> bool {
         let staged: Vec<_> = pages.iter().map(|page| (page.gref, page.access)).collect();
         // `validate` has checked the queue number.
-        let place = u16::try_from(queue).unwrap_or(u16::MAX);
+        let place = bounded(queue, u16::MAX);
         // After a refusal, the returned pages are dropped and so unmapped.
-        let done = matches!(ports(place, PortCommand::Stage(pages)), Some(PortReply::Staged));
+        let done = matches!(
+            ports(place, VifCommand::Stage(pages).into()).and_then(VifReply::of),
+            Some(VifReply::Staged)
+        );
         if done {
             self.ledger.record(queue, staged);
         }
@@ -444,7 +449,7 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         for (entry, staged) in entries.iter_mut().zip(&staged) {
             let status =
                 if staged.is_some() { CtrlStatus::Success } else { CtrlStatus::InvalidParameter };
-            entry.status = u16::try_from(status.to_raw()).unwrap_or(u16::MAX);
+            entry.status = bounded(status.to_raw(), u16::MAX);
         }
         if !self.write_back(list.page, &entries) {
             self.ledger.record(list.queue, leaving);
@@ -453,11 +458,11 @@ impl<G: Grantee, C: Channel> CtrlBackend<G, C> {
         if leaving.len() < grefs.len() {
             self.rules.count("staging_not_staged");
         }
-        let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
-        let queue = u16::try_from(list.queue).unwrap_or(u16::MAX);
+        let count = bounded(leaving.len(), u32::MAX);
+        let queue = bounded(list.queue, u16::MAX);
         // The pages in the reply are dropped, and so unmapped, before the response is written.
         let leaving = leaving.into_iter().map(|(gref, _)| gref).collect();
-        drop(ports(queue, PortCommand::Unstage(leaving)));
+        drop(ports(queue, VifCommand::Unstage(leaving).into()));
         (CtrlStatus::Success, count)
     }
 

@@ -17,8 +17,9 @@ use ringfence_ring::{FrontRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{
     CtrlMessage, CtrlResponse, CtrlStatus, GREF_LIST_MAX, GrefEntry, GrefList,
 };
+use ringfence_wire::numbers::{bounded, usize_from};
 
-use crate::netback::channel_fault;
+use crate::queues::channel_fault;
 use crate::rules::RuleCounters;
 
 /// Message in flight for a queue.
@@ -166,7 +167,7 @@ impl<C: Channel> CtrlFrontend<C> {
         let Some(queue) = self.queues.get_mut(self.at) else { return };
         match (in_flight, response.status) {
             (InFlight::Size, CtrlStatus::Success) => {
-                queue.room = Some(usize::try_from(response.data).unwrap_or(usize::MAX));
+                queue.room = Some(usize_from(response.data));
             }
             (InFlight::Add { pages }, CtrlStatus::Success) => {
                 queue.left.drain(..pages.min(queue.left.len()));
@@ -188,7 +189,7 @@ impl<C: Channel> CtrlFrontend<C> {
     /// Sends the next message, unless all is done.
     fn send_next(&mut self) -> Result<(), Fault> {
         while let Some(queue) = self.queues.get(self.at) {
-            let number = u32::try_from(self.at).unwrap_or(u32::MAX);
+            let number = bounded(self.at, u32::MAX);
             let count = match queue.room {
                 None => 0,
                 Some(room) => room.min(queue.left.len()).min(GREF_LIST_MAX as usize),
@@ -204,7 +205,7 @@ impl<C: Channel> CtrlFrontend<C> {
             } else {
                 self.write_list(count)?;
                 self.in_flight = Some(InFlight::Add { pages: count });
-                let entries = u16::try_from(count).unwrap_or(0);
+                let entries = bounded(count, u16::MAX);
                 CtrlMessage::AddGrefMapping(GrefList {
                     queue: number,
                     page: self.list.gref(),

@@ -3,9 +3,11 @@
 //! The module does no I/O: its input is a message with the content of its page, its output a status. The
 //! rules are those of netif.h ("Control messages"). Limits that netif leaves to the backend are constants.
 
-use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
-
 use ringfence_frame::steer::Steering;
+use ringfence_offload::flow_hash::FlowFieldSet;
+use ringfence_wire::netif::ctrl::{CtrlStatus, HashTypes};
+use ringfence_wire::netif::extra::HashType;
+use ringfence_wire::numbers::{bounded, usize_from};
 
 /// Maximum length of a key in bytes: sufficient for the longest input.
 pub const KEY_MAX: u16 = 40;
@@ -44,7 +46,7 @@ impl HashSetup {
         let mut bytes = vec![u8::from(self.toeplitz)];
         bytes.extend(self.types.mask().to_le_bytes());
         // At most KEY_MAX.
-        bytes.push(u8::try_from(self.key.len()).unwrap_or(0));
+        bytes.push(bounded(self.key.len(), u8::MAX));
         bytes.extend(&self.key);
         bytes.extend(self.table.iter().flat_map(|queue| queue.to_le_bytes()));
         bytes
@@ -69,7 +71,13 @@ impl HashSetup {
     /// Returns the configuration for the data path; `None` if packets are not hashed.
     pub fn steering(&self) -> Option<Steering> {
         let on = self.toeplitz && !self.types.is_empty();
-        on.then(|| Steering::new(&self.key, self.types, self.table.clone(), self.queues))
+        let fields = FlowFieldSet {
+            ipv4: self.types.contains(HashType::Ipv4),
+            ipv4_tcp: self.types.contains(HashType::Ipv4Tcp),
+            ipv6: self.types.contains(HashType::Ipv6),
+            ipv6_tcp: self.types.contains(HashType::Ipv6Tcp),
+        };
+        on.then(|| Steering::new(&self.key, fields, self.table.clone(), self.queues))
     }
 
     /// Sets the algorithm (`SET_HASH_ALGORITHM`): none or Toeplitz.
@@ -141,7 +149,7 @@ impl HashSetup {
             return CtrlStatus::InvalidParameter;
         };
         // `validate_entries` has checked the range.
-        let start = usize::try_from(first).unwrap_or(usize::MAX);
+        let start = usize_from(first);
         if let Some(places) = self.table.get_mut(start..start.saturating_add(entries.len())) {
             places.copy_from_slice(&entries);
         }

@@ -17,6 +17,7 @@
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_platform::{Access, Gref};
 use ringfence_ring::RingPages;
+use ringfence_wire::numbers::bounded;
 
 /// Size of a bank in bytes. The maximum number of staged pages and the longest table take less.
 const BANK: usize = 12 * PAGE_SIZE;
@@ -133,7 +134,7 @@ impl CtrlState {
     /// Encodes the state in little endian: staging flag, number of queues, then for each the number of pages, and
     /// their references with a read-only flag. The hash configuration follows.
     fn to_bytes(&self) -> Vec<u8> {
-        let count = |len: usize| u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes();
+        let count = |len: usize| bounded(len, u32::MAX).to_le_bytes();
         let mut bytes = vec![u8::from(self.staging)];
         bytes.extend(count(self.staged.len()));
         for queue in &self.staged {

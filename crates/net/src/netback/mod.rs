@@ -27,15 +27,17 @@ mod tx;
 pub use policy::{GuestPolicyConfig, STALL_DEFAULT};
 
 use core::time::Duration;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use ringfence_access::Mode;
-use ringfence_platform::{Channel, ChannelError, Grantee, WindowRound};
+use ringfence_platform::{Channel, Grantee, WindowRound};
 use ringfence_ring::RingPages;
 
+use crate::commands::{VifReply, VifSettings};
 use crate::features::VifFeatures;
-use crate::netfront::deal;
+pub use crate::queues::QueueChannels;
+use crate::queues::deal;
 use crate::rules::RuleCounters;
 use policy::GuestPolicy;
 use queue::{Queue, Shared};
@@ -44,46 +46,6 @@ use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
-
-/// Event channels of a queue: one for both rings, or one for each.
-pub struct QueueChannels<C> {
-    /// Event channel of the TX ring, or of both.
-    pub tx: C,
-    /// Event channel of the RX ring, if it has its own (`feature-split-event-channels`).
-    pub rx: Option<C>,
-}
-
-impl<C: Channel> QueueChannels<C> {
-    pub(crate) fn rx(&self) -> &C {
-        self.rx.as_ref().unwrap_or(&self.tx)
-    }
-
-    /// Returns the file descriptors to wait for.
-    pub(crate) fn wait_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        [self.tx.as_fd()].into_iter().chain(self.rx.iter().map(AsFd::as_fd))
-    }
-
-    /// Clears the pending events of both channels.
-    pub(crate) fn clear(&self) -> Result<(), ChannelError> {
-        self.tx.clear()?;
-        self.rx.as_ref().map_or(Ok(()), |rx| rx.clear().map(drop))
-    }
-}
-
-/// Converts a failure of an event channel to a fault. A peer that disconnects may close the channel before
-/// its state change is visible; a connected peer has no reason to.
-pub(crate) fn channel_fault(rules: &RuleCounters) -> impl FnOnce(ChannelError) -> Fault {
-    move |error| match error {
-        ChannelError::PeerGone => {
-            rules.count("channel_closed");
-            Fault::Gone
-        }
-        ChannelError::System(errno) => {
-            rules.count("channel_failed");
-            Fault::system("event channel", std::io::Error::from_raw_os_error(errno))
-        }
-    }
-}
 
 /// Resources of a backend queue.
 pub struct QueueParts<G, C> {
@@ -378,9 +340,9 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
-        if let PortCommand::SetPolicy(wanted) = command {
+        if let Some(wanted) = VifSettings::of(&command) {
             self.policy.apply(wanted);
-            return PortReply::PolicySet;
+            return VifReply::PolicySet.into();
         }
         if let PortCommand::SetMtu(mtu) = command {
             self.features.mtu = mtu;

@@ -8,8 +8,10 @@ use ringfence_platform::{Channel, Grantee};
 use ringfence_ring::{BackRing, NETIF_RX, NETIF_TX, ResumeError, RingPages};
 
 use super::policy::GuestPolicy;
-use super::{QueueChannels, QueueParts, QueueRecords, channel_fault, rx, tx};
+use super::{QueueParts, QueueRecords, rx, tx};
+use crate::commands::{VifCommand, VifReply};
 use crate::features::VifFeatures;
+use crate::queues::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
@@ -154,26 +156,23 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         self.channels.clear().map_err(channel_fault(&self.rules))
     }
 
+    /// Executes a command for this queue. The result is [`PortReply::Unsupported`] for a frontend's commands.
     pub(super) fn execute(&mut self, command: PortCommand) -> PortReply {
-        match command {
-            PortCommand::Stage(pages) => match self.staging.add(pages) {
-                Ok(()) => PortReply::Staged,
-                Err((pages, why)) => PortReply::NotStaged(pages, why),
+        if let PortCommand::Hash(config) = command {
+            self.rx.hash_by(config);
+            return PortReply::Hashing;
+        }
+        match VifCommand::of(command) {
+            Some(VifCommand::Stage(pages)) => match self.staging.add(pages) {
+                Ok(()) => VifReply::Staged.into(),
+                Err((pages, why)) => VifReply::NotStaged(pages, why).into(),
             },
-            PortCommand::Unstage(grefs) => {
+            Some(VifCommand::Unstage(grefs)) => {
                 let taken = grefs.into_iter().filter_map(|gref| self.staging.take(gref));
-                PortReply::Unstaged(taken.collect())
+                VifReply::Unstaged(taken.collect()).into()
             }
-            PortCommand::Hash(config) => {
-                self.rx.hash_by(config);
-                PortReply::Hashing
-            }
-            // Commands for the whole vif, or for a frontend.
-            PortCommand::SetPolicy(_)
-            | PortCommand::SetMtu(_)
-            | PortCommand::SendStaged(_)
-            | PortCommand::Resize(_)
-            | PortCommand::ReadLevels => PortReply::Unsupported,
+            Some(VifCommand::SendStaged(_) | VifCommand::Resize(_) | VifCommand::ReadLevels)
+            | None => PortReply::Unsupported,
         }
     }
 }

@@ -9,11 +9,13 @@ use arrayvec::ArrayVec;
 use ringfence_access::staging::StagingTable;
 use ringfence_access::{PageAccess, Source};
 use ringfence_memory::PAGE_SIZE;
+use ringfence_offload::flow_hash::FlowFields;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_platform::{GrantStatus, Grantee, Gref};
 use ringfence_ring::{BackRing, ProducerOverflow, RingPages};
-use ringfence_wire::netif::extra::Extra;
+use ringfence_wire::netif::extra::{Extra, HashAlgorithm, HashType, PacketHash};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, SLOTS_MAX, Status};
+use ringfence_wire::numbers::bounded;
 
 use crate::features::extra_from_gso;
 use crate::prefetch::PrefetchBuffer;
@@ -22,6 +24,18 @@ use ringfence_frame::batch::{Batch, FrameView, SegmentView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::{Fault, SUPER_FRAME_MAX, Transmitted};
 use ringfence_frame::steer::Steering;
+
+/// Returns the hash that a frame carries to the guest; `None` if the hashed fields do not cover the frame.
+fn packet_hash(steering: &Steering, frame: &FrameView<'_>) -> Option<PacketHash> {
+    let hash = steering.hash(frame.header(), frame.len())?;
+    let kind = match hash.fields {
+        FlowFields::Ipv4 => HashType::Ipv4,
+        FlowFields::Ipv4Tcp => HashType::Ipv4Tcp,
+        FlowFields::Ipv6 => HashType::Ipv6,
+        FlowFields::Ipv6Tcp => HashType::Ipv6Tcp,
+    };
+    Some(PacketHash { kind, algorithm: HashAlgorithm::Toeplitz, value: hash.value })
+}
 
 /// Frame and the posted buffers that it takes.
 struct Planned {
@@ -142,7 +156,7 @@ impl<G: Grantee> BackendRx<G> {
 
     fn extras_of(&self, frame: FrameView<'_>) -> Extras {
         let gso = frame.meta().gso.and_then(extra_from_gso);
-        let hash = self.steering.as_ref().and_then(|s| s.hash(frame.header(), frame.len()));
+        let hash = self.steering.as_ref().and_then(|steering| packet_hash(steering, &frame));
         gso.into_iter().chain(hash.map(Extra::Hash)).collect()
     }
 
@@ -157,7 +171,7 @@ impl<G: Grantee> BackendRx<G> {
     /// Returns the maximum number of buffers that a frame of `frame_max` bytes takes.
     fn slots_of(&self, frame_max: usize) -> u32 {
         let extras = usize::from(frame_max > PAGE_SIZE) + usize::from(self.steering.is_some());
-        u32::try_from(frame_max.div_ceil(PAGE_SIZE).max(1) + extras).unwrap_or(u32::MAX)
+        bounded(frame_max.div_ceil(PAGE_SIZE).max(1) + extras, u32::MAX)
     }
 
     /// Returns true if a frame of `frame_max` bytes fits the posted buffers.
@@ -252,7 +266,7 @@ impl<G: Grantee> BackendRx<G> {
             }
             let (ring, consumed) = (&self.ring, self.ring.consumed_index());
             // At most the number of posted buffers.
-            let taken = u32::try_from(first + slots).unwrap_or(posted);
+            let taken = bounded(first + slots, u32::MAX);
             self.prefetch.fetch(consumed, taken, |from, into| ring.requests(from, into));
             for (ahead, place) in (0u32..).skip(first).zip(0..slots) {
                 let request =
@@ -279,7 +293,7 @@ impl<G: Grantee> BackendRx<G> {
     fn respond(&mut self) -> usize {
         let (mut sent, mut bytes) = (0, 0);
         // At most the ring's 256 entries.
-        self.ring.consume(u32::try_from(self.ids.len()).unwrap_or(u32::MAX));
+        self.ring.consume(bounded(self.ids.len(), u32::MAX));
         for planned in &self.planned {
             let statuses = self.statuses.get(planned.pages.clone()).unwrap_or_default();
             let missing =

@@ -12,6 +12,7 @@ use ringfence_platform::{GrantStatus, Grantee};
 use ringfence_ring::{BackRing, RingPages};
 use ringfence_wire::netif::tx::{TxChain, TxChainParser, TxOutcome};
 use ringfence_wire::netif::{SLOTS_MAX, Status, TxRequest, TxResponse};
+use ringfence_wire::numbers::bounded;
 
 use super::policy::GuestPolicy;
 use crate::features::{OffloadKeys, gso_from_extra};
@@ -71,7 +72,7 @@ impl<G: Grantee> BackendTx<G> {
         let parser = TxChainParser::new(ring.count());
         BackendTx {
             // At most 18.
-            parser: parser.with_slot_limit(u32::try_from(slots).unwrap_or(1)),
+            parser: parser.with_slot_limit(bounded(slots, u32::MAX)),
             chain: TxChain::new(ring.count()),
             prefetch: PrefetchBuffer::new(ring.consumed_index()),
             ring,
@@ -198,7 +199,7 @@ impl<G: Grantee> BackendTx<G> {
                 TxOutcome::Fatal(fatal) => return Err(self.fatal(fatal.label(), fatal)),
             }
             // A chain has at most the available slots.
-            let slots = u32::try_from(self.chain.owed().len()).unwrap_or(available);
+            let slots = bounded(self.chain.owed().len(), u32::MAX);
             self.ring.consume(slots);
             available = available.saturating_sub(slots);
             looked += 1;

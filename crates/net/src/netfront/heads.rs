@@ -5,6 +5,7 @@
 
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::{Gref, Lease};
+use ringfence_wire::numbers::bounded;
 
 /// Number of pages of a queue that are divided into header buffers.
 pub(super) const HEAD_PAGES: usize = 16;
@@ -30,7 +31,7 @@ pub(super) struct Head<'a> {
 impl Heads {
     pub(super) fn new(leases: &[Lease]) -> Heads {
         let pages: Vec<_> = leases.iter().map(|l| (l.gref(), l.memory().clone())).collect();
-        let count = u16::try_from(pages.len() * PLACES).unwrap_or(0);
+        let count = bounded(pages.len() * PLACES, u16::MAX);
         Heads { pages, free: (0..count).rev().collect() }
     }
 
@@ -60,7 +61,7 @@ impl Heads {
         let (page, within) = (usize::from(place) / PLACES, usize::from(place) % PLACES);
         let (gref, page) = self.pages.get(page)?;
         // Less than a page.
-        let offset = u16::try_from(within * HEAD).unwrap_or(0);
+        let offset = bounded(within * HEAD, u16::MAX);
         Some(Head { gref: *gref, page, offset })
     }
 }

@@ -29,13 +29,15 @@ use ringfence_memory::LentSlice;
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, LendError, WindowName, take_back};
 use ringfence_ring::RingPages;
 
+use crate::commands::{VifCommand, VifReply};
 use crate::features::VifFeatures;
-use crate::netback::QueueChannels;
+use crate::queues::{QueueChannels, deal};
 use crate::rules::RuleCounters;
+use crate::staging::TxStaging;
 use heads::HEAD_PAGES;
 use queue::Queue;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::commands::{PortCommand, PortReply, TxStaging};
+use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::counters::PortCounters;
 use ringfence_frame::port::{Fault, Port, PortCapabilities, Received, Transmitted};
 use ringfence_frame::steer::Chooser;
@@ -143,15 +145,6 @@ pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
     lent.zero(0, lent.len()).map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))?;
     RingPages::new(lent.clone(), lent.len())
         .map_err(|e| Fault::system("a ring page", std::io::Error::other(e)))
-}
-
-/// Distributes queues round-robin to `parts` lists.
-pub(crate) fn deal<Q>(queues: Vec<Q>, parts: usize) -> Vec<Vec<Q>> {
-    let mut shares: Vec<Vec<Q>> = (0..parts).map(|_| Vec::new()).collect();
-    for (number, queue) in queues.into_iter().enumerate() {
-        shares[number % parts].push(queue);
-    }
-    shares
 }
 
 /// Frontend port of a vif, or of a part of its queues.
@@ -306,19 +299,19 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
     }
 
     fn execute(&mut self, queue: u16, command: PortCommand) -> PortReply {
-        match (self.queues.get_mut(usize::from(queue) / self.stride), command) {
-            (Some(queue), PortCommand::SendStaged(staging)) => {
+        let Some(queue) = self.queues.get_mut(usize::from(queue) / self.stride) else {
+            return PortReply::Unsupported;
+        };
+        let levels = match VifCommand::of(command) {
+            Some(VifCommand::SendStaged(staging)) => {
                 queue.tx.stage(staging);
-                PortReply::Staged
+                return VifReply::Staged.into();
             }
-            (Some(queue), PortCommand::Resize(most)) => {
-                queue.resize(most).map_or(PortReply::Unsupported, PortReply::Levels)
-            }
-            (Some(queue), PortCommand::ReadLevels) => {
-                queue.levels().map_or(PortReply::Unsupported, PortReply::Levels)
-            }
-            _ => PortReply::Unsupported,
-        }
+            Some(VifCommand::Resize(most)) => queue.resize(most),
+            Some(VifCommand::ReadLevels) => queue.levels(),
+            Some(VifCommand::Stage(_) | VifCommand::Unstage(_)) | None => None,
+        };
+        levels.map_or(PortReply::Unsupported, |levels| VifReply::Levels(levels).into())
     }
 
     fn capabilities(&self) -> PortCapabilities {

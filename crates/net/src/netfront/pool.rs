@@ -2,6 +2,7 @@
 
 use ringfence_memory::LentSlice;
 use ringfence_platform::{Gref, Lease};
+use ringfence_wire::numbers::bounded;
 
 /// Pages of one kind. A page's number is also its id on the ring.
 ///
@@ -22,7 +23,7 @@ impl Pool {
         // Page numbers have 16 bits.
         let count = pages.len().min(usize::from(u16::MAX));
         let mut pool = Pool { pages, free: vec![0; count.div_ceil(64)], count: 0, first: 0 };
-        (0..count).for_each(|page| pool.give_back(u16::try_from(page).unwrap_or(u16::MAX)));
+        (0..count).for_each(|page| pool.give_back(bounded(page, u16::MAX)));
         pool
     }
 
@@ -48,7 +49,7 @@ impl Pool {
                 self.first += 1;
             }
             from = page + 1;
-            put(u16::try_from(page).unwrap_or(u16::MAX));
+            put(bounded(page, u16::MAX));
         }
     }
 

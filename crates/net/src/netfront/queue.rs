@@ -11,7 +11,7 @@ use super::pool::Pool;
 use super::windows::WindowPages;
 use super::{QueueMemory, ring, rx, tx};
 use crate::features::VifFeatures;
-use crate::netback::{QueueChannels, channel_fault};
+use crate::queues::{QueueChannels, channel_fault};
 use crate::rules::RuleCounters;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::counters::PortCounters;

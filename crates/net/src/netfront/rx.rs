@@ -12,6 +12,7 @@ use ringfence_platform::{Gref, Lease};
 use ringfence_ring::{FrontRing, ProducerOverflow, RingPages};
 use ringfence_wire::netif::rx::{RxChain, RxChainParser, RxOutcome};
 use ringfence_wire::netif::{RxRequest, RxResponse};
+use ringfence_wire::numbers::usize_from;
 
 use super::windows::WindowPages;
 use crate::features::OffloadKeys;
@@ -242,7 +243,7 @@ impl FrontendRx {
 
     /// Returns the length of the parsed chain in bytes.
     fn chain_len(&self) -> usize {
-        usize::try_from(self.chain.total()).unwrap_or(usize::MAX)
+        usize_from(self.chain.total())
     }
 
     /// Adds the frame of the parsed chain to the batch: private header, payload in the granted pages.
@@ -291,7 +292,7 @@ impl FrontendRx {
             let checksum = if validated { Checksum::Verified } else { Checksum::None };
             return Ok(OffloadMeta { checksum, gso: None });
         }
-        let total = usize::try_from(total).unwrap_or(usize::MAX);
+        let total = usize_from(total);
         let accepted = offered.accept_from_backend(self.own, header, total);
         accepted.map_err(|refused| refused.rx_rule())
     }

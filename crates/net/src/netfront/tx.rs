@@ -4,8 +4,8 @@ mod fast;
 
 use std::sync::Arc;
 
+use crate::staging::TxStaging;
 use arrayvec::ArrayVec;
-use ringfence_frame::commands::TxStaging;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_offload::meta::Checksum;
 use ringfence_platform::Lease;
@@ -13,6 +13,7 @@ use ringfence_ring::{FrontRing, RingPages};
 use ringfence_wire::netif::emit::{TxPart, emit_tx};
 use ringfence_wire::netif::extra::Extra;
 use ringfence_wire::netif::{self, SLOTS_MAX, TxRequest, TxResponse};
+use ringfence_wire::numbers::bounded;
 
 use super::heads::{HEAD, Head, Heads};
 use super::pages::TxPages;
@@ -72,7 +73,7 @@ impl FrontendTx {
             in_flight: vec![false; pool.len() + heads.len()],
             heads,
             // Ids have 16 bits, and no queue has more pages.
-            first_head: u16::try_from(pool.len()).unwrap_or(u16::MAX),
+            first_head: bounded(pool.len(), u16::MAX),
             pool,
             staged: TxStaging::Off,
             extras_in_flight: 0,
@@ -283,7 +284,7 @@ impl FrontendTx {
         }
         debug_assert!(posted, "the caller saw enough free slots");
         // At most one.
-        self.extras_in_flight += u32::try_from(extras.len()).unwrap_or(0);
+        self.extras_in_flight += bounded(extras.len(), u32::MAX);
         for part in &parts {
             self.in_flight[usize::from(part.id)] = true;
         }
@@ -307,7 +308,7 @@ impl FrontendTx {
             let here = left.min(HEAD);
             left -= here;
             // At most 256.
-            let len = u16::try_from(here).unwrap_or(0);
+            let len = bounded(here, u16::MAX);
             let Head { gref, offset, .. } = place;
             parts.push(TxPart { gref, offset, len, id: head + self.first_head });
         }
@@ -317,7 +318,7 @@ impl FrontendTx {
             let here = left.min(PAGE_SIZE);
             left -= here;
             // At most 4096.
-            let len = u16::try_from(here).unwrap_or(0);
+            let len = bounded(here, u16::MAX);
             parts.push(TxPart { gref: self.pool.gref(id), offset: 0, len, id });
         }
         (parts, left)

@@ -22,7 +22,6 @@ use crate::ctrl::backend::ControlRing;
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::{NetbackPort, QueueChannels, QueueParts, QueueRecords, QueueWindows};
 use crate::rules::RuleCounters;
-use ringfence_frame::commands::PortCommand;
 use ringfence_frame::port::{Fault, Port};
 use ringfence_sys::clock::Clock;
 
@@ -123,7 +122,7 @@ impl VifBackend {
     }
 
     /// Changes the MTU, for the present connection too. The caller changes that of the port
-    /// ([`PortCommand::SetMtu`]).
+    /// ([`PortCommand::SetMtu`](ringfence_frame::commands::PortCommand::SetMtu)).
     pub fn set_mtu(&mut self, mtu: u16) {
         self.options.mtu = mtu;
         if let Some(connection) = &mut self.connection {
@@ -218,7 +217,7 @@ impl VifBackend {
                 let changed = self.followed.look(store, &self.end)?;
                 if let Some(wanted) = changed {
                     // A missing port connects again, with the new values.
-                    drop(host.execute(self.end.device(), 0, PortCommand::SetPolicy(wanted)));
+                    drop(host.execute(self.end.device(), 0, wanted.into()));
                 }
             }
             match backend_step(view) {

@@ -1,17 +1,17 @@
 //! Keys of a vif that may change while it is connected: rate limit and multicast control.
 //!
 //! The control thread reads the keys after a watch event (`Followed::look`). It passes changes to the port
-//! ([`PortCommand::SetPolicy`](ringfence_frame::commands::PortCommand::SetPolicy)).
+//! ([`VifSettings`]).
 
 use core::time::Duration;
 
 use ringfence_wire::netif::keys;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
+use crate::commands::VifSettings;
 use crate::netback::{GuestPolicyConfig, STALL_DEFAULT};
+use crate::rate::Rate;
 use crate::rules::RuleCounters;
-use ringfence_frame::commands::PortSettings;
-use ringfence_frame::rate::Rate;
 use ringfence_sys::clock::Clock;
 use ringfence_xenbus::end::{BackendEnd, is_about_a_key};
 
@@ -36,7 +36,7 @@ pub(super) struct Followed {
     pub(super) policy: VifPolicy,
     pub(super) clock: Clock,
     /// Values that the port has.
-    wanted: PortSettings,
+    wanted: VifSettings,
     /// Last unusable text of the rate key, which is logged once.
     bad_rate: Option<Vec<u8>>,
 }
@@ -76,7 +76,7 @@ impl Followed {
         &mut self,
         store: &mut StoreClient,
         end: &BackendEnd,
-    ) -> Result<Option<PortSettings>, StoreError> {
+    ) -> Result<Option<VifSettings>, StoreError> {
         let rate = store.read_opt(&end.back(keys::RATE))?;
         let rate = rate.and_then(|text| self.rate(text, end.back_path(), end.rules()));
         let wants = end.front(keys::REQUEST_MULTICAST_CONTROL);
@@ -88,7 +88,7 @@ impl Followed {
             }
             Err(error) => return Err(error),
         };
-        let wanted = PortSettings { rate, multicast_control };
+        let wanted = VifSettings { rate, multicast_control };
         let before = core::mem::replace(&mut self.wanted, wanted);
         Ok(Some(wanted).filter(|wanted| *wanted != before))
     }

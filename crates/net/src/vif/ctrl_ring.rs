@@ -6,6 +6,7 @@ use ringfence_access::Mode;
 use ringfence_access::staging::StagingLimits;
 use ringfence_platform::{Gref, Platform};
 use ringfence_wire::netif::keys;
+use ringfence_wire::numbers::bounded;
 use ringfence_wire::xenbus::DeviceId;
 use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
 use ringfence_xenstore::{StoreAccess, StoreClient};
@@ -43,7 +44,7 @@ pub(super) fn open<P: Platform>(
     let stages = matches!(terms.mode, Mode::Staging | Mode::Window);
     let staging = stages.then(StagingLimits::default);
     // At most QUEUES_MAX.
-    let queues = u16::try_from(terms.queues).unwrap_or(u16::MAX);
+    let queues = bounded(terms.queues, u16::MAX);
     let options = CtrlOptions { queues, staging };
     let control = match host.ctrl_record(device) {
         None => Ok(CtrlBackend::new(ring, channel, pages, options, rules)),

@@ -14,13 +14,13 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 use super::PortHost;
 use super::backend::QUEUES_MAX;
 use super::steps::{FrontendStep, FrontendView, frontend_step};
+use crate::commands::VifCommand;
 use crate::ctrl::frontend::{CtrlFrontend, StagingProgress};
 use crate::features::{OffloadKeys, VifFeatures};
 use crate::netback::QueueChannels;
 use crate::netfront::{NetfrontPort, QueueMemory, QueueStock, WindowSizes};
 use crate::rules::RuleCounters;
-use ringfence_frame::commands::PortCommand;
-use ringfence_frame::commands::TxStaging;
+use crate::staging::TxStaging;
 use ringfence_frame::port::Fault;
 
 /// Reasons for which a frontend cannot connect.
@@ -464,7 +464,11 @@ impl<P: Platform> VifFrontend<P> {
             control.in_use = true;
             let queues = (0u16..).take(self.memory.len());
             for queue in queues.filter(|queue| control.ring.is_staged(*queue)) {
-                drop(host.execute(self.end.device(), queue, PortCommand::SendStaged(self.staging)));
+                drop(host.execute(
+                    self.end.device(),
+                    queue,
+                    VifCommand::SendStaged(self.staging).into(),
+                ));
             }
         }
     }

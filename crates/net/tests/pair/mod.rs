@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use ringfence_access::Mode;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::commands::TxStaging;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::port::Port;
 use ringfence_net::ctrl::frontend::StagingProgress;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::WindowSizes;
+use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::PortHost;
 use ringfence_net::vif::backend::{BackendOptions, Life, VifBackend};
 use ringfence_net::vif::frontend::VifFrontend;

@@ -2,6 +2,7 @@
 
 use super::{Accumulator, internet_checksum, pseudo};
 use crate::packet::{Layers, Network, Transport, protocol};
+use ringfence_base::numbers::usize_from;
 
 /// Reasons for which a packet has no computable checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -128,7 +129,7 @@ fn covered_len(layers: &Layers) -> usize {
         Transport::Udp(udp) => u32::from(udp.length),
         _ => layers.network_end() - offset,
     };
-    usize::try_from(len).unwrap_or(usize::MAX)
+    usize_from(len)
 }
 
 /// Verifies the IPv4 header's own checksum; returns `None` for a frame that is not IPv4.

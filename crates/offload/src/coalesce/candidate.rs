@@ -1,6 +1,6 @@
 //! Classification of frames: flow, and ability to be part of a super-packet.
 
-use super::Limits;
+use super::limits::Limits;
 use crate::accept::MIN_SEGMENT_SIZE;
 use crate::checksum::Accumulator;
 use crate::checksum::verify::{pseudo_header_sum, verify_ipv4_header};

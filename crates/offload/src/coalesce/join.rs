@@ -6,6 +6,7 @@ use crate::blank::reset_pseudo_header;
 use crate::meta::{Gso, GsoKind, OffloadMeta};
 use crate::packet::{Layers, tcp_flags};
 use crate::rewrite::{IPV6_LEN, Shape, field, get_u16, get_u32, put_u16};
+use ringfence_base::numbers::{bounded, usize_from};
 
 /// Maximum of IP's length field: the whole packet in IPv4, the bytes after the fixed header in IPv6.
 const IP_LENGTH_MAX: u64 = 65_535;
@@ -134,13 +135,13 @@ impl Join {
 
     /// Returns the length of the packet's frame in bytes.
     pub(super) fn frame_len(&self, header_len: usize) -> u32 {
-        u32::try_from(header_len).unwrap_or(u32::MAX).saturating_add(self.len)
+        bounded(header_len, u32::MAX).saturating_add(self.len)
     }
 
     /// Turns `header` into the header of the whole packet, with a blank checksum.
     pub(super) fn finish_header(&self, header: &mut [u8]) -> OffloadMeta {
         let frame_len = self.frame_len(header.len());
-        let end = usize::try_from(frame_len).unwrap_or(usize::MAX);
+        let end = usize_from(frame_len);
         self.shape.set_ip_len(header, end - self.shape.network);
         self.shape.set_ip_checksum(header);
         let at = self.shape.transport;
@@ -150,7 +151,7 @@ impl Join {
             put_u16(header, at + 4, field(end - at));
         }
         let ecn = self.kind.is_tcp() && header[at + 13] & tcp_flags::CWR != 0;
-        let size = u16::try_from(self.size).unwrap_or(u16::MAX);
+        let size = bounded(self.size, u16::MAX);
         let gso = Some(Gso { kind: self.kind, ecn, size });
         // The joined frames are whole TCP or UDP packets with equal lengths, so both calls succeed.
         let place = Layers::parse(header, frame_len)

@@ -41,10 +41,10 @@
 //! [`Coalescer::new`] allocates all storage, which never grows. A table with sets of [`SET`] entries finds
 //! open flows and evicts the oldest entry of a full set. Flows made to collide lose only their own joining
 //! and cost at most [`SET`] comparisons per frame.
-//! joining, and at most [`SET`] comparisons a frame.
 
 mod candidate;
 mod join;
+mod limits;
 mod packets;
 mod table;
 #[cfg(test)]
@@ -55,9 +55,11 @@ use std::ops::Range;
 use crate::frame_bytes::FrameBytes;
 use crate::meta::OffloadMeta;
 use crate::packet::{Layers, tcp_flags};
+use ringfence_base::numbers::bounded;
 
 use candidate::{Candidate, Class, classify};
 use join::Join;
+pub use limits::Limits;
 pub use packets::{Member, Members, Merged, Packet, Packets};
 pub use table::SET;
 use table::Table;
@@ -67,40 +69,6 @@ pub const MAX_UDP_DATAGRAMS: u32 = 64;
 
 /// Header bytes reserved per packet on average; a round of longer headers joins fewer frames.
 const HEADER_ROOM: usize = 128;
-
-/// Limits of a coalescer: enabled protocols and sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Maximum frames in a round.
-    pub frames: usize,
-    /// Maximum open flows, rounded up to whole sets of [`SET`].
-    pub flows: usize,
-    /// Maximum length of a joined frame in bytes, headers included; IP's own limit applies too.
-    pub packet_len: u32,
-    /// Maximum frames in one packet.
-    pub packet_frames: u32,
-    /// Enables TCP over IPv4: the egress port takes such super-packets.
-    pub tcp_v4: bool,
-    /// Enables TCP over IPv6.
-    pub tcp_v6: bool,
-    /// Enables UDP. Linux disables it by default, because not every receiver expects joined datagrams.
-    pub udp: bool,
-}
-
-impl Default for Limits {
-    /// Rounds of 64 frames, 64 flows, TCP only, frames of at most 65535 bytes.
-    fn default() -> Self {
-        Self {
-            frames: 64,
-            flows: 64,
-            packet_len: 65_535,
-            packet_frames: 64,
-            tcp_v4: true,
-            tcp_v6: true,
-            udp: false,
-        }
-    }
-}
 
 /// Error: the round is full, call [`Coalescer::finish`] first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -328,7 +296,7 @@ impl Coalescer {
 /// Converts the index of an entry or group. A round cannot reach 2^32 frames: each takes more than a byte
 /// of memory.
 fn index(at: usize) -> u32 {
-    u32::try_from(at).unwrap_or(u32::MAX)
+    bounded(at, u32::MAX)
 }
 
 /// TCP flags that are not compared, because they belong to single segments.

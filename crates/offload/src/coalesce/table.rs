@@ -1,5 +1,7 @@
 //! Table of flows with an open packet.
 
+use ringfence_base::numbers::bounded;
+
 /// Entries per set of the flow table.
 pub const SET: usize = 8;
 
@@ -20,7 +22,7 @@ impl Table {
     }
 
     fn set(&mut self, hash: u32) -> &mut [Slot; SET] {
-        let sets = u32::try_from(self.sets.len()).unwrap_or(u32::MAX);
+        let sets = bounded(self.sets.len(), u32::MAX);
         &mut self.sets[(hash % sets) as usize]
     }
 

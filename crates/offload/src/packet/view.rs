@@ -1,6 +1,7 @@
 //! Bounded reads from the private copy of a frame's first bytes.
 
 use super::error::{Layer, ParseError};
+use ringfence_base::numbers::{bounded, usize_from};
 
 /// Copied bytes, and the end of the frame or of the packet in it.
 #[derive(Clone, Copy)]
@@ -13,7 +14,7 @@ impl<'a> View<'a> {
     /// Creates a view of the first bytes of a frame of `end` bytes. Bytes past the frame's end, or past a
     /// 16-bit offset, are excluded.
     pub(super) fn new(bytes: &'a [u8], end: u32) -> Self {
-        let limit = usize::try_from(end).unwrap_or(usize::MAX).min(usize::from(u16::MAX));
+        let limit = usize_from(end).min(usize::from(u16::MAX));
         Self { bytes: bytes.get(..limit).unwrap_or(bytes), end }
     }
 
@@ -24,7 +25,7 @@ impl<'a> View<'a> {
 
     /// Returns the number of copied bytes.
     pub(super) fn captured(&self) -> u16 {
-        u16::try_from(self.bytes.len()).unwrap_or(u16::MAX)
+        bounded(self.bytes.len(), u16::MAX)
     }
 
     /// Returns the end of the frame or packet.

@@ -50,6 +50,7 @@ use crate::frame_bytes::{FrameBytes, add_range};
 use crate::meta::{Checksum, Gso, GsoKind, OffloadMeta};
 use crate::packet::{Layers, Network, Transport, protocol, tcp_flags};
 use crate::rewrite::{IPV6_LEN, Shape, UDP_LEN, field, get_u16, get_u32, put_u16, put_u32};
+use ringfence_base::numbers::{bounded, usize_from};
 
 pub use error::SegmentError;
 
@@ -423,7 +424,7 @@ impl Segmenter {
     /// Sets the fragment's offset and flags; `len` is the frame's length.
     fn set_fragment(&self, header: &mut [u8], fragments: Fragments, len: usize) {
         // The datagram is below 64 KiB, so the conversion succeeds.
-        let offset = u16::try_from(self.index * self.size).unwrap_or(u16::MAX);
+        let offset = bounded(self.index * self.size, u16::MAX);
         let more = self.index + 1 < self.count;
         self.shape.set_ip_len(header, len - self.shape.network);
         if self.shape.is_v6 {
@@ -450,12 +451,12 @@ impl Segmenter {
 }
 
 fn range_len(range: &Range<u32>) -> usize {
-    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+    usize_from(range.end - range.start)
 }
 
 /// Returns the bytes from `start` to the end of the packet; at most 65535, as IP's own length.
 fn field_len(end: u32, start: usize) -> u16 {
-    field(usize::try_from(end).unwrap_or(usize::MAX).saturating_sub(start))
+    field(usize_from(end).saturating_sub(start))
 }
 
 fn check_udp_length(udp: u16, payload: u16) -> Result<(), SegmentError> {

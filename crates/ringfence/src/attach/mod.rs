@@ -21,10 +21,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use ringfence_frame::commands::TxStaging;
 use ringfence_frame::tap::TapPort;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::WindowSizes;
+use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
 use ringfence_platform::Platform;
 use ringfence_platform::xen::{Side, XenPlatform};

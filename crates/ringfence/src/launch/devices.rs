@@ -14,7 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ringfence_nbd::protocol::agree::{ClientHandshake, Negotiated, ClientProgress};
+use ringfence_nbd::protocol::agree::{ClientHandshake, ClientProgress, Negotiated};
 use ringfence_sys::nbd::{NbdDevice, NbdEnding, NbdExport, is_ready};
 
 /// Time limit for the handshake and for the node to appear.

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
-use ringfence_frame::commands::TxStaging;
 use ringfence_net::features::OffloadKeys;
+use ringfence_net::staging::TxStaging;
 use ringfence_sandbox::ids::OwnIds;
 use ringfence_uplink::udp::multicast::service::Service;
 

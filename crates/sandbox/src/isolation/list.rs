@@ -7,12 +7,12 @@ use super::syscalls::{
 /// The system calls that are allowed.
 #[rustfmt::skip]
 pub(super) const LIST: &[Allowed] = &[
+    // link/src/clients.rs: clients of a socket
     // nbd/src/export/server.rs: users of a disk connect
     // platform/src/local/hub/server.rs: domains connect
     // ringfence/src/driver/mod.rs: launchers connect
     // ringfence/src/serve/status.rs: who asks for the status
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
-    // uplink/src/link/clients.rs: clients of a socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
     // uplink/src/host/real/datagrams.rs: the guest's port, if it is free
@@ -42,41 +42,41 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane.rs: a worker waits for its ports
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_create1, &[]),
     // block/src/blkfront/handle.rs: the frontend of a disk waits
     // block/src/blkfront/mod.rs: the frontend of a disk waits
+    // link/src/clients.rs: waiting for clients
+    // link/src/stream.rs: waiting for room
+    // link/src/vhost_user/device.rs: waiting for kicks of a virtual machine
     // nbd/src/client/queue.rs: waiting for a server and for time
     // nbd/src/client/queue/connection.rs: waiting for a server and for time
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane.rs: a worker waits for its ports
     // switch/src/dataplane/port_entry.rs: a port is added or removed
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/listen.rs: waiting for connections
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/clients.rs: waiting for clients
-    // uplink/src/link/stream.rs: waiting for room
-    // uplink/src/link/vhost_user/device.rs: waiting for kicks of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_ctl, &[]),
+    // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane/idle.rs: a worker waits for its ports
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/vhost_user/mod.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait, &[]),
+    // link/src/vhost_user/mod.rs: kicks and messages of a virtual machine
     // nbd/src/export/server.rs: the export waits for its clients
     // platform/src/local/hub/server.rs: the hub waits for its domains
+    // platform/src/vhost.rs: waiting for calls and errors
     // switch/src/dataplane/idle.rs: a worker waits for its ports
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/mod.rs: waiting for sockets
-    // uplink/src/link/vhost_user/mod.rs: kicks and messages of a virtual machine
     // xenstore/src/pump.rs: the store waits for its clients
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_epoll_pwait2, &[]),
     // sandbox/src/isolation/syscalls.rs: waiting, by the C library's older calls
@@ -85,13 +85,13 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
     // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // link/src/vhost_user/device.rs: what the files of vrings are compared with
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // sys/src/mailbox.rs: one thread wakes another
-    // sys/src/vhost.rs: kicks and calls
-    // uplink/src/link/vhost_user/device.rs: what the files of vrings are compared with
     // uplink/src/team.rs: frames are handed to another thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_eventfd2, &[]),
     // sandbox/src/isolation/syscalls.rs: end of a thread, of the process
@@ -142,9 +142,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ftruncate, &[]),
     // sandbox/src/isolation/syscalls.rs: locks, joining threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
+    // link/src/datagram.rs: finding out that the socket of a virtual machine is connected
     // nbd/src/client/link.rs: a disk's server
     // uplink/src/host/real/datagrams.rs: address of the peer
-    // uplink/src/link/datagram.rs: finding out that the socket of a virtual machine is connected
     on(UPLINK | DAEMON, libc::SYS_getpeername, &[]),
     // sandbox/src/isolation/syscalls.rs: abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getpid, &[]),
@@ -215,7 +215,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54d8)]),
     // sys/src/tap.rs: TUNSETVNETLE: little-endian ones
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4004_54dc)]),
-    // sys/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
+    // platform/src/vhost.rs: VHOST_NET_SET_BACKEND: taking its queues away from vhost-net
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x4008_af30)]),
     // platform/src/xen/abi/window.rs: grant windows: issuing
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4010_7743)]),
@@ -236,7 +236,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x8905)]),
     // hostnet/src/netlink.rs: SIOCGIFINDEX: the number of an interface
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x8933)]),
-    // sys/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
+    // platform/src/vhost.rs: VHOST_GET_VRING_BASE: how far it has come
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0xc008_af12_u32.cast_signed())]),
     // platform/src/xen/abi/window.rs: grant windows: creating, for each backend
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc00c_7741_u32.cast_signed())]),
@@ -302,8 +302,8 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/handed.rs: waiting for a connection
     // nbd/src/client/mod.rs: waiting for a server's greeting
     // platform/src/local/hub/client.rs: waiting for the hub
+    // platform/src/vhost.rs: waiting for calls and errors
     // sys/src/poll.rs: a thread sleeps until a file is ready
-    // sys/src/vhost.rs: waiting for calls and errors
     // uplink/src/host/real/tcp.rs: urgent data, end of the stream
     // uplink/src/runner.rs: waiting for the guest and for sockets
     // xenstore/src/client.rs: waiting for the store
@@ -331,10 +331,10 @@ pub(super) const LIST: &[Allowed] = &[
     // nbd/src/client/queue/connection.rs: how long a server may take
     // nbd/src/client/tls.rs: what TLS has made of requests
     // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // switch/src/dataplane/idle.rs: a worker waits for its ports
     // sys/src/mailbox.rs: one thread wakes another
-    // sys/src/vhost.rs: kicks and calls
     // uplink-process/src/egress/document.rs: another policy
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
@@ -347,13 +347,13 @@ pub(super) const LIST: &[Allowed] = &[
     // memory/src/iolist.rs: frames in several parts, into lent pages
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_readv, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
+    // link/src/datagram.rs: frames on a datagram socket
+    // link/src/stream.rs: frames on a stream socket
     // nbd/src/client/tls.rs: what TLS has made of requests
     // sys/src/descriptors/message.rs: taking a message that was looked at out of the queue
     // sys/src/descriptors/stream.rs: bytes
     // sys/src/socket.rs: dropping what the guest acknowledged
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
-    // uplink/src/link/datagram.rs: frames on a datagram socket
-    // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_recvfrom, &[]),
     // sys/src/datagrams.rs: datagrams, many at a time
     on(UPLINK, libc::SYS_recvmmsg, &[]),
@@ -382,22 +382,22 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sched_yield, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_sendmmsg, &[]),
+    // link/src/stream.rs: frames on a stream socket
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // platform/src/local/hub/protocol.rs: messages of the hub, with descriptors
     // sandbox/src/channel.rs: orders and reports, with descriptors
     // sys/src/datagrams.rs: errors, and datagrams one at a time
     // uplink/src/host/real/tcp.rs: peeking; data of the guest
-    // uplink/src/link/stream.rs: frames on a stream socket
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendmsg, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
+    // link/src/datagram.rs: frames on a datagram socket
+    // link/src/vhost_user/mod.rs: answers to a hypervisor
     // memory/src/iolist.rs: what goes from lent pages into a socket
     // nbd/src/client/tls.rs: what TLS has made of requests
     // sys/src/descriptors/stream.rs: bytes
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
     // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy
-    // uplink/src/link/datagram.rs: frames on a datagram socket
-    // uplink/src/link/vhost_user/mod.rs: answers to a hypervisor
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),
@@ -471,10 +471,10 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER, libc::SYS_socketpair, &[is(0, libc::AF_UNIX)]),
     // uplink/src/host/real/relay.rs: relays between two sockets
     on(UPLINK, libc::SYS_splice, &[]),
+    // link/src/vhost_user/memory.rs: size of a virtual machine's memory
     // sandbox/src/isolation/syscalls.rs: fstat, as the standard library does it
     // sys/src/descriptors/mod.rs: which device a peer sent
     // sys/src/descriptors/mod.rs: which file a peer sent
-    // uplink/src/link/vhost_user/memory.rs: size of a virtual machine's memory
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_statx, &[has(2, libc::AT_EMPTY_PATH)]),
     // block/src/storage/file/facts.rs: whether a file is there
     on(DAEMON, libc::SYS_statx, &[lacks(2, libc::AT_EMPTY_PATH)]),
@@ -497,17 +497,17 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/pool.rs: threads say what is done
     // frame/src/tap.rs: frames from and to a TAP
     // hostnet/src/log.rs: the log on standard error
+    // link/src/capture.rs: frames that are captured
+    // link/src/tap.rs: frames to a TAP
+    // link/src/vhost_user/mod.rs: interrupts of a virtual machine
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell
+    // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // switch/src/dataplane/handle.rs: a command is queued for a worker
     // switch/src/dataplane/relay.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
-    // sys/src/vhost.rs: kicks and calls
-    // uplink/src/link/capture.rs: frames that are captured
-    // uplink/src/link/tap.rs: frames to a TAP
-    // uplink/src/link/vhost_user/mod.rs: interrupts of a virtual machine
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_write, &[]),

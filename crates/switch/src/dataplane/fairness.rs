@@ -16,6 +16,7 @@
 //!   cost. So no ring runs full while another port is served.
 
 use core::time::Duration;
+use ringfence_sys::numbers::u64_from;
 
 /// Time quantum of a port while ports compete, in nanoseconds: about one budget of small packets.
 const QUANTUM: u64 = 32_000;
@@ -71,7 +72,7 @@ impl Fairness {
     /// Charges a port for `work` units of work that took the time `took`.
     pub(super) fn charge(&mut self, account: &mut TimeAccount, took: Duration, work: usize) {
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        let cost = took / u64::try_from(work.max(1)).unwrap_or(u64::MAX);
+        let cost = took / u64_from(work.max(1));
         // Exponential average with a weight of one half: the cost adapts within a few rounds.
         account.unit_cost =
             if account.unit_cost == 0 { cost } else { account.unit_cost / 2 + cost / 2 };

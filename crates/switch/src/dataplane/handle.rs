@@ -263,8 +263,8 @@ impl DataplaneHandle {
         self.request(worker, |reply| Command::Remove { id, reply }).flatten()
     }
 
-    /// Executes a command on one queue of a port, between two rounds. If the port has several parts, a policy
-    /// or an MTU is set on all of them, and a hash configuration is set on all workers. Returns `None` if there is no
+    /// Executes a command on one queue of a port, between two rounds. If the port has several parts, a command
+    /// for the whole port is executed on all of them, and a hash configuration is set on all workers. Returns `None` if there is no
     /// such port.
     pub fn execute(&self, id: PortId, queue: u16, command: PortCommand) -> Option<PortReply> {
         let parts = match self.workers() {
@@ -275,12 +275,12 @@ impl DataplaneHandle {
             return self.request(0, |reply| Command::Execute { id, queue, command, reply });
         }
         let for_each_part = |command: &PortCommand| match command {
-            PortCommand::SetPolicy(policy) => Some(PortCommand::SetPolicy(*policy)),
+            PortCommand::WholePort(command) => Some(PortCommand::WholePort(Arc::clone(command))),
             PortCommand::SetMtu(mtu) => Some(PortCommand::SetMtu(*mtu)),
-            _ => None,
+            PortCommand::Hash(_) | PortCommand::Queue(_) => None,
         };
         match &command {
-            PortCommand::SetPolicy(_) | PortCommand::SetMtu(_) => {
+            PortCommand::WholePort(_) | PortCommand::SetMtu(_) => {
                 for (worker, command) in
                     (1..parts).filter_map(|n| Some((n, for_each_part(&command)?)))
                 {
@@ -294,7 +294,7 @@ impl DataplaneHandle {
                     self.request(worker, |reply| Command::Steer { id, steering, reply });
                 }
             }
-            _ => {}
+            PortCommand::Queue(_) => {}
         }
         let worker = usize::from(queue) % parts;
         self.request(worker, |reply| Command::Execute { id, queue, command, reply })

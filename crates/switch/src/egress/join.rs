@@ -26,6 +26,7 @@ use ringfence_frame::batch::{Batch, FRAMES_DEFAULT, FrameView};
 use ringfence_frame::port::{ChecksumOffload, PortCapabilities, SUPER_FRAME_MAX};
 use ringfence_offload::GsoKind;
 use ringfence_offload::coalesce::{Coalescer, Limits, Packet};
+use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::{EgressPort, ViewBytes, layers};
 
@@ -72,7 +73,7 @@ impl Default for Joiner {
     fn default() -> Joiner {
         let limits = Limits {
             frames: FRAMES_DEFAULT,
-            packet_len: u32::try_from(SUPER_FRAME_MAX).unwrap_or(0),
+            packet_len: bounded(SUPER_FRAME_MAX, u32::MAX),
             ..Limits::default()
         };
         Joiner { coalescer: Coalescer::new(limits), flows: FlowSet::default(), joined: Vec::new() }
@@ -152,8 +153,7 @@ impl Joiner {
                 Packet::Merged(merged) => merged,
             };
             let members = merged.members().map(|member| {
-                let narrow = |offset| usize::try_from(offset).unwrap_or(usize::MAX);
-                (member.frame, narrow(member.payload.start)..narrow(member.payload.end))
+                (member.frame, usize_from(member.payload.start)..usize_from(member.payload.end))
             });
             match batch.join(merged.header, members, merged.meta) {
                 Ok(index) => {
@@ -179,7 +179,7 @@ fn coalescing_limits(capabilities: &PortCapabilities) -> Option<Limits> {
         tcp_v4: ipv4 && takes(GsoKind::TcpV4),
         tcp_v6: ipv6 && takes(GsoKind::TcpV6),
         udp: any && takes(GsoKind::Udp),
-        packet_len: u32::try_from(SUPER_FRAME_MAX).unwrap_or(0),
+        packet_len: bounded(SUPER_FRAME_MAX, u32::MAX),
         ..Limits::default()
     };
     (limits.tcp_v4 || limits.tcp_v6 || limits.udp).then_some(limits)

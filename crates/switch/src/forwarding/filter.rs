@@ -38,6 +38,7 @@ use ringfence_frame::batch::FrameView;
 use ringfence_frame::counters::DropReason;
 use ringfence_offload::Layers;
 use ringfence_offload::packet::{Icmp, Ipv6, Network, Transport, Udp, ethertype, protocol};
+use ringfence_sys::numbers::{bounded, usize_from};
 
 use super::Mac;
 
@@ -165,7 +166,7 @@ impl AddressFilter {
     /// Slow path: parses and checks any frame of `len` bytes that begins with `header`.
     #[cold]
     pub(crate) fn slow_path(&self, header: &[u8], len: usize) -> Verdict {
-        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        let len = bounded(len, u32::MAX);
         let layers = Layers::parse(header, len).map_err(|_| DropReason::BadHeaders)?;
         let packet = &header[usize::from(layers.network_offset()).min(header.len())..];
         match layers.network() {
@@ -282,7 +283,7 @@ impl AddressFilter {
         if ip.fragment.is_some() {
             return Err(DropReason::BadHeaders);
         }
-        let end = usize::try_from(layers.network_end()).unwrap_or(usize::MAX);
+        let end = usize_from(layers.network_end());
         let message_bytes = header.get(usize::from(message.offset)..end);
         let bytes = message_bytes.ok_or(DropReason::BadHeaders)?;
         let claims_target = message.kind == icmpv6::NEIGHBOUR_ADVERTISEMENT

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use super::Owner;
+use super::owner::Owner;
 use crate::udp::multicast::service::Group;
 
 /// Maximum payload of a datagram in bytes; also the maximum of one send call.

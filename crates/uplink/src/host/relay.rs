@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use super::Owner;
+use super::owner::Owner;
 
 /// Host operations of relays.
 pub trait RelayHost {

@@ -7,6 +7,7 @@ use core::net::IpAddr;
 
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::packet::{Network, protocol};
+use ringfence_sys::numbers::usize_from;
 
 use crate::context::Context;
 use crate::emit::{ETHERNET_LEN, Ends};
@@ -82,7 +83,7 @@ pub fn refuse(packet: &Packet<'_>, reason: Reason, context: &mut Context<'_>) {
         return;
     }
     let start = usize::from(packet.layers.network_offset());
-    let end = usize::try_from(packet.layers.network_end()).unwrap_or(0);
+    let end = usize_from(packet.layers.network_end());
     let mut frame = [0; ETHERNET_LEN + 8 + QUOTE_MAX_V6];
     let copied = packet.frame.copy_to(&mut frame).min(end);
     let quote = frame.get(start..copied).unwrap_or_default();

@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use ringfence_offload::OffloadMeta;
 use ringfence_offload::packet::protocol;
 use ringfence_policy::Protocol;
+use ringfence_sys::numbers::usize_from;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -104,7 +105,7 @@ impl Icmp {
     /// Copies the message into `self.bytes`, up to the length that the packet's headers say.
     fn copy_out(&mut self, packet: &Packet<'_>) {
         let start = packet.layers.transport_offset().map_or(0, usize::from);
-        let end = usize::try_from(packet.layers.network_end()).unwrap_or(0);
+        let end = usize_from(packet.layers.network_end());
         self.bytes.clear();
         let mut at = 0;
         for piece in packet.frame.pieces() {

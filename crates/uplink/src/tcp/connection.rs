@@ -7,6 +7,7 @@
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
+use super::config::TcpConfig;
 use super::rto::Rto;
 use super::seq::Seq;
 use crate::context::Context;
@@ -241,7 +242,7 @@ impl TcpConnection {
     }
 
     /// Returns the time of the connection's next timer.
-    pub(super) fn deadline(&self, config: &super::TcpConfig) -> Option<Duration> {
+    pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Duration> {
         let keep_alive = match self.phase {
             Phase::Open => {
                 let keep_alive_probes = u32::from(self.keep_alive_probes);

@@ -3,6 +3,7 @@
 //! The bytes are acknowledged and kept in [`FirstBytes`], because the guest may send no more before it is
 //! answered. A verdict needs at most some kilobytes. A denied connection is reset at both ends.
 
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use super::connection::TcpConnection;
@@ -27,7 +28,7 @@ impl TcpConnection {
         }
         let room = FIRST_BYTES_MAX.saturating_sub(first.held());
         let bytes = gather(pieces, room);
-        self.rcv_nxt += u32::try_from(bytes.len()).unwrap_or(0);
+        self.rcv_nxt += bounded(bytes.len(), u32::MAX);
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
         self.bytes.0 += bytes.len() as u64;
         self.judge(first, &bytes, false, context);

@@ -6,6 +6,7 @@
 use core::time::Duration;
 
 use ringfence_offload::packet::tcp_flags::{ACK, FIN, RST, SYN};
+use ringfence_sys::numbers::{bounded, usize_from};
 use rustix::io::Errno;
 
 use super::connection::{
@@ -176,7 +177,7 @@ impl TcpConnection {
         }
         match run {
             Some((id, run)) => {
-                let (start, len) = (packet.payload_start(), to_usize(segment.len));
+                let (start, len) = (packet.payload_start(), usize_from(segment.len));
                 run.add(id, Piece { frame: packet.frame, start, len });
                 self.rcv_nxt += segment.len;
                 self.acknowledge_soon(context);
@@ -357,7 +358,7 @@ impl TcpConnection {
         context: &mut Context<'_>,
     ) -> Result<bool, Errno> {
         debug_assert!(part.end <= segment.len);
-        let (from, to) = (to_usize(part.start), to_usize(part.end));
+        let (from, to) = (usize_from(part.start), usize_from(part.end));
         let piece =
             Piece { frame: packet.frame, start: packet.payload_start() + from, len: to - from };
         self.send_pieces(&[piece], piece.len, urgent, context)
@@ -384,7 +385,7 @@ impl TcpConnection {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
             Err(errno) => return Err(errno),
         };
-        self.rcv_nxt += u32::try_from(taken).unwrap_or(0);
+        self.rcv_nxt += bounded(taken, u32::MAX);
         context.counters.tcp_bytes_in.add(taken as u64);
         self.bytes.0 += taken as u64;
         let refused = offered - taken;
@@ -404,8 +405,4 @@ impl TcpConnection {
             context.host.await_room(socket);
         }
     }
-}
-
-fn to_usize(n: u32) -> usize {
-    usize::try_from(n).unwrap_or(usize::MAX)
 }

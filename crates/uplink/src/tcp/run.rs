@@ -6,6 +6,7 @@
 
 use arrayvec::ArrayVec;
 use ringfence_offload::packet::tcp_flags::{ACK, PSH};
+use ringfence_sys::numbers::bounded;
 
 use super::connection::{Phase, TcpConnection};
 use super::segment::Segment;
@@ -61,7 +62,7 @@ impl TcpConnection {
     /// Sends the payload of a run to the socket and empties the run.
     pub(super) fn send_run(&mut self, run: &mut SegmentRun<'_>, context: &mut Context<'_>) {
         let offered = core::mem::take(&mut run.bytes);
-        self.rcv_nxt = self.rcv_nxt - u32::try_from(offered).unwrap_or(0);
+        self.rcv_nxt = self.rcv_nxt - bounded(offered, u32::MAX);
         // The socket reports the error after the data that came before it.
         let sent = self.send_pieces(&run.pieces, offered, false, context);
         self.flags.failed |= sent.is_err();

@@ -14,6 +14,7 @@ use ringfence_offload::meta::{Checksum, ChecksumPlace, Gso, TCP_CHECKSUM_OFFSET}
 use ringfence_offload::packet::protocol;
 use ringfence_offload::packet::tcp_flags::{ACK, FIN, PSH, RST, SYN, URG};
 use ringfence_offload::{GsoKind, OffloadMeta};
+use ringfence_sys::numbers::{bounded, usize_from};
 use rustix::io::Errno;
 
 use super::connection::{Phase, TcpConnection, Urgent};
@@ -179,7 +180,7 @@ impl TcpConnection {
             return ControlFlow::Continue(0);
         };
         let shape = Shape::of(self, &link.capabilities());
-        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        let room = usize_from(room);
         let count = room.div_ceil(shape.payload).min(frames).min(RESERVE_MAX);
         let mut slots = Slots::new();
         link.reserve(count, shape.header + shape.payload, &mut slots);
@@ -196,7 +197,7 @@ impl TcpConnection {
             buffers.push(IoSliceMut::new(payload));
         }
         let front = self.snd_una - self.undiscarded;
-        let offset = usize::try_from(from.since(front).unwrap_or(0)).unwrap_or(0);
+        let offset = usize_from(from.since(front).unwrap_or(0));
         let read = context.host.peek(socket, offset, &mut buffers);
         drop(buffers);
         let bytes = match read {
@@ -221,7 +222,7 @@ impl TcpConnection {
         link.commit(&done);
         context.counters.frames_out.add(done.len() as u64);
         context.counters.tcp_bytes_out.add(bytes as u64);
-        let bytes = u32::try_from(bytes).unwrap_or(0);
+        let bytes = bounded(bytes, u32::MAX);
         self.bytes.1 += u64::from((from + bytes).since(self.snd_max).unwrap_or(0));
         self.record_sent(from, bytes, context.now);
         // Later data and the end raise an event, but the end may already have done so.
@@ -258,7 +259,7 @@ impl TcpConnection {
             let Some(frame) = slot.get_mut(..shape.header + len) else { break };
             let Some(meta) = self.write_headers(outgoing, &[], frame, shape) else { break };
             done.push(Committed { len: frame.len(), meta });
-            seq += u32::try_from(len).unwrap_or(0);
+            seq += bounded(len, u32::MAX);
         }
         done
     }
@@ -350,10 +351,10 @@ impl TcpConnection {
         // Twice, since such a read ends before the urgent mark.
         for _ in 0..2 {
             let Some(socket) = self.socket.as_ref().filter(|_| self.undiscarded > 0) else { break };
-            let len = usize::try_from(self.undiscarded).unwrap_or(0);
+            let len = usize_from(self.undiscarded);
             match context.host.discard(socket, len) {
                 Ok(bytes) => {
-                    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+                    let bytes = bounded(bytes, u32::MAX);
                     self.undiscarded = self.undiscarded.saturating_sub(bytes);
                 }
                 Err(Errno::INTR | Errno::AGAIN) => break,
@@ -498,7 +499,7 @@ impl TcpConnection {
         let payload = frame.len().checked_sub(shape.header)?;
         let segments = payload.div_ceil(shape.mss).max(1);
         self.ends.write(frame, protocol::TCP, transport, self.ip_id)?;
-        self.ip_id = self.ip_id.wrapping_add(u16::try_from(segments).unwrap_or(1));
+        self.ip_id = self.ip_id.wrapping_add(bounded(segments, u16::MAX));
         let header = Header {
             ports: self.ports,
             seq: outgoing.seq,

@@ -2,31 +2,15 @@
 //!
 //! The payload is copied before it is inspected, because the guest can change memory that it shares.
 
-use core::net::SocketAddr;
-
 use ringfence_offload::GsoKind;
-use ringfence_policy::Protocol;
 
-use super::{Udp, names, payload_len, to_host};
+use super::{Udp, payload_len, to_host};
 use crate::context::Context;
-use crate::egress::{DatagramInspector, DatagramVerdict};
+use crate::egress::DatagramVerdict;
 use crate::flow::FlowId;
 use crate::host::datagrams::DATAGRAM_MAX;
 use crate::icmp::error::{self as icmp_error, Reason};
 use crate::packet::Packet;
-
-/// Applies the policy to a new association. Returns the inspection that it needs, or an error if it is denied.
-pub(super) fn admit(
-    to: SocketAddr,
-    context: &Context<'_>,
-) -> Result<Option<Box<DatagramInspector>>, ()> {
-    let Some(egress) = &context.egress else { return Ok(None) };
-    if names::policy_of(to, context).is_some() {
-        return Ok(None);
-    }
-    let allowed = context.decide(to, Protocol::Udp).ok_or(())?;
-    Ok(DatagramInspector::new(egress, to, allowed))
-}
 
 impl Udp {
     /// Sends those datagrams of a packet that the policy allows.

@@ -22,6 +22,7 @@
 //! Idle associations end after [`UNANSWERED`] or [`ANSWERED`]. When the table is full, the one idle longest
 //! is evicted. Clients of forwarded ports have a table of their own: they evict only each other.
 
+mod admission;
 mod inspect;
 pub mod multicast;
 mod names;
@@ -36,6 +37,7 @@ use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::{Transport, protocol};
 use ringfence_policy::Protocol;
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use crate::context::Context;
@@ -196,7 +198,7 @@ impl Udp {
             return context.counters.drop_malformed.add(1);
         }
         let key = FlowKey::new((packet.source, from), (packet.destination, to));
-        if let Some(egress) = names::policy_of(key.remote, context) {
+        if let Some(egress) = admission::policy_of(key.remote, context) {
             return self.query(key, packet, egress, context);
         }
         let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
@@ -219,7 +221,8 @@ impl Udp {
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
         let outward = context.outward_to(key.remote);
-        let admitted = outward.and_then(|to| Some((to, inspect::admit(key.remote, context).ok()?)));
+        let admitted =
+            outward.and_then(|to| Some((to, admission::admit(key.remote, context).ok()?)));
         let Some((outward, inspector)) = admitted else {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
@@ -357,7 +360,7 @@ impl Udp {
             let is_inspected = self.flows.get(id).is_some_and(|flow| flow.inspector.is_some());
             // The policy decides on queries to the guest's name servers, not on the association.
             let is_moved = |to| self.flows.get(id).is_some_and(|flow| flow.outward != to);
-            let stays = match names::policy_of(remote, context) {
+            let stays = match admission::policy_of(remote, context) {
                 _ if context.outward_to(remote).is_some_and(is_moved) => false,
                 Some(_) => context.outward_to(remote).is_some(),
                 None => !is_inspected && context.may_stay(remote, Protocol::Udp, None),
@@ -425,7 +428,7 @@ fn report(key: &FlowKey, flow: &Flow, failure: &Failure, bytes: &[u8], context: 
     let mut header = [0; 8];
     header[..2].copy_from_slice(&key.guest.port().to_be_bytes());
     header[2..4].copy_from_slice(&key.remote.port().to_be_bytes());
-    let length = u16::try_from(bytes.len() + 8).unwrap_or(8);
+    let length = bounded(bytes.len() + 8, u16::MAX);
     header[4..6].copy_from_slice(&length.to_be_bytes());
     let body = [&header[..], bytes].concat();
     let ends = (key.guest.ip(), key.remote.ip());

@@ -1,8 +1,5 @@
 //! DNS under an egress policy: queries to the guest's name servers, and their answers.
 
-use core::net::SocketAddr;
-use std::sync::Arc;
-
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::partial::never_zero;
 use ringfence_offload::packet::protocol;
@@ -17,12 +14,6 @@ use crate::packet::Packet;
 
 /// Length of a UDP header in bytes.
 const UDP_LEN: usize = 8;
-
-/// Returns the policy if datagrams to this destination are queries that it inspects.
-pub(super) fn policy_of<'a>(to: SocketAddr, context: &Context<'a>) -> Option<&'a Arc<Egress>> {
-    let egress = context.egress.as_ref()?;
-    context.config.access.is_name_server(to).then_some(egress)
-}
 
 impl Udp {
     /// Handles a query of the guest: forwards it in the form of the policy, or replies.

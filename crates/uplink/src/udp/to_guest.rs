@@ -8,6 +8,7 @@ use core::net::SocketAddr;
 use ringfence_frame::PortCapabilities;
 use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use super::relay::DatagramRelays;
@@ -131,7 +132,7 @@ impl Udp {
         let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        let Some(egress) = super::names::policy_of(key.remote, context) else {
+        let Some(egress) = super::admission::policy_of(key.remote, context) else {
             return self.emit(&udp_ends, buffer, buffer.datagrams(), link, context);
         };
         let takes = link.capabilities();
@@ -255,7 +256,7 @@ impl Udp {
         }
         let header = udp_ends.ends.header_len() + UDP_LEN;
         let len = header + group.len;
-        self.ip_id = self.ip_id.wrapping_add(u16::try_from(group.pieces.len()).unwrap_or(1));
+        self.ip_id = self.ip_id.wrapping_add(bounded(group.pieces.len(), u16::MAX));
         let mut slots = Slots::new();
         link.reserve(1, len, &mut slots);
         let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else {

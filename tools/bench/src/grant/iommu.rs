@@ -6,10 +6,10 @@ use std::sync::Arc;
 use iommu_lab::vfio::{Container, Device, VfioError};
 use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_memory::FIRST_IO_ADDRESS;
+use ringfence_platform::vhost::{self, VhostError};
 use ringfence_platform::{
     Access, Counters, DomId, Gref, PageId, TranslationTable, WindowHandle, WindowShape,
 };
-use ringfence_sys::vhost::{self, VhostError};
 use rustix::time::ClockId;
 
 use super::cases::Cost;

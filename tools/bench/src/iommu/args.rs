@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use ringfence_uplink::link::vhost_net::Protection;
+use ringfence_link::vhost_net::Protection;
 use serde::Serialize;
 
 use crate::params::parse_seconds;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use ringfence_frame::{Batch, Port};
+use ringfence_link::frame_ring::FrameShape;
+use ringfence_link::vhost_net::{Protection, VhostLink};
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::Counters;
+use ringfence_platform::vhost;
 use ringfence_sys::tap::Tap;
-use ringfence_sys::vhost;
-use ringfence_uplink::link::vhost_net::frames::FrameShape;
-use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::ClockId;
 

@@ -14,6 +14,7 @@ use anyhow::{Context, ensure};
 use ringfence_access::staging::{StagingLimits, StagingTable};
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_memory::PAGE_SIZE;
+use ringfence_net::commands::{VifCommand, VifReply};
 use ringfence_net::ctrl::backend::{ControlRing, CtrlBackend, CtrlOptions};
 use ringfence_platform::local::{LocalChannel, LocalGranter, LocalPlatform};
 use ringfence_platform::{
@@ -103,14 +104,15 @@ impl Domains {
 }
 
 /// Carries out the port orders of this benchmark.
-fn obey(table: &mut StagingTable, order: PortCommand) -> PortReply {
+fn obey(table: &mut StagingTable, order: VifCommand) -> PortReply {
     match order {
-        PortCommand::Stage(pages) => match table.add(pages) {
-            Ok(()) => PortReply::Staged,
-            Err((pages, why)) => PortReply::NotStaged(pages, why),
+        VifCommand::Stage(pages) => match table.add(pages) {
+            Ok(()) => VifReply::Staged.into(),
+            Err((pages, why)) => VifReply::NotStaged(pages, why).into(),
         },
-        PortCommand::Unstage(grefs) => {
-            PortReply::Unstaged(grefs.into_iter().filter_map(|gref| table.take(gref)).collect())
+        VifCommand::Unstage(grefs) => {
+            let taken = grefs.into_iter().filter_map(|gref| table.take(gref));
+            VifReply::Unstaged(taken.collect()).into()
         }
         _ => PortReply::Unsupported,
     }
@@ -132,10 +134,11 @@ fn serve(
             continue;
         }
         let mut carry_out = |_: u16, order: PortCommand| {
+            let Some(order) = VifCommand::of(order) else { return Some(PortReply::Unsupported) };
             match peer {
-                Peer::Slow if matches!(order, PortCommand::Unstage(_)) => std::thread::sleep(SLOW),
+                Peer::Slow if matches!(order, VifCommand::Unstage(_)) => std::thread::sleep(SLOW),
                 // Blocks until the granter has ended the row.
-                Peer::Stopped if matches!(order, PortCommand::Unstage(_)) => {
+                Peer::Stopped if matches!(order, VifCommand::Unstage(_)) => {
                     let _ = staged.recv();
                 }
                 Peer::Quick | Peer::Slow | Peer::Stopped => {}

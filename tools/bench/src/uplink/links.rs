@@ -18,8 +18,8 @@ use std::io::Write;
 
 use anyhow::{Context, ensure};
 use ringfence_hostnet::out::Out;
+use ringfence_platform::vhost;
 use ringfence_sys::namespaces::{self, Fresh};
-use ringfence_sys::vhost;
 use serde::Serialize;
 
 use self::args::LinksArgs;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ringfence_memory::{DeviceAccess, LentSlice, Mapping};
+use ringfence_platform::vhost::{self, QueueName, VhostEvents, VhostNet, VhostSetup};
 use ringfence_sys::tap::Tap;
-use ringfence_sys::vhost::{self, QueueName, VhostEvents, VhostNet, VhostSetup};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -9,7 +9,7 @@
 
 use core::time::Duration;
 
-use ringfence_frame::rate::Rate;
+use crate::rate::Rate;
 
 /// Minimum limit of the credit in bytes: twice the longest packet.
 const BURST_MIN: u64 = 128 << 10;

@@ -14,11 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_wire::netif::extra::MulticastChange;
 
+use crate::commands::VifSettings;
 use crate::rules::RuleCounters;
 use filter::MulticastFilter;
 use limiter::Limiter;
 use ringfence_frame::batch::Batch;
-use ringfence_frame::commands::PortSettings;
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_sys::clock::Clock;
 use stall::{Change, Stall};
@@ -29,7 +29,7 @@ pub use stall::STALL_DEFAULT;
 #[derive(Clone, Debug)]
 pub struct GuestPolicyConfig {
     /// Keys of the store at the time when the port is made.
-    pub wanted: PortSettings,
+    pub wanted: VifSettings,
     /// Set if `feature-multicast-control` was announced.
     pub multicast_control: bool,
     /// Set if a previous process served the guest and may have received its groups.
@@ -45,7 +45,7 @@ pub struct GuestPolicyConfig {
 impl Default for GuestPolicyConfig {
     fn default() -> Self {
         GuestPolicyConfig {
-            wanted: PortSettings::default(),
+            wanted: VifSettings::default(),
             multicast_control: false,
             adopted: false,
             stall: STALL_DEFAULT,
@@ -126,7 +126,7 @@ impl GuestPolicy {
     }
 
     /// Applies new values of the store's keys.
-    pub(super) fn apply(&mut self, wanted: PortSettings) {
+    pub(super) fn apply(&mut self, wanted: VifSettings) {
         let now = self.clock.now();
         self.limited = wanted.rate.is_some();
         match (wanted.rate, &mut *lock(&self.limiter)) {

@@ -12,8 +12,9 @@ use ringfence_offload::Checksum;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::extra::{Extra, RawExtra};
 use ringfence_wire::netif::{RxFlags, RxRequest, RxResponse, Status};
+use ringfence_wire::numbers::bounded;
 
-use super::{BackendRx, checksum_flags};
+use super::{BackendRx, checksum_flags, packet_hash};
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
@@ -52,14 +53,14 @@ impl<G: Grantee> BackendRx<G> {
             let most = BATCH_MAX.min(rest.len());
             let (ring, first) = (&self.ring, self.ring.consumed_index());
             // At most twice BATCH_MAX.
-            let available = u32::try_from(most * slots_per_frame).unwrap_or(0).min(posted);
+            let available = bounded(most * slots_per_frame, u32::MAX).min(posted);
             self.prefetch.fetch(first, available, |from, into| ring.requests(from, into));
             let mut placed = ArrayVec::<Placed<'_>, BATCH_MAX>::new();
             let mut slots = 0;
             for &index in rest.iter().take(most) {
                 let Some(frame) = batch.get(index).filter(is_simple) else { break };
                 let steering = self.steering.as_ref();
-                let hash = steering.and_then(|s| s.hash(frame.header(), frame.len()));
+                let hash = steering.and_then(|steering| packet_hash(steering, &frame));
                 let taken = 1 + u32::from(hash.is_some());
                 if slots + taken > available {
                     break;

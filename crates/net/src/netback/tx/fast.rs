@@ -11,6 +11,7 @@ use ringfence_memory::LentSlice;
 use ringfence_offload::OffloadMeta;
 use ringfence_platform::{Access, Grantee};
 use ringfence_wire::netif::{Status, TxRequest, TxResponse};
+use ringfence_wire::numbers::bounded;
 
 use super::BackendTx;
 use crate::fast::{BATCH_MAX, FastRun, qualifies};
@@ -45,7 +46,7 @@ impl<G: Grantee> BackendTx<G> {
             let mut validated = ArrayVec::<Validated<'_>, BATCH_MAX>::new();
             let (ring, first) = (&self.ring, self.ring.consumed_index());
             // At most BATCH_MAX.
-            let ahead = u32::try_from(most).unwrap_or(0);
+            let ahead = bounded(most, u32::MAX);
             self.prefetch.fetch(first, ahead, |from, into| ring.requests(from, into));
             let mut room = batch.room();
             for index in (0..most).zip(0u32..).map(|(_, ahead)| first.wrapping_add(ahead)) {

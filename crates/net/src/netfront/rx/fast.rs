@@ -9,6 +9,7 @@ use ringfence_memory::LentSlice;
 use ringfence_offload::packet::Layers;
 use ringfence_offload::{Checksum, OffloadMeta};
 use ringfence_wire::netif::{RxFlags, RxResponse};
+use ringfence_wire::numbers::bounded;
 
 use super::FrontendRx;
 use crate::fast::{BATCH_MAX, FastRun, qualifies};
@@ -37,7 +38,7 @@ impl FrontendRx {
             let most = BATCH_MAX.min(budget - run.looked).min(waiting);
             let (ring, first) = (&self.ring, self.ring.consumed_index());
             // At most BATCH_MAX.
-            let ahead = u32::try_from(most).unwrap_or(0);
+            let ahead = bounded(most, u32::MAX);
             self.prefetch.fetch(first, ahead, |from, into| ring.responses(from, into));
             let mut validated = ArrayVec::<Validated<'_>, BATCH_MAX>::new();
             let mut room = batch.room();
@@ -102,7 +103,7 @@ impl Validated<'_> {
         let rest = (len > head).then_some((page, offset + head, len - head));
         let made = batch.push(head, rest, |header| {
             page.copy_to(offset, header)?;
-            let total = u32::try_from(len).unwrap_or(u32::MAX);
+            let total = bounded(len, u32::MAX);
             let verified = checksum_valid && Layers::parse(header, total).is_ok();
             let checksum = if verified { Checksum::Verified } else { Checksum::None };
             Ok::<_, ringfence_memory::OutOfRange>(OffloadMeta { checksum, gso: None })

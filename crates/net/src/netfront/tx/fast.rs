@@ -8,11 +8,12 @@ use ringfence_memory::PAGE_SIZE;
 use ringfence_offload::Checksum;
 use ringfence_platform::Gref;
 use ringfence_wire::netif::{PACKET_MIN, TxFlags, TxRequest};
+use ringfence_wire::numbers::bounded;
 
 use super::{FrontendTx, sent_checksum};
 use crate::netfront::heads::HEAD;
+use crate::staging::TxStaging;
 use ringfence_frame::batch::{Batch, FrameView};
-use ringfence_frame::commands::TxStaging;
 
 /// Maximum number of frames of a batch.
 const BATCH_MAX: usize = 64;
@@ -39,7 +40,7 @@ impl FrontendTx {
             let Some((id, gref, offset)) = self.place(frame.len()) else { break };
             let flags = TxFlags::from(sent_checksum(frame.meta().checksum));
             // At most a page.
-            let size = u16::try_from(frame.len()).unwrap_or(0);
+            let size = bounded(frame.len(), u16::MAX);
             requests.push(TxRequest { gref, offset, flags, id, size }.to_bytes());
             placed.push(Placed { frame, id, offset });
         }

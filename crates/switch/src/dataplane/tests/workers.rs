@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ringfence_frame::commands::PortCommand;
 use ringfence_frame::steer::Steering;
-use ringfence_wire::netif::ctrl::HashTypes;
+use ringfence_offload::flow_hash::FlowFieldSet;
 
 use super::*;
 use crate::dataplane::relay::BATCHES_MAX;
@@ -176,7 +176,7 @@ fn frames_to_guest_with_hashing_arrive_at_hashed_queue() {
     let (_, from) = group.add(2, Some(mac(1)));
     let (id, to) = group.add(2, Some(mac(2)));
     // The mapping selects the second queue for every hash.
-    let steering = Steering::new(&[7; 40], HashTypes::ALL, vec![1], 2);
+    let steering = Steering::new(&[7; 40], FlowFieldSet::ALL, vec![1], 2);
     let command = PortCommand::Hash(Some(Arc::new(steering)));
     // The ports of this test ignore the command; the workers use it.
     assert!(group.handle().execute(id, 0, command).is_some());

@@ -29,7 +29,7 @@ use ringfence_sys::datagrams::{self, SendOptions, Wait};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
-use super::Source;
+use super::outbound::Source;
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 use crate::udp::multicast::service::Group;
 

@@ -21,6 +21,7 @@ use std::os::fd::OwnedFd;
 
 use arrayvec::ArrayVec;
 use ringfence_memory::WriteList;
+use ringfence_sys::numbers::usize_from;
 use ringfence_sys::poll::timespec;
 use ringfence_sys::socket;
 use rustix::event::epoll::{self, EventFlags};
@@ -194,7 +195,7 @@ impl TcpHost for RealHost {
         let free = queue.limit.saturating_sub(queue.used);
         SendRoom {
             // Each 64 KiB in the queue need a header of their own.
-            free: usize::try_from(free - free / 32).unwrap_or(0),
+            free: usize_from(free - free / 32),
             // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is
             // free, and enlarges the queue of a socket that waits for that.
             nearly_full: free < queue.used / 2,
@@ -284,7 +285,7 @@ impl RealHost {
     ) -> Result<usize, Errno> {
         self.count();
         let mut scratch = core::mem::take(&mut self.scratch);
-        scratch.resize(usize::try_from(PEEK_AGAIN_MAX).unwrap_or(0), 0);
+        scratch.resize(usize_from(PEEK_AGAIN_MAX), 0);
         let seen = scratch.get_mut(..offset).ok_or(Errno::INVAL).and_then(|scratch| {
             let mut list = ArrayVec::<IoSliceMut<'_>, { RESERVE_MAX + 1 }>::new();
             list.push(IoSliceMut::new(scratch));

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ringfence_platform::Counters;
+use ringfence_platform::vhost;
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::{Tap, TapOffloads};
-use ringfence_sys::vhost;
 use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Runner, RunnerEnd};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use ringfence_access::iommu::RegionTable;
 use ringfence_memory::{DeviceAccess, PAGE_SIZE};
+use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{Access, Gref, PageId, TranslationTable, WindowShape};
-use ringfence_sys::vhost::QueueName;
 
 use super::rig::{Came, PAYLOAD_MAX, Rig};
 use super::traffic::Dice;

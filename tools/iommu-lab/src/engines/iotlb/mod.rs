@@ -12,10 +12,10 @@ use clap::Subcommand;
 use ringfence_access::iommu::{AddressSpace, RegionShape, RegionTable};
 use ringfence_memory::DeviceAccess;
 use ringfence_memory::FIRST_IO_ADDRESS;
+use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{
     Access, Counters, DomId, Gref, PageId, TranslationTable, WindowHandle, WindowShape,
 };
-use ringfence_sys::vhost::QueueName;
 use ringfence_testkit::conformance::windows::{LEAST, WindowPeer, WindowSuite};
 
 use rig::{Came, HEADERS, Rig};

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use ringfence_access::iommu::RegionShape;
 use ringfence_frame::{Batch, Fault, Port as _};
+use ringfence_link::frame_ring::FrameShape;
+use ringfence_link::vhost_net::{Protection, VhostLink};
 use ringfence_memory::FIRST_IO_ADDRESS;
+use ringfence_platform::vhost;
 use ringfence_platform::{Gref, WindowShape};
 use ringfence_sys::tap::Tap;
-use ringfence_sys::vhost;
-use ringfence_uplink::link::vhost_net::frames::FrameShape;
-use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 
 use super::rig::interface;
 

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice, Mapping, PAGE_SIZE};
+use ringfence_platform::iotlb::{IotlbSpace, Miss};
+use ringfence_platform::vhost::{self, QueueName, VhostNet, VhostSetup};
 use ringfence_ring::split::{DriverQueue, Used};
-use ringfence_sys::iotlb::{IotlbSpace, Miss};
 use ringfence_sys::tap::Tap;
-use ringfence_sys::vhost::{self, QueueName, VhostNet, VhostSetup};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Bytes before the payload of a datagram: virtio-net, Ethernet, IPv4 and UDP headers.

@@ -8,8 +8,8 @@ use ringfence_access::iommu::{RegionShape, RegionTable};
 use ringfence_access::window::reuse::ReuseCache;
 use ringfence_access::window::{PageSource, SourcePolicy};
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
+use ringfence_platform::vhost::QueueName;
 use ringfence_platform::{Access, Counters, Gref, PageId, TranslationTable, WindowShape};
-use ringfence_sys::vhost::QueueName;
 
 use super::rig::{Came, HEADERS, PAYLOAD_MAX, Rig};
 use super::{GUEST, NEIGHBOUR, table};

@@ -1,0 +1,394 @@
+//! vhost-user link: the network interface of a virtual machine, in the memory that its hypervisor shares.
+//!
+//! QEMU and libvirt connect to a Unix socket and pass the machine's memory and two vrings. The link is their device:
+//!
+//! ```text
+//! guest's driver -> vring 1 -> Batch (payload in place) -> engine
+//! guest's driver <- vring 0 <- copy <- FrameRing        <- engine
+//! hypervisor    <-> requests and answers on the socket (`device`)
+//! ```
+//!
+//! * **From the guest.** Headers are copied, and payload goes to a socket from the guest's memory. Its chains are
+//!   returned after the batch.
+//! * **To the guest.** Frames are assembled in a [`FrameRing`](crate::frame_ring::FrameRing), and copied into the guest's buffers.
+//! * Kicks and messages arrive by one epoll. Kicks are suppressed until the thread is about to sleep.
+//!
+//! One client is connected at a time, as on a [`stream`](super::stream). A client that connects again sets everything up
+//! again; flows survive.
+//!
+//! # Guarantees
+//!
+//! * The link reaches all memory that the hypervisor shares, and no other. Every address and length in it is
+//!   checked, and read once.
+//! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
+//!   memory's file under the link; that ends this process, which serves no other guest.
+
+// #syscall uplink sendto: answers to a hypervisor
+// #syscall uplink epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
+// #syscall uplink write: interrupts of a virtual machine
+
+mod device;
+mod fault;
+#[cfg(any(test, feature = "test-utils"))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod memory;
+#[cfg(test)]
+mod tests;
+mod transfer;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use ringfence_frame::{
+    Batch, ChecksumOffload, DropReason, Fault, GsoOffload, PortCapabilities, Received,
+};
+use ringfence_platform::Counters;
+use ringfence_sys::descriptors::receive_of_stream;
+use ringfence_wire::vhost_user::{self, FILES_MAX, HEADER_LEN, Header, PAYLOAD_MAX, Request};
+use ringfence_wire::virtio::feature;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
+use super::frame_ring::FrameShape;
+use super::ring_link::{FrameQueue, RingLink, RingTransport};
+use device::{Answer, Device, FROM_GUEST, TO_GUEST};
+pub use fault::ClientFault;
+use transfer::{Receiver, Sender, Taken, Written, header_len};
+
+/// Maximum of messages in one round.
+const MESSAGES_PER_ROUND: usize = 32;
+/// Number of rounds after which a busy link looks for messages.
+const ROUNDS_PER_LOOK: u32 = 64;
+
+/// Link on the vrings of a virtual machine. See the [module](self) for the protocol.
+pub type VhostUserLink = RingLink<VhostUserTransport>;
+
+/// Vrings of a virtual machine.
+#[derive(Debug)]
+pub struct VhostUserTransport {
+    clients: ClientSlot,
+    device: Device,
+    receiver: Receiver,
+    sender: Sender,
+    /// Chains with buffers that were there and too few. The sender waits for more.
+    too_few: Option<u16>,
+    /// A message or a client may be there.
+    has_messages: bool,
+    rounds: u32,
+    mtu: u16,
+    capabilities: PortCapabilities,
+}
+
+impl VhostUserLink {
+    /// Creates a link for frames of at most `mtu` bytes behind the Ethernet header. System calls are counted in
+    /// `system`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if memory or descriptors are exhausted, or `shape` is invalid.
+    pub fn new(
+        clients: Clients,
+        mtu: u16,
+        shape: FrameShape,
+        system: Arc<Counters>,
+    ) -> io::Result<VhostUserLink> {
+        let transport = VhostUserTransport {
+            clients: ClientSlot::new(clients)?,
+            device: Device::new()?,
+            receiver: Receiver::default(),
+            sender: Sender::default(),
+            too_few: None,
+            has_messages: true,
+            rounds: 0,
+            mtu,
+            capabilities: PortCapabilities::plain(mtu),
+        };
+        RingLink::from_transport(transport, shape, Arc::default(), system)
+    }
+
+    /// Returns `true` while a client is connected.
+    pub fn is_connected(&self) -> bool {
+        self.transport.is_connected()
+    }
+}
+
+impl VhostUserTransport {
+    fn is_connected(&self) -> bool {
+        self.clients.client().is_some()
+    }
+
+    /// Forgets what the client set up.
+    fn reset(&mut self, queue: &mut FrameQueue) {
+        self.device.reset(self.clients.epoll());
+        self.capabilities = capabilities(0, self.mtu);
+        self.receiver.forget();
+        self.drop_waiting(queue);
+    }
+
+    fn disconnect(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        self.reset(queue);
+        self.clients.disconnect()
+    }
+
+    /// Ends the connection of a client that breaks the rules.
+    fn refuse(&mut self, queue: &mut FrameQueue, fault: ClientFault) -> Result<(), Fault> {
+        queue.counters.dropped(DropReason::BadRequest);
+        self.reset(queue);
+        self.clients.refuse(fault)
+    }
+
+    /// Handles clients and messages that are there. Returns their number.
+    fn attend(&mut self, queue: &mut FrameQueue) -> Result<usize, Fault> {
+        let mut work = 0;
+        self.has_messages = false;
+        if self.clients.accept(&queue.system)? {
+            work += 1;
+        }
+        while work < MESSAGES_PER_ROUND && self.is_connected() {
+            match self.handle_message(queue) {
+                Ok(Some(true)) => work += 1,
+                Ok(Some(false)) => return Ok(work),
+                Ok(None) => self.disconnect(queue)?,
+                Err(fault) => self.refuse(queue, fault)?,
+            }
+        }
+        self.has_messages = work >= MESSAGES_PER_ROUND;
+        Ok(work)
+    }
+
+    /// Handles the next message of the client. Returns `None` if the client has gone, and `false` if no message is
+    /// there.
+    fn handle_message(&mut self, queue: &FrameQueue) -> Result<Option<bool>, ClientFault> {
+        use ringfence_sys::descriptors::MessageError::System;
+        let Some(client) = self.clients.client() else { return Ok(None) };
+        queue.system.syscalls.add(2);
+        let mut bytes = [0; HEADER_LEN];
+        let received = match receive_of_stream(client, &mut bytes, FILES_MAX) {
+            Ok(received) if received.bytes == 0 => return Ok(None),
+            Ok(received) => received,
+            Err(System(Errno::AGAIN | Errno::INTR)) => return Ok(Some(false)),
+            Err(System(Errno::CONNRESET)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let partial = |bytes, len| ClientFault::Partial { bytes, len };
+        if received.bytes < HEADER_LEN {
+            return Err(partial(received.bytes, HEADER_LEN));
+        }
+        let header = Header::parse(&bytes)?;
+        let mut space = [0; PAYLOAD_MAX];
+        let payload = &mut space[..header.len];
+        if header.len > 0 {
+            // A client sends a message whole, and its files with the header.
+            let bytes = match rustix::net::recv(client, &mut *payload, RecvFlags::DONTWAIT) {
+                Ok((_, bytes)) => bytes,
+                Err(_) => 0,
+            };
+            if bytes < header.len {
+                return Err(partial(bytes, header.len));
+            }
+        }
+        let request = Request::parse(header.request, payload)?;
+        tracing::debug!("vhost-user: {request:?}");
+        let sets_features = matches!(request, Request::SetFeatures(_) | Request::ResetOwner);
+        let epoll = self.clients.epoll();
+        let answer = self.device.handle(request, received.descriptors, epoll)?;
+        if sets_features {
+            self.capabilities = capabilities(self.device.features(), self.mtu);
+        }
+        self.answer(queue, &header, answer)
+    }
+
+    fn answer(
+        &self,
+        queue: &FrameQueue,
+        header: &Header,
+        answer: Answer,
+    ) -> Result<Option<bool>, ClientFault> {
+        let Some(client) = self.clients.client() else { return Ok(None) };
+        let bytes = match answer {
+            Answer::Word(word) => vhost_user::reply_word(header.request, word),
+            Answer::State(state) => vhost_user::reply_state(header.request, state),
+            Answer::Done if header.needs_reply && self.device.acknowledges() => {
+                vhost_user::reply_word(header.request, 0)
+            }
+            Answer::Done => return Ok(Some(true)),
+        };
+        queue.system.syscalls.add(1);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match rustix::net::send(client, &bytes, flags) {
+            Ok(sent) if sent == bytes.len() => Ok(Some(true)),
+            Ok(sent) => Err(ClientFault::Partial { bytes: sent, len: bytes.len() }),
+            Err(Errno::PIPE | Errno::CONNRESET) => Ok(None),
+            Err(source) => Err(ClientFault::System { what: "answering", source }),
+        }
+    }
+
+    /// Takes frames of the guest.
+    fn take_frames(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+        budget: usize,
+        received: &mut Received,
+    ) -> Result<(), ClientFault> {
+        let header_len = header_len(&self.device);
+        let Device { memory, vrings, .. } = &mut self.device;
+        let Some(vring) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
+        while received.work < budget
+            && batch.frames_left() > 0
+            && batch.has_place_for(ringfence_frame::batch::HEADER_MAX)
+            && batch.has_room_for(SUPER_PACKET_MAX)
+        {
+            match self.receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
+                Taken::Nothing => break,
+                Taken::Frame(len) => {
+                    received.frames += 1;
+                    queue.received(batch, len);
+                }
+                Taken::Dropped(reason) => queue.counters.dropped(reason),
+            }
+            received.work += 1;
+        }
+        Ok(())
+    }
+
+    /// Drops the frames that wait.
+    fn drop_waiting(&mut self, queue: &mut FrameQueue) {
+        queue.drop_waiting();
+        self.too_few = None;
+    }
+
+    fn write_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), ClientFault> {
+        let (features, header_len) = (self.device.features(), header_len(&self.device));
+        let Device { memory, vrings, .. } = &mut self.device;
+        let Some(vring) = &mut vrings[TO_GUEST].queue else { return Ok(()) };
+        while let Some(frame) = queue.frames.next_waiting() {
+            let bytes = queue.frames.bytes(&frame);
+            match self.sender.write(vring, (features, memory), header_len, bytes)? {
+                Written::TooFew(chains) => {
+                    self.too_few = Some(chains);
+                    break;
+                }
+                Written::TooLong => queue.finish_dropped(DropReason::TooLong),
+                Written::Whole => queue.finish_sent(),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Length of the longest frame: the longest IP packet behind its link header.
+const SUPER_PACKET_MAX: usize = 65_535 + ringfence_frame::port::LINK_HEADER_MAX;
+
+/// Returns the egress capabilities of a guest with these features.
+fn capabilities(features: u64, mtu: u16) -> PortCapabilities {
+    let has = |feature| features & feature != 0;
+    let has_checksum = has(feature::GUEST_CSUM);
+    let gso = GsoOffload {
+        tcp_v4: has_checksum && has(feature::GUEST_TSO4),
+        tcp_v6: has_checksum && has(feature::GUEST_TSO6),
+        ecn: has(feature::GUEST_ECN),
+        udp: false,
+    };
+    let checksum = if has_checksum { ChecksumOffload::Any } else { ChecksumOffload::None };
+    PortCapabilities { checksum, gso, scatter_gather: gso.tcp_v4 || gso.tcp_v6, mtu }
+}
+
+impl RingTransport for VhostUserTransport {
+    fn receive(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+        budget: usize,
+    ) -> Result<Received, Fault> {
+        let mut received = Received::default();
+        self.rounds = self.rounds.wrapping_add(1);
+        if self.has_messages || self.rounds.is_multiple_of(ROUNDS_PER_LOOK) {
+            received.work += self.attend(queue)?;
+        }
+        if let Err(fault) = self.take_frames(queue, batch, budget, &mut received) {
+            batch.clear();
+            received.frames = 0;
+            self.refuse(queue, fault)?;
+        }
+        Ok(received)
+    }
+
+    fn send_waiting(&mut self, queue: &mut FrameQueue) -> Result<(), Fault> {
+        self.too_few = None;
+        if queue.frames.waiting() == 0 {
+            return Ok(());
+        }
+        if self.device.vrings[TO_GUEST].queue.is_none() {
+            self.drop_waiting(queue);
+            return Ok(());
+        }
+        let sent = self.write_waiting(queue);
+        if self.device.vrings[TO_GUEST].publish() {
+            queue.system.syscalls.add(1);
+        }
+        sent.or_else(|fault| self.refuse(queue, fault))
+    }
+
+    fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
+        let vring = &mut self.device.vrings[FROM_GUEST];
+        let Some(chains) = &mut vring.queue else { return Ok(()) };
+        self.receiver.finish(chains);
+        if vring.publish() {
+            queue.system.syscalls.add(1);
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<bool, Fault> {
+        if self.has_messages {
+            return Ok(true);
+        }
+        // A driver that breaks a rule is found by the next round.
+        let mut is_ready = false;
+        if let Some(chains) = &mut self.device.vrings[FROM_GUEST].queue {
+            is_ready |= chains.arm(0).unwrap_or(true);
+        }
+        if let (Some(few), Some(chains)) = (self.too_few, &mut self.device.vrings[TO_GUEST].queue) {
+            is_ready |= chains.arm(few).unwrap_or(true);
+        }
+        Ok(is_ready)
+    }
+
+    fn wait_fds(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.clients.epoll()]
+    }
+
+    fn clear_events(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
+        for vring in &mut self.device.vrings {
+            if let Some(chains) = &mut vring.queue {
+                chains.suppress();
+            }
+        }
+        queue.system.syscalls.add(1);
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: CLIENT }; 8];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let found = match epoll::wait(self.clients.epoll(), &mut events[..], Some(&now)) {
+            Ok(found) => found,
+            Err(Errno::INTR) => 0,
+            Err(errno) => return Err(Fault::system("cannot hear a hypervisor", errno)),
+        };
+        let is_message = |event: &epoll::Event| {
+            [CLIENT, LISTENER].map(|own| own.u64()).contains(&event.data.u64())
+        };
+        self.has_messages |= events[..found].iter().any(is_message);
+        Ok(())
+    }
+
+    fn capabilities(&self) -> PortCapabilities {
+        self.capabilities
+    }
+
+    fn is_full(&self) -> bool {
+        self.too_few.is_some()
+    }
+}
