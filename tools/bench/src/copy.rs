@@ -107,7 +107,7 @@ pub(super) fn run(args: &CopyArgs) -> anyhow::Result<()> {
             names.concat()
         )?;
     }
-    let bar = super::progress(args.size.len() * args.offset.len() * args.cache.len());
+    let bar = crate::harness::progress(args.size.len() * args.offset.len() * args.cache.len());
     for &size in &args.size {
         for &offset in &args.offset {
             for &cache in &args.cache {
@@ -214,7 +214,7 @@ fn own(subjects: &[Subject], size: u32, offset: u32, rounds: u32) -> anyhow::Res
         }
     }
     ensure!(to.get(0) == from.get(0), "a copy of {size} bytes is wrong");
-    Ok(times.into_iter().map(|times| super::median(times.into_iter())).collect())
+    Ok(times.into_iter().map(|times| crate::harness::median(times.into_iter())).collect())
 }
 
 /// Returns the median time of each subject in nanoseconds for sources that another core has just written.
@@ -246,7 +246,7 @@ fn other(subjects: &[Subject], size: u32, offset: u32, rounds: u32) -> anyhow::R
                 }
             }
             drop(to_writer);
-            Ok(times.into_iter().map(|times| super::median(times.into_iter())).collect())
+            Ok(times.into_iter().map(|times| crate::harness::median(times.into_iter())).collect())
         });
         let times = reader.join().ok().context("the reader panicked")?;
         writer.join().ok().context("the writer panicked")??;

@@ -34,6 +34,7 @@ mod cores;
 mod domain;
 pub mod grant;
 pub mod gso;
+mod harness;
 pub mod hostile;
 pub mod idle;
 pub mod iommu;
@@ -42,7 +43,6 @@ mod messages;
 mod net;
 mod orders;
 mod packet;
-mod page;
 pub mod params;
 mod peers;
 mod perf;
@@ -50,23 +50,16 @@ mod pressure;
 mod redesigned;
 mod report;
 mod staging;
-mod table;
 pub mod uplink;
 mod usage;
 mod work;
 mod xen;
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
 use ringfence::causes::causes;
 
 use args::{BenchCommand, Experiment, SeedsArgs};
 use cli::{Cli, Command, Role};
-use indicatif::{ProgressBar, ProgressStyle};
-
-/// Exit status of a failed benchmark: a packet was lost or damaged, or the benchmark could not run.
-const STATUS_BENCH_FAILED: u8 = 1;
+use harness::STATUS_BENCH_FAILED;
 
 /// Runs the command. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
@@ -81,7 +74,7 @@ pub fn main_with(cli: Cli) -> u8 {
             Role::BenchUplinkEnd { role, congestion, what } => {
                 uplink::end_main(&role, &congestion, &what)
             }
-            Role::HostileGuest(args) => hostile::guest_main(&args),
+            Role::HostileGuest(args) => hostile::on_xen::main(&args),
             Role::Conformance(args) => conformance::main(&args),
             Role::ControlRing(args) => control::main(&args),
             Role::DiskFrontend(args) => block::on_xen::main(&args),
@@ -127,25 +120,4 @@ fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
         Experiment::Gso(args) => gso::run(args),
     }?;
     on_xen.map_or(Ok(()), |rows| rows.print(experiment.name(), experiment.json()))
-}
-
-/// Returns a progress bar, shown if standard error is a terminal.
-fn progress(rows: usize) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(rows as u64);
-    // The template is a constant, so this never fails.
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar
-}
-
-/// Returns the median, the lower one of two.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }

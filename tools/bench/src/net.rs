@@ -57,7 +57,7 @@ pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     if cores.is_none() {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
     }
-    let progress = super::progress(rows.len() + Beside::rows(args).len());
+    let progress = crate::harness::progress(rows.len() + Beside::rows(args).len());
     let mut measured = Vec::new();
     let mut out = Out;
     if !args.json {

@@ -19,7 +19,7 @@ use anyhow::Context;
 use ringfence::out::Out;
 use serde::{Deserialize, Serialize};
 
-use crate::table::Table;
+use crate::harness::Table;
 use crate::{block, gso, redesigned, staging};
 
 /// Measurement as a scenario writes it. Field names are part of the file's format.
@@ -107,8 +107,8 @@ impl Row {
     /// Returns the published figures, if the source document has some for this row.
     fn published(&self) -> Option<String> {
         match self.seed.as_str() {
-            "redesigned" => redesigned::published_text(&self.experiment, &self.setup),
-            "gso" => gso::published_text(&self.experiment, &self.setup),
+            "redesigned" => redesigned::report::published_text(&self.experiment, &self.setup),
+            "gso" => gso::report::published_text(&self.experiment, &self.setup),
             "staging" => staging::published_text(&self.experiment, &self.setup),
             "persistent" => block::published_text(&self.setup),
             _ => None,

@@ -31,7 +31,7 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use super::domain::{Worker, wait};
 use super::{GuestSetup, Rw};
-use crate::STATUS_BENCH_FAILED;
+use crate::harness::STATUS_BENCH_FAILED;
 use ringfence::attach::claim;
 use ringfence::causes::causes;
 use ringfence::switchboard::DiskFrontend;

@@ -8,7 +8,7 @@ use ringfence_block::storage::file::{CacheMode, Engine};
 use super::args::{PersistentArgs, Rw, Storage};
 use super::report::{self, Row};
 use super::{Case, Settings};
-use crate::page::{Page, Plot, Scale, Series};
+use crate::harness::{Page, Plot, Scale, Series};
 
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;

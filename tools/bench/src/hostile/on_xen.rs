@@ -17,13 +17,13 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
-use super::super::STATUS_BENCH_FAILED;
 use super::adversary::Adversary;
 use super::args::{Behaviour, Which};
 use super::attacks::{self, State};
 use super::control::WrongAnswer;
 use super::disks::on_xen::{self as disks, VbdAttacker};
 use super::handshake::Pace;
+use crate::harness::STATUS_BENCH_FAILED;
 use ringfence::causes::causes;
 
 /// Time limit of one step of the handshake, long enough for emulation.
@@ -58,7 +58,7 @@ pub struct HostileGuestArgs {
 }
 
 /// Runs the adversary guest. Returns the exit status.
-pub(super) fn main(args: &HostileGuestArgs) -> u8 {
+pub fn main(args: &HostileGuestArgs) -> u8 {
     match run(args) {
         Ok(()) => 0,
         Err(error) => {

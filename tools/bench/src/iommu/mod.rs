@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use self::args::{Direction, IommuArgs, PROTECTIONS};
 use self::rig::{Rig, Spent};
-use super::median;
+use crate::harness::median;
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]

@@ -26,7 +26,7 @@ use self::args::PressureArgs;
 use self::group::Group;
 use self::report::{Phase, Reading, Report};
 use super::gso::args::{Path, Setup};
-use super::gso::case::{Case, Modes};
+use super::gso::case::{Modes, StreamCase};
 
 /// Time before the first reading, and again before the pressure begins.
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -56,12 +56,12 @@ fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
     let began = Instant::now();
     let mut report = Report::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
-    let case = Case {
+    let case = StreamCase {
         path: Path::GuestGuest,
         setup: Setup::Whole,
         modes: Modes::both(Mode::Window),
         revocation: Revocation::Plain,
-        number: 0,
+        length: Duration::ZERO,
     };
     case.watch(group.path(), |bytes| {
         let now = began.elapsed();

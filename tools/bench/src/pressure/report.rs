@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::page::{Page, Plot, Scale, Series};
+use crate::harness::{Page, Plot, Scale, Series};
 
 /// Time limit for the shrink in seconds: two periods of pressure stall information plus two readings.
 const SHRUNK_WITHIN: f64 = 4.5;

@@ -93,7 +93,7 @@ impl Sample {
 pub(super) fn run(args: &StagingArgs) -> anyhow::Result<()> {
     let points = points(args);
     let cores = net::cores()?;
-    let progress = super::progress(points.len() * args.rounds as usize);
+    let progress = crate::harness::progress(points.len() * args.rounds as usize);
     let mut results = Results::new(args, cores_allowed()?);
     for round in 1..=args.rounds {
         for &size in args.sizes.iter().filter(|size| **size >= published::BULK) {

@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 
 use super::report::Results;
 use super::{Point, Verify, Who};
-use crate::page::{Page, Plot, Scale, Series};
+use crate::harness::{Page, Plot, Scale, Series};
 use crate::params::Direction;
 
 /// Builds the page with plots and tables.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::args::StagingArgs;
 use super::published;
 use super::{Point, Sample, Verify, Who};
-use crate::median;
+use crate::harness::median;
 use crate::params::Direction;
 use crate::report::Row;
 

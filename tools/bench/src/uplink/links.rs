@@ -27,7 +27,7 @@ use self::path::Measured;
 use super::args::Direction;
 use super::end::{CaseSpec, Kind, Server};
 use super::peers::HOST;
-use crate::median;
+use crate::harness::median;
 
 /// Congestion control that every kernel has.
 const CONGESTION: &str = "cubic";

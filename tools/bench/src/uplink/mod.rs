@@ -41,8 +41,8 @@ use self::names::NAMES;
 use self::peers::{Behind, GUEST, HOST, PORT};
 use self::policy::Outside;
 use super::gso::cpu::spent_by_descendants;
-use super::median;
 use super::perf::PerfStat;
+use crate::harness::median;
 
 /// A row as it is printed. Field names are part of the command's interface.
 #[derive(Clone, Debug, Serialize)]
