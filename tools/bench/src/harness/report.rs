@@ -50,6 +50,11 @@ impl<T> Report<T> {
         Report { progress: progress.clone(), ..self }
     }
 
+    /// Returns a report of other rows below those of this one, without a heading.
+    pub(crate) fn continued<U>(&self, layout: Layout<U>) -> Report<U> {
+        Report { layout, format: self.format, progress: self.progress.clone() }
+    }
+
     pub(crate) fn is_table(&self) -> bool {
         self.format == Format::Table
     }

@@ -8,7 +8,7 @@ use super::published;
 use super::{Point, Sample, Verify, Who};
 use crate::harness::median;
 use crate::params::Direction;
-use crate::report::Row;
+use crate::report::PacketRow;
 
 /// Minimum ratio of `copy` to the bare kernel copy for a judgement. Below it copies are not the
 /// bottleneck, so avoiding them proves nothing.
@@ -59,7 +59,7 @@ impl<'a> Results<'a> {
     }
 
     /// Returns the median of a figure of Ringfence's rows.
-    pub(super) fn figure(&self, point: Point, of: impl Fn(&Row) -> f64) -> Option<f64> {
+    pub(super) fn figure(&self, point: Point, of: impl Fn(&PacketRow) -> f64) -> Option<f64> {
         let rows = self.samples(point).iter().filter_map(|sample| match sample {
             Sample::Ringfence(row) => Some(of(row)),
             _ => None,
@@ -109,7 +109,7 @@ impl<'a> Results<'a> {
         let copy = point.with(Who::Ringfence(Mode::Copy, verify));
         let published = published::ratio(point.size, point.queues, point.direction);
         let ratio = self.ratio(point, copy)?;
-        let share = self.figure(copy, |row| row.bare_copy_share)?;
+        let share = self.figure(copy, PacketRow::bare_copy_share)?;
         let judgement = match published {
             None => Judgement::NotJudged("nothing was published for this size"),
             Some(_) if self.oversubscribed(point.queues) => Judgement::NotJudged("oversubscribed"),
@@ -159,15 +159,15 @@ impl<'a> Results<'a> {
             mode,
             pps,
             gbps: pps.map(|pps| gbps(pps, size)),
-            grant_ops_per_packet: self.figure(point, |row| row.grant_ops_per_packet),
-            syscalls_per_packet: self.figure(point, |row| row.syscalls_per_packet),
+            grant_ops_per_packet: self.figure(point, PacketRow::grant_ops_per_packet),
+            syscalls_per_packet: self.figure(point, PacketRow::syscalls_per_packet),
             peer,
             verify,
             rounds: self.samples(point).len(),
-            cpu_ns_per_packet: self.figure(point, |row| row.cpu_ns_per_packet),
-            copies_per_packet: self.figure(point, |row| row.copies_per_packet),
-            wakeups_per_packet: self.figure(point, |row| row.wakeups_per_packet),
-            bare_copy_share: self.figure(point, |row| row.bare_copy_share),
+            cpu_ns_per_packet: self.figure(point, PacketRow::cpu_ns_per_packet),
+            copies_per_packet: self.figure(point, PacketRow::copies_per_packet),
+            wakeups_per_packet: self.figure(point, PacketRow::wakeups_per_packet),
+            bare_copy_share: self.figure(point, PacketRow::bare_copy_share),
             line_rate_10g_share: share(10.0),
             line_rate_40g_share: share(40.0),
             line_rate_100g_share: share(100.0),
