@@ -68,7 +68,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Internal { role } => match role {
             Role::BenchDomain => domain::main(),
             Role::BenchHostile => hostile::process_main(),
-            Role::BenchBlock => block::domain_main(),
+            Role::BenchBlock => block::domain::main(),
             Role::BenchGsoEnd { role } => gso::end::main(&role),
             Role::BenchLatencyEnd { role } => latency::end::main(role),
             Role::BenchUplinkEnd { role, congestion, what } => {
@@ -112,7 +112,7 @@ fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
     let on_xen = args.xen.as_deref().map(xen::Rows::read).transpose()?;
     let experiment = &args.experiment;
     match experiment {
-        Experiment::Persistent(args) => block::run_seeds(args),
+        Experiment::Persistent(args) => block::seeds::run(args),
         Experiment::Iommu(args) => iommu::run(args),
         Experiment::Staging(args) => staging::run(args),
         Experiment::Redesigned(args) => redesigned::run(args),

@@ -110,7 +110,7 @@ impl Row {
             "redesigned" => redesigned::report::published_text(&self.experiment, &self.setup),
             "gso" => gso::report::published_text(&self.experiment, &self.setup),
             "staging" => staging::published_text(&self.experiment, &self.setup),
-            "persistent" => block::published_text(&self.setup),
+            "persistent" => block::seeds::published_text(&self.setup),
             _ => None,
         }
     }

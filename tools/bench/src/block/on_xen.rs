@@ -29,8 +29,9 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::args::Rw;
 use super::domain::{Worker, wait};
-use super::{GuestSetup, Rw};
+use super::orders::GuestSetup;
 use crate::harness::STATUS_BENCH_FAILED;
 use ringfence::attach::claim;
 use ringfence::causes::causes;

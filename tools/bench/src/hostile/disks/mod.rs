@@ -36,7 +36,9 @@ use super::launcher::{Attachment, Rendezvous};
 use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
 use super::scene::{Cores, MTU_MIN, WARM_UP};
-use crate::block::{self, GuestSetup, Rw};
+use crate::block::args::Rw;
+use crate::block::orders::GuestSetup;
+use crate::block::process::{DiskDomain, work};
 use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, Summary, left, progress, right};
 use ringfence::switchboard::{DiskFrontend, DriverStats};
 use ringfence_sandbox::channel::Channel;
@@ -189,7 +191,7 @@ impl DiskCase<'_> {
         entrance: &Entrance,
         disk: &DiskSpec,
         core: Option<usize>,
-    ) -> anyhow::Result<(Attachment, block::Domain)> {
+    ) -> anyhow::Result<(Attachment, DiskDomain)> {
         let attachment = Attachment::take(entrance)?;
         attachment.add_disk(disk)?;
         let setup = GuestSetup {
@@ -204,7 +206,7 @@ impl DiskCase<'_> {
             base: 0,
             span: disk.bytes,
         };
-        let guest = block::Domain::guest(setup, attachment.hub.try_clone()?)?;
+        let guest = DiskDomain::guest(setup, attachment.hub.try_clone()?)?;
         Ok((attachment, guest))
     }
 }
@@ -213,7 +215,7 @@ impl DiskCase<'_> {
 struct Scene {
     driver: Process,
     /// The victim, then the neighbour if it is honest.
-    honest: Vec<block::Domain>,
+    honest: Vec<DiskDomain>,
     hostile: Option<Process>,
     /// Hub session of the victim.
     attachment: Attachment,
@@ -221,9 +223,9 @@ struct Scene {
 
 impl Scene {
     fn measure(&self, length: Duration) -> anyhow::Result<DiskRun> {
-        block::work(&self.honest, WARM_UP)?;
+        work(&self.honest, WARM_UP)?;
         let before = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
-        let worked = block::work(&self.honest, length)?;
+        let worked = work(&self.honest, length)?;
         let after = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
         self.hostile.as_ref().map_or(Ok(()), Process::check)?;
         let victim = worked.first().context("the victim did not work")?;
