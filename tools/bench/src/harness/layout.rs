@@ -99,6 +99,11 @@ impl<T> Layout<T> {
         self.add(field, value, Some(cell), Some(Box::new(text)))
     }
 
+    /// Adds a column that only the table has.
+    pub(crate) fn cell(self, cell: Cell, text: impl Fn(&T) -> String + 'static) -> Self {
+        self.add("", |_| Value::Omitted, Some(cell), Some(Box::new(text)))
+    }
+
     fn add<V: Into<Value>>(
         mut self,
         field: &'static str,
