@@ -109,7 +109,7 @@ fn main(command: &BenchCommand) -> u8 {
 
 /// Runs an experiment, and prints its rows that were measured on Xen.
 fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
-    let on_xen = args.xen.as_deref().map(xen::Rows::read).transpose()?;
+    let on_xen = args.xen.as_deref().map(xen::Measurements::read).transpose()?;
     let experiment = &args.experiment;
     match experiment {
         Experiment::Persistent(args) => block::seeds::run(args),

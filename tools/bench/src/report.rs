@@ -110,6 +110,18 @@ impl PacketRow {
     }
 }
 
+/// First columns of the table.
+const ORDER: [&str; 8] = [
+    "mode",
+    "direction",
+    "size",
+    "pps",
+    "gbps",
+    "grant_ops_per_packet",
+    "syscalls_per_packet",
+    "copies_per_packet",
+];
+
 /// Columns of a row. Counters are those of both domains together.
 pub(super) fn layout() -> Layout<PacketRow> {
     Layout::new()
@@ -169,16 +181,7 @@ pub(super) fn layout() -> Layout<PacketRow> {
                 times.map_or("-".to_owned(), |[before, after]| format!("{before:.0}-{after:.0}"))
             },
         )
-        .order(&[
-            "mode",
-            "direction",
-            "size",
-            "pps",
-            "gbps",
-            "grant_ops_per_packet",
-            "syscalls_per_packet",
-            "copies_per_packet",
-        ])
+        .order(&ORDER)
         .tail("", PacketRow::notes)
         .legend(LEGEND)
 }

@@ -77,7 +77,7 @@ impl<C: Case> Runs<C> {
         self.0.iter().filter(move |run| wanted(&run.case)).map(|run| &run.measured)
     }
 
-    /// Returns all results.
+    /// Returns the results of all cases.
     pub(crate) fn all(&self) -> impl Iterator<Item = &C::Measured> {
         self.of(|_| true)
     }

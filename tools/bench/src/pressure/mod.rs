@@ -24,7 +24,7 @@ use ringfence_access::window::Revocation;
 
 use self::args::PressureArgs;
 use self::group::Group;
-use self::report::{Phase, Reading, Report};
+use self::report::{Phase, PressureReport, Reading};
 use super::gso::args::{Path, Setup};
 use super::gso::case::{Modes, StreamCase};
 
@@ -51,10 +51,10 @@ pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
 }
 
 /// Runs the stream through all phases and takes readings.
-fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
+fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<PressureReport> {
     let pressed = args.seconds;
     let began = Instant::now();
-    let mut report = Report::default();
+    let mut report = PressureReport::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
     let case = StreamCase {
         path: Path::GuestGuest,
