@@ -27,8 +27,6 @@ mod bare;
 mod beside;
 pub mod block;
 pub mod cli;
-pub mod conformance;
-pub mod control;
 mod copy;
 mod cores;
 mod domain;
@@ -56,6 +54,7 @@ mod work;
 mod xen;
 
 use ringfence::causes::causes;
+use ringfence_testkit::agents::{conformance, control_ring, hostile_guest};
 
 use args::{BenchCommand, Experiment, SeedsArgs};
 use cli::{Cli, Command, Role};
@@ -74,9 +73,9 @@ pub fn main_with(cli: Cli) -> u8 {
             Role::BenchUplinkEnd { role, congestion, what } => {
                 uplink::end_main(&role, &congestion, &what)
             }
-            Role::HostileGuest(args) => hostile::on_xen::main(&args),
+            Role::HostileGuest(args) => hostile_guest::main(&args),
             Role::Conformance(args) => conformance::main(&args),
-            Role::ControlRing(args) => control::main(&args),
+            Role::ControlRing(args) => control_ring::main(&args),
             Role::DiskFrontend(args) => block::on_xen::main(&args),
         },
     }

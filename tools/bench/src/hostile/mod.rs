@@ -22,17 +22,13 @@
 //! The charges come from the driver domain's own counters at the end: rule violations by name, the
 //! hub's faults, and dropped frames of every port but the victim's. The victim must have no charge.
 
-mod adversary;
 pub mod args;
-mod attacks;
 mod burden;
-mod control;
 pub mod disks;
 mod driver;
-mod handshake;
 mod honest;
 mod launcher;
-pub mod on_xen;
+mod neighbour;
 mod orders;
 mod packets;
 mod process;
@@ -46,11 +42,12 @@ use clap::ValueEnum;
 use ringfence::causes::causes;
 use ringfence::out::Out;
 use ringfence_sandbox::channel::{Channel, expect_fds};
+use ringfence_testkit::hostile::behaviour::Behaviour;
+use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
 use rustix::thread::CpuSet;
 
 use crate::harness::STATUS_BENCH_FAILED;
-use args::{Behaviour, HostileArgs};
-use disks::behaviour::DiskBehaviour;
+use args::HostileArgs;
 use orders::{Answer, Role, Setup};
 use scene::Cores;
 
@@ -106,7 +103,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
             let [hub] = expect_fds(fds)?;
             honest::serve(channel, &setup, place, *talks, hub)
         }
-        Role::Hostile { entrance, behaviour } => attacks::serve(channel, entrance, *behaviour),
+        Role::Hostile { entrance, behaviour } => neighbour::serve(channel, entrance, *behaviour),
         Role::HostileDisk { entrance, behaviour, disk } => {
             disks::serve(channel, entrance, (*behaviour, disk))
         }

@@ -7,8 +7,9 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use ringfence::switchboard::DriverStats;
 use ringfence_access::Mode;
+use ringfence_testkit::hostile::behaviour::Behaviour;
 
-use super::args::{Behaviour, HostileArgs};
+use super::args::HostileArgs;
 use super::burden::{Burden, burden_columns};
 use super::launcher::{Attachment, Rendezvous};
 use super::orders::{Answer, Arrivals, Entrance, Role, RowCommand, Setup};

@@ -13,11 +13,6 @@
 //! the driver domain's counters. They include the counters of persistent pages, although more pages
 //! than blkback keeps are no rule violation.
 
-mod adversary;
-mod attacks;
-pub mod behaviour;
-pub(super) mod on_xen;
-
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -26,12 +21,8 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 
-use self::adversary::{DiskAdversary, WrongResponse};
-use self::attacks::State;
-use self::behaviour::DiskBehaviour;
 use super::args::HostileArgs;
 use super::burden::{Burden, burden_columns};
-use super::handshake::{Pace, STEP_WITHIN};
 use super::launcher::{Attachment, Rendezvous};
 use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
@@ -42,6 +33,10 @@ use crate::block::process::{DiskDomain, work};
 use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, Summary, left, progress, right};
 use ringfence::switchboard::{DiskFrontend, DriverStats};
 use ringfence_sandbox::channel::Channel;
+use ringfence_testkit::hostile::disk::adversary::{DiskAdversary, WrongResponse};
+use ringfence_testkit::hostile::disk::attacks::{self, DiskAttackState};
+use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
+use ringfence_testkit::hostile::handshake::{Pace, STEP_WITHIN};
 
 /// Bytes of a guest's disk.
 const BYTES: u64 = 16 << 20;
@@ -329,7 +324,7 @@ fn live(
     behaviour: DiskBehaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut state = State::new();
+    let mut state = DiskAttackState::new();
     loop {
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {
