@@ -1,12 +1,12 @@
 //! Rows of `bench net --vs`: other programs on the same cores.
 
 use ringfence_access::Mode;
-use serde::Serialize;
 
 use super::args::NetArgs;
 use super::params::Direction;
 use super::peers::{self, Outcome, Peer};
-use super::report::Row;
+use super::report::PacketRow;
+use crate::harness::{Layout, Value};
 
 /// Row of another program to be measured.
 pub(super) struct Beside {
@@ -15,21 +15,19 @@ pub(super) struct Beside {
     size: u32,
 }
 
-/// Row as it is printed. Field names are part of the command's interface.
-#[derive(Debug, Serialize)]
-pub(super) struct PeerRow {
+/// Rate of another program.
+#[derive(Debug)]
+pub(super) struct PeerRate {
     peer: Peer,
     direction: Direction,
     size: u32,
     queues: u32,
     pps: Option<f64>,
-    gbps: Option<f64>,
     /// Kind of pages of the program's memory.
     memory: Option<&'static str>,
     /// Ratio of mode `staging` to this rate, if the run has measured staging.
     staging_ratio: Option<f64>,
     /// Reason for which there is no rate.
-    #[serde(skip_serializing_if = "Option::is_none")]
     skipped: Option<String>,
 }
 
@@ -51,25 +49,29 @@ impl Beside {
     }
 
     /// Measures the row; `ours` are Ringfence's rows of this run.
-    pub(super) fn run(&self, args: &NetArgs, cores: Option<[usize; 2]>, ours: &[Row]) -> PeerRow {
+    pub(super) fn run(
+        &self,
+        args: &NetArgs,
+        cores: Option<[usize; 2]>,
+        ours: &[PacketRow],
+    ) -> PeerRate {
         let memory = (args.pages, cores);
         let outcome = peers::measure(self.peer, self.direction, self.size, memory, args.seconds);
         let (pps, memory, skipped) = match outcome {
             Outcome::Rate { pps, memory } => (Some(pps), Some(memory), None),
             Outcome::Skipped(why) => (None, None, Some(why)),
         };
-        let same = |row: &&Row| {
-            row.mode == Mode::Staging.name()
+        let same = |row: &&PacketRow| {
+            row.mode == Mode::Staging
                 && (row.direction, row.size, row.queues) == (self.direction, self.size, 1)
         };
-        let staging = ours.iter().find(same).map(|row| row.pps);
-        PeerRow {
+        let staging = ours.iter().find(same).map(PacketRow::pps);
+        PeerRate {
             peer: self.peer,
             direction: self.direction,
             size: self.size,
             queues: 1,
             pps,
-            gbps: pps.map(|pps| pps * f64::from(self.size) * 8.0 / 1e9),
             memory,
             staging_ratio: staging.zip(pps).map(|(ours, pps)| ours / pps.max(1.0)),
             skipped,
@@ -77,21 +79,36 @@ impl Beside {
     }
 }
 
-impl PeerRow {
-    /// Formats the row as a line of the table or of JSON.
-    pub(super) fn line(&self, json: bool) -> anyhow::Result<String> {
-        if json {
-            return Ok(serde_json::to_string(self)?);
-        }
+/// Columns of a rate; the table has it as a sentence.
+pub(super) fn layout() -> Layout<PeerRate> {
+    Layout::new()
+        .field("peer", |row: &PeerRate| Value::json(&row.peer))
+        .field("direction", |row| Value::json(&row.direction))
+        .field("size", |row| row.size)
+        .field("queues", |row| row.queues)
+        .field("pps", |row| row.pps)
+        .field("gbps", PeerRate::gbps)
+        .field("memory", |row| row.memory)
+        .field("staging_ratio", |row| row.staging_ratio)
+        .field("skipped", |row| Value::if_some(row.skipped.clone()))
+        .tail("", PeerRate::sentence)
+}
+
+impl PeerRate {
+    fn gbps(&self) -> Option<f64> {
+        self.pps.map(|pps| pps * f64::from(self.size) * 8.0 / 1e9)
+    }
+
+    fn sentence(&self) -> String {
         let name = format!("{} {} {:>6}", self.peer, self.direction, self.size);
-        let rate = match (self.pps, self.gbps, self.memory) {
+        let rate = match (self.pps, self.gbps(), self.memory) {
             (Some(pps), Some(gbps), Some(memory)) => {
                 format!("{:>9.1} kpps {gbps:>7.2} Gbit/s, {memory}", pps / 1e3)
             }
             _ => format!("skipped: {}", self.skipped.as_deref().unwrap_or_default()),
         };
         let ratio = self.staging_ratio.map(|ratio| format!("; staging / {} {ratio:.2}", self.peer));
-        Ok(format!("{name:<22} {rate}{}", ratio.unwrap_or_default()))
+        format!("{name:<22} {rate}{}", ratio.unwrap_or_default())
     }
 }
 
@@ -101,23 +118,23 @@ mod tests {
 
     #[test]
     fn peer_row_has_comparison_or_reason() {
-        let row = PeerRow {
+        let row = PeerRate {
             peer: Peer::Memif,
             direction: Direction::Tx,
             size: 64,
             queues: 1,
             pps: Some(4e7),
-            gbps: Some(20.48),
             memory: Some("huge pages"),
             staging_ratio: Some(1.25),
             skipped: None,
         };
-        let line = row.line(false).unwrap();
+        let line = layout().line(&row);
         assert!(line.starts_with("memif tx     64") && line.ends_with("memif 1.25"), "{line}");
-        let json: serde_json::Value = serde_json::from_str(&row.line(true).unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
         assert_eq!((&json["peer"], &json["pps"]), (&"memif".into(), &4e7.into()));
+        assert_eq!(json["gbps"], 20.48);
         assert_eq!(json.get("skipped"), None);
-        let row = PeerRow { pps: None, skipped: Some("no cores".to_owned()), ..row };
-        assert!(row.line(false).unwrap().contains("skipped: no cores"));
+        let row = PeerRate { pps: None, skipped: Some("no cores".to_owned()), ..row };
+        assert!(layout().line(&row).contains("skipped: no cores"));
     }
 }

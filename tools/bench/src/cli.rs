@@ -1,12 +1,12 @@
 //! Command line of the program: benchmarks and internal processes.
 
 use clap::{Parser, Subcommand};
+use ringfence_testkit::agents::conformance::ConformanceArgs;
+use ringfence_testkit::agents::control_ring::ControlRingArgs;
+use ringfence_testkit::agents::hostile_guest::HostileGuestArgs;
 
 use crate::args::BenchCommand;
 use crate::block::on_xen::DiskFrontendArgs;
-use crate::conformance::ConformanceArgs;
-use crate::control::ControlRingArgs;
-use crate::hostile::on_xen::HostileGuestArgs;
 
 /// Measures the cost of Ringfence's data path
 #[derive(Debug, Parser)]

@@ -10,18 +10,17 @@
 //! time, which excludes preemption, and the row has the median of all rounds.
 
 use std::hint::black_box;
-use std::io::Write;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use ringfence_hostnet::out::Out;
 use ringfence_memory::{CopyRoutine, PAGE_SIZE};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 use serde::Serialize;
 
 use super::usage::clock;
+use crate::harness::{Format, Layout, Report, Value, median, progress, right};
 
 /// Maximum length of a copy in bytes.
 const SIZE_MAX: u32 = 1 << 20;
@@ -76,38 +75,16 @@ pub enum Cache {
     Other,
 }
 
-/// Row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
-    size: u32,
-    offset: u32,
-    cache: Cache,
-    routine: &'static str,
-    ns: f64,
-    /// Time of memcpy divided by this one.
-    times_memcpy: f64,
-}
-
 /// Copy function under measurement; `None` is memcpy.
 type Subject = Option<CopyRoutine>;
 
 pub(super) fn run(args: &CopyArgs) -> anyhow::Result<()> {
     let subjects: Vec<Subject> =
         CopyRoutine::available().into_iter().map(Some).chain([None]).collect();
-    let mut out = Out;
-    if !args.json {
-        let names: Vec<String> = subjects.iter().map(|s| format!("{:>9}", name(*s))).collect();
-        writeln!(
-            out,
-            "{:>6} {:>6} {:>6}{}  memcpy/chosen",
-            "bytes",
-            "offset",
-            "cache",
-            names.concat()
-        )?;
-    }
-    let bar = super::progress(args.size.len() * args.offset.len() * args.cache.len());
+    let bar = progress(args.size.len() * args.offset.len() * args.cache.len());
+    let format = Format::of(args.json);
+    let table = Report::begin(table(&subjects), format)?.beside(&bar);
+    let lines = table.continued(layout());
     for &size in &args.size {
         for &offset in &args.offset {
             for &cache in &args.cache {
@@ -115,8 +92,11 @@ pub(super) fn run(args: &CopyArgs) -> anyhow::Result<()> {
                     Cache::Own => own(&subjects, size, offset, args.rounds)?,
                     Cache::Other => other(&subjects, size, offset, args.rounds)?,
                 };
-                let row = Rows { size, offset, cache, subjects: &subjects, times };
-                bar.suspend(|| row.print(&mut out, args.json))?;
+                let times = CopyTimes { size, offset, cache, subjects: &subjects, times };
+                match format {
+                    Format::Table => table.row(&times)?,
+                    Format::Json => times.each().try_for_each(|time| lines.row(&time))?,
+                }
                 bar.inc(1);
             }
         }
@@ -124,37 +104,69 @@ pub(super) fn run(args: &CopyArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Results of all routines for one length, offset and cache.
-struct Rows<'a> {
+/// Times of all routines for one length, offset and cache: a line of the table.
+struct CopyTimes<'a> {
     size: u32,
     offset: u32,
     cache: Cache,
     subjects: &'a [Subject],
+    /// Median time of each subject in nanoseconds.
     times: Vec<f64>,
 }
 
-impl Rows<'_> {
+/// Time of one routine: a line of JSON.
+struct CopyTime {
+    size: u32,
+    offset: u32,
+    cache: Cache,
+    subject: Subject,
+    ns: f64,
+    /// Time of memcpy divided by this one.
+    times_memcpy: f64,
+}
+
+impl CopyTimes<'_> {
     fn of(&self, subject: Subject) -> f64 {
         let at = self.subjects.iter().position(|s| *s == subject);
         at.and_then(|at| self.times.get(at)).copied().unwrap_or(f64::NAN)
     }
 
-    fn print(&self, out: &mut impl Write, json: bool) -> anyhow::Result<()> {
-        let Rows { size, offset, cache, .. } = *self;
-        let memcpy = self.of(None);
-        if !json {
-            let times: String = self.times.iter().map(|ns| format!("{ns:9.1}")).collect();
-            let share = memcpy / self.of(Some(CopyRoutine::Chosen));
-            let cache = if cache == Cache::Own { "own" } else { "other" };
-            return Ok(writeln!(out, "{size:6} {offset:6} {cache:>6}{times}  {share:.2}")?);
-        }
-        for (subject, ns) in self.subjects.iter().zip(&self.times) {
-            let (routine, ns, times_memcpy) = (name(*subject), *ns, memcpy / ns);
-            let row = Row { experiment: "copy", size, offset, cache, routine, ns, times_memcpy };
-            writeln!(out, "{}", serde_json::to_string(&row)?)?;
-        }
-        Ok(())
+    fn each(&self) -> impl Iterator<Item = CopyTime> {
+        let CopyTimes { size, offset, cache, .. } = *self;
+        let times = self.subjects.iter().zip(&self.times);
+        times.map(move |(&subject, &ns)| {
+            let times_memcpy = self.of(None) / ns;
+            CopyTime { size, offset, cache, subject, ns, times_memcpy }
+        })
     }
+
+    /// Returns the time of memcpy divided by that of the chosen routine.
+    fn share(&self) -> f64 {
+        self.of(None) / self.of(Some(CopyRoutine::Chosen))
+    }
+}
+
+fn table<'a>(subjects: &[Subject]) -> Layout<CopyTimes<'a>> {
+    let layout = Layout::new()
+        .column("size", |row: &CopyTimes<'_>| row.size, right("bytes", 6))
+        .column("offset", |row| row.offset, right("offset", 6))
+        .column("cache", |row| Value::json(&row.cache), right("cache", 6));
+    let time = |layout: Layout<CopyTimes<'a>>, &subject: &Subject| {
+        layout.cell(right(name(subject), 8), move |row| format!("{:.1}", row.of(subject)))
+    };
+    let layout = subjects.iter().fold(layout, time);
+    layout.tail("  memcpy/chosen", |row| format!("  {:.2}", row.share()))
+}
+
+fn layout() -> Layout<CopyTime> {
+    Layout::new()
+        .field("experiment", |_: &CopyTime| "copy")
+        .field("size", |time| time.size)
+        .field("offset", |time| time.offset)
+        .field("cache", |time| Value::json(&time.cache))
+        .field("routine", |time| name(time.subject))
+        .field("ns", |time| time.ns)
+        .field("times_memcpy", |time| time.times_memcpy)
 }
 
 fn name(subject: Subject) -> &'static str {
@@ -214,7 +226,7 @@ fn own(subjects: &[Subject], size: u32, offset: u32, rounds: u32) -> anyhow::Res
         }
     }
     ensure!(to.get(0) == from.get(0), "a copy of {size} bytes is wrong");
-    Ok(times.into_iter().map(|times| super::median(times.into_iter())).collect())
+    Ok(times.into_iter().map(|times| median(times.into_iter())).collect())
 }
 
 /// Returns the median time of each subject in nanoseconds for sources that another core has just written.
@@ -246,7 +258,7 @@ fn other(subjects: &[Subject], size: u32, offset: u32, rounds: u32) -> anyhow::R
                 }
             }
             drop(to_writer);
-            Ok(times.into_iter().map(|times| super::median(times.into_iter())).collect())
+            Ok(times.into_iter().map(|times| median(times.into_iter())).collect())
         });
         let times = reader.join().ok().context("the reader panicked")?;
         writer.join().ok().context("the writer panicked")??;
@@ -310,22 +322,24 @@ mod tests {
     #[test]
     fn row_of_json_names_routine_and_memcpy_share() {
         let subjects = [Some(CopyRoutine::Chosen), None];
-        let rows = Rows {
+        let times = CopyTimes {
             size: 64,
             offset: 2,
             cache: Cache::Own,
             subjects: &subjects,
             times: vec![2.0, 3.0],
         };
-        let mut text = Vec::new();
-        rows.print(&mut text, true).unwrap();
-        let text = String::from_utf8(text).unwrap();
-        let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        let lines = times.each().map(|time| layout().json(&time).unwrap());
+        let lines: Vec<String> = lines.collect();
+        let first: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!((first["routine"].as_str(), first["ns"].as_f64()), (Some("chosen"), Some(2.0)));
         assert_eq!(
             (first["cache"].as_str(), first["times_memcpy"].as_f64()),
             (Some("own"), Some(1.5))
         );
-        assert_eq!(text.lines().count(), 2);
+        assert_eq!(lines.len(), 2);
+        let table = table(&subjects);
+        assert_eq!(table.heading(), " bytes offset  cache   chosen   memcpy  memcpy/chosen");
+        assert_eq!(table.line(&times), "    64      2    own      2.0      3.0  1.50");
     }
 }

@@ -22,10 +22,11 @@ use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
+use super::bare;
 use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
-use super::{STATUS_BENCH_FAILED, bare};
+use crate::harness::STATUS_BENCH_FAILED;
 
 /// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

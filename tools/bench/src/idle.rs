@@ -4,19 +4,17 @@
 //! benchmark reads the CPU time and the wakeups of all its descendant processes twice: launchers, inits,
 //! frontends and the driver domain.
 
-use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
 use ringfence_access::Mode;
-use serde::Serialize;
 
 use super::gso::cpu;
 use super::params::{parse_mode, parse_seconds};
+use crate::harness::{Format, Layout, Report};
 use ringfence::launch::guest_on;
-use ringfence_hostnet::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 /// Maximum total CPU time that counts as idle: a hundredth of one core.
@@ -48,20 +46,51 @@ pub struct IdleArgs {
     pub json: bool,
 }
 
-/// Row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
+/// Cost of all guests of a switch in the measured time.
+struct IdleCost {
     guests: u16,
-    mode: &'static str,
+    mode: Mode,
     seconds: f64,
     processes: usize,
-    cpu_ms_per_second: f64,
     /// CPU time as a share of one core.
     cpu_share: f64,
     /// Voluntary context switches of all threads.
     wakeups_per_second: f64,
-    judgement: &'static str,
+}
+
+impl IdleCost {
+    fn judgement(&self) -> &'static str {
+        if self.cpu_share < SHARE_MAX { "met" } else { "not met" }
+    }
+
+    fn sentence(&self) -> String {
+        format!(
+            "{} idle guests, mode {}: {} processes take {:.3} % of one core, and wake {:.1} times a \
+             second (below {} %: {})",
+            self.guests,
+            self.mode.name(),
+            self.processes,
+            100.0 * self.cpu_share,
+            self.wakeups_per_second,
+            100.0 * SHARE_MAX,
+            self.judgement()
+        )
+    }
+}
+
+/// Fields of the cost; the table has it as a sentence.
+fn layout() -> Layout<IdleCost> {
+    Layout::new()
+        .field("experiment", |_: &IdleCost| "idle")
+        .field("guests", |cost| cost.guests)
+        .field("mode", |cost| cost.mode.name())
+        .field("seconds", |cost| cost.seconds)
+        .field("processes", |cost| cost.processes)
+        .field("cpu_ms_per_second", |cost| cost.cpu_share * 1e3)
+        .field("cpu_share", |cost| cost.cpu_share)
+        .field("wakeups_per_second", |cost| cost.wakeups_per_second)
+        .field("judgement", IdleCost::judgement)
+        .tail("", IdleCost::sentence)
 }
 
 pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
@@ -79,35 +108,16 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
     let after = cpu::spent_by_descendants()?;
     let seconds = began.elapsed().as_secs_f64();
     let cpu = after.nanos.saturating_sub(before.nanos) as f64 / 1e9 / seconds;
-    let row = Row {
-        experiment: "idle",
+    let report = Report::begin(layout(), Format::of(args.json))?;
+    report.row(&IdleCost {
         guests: args.guests,
-        mode: args.mode.name(),
+        mode: args.mode,
         seconds,
         processes: after.processes,
-        cpu_ms_per_second: cpu * 1e3,
         cpu_share: cpu,
         wakeups_per_second: after.sleeps.saturating_sub(before.sleeps) as f64 / seconds,
-        judgement: if cpu < SHARE_MAX { "met" } else { "not met" },
-    };
-    let mut out = Out;
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string(&row)?)?;
-    } else {
-        writeln!(
-            out,
-            "{} idle guests, mode {}: {} processes take {:.3} % of one core, and wake {:.1} times a \
-             second (below {} %: {})",
-            row.guests,
-            row.mode,
-            row.processes,
-            100.0 * row.cpu_share,
-            row.wakeups_per_second,
-            100.0 * SHARE_MAX,
-            row.judgement
-        )?;
-    }
-    Ok(())
+    })?;
+    report.end()
 }
 
 /// Guest process, ended on drop.
@@ -130,5 +140,29 @@ impl Guest {
         let ended = self.0.try_wait()?;
         ensure!(heard && ended.is_none(), "a guest did not start within {PATIENCE:?} ({ended:?})");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cost_is_a_sentence_or_an_object() {
+        let cost = IdleCost {
+            guests: 10,
+            mode: Mode::Copy,
+            seconds: 5.0,
+            processes: 31,
+            cpu_share: 0.0025,
+            wakeups_per_second: 3.0,
+        };
+        assert_eq!(
+            layout().line(&cost),
+            "10 idle guests, mode copy: 31 processes take 0.250 % of one core, and wake 3.0 times a \
+             second (below 1 %: met)"
+        );
+        let json = layout().json(&cost).unwrap();
+        assert!(json.contains("\"cpu_ms_per_second\":2.5,\"cpu_share\":0.0025"), "{json}");
     }
 }

@@ -27,13 +27,12 @@ mod bare;
 mod beside;
 pub mod block;
 pub mod cli;
-pub mod conformance;
-pub mod control;
 mod copy;
 mod cores;
 mod domain;
 pub mod grant;
 pub mod gso;
+mod harness;
 pub mod hostile;
 pub mod idle;
 pub mod iommu;
@@ -42,7 +41,6 @@ mod messages;
 mod net;
 mod orders;
 mod packet;
-mod page;
 pub mod params;
 mod peers;
 mod perf;
@@ -50,23 +48,17 @@ mod pressure;
 mod redesigned;
 mod report;
 mod staging;
-mod table;
 pub mod uplink;
 mod usage;
 mod work;
 mod xen;
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
 use ringfence_hostnet::causes::causes;
+use ringfence_testkit::agents::{conformance, control_ring, hostile_guest};
 
 use args::{BenchCommand, Experiment, SeedsArgs};
 use cli::{Cli, Command, Role};
-use indicatif::{ProgressBar, ProgressStyle};
-
-/// Exit status of a failed benchmark: a packet was lost or damaged, or the benchmark could not run.
-const STATUS_BENCH_FAILED: u8 = 1;
+use harness::STATUS_BENCH_FAILED;
 
 /// Runs the command. Returns the exit status.
 pub fn main_with(cli: Cli) -> u8 {
@@ -75,15 +67,15 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Internal { role } => match role {
             Role::BenchDomain => domain::main(),
             Role::BenchHostile => hostile::process_main(),
-            Role::BenchBlock => block::domain_main(),
+            Role::BenchBlock => block::domain::main(),
             Role::BenchGsoEnd { role } => gso::end::main(&role),
             Role::BenchLatencyEnd { role } => latency::end::main(role),
             Role::BenchUplinkEnd { role, congestion, what } => {
                 uplink::end_main(&role, &congestion, &what)
             }
-            Role::HostileGuest(args) => hostile::guest_main(&args),
+            Role::HostileGuest(args) => hostile_guest::main(&args),
             Role::Conformance(args) => conformance::main(&args),
-            Role::ControlRing(args) => control::main(&args),
+            Role::ControlRing(args) => control_ring::main(&args),
             Role::DiskFrontend(args) => block::on_xen::main(&args),
         },
     }
@@ -116,10 +108,10 @@ fn main(command: &BenchCommand) -> u8 {
 
 /// Runs an experiment, and prints its rows that were measured on Xen.
 fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
-    let on_xen = args.xen.as_deref().map(xen::Rows::read).transpose()?;
+    let on_xen = args.xen.as_deref().map(xen::Measurements::read).transpose()?;
     let experiment = &args.experiment;
     match experiment {
-        Experiment::Persistent(args) => block::run_seeds(args),
+        Experiment::Persistent(args) => block::seeds::run(args),
         Experiment::Iommu(args) => iommu::run(args),
         Experiment::Staging(args) => staging::run(args),
         Experiment::Redesigned(args) => redesigned::run(args),
@@ -127,25 +119,4 @@ fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
         Experiment::Gso(args) => gso::run(args),
     }?;
     on_xen.map_or(Ok(()), |rows| rows.print(experiment.name(), experiment.json()))
-}
-
-/// Returns a progress bar, shown if standard error is a terminal.
-fn progress(rows: usize) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(rows as u64);
-    // The template is a constant, so this never fails.
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {pos}/{len} {msg} {elapsed}") {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(Duration::from_millis(120));
-    bar
-}
-
-/// Returns the median, the lower one of two.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
 }

@@ -8,7 +8,7 @@ use ringfence_hostnet::causes::causes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::STATUS_BENCH_FAILED;
+use crate::harness::STATUS_BENCH_FAILED;
 
 /// Reads a process's messages until it ends or the receiver is dropped. A line that is no such message
 /// is returned as `failed`.

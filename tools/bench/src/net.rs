@@ -1,7 +1,6 @@
 //! `ringfence-bench net`: starts the domains of each row, sends them commands, and compares their
 //! reports.
 
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -12,7 +11,6 @@ use indicatif::ProgressBar;
 use ringfence_access::Mode;
 use ringfence_frame::port::Fault;
 use ringfence_hostnet::causes::causes;
-use ringfence_hostnet::out::Out;
 use ringfence_net::staging::TxStaging;
 use ringfence_platform::DomId;
 use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
@@ -23,12 +21,13 @@ use ringfence_sys::poll::{wait_any, wait_readable};
 use rustix::event::{PollFd, PollFlags};
 
 use super::args::NetArgs;
-use super::beside::Beside;
+use super::beside::{self, Beside};
 use super::cores::round_trip_ns;
 use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
 use super::params::{Direction, Pages};
 use super::perf::PerfStat;
-use super::report::{self, Row};
+use super::report::{self, PacketRow};
+use crate::harness::{Format, Report, progress};
 
 /// Time limit for an answer, in addition to the time that the command takes. It exceeds a domain's own
 /// time limit, whose error message is more specific.
@@ -43,47 +42,43 @@ const WARM_UP_PACKETS: u64 = 2048;
 /// Runs every row and prints it.
 pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
     let cores = cores()?;
-    let mut rows = Vec::new();
-    for &mode in &args.modes {
-        for &direction in &args.directions {
-            rows.extend(args.sizes.iter().map(|&size| Case {
-                mode,
-                direction,
-                size,
-                queues: args.queues,
-            }));
-        }
-    }
+    let cases = cases(args);
     if cores.is_none() {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
     }
-    let progress = super::progress(rows.len() + Beside::rows(args).len());
-    let mut measured = Vec::new();
-    let mut out = Out;
-    if !args.json {
-        writeln!(out, "{}", report::heading())?;
-    }
-    for case in rows {
+    let beside = Beside::rows(args);
+    let progress = progress(cases.len() + beside.len());
+    let report = Report::begin(report::layout(), Format::of(args.json))?.beside(&progress);
+    let mut ours = Vec::new();
+    for case in cases {
         progress.set_message(format!("{} {} {}", case.mode, case.direction, case.size));
         let row = case.run(args, cores, &progress).with_context(|| {
             format!("mode {}, {}, {} bytes", case.mode, case.direction, case.size)
         })?;
-        let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-        progress.suspend(|| writeln!(out, "{line}"))?;
+        report.row(&row)?;
         progress.inc(1);
-        measured.push(row);
+        ours.push(row);
     }
-    for row in Beside::rows(args) {
-        progress.set_message(row.name());
-        let line = row.run(args, cores, &measured).line(args.json)?;
-        progress.suspend(|| writeln!(out, "{line}"))?;
+    let peers = report.continued(beside::layout());
+    for other in beside {
+        progress.set_message(other.name());
+        peers.row(&other.run(args, cores, &ours))?;
         progress.inc(1);
     }
     progress.finish_and_clear();
-    if !args.json {
-        writeln!(out, "{}", report::legend())?;
+    report.end()
+}
+
+/// Returns the rows to measure.
+fn cases(args: &NetArgs) -> Vec<PacketCase> {
+    let mut cases = Vec::new();
+    for &mode in &args.modes {
+        for &direction in &args.directions {
+            let case = |&size| PacketCase { mode, direction, size, queues: args.queues };
+            cases.extend(args.sizes.iter().map(case));
+        }
     }
-    Ok(())
+    cases
 }
 
 /// Returns two cores that this process may use, if there are two.
@@ -124,20 +119,20 @@ fn allowed() -> anyhow::Result<Vec<usize>> {
 }
 
 /// Row to be measured.
-pub(super) struct Case {
+pub(super) struct PacketCase {
     pub(super) mode: Mode,
     pub(super) direction: Direction,
     pub(super) size: u32,
     pub(super) queues: u32,
 }
 
-impl Case {
+impl PacketCase {
     pub(super) fn run(
         &self,
         args: &NetArgs,
         cores: Option<[usize; 2]>,
         progress: &ProgressBar,
-    ) -> anyhow::Result<Row> {
+    ) -> anyhow::Result<PacketRow> {
         let hub = RunningHub::start()?;
         let (_, back_hub) = hub.0.admit(Some(DomId(0)), true)?;
         let (frontend, front_hub) = hub.0.admit(None, false)?;
@@ -182,7 +177,7 @@ impl Case {
         let measured = self.measure(args, &domains, threads.oversubscribed)?;
         let after = cores.map(round_trip_ns).transpose()?;
         let core_round_trip_ns = before.zip(after).map(|(before, after)| [before, after]);
-        Ok(Row::new(&report::Measured { core_round_trip_ns, huge_pages, ..measured }))
+        Ok(PacketRow { core_round_trip_ns, huge_pages, ..measured })
     }
 
     fn measure(
@@ -190,7 +185,7 @@ impl Case {
         args: &NetArgs,
         domains: &Pair,
         oversubscribed: bool,
-    ) -> anyhow::Result<report::Measured> {
+    ) -> anyhow::Result<PacketRow> {
         let (warm_up, amount) = match args.packets {
             Some(packets) => (Amount::Packets(WARM_UP_PACKETS), Amount::Packets(packets)),
             None => (Amount::Time(WARM_UP), Amount::Time(args.seconds)),
@@ -216,7 +211,7 @@ impl Case {
             Direction::Tx => (received.usage, sent.usage),
             Direction::Rx => (sent.usage, received.usage),
         };
-        Ok(report::Measured {
+        Ok(PacketRow {
             mode: self.mode,
             direction: self.direction,
             size: self.size,

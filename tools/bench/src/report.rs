@@ -2,13 +2,14 @@
 
 use ringfence_access::Mode;
 use ringfence_net::staging::TxStaging;
-use serde::Serialize;
 
 use super::params::{Direction, HUGE_PAGES, ORDINARY_PAGES, Verify};
 use super::usage::Usage;
+use crate::harness::{Layout, Value, left, right};
 
-/// Result of one row.
-pub(super) struct Measured {
+/// Row of the packet benchmark: one mode, direction and packet size.
+#[derive(Clone, Debug)]
+pub(super) struct PacketRow {
     pub(super) mode: Mode,
     pub(super) direction: Direction,
     pub(super) size: u32,
@@ -21,7 +22,9 @@ pub(super) struct Measured {
     pub(super) nanos: u64,
     pub(super) backend: Usage,
     pub(super) frontend: Usage,
+    /// Time of one bare kernel copy of a packet.
     pub(super) bare_copy_ns: f64,
+    /// System calls that perf has counted.
     pub(super) perf_syscalls: Option<u64>,
     /// Round trip of a cache line between the two cores, before and after the row.
     pub(super) core_round_trip_ns: Option<[f64; 2]>,
@@ -29,166 +32,174 @@ pub(super) struct Measured {
     pub(super) huge_pages: bool,
 }
 
-/// Row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    pub(super) mode: &'static str,
-    pub(super) direction: Direction,
-    pub(super) size: u32,
-    pub(super) queues: u32,
-    /// Pages that stay mapped: `off`, `full`, `header`.
-    pub(super) staging: &'static str,
-    pub(super) verify: Verify,
-    pub(super) packets: u64,
-    pub(super) seconds: f64,
-    pub(super) pps: f64,
-    pub(super) gbps: f64,
-    pub(super) grant_ops_per_packet: f64,
-    pub(super) syscalls_per_packet: f64,
-    pub(super) faults_per_packet: f64,
-    pub(super) copies_per_packet: f64,
-    pub(super) cpu_ns_per_packet: f64,
-    pub(super) kernel_thread_cpu_ns_per_packet: f64,
-    pub(super) wakeups_per_packet: f64,
-    // Fields below are not printed by every version.
-    pub(super) verified: bool,
-    pub(super) grant_copies: u64,
-    pub(super) grant_maps: u64,
-    pub(super) grant_unmaps: u64,
-    pub(super) notifications_per_packet: f64,
-    pub(super) verify_copies_per_packet: f64,
-    pub(super) bare_copy_ns: f64,
-    pub(super) bare_copy_share: f64,
-    /// Set if there are more polling threads than cores.
-    pub(super) oversubscribed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) perf_syscalls_per_packet: Option<f64>,
-    /// Kind of the pages that the frontend lends.
-    pub(super) memory: &'static str,
-    /// Absent if both sides share a core.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) core_round_trip_ns: Option<[f64; 2]>,
-}
-
-impl Row {
-    pub(super) fn new(measured: &Measured) -> Row {
-        // The figures are sums of both domains.
-        let usage = measured.backend.plus(&measured.frontend);
-        let packets = measured.packets.max(1) as f64;
-        let per_packet = |count: u64| count as f64 / packets;
-        let seconds = measured.nanos.max(1) as f64 / 1e9;
-        let bytes = packets * f64::from(measured.size);
-        Row {
-            mode: measured.mode.name(),
-            direction: measured.direction,
-            size: measured.size,
-            queues: measured.queues,
-            staging: measured.staging.name(),
-            verify: measured.verify,
-            packets: measured.packets,
-            seconds,
-            pps: packets / seconds,
-            gbps: bytes * 8.0 / seconds / 1e9,
-            grant_ops_per_packet: per_packet(usage.maps + usage.unmaps + usage.copies),
-            syscalls_per_packet: per_packet(usage.syscalls),
-            faults_per_packet: per_packet(usage.faults),
-            copies_per_packet: usage.copied_bytes as f64 / bytes,
-            cpu_ns_per_packet: per_packet(usage.cpu_ns),
-            kernel_thread_cpu_ns_per_packet: per_packet(usage.kernel_thread_cpu_ns),
-            wakeups_per_packet: per_packet(usage.wakeups),
-            // A run with an unverified packet fails before this.
-            verified: true,
-            grant_copies: usage.copies,
-            grant_maps: usage.maps,
-            grant_unmaps: usage.unmaps,
-            notifications_per_packet: per_packet(usage.notifications),
-            verify_copies_per_packet: usage.fetched_bytes as f64 / bytes,
-            bare_copy_ns: measured.bare_copy_ns,
-            oversubscribed: measured.oversubscribed,
-            bare_copy_share: measured.bare_copy_ns * packets / measured.nanos.max(1) as f64,
-            perf_syscalls_per_packet: measured.perf_syscalls.map(per_packet),
-            core_round_trip_ns: measured.core_round_trip_ns,
-            memory: if measured.huge_pages { HUGE_PAGES } else { ORDINARY_PAGES },
-        }
+impl PacketRow {
+    /// Returns the counters of both domains together.
+    fn usage(&self) -> Usage {
+        self.backend.plus(&self.frontend)
     }
 
-    /// Formats the row as a line of the table.
-    pub(super) fn line(&self) -> String {
-        let mut line = format!(
-            "{:<5} {:<3} {:>6} {:>9.1} {:>7.2} {:>9.3} {:>8.4} {:>7.3} {:>7.4} {:>8.0} {:>10.0} {:>8.5} {:>8.0} {:>6.2} {:>9}",
-            self.mode,
-            self.direction.to_string(),
-            self.size,
-            self.pps / 1e3,
-            self.gbps,
-            self.grant_ops_per_packet,
-            self.syscalls_per_packet,
-            self.copies_per_packet,
-            self.faults_per_packet,
-            self.cpu_ns_per_packet,
-            self.kernel_thread_cpu_ns_per_packet,
-            self.wakeups_per_packet,
-            self.bare_copy_ns,
-            self.bare_copy_share,
-            self.core_round_trip_ns
-                .map_or("-".to_owned(), |[before, after]| format!("{before:.0}-{after:.0}")),
-        );
-        if self.memory == HUGE_PAGES {
-            line.push_str("   huge pages");
+    fn per_packet(&self, count: u64) -> f64 {
+        count as f64 / self.packets.max(1) as f64
+    }
+
+    /// Returns how often each byte was part of `bytes`.
+    fn per_byte(&self, bytes: u64) -> f64 {
+        bytes as f64 / (self.packets.max(1) as f64 * f64::from(self.size))
+    }
+
+    fn seconds(&self) -> f64 {
+        self.nanos.max(1) as f64 / 1e9
+    }
+
+    /// Returns the packets a second.
+    pub(super) fn pps(&self) -> f64 {
+        self.packets.max(1) as f64 / self.seconds()
+    }
+
+    fn gbps(&self) -> f64 {
+        self.packets.max(1) as f64 * f64::from(self.size) * 8.0 / self.seconds() / 1e9
+    }
+
+    pub(super) fn grant_ops_per_packet(&self) -> f64 {
+        let usage = self.usage();
+        self.per_packet(usage.maps + usage.unmaps + usage.copies)
+    }
+
+    pub(super) fn syscalls_per_packet(&self) -> f64 {
+        self.per_packet(self.usage().syscalls)
+    }
+
+    pub(super) fn copies_per_packet(&self) -> f64 {
+        self.per_byte(self.usage().copied_bytes)
+    }
+
+    pub(super) fn cpu_ns_per_packet(&self) -> f64 {
+        self.per_packet(self.usage().cpu_ns)
+    }
+
+    pub(super) fn wakeups_per_packet(&self) -> f64 {
+        self.per_packet(self.usage().wakeups)
+    }
+
+    /// Returns the part of the time that one bare kernel copy for each packet takes.
+    pub(super) fn bare_copy_share(&self) -> f64 {
+        self.bare_copy_ns * self.packets.max(1) as f64 / self.nanos.max(1) as f64
+    }
+
+    fn memory(&self) -> &'static str {
+        if self.huge_pages { HUGE_PAGES } else { ORDINARY_PAGES }
+    }
+
+    /// Returns what sets the row apart, for the end of its line.
+    fn notes(&self) -> String {
+        let mut notes = String::new();
+        if self.huge_pages {
+            notes.push_str("   huge pages");
         }
         if self.queues > 1 {
-            line.push_str(&format!("   {} queues", self.queues));
+            notes += &format!("   {} queues", self.queues);
         }
         if self.oversubscribed {
-            line.push_str("   oversubscribed: more polling threads than cores");
+            notes.push_str("   oversubscribed: more polling threads than cores");
         }
-        if let Some(perf) = self.perf_syscalls_per_packet {
-            let off = 100.0 * (self.syscalls_per_packet - perf) / perf.max(f64::MIN_POSITIVE);
-            line.push_str(&format!("   perf counts {perf:.4} system calls ({off:+.2} %)"));
+        if let Some(perf) = self.perf_syscalls.map(|count| self.per_packet(count)) {
+            let off = 100.0 * (self.syscalls_per_packet() - perf) / perf.max(f64::MIN_POSITIVE);
+            notes += &format!("   perf counts {perf:.4} system calls ({off:+.2} %)");
         }
-        line
+        notes
     }
 }
 
-/// Returns the heading of the table.
-pub(super) fn heading() -> String {
-    format!(
-        "{:<5} {:<3} {:>6} {:>9} {:>7} {:>9} {:>8} {:>7} {:>7} {:>8} {:>10} {:>8} {:>8} {:>6} {:>9}",
-        "mode",
-        "dir",
-        "size",
-        "kpps",
-        "Gbit/s",
-        "grant ops",
-        "syscalls",
-        "copies",
-        "faults",
-        "cpu ns",
-        "kthread ns",
-        "wakeups",
-        "bare ns",
-        "share",
-        "cores ns"
-    )
+/// First columns of the table.
+const ORDER: [&str; 8] = [
+    "mode",
+    "direction",
+    "size",
+    "pps",
+    "gbps",
+    "grant_ops_per_packet",
+    "syscalls_per_packet",
+    "copies_per_packet",
+];
+
+/// Columns of a row. Counters are those of both domains together.
+pub(super) fn layout() -> Layout<PacketRow> {
+    Layout::new()
+        .column("mode", |row: &PacketRow| row.mode.name(), left("mode", 5))
+        .column("direction", |row| Value::json(&row.direction), left("dir", 3))
+        .column("size", |row| row.size, right("size", 6))
+        .field("queues", |row| row.queues)
+        .field("staging", |row| row.staging.name())
+        .field("verify", |row| Value::json(&row.verify))
+        .field("packets", |row| row.packets)
+        .field("seconds", PacketRow::seconds)
+        .column("pps", PacketRow::pps, right("kpps", 9).unit(1e3).digits(1))
+        .column("gbps", PacketRow::gbps, right("Gbit/s", 7).digits(2))
+        .column(
+            "grant_ops_per_packet",
+            PacketRow::grant_ops_per_packet,
+            right("grant ops", 9).digits(3),
+        )
+        .column(
+            "syscalls_per_packet",
+            PacketRow::syscalls_per_packet,
+            right("syscalls", 8).digits(4),
+        )
+        .column(
+            "faults_per_packet",
+            |row| row.per_packet(row.usage().faults),
+            right("faults", 7).digits(4),
+        )
+        .column("copies_per_packet", PacketRow::copies_per_packet, right("copies", 7).digits(3))
+        .column("cpu_ns_per_packet", PacketRow::cpu_ns_per_packet, right("cpu ns", 8))
+        .column(
+            "kernel_thread_cpu_ns_per_packet",
+            |row| row.per_packet(row.usage().kernel_thread_cpu_ns),
+            right("kthread ns", 10),
+        )
+        .column("wakeups_per_packet", PacketRow::wakeups_per_packet, right("wakeups", 8).digits(5))
+        // A run with an unverified packet fails before this.
+        .field("verified", |_| true)
+        .field("grant_copies", |row| row.usage().copies)
+        .field("grant_maps", |row| row.usage().maps)
+        .field("grant_unmaps", |row| row.usage().unmaps)
+        .field("notifications_per_packet", |row| row.per_packet(row.usage().notifications))
+        .field("verify_copies_per_packet", |row| row.per_byte(row.usage().fetched_bytes))
+        .column("bare_copy_ns", |row| row.bare_copy_ns, right("bare ns", 8))
+        .column("bare_copy_share", PacketRow::bare_copy_share, right("share", 6).digits(2))
+        .field("oversubscribed", |row| row.oversubscribed)
+        .field("perf_syscalls_per_packet", |row| {
+            Value::if_some(row.perf_syscalls.map(|count| row.per_packet(count)))
+        })
+        .field("memory", PacketRow::memory)
+        .written(
+            "core_round_trip_ns",
+            |row| row.core_round_trip_ns.map_or(Value::Omitted, |times| Value::json(&times)),
+            right("cores ns", 9),
+            |row| {
+                let times = row.core_round_trip_ns;
+                times.map_or("-".to_owned(), |[before, after]| format!("{before:.0}-{after:.0}"))
+            },
+        )
+        .order(&ORDER)
+        .tail("", PacketRow::notes)
+        .legend(LEGEND)
 }
 
-/// Returns the legend below the table.
-pub(super) fn legend() -> &'static str {
-    "\
+const LEGEND: &str = "\
 Every packet was verified: none lost, repeated, out of order or damaged.
 From `grant ops` to `wakeups`: for each packet, both domains together. `copies`: how often each byte
 was copied. `bare ns`: one bare kernel copy of that size (pread for tx, pwrite for rx); `share`: the
 part of the time that one such copy for each packet takes. `kthread ns` is part of `cpu ns`; it is 0
 because no thread of the kernel works for the data path. `cores ns`: a cache line's round trip between
-the two cores, before and after the row; rows compare only where it is alike. All columns: docs/perf/howto.md"
-}
+the two cores, before and after the row; rows compare only where it is alike. All columns: docs/perf/howto.md";
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn measured() -> Measured {
-        Measured {
+    fn row() -> PacketRow {
+        PacketRow {
             mode: Mode::Copy,
             direction: Direction::Tx,
             size: 1000,
@@ -215,21 +226,30 @@ mod tests {
 
     #[test]
     fn row_figures_are_per_packet_and_second() {
-        let row = Row::new(&measured());
-        assert_eq!((row.pps, row.gbps), (2e6, 16.0));
-        assert_eq!((row.grant_ops_per_packet, row.syscalls_per_packet), (1.0, 0.5));
-        assert_eq!((row.copies_per_packet, row.cpu_ns_per_packet), (2.0, 1000.0));
-        assert!((row.bare_copy_share - 0.6).abs() < 1e-9, "{}", row.bare_copy_share);
+        let row = row();
+        assert_eq!((row.pps(), row.gbps()), (2e6, 16.0));
+        assert_eq!((row.grant_ops_per_packet(), row.syscalls_per_packet()), (1.0, 0.5));
+        assert_eq!((row.copies_per_packet(), row.cpu_ns_per_packet()), (2.0, 1000.0));
+        assert!((row.bare_copy_share() - 0.6).abs() < 1e-9, "{}", row.bare_copy_share());
     }
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let line = Row::new(&measured()).line();
-        assert_eq!(line.len(), heading().len(), "{line}");
+        let line = layout().line(&row());
+        assert_eq!(line.len(), layout().heading().len(), "{line}");
         let cells = line.split_whitespace().count();
         // One heading is two words, six more have a unit.
         assert_eq!(cells, 15);
-        let huge = Row::new(&Measured { huge_pages: true, ..measured() });
-        assert_eq!(huge.line(), format!("{line}   huge pages"));
+        let huge = PacketRow { huge_pages: true, ..row() };
+        assert_eq!(layout().line(&huge), format!("{line}   huge pages"));
+    }
+
+    #[test]
+    fn json_omits_what_was_not_measured() {
+        let json = layout().json(&PacketRow { core_round_trip_ns: None, ..row() }).unwrap();
+        assert!(!json.contains("core_round_trip_ns") && !json.contains("perf_syscalls"), "{json}");
+        let json = layout().json(&PacketRow { perf_syscalls: Some(1000), ..row() }).unwrap();
+        assert!(json.contains("\"perf_syscalls_per_packet\":0.5"), "{json}");
+        assert!(json.contains("\"core_round_trip_ns\":[80.0,400.0]"), "{json}");
     }
 }

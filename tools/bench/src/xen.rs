@@ -1,4 +1,4 @@
-//! Rows of an experiment that was measured on Xen, under the hypervisor's counters.
+//! Measurements of an experiment that was measured on Xen, under the hypervisor's counters.
 //!
 //! A scenario of `cargo xtask vm xen` writes one JSON object a line, with the helper `row` of `vm/xen/perf.sh`:
 //!
@@ -8,7 +8,7 @@
 //!
 //! The file of a run has the rows of all its scenarios. `seeds EXPERIMENT --xen FILE` prints those of the experiment: each
 //! count for one unit, and behind a stroke its ratio to the first setup of the same experiment. The published figures
-//! follow in the last column. Rows with the counts `reused` and `not_reused`, which are uses of pages of grant windows,
+//! follow in the last column. Measurements with the counts `reused` and `not_reused`, which are uses of pages of grant windows,
 //! have the share of the former, too.
 
 use std::collections::BTreeMap;
@@ -17,15 +17,15 @@ use std::path::Path;
 
 use anyhow::Context;
 use ringfence_hostnet::out::Out;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use crate::table::Table;
+use crate::harness::{Layout, Table, Value};
 use crate::{block, gso, redesigned, staging};
 
 /// Measurement as a scenario writes it. Field names are part of the file's format.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct Measurement {
     /// Name of the command's experiment: `redesigned`.
     seed: String,
     /// Part of it, such as a direction.
@@ -39,46 +39,33 @@ struct Row {
     counts: BTreeMap<String, u64>,
 }
 
-/// Row as it is printed with `--json`.
-#[derive(Serialize)]
-struct Line<'a> {
-    platform: &'static str,
-    #[serde(flatten)]
-    row: &'a Row,
-    per_unit: BTreeMap<&'a str, f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reused_share: Option<f64>,
-    published: Option<String>,
-}
+/// Measurements of a file.
+pub(crate) struct Measurements(Vec<Measurement>);
 
-/// Rows of a file.
-pub(crate) struct Rows(Vec<Row>);
-
-impl Rows {
-    pub(crate) fn read(path: &Path) -> anyhow::Result<Rows> {
+impl Measurements {
+    pub(crate) fn read(path: &Path) -> anyhow::Result<Measurements> {
         let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        Rows::parse(&text).with_context(|| path.display().to_string())
+        Measurements::parse(&text).with_context(|| path.display().to_string())
     }
 
-    fn parse(text: &str) -> anyhow::Result<Rows> {
+    fn parse(text: &str) -> anyhow::Result<Measurements> {
         let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let rows = lines.map(|(n, line)| {
-            let row: Row = serde_json::from_str(line).with_context(|| format!("line {}", n + 1))?;
+            let row: Measurement =
+                serde_json::from_str(line).with_context(|| format!("line {}", n + 1))?;
             anyhow::ensure!(row.units > 0, "line {}: no {} was counted", n + 1, row.unit);
             Ok(row)
         });
-        Ok(Rows(rows.collect::<anyhow::Result<_>>()?))
+        Ok(Measurements(rows.collect::<anyhow::Result<_>>()?))
     }
 
     /// Prints the rows of an experiment.
     pub(crate) fn print(&self, seed: &str, json: bool) -> anyhow::Result<()> {
-        let rows: Vec<&Row> = self.0.iter().filter(|row| row.seed == seed).collect();
+        let rows: Vec<&Measurement> = self.0.iter().filter(|row| row.seed == seed).collect();
         let mut out = Out;
         if json {
-            for row in &rows {
-                writeln!(out, "{}", serde_json::to_string(&row.line())?)?;
-            }
-            return Ok(());
+            let layout = layout();
+            return rows.iter().try_for_each(|row| Ok(writeln!(out, "{}", layout.json(row)?)?));
         }
         anyhow::ensure!(!rows.is_empty(), "the file of --xen has no row of `seeds {seed}`");
         for group in groups(&rows) {
@@ -92,7 +79,7 @@ const NOTES: &str = "\
 xen: counted by the hypervisor, for one unit each; the ratio to the first row stands behind the stroke.
 The machine is emulated: counts are exact, and times mean something only as ratios within a table.";
 
-impl Row {
+impl Measurement {
     fn per_unit(&self, count: &str) -> Option<f64> {
         self.counts.get(count).map(|count| *count as f64 / self.units as f64)
     }
@@ -107,28 +94,40 @@ impl Row {
     /// Returns the published figures, if the source document has some for this row.
     fn published(&self) -> Option<String> {
         match self.seed.as_str() {
-            "redesigned" => redesigned::published_text(&self.experiment, &self.setup),
-            "gso" => gso::published_text(&self.experiment, &self.setup),
+            "redesigned" => redesigned::report::published_text(&self.experiment, &self.setup),
+            "gso" => gso::report::published_text(&self.experiment, &self.setup),
             "staging" => staging::published_text(&self.experiment, &self.setup),
-            "persistent" => block::published_text(&self.setup),
+            "persistent" => block::seeds::published_text(&self.setup),
             _ => None,
         }
     }
+}
 
-    fn line(&self) -> Line<'_> {
-        let names = self.counts.keys().map(String::as_str);
-        let per_unit = names.filter_map(|name| Some((name, self.per_unit(name)?))).collect();
-        let reused_share = self.reused_share();
-        Line { platform: "xen", row: self, per_unit, reused_share, published: self.published() }
-    }
+/// Fields of a measurement with `--json`.
+fn layout() -> Layout<Measurement> {
+    Layout::new()
+        .field("platform", |_: &Measurement| "xen")
+        .field("seed", |row| row.seed.clone())
+        .field("experiment", |row| row.experiment.clone())
+        .field("setup", |row| row.setup.clone())
+        .field("unit", |row| row.unit.clone())
+        .field("units", |row| row.units)
+        .field("counts", |row| Value::json(&row.counts))
+        .field("per_unit", |row| {
+            let each = |name: &String| Some((name.clone(), row.per_unit(name)?));
+            Value::json(&row.counts.keys().filter_map(each).collect::<BTreeMap<_, _>>())
+        })
+        .field("reused_share", |row| Value::if_some(row.reused_share()))
+        .field("published", Measurement::published)
 }
 
 /// Returns the rows of each experiment. A scenario may measure all experiments of one setup before the next.
-fn groups<'a>(rows: &[&'a Row]) -> Vec<Vec<&'a Row>> {
-    let mut groups: Vec<Vec<&Row>> = Vec::new();
+fn groups<'a>(rows: &[&'a Measurement]) -> Vec<Vec<&'a Measurement>> {
+    let mut groups: Vec<Vec<&Measurement>> = Vec::new();
     for &row in rows {
-        let alike =
-            |of: &&mut Vec<&Row>| of[0].experiment == row.experiment && of[0].unit == row.unit;
+        let alike = |of: &&mut Vec<&Measurement>| {
+            of[0].experiment == row.experiment && of[0].unit == row.unit
+        };
         match groups.iter_mut().find(alike) {
             Some(group) => group.push(row),
             None => groups.push(vec![row]),
@@ -138,13 +137,13 @@ fn groups<'a>(rows: &[&'a Row]) -> Vec<Vec<&'a Row>> {
 }
 
 /// Returns the table of an experiment.
-fn table<'a>(rows: &[&'a Row]) -> Table<'a> {
+fn table<'a>(rows: &[&'a Measurement]) -> Table<'a> {
     let mut names: Vec<&str> =
         rows.iter().flat_map(|row| row.counts.keys()).map(String::as_str).collect();
     names.sort_unstable();
     names.dedup();
     let first = rows[0];
-    let cell = |row: &Row, name: &str| {
+    let cell = |row: &Measurement, name: &str| {
         let Some(each) = row.per_unit(name) else { return "-".to_owned() };
         match first.per_unit(name).filter(|each| *each > 0.0 && !std::ptr::eq(row, first)) {
             Some(base) => format!("{each:.3}/{:.2}", each / base),
@@ -152,7 +151,7 @@ fn table<'a>(rows: &[&'a Row]) -> Table<'a> {
         }
     };
     let shares = rows.iter().any(|row| row.reused_share().is_some());
-    let cells = |row: &Row| {
+    let cells = |row: &Measurement| {
         let mut cells = vec![row.setup.clone(), row.units.to_string()];
         cells.extend(names.iter().map(|name| cell(row, name)));
         let share = row.reused_share().map(|share| format!("{:.4} %", share * 100.0));
@@ -181,10 +180,15 @@ mod tests {
 {"seed":"redesigned","experiment":"receive","setup":"window","unit":"packet","units":2000,"counts":{"maps":0,"flushes":100,"issues":50}}
 "#;
 
+    fn as_json(row: &Measurement) -> serde_json::Value {
+        serde_json::from_str(&layout().json(row).unwrap()).unwrap()
+    }
+
     #[test]
     fn counts_are_printed_for_one_unit_with_ratio_to_first_row() {
-        let rows = Rows::parse(TEXT).unwrap();
-        let rows: Vec<&Row> = rows.0.iter().filter(|row| row.seed == "redesigned").collect();
+        let rows = Measurements::parse(TEXT).unwrap();
+        let rows: Vec<&Measurement> =
+            rows.0.iter().filter(|row| row.seed == "redesigned").collect();
         let table = table(&rows);
         assert_eq!(table.heading, ["setup", "units", "flushes", "issues", "maps", "published"]);
         assert_eq!(table.rows[0], ["map", "1000", "0.500", "-", "2.000", "-"]);
@@ -194,7 +198,7 @@ mod tests {
             ["window", "2000", "0.050/0.10", "0.025", "0.000/0.00", published]
         );
         assert_eq!(table.title, "xen, receive: for each packet");
-        let line = serde_json::to_value(rows[1].line()).unwrap();
+        let line = as_json(rows[1]);
         assert_eq!(line["platform"], "xen");
         assert_eq!(line["per_unit"]["issues"], 0.025);
         assert_eq!(line["published"], published);
@@ -203,14 +207,15 @@ mod tests {
     #[test]
     fn share_of_reused_pages_is_printed_for_rows_that_count_uses() {
         let text = TEXT.replacen(r#""issues":50"#, r#""reused":297,"not_reused":3"#, 1);
-        let rows = Rows::parse(&text).unwrap();
-        let rows: Vec<&Row> = rows.0.iter().filter(|row| row.seed == "redesigned").collect();
+        let rows = Measurements::parse(&text).unwrap();
+        let rows: Vec<&Measurement> =
+            rows.0.iter().filter(|row| row.seed == "redesigned").collect();
         let table = table(&rows);
         assert_eq!(table.heading[table.heading.len() - 2..], ["reuse share", "published"]);
         let shares: Vec<&str> = table.rows.iter().map(|row| row[row.len() - 2].as_str()).collect();
         assert_eq!(shares, ["-", "99.0000 %"]);
         assert_eq!(rows[0].reused_share(), None);
-        assert_eq!(serde_json::to_value(rows[1].line()).unwrap()["reused_share"], 0.99);
+        assert_eq!(as_json(rows[1])["reused_share"], 0.99);
     }
 
     #[test]
@@ -218,7 +223,7 @@ mod tests {
         let published = |seed: &str, experiment: &str, setup: &str| {
             let (unit, counts) = ("packet".to_owned(), BTreeMap::new());
             let [seed, experiment, setup] = [seed, experiment, setup].map(str::to_owned);
-            Row { seed, experiment, setup, unit, units: 1, counts }.published()
+            Measurement { seed, experiment, setup, unit, units: 1, counts }.published()
         };
         let is = |text: &str| Some(text.to_owned());
         assert_eq!(published("gso", "guest-dom0", "netback-tso"), is("throughput 2.61"));
@@ -235,8 +240,8 @@ mod tests {
     #[test]
     fn interleaved_rows_make_one_table_for_each_experiment() {
         let text = TEXT.replace("persistent", "redesigned");
-        let rows = Rows::parse(&text).unwrap();
-        let rows: Vec<&Row> = rows.0.iter().collect();
+        let rows = Measurements::parse(&text).unwrap();
+        let rows: Vec<&Measurement> = rows.0.iter().collect();
         let names =
             groups(&rows).into_iter().map(|group| (group[0].experiment.clone(), group.len()));
         let names: Vec<(String, usize)> = names.collect();
@@ -250,7 +255,7 @@ mod tests {
             ("\"units\":10,", "", "line 2"),
             ("\"units\":10,", "\"units\":10,\"more\":1,", "line 2"),
         ] {
-            let error = Rows::parse(&TEXT.replace(from, to)).err().unwrap();
+            let error = Measurements::parse(&TEXT.replace(from, to)).err().unwrap();
             assert!(format!("{error:#}").contains(wanted), "{error:#}");
         }
     }

@@ -27,7 +27,7 @@ use rustix::time::ClockId;
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
 use super::orders::{Answer, DiskCommand, GuestSetup, HANDLE, Setup, Worked};
-use crate::STATUS_BENCH_FAILED;
+use crate::harness::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
 
 /// Time limit for connecting.

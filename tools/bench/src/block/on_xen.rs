@@ -29,9 +29,10 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::args::Rw;
 use super::domain::{Worker, wait};
-use super::{GuestSetup, Rw};
-use crate::STATUS_BENCH_FAILED;
+use super::orders::GuestSetup;
+use crate::harness::STATUS_BENCH_FAILED;
 use ringfence::attach::claim;
 use ringfence_driver::switchboard::DiskFrontend;
 use ringfence_hostnet::causes::causes;

@@ -20,28 +20,14 @@ use ringfence_sandbox::spawn::THIS_PROGRAM;
 use serde_json::Value;
 
 use super::args::{BlockArgs, Peer, Rw, Storage};
+use super::case::middle;
 use super::orders::span;
-use super::report::Row;
+use super::report::DiskRow;
 
 /// Time limit for a server to offer its disk.
 const UP_WITHIN: Duration = Duration::from_secs(20);
 /// Warm-up of fio before it measures.
 const RAMP: Duration = Duration::from_millis(500);
-
-/// Result of fio's job on one server.
-pub(super) struct Served {
-    pub(super) peer: &'static str,
-    pub(super) mode: &'static str,
-    pub(super) block: u32,
-    pub(super) rw: Rw,
-    pub(super) depth: u16,
-    pub(super) requests: u64,
-    pub(super) iops: f64,
-    pub(super) p50_us: f64,
-    pub(super) p99_us: f64,
-    /// CPU time of the server's processes.
-    pub(super) cpu_ns: u64,
-}
 
 /// Program that serves the file.
 #[derive(Clone, Copy)]
@@ -64,6 +50,14 @@ impl Server {
 }
 
 impl Server {
+    /// Returns the name of the access mode; other programs have none.
+    fn mode(self) -> &'static str {
+        match self {
+            Server::Ringfence(mode) => mode,
+            Server::Other(_) => "-",
+        }
+    }
+
     /// Returns the name of the server's export.
     fn export(self) -> &'static str {
         match self {
@@ -76,7 +70,7 @@ impl Server {
 /// Measures every server. Returns the comparison as text.
 pub(super) fn run(
     args: &BlockArgs,
-    mut each: impl FnMut(&Row) -> anyhow::Result<()>,
+    mut each: impl FnMut(&DiskRow) -> anyhow::Result<()>,
 ) -> anyhow::Result<String> {
     let Storage::File(file) = &args.storage else {
         bail!("--vs needs --storage FILE: other programs cannot serve this one's memory")
@@ -88,15 +82,14 @@ pub(super) fn run(
     let mut compared = String::new();
     for &rw in &args.rw {
         for &block in &args.block {
-            let mut runs: Vec<Vec<Row>> = servers.iter().map(|_| vec![]).collect();
+            let mut runs: Vec<Vec<DiskRow>> = servers.iter().map(|_| vec![]).collect();
             for _ in 0..args.repeat {
                 for (server, runs) in servers.iter().zip(&mut runs) {
-                    let served = Job { args, file, block, rw }.run(*server);
-                    let served = served.with_context(|| server.name())?;
-                    runs.push(Row::served(served, args.storage.name()));
+                    let row = Job { args, file, block, rw }.run(*server);
+                    runs.push(row.with_context(|| server.name())?);
                 }
             }
-            let rows: Vec<Row> = runs.into_iter().filter_map(super::middle).collect();
+            let rows: Vec<DiskRow> = runs.into_iter().filter_map(middle).collect();
             rows.iter().try_for_each(&mut each)?;
             compared += &compare(&rows, rw, block);
         }
@@ -105,10 +98,10 @@ pub(super) fn run(
 }
 
 /// Formats the ratios of the first row's rate to those of the others.
-fn compare(rows: &[Row], rw: Rw, block: u32) -> String {
+fn compare(rows: &[DiskRow], rw: Rw, block: u32) -> String {
     let Some((ours, others)) = rows.split_first() else { return String::new() };
     let others = others.iter().filter(|row| row.peer != ours.peer);
-    let line = |row: &Row| {
+    let line = |row: &DiskRow| {
         let times = ours.iops / row.iops.max(1.0);
         format!("{} of {block} bytes: {} does {times:.2} x {}\n", rw.name(), ours.peer, row.peer)
     };
@@ -135,18 +128,14 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run(&self, server: Server) -> anyhow::Result<Served> {
+    fn run(&self, server: Server) -> anyhow::Result<DiskRow> {
         let place = SocketDirectory::new()?;
         let mut running = self.start(server, &place)?;
         let socket = running.wait_up(&place)?;
         let before = cpu_ns(running.child.id())?;
         let said = self.fio(&socket, server.export())?;
         let cpu_ns = cpu_ns(running.child.id())?.saturating_sub(before);
-        let mode = match server {
-            Server::Ringfence(mode) => mode,
-            Server::Other(_) => "-",
-        };
-        self.read(&said, (server.name(), mode), cpu_ns).context("what fio says")
+        self.read(&said, server, cpu_ns).context("what fio says")
     }
 
     fn start(&self, server: Server, place: &SocketDirectory) -> anyhow::Result<Running> {
@@ -224,12 +213,7 @@ impl Job<'_> {
         Ok(serde_json::from_str(&text[from..])?)
     }
 
-    fn read(
-        &self,
-        said: &Value,
-        (peer, mode): (&'static str, &'static str),
-        cpu_ns: u64,
-    ) -> anyhow::Result<Served> {
+    fn read(&self, said: &Value, server: Server, cpu_ns: u64) -> anyhow::Result<DiskRow> {
         let job = &said["jobs"][0];
         ensure!(job["error"].as_u64() == Some(0), "an error: {}", job["error"]);
         let done = &job[if self.rw == Rw::RandWrite { "write" } else { "read" }];
@@ -238,24 +222,28 @@ impl Job<'_> {
         let iops = number(&done["iops"])?;
         // The server also works during fio's warm-up.
         let length = number(&done["runtime"])? / 1e3 + RAMP.as_secs_f64();
-        Ok(Served {
-            peer,
-            mode,
+        Ok(DiskRow {
+            peer: server.name(),
+            mode: server.mode(),
+            guests: 1,
             block: self.block,
             rw: self.rw,
             depth: self.args.depth,
-            requests: whole(iops * length),
+            storage: self.args.storage.name(),
+            requests: whole(iops * length).context("a rate of requests is no number")?,
             iops,
             p50_us: percentile("50.000000")? / 1e3,
             p99_us: percentile("99.000000")? / 1e3,
             cpu_ns,
+            backend_cpu_ns: cpu_ns,
+            domains: None,
         })
     }
 }
 
-/// Returns the integer part of a number, or 0 if the number is negative or undefined.
-fn whole(number: f64) -> u64 {
-    Duration::try_from_secs_f64(number).map_or(0, |seconds| seconds.as_secs())
+/// Returns the integer part of a number; `None` if the number is negative or undefined.
+fn whole(number: f64) -> Option<u64> {
+    Some(Duration::try_from_secs_f64(number).ok()?.as_secs())
 }
 
 /// Directory of a server's socket, removed on drop.
@@ -384,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn request_counts_round_down_and_invalid_ones_are_zero() {
-        assert_eq!([0.0, 2.9, -1.0, f64::NAN].map(whole), [0, 2, 0, 0]);
+    fn request_counts_round_down_and_invalid_ones_are_refused() {
+        assert_eq!([0.0, 2.9, -1.0, f64::NAN].map(whole), [Some(0), Some(2), None, None]);
     }
 }

@@ -4,27 +4,25 @@ use std::io::Write;
 
 use ringfence_access::Mode;
 use ringfence_block::storage::file::{CacheMode, Engine};
+use ringfence_hostnet::out::Out;
 
 use super::args::{PersistentArgs, Rw, Storage};
-use super::report::{self, Row};
-use super::{Case, Settings};
-use crate::page::{Page, Plot, Scale, Series};
+use super::case::{DiskCase, Settings};
+use super::report::{self, DiskRow};
+use crate::harness::{Format, Page, Plot, Report, Scale, Series};
 
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;
 
 /// Runs the experiment and prints it.
 pub(crate) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
+    let report = Report::begin(report::layout(), Format::of(args.json))?;
     let mut rows = Vec::new();
-    if !args.json {
-        writeln!(out, "{}", report::heading())?;
-    }
     for &queues in &args.queues {
         for &guests in &args.guests {
             for mode in [Mode::Map, Mode::Persistent] {
                 let (block, rw, depth) = (4096, Rw::RandRead, 32);
-                let case = Case { mode, guests, block, rw, depth, queues };
+                let case = DiskCase { mode, guests, block, rw, depth, queues };
                 let settings = Settings {
                     storage: Storage::Memory,
                     cache: CacheMode::None,
@@ -35,14 +33,14 @@ pub(crate) fn run(args: &PersistentArgs) -> anyhow::Result<()> {
                     queues,
                 };
                 let row = case.median(&settings)?;
-                let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-                writeln!(out, "{line}")?;
+                report.row(&row)?;
                 rows.push(row);
             }
         }
     }
+    report.end()?;
     if !args.json {
-        writeln!(out, "{}\n\n{}{}", report::LEGEND, bars(&rows), verdict(&rows))?;
+        write!(Out, "\n{}{}\n", bars(&rows), verdict(&rows))?;
     }
     if let Some(path) = &args.html {
         page(&rows)?.write(path)?;
@@ -62,7 +60,7 @@ fn count(number: Option<f64>) -> String {
 }
 
 /// Formats the rates as bars with the mappings beside them.
-fn bars(rows: &[Row]) -> String {
+fn bars(rows: &[DiskRow]) -> String {
     let most = rows.iter().map(|row| row.iops).fold(1.0, f64::max);
     let mut text = String::from("guests mode        IOPS of all guests\n");
     for row in rows {
@@ -74,22 +72,22 @@ fn bars(rows: &[Row]) -> String {
             row.guests,
             row.mode,
             row.iops,
-            count(row.map_calls_per_request),
-            count(row.unmap_calls_per_request),
-            count(row.tlb_shootdowns_per_request),
-            row.backend_threads.unwrap_or(0)
+            count(row.map_calls()),
+            count(row.unmap_calls()),
+            count(row.tlb_shootdowns()),
+            row.backend_threads()
         );
     }
     text
 }
 
 /// Returns the threads that each guest has in the driver domain.
-fn threads_a_guest(row: &Row) -> u32 {
-    row.backend_threads.unwrap_or(0) / u32::from(row.guests.max(1))
+fn threads_a_guest(row: &DiskRow) -> u32 {
+    row.backend_threads() / u32::from(row.guests.max(1))
 }
 
 /// Summarizes the experiment in figures.
-fn verdict(rows: &[Row]) -> String {
+fn verdict(rows: &[DiskRow]) -> String {
     let mut text = String::new();
     let mut threads: Vec<u32> = rows.iter().map(threads_a_guest).collect();
     threads.dedup();
@@ -117,16 +115,14 @@ fn verdict(rows: &[Row]) -> String {
 }
 
 /// Builds a page with the rows and plots.
-fn page(rows: &[Row]) -> anyhow::Result<Page> {
+fn page(rows: &[DiskRow]) -> anyhow::Result<Page> {
     let mut page = Page::new("Persistent grants: IOPS against the number of guests");
     page.text(INTRODUCTION);
-    type Figure = (&'static str, &'static str, fn(&Row) -> Option<f64>);
+    type Figure = (&'static str, &'static str, fn(&DiskRow) -> Option<f64>);
     let figures: [Figure; 3] = [
         ("Requests of all guests together", "IOPS", |row| Some(row.iops)),
-        ("Unmappings", "for each request", |row| row.unmap_calls_per_request),
-        ("TLB shootdowns, of the whole machine", "for each request", |row| {
-            row.tlb_shootdowns_per_request
-        }),
+        ("Unmappings", "for each request", |row| row.unmap_calls()),
+        ("TLB shootdowns, of the whole machine", "for each request", |row| row.tlb_shootdowns()),
     ];
     for (title, y, figure) in figures {
         let mut series: Vec<(String, Vec<(f64, f64)>)> = vec![];
@@ -143,16 +139,16 @@ fn page(rows: &[Row]) -> anyhow::Result<Page> {
         page.plot(&Plot { title, x, y: (y, Scale::Linear), series })?;
     }
     let heading = ["mode", "guests", "threads", "IOPS", "map", "unmap", "TLB shootdowns", "cpu ns"];
-    let line = |row: &Row| {
+    let line = |row: &DiskRow| {
         vec![
             row.mode.to_owned(),
             row.guests.to_string(),
-            row.backend_threads.unwrap_or(0).to_string(),
+            row.backend_threads().to_string(),
             format!("{:.0}", row.iops),
-            count(row.map_calls_per_request),
-            count(row.unmap_calls_per_request),
-            count(row.tlb_shootdowns_per_request),
-            format!("{:.0}", row.cpu_ns_per_request),
+            count(row.map_calls()),
+            count(row.unmap_calls()),
+            count(row.tlb_shootdowns()),
+            format!("{:.0}", row.cost()),
         ]
     };
     page.table(&heading, &rows.iter().map(line).collect::<Vec<_>>());

@@ -21,7 +21,7 @@ const BATCH: u32 = 32;
 
 /// Operation of one row.
 #[derive(Clone, Copy)]
-pub(super) struct Case {
+pub(super) struct GrantCase {
     pub(super) operation: &'static str,
     pub(super) engine: &'static str,
     pub(super) pages: u32,
@@ -32,20 +32,20 @@ const fn window(
     operation: &'static str,
     pages: u32,
     run: fn(&mut Bench, &mut Timer) -> anyhow::Result<()>,
-) -> Case {
-    Case { operation, engine: "window", pages, run }
+) -> GrantCase {
+    GrantCase { operation, engine: "window", pages, run }
 }
 
 const fn grants(
     operation: &'static str,
     pages: u32,
     run: fn(&mut Bench, &mut Timer) -> anyhow::Result<()>,
-) -> Case {
-    Case { operation, engine: "grants", pages, run }
+) -> GrantCase {
+    GrantCase { operation, engine: "grants", pages, run }
 }
 
 /// Operations of all rows.
-pub(super) const ALL: &[Case] = &[
+pub(super) const ALL: &[GrantCase] = &[
     window("issue", 1, |b, t| b.issue_and_revoke(t, Part::Issue)),
     window("revoke", 1, |b, t| b.issue_and_revoke(t, Part::Revoke)),
     window("fresh again", 1, |b, t| b.fresh_again(t, 1)),
@@ -119,7 +119,7 @@ impl Bench {
     }
 
     /// Returns the median cost of all rounds.
-    pub(super) fn median(&mut self, case: &Case) -> anyhow::Result<Cost> {
+    pub(super) fn median(&mut self, case: &GrantCase) -> anyhow::Result<Cost> {
         let mut costs = Vec::new();
         for round in 0..=self.rounds {
             let mut timer = Timer::default();

@@ -7,55 +7,38 @@ pub mod args;
 mod cases;
 mod iommu;
 
-use std::io::Write;
 use std::sync::mpsc::{Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
-
-use serde::Serialize;
 
 use self::args::GrantArgs;
 use self::cases::{Bench, Cost};
 use self::iommu::{Engine, OPERATIONS};
+use crate::harness::{Format, Layout, Report, left, right};
 
-/// A row as it is printed. Field names are part of the command's interface.
-#[derive(Debug, Serialize)]
-struct Row {
+/// Cost of one operation.
+struct OperationCost {
     operation: &'static str,
     engine: &'static str,
+    /// Cores that the process keeps busy.
     cpus: u32,
     /// Pages in one call of a batch operation.
     pages: u32,
-    ns: f64,
-    syscalls: f64,
+    cost: Cost,
 }
 
-impl Row {
-    fn print(&self, args: &GrantArgs, out: &mut impl Write) -> anyhow::Result<()> {
-        let line = if args.json { serde_json::to_string(self)? } else { self.line() };
-        Ok(writeln!(out, "{line}")?)
-    }
-
-    fn line(&self) -> String {
-        format!(
-            "{:<26} {:<8} {:>4} {:>6} {:>10.1} {:>9.3}",
-            self.operation, self.engine, self.cpus, self.pages, self.ns, self.syscalls
-        )
-    }
-}
-
-fn heading() -> String {
-    format!(
-        "{:<26} {:<8} {:>4} {:>6} {:>10} {:>9}",
-        "operation", "engine", "cpus", "pages", "ns/page", "syscalls"
-    )
+fn layout() -> Layout<OperationCost> {
+    Layout::new()
+        .column("operation", |row: &OperationCost| row.operation, left("operation", 26))
+        .column("engine", |row| row.engine, left("engine", 8))
+        .column("cpus", |row| row.cpus, right("cpus", 4))
+        .column("pages", |row| row.pages, right("pages", 6))
+        .column("ns", |row| row.cost.ns, right("ns/page", 10).digits(1))
+        .column("syscalls", |row| row.cost.syscalls, right("syscalls", 9).digits(3))
 }
 
 /// Runs every row and prints it.
 pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
-    if !args.json {
-        writeln!(out, "{}", heading())?;
-    }
+    let report = Report::begin(layout(), Format::of(args.json))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     for &cpus in &args.cpus {
         if cpus as usize > cores {
@@ -65,20 +48,19 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
         let _busy = (cpus > 1).then(Busy::start).transpose()?;
         let mut bench = Bench::new(args)?;
         for case in cases::ALL {
-            let Cost { ns, syscalls } = bench.median(case)?;
             let (operation, engine, pages) = (case.operation, case.engine, case.pages);
-            let row = Row { operation, engine, cpus, pages, ns, syscalls };
-            row.print(args, &mut out)?;
+            let cost = bench.median(case)?;
+            report.row(&OperationCost { operation, engine, cpus, pages, cost })?;
         }
         for mut engine in engines(args)? {
             for (operation, pages) in OPERATIONS {
-                let Cost { ns, syscalls } = engine.median((operation, pages), args.rounds)?;
-                let row = Row { operation, engine: engine.name(), cpus, pages, ns, syscalls };
-                row.print(args, &mut out)?;
+                let cost = engine.median((operation, pages), args.rounds)?;
+                let engine = engine.name();
+                report.row(&OperationCost { operation, engine, cpus, pages, cost })?;
             }
         }
     }
-    Ok(())
+    report.end()
 }
 
 /// Returns the engines of I/O translation tables that this machine has.

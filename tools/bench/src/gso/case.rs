@@ -22,7 +22,8 @@ use super::super::messages;
 use super::args::{Path, Setup};
 use super::cpu;
 use super::end::{Arrived, HOW_MUCH, StreamMessage, interface_addresses};
-use super::report::{Measured, Moved, reuse_between};
+use super::report::{Moved, StreamRun, reuse_between};
+use crate::harness::{Attempt, Case};
 
 /// Time limit of any single step.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,27 +49,40 @@ impl Modes {
     }
 }
 
-/// Run of a row.
-pub(crate) struct Case {
+/// One stream: its path, its packets, and the access modes.
+#[derive(Clone)]
+pub(crate) struct StreamCase {
     pub(crate) path: Path,
     pub(crate) setup: Setup,
-    /// Access modes for the sender's and the receiver's pages.
     pub(crate) modes: Modes,
     pub(crate) revocation: Revocation,
-    /// Number of the run, which names its switch.
-    pub(crate) number: usize,
+    /// Measured time of a run.
+    pub(crate) length: Duration,
 }
 
-impl Case {
-    pub(crate) fn run(&self, length: Duration) -> anyhow::Result<Measured> {
-        let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
-        let measured = self.measure(&switch, length)?;
+impl Case for StreamCase {
+    type Measured = StreamRun;
+
+    fn name(&self) -> String {
+        format!("{} {}", self.path.name(), self.setup.name())
+    }
+
+    fn run(&self, attempt: &Attempt<'_>) -> anyhow::Result<StreamRun> {
+        let switch = switch_name(attempt.number);
+        let measured = self.measure(&switch)?;
         // All processes of this run are ended. The driver domain, which exits by itself, must not disturb the
         // next run.
         wait_until_gone(&switch)?;
         Ok(measured)
     }
+}
 
+/// Returns the name of the switch of a run.
+fn switch_name(number: usize) -> String {
+    format!("bench-gso-{}-{number}", std::process::id())
+}
+
+impl StreamCase {
     /// Runs the stream with all its processes in a control group. Calls `each` periodically with the number
     /// of received bytes, until it returns `false`.
     pub(crate) fn watch(
@@ -76,7 +90,7 @@ impl Case {
         group: &FilePath,
         mut each: impl FnMut(u64) -> anyhow::Result<bool>,
     ) -> anyhow::Result<()> {
-        let switch = format!("bench-gso-{}-{}", std::process::id(), self.number);
+        let switch = switch_name(0);
         let (receiver, sender) = self.connect(&switch, Some(group))?;
         while each(receiver.arrived()?.bytes)? {
             std::thread::sleep(TICK);
@@ -119,17 +133,15 @@ impl Case {
         Ok((receiver, sender))
     }
 
-    fn measure(&self, switch: &str, length: Duration) -> anyhow::Result<Measured> {
+    fn measure(&self, switch: &str) -> anyhow::Result<StreamRun> {
         let (receiver, sender) = self.connect(switch, None)?;
         let guests: Vec<u32> = self.guests(&receiver, sender.as_ref()).collect();
         let control = control_connection(switch)?;
         std::thread::sleep(WARM_UP);
         let before = Reading::take(&receiver, &guests, &control)?;
-        std::thread::sleep(length);
+        std::thread::sleep(self.length);
         let after = Reading::take(&receiver, &guests, &control)?;
-        Ok(Measured {
-            path: self.path,
-            setup: self.setup,
+        Ok(StreamRun {
             bytes: after.arrived.bytes - before.arrived.bytes,
             nanos: after.arrived.at.saturating_sub(before.arrived.at).max(1),
             cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),

@@ -27,18 +27,14 @@ pub(super) mod cpu;
 pub mod end;
 pub(super) mod report;
 
-use std::io::Write;
-
 use anyhow::{Context, ensure};
 use ringfence_access::window::Revocation;
 use ringfence_sys::namespaces::{self, Fresh};
 
-use args::{GsoArgs, Path, Setup};
-use case::{Case, Modes};
-pub(crate) use report::published_text;
-use report::{Measured, Row};
+use args::{GsoArgs, Setup};
+use case::{Modes, StreamCase};
 
-use ringfence_hostnet::out::Out;
+use crate::harness::{Format, Report, Runs, progress};
 
 /// Runs every row and prints it.
 pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {
@@ -56,43 +52,23 @@ pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {
     } else if !root && args.paths.is_empty() && !args.json {
         eprintln!("ringfence: without root there is no guest-driver and no driver-guest");
     }
-    let rows: Vec<(Path, Setup)> = paths
+    let case = |path, setup| StreamCase {
+        path,
+        setup,
+        modes: Modes::both(args.mode),
+        revocation: Revocation::Plain,
+        length: args.seconds,
+    };
+    let cases: Vec<StreamCase> = paths
         .iter()
-        .flat_map(|&path| args.setups().into_iter().map(move |setup| (path, setup)))
+        .flat_map(|&path| args.setups().into_iter().map(move |setup| case(path, setup)))
         .collect();
-    measure(args, &rows)
-}
-
-fn measure(args: &GsoArgs, rows: &[(Path, Setup)]) -> anyhow::Result<()> {
-    let mut out = Out;
-    let progress = super::progress(rows.len() * args.rounds as usize);
-    if !args.json {
-        writeln!(out, "{}", report::heading())?;
-    }
-    let mut runs: Vec<Measured> = Vec::new();
-    for round in 1..=args.rounds {
-        for &(path, setup) in rows {
-            let name = format!("{} {}", path.name(), setup.name());
-            progress.set_message(format!("round {round}: {name}"));
-            let case = Case {
-                path,
-                setup,
-                modes: Modes::both(args.mode),
-                revocation: Revocation::Plain,
-                number: runs.len(),
-            };
-            runs.push(case.run(args.seconds).context(name)?);
-            progress.inc(1);
-            if round == args.rounds {
-                let row = Row::new(path, setup, args.mode, &runs);
-                let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-                progress.suspend(|| writeln!(out, "{line}"))?;
-            }
-        }
-    }
-    progress.finish_and_clear();
-    if !args.json {
-        writeln!(out, "{}", report::legend())?;
-    }
-    Ok(())
+    let progress = progress(cases.len() * args.rounds as usize);
+    let report = Report::begin(report::layout(), Format::of(args.json))?.beside(&progress);
+    Runs::measure(&cases, args.rounds, &progress, |case, runs| {
+        report.row(
+            &runs.summary(case, |other| (other.path, other.setup) == (case.path, Setup::BASELINE)),
+        )
+    })?;
+    report.end()
 }

@@ -1,12 +1,11 @@
 //! Report of the gso benchmark: rows as text and JSON.
 
-use ringfence_access::Mode;
 use ringfence_driver::switchboard::{DriverStats, WindowLevels};
-use serde::Serialize;
 
-use super::super::median;
-use super::args::{Path, Setup};
+use super::args::Setup;
+use super::case::StreamCase;
 use super::cpu::Split;
+use crate::harness::{Layout, Summary, left, right};
 
 /// Difference of a driver domain's counters between two readings, summed over all ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -83,11 +82,9 @@ pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
     Some(format!("throughput {:.2}", larger / small))
 }
 
-/// Result of one run of one row.
+/// Result of one run of a stream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Measured {
-    pub(crate) path: Path,
-    pub(crate) setup: Setup,
+pub(crate) struct StreamRun {
     /// Bytes of the stream that the receiver counted.
     pub(crate) bytes: u64,
     pub(crate) nanos: u64,
@@ -99,9 +96,14 @@ pub(crate) struct Measured {
     pub(crate) reuse: WindowLevels,
 }
 
-impl Measured {
+impl StreamRun {
     pub(crate) fn gbps(&self) -> f64 {
         self.bytes as f64 * 8.0 / self.nanos as f64
+    }
+
+    /// Returns the CPU time of all processes in nanoseconds for each received kilobyte.
+    pub(crate) fn cost(&self) -> f64 {
+        self.per_kb(self.cpu_ns)
     }
 
     /// Converts a time to nanoseconds for each received kilobyte.
@@ -110,132 +112,98 @@ impl Measured {
     }
 }
 
-/// Row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
-    path: Path,
-    setup: Setup,
-    mode: &'static str,
-    mtu: u16,
-    rounds: usize,
-    seconds: f64,
-    gbps: f64,
-    ratio: f64,
-    frames: u64,
-    segments_made: u64,
-    checksums_computed: u64,
-    frames_whole: u64,
-    frames_coalesced: u64,
-    frames_dropped: u64,
-    copies_per_packet: f64,
-    cpu_ns_per_kb: f64,
-}
-
-impl Row {
-    /// Builds the row of a path and setup from all runs, which must include the baseline's runs. Rates are
-    /// medians, counters are sums.
-    pub(super) fn new(path: Path, setup: Setup, mode: Mode, runs: &[Measured]) -> Row {
-        let of = |setup| runs.iter().filter(move |run| (run.path, run.setup) == (path, setup));
-        let sum = |figure: fn(&Moved) -> u64| of(setup).map(|run| figure(&run.moved)).sum::<u64>();
-        let ratios = of(setup)
-            .zip(of(Setup::BASELINE))
-            .map(|(run, first)| run.gbps() / first.gbps().max(f64::MIN_POSITIVE));
-        let per_kb = |run: &Measured| run.per_kb(run.cpu_ns);
-        Row {
-            path,
-            setup,
-            mode: mode.name(),
-            mtu: setup.mtu(),
-            rounds: of(setup).count(),
-            seconds: of(setup).map(|run| run.nanos as f64 / 1e9).sum(),
-            gbps: median(of(setup).map(Measured::gbps)),
-            ratio: median(ratios),
-            frames: sum(|m| m.frames),
-            segments_made: sum(|m| m.segments_made),
-            checksums_computed: sum(|m| m.checksums_computed),
-            frames_whole: sum(|m| m.frames_whole),
-            frames_coalesced: sum(|m| m.frames_coalesced),
-            frames_dropped: sum(|m| m.dropped),
-            copies_per_packet: sum(|m| m.copied_bytes) as f64 / sum(|m| m.bytes).max(1) as f64,
-            cpu_ns_per_kb: median(of(setup).map(per_kb)),
-        }
-    }
-
-    /// Formats the row as a line of the table.
-    pub(super) fn line(&self) -> String {
-        format!(
-            "{:<12} {:<11} {:>7.2} {:>6.2} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7.2} {:>9.1}",
-            self.path.name(),
-            self.setup.name(),
-            self.gbps,
-            self.ratio,
-            self.frames,
-            self.segments_made,
-            self.checksums_computed,
-            self.frames_whole,
-            self.frames_coalesced,
-            self.frames_dropped,
-            self.copies_per_packet,
-            self.cpu_ns_per_kb,
+/// Row: the runs of a path and setup, with those of the baseline. Rates are medians, counters are sums.
+pub(super) fn layout() -> Layout<Summary<StreamCase>> {
+    Layout::new()
+        .column("path", |row: &Summary<StreamCase>| row.case.path.name(), left("path", 12))
+        .column("setup", |row| row.case.setup.name(), left("setup", 11))
+        .field("mode", |row| row.case.modes.receiver.name())
+        .field("mtu", |row| row.case.setup.mtu())
+        .field("rounds", |row| row.runs.len())
+        .field("seconds", |row| row.runs.iter().map(|run| run.nanos as f64 / 1e9).sum::<f64>())
+        .column("gbps", |row| row.median(StreamRun::gbps), right("Gbit/s", 7).digits(2))
+        .column("ratio", |row| row.ratio(StreamRun::gbps), right("ratio", 6).digits(2))
+        .column("frames", |row| row.sum(|run| run.moved.frames), right("frames", 9))
+        .column("segments_made", |row| row.sum(|run| run.moved.segments_made), right("segments", 9))
+        .column(
+            "checksums_computed",
+            |row| row.sum(|run| run.moved.checksums_computed),
+            right("checksums", 9),
         )
-    }
+        .column("frames_whole", |row| row.sum(|run| run.moved.frames_whole), right("whole", 9))
+        .column(
+            "frames_coalesced",
+            |row| row.sum(|run| run.moved.frames_coalesced),
+            right("joined", 8),
+        )
+        .column("frames_dropped", |row| row.sum(|run| run.moved.dropped), right("dropped", 7))
+        .column("copies_per_packet", copies, right("copies", 7).digits(2))
+        .column("cpu_ns_per_kb", |row| row.median(StreamRun::cost), right("cpu ns/kB", 9).digits(1))
+        .legend(LEGEND)
 }
 
-/// Returns the heading of the table.
-pub(super) fn heading() -> String {
-    format!(
-        "{:<12} {:<11} {:>7} {:>6} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>7} {:>9}",
-        "path",
-        "setup",
-        "Gbit/s",
-        "ratio",
-        "frames",
-        "segments",
-        "checksums",
-        "whole",
-        "joined",
-        "dropped",
-        "copies",
-        "cpu ns/kB"
-    )
+/// Returns the number of times that the driver domain copied each byte.
+fn copies(row: &Summary<StreamCase>) -> f64 {
+    let bytes = row.sum(|run| run.moved.bytes).max(1);
+    row.sum(|run| run.moved.copied_bytes) as f64 / bytes as f64
 }
 
-/// Returns the legend below the table.
-pub(super) fn legend() -> &'static str {
-    "\
+const LEGEND: &str = "\
 `ratio`: to mtu1500 on the same path, in the same round. `frames`: through the switch, both ways.
 `segments`, `checksums`: made by the driver domain; `whole`: super-packets that it passed on as they
 came; `joined`: frames that became part of a larger one there. `copies`: how often the driver domain
-copied each byte. `cpu`: of all processes, guests included. All columns: docs/perf/howto.md"
-}
+copied each byte. `cpu`: of all processes, guests included. All columns: docs/perf/howto.md";
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use ringfence_access::Mode;
+    use ringfence_access::window::Revocation;
+
+    use super::super::args::Path;
+    use super::super::case::Modes;
     use super::*;
 
-    fn measured(setup: Setup, bytes: u64) -> Measured {
+    fn run(bytes: u64) -> StreamRun {
         let moved = Moved { frames: 10, bytes: 1000, copied_bytes: 2000, ..Moved::default() };
-        let path = Path::GuestGuest;
         let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
-        Measured { path, setup, bytes, nanos, cpu_ns, split, moved, reuse: WindowLevels::default() }
+        StreamRun { bytes, nanos, cpu_ns, split, moved, reuse: WindowLevels::default() }
+    }
+
+    fn row(setup: Setup, runs: &[u64], baseline: &[u64]) -> Summary<StreamCase> {
+        let case = StreamCase {
+            path: Path::Loopback,
+            setup,
+            modes: Modes::both(Mode::Copy),
+            revocation: Revocation::Plain,
+            length: Duration::ZERO,
+        };
+        let of = |bytes: &[u64]| bytes.iter().map(|bytes| run(*bytes)).collect();
+        Summary { case, runs: of(runs), baseline: of(baseline) }
     }
 
     #[test]
     fn rates_are_medians_and_ratios_are_per_round() {
-        let runs: Vec<Measured> = [(1000, 5000), (2000, 14_000), (4000, 16_000)]
-            .into_iter()
-            .flat_map(|(a, b)| [measured(Setup::Small, a), measured(Setup::Whole, b)])
-            .collect();
-        let row = Row::new(Path::GuestGuest, Setup::Whole, Mode::Copy, &runs);
-        let near = |is: f64, expected: f64| {
-            assert!((is / expected - 1.0).abs() < 1e-9, "{is} is not {expected}");
+        let row = row(Setup::Whole, &[5000, 14_000, 16_000], &[1000, 2000, 4000]);
+        let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
+        let near = |field: &str, expected: f64| {
+            let is = json[field].as_f64().unwrap();
+            assert!((is / expected - 1.0).abs() < 1e-9, "{field}: {is} is not {expected}");
         };
-        assert_eq!((row.rounds, row.frames, row.copies_per_packet), (3, 30, 2.0));
-        near(row.ratio, 5.0);
-        near(row.gbps, 14_000.0 * 8.0 / 1e9);
-        near(row.cpu_ns_per_kb, 2e6 / 14.0);
-        let first = Row::new(Path::GuestGuest, Setup::Small, Mode::Copy, &runs);
-        assert_eq!(first.ratio, 1.0);
+        near("rounds", 3.0);
+        near("frames", 30.0);
+        near("copies_per_packet", 2.0);
+        near("ratio", 5.0);
+        near("gbps", 14_000.0 * 8.0 / 1e9);
+        near("cpu_ns_per_kb", 2e6 / 14.0);
+        assert_eq!((&json["path"], &json["mode"]), (&"loopback".into(), &"copy".into()));
+    }
+
+    #[test]
+    fn ratio_of_the_baseline_to_itself_is_one() {
+        let json = layout().json(&row(Setup::Small, &[5, 6], &[5, 6])).unwrap();
+        assert!(json.contains("\"ratio\":1.0"), "{json}");
     }
 
     #[test]
@@ -271,8 +239,8 @@ mod tests {
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let row = Row::new(Path::Loopback, Setup::Jumbo, Mode::Map, &[]);
-        assert_eq!(row.line().len(), heading().len());
-        assert_eq!(row.line().split_whitespace().count(), 12);
+        let line = layout().line(&row(Setup::Jumbo, &[], &[]));
+        assert_eq!(line.len(), layout().heading().len());
+        assert_eq!(line.split_whitespace().count(), 12);
     }
 }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use ringfence_access::Mode;
-use serde::{Deserialize, Serialize};
 
 use super::super::packet::SIZE_MIN;
 use super::super::params::{parse_mode, parse_seconds};
-use super::disks::behaviour::DiskBehaviour;
+use ringfence_testkit::hostile::behaviour::{Behaviour, NeighbourBehaviour};
+use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
 
 const NOTES: &str = "\
 A well-behaved guest (the victim) sends numbered, checksummed packets through netfront, netback and
@@ -35,8 +35,8 @@ pub struct HostileArgs {
     pub seconds: Duration,
 
     /// Rows to measure; the honest neighbour is always measured
-    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
-    pub behaviours: Vec<Which>,
+    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = NeighbourBehaviour::parse)]
+    pub behaviours: Vec<NeighbourBehaviour>,
 
     /// Measure all rows so many times, and report medians
     #[arg(long, value_name = "N", default_value = "1",
@@ -87,119 +87,6 @@ impl HostileArgs {
             [] => DiskBehaviour::value_variants().to_vec(),
             some => some.iter().filter_map(|which| which.disks()).collect(),
         }
-    }
-}
-
-/// Row of either kind: packets or disks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Which {
-    /// Behaviour on a network.
-    Packets(Behaviour),
-    /// Behaviour on a disk.
-    Disks(DiskBehaviour),
-}
-
-impl Which {
-    /// Finds the row of that name.
-    ///
-    /// # Errors
-    ///
-    /// Returns a message for the user if there is no such row.
-    pub fn parse(name: &str) -> Result<Which, String> {
-        let packets = || Behaviour::from_str(name, false).ok().map(Which::Packets);
-        let found = DiskBehaviour::parse(name).map(Which::Disks).or_else(packets);
-        found.ok_or_else(|| "there is no such behaviour; --list names all there are".to_owned())
-    }
-
-    pub(super) fn packets(self) -> Option<Behaviour> {
-        if let Which::Packets(behaviour) = self { Some(behaviour) } else { None }
-    }
-
-    pub(super) fn disks(self) -> Option<DiskBehaviour> {
-        if let Which::Disks(behaviour) = self { Some(behaviour) } else { None }
-    }
-}
-
-/// Behaviour of the neighbour of the packet rows.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Behaviour {
-    /// The same as the victim, to the same port
-    Honest,
-    /// No neighbour
-    Absent,
-    /// Packets smaller than their fragments, shorter than a header, across a page's end
-    BadSizes,
-    /// Packets of 19 slots, one more than a backend takes
-    Slots19,
-    /// Packets in pages that are not granted
-    BadGrefs,
-    /// A full ring of extra infos for each packet
-    ExtraChains,
-    /// Packets of 18 slots of which 17 are empty
-    ZeroFragments,
-    /// Packets of the maximum length, which is allowed
-    LargePackets,
-    /// Grants revoked and issued again while a backend reads the packets in them
-    Flipping,
-    /// Packets to everybody
-    Broadcast,
-    /// Random source and destination addresses, new ones in every packet
-    MadeUpAddresses,
-    /// Events without a request
-    EventStorm,
-    /// Receive buffers posted, responses never consumed
-    Deaf,
-    /// Packets accepted for a moment, then none for a while; the victim sends to it as well
-    Hoarder,
-    /// A producer index beyond the ring, and back as soon as the device was closed
-    ProducerOverflow,
-    /// Connecting and disconnecting
-    Reattach,
-    /// Lists of pages to be staged that change while the backend reads them
-    ChangingLists,
-    /// Lists of 513, 65535 and more pages to be staged, or of none
-    LongLists,
-    /// Pages staged and taken out again, many such messages at a time
-    StagingStorm,
-    /// Pages removed from staging while packets in them are in flight
-    StagingInFlight,
-    /// One page in two lists of pages to be staged, and twice in one
-    StagingTwice,
-    /// Control messages without end, whose responses it never consumes
-    ControlDeaf,
-    /// Many writes of states to the store, valid and invalid
-    StateFlood,
-    /// Requests to the hub that it does not know
-    HubFlood,
-    /// Messages that make the hub close the connection; a launcher brings the guest back
-    Rejoin,
-}
-
-impl Behaviour {
-    /// Returns the name used on the command line and in the table.
-    pub(super) fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    /// Returns `true` if the behaviour concerns pages that stay mapped. Such a row uses mode `staging`
-    /// for the neighbour, regardless of the victim's mode.
-    pub(super) fn needs_staging(self) -> bool {
-        matches!(
-            self,
-            Behaviour::ChangingLists
-                | Behaviour::LongLists
-                | Behaviour::StagingStorm
-                | Behaviour::StagingInFlight
-                | Behaviour::StagingTwice
-                | Behaviour::ControlDeaf
-        )
-    }
-
-    /// Returns the explanation that `--list` prints.
-    pub(super) fn meaning(self) -> String {
-        let value = self.to_possible_value();
-        value.and_then(|v| v.get_help().map(ToString::to_string)).unwrap_or_default()
     }
 }
 

@@ -10,8 +10,9 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;
 
-use super::orders::{Answer, RowCommand, SINK_MAC, Setup};
+use super::orders::{Answer, RowCommand, Setup};
 use super::sink::{SinkPort, Tally};
+use ringfence_testkit::hostile::adversary::SINK_MAC;
 
 /// Serves launchers and guests in this thread, the parent in another one.
 pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {

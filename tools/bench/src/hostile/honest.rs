@@ -14,8 +14,9 @@ use ringfence_platform::local::LocalPlatform;
 use super::super::domain::Host;
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
-use super::orders::{Answer, GuestIdentity, SINK_MAC, Setup};
+use super::orders::{Answer, GuestIdentity, Setup};
 use ringfence_sandbox::channel::Channel;
+use ringfence_testkit::hostile::adversary::SINK_MAC;
 
 /// Time limit for connecting.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);

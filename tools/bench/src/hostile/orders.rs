@@ -6,11 +6,8 @@ use ringfence_platform::DomId;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use serde::{Deserialize, Serialize};
 
-use super::args::Behaviour;
-use super::disks::behaviour::DiskBehaviour;
-
-/// Locally administered address of the port that verifies the victim's packets.
-pub(super) const SINK_MAC: [u8; 6] = [0x0a, 0, 0, 0, 0, 1];
+use ringfence_testkit::hostile::behaviour::Behaviour;
+use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
 
 /// First message to a process. The driver domain receives the listening socket with it, an honest
 /// guest its connection to the hub.

@@ -5,57 +5,70 @@
 pub mod args;
 mod rig;
 
-use std::io::Write;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use ringfence_hostnet::out::Out;
+use indicatif::ProgressBar;
+use ringfence_link::vhost_net::Protection;
 use ringfence_platform::vhost;
 use ringfence_sys::namespaces::{self, Fresh};
-use serde::Serialize;
 
 use self::args::{Direction, IommuArgs, PROTECTIONS};
 use self::rig::{Rig, Spent};
-use super::median;
+use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, Summary, Value, left, right};
 
-/// A row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
+/// One protection, for datagrams of one size in one direction.
+#[derive(Clone)]
+struct ProtectionCase {
+    protection: Protection,
+    name: &'static str,
     direction: Direction,
     size: u16,
-    protection: &'static str,
-    rounds: usize,
-    gbps: f64,
-    packets: u64,
-    cost_ns_per_kb: f64,
-    changes_per_packet: f64,
-    /// Cost ratio to `coarse` in the same round.
-    cost_ratio: f64,
+    /// Measured time of a run.
+    length: Duration,
 }
 
-impl Row {
-    fn line(&self) -> String {
-        let direction = match self.direction {
-            Direction::ToGuest => "to guest",
-            Direction::FromGuest => "from guest",
-        };
-        format!(
-            "{direction:<10} {:>6} {:<18} {:>8.2} {:>10.1} {:>10.4} {:>7.3}",
-            self.size,
-            self.protection,
-            self.gbps,
-            self.cost_ns_per_kb,
-            self.changes_per_packet,
-            self.cost_ratio
-        )
+impl Case for ProtectionCase {
+    type Measured = Spent;
+
+    fn name(&self) -> String {
+        format!("{}, {:?}, {}", self.name, self.direction, self.size)
+    }
+
+    fn run(&self, _: &Attempt<'_>) -> anyhow::Result<Spent> {
+        Rig::new(self.protection, self.size)?.measure(self.direction, self.length)
     }
 }
 
-fn heading() -> String {
-    format!(
-        "{:<10} {:>6} {:<18} {:>8} {:>10} {:>10} {:>7}",
-        "direction", "size", "protection", "Gbit/s", "ns/KB", "changes", "ratio"
-    )
+/// Columns of a row. The ratio is to protection `coarse` in the same round.
+fn layout() -> Layout<Summary<ProtectionCase>> {
+    Layout::new()
+        .field("experiment", |_: &Summary<ProtectionCase>| "iommu")
+        .written(
+            "direction",
+            |row| Value::json(&row.case.direction),
+            left("direction", 10),
+            |row| match row.case.direction {
+                Direction::ToGuest => "to guest".to_owned(),
+                Direction::FromGuest => "from guest".to_owned(),
+            },
+        )
+        .column("size", |row| row.case.size, right("size", 6))
+        .column("protection", |row| row.case.name, left("protection", 18))
+        .field("rounds", |row| row.runs.len())
+        .column(
+            "gbps",
+            |row| row.median(|run| run.bytes as f64 * 8e-9 / run.took.as_secs_f64()),
+            right("Gbit/s", 8).digits(2),
+        )
+        .field("packets", |row| row.sum(|run| run.packets))
+        .column("cost_ns_per_kb", |row| row.median(cost), right("ns/KB", 10).digits(1))
+        .column(
+            "changes_per_packet",
+            |row| row.median(|run| run.changes as f64 / run.packets.max(1) as f64),
+            right("changes", 10).digits(4),
+        )
+        .column("cost_ratio", |row| row.ratio(cost), right("ratio", 7).digits(3))
 }
 
 /// Runs every row and prints it.
@@ -66,46 +79,19 @@ pub(super) fn run(args: &IommuArgs) -> anyhow::Result<()> {
     );
     drop(vhost::open()?);
     namespaces::unshare(Fresh::MountNetIpcUts).context("a network of its own")?;
-    let mut out = Out;
-    if !args.json {
-        writeln!(out, "{}", heading())?;
-    }
+    let report = Report::begin(layout(), Format::of(args.json))?;
     for direction in [Direction::ToGuest, Direction::FromGuest] {
         for &size in &args.size {
-            for row in measure(args, direction, size)? {
-                let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-                writeln!(out, "{line}")?;
-            }
+            let length = args.seconds;
+            let case =
+                |(protection, name)| ProtectionCase { protection, name, direction, size, length };
+            let cases = PROTECTIONS.map(case);
+            let runs = Runs::measure(&cases, args.rounds, &ProgressBar::hidden(), |_, _| Ok(()))?;
+            let coarse = |case: &ProtectionCase| case.protection == Protection::Coarse;
+            cases.iter().try_for_each(|case| report.row(&runs.summary(case, coarse)))?;
         }
     }
-    Ok(())
-}
-
-fn measure(args: &IommuArgs, direction: Direction, size: u16) -> anyhow::Result<Vec<Row>> {
-    let mut runs: Vec<Vec<Spent>> = vec![Vec::new(); PROTECTIONS.len()];
-    for _ in 0..args.rounds {
-        for ((protection, name), runs) in PROTECTIONS.into_iter().zip(&mut runs) {
-            let spent = Rig::new(protection, size)?.measure(direction, args.seconds);
-            runs.push(spent.with_context(|| format!("{name}, {direction:?}, {size}"))?);
-        }
-    }
-    let coarse: Vec<f64> = runs.get(1).into_iter().flatten().map(cost).collect();
-    let rows = PROTECTIONS.into_iter().zip(runs).map(|((_, protection), runs)| Row {
-        experiment: "iommu",
-        direction,
-        size,
-        protection,
-        rounds: runs.len(),
-        gbps: median(runs.iter().map(|run| run.bytes as f64 * 8e-9 / run.took.as_secs_f64())),
-        packets: runs.iter().map(|run| run.packets).sum(),
-        cost_ns_per_kb: median(runs.iter().map(cost)),
-        changes_per_packet: median(
-            runs.iter().map(|run| run.changes as f64 / run.packets.max(1) as f64),
-        ),
-        // Ratios of consecutive runs: interference changes more slowly than that.
-        cost_ratio: median(runs.iter().zip(&coarse).map(|(run, coarse)| cost(run) / coarse)),
-    });
-    Ok(rows.collect())
+    report.end()
 }
 
 /// Returns the nanoseconds for each kilobyte.

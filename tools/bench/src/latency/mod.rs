@@ -17,13 +17,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use hdrhistogram::Histogram;
 use ringfence_access::Mode;
-use serde::Serialize;
 
 use self::end::{LatencyMessage, Protocol, SliceSpec};
 use super::messages;
 use super::params::{parse_mode, parse_seconds};
+use crate::harness::{Format, Layout, Report, Value, left, right};
 use ringfence::launch::guest_on;
-use ringfence_hostnet::out::Out;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 /// Time limit of any step, in addition to a slice.
@@ -66,25 +65,67 @@ pub struct LatencyArgs {
     pub json: bool,
 }
 
-/// A row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
-    mode: &'static str,
+/// Latency of one mode and protocol.
+struct LatencyRow {
+    mode: Mode,
     protocol: Protocol,
     size: u16,
-    requests: u64,
+    /// Nanoseconds of each request.
+    times: Histogram<u64>,
     lost: u64,
-    p50_us: f64,
-    p99_us: f64,
-    p999_us: f64,
-    max_us: f64,
-    /// Ratios to mode `copy` at p50, p99 and p99.9.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratios: Option<[f64; 3]>,
-    /// Set if no ratio exceeds [`NO_WORSE`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    no_worse: Option<bool>,
+    /// Quantiles of mode `copy` in the same run.
+    copy: Option<[f64; 3]>,
+}
+
+impl LatencyRow {
+    /// Returns the reported quantiles in microseconds.
+    fn quantiles(&self) -> [f64; 3] {
+        quantiles(&self.times)
+    }
+
+    /// Returns the ratios of the quantiles to those of mode `copy`.
+    fn ratios(&self) -> Option<[f64; 3]> {
+        let [p50, p99, p999] = self.copy.filter(|_| self.mode != Mode::Copy)?;
+        let [p50_us, p99_us, p999_us] = self.quantiles();
+        Some([p50_us / p50.max(1e-3), p99_us / p99.max(1e-3), p999_us / p999.max(1e-3)])
+    }
+
+    /// Returns `true` if no ratio exceeds [`NO_WORSE`].
+    fn is_no_worse(&self) -> Option<bool> {
+        Some(self.ratios()?.iter().all(|ratio| *ratio <= NO_WORSE))
+    }
+
+    fn compared(&self) -> String {
+        let Some([p50, p99, p999]) = self.ratios() else { return String::new() };
+        let words = if self.is_no_worse() == Some(true) { "no worse" } else { "worse" };
+        format!("   {p50:.2} {p99:.2} {p999:.2} {words}")
+    }
+}
+
+fn layout() -> Layout<LatencyRow> {
+    let [p50, p99, p999] = QUANTILES.map(|(name, _)| right(name, 9).digits(1));
+    Layout::new()
+        .field("experiment", |_: &LatencyRow| "latency")
+        .column("mode", |row| row.mode.name(), left("mode", 8))
+        .written(
+            "protocol",
+            |row| Value::json(&row.protocol),
+            left("protocol", 8),
+            |row| row.protocol.name().to_owned(),
+        )
+        .field("size", |row| row.size)
+        .column("requests", |row| row.times.len(), right("requests", 9))
+        .column("lost", |row| row.lost, right("lost", 5))
+        .column("p50_us", |row| row.quantiles()[0], p50)
+        .column("p99_us", |row| row.quantiles()[1], p99)
+        .column("p999_us", |row| row.quantiles()[2], p999)
+        .column("max_us", |row| row.times.max() as f64 / 1e3, right("max", 9).digits(1))
+        .field("ratios", |row| row.ratios().map_or(Value::Omitted, |ratios| Value::json(&ratios)))
+        .field("no_worse", |row| Value::if_some(row.is_no_worse()))
+        .tail("   to copy", LatencyRow::compared)
+        .legend(format!(
+            "Microseconds. `to copy`: at p50, p99 and p99.9; no worse is at most {NO_WORSE}."
+        ))
 }
 
 /// Measures every mode and protocol and prints the rows.
@@ -93,10 +134,7 @@ pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
     for &mode in &args.modes {
         pairs.push(Pair::start(mode).with_context(|| format!("mode {mode}"))?);
     }
-    let mut out = Out;
-    if !args.json {
-        writeln!(out, "{}", heading())?;
-    }
+    let report = Report::begin(layout(), Format::of(args.json))?;
     for &protocol in &args.protocols {
         let order = |to, length| SliceSpec { protocol, to, size: args.size.into(), length };
         for pair in &pairs {
@@ -118,80 +156,16 @@ pub(super) fn run(args: &LatencyArgs) -> anyhow::Result<()> {
         }
         let copy = args.modes.iter().zip(&times).find(|(mode, _)| **mode == Mode::Copy);
         let copy = copy.map(|(_, (times, _))| quantiles(times));
-        for (&mode, (times, lost)) in args.modes.iter().zip(&times) {
-            let row = Row::new(args, (mode, protocol), times, *lost, copy);
-            let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-            writeln!(out, "{line}")?;
+        for (&mode, (times, lost)) in args.modes.iter().zip(times) {
+            report.row(&LatencyRow { mode, protocol, size: args.size, times, lost, copy })?;
         }
     }
-    if !args.json {
-        writeln!(
-            out,
-            "Microseconds. `to copy`: at p50, p99 and p99.9; no worse is at most {NO_WORSE}."
-        )?;
-    }
-    Ok(())
+    report.end()
 }
 
 /// Returns the reported quantiles in microseconds.
 fn quantiles(times: &Histogram<u64>) -> [f64; 3] {
     QUANTILES.map(|(_, part)| times.value_at_quantile(part) as f64 / 1e3)
-}
-
-impl Row {
-    fn new(
-        args: &LatencyArgs,
-        (mode, protocol): (Mode, Protocol),
-        times: &Histogram<u64>,
-        lost: u64,
-        copy: Option<[f64; 3]>,
-    ) -> Row {
-        let [p50_us, p99_us, p999_us] = quantiles(times);
-        let ratios = copy.filter(|_| mode != Mode::Copy).map(|[p50, p99, p999]| {
-            [p50_us / p50.max(1e-3), p99_us / p99.max(1e-3), p999_us / p999.max(1e-3)]
-        });
-        Row {
-            experiment: "latency",
-            mode: mode.name(),
-            protocol,
-            size: args.size,
-            requests: times.len(),
-            lost,
-            p50_us,
-            p99_us,
-            p999_us,
-            max_us: times.max() as f64 / 1e3,
-            ratios,
-            no_worse: ratios.map(|ratios| ratios.iter().all(|ratio| *ratio <= NO_WORSE)),
-        }
-    }
-
-    fn line(&self) -> String {
-        let mut line = format!(
-            "{:<8} {:<8} {:>9} {:>5} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
-            self.mode,
-            self.protocol.name(),
-            self.requests,
-            self.lost,
-            self.p50_us,
-            self.p99_us,
-            self.p999_us,
-            self.max_us
-        );
-        if let Some([p50, p99, p999]) = self.ratios {
-            let words = if self.no_worse == Some(true) { "no worse" } else { "worse" };
-            line += &format!("   {p50:.2} {p99:.2} {p999:.2} {words}");
-        }
-        line
-    }
-}
-
-fn heading() -> String {
-    let [p50, p99, p999] = QUANTILES.map(|(name, _)| name);
-    format!(
-        "{:<8} {:<8} {:>9} {:>5} {p50:>9} {p99:>9} {p999:>9} {:>9}   to copy",
-        "mode", "protocol", "requests", "lost", "max"
-    )
 }
 
 /// Two guests on one switch: client and server.
@@ -255,5 +229,35 @@ impl Guest {
             LatencyMessage::Failed(why) => bail!(why),
             said => Ok(said),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(mode: Mode, us: u64) -> LatencyRow {
+        let mut times = end::histogram().unwrap();
+        times.saturating_record_n(us * 1000, 100);
+        let (protocol, copy) = (Protocol::Udp, Some([10.0, 10.0, 10.0]));
+        LatencyRow { mode, protocol, size: 64, times, lost: 2, copy }
+    }
+
+    #[test]
+    fn other_modes_are_compared_with_copy() {
+        let copy: serde_json::Value =
+            serde_json::from_str(&layout().json(&row(Mode::Copy, 10)).unwrap()).unwrap();
+        assert_eq!(copy.get("ratios").or(copy.get("no_worse")), None, "{copy}");
+        assert_eq!((&copy["requests"], &copy["lost"]), (&100.into(), &2.into()));
+        assert_eq!(row(Mode::Map, 10).is_no_worse(), Some(true));
+        assert_eq!(row(Mode::Map, 20).is_no_worse(), Some(false));
+        assert!(layout().line(&row(Mode::Map, 20)).ends_with(" worse"));
+    }
+
+    #[test]
+    fn row_line_has_one_cell_per_heading() {
+        let line = layout().line(&row(Mode::Copy, 10));
+        let heading = layout().heading();
+        assert_eq!(Some(line.len()), heading.find("   to copy"), "{line}");
     }
 }

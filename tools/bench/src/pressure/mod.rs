@@ -24,9 +24,9 @@ use ringfence_hostnet::out::Out;
 
 use self::args::PressureArgs;
 use self::group::Group;
-use self::report::{Phase, Reading, Report};
+use self::report::{Phase, PressureReport, Reading};
 use super::gso::args::{Path, Setup};
-use super::gso::case::{Case, Modes};
+use super::gso::case::{Modes, StreamCase};
 
 /// Time before the first reading, and again before the pressure begins.
 const WARM_UP: Duration = Duration::from_secs(3);
@@ -51,17 +51,17 @@ pub(super) fn run(args: &PressureArgs) -> anyhow::Result<()> {
 }
 
 /// Runs the stream through all phases and takes readings.
-fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<Report> {
+fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<PressureReport> {
     let pressed = args.seconds;
     let began = Instant::now();
-    let mut report = Report::default();
+    let mut report = PressureReport::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
-    let case = Case {
+    let case = StreamCase {
         path: Path::GuestGuest,
         setup: Setup::Whole,
         modes: Modes::both(Mode::Window),
         revocation: Revocation::Plain,
-        number: 0,
+        length: Duration::ZERO,
     };
     case.watch(group.path(), |bytes| {
         let now = began.elapsed();

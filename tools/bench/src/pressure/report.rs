@@ -1,10 +1,10 @@
-//! Report of `ringfence-bench pressure`: the readings, the outcome and its verdict, text, JSON and page.
+//! PressureReport of `ringfence-bench pressure`: the readings, the outcome and its verdict, text, JSON and page.
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::page::{Page, Plot, Scale, Series};
+use crate::harness::{Page, Plot, Scale, Series};
 
 /// Time limit for the shrink in seconds: two periods of pressure stall information plus two readings.
 const SHRUNK_WITHIN: f64 = 4.5;
@@ -43,7 +43,7 @@ pub(super) struct Reading {
 
 /// Readings and totals of one experiment.
 #[derive(Default)]
-pub(super) struct Report {
+pub(super) struct PressureReport {
     pub(super) readings: Vec<Reading>,
     pub(super) high: u64,
     /// Stall time before the pressure, in microseconds.
@@ -96,7 +96,7 @@ impl Outcome {
     }
 }
 
-impl Report {
+impl PressureReport {
     fn of(&self, phase: Phase) -> impl Iterator<Item = &Reading> {
         self.readings.iter().filter(move |reading| reading.phase == phase)
     }
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     /// Builds a report of four phases of ten seconds with these sizes of the windows in MiB.
-    fn report(pools: [u64; 4]) -> Report {
+    fn report(pools: [u64; 4]) -> PressureReport {
         let phases = [Phase::Before, Phase::Calm, Phase::Pressed, Phase::Lifted];
         let reading = |n: u8| {
             let at = usize::from(n / 10);
@@ -244,7 +244,11 @@ mod tests {
             let (seconds, bytes) = (f64::from(n), u64::from(n) << 20);
             Reading { seconds, phase, current: 50 << 20, rss: 9 << 20, pool, bytes }
         };
-        Report { readings: (0..40).map(reading).collect(), high: 25 << 20, ..Report::default() }
+        PressureReport {
+            readings: (0..40).map(reading).collect(),
+            high: 25 << 20,
+            ..PressureReport::default()
+        }
     }
 
     #[test]
@@ -268,7 +272,7 @@ mod tests {
             let wrong = report(pools).outcome().wrong();
             assert!(wrong.len() == 1 && wrong[0].contains(why), "{wrong:?}");
         }
-        let killed = Report { killed: 2, ..report([4, 4, 1, 4]) };
+        let killed = PressureReport { killed: 2, ..report([4, 4, 1, 4]) };
         assert!(killed.outcome().wrong()[0].contains("2 processes were killed"));
         let mut still = report([4, 4, 1, 4]);
         still.readings.iter_mut().skip(22).for_each(|reading| reading.bytes = 22 << 20);

@@ -8,7 +8,7 @@
 //! reuse of grants. The time to revoke a page is measured between two domains ([`revoke`]).
 
 pub(super) mod args;
-mod report;
+pub(crate) mod report;
 mod revoke;
 
 use std::io::Write;
@@ -18,10 +18,10 @@ use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::{Experiment, RedesignedArgs};
-pub(crate) use self::report::published_text;
-use self::report::{MeasuredRun, Report};
+use self::report::{ExperimentCase, RedesignedReport};
 use super::gso::args::{Path, Setup};
-use super::gso::case::{Case, Modes};
+use super::gso::case::StreamCase;
+use crate::harness::{Runs, Summary, progress};
 
 /// Runs every experiment and prints the report.
 pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
@@ -33,8 +33,8 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
         namespaces::unshare(Fresh::MountNetIpcUts)
             .context("a network namespace for the driver domain's side of the switch")?;
     }
-    let runs = streams(args, &experiments)?;
-    let report = Report { runs, revokes: revoke::measure()? };
+    let report =
+        RedesignedReport { rows: streams(args, &experiments)?, revokes: revoke::measure()? };
     let mut out = Out;
     if args.json {
         report.json()?.iter().try_for_each(|line| writeln!(out, "{line}"))?;
@@ -47,33 +47,31 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn streams(args: &RedesignedArgs, experiments: &[Experiment]) -> anyhow::Result<Vec<MeasuredRun>> {
-    let rows: Vec<(Experiment, Modes)> = experiments
+/// Measures every experiment in each mode.
+fn streams(
+    args: &RedesignedArgs,
+    experiments: &[Experiment],
+) -> anyhow::Result<Vec<Summary<ExperimentCase>>> {
+    let case = |experiment, modes| ExperimentCase {
+        experiment,
+        stream: StreamCase {
+            path: path_of(experiment),
+            setup: Setup::Whole,
+            modes,
+            revocation: args.revocation,
+            length: args.seconds,
+        },
+    };
+    let cases: Vec<ExperimentCase> = experiments
         .iter()
         .flat_map(|&experiment| {
-            args.modes(experiment).into_iter().map(move |modes| (experiment, modes))
+            args.modes(experiment).into_iter().map(move |modes| case(experiment, modes))
         })
         .collect();
-    let progress = super::progress(rows.len() * args.rounds as usize);
-    let mut runs = Vec::new();
-    for round in 1..=args.rounds {
-        for &(experiment, modes) in &rows {
-            let name = format!("{} {}", experiment.name(), experiment.name_of(modes));
-            progress.set_message(format!("round {round}: {name}"));
-            let case = Case {
-                path: path_of(experiment),
-                setup: Setup::Whole,
-                modes,
-                revocation: args.revocation,
-                number: runs.len(),
-            };
-            let measured = case.run(args.seconds).context(name)?;
-            runs.push(MeasuredRun { round, experiment, modes, measured });
-            progress.inc(1);
-        }
-    }
-    progress.finish_and_clear();
-    Ok(runs)
+    let progress = progress(cases.len() * args.rounds as usize);
+    let runs = Runs::measure(&cases, args.rounds, &progress, |_, _| Ok(()))?;
+    let row = |case| runs.summary(case, |other| other.is_original_of(case));
+    Ok(cases.iter().map(row).collect())
 }
 
 fn path_of(experiment: Experiment) -> Path {

@@ -69,7 +69,7 @@ pub(super) fn measure() -> anyhow::Result<Vec<Revoke>> {
 
 /// Returns the median of the times in microseconds.
 fn per_page(took: &[Duration]) -> f64 {
-    crate::median(took.iter().map(|took| took.as_secs_f64() * 1e6))
+    crate::harness::median(took.iter().map(|took| took.as_secs_f64() * 1e6))
 }
 
 /// Waits for an event. Returns `false` at the time limit.

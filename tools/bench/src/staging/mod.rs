@@ -32,10 +32,10 @@ use self::args::StagingArgs;
 pub(crate) use self::published::text as published_text;
 use self::report::Results;
 use super::args::NetArgs;
-use super::net::{self, Case};
+use super::net::{self, PacketCase};
 use super::params::{Direction, Pages};
 use super::peers::{self, Outcome, Peer};
-use super::report::Row;
+use super::report::PacketRow;
 
 /// Extent of a packet's verification; testpmd verifies nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +74,7 @@ struct Point {
 /// Result of a point in one round.
 #[derive(Clone, Debug)]
 enum Sample {
-    Ringfence(Box<Row>),
+    Ringfence(Box<PacketRow>),
     Peer { pps: f64, memory: &'static str },
     Skipped(String),
 }
@@ -82,7 +82,7 @@ enum Sample {
 impl Sample {
     fn pps(&self) -> Option<f64> {
         match self {
-            Sample::Ringfence(row) => Some(row.pps),
+            Sample::Ringfence(row) => Some(row.pps()),
             Sample::Peer { pps, .. } => Some(*pps),
             Sample::Skipped(_) => None,
         }
@@ -93,7 +93,7 @@ impl Sample {
 pub(super) fn run(args: &StagingArgs) -> anyhow::Result<()> {
     let points = points(args);
     let cores = net::cores()?;
-    let progress = super::progress(points.len() * args.rounds as usize);
+    let progress = crate::harness::progress(points.len() * args.rounds as usize);
     let mut results = Results::new(args, cores_allowed()?);
     for round in 1..=args.rounds {
         for &size in args.sizes.iter().filter(|size| **size >= published::BULK) {
@@ -136,7 +136,7 @@ fn measure(
                 Ok(net) => net,
                 Err(refused) => return Ok(Sample::Skipped(refused)),
             };
-            let row = Case { mode, direction, size, queues }.run(&net, cores, progress);
+            let row = PacketCase { mode, direction, size, queues }.run(&net, cores, progress);
             Sample::Ringfence(Box::new(row.with_context(|| point.name())?))
         }
         Who::Peer(peer) => {

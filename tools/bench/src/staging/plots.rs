@@ -4,8 +4,9 @@ use ringfence_access::Mode;
 
 use super::report::Results;
 use super::{Point, Verify, Who};
-use crate::page::{Page, Plot, Scale, Series};
+use crate::harness::{Page, Plot, Scale, Series};
 use crate::params::Direction;
+use crate::report::PacketRow;
 
 /// Builds the page with plots and tables.
 pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
@@ -55,7 +56,7 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
             let who = Who::Ringfence(mode, Verify::Sequence);
             let costs = results.args.queues.iter().filter_map(|&queues| {
                 let point = Point { direction, queues, size, who };
-                let cost = results.figure(point, |row| row.cpu_ns_per_packet)?;
+                let cost = results.figure(point, PacketRow::cpu_ns_per_packet)?;
                 Some((f64::from(queues), cost))
             });
             series.push(Series::new(format!("{mode} {direction}"), costs.collect()));

@@ -1,14 +1,12 @@
 //! Report of the staging experiment: samples by point, ratios, judgements, and lines of JSON.
 
 use ringfence_access::Mode;
-use serde::Serialize;
 
 use super::args::StagingArgs;
 use super::published;
 use super::{Point, Sample, Verify, Who};
-use crate::median;
-use crate::params::Direction;
-use crate::report::Row;
+use crate::harness::{Layout, Value, median};
+use crate::report::PacketRow;
 
 /// Minimum ratio of `copy` to the bare kernel copy for a judgement. Below it copies are not the
 /// bottleneck, so avoiding them proves nothing.
@@ -59,7 +57,7 @@ impl<'a> Results<'a> {
     }
 
     /// Returns the median of a figure of Ringfence's rows.
-    pub(super) fn figure(&self, point: Point, of: impl Fn(&Row) -> f64) -> Option<f64> {
+    pub(super) fn figure(&self, point: Point, of: impl Fn(&PacketRow) -> f64) -> Option<f64> {
         let rows = self.samples(point).iter().filter_map(|sample| match sample {
             Sample::Ringfence(row) => Some(of(row)),
             _ => None,
@@ -109,7 +107,7 @@ impl<'a> Results<'a> {
         let copy = point.with(Who::Ringfence(Mode::Copy, verify));
         let published = published::ratio(point.size, point.queues, point.direction);
         let ratio = self.ratio(point, copy)?;
-        let share = self.figure(copy, |row| row.bare_copy_share)?;
+        let share = self.figure(copy, PacketRow::bare_copy_share)?;
         let judgement = match published {
             None => Judgement::NotJudged("nothing was published for this size"),
             Some(_) if self.oversubscribed(point.queues) => Judgement::NotJudged("oversubscribed"),
@@ -137,49 +135,92 @@ impl<'a> Results<'a> {
     }
 
     /// Returns one line of JSON for each point that was measured or skipped.
-    pub(super) fn json(&self) -> anyhow::Result<Vec<String>> {
-        let lines = self.points().map(|point| Ok(serde_json::to_string(&self.line(point))?));
-        lines.collect()
+    pub(super) fn json(&self) -> serde_json::Result<Vec<String>> {
+        let layout = layout();
+        self.points().map(|point| layout.json(&PointResult { results: self, point })).collect()
+    }
+}
+
+/// Results of one point.
+struct PointResult<'a> {
+    results: &'a Results<'a>,
+    point: Point,
+}
+
+impl PointResult<'_> {
+    fn figure(&self, of: impl Fn(&PacketRow) -> f64) -> Option<f64> {
+        self.results.figure(self.point, of)
     }
 
-    fn line(&self, point: Point) -> Line<'_> {
-        let Point { direction, queues, size, who } = point;
-        let (mode, peer, verify) = match who {
-            Who::Ringfence(mode, verify) => (mode.name(), "ringfence", Some(verify.name())),
-            Who::Peer(peer) => (peer.name(), peer.name(), None),
-        };
-        let pps = self.pps(point);
-        let share = |gigabits| pps.map(|pps| pps / published::line_rate(gigabits, size));
-        let beside = self.beside_copy(point).or_else(|| self.beside_peer(point));
-        Line {
-            experiment: "staging-grants",
-            direction,
-            queues,
-            size,
-            mode,
-            pps,
-            gbps: pps.map(|pps| gbps(pps, size)),
-            grant_ops_per_packet: self.figure(point, |row| row.grant_ops_per_packet),
-            syscalls_per_packet: self.figure(point, |row| row.syscalls_per_packet),
-            peer,
-            verify,
-            rounds: self.samples(point).len(),
-            cpu_ns_per_packet: self.figure(point, |row| row.cpu_ns_per_packet),
-            copies_per_packet: self.figure(point, |row| row.copies_per_packet),
-            wakeups_per_packet: self.figure(point, |row| row.wakeups_per_packet),
-            bare_copy_share: self.figure(point, |row| row.bare_copy_share),
-            line_rate_10g_share: share(10.0),
-            line_rate_40g_share: share(40.0),
-            line_rate_100g_share: share(100.0),
-            oversubscribed: self.oversubscribed(queues),
-            bare_hand_over_gbps: self.hand_over(size),
-            memory: self.memory(point),
-            skipped: self.skipped(point),
-            staging_ratio: beside.as_ref().map(|beside| beside.ratio),
-            wanted_ratio: beside.as_ref().and_then(|beside| beside.wanted),
-            judgement: beside.map(|beside| beside.judgement.to_string()),
+    fn pps(&self) -> Option<f64> {
+        self.results.pps(self.point)
+    }
+
+    /// Returns the share of what a link of this rate carries of such packets.
+    fn line_rate_share(&self, gigabits: f64) -> Option<f64> {
+        self.pps().map(|pps| pps / published::line_rate(gigabits, self.point.size))
+    }
+
+    fn beside(&self) -> Option<Beside> {
+        let copy = self.results.beside_copy(self.point);
+        copy.or_else(|| self.results.beside_peer(self.point))
+    }
+
+    /// Returns the access mode, or the name of a peer.
+    fn mode(&self) -> &'static str {
+        match self.point.who {
+            Who::Ringfence(mode, _) => mode.name(),
+            Who::Peer(peer) => peer.name(),
         }
     }
+
+    /// Returns the program that forwarded the packets.
+    fn peer(&self) -> &'static str {
+        match self.point.who {
+            Who::Ringfence(..) => "ringfence",
+            Who::Peer(peer) => peer.name(),
+        }
+    }
+
+    fn verify(&self) -> Option<&'static str> {
+        match self.point.who {
+            Who::Ringfence(_, verify) => Some(verify.name()),
+            Who::Peer(_) => None,
+        }
+    }
+}
+
+/// Fields of a point. The tables are of another form: they compare points ([`super::text`]).
+fn layout<'a>() -> Layout<PointResult<'a>> {
+    Layout::new()
+        .field("experiment", |_: &PointResult<'_>| "staging-grants")
+        .field("direction", |of| Value::json(&of.point.direction))
+        .field("queues", |of| of.point.queues)
+        .field("size", |of| of.point.size)
+        .field("mode", PointResult::mode)
+        .field("pps", PointResult::pps)
+        .field("gbps", |of| of.pps().map(|pps| gbps(pps, of.point.size)))
+        .field("grant_ops_per_packet", |of| of.figure(PacketRow::grant_ops_per_packet))
+        .field("syscalls_per_packet", |of| of.figure(PacketRow::syscalls_per_packet))
+        .field("peer", PointResult::peer)
+        .field("verify", PointResult::verify)
+        .field("rounds", |of| of.results.samples(of.point).len())
+        .field("cpu_ns_per_packet", |of| of.figure(PacketRow::cpu_ns_per_packet))
+        .field("copies_per_packet", |of| of.figure(PacketRow::copies_per_packet))
+        .field("wakeups_per_packet", |of| of.figure(PacketRow::wakeups_per_packet))
+        .field("bare_copy_share", |of| of.figure(PacketRow::bare_copy_share))
+        .field("line_rate_10g_share", |of| of.line_rate_share(10.0))
+        .field("line_rate_40g_share", |of| of.line_rate_share(40.0))
+        .field("line_rate_100g_share", |of| of.line_rate_share(100.0))
+        .field("oversubscribed", |of| of.results.oversubscribed(of.point.queues))
+        .field("bare_hand_over_gbps", |of| Value::if_some(of.results.hand_over(of.point.size)))
+        .field("memory", |of| Value::if_some(of.results.memory(of.point)))
+        .field("skipped", |of| Value::if_some(of.results.skipped(of.point)))
+        .field("staging_ratio", |of| Value::if_some(of.beside().map(|beside| beside.ratio)))
+        .field("wanted_ratio", |of| Value::if_some(of.beside().and_then(|beside| beside.wanted)))
+        .field("judgement", |of| {
+            Value::if_some(of.beside().map(|beside| beside.judgement.to_string()))
+        })
 }
 
 /// Comparison of two rates.
@@ -214,44 +255,4 @@ impl std::fmt::Display for Judgement {
 /// Converts a packet rate to Gbit/s, Ethernet header included.
 pub(super) fn gbps(pps: f64, size: u32) -> f64 {
     pps * f64::from(size) * 8.0 / 1e9
-}
-
-/// Point as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Line<'a> {
-    experiment: &'static str,
-    direction: Direction,
-    queues: u32,
-    size: u32,
-    mode: &'static str,
-    pps: Option<f64>,
-    gbps: Option<f64>,
-    grant_ops_per_packet: Option<f64>,
-    syscalls_per_packet: Option<f64>,
-    /// Program that forwarded the packets.
-    peer: &'static str,
-    // Fields below are not printed by every version.
-    verify: Option<&'static str>,
-    rounds: usize,
-    cpu_ns_per_packet: Option<f64>,
-    copies_per_packet: Option<f64>,
-    wakeups_per_packet: Option<f64>,
-    bare_copy_share: Option<f64>,
-    line_rate_10g_share: Option<f64>,
-    line_rate_40g_share: Option<f64>,
-    line_rate_100g_share: Option<f64>,
-    /// Set if there are more polling threads than cores.
-    oversubscribed: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    bare_hand_over_gbps: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    memory: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    skipped: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    staging_ratio: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    wanted_ratio: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    judgement: Option<String>,
 }

@@ -6,7 +6,7 @@ use ringfence_access::Mode;
 
 use super::report::{COPY_SHARE_MIN, Judgement, Results, gbps};
 use super::{Point, Verify, Who, published};
-use crate::table::Table;
+use crate::harness::Table;
 
 impl Results<'_> {
     /// Returns all tables and notes for a terminal.

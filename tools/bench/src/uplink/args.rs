@@ -126,9 +126,19 @@ pub enum Direction {
     HostNs,
 }
 
-/// Case of the benchmark: one row for each peer.
+impl Direction {
+    /// Returns the name, as in JSON.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Direction::NsHost => "ns-host",
+            Direction::HostNs => "host-ns",
+        }
+    }
+}
+
+/// Workload of the benchmark: one row for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Case {
+pub(super) struct Workload {
     pub(super) name: &'static str,
     pub(super) kind: Kind,
     pub(super) direction: Direction,
@@ -159,10 +169,10 @@ impl UplinkArgs {
     }
 
     /// Returns the cases of the requested workloads.
-    pub(super) fn cases(&self) -> Vec<Case> {
+    pub(super) fn cases(&self) -> Vec<Workload> {
         let both = [Direction::NsHost, Direction::HostNs];
         let mut cases = Vec::new();
-        let row = |name, kind, direction| Case {
+        let row = |name, kind, direction| Workload {
             name,
             kind,
             direction,
@@ -172,31 +182,31 @@ impl UplinkArgs {
             inbound: false,
         };
         for (mtu, streams) in [(65520, 1), (1500, 1), (65520, 8)] {
-            cases.extend(both.map(|direction| Case {
+            cases.extend(both.map(|direction| Workload {
                 mtu,
                 streams,
                 ..row("tcp-stream", Kind::TcpStream, direction)
             }));
         }
         for size in [64, 1400] {
-            let row = |d| Case { size, mtu: 1500, ..row("udp-stream", Kind::UdpStream, d) };
+            let row = |d| Workload { size, mtu: 1500, ..row("udp-stream", Kind::UdpStream, d) };
             cases.extend(both.map(row));
         }
         cases.push(row("tcp-rr", Kind::TcpRr, Direction::NsHost));
         cases.push(row("tcp-crr", Kind::TcpCrr, Direction::NsHost));
-        cases.push(Case { streams: 32, ..row("http-32", Kind::Http, Direction::NsHost) });
-        cases.extend(both.map(|direction| Case {
+        cases.push(Workload { streams: 32, ..row("http-32", Kind::Http, Direction::NsHost) });
+        cases.extend(both.map(|direction| Workload {
             inbound: true,
             ..row("tcp-inbound", Kind::TcpStream, direction)
         }));
-        cases.push(Case {
+        cases.push(Workload {
             inbound: true,
             ..row("tcp-crr-inbound", Kind::TcpCrr, Direction::HostNs)
         });
         cases.retain(|case| self.kinds.is_empty() || self.kinds.contains(&case.kind));
         if self.policy {
             let is_of_outside =
-                |case: &Case| !case.inbound && case.mtu == 65520 && case.streams == 1;
+                |case: &Workload| !case.inbound && case.mtu == 65520 && case.streams == 1;
             cases.retain(|case| {
                 is_of_outside(case) && matches!(case.kind, Kind::TcpCrr | Kind::TcpStream)
             });

@@ -14,27 +14,22 @@
 pub mod args;
 mod path;
 
-use std::io::Write;
-
 use anyhow::{Context, ensure};
-use ringfence_hostnet::out::Out;
 use ringfence_platform::vhost;
 use ringfence_sys::namespaces::{self, Fresh};
-use serde::Serialize;
 
 use self::args::LinksArgs;
-use self::path::Measured;
+use self::path::LinkRun;
 use super::args::Direction;
 use super::end::{CaseSpec, Kind, Server};
 use super::peers::HOST;
-use crate::median;
+use crate::harness::{Format, Layout, Report, Value, left, median, right};
 
 /// Congestion control that every kernel has.
 const CONGESTION: &str = "cubic";
 
 /// Link between guest and uplink.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LinkName {
     Tap,
     Vhost,
@@ -67,28 +62,14 @@ fn published(direction: Direction) -> [f64; 2] {
     }
 }
 
-/// Row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
-    peer: &'static str,
+/// Row: the runs of one link.
+struct LinkRow {
     link: LinkName,
-    case: &'static str,
+    setup: Setup,
     direction: Direction,
-    mtu: u16,
-    offload: &'static str,
-    streams: usize,
-    rounds: usize,
-    gbps: f64,
-    cpu_ns_per_kb: f64,
-    syscalls_per_mib: f64,
-    link_syscalls_per_mib: f64,
-    seed_gbps: f64,
+    runs: Vec<LinkRun>,
     /// For vhost-net: ratio of its rate to that of the TAP.
-    #[serde(skip_serializing_if = "Option::is_none")]
     to_tap: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    seed_to_tap: Option<f64>,
 }
 
 /// Runs every row and prints it.
@@ -104,19 +85,14 @@ pub(crate) fn run(args: &LinksArgs) -> anyhow::Result<()> {
     let server = Server::bind(0)?;
     let port = server.port;
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.serve())?;
-    let mut out = Out;
-    if !args.json {
-        writeln!(out, "{}", heading())?;
-    }
+    let report = Report::begin(layout(), Format::of(args.json))?;
     for setup in setups(args) {
         for direction in [Direction::NsHost, Direction::HostNs] {
-            for row in measure(args, setup, direction, port)? {
-                let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-                writeln!(out, "{line}")?;
-            }
+            let rows = measure(args, setup, direction, port)?;
+            rows.iter().try_for_each(|row| report.row(row))?;
         }
     }
-    Ok(())
+    report.end()
 }
 
 fn setups(args: &LinksArgs) -> Vec<Setup> {
@@ -130,7 +106,7 @@ fn measure(
     setup: Setup,
     direction: Direction,
     port: u16,
-) -> anyhow::Result<[Row; 2]> {
+) -> anyhow::Result<[LinkRow; 2]> {
     let order = CaseSpec {
         kind: Kind::TcpStream,
         to: format!("{HOST}:{port}").parse()?,
@@ -149,76 +125,81 @@ fn measure(
         }
     }
     let [tap, vhost] = runs;
-    let tap = Row::new(LinkName::Tap, setup, direction, &tap);
-    let mut vhost = Row::new(LinkName::Vhost, setup, direction, &vhost);
-    let [seed_tap, seed_vhost] = published(direction);
-    vhost.to_tap = Some(if tap.gbps > 0.0 { vhost.gbps / tap.gbps } else { 0.0 });
-    vhost.seed_to_tap = Some(seed_vhost / seed_tap);
+    let row = |link, runs| LinkRow { link, setup, direction, runs, to_tap: None };
+    let tap = row(LinkName::Tap, tap);
+    let mut vhost = row(LinkName::Vhost, vhost);
+    let gbps = tap.gbps();
+    vhost.to_tap = Some(if gbps > 0.0 { vhost.gbps() / gbps } else { 0.0 });
     Ok([tap, vhost])
 }
 
-impl Row {
-    fn new(link: LinkName, setup: Setup, direction: Direction, runs: &[Measured]) -> Row {
-        let bytes = |run: &Measured| run.came.bytes.max(1) as f64;
-        let per_mib = |calls: u64, run: &Measured| calls as f64 * f64::from(1 << 20) / bytes(run);
-        Row {
-            experiment: "vhost",
-            peer: "ringfence",
-            link,
-            case: "tcp-stream",
-            direction,
-            mtu: setup.mtu,
-            offload: if setup.whole { "whole" } else { "none" },
-            streams: 1,
-            rounds: runs.len(),
-            gbps: median(runs.iter().map(|run| bytes(run) * 8.0 / run.came.nanos.max(1) as f64)),
-            cpu_ns_per_kb: median(runs.iter().map(|run| run.cpu_ns as f64 * 1e3 / bytes(run))),
-            syscalls_per_mib: median(
-                runs.iter().map(|run| per_mib(run.link_calls + run.socket_calls, run)),
-            ),
-            link_syscalls_per_mib: median(runs.iter().map(|run| per_mib(run.link_calls, run))),
-            seed_gbps: published(direction)[usize::from(link == LinkName::Vhost)],
-            to_tap: None,
-            seed_to_tap: None,
-        }
+impl LinkRow {
+    fn median(&self, figure: impl Fn(&LinkRun) -> f64) -> f64 {
+        median(self.runs.iter().map(figure))
     }
 
-    fn line(&self) -> String {
-        let ratio = |value: Option<f64>| {
-            value.map_or_else(|| "-".to_owned(), |value| format!("{value:.2}"))
-        };
-        format!(
-            "{:<7} {:>5} {:<7} {:<5} {:>8.3} {:>9.0} {:>9.1} {:>9.1} {:>6} {:>8.2} {:>6}",
-            if self.direction == Direction::NsHost { "ns-host" } else { "host-ns" },
-            self.mtu,
-            self.offload,
-            self.link.name(),
-            self.gbps,
-            self.cpu_ns_per_kb,
-            self.syscalls_per_mib,
-            self.link_syscalls_per_mib,
-            ratio(self.to_tap),
-            self.seed_gbps,
-            ratio(self.seed_to_tap),
-        )
+    fn gbps(&self) -> f64 {
+        self.median(|run| run.bytes() * 8.0 / run.came.nanos.max(1) as f64)
+    }
+
+    fn published_gbps(&self) -> f64 {
+        let [tap, vhost] = published(self.direction);
+        if self.link == LinkName::Vhost { vhost } else { tap }
+    }
+
+    /// Returns the published ratio of vhost-net's rate to that of the TAP.
+    fn published_to_tap(&self) -> Option<f64> {
+        let [tap, vhost] = published(self.direction);
+        self.to_tap.map(|_| vhost / tap)
     }
 }
 
-fn heading() -> String {
-    format!(
-        "{:<7} {:>5} {:<7} {:<5} {:>8} {:>9} {:>9} {:>9} {:>6} {:>8} {:>6}",
-        "way",
-        "mtu",
-        "offload",
-        "link",
-        "Gbit/s",
-        "cpu ns/kB",
-        "calls/MiB",
-        "of link",
-        "ratio",
-        "seed's",
-        "ratio"
-    )
+/// Columns of a row.
+fn layout() -> Layout<LinkRow> {
+    Layout::new()
+        .field("experiment", |_: &LinkRow| "vhost")
+        .field("peer", |_| "ringfence")
+        .column("link", |row| row.link.name(), left("link", 5))
+        .field("case", |_| "tcp-stream")
+        .column("direction", |row| row.direction.name(), left("way", 7))
+        .column("mtu", |row| row.setup.mtu, right("mtu", 5))
+        .column("offload", |row| if row.setup.whole { "whole" } else { "none" }, left("offload", 7))
+        .field("streams", |_| 1usize)
+        .field("rounds", |row| row.runs.len())
+        .column("gbps", LinkRow::gbps, right("Gbit/s", 8).digits(3))
+        .column(
+            "cpu_ns_per_kb",
+            |row| row.median(|run| run.cpu_ns as f64 * 1e3 / run.bytes()),
+            right("cpu ns/kB", 9),
+        )
+        .column(
+            "syscalls_per_mib",
+            |row| row.median(|run| run.per_mib(run.link_calls + run.socket_calls)),
+            right("calls/MiB", 9).digits(1),
+        )
+        .column(
+            "link_syscalls_per_mib",
+            |row| row.median(|run| run.per_mib(run.link_calls)),
+            right("of link", 9).digits(1),
+        )
+        .column("seed_gbps", LinkRow::published_gbps, right("seed's", 8).digits(2))
+        .column("to_tap", |row| Value::if_some(row.to_tap), right("ratio", 6).digits(2))
+        .column(
+            "seed_to_tap",
+            |row| Value::if_some(row.published_to_tap()),
+            right("ratio", 6).digits(2),
+        )
+        .order(&[
+            "direction",
+            "mtu",
+            "offload",
+            "link",
+            "gbps",
+            "cpu_ns_per_kb",
+            "syscalls_per_mib",
+            "link_syscalls_per_mib",
+            "to_tap",
+        ])
 }
 
 #[cfg(test)]
@@ -226,27 +207,44 @@ mod tests {
     use super::*;
     use crate::uplink::end::CaseResult;
 
-    fn measured(bytes: u64) -> Measured {
+    fn run(bytes: u64) -> LinkRun {
         let came = CaseResult { nanos: 1_000_000_000, bytes, ..CaseResult::default() };
-        Measured { came, cpu_ns: bytes, link_calls: 10, socket_calls: 30 }
+        LinkRun { came, cpu_ns: bytes, link_calls: 10, socket_calls: 30 }
+    }
+
+    fn row(link: LinkName, bytes: &[u64]) -> LinkRow {
+        let setup = Setup { mtu: 65520, whole: false };
+        let runs = bytes.iter().map(|bytes| run(*bytes)).collect();
+        LinkRow { link, setup, direction: Direction::HostNs, runs, to_tap: None }
     }
 
     #[test]
     fn system_calls_are_reported_per_mebibyte() {
-        let setup = Setup { mtu: 1500, whole: true };
-        let runs = [measured(1 << 20), measured(2 << 20), measured(2 << 20)];
-        let row = Row::new(LinkName::Vhost, setup, Direction::HostNs, &runs);
-        assert!((row.syscalls_per_mib - 20.0).abs() < 1e-9);
-        assert!((row.link_syscalls_per_mib - 5.0).abs() < 1e-9);
-        assert!((row.cpu_ns_per_kb - 1000.0).abs() < 1e-9);
-        assert!((row.seed_gbps - 17.26).abs() < 1e-9);
+        let row = row(LinkName::Vhost, &[1 << 20, 2 << 20, 2 << 20]);
+        let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
+        for (field, expected) in [
+            ("syscalls_per_mib", 20.0),
+            ("link_syscalls_per_mib", 5.0),
+            ("cpu_ns_per_kb", 1000.0),
+            ("seed_gbps", 17.26),
+        ] {
+            let is = json[field].as_f64().unwrap();
+            assert!((is - expected).abs() < 1e-9, "{field}: {json}");
+        }
+        assert_eq!(json.get("to_tap").or(json.get("seed_to_tap")), None, "{json}");
+    }
+
+    #[test]
+    fn vhost_has_its_ratios_to_the_tap() {
+        let row = LinkRow { to_tap: Some(1.5), ..row(LinkName::Vhost, &[1 << 20]) };
+        let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
+        assert_eq!((&json["to_tap"], &json["seed_to_tap"]), (&1.5.into(), &(17.26 / 16.0).into()));
     }
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let setup = Setup { mtu: 65520, whole: false };
-        let row = Row::new(LinkName::Tap, setup, Direction::NsHost, &[measured(1 << 20)]);
-        assert_eq!(row.line().len(), heading().len());
-        assert_eq!(row.line().split_whitespace().count(), 11);
+        let line = layout().line(&row(LinkName::Tap, &[1 << 20]));
+        assert_eq!(line.len(), layout().heading().len());
+        assert_eq!(line.split_whitespace().count(), 11);
     }
 }

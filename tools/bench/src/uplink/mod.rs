@@ -21,68 +21,27 @@ pub mod links;
 mod names;
 mod peers;
 mod policy;
+mod report;
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use ringfence_hostnet::causes::causes;
-use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::Tap;
-use serde::Serialize;
 
-use self::args::{Case, Direction, Peer, UplinkArgs};
+use self::args::{Direction, Peer, UplinkArgs, Workload};
 use self::end::{CaseResult, CaseSpec, EndMessage, Kind, Server};
 use self::names::NAMES;
 use self::peers::{Behind, GUEST, HOST, PORT};
 use self::policy::Outside;
+use self::report::{UplinkRow, UplinkRun};
 use super::gso::cpu::spent_by_descendants;
-use super::median;
 use super::perf::PerfStat;
-
-/// A row as it is printed. Field names are part of the command's interface.
-#[derive(Clone, Debug, Serialize)]
-struct Row {
-    experiment: &'static str,
-    peer: Peer,
-    case: &'static str,
-    direction: Direction,
-    mtu: u16,
-    streams: usize,
-    size: usize,
-    congestion: String,
-    rounds: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    gbps: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pps: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    loss: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    p50_us: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    p99_us: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    per_second: Option<f64>,
-    cpu_ns_per_kb: f64,
-    /// System calls of the forwarding process for 2^20 bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    syscalls_per_mib: Option<f64>,
-    /// Ratio of Ringfence's figure to that of this peer; Ringfence is better above 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ours_to_this: Option<f64>,
-}
-
-/// Result of one run.
-struct UplinkRun {
-    came: CaseResult,
-    cpu_ns: u64,
-    syscalls: Option<u64>,
-}
+use crate::harness::{Format, Report};
 
 /// Resource usage during a measurement.
 struct Meter {
@@ -129,10 +88,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
             eprintln!("ringfence: {} is {version}", peer.name());
         }
     }
-    let mut out = Out;
-    if !args.json {
-        writeln!(out, "{}", heading())?;
-    }
+    let report = Report::begin(report::layout(), Format::of(args.json))?;
     for congestion in &args.congestion {
         if let Err(error) = choose_congestion(congestion) {
             eprintln!("ringfence: {congestion} is left out: {}", causes(&error));
@@ -145,16 +101,11 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
             if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
                 continue;
             }
-            for row in measure(args, &peers, &case, congestion, to)? {
-                let line = if args.json { serde_json::to_string(&row)? } else { row.line() };
-                writeln!(out, "{line}")?;
-            }
+            let rows = measure(args, &peers, &case, congestion, to)?;
+            rows.iter().try_for_each(|row| report.row(row))?;
         }
     }
-    if !args.json {
-        writeln!(out, "{}", LEGEND)?;
-    }
-    Ok(())
+    report.end()
 }
 
 /// Sets up the host's network: the loopback, and a default route that some peers require.
@@ -207,10 +158,10 @@ fn choose_congestion(name: &str) -> anyhow::Result<()> {
 fn measure(
     args: &UplinkArgs,
     peers: &[Peer],
-    case: &Case,
+    case: &Workload,
     congestion: &str,
     to: SocketAddr,
-) -> anyhow::Result<Vec<Row>> {
+) -> anyhow::Result<Vec<UplinkRow>> {
     let mut runs: Vec<Vec<UplinkRun>> = peers.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
         for (peer, runs) in peers.iter().zip(&mut runs) {
@@ -232,9 +183,9 @@ fn measure(
             }
         }
     }
-    let mut rows: Vec<Row> = Vec::new();
-    for (peer, runs) in peers.iter().zip(&runs).filter(|(_, runs)| !runs.is_empty()) {
-        let mut row = Row::new(*peer, case, congestion, runs)?;
+    let mut rows: Vec<UplinkRow> = Vec::new();
+    for (peer, runs) in peers.iter().zip(runs).filter(|(_, runs)| !runs.is_empty()) {
+        let mut row = UplinkRow::new(*peer, *case, congestion, runs)?;
         row.ours_to_this = rows
             .first()
             .and_then(|ours| ours.figure())
@@ -245,7 +196,7 @@ fn measure(
     Ok(rows)
 }
 
-fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> CaseSpec {
+fn order(args: &UplinkArgs, case: &Workload, to: SocketAddr) -> CaseSpec {
     // The connection's origin is the client's side.
     let down = (case.direction == Direction::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
@@ -256,7 +207,7 @@ fn order(args: &UplinkArgs, case: &Case, to: SocketAddr) -> CaseSpec {
 fn outbound(
     args: &UplinkArgs,
     peer: Peer,
-    case: &Case,
+    case: &Workload,
     congestion: &str,
     to: SocketAddr,
 ) -> anyhow::Result<UplinkRun> {
@@ -276,7 +227,7 @@ fn outbound(
 fn inbound(
     args: &UplinkArgs,
     peer: Peer,
-    case: &Case,
+    case: &Workload,
     congestion: &str,
 ) -> anyhow::Result<UplinkRun> {
     let behind = Behind::start(args, peer, case, &["server", congestion, &PORT.to_string()])?;
@@ -302,108 +253,6 @@ fn cpu_ns() -> anyhow::Result<u64> {
     Ok(own + spent_by_descendants()?.nanos)
 }
 
-impl Row {
-    fn new(peer: Peer, case: &Case, congestion: &str, runs: &[UplinkRun]) -> anyhow::Result<Row> {
-        let seconds = |run: &UplinkRun| run.came.nanos.max(1) as f64 / 1e9;
-        let is_datagrams = case.kind == Kind::UdpStream;
-        let is_timed = matches!(case.kind, Kind::TcpRr | Kind::TcpCrr | Kind::Http);
-        let gbps = median(runs.iter().map(|run| run.came.bytes as f64 * 8.0 / 1e9 / seconds(run)));
-        let rate = median(runs.iter().map(|run| run.came.arrived as f64 / seconds(run)));
-        let loss = median(
-            runs.iter().map(|run| 1.0 - run.came.arrived as f64 / run.came.sent.max(1) as f64),
-        );
-        let per_mib = |run: &UplinkRun| {
-            let mib = run.came.bytes.max(1) as f64 / f64::from(1 << 20);
-            run.syscalls.map(|calls| calls as f64 / mib)
-        };
-        let syscalls: Vec<f64> = runs.iter().filter_map(per_mib).collect();
-        let cpu = |run: &UplinkRun| run.cpu_ns as f64 * 1e3 / run.came.bytes.max(1) as f64;
-        let mut times = end::histogram()?;
-        for (value, count) in runs.iter().flat_map(|run| &run.came.times) {
-            times.saturating_record_n(*value, *count);
-        }
-        let quantile = |part| is_timed.then(|| times.value_at_quantile(part) as f64 / 1e3);
-        Ok(Row {
-            experiment: "uplink",
-            peer,
-            case: case.name,
-            direction: case.direction,
-            mtu: case.mtu,
-            streams: case.streams,
-            size: case.size,
-            congestion: if is_datagrams { "none".to_owned() } else { congestion.to_owned() },
-            rounds: runs.len(),
-            gbps: (!matches!(case.kind, Kind::TcpRr | Kind::TcpCrr)).then_some(gbps),
-            pps: is_datagrams.then_some(rate),
-            loss: is_datagrams.then_some(loss),
-            p50_us: quantile(0.5),
-            p99_us: quantile(0.99),
-            per_second: is_timed.then_some(rate),
-            cpu_ns_per_kb: median(runs.iter().map(cpu)),
-            syscalls_per_mib: (!syscalls.is_empty()).then(|| median(syscalls.into_iter())),
-            ours_to_this: None,
-        })
-    }
-
-    /// Returns the figure by which peers are compared.
-    fn figure(&self) -> Option<f64> {
-        self.per_second.or(self.pps).or(self.gbps)
-    }
-
-    fn line(&self) -> String {
-        let cell = |value: Option<f64>, digits: usize| {
-            value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
-        };
-        format!(
-            "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9.0} {:>9} {:>6}",
-            self.case,
-            if self.direction == Direction::NsHost { "ns-host" } else { "host-ns" },
-            self.mtu,
-            self.streams,
-            self.size,
-            self.congestion,
-            self.peer.name(),
-            cell(self.gbps, 3),
-            cell(self.pps.map(|pps| pps / 1e3), 1),
-            cell(self.loss.map(|loss| loss * 100.0), 1),
-            cell(self.p50_us, 1),
-            cell(self.p99_us, 1),
-            cell(self.per_second, 0),
-            self.cpu_ns_per_kb,
-            cell(self.syscalls_per_mib, 1),
-            cell(self.ours_to_this, 2),
-        )
-    }
-}
-
-fn heading() -> String {
-    format!(
-        "{:<15} {:<7} {:>5} {:>3} {:>5} {:<6} {:<11} {:>8} {:>9} {:>7} {:>9} {:>9} {:>9} {:>9} {:>9} {:>6}",
-        "case",
-        "way",
-        "mtu",
-        "n",
-        "size",
-        "tcp",
-        "peer",
-        "Gbit/s",
-        "kpps",
-        "loss %",
-        "p50 us",
-        "p99 us",
-        "per s",
-        "cpu ns/kB",
-        "calls/MiB",
-        "ratio"
-    )
-}
-
-const LEGEND: &str = "\
-`ratio`: ours to this one's, of what each row is about (requests, datagrams, bytes a second): above 1
-we are ahead. `n`: connections. `cpu`: of all processes, clients and servers included. `loss`: of what
-was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
-carries packets, with --syscalls.";
-
 /// Runs `internal bench-uplink-end`. Returns the exit status.
 pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
     // A server that outlives its peer would hold the port of the next row's server. pasta, ended by a
@@ -420,41 +269,5 @@ pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
         "client" => end::client_main(what),
         "outside" => end::outside_main(what.parse().unwrap_or(PORT)),
         _ => end::server_main(what.parse().unwrap_or(PORT)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn row_line_has_one_cell_per_heading() {
-        let case = Case {
-            name: "tcp-rr",
-            kind: Kind::TcpRr,
-            direction: Direction::NsHost,
-            mtu: 1500,
-            streams: 1,
-            size: 0,
-            inbound: false,
-        };
-        let came = CaseResult {
-            nanos: 1_000_000_000,
-            bytes: 1000,
-            sent: 100,
-            arrived: 100,
-            times: vec![(5000, 99), (90_000, 1)],
-        };
-        let row = Row::new(
-            Peer::Pasta,
-            &case,
-            "bbr",
-            &[UplinkRun { came, cpu_ns: 7, syscalls: Some(1) }],
-        )
-        .unwrap();
-        assert_eq!(row.per_second, Some(100.0));
-        assert!(row.gbps.is_none() && row.p50_us.is_some_and(|us| (us - 5.0).abs() < 0.1));
-        assert_eq!(row.line().len(), heading().len(), "{}", row.line());
-        assert_eq!(row.line().split_whitespace().count(), 16);
     }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::super::gso::cpu::descendants_that_are;
 use super::super::messages;
-use super::args::{Case, Peer, UplinkArgs};
+use super::args::{Peer, UplinkArgs, Workload};
 use super::end::EndMessage;
 use super::names;
 
@@ -67,7 +67,7 @@ impl Behind {
     pub(super) fn start(
         args: &UplinkArgs,
         peer: Peer,
-        case: &Case,
+        case: &Workload,
         words: &[&str],
     ) -> anyhow::Result<Behind> {
         let program = std::env::current_exe().context("finding this program's file")?;
@@ -154,7 +154,7 @@ impl Drop for Behind {
     }
 }
 
-fn ours(args: &UplinkArgs, case: &Case, program: &Path, options: &[&OsStr]) -> Command {
+fn ours(args: &UplinkArgs, case: &Workload, program: &Path, options: &[&OsStr]) -> Command {
     let mut command = Command::new(program);
     command.args(["run", "--quiet", "--uplink", "host", "--switch", "none", "--link", &args.link]);
     command.args(["--mtu", &case.mtu.to_string(), "--uplink-address", &format!("{GUEST}/24")]);
@@ -167,7 +167,7 @@ fn ours(args: &UplinkArgs, case: &Case, program: &Path, options: &[&OsStr]) -> C
     command
 }
 
-fn pasta(case: &Case, program: &Path) -> Command {
+fn pasta(case: &Workload, program: &Path) -> Command {
     let mut command = Command::new(program);
     command.args(["--config-net", "--quiet", "--runas", "0", "--ipv4-only"]);
     command.args(["--address", GUEST, "--netmask", "24", "--gateway", HOST]);
@@ -178,14 +178,14 @@ fn pasta(case: &Case, program: &Path) -> Command {
     command
 }
 
-fn slirp(case: &Case, pid: u32) -> anyhow::Result<Child> {
+fn slirp(case: &Workload, pid: u32) -> anyhow::Result<Child> {
     let mut command = Command::new("slirp4netns");
     command.args(["--configure", &format!("--mtu={}", case.mtu), &pid.to_string(), "tap0"]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().context("starting slirp4netns")
 }
 
-fn veth(case: &Case, pid: u32) -> anyhow::Result<()> {
+fn veth(case: &Workload, pid: u32) -> anyhow::Result<()> {
     let (outside, inside) = (("bench-out", HOST), ("bench-in", GUEST));
     Cable { outside, inside, mtu: case.mtu }.lay(pid)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
 use super::dialogue::Dialogue;
-use super::{Outcome, Refused};
+use super::outcome::{Outcome, Refused};
 use ringfence_platform::copy::BadRange;
 use ringfence_platform::{
     Access, ChannelError, CopyOps, DomId, GrantStatus, Grantee, Granter, Gref, Lease, LendError,
@@ -83,7 +83,7 @@ impl<'p, P: Platform> Bench<'p, P> {
     }
 
     /// Runs a half of a case, and checks that nothing stays mapped after it.
-    pub(super) fn watched(&mut self, half: super::Half<P>) -> Verdict {
+    pub(super) fn watched(&mut self, half: fn(&mut Self) -> Verdict) -> Verdict {
         let before = self.platform.counters().values();
         half(self)?;
         let done = self.platform.counters().values().since(&before);

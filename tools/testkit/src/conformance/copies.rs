@@ -4,10 +4,10 @@ use ringfence_memory::PAGE_SIZE;
 use ringfence_platform::copy::BadRange;
 use ringfence_platform::{Access, CopyList, CopyOps, GrantStatus, Grantee, Gref, Platform};
 
-use super::Refused;
 use super::bench::{
     Bench, Stop, Verdict, holds, mapped, pattern, read_one, require, same, take_back, write_one,
 };
+use super::outcome::Refused;
 
 /// Checks the statuses of a batch; `None` stands for okay.
 fn statuses(ops: &CopyOps, wanted: &[Option<Refused>]) -> Verdict {

@@ -23,7 +23,7 @@ use ringfence_wire::xenstore::{ErrorName, NodeAccess, Permission, PermissionList
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 
 use super::bench::{Stop, Verdict};
-use super::{Outcome, Role, Suite};
+use super::outcome::{Outcome, Role, Suite};
 
 /// Interval of reading without an event.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);

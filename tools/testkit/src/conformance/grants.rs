@@ -3,11 +3,11 @@
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_platform::{Access, GrantStatus, Grantee, Granter, Gref, Platform};
 
-use super::Refused;
 use super::bench::{
     Bench, Stop, Verdict, holds, map_one, mapped, pattern, read_one, refused, require, take_back,
     write_one,
 };
+use super::outcome::Refused;
 
 pub(super) mod bytes_are_seen_both_ways {
     use super::*;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use ringfence_memory::{LentSlice, PAGE_SIZE};
 use ringfence_platform::{Access, Grantee, Granter, Gref, Lease, LendError, Platform, RevokeError};
 
-use super::Refused;
 use super::bench::{
     Bench, Stop, Verdict, holds, map_one, mapped, pattern, read_one, refused, require, take_back,
     write_one,
 };
+use super::outcome::Refused;
 
 /// Checks that every use of a revoked page is refused.
 fn out_of_reach(grantee: &mut impl Grantee, gref: Gref) -> Verdict {

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering::SeqCst;
 
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 
-use super::{CaseReport, Outcome, Summary};
+use super::outcome::{CaseReport, Outcome, Summary};
 use ringfence_platform::window::IssueError;
 use ringfence_platform::{
     Access, Gref, PageId, RevokeError, TranslationTable, WindowShape, WindowView,

@@ -13,36 +13,30 @@
 //! the driver domain's counters. They include the counters of persistent pages, although more pages
 //! than blkback keeps are no rule violation.
 
-mod adversary;
-mod attacks;
-pub mod behaviour;
-pub(super) mod on_xen;
-mod report;
-
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::ValueEnum;
-use indicatif::ProgressBar;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 
-use self::adversary::{DiskAdversary, WrongResponse};
-use self::attacks::State;
-use self::behaviour::DiskBehaviour;
-use self::report::{Measured, Row};
 use super::args::HostileArgs;
-use super::handshake::{Pace, STEP_WITHIN};
+use super::burden::{Burden, burden_columns};
 use super::launcher::{Attachment, Rendezvous};
 use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
 use super::process::{Footprint, Process};
-use super::{Cores, MTU_MIN, WARM_UP};
-use crate::block::{self, GuestSetup, Rw};
+use super::scene::{Cores, MTU_MIN, WARM_UP};
+use crate::block::args::Rw;
+use crate::block::orders::GuestSetup;
+use crate::block::process::{DiskDomain, work};
+use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, Summary, left, progress, right};
 use ringfence_driver::switchboard::{DiskFrontend, DriverStats};
-use ringfence_hostnet::out::Out;
 use ringfence_sandbox::channel::Channel;
+use ringfence_testkit::hostile::disk::adversary::{DiskAdversary, WrongResponse};
+use ringfence_testkit::hostile::disk::attacks::{self, DiskAttackState};
+use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
+use ringfence_testkit::hostile::handshake::{Pace, STEP_WITHIN};
 
 /// Bytes of a guest's disk.
 const BYTES: u64 = 16 << 20;
@@ -67,41 +61,80 @@ pub(super) fn run(
     wanted: &[DiskBehaviour],
     cores: Cores,
 ) -> anyhow::Result<()> {
-    let mut out = Out;
-    let rows = rows(wanted);
-    if !args.json {
-        writeln!(out, "{}", report::heading())?;
-    }
-    let run = |behaviour, number, progress: &ProgressBar| {
-        Case { args, cores, behaviour, number }.run(progress)
-    };
-    let line = |row, runs: &[Measured]| line(args, row, runs);
-    super::every_round(args, &rows, DiskBehaviour::name, run, line)?;
-    if !args.json {
-        writeln!(out, "{}", report::LEGEND)?;
-    }
-    Ok(())
+    let rows = rows(wanted).into_iter();
+    let cases: Vec<_> = rows.map(|behaviour| DiskCase { args, cores, behaviour }).collect();
+    let progress = progress(cases.len() * args.rounds as usize);
+    let report = Report::begin(layout(), Format::of(args.json))?.beside(&progress);
+    Runs::measure(&cases, args.rounds, &progress, |case, runs| {
+        report.row(&runs.summary(case, |other| other.behaviour == DiskBehaviour::Honest))
+    })?;
+    report.end()
 }
 
-/// Formats the row of a behaviour from its runs and those of the honest neighbour.
-fn line(args: &HostileArgs, behaviour: DiskBehaviour, runs: &[Measured]) -> anyhow::Result<String> {
-    let of = |wanted| runs.iter().filter(move |run| run.behaviour == wanted);
-    let pairs: Vec<_> = of(behaviour).zip(of(DiskBehaviour::Honest)).collect();
-    let row = Row::new(&pairs, args.disk_mode, args.seconds.as_secs_f64());
-    Ok(if args.json { serde_json::to_string(&row)? } else { row.line() })
-}
-
-/// Run of one row.
-struct Case<'a> {
+/// Disk row: one neighbour beside the victim.
+#[derive(Clone)]
+struct DiskCase<'a> {
     args: &'a HostileArgs,
     cores: Cores,
     behaviour: DiskBehaviour,
-    number: usize,
 }
 
-impl Case<'_> {
-    fn run(&self, progress: &ProgressBar) -> anyhow::Result<Measured> {
-        let (rendezvous, listener) = Rendezvous::new(self.number)?;
+/// Result of one run. Rates are requests a second.
+#[derive(Clone, Debug)]
+struct DiskRun {
+    victim_iops: f64,
+    victim_p99_us: f64,
+    neighbour_iops: f64,
+    burden: Burden,
+}
+
+/// Row: a neighbour's runs, each with the honest run of the same round.
+fn layout<'a>() -> Layout<Summary<DiskCase<'a>>> {
+    let layout = Layout::new()
+        .column(
+            "behaviour",
+            |row: &Summary<DiskCase<'_>>| row.case.behaviour.name(),
+            left("neighbour", 23),
+        )
+        .field("mode", |row| row.case.args.disk_mode.name())
+        .field("block", |_| BLOCK)
+        .field("depth", |_| DEPTH)
+        .field("seconds", |row| row.case.args.seconds.as_secs_f64())
+        .field("rounds", |row| row.runs.len())
+        .column(
+            "victim_iops",
+            |row| row.median(|run| run.victim_iops),
+            right("kiops", 8).unit(1e3).digits(1),
+        )
+        .column("ratio", |row| row.ratio(|run| run.victim_iops), right("ratio", 6).digits(2))
+        .column("victim_p99_us", |row| row.median(|run| run.victim_p99_us), right("p99 us", 8))
+        .column(
+            "neighbour_iops",
+            |row| row.median(|run| run.neighbour_iops),
+            right("its kiops", 9).unit(1e3).digits(1),
+        );
+    burden_columns(layout, |run| &run.burden).legend(LEGEND)
+}
+
+const LEGEND: &str = "\
+`kiops`: random reads of 4 KiB of the victim's, each checked, thousands a second; `ratio`: to what it gets
+beside an honest neighbour; `p99 us`: how long 99 of 100 of them took at most. Every answer that a hostile
+neighbour got was the right one. `its kiops`: requests of the neighbour's that were answered. `rss KiB`,
+`fds`: what the driver domain's memory and descriptors grew by. All columns: docs/perf/howto.md";
+
+impl Case for DiskCase<'_> {
+    type Measured = DiskRun;
+
+    fn name(&self) -> String {
+        self.behaviour.name()
+    }
+
+    fn failure(&self) -> String {
+        format!("neighbour {}", self.name())
+    }
+
+    fn run(&self, attempt: &Attempt<'_>) -> anyhow::Result<DiskRun> {
+        let (rendezvous, listener) = Rendezvous::new(attempt.number)?;
         let mtu = u16::try_from(MTU_MIN)?;
         let entrance =
             Entrance { socket: rendezvous.path(), mtu, mode: self.args.mode.name().to_owned() };
@@ -136,23 +169,24 @@ impl Case<'_> {
             };
             let (name, victim) = (self.behaviour.name(), honest[0].pid());
             let driver = driver.pid();
-            progress.suspend(|| {
+            attempt.progress.suspend(|| {
                 eprintln!("{name}: driver domain {driver}, victim {victim}, neighbour {beside}");
             });
         }
-        let measured = Scene { driver, honest, hostile, attachment }
-            .measure(self.behaviour, self.args.seconds);
+        let measured = Scene { driver, honest, hostile, attachment }.measure(self.args.seconds);
         drop(beside);
         measured
     }
+}
 
+impl DiskCase<'_> {
     /// Starts a guest that keeps the rules and works on command.
     fn honest(
         &self,
         entrance: &Entrance,
         disk: &DiskSpec,
         core: Option<usize>,
-    ) -> anyhow::Result<(Attachment, block::Domain)> {
+    ) -> anyhow::Result<(Attachment, DiskDomain)> {
         let attachment = Attachment::take(entrance)?;
         attachment.add_disk(disk)?;
         let setup = GuestSetup {
@@ -167,7 +201,7 @@ impl Case<'_> {
             base: 0,
             span: disk.bytes,
         };
-        let guest = block::Domain::guest(setup, attachment.hub.try_clone()?)?;
+        let guest = DiskDomain::guest(setup, attachment.hub.try_clone()?)?;
         Ok((attachment, guest))
     }
 }
@@ -176,17 +210,17 @@ impl Case<'_> {
 struct Scene {
     driver: Process,
     /// The victim, then the neighbour if it is honest.
-    honest: Vec<block::Domain>,
+    honest: Vec<DiskDomain>,
     hostile: Option<Process>,
     /// Hub session of the victim.
     attachment: Attachment,
 }
 
 impl Scene {
-    fn measure(&self, behaviour: DiskBehaviour, length: Duration) -> anyhow::Result<Measured> {
-        block::work(&self.honest, WARM_UP)?;
+    fn measure(&self, length: Duration) -> anyhow::Result<DiskRun> {
+        work(&self.honest, WARM_UP)?;
         let before = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
-        let worked = block::work(&self.honest, length)?;
+        let worked = work(&self.honest, length)?;
         let after = (self.attachment.stats()?, self.driver.footprint()?, self.neighbour()?);
         self.hostile.as_ref().map_or(Ok(()), Process::check)?;
         let victim = worked.first().context("the victim did not work")?;
@@ -194,16 +228,17 @@ impl Scene {
         let cores = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64() / seconds;
         let asked = |stats: &DriverStats| self.of_others(&stats.disks, ASKED);
         let neighbour = before.2.zip(after.2).map_or(0.0, |(b, a)| cores(b.cpu, a.cpu));
-        Ok(Measured {
-            behaviour,
+        Ok(DiskRun {
             victim_iops: victim.requests as f64 / seconds,
             victim_p99_us: victim.latencies.quantile_us(0.99),
             neighbour_iops: asked(&after.0).saturating_sub(asked(&before.0)) as f64 / seconds,
-            neighbour_cpu: neighbour,
-            driver_cpu: cores(before.1.cpu, after.1.cpu),
-            driver_rss_kib_growth: after.1.rss_kib - before.1.rss_kib,
-            driver_fds_growth: after.1.fds - before.1.fds,
-            rules: self.charges(&after.0)?,
+            burden: Burden {
+                neighbour_cpu: neighbour,
+                driver_cpu: cores(before.1.cpu, after.1.cpu),
+                driver_rss_kib_growth: after.1.rss_kib - before.1.rss_kib,
+                driver_fds_growth: after.1.fds - before.1.fds,
+                rules: self.charges(&after.0)?,
+            },
         })
     }
 
@@ -289,7 +324,7 @@ fn live(
     behaviour: DiskBehaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut state = State::new();
+    let mut state = DiskAttackState::new();
     loop {
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {
@@ -304,5 +339,64 @@ fn live(
                 break;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: HostileArgs,
+    }
+
+    fn run(victim_iops: f64) -> DiskRun {
+        DiskRun {
+            victim_iops,
+            victim_p99_us: 100.0,
+            neighbour_iops: 7.0,
+            burden: Burden {
+                neighbour_cpu: 0.5,
+                driver_cpu: 1.0,
+                driver_rss_kib_growth: 4,
+                driver_fds_growth: 0,
+                rules: BTreeMap::from([("rule".to_owned(), 2)]),
+            },
+        }
+    }
+
+    fn row<'a>(args: &'a HostileArgs, runs: &[f64], honest: &[f64]) -> Summary<DiskCase<'a>> {
+        let cores = Cores { driver: None, victim: None, neighbour: None };
+        let case = DiskCase { args, cores, behaviour: DiskBehaviour::EventStorm };
+        let [runs, baseline] =
+            [runs, honest].map(|all| all.iter().map(|rate| run(*rate)).collect());
+        Summary { case, runs, baseline }
+    }
+
+    #[test]
+    fn rates_are_medians_and_ratios_are_per_round() {
+        let args = Line::parse_from(["hostile", "--disk-mode", "copy"]).args;
+        let row = row(&args, &[90.0, 800.0, 9.9], &[100.0, 1000.0, 10.0]);
+        let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
+        assert_eq!((&json["victim_iops"], &json["ratio"]), (&90.0.into(), &0.9.into()));
+        assert_eq!((&json["rules"]["rule"], &json["rounds"]), (&6.into(), &3.into()));
+        assert_eq!(
+            (&json["behaviour"], &json["mode"]),
+            (&"disk-event-storm".into(), &"copy".into())
+        );
+    }
+
+    #[test]
+    fn row_line_has_one_cell_per_heading() {
+        let args = Line::parse_from(["hostile"]).args;
+        let line = layout().line(&row(&args, &[1e5], &[1e5]));
+        let (before, _) = line.split_once("  rule 2").unwrap();
+        let heading = layout().heading();
+        let (expected, _) = heading.split_once("  what").unwrap();
+        assert_eq!(before.len(), expected.len(), "{line}");
     }
 }

@@ -33,13 +33,24 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x52, 0x46, 0, 0, 0x64];
 const SPIN: Duration = Duration::from_micros(50);
 
 /// Result of one run.
-pub(super) struct Measured {
+pub(super) struct LinkRun {
     pub(super) came: CaseResult,
     pub(super) cpu_ns: u64,
     /// System calls of the link.
     pub(super) link_calls: u64,
     /// System calls on sockets.
     pub(super) socket_calls: u64,
+}
+
+impl LinkRun {
+    pub(super) fn bytes(&self) -> f64 {
+        self.came.bytes.max(1) as f64
+    }
+
+    /// Returns a number of system calls for each MiB.
+    pub(super) fn per_mib(&self, calls: u64) -> f64 {
+        calls as f64 * f64::from(1 << 20) / self.bytes()
+    }
 }
 
 /// Counters of a running uplink.
@@ -146,7 +157,7 @@ pub(super) fn measure(
     setup: Setup,
     order: &str,
     length: Duration,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<LinkRun> {
     let mut tap = Tap::create(INTERFACE).context("an interface")?;
     if !setup.whole {
         tap.limit_offloads(TapOffloads(0))?;
@@ -171,7 +182,7 @@ pub(super) fn measure(
     // The interface may vanish with the client's namespace, so a late error of the link is expected.
     let _ = carrier.end();
     drop(behind);
-    Ok(Measured {
+    Ok(LinkRun {
         came,
         cpu_ns: cpu_after.saturating_sub(cpu),
         link_calls: calls_after.0 - calls.0,

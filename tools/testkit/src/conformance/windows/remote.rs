@@ -16,7 +16,7 @@ use ringfence_platform::{
 
 use super::super::bench::{Stop, Verdict};
 use super::super::dialogue::Dialogue;
-use super::super::{CaseReport, Outcome, Role, Suite, Summary};
+use super::super::outcome::{CaseReport, Outcome, Role, Suite, Summary};
 use super::{LEAST, WindowPeer, WindowProgram, WindowSuite, issue, put};
 
 /// Maximum number of entries of a window that the user opens.

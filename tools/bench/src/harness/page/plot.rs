@@ -68,7 +68,7 @@ type Coordinates = Cartesian2d<Extent, Extent>;
 
 impl Plot {
     /// Draws the plot; `None` without points.
-    pub(super) fn svg(&self) -> anyhow::Result<Option<String>> {
+    pub(crate) fn svg(&self) -> anyhow::Result<Option<String>> {
         let series: Vec<Series> =
             self.series.iter().map(|series| self.transformed(series)).collect();
         let all = || series.iter().flat_map(|series| &series.points);

@@ -1,4 +1,4 @@
-//! Adversary guest on a vbd: its resources, its handshake and its raw ring access.
+//! VifAdversary guest on a vbd: its resources, its handshake and its raw ring access.
 //!
 //! It has the means of every guest: the store, pages to lend, an event channel, and a ring of which it
 //! can write every word. [`super::attacks`] uses them to break rules. The identifier of each request
@@ -28,16 +28,16 @@ const ID: usize = 8;
 const PAGES: usize = 32;
 /// Set of acceptable responses to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Right(u64);
+pub struct Right(u64);
 
 impl Right {
-    pub(super) const OKAY: Right = Right(1);
-    pub(super) const ERROR: Right = Right(2);
-    pub(super) const UNSUPPORTED: Right = Right(4);
+    pub const OKAY: Right = Right(1);
+    pub const ERROR: Right = Right(2);
+    pub const UNSUPPORTED: Right = Right(4);
     /// Okay or error, depending on the value that the backend read.
-    pub(super) const EITHER: Right = Right(1 | 2);
+    pub const EITHER: Right = Right(1 | 2);
     /// Any defined status.
-    pub(super) const ANY: Right = Right(1 | 2 | 4);
+    pub const ANY: Right = Right(1 | 2 | 4);
     const BITS: u32 = 3;
 
     /// Returns `true` if the identifier of the request admits this response.
@@ -52,10 +52,10 @@ impl Right {
     }
 }
 
-/// Adversary guest with one vbd.
-pub(super) struct DiskAdversary<P: Platform> {
+/// VifAdversary guest with one vbd.
+pub struct DiskAdversary<P: Platform> {
     platform: P,
-    pub(super) handshake: Handshake,
+    pub handshake: Handshake,
     granter: P::Granter,
     ring: Lease,
     layout: RingLayout,
@@ -64,18 +64,18 @@ pub(super) struct DiskAdversary<P: Platform> {
     serial: u64,
     channel: Option<P::Channel>,
     /// Pages that the backend may write.
-    pub(super) pages: Vec<Lease>,
+    pub pages: Vec<Lease>,
     /// Page for descriptors of indirect requests.
-    pub(super) list: Lease,
+    pub list: Lease,
     /// Size of its disk in sectors.
-    pub(super) sectors: u64,
+    pub sectors: u64,
     /// References that this guest has not granted.
-    pub(super) foreign: Range<u32>,
+    pub foreign: Range<u32>,
 }
 
 impl<P: Platform> DiskAdversary<P> {
     /// Creates a guest for a device and lends its first pages.
-    pub(super) fn new(
+    pub fn new(
         platform: P,
         device: DeviceId,
         foreign: Range<u32>,
@@ -106,7 +106,7 @@ impl<P: Platform> DiskAdversary<P> {
     }
 
     /// Lends more pages, up to `wanted` or until the platform refuses.
-    pub(super) fn lend_up_to(&mut self, wanted: usize) {
+    pub fn lend_up_to(&mut self, wanted: usize) {
         while self.pages.len() < wanted {
             let Ok(page) = self.granter.lend(Access::ReadWrite) else { return };
             self.pages.push(page);
@@ -114,7 +114,7 @@ impl<P: Platform> DiskAdversary<P> {
     }
 
     /// Runs the handshake from its beginning.
-    pub(super) fn connect(&mut self) -> anyhow::Result<()> {
+    pub fn connect(&mut self) -> anyhow::Result<()> {
         self.handshake.restart()?;
         let header = self.ring.memory();
         header.zero(0, PAGE_SIZE)?;
@@ -136,24 +136,24 @@ impl<P: Platform> DiskAdversary<P> {
     }
 
     /// Notifies the backend of requests.
-    pub(super) fn notify(&mut self) -> anyhow::Result<()> {
+    pub fn notify(&mut self) -> anyhow::Result<()> {
         self.handshake.notified(self.channel.as_ref().context("no channel")?.notify());
         Ok(())
     }
 
     /// Publishes a producer index `more` requests beyond those written.
-    pub(super) fn publish(&mut self, more: u32) -> anyhow::Result<()> {
+    pub fn publish(&mut self, more: u32) -> anyhow::Result<()> {
         self.ring.memory().store_u32(REQ_PROD, self.produced.wrapping_add(more), Release)?;
         self.notify()
     }
 
     /// Returns the number of free request slots.
-    pub(super) fn free(&self) -> u32 {
+    pub fn free(&self) -> u32 {
         self.layout.count().saturating_sub(self.produced.wrapping_sub(self.consumed))
     }
 
     /// Writes a request without publishing it; its identifier encodes the acceptable responses.
-    pub(super) fn put(&mut self, mut slot: Slot, right: Right) -> anyhow::Result<()> {
+    pub fn put(&mut self, mut slot: Slot, right: Right) -> anyhow::Result<()> {
         self.serial = self.serial.wrapping_add(1);
         let id = self.serial << Right::BITS | right.0;
         slot[ID..ID + 8].copy_from_slice(&id.to_le_bytes());
@@ -163,7 +163,7 @@ impl<P: Platform> DiskAdversary<P> {
     }
 
     /// Fills the ring with requests and publishes them.
-    pub(super) fn post(
+    pub fn post(
         &mut self,
         mut make: impl FnMut(&DiskAdversary<P>, u32) -> (Slot, Right),
     ) -> anyhow::Result<()> {
@@ -175,7 +175,7 @@ impl<P: Platform> DiskAdversary<P> {
     }
 
     /// Consumes and validates the published responses.
-    pub(super) fn take(&mut self) -> anyhow::Result<()> {
+    pub fn take(&mut self) -> anyhow::Result<()> {
         let published = self.ring.memory().load_u32(RSP_PROD, Acquire)?;
         let count = published.wrapping_sub(self.consumed);
         let owed = self.produced.wrapping_sub(self.consumed);
@@ -192,14 +192,14 @@ impl<P: Platform> DiskAdversary<P> {
     }
 
     /// Returns the range of one whole data page; the index wraps.
-    pub(super) fn whole(&self, page: usize) -> SegmentRange {
+    pub fn whole(&self, page: usize) -> SegmentRange {
         let gref = self.pages.get(page % self.pages.len().max(1)).map_or(Gref(0), Lease::gref);
         whole(gref)
     }
 }
 
 /// Returns the range of a whole page.
-pub(super) fn whole(gref: Gref) -> SegmentRange {
+pub fn whole(gref: Gref) -> SegmentRange {
     const LAST: u8 = 7;
     SegmentRange::new(gref, 0, LAST).expect("a page has eight sectors")
 }
@@ -207,7 +207,7 @@ pub(super) fn whole(gref: Gref) -> SegmentRange {
 /// Unacceptable response of the backend, which fails the benchmark.
 #[derive(Debug, thiserror::Error)]
 #[error("the backend's answer is wrong: {0}")]
-pub(super) struct WrongResponse(pub(super) String);
+pub struct WrongResponse(pub String);
 
 #[cfg(test)]
 mod tests {

@@ -9,12 +9,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::conformance::{CaseReport, Outcome, Role};
 use ringfence_memory::LentSlice;
 use ringfence_platform::xen::{UnmapNotice, XenChannel, XenPlatform};
 use ringfence_platform::{
     Access, Channel, DomId, EventPort, Granter, Gref, Lease, Platform, PlatformError,
 };
-use ringfence_testkit::conformance::{CaseReport, Outcome, Role};
 use ringfence_wire::xenstore::{NodeAccess, Permission, PermissionList};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 

@@ -9,10 +9,10 @@ mod notice;
 use std::io::Write;
 use std::time::Duration;
 
+use crate::conformance::{CaseReport, Outcome, Role, Suite, prepare};
 use clap::{Args, ValueEnum};
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform, PlatformError};
-use ringfence_testkit::conformance::{CaseReport, Outcome, Role, Suite, prepare};
 use ringfence_xenstore::StoreAccess;
 
 use ringfence_hostnet::causes::causes;

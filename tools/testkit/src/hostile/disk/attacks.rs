@@ -23,16 +23,16 @@ const FRESH: usize = 4000;
 /// Sectors in a page.
 const SECTORS: u64 = 8;
 
-/// State of an attack between bursts.
-pub(super) struct State {
+/// DiskAttackState of an attack between bursts.
+pub struct DiskAttackState {
     turn: u32,
     random: u64,
     next: usize,
 }
 
-impl State {
-    pub(super) fn new() -> State {
-        State { turn: 0, random: 0x2545_F491_4F6C_DD1D, next: 0 }
+impl DiskAttackState {
+    pub fn new() -> DiskAttackState {
+        DiskAttackState { turn: 0, random: 0x2545_F491_4F6C_DD1D, next: 0 }
     }
 
     fn random(&mut self) -> u64 {
@@ -44,10 +44,10 @@ impl State {
 }
 
 /// Runs one burst of a behaviour, as large as the ring permits, and validates the responses.
-pub(super) fn burst<P: Platform>(
+pub fn burst<P: Platform>(
     adversary: &mut DiskAdversary<P>,
     behaviour: DiskBehaviour,
-    state: &mut State,
+    state: &mut DiskAttackState,
 ) -> anyhow::Result<()> {
     state.turn = state.turn.wrapping_add(1);
     adversary.take()?;
@@ -158,7 +158,10 @@ fn changing_lists<P: Platform>(adversary: &mut DiskAdversary<P>) -> anyhow::Resu
 }
 
 /// Posts references that other guests have granted, but not this one.
-fn foreign<P: Platform>(adversary: &mut DiskAdversary<P>, state: &mut State) -> anyhow::Result<()> {
+fn foreign<P: Platform>(
+    adversary: &mut DiskAdversary<P>,
+    state: &mut DiskAttackState,
+) -> anyhow::Result<()> {
     let span = adversary.foreign.len().max(1);
     adversary.post(|adversary, n| {
         state.next = (state.next + 1) % span;
@@ -169,7 +172,10 @@ fn foreign<P: Platform>(adversary: &mut DiskAdversary<P>, state: &mut State) -> 
 }
 
 /// Posts other granted pages in every request: more than blkback keeps mapped.
-fn fresh<P: Platform>(adversary: &mut DiskAdversary<P>, state: &mut State) -> anyhow::Result<()> {
+fn fresh<P: Platform>(
+    adversary: &mut DiskAdversary<P>,
+    state: &mut DiskAttackState,
+) -> anyhow::Result<()> {
     adversary.lend_up_to(FRESH);
     adversary.post(|adversary, _| {
         let ranges: Vec<_> = (0..SEGMENTS).map(|n| adversary.whole(state.next + n)).collect();
@@ -179,7 +185,7 @@ fn fresh<P: Platform>(adversary: &mut DiskAdversary<P>, state: &mut State) -> an
 }
 
 /// Returns random bytes whose operation is often a defined one.
-fn nonsense(state: &mut State) -> Slot {
+fn nonsense(state: &mut DiskAttackState) -> Slot {
     let mut slot: Slot = [0; 112];
     for bytes in slot.chunks_mut(8) {
         let random = state.random().to_le_bytes();

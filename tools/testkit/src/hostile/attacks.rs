@@ -10,14 +10,12 @@ use std::time::Instant;
 use anyhow::Context;
 use ringfence_platform::{Access, Granter, Platform};
 use ringfence_wire::netif::{TxFlags, TxRequest};
-use ringfence_wire::xenbus::{STATE, XenbusState};
+use ringfence_wire::xenbus::STATE;
 use ringfence_wire::xenstore::{HEADER_LEN, Path, Request};
 
-use super::adversary::{Adversary, UNGRANTED};
-use super::args::Behaviour;
-use super::control::{self, WrongAnswer};
-use super::orders::{Answer, Entrance, SINK_MAC};
-use ringfence_sandbox::channel::Channel;
+use super::adversary::{SINK_MAC, UNGRANTED, VifAdversary};
+use super::behaviour::Behaviour;
+use super::control;
 
 /// Bytes of a packet whose size is not part of the attack.
 const SMALL: u16 = 64;
@@ -32,65 +30,8 @@ const UNKNOWN_REQUEST: [u8; 32] = {
     bytes
 };
 
-/// Attacks until the parent ends this process.
-pub(super) fn serve(
-    channel: &Channel,
-    entrance: &Entrance,
-    behaviour: Behaviour,
-) -> anyhow::Result<()> {
-    let mut said = false;
-    loop {
-        let mut adversary = Adversary::join(entrance)?;
-        let ended = live(&mut adversary, behaviour, &mut || {
-            if !core::mem::replace(&mut said, true) {
-                channel.send(&Answer::Ready, &[])?;
-            }
-            Ok(())
-        });
-        // The driver domain ends connections in reaction, so reconnect. Only a wrong response is a failure.
-        if let Err(why) = ended
-            && why.is::<WrongAnswer>()
-        {
-            return Err(why);
-        }
-        std::thread::yield_now();
-    }
-}
-
-/// Attacks from the first handshake to the end of the connection to the hub or the store.
-fn live<P: Platform>(
-    adversary: &mut Adversary<P>,
-    behaviour: Behaviour,
-    began: &mut dyn FnMut() -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let mut state = State::new();
-    loop {
-        // The driver domain may refuse the device for a while only.
-        if adversary.connect().is_err() {
-            std::thread::yield_now();
-            adversary.handshake.enter(XenbusState::Closed)?;
-            continue;
-        }
-        adversary.address_all()?;
-        loop {
-            burst(adversary, behaviour, &mut state)?;
-            began()?;
-            std::thread::yield_now();
-            let stays = match behaviour {
-                Behaviour::Reattach => false,
-                // The guest itself writes the states, so a closed device is no reaction.
-                Behaviour::StateFlood => true,
-                _ => !adversary.handshake.was_closed()?,
-            };
-            if !stays {
-                break;
-            }
-        }
-    }
-}
-
 /// State of an attack between bursts.
-pub(super) struct State {
+pub struct AttackState {
     random: u64,
     turn: usize,
     store: Option<File>,
@@ -98,9 +39,9 @@ pub(super) struct State {
     began: Instant,
 }
 
-impl State {
-    pub(super) fn new() -> State {
-        State {
+impl AttackState {
+    pub fn new() -> AttackState {
+        AttackState {
             random: 0x2545_F491_4F6C_DD1D,
             turn: 0,
             store: None,
@@ -122,10 +63,10 @@ fn next_random(state: &mut u64) -> u64 {
 }
 
 /// Runs one burst of a behaviour, as large as the ring permits.
-pub(super) fn burst<P: Platform>(
-    adversary: &mut Adversary<P>,
+pub fn burst<P: Platform>(
+    adversary: &mut VifAdversary<P>,
     behaviour: Behaviour,
-    state: &mut State,
+    state: &mut AttackState,
 ) -> anyhow::Result<()> {
     state.turn = state.turn.wrapping_add(1);
     match behaviour {
@@ -173,7 +114,7 @@ pub(super) fn burst<P: Platform>(
 /// Returns a packet of `slots` slots whose first declares `total` bytes and whose others have `each`
 /// bytes.
 fn chain<P: Platform>(
-    adversary: &Adversary<P>,
+    adversary: &VifAdversary<P>,
     slots: usize,
     total: u16,
     each: u16,
@@ -185,7 +126,7 @@ fn chain<P: Platform>(
     (0..slots).map(slot).collect()
 }
 
-fn bad_sizes<P: Platform>(adversary: &mut Adversary<P>, turn: usize) -> anyhow::Result<()> {
+fn bad_sizes<P: Platform>(adversary: &mut VifAdversary<P>, turn: usize) -> anyhow::Result<()> {
     let slot = adversary.slot(0, SMALL);
     let packet = match turn % 3 {
         0 => vec![TxRequest { size: 5, ..slot }],
@@ -196,7 +137,7 @@ fn bad_sizes<P: Platform>(adversary: &mut Adversary<P>, turn: usize) -> anyhow::
 }
 
 /// Fills the ring with one packet followed by extra infos of an unknown type.
-fn extra_chain<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+fn extra_chain<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     /// Slots of the ring; the packet takes one of them.
     const SLOTS: u32 = 256;
     if adversary.tx.free()? < SLOTS {
@@ -213,7 +154,7 @@ fn extra_chain<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> 
 }
 
 /// Posts packets, then revokes and issues again the grants of their pages while they are read.
-fn flip<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+fn flip<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     adversary.post(&[adversary.slot(0, SMALL)])?;
     for _ in 0..64 {
         let lease = adversary.tx_pages.swap_remove(0);
@@ -231,8 +172,8 @@ fn flip<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
 }
 
 fn made_up_addresses<P: Platform>(
-    adversary: &mut Adversary<P>,
-    state: &mut State,
+    adversary: &mut VifAdversary<P>,
+    state: &mut AttackState,
 ) -> anyhow::Result<()> {
     let pages = adversary.tx_pages.len();
     for page in 0..pages.min(adversary.tx.free()? as usize) {
@@ -249,7 +190,10 @@ fn made_up_addresses<P: Platform>(
 }
 
 /// Posts the receive buffers once and never consumes a response.
-fn deaf<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow::Result<()> {
+fn deaf<P: Platform>(
+    adversary: &mut VifAdversary<P>,
+    state: &mut AttackState,
+) -> anyhow::Result<()> {
     if !core::mem::replace(&mut state.posted, true) {
         adversary.post_buffers()?;
     }
@@ -258,7 +202,10 @@ fn deaf<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow:
 
 /// Announces its address and alternates: it accepts packets for a while, so that senders wait for it,
 /// then accepts none for longer than the backpressure budget.
-fn hoard<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow::Result<()> {
+fn hoard<P: Platform>(
+    adversary: &mut VifAdversary<P>,
+    state: &mut AttackState,
+) -> anyhow::Result<()> {
     const CYCLE: u128 = 50;
     const TAKES: u128 = 10;
     if state.turn % 1024 == 1 && adversary.tx.free()? > 0 {
@@ -275,7 +222,10 @@ fn hoard<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow
 }
 
 /// Writes its state many times; sends all requests of a burst before it reads a response.
-fn state_flood<P: Platform>(adversary: &mut Adversary<P>, state: &mut State) -> anyhow::Result<()> {
+fn state_flood<P: Platform>(
+    adversary: &mut VifAdversary<P>,
+    state: &mut AttackState,
+) -> anyhow::Result<()> {
     let path = format!("{}/{STATE}", adversary.handshake.device.frontend_path());
     let path = Path::parse(path.as_bytes())?;
     let stream = match &mut state.store {

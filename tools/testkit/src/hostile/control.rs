@@ -17,9 +17,8 @@ use ringfence_wire::netif::ctrl::{
 };
 use ringfence_wire::netif::{Status, TxResponse};
 
-use super::adversary::{Adversary, RSP_PROD, RawRing, UNGRANTED};
+use super::adversary::{RSP_PROD, RawRing, SINK_MAC, UNGRANTED, VifAdversary};
 use super::handshake::Pace;
-use super::orders::SINK_MAC;
 
 /// Pairs of messages of a storm in flight at once: several batches of the backend.
 const PAIRS: u32 = 8;
@@ -35,7 +34,7 @@ const SMALL: u16 = 64;
 /// Response that violates the protocol.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}: the backend answered {found}")]
-pub(super) struct WrongAnswer {
+pub struct WrongAnswer {
     what: &'static str,
     found: String,
 }
@@ -44,7 +43,7 @@ pub(super) struct WrongAnswer {
 type Answer = (CtrlStatus, u32);
 
 /// Control ring whose every word can be written, with a page for lists.
-pub(super) struct Control<C> {
+pub struct Control<C> {
     ring: RawRing,
     list: LentSlice,
     list_ref: Gref,
@@ -57,7 +56,7 @@ pub(super) struct Control<C> {
 
 impl<C: Channel> Control<C> {
     /// Creates a ring in the first page; the second one is for lists.
-    pub(super) fn new(pages: &[Lease; 2], channel: C) -> anyhow::Result<Control<C>> {
+    pub fn new(pages: &[Lease; 2], channel: C) -> anyhow::Result<Control<C>> {
         Ok(Control {
             ring: RawRing::new(&pages[0], NETIF_CTRL)?,
             list: pages[1].memory().clone(),
@@ -68,7 +67,7 @@ impl<C: Channel> Control<C> {
         })
     }
 
-    pub(super) fn port(&self) -> String {
+    pub fn port(&self) -> String {
         self.channel.port().0.to_string()
     }
 
@@ -177,7 +176,7 @@ fn all(pages: u16) -> Answer {
 }
 
 /// Changes a list while the backend reads it; the backend must add the whole list as read, or nothing.
-pub(super) fn changing_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+pub fn changing_lists<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     let pace = adversary.handshake.pace;
     let (control, pages) = adversary.control()?;
     control.stages(pace)?;
@@ -208,7 +207,7 @@ pub(super) fn changing_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyho
 }
 
 /// Sends lists whose length is zero or exceeds a page.
-pub(super) fn long_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+pub fn long_lists<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     let pace = adversary.handshake.pace;
     let (control, _) = adversary.control()?;
     let lengths = [GREF_LIST_MAX + 1, u16::MAX.into(), u32::MAX, 0];
@@ -224,7 +223,7 @@ pub(super) fn long_lists<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::R
 }
 
 /// Adds and removes the same pages several times in one batch.
-pub(super) fn storm<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+pub fn storm<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     let pace = adversary.handshake.pace;
     let (control, pages) = adversary.control()?;
     control.stages(pace)?;
@@ -242,7 +241,7 @@ pub(super) fn storm<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result
 
 /// Removes pages from the table while packets in them are in flight. The packets must be completed
 /// regardless, and then the grant of a page must be revocable.
-pub(super) fn in_flight<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+pub fn in_flight<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     let pace = adversary.handshake.pace;
     let list = {
         let (control, _) = adversary.control()?;
@@ -285,7 +284,7 @@ pub(super) fn in_flight<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Re
 }
 
 /// Waits until all packets are completed. Returns the index of the next slot.
-fn answered<P: Platform>(adversary: &Adversary<P>, pace: Pace) -> anyhow::Result<u32> {
+fn answered<P: Platform>(adversary: &VifAdversary<P>, pace: Pace) -> anyhow::Result<u32> {
     let began = Instant::now();
     while adversary.tx.page().load_u32(RSP_PROD, Acquire)? != adversary.tx.produced() {
         if began.elapsed() > ANSWER_WITHIN {
@@ -297,7 +296,7 @@ fn answered<P: Platform>(adversary: &Adversary<P>, pace: Pace) -> anyhow::Result
 }
 
 /// Adds one reference in two lists, and twice in one list.
-pub(super) fn twice<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result<()> {
+pub fn twice<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()> {
     let pace = adversary.handshake.pace;
     let (control, pages) = adversary.control()?;
     control.stages(pace)?;
@@ -321,7 +320,7 @@ pub(super) fn twice<P: Platform>(adversary: &mut Adversary<P>) -> anyhow::Result
 }
 
 /// Sends requests without end and never consumes a response.
-pub(super) fn deaf<P: Platform>(adversary: &mut Adversary<P>, turn: usize) -> anyhow::Result<()> {
+pub fn deaf<P: Platform>(adversary: &mut VifAdversary<P>, turn: usize) -> anyhow::Result<()> {
     let (control, pages) = adversary.control()?;
     if turn == 1 {
         control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;

@@ -1,4 +1,4 @@
-//! Adversary guest on a vif: its resources, its handshake and its raw ring access.
+//! VifAdversary guest on a vif: its resources, its handshake and its raw ring access.
 //!
 //! It has the means of every guest: a connection to the hub, the store, an arena, event channels, and
 //! rings of which it can write every word. [`super::attacks`] uses them to break rules. After the
@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use anyhow::Context;
 use ringfence_memory::{LentSlice, PAGE_SIZE};
-use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{Access, Channel as _, Granter, Gref, Lease, Platform, PlatformError};
 use ringfence_ring::{NETIF_RX, NETIF_TX, RingLayout};
 use ringfence_wire::netif::{RxRequest, TxFlags, TxRequest, TxResponse, keys};
@@ -18,32 +17,33 @@ use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
 use super::control::Control;
-use super::handshake::{Handshake, Pace, STEP_WITHIN};
-use super::launcher::Attachment;
-use super::orders::{Entrance, SINK_MAC};
+use super::handshake::{Handshake, Pace};
 
 /// Offsets in a ring's page: the front's producer index, the back's, and the response index at which
 /// the front requests an event.
 const REQ_PROD: usize = 0;
-pub(super) const RSP_PROD: usize = 8;
+pub const RSP_PROD: usize = 8;
 const RSP_EVENT: usize = 12;
 
 /// Reference within the grant table that is never granted.
-pub(super) const UNGRANTED: Gref = Gref(1000);
+pub const UNGRANTED: Gref = Gref(1000);
+
+/// Locally administered address of the port that packets are sent to.
+pub const SINK_MAC: [u8; 6] = [0x0a, 0, 0, 0, 0, 1];
 
 /// Number of pages that packets are sent from.
 const TX_PAGES: usize = 64;
 /// Receive buffers: a full ring.
 const RX_PAGES: usize = 256;
 /// Ring page whose every word the adversary can write.
-pub(super) struct RawRing {
+pub struct RawRing {
     page: LentSlice,
     layout: RingLayout,
     produced: u32,
 }
 
 impl RawRing {
-    pub(super) fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RawRing> {
+    pub fn new(lease: &Lease, layout: RingLayout) -> anyhow::Result<RawRing> {
         let ring = RawRing { page: lease.memory().clone(), layout, produced: 0 };
         ring.page.zero(0, PAGE_SIZE)?;
         // No events are requested: the adversary polls.
@@ -52,92 +52,71 @@ impl RawRing {
     }
 
     /// Returns the ring's page.
-    pub(super) fn page(&self) -> &LentSlice {
+    pub fn page(&self) -> &LentSlice {
         &self.page
     }
 
     /// Returns the index after the last slot that was written.
-    pub(super) fn produced(&self) -> u32 {
+    pub fn produced(&self) -> u32 {
         self.produced
     }
 
     /// Returns the response in a slot of a TX ring.
-    pub(super) fn response(&self, index: u32) -> anyhow::Result<TxResponse> {
+    pub fn response(&self, index: u32) -> anyhow::Result<TxResponse> {
         let bytes = self.page.fetch(self.layout.offset(index))?;
         Ok(TxResponse::from_bytes(bytes.into_unchecked()))
     }
 
     /// Returns the number of slots whose response has been published.
-    pub(super) fn free(&self) -> anyhow::Result<u32> {
+    pub fn free(&self) -> anyhow::Result<u32> {
         let answered = self.page.load_u32(RSP_PROD, Acquire)?;
         Ok(self.layout.count().saturating_sub(self.produced.wrapping_sub(answered)))
     }
 
     /// Writes a slot, even if the ring is full.
-    pub(super) fn put(&mut self, slot: &[u8]) -> anyhow::Result<()> {
+    pub fn put(&mut self, slot: &[u8]) -> anyhow::Result<()> {
         self.page.copy_from(self.layout.offset(self.produced), slot)?;
         self.produced = self.produced.wrapping_add(1);
         Ok(())
     }
 
     /// Publishes a producer index `more` slots beyond those written.
-    pub(super) fn publish(&self, more: u32) -> anyhow::Result<()> {
+    pub fn publish(&self, more: u32) -> anyhow::Result<()> {
         Ok(self.page.store_u32(REQ_PROD, self.produced.wrapping_add(more), Release)?)
     }
 }
 
-/// Adversary guest with one vif.
-pub(super) struct Adversary<P: Platform> {
-    /// Hub session of its launcher, if it has one. Declared before the platform, so dropped first.
-    _attachment: Option<Attachment>,
-    pub(super) platform: P,
+/// VifAdversary guest with one vif.
+pub struct VifAdversary<P: Platform> {
+    pub platform: P,
     /// Second descriptor of its connection to the hub, if there is a hub.
     hub: Option<OwnedFd>,
     open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
     /// Set if the store accepts one message a write.
-    pub(super) one_message_a_write: bool,
-    pub(super) handshake: Handshake,
+    pub one_message_a_write: bool,
+    pub handshake: Handshake,
     mac: [u8; 6],
-    pub(super) granter: P::Granter,
-    pub(super) tx_pages: Vec<Lease>,
+    pub granter: P::Granter,
+    pub tx_pages: Vec<Lease>,
     rx_pages: Vec<Lease>,
     ring_pages: [Lease; 2],
     /// Control ring page, and page for lists.
     control_pages: [Lease; 2],
     control: Option<Control<P::Channel>>,
-    pub(super) tx: RawRing,
-    pub(super) rx: RawRing,
+    pub tx: RawRing,
+    pub rx: RawRing,
     channels: Vec<P::Channel>,
 }
 
-impl Adversary<LocalPlatform> {
-    /// Registers with the driver domain's hub, which it does again after each disconnect.
-    pub(super) fn join(entrance: &Entrance) -> anyhow::Result<Adversary<LocalPlatform>> {
-        let attachment = Attachment::take(entrance)?;
-        let hub = attachment.hub.try_clone()?;
-        let platform = LocalPlatform::connect(attachment.hub.try_clone()?)?;
-        let pace = Pace { step_within: STEP_WITHIN, pause: std::thread::yield_now };
-        let (device, mac) = (attachment.place.device(), attachment.place.mac);
-        let open_store = LocalPlatform::store_connection;
-        let adversary = Adversary::new(platform, device, mac, open_store, pace)?;
-        Ok(Adversary {
-            _attachment: Some(attachment),
-            hub: Some(hub),
-            one_message_a_write: false,
-            ..adversary
-        })
-    }
-}
-
-impl<P: Platform> Adversary<P> {
+impl<P: Platform> VifAdversary<P> {
     /// Creates a guest for a device and lends all its pages.
-    pub(super) fn new(
+    pub fn new(
         platform: P,
         device: DeviceId,
         mac: [u8; 6],
         open_store: fn(&P) -> Result<OwnedFd, PlatformError>,
         pace: Pace,
-    ) -> anyhow::Result<Adversary<P>> {
+    ) -> anyhow::Result<VifAdversary<P>> {
         let handshake = Handshake::new(&platform, device, pace)?;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: usize| -> anyhow::Result<Vec<Lease>> {
@@ -151,8 +130,7 @@ impl<P: Platform> Adversary<P> {
         let tx_pages = lend(Access::ReadOnly, TX_PAGES)?;
         let tx = RawRing::new(&ring_pages[0], NETIF_TX)?;
         let rx = RawRing::new(&ring_pages[1], NETIF_RX)?;
-        Ok(Adversary {
-            _attachment: None,
+        Ok(VifAdversary {
             platform,
             hub: None,
             open_store,
@@ -171,25 +149,29 @@ impl<P: Platform> Adversary<P> {
         })
     }
 
+    /// Uses a connection to a hub, whose store accepts many messages a write.
+    #[must_use]
+    pub fn with_hub(self, hub: OwnedFd) -> VifAdversary<P> {
+        VifAdversary { hub: Some(hub), one_message_a_write: false, ..self }
+    }
+
     /// Returns its control ring, and pages that can be staged for reading and writing.
-    pub(super) fn control(&mut self) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
+    pub fn control(&mut self) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
         Ok((self.control.as_mut().context("no control ring")?, &self.rx_pages))
     }
 
     /// Returns its control ring, and the pages that packets are sent from.
-    pub(super) fn control_to_send(
-        &mut self,
-    ) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
+    pub fn control_to_send(&mut self) -> anyhow::Result<(&mut Control<P::Channel>, &[Lease])> {
         Ok((self.control.as_mut().context("no control ring")?, &self.tx_pages))
     }
 
     /// Returns its Ethernet address.
-    pub(super) fn mac(&self) -> [u8; 6] {
+    pub fn mac(&self) -> [u8; 6] {
         self.mac
     }
 
     /// Runs the handshake from its beginning.
-    pub(super) fn connect(&mut self) -> anyhow::Result<()> {
+    pub fn connect(&mut self) -> anyhow::Result<()> {
         self.begin()?;
         let keys = self.keys();
         self.publish(&keys)?;
@@ -197,7 +179,7 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Brings the backend to `InitWait`, then makes new rings and channels.
-    pub(super) fn begin(&mut self) -> anyhow::Result<()> {
+    pub fn begin(&mut self) -> anyhow::Result<()> {
         self.handshake.restart()?;
         let backend = self.handshake.device.backend;
         self.tx = RawRing::new(&self.ring_pages[0], NETIF_TX)?;
@@ -213,7 +195,7 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Returns the keys that a correct frontend publishes.
-    pub(super) fn keys(&self) -> BTreeMap<&'static str, String> {
+    pub fn keys(&self) -> BTreeMap<&'static str, String> {
         let mut keys = BTreeMap::new();
         let [tx_ref, rx_ref] = self.ring_pages.each_ref().map(|lease| lease.gref().to_string());
         keys.insert(keys::TX_RING_REF, tx_ref);
@@ -234,7 +216,7 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Writes these keys and the state `Connected` in one transaction.
-    pub(super) fn publish(&mut self, keys: &BTreeMap<&'static str, String>) -> anyhow::Result<()> {
+    pub fn publish(&mut self, keys: &BTreeMap<&'static str, String>) -> anyhow::Result<()> {
         let front = self.handshake.device.frontend_path();
         let connected = XenbusState::Connected.to_string();
         Ok(self.handshake.store.transaction(|t| {
@@ -246,13 +228,13 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Removes one of its keys.
-    pub(super) fn forget(&mut self, key: &str) -> anyhow::Result<()> {
+    pub fn forget(&mut self, key: &str) -> anyhow::Result<()> {
         let path = format!("{}/{key}", self.handshake.device.frontend_path());
         Ok(self.handshake.store.rm(&path)?)
     }
 
     /// Posts every receive buffer.
-    pub(super) fn post_buffers(&mut self) -> anyhow::Result<()> {
+    pub fn post_buffers(&mut self) -> anyhow::Result<()> {
         for (id, page) in (0u16..).zip(&self.rx_pages) {
             self.rx.put(&RxRequest { id, gref: page.gref() }.to_bytes())?;
         }
@@ -260,7 +242,7 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Posts the free receive buffers again and so discards the packets in them.
-    pub(super) fn take_packets(&mut self) -> anyhow::Result<()> {
+    pub fn take_packets(&mut self) -> anyhow::Result<()> {
         let free = self.rx.free()?;
         for _ in 0..free {
             let place = usize::try_from(self.rx.produced)? % RX_PAGES;
@@ -276,13 +258,13 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Notifies the backend of requests on the TX ring.
-    pub(super) fn notify(&mut self) -> anyhow::Result<()> {
+    pub fn notify(&mut self) -> anyhow::Result<()> {
         self.handshake.notified(self.channels.first().context("no channel")?.notify());
         Ok(())
     }
 
     /// Writes an Ethernet header to a page that packets are sent from.
-    pub(super) fn address(
+    pub fn address(
         &self,
         page: usize,
         destination: [u8; 6],
@@ -296,19 +278,19 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Addresses every page to the verifying port.
-    pub(super) fn address_all(&self) -> anyhow::Result<()> {
+    pub fn address_all(&self) -> anyhow::Result<()> {
         (0..self.tx_pages.len()).try_for_each(|page| self.address(page, SINK_MAC, self.mac()))
     }
 
     /// Returns a well-formed slot for the first `size` bytes of a page.
-    pub(super) fn slot(&self, page: usize, size: u16) -> TxRequest {
+    pub fn slot(&self, page: usize, size: u16) -> TxRequest {
         let page = page % self.tx_pages.len();
         let gref = self.tx_pages[page].gref();
         TxRequest { gref, offset: 0, flags: TxFlags::NONE, id: 0, size }
     }
 
     /// Posts as many packets of these slots as the ring has room for. Returns their number.
-    pub(super) fn post(&mut self, packet: &[TxRequest]) -> anyhow::Result<u32> {
+    pub fn post(&mut self, packet: &[TxRequest]) -> anyhow::Result<u32> {
         let slots = u32::try_from(packet.len())?;
         let count = self.tx.free()? / slots.max(1);
         for _ in 0..count {
@@ -324,12 +306,12 @@ impl<P: Platform> Adversary<P> {
     }
 
     /// Opens a raw connection to the store that carries its wire protocol.
-    pub(super) fn store_stream(&self) -> anyhow::Result<OwnedFd> {
+    pub fn store_stream(&self) -> anyhow::Result<OwnedFd> {
         Ok((self.open_store)(&self.platform)?)
     }
 
     /// Sends bytes over its connection to the hub.
-    pub(super) fn send_to_hub(&self, bytes: &[u8]) -> anyhow::Result<()> {
+    pub fn send_to_hub(&self, bytes: &[u8]) -> anyhow::Result<()> {
         use rustix::net::SendFlags;
         let hub = self.hub.as_ref().context("there is no hub")?;
         Ok(rustix::net::send(hub.as_fd(), bytes, SendFlags::NOSIGNAL).map(drop)?)

@@ -9,24 +9,23 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::StoreAccess;
 
-use super::super::handshake::Pace;
-use super::super::on_xen::Attacker;
-use super::adversary::{DiskAdversary, WrongResponse};
-use super::attacks::{self, State};
-use super::behaviour::DiskBehaviour;
+use super::attacker::{Attacker, PACE};
+use crate::hostile::disk::adversary::{DiskAdversary, WrongResponse};
+use crate::hostile::disk::attacks::{self, DiskAttackState};
+use crate::hostile::disk::behaviour::DiskBehaviour;
 
 /// References beyond any grant table that the kernel makes.
 const FOREIGN: std::ops::Range<u32> = (1 << 20)..(1 << 20) + 1000;
 
 /// Adversary guest with a disk, and its current behaviour.
-pub(in super::super) struct VbdAttacker {
+pub(super) struct VbdAttacker {
     adversary: DiskAdversary<XenPlatform>,
     behaviour: DiskBehaviour,
-    state: State,
+    state: DiskAttackState,
 }
 
 /// Returns the hostile behaviours among those requested; all by default.
-pub(in super::super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
+pub(super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviour> {
     let wanted = match wanted {
         [] => DiskBehaviour::value_variants(),
         some => some,
@@ -36,7 +35,7 @@ pub(in super::super) fn behaviours(wanted: &[DiskBehaviour]) -> Vec<DiskBehaviou
 }
 
 impl VbdAttacker {
-    pub(in super::super) fn join(handle: u32, pace: Pace) -> anyhow::Result<VbdAttacker> {
+    pub(super) fn join(handle: u32) -> anyhow::Result<VbdAttacker> {
         let platform = XenPlatform::open(Side::Frontend)?;
         let mut store = platform.store()?;
         let frontend = platform.domid();
@@ -44,15 +43,19 @@ impl VbdAttacker {
         let front = device.frontend_path();
         let backend = store.read_u16(&format!("{front}/backend-id"));
         device.backend = DomId(backend.with_context(|| format!("the disk {handle}"))?);
-        let adversary = DiskAdversary::new(platform, device, FOREIGN, pace)?;
-        Ok(VbdAttacker { adversary, behaviour: DiskBehaviour::Honest, state: State::new() })
+        let adversary = DiskAdversary::new(platform, device, FOREIGN, PACE)?;
+        Ok(VbdAttacker {
+            adversary,
+            behaviour: DiskBehaviour::Honest,
+            state: DiskAttackState::new(),
+        })
     }
 
-    pub(in super::super) fn begin(&mut self, behaviour: DiskBehaviour) {
-        (self.behaviour, self.state) = (behaviour, State::new());
+    pub(super) fn begin(&mut self, behaviour: DiskBehaviour) {
+        (self.behaviour, self.state) = (behaviour, DiskAttackState::new());
     }
 
-    pub(in super::super) fn leave(&mut self) -> anyhow::Result<()> {
+    pub(super) fn leave(&mut self) -> anyhow::Result<()> {
         self.adversary.handshake.leave()
     }
 }

@@ -1,15 +1,19 @@
 //! `ringfence-bench internal hostile-guest`: the adversary guest on real Xen, for tests.
 //!
 //! It runs in a guest whose own driver has released the interface, and lends its pages by gntalloc.
-//! It runs each behaviour of `super::attacks` that needs no hub for a while. Then it offers keys with
+//! It runs each behaviour of [`attacks`] that needs no hub for a while. Then it offers keys with
 //! which no device can be connected. The test observes the driver domain and the other guests itself.
 //! This program only reports the number of bursts of each behaviour, and fails if one had none.
+
+mod attacker;
+mod disk;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use ringfence_hostnet::causes::causes;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
@@ -17,25 +21,21 @@ use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
 use ringfence_xenstore::StoreAccess;
 
-use super::super::STATUS_BENCH_FAILED;
-use super::adversary::Adversary;
-use super::args::{Behaviour, Which};
-use super::attacks::{self, State};
-use super::control::WrongAnswer;
-use super::disks::on_xen::{self as disks, VbdAttacker};
-use super::handshake::Pace;
-use ringfence_hostnet::causes::causes;
+use self::attacker::{Attacker, PACE, PAUSE, STEP_WITHIN};
+use self::disk::VbdAttacker;
+use crate::hostile::adversary::VifAdversary;
+use crate::hostile::attacks::{self, AttackState};
+use crate::hostile::behaviour::{Behaviour, NeighbourBehaviour};
+use crate::hostile::control::WrongAnswer;
 
-/// Time limit of one step of the handshake, long enough for emulation.
-const STEP_WITHIN: Duration = Duration::from_secs(10);
+/// Exit status of an agent that could not attack, or to which a backend answered wrongly.
+const STATUS_ATTACK_FAILED: u8 = 1;
 
 /// Time within which a backend would connect with acceptable keys.
 const REFUSED_WITHIN: Duration = Duration::from_millis(500);
 
 /// Time limit for backoff of a backend that has closed the device repeatedly.
 const LET_IN_WITHIN: Duration = Duration::from_secs(120);
-
-const PAUSE: Duration = Duration::from_millis(2);
 
 /// Runs every behaviour of an adversary on a vif or vbd, from inside a Xen guest
 #[derive(Debug, Args)]
@@ -45,8 +45,8 @@ pub struct HostileGuestArgs {
     pub seconds: f64,
 
     /// Behaviours to run; all by default
-    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = Which::parse)]
-    pub behaviours: Vec<Which>,
+    #[arg(long, value_name = "BEHAVIOUR", value_delimiter = ',', value_parser = NeighbourBehaviour::parse)]
+    pub behaviours: Vec<NeighbourBehaviour>,
 
     /// Run the behaviours of disks (disk-…) instead of those of interfaces
     #[arg(long)]
@@ -58,12 +58,12 @@ pub struct HostileGuestArgs {
 }
 
 /// Runs the adversary guest. Returns the exit status.
-pub(super) fn main(args: &HostileGuestArgs) -> u8 {
+pub fn main(args: &HostileGuestArgs) -> u8 {
     match run(args) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("ringfence: hostile guest: {}", causes(&error));
-            STATUS_BENCH_FAILED
+            STATUS_ATTACK_FAILED
         }
     }
 }
@@ -76,11 +76,11 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
     let mut attacker = VifAttacker {
         adversary: join(args.handle)?,
         behaviour: Behaviour::Honest,
-        state: State::new(),
+        state: AttackState::new(),
     };
     let mut runs = AttackRuns::new(args);
     for behaviour in behaviours(args) {
-        (attacker.behaviour, attacker.state) = (behaviour, State::new());
+        (attacker.behaviour, attacker.state) = (behaviour, AttackState::new());
         runs.run(&mut attacker, &behaviour.name())?;
     }
     runs.end()?;
@@ -103,10 +103,10 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
 }
 
 fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
-    let mut attacker = VbdAttacker::join(args.handle, PACE)?;
+    let mut attacker = VbdAttacker::join(args.handle)?;
     let wanted: Vec<_> = args.behaviours.iter().filter_map(|which| which.disks()).collect();
     let mut runs = AttackRuns::new(args);
-    for behaviour in disks::behaviours(&wanted) {
+    for behaviour in disk::behaviours(&wanted) {
         attacker.begin(behaviour);
         runs.run(&mut attacker, &behaviour.name())?;
     }
@@ -119,9 +119,7 @@ fn run_disk(args: &HostileGuestArgs) -> anyhow::Result<()> {
     attacker.leave()
 }
 
-const PACE: Pace = Pace { step_within: STEP_WITHIN, pause: || std::thread::sleep(PAUSE) };
-
-fn join(handle: u32) -> anyhow::Result<Adversary<XenPlatform>> {
+fn join(handle: u32) -> anyhow::Result<VifAdversary<XenPlatform>> {
     let platform = XenPlatform::open(Side::Frontend)?;
     let mut store = platform.store()?;
     let mut device =
@@ -129,7 +127,7 @@ fn join(handle: u32) -> anyhow::Result<Adversary<XenPlatform>> {
     let front = device.frontend_path();
     device.backend = DomId(store.read_u16(&format!("{front}/backend-id"))?);
     let mac = parse_mac(&store.read(&format!("{front}/mac"))?).context("the interface's mac")?;
-    Adversary::new(platform, device, mac, blocking_store, PACE)
+    VifAdversary::new(platform, device, mac, blocking_store, PACE)
 }
 
 /// Opens the raw stream to the store in blocking mode.
@@ -153,22 +151,10 @@ fn behaviours(args: &HostileGuestArgs) -> Vec<Behaviour> {
     wanted.into_iter().filter(|behaviour| !elsewhere.contains(behaviour)).collect()
 }
 
-/// Adversary that repeats one behaviour.
-pub(super) trait Attacker {
-    /// Runs the handshake from its beginning.
-    fn connect(&mut self) -> anyhow::Result<()>;
-    /// Runs one burst of the behaviour.
-    fn burst(&mut self) -> anyhow::Result<()>;
-    /// Returns `true` if the handshake must run again.
-    fn is_over(&mut self) -> bool;
-    /// Returns `true` if the failure is one of the backend, which fails the test.
-    fn is_fatal(&self, why: &anyhow::Error) -> bool;
-}
-
 struct VifAttacker {
-    adversary: Adversary<XenPlatform>,
+    adversary: VifAdversary<XenPlatform>,
     behaviour: Behaviour,
-    state: State,
+    state: AttackState,
 }
 
 impl Attacker for VifAttacker {
@@ -297,7 +283,7 @@ const BAD_KEYS: &[(&str, Change)] = &[
 ];
 
 /// Publishes the keys after each change; fails if the backend connects.
-fn bad_keys(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
+fn bad_keys(adversary: &mut VifAdversary<XenPlatform>) -> anyhow::Result<()> {
     for (name, change) in BAD_KEYS {
         let_in(adversary).with_context(|| format!("before {name}"))?;
         let mut keys = adversary.keys();
@@ -318,7 +304,7 @@ fn bad_keys(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
 }
 
 /// Brings the backend to `InitWait`, waiting for its backoff if necessary.
-fn let_in(adversary: &mut Adversary<XenPlatform>) -> anyhow::Result<()> {
+fn let_in(adversary: &mut VifAdversary<XenPlatform>) -> anyhow::Result<()> {
     let begin = Instant::now();
     while let Err(why) = adversary.begin() {
         ensure!(begin.elapsed() < LET_IN_WITHIN, "not let in: {why:#}");

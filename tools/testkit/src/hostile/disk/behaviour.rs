@@ -43,20 +43,20 @@ impl DiskBehaviour {
     const PREFIX: &str = "disk-";
 
     /// Finds the behaviour of that name.
-    pub(in super::super) fn parse(name: &str) -> Option<DiskBehaviour> {
+    pub fn parse(name: &str) -> Option<DiskBehaviour> {
         let rest = name.strip_prefix(DiskBehaviour::PREFIX)?;
         DiskBehaviour::from_str(rest, false).ok()
     }
 
     /// Returns the name used on the command line and in the table.
-    pub(in super::super) fn name(self) -> String {
+    pub fn name(self) -> String {
         let value = self.to_possible_value();
         let rest = value.map_or_else(String::new, |value| value.get_name().to_owned());
         format!("{}{rest}", DiskBehaviour::PREFIX)
     }
 
     /// Returns the explanation that `--list` prints.
-    pub(in super::super) fn meaning(self) -> String {
+    pub fn meaning(self) -> String {
         let value = self.to_possible_value();
         value.and_then(|v| v.get_help().map(ToString::to_string)).unwrap_or_default()
     }

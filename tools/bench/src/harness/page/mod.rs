@@ -10,7 +10,8 @@ use std::path::Path;
 
 use anyhow::Context;
 
-pub(super) use plot::{Plot, Scale, Series};
+use super::layout::Layout;
+pub(crate) use plot::{Plot, Scale, Series};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62rem;margin:2rem auto;\
 padding:0 1rem;color:#222;background:#fff}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
@@ -20,30 +21,30 @@ th:first-child,td:first-child{text-align:left}th{border-bottom:2px solid #888}\
 svg{width:100%;height:auto;margin:1rem 0}";
 
 /// Builder of an HTML page.
-pub(super) struct Page {
+pub(crate) struct Page {
     title: String,
     body: String,
 }
 
 impl Page {
-    pub(super) fn new(title: &str) -> Page {
+    pub(crate) fn new(title: &str) -> Page {
         Page { title: title.to_owned(), body: String::new() }
     }
 
     /// Adds a heading within the page.
-    pub(super) fn heading(&mut self, text: &str) {
+    pub(crate) fn heading(&mut self, text: &str) {
         self.element("h2", text);
     }
 
     /// Adds paragraphs, which an empty line separates.
-    pub(super) fn text(&mut self, text: &str) {
+    pub(crate) fn text(&mut self, text: &str) {
         for paragraph in text.split("\n\n").filter(|text| !text.trim().is_empty()) {
             self.element("p", paragraph);
         }
     }
 
     /// Adds a table. The first column is for names, the others are for numbers.
-    pub(super) fn table(&mut self, heading: &[&str], rows: &[Vec<String>]) {
+    pub(crate) fn table(&mut self, heading: &[&str], rows: &[Vec<String>]) {
         self.body.push_str("<table>\n<tr>");
         heading.iter().for_each(|cell| self.element("th", cell));
         self.body.push_str("</tr>\n");
@@ -55,8 +56,14 @@ impl Page {
         self.body.push_str("</table>\n");
     }
 
+    /// Adds a table of rows with the columns of their layout.
+    pub(crate) fn rows<T>(&mut self, layout: &Layout<T>, rows: &[T]) {
+        let cells: Vec<Vec<String>> = rows.iter().map(|row| layout.texts(row)).collect();
+        self.table(&layout.headings(), &cells);
+    }
+
     /// Adds a plot; does nothing without points.
-    pub(super) fn plot(&mut self, plot: &Plot) -> anyhow::Result<()> {
+    pub(crate) fn plot(&mut self, plot: &Plot) -> anyhow::Result<()> {
         if let Some(svg) = plot.svg()? {
             self.body.push_str(&svg);
             self.body.push('\n');
@@ -65,7 +72,7 @@ impl Page {
     }
 
     /// Returns the complete page.
-    pub(super) fn finish(&self) -> String {
+    pub(crate) fn finish(&self) -> String {
         let title = escape(&self.title);
         format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -76,7 +83,7 @@ impl Page {
     }
 
     /// Writes the page to a file.
-    pub(super) fn write(&self, path: &Path) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, path: &Path) -> anyhow::Result<()> {
         std::fs::write(path, self.finish()).with_context(|| format!("writing {}", path.display()))
     }
 

@@ -1,0 +1,5 @@
+//! Adversary guests with a disk.
+
+pub mod adversary;
+pub mod attacks;
+pub mod behaviour;
