@@ -13,7 +13,7 @@
 //!
 //! `rep movsb` is not used. On processors with `erms` and `fsrm` it is at best as fast as AVX moves from 2 to 64 KiB
 //! and slower below. It is up to 30 times slower where destination minus source modulo 4096 is small, above
-//! zero and no multiple of 64 (AMD EPYC); `docs/perf/log.md` has the table.
+//! zero and no multiple of 64 (AMD EPYC); `docs/lab/performance-log.md` has the table.
 
 use core::arch::{asm, naked_asm};
 use core::sync::atomic::{AtomicU8, Ordering};
