@@ -99,16 +99,15 @@ two_guests() {
     networked two 12
     transfer 'one to two' one two 10.77.0.12 $1
     transfer 'two to one, IPv6' two one fd77::11 $1
-    # Checks made beside each other are counted all the same; each has ports of its own. A bare `wait`
-    # would wait for the daemon too.
+    # Each transfer has a port of its own. `wait` without a process id would wait for the daemon too.
     (PORT=6000; transfer 'one to dom0, while two sends' one dom0 $ADDRESS $1) &
     beside=$!
     (PORT=6100; transfer 'two to dom0, while one sends' two dom0 $ADDRESS $1)
-    wait $beside
+    wait_for_checks $beside
     (PORT=6200; transfer 'dom0 to one, while two receives' dom0 one 10.77.0.11 $1) &
     beside=$!
     (PORT=6300; transfer 'dom0 to two, while one receives' dom0 two 10.77.0.12 $1)
-    wait $beside
+    wait_for_checks $beside
 }
 
 # rebinding NAME N TIMES: 2 checks a time. Its driver lets go of the device in the middle of traffic,

@@ -3,7 +3,6 @@
 # machine: linux-iommu
 # limit: 240
 
-plan 16
 load vhost_net tun veth vfio_iommu_type1 vfio-pci
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 outside
@@ -25,3 +24,4 @@ is 'bench grant has a row of each engine for each way to revoke' \
 check 'bench seeds iommu measures every protection' \
     sh -c 'ringfence-bench seeds iommu --seconds 0.5 --rounds 5 | tee /tmp/iommu.out'
 is 'both ways and sizes' "$(grep -c ' fine ' /tmp/iommu.out)" 4
+complete

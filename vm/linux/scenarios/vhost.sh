@@ -4,7 +4,6 @@
 # limit: 60
 
 . /vm/linux/vhost.sh
-plan 36
 load vhost_net
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 check 'the worker says when it is told of memory it may not use' engines vhost
@@ -32,3 +31,4 @@ cut_off 'its interface is deleted' remove_interface
 cut_off 'its process is killed' kill_uplink
 # And the next one is as good as new.
 sends vhost 65520 8
+complete

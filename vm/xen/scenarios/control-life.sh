@@ -3,8 +3,8 @@
 # machine: xen-netback
 # limit: 150
 
-plan 20
 use_netback
 two_guests 8
 rebinding one 11 2
 saving two 12
+complete

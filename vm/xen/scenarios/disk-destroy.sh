@@ -36,7 +36,6 @@ nothing_finishing() {
     ! ringfence status --json | grep -E '"finishing": *[1-9]'
 }
 
-plan 33
 use_disks '[disks]' 'ring-page-order = 2' 'max-queues = 4'
 image one 64
 image beside 32
@@ -78,3 +77,4 @@ with_disk four
 filesystem four
 gone four
 gone beside
+complete

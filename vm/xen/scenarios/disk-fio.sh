@@ -35,7 +35,6 @@ destroyed_under_fio() {
     check "$1: destroyed under fio, and nothing of it stays" destroyed $1 $(domain $1)
 }
 
-plan 24
 use_disks '[disks]' 'ring-page-order = 2' 'max-queues = 4'
 guests_with tools fio
 # The file of a saved guest is in the memory of dom0. The guest's root file system takes as much of its memory as it needs.
@@ -62,3 +61,4 @@ destroyed_under_fio two
 check 'fio found every block of the guest beside as it was written' fio_ends beside
 check_not 'that guest has nothing to complain of' on beside "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
 gone beside
+complete

@@ -35,7 +35,6 @@ free_again() {
     ! is_taken
 }
 
-plan 34
 use_disks '[[disk]]' 'vdev = "xvdb"' 'sector-size = 4096'
 image ro 8
 head -c 8388608 /dev/urandom >$DISKS/ro
@@ -83,3 +82,4 @@ check 'it is detached' detached
 check 'and free' wait_for 10 free_again
 gone one
 losetup -d /dev/loop0
+complete

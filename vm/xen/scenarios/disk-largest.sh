@@ -24,7 +24,6 @@ served() {
     gone one
 }
 
-plan 32
 use_disks
 image one 48
 # The driver sets pages aside for every segment of every request: 512 MiB.
@@ -32,3 +31,4 @@ MEMORY=800 EXTRA='xen_blkfront.max_ring_page_order=4 xen_blkfront.max_indirect_s
 served persistent
 served map
 served copy
+complete

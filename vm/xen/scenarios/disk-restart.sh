@@ -62,7 +62,6 @@ copied() {
 }
 
 TAKEN=0
-plan 30
 use_disks '[disks]' 'ring-page-order = 2' 'max-queues = 4'
 image one 64
 wide_guest one
@@ -96,3 +95,4 @@ no_maps 'taken over, pages stay mapped' one /dev/xvda --seconds 2
 check_not 'the guest has nothing to complain of' on one "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
 check_not 'nothing is charged to it' on dom0 "ringfence status | grep 'rules broken'"
 gone one
+complete

@@ -3,7 +3,6 @@
 # machine: xen
 # limit: 90
 
-plan 15
 use_disks
 image one 48
 with_disk one
@@ -17,3 +16,4 @@ check 'the daemon is killed and started' killed_and_started
 check 'every sector is as it was written' load_ends one
 check 'it was taken over as it was' on dom0 'ringfence status | grep "vbd.*taken over"'
 gone one
+complete

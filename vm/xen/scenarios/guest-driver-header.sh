@@ -31,7 +31,6 @@ pings_small() {
     on one "ping -c 100 -i 0.02 -s 64 $ADDRESS"
 }
 
-plan 35
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
 VCPUS=2
 guests_with tools driver
@@ -88,3 +87,4 @@ check 'each carries its hash in a slot more' test $(($(counter one 'rx[01]_slots
 is 'no fault of the backend was counted' "$(counter one backend_faults)" 0
 healthy one
 gone one
+complete

@@ -7,7 +7,6 @@
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh
 
-plan 16
 use_ringfence '[network]' 'mode = "staging"'
 guests_with driver
 # The saved guest has to fit dom0's memory.
@@ -21,3 +20,4 @@ check 'the pages are staged after restoring' wait_for 40 all_staged one
 transfer 'dom0 to one, after restoring' dom0 one 10.77.0.11 8
 healthy one
 gone one
+complete

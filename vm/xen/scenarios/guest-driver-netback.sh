@@ -6,7 +6,6 @@
 
 . /vm/xen/driver.sh
 
-plan 35
 use_netback
 VCPUS=2
 guests_with tools driver
@@ -28,3 +27,4 @@ driven two 12
 streams two 12 8
 healthy two
 gone two
+complete

@@ -21,7 +21,6 @@ used() {
     done
 }
 
-plan 36
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 4'
 guests_with tools driver newest
 KERNEL=/boot/vmlinuz-newest MEMORY=320 VCPUS=4
@@ -52,3 +51,4 @@ check 'the pages are staged again' wait_for 40 all_staged one
 is 'no fault of the backend was counted' "$(counter one backend_faults)" 0
 healthy one
 gone one
+complete

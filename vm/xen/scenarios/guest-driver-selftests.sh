@@ -153,7 +153,6 @@ driver_and_root() {
     check "$1: the tests can run" prepared one || give_up 'without their file system there is nothing to run'
 }
 
-plan $((3 + 2 + 2 * 6 + 7 * 2))
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 8'
 # The file system of the tests is in it twice, and the first root file system has half of the memory.
 mount -o remount,size=800m /
@@ -170,3 +169,4 @@ all_tests $DRIVER
 EXTRA=driver=xen-netfront
 all_tests vif
 for each in netdevice ping queues stats rss_ctx pp_alloc_fail program; do compared $each; done
+complete

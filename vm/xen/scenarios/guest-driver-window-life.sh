@@ -18,7 +18,6 @@ migrate() {
     xl migrate -s '' one 'xl migrate-receive' 2>&1
 }
 
-plan 32
 guests_with window
 before=$(free_memory)
 driver_domain '[network]\nmode = "window"\n'
@@ -60,3 +59,4 @@ healthy one
 for each in one net; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 alone
 is 'the memory is free again' "$(free_memory)" "$before"
+complete

@@ -44,10 +44,10 @@ bound() {
     on one "echo vif-0 >/sys/bus/xen/drivers/$DRIVER/bind" && again_with_address one 11
 }
 
-# A debug build of the hypervisor counts the operations of all domains.
+# Only a debug build of the hypervisor counts the operations of all domains.
 counting
-counted=$(counters) || counted=
-plan $((88 + ${counted:+5}))
+is_counted=no
+! counters >/dev/null || is_counted=yes
 guests_with window
 before=$(free_memory)
 driver_domain '[network]\nmode = "window"\nmax-queues = 2\n'
@@ -67,18 +67,21 @@ transfer 'one to net, IPv4' one net $ADDRESS 16
 transfer 'net to one, IPv4' net one 10.77.0.11 16
 transfer 'one to net, IPv6' one net $ADDRESS6 16
 transfer 'net to one, IPv6' net one fd77::11 16
-counts=$(counters)
+counts=$(counters) || counts=
 packets=$(($(counter one '[rt]x[01]_packets') - packets))
-note "$packets packets: $counts"
+note "$packets packets: ${counts:-not counted}"
 check 'that was a thousand packets or more' test $packets -gt 1000
 is 'no map, unmap or copy of the driver domain' $(($(operations_of_driver) - operations)) 0
 is 'no page was issued' $(($(granted one issued) - issues)) 0
 is 'none was revoked' "$(granted one revoked)" 0
-if [ -n "$counted" ]; then
-    for each in maps unmaps copies issues revokes; do
-        is "the hypervisor counted no $each" "$(echo "$counts" | grep -o "\b$each=[0-9]*")" $each=0
-    done
-fi
+for each in maps unmaps copies issues revokes; do
+    label="the hypervisor counted no $each"
+    if [ $is_counted = yes ]; then
+        is "$label" "$(echo "$counts" | grep -o "\b$each=[0-9]*")" $each=0
+    else
+        skip "$label" 'only a debug build counts the operations of all domains (--debug-xen)'
+    fi
+done
 check 'packets were sent from pages of windows' test "$(counter one 'tx[01]_window_slots')" -gt 1000
 check 'packets were sent and received whole' test "$(counter one '[rt]x[01]_gso')" -gt 100
 on one '{ traffic return 7100 >/dev/null 2>&1; } &'
@@ -168,3 +171,4 @@ healthy two
 for each in one two net; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 alone
 is 'the memory is free again' "$(free_memory)" "$before"
+complete

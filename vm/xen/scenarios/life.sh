@@ -3,9 +3,9 @@
 # machine: xen
 # limit: 120
 
-plan 14
 use_ringfence
 networked one 11
 rebinding one 11 2
 saving one 11
 gone one
+complete

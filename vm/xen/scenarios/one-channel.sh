@@ -7,7 +7,6 @@
 # kernel looks.
 FEATURE=feature-split-event-channels
 
-plan 16
 use_ringfence
 CREATE=-p
 check 'a guest is created, and waits' guest one "$(vif 11)" || give_up 'nothing to see'
@@ -21,3 +20,4 @@ streams one 11 8
 check 'the daemon is killed and started again' killed_and_started
 transfer 'one to dom0, taken over' one dom0 $ADDRESS 8
 gone one
+complete

@@ -31,7 +31,6 @@ reloaded_with() {
     configure "$@" && kill -HUP $SERVE
 }
 
-plan 23
 use_ringfence '[metrics]' 'listen = "127.0.0.1:9709"'
 networked one 11
 check 'a guest with nothing but script=' guest plain "vif=['script=vif-ringfence']"
@@ -56,3 +55,4 @@ check 'is read' logged 'network.check-source for devices that connect from now o
 check_not 'who is connected is still held to its address' with_address $FOREIGN
 check 'who connects anew' on dom0 'with_address 00:16:3e:77:00:0b; rebind one && again_with_address one 11'
 check 'may use another' with_address $FOREIGN
+complete

@@ -85,7 +85,6 @@ configured_for() {
     reload '[disks]' "mode = \"$1\"" "paths = [\"$DISKS\"]"
 }
 
-plan 56
 use_disks
 unset RAMDISK
 MEMORY=128
@@ -104,3 +103,4 @@ check 'dom0 has block devices' loops
 curve xen-blkback
 check 'map costs more than one map and one unmap a request' awk "BEGIN { exit !($each_map > 2) }"
 check 'persistent costs no more than xen-blkback does' awk "BEGIN { exit !($each_persistent <= 0.05 + $FIRST) }"
+complete

@@ -93,7 +93,6 @@ networked2() {
     check "$1 has a network" ready_with_address $1 $2 || give_up 'without a network there is nothing to see'
 }
 
-plan $((3 + 4 * 6 + 5 * 8 + 2 * 7 + 3 + 2))
 use_ringfence
 stream_sum $SIZE
 guests_with tools driver
@@ -134,3 +133,4 @@ setups dom0 $ADDRESS
 setups two 10.77.0.12
 gone one
 gone two
+complete

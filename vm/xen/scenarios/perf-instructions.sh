@@ -55,7 +55,6 @@ setup() {
     gone one
 }
 
-plan 49
 guests_with tools driver
 stream_sum $SIZE
 use_ringfence
@@ -78,3 +77,4 @@ setup netback
 EXTRA=
 setup netback-driver
 check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
+complete

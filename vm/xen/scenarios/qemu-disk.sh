@@ -56,7 +56,6 @@ reattached() {
         xl block-attach $1 "$2" && on $1 'wait_for 20 test -b /dev/xvda'
 }
 
-plan 35
 use_disks
 guests_with tools bench
 MEMORY=256
@@ -68,3 +67,4 @@ check 'QEMU serves it' pidof ${QEMU##*/}
 used qdisk "$QDISK"
 check 'a guest with a disk of serve is created' guest serve "disk=[$(disk xvda serve)]"
 used serve "$(disk xvda serve)"
+complete

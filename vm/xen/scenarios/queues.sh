@@ -3,7 +3,6 @@
 # machine: xen
 # limit: 90
 
-plan 11
 use_ringfence '[network]' 'max-queues = 2'
 VCPUS=2
 networked one 11
@@ -13,3 +12,4 @@ processors=$(nproc)
 [ $processors -le 2 ] || processors=2
 is 'so does its interface in the bridge' "$(ls -d /sys/class/net/vif$(domain one).0/queues/tx-* | wc -l)" $processors
 streams one 11 64
+complete

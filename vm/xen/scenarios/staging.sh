@@ -20,7 +20,6 @@ dialogue_passed() {
     on $1 'wait_for 40 test -s /tmp/control.status; cat /tmp/control.log; exit $(cat /tmp/control.status)'
 }
 
-plan 34
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 2'
 attached_staging one 11 2
 no_operations 'two queues' one 11 0 8
@@ -49,3 +48,4 @@ transfer 'the first guest goes on' one dom0 $ADDRESS 8
 check_not 'and is charged with nothing' on dom0 "ringfence status | grep \"^vif$(domain one).0: rules broken\""
 gone two
 gone one
+complete

@@ -17,7 +17,6 @@ sends() {
     on two "nic $((REGISTERS * 4096)) $((base + $1)) $((base + $2))" | tr -d '\r' | grep .
 }
 
-plan 29
 agent_in_dom0
 NIC=$(device_of 0x8086 0x10d3)
 check 'the hypervisor has an IOMMU' sh -c 'xl info | grep -E "virt_caps.*directio"' || give_up 'no IOMMU'
@@ -65,3 +64,4 @@ for each in two one; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 alone
 is 'no window is left' "$(dump_windows | grep -c ' window .* to d')" 0
 is 'the memory is free again' "$(free_memory)" "$before"
+complete

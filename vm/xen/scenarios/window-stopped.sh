@@ -12,7 +12,6 @@ ended() {
     on one "wait_for 20 test ! -e /proc/\$(cat /tmp/$1.pid)"
 }
 
-plan 29
 guests_with bench window
 MEMORY=256
 before=$(free_memory)
@@ -64,3 +63,4 @@ xl destroy one
 xl destroy net
 check 'the domains leave no zombie' wait_for 30 alone
 is 'the memory is free again' "$(free_memory)" "$before"
+complete
