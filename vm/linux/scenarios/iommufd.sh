@@ -5,7 +5,7 @@
 
 check 'the IOMMU is on' test -e /sys/class/iommu/dmar0
 check 'the kernel has iommufd' test -c /dev/iommu || give_up 'no iommufd'
-take_edu || give_up 'no device'
+bind_edu_to_vfio || give_up 'no device'
 for entry in $device/vfio-dev/*; do
     check 'the device has a file of its own' test -c /dev/vfio/devices/${entry##*/}
 done

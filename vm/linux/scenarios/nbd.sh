@@ -3,7 +3,7 @@
 # machine: linux
 # limit: 120
 
-load nbd crc32c_generic ext4 loop
+load_modules nbd crc32c_generic ext4 loop
 truncate -s 64M /tmp/disk.img
 
 # In the guest: a file system on the device, checked, and found by name.

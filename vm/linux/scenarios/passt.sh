@@ -4,5 +4,5 @@
 # limit: 90
 
 . /vm/linux/passt.sh
-card_works
+check_card
 complete

@@ -4,7 +4,7 @@
 # limit: 180
 
 # What is no window has somewhere to go: else half of what is used is less than what processes need at all.
-load brd
+load_modules brd
 check 'there is swap' sh -c 'mkswap /dev/ram0 && swapon /dev/ram0'
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 check 'there are control groups with memory' grep -q memory /sys/fs/cgroup/cgroup.controllers || give_up 'nothing to squeeze'

@@ -4,6 +4,6 @@
 # limit: 60
 
 use_netback
-attached
-gone one
+check_attach
+check_destruction one
 complete

@@ -4,7 +4,7 @@
 # limit: 150
 
 use_netback
-two_guests 8
-rebinding one 11 2
-saving two 12
+check_two_guests 8
+check_rebinding one 11 2
+check_save_and_restore two 12
 complete

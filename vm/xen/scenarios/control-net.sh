@@ -4,5 +4,5 @@
 # limit: 120
 
 use_netback
-one_guest 64
+check_one_guest 64
 complete

@@ -10,8 +10,8 @@ ROUNDS=${ROUNDS:-30}
 use_netback
 VCPUS=2
 guests_with tools driver
-driven one 11
-rebound one 11 $ROUNDS
-healthy one
-gone one
+create_guest_with_our_driver one 11
+check_driver_rebinding one 11 $ROUNDS dom0
+check_kernel_log one
+check_destruction one
 complete

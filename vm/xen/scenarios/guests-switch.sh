@@ -5,5 +5,5 @@
 
 use_ringfence '[network]' 'attach = "switch"' 'host-interface = "rf-host"'
 check 'the host has its leg on the switch' ip link set rf-host master xenbr0 up
-two_guests 8
+check_two_guests 8
 complete

@@ -4,5 +4,5 @@
 # limit: 60
 
 use_ringfence
-two_guests 8
+check_two_guests 8
 complete

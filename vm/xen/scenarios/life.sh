@@ -4,8 +4,8 @@
 # limit: 120
 
 use_ringfence
-networked one 11
-rebinding one 11 2
-saving one 11
-gone one
+create_networked_guest one 11
+check_rebinding one 11 2
+check_save_and_restore one 11
+check_destruction one
 complete
