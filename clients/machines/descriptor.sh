@@ -1,7 +1,6 @@
 # title: passt with an inherited socket (--fd), by a stream and by vhost-user
 # limit: 90
 
-plan $((2 * (ALL + 1)))
 # inherits TRANSPORT OPTION...: starts a machine, and a passt that inherits its connection.
 inherits() {
     local transport=$1
@@ -18,3 +17,4 @@ for transport in stream vhost-user; do
     kill $machine
     check "$transport: both end" wait_for 5 none_left
 done
+complete_scenario

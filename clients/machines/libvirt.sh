@@ -1,7 +1,6 @@
 # title: libvirt in session mode: interfaces of the types user and vhostuser, with the passt backend
 # limit: 150
 
-plan $((2 * (ALL + 2)))
 note "libvirt $(libvirtd --version | head -n 1)"
 virtlogd -d && libvirtd -d || give_up 'no libvirtd'
 wait_for 10 virsh -c qemu:///session version || give_up 'no answer of libvirtd'
@@ -34,3 +33,4 @@ for type in user vhostuser; do
     virsh -c qemu:///session destroy $type
     check "$type: passt ends with the machine" wait_for 5 none_left
 done
+complete_scenario

@@ -1,7 +1,6 @@
 # title: passt is killed and started again under a running machine
 # limit: 120
 
-plan $((2 * 6))
 exchanged() { grep -c 'RESULT exchanged' console; }
 more_than() { [ "$(exchanged)" -gt "$1" ]; }
 for transport in stream vhost-user; do
@@ -22,3 +21,4 @@ for transport in stream vhost-user; do
     kill $machine
     stop
 done
+complete_scenario

@@ -1,7 +1,6 @@
 # title: QEMU's card on a stream socket of passt
 # limit: 60
 
-plan $((ALL + 4))
 option=
 ! passt --help 2>&1 | grep -q -e --conf-path || option='--conf-path control'
 check 'passt starts' start --socket socket --one-off $option || give_up 'no passt'
@@ -15,3 +14,4 @@ else
 fi
 kill $machine
 check 'passt ends with the machine' wait_for 5 gone "$(cat passt.pid)"
+complete_scenario

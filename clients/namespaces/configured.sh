@@ -1,7 +1,6 @@
 # title: pasta configures the namespace: addresses, routes, options for both
 # limit: 60
 
-plan 10
 # inner OPTION... -- COMMAND...: what a command in new namespaces writes.
 inner() { timeout 20 pasta --no-map-gw --quiet --config-net "$@"; }
 is 'the IPv4 address of the host' "$(inner -- ip -4 -o address show dev wan0 | awk '{print $4}')" 192.0.2.2/24
@@ -14,3 +13,4 @@ is 'an address of the options' "$(inner -a 192.0.2.77 -n 24 -- ip -4 -o address 
 is 'IPv4 alone' "$(inner -4 -- ip -6 -o address show scope global | wc -l)" 0
 is 'IPv6 alone' "$(inner -6 -- ip -4 -o address show scope global | wc -l)" 0
 is 'the exit status of the command' "$(inner -- sh -c 'exit 7'; echo $?)" 7
+complete_scenario

@@ -6,7 +6,7 @@ inside() {
     pasta --no-map-gw --quiet --pid pasta.pid "$@" -- sh /clients/namespaces/inside >inside.log 2>&1 &
     wait_for 60 grep -q 'RESULT serves' inside.log
     sed -n 's/^RESULT \(ok\|not ok\) /\1 /p' inside.log >results
-    while read -r line; do say "$line"; done <results
+    while read -r line; do say_check "$line"; done <results
     is 'all checks inside were made' "$(wc -l <results)" "$INSIDE"
     cat inside.log
 }

@@ -3,12 +3,11 @@
 
 case "$(podman --version)" in
     *' version '[1-5].*)
-        plan 1
         skip 'ports by pesto' 'Podman 6 is needed: --podman FOLDER'
+        complete_scenario
         exit 0
         ;;
 esac
-plan 7
 echo 'rootless_port_forwarder = "pasta"' >>~/.config/containers/containers.conf
 podman network create --ipv6 net >/dev/null
 server='python3 /clients/peer.py serve 0.0.0.0 81 & serve :: 80'
@@ -21,3 +20,4 @@ check 'a second container adds a port' start 'serve :: 80' --name two --network 
 check 'it is reached' outside tcp 192.0.2.2 8090
 remove web two >/dev/null
 check 'the network ends with the containers' wait_for 10 none_left
+complete_scenario

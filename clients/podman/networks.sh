@@ -1,7 +1,6 @@
 # title: networks of netavark: names, ports by rootlessport, the outside, connect and disconnect
 # limit: 90
 
-plan 12
 check 'a network is made' podman network create inner || give_up 'no network'
 check 'a server starts in it' start 'serve :: 80' --network inner --name web -p 8080:80
 check 'a second container starts' start 'sleep 1000' --network inner --name client
@@ -15,3 +14,4 @@ podman network create other >/dev/null
 check 'a running container joins a second network' podman network connect other client
 check 'all are removed' remove web client
 check 'the network of all networks ends' wait_for 10 none_left
+complete_scenario

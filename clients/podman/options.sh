@@ -1,7 +1,6 @@
 # title: options after --network=pasta: addresses, MTU, interface, one family, ports towards the host, the gateway
 # limit: 60
 
-plan 12
 is 'an address of its own' "$(run 'ip -o -4 address show scope global' --network pasta:-a,10.9.0.5,-n,24,-g,10.9.0.1 | grep -o '10.9.0.5/24')" 10.9.0.5/24
 is 'with it, the outside is reached' "$(run 'tcp 198.51.100.1 7000' --network pasta:-a,10.9.0.5,-n,24,-g,10.9.0.1)" 'client 192.0.2.2'
 check 'an MTU' sh -c "podman run --rm --network pasta:--mtu,1400 base ip -o link | grep -q 'mtu 1400'"
@@ -21,3 +20,4 @@ is 'ports of pasta itself' "$(start 'serve :: 80' --name web --network pasta:-t,
 remove web >/dev/null
 check_not 'an unknown option is an error' run true --network pasta:--no-such-option
 check 'without network' run '! ip -o address show scope global | grep -q .' --network none
+complete_scenario

@@ -1,7 +1,6 @@
 # title: a pod has one network: two containers, ports, names, its end
 # limit: 60
 
-plan 9
 check 'a pod with a port is made' podman pod create --name pod -p 8080:80 || give_up 'no pod'
 check 'a server starts in it' start 'serve :: 80' --pod pod --name web
 before=$(networks | wc -l)
@@ -12,3 +11,4 @@ is 'the second one reaches the outside' "$(sh_in client 'tcp 198.51.100.1 7000')
 is 'no further process serves it' "$(networks | wc -l)" "$before"
 check 'the pod is removed' podman pod rm --force --time 0 pod
 check 'its network ends' wait_for 5 none_left
+complete_scenario

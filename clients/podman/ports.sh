@@ -1,7 +1,6 @@
 # title: published ports: TCP, UDP, ranges, both families, bound addresses, source addresses, conflicts
 # limit: 60
 
-plan 21
 server='python3 /clients/peer.py serve 0.0.0.0 81 & python3 /clients/peer.py serve :: 82 & serve :: 80'
 check 'a container with ports starts' start "$server" --name web -p 8080:80 -p 8082:82/udp -p 127.0.0.1:8081:80 \
     -p 9000-9002:80-82 -p 192.0.2.2:8084:80 -p 8085:80/tcp -p 8085:80/udp || give_up 'no container'
@@ -28,3 +27,4 @@ check 'a container with a port at the IPv6 loopback starts' start 'serve :: 80' 
 check 'it answers there' tcp ::1 8083
 remove web >/dev/null
 is 'the ports are free again' "$(run 'echo ran' -p 8080:80)" ran
+complete_scenario

@@ -2,7 +2,6 @@
 # limit: 40
 # also: podman-4
 
-plan 8
 note "$(podman info --format '{{.Host.Slirp4NetNS.Executable}}: {{.Host.Slirp4NetNS.Version}}' | head -n 1)"
 net='--network slirp4netns'
 is 'its address' "$(run 'ip -4 -o address show dev tap0' $net | awk '{print $4}')" 10.0.2.100/24
@@ -14,3 +13,4 @@ check 'a container with a port starts' start 'serve 0.0.0.0 80' --name web -p 80
 is 'the port shows the address of its client' "$(outside tcp 192.0.2.2 8080)" 'client 192.0.2.1'
 remove web >/dev/null
 check 'the network ends with the container' wait_for 10 none_left
+complete_scenario

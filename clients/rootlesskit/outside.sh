@@ -1,7 +1,6 @@
 # title: a command reaches the outside by the network of pasta; the loopback of the host
 # limit: 60
 
-plan 8
 is 'it has the address' "$(kit ip -o -4 address show tap0 | grep -o '10.0.2.100/24')" 10.0.2.100/24
 is 'a server outside is reached' "$(kit $peer tcp 198.51.100.1 7000 2000000)" 'client 192.0.2.2'
 is 'datagrams come back' "$(kit $peer udp 198.51.100.1 7000)" 'client 192.0.2.2'
@@ -16,3 +15,4 @@ else
 fi
 check_not 'but not with --disable-host-loopback' kit --disable-host-loopback timeout 8 $peer tcp 10.0.2.2 7001
 check 'the network ends with the command' wait_for 10 none_left
+complete_scenario

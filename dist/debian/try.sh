@@ -61,7 +61,6 @@ left() {
 modules() { find /lib/modules -name 'ringfence-*.ko*' | wc -l; }
 is_module_of_each_kernel() { [ "$(modules)" = $((2 * $(ls -d /lib/modules/*/build | wc -l))) ]; }
 
-plan 16
 is 'the system has nothing of Ringfence' "$(left)" ''
 check 'ringfence is installed' dpkg --install /packages/ringfence_*.deb || give_up 'nothing to use'
 check 'an ordinary user runs a command' as_user ringfence run --uplink none -- true
@@ -82,3 +81,4 @@ check 'a package whose file is called pasta keeps it' sh -c '
     dpkg --install /packages/ringfence_*.deb && grep other /usr/bin/pasta && rm /usr/bin/pasta'
 check 'everything is removed' dpkg --purge ringfence ringfence-netfront-dkms ringfence-window-dkms
 is 'nothing is left' "$(left)" ''
+complete_scenario

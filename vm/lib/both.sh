@@ -3,15 +3,15 @@
 PATH=/usr/bin:/usr/sbin:/bin:/sbin:/usr/lib/xen/bin
 export PATH
 
-# The first thing an init does, with its own arguments: runs itself again with a root that can be
-# pivoted away from, which the kernel's first root file system cannot; sandboxes want that.
+# leave_rootfs ARGUMENT...: runs init again, with its own arguments, on a root that `pivot_root` can leave. The
+# kernel's first root file system cannot be left, which sandboxes need.
 leave_rootfs() {
     [ "${1:-}" != again ] || return 0
     mount --bind / /mnt && cd /mnt && mount --move . / && exec chroot . /init again
 }
 
-# The second: what every machine has mounted.
-set_up() {
+# prepare_machine: mounts the file systems of the kernel, and brings up the loopback.
+prepare_machine() {
     mount -t proc proc /proc
     mount -t sysfs sysfs /sys
     mount -t devtmpfs dev /dev
@@ -26,8 +26,8 @@ set_up() {
     done
 }
 
-# load MODULE...
-load() {
+# load_modules MODULE...: loads kernel modules, if the kernel has any.
+load_modules() {
     # A kernel that has all it needs built in has no modules.
     [ -d /lib/modules/$(uname -r) ] || return 0
     for module in "$@"; do
@@ -35,18 +35,19 @@ load() {
     done
 }
 
-# Seconds since the machine started.
+# uptime_now: prints the seconds since the machine started.
 uptime_now() {
     read -r now idle </proc/uptime
     echo "$now"
 }
 
-# elsewhere PID: succeeds once the process has a network of its own.
-elsewhere() {
+# has_own_network PID: succeeds if the process is in another network namespace than this shell.
+has_own_network() {
     [ "$(readlink /proc/$1/ns/net)" != "$(readlink /proc/self/ns/net)" ]
 }
 
-# wait_for SECONDS COMMAND...: until the command succeeds; tried ten times a second.
+# wait_for SECONDS COMMAND...: repeats the command ten times a second until it succeeds. Fails after SECONDS times
+# $PATIENCE.
 wait_for() {
     local now idle end
     read -r now idle </proc/uptime
@@ -59,24 +60,24 @@ wait_for() {
     done
 }
 
-# receive PORT: starts a server that takes one stream.
-receive() {
+# start_receiver PORT: starts a server that takes one stream.
+start_receiver() {
     rm -f /tmp/received.$1
     { traffic receive $1 >/tmp/receiving.$1; mv /tmp/receiving.$1 /tmp/received.$1; } &
-    wait_for 10 listens $1
+    wait_for 10 is_listening $1
 }
 
-# flows PORT: a stream of `receive` has begun, or ended already.
-flows() {
+# stream_has_begun PORT: succeeds once a stream to `start_receiver` has begun or ended.
+stream_has_begun() {
     [ -e /tmp/received.$1 ] || grep -q "$(printf ':%04X [0-9A-F]*:[0-9A-F]* 01' $1)" /proc/net/tcp /proc/net/tcp6
 }
 
-# listens PORT
-listens() {
+# is_listening PORT: succeeds if a TCP socket listens on the port.
+is_listening() {
     grep -q "$(printf ':%04X [0-9A-F]*:0000 0A' $1)" /proc/net/tcp /proc/net/tcp6
 }
 
-# received PORT: the length and the SHA-256 of what came.
-received() {
+# received_stream PORT: prints the length and the SHA-256 of the stream that `start_receiver` took.
+received_stream() {
     wait_for 20 test -e /tmp/received.$1 && cat /tmp/received.$1
 }

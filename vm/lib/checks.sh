@@ -1,25 +1,35 @@
-# The checks of a scenario. Each is one line to the harness; what they say is in vm/README.md.
-# Scenarios of clients/ use them, too, and write their results to a file.
+# Checks of a scenario. Each is one line to the harness (vm/README.md). Scenarios of clients/ and dist/debian/try.sh write
+# these lines to a file.
 
 RESULTS=${RESULTS:-/dev/ttyS1}
+# File with a line for each check, subshells included.
+CHECKS=/tmp/checks
+: >$CHECKS
 
+# say LINE: writes a line to the harness and to the log.
 say() {
     echo "$*" >>$RESULTS
     echo "$(uptime_now) $*"
 }
 
-# plan N: how many checks will be made.
-plan() { say "plan $1"; }
+# say_check LINE: counts a check, and writes its line.
+say_check() {
+    echo "$1" >>$CHECKS
+    say "$1"
+}
 
-# ok LABEL, not_ok LABEL WHY, skip LABEL WHY
-ok() { say "ok $1"; }
-not_ok() { say "not ok $1: $2"; }
-skip() { say "skip $1: $2"; }
+# ok LABEL, not_ok LABEL WHY, skip LABEL WHY: report a check.
+ok() { say_check "ok $1"; }
+not_ok() { say_check "not ok $1: $2"; }
+skip() { say_check "skip $1: $2"; }
 
-# note TEXT: worth knowing, not judged.
+# complete_scenario: marks the end of the scenario, with the number of its checks. Without this line the scenario fails.
+complete_scenario() { say "complete $(wc -l <$CHECKS)"; }
+
+# note TEXT: prints a figure that is not judged.
 note() { say "# $*"; }
 
-# check LABEL COMMAND...: the command succeeds. What it wrote is kept, and shown if it fails.
+# check LABEL COMMAND...: checks that the command succeeds. Its output stays in /tmp/check.out; the end of it is shown on failure.
 check() {
     local label=$1
     shift
@@ -34,7 +44,7 @@ check() {
     fi
 }
 
-# check_not LABEL COMMAND...: the command fails.
+# check_not LABEL COMMAND...: checks that the command fails.
 check_not() {
     local label=$1
     shift
@@ -45,7 +55,7 @@ check_not() {
     ok "$label"
 }
 
-# is LABEL GOT WANTED
+# is LABEL GOT WANTED: checks that two values are equal.
 is() {
     if [ "$2" = "$3" ]; then
         ok "$1"
@@ -55,7 +65,15 @@ is() {
     fi
 }
 
-# give_up WHY: nothing that would follow makes sense any more.
+# wait_for_checks PID: waits for a subshell that makes checks beside this shell. Fails if it did not end by itself.
+wait_for_checks() {
+    local status=0
+    wait $1 || status=$?
+    # 1 is the status of a failed check, which has its own line.
+    [ $status -le 1 ] || not_ok 'checks in a subshell' "it ended with status $status"
+}
+
+# give_up WHY: ends a scenario whose further checks have no meaning. The scenario fails.
 give_up() {
     note "$*"
     exit 1

@@ -4,13 +4,14 @@
 . /vm/lib/checks.sh
 [ $SUITE = linux ] || . /vm/xen/left.sh
 
-# What a scenario leaves behind must not reach the next one: processes, domains, interfaces.
-tidy_up() {
+# remove_leftovers: ends the processes, domains and interfaces that a scenario left, and empties /tmp, before the next
+# scenario starts.
+remove_leftovers() {
     local each
-    for each in $(processes); do
+    for each in $(user_processes); do
         case " $RESIDENT " in *" $each "*) ;; *) kill -9 $each ;; esac
     done 2>/dev/null
-    [ $SUITE = linux ] || destroy_all
+    [ $SUITE = linux ] || destroy_domains
     for each in /sys/class/net/*; do
         each=${each##*/}
         case $each in lo|sit0|dummy0) ;; *) ip link delete $each ;; esac
@@ -20,18 +21,18 @@ tidy_up() {
     rm -rf /tmp/*
 }
 
-# Those of users: a kernel thread has no command line.
-processes() {
+# user_processes: prints the ids of all processes but kernel threads, which have no command line.
+user_processes() {
     local each
     for each in /proc/[0-9]*; do
         [ -z "$(tr -d '\0' <$each/cmdline)" ] || echo ${each##*/}
     done 2>/dev/null
 }
 
-# What a scenario leaves running is destroyed while whoever serves it is still there; then the hypervisor
-# must have nothing of it. The youngest first: a driver domain is older than its guests. Whose backend
-# is gone already is only destroyed.
-look_behind() {
+# destroy_and_inspect: destroys the domains of a scenario while their backends still run, and reports what the
+# hypervisor then has of them. The youngest domain comes first, because a driver domain is older than its guests. A
+# domain whose backend has ended already is only destroyed.
+destroy_and_inspect() {
     local domain
     for domain in $(xenstore-list /local/domain | sort -rn); do
         [ $domain != 0 ] || continue
@@ -41,7 +42,8 @@ look_behind() {
     done
 } 2>/dev/null
 
-destroy_all() {
+# destroy_domains: destroys all domains, and removes their directories of backends.
+destroy_domains() {
     local domain
     for domain in $(xenstore-list /local/domain); do
         [ $domain = 0 ] || xl destroy $domain
@@ -51,17 +53,17 @@ destroy_all() {
     done
 } 2>/dev/null
 
-RESIDENT=$(processes | tr '\n' ' ')
+RESIDENT=$(user_processes | tr '\n' ' ')
 say "up $(uptime_now)"
 while read -r name limit; do
     [ -n "$name" ] || continue
     say "begin $name"
     timeout -s KILL $((limit * PATIENCE)) sh /vm/lib/scenario.sh $name >/share/$name.log 2>&1 </dev/null
     status=$?
-    [ $SUITE = linux ] || look_behind
+    [ $SUITE = linux ] || destroy_and_inspect
     [ $status -lt 128 ] || say "# killed, at its limit of $((limit * PATIENCE)) s or by something else"
     say "end $name $status"
-    tidy_up
+    remove_leftovers
 done <<END
 $SCENARIOS
 END

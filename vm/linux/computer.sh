@@ -2,7 +2,7 @@
 
 COMPUTER=/computer
 
-# enter_computer: makes a root of them. What is written is written to memory, and goes with the machine.
+# enter_computer: makes a root of the computer's files. Its changes are kept in memory, and end with the machine.
 enter_computer() {
     mkdir -p $COMPUTER /untouched
     mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=1048576,cache=loose computer /untouched &&
@@ -24,7 +24,8 @@ enter_computer() {
     mkdir -p $COMPUTER$TARGET && mount --bind /untouched$TARGET $COMPUTER$TARGET
 }
 
-# in_computer COMMAND...: runs it there. Not by chroot alone: who is in one may make no user namespaces.
+# in_computer COMMAND...: runs a command on that root. A process that is only in a chroot may create no user
+# namespaces, so the root is pivoted.
 in_computer() {
     LINK=${LINK:-} unshare -m sh -c '
         mkdir -p "$0/tmp/machine" && cd "$0" && pivot_root . tmp/machine || exit
@@ -33,7 +34,7 @@ in_computer() {
     ' $COMPUTER "$@"
 }
 
-# integration_test NAME ARGUMENT...: runs that test there. The host's network is the machine's.
+# integration_test NAME ARGUMENT...: runs an integration test on that root. Its host network is that of the machine.
 integration_test() {
     local each file=
     for each in $TESTS; do
@@ -43,30 +44,31 @@ integration_test() {
     in_computer "$file" "$@"
 }
 
-# cases NAME...: those of these tests, a line each: the test's name, its own.
-cases() {
+# list_cases NAME...: prints the cases of these tests, one a line: the test's name and the case's.
+list_cases() {
     local each
     for each in "$@"; do
         integration_test $each --list | sed -n "s/^\(.*\): test$/$each \1/p"
     done
 }
 
-# can_have_guests: whether tests may make the namespaces that they need.
+# can_have_guests: succeeds if tests can create the namespaces that they need.
 can_have_guests() {
     in_computer /usr/bin/unshare --user --map-root-user --pid --fork true
 }
 
-# over_vhost: three checks: that guests of tests can have vhost-net. They go over it from now on.
-over_vhost() {
+# use_vhost: checks that tests can have guests over vhost-net, which they use from now on.
+use_vhost() {
     LINK=vhost
-    load vhost_net
+    load_modules vhost_net
     check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
     check 'the files of the computer are there' enter_computer || give_up 'no programs'
     check 'guests can be made of them' can_have_guests || give_up 'no guests'
 }
 
-# case_of NAME CASE: a check of one case. One that lacks a program of this computer is skipped, in part or as a whole.
-case_of() {
+# check_case NAME CASE: checks one case of a test. A case without a program of this computer is skipped, in part or as
+# a whole.
+check_case() {
     local why
     if ! integration_test $1 --exact $2 --nocapture >/tmp/case.out 2>&1; then
         cat /tmp/case.out

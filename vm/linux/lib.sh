@@ -1,23 +1,25 @@
 # Helpers for scenarios on plain Linux.
 
-# outside: a network of the host's, with somebody outside: veth `host0`, 10.78.0.1, and over there 10.78.0.2.
-outside() {
+# create_outside: creates an outside network: veth `host0` with 10.78.0.1 here, and 10.78.0.2 at its other end. Sets
+# OUTSIDE to a process in that network.
+create_outside() {
     setsid unshare -n sleep 100000 &
     OUTSIDE=$!
     # busybox gives the other end no name.
     ip link add host0 type veth
-    wait_for 10 elsewhere $OUTSIDE
+    wait_for 10 has_own_network $OUTSIDE
     ip link set veth0 netns $OUTSIDE
     ip address add 10.78.0.1/24 dev host0
     ip link set host0 up
-    over_there ip address add 10.78.0.2/24 dev veth0
-    over_there ip link set veth0 up
-    over_there ip link set lo up
+    outside ip address add 10.78.0.2/24 dev veth0
+    outside ip link set veth0 up
+    outside ip link set lo up
     ip route add default via 10.78.0.2
 }
 
-# take_edu: gives QEMU's teaching device (docs/specs/edu.rst) to vfio-pci: $device, its folder, and $name.
-take_edu() {
+# bind_edu_to_vfio: gives QEMU's teaching device (docs/specs/edu.rst) to vfio-pci. Sets $device to its folder, and
+# $name to its address.
+bind_edu_to_vfio() {
     device=$(grep -l 0x11e8 /sys/bus/pci/devices/*/device | head -n 1)
     device=${device%/device}
     name=${device##*/}
@@ -26,7 +28,7 @@ take_edu() {
     echo $name >/sys/bus/pci/drivers/vfio-pci/bind
 }
 
-# over_there COMMAND...: runs it outside.
-over_there() {
+# outside COMMAND...: runs a command in the outside network.
+outside() {
     nsenter -t $OUTSIDE -n "$@"
 }

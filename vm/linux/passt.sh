@@ -1,10 +1,10 @@
 # A network card on `ringfence passt`, for scenarios of every transport.
 
-# card_works [IPV4 IPV6]: 16 checks: DHCP, router advertisements, DNS, ping, TCP and UDP in both directions, a short MTU.
-# The host's servers are at these addresses.
-card_works() {
+# check_card [IPV4 IPV6]: checks DHCP, router advertisements, DNS, ping, TCP and UDP in both directions, and a short
+# MTU. The host's servers are at these addresses.
+check_card() {
     local to server=${1:-192.0.2.80} server6=${2:-2001:db8:1::80}
-    load virtio_net
+    load_modules virtio_net
     check 'the card is there' wait_for 5 test -e /sys/class/net/eth0 || give_up 'no card'
     mkdir -p /etc
     ip link set eth0 up
@@ -21,9 +21,9 @@ card_works() {
         wait_for 10 test -s /share/sent-${to%%/*}
         is "all of it arrived (IPv${to%%/*})" "$(cat /share/sent-${to%%/*})" "$(traffic sum 24)"
     done
-    receive 7002
+    start_receiver 7002
     touch /share/listens
-    is 'a stream arrives by a forwarded port' "$(received 7002)" "$(traffic sum 24)"
+    is 'a stream arrives by a forwarded port' "$(received_stream 7002)" "$(traffic sum 24)"
     check 'a hundred connections at a time' traffic many $server 7003 100 32
     check 'datagrams of every length' traffic datagrams $server 7005 100
     ip link set eth0 mtu 1500

@@ -2,141 +2,148 @@
 
 DISKS=/run/disks
 
-# use_disks [LINE...]: 2 checks. Guests' disks are served by `ringfence serve`, with these lines in its
-# configuration, and with none of the kernel's backends. Their files are in $DISKS.
+# use_disks [LINE...]: checks that `ringfence serve` runs, with these lines in its configuration, and that the kernel
+# has no backend loaded. Files of disks are in $DISKS.
 use_disks() {
     check_not 'the kernel has no backend loaded' grep -E '^xen_(netback|blkback) ' /proc/modules
     mkdir -p $DISKS && mount -t tmpfs disks $DISKS
     guests_with tools
-    configure "$@"
+    write_configuration "$@"
     configured=$(cat /tmp/serve.toml)
     case $configured in *'[disks]'*) ;; *) configured="$configured
 [disks]" ;; esac
     echo "$configured" | sed "s#^\[disks\]#[disks]\npaths = [\"/dev\", \"$DISKS\"]#" >/tmp/serve.toml
-    check 'ringfence serve is ready' serve || give_up 'without a backend there is nothing to see'
+    check 'ringfence serve is ready' start_daemon || give_up 'without a backend there is nothing to see'
 }
 
-# image NAME MEBIBYTES: makes a file for a disk.
-image() {
+# create_image NAME MEBIBYTES: creates an empty file for a disk.
+create_image() {
     rm -f $DISKS/$1 && truncate -s ${2}M $DISKS/$1
 }
 
-# disk VDEV IMAGE [MORE]: one disk of a guest's configuration, a file in $DISKS.
-disk() {
+# disk_line VDEV IMAGE [MORE]: prints one disk of a guest's configuration, a file in $DISKS.
+disk_line() {
     printf "'vdev=%s,format=raw%s,backendtype=phy,script=block-ringfence,target=%s/%s'" \
         $1 "${3:+,$3}" $DISKS $2
 }
 
-# with_disk NAME [LINE...]: 2 checks. A guest with xvda, the image NAME (or IMAGE), that uses it.
-with_disk() {
-    local name=$1
-    shift
-    check "guest $name is created" guest $name "disk=[$(disk xvda ${IMAGE:-$name})]" "$@" ||
+# create_guest_with_disk NAME IMAGE [LINE...]: checks that a guest starts and uses the image as xvda. Ends the
+# scenario otherwise.
+create_guest_with_disk() {
+    local name=$1 image=$2
+    shift 2
+    check "guest $name is created" create_guest $name "disk=[$(disk_line xvda $image)]" "$@" ||
         give_up "$(tail -n 3 /var/log/xen/*.log /share/serve-$SCENARIO.log)"
     check "$name has a disk" has_disk $name xvda || give_up "$(ringfence status)"
 }
 
-# has_disk NAME VDEV
+# has_disk NAME VDEV: waits until a guest takes commands and has the disk.
 has_disk() {
-    guest_ready $1 && on $1 "load crc32c_generic ext4 && wait_for 20 test -b /dev/$2"
+    guest_ready $1 && on $1 "load_modules crc32c_generic ext4 && wait_for 20 test -b /dev/$2"
 }
 
-# vbd NAME [VDEV_NUMBER]: the path of a disk below `backend` and `device`; xvda unless told.
-vbd() {
-    echo vbd/$(domain $1)/${2:-51712}
+# vbd_path NAME [VDEV_NUMBER]: prints the path of a disk (xvda by default) below `backend` and `device`.
+vbd_path() {
+    echo vbd/$(domain_id $1)/${2:-51712}
 }
 
-# disk_connected NAME [VDEV_NUMBER]: both ends say so.
+# disk_connected NAME [VDEV_NUMBER]: succeeds if both ends of the disk are connected.
 disk_connected() {
-    key_is $BACKEND/$(vbd $1 ${2:-})/state 4 &&
-        key_is /local/domain/$(domain $1)/device/vbd/${2:-51712}/state 4
+    key_is $BACKEND/$(vbd_path $1 ${2:-})/state 4 &&
+        key_is /local/domain/$(domain_id $1)/device/vbd/${2:-51712}/state 4
 }
 
-# disk_counter NAME: its sum over all disks and rings, and over what is counted of grants.
-disk_counter() {
+# daemon_counter NAME: prints the sum of the daemon's counters of that name: of all devices and rings, and of grants.
+daemon_counter() {
     ringfence status --json | grep -o "\"$1\": *[0-9]*" | awk '{ sum += $NF } END { print sum + 0 }'
 }
 
-# load NAME ARGUMENT...: load on a disk in a guest, of which every sector is checked; notes what it did.
-load_on() {
+# run_load NAME ARGUMENT...: puts load on a disk in a guest, and compares every sector. Prints the numbers of
+# requests.
+run_load() {
     local name=$1 told
     shift
     told=$(ON_LIMIT=120 on $name "traffic load $* 2>&1") || { echo "$told"; return 1; }
     echo "reads, writes, longest in ms: $told"
 }
 
-# load_begins NAME ARGUMENT...: the same, beside other things; load_ends NAME says what came of it.
-load_begins() {
+# start_load NAME ARGUMENT...: starts the same load in the background.
+start_load() {
     local name=$1
     shift
     on $name "rm -f /tmp/load*; { traffic load $* >/tmp/load.log 2>&1; echo \$? >/tmp/load.status; } &"
 }
-load_ends() {
+# finish_load NAME: waits for the end of that load, and returns its status.
+finish_load() {
     ON_LIMIT=150 on $1 'wait_for 140 test -s /tmp/load.status; cat /tmp/load.log; exit $(cat /tmp/load.status)'
 }
 
-# no_maps LABEL NAME ARGUMENT...: 2 checks. Load on a disk that has seen load before: none of its requests
-# costs a map, unmap or copy operation. The daemon's own counters say so. Tried up to three times: a queue may
-# meet pages that it had not seen before, and pages that were long not used are let go of.
-no_maps() {
+# check_load_costs_no_operation LABEL NAME ARGUMENT...: checks that load costs no map, unmap or copy operation, by the
+# daemon's counters, on a disk that had load before. Tries up to three times: a queue may meet new pages, and the
+# daemon unmaps pages that were long not used.
+check_load_costs_no_operation() {
     local label=$1 name=$2 before requests hits tries=0 status=0
     shift 2
     while [ $tries -lt 3 ] && [ $status = 0 ]; do
         tries=$((tries + 1))
-        before="$(grant_operations)" requests=$(requests) hits=$(disk_counter persistent_hits)
-        load_on $name "$@"
+        before="$(grant_counters)" requests=$(disk_requests) hits=$(daemon_counter persistent_hits)
+        run_load $name "$@"
         status=$?
-        note "$label: $(($(requests) - requests)) requests, $(($(disk_counter persistent_hits) - hits)) pages found mapped"
-        [ "$(grant_operations)" != "$before" ] || break
+        note "$label: $(($(disk_requests) - requests)) requests, $(($(daemon_counter persistent_hits) - hits)) pages found mapped"
+        [ "$(grant_counters)" != "$before" ] || break
     done
     is "$label" $status 0
-    is "$label: its maps, unmaps and copies" "$(grant_operations)" "$before"
+    is "$label: its maps, unmaps and copies" "$(grant_counters)" "$before"
 }
 
-grant_operations() {
-    echo "$(disk_counter grant_maps) $(disk_counter grant_unmaps) $(disk_counter grant_copies)"
+# grant_counters: prints the daemon's counts of map, unmap and copy operations.
+grant_counters() {
+    echo "$(daemon_counter grant_maps) $(daemon_counter grant_unmaps) $(daemon_counter grant_copies)"
 }
 
-requests() {
-    echo $(($(disk_counter reads) + $(disk_counter writes)))
+# disk_requests: prints the number of requests that the daemon served.
+disk_requests() {
+    echo $(($(daemon_counter reads) + $(daemon_counter writes)))
 }
 
-# saved_and_restored NAME: with its disk in use.
-saved_and_restored() {
-    xl save $1 $DISKS/$1.save && xl restore $DISKS/$1.save && rm $DISKS/$1.save && console $1
+# save_and_restore NAME: saves a guest to a file in $DISKS, and restores it.
+save_and_restore() {
+    xl save $1 $DISKS/$1.save && xl restore $DISKS/$1.save && rm $DISKS/$1.save && find_console $1
 }
 
-# wide_guest NAME [LINE...]: 2 checks. A guest with a disk of four queues, where that many are offered.
-wide_guest() {
+# create_four_queue_guest NAME IMAGE [LINE...]: checks that a guest starts whose disk has as many queues as are
+# offered, up to four.
+create_four_queue_guest() {
     MEMORY=320 VCPUS=4 EXTRA='xen_blkfront.max_ring_page_order=2'
-    with_disk "$@"
+    create_guest_with_disk "$@"
     MEMORY=192
     unset VCPUS EXTRA
 }
 
-# of_disk NAME AWK: what awk prints of the status of a guest's first disk, line by line.
-of_disk() {
-    ringfence status --json | awk -v vbd="\"vbd$(domain $1).51712\"" '
+# disk_status NAME AWK: runs an awk program over the status of the guest's first disk.
+disk_status() {
+    ringfence status --json | awk -v vbd="\"vbd$(domain_id $1).51712\"" '
         $1 == "\"name\":" { ours = index($2, vbd) } !ours { next } '"$2"
 }
 
-# disk_row NAME KEY: a value of the status.
-disk_row() {
-    of_disk $1 '$1 == "\"'$2'\":" { gsub(/[",]/, "", $2); print $2; exit }'
+# disk_status_value NAME KEY: prints a value of that status.
+disk_status_value() {
+    disk_status $1 '$1 == "\"'$2'\":" { gsub(/[",]/, "", $2); print $2; exit }'
 }
 
-# disk_queues NAME: how many it has; queues_used NAME: how many of these had a request.
-disk_queues() {
-    of_disk $1 '/"counters": \{/ { count++ } END { print count + 0 }'
+# disk_queue_count NAME: prints the number of the disk's queues.
+disk_queue_count() {
+    disk_status $1 '/"counters": \{/ { count++ } END { print count + 0 }'
 }
-queues_used() {
-    of_disk $1 '/"counters": \{/ { used = 0 }
+# disk_queues_used NAME: prints the number of queues that had a request.
+disk_queues_used() {
+    disk_status $1 '/"counters": \{/ { used = 0 }
         /"(reads|writes)":/ && $2 + 0 > 0 && !used { used = 1; count++ } END { print count + 0 }'
 }
 
-# filesystem NAME [DEVICE]: 3 checks. In the guest an ext4 file system is made on xvda, filled, and found in
-# order with what was put there, after its pages were forgotten. Its sums are in /tmp/sums.
-filesystem() {
+# check_filesystem NAME [DEVICE]: checks that the guest can make an ext4 file system (on xvda by default), fill it,
+# and read it back without its page cache. The sums of the files are in /tmp/sums.
+check_filesystem() {
     local name=$1 dev=/dev/${2:-xvda}
     check "$name: mkfs.ext4 of $dev" on $name "mkfs.ext4 -q $dev && mkdir -p /mnt/disk && mount -t ext4 $dev /mnt/disk"
     check "$name: files on $dev" on $name 'for n in 1 2 3 4; do head -c $((n * 700000)) /dev/urandom >/mnt/disk/$n; done &&
@@ -144,7 +151,7 @@ filesystem() {
     check "$name: fsck of $dev" on $name "umount /mnt/disk && fsck.ext4 -f -n $dev"
 }
 
-# sums NAME: the files of `filesystem` are as they were.
-sums() {
+# verify_files NAME: compares the files of `check_filesystem` with their sums.
+verify_files() {
     on $1 'mount -t ext4 /dev/xvda /mnt/disk && sha256sum -c -s /tmp/sums; status=$?; umount /mnt/disk; exit $status'
 }

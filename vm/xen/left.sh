@@ -1,7 +1,7 @@
 # What is left of a domain, for those who look after it was destroyed. Sourced by lib.sh.
 
-# grants_in_use DOMAIN: the pages of a domain that others have mapped, but for those of its console
-# and its store (references 0 and 1), as the hypervisor's debug key `g` tells; one a line.
+# grants_in_use DOMAIN: prints the pages of a domain that other domains have mapped, one a line, by the hypervisor's
+# debug key `g`. References 0 and 1 are left out: the pages of console and store.
 grants_in_use() {
     xl dmesg -c >/dev/null
     xl debug-keys g
@@ -10,21 +10,21 @@ grants_in_use() {
         ours && /\[0x[0-9a-f]*\]/ && !/\[0x00[01]\]/ { sub(/^\(XEN\) */, ""); print }'
 }
 
-# channels_to DOMAIN: the ports of dom0 that lead to it, one a line.
+# channels_to DOMAIN: prints the ports of dom0 that lead to a domain, one a line.
 channels_to() {
     lsevtchn 0 | grep "Remote Domain $1,"
 }
 
-# is_there, is_not_there DOMAIN: whether the hypervisor has it, if only because something of it is
-# still mapped.
-is_there() {
+# domain_exists DOMAIN: succeeds if the hypervisor has the domain, if only because a page of it is still mapped.
+domain_exists() {
     xl list | awk -v id=$1 '$2 == id { found = 1 } END { exit !found }'
 }
-is_not_there() {
-    ! is_there $1
+# domain_is_gone DOMAIN: succeeds if the hypervisor does not have the domain.
+domain_is_gone() {
+    ! domain_exists $1
 }
 
-# nothing_left DOMAIN: neither itself, nor a page that is mapped, nor a channel to it.
+# nothing_left DOMAIN: succeeds if neither the domain, nor a mapped page of it, nor an event channel to it is left.
 nothing_left() {
-    is_not_there $1 && [ -z "$(grants_in_use $1)" ] && [ -z "$(channels_to $1)" ]
+    domain_is_gone $1 && [ -z "$(grants_in_use $1)" ] && [ -z "$(channels_to $1)" ]
 }

@@ -1,10 +1,11 @@
 # Helpers for scenarios that count what the hypervisor did. It has to be one that was built for that
 # (`--debug-xen`).
 
-# counters: what the hypervisor counted since `counting`, NAME=COUNT each: grant hypercalls of all domains and their
-# operations, all hypercalls, pages that windows issued and removed, TLB flushes for mappings, exits of HVM and PVH guests
-# to the hypervisor, and interrupts between processors.
-counters() {
+# hypervisor_counters: prints the hypervisor's counts since `reset_hypervisor_counters`, as NAME=COUNT: grant
+# hypercalls of all domains and their operations, all hypercalls, pages that windows issued and removed, TLB flushes
+# for mappings, exits of HVM and PVH guests, and interrupts between processors. Fails if the hypervisor does not
+# count.
+hypervisor_counters() {
     xl dmesg -c >/dev/null
     xl debug-keys p
     xl dmesg | awk '
@@ -26,10 +27,11 @@ counters() {
         END { if (seen < 7) exit 1 }'
 }
 
-# count: the same, in COUNTS; and of it MAPS, UNMAPS and COPIES, with their sum in OPERATIONS.
-count() {
+# read_hypervisor_counters: sets COUNTS to these counts, MAPS, UNMAPS and COPIES to some of them, and OPERATIONS to
+# the sum of the three.
+read_hypervisor_counters() {
     local each
-    COUNTS=$(counters) || { note 'the hypervisor does not count'; return 1; }
+    COUNTS=$(hypervisor_counters) || { note 'the hypervisor does not count'; return 1; }
     for each in $COUNTS; do
         case $each in
             maps=*) MAPS=${each#*=} ;;
@@ -40,75 +42,77 @@ count() {
     OPERATIONS=$((MAPS + UNMAPS + COPIES))
 }
 
-# daemon: what the daemon counted so far, and its processor time in ms, NAME=COUNT each. Without a daemon nothing.
-daemon() {
+# daemon_counters: prints the daemon's counters and its processor time in ms, as NAME=COUNT; nothing without a daemon.
+daemon_counters() {
     local name
     [ -e /proc/${SERVE:-none}/stat ] || return 0
-    for name in syscalls notifications wakeups; do echo "$name=$(disk_counter $name)"; done
+    for name in syscalls notifications wakeups; do echo "$name=$(daemon_counter $name)"; done
     awk '{ sub(/.*\) /, ""); print "daemon_user_ms=" 10 * $12 "\ndaemon_kernel_ms=" 10 * $13 }' /proc/$SERVE/stat
 }
 
-# daemon_since EARLIER: the same, less what it had counted then.
-daemon_since() {
-    { echo "$1"; echo; daemon; } | awk -F= '
+# daemon_counters_since EARLIER: prints the differences to what `daemon_counters` printed EARLIER.
+daemon_counters_since() {
+    { echo "$1"; echo; daemon_counters; } | awk -F= '
         NF == 0 { later = 1 } NF && !later { before[$1] = $2 } NF && later { printf "%s=%d ", $1, $2 - before[$1] }'
 }
 
-# milliseconds SECONDS
+# milliseconds SECONDS: prints an awk expression in seconds as milliseconds.
 milliseconds() {
     awk "BEGIN { print int(1000 * ($1) + 0.5) }"
 }
 
-# counting: starts at zero.
-counting() {
+# reset_hypervisor_counters: sets the hypervisor's counts to zero.
+reset_hypervisor_counters() {
     xl debug-keys P
 }
 
-# passed INTERFACE: the frames that went through it, either way.
-passed() {
+# interface_frames INTERFACE: prints the number of frames that an interface received and sent.
+interface_frames() {
     cat /sys/class/net/$1/statistics/rx_packets /sys/class/net/$1/statistics/tx_packets |
         awk '{ sum += $1 } END { print sum }'
 }
 
-both_used() {
+# cpu_seconds_of_both: prints the processor time of dom0 and guest `one` together.
+cpu_seconds_of_both() {
     xl list | awk '$1 == "Domain-0" || $1 == "one" { sum += $6 } END { print sum }'
 }
 
-# counted LABEL: 3 checks. What 16 MiB each way between dom0 and guest `one` cost the hypervisor in grant
-# operations, and both domains in processor time; in OPERATIONS, FRAMES and USED. These frames are as long as the
-# guest's kernel and dom0's make them; so then, in EACH, the operations a packet of one slot, to and fro.
-counted() {
-    local label=$1 before bulk served frames=$(passed vif$(domain one).0)
-    served=$(daemon)
-    before=$(both_used)
-    counting
-    transfer "$1, guest to dom0" one dom0 $ADDRESS 16
-    transfer "$1, dom0 to guest" dom0 one 10.77.0.11 16
-    count
-    served=$(daemon_since "$served")
-    USED=$(awk "BEGIN { printf \"%.1f\", $(both_used) - $before }")
-    FRAMES=$(($(passed vif$(domain one).0) - frames))
-    row staging bulk $label packet $FRAMES $COUNTS cpu_ms=$(milliseconds $USED) $served
+# measure_network LABEL: checks transfers of 16 MiB each way between dom0 and guest `one`, and writes rows of their
+# cost. Sets OPERATIONS (grant operations), FRAMES, USED (processor time of both in s), and EACH (operations of a
+# packet of one slot). The length of the frames in bulk depends on the two kernels.
+measure_network() {
+    local label=$1 before bulk served frames=$(interface_frames vif$(domain_id one).0)
+    served=$(daemon_counters)
+    before=$(cpu_seconds_of_both)
+    reset_hypervisor_counters
+    check_transfer "$1, guest to dom0" one dom0 $ADDRESS 16
+    check_transfer "$1, dom0 to guest" dom0 one 10.77.0.11 16
+    read_hypervisor_counters
+    served=$(daemon_counters_since "$served")
+    USED=$(awk "BEGIN { printf \"%.1f\", $(cpu_seconds_of_both) - $before }")
+    FRAMES=$(($(interface_frames vif$(domain_id one).0) - frames))
+    write_row staging bulk $label packet $FRAMES $COUNTS cpu_ms=$(milliseconds $USED) $served
     note "$1: $OPERATIONS grant operations for 32 MiB in $FRAMES frames," \
         "$(ratio $OPERATIONS $FRAMES) each; processor time $USED s"
-    frames=$(passed vif$(domain one).0)
-    counting
+    frames=$(interface_frames vif$(domain_id one).0)
+    reset_hypervisor_counters
     check "$1: packets of one slot" on one "ping -c 300 -i 0.01 -W 5 -s 1000 $ADDRESS"
     bulk=$OPERATIONS
-    count
-    frames=$(($(passed vif$(domain one).0) - frames))
-    row staging one-slot $label packet $frames $COUNTS
+    read_hypervisor_counters
+    frames=$(($(interface_frames vif$(domain_id one).0) - frames))
+    write_row staging one-slot $label packet $frames $COUNTS
     EACH=$(ratio $OPERATIONS $frames) OPERATIONS=$bulk
     note "$1: $EACH grant operations for a packet of one slot"
 }
 
+# ratio A B: prints A / B.
 ratio() {
     awk "BEGIN { printf \"%.2f\", $1 / ($2 + 0.001) }"
 }
 
-# row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: a line of the run's file of rows, which `ringfence-bench seeds SEED
-# --xen FILE` prints: what so many units (packets, requests) of this setup cost in all.
-row() {
+# write_row SEED EXPERIMENT SETUP UNIT UNITS NAME=COUNT...: appends a line to the run's file of rows, which
+# `ringfence-bench seeds SEED --xen FILE` prints: the cost of that many units (packets, requests) in this setup.
+write_row() {
     local line="{\"seed\":\"$1\",\"experiment\":\"$2\",\"setup\":\"$3\",\"unit\":\"$4\",\"units\":$5,\"counts\":{" each comma=
     shift 5
     for each in "$@"; do
@@ -118,8 +122,9 @@ row() {
     echo "$line}}" >>/share/rows.json
 }
 
-# modes_of COMMAND...: runs it, and has in MODES the time of the machine's processors in the hypervisor, the kernels and the
-# programs of all domains, NAME=MS each, as the emulator sampled it (`tools/vm-lab/src/modes.rs`). The status is the command's.
+# modes_of COMMAND...: runs the command, and returns its status. Sets MODES to the time that the machine's processors
+# spent in the hypervisor, in kernels and in programs of all domains, as NAME=MS, sampled by the emulator
+# (`tools/vm-lab/src/modes.rs`).
 modes_of() {
     local status
     rm -f /share/sampled

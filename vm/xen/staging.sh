@@ -1,52 +1,55 @@
 # Helpers for scenarios with staging grants.
 
-# operations: map, unmap and copy operations of the daemon so far, on whatever path.
-operations() {
+# Number of pages that `ringfence attach` stages for a queue.
+ATTACH_PAGES=528
+
+# daemon_operations: prints the number of map, unmap and copy operations of the daemon so far.
+daemon_operations() {
     ringfence status --json | grep -oE '"grant_(maps|unmaps|copies)": *[0-9]+' |
         awk '{ sum += $NF } END { print sum + 0 }'
 }
 
-# frames NAME: those that went through the first interface of a guest.
-frames() {
-    of_vif $1 '"(rx|tx)_frames"'
+# vif_frames NAME: prints the number of frames that passed the guest's first interface.
+vif_frames() {
+    vif_status_sum $1 '"(rx|tx)_frames"'
 }
 
-# staged NAME: pages that are kept mapped for it.
-staged() {
-    of_vif $1 '"staged_pages"'
+# staged_page_count NAME: prints the number of the guest's staged pages.
+staged_page_count() {
+    vif_status_sum $1 '"staged_pages"'
 }
 
-# of_vif NAME PATTERN: the sum of what is called so, of the first interface of a guest.
-of_vif() {
-    ringfence status --json | awk -v vif="\"vif$(domain $1).0\"" -v key="$2" '
+# vif_status_sum NAME PATTERN: prints the sum of the matching values in the status of the guest's first interface.
+vif_status_sum() {
+    ringfence status --json | awk -v vif="\"vif$(domain_id $1).0\"" -v key="$2" '
         $1 == "\"name\":" { ours = index($2, vif) } ours && $1 ~ key { sum += $2 } ours && /"tap":/ { ours = 0 }
         END { print sum + 0 }'
 }
 
-# attached_staging NAME N QUEUES: 4 checks. A guest whose interface `ringfence attach` has, with its
-# pages staged.
-attached_staging() {
-    networked $1 $2
-    on $1 'echo vif-0 >/sys/bus/xen/drivers/vif/unbind; load tun; echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
+# attach_with_staging NAME N QUEUES: checks that a guest starts, and that `ringfence attach` uses its interface and
+# stages all pages.
+attach_with_staging() {
+    create_networked_guest $1 $2
+    on $1 'echo vif-0 >/sys/bus/xen/drivers/vif/unbind; load_modules tun; echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
     on $1 "ringfence attach --device 0 --name eth0 --staging --queues $3 -v >/tmp/attach.log 2>&1 & echo \$! >/tmp/attach.pid"
-    check "ringfence attach gives $1 its interface" again_with_address $1 $2 ||
+    check "ringfence attach gives $1 its interface" configure_network $1 $2 ||
         note "$(on $1 'tail -n 5 /tmp/attach.log')"
-    STAGED=$((528 * $3))
-    check "all its $STAGED pages are staged" wait_for 40 all_staged $1
+    check "all its $((ATTACH_PAGES * $3)) pages are staged" wait_for 40 has_staged $1 $((ATTACH_PAGES * $3))
 }
 
-all_staged() {
-    [ "$(staged $1)" -eq $STAGED ]
+# has_staged NAME PAGES: succeeds if the guest has that many staged pages.
+has_staged() {
+    [ "$(staged_page_count $1)" -eq $2 ]
 }
 
-# no_operations LABEL NAME N [MOST [MEBIBYTES]]: 6 checks. Streams to and fro, and none of their packets costs a grant
-# operation. With other guests on the bridge that are copied for, what is sent to all of them costs up to
-# MOST.
-no_operations() {
-    local before=$(operations) frames=$(frames $2)
-    streams $2 $3 ${5:-16}
-    note "$1: $(($(frames $2) - frames)) frames, $(($(operations) - before)) grant operations"
+# check_packets_cost_no_operation LABEL NAME N [MOST [MEBIBYTES]]: checks that streams both ways cost at most MOST
+# grant operations (0 by default). Guests beside it for which the daemon copies take some of what is sent to the whole
+# bridge.
+check_packets_cost_no_operation() {
+    local before=$(daemon_operations) frames=$(vif_frames $2)
+    check_streams $2 $3 ${5:-16}
+    note "$1: $(($(vif_frames $2) - frames)) frames, $(($(daemon_operations) - before)) grant operations"
     # 64 MiB in four streams are 1,024 packets of the largest length, without acknowledgements.
-    check "$1: that was a thousand packets or more" test $(($(frames $2) - frames)) -gt $((${5:-16} * 64))
-    check "$1: none of them cost a grant operation" test $(($(operations) - before)) -le ${4:-0}
+    check "$1: that was a thousand packets or more" test $(($(vif_frames $2) - frames)) -gt $((${5:-16} * 64))
+    check "$1: none of them cost a grant operation" test $(($(daemon_operations) - before)) -le ${4:-0}
 }

@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn fields_of_scenario_are_parsed() {
-        let text = "# title: a container runs\n# limit: 30\n\nplan 1\n";
+        let text = "# title: a container runs\n# limit: 30\n\ncomplete_scenario\n";
         let scenario = parse(Suite::Podman, "run", text).unwrap();
         assert_eq!((scenario.title.as_str(), scenario.limit), ("a container runs", 30));
         let error = parse(Suite::Podman, "run", "# title: none\n").unwrap_err();

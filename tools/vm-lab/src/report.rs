@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn failed_scenario_is_reported_with_reasons_and_notes() {
         let mut tally = Tally::new("tcp");
-        for line in ["plan 2", "ok a", "# 64 MiB", "not ok b: sums differ", "end tcp 1"] {
+        for line in ["ok a", "# 64 MiB", "not ok b: sums differ", "complete 2", "end tcp 1"] {
             tally.take(&read(line));
         }
         let text = scenario("xen", &tally, false);

@@ -301,7 +301,7 @@ pub(crate) fn deal(selected: Vec<Scenario>, most: u32) -> Vec<Vec<Scenario>> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "#!/bin/sh\n# title: all is well\n# set: core\n# machine: xen\n# limit: 40\n\nplan 1\n# set: all\n";
+    const TEXT: &str = "#!/bin/sh\n# title: all is well\n# set: core\n# machine: xen\n# limit: 40\n\ncomplete_scenario\n# set: all\n";
 
     #[test]
     fn fields_of_scenario_are_parsed() {
@@ -335,7 +335,11 @@ mod tests {
             ("limit: 40", "limit: long", "a number of seconds"),
             ("# limit", "# kernel: oldest\n# limit", "can only be newest or debug"),
             ("# limit", "# sampled: heap\n# limit", "can only be modes"),
-            ("plan 1\n", "plan 1\nmodes_of true\n", "needs the line `# sampled: modes`"),
+            (
+                "complete_scenario\n",
+                "modes_of true\ncomplete_scenario\n",
+                "needs the line `# sampled: modes`",
+            ),
             (
                 "# limit",
                 "# driver: blkfront\n# limit",

@@ -3,9 +3,9 @@
 # machine: linux
 # limit: 40
 
-plan 4
 check 'ringfence runs' ringfence --version
-load vhost_net nbd
+load_modules vhost_net nbd
 check 'vhost-net has its device' test -c /dev/vhost-net
 check 'nbd has its devices' test -b /dev/nbd0
 check 'ringfence run gives its command a network' ringfence run --uplink none -- ip address show eth0
+complete_scenario

@@ -3,10 +3,9 @@
 # machine: linux-iommu
 # limit: 240
 
-plan 17
-load vfio_iommu_type1 vfio-pci
+load_modules vfio_iommu_type1 vfio-pci
 check 'the IOMMU is on' test -e /sys/class/iommu/dmar0
-take_edu || give_up 'no device'
+bind_edu_to_vfio || give_up 'no device'
 group=$(readlink $device/iommu_group)
 is 'it is alone in its group' "$(ls $device/iommu_group/devices)" "$name"
 check 'its group can be opened' test -c /dev/vfio/${group##*/}
@@ -18,7 +17,7 @@ check 'a page revoked in flight is old or new as a whole' engines vfio $name in-
 check 'a device that has a user has no second one' engines vfio $name twice
 check_not 'a device that is in no group is told of' engines vfio 0000:ff:1f.7 conformance
 # The kernel's own translation, that of vhost.
-load vhost_net tun
+load_modules vhost_net tun
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 check 'the engine iotlb passes the suite of all engines' engines iotlb conformance
 check 'no more is issued than the kernel keeps' engines iotlb entries
@@ -26,3 +25,4 @@ check 'a miss can be answered by issuing the page' engines iotlb fault-in
 check 'a miss that is refused ends that link alone, and is counted' engines iotlb refused
 check 'what was revoked while packets come in is not written' engines iotlb canary 20
 check 'packets arrive from and to pages that are revoked and issued at random' engines iotlb traffic 100000
+complete_scenario

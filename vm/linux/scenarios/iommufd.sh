@@ -3,10 +3,9 @@
 # machine: linux-iommufd
 # limit: 300
 
-plan 14
 check 'the IOMMU is on' test -e /sys/class/iommu/dmar0
 check 'the kernel has iommufd' test -c /dev/iommu || give_up 'no iommufd'
-take_edu || give_up 'no device'
+bind_edu_to_vfio || give_up 'no device'
 for entry in $device/vfio-dev/*; do
     check 'the device has a file of its own' test -c /dev/vfio/devices/${entry##*/}
 done
@@ -21,3 +20,4 @@ done
 check 'the older interface passes the suite as well' engines vfio $name conformance --by type1
 ringfence-bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
 is 'bench grant has a row of iommufd for each operation' "$(grep -c ' iommufd ' /tmp/grant.out)" 5
+complete_scenario

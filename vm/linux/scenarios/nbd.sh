@@ -3,8 +3,7 @@
 # machine: linux
 # limit: 120
 
-plan 9
-load nbd crc32c_generic ext4 loop
+load_modules nbd crc32c_generic ext4 loop
 truncate -s 64M /tmp/disk.img
 
 # In the guest: a file system on the device, checked, and found by name.
@@ -44,3 +43,4 @@ check 'a guest has its device' test -e /sys/block/nbd0/pid
 kill -9 $launcher
 for i in $(seq 100); do test -e /sys/block/nbd0/pid || break; sleep 0.1; done
 check 'it ends with a launcher that is killed' test ! -e /sys/block/nbd0/pid
+complete_scenario

@@ -4,5 +4,5 @@
 # limit: 90
 
 . /vm/linux/passt.sh
-plan 16
-card_works
+check_card
+complete_scenario

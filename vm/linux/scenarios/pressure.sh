@@ -3,9 +3,8 @@
 # machine: linux
 # limit: 180
 
-plan 6
 # What is no window has somewhere to go: else half of what is used is less than what processes need at all.
-load brd
+load_modules brd
 check 'there is swap' sh -c 'mkswap /dev/ram0 && swapon /dev/ram0'
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 check 'there are control groups with memory' grep -q memory /sys/fs/cgroup/cgroup.controllers || give_up 'nothing to squeeze'
@@ -15,3 +14,4 @@ cp /tmp/check.out /share/pressure.jsonl
 note "$(tail -n 1 /tmp/check.out)"
 check 'the page has plots' grep -q '<svg' /share/pressure.html
 check_not 'nothing was killed for want of memory' sh -c 'dmesg | grep -i "out of memory\|oom-kill"'
+complete_scenario

@@ -5,11 +5,11 @@
 # tests: uplink uplink_programs
 
 . /vm/linux/computer.sh
-over_vhost
-plan 8
+use_vhost
 for each in tcp_data_arrives_undamaged_in_both_directions datagram_of_any_length_is_echoed flows_use_several_queues; do
-    case_of uplink $each
+    check_case uplink $each
 done
 for each in git_clone_succeeds ssh_login_succeeds; do
-    case_of uplink_programs $each
+    check_case uplink_programs $each
 done
+complete_scenario

@@ -5,9 +5,13 @@
 # tests: uplink uplink_programs
 
 . /vm/linux/computer.sh
-over_vhost
-cases uplink uplink_programs >/tmp/cases
-plan $((3 + $(wc -l </tmp/cases)))
+use_vhost
+list_cases uplink uplink_programs >/tmp/cases
+check 'the tests have cases' test -s /tmp/cases
+ran=0
 while read -r name each; do
-    case_of $name $each </dev/null
+    check_case $name $each </dev/null
+    ran=$((ran + 1))
 done </tmp/cases
+is 'each case was run' $ran $(wc -l </tmp/cases)
+complete_scenario

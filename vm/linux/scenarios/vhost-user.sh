@@ -4,16 +4,16 @@
 # limit: 90
 
 . /vm/linux/passt.sh
-plan 20
-# negotiated BIT...: whether driver and device use these features.
-negotiated() {
+# features_are_negotiated BIT...: succeeds if driver and device use these features.
+features_are_negotiated() {
     local bit
     for bit in "$@"; do
         test "$(cut -c $((bit + 1)) /sys/class/net/eth0/device/features)" = 1 || return
     done
 }
-card_works
-check 'checksums are left to the other side' negotiated 0 1
-check 'super-packets leave and arrive whole' negotiated 7 8 11 12
-check 'buffers are merged' negotiated 15
-check 'notifications are requested by index' negotiated 29
+check_card
+check 'checksums are left to the other side' features_are_negotiated 0 1
+check 'super-packets leave and arrive whole' features_are_negotiated 7 8 11 12
+check 'buffers are merged' features_are_negotiated 15
+check 'notifications are requested by index' features_are_negotiated 29
+complete_scenario

@@ -3,7 +3,7 @@
 # machine: xen-netback
 # limit: 60
 
-plan 11
 use_netback
-attached
-gone one
+check_attach
+check_destruction one
+complete_scenario

@@ -3,7 +3,7 @@
 # machine: xen
 # limit: 60
 
-plan 12
 use_ringfence
-attached
-gone one
+check_attach
+check_destruction one
+complete_scenario

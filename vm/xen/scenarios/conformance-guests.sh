@@ -6,15 +6,15 @@
 
 . /vm/xen/conformance.sh
 
-plan 6
-check 'two guests are created' a_pair || give_up 'without guests there is nothing to see'
+check 'two guests are created' create_pair || give_up 'without guests there is nothing to see'
 check 'they take commands' guest_ready one two || give_up 'guests that do not answer show nothing'
-A=$(domain one) B=$(domain two)
-half one lender $B
-half two user $A
-check 'the second guest uses what the first lends' half_passed two
-check 'the first guest says the same' half_passed one
-half one user $B
-half two lender $A
-check 'the first guest uses what the second lends' half_passed one
-check 'the second guest says the same' half_passed two
+first_id=$(domain_id one) second_id=$(domain_id two)
+start_half one lender $second_id
+start_half two user $first_id
+check 'the second guest uses what the first lends' half_passes two
+check 'the first guest says the same' half_passes one
+start_half one user $second_id
+start_half two lender $first_id
+check 'the first guest uses what the second lends' half_passes one
+check 'the second guest says the same' half_passes two
+complete_scenario

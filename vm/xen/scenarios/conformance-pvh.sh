@@ -6,8 +6,8 @@
 
 . /vm/xen/conformance.sh
 
-plan 7
-check 'a guest is created' guest peer 'type="pvh"' || give_up 'without a guest there is nothing to see'
+check 'a guest is created' create_guest peer 'type="pvh"' || give_up 'without a guest there is nothing to see'
 check 'it takes commands' guest_ready peer || give_up 'a guest that does not answer shows nothing'
-both_halves peer
-is 'nothing of it is mapped any more' "$(grants_in_use $(domain peer))" ''
+check_both_halves peer
+is 'nothing of it is mapped any more' "$(grants_in_use $(domain_id peer))" ''
+complete_scenario

@@ -6,22 +6,22 @@
 
 . /vm/xen/conformance.sh
 
-plan 14
-check 'a guest is created' guest peer || give_up 'without a guest there is nothing to see'
+check 'a guest is created' create_guest peer || give_up 'without a guest there is nothing to see'
 check 'it takes commands' guest_ready peer || give_up 'a guest that does not answer shows nothing'
-D=$(domain peer)
-both_halves peer
-is 'nothing of it is mapped any more' "$(grants_in_use $D)" ''
+peer_id=$(domain_id peer)
+check_both_halves peer
+is 'nothing of it is mapped any more' "$(grants_in_use $peer_id)" ''
 
 # A page is mapped, and its owner destroyed.
 on peer 'ringfence-bench internal conformance --role lender --peer 0 --hold page >/tmp/hold.log 2>&1 &'
-ringfence-bench internal conformance --role user --peer $D --hold page >/tmp/hold.log 2>&1 &
-HOLDER=$!
+ringfence-bench internal conformance --role user --peer $peer_id --hold page >/tmp/hold.log 2>&1 &
+holder=$!
 check 'dom0 maps a page of it' wait_for 20 grep holding /tmp/hold.log
-check 'the hypervisor knows of that' test -n "$(grants_in_use $D)"
+check 'the hypervisor knows of that' test -n "$(grants_in_use $peer_id)"
 check 'the guest is destroyed' xl destroy peer
-check 'it is kept by what is mapped' is_there $D
-kill -9 $HOLDER
-check 'once the user is dead, it goes' wait_for 20 is_not_there $D
-is 'no page of it is mapped' "$(grants_in_use $D)" ''
-is 'no event channel leads to it' "$(channels_to $D)" ''
+check 'it is kept by what is mapped' domain_exists $peer_id
+kill -9 $holder
+check 'once the user is dead, it goes' wait_for 20 domain_is_gone $peer_id
+is 'no page of it is mapped' "$(grants_in_use $peer_id)" ''
+is 'no event channel leads to it' "$(channels_to $peer_id)" ''
+complete_scenario

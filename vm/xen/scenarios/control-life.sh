@@ -3,8 +3,8 @@
 # machine: xen-netback
 # limit: 150
 
-plan 20
 use_netback
-two_guests 8
-rebinding one 11 2
-saving two 12
+check_two_guests 8
+check_rebinding one 11 2
+check_save_and_restore two 12
+complete_scenario

@@ -3,6 +3,6 @@
 # machine: xen-netback
 # limit: 120
 
-plan 14
 use_netback
-one_guest 64
+check_one_guest 64
+complete_scenario

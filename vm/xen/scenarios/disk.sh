@@ -3,17 +3,17 @@
 # machine: xen
 # limit: 90
 
-plan 15
 use_disks
-image one 48
-with_disk one
+create_image one 48
+create_guest_with_disk one one
 check 'its two ends say connected' disk_connected one
-filesystem one
-check 'load' load_on one /dev/xvda --seconds 2
-no_maps 'more load' one /dev/xvda --seconds 2
-load_begins one /dev/xvda --seconds 4
+check_filesystem one
+check 'load' run_load one /dev/xvda --seconds 2
+check_load_costs_no_operation 'more load' one /dev/xvda --seconds 2
+start_load one /dev/xvda --seconds 4
 sleep 1
-check 'the daemon is killed and started' killed_and_started
-check 'every sector is as it was written' load_ends one
+check 'the daemon is killed and started' restart_daemon
+check 'every sector is as it was written' finish_load one
 check 'it was taken over as it was' on dom0 'ringfence status | grep "vbd.*taken over"'
-gone one
+check_destruction one
+complete_scenario

@@ -7,9 +7,9 @@
 
 . /vm/xen/foreign.sh
 
-plan 8
 use_disks
-check 'an image with a packed Linux kernel' grub_image pvh /boot/vmlinuz
+check 'an image with a packed Linux kernel' create_grub_image pvh /boot/vmlinuz
 MEMORY=256 GUESTS_TYPE=pvh
-grub_boots pvh grub-i386-xen_pvh.bin "disk=[$(disk xvda pvh)]"
-gone pvh
+check_grub_boots pvh grub-i386-xen_pvh.bin "disk=[$(disk_line xvda pvh)]"
+check_destruction pvh
+complete_scenario

@@ -7,10 +7,10 @@
 
 . /vm/xen/foreign.sh
 
-plan 8
 use_disks
 kernel=$(kernel_for_pv_grub)
-check "an image with Linux ($kernel)" grub_image pv $kernel
+check "an image with Linux ($kernel)" create_grub_image pv $kernel
 MEMORY=256
-grub_boots pv grub-x86_64-xen.bin "disk=[$(disk xvda pv)]"
-gone pv
+check_grub_boots pv grub-x86_64-xen.bin "disk=[$(disk_line xvda pv)]"
+check_destruction pv
+complete_scenario

@@ -7,17 +7,16 @@
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh
 
-plan 16
 use_ringfence '[network]' 'mode = "staging"'
 guests_with driver
 # The saved guest has to fit dom0's memory.
 MEMORY=128
-driven one 11
-STAGED=512
-check 'the pages are staged' wait_for 40 all_staged one
-transfer 'dom0 to one' dom0 one 10.77.0.11 8
-saving one 11
-check 'the pages are staged after restoring' wait_for 40 all_staged one
-transfer 'dom0 to one, after restoring' dom0 one 10.77.0.11 8
-healthy one
-gone one
+create_guest_with_our_driver one 11
+check 'the pages are staged' wait_for 40 has_staged one 512
+check_transfer 'dom0 to one' dom0 one 10.77.0.11 8
+check_save_and_restore one 11
+check 'the pages are staged after restoring' wait_for 40 has_staged one 512
+check_transfer 'dom0 to one, after restoring' dom0 one 10.77.0.11 8
+check_kernel_log one
+check_destruction one
+complete_scenario

@@ -6,25 +6,25 @@
 
 . /vm/xen/driver.sh
 
-plan 35
 use_netback
 VCPUS=2
 guests_with tools driver
-driven one 11
-pings one
-streams one 11 16
-is 'nothing is staged' "$(counter one staged_pages)" 0
+create_guest_with_our_driver one 11
+check_pings one
+check_streams one 11 16
+is 'nothing is staged' "$(driver_counter one staged_pages)" 0
 check 'hashing is set' on one 'ethtool -X eth0 equal 1'
-transfer 'hashed: dom0 to one' dom0 one 10.77.0.11 8
-rebound one 11 3
-healthy one
-gone one
+check_transfer 'hashed: dom0 to one' dom0 one 10.77.0.11 8
+check_driver_rebinding one 11 3 dom0
+check_kernel_log one
+check_destruction one
 
 rmmod xen_netback
 ip link delete xenbr0
 VCPUS=1
 use_ringfence
-driven two 12
-streams two 12 8
-healthy two
-gone two
+create_guest_with_our_driver two 12
+check_streams two 12 8
+check_kernel_log two
+check_destruction two
+complete_scenario

@@ -8,47 +8,46 @@
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh
 
-toggles() {
+toggle_features() {
     on one 'for round in 1 2 3; do for what in tso gso tx rx gro sg; do
         ethtool -K eth0 $what off; usleep 100000; ethtool -K eth0 $what on; done; done'
 }
 
-# used COUNTER: each of the four queues has counted something.
-used() {
+# each_queue_counted COUNTER: succeeds if each of the four queues has counted packets.
+each_queue_counted() {
     local queue
     for queue in 0 1 2 3; do
-        [ "$(counter one "$1${queue}_packets")" -gt 0 ] || return 1
+        [ "$(driver_counter one "$1${queue}_packets")" -gt 0 ] || return 1
     done
 }
 
-plan 36
 use_ringfence '[network]' 'mode = "staging"' 'max-queues = 4'
 guests_with tools driver newest
 KERNEL=/boot/vmlinuz-newest MEMORY=320 VCPUS=4
-driven one 11
+create_guest_with_our_driver one 11
 note "$(on one 'uname -r' | tr -d '\r')"
 check 'its kernel is not that of dom0' test "$(on one 'uname -r' | tr -d '\r')" != "$(uname -r)"
-STAGED=2048
-check 'the pages of four queues are staged' wait_for 40 all_staged one
+check 'the pages of four queues are staged' wait_for 40 has_staged one 2048
 # This kernel's packets are longer, and so fewer.
-no_operations 'four queues' one 11 0 32
-transfer '256 MiB: one to dom0' one dom0 $ADDRESS 256
-transfer '256 MiB: dom0 to one, IPv6' dom0 one fd77::11 256
+check_packets_cost_no_operation 'four queues' one 11 0 32
+check_transfer '256 MiB: one to dom0' one dom0 $ADDRESS 256
+check_transfer '256 MiB: dom0 to one, IPv6' dom0 one fd77::11 256
 on one '{ traffic echo 7200 >/dev/null 2>&1; } &'
 check 'many connections' traffic many 10.77.0.11 7200 48 64
-check 'each queue sends' used tx
-check 'each queue receives' used rx
-returns one
+check 'each queue sends' each_queue_counted tx
+check 'each queue receives' each_queue_counted rx
+start_datagram_return one
 check 'datagrams of every length come back' traffic datagrams 10.77.0.11 7100 200
-during 'killed and started' one 11 24 killed_and_started
-check 'the link stayed' connected one
-during 'features switched off and on' one 11 24 toggles
+check_transfers_during 'killed and started' one 11 dom0 24 restart_daemon
+check 'the link stayed' vif_connected one
+check_transfers_during 'features switched off and on' one 11 dom0 24 toggle_features
 check 'the features are back' on one 'ethtool -k eth0 | grep "^tcp-segmentation-offload: on"'
 check 'hashing over queue 1 alone' on one 'ethtool -X eth0 start 1 equal 1'
-transfer 'hashed: dom0 to one' dom0 one 10.77.0.11 8
+check_transfer 'hashed: dom0 to one' dom0 one 10.77.0.11 8
 check 'queue 1 had it' on one 'test $(ethtool -S eth0 | awk "/rx1_packets/ { print \$2 }") -gt 50'
-rebound one 11 3
-check 'the pages are staged again' wait_for 40 all_staged one
-is 'no fault of the backend was counted' "$(counter one backend_faults)" 0
-healthy one
-gone one
+check_driver_rebinding one 11 3 dom0
+check 'the pages are staged again' wait_for 40 has_staged one 2048
+is 'no fault of the backend was counted' "$(driver_counter one backend_faults)" 0
+check_kernel_log one
+check_destruction one
+complete_scenario

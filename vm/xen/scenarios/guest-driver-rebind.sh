@@ -7,11 +7,11 @@
 . /vm/xen/driver.sh
 
 ROUNDS=${ROUNDS:-30}
-plan $((7 + ROUNDS))
 use_netback
 VCPUS=2
 guests_with tools driver
-driven one 11
-rebound one 11 $ROUNDS
-healthy one
-gone one
+create_guest_with_our_driver one 11
+check_driver_rebinding one 11 $ROUNDS dom0
+check_kernel_log one
+check_destruction one
+complete_scenario

@@ -3,7 +3,7 @@
 # machine: xen
 # limit: 60
 
-plan 14
 use_ringfence '[network]' 'attach = "switch"' 'host-interface = "rf-host"'
 check 'the host has its leg on the switch' ip link set rf-host master xenbr0 up
-two_guests 8
+check_two_guests 8
+complete_scenario

@@ -3,6 +3,6 @@
 # machine: xen
 # limit: 60
 
-plan 13
 use_ringfence
-two_guests 8
+check_two_guests 8
+complete_scenario

@@ -3,9 +3,9 @@
 # machine: xen
 # limit: 120
 
-plan 14
 use_ringfence
-networked one 11
-rebinding one 11 2
-saving one 11
-gone one
+create_networked_guest one 11
+check_rebinding one 11 2
+check_save_and_restore one 11
+check_destruction one
+complete_scenario

@@ -3,8 +3,8 @@
 # machine: xen
 # limit: 90
 
-plan 17
 use_ringfence
-one_guest 64
-check 'its two ends say connected' connected one
-check 'ringfence status knows it' on dom0 'ringfence status | grep -q "vif$(domain one).0"'
+check_one_guest 64
+check 'its two ends say connected' vif_connected one
+check 'ringfence status knows it' on dom0 'ringfence status | grep -q "vif$(domain_id one).0"'
+complete_scenario

@@ -3,56 +3,57 @@
 # machine: xen-netback
 # limit: 150
 
-# answered FILE: the answers that a `ping -q` counted.
-answered() {
+# answered_pings FILE: prints the number of answers in the output of `ping -q`.
+answered_pings() {
     awk '/packets received/ { for (i = 1; i < NF; i++) if ($(i + 1) == "packets" && $(i + 2) ~ /^received/) print $i }' $1
 }
 
-# counts BACKEND: where packets of the flood were dropped.
-counts() {
-    note "$1: dom0's end: $(dropped vif$(domain one).0); $(reassembly)"
-    note "$1: the guest's end: $(on one '. /vm/xen/net.sh; dropped eth0; reassembly' | tr '\r\n' '  ')"
+# note_drops BACKEND: notes the counters that show where packets of the flood were dropped.
+note_drops() {
+    note "$1: dom0's end: $(packet_counters vif$(domain_id one).0); $(reassembly_counters)"
+    note "$1: the guest's end: $(on one '. /vm/xen/net.sh; packet_counters eth0; reassembly_counters' | tr '\r\n' '  ')"
     ringfence status --json 2>/dev/null | grep -E '"(drop_[a-z_]*|hold_ups)": [1-9]' | tr -d ' \n' >/tmp/counts
     note "$1: $(cat /tmp/counts)"
 }
 
-# flooded BACKEND: 9 checks. 200 pings at a hundred a second, from each end to the other at once, in 41 fragments each; then a
-# stream beside such a flood, and an orderly ping. The share of answers is in ANSWERED.
-flooded() {
+# check_flood BACKEND: checks that some of 200 pings at a hundred a second, from each end to the other at once, in 41
+# fragments each, are answered; that streams beside such a flood arrive; and that every ping is answered afterwards.
+# Sets ANSWERED to the number of answers.
+check_flood() {
     local backend=$1 out in flood
-    networked one 11
+    create_networked_guest one 11
     # By default a socket may have two such pings under way, and the third ends busybox' ping.
     on one 'echo 8000000 >/proc/sys/net/core/wmem_default'
     on one "{ ping -q -c 200 -i 0.01 -W 5 -s 60000 $ADDRESS >/tmp/flood 2>&1; echo >>/tmp/flood.done; } &"
     ping -q -c 200 -i 0.01 -W 5 -s 60000 10.77.0.11 >/tmp/flood 2>&1
     check "$backend: the flood from the guest ends" on one 'wait_for 60 test -e /tmp/flood.done'
     on one 'cat /tmp/flood' >/tmp/flood.one
-    out=$(answered /tmp/flood.one) in=$(answered /tmp/flood)
+    out=$(answered_pings /tmp/flood.one) in=$(answered_pings /tmp/flood)
     ANSWERED=$((${out:-0} + ${in:-0}))
     note "$backend: of 200 pings each way, answered: ${out:-0} of the guest's, ${in:-0} of dom0's"
-    counts $backend
+    note_drops $backend
     check "$backend: some are answered each way" test ${out:-0} -gt 0 -a ${in:-0} -gt 0
     (ping -q -c 1000 -i 0.01 -W 5 -s 60000 10.77.0.11 >/dev/null 2>&1) &
     flood=$!
-    transfer "$backend, beside a flood: dom0 to one" dom0 one 10.77.0.11 4
-    transfer "$backend, beside a flood: one to dom0" one dom0 $ADDRESS 4
+    check_transfer "$backend, beside a flood: dom0 to one" dom0 one 10.77.0.11 4
+    check_transfer "$backend, beside a flood: one to dom0" one dom0 $ADDRESS 4
     kill $flood
     killall ping
     check "$backend: afterwards every ping is answered" on one "wait_for 20 sh -c 'ping -c 5 -i 0.2 -W 5 -s 60000 $ADDRESS | grep \" 0% packet loss\"'"
     check_not "$backend: the guest's kernel has nothing to complain of" on one "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
-    gone one
+    check_destruction one
 }
 
-plan 24
 echo 8000000 >/proc/sys/net/core/wmem_default
 use_ringfence
-flooded serve
+check_flood serve
 ours=$ANSWERED
 check_not 'nothing is charged to the guest' on dom0 "ringfence status | grep 'rules broken'"
 kill $SERVE
 wait $SERVE
 ip link delete xenbr0
 use_netback
-flooded netback
+check_flood netback
 # No bound on it: a TAP drops what finds its queue full, where xen-netback stops the sender, so a slow computer answers fewer.
 note "answered with serve and with xen-netback: $ours, $ANSWERED"
+complete_scenario

@@ -3,39 +3,39 @@
 # machine: xen
 # limit: 90
 
-# Nobody may write a state while the daemon comes and goes.
+# watch_states: records each write of a state, of which there must be none while the daemon restarts.
 watch_states() {
-    for path in $BACKEND/vif/$(domain one)/0/state /local/domain/$(domain one)/device/vif/0/state; do
+    for path in $BACKEND/vif/$(domain_id one)/0/state /local/domain/$(domain_id one)/device/vif/0/state; do
         xenstore-watch $path >>/tmp/states &
     done
-    wait_for 5 states_seen 2
+    wait_for 5 state_changes_are 2
 }
 
-states_seen() {
+state_changes_are() {
     [ "$(wc -l </tmp/states)" -eq $1 ]
 }
 
-# pulse_of: how many answers a connection got that was there all the time, and the longest silence.
-pulse_of() {
+# pulse_result: prints the number of answers on a connection that lasts all the time, and the longest silence.
+pulse_result() {
     wait_for 30 on one 'test -s /tmp/pulse' && on one 'cat /tmp/pulse'
 }
 
-plan 14
 use_ringfence
-networked one 11
-transfer 'before' one dom0 $ADDRESS 8
+create_networked_guest one 11
+check_transfer 'before' one dom0 $ADDRESS 8
 check 'states are watched' watch_states
 traffic echo 7000 &
 on one "{ traffic pulse $ADDRESS 7000 15 >/tmp/pulse.new 2>&1; mv /tmp/pulse.new /tmp/pulse; } &"
 sleep 2
-check 'killed and started' killed_and_started
-pulse=$(pulse_of)
+check 'killed and started' restart_daemon
+pulse=$(pulse_result)
 note "exchanges and longest silence in ms: $pulse"
 # 5 s with the default patience.
 longest=$((1250 * PATIENCE))
 check "a connection goes on within $longest ms" test "${pulse#* }" -lt $longest
-check 'killed and started again' killed_and_started
-transfer 'a new connection has no damage' one dom0 $ADDRESS 8
-check 'nobody wrote a state' states_seen 2
-check 'both ends are connected' connected one
+check 'killed and started again' restart_daemon
+check_transfer 'a new connection has no damage' one dom0 $ADDRESS 8
+check 'nobody wrote a state' state_changes_are 2
+check 'both ends are connected' vif_connected one
 check 'it was taken over as it was' on dom0 'ringfence status | grep "taken over"'
+complete_scenario

@@ -12,41 +12,41 @@
 # fifty of a release are --set CYCLES=50.
 CYCLES=${CYCLES:-4}
 
-# connected HANDLE: a window between the two, with load on it.
-connected() {
-    like "cycle $cycle: the grantee registers" "$(b dev-open; b dev-register $(domain one) $1 1024)" '*ok'
-    a churn $1 1000 >/dev/null
-    b touch 1024 >/dev/null
+# connect_window HANDLE: checks that the grantee registers the window, and starts load on it.
+connect_window() {
+    matches "cycle $cycle: the grantee registers" "$(grantee dev-open; grantee dev-register $(domain_id one) $1 1024)" '*ok'
+    granter churn $1 1000 >/dev/null
+    grantee touch 1024 >/dev/null
     sleep 2
 }
 
-created() {
-    a create $(domain two) 1024 | sed 's/.*handle //'
+create_window() {
+    granter create $(domain_id two) 1024 | sed 's/.*handle //'
 }
 
-plan $((CYCLES * 5 + 2))
 before=$(free_memory)
 cycle=0
 while [ $cycle -lt $CYCLES ]; do
     cycle=$((cycle + 1))
     # Who survived stays.
     for each in one two; do
-        [ -n "$(domain $each 2>/dev/null)" ] || window_guest $each 'type="pvh"' || give_up "no guest $each"
+        [ -n "$(domain_id $each 2>/dev/null)" ] || create_window_guest $each 'type="pvh"' || give_up "no guest $each"
     done
-    is "cycle $cycle: the granter is idle" "$(a churned stop | cut -d' ' -f1)" rounds
-    connected $(created)
+    is "cycle $cycle: the granter is idle" "$(granter churned stop | cut -d' ' -f1)" rounds
+    connect_window $(create_window)
     case $((cycle % 2)) in
         0) victim=one ;;
         *) victim=two ;;
     esac
-    number=$(domain $victim)
+    number=$(domain_id $victim)
     check "cycle $cycle: $victim is destroyed" xl destroy $victim
-    check "cycle $cycle: it leaves no zombie" wait_for 30 is_not_there $number
+    check "cycle $cycle: it leaves no zombie" wait_for 30 domain_is_gone $number
     is "cycle $cycle: no window is left" "$(dump_windows | grep -c ' window .* to d')" 0
     # The thread that touches the window must end before it is unmapped.
-    [ $victim = two ] || { b touched stop >/dev/null; sleep 1; b dev-close >/dev/null; }
+    [ $victim = two ] || { grantee touched stop >/dev/null; sleep 1; grantee dev-close >/dev/null; }
     note "cycle $cycle: $victim; free $(free_memory) MiB of $before"
 done
 for each in one two; do xl destroy $each 2>/dev/null; done
 check 'all domains are gone' wait_for 30 sh -c '[ $(xl list | wc -l) = 2 ]'
 is 'the memory is free again' "$(free_memory)" "$before"
+complete_scenario

@@ -8,9 +8,9 @@
 
 . /vm/xen/window.sh
 
-plan 5
-check 'a granter is created' window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
-check 'a grantee is created' window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
-like 'the operations are there' "$(a query)" 'rc 0 version 1 *'
-like 'a window between guests is refused' "$(a create $(domain two) 64)" '*status -8*'
-check 'the hypervisor has no window' windows_none
+check 'a granter is created' create_window_guest one 'type="pvh"' || give_up 'without a granter there is nothing to see'
+check 'a grantee is created' create_window_guest two 'type="pvh"' || give_up 'without a grantee there is nothing to see'
+matches 'the operations are there' "$(granter query)" 'rc 0 version 1 *'
+matches 'a window between guests is refused' "$(granter create $(domain_id two) 64)" '*status -8*'
+check 'the hypervisor has no window' no_windows
+complete_scenario

@@ -71,8 +71,8 @@ mod tests {
             text.lines().for_each(|line| tally.take(&read(line)));
             tally
         };
-        let good = tally("plan 2\nok a\nskip b: none\nend run 0");
-        let bad = tally("plan 2\nok a\nnot ok b: no answer\nend run 0");
+        let good = tally("ok a\nskip b: none\ncomplete 2\nend run 0");
+        let bad = tally("ok a\nnot ok b: no answer\ncomplete 2\nend run 0");
         let line = scenario("podman", Peer::Debian, &bad);
         assert!(line.starts_with("[debian] FAILED podman run: 2 checks in "), "{line}");
         assert!(line.contains("    not ok b: no answer\n"), "{line}");
