@@ -4,11 +4,12 @@
 //! * A doc comment names the item, so it does not begin with one of [`QUESTION_WORDS`].
 //! * A doc comment has at least [`WORDS_MIN`] words. Fields, variants and associated constants may have fewer. A
 //!   comment on them is optional, because the name often says all.
-//! * Names and comments of Rust, and pages, avoid the words of [`words`]. String literals are not checked:
+//! * Names and comments of Rust, shell and C, and pages, avoid the words of [`words`]. String literals are not checked:
 //!   names of counters, keys and options are interfaces and do not change for style.
 //!
 //! Exceptions by file and word are in `xtask/tidy.toml`. [`EXEMPT`] files may use every word.
 
+mod scan;
 mod words;
 
 use proc_macro2::{TokenStream, TokenTree};
@@ -17,6 +18,7 @@ use syn::visit::{self, Visit};
 use super::config::{CONFIG, Words};
 use super::finding::Finding;
 use super::tree::{Source, Tree};
+use scan::Part;
 use words::{Kind, Replaced};
 
 /// First words of doc comments that ask a question instead of naming the item.
@@ -43,6 +45,7 @@ pub(super) fn check(tree: &Tree, words: &Words) -> Vec<Finding> {
             findings.extend(check_comment(path, &comment));
         }
     }
+    findings.extend(words::undecided(tree));
     let mut used = vec![];
     for (path, text) in tree.files.iter().filter(|(path, _)| !EXEMPT.contains(&path.as_str())) {
         for (line, found) in hits(path, text, tree.sources.get(path)) {
@@ -185,6 +188,10 @@ fn hits(path: &str, text: &str, source: Option<&Source>) -> Vec<Hit> {
         hits.add_source(source);
     } else if path.ends_with(".md") {
         text.lines().enumerate().for_each(|(i, line)| hits.add_prose(i + 1, line));
+    } else if scan::is_shell(path, text) {
+        hits.add_parts(scan::shell(text));
+    } else if scan::is_c(path) {
+        hits.add_parts(scan::c(text));
     }
     hits.found
 }
@@ -210,6 +217,15 @@ impl Hits<'_> {
         for prose in text.split('`').step_by(2) {
             let found = words::find(self.path, Kind::Prose, prose).into_iter();
             self.found.extend(found.map(|replaced| (line, replaced)));
+        }
+    }
+
+    fn add_parts(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            match part {
+                Part::Name(line, name) => self.add_name(line, &name),
+                Part::Comment(line, text) => self.add_prose(line, &text),
+            }
         }
     }
 
@@ -302,6 +318,32 @@ mod tests {
             "// The counter `device_condemned` of old.\nfn f() {}\n",
         ] {
             assert_eq!(findings(text, &[]), [] as [&str; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn replaced_word_is_found_in_shell_and_c_and_not_in_quotes() {
+        let found = |path: &str, text: &str| {
+            let found = check(&Tree::from_files([(path, text)]), &Words::new());
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        for (path, text) in [
+            ("vm/a.sh", "#!/bin/sh\nrogue=1\n"),
+            ("vm/init", "#!/bin/sh\ncall rogue x\n"),
+            ("dist/a.sh", "\n# A rogue guest.\n"),
+            ("linux/a.c", "\nint tx_parcel;\n"),
+            ("xen/a.h", "/* One\n * rogue. */\n"),
+        ] {
+            let found = found(path, text);
+            assert_eq!(found.len(), 1, "{path} {found:?}");
+            assert!(found[0].starts_with(&format!("{path}:2: ")), "{found:?}");
+        }
+        for (path, text) in [
+            ("vm/a.sh", "echo 'the rogue' \"a seat\"\n"),
+            ("linux/a.c", "f(\"rogue\"); /* the field `octet` */\n"),
+            ("vm/a.py", "rogue = 1\n"),
+        ] {
+            assert_eq!(found(path, text), [] as [&str; 0]);
         }
     }
 
