@@ -4,6 +4,7 @@
 //! Exceptions are in `xtask/tidy.toml`, where a review sees each.
 
 mod atomics;
+mod columns;
 mod commits;
 mod config;
 mod finding;
@@ -59,6 +60,7 @@ fn check_tree(tree: &Tree, config: &Config) -> Vec<Finding> {
     findings.extend(unsafety::check(tree));
     findings.extend(atomics::check(tree, &config.atomics));
     findings.extend(floors::check(tree));
+    findings.extend(columns::check(tree));
     findings.extend(imports::check(tree));
     findings.extend(language::check(tree, &config.words));
     findings.extend(links::check(tree));

@@ -2,11 +2,11 @@
 //! Tests on whole machines under emulation, for code that needs its own kernel or hypervisor: `cargo xtask vm` and, for
 //! hypervisors with grant windows, `cargo xtask xen`. `vm/README.md` explains how to write a scenario.
 //!
-//! The command line ([`args`]) selects scenarios and a hypervisor ([`choice`]), which make the settings of a run ([`setting`]).
-//! The images come from Debian's packages ([`images`], [`apt`], [`kernel`], [`cpio`]); each boot appends the
-//! project's files ([`overlay`], [`program`]). A machine ([`machine`]) runs several scenarios ([`scenario`]) one
+//! The command line (`args`) selects scenarios and a hypervisor (`choice`), which make the settings of a run (`setting`).
+//! The images come from Debian's packages (`images`, `apt`, `kernel`, `cpio`); each boot appends the
+//! project's files (`overlay`, `program`). A machine (`machine`) runs several scenarios ([`scenario`]) one
 //! after the other. The result of each comes from inside the machine ([`results`]). A machine that crashes fails
-//! the running scenario, and a new machine runs the remaining ones ([`boots`]).
+//! the running scenario, and a new machine runs the remaining ones (`boots`).
 
 mod apt;
 mod args;

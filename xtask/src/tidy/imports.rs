@@ -55,29 +55,22 @@ pub(super) fn check(tree: &Tree) -> Vec<Finding> {
 /// Edges from each file to other files, with the paths that make them.
 type Graph = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Modules of a crate by their path.
-type Modules<'a> = BTreeMap<&'a [String], &'a Module>;
-
 /// Returns the import graph of all crates, without test code.
 fn graph(tree: &Tree) -> Graph {
-    let mut crates: BTreeMap<&str, Vec<(&str, Module)>> = BTreeMap::new();
+    let mut crates: BTreeMap<&str, Modules<'_>> = BTreeMap::new();
     for (path, place) in tree.reached.iter().filter(|(_, place)| place.in_product) {
-        let modules = paths::modules(&tree.sources[path], &place.module);
-        let modules = modules.into_iter().map(|module| (path.as_str(), module));
-        crates.entry(&place.root).or_default().extend(modules);
+        let known = crates.entry(&place.root).or_default();
+        for module in paths::modules(&tree.sources[path], &place.module) {
+            known.0.entry(module.path.clone()).or_default().push((path, module));
+        }
     }
     let mut graph = Graph::new();
     for modules in crates.values() {
-        let files: BTreeMap<&[String], &str> =
-            modules.iter().map(|(file, module)| (&module.path[..], *file)).collect();
-        let by_path: Modules<'_> =
-            modules.iter().map(|(_, module)| (&module.path[..], module)).collect();
-        for (file, module) in modules {
+        for (file, module) in modules.0.values().flatten() {
             let edges = graph.entry((*file).to_owned()).or_default();
             for path in &module.paths {
-                for target in resolve(&by_path, &module.path, path, NAMES_MAX) {
-                    let to = file_of(&files, &target);
-                    if let Some(to) = to.filter(|to| to != file) {
+                for target in modules.resolve(&module.path, path, NAMES_MAX) {
+                    for to in modules.files_of(&target).filter(|to| to != file) {
                         edges.entry(to.to_owned()).or_default().insert(path.join("::"));
                     }
                 }
@@ -87,56 +80,59 @@ fn graph(tree: &Tree) -> Graph {
     graph
 }
 
-/// Returns the absolute paths that a path in the module `here` may mean: none for an item of another crate, several if
-/// functions of the module give one name to different items.
-fn resolve(
-    modules: &Modules<'_>,
-    here: &[String],
-    path: &[String],
-    names_left: usize,
-) -> Vec<Words> {
-    let first = match path.first().map(String::as_str) {
-        Some("crate") => return vec![path[1..].to_vec()],
-        Some("self" | "super") => {
-            let mut absolute = here.to_vec();
-            let up = path.iter().take_while(|word| ["self", "super"].contains(&word.as_str()));
-            let up: Vec<&String> = up.collect();
-            absolute.truncate(
-                here.len() - up.iter().filter(|word| **word == "super").count().min(here.len()),
-            );
-            absolute.extend_from_slice(&path[up.len()..]);
-            return vec![absolute];
+/// Modules of a crate by their path, each with its file. A path has several modules if `cfg` chooses between them.
+#[derive(Default)]
+struct Modules<'a>(BTreeMap<Words, Vec<(&'a str, Module)>>);
+
+impl<'a> Modules<'a> {
+    /// Returns the absolute paths that a path in the module `here` may mean: none for an item of another crate, several if
+    /// functions of the module give one name to different items.
+    fn resolve(&self, here: &[String], path: &[String], names_left: usize) -> Vec<Words> {
+        let Some(first) = path.first() else { return vec![] };
+        match first.as_str() {
+            "crate" => return vec![path[1..].to_vec()],
+            "self" | "super" => return vec![upwards(here, path)],
+            _ => {}
         }
-        Some(first) => first,
-        None => return vec![],
-    };
-    let Some(module) = modules.get(here) else { return vec![] };
-    if module.children.contains(first) {
-        return vec![[here, path].concat()];
+        let Some(modules) = self.0.get(here) else { return vec![] };
+        let modules = || modules.iter().map(|(_, module)| module);
+        if modules().any(|module| module.children.contains(first)) {
+            return vec![[here, path].concat()];
+        }
+        if names_left == 0 {
+            return vec![];
+        }
+        let named = modules().flat_map(|module| &module.names);
+        let named = named.filter(|(name, target)| name == first && target[..] != path[..1]);
+        let named: Vec<Words> = named
+            .flat_map(|(_, target)| {
+                self.resolve(here, &[&target[..], &path[1..]].concat(), names_left - 1)
+            })
+            .collect();
+        if !named.is_empty() {
+            return named;
+        }
+        let globs = modules().flat_map(|module| &module.globs);
+        let globs = globs.flat_map(|glob| self.resolve(here, glob, names_left - 1));
+        globs
+            .filter(|module| module != here)
+            .flat_map(|module| self.resolve(&module, path, names_left - 1))
+            .collect()
     }
-    if names_left == 0 {
-        return vec![];
+
+    /// Returns the files of the longest prefix of a path that is a module.
+    fn files_of(&self, path: &[String]) -> impl Iterator<Item = &'a str> {
+        let found = (0..=path.len()).rev().find_map(|length| self.0.get(&path[..length]));
+        found.into_iter().flatten().map(|(file, _)| *file)
     }
-    let named =
-        module.names.iter().filter(|(name, target)| name == first && target[..] != path[..1]);
-    let named: Vec<Words> = named
-        .flat_map(|(_, target)| {
-            resolve(modules, here, &[&target[..], &path[1..]].concat(), names_left - 1)
-        })
-        .collect();
-    if !named.is_empty() {
-        return named;
-    }
-    let globs = module.globs.iter().flat_map(|glob| resolve(modules, here, glob, names_left - 1));
-    globs
-        .filter(|module| module != here)
-        .flat_map(|module| resolve(modules, &module, path, names_left - 1))
-        .collect()
 }
 
-/// Returns the file of the longest prefix of a path that is a module.
-fn file_of<'a>(files: &BTreeMap<&[String], &'a str>, path: &[String]) -> Option<&'a str> {
-    (0..=path.len()).rev().find_map(|length| files.get(&path[..length]).copied())
+/// Returns the absolute path of one that begins with `self` or `super` in the module `here`.
+fn upwards(here: &[String], path: &[String]) -> Words {
+    let is_start = |word: &&String| ["self", "super"].contains(&word.as_str());
+    let start = path.iter().take_while(is_start).count();
+    let up = path[..start].iter().filter(|word| *word == "super").count();
+    [&here[..here.len().saturating_sub(up)], &path[start..]].concat()
 }
 
 /// Returns the strongly connected components of more than [`CYCLE_FILES`] files, each sorted.
@@ -364,6 +360,19 @@ mod tests {
             edges(files),
             ["lib.rs -> odd/file.rs: a::f", "odd/file.rs -> lib.rs: super::g"]
         );
+    }
+
+    #[test]
+    fn module_with_two_files_has_edges_to_both() {
+        let files = [
+            (
+                "lib.rs",
+                "#[cfg(x)]\nmod a;\n#[cfg(not(x))]\n#[path = \"b.rs\"]\nmod a;\nuse a::f;\n",
+            ),
+            ("a.rs", ""),
+            ("b.rs", ""),
+        ];
+        assert_eq!(edges(files), ["lib.rs -> a.rs: a::f", "lib.rs -> b.rs: a::f"]);
     }
 
     #[test]

@@ -4,11 +4,13 @@
 //! * A doc comment names the item, so it does not begin with one of [`QUESTION_WORDS`].
 //! * A doc comment has at least [`WORDS_MIN`] words. Fields, variants and associated constants may have fewer. A
 //!   comment on them is optional, because the name often says all.
-//! * Identifiers, comments and pages avoid [`REPLACED`]. String literals are not checked: names of counters, keys
-//!   and options are interfaces and do not change for style.
+//! * Names and comments of Rust, shell and C, and pages, avoid the words of [`words`]. String literals are not checked:
+//!   names of counters, keys and options are interfaces and do not change for style.
 //!
-//! Files that were not rewritten yet are listed in `xtask/tidy.toml` with their number of findings, which may only
-//! shrink. Exceptions by file and word are there too. [`EXEMPT`] files may use every word.
+//! Exceptions by file and word are in `xtask/tidy.toml`. [`EXEMPT`] files may use every word.
+
+mod scan;
+mod words;
 
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
@@ -16,6 +18,8 @@ use syn::visit::{self, Visit};
 use super::config::{CONFIG, Words};
 use super::finding::Finding;
 use super::tree::{Source, Tree};
+use scan::Part;
+use words::{Kind, Replaced};
 
 /// First words of doc comments that ask a question instead of naming the item.
 const QUESTION_WORDS: [&str; 10] =
@@ -24,30 +28,14 @@ const QUESTION_WORDS: [&str; 10] =
 /// Minimum number of words of a doc comment that is not optional.
 const WORDS_MIN: usize = 4;
 
-/// Words that the glossary replaces, with the word to write. Inflected forms are found too.
-const REPLACED: &[(&str, &str)] = &[
-    ("octet", "byte"),
-    ("keeper", "supervisor"),
-    ("obituary", "exit report"),
-    ("seat", "port entry"),
-    ("usher", "port binding"),
-    ("parcel", "handoff batch"),
-    ("plane", "worker"),
-    ("police", "rate policy, rate limiter or address filter"),
-    ("squeeze", "shrink"),
-    ("thaw", "refill"),
-    ("rude", "rule violation"),
-    ("manners", "penalty"),
-    ("close_with_penalty", "close with a penalty"),
-    ("reset_penalty", "reset the penalty"),
-    ("conversation", "connection, association or flow"),
-    ("rogue", "adversary"),
-    ("manieth", "stride"),
-];
-
 /// Files that may use the replaced words, because they explain or check the rule, or record the past.
-const EXEMPT: [&str; 4] =
-    ["docs/glossary.md", "CONTRIBUTING.md", "CHANGELOG.md", "xtask/src/tidy/language.rs"];
+const EXEMPT: [&str; 5] = [
+    words::GLOSSARY,
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "xtask/src/tidy/language.rs",
+    "xtask/src/tidy/language/words.rs",
+];
 
 /// Returns findings for the language rules.
 pub(super) fn check(tree: &Tree, words: &Words) -> Vec<Finding> {
@@ -57,16 +45,13 @@ pub(super) fn check(tree: &Tree, words: &Words) -> Vec<Finding> {
             findings.extend(check_comment(path, &comment));
         }
     }
+    findings.extend(words::undecided(tree));
     let mut used = vec![];
     for (path, text) in tree.files.iter().filter(|(path, _)| !EXEMPT.contains(&path.as_str())) {
-        let hits = match tree.sources.get(path) {
-            Some(source) => words_of_source(source),
-            None if path.ends_with(".md") => words_of_lines(text.lines()),
-            None => continue,
-        };
-        for (line, word, instead) in hits {
-            if words.get(path).is_some_and(|allowed| allowed.contains_key(word)) {
-                used.push((path.clone(), word.to_owned()));
+        for (line, found) in hits(path, text, tree.sources.get(path)) {
+            let Replaced { words: word, instead, .. } = found;
+            if words.get(path).is_some_and(|allowed| allowed.contains_key(*word)) {
+                used.push((path.clone(), (*word).to_owned()));
                 continue;
             }
             let message = format!("\"{word}\" is replaced by the glossary: write {instead}");
@@ -193,74 +178,79 @@ impl<'ast> Visit<'ast> for Docs {
     }
 }
 
-/// Use of a replaced word: line, word, and the word to write.
-type Hit = (usize, &'static str, &'static str);
+/// Replaced word and the line of its use.
+type Hit = (usize, &'static Replaced);
 
-/// Returns the replaced words in the identifiers and comments of a source.
-fn words_of_source(source: &Source) -> Vec<Hit> {
-    let mut hits = vec![];
-    identifiers(source.tokens.clone(), &mut |line, name| hits.extend(words_in(line, name)));
-    let comments = source.lines.iter().enumerate().filter_map(|(i, line)| {
-        let at = line.find("//")?;
-        // A comment begins a line, or follows code after a blank; `//` in a literal does neither.
-        let begins = line[..at].trim().is_empty() || line[..at].ends_with(' ');
-        begins.then(|| (i + 1, &line[at..]))
-    });
-    hits.extend(comments.flat_map(|(line, text)| words_of_line(line, text)));
-    hits
-}
-
-fn words_of_lines<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<Hit> {
-    lines.enumerate().flat_map(|(i, line)| words_of_line(i + 1, line)).collect()
-}
-
-/// Returns the replaced words in a line of prose. Text in backticks is a name, which is not checked; nor is a line that
-/// cites an RFC, because it may quote a field name.
-fn words_of_line(line: usize, text: &str) -> Vec<Hit> {
-    if text.contains("RFC") {
-        return vec![];
+/// Returns the replaced words of a file: of all lines of a page, of the names and comments of a source.
+fn hits(path: &str, text: &str, source: Option<&Source>) -> Vec<Hit> {
+    let mut hits = Hits { path, found: vec![] };
+    if let Some(source) = source {
+        hits.add_source(source);
+    } else if path.ends_with(".md") {
+        text.lines().enumerate().for_each(|(i, line)| hits.add_prose(i + 1, line));
+    } else if scan::is_shell(path, text) {
+        hits.add_parts(scan::shell(text));
+    } else if scan::is_c(path) {
+        hits.add_parts(scan::c(text));
     }
-    text.split('`').step_by(2).flat_map(|prose| words_in(line, prose)).collect()
+    hits.found
 }
 
-fn words_in(line: usize, text: &str) -> Vec<Hit> {
-    let mut hits = vec![];
-    for word in split_words(text) {
-        let hit = REPLACED.iter().find(|(replaced, _)| {
-            word.strip_prefix(replaced)
-                .is_some_and(|rest| ["", "s", "d", "ed", "ing"].contains(&rest))
-        });
-        hits.extend(hit.map(|(replaced, instead)| (line, *replaced, *instead)));
+/// Collector of the replaced words of one file.
+struct Hits<'a> {
+    path: &'a str,
+    found: Vec<Hit>,
+}
+
+impl Hits<'_> {
+    fn add_name(&mut self, line: usize, name: &str) {
+        let found = words::find(self.path, Kind::Name, name).into_iter();
+        self.found.extend(found.map(|replaced| (line, replaced)));
     }
-    hits
-}
 
-/// Returns the words of prose or of an identifier in lower case. `TxParcel` and `tx_parcel` have two.
-fn split_words(text: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
-    let mut lower = false;
-    for c in text.chars() {
-        let starts = c.is_uppercase() && lower;
-        if !c.is_alphanumeric() || starts {
-            words.push(String::new());
+    /// Adds the words in a line of prose. Text in backticks is a name, which is not checked; nor is a line that cites an
+    /// RFC, because it may quote a field name.
+    fn add_prose(&mut self, line: usize, text: &str) {
+        if text.contains("RFC") {
+            return;
         }
-        if let Some(word) = words.last_mut().filter(|_| c.is_alphanumeric()) {
-            word.extend(c.to_lowercase());
+        for prose in text.split('`').step_by(2) {
+            let found = words::find(self.path, Kind::Prose, prose).into_iter();
+            self.found.extend(found.map(|replaced| (line, replaced)));
         }
-        lower = c.is_lowercase();
     }
-    words.retain(|word| !word.is_empty());
-    words
-}
 
-fn identifiers(tokens: TokenStream, found: &mut impl FnMut(usize, &str)) {
-    for token in tokens {
-        match token {
-            // `octets` alone is a method of IP addresses in std.
-            TokenTree::Ident(name) if name == "octets" => {}
-            TokenTree::Ident(name) => found(name.span().start().line, &name.to_string()),
-            TokenTree::Group(group) => identifiers(group.stream(), found),
-            _ => {}
+    fn add_parts(&mut self, parts: Vec<Part>) {
+        for part in parts {
+            match part {
+                Part::Name(line, name) => self.add_name(line, &name),
+                Part::Comment(line, text) => self.add_prose(line, &text),
+            }
+        }
+    }
+
+    fn add_source(&mut self, source: &Source) {
+        self.add_identifiers(source.tokens.clone());
+        for (i, line) in source.lines.iter().enumerate() {
+            let Some(at) = line.find("//") else { continue };
+            // A comment begins a line, or follows code after a blank; `//` in a literal does neither.
+            if line[..at].trim().is_empty() || line[..at].ends_with(' ') {
+                self.add_prose(i + 1, &line[at..]);
+            }
+        }
+    }
+
+    fn add_identifiers(&mut self, tokens: TokenStream) {
+        for token in tokens {
+            match token {
+                // `octets` alone is a method of IP addresses in std.
+                TokenTree::Ident(name) if name == "octets" => {}
+                TokenTree::Ident(name) => {
+                    self.add_name(name.span().start().line, &name.to_string());
+                }
+                TokenTree::Group(group) => self.add_identifiers(group.stream()),
+                _ => {}
+            }
         }
     }
 }
@@ -328,6 +318,32 @@ mod tests {
             "// The counter `device_condemned` of old.\nfn f() {}\n",
         ] {
             assert_eq!(findings(text, &[]), [] as [&str; 0], "{text}");
+        }
+    }
+
+    #[test]
+    fn replaced_word_is_found_in_shell_and_c_and_not_in_quotes() {
+        let found = |path: &str, text: &str| {
+            let found = check(&Tree::from_files([(path, text)]), &Words::new());
+            found.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        for (path, text) in [
+            ("vm/a.sh", "#!/bin/sh\nrogue=1\n"),
+            ("vm/init", "#!/bin/sh\ncall rogue x\n"),
+            ("dist/a.sh", "\n# A rogue guest.\n"),
+            ("linux/a.c", "\nint tx_parcel;\n"),
+            ("xen/a.h", "/* One\n * rogue. */\n"),
+        ] {
+            let found = found(path, text);
+            assert_eq!(found.len(), 1, "{path} {found:?}");
+            assert!(found[0].starts_with(&format!("{path}:2: ")), "{found:?}");
+        }
+        for (path, text) in [
+            ("vm/a.sh", "echo 'the rogue' \"a seat\"\n"),
+            ("linux/a.c", "f(\"rogue\"); /* the field `octet` */\n"),
+            ("vm/a.py", "rogue = 1\n"),
+        ] {
+            assert_eq!(found(path, text), [] as [&str; 0]);
         }
     }
 
