@@ -411,8 +411,8 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         };
         let job = self.jobs.get(piece.job as usize).and_then(Option::as_ref);
         let filled = match piece.kind {
-            Kind::Read => Some((piece.at, piece.len)),
-            Kind::Extents => Some((0, LIST_BYTES)),
+            Kind::Read => Some(piece.at..piece.at + piece.len),
+            Kind::Extents => Some(0..LIST_BYTES),
             _ => None,
         };
         if let (Some(range), None, Some(job)) = (filled, error, job)

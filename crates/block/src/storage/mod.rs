@@ -5,6 +5,7 @@
 //! completed, in any order. Two requests in flight have no order. A user that needs one waits for the first
 //! before it submits the second.
 
+use core::ops::Range;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -108,6 +109,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns the bytes of the disk that the request is about.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.len)
+    }
+
     /// Creates the result of this request.
     pub fn done(self, result: Result<(), i32>) -> Done {
         Done { token: self.token, result, segments: self.segments }

@@ -6,6 +6,7 @@
 
 mod described;
 mod open;
+mod queue_keys;
 mod rejection;
 mod silence;
 mod windows;
@@ -301,7 +302,7 @@ impl VbdBackend {
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
         let announced = described::AnnouncedDisk::of(disk.geometry(), &self.end, store)?;
-        match self.open(adopting, (disk, &announced.geometry), platform, store) {
+        match self.open(adopting, disk, &announced.geometry, platform, store) {
             Ok((served, connection, first_page)) => {
                 (self.served, self.has_served) = (Some((served, connection)), true);
                 self.first_page = Some(first_page);

@@ -234,7 +234,7 @@ impl OpenFile {
         if kind == FileKind::Regular && !options.raw && !options.in_use {
             refuse_formats(&file, stat.st_size.max(0).cast_unsigned(), path)?;
         }
-        let bytes = bytes(&file, kind, sector_size, (options, path))?;
+        let bytes = bytes(&file, kind, sector_size, options, path)?;
         let direct = options.cache.is_direct().then(|| use_direct(&file, path, kind, sector_size));
         let direct = direct.flatten();
         let discards = Discards::of(&file, kind, &sysfs, options.read_only, bytes);
@@ -382,7 +382,8 @@ fn bytes(
     file: &OwnedFd,
     kind: FileKind,
     sector_size: u32,
-    (options, path): (&FileOptions, &Path),
+    options: &FileOptions,
+    path: &Path,
 ) -> Result<u64, OpenFileError> {
     let bytes = match kind {
         FileKind::Regular => {
