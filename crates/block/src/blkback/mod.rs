@@ -150,12 +150,7 @@ pub enum StartError {
     RingSize(usize),
     /// System call that failed.
     #[error("{what}: {source}")]
-    System {
-        /// Operation that was attempted.
-        what: &'static str,
-        /// Error of the system.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
 }
 
 /// Callback on the thread of a queue that ended and holds no page any more. The argument is the reason,

@@ -71,7 +71,6 @@ pub enum Op {
         /// Makes the old content unreadable.
         secure: bool,
     },
-    /// Writes zeros to the range.
     WriteZeroes,
     /// Stores the list of the extents of the range in the segments ([`extents::ExtentList`]).
     Extents,
@@ -97,7 +96,6 @@ impl From<LentSlice> for Segment {
 pub struct Request {
     /// Token of the submitter, returned in [`Done`].
     pub token: u64,
-    /// Operation of the request.
     pub op: Op,
     /// Offset of the first byte on the disk.
     pub offset: u64,
@@ -165,7 +163,6 @@ pub fn check_request(
 /// Result of a request.
 #[derive(Debug)]
 pub struct Done {
-    /// Token of the request.
     pub token: u64,
     /// Success of the whole request, or the errno of the failure.
     pub result: Result<(), i32>,

@@ -38,7 +38,6 @@ pub struct Connection {
     pub persistent: bool,
     /// Set if rings have grant windows.
     pub windows: bool,
-    /// Number of queues.
     pub queues: u32,
     /// Number of pages of each ring.
     pub ring_pages: u32,

@@ -204,9 +204,7 @@ impl Rules {
 /// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
-    /// Reads from the disk.
     Read,
-    /// Writes to the disk.
     Write,
 }
 

@@ -4,7 +4,6 @@ use ringfence_xenbus::end::BackendEnd;
 
 /// Place of the keys of one queue.
 pub(super) struct QueueKeys {
-    /// Number of the queue.
     pub(super) queue: u32,
     /// Directory of the queue. A device without several queues has its keys in its own directory.
     pub(super) directory: Option<String>,
