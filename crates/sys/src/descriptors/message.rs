@@ -16,7 +16,7 @@ use super::disposal::PEER_PENDING_MAX;
 /// Maximum number of descriptors that a protocol of Ringfence sends with a message.
 const FDS_MAX: usize = 64;
 
-/// Received message.
+/// Message that a socket received, with its descriptors.
 #[derive(Debug)]
 pub struct ReceivedMessage {
     /// Bytes in the caller's buffer. 0: the other end is closed, or sent an empty message.
