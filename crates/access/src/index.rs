@@ -31,16 +31,10 @@ struct Leaf {
 pub enum EnterError {
     /// Reference that is not below [`GREF_LIMIT`].
     #[error("grant reference {gref} is not below {GREF_LIMIT}")]
-    TooLarge {
-        /// Refused reference.
-        gref: Gref,
-    },
+    TooLarge { gref: Gref },
     /// Reference that has an entry already.
     #[error("grant reference {gref} is in the table already")]
-    Present {
-        /// Refused reference.
-        gref: Gref,
-    },
+    Present { gref: Gref },
     /// Position above [`ENTRIES_MAX`].
     #[error("a table has no more than {ENTRIES_MAX} entries")]
     Place,

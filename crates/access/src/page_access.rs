@@ -19,9 +19,7 @@ const STAGED_COPY_MAX: u16 = 256;
 /// Range of a peer's page to read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRange {
-    /// Reference of the page.
     pub gref: Gref,
-    /// Offset in the page.
     pub offset: u16,
     /// Length in bytes. The parser of the slot has validated that the range lies inside the page.
     pub len: u16,

@@ -114,7 +114,6 @@ pub struct Leaving {
     pub name: u64,
     /// Set if the page was marked.
     pub marked: bool,
-    /// Mapping of the page.
     pub page: LentSlice,
 }
 

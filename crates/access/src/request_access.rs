@@ -36,7 +36,6 @@ use crate::window::unmark;
 /// Range of a peer's page that a request reads or writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageRange {
-    /// Reference of the page.
     pub gref: Gref,
     /// Offset in the page in bytes.
     pub offset: u16,

@@ -33,7 +33,6 @@ pub struct StagedPage {
     pub gref: Gref,
     /// Access that it was mapped with.
     pub access: Access,
-    /// Mapping of the page.
     pub memory: LentSlice,
 }
 
@@ -154,12 +153,7 @@ impl StagingPool {
 pub enum LedgerRefusal {
     /// Number of a queue that does not exist.
     #[error("queue {queue} of {queues}")]
-    Queue {
-        /// Requested queue.
-        queue: u32,
-        /// Number of queues.
-        queues: u32,
-    },
+    Queue { queue: u32, queues: u32 },
     /// List that would exceed the limit of its queue.
     #[error("{wanted} pages more, beside {staged}; a queue may have {limit}")]
     QueueFull {
@@ -194,16 +188,10 @@ pub enum LedgerRefusal {
     },
     /// Page that is staged already, or is twice in the list.
     #[error("{gref} is staged already")]
-    Twice {
-        /// Repeated reference.
-        gref: Gref,
-    },
+    Twice { gref: Gref },
     /// Reference that is not below [`GREF_LIMIT`].
     #[error("{gref} is not below {GREF_LIMIT}")]
-    TooLarge {
-        /// Refused reference.
-        gref: Gref,
-    },
+    TooLarge { gref: Gref },
 }
 
 impl LedgerRefusal {

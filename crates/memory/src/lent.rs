@@ -30,7 +30,6 @@ pub enum OutOfRange {
     /// Atomic access that is not aligned to its width.
     #[error("an atomic access of {width} bytes at {offset} is not aligned")]
     Unaligned {
-        /// Offset of the access.
         offset: usize,
         /// Width of the access in bytes.
         width: usize,

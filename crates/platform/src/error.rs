@@ -37,7 +37,6 @@ pub enum PlatformError {
     /// Missing or inaccessible device of the hypervisor.
     #[error(transparent)]
     Device(BoxedError),
-    /// Error of the store client.
     #[error(transparent)]
     Store(#[from] ringfence_xenstore::StoreError),
 }

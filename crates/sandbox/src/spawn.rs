@@ -181,7 +181,6 @@ pub enum Process {
 pub enum Event {
     /// The inner process wrote this to standard error.
     Stderr(String),
-    /// The domain ended.
     Ended(Ended),
 }
 

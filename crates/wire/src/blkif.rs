@@ -25,7 +25,7 @@ pub mod keys;
 mod layout;
 mod request;
 
-pub use emit::{direct, discard, extents, indirect, indirect_descriptors};
+pub use emit::{RequestName, direct, discard, extents, indirect, indirect_descriptors};
 pub use extents::{EXTENT_BYTES, EXTENTS_MAX, Extent, ExtentState};
 pub use layout::{Abi, Response, Slot, Status};
 pub use request::{

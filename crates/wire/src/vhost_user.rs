@@ -49,7 +49,6 @@ pub mod protocol_feature {
 /// Header of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Number of the request.
     pub request: u32,
     /// The frontend waits for an answer, also to a request that has none by itself.
     pub needs_reply: bool,
@@ -62,7 +61,6 @@ pub struct Header {
 pub struct VringState {
     /// Number of the vring.
     pub index: u32,
-    /// Value of the request.
     pub value: u32,
 }
 
@@ -90,7 +88,6 @@ pub struct MemoryRegion {
     pub len: u64,
     /// First address in the address space of the frontend.
     pub user: u64,
-    /// Offset in the file.
     pub offset: u64,
 }
 
@@ -131,40 +128,24 @@ pub enum Request {
 pub enum MessageError {
     /// Protocol version other than 1.
     #[error("version {version} of vhost-user, not {VERSION}")]
-    Version {
-        /// Version in the header.
-        version: u32,
-    },
+    Version { version: u32 },
     /// Answer where a request belongs.
     #[error("an answer to request {request}, which was not sent")]
-    Answer {
-        /// Number of the request.
-        request: u32,
-    },
+    Answer { request: u32 },
     /// Payload longer than [`PAYLOAD_MAX`].
     #[error("request {request} has {len} bytes, the limit is {PAYLOAD_MAX}")]
-    TooLong {
-        /// Number of the request.
-        request: u32,
-        /// Announced length.
-        len: u32,
-    },
+    TooLong { request: u32, len: u32 },
     /// Payload shorter than the request needs.
     #[error("request {request} has {len} bytes, less than {needed}")]
     TooShort {
-        /// Number of the request.
         request: u32,
-        /// Length of the payload.
         len: usize,
         /// Length that the request needs.
         needed: usize,
     },
     /// Memory table with more regions than [`REGIONS_MAX`].
     #[error("a memory table of {count} regions, the limit is {REGIONS_MAX}")]
-    Regions {
-        /// Announced number.
-        count: u32,
-    },
+    Regions { count: u32 },
 }
 
 impl Header {

@@ -57,7 +57,6 @@ pub enum ConnectError<R> {
     Channel {
         /// Port number in the frontend's key.
         port: u32,
-        /// Error of the platform.
         source: PlatformError,
     },
     /// Number of queues that is 0 or larger than offered.
@@ -71,13 +70,11 @@ pub enum ConnectError<R> {
     /// Ring page that cannot be mapped.
     #[error("page {page} of {ring}, reference {gref}, cannot be mapped: {status}")]
     Ring {
-        /// Ring with the page.
         ring: RingName,
         /// Number of the page in its ring.
         page: usize,
         /// Grant reference of the page.
         gref: Gref,
-        /// Status of the mapping.
         status: GrantStatus,
     },
     /// Ring pages of unusable size.
@@ -85,12 +82,7 @@ pub enum ConnectError<R> {
     RingMemory(#[from] OutOfRange),
     /// Grant window that cannot be opened.
     #[error("the window of {ring} cannot be used: {source}")]
-    Window {
-        /// Ring of the window.
-        ring: RingName,
-        /// Error of the platform.
-        source: WindowError,
-    },
+    Window { ring: RingName, source: WindowError },
     /// Reason that only this kind of device has.
     #[error(transparent)]
     Device(R),

@@ -60,7 +60,6 @@ pub enum StoreAttachError {
     /// Connection above the limit of the domain.
     #[error(transparent)]
     TooMany(#[from] TooManyConnections),
-    /// System error.
     #[error("cannot watch a store connection: {0}")]
     System(#[from] Errno),
 }

@@ -115,11 +115,7 @@ pub struct HeldTooLong {
 pub enum GrantError {
     /// Every entry is in use.
     #[error("all {entries} entries of the window are in use")]
-    Full {
-        /// Number of entries.
-        entries: u32,
-    },
-    /// Error of the table.
+    Full { entries: u32 },
     #[error(transparent)]
     Issue(#[from] IssueError),
 }

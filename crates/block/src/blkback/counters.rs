@@ -17,7 +17,6 @@ pub struct QueueCounters {
     pub flushes: Counter,
     /// Number of discard requests.
     pub discards: Counter,
-    /// Queries of extents.
     pub extents: Counter,
     /// Reads and writes with indirect segments (descriptors in pages of their own).
     pub indirect: Counter,

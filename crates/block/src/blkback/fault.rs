@@ -16,24 +16,13 @@ pub enum QueueFault {
     Gone,
     /// System call that failed.
     #[error("{what}: {source}")]
-    System {
-        /// Operation that was attempted.
-        what: &'static str,
-        /// Error of the system.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
     /// Completion of the disk for a request that it does not have. The disk is at fault.
     #[error("the disk completed request {token}, which it did not have")]
-    UnknownCompletion {
-        /// Token of the completion.
-        token: u64,
-    },
+    UnknownCompletion { token: u64 },
     /// Ring slot without the unanswered request that should be there. A defect of blkback.
     #[error("ring slot {index} has no unanswered request")]
-    UnknownSlot {
-        /// Index of the slot.
-        index: u32,
-    },
+    UnknownSlot { index: u32 },
     /// Thread of the queue panicked.
     #[error("the thread of a queue panicked")]
     Panicked,

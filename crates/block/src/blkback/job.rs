@@ -16,10 +16,16 @@ pub(super) enum Work {
     Flush(Option<Transfer>),
     /// Flush and optional write with FUA, while no other request runs.
     Barrier(Option<Transfer>),
-    /// Discard of a range.
-    Discard { sector: u64, sectors: u64, secure: bool },
+    Discard {
+        sector: u64,
+        sectors: u64,
+        secure: bool,
+    },
     /// Query of the extents of a range.
-    Extents { sector: u64, sectors: u64 },
+    Extents {
+        sector: u64,
+        sectors: u64,
+    },
 }
 
 impl Work {

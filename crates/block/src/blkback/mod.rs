@@ -150,17 +150,23 @@ pub enum StartError {
     RingSize(usize),
     /// System call that failed.
     #[error("{what}: {source}")]
-    System {
-        /// Operation that was attempted.
-        what: &'static str,
-        /// Error of the system.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
 }
 
 /// Callback on the thread of a queue that ended and holds no page any more. The argument is the reason,
 /// or `None` after a stop command. The callback must not block.
 pub type OnEnd = Arc<dyn Fn(Option<&QueueFault>) + Send + Sync>;
+
+/// Recipients of what the queues of a device report.
+#[derive(Clone)]
+pub struct QueueReports {
+    /// Counters of the rules that the guest broke.
+    pub rules: Arc<RuleCounters>,
+    /// Counters of system calls and wake-ups.
+    pub system: Arc<Counters>,
+    /// Callback for the end of each queue.
+    pub on_end: OnEnd,
+}
 
 struct Running {
     thread: Option<JoinHandle<()>>,
@@ -193,8 +199,7 @@ pub fn rules_for(geometry: &Geometry, options: &BlkbackOptions) -> Rules {
 }
 
 impl Blkback {
-    /// Serves the rings of `parts` from `disk`. Counts rule violations of the guest in `rules`, system calls
-    /// and wake-ups in `system`.
+    /// Serves the rings of `parts` from `disk`.
     ///
     /// # Errors
     ///
@@ -202,9 +207,9 @@ impl Blkback {
     pub fn start<G, C>(
         parts: Vec<QueueParts<G, C>>,
         disk: &Arc<dyn Disk>,
-        (options, agreement): (&BlkbackOptions, &Agreement),
-        (rules, system): (&Arc<RuleCounters>, &Arc<Counters>),
-        on_end: &OnEnd,
+        options: &BlkbackOptions,
+        agreement: &Agreement,
+        reports: &QueueReports,
     ) -> Result<Blkback, StartError>
     where
         G: Grantee + 'static,
@@ -235,7 +240,7 @@ impl Blkback {
             let pages = RequestAccess::new(pages, mode, keeps).with_window(window);
             let counters = Arc::new(QueueCounters::default());
             let persistent = Arc::clone(pages.persistent());
-            let (counted, totals) = (Arc::clone(rules), Arc::clone(&counters));
+            let (counted, totals) = (Arc::clone(&reports.rules), Arc::clone(&counters));
             let queue = BlkbackQueue::new(ring, terms, pages, queue, counted, totals);
             let failed = |what| move |source: io::Error| StartError::System { what, source };
             let (commands, mailbox) = mailbox().map_err(failed("an event file"))?;
@@ -245,12 +250,11 @@ impl Blkback {
                 commands: mailbox,
                 spin: Spin::new(options.spin_max),
                 counters: Arc::clone(&counters),
-                system: Arc::clone(system),
+                system: Arc::clone(&reports.system),
                 drain_limit: options.drain_limit,
             };
             let in_use = Arc::new(());
-            let ending = Ending { on_end: Arc::clone(on_end), rules: Arc::clone(rules) };
-            let thread = spawn(worker, Arc::clone(&in_use), ending);
+            let thread = spawn(worker, Arc::clone(&in_use), reports.clone());
             let thread = Some(thread.map_err(failed("a thread"))?);
             back.queues.push(Running { thread, in_use, commands, counters, persistent });
         }
@@ -299,16 +303,10 @@ impl Blkback {
     }
 }
 
-/// Recipients of the result of a queue.
-struct Ending {
-    on_end: OnEnd,
-    rules: Arc<RuleCounters>,
-}
-
 fn spawn<G: Grantee + 'static, C: Channel + 'static>(
     worker: Worker<G, RingPages, C>,
     in_use: Arc<()>,
-    Ending { on_end, rules }: Ending,
+    QueueReports { rules, on_end, .. }: QueueReports,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("blkback".into()).spawn(move || {
         // `run` consumes the worker: all that it holds is dropped inside.

@@ -1,5 +1,7 @@
 //! Copies between the segments of a request and the pages lent to the backend.
 
+use core::ops::Range;
+
 use ringfence_memory::{LentSlice, OutOfRange, PAGE_SIZE};
 use ringfence_sys::numbers::usize_from;
 
@@ -52,14 +54,14 @@ fn from_page(
     Ok(())
 }
 
-/// Copies `len` bytes from the beginnings of `pages`, full pages but the last, to offset `at` of the request.
+/// Copies bytes from the beginnings of `pages`, full pages but the last, to `range` of the request.
 pub(super) fn from_pages<'a>(
     segments: &[Segment],
-    (at, len): (u64, u64),
+    range: Range<u64>,
     pages: impl Iterator<Item = &'a LentSlice>,
 ) -> Result<(), OutOfRange> {
-    let mut at = usize_from(at);
-    let mut left = usize_from(len);
+    let mut at = usize_from(range.start);
+    let mut left = usize_from(range.end - range.start);
     for page in pages {
         let len = left.min(PAGE_SIZE);
         from_page(segments, at, page, len)?;

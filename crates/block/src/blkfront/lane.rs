@@ -20,8 +20,8 @@ use ringfence_ring::{FrontRing, RingPages};
 use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_sys::rules::RuleCounters;
 use ringfence_wire::blkif::{
-    Abi, Direction, Operation, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status, direct,
-    discard, extents, indirect, indirect_descriptors,
+    Abi, Direction, Operation, RequestName, Response, SEGMENTS_DIRECT, SegmentRange, Slot, Status,
+    direct, discard, extents, indirect, indirect_descriptors,
 };
 use rustix::io::Errno;
 
@@ -316,27 +316,27 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         }
         let generation = self.generations.wrapping_add(1);
         let id = u64::from(generation) << 32 | u64::from(place);
-        let names = (id, connection.terms.handle);
+        let name = RequestName { id, handle: connection.terms.handle };
         let sector = (job.request.offset + piece.at) / 512;
         let (slot, mut posted) = match piece.kind {
             Kind::Flush => {
                 let barrier = connection.terms.flush == FlushBy::Barrier;
                 let operation = if barrier { Operation::Barrier } else { Operation::Flush };
-                (direct(Abi::NATIVE, operation, names, 0, &[])?, Posted::bare(piece, operation))
+                (direct(Abi::NATIVE, operation, name, 0, &[])?, Posted::bare(piece, operation))
             }
             Kind::Discard { secure } => {
-                let slot = discard(Abi::NATIVE, names, sector, piece.len / 512, secure);
+                let slot = discard(Abi::NATIVE, name, sector, piece.len / 512, secure);
                 (slot, Posted::bare(piece, Operation::Discard))
             }
             Kind::Extents => {
                 let page = connection.pool.take(Access::ReadWrite)?;
                 let sectors = piece.len / 512;
-                let slot = extents(Abi::NATIVE, names, sector, sectors, page.gref());
+                let slot = extents(Abi::NATIVE, name, sector, sectors, page.gref());
                 let posted = Posted::bare(piece, Operation::Extents);
                 (slot, Posted { pages: vec![page], ..posted })
             }
             Kind::Read | Kind::Write | Kind::Zero => {
-                build_transfer(connection, &job.request.segments, piece, names, sector)?
+                build_transfer(connection, &job.request.segments, piece, name, sector)?
             }
         };
         if !connection.ring.request(&slot) {
@@ -411,8 +411,8 @@ impl<G: Granter, C: Channel> Lane<G, C> {
         };
         let job = self.jobs.get(piece.job as usize).and_then(Option::as_ref);
         let filled = match piece.kind {
-            Kind::Read => Some((piece.at, piece.len)),
-            Kind::Extents => Some((0, LIST_BYTES)),
+            Kind::Read => Some(piece.at..piece.at + piece.len),
+            Kind::Extents => Some(0..LIST_BYTES),
             _ => None,
         };
         if let (Some(range), None, Some(job)) = (filled, error, job)
@@ -519,7 +519,7 @@ fn build_transfer<G: Granter, C>(
     connection: &mut LaneConnection<G, C>,
     segments: &[Segment],
     piece: Piece,
-    names: (u64, u16),
+    name: RequestName,
     sector: u64,
 ) -> Option<(Slot, Posted)> {
     let pool = &mut connection.pool;
@@ -549,12 +549,12 @@ fn build_transfer<G: Granter, C>(
         let direction = if reads { Direction::Read } else { Direction::Write };
         let operation = if reads { Operation::Read } else { Operation::Write };
         let Some(list) = &descriptors else {
-            return Some((direct(Abi::NATIVE, operation, names, sector, &ranges)?, operation));
+            return Some((direct(Abi::NATIVE, operation, name, sector, &ranges)?, operation));
         };
         let bytes: Vec<u8> = indirect_descriptors(&ranges).flatten().collect();
         list.memory().copy_from(0, &bytes).ok()?;
         let count = u16::try_from(ranges.len()).ok()?;
-        let slot = indirect(Abi::NATIVE, direction, names, sector, count, &[list.gref()])?;
+        let slot = indirect(Abi::NATIVE, direction, name, sector, count, &[list.gref()])?;
         // The response names the inner operation.
         Some((slot, operation))
     });

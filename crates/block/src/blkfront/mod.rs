@@ -163,7 +163,6 @@ impl<G: Granter, C: Channel> RingSetup<G, C> {
 /// Disk and features that a backend announces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Offer {
-    /// Geometry of the disk.
     pub geometry: Geometry,
     /// Features: `rules.flush`, `rules.barrier`, `rules.discard`, `rules.extents`, `rules.indirect_segments`.
     pub rules: Rules,

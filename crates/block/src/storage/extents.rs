@@ -8,6 +8,7 @@
 // #syscall driver lseek 2=4: SEEK_HOLE, where a disk has holes
 // #syscall driver lseek 2=2: SEEK_END, whether a disk was truncated
 
+use core::ops::Range;
 use std::os::fd::AsFd;
 
 use ringfence_memory::{LentSlice, OutOfRange};
@@ -146,7 +147,7 @@ pub fn load(memory: &LentSlice) -> Result<Vec<(u64, ExtentState)>, OutOfRange> {
     Ok(used.map(|extent| (u64::from(extent.sectors) * SECTOR, extent.state)).collect())
 }
 
-/// Finds the extents of `len` bytes of a file from `offset` on by `SEEK_DATA` and `SEEK_HOLE`. File systems that cannot
+/// Finds the extents of a range of a file, in bytes, by `SEEK_DATA` and `SEEK_HOLE`. File systems that cannot
 /// tell have data everywhere.
 ///
 /// # Errors
@@ -154,11 +155,11 @@ pub fn load(memory: &LentSlice) -> Result<Vec<(u64, ExtentState)>, OutOfRange> {
 /// Returns `EIO` if the file ends before the range does: it was truncated, and cannot be read there.
 pub(super) fn of_file(
     file: impl AsFd,
-    (offset, len): (u64, u64),
+    range: Range<u64>,
     sector: u32,
 ) -> Result<ExtentList, Errno> {
-    let mut list = ExtentList::new(len, sector);
-    let end = offset.saturating_add(len);
+    let Range { start: offset, end } = range;
+    let mut list = ExtentList::new(end - offset, sector);
     while !list.is_full() {
         let at = offset + list.given();
         let (next, state) = match rustix::fs::seek(&file, SeekFrom::Data(at)) {
@@ -231,9 +232,9 @@ mod tests {
     fn truncated_file_is_an_error_and_no_hole() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        assert_eq!(loaded(&of_file(&file, (0, 1 << 20), 512).unwrap()), [(1 << 20, HOLE)]);
+        assert_eq!(loaded(&of_file(&file, 0..1 << 20, 512).unwrap()), [(1 << 20, HOLE)]);
         file.set_len(4096).unwrap();
-        assert_eq!(of_file(&file, (0, 1 << 20), 512).unwrap_err(), Errno::IO);
+        assert_eq!(of_file(&file, 0..1 << 20, 512).unwrap_err(), Errno::IO);
     }
 
     proptest! {

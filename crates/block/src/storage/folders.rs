@@ -22,10 +22,8 @@ pub struct Folders(Vec<PathBuf>);
 /// Reason for which a path was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
-    /// The system refuses.
     #[error("{}: {source}", path.display())]
     System {
-        /// Path that was asked for.
         path: PathBuf,
         /// Reason of the system.
         source: io::Error,

@@ -93,7 +93,7 @@ impl MemoryQueue {
             Op::Discard { secure: true } => return Err(libc::EOPNOTSUPP),
             Op::Discard { secure: false } | Op::WriteZeroes => self.zero(at, len),
             Op::Extents => {
-                let range = (request.offset, request.len);
+                let range = request.range();
                 let list = extents::of_file(&self.content.file, range, sector_size);
                 let list = list.map_err(Errno::raw_os_error)?;
                 list.store(extents::memory(&request.segments))

@@ -5,6 +5,7 @@
 //! completed, in any order. Two requests in flight have no order. A user that needs one waits for the first
 //! before it submits the second.
 
+use core::ops::Range;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -70,7 +71,6 @@ pub enum Op {
         /// Makes the old content unreadable.
         secure: bool,
     },
-    /// Writes zeros to the range.
     WriteZeroes,
     /// Stores the list of the extents of the range in the segments ([`extents::ExtentList`]).
     Extents,
@@ -96,7 +96,6 @@ impl From<LentSlice> for Segment {
 pub struct Request {
     /// Token of the submitter, returned in [`Done`].
     pub token: u64,
-    /// Operation of the request.
     pub op: Op,
     /// Offset of the first byte on the disk.
     pub offset: u64,
@@ -108,6 +107,11 @@ pub struct Request {
 }
 
 impl Request {
+    /// Returns the bytes of the disk that the request is about.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.len)
+    }
+
     /// Creates the result of this request.
     pub fn done(self, result: Result<(), i32>) -> Done {
         Done { token: self.token, result, segments: self.segments }
@@ -159,7 +163,6 @@ pub fn check_request(
 /// Result of a request.
 #[derive(Debug)]
 pub struct Done {
-    /// Token of the request.
     pub token: u64,
     /// Success of the whole request, or the errno of the failure.
     pub result: Result<(), i32>,

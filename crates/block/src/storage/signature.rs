@@ -30,7 +30,6 @@ pub enum Format {
     Vmdk,
     /// VDI of VirtualBox.
     Vdi,
-    /// LUKS volume.
     Luks,
 }
 

@@ -6,6 +6,7 @@
 
 mod described;
 mod open;
+mod queue_keys;
 mod rejection;
 mod silence;
 mod windows;
@@ -37,7 +38,6 @@ pub struct Connection {
     pub persistent: bool,
     /// Set if rings have grant windows.
     pub windows: bool,
-    /// Number of queues.
     pub queues: u32,
     /// Number of pages of each ring.
     pub ring_pages: u32,
@@ -301,7 +301,7 @@ impl VbdBackend {
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
         let announced = described::AnnouncedDisk::of(disk.geometry(), &self.end, store)?;
-        match self.open(adopting, (disk, &announced.geometry), platform, store) {
+        match self.open(adopting, disk, &announced.geometry, platform, store) {
             Ok((served, connection, first_page)) => {
                 (self.served, self.has_served) = (Some((served, connection)), true);
                 self.first_page = Some(first_page);

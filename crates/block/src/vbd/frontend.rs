@@ -29,7 +29,6 @@ pub enum FrontendError {
     /// Failure of the store, or unusable keys of the backend.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Refusal of the platform.
     #[error(transparent)]
     Platform(#[from] PlatformError),
     /// Pages that cannot be lent.

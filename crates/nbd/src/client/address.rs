@@ -25,7 +25,6 @@ pub enum NbdAddress {
     },
     /// `nbd+unix:///[NAME]?socket=PATH`.
     Unix {
-        /// Path of the socket.
         path: PathBuf,
         /// Name of the export; empty for the server's default.
         name: String,

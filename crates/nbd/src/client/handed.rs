@@ -25,7 +25,6 @@ use crate::protocol::agree::Negotiated;
 /// Properties of a remote disk that the I/O process needs.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NbdFacts {
-    /// Name of the export.
     name: String,
     settled: Negotiated,
     options: NbdOptions,

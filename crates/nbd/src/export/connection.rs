@@ -89,7 +89,14 @@ pub(super) struct ExportConnection {
     /// Set after a disconnect request or abort: no more requests are read.
     leaving: bool,
     /// Interest registered with epoll: reading, writing.
-    pub(super) interest: (bool, bool),
+    pub(super) interest: Interest,
+}
+
+/// Events of a socket that the server waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Interest {
+    pub(super) readable: bool,
+    pub(super) writable: bool,
 }
 
 /// Result of a read from the socket.
@@ -104,7 +111,8 @@ pub(super) enum ReceivedCommand {
 impl ExportConnection {
     pub(super) fn new(
         stream: OwnedFd,
-        (export, geometry): (Export, &Geometry),
+        export: Export,
+        geometry: &Geometry,
         deadline: Instant,
     ) -> ExportConnection {
         ExportConnection {
@@ -124,7 +132,7 @@ impl ExportConnection {
             in_flight: 0,
             held: 0,
             leaving: false,
-            interest: (false, false),
+            interest: Interest::default(),
         }
     }
 

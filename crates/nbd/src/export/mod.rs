@@ -43,7 +43,6 @@ use server::Server;
 pub struct ExportOptions {
     /// Name of the export; the empty name selects it as well.
     pub name: String,
-    /// Description for users.
     pub description: String,
     /// Maximum number of clients at the same time.
     pub clients_max: usize,

@@ -21,7 +21,7 @@ use rustix::net::SocketFlags;
 
 use super::ExportOptions;
 use super::buffers::{Buffers, Payload};
-use super::connection::{DiskRequest, ExportConnection, ReceivedCommand};
+use super::connection::{DiskRequest, ExportConnection, Interest, ReceivedCommand};
 use super::unaligned::{Exclusion, Span, Step, Steps, steps};
 use crate::protocol::offer::Export;
 use crate::protocol::serve::ClientRequest;
@@ -212,8 +212,8 @@ impl Server {
         let id = self.next_client;
         let deadline = Instant::now() + self.options.handshake;
         let mut client =
-            ExportConnection::new(stream, (self.export.clone(), &self.geometry), deadline);
-        client.interest = (true, false);
+            ExportConnection::new(stream, self.export.clone(), &self.geometry, deadline);
+        client.interest = Interest { readable: true, writable: false };
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {
             return;
@@ -270,12 +270,13 @@ impl Server {
             self.remove(id);
             return;
         }
-        let interest = (client.wants_to_read(), client.wants_to_write());
+        let interest =
+            Interest { readable: client.wants_to_read(), writable: client.wants_to_write() };
         if interest != client.interest {
             client.interest = interest;
             let mut flags = epoll::EventFlags::empty();
-            flags.set(epoll::EventFlags::IN, interest.0);
-            flags.set(epoll::EventFlags::OUT, interest.1);
+            flags.set(epoll::EventFlags::IN, interest.readable);
+            flags.set(epoll::EventFlags::OUT, interest.writable);
             let data = epoll::EventData::new_u64(id);
             if let Err(error) = epoll::modify(&self.epoll, &client.stream, data, flags) {
                 self.disconnect(id, &error.into());

@@ -65,8 +65,14 @@ pub struct ClientHandshake {
     replies: u32,
     /// Size and flags, once received.
     export: Option<(u64, u16)>,
-    /// Minimum, preferred and maximum block size.
-    blocks: (u32, u32, u32),
+    blocks: BlockSizes,
+}
+
+/// Block sizes of an export, in bytes.
+struct BlockSizes {
+    min: u32,
+    preferred: u32,
+    max: u32,
 }
 
 fn put_option(out: &mut Vec<u8>, number: u32, data: &[&[u8]]) {
@@ -99,7 +105,7 @@ impl ClientHandshake {
             block_status: false,
             replies: 0,
             export: None,
-            blocks: (1, 4096, PAYLOAD_MAX),
+            blocks: BlockSizes { min: 1, preferred: 4096, max: PAYLOAD_MAX },
         })
     }
 
@@ -299,7 +305,7 @@ impl ClientHandshake {
                 if !fits {
                     return Err(ProtocolError::BlockSizes { min, preferred, max });
                 }
-                self.blocks = (min, preferred, max);
+                self.blocks = BlockSizes { min, preferred, max };
             }
             _ => {}
         }
@@ -309,7 +315,7 @@ impl ClientHandshake {
     fn ready(&mut self) -> Result<ClientProgress, ProtocolError> {
         let (bytes, flags) = self.export.ok_or(ProtocolError::NoExport)?;
         self.state = AgreeState::Over;
-        let (block_min, block_preferred, max) = self.blocks;
+        let BlockSizes { min: block_min, preferred: block_preferred, max } = self.blocks;
         // A server without flags supports only reads and writes.
         let flags = if flags & transmission::HAS_FLAGS == 0 { 0 } else { flags };
         // The limit is rounded down to the block size.

@@ -102,10 +102,7 @@ pub enum ProtocolError {
     NotFixed,
     /// Unknown flag in the handshake.
     #[error("flags {flags:#x} in the handshake are not known")]
-    Flags {
-        /// All flags received.
-        flags: u32,
-    },
+    Flags { flags: u32 },
     /// Length above the limit.
     #[error("{what} of {len} bytes, where {limit} are the limit")]
     TooLong {
@@ -149,11 +146,9 @@ pub enum ProtocolError {
     /// Option refused by the server.
     #[error("the server refuses option {option} with error {error:#x}{}", escaped_suffix(message))]
     Refused {
-        /// Option that was sent.
         option: u32,
         /// Error number of the server.
         error: u32,
-        /// Message of the server.
         message: String,
     },
     /// Server that refuses connections in the clear.
@@ -164,10 +159,7 @@ pub enum ProtocolError {
         "the server offers no TLS{}: use nbd:// only if its network is trusted",
         escaped_suffix(message)
     )]
-    NoTls {
-        /// Message of the server.
-        message: String,
-    },
+    NoTls { message: String },
     /// Server that asked for a certificate and ended the connection, as it got none.
     #[error(
         "the server wants a client certificate: put client-cert.pem and client-key.pem beside ca-cert.pem \
@@ -189,16 +181,10 @@ pub enum ProtocolError {
     },
     /// Reply to a request that was not sent.
     #[error("an answer to a request that was not made ({cookie:#x})")]
-    Cookie {
-        /// Cookie of the reply.
-        cookie: u64,
-    },
+    Cookie { cookie: u64 },
     /// Reply of a type that does not fit the request or was not negotiated.
     #[error("an answer of type {kind} to a request that it does not fit")]
-    Kind {
-        /// Type of the reply.
-        kind: u16,
-    },
+    Kind { kind: u16 },
     /// Data outside the requested range, repeated or incomplete.
     #[error("{len} bytes at {offset} are not what was asked for")]
     Range {

@@ -24,7 +24,6 @@ pub const ALLOCATION_CONTEXT: u32 = 1;
 pub struct Export {
     /// Name of the export. The empty name selects it as well.
     pub name: String,
-    /// Description for users.
     pub description: String,
     /// Properties of the disk.
     pub offer: Offer,

@@ -26,7 +26,6 @@ const PIECES_MAX: usize = 1024;
 /// Expected reply of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Expect {
-    /// Data of a range.
     Data {
         /// Offset of the first byte on the disk.
         offset: u64,
@@ -42,9 +41,7 @@ pub enum Expect {
 /// Content of a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyContent<'a> {
-    /// Data of a read.
     Data {
-        /// Cookie of the request.
         cookie: u64,
         /// Offset from the start of the request.
         at: u64,
@@ -53,7 +50,6 @@ pub enum ReplyContent<'a> {
     },
     /// Zeros of a read.
     Zeros {
-        /// Cookie of the request.
         cookie: u64,
         /// Offset from the start of the request.
         at: u64,
@@ -62,7 +58,6 @@ pub enum ReplyContent<'a> {
     },
     /// Next extent of a block status query.
     Extent {
-        /// Cookie of the request.
         cookie: u64,
         /// Length in bytes, at least one.
         len: u32,
@@ -70,12 +65,7 @@ pub enum ReplyContent<'a> {
         flags: u32,
     },
     /// End of a request: success, or the protocol's error number.
-    Over {
-        /// Cookie of the request.
-        cookie: u64,
-        /// Result of the request.
-        result: Result<(), u32>,
-    },
+    Over { cookie: u64, result: Result<(), u32> },
 }
 
 #[derive(Default)]

@@ -14,7 +14,6 @@ pub const REQUEST_LEN: usize = 28;
 /// Command of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NbdCommand {
-    /// Reads the range.
     Read,
     /// Writes the payload to the range.
     Write {
@@ -28,7 +27,6 @@ pub enum NbdCommand {
         /// Set if the discard is durable when it completes.
         fua: bool,
     },
-    /// Zeroes the range.
     WriteZeroes {
         /// Set if the zeros are durable when it completes.
         fua: bool,

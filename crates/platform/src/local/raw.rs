@@ -75,7 +75,6 @@ pub enum RawError {
     Silence,
     #[error(transparent)]
     System(#[from] io::Error),
-    /// Error of the store client.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -89,12 +89,7 @@ pub enum DeviceError {
         "no way to xenstore: {device}; {socket}. In dom0, is xenstored running? In a guest, is \
          /dev a devtmpfs?"
     )]
-    NoStore {
-        /// Error of the store device.
-        device: Box<DeviceError>,
-        /// Error of the daemon's socket.
-        socket: Box<DeviceError>,
-    },
+    NoStore { device: Box<DeviceError>, socket: Box<DeviceError> },
     /// Missing or invalid number of this domain in the store.
     #[error(
         "xenstore does not say which domain this is (the node `domid`): {why}. In dom0, run \

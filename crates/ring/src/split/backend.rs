@@ -42,7 +42,6 @@ pub enum TableFault {
     /// Table that is too short, not aligned, or read-only.
     #[error("the {table}: {fault}")]
     Table {
-        /// Name of the table.
         table: &'static str,
         /// Rule that it breaks.
         fault: OutOfRange,
@@ -85,10 +84,7 @@ pub enum DriverFault {
     },
     /// Indirect table outside of the device's memory.
     #[error("an indirect table at {address:#x}, outside of the device's memory")]
-    Unmapped {
-        /// Address of the table.
-        address: u64,
-    },
+    Unmapped { address: u64 },
 }
 
 /// Tables of a queue, checked to hold `size` entries, so that no later access is out of range.

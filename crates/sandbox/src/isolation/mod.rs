@@ -52,7 +52,6 @@ const MOUNT_POINT: &str = "/proc";
 /// Reasons for which a process could not be confined. The process must exit.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// A stage failed.
     #[error("sandbox: {stage}: {source}")]
     Stage { stage: &'static str, source: io::Error },
     /// Descriptors are open that the caller did not list.

@@ -76,7 +76,6 @@ pub(super) struct Allowed {
     number: libc::c_long,
     /// Set of the processes that may make the call, one bit each.
     who: u8,
-    /// Conditions on the arguments.
     when: &'static [Argument],
 }
 

@@ -34,9 +34,9 @@ use std::time::Duration;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, sockopt};
 
-/// Most disposal threads of a process.
+/// Maximum number of disposal threads of a process.
 pub(super) const THREADS_MAX: usize = 32;
-/// Most pending items of a peer that may send further descriptors.
+/// Maximum number of pending items of a peer that may send further descriptors.
 pub(super) const PEER_PENDING_MAX: usize = 64;
 /// Time after which a thread without work exits.
 const IDLE: Duration = Duration::from_secs(5);
@@ -187,7 +187,7 @@ fn drain(socket: &OwnedFd) {
     }
 }
 
-/// A queue of items whose end may block, and the threads that end them.
+/// Queue of items whose end may block, and the threads that end them.
 pub struct Disposal<T> {
     shared: Arc<DisposalShared<T>>,
 }
@@ -213,7 +213,7 @@ struct DisposalState<T> {
 }
 
 impl<T: Send + 'static> Disposal<T> {
-    /// A disposal that ends each item by `end`, on at most `threads_max` threads. It has none yet.
+    /// Creates a disposal that ends each item by `end`, on at most `threads_max` threads. It has none yet.
     pub fn new(threads_max: usize, end: fn(T)) -> Disposal<T> {
         let state = DisposalState {
             queue: VecDeque::new(),
@@ -226,12 +226,12 @@ impl<T: Send + 'static> Disposal<T> {
         Disposal { shared: Arc::new(DisposalShared { state, added, ended, threads_max, end }) }
     }
 
-    /// Hands `item`, of no peer, to a thread. Never blocks.
+    /// Adds `item`, of no peer, to the queue of the threads. Never blocks.
     pub fn add(&self, item: T) {
         self.start(self.shared.lock(), None, item);
     }
 
-    /// Hands `item` to a thread once the earlier items of `peer` have ended. Never blocks.
+    /// Adds `item` to the queue of the threads once the earlier items of `peer` have ended. Never blocks.
     pub(super) fn add_for(&self, peer: Peer, item: T) {
         let mut state = self.shared.lock();
         if let Some(waiting) = state.waiting.get_mut(&peer) {

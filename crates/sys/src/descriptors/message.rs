@@ -13,10 +13,10 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFl
 use super::Descriptors;
 use super::disposal::PEER_PENDING_MAX;
 
-/// Most descriptors that any protocol here sends with a message.
+/// Maximum number of descriptors that a protocol of Ringfence sends with a message.
 const FDS_MAX: usize = 64;
 
-/// A message that was received.
+/// Message that a socket received, with its descriptors.
 #[derive(Debug)]
 pub struct ReceivedMessage {
     /// Bytes in the caller's buffer. 0: the other end is closed, or sent an empty message.
@@ -25,7 +25,7 @@ pub struct ReceivedMessage {
     pub descriptors: Descriptors,
 }
 
-/// Why no message was received.
+/// Reasons for which no message was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MessageError {
     /// More descriptors than the caller takes. The message is still in the queue: the socket is to be

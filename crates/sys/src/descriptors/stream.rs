@@ -57,7 +57,6 @@ pub fn refuse_descriptors(socket: impl AsFd) -> Result<bool, Errno> {
 pub enum StreamReceived {
     /// Number of bytes, at least one.
     Bytes(usize),
-    /// The queue is empty.
     Empty,
     /// The other end is closed.
     Closed,

@@ -5,6 +5,15 @@ use super::{
 };
 use crate::grant::Gref;
 
+/// Names that a request carries beside its operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RequestName {
+    /// Number of the frontend's choice, which the response repeats.
+    pub id: u64,
+    /// Number of the virtual device. Backends ignore it.
+    pub handle: u16,
+}
+
 fn put(slot: &mut Slot, at: usize, bytes: &[u8]) {
     if let Some(place) = slot.get_mut(at..at + bytes.len()) {
         place.copy_from_slice(bytes);
@@ -16,7 +25,7 @@ fn put(slot: &mut Slot, at: usize, bytes: &[u8]) {
 pub fn direct(
     abi: Abi,
     operation: Operation,
-    (id, handle): (u64, u16),
+    RequestName { id, handle }: RequestName,
     sector: u64,
     segments: &[SegmentRange],
 ) -> Option<Slot> {
@@ -38,7 +47,7 @@ pub fn direct(
 /// Encodes a discard of a sector range.
 pub fn discard(
     abi: Abi,
-    (id, handle): (u64, u16),
+    RequestName { id, handle }: RequestName,
     sector: u64,
     sectors: u64,
     secure: bool,
@@ -54,7 +63,13 @@ pub fn discard(
 }
 
 /// Encodes a query of the extents of a sector range, whose list the backend writes to the page `gref`.
-pub fn extents(abi: Abi, (id, handle): (u64, u16), sector: u64, sectors: u64, gref: Gref) -> Slot {
+pub fn extents(
+    abi: Abi,
+    RequestName { id, handle }: RequestName,
+    sector: u64,
+    sectors: u64,
+    gref: Gref,
+) -> Slot {
     let mut slot = [0; 112];
     slot[0] = Operation::Extents.to_raw();
     put(&mut slot, 2, &handle.to_le_bytes());
@@ -70,7 +85,7 @@ pub fn extents(abi: Abi, (id, handle): (u64, u16), sector: u64, sectors: u64, gr
 pub fn indirect(
     abi: Abi,
     direction: Direction,
-    (id, handle): (u64, u16),
+    RequestName { id, handle }: RequestName,
     sector: u64,
     count: u16,
     pages: &[Gref],

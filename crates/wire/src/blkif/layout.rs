@@ -104,7 +104,6 @@ impl Abi {
 /// Response to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
-    /// Id of the request.
     pub id: u64,
     /// Operation of the request, as [`Request::operation`](super::Request::operation) gives it.
     pub operation: u8,

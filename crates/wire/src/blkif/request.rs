@@ -204,9 +204,7 @@ impl Rules {
 /// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
-    /// Reads from the disk.
     Read,
-    /// Writes to the disk.
     Write,
 }
 
@@ -368,14 +366,27 @@ fn parse_direct(
     }
     let descriptors = slot.get(abi.tail()..).unwrap_or_default();
     let sector = u64_at(slot, abi.sector());
-    parse_segments(descriptors, u16::from(count), (direction, sector), rules, segments).map(Some)
+    parse_segments(
+        descriptors,
+        u16::from(count),
+        TransferStart { direction, sector },
+        rules,
+        segments,
+    )
+    .map(Some)
+}
+
+/// Direction and first sector of a transfer whose length follows from its segments.
+struct TransferStart {
+    direction: Direction,
+    sector: u64,
 }
 
 /// Validates the first `count` descriptors; the caller guarantees that they are present.
 fn parse_segments(
     descriptors: &[u8],
     count: u16,
-    (direction, sector): (Direction, u64),
+    start: TransferStart,
     rules: &Rules,
     segments: &mut Vec<SegmentRange>,
 ) -> Result<Transfer, BlkRefusal> {
@@ -387,6 +398,7 @@ fn parse_segments(
         bytes += u64::from(segment.len());
         segments.push(segment);
     }
+    let TransferStart { direction, sector } = start;
     let sectors = bytes / SECTOR;
     rules.check_range(sector, sectors)?;
     Ok(Transfer { direction, sector, sectors })
@@ -476,7 +488,7 @@ impl IndirectHead {
         let Some(descriptors) = descriptors.get(..self.descriptor_bytes()) else {
             return Err(BlkRefusal::Nothing);
         };
-        let start = (self.direction, self.sector);
+        let start = TransferStart { direction: self.direction, sector: self.sector };
         let result = parse_segments(descriptors, self.count, start, rules, segments);
         if result.is_err() {
             segments.truncate(before);

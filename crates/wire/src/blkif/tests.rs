@@ -49,7 +49,14 @@ fn direct_request_in_each_layout_round_trips() {
         assert_eq!(request.body, Ok(Body::Transfer(transfer)));
         assert_eq!(segments, [segment(9, 1, 7), segment(10, 0, 0)]);
         assert_eq!((segments[0].offset(), segments[0].len()), (512, 3584));
-        let again = direct(abi, Operation::Write, (request.id, 0x0102), 16, &segments).unwrap();
+        let again = direct(
+            abi,
+            Operation::Write,
+            RequestName { id: request.id, handle: 0x0102 },
+            16,
+            &segments,
+        )
+        .unwrap();
         assert_eq!(again, bytes);
     }
 }
@@ -71,7 +78,10 @@ fn indirect_request_in_each_layout_round_trips() {
         assert!(segments.is_empty());
         assert_eq!(request.operation, 0, "the inner one, or Linux' frontend disables its disk");
         assert_eq!((head.pages(), head.descriptor_bytes()), (&[Gref(77)][..], 256 * 8));
-        assert_eq!(indirect(abi, Direction::Read, (5, 3), 8, 256, head.pages()), Some(bytes));
+        assert_eq!(
+            indirect(abi, Direction::Read, RequestName { id: 5, handle: 3 }, 8, 256, head.pages()),
+            Some(bytes)
+        );
         let list: Vec<_> = (0..256).map(|n| segment(n, 0, 1)).collect();
         let descriptors: Vec<u8> = indirect_descriptors(&list).flatten().collect();
         let mut found = vec![];
@@ -86,7 +96,7 @@ fn discard_in_each_layout_round_trips() {
         let bytes = slot(&[(0, &[5, 1, 9, 0]), (id, &[6]), (sector, &[8]), (count, &[16])]);
         let (request, _) = parse(abi, &bytes);
         assert_eq!(request.body, Ok(Body::Discard { sector: 8, sectors: 16, secure: true }));
-        assert_eq!(discard(abi, (6, 9), 8, 16, true), bytes);
+        assert_eq!(discard(abi, RequestName { id: 6, handle: 9 }, 8, 16, true), bytes);
     }
 }
 
@@ -105,12 +115,12 @@ fn query_of_extents_in_each_layout_round_trips() {
         let (request, segments) = parse(abi, &bytes);
         assert_eq!(request.body, Ok(Body::Extents { sector: 8, sectors: 1024 }));
         assert_eq!(segments, [segment(77, 0, 7)]);
-        assert_eq!(extents(abi, (6, 9), 8, 1024, Gref(77)), bytes);
+        assert_eq!(extents(abi, RequestName { id: 6, handle: 9 }, 8, 1024, Gref(77)), bytes);
         let plain = Rules { extents: false, ..RULES };
         let refused = BlkRequest::parse(abi, &bytes, &plain, &mut vec![]).body;
         assert_eq!(refused, Err(BlkRefusal::NotOffered { operation: 0xE0 }));
     }
-    let whole = extents(Abi::X86_64, (6, 9), 8, 2041, Gref(77));
+    let whole = extents(Abi::X86_64, RequestName { id: 6, handle: 9 }, 8, 2041, Gref(77));
     let beyond = BlkRefusal::BeyondDisk { sector: 8, count: 2041, limit: 2048 };
     assert_eq!(parse(Abi::X86_64, &whole).0.body, Err(beyond));
 }
@@ -176,11 +186,19 @@ fn xsa_270_segment_beyond_page_or_disk_is_refused() {
 #[test]
 fn flush_and_barrier_without_segments_are_accepted_on_read_only_disk() {
     for operation in [Operation::Flush, Operation::Barrier] {
-        let empty = direct(Abi::X86_64, operation, (1, 0), 0, &[]).unwrap();
+        let empty =
+            direct(Abi::X86_64, operation, RequestName { id: 1, handle: 0 }, 0, &[]).unwrap();
         let (request, _) = parse(Abi::X86_64, &empty);
         let body = request.body.unwrap();
         assert!(matches!(body, Body::Flush(None) | Body::Barrier(None)), "{body:?}");
-        let one = direct(Abi::X86_64, operation, (1, 0), 8, &[segment(9, 0, 7)]).unwrap();
+        let one = direct(
+            Abi::X86_64,
+            operation,
+            RequestName { id: 1, handle: 0 },
+            8,
+            &[segment(9, 0, 7)],
+        )
+        .unwrap();
         let body = parse(Abi::X86_64, &one).0.body.unwrap();
         assert!(matches!(body, Body::Flush(Some(_)) | Body::Barrier(Some(_))), "{body:?}");
         let read_only = Rules { read_only: true, ..RULES };

@@ -1,6 +1,6 @@
 use crate::blkif::{
-    Abi, BlkRefusal, BlkRequest, Body, Direction, Operation, Rules, SegmentRange, Slot, Status,
-    Transfer, direct, discard, extents, indirect, indirect_descriptors,
+    Abi, BlkRefusal, BlkRequest, Body, Direction, Operation, RequestName, Rules, SegmentRange,
+    Slot, Status, Transfer, direct, discard, extents, indirect, indirect_descriptors,
 };
 
 /// Parses one blkif request with its segment descriptors and compares it with a naive oracle. Accepted
@@ -80,29 +80,29 @@ fn check_body(
     rules: &Rules,
     (mut segments, descriptors): (Vec<SegmentRange>, &[u8]),
 ) {
-    let names = (request.id, 7);
+    let name = RequestName { id: request.id, handle: 7 };
     let operation = Operation::from_raw(request.operation);
     let again = match body {
         Body::Transfer(transfer) => {
             check_segments(transfer, &segments, rules);
-            direct(abi, operation, names, transfer.sector, &segments).expect("11 at most")
+            direct(abi, operation, name, transfer.sector, &segments).expect("11 at most")
         }
         Body::Flush(written) | Body::Barrier(written) => {
             if let Some(transfer) = written {
                 check_segments(transfer, &segments, rules);
             }
             let sector = written.map_or(0, |transfer| transfer.sector);
-            direct(abi, operation, names, sector, &segments).expect("11 at most")
+            direct(abi, operation, name, sector, &segments).expect("11 at most")
         }
         Body::Discard { sector, sectors, secure } => {
             check_range(*sector, *sectors, rules);
-            discard(abi, names, *sector, *sectors, *secure)
+            discard(abi, name, *sector, *sectors, *secure)
         }
         Body::Extents { sector, sectors } => {
             check_range(*sector, *sectors, rules);
             let [page] = segments[..] else { panic!("one page") };
             assert_eq!((page.offset(), page.len()), (0, 4096));
-            extents(abi, names, *sector, *sectors, page.gref())
+            extents(abi, name, *sector, *sectors, page.gref())
         }
         Body::Indirect(head) => {
             let count = u16::try_from(head.descriptor_bytes() / 8).expect("a u16 on the wire");
@@ -116,7 +116,7 @@ fn check_body(
                     assert_eq!(head.segments(&bytes, rules, &mut again), Ok(transfer));
                     assert_eq!(again, segments);
                     let pages = head.pages();
-                    indirect(abi, head.direction(), names, transfer.sector, count, pages)
+                    indirect(abi, head.direction(), name, transfer.sector, count, pages)
                         .expect("8 pages at most")
                 }
                 Err(_) => {

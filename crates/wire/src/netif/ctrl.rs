@@ -27,7 +27,6 @@ enum_with_unknown! {
         GetHashFlags = 1,
         /// Selects the hash types to use.
         SetHashFlags = 2,
-        /// Sets the key of the hash.
         SetHashKey = 3,
         /// Reads the maximum size of the table from hash to queue.
         GetHashMappingSize = 4,
@@ -35,7 +34,6 @@ enum_with_unknown! {
         SetHashMappingSize = 5,
         /// Sets entries of the table from hash to queue.
         SetHashMapping = 6,
-        /// Selects the hash algorithm.
         SetHashAlgorithm = 7,
         /// Reads the maximum number of staged pages of a queue.
         GetGrefMappingSize = 8,
@@ -147,7 +145,6 @@ pub enum CtrlMessage {
 /// Reasons for which a control message is invalid in every state of the vif.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Error)]
 pub enum CtrlRefusal {
-    /// Message of unknown type.
     #[error("control message of unknown type {kind}")]
     UnknownType { kind: u16 },
     /// Mask with undefined hash types.
@@ -159,7 +156,6 @@ pub enum CtrlRefusal {
     /// List of no entries, or of more than a page holds.
     #[error("a list of {entries} entries, {limit} at most")]
     ListLength {
-        /// Entries of the list.
         entries: u32,
         /// Maximum entries of a page.
         limit: u32,
@@ -305,7 +301,6 @@ impl CtrlMessage {
 /// Response to a control request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CtrlResponse {
-    /// Id of the request.
     pub id: u16,
     pub kind: CtrlType,
     pub status: CtrlStatus,

@@ -18,7 +18,6 @@ use thiserror::Error;
 pub struct TxPart {
     /// Page that holds the fragment.
     pub gref: Gref,
-    /// Offset in the page.
     pub offset: u16,
     /// Length of the fragment in bytes.
     pub len: u16,
@@ -31,7 +30,6 @@ pub struct TxPart {
 pub struct RxPart {
     /// Id of the answered request.
     pub id: u16,
-    /// Offset in the page.
     pub offset: u16,
     /// Length of the fragment in bytes.
     pub len: u16,
@@ -174,7 +172,6 @@ pub fn emit_rx(
 pub struct PageRange {
     /// Page index in the buffer, counted from 0.
     pub page: usize,
-    /// Offset in the page.
     pub offset: u16,
     /// Length in bytes, 1 to 4096.
     pub len: u16,

@@ -160,9 +160,7 @@ impl RawExtra {
 pub enum Extra {
     /// Request to segment the packet.
     Gso(Gso),
-    /// Change of the multicast filter.
     Multicast(MulticastChange),
-    /// Hash of the packet's flow.
     Hash(PacketHash),
     /// Headroom before the packet for XDP.
     Xdp {
@@ -211,7 +209,6 @@ impl Extra {
 pub struct Extras {
     /// Request to segment the packet.
     pub gso: Option<Gso>,
-    /// Hash of the packet's flow.
     pub hash: Option<PacketHash>,
     /// Headroom for XDP in bytes.
     pub xdp_headroom: Option<u16>,

@@ -112,7 +112,6 @@ pub struct Checksum {
 pub struct TxRequest {
     /// Page that holds the fragment.
     pub gref: Gref,
-    /// Offset in the page.
     pub offset: u16,
     pub flags: TxFlags,
     /// Id that the response echoes.
@@ -215,7 +214,6 @@ impl RxRequest {
 /// Rx response of 8 bytes: a fragment that the backend placed in a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxResponse {
-    /// Id of the request.
     pub id: u16,
     /// Offset of the fragment in the page.
     pub offset: u16,

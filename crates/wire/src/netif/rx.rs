@@ -17,7 +17,6 @@ use thiserror::Error;
 pub struct RxFragment {
     /// Slot of the chain, counted from 0: consumer index + `fetch_slot` identifies the posted page.
     pub slot: u32,
-    /// Offset in the page.
     pub offset: u16,
     /// Length in bytes, 1 to 4096.
     pub len: u16,
@@ -52,19 +51,10 @@ pub enum RxRefusal {
     GsoPrefix,
     /// Failure of a fragment reported by the backend.
     #[error("the backend reports {status:?} for slot {slot}")]
-    BackendFailed {
-        /// Slot in the chain.
-        slot: u32,
-        status: Status,
-    },
+    BackendFailed { slot: u32, status: Status },
     /// Fragment reaches over the end of its page.
     #[error("slot {slot}: {len} bytes from offset {offset} on cross the page")]
-    CrossesPage {
-        /// Slot in the chain.
-        slot: u32,
-        offset: u16,
-        len: u32,
-    },
+    CrossesPage { slot: u32, offset: u16, len: u32 },
     /// Packet shorter than an Ethernet header.
     #[error("a packet of {total} bytes, the least is {least}")]
     TooShort {

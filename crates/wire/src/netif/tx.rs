@@ -17,7 +17,6 @@ use thiserror::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fragment {
     pub gref: Gref,
-    /// Offset in the page.
     pub offset: u16,
     /// Length in bytes, 1 to 4096.
     pub len: u16,

@@ -34,7 +34,6 @@ error_names! {
     Access = "EACCES",
     /// Subject of the request already exists.
     Exists = "EEXIST",
-    /// The node is a directory.
     IsDirectory = "EISDIR",
     /// Unknown node, watch, transaction or domain.
     NotFound = "ENOENT",
@@ -48,7 +47,6 @@ error_names! {
     NotEmpty = "ENOTEMPTY",
     /// Request unknown to the server.
     NotImplemented = "ENOSYS",
-    /// The node is read-only.
     ReadOnly = "EROFS",
     /// Resource in use: retry later.
     Busy = "EBUSY",

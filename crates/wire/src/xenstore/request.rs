@@ -33,12 +33,7 @@ pub enum Request<'a> {
         depth: Option<u32>,
     },
     /// Removes a watch of this connection.
-    Unwatch {
-        /// Path of the watch.
-        path: WatchPath<'a>,
-        /// Token of the watch.
-        token: &'a [u8],
-    },
+    Unwatch { path: WatchPath<'a>, token: &'a [u8] },
     /// Opens a new transaction.
     TransactionStart,
     /// Ends the transaction of the header.

@@ -11,9 +11,7 @@ const LOOKS_MAX: usize = 4;
 /// States and holdings of both ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct World {
-    /// View of the backend.
     pub back: BackendView,
-    /// View of the frontend.
     pub front: FrontendView,
     /// Presence of each end's key.
     pub keys: Keys,

@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 pub struct WatchEvent {
     /// Path of the changed node, relative or absolute as in the request that set the watch.
     pub path: String,
-    /// Token of the watch.
     pub token: String,
 }
 

@@ -8,8 +8,8 @@ use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::RingLayout;
 use ringfence_ring::sync::Ordering::{Acquire, Release};
 use ringfence_wire::blkif::{
-    Abi, Direction, Operation, Response, SegmentRange, Slot, Status, direct, discard, indirect,
-    indirect_descriptors, keys,
+    Abi, Direction, Operation, RequestName, Response, SegmentRange, Slot, Status, direct, discard,
+    indirect, indirect_descriptors, keys,
 };
 use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
@@ -230,12 +230,12 @@ impl RawFront {
         sector: u64,
         segments: &[SegmentRange],
     ) -> Slot {
-        direct(self.abi, operation, (id, 0), sector, segments).unwrap()
+        direct(self.abi, operation, RequestName { id, handle: 0 }, sector, segments).unwrap()
     }
 
     /// Builds a discard request.
     pub fn discard(&self, id: u64, sector: u64, sectors: u64) -> Slot {
-        discard(self.abi, (id, 0), sector, sectors, false)
+        discard(self.abi, RequestName { id, handle: 0 }, sector, sectors, false)
     }
 
     /// Builds a request with `count` segments described in indirect pages.
@@ -247,7 +247,7 @@ impl RawFront {
         count: u16,
         pages: &[Gref],
     ) -> Slot {
-        indirect(self.abi, direction, (id, 0), sector, count, pages).unwrap()
+        indirect(self.abi, direction, RequestName { id, handle: 0 }, sector, count, pages).unwrap()
     }
 }
 

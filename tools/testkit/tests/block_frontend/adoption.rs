@@ -261,7 +261,7 @@ fn barrier_runs_after_earlier_and_before_later_requests() {
         ringfence_wire::blkif::direct(
             Abi::X86_64,
             Operation::Write,
-            (id, 0),
+            ringfence_wire::blkif::RequestName { id, handle: 0 },
             sector,
             &[whole(&page)],
         )

@@ -8,7 +8,8 @@ use ringfence_platform::{Access, Gref, Platform};
 use ringfence_testkit::block::Stage;
 use ringfence_testkit::block::frontend::{describe, whole};
 use ringfence_wire::blkif::{
-    Abi, Direction, ExtentState, Operation, SEGMENTS_MAX, SegmentRange, Slot, Status, extents,
+    Abi, Direction, ExtentState, Operation, RequestName, SEGMENTS_MAX, SegmentRange, Slot, Status,
+    extents,
 };
 
 use super::*;
@@ -27,7 +28,9 @@ fn request_that_breaks_rule_fails_under_named_rule() {
         let mut front = connected(&mut stage, mode);
         let page = front.lend(Access::ReadWrite, 1);
         let deaf = front.lend(Access::ReadOnly, 1);
-        let query = |sector, sectors, gref| extents(Abi::X86_64, (9, 0), sector, sectors, gref);
+        let query = |sector, sectors, gref| {
+            extents(Abi::X86_64, RequestName { id: 9, handle: 0 }, sector, sectors, gref)
+        };
         let read = |sector| front.direct(Operation::Read, 9, sector, &[whole(&page)]);
         let last = SECTORS - 8;
         let good = read(last);
@@ -83,7 +86,7 @@ fn query_of_extents_writes_list_to_its_page() {
         let slot = front.direct(Operation::Write, 1, 64, &[whole(&data)]);
         assert_eq!(front.ask(&slot), Status::Okay);
         let list = front.lend(Access::ReadWrite, 0xEE);
-        let slot = extents(Abi::X86_64, (2, 0), 0, SECTORS, list.gref());
+        let slot = extents(Abi::X86_64, RequestName { id: 2, handle: 0 }, 0, SECTORS, list.gref());
         assert_eq!(front.ask(&slot), Status::Okay, "{mode}");
         let found = storage::extents::load(list.memory()).unwrap();
         let (hole, data) = (ExtentState::HOLE, ExtentState::DATA);

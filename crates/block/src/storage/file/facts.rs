@@ -39,9 +39,7 @@ const CHECKSUMMING: [u64; 3] = [
 /// Type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FileKind {
-    /// Regular file.
     Regular,
-    /// Block device of the host.
     BlockDevice,
 }
 
@@ -57,7 +55,6 @@ pub struct DirectRules {
 /// Properties of a file that was opened as a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FileFacts {
-    /// Type of the file.
     pub kind: FileKind,
     /// Size of the disk in bytes, a multiple of the sector size.
     pub bytes: u64,
@@ -88,27 +85,16 @@ pub struct FileFacts {
 pub enum OpenFileError {
     /// System call that failed.
     #[error("{what} {}: {source}", path.display())]
-    System {
-        /// Operation that was attempted.
-        what: &'static str,
-        /// Path of the file.
-        path: PathBuf,
-        /// Error of the system.
-        source: io::Error,
-    },
+    System { what: &'static str, path: PathBuf, source: io::Error },
     /// File that is neither regular nor a block device.
     #[error("{} is neither a file nor a block device: a disk is one of these", path.display())]
-    Kind {
-        /// Path of the file.
-        path: PathBuf,
-    },
+    Kind { path: PathBuf },
     /// File of size 0.
     #[error(
         "{} has {bytes} bytes, which is no sector: give it a size (truncate -s 1G {})",
         path.display(), path.display()
     )]
     Empty {
-        /// Path of the file.
         path: PathBuf,
         /// Size in bytes.
         bytes: u64,
@@ -120,7 +106,6 @@ pub enum OpenFileError {
         path.display(), bytes.next_multiple_of(u64::from(*sector_size)), path.display()
     )]
     Odd {
-        /// Path of the file.
         path: PathBuf,
         /// Size in bytes.
         bytes: u64,
@@ -133,16 +118,10 @@ pub enum OpenFileError {
          (qemu-img convert -O raw), or, if these bytes are a guest's own on a raw disk, say so ({RAW_HINT})",
         path.display()
     )]
-    NotRaw {
-        /// Path of the file.
-        path: PathBuf,
-        /// Format of the content.
-        format: Format,
-    },
+    NotRaw { path: PathBuf, format: Format },
     /// Sector size that is invalid, or smaller than that of the device.
     #[error("sectors of {wanted} bytes cannot be had of {}: {why}", path.display())]
     Sector {
-        /// Path of the file.
         path: PathBuf,
         /// Requested sector size in bytes.
         wanted: u32,
@@ -152,7 +131,6 @@ pub enum OpenFileError {
     /// File that another process has locked.
     #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
     InUse {
-        /// Path of the file.
         path: PathBuf,
         /// Process that holds the lock.
         holder: LockHolder,
@@ -162,9 +140,7 @@ pub enum OpenFileError {
 /// File that was opened and locked as a disk.
 #[derive(Debug)]
 pub struct OpenFile {
-    /// Descriptor of the file.
     pub file: OwnedFd,
-    /// Properties of the file.
     pub facts: FileFacts,
 }
 
@@ -234,7 +210,7 @@ impl OpenFile {
         if kind == FileKind::Regular && !options.raw && !options.in_use {
             refuse_formats(&file, stat.st_size.max(0).cast_unsigned(), path)?;
         }
-        let bytes = bytes(&file, kind, sector_size, (options, path))?;
+        let bytes = bytes(&file, kind, sector_size, options, path)?;
         let direct = options.cache.is_direct().then(|| use_direct(&file, path, kind, sector_size));
         let direct = direct.flatten();
         let discards = Discards::of(&file, kind, &sysfs, options.read_only, bytes);
@@ -382,7 +358,8 @@ fn bytes(
     file: &OwnedFd,
     kind: FileKind,
     sector_size: u32,
-    (options, path): (&FileOptions, &Path),
+    options: &FileOptions,
+    path: &Path,
 ) -> Result<u64, OpenFileError> {
     let bytes = match kind {
         FileKind::Regular => {

@@ -4,6 +4,7 @@
 //! [`Job::advance`], until [`Next::Over`]. The job handles partial transfers, bounce buffers, retries, and
 //! operations that the file system does not support.
 
+use core::ops::Range;
 use std::io;
 use std::os::fd::AsFd;
 
@@ -85,7 +86,7 @@ pub(super) enum Next {
 /// Stores the list of the extents of a range of the file in the pieces.
 pub(super) fn store_extents(
     file: impl AsFd,
-    range: (u64, u64),
+    range: Range<u64>,
     sector: u32,
     pieces: &[LentSlice],
 ) -> io::Result<()> {

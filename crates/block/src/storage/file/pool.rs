@@ -212,7 +212,7 @@ fn execute_step(file: &OwnedFd, step: Step, pieces: &[LentSlice]) -> io::Result<
             0
         }
         Step::Extents { offset, len, sector } => {
-            store_extents(file, (offset, len), sector, pieces)?;
+            store_extents(file, offset..offset.saturating_add(len), sector, pieces)?;
             0
         }
     };

@@ -129,7 +129,8 @@ impl UringQueue {
     /// Executes a step that io_uring lacks and that does no I/O.
     fn executed_here(&self, next: Next) -> Next {
         let Next::Step(Step::Extents { offset, len, sector }) = next else { return next };
-        let stored = store_extents(&self.file, (offset, len), sector, &self.pieces);
+        let stored =
+            store_extents(&self.file, offset..offset.saturating_add(len), sector, &self.pieces);
         Next::Over(stored.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)))
     }
 

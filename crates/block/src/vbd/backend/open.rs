@@ -9,10 +9,11 @@ use ringfence_wire::decimal;
 use ringfence_xenbus::connect::{RingName, bind_channel, map_ring};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::queue_keys::QueueKeys;
 use super::rejection::{ConnectError, VbdRejection};
 use super::silence::FirstPage;
 use super::{Connection, VbdBackend, keeps, windows};
-use crate::blkback::{Agreement, Blkback, OnEnd, QueueParts, rules_for};
+use crate::blkback::{Agreement, Blkback, OnEnd, QueueParts, QueueReports, rules_for};
 use crate::storage::{Disk, Geometry};
 use crate::vbd::QUEUES_MAX;
 
@@ -35,7 +36,8 @@ impl VbdBackend {
     pub(super) fn open<P: Platform>(
         &self,
         adopting: bool,
-        (disk, geometry): (&Arc<dyn Disk>, &Geometry),
+        disk: &Arc<dyn Disk>,
+        geometry: &Geometry,
         platform: &P,
         store: &mut StoreClient,
     ) -> Result<(Blkback, Connection, FirstPage), ConnectError> {
@@ -45,11 +47,11 @@ impl VbdBackend {
         let mut parts = Vec::with_capacity(queues as usize);
         let mut first_page = None;
         for queue in 0..queues {
-            let dir = has_directories.then(|| keys::queue_directory(queue));
-            let place = (queue, dir.as_deref());
-            let (mut part, page) = self.open_queue(platform, store, place, ring_pages)?;
+            let directory = has_directories.then(|| keys::queue_directory(queue));
+            let keys = QueueKeys { queue, directory };
+            let (mut part, page) = self.open_queue(platform, store, &keys, ring_pages)?;
             if windows {
-                part.window = windows::open(end, place, platform, store)?;
+                part.window = windows::open(end, &keys, platform, store)?;
             }
             parts.push(part);
             first_page.get_or_insert(page);
@@ -65,9 +67,12 @@ impl VbdBackend {
             }
             wake();
         });
-        let with = (end.rules(), platform.counters());
-        let options = (&self.options, &agreement);
-        let served = Blkback::start(parts, disk, options, with, &on_end)
+        let reports = QueueReports {
+            rules: Arc::clone(end.rules()),
+            system: Arc::clone(platform.counters()),
+            on_end,
+        };
+        let served = Blkback::start(parts, disk, &self.options, &agreement, &reports)
             .map_err(|error| ConnectError::Device(VbdRejection::Start(error)))?;
         let adopted = adopting && !self.has_served;
         let Agreement { abi, persistent, .. } = agreement;
@@ -144,13 +149,10 @@ impl VbdBackend {
         &self,
         platform: &P,
         store: &mut StoreClient,
-        (queue, dir): (u32, Option<&str>),
+        queue: &QueueKeys,
         ring_pages: u32,
     ) -> Result<OpenQueue<P>, ConnectError> {
-        let key = |name: &str| match dir {
-            Some(dir) => self.end.front(&format!("{dir}/{name}")),
-            None => self.end.front(name),
-        };
+        let key = |name: &str| queue.path(&self.end, name);
         let count = ring_pages as usize;
         // A missing reference must not be read as 0, which is the console's page.
         let alone = match count {
@@ -174,7 +176,7 @@ impl VbdBackend {
         let port = store.read_u32(&key(keys::EVENT_CHANNEL))?;
         let peer = self.end.device().frontend;
         let mut pages = platform.grantee(peer).map_err(ConnectError::Arena)?;
-        let ring = map_ring(&mut pages, RingName::OfQueue(queue), &grefs)?;
+        let ring = map_ring(&mut pages, RingName::OfQueue(queue.queue), &grefs)?;
         let channel = bind_channel(platform, peer, port)?;
         let first_page = FirstPage { key: first_key, gref: first };
         Ok((QueueParts { ring, ring_pages: count, channel, pages, window: None }, first_page))

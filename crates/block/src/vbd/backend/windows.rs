@@ -8,6 +8,7 @@ use ringfence_xenbus::connect::{RingName, open_window};
 use ringfence_xenbus::end::BackendEnd;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
+use super::queue_keys::QueueKeys;
 use super::rejection::ConnectError;
 
 /// Falls back to mode `persistent`, with a warning, if the platform has no grant windows.
@@ -22,16 +23,14 @@ pub(super) fn settle(mode: &mut Mode, device: &DeviceId, platform: &impl Platfor
 /// Opens the grant window that the frontend names for a ring, if any.
 pub(super) fn open(
     end: &BackendEnd,
-    (queue, dir): (u32, Option<&str>),
+    queue: &QueueKeys,
     platform: &impl Platform,
     store: &mut StoreClient,
 ) -> Result<Option<WindowView>, ConnectError> {
-    let key = |name: &str| match dir {
-        Some(dir) => end.front(&format!("{dir}/{name}")),
-        None => end.front(name),
+    let Some(handle) = store.read_u32_opt(&queue.path(end, keys::RINGFENCE_WINDOW))? else {
+        return Ok(None);
     };
-    let Some(handle) = store.read_u32_opt(&key(keys::RINGFENCE_WINDOW))? else { return Ok(None) };
-    let references = store.read_u32_opt(&key(keys::RINGFENCE_WINDOW_REFERENCES))?;
+    let references = store.read_u32_opt(&queue.path(end, keys::RINGFENCE_WINDOW_REFERENCES))?;
     let name = WindowName { handle: WindowHandle(handle), references };
-    open_window(platform, end.device().frontend, RingName::OfQueue(queue), name).map(Some)
+    open_window(platform, end.device().frontend, RingName::OfQueue(queue.queue), name).map(Some)
 }

@@ -177,7 +177,6 @@ impl HubMessage {
 
 /// Outcomes of a call of [`receive`].
 pub(crate) enum HubReceived {
-    /// Message with its descriptors.
     Message(HubMessage, Descriptors),
     /// Data that is no message. It may still be in the queue, so the socket must be disposed of.
     Malformed(Refusal),

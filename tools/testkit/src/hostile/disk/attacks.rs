@@ -2,7 +2,7 @@
 
 use ringfence_platform::{Gref, Platform};
 use ringfence_wire::blkif::{
-    Abi, Direction, Operation, SEGMENTS_MAX, SegmentRange, Slot, direct, indirect,
+    Abi, Direction, Operation, RequestName, SEGMENTS_MAX, SegmentRange, Slot, direct, indirect,
     indirect_descriptors,
 };
 
@@ -96,7 +96,8 @@ fn with(mut slot: Slot, at: usize, bytes: &[u8]) -> Slot {
 }
 
 fn request(operation: Operation, sector: u64, segments: &[SegmentRange]) -> Slot {
-    direct(Abi::NATIVE, operation, (0, 0), sector, segments).expect("few enough for a slot")
+    direct(Abi::NATIVE, operation, RequestName { id: 0, handle: 0 }, sector, segments)
+        .expect("few enough for a slot")
 }
 
 /// Returns a request that reads one page.
@@ -107,7 +108,8 @@ fn read<P: Platform>(adversary: &DiskAdversary<P>, sector: u64) -> Slot {
 /// Returns an indirect read request of `count` segments.
 fn listed<P: Platform>(adversary: &DiskAdversary<P>, count: u16) -> Slot {
     let pages = [adversary.list.gref()];
-    indirect(Abi::NATIVE, Direction::Read, (0, 0), 0, count, &pages).expect("one page of a list")
+    indirect(Abi::NATIVE, Direction::Read, RequestName { id: 0, handle: 0 }, 0, count, &pages)
+        .expect("one page of a list")
 }
 
 /// Posts requests whose first segment has these sectors, alternately direct and indirect.
