@@ -14,7 +14,7 @@ use ringfence_platform::iotlb::Miss;
 use ringfence_platform::vhost::{QueueName, VhostEvents};
 use ringfence_platform::window::EngineFacts;
 use ringfence_platform::{Access, Counters};
-use ringfence_ring::split::device::{DeviceQueue, Request};
+use ringfence_ring::split::device::{DeviceQueue, TakenChain};
 use ringfence_ring::split::{DriverQueue, QueueFeatures, QueuePages};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::virtio::SplitLayout;
@@ -200,7 +200,7 @@ impl MockState {
     }
 
     /// Writes bytes to the start of a receive buffer. Returns the number written.
-    pub(crate) fn fill(&self, buffer: &Request, bytes: &[u8]) -> u32 {
+    pub(crate) fn fill(&self, buffer: &TakenChain, bytes: &[u8]) -> u32 {
         let Some(descriptor) = buffer.chain.first() else { return 0 };
         let len = bytes.len().min(descriptor.len as usize);
         let Some(address) = self.find(descriptor.address, descriptor.len) else { return 0 };
