@@ -52,7 +52,7 @@ fn completion_without_request_closes_that_device_only() {
     let platform = stage.join(4096);
     let disk = Arc::new(RepeatingDisk(disk(512)));
     let vbd = stage.add_vbd(platform.domid(), disk, options(Mode::Map), VbdConfig::default());
-    let mut front = RawFront::new(&mut stage, platform, vbd, Abi::X86_64, 1);
+    let mut front = RawFront::new(&stage, platform, vbd, Abi::X86_64, 1);
     front.connect(&mut stage, true);
     let page = front.lend(Access::ReadWrite, 1);
     let slot = front.direct(Operation::Read, 1, 0, &[whole(&page)]);
