@@ -134,7 +134,7 @@ impl Verdict {
     }
 }
 
-struct Entry {
+struct RuleEntry {
     rule: Rule,
     source: RuleSource,
 }
@@ -144,7 +144,7 @@ type Indices = SmallVec<[usize; 2]>;
 
 /// Parsed rules with their indices.
 pub struct Policy {
-    entries: Vec<Entry>,
+    entries: Vec<RuleEntry>,
     default: Action,
     strict_sni: bool,
     exact: HashMap<HostName, Indices>,
@@ -199,7 +199,7 @@ impl Policy {
             Target::Below(name) => self.below.entry(name.clone()).or_default(),
             Target::Icmp => {
                 self.echo.push(index);
-                return self.entries.push(Entry { rule, source });
+                return self.entries.push(RuleEntry { rule, source });
             }
             Target::Prefix(prefix) => {
                 let lengths = &mut self.lengths[usize::from(prefix.ip.is_ipv6())];
@@ -210,7 +210,7 @@ impl Policy {
             }
         };
         list.push(index);
-        self.entries.push(Entry { rule, source });
+        self.entries.push(RuleEntry { rule, source });
     }
 
     /// Returns the verdict on what no rule covers.
