@@ -62,11 +62,9 @@ pub struct StreamTransport {
     capabilities: PortCapabilities,
 }
 
-/// Result of one read.
 enum Read {
     Some,
     Nothing,
-    /// The client has gone.
     Gone,
 }
 

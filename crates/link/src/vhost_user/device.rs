@@ -52,7 +52,6 @@ const PROTOCOL: u64 = protocol_feature::REPLY_ACK;
 /// First number of the vrings' kicks among the events of the epoll.
 const KICKS: u64 = 8;
 
-/// Answer to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RequestAnswer {
     /// Nothing, or an acknowledgement if the client asks for one.
@@ -106,7 +105,6 @@ impl Device {
         self.memory = GuestMemory::default();
     }
 
-    /// Returns the negotiated features.
     pub(super) fn features(&self) -> u64 {
         self.features
     }
