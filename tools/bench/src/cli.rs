@@ -2,9 +2,9 @@
 
 use clap::{Parser, Subcommand};
 use ringfence_testkit::agents::conformance::ConformanceArgs;
-use ringfence_testkit::agents::control_ring::ControlRingArgs;
 use ringfence_testkit::agents::hostile_guest::HostileGuestArgs;
 
+use crate::agents::ControlRingCommand;
 use crate::args::BenchCommand;
 use crate::block::on_xen::DiskFrontendArgs;
 
@@ -67,7 +67,7 @@ pub enum Role {
     /// Runs one half of the platform's conformance suite on Xen
     Conformance(ConformanceArgs),
     /// Sends every message of the control ring to a vif's backend
-    ControlRing(ControlRingArgs),
+    ControlRing(ControlRingCommand),
     /// Drives a disk of this Xen guest from user space
     DiskFrontend(DiskFrontendArgs),
 }

@@ -22,6 +22,7 @@
 //! After the second phase the backend measures the bare kernel copy that mode `copy` consists of
 //! (`bare`), on the same core.
 
+pub mod agents;
 pub mod args;
 mod bare;
 mod beside;
@@ -54,7 +55,6 @@ mod work;
 mod xen;
 
 use ringfence::causes::causes;
-use ringfence_testkit::agents::{conformance, control_ring, hostile_guest};
 
 use args::{BenchCommand, Experiment, SeedsArgs};
 use cli::{Cli, Command, Role};
@@ -73,9 +73,9 @@ pub fn main_with(cli: Cli) -> u8 {
             Role::BenchUplinkEnd { role, congestion, what } => {
                 uplink::end_main(&role, &congestion, &what)
             }
-            Role::HostileGuest(args) => hostile_guest::main(&args),
-            Role::Conformance(args) => conformance::main(&args),
-            Role::ControlRing(args) => control_ring::main(&args),
+            Role::HostileGuest(args) => agents::hostile_guest(&args),
+            Role::Conformance(args) => agents::conformance(&args),
+            Role::ControlRing(args) => agents::control_ring(&args),
             Role::DiskFrontend(args) => block::on_xen::main(&args),
         },
     }
