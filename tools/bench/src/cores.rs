@@ -17,7 +17,7 @@ const MEASURED: u32 = 2500;
 
 /// Cache line of its own, so that nothing else moves with the number.
 #[repr(align(128))]
-struct Line(AtomicU32);
+struct CacheLine(AtomicU32);
 
 /// Measures the mean round trip of a cache line between two cores, in nanoseconds.
 ///
@@ -25,7 +25,7 @@ struct Line(AtomicU32);
 ///
 /// Fails if a thread cannot be started or bound to its core.
 pub(super) fn round_trip_ns([here, there]: [usize; 2]) -> anyhow::Result<f64> {
-    let line = Line(AtomicU32::new(0));
+    let line = CacheLine(AtomicU32::new(0));
     std::thread::scope(|scope| {
         let answers = scope.spawn(|| {
             // An unbound thread answers as well; the caller reports the error.
@@ -63,7 +63,7 @@ fn bind(core: usize) -> anyhow::Result<()> {
 }
 
 /// Waits until the line has the number. It yields now and then, in case both threads share one core.
-fn wait(line: &Line, number: u32) {
+fn wait(line: &CacheLine, number: u32) {
     let mut looks = 0_u32;
     while line.0.load(Ordering::Acquire) != number {
         looks = looks.wrapping_add(1);

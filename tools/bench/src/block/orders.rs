@@ -24,7 +24,7 @@ pub(super) fn span(guests: u16) -> u64 {
 
 /// First message to a domain; its connection to the hub comes with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Setup {
+pub(super) enum DiskSetup {
     Backend {
         /// Name of the access mode.
         mode: String,
@@ -74,7 +74,7 @@ pub(super) enum DiskCommand {
 
 /// Message of a domain to the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum DiskAnswer {
     /// The driver domain has created the devices: guests may connect.
     DevicesMade,
     /// The disk is connected and holds the data to be read.

@@ -16,7 +16,7 @@ use ringfence_uplink::link::vhost_net::{Protection, VhostLink};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::ClockId;
 
-use super::args::Direction;
+use super::args::DatagramDirection;
 use crate::usage::clock;
 
 const NAME: &str = "bench0";
@@ -96,7 +96,7 @@ impl Rig {
     /// Carries packets for `length` after a warm-up.
     pub(super) fn measure(
         &mut self,
-        direction: Direction,
+        direction: DatagramDirection,
         seconds: Duration,
     ) -> anyhow::Result<Spent> {
         let mut batch = Batch::default();
@@ -128,10 +128,10 @@ impl Rig {
         Ok((cpu, counted.window_issues + counted.window_revokes))
     }
 
-    fn carry(&mut self, direction: Direction, batch: &mut Batch) -> anyhow::Result<()> {
+    fn carry(&mut self, direction: DatagramDirection, batch: &mut Batch) -> anyhow::Result<()> {
         match direction {
-            Direction::ToGuest => self.inward(),
-            Direction::FromGuest => self.outward(batch),
+            DatagramDirection::ToGuest => self.inward(),
+            DatagramDirection::FromGuest => self.outward(batch),
         }
     }
 

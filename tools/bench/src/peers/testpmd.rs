@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use super::Peer;
+use super::ForwardingPeer;
 use crate::params::{self, Direction};
 use ringfence_sandbox::owned_child::OwnedChild;
 
@@ -28,7 +28,7 @@ const LAST_WORDS: usize = 3;
 
 /// Measures the packet rate of the receiver. Returns it with the kind of memory.
 pub(super) fn run(
-    peer: Peer,
+    peer: ForwardingPeer,
     direction: Direction,
     size: u32,
     (pages, cores): (params::Pages, [usize; 2]),
@@ -76,12 +76,12 @@ pub(super) fn run(
 }
 
 /// Returns the virtual devices of both sides; the first one listens.
-fn devices(peer: Peer, socket: &Path) -> [String; 2] {
+fn devices(peer: ForwardingPeer, socket: &Path) -> [String; 2] {
     let socket = socket.display();
     match peer {
-        Peer::Memif => ["server", "client"]
+        ForwardingPeer::Memif => ["server", "client"]
             .map(|role| format!("net_memif0,role={role},id=0,socket={socket},socket-abstract=no")),
-        Peer::VhostUser => [
+        ForwardingPeer::VhostUser => [
             format!("net_vhost0,iface={socket},queues=1"),
             format!("net_virtio_user0,path={socket},queues=1"),
         ],
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn device_arguments_name_one_socket() {
-        for peer in [Peer::Memif, Peer::VhostUser] {
+        for peer in [ForwardingPeer::Memif, ForwardingPeer::VhostUser] {
             let [back, front] = devices(peer, Path::new("/x/socket"));
             assert!(back.contains("=/x/socket") && front.contains("=/x/socket"), "{back} {front}");
         }

@@ -54,7 +54,7 @@ pub(super) struct PressureReport {
 
 /// Summary of a report.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct PressureOutcome {
     experiment: &'static str,
     high: u64,
     pool_before: u64,
@@ -70,7 +70,7 @@ pub(super) struct Outcome {
     killed: u64,
 }
 
-impl Outcome {
+impl PressureOutcome {
     /// Returns a sentence for each criterion that the outcome violates.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut wrong = Vec::new();
@@ -107,7 +107,7 @@ impl PressureReport {
     }
 
     /// Summarizes the readings of all phases.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> PressureOutcome {
         let pool_before = self.most(Phase::Calm, |reading| reading.pool);
         let cut = self.of(Phase::Calm).last().map_or(0.0, |reading| reading.seconds);
         let small = self.of(Phase::Pressed).find(|reading| reading.pool * 2 <= pool_before);
@@ -120,7 +120,7 @@ impl PressureReport {
             }
             longest = longest.max(pair[1].seconds - since);
         }
-        Outcome {
+        PressureOutcome {
             experiment: "pressure",
             high: self.high,
             pool_before,
@@ -142,7 +142,7 @@ impl PressureReport {
     }
 
     fn rows(&self) -> Vec<[String; 2]> {
-        let Outcome {
+        let PressureOutcome {
             high,
             pool_before,
             pool_pressed,

@@ -34,23 +34,23 @@ use self::report::Results;
 use super::args::NetArgs;
 use super::net::{self, PacketCase};
 use super::params::{Direction, Pages};
-use super::peers::{self, Outcome, Peer};
+use super::peers::{self, ForwardingPeer, PeerOutcome};
 use super::report::PacketRow;
 
 /// Extent of a packet's verification; testpmd verifies nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verify {
+enum VerifyExtent {
     /// Its length and its sequence number.
     Sequence,
     /// Every byte as well.
     Full,
 }
 
-impl Verify {
+impl VerifyExtent {
     fn name(self) -> &'static str {
         match self {
-            Verify::Sequence => "sequence",
-            Verify::Full => "full",
+            VerifyExtent::Sequence => "sequence",
+            VerifyExtent::Full => "full",
         }
     }
 }
@@ -58,8 +58,8 @@ impl Verify {
 /// Program that forwards the packets of a point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Who {
-    Ringfence(Mode, Verify),
-    Peer(Peer),
+    Ringfence(Mode, VerifyExtent),
+    ForwardingPeer(ForwardingPeer),
 }
 
 /// Point of the experiment.
@@ -75,7 +75,7 @@ struct Point {
 #[derive(Clone, Debug)]
 enum Sample {
     Ringfence(Box<PacketRow>),
-    Peer { pps: f64, memory: &'static str },
+    ForwardingPeer { pps: f64, memory: &'static str },
     Skipped(String),
 }
 
@@ -83,7 +83,7 @@ impl Sample {
     fn pps(&self) -> Option<f64> {
         match self {
             Sample::Ringfence(row) => Some(row.pps()),
-            Sample::Peer { pps, .. } => Some(*pps),
+            Sample::ForwardingPeer { pps, .. } => Some(*pps),
             Sample::Skipped(_) => None,
         }
     }
@@ -139,26 +139,26 @@ fn measure(
             let row = PacketCase { mode, direction, size, queues }.run(&net, cores, progress);
             Sample::Ringfence(Box::new(row.with_context(|| point.name())?))
         }
-        Who::Peer(peer) => {
+        Who::ForwardingPeer(peer) => {
             match peers::measure(peer, direction, size, (Pages::Auto, cores), args.seconds) {
-                Outcome::Rate { pps, memory } => Sample::Peer { pps, memory },
-                Outcome::Skipped(why) => Sample::Skipped(why),
+                PeerOutcome::Rate { pps, memory } => Sample::ForwardingPeer { pps, memory },
+                PeerOutcome::Skipped(why) => Sample::Skipped(why),
             }
         }
     })
 }
 
 /// Parses the arguments of a `bench net` row. Returns the reason if there is no such row.
-fn net_args(args: &StagingArgs, queues: u32, verify: Verify) -> Result<NetArgs, String> {
+fn net_args(args: &StagingArgs, queues: u32, verify: VerifyExtent) -> Result<NetArgs, String> {
     #[derive(Parser)]
-    struct Asked {
+    struct CommandLine {
         #[command(flatten)]
         net: NetArgs,
     }
     let seconds = args.seconds.as_secs_f64().to_string();
     let queues = queues.to_string();
     let words = ["net", "--seconds", &seconds, "--queues", &queues, "--verify", verify.name()];
-    match Asked::try_parse_from(words) {
+    match CommandLine::try_parse_from(words) {
         Ok(asked) => Ok(asked.net),
         Err(refused) => Err(refused.to_string().lines().next().unwrap_or_default().to_owned()),
     }
@@ -178,9 +178,9 @@ fn points(args: &StagingArgs) -> Vec<Point> {
         for &queues in &args.queues {
             for &direction in &args.directions {
                 for mode in [Mode::Copy, Mode::Staging] {
-                    add(direction, queues, size, ours(mode, Verify::Sequence));
+                    add(direction, queues, size, ours(mode, VerifyExtent::Sequence));
                     if queues == 1 {
-                        add(direction, queues, size, ours(mode, Verify::Full));
+                        add(direction, queues, size, ours(mode, VerifyExtent::Full));
                     }
                 }
             }
@@ -189,18 +189,18 @@ fn points(args: &StagingArgs) -> Vec<Point> {
     for &direction in &args.directions {
         let beside: &[u32] = if args.vs.is_empty() { &[] } else { &args.vs_size };
         for &size in beside {
-            add(direction, 1, size, ours(Mode::Staging, Verify::Sequence));
-            args.vs.iter().for_each(|peer| add(direction, 1, size, Who::Peer(*peer)));
-            add(direction, 1, size, ours(Mode::Staging, Verify::Full));
+            add(direction, 1, size, ours(Mode::Staging, VerifyExtent::Sequence));
+            args.vs.iter().for_each(|peer| add(direction, 1, size, Who::ForwardingPeer(*peer)));
+            add(direction, 1, size, ours(Mode::Staging, VerifyExtent::Full));
         }
         let plotted: &[u32] = if args.html.is_some() { &args.plot_size } else { &[] };
         for &size in plotted {
             for mode in Mode::NETWORK {
-                add(direction, 1, size, ours(mode, Verify::Sequence));
+                add(direction, 1, size, ours(mode, VerifyExtent::Sequence));
             }
             let short = size <= peers::SIZE_MAX;
             let peers = args.vs.iter().filter(|_| short);
-            peers.for_each(|peer| add(direction, 1, size, Who::Peer(*peer)));
+            peers.for_each(|peer| add(direction, 1, size, Who::ForwardingPeer(*peer)));
         }
     }
     points
@@ -210,9 +210,9 @@ impl Point {
     fn name(&self) -> String {
         let Point { direction, queues, size, who } = self;
         let who = match who {
-            Who::Ringfence(mode, Verify::Sequence) => mode.name().to_owned(),
-            Who::Ringfence(mode, Verify::Full) => format!("{mode}, fully verified"),
-            Who::Peer(peer) => peer.name().to_owned(),
+            Who::Ringfence(mode, VerifyExtent::Sequence) => mode.name().to_owned(),
+            Who::Ringfence(mode, VerifyExtent::Full) => format!("{mode}, fully verified"),
+            Who::ForwardingPeer(peer) => peer.name().to_owned(),
         };
         let queues = if *queues == 1 { "1 queue".to_owned() } else { format!("{queues} queues") };
         format!("{who}, {direction}, {queues}, {size} bytes")

@@ -3,7 +3,7 @@
 use ringfence_access::Mode;
 
 use super::report::Results;
-use super::{Point, Verify, Who};
+use super::{Point, VerifyExtent, Who};
 use crate::harness::{Page, Plot, Scale, Series};
 use crate::params::Direction;
 use crate::report::PacketRow;
@@ -30,8 +30,8 @@ pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
 
 /// Returns the rates with one queue: a line for each mode and peer.
 fn rates(results: &Results<'_>, direction: Direction) -> Plot {
-    let modes = Mode::NETWORK.map(|mode| Who::Ringfence(mode, Verify::Sequence));
-    let peers = results.args.vs.iter().map(|peer| Who::Peer(*peer));
+    let modes = Mode::NETWORK.map(|mode| Who::Ringfence(mode, VerifyExtent::Sequence));
+    let peers = results.args.vs.iter().map(|peer| Who::ForwardingPeer(*peer));
     let series = modes.into_iter().chain(peers).map(|who| {
         let of =
             |point: &Point| point.direction == direction && point.queues == 1 && point.who == who;
@@ -53,7 +53,7 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
     let mut series = Vec::new();
     for &direction in &results.args.directions {
         for mode in [Mode::Copy, Mode::Staging] {
-            let who = Who::Ringfence(mode, Verify::Sequence);
+            let who = Who::Ringfence(mode, VerifyExtent::Sequence);
             let costs = results.args.queues.iter().filter_map(|&queues| {
                 let point = Point { direction, queues, size, who };
                 let cost = results.figure(point, PacketRow::cpu_ns_per_packet)?;
@@ -73,7 +73,8 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
 /// Returns the ratio of staging to copy, measured and published.
 fn ratios(results: &Results<'_>) -> Plot {
     let (mut names, mut measured, mut published) = (Vec::new(), Vec::new(), Vec::new());
-    let sequence = |point: &Point| point.who == Who::Ringfence(Mode::Staging, Verify::Sequence);
+    let sequence =
+        |point: &Point| point.who == Who::Ringfence(Mode::Staging, VerifyExtent::Sequence);
     for point in results.points().filter(sequence) {
         let Some((beside, wanted)) =
             results.beside_copy(point).and_then(|beside| Some((beside.ratio, beside.wanted?)))
@@ -96,6 +97,6 @@ fn ratios(results: &Results<'_>) -> Plot {
 fn name(who: Who) -> String {
     match who {
         Who::Ringfence(mode, _) => mode.name().to_owned(),
-        Who::Peer(peer) => peer.name().to_owned(),
+        Who::ForwardingPeer(peer) => peer.name().to_owned(),
     }
 }

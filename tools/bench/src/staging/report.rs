@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 
 use super::args::StagingArgs;
 use super::published;
-use super::{Point, Sample, Verify, Who};
+use super::{Point, Sample, VerifyExtent, Who};
 use crate::harness::{Layout, Value, median};
 use crate::report::PacketRow;
 
@@ -86,7 +86,7 @@ impl<'a> Results<'a> {
     /// Returns the kind of memory that a peer used.
     pub(super) fn memory(&self, point: Point) -> Option<&'static str> {
         self.samples(point).iter().find_map(|sample| match sample {
-            Sample::Peer { memory, .. } => Some(*memory),
+            Sample::ForwardingPeer { memory, .. } => Some(*memory),
             _ => None,
         })
     }
@@ -122,9 +122,9 @@ impl<'a> Results<'a> {
 
     /// Compares a peer's point with staging at the same size and direction.
     pub(super) fn beside_peer(&self, point: Point) -> Option<Beside> {
-        let Who::Peer(peer) = point.who else { return None };
+        let Who::ForwardingPeer(peer) = point.who else { return None };
         let ratio =
-            self.ratio(point.with(Who::Ringfence(Mode::Staging, Verify::Sequence)), point)?;
+            self.ratio(point.with(Who::Ringfence(Mode::Staging, VerifyExtent::Sequence)), point)?;
         let wanted = published::wanted(peer, point.size);
         let judgement = match wanted {
             None => Judgement::NotJudged("nothing is asked for at this size"),
@@ -170,7 +170,7 @@ impl PointResult<'_> {
     fn mode(&self) -> &'static str {
         match self.point.who {
             Who::Ringfence(mode, _) => mode.name(),
-            Who::Peer(peer) => peer.name(),
+            Who::ForwardingPeer(peer) => peer.name(),
         }
     }
 
@@ -178,14 +178,14 @@ impl PointResult<'_> {
     fn peer(&self) -> &'static str {
         match self.point.who {
             Who::Ringfence(..) => "ringfence",
-            Who::Peer(peer) => peer.name(),
+            Who::ForwardingPeer(peer) => peer.name(),
         }
     }
 
     fn verify(&self) -> Option<&'static str> {
         match self.point.who {
             Who::Ringfence(_, verify) => Some(verify.name()),
-            Who::Peer(_) => None,
+            Who::ForwardingPeer(_) => None,
         }
     }
 }

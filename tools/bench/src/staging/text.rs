@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ringfence_access::Mode;
 
 use super::report::{COPY_SHARE_MIN, Judgement, Results, gbps};
-use super::{Point, Verify, Who, published};
+use super::{Point, VerifyExtent, Who, published};
 use crate::harness::Table;
 
 impl Results<'_> {
@@ -103,7 +103,7 @@ impl Results<'_> {
     fn beside_peers(&self) -> Table<'static> {
         let mut rows = Vec::new();
         for point in self.points() {
-            let Who::Peer(peer) = point.who else { continue };
+            let Who::ForwardingPeer(peer) = point.who else { continue };
             let ours = |verify| self.pps(point.with(Who::Ringfence(Mode::Staging, verify)));
             let mpps =
                 |rate: Option<f64>| rate.map_or("-".to_owned(), |pps| format!("{:.2}", pps / 1e6));
@@ -111,8 +111,8 @@ impl Results<'_> {
                 vec![point.size.to_string(), point.direction.to_string(), peer.name().to_owned()];
             row.extend([
                 mpps(self.pps(point)),
-                mpps(ours(Verify::Sequence)),
-                mpps(ours(Verify::Full)),
+                mpps(ours(VerifyExtent::Sequence)),
+                mpps(ours(VerifyExtent::Full)),
             ]);
             match (self.beside_peer(point), self.skipped(point)) {
                 (Some(beside), _) => {

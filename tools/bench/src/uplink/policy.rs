@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::args::Peer;
+use super::args::UplinkPeer;
 use super::end::EndMessage;
 use super::names::{FIRST, NAMES, file, name};
 use super::peers::{self, Behind, Cable, PORT};
@@ -53,7 +53,7 @@ impl Outside {
         let mut command = Command::new("unshare");
         command.args(["--net", "--"]).arg(std::env::current_exe()?);
         command.args(["internal", "bench-uplink-end", "outside", congestion, &PORT.to_string()]);
-        let server = Behind::of(command, Peer::Veth)?;
+        let server = Behind::of(command, UplinkPeer::Veth)?;
         let pid = server.child_in_its_own_net()?;
         let cable = Cable { outside: ("bench-far", NEAR), inside: ("bench-near", FAR), mtu: 65520 };
         cable.lay(pid)?;

@@ -19,15 +19,15 @@ use super::rig::interface;
 const RULE: &str = "virtqueue_miss_refused";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-struct Guest {
+struct IotlbGuest {
     _tap: Tap,
     link: VhostLink,
     socket: UdpSocket,
     inward: SocketAddr,
 }
 
-impl Guest {
-    fn new(number: u8) -> anyhow::Result<Guest> {
+impl IotlbGuest {
+    fn new(number: u8) -> anyhow::Result<IotlbGuest> {
         let (tap, host) = interface(number)?;
         let socket = UdpSocket::bind((host, 7000))?;
         let link = VhostLink::start_protected(
@@ -40,7 +40,7 @@ impl Guest {
             Protection::Fine,
         )?;
         let inward = SocketAddr::from((Ipv4Addr::new(10, 79, number, 2), 7001));
-        Ok(Guest { _tap: tap, link, socket, inward })
+        Ok(IotlbGuest { _tap: tap, link, socket, inward })
     }
 
     /// Receives this many packets through the link, or returns the link's fault.
@@ -68,7 +68,7 @@ impl Guest {
 }
 
 pub(super) fn run() -> anyhow::Result<()> {
-    let (mut bad, mut good) = (Guest::new(0)?, Guest::new(1)?);
+    let (mut bad, mut good) = (IotlbGuest::new(0)?, IotlbGuest::new(1)?);
     for guest in [&mut bad, &mut good] {
         guest.carry(10)?.context("before anything is taken away")?;
     }
