@@ -30,8 +30,10 @@ impl Moved {
             ports(after, wanted).saturating_sub(ports(before, wanted))
         };
         let counter = |name: &str| moved(&|counted| counted == name);
-        let by_platform = |stats: &DriverStats| stats.path.get("grant_copy_bytes").copied();
-        let grant_copies = by_platform(after).unwrap_or(0) - by_platform(before).unwrap_or(0);
+        // Absent if the platform has copied nothing.
+        let by_platform =
+            |stats: &DriverStats| stats.path.get("grant_copy_bytes").copied().unwrap_or(0);
+        let grant_copies = by_platform(after).saturating_sub(by_platform(before));
         Moved {
             frames: counter("rx_frames"),
             bytes: counter("rx_bytes"),

@@ -478,9 +478,10 @@ fn requests(
     each_connects: bool,
 ) -> anyhow::Result<CaseResult> {
     let mut kept = if each_connects { None } else { Some(connect(targets.of(0), Work::Echo)?) };
-    let mut connections = 0..;
+    let mut connection = 0;
     timed(order, || {
-        let target = targets.of(connections.next().unwrap_or(0));
+        let target = targets.of(connection);
+        connection += 1;
         let mut fresh = if each_connects { Some(connect(target, Work::Echo)?) } else { None };
         let Some(stream) = kept.as_mut().or(fresh.as_mut()) else { bail!("no connection") };
         stream.get_mut().write_all(&[7; SMALL])?;

@@ -41,7 +41,7 @@ use self::policy::Outside;
 use self::report::{UplinkRow, UplinkRun};
 use super::gso::cpu::spent_by_descendants;
 use super::perf::PerfStat;
-use crate::harness::{Format, Report};
+use crate::harness::{Format, Report, STATUS_BENCH_FAILED};
 
 /// Resource usage during a measurement.
 struct Meter {
@@ -265,9 +265,13 @@ pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
     if let Err(error) = choose_congestion(congestion) {
         eprintln!("ringfence: {}", causes(&error));
     }
-    match role {
-        "client" => end::client_main(what),
-        "outside" => end::outside_main(what.parse().unwrap_or(PORT)),
-        _ => end::server_main(what.parse().unwrap_or(PORT)),
+    match (role, what.parse()) {
+        ("client", _) => end::client_main(what),
+        ("outside", Ok(port)) => end::outside_main(port),
+        (_, Ok(port)) => end::server_main(port),
+        (_, Err(error)) => {
+            eprintln!("ringfence: the port {what}: {error}");
+            STATUS_BENCH_FAILED
+        }
     }
 }

@@ -127,9 +127,7 @@ fn segments<P: Platform>(
         adversary.list.memory().copy_from(at, &gref)?;
         adversary.list.memory().copy_from(at + 4, sectors)?;
     }
-    adversary.post(|adversary, n| {
-        (listed(adversary, 1 + u16::try_from(n % 4).unwrap_or(0)), Right::ERROR)
-    })
+    adversary.post(|adversary, n| (listed(adversary, [1, 2, 3, 4][n as usize % 4]), Right::ERROR))
 }
 
 /// Changes a list to nonsense and back while the backend reads it. It may see either, or a mixture.
