@@ -55,8 +55,8 @@ impl Beside {
         cores: Option<[usize; 2]>,
         ours: &[PacketRow],
     ) -> PeerRate {
-        let memory = (args.pages, cores);
-        let outcome = peers::measure(self.peer, self.direction, self.size, memory, args.seconds);
+        let Beside { peer, direction, size } = *self;
+        let outcome = peers::measure(peer, direction, size, args.pages, cores, args.seconds);
         let (pps, memory, skipped) = match outcome {
             PeerOutcome::Rate { pps, memory } => (Some(pps), Some(memory), None),
             PeerOutcome::Skipped(why) => (None, None, Some(why)),

@@ -278,7 +278,7 @@ fn connect(
             let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
             let windows = Mode::for_network(&setup.mode)? == Mode::Window;
             let windows = windows.then(|| WindowSizes::for_queues(setup.queues));
-            connect_frontend(platform, frontend, (setup.staging.parse()?, windows))
+            connect_frontend(platform, frontend, setup.staging.parse()?, windows)
         }
     }
 }
@@ -307,7 +307,8 @@ fn connect_backend(
 fn connect_frontend(
     platform: &LocalPlatform,
     frontend: VifFrontend<LocalPlatform>,
-    (staging, windows): (TxStaging, Option<WindowSizes>),
+    staging: TxStaging,
+    windows: Option<WindowSizes>,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
     let mut frontend = frontend.with_staging(staging);

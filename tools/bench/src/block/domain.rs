@@ -62,7 +62,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
                 ..BlkbackOptions::default()
             };
             let disk = FileOptions { cache, engine, ..FileOptions::default() };
-            backend(channel, &platform, options, (&storage, &disk), (&guests, span))
+            backend(channel, &platform, options, &storage, &disk, &guests, span)
         }
         DiskSetup::Guest(setup) => {
             let blocks = setup.block.div_ceil(4096) + 1;
@@ -101,8 +101,10 @@ fn backend(
     channel: &Channel,
     platform: &LocalPlatform,
     options: BlkbackOptions,
-    (storage, used): (&Storage, &FileOptions),
-    (guests, span): (&[u16], u64),
+    storage: &Storage,
+    used: &FileOptions,
+    guests: &[u16],
+    span: u64,
 ) -> anyhow::Result<()> {
     let mut store = platform.store()?;
     let file: Option<Arc<dyn Disk>> = match storage {

@@ -107,7 +107,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
             neighbour::serve(channel, entrance, *behaviour)
         }
         HostileRole::HostileDisk { entrance, behaviour, disk } => {
-            disks::serve(channel, entrance, (*behaviour, disk))
+            disks::serve(channel, entrance, *behaviour, disk)
         }
     }
 }

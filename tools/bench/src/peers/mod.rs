@@ -68,7 +68,8 @@ pub(super) fn measure(
     peer: ForwardingPeer,
     direction: Direction,
     size: u32,
-    (pages, cores): (Pages, Option<[usize; 2]>),
+    pages: Pages,
+    cores: Option<[usize; 2]>,
     length: Duration,
 ) -> PeerOutcome {
     let Some(cores) = cores else {
@@ -79,7 +80,7 @@ pub(super) fn measure(
             "packets of more than {SIZE_MAX} bytes take two buffers"
         ));
     }
-    match testpmd::run(peer, direction, size, (pages, cores), length) {
+    match testpmd::run(peer, direction, size, pages, cores, length) {
         Ok((pps, memory)) => PeerOutcome::Rate { pps, memory },
         Err(error) => PeerOutcome::Skipped(causes(&error)),
     }

@@ -31,7 +31,8 @@ pub(super) fn run(
     peer: ForwardingPeer,
     direction: Direction,
     size: u32,
-    (pages, cores): (params::Pages, [usize; 2]),
+    pages: params::Pages,
+    cores: [usize; 2],
     length: Duration,
 ) -> anyhow::Result<(f64, &'static str)> {
     let directory = Directory::new()?;
@@ -46,9 +47,16 @@ pub(super) fn run(
         Direction::Rx => ("txonly", "rxonly"),
     };
     let [ours, theirs] = cores;
-    let mut back = Testpmd::start(&pages, &back, (ours, theirs), (back_mode, size))?;
+    let mut back =
+        Testpmd::start(&pages, &back, Cores { forwarding: ours, other: theirs }, back_mode, size)?;
     back.wait_for(&socket)?;
-    let front = Testpmd::start(&pages, &front, (theirs, ours), (front_mode, size))?;
+    let front = Testpmd::start(
+        &pages,
+        &front,
+        Cores { forwarding: theirs, other: ours },
+        front_mode,
+        size,
+    )?;
     let (mut receiver, mut sender) = match direction {
         Direction::Tx => (back, front),
         Direction::Rx => (front, back),
@@ -131,20 +139,35 @@ struct Testpmd {
     last: Vec<String>,
 }
 
+/// CPU cores of a testpmd process.
+#[derive(Clone, Copy)]
+struct Cores {
+    /// Core of the thread that forwards.
+    forwarding: usize,
+    /// Core of its main thread.
+    other: usize,
+}
+
 impl Testpmd {
     /// Starts a process whose polling thread is pinned to the first core. The mostly sleeping thread of
     /// the prompt is pinned to the other one.
     fn start(
         pages: &Pages,
         device: &str,
-        (core, other): (usize, usize),
-        (mode, size): (&str, u32),
+        cores: Cores,
+        mode: &str,
+        size: u32,
     ) -> anyhow::Result<Testpmd> {
         ensure!(installed(), MISSING);
         // Without line buffering the answers would stay in the process's buffer.
         let mut command = Command::new("stdbuf");
         command.args(["--output=L", PROGRAM]);
-        command.args(["--lcores", &format!("0@{other},1@{core}"), "-m", &MEMORY.to_string()]);
+        command.args([
+            "--lcores",
+            &format!("0@{},1@{}", cores.other, cores.forwarding),
+            "-m",
+            &MEMORY.to_string(),
+        ]);
         command.args(pages.arguments()).args(["--no-pci", "--no-telemetry", "--iova-mode=va"]);
         command.args(["--vdev", device, "--", "--interactive", "--nb-cores=1", BUFFERS]);
         command.args([format!("--forward-mode={mode}"), format!("--txpkts={size}")]);

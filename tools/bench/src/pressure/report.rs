@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::harness::{Page, Plot, Scale, Series};
+use crate::harness::{Axis, Page, Plot, Series};
 
 /// Time limit for the shrink in seconds: two periods of pressure stall information plus two readings.
 const SHRUNK_WITHIN: f64 = 4.5;
@@ -194,8 +194,8 @@ impl PressureReport {
         let mut plot = |title: &str, unit, series| {
             page.plot(&Plot {
                 title: title.to_owned(),
-                x: ("seconds", Scale::Linear),
-                y: (unit, Scale::Linear),
+                x: Axis::linear("seconds"),
+                y: Axis::linear(unit),
                 series,
             })
         };

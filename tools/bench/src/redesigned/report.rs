@@ -9,7 +9,9 @@ use super::revoke::Revoke;
 use crate::gso::case::{Modes, StreamCase};
 use crate::gso::cpu::{Split, Times};
 use crate::gso::report::{StreamRun, reuse_sum};
-use crate::harness::{Attempt, Case, Layout, Page, Plot, Scale, Series, Summary, left, right};
+use crate::harness::{
+    Attempt, Axis, Case, Layout, Page, Plot, Scale, Series, Summary, left, right,
+};
 
 /// One experiment in one mode.
 #[derive(Clone)]
@@ -188,8 +190,8 @@ impl RedesignedReport {
         let mut figure = |title: &str, unit, figure: Figure<'_>| {
             page.plot(&Plot {
                 title: title.to_owned(),
-                x: ("experiment", Scale::Names(names.clone())),
-                y: (unit, Scale::Linear),
+                x: Axis::new("experiment", Scale::Names(names.clone())),
+                y: Axis::linear(unit),
                 series: series(&self.rows, &names, figure),
             })
         };

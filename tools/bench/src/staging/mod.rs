@@ -57,9 +57,9 @@ impl VerifyExtent {
 
 /// Program that forwards the packets of a point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Who {
+enum Forwarder {
     Ringfence(Mode, VerifyExtent),
-    ForwardingPeer(ForwardingPeer),
+    Peer(ForwardingPeer),
 }
 
 /// Point of the experiment.
@@ -68,14 +68,14 @@ struct Point {
     direction: Direction,
     queues: u32,
     size: u32,
-    who: Who,
+    forwarder: Forwarder,
 }
 
 /// Result of a point in one round.
 #[derive(Clone, Debug)]
 enum Sample {
     Ringfence(Box<PacketRow>),
-    ForwardingPeer { pps: f64, memory: &'static str },
+    Peer { pps: f64, memory: &'static str },
     Skipped(String),
 }
 
@@ -83,7 +83,7 @@ impl Sample {
     fn pps(&self) -> Option<f64> {
         match self {
             Sample::Ringfence(row) => Some(row.pps()),
-            Sample::ForwardingPeer { pps, .. } => Some(*pps),
+            Sample::Peer { pps, .. } => Some(*pps),
             Sample::Skipped(_) => None,
         }
     }
@@ -129,9 +129,9 @@ fn measure(
     cores: Option<[usize; 2]>,
     progress: &ProgressBar,
 ) -> anyhow::Result<Sample> {
-    let Point { direction, queues, size, who } = point;
-    Ok(match who {
-        Who::Ringfence(mode, verify) => {
+    let Point { direction, queues, size, forwarder } = point;
+    Ok(match forwarder {
+        Forwarder::Ringfence(mode, verify) => {
             let net = match net_args(args, queues, verify) {
                 Ok(net) => net,
                 Err(refused) => return Ok(Sample::Skipped(refused)),
@@ -139,9 +139,9 @@ fn measure(
             let row = PacketCase { mode, direction, size, queues }.run(&net, cores, progress);
             Sample::Ringfence(Box::new(row.with_context(|| point.name())?))
         }
-        Who::ForwardingPeer(peer) => {
-            match peers::measure(peer, direction, size, (Pages::Auto, cores), args.seconds) {
-                PeerOutcome::Rate { pps, memory } => Sample::ForwardingPeer { pps, memory },
+        Forwarder::Peer(peer) => {
+            match peers::measure(peer, direction, size, Pages::Auto, cores, args.seconds) {
+                PeerOutcome::Rate { pps, memory } => Sample::Peer { pps, memory },
                 PeerOutcome::Skipped(why) => Sample::Skipped(why),
             }
         }
@@ -167,13 +167,13 @@ fn net_args(args: &StagingArgs, queues: u32, verify: VerifyExtent) -> Result<Net
 /// Returns all points of a round without duplicates; compared points are adjacent.
 fn points(args: &StagingArgs) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
-    let mut add = |direction, queues, size, who| {
-        let point = Point { direction, queues, size, who };
+    let mut add = |direction, queues, size, forwarder| {
+        let point = Point { direction, queues, size, forwarder };
         if !points.contains(&point) {
             points.push(point);
         }
     };
-    let ours = Who::Ringfence;
+    let ours = Forwarder::Ringfence;
     for &size in &args.sizes {
         for &queues in &args.queues {
             for &direction in &args.directions {
@@ -190,7 +190,7 @@ fn points(args: &StagingArgs) -> Vec<Point> {
         let beside: &[u32] = if args.vs.is_empty() { &[] } else { &args.vs_size };
         for &size in beside {
             add(direction, 1, size, ours(Mode::Staging, VerifyExtent::Sequence));
-            args.vs.iter().for_each(|peer| add(direction, 1, size, Who::ForwardingPeer(*peer)));
+            args.vs.iter().for_each(|peer| add(direction, 1, size, Forwarder::Peer(*peer)));
             add(direction, 1, size, ours(Mode::Staging, VerifyExtent::Full));
         }
         let plotted: &[u32] = if args.html.is_some() { &args.plot_size } else { &[] };
@@ -200,7 +200,7 @@ fn points(args: &StagingArgs) -> Vec<Point> {
             }
             let short = size <= peers::SIZE_MAX;
             let peers = args.vs.iter().filter(|_| short);
-            peers.for_each(|peer| add(direction, 1, size, Who::ForwardingPeer(*peer)));
+            peers.for_each(|peer| add(direction, 1, size, Forwarder::Peer(*peer)));
         }
     }
     points
@@ -208,19 +208,19 @@ fn points(args: &StagingArgs) -> Vec<Point> {
 
 impl Point {
     fn name(&self) -> String {
-        let Point { direction, queues, size, who } = self;
-        let who = match who {
-            Who::Ringfence(mode, VerifyExtent::Sequence) => mode.name().to_owned(),
-            Who::Ringfence(mode, VerifyExtent::Full) => format!("{mode}, fully verified"),
-            Who::ForwardingPeer(peer) => peer.name().to_owned(),
+        let Point { direction, queues, size, forwarder } = self;
+        let forwarder = match forwarder {
+            Forwarder::Ringfence(mode, VerifyExtent::Sequence) => mode.name().to_owned(),
+            Forwarder::Ringfence(mode, VerifyExtent::Full) => format!("{mode}, fully verified"),
+            Forwarder::Peer(peer) => peer.name().to_owned(),
         };
         let queues = if *queues == 1 { "1 queue".to_owned() } else { format!("{queues} queues") };
-        format!("{who}, {direction}, {queues}, {size} bytes")
+        format!("{forwarder}, {direction}, {queues}, {size} bytes")
     }
 
     /// Returns the same point with another forwarder.
-    fn with(self, who: Who) -> Point {
-        Point { who, ..self }
+    fn with(self, forwarder: Forwarder) -> Point {
+        Point { forwarder, ..self }
     }
 }
 

@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 
 use super::args::StagingArgs;
 use super::published;
-use super::{Point, Sample, VerifyExtent, Who};
+use super::{Forwarder, Point, Sample, VerifyExtent};
 use crate::harness::{Layout, Value, median};
 use crate::report::PacketRow;
 
@@ -86,7 +86,7 @@ impl<'a> Results<'a> {
     /// Returns the kind of memory that a peer used.
     pub(super) fn memory(&self, point: Point) -> Option<&'static str> {
         self.samples(point).iter().find_map(|sample| match sample {
-            Sample::ForwardingPeer { memory, .. } => Some(*memory),
+            Sample::Peer { memory, .. } => Some(*memory),
             _ => None,
         })
     }
@@ -103,8 +103,8 @@ impl<'a> Results<'a> {
 
     /// Compares a point of mode `staging` with mode `copy`.
     pub(super) fn beside_copy(&self, point: Point) -> Option<Beside> {
-        let Who::Ringfence(Mode::Staging, verify) = point.who else { return None };
-        let copy = point.with(Who::Ringfence(Mode::Copy, verify));
+        let Forwarder::Ringfence(Mode::Staging, verify) = point.forwarder else { return None };
+        let copy = point.with(Forwarder::Ringfence(Mode::Copy, verify));
         let published = published::ratio(point.size, point.queues, point.direction);
         let ratio = self.ratio(point, copy)?;
         let share = self.figure(copy, PacketRow::bare_copy_share)?;
@@ -122,9 +122,11 @@ impl<'a> Results<'a> {
 
     /// Compares a peer's point with staging at the same size and direction.
     pub(super) fn beside_peer(&self, point: Point) -> Option<Beside> {
-        let Who::ForwardingPeer(peer) = point.who else { return None };
-        let ratio =
-            self.ratio(point.with(Who::Ringfence(Mode::Staging, VerifyExtent::Sequence)), point)?;
+        let Forwarder::Peer(peer) = point.forwarder else { return None };
+        let ratio = self.ratio(
+            point.with(Forwarder::Ringfence(Mode::Staging, VerifyExtent::Sequence)),
+            point,
+        )?;
         let wanted = published::wanted(peer, point.size);
         let judgement = match wanted {
             None => Judgement::NotJudged("nothing is asked for at this size"),
@@ -168,24 +170,24 @@ impl PointResult<'_> {
 
     /// Returns the access mode, or the name of a peer.
     fn mode(&self) -> &'static str {
-        match self.point.who {
-            Who::Ringfence(mode, _) => mode.name(),
-            Who::ForwardingPeer(peer) => peer.name(),
+        match self.point.forwarder {
+            Forwarder::Ringfence(mode, _) => mode.name(),
+            Forwarder::Peer(peer) => peer.name(),
         }
     }
 
     /// Returns the program that forwarded the packets.
     fn peer(&self) -> &'static str {
-        match self.point.who {
-            Who::Ringfence(..) => "ringfence",
-            Who::ForwardingPeer(peer) => peer.name(),
+        match self.point.forwarder {
+            Forwarder::Ringfence(..) => "ringfence",
+            Forwarder::Peer(peer) => peer.name(),
         }
     }
 
     fn verify(&self) -> Option<&'static str> {
-        match self.point.who {
-            Who::Ringfence(_, verify) => Some(verify.name()),
-            Who::ForwardingPeer(_) => None,
+        match self.point.forwarder {
+            Forwarder::Ringfence(_, verify) => Some(verify.name()),
+            Forwarder::Peer(_) => None,
         }
     }
 }

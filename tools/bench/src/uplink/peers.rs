@@ -193,14 +193,23 @@ fn slirp(case: &Workload, pid: u32) -> anyhow::Result<Child> {
 }
 
 fn veth(case: &Workload, pid: u32) -> anyhow::Result<()> {
-    let (outside, inside) = (("bench-out", HOST), ("bench-in", GUEST));
+    let outside = CableEnd { interface: "bench-out", address: HOST };
+    let inside = CableEnd { interface: "bench-in", address: GUEST };
     Cable { outside, inside, mtu: case.mtu }.lay(pid)
 }
 
-/// Pair of interfaces between this network namespace and another one: names, and IPv4 addresses in a network of 24 bits.
+/// End of a cable.
+pub(super) struct CableEnd<'a> {
+    /// Name of the interface.
+    pub(super) interface: &'a str,
+    /// IPv4 address in a network of 24 bits.
+    pub(super) address: &'a str,
+}
+
+/// Pair of interfaces between this network namespace and another one.
 pub(super) struct Cable<'a> {
-    pub(super) outside: (&'a str, &'a str),
-    pub(super) inside: (&'a str, &'a str),
+    pub(super) outside: CableEnd<'a>,
+    pub(super) inside: CableEnd<'a>,
     pub(super) mtu: u16,
 }
 
@@ -208,8 +217,9 @@ impl Cable<'_> {
     /// Connects the network namespace of a process, whose loopback is brought up.
     pub(super) fn lay(&self, pid: u32) -> anyhow::Result<()> {
         let (pid, mtu) = (pid.to_string(), self.mtu.to_string());
-        let (near, far) = (self.outside.0, self.inside.0);
-        let [host, guest] = [self.outside.1, self.inside.1].map(|ip| format!("{ip}/24"));
+        let (near, far) = (self.outside.interface, self.inside.interface);
+        let [host, guest] =
+            [self.outside.address, self.inside.address].map(|ip| format!("{ip}/24"));
         let inside = ["nsenter", "-t", &pid, "--net", "ip"];
         // An earlier row's interface may not be removed yet.
         let _ = Command::new("ip").args(["link", "del", near]).stderr(Stdio::null()).status();

@@ -293,7 +293,8 @@ const TOLD: &[&str] =
 pub(super) fn serve(
     channel: &Channel,
     entrance: &Entrance,
-    (behaviour, disk): (DiskBehaviour, &DiskSpec),
+    behaviour: DiskBehaviour,
+    disk: &DiskSpec,
 ) -> anyhow::Result<()> {
     let mut said = false;
     loop {
