@@ -19,9 +19,9 @@ use ringfence_platform::local::{LocalPlatform, PageSize};
 use ringfence_platform::{DomId, Platform};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
-use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
+use super::affinity::bind;
 use super::bare;
 use super::orders::{Amount, PacketAnswer, PacketSetup, PhaseReport, Side, VifCommand};
 use super::usage::{Usage, clock};
@@ -49,7 +49,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let [hub] = expect_fds(fds)?;
     // Pinned first, so that caches are warm on the core that is measured.
     if let Some(&core) = setup.cores.first() {
-        stay_on(core)?;
+        bind(core)?;
     }
     let mut platform = LocalPlatform::connect(hub)?;
     if setup.side == Side::Frontend {
@@ -79,12 +79,6 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
         };
         channel.send(&answer, &[])?;
     }
-}
-
-fn stay_on(core: usize) -> anyhow::Result<()> {
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")
 }
 
 /// Queue with its generator or sink.
@@ -178,7 +172,7 @@ fn on_threads(
             // One fault is injected, in the first queue.
             let phase = (each, spoil.filter(|_| number == 0));
             scope.spawn(move || {
-                core.map_or(Ok(()), stay_on)?;
+                core.map_or(Ok(()), bind)?;
                 Queue::run(queue, platform, phase, waiting(setup, core.is_some()))
             })
         };

@@ -19,9 +19,12 @@
 //! packet is in flight at the end of a phase, so totals can be compared. The domains read their
 //! counters at both ends of their phase (`usage`).
 //!
+//! Cases, rounds, columns and reports are those of all benchmarks (`harness`).
+//!
 //! After the second phase the backend measures the bare kernel copy that mode `copy` consists of
 //! (`bare`), on the same core.
 
+mod affinity;
 pub mod agents;
 pub mod args;
 mod bare;
@@ -35,6 +38,7 @@ pub mod grant;
 pub mod gso;
 mod harness;
 pub mod hostile;
+mod hub;
 pub mod idle;
 pub mod iommu;
 pub mod latency;

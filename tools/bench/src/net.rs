@@ -13,16 +13,17 @@ use ringfence_access::Mode;
 use ringfence_frame::commands::TxStaging;
 use ringfence_frame::port::Fault;
 use ringfence_platform::DomId;
-use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use ringfence_sys::poll::{wait_any, wait_readable};
 use rustix::event::{PollFd, PollFlags};
 
+use super::affinity;
 use super::args::NetArgs;
 use super::beside::{self, Beside};
 use super::cores::round_trip_ns;
+use super::hub::RunningHub;
 use super::orders::{Amount, PacketAnswer, PacketSetup, PhaseReport, Side, VifCommand};
 use super::params::{Direction, Pages};
 use super::perf::PerfStat;
@@ -41,7 +42,7 @@ const WARM_UP_PACKETS: u64 = 2048;
 
 /// Runs every row and prints it.
 pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
-    let cores = cores()?;
+    let cores = affinity::pair()?;
     let cases = cases(args);
     if cores.is_none() {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
@@ -81,12 +82,6 @@ fn cases(args: &NetArgs) -> Vec<PacketCase> {
     cases
 }
 
-/// Returns two cores that this process may use, if there are two.
-pub(super) fn cores() -> anyhow::Result<Option<[usize; 2]>> {
-    let allowed = allowed()?;
-    Ok(allowed.first_chunk::<2>().copied())
-}
-
 /// CPU cores of both sides' threads.
 struct Threads {
     backend: Vec<usize>,
@@ -101,7 +96,7 @@ fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
     let mut backend: Vec<usize> = match (queues, pair) {
         (1, Some(pair)) => pair.to_vec(),
         (1, None) => Vec::new(),
-        _ => allowed()?,
+        _ => affinity::allowed()?,
     };
     let oversubscribed = backend.len() < 2 * queues;
     if oversubscribed {
@@ -112,13 +107,7 @@ fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
     Ok(Threads { backend, frontend, oversubscribed })
 }
 
-/// Returns the cores that this process may use.
-fn allowed() -> anyhow::Result<Vec<usize>> {
-    let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
-    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
-}
-
-/// Row to be measured.
+/// Parameters of one row.
 pub(super) struct PacketCase {
     pub(super) mode: Mode,
     pub(super) direction: Direction,
@@ -234,27 +223,6 @@ impl PacketCase {
 /// Returns the pages to be staged in a mode.
 fn staging_of(mode: Mode, args: &NetArgs) -> TxStaging {
     if mode == Mode::Staging { args.staging } else { TxStaging::Off }
-}
-
-/// Hub in a thread of its own, ended on drop.
-pub(super) struct RunningHub(pub(super) HubHandle);
-
-impl RunningHub {
-    pub(super) fn start() -> anyhow::Result<RunningHub> {
-        let (hub, handle) = Hub::new(HubLimits::default())?;
-        std::thread::Builder::new().name("hub".to_owned()).spawn(move || {
-            if let Err(error) = hub.run() {
-                eprintln!("ringfence: the hub ended: {error}");
-            }
-        })?;
-        Ok(RunningHub(handle))
-    }
-}
-
-impl Drop for RunningHub {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
 }
 
 /// Process of one side, ended on drop.

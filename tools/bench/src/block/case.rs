@@ -12,7 +12,7 @@ use super::latency::Latencies;
 use super::orders::{DiskAnswer, DiskSetup, GuestSetup, HANDLE, Worked, span};
 use super::process::{DiskDomain, work};
 use super::report::{DiskRow, DomainCounters};
-use crate::net::RunningHub;
+use crate::hub::RunningHub;
 use crate::usage::Usage;
 use ringfence::switchboard::DiskFrontend;
 
@@ -52,7 +52,7 @@ fn tlb_shootdowns() -> Option<u64> {
     Some(line.split_whitespace().map_while(|field| field.parse::<u64>().ok()).sum())
 }
 
-/// Row to be measured.
+/// Parameters of one row.
 #[derive(Clone, Copy)]
 pub(super) struct DiskCase {
     pub(super) mode: Mode,

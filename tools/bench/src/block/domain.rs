@@ -21,12 +21,12 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
 use super::orders::{DiskAnswer, DiskCommand, DiskSetup, GuestSetup, HANDLE, Worked};
+use crate::affinity::bind;
 use crate::harness::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
 
@@ -75,9 +75,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
             };
             let platform = platform.with_arena(shape);
             if let Some(core) = setup.core {
-                let mut cores = CpuSet::new();
-                cores.set(core);
-                rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")?;
+                bind(core)?;
             }
             guest(channel, &platform, setup, pages)
         }

@@ -47,7 +47,6 @@ pub(super) enum DiskSetup {
 pub(crate) struct GuestSetup {
     /// Domain number of the guest.
     pub(crate) domain: u16,
-    /// Handle of its disk.
     pub(crate) handle: u32,
     /// CPU core to pin the guest to.
     pub(crate) core: Option<usize>,

@@ -44,8 +44,8 @@ use ringfence::out::Out;
 use ringfence_sandbox::channel::{Channel, expect_fds};
 use ringfence_testkit::hostile::behaviour::Behaviour;
 use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
-use rustix::thread::CpuSet;
 
+use crate::affinity::bind;
 use crate::harness::STATUS_BENCH_FAILED;
 use args::HostileArgs;
 use orders::{HostileAnswer, HostileRole, NeighbourSetup};
@@ -89,9 +89,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
     let (setup, fds) = channel.receive::<NeighbourSetup>()?;
     if let Some(core) = setup.core {
-        let mut cores = CpuSet::new();
-        cores.set(core);
-        rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")?;
+        bind(core)?;
     }
     match &setup.role {
         HostileRole::Driver => {

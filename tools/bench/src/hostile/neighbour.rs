@@ -66,7 +66,7 @@ fn live<P: Platform>(
     behaviour: Behaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut state = AttackState::new();
+    let mut state = AttackState::default();
     loop {
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {

@@ -162,7 +162,6 @@ struct Scene {
     driver: Process,
     victim: Process,
     neighbour: Option<Process>,
-    /// Attachment of the victim.
     attachment: Attachment,
 }
 

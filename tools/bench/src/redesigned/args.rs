@@ -84,7 +84,7 @@ impl RedesignedArgs {
     }
 }
 
-/// Sender and receiver of the stream.
+/// Direction of the stream: from the driver domain's side, to it, or between guests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum RedesignedExperiment {
     /// From the driver domain's side to a guest

@@ -13,7 +13,7 @@ use crate::harness::{
     Attempt, Axis, Case, Layout, Page, Plot, Scale, Series, Summary, left, right,
 };
 
-/// One experiment in one mode.
+/// One experiment with the guests' pages in one access mode.
 #[derive(Clone)]
 pub(super) struct ExperimentCase {
     pub(super) experiment: RedesignedExperiment,

@@ -23,7 +23,7 @@ use ringfence_ring::{FrontRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{CtrlMessage, CtrlResponse, CtrlStatus, GrefEntry, GrefList};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::net::RunningHub;
+use crate::hub::RunningHub;
 
 /// Pages revoked in each row.
 const PAGES: u32 = 200;

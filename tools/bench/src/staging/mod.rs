@@ -31,8 +31,9 @@ use ringfence::out::Out;
 use self::args::StagingArgs;
 pub(crate) use self::published::text as published_text;
 use self::report::Results;
+use super::affinity;
 use super::args::NetArgs;
-use super::net::{self, PacketCase};
+use super::net::PacketCase;
 use super::params::{Direction, Pages};
 use super::peers::{self, ForwardingPeer, PeerOutcome};
 use super::report::PacketRow;
@@ -92,9 +93,9 @@ impl Sample {
 /// Runs all rounds and prints the report.
 pub(super) fn run(args: &StagingArgs) -> anyhow::Result<()> {
     let points = points(args);
-    let cores = net::cores()?;
+    let cores = affinity::pair()?;
     let progress = crate::harness::progress(points.len() * args.rounds as usize);
-    let mut results = Results::new(args, cores_allowed()?);
+    let mut results = Results::new(args, affinity::allowed()?.len());
     for round in 1..=args.rounds {
         for &size in args.sizes.iter().filter(|size| **size >= published::BULK) {
             if let Some(cores) = cores {
@@ -222,9 +223,4 @@ impl Point {
     fn with(self, forwarder: Forwarder) -> Point {
         Point { forwarder, ..self }
     }
-}
-
-/// Returns the number of cores that this process may use.
-fn cores_allowed() -> anyhow::Result<u32> {
-    Ok(rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?.count())
 }

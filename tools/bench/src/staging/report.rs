@@ -15,13 +15,14 @@ pub(super) const COPY_SHARE_MIN: f64 = 0.7;
 /// All samples of all points.
 pub(super) struct Results<'a> {
     pub(super) args: &'a StagingArgs,
-    cores: u32,
+    /// Cores that this process may use.
+    cores: usize,
     points: Vec<(Point, Vec<Sample>)>,
     hand_overs: Vec<(u32, Vec<f64>)>,
 }
 
 impl<'a> Results<'a> {
-    pub(super) fn new(args: &'a StagingArgs, cores: u32) -> Results<'a> {
+    pub(super) fn new(args: &'a StagingArgs, cores: usize) -> Results<'a> {
         Results { args, cores, points: Vec::new(), hand_overs: Vec::new() }
     }
 
@@ -98,7 +99,7 @@ impl<'a> Results<'a> {
 
     /// Returns `true` if there are fewer cores than threads: one for each queue on both sides.
     pub(super) fn oversubscribed(&self, queues: u32) -> bool {
-        2 * queues > self.cores
+        2 * u64::from(queues) > self.cores as u64
     }
 
     /// Compares a point of mode `staging` with mode `copy`.

@@ -326,7 +326,7 @@ fn live(
     behaviour: DiskBehaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut state = DiskAttackState::new();
+    let mut state = DiskAttackState::default();
     loop {
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {
