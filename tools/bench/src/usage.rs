@@ -43,9 +43,7 @@ usage! {
     syscalls,
     /// Wakeups from sleep.
     wakeups,
-    /// Notifications sent.
     notifications,
-    /// Page faults.
     faults,
     /// CPU time of all threads in nanoseconds, the kernel's io_uring workers included.
     cpu_ns,

@@ -75,7 +75,7 @@ impl GsoArgs {
     }
 }
 
-/// Sender and receiver of the stream.
+/// Direction of the stream: from the driver domain's side, to it, or between guests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamPath {

@@ -54,7 +54,7 @@ impl fmt::Display for ForwardingPeer {
     }
 }
 
-/// Result of a run.
+/// Rate of a peer, or the reason for which there is none.
 #[derive(Clone, Debug)]
 pub(super) enum PeerOutcome {
     /// Rate that the receiver counted, and the kind of memory in use.

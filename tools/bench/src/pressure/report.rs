@@ -11,7 +11,7 @@ const SHRUNK_WITHIN: f64 = 4.5;
 /// Maximum time without progress of the stream, in seconds.
 const GAP_MAX: f64 = 5.0;
 
-/// Phase of the experiment.
+/// Phases of the experiment, in their order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {

@@ -72,7 +72,7 @@ pub enum WorkloadKind {
 pub(super) struct CaseSpec {
     pub(super) kind: WorkloadKind,
     pub(super) to: SocketAddr,
-    /// Set if the server sends.
+    /// Set if the data flows from the server to the client.
     pub(super) down: bool,
     pub(super) streams: usize,
     /// Bytes of a datagram.

@@ -200,7 +200,6 @@ fn veth(case: &Workload, pid: u32) -> anyhow::Result<()> {
 
 /// End of a cable.
 pub(super) struct CableEnd<'a> {
-    /// Name of the interface.
     pub(super) interface: &'a str,
     /// IPv4 address in a network of 24 bits.
     pub(super) address: &'a str,

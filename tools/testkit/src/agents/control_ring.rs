@@ -84,7 +84,6 @@ struct Dialogue<'a, P: Platform> {
     args: &'a ControlRingArgs,
     store: StoreClient,
     device: DeviceId,
-    /// Backend's directory.
     backend: String,
     ring: FrontRing<RingPages>,
     channel: P::Channel,

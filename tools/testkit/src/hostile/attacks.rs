@@ -39,8 +39,8 @@ pub struct AttackState {
     began: Instant,
 }
 
-impl AttackState {
-    pub fn new() -> AttackState {
+impl Default for AttackState {
+    fn default() -> AttackState {
         AttackState {
             random: 0x2545_F491_4F6C_DD1D,
             turn: 0,
@@ -49,7 +49,9 @@ impl AttackState {
             began: Instant::now(),
         }
     }
+}
 
+impl AttackState {
     fn random(&mut self) -> u64 {
         next_random(&mut self.random)
     }

@@ -30,7 +30,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// Scale of an axis.
+/// Scale of an axis: the distance of two values, and the texts of its marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Scale {
     /// Linear from 0, or from the minimum value if that is negative.

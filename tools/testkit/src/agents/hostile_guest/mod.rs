@@ -66,11 +66,11 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
     let mut attacker = VifAttacker {
         adversary: join(args.handle)?,
         behaviour: Behaviour::Honest,
-        state: AttackState::new(),
+        state: AttackState::default(),
     };
     let mut runs = AttackRuns::new(args);
     for behaviour in behaviours(args) {
-        (attacker.behaviour, attacker.state) = (behaviour, AttackState::new());
+        (attacker.behaviour, attacker.state) = (behaviour, AttackState::default());
         runs.run(&mut attacker, &behaviour.name())?;
     }
     runs.end()?;

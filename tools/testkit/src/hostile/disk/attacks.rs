@@ -30,11 +30,13 @@ pub struct DiskAttackState {
     next: usize,
 }
 
-impl DiskAttackState {
-    pub fn new() -> DiskAttackState {
+impl Default for DiskAttackState {
+    fn default() -> DiskAttackState {
         DiskAttackState { turn: 0, random: 0x2545_F491_4F6C_DD1D, next: 0 }
     }
+}
 
+impl DiskAttackState {
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
