@@ -269,7 +269,7 @@ struct Pair {
 }
 
 /// Time limit for a failed domain to report its error.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FAILURE_WITHIN: Duration = Duration::from_secs(2);
 
 impl Pair {
     fn pids(&self) -> [u32; 2] {
@@ -335,8 +335,8 @@ impl Pair {
 /// before the peer's own report, since the failed domain first releases its resources.
 fn first_failure(error: anyhow::Error, other: &PacketDomain) -> anyhow::Error {
     let misses = causes(&error).contains(&Fault::Gone.to_string());
-    if !misses || !wait_readable(&other.channel, Some(LAST_WORDS)).unwrap_or(false) {
+    if !misses || !wait_readable(&other.channel, Some(FAILURE_WITHIN)).unwrap_or(false) {
         return error;
     }
-    other.hear(LAST_WORDS).err().unwrap_or(error)
+    other.hear(FAILURE_WITHIN).err().unwrap_or(error)
 }

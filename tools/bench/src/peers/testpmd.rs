@@ -24,7 +24,7 @@ const WARM_UP: Duration = Duration::from_millis(700);
 const MEMORY: u64 = 128;
 const BUFFERS: &str = "--total-num-mbufs=16384";
 /// Number of final output lines that an error message quotes.
-const LAST_WORDS: usize = 3;
+const TAIL_LINES: usize = 3;
 
 /// Measures the packet rate of the receiver. Returns it with the kind of memory.
 pub(super) fn run(
@@ -71,7 +71,7 @@ pub(super) fn run(
     std::thread::sleep(length);
     let pps = receiver.rate()?;
     if pps == 0.0 {
-        bail!("no packet arrived between two testpmd: {}", sender.last_words());
+        bail!("no packet arrived between two testpmd: {}", sender.output_tail());
     }
     // The owner of the memory stops first; otherwise the other process reports an error.
     let (first, second) = match direction {
@@ -188,7 +188,7 @@ impl Testpmd {
 
     fn say(&mut self, command: &str) -> anyhow::Result<()> {
         if writeln!(self.prompt, "{command}").and_then(|()| self.prompt.flush()).is_err() {
-            bail!("testpmd ended: {}", self.last_words());
+            bail!("testpmd ended: {}", self.output_tail());
         }
         Ok(())
     }
@@ -207,7 +207,7 @@ impl Testpmd {
                 }
                 Err(RecvTimeoutError::Timeout) => bail!("testpmd did not answer in {PATIENCE:?}"),
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("testpmd ended: {}", self.last_words())
+                    bail!("testpmd ended: {}", self.output_tail())
                 }
             }
         }
@@ -218,7 +218,7 @@ impl Testpmd {
         let deadline = Instant::now() + PATIENCE;
         while !socket.exists() {
             if Instant::now() >= deadline || !matches!(self.child.try_wait(), Ok(None)) {
-                bail!("testpmd does not listen: {}", self.last_words());
+                bail!("testpmd does not listen: {}", self.output_tail());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -228,12 +228,12 @@ impl Testpmd {
     fn remember(&mut self, line: String) {
         if !line.trim().is_empty() {
             self.last.push(line.trim().to_owned());
-            let excess = self.last.len().saturating_sub(LAST_WORDS);
+            let excess = self.last.len().saturating_sub(TAIL_LINES);
             self.last.drain(..excess);
         }
     }
 
-    fn last_words(&mut self) -> String {
+    fn output_tail(&mut self) -> String {
         while let Ok(line) = self.said.recv_timeout(Duration::from_millis(200)) {
             self.remember(line);
         }

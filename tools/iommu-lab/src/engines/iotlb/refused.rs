@@ -51,9 +51,9 @@ impl IotlbGuest {
             self.socket.send_to(&n.to_ne_bytes(), self.inward)?;
             while came <= n {
                 anyhow::ensure!(Instant::now() < end, "packet {n} is lost");
-                let turn =
+                let received =
                     self.link.clear_events().and_then(|()| self.link.receive(&mut batch, 64));
-                match turn {
+                match received {
                     Ok(received) => came += received.frames,
                     Err(fault) => return Ok(Err(fault)),
                 }
