@@ -17,4 +17,4 @@ for transport in stream vhost-user; do
     kill $machine
     check "$transport: both end" wait_for 5 none_left
 done
-complete
+complete_scenario

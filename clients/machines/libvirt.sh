@@ -33,4 +33,4 @@ for type in user vhostuser; do
     virsh -c qemu:///session destroy $type
     check "$type: passt ends with the machine" wait_for 5 none_left
 done
-complete
+complete_scenario

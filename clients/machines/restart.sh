@@ -21,4 +21,4 @@ for transport in stream vhost-user; do
     kill $machine
     stop
 done
-complete
+complete_scenario

@@ -14,4 +14,4 @@ else
 fi
 kill $machine
 check 'passt ends with the machine' wait_for 5 gone "$(cat passt.pid)"
-complete
+complete_scenario

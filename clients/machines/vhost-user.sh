@@ -6,4 +6,4 @@ machine vhost-user socket
 results vhost-user
 kill $machine
 check 'passt ends with the machine' wait_for 5 gone "$(cat passt.pid)"
-complete
+complete_scenario

@@ -13,4 +13,4 @@ is 'an address of the options' "$(inner -a 192.0.2.77 -n 24 -- ip -4 -o address 
 is 'IPv4 alone' "$(inner -4 -- ip -6 -o address show scope global | wc -l)" 0
 is 'IPv6 alone' "$(inner -6 -- ip -4 -o address show scope global | wc -l)" 0
 is 'the exit status of the command' "$(inner -- sh -c 'exit 7'; echo $?)" 7
-complete
+complete_scenario

@@ -10,4 +10,4 @@ is 'a datagram from outside by IPv4' "$(outside udp 192.0.2.2 8080 8000)" 'clien
 is 'a datagram from outside by IPv6' "$(outside udp 2001:db8:1::2 8082 8000)" 'client 2001:db8:1::1'
 kill "$(cat pasta.pid)"
 check 'pasta ends' wait_for 5 none_left
-complete
+complete_scenario

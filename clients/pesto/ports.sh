@@ -3,7 +3,7 @@
 
 if ! pasta --help 2>&1 | grep -q -e --conf-path || ! command -v $CLIENT >/dev/null; then
     skip 'ports change' 'this passt has no control socket'
-    complete
+    complete_scenario
     exit 0
 fi
 pasta --config-net --no-map-gw --quiet --conf-path socket -t 9000:80 -u none --pid pasta.pid -- $peer serve :: 80 >pasta.log 2>&1 &
@@ -26,4 +26,4 @@ check 'all ports are replaced' $CLIENT -t 8090:80 socket
 check 'the new one' reached tcp 8090
 check 'the first one is refused' refused 9000
 kill "$(cat pasta.pid)"
-complete
+complete_scenario

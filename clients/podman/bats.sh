@@ -4,7 +4,7 @@
 file=/podman-tests/505-networking-pasta.bats
 [ -f $file ] || {
     skip "Podman's own tests" 'no --podman-tests FOLDER: test/system of the source of this version of Podman'
-    complete
+    complete_scenario
     exit 0
 }
 # Their image, with the programs of this system: /usr of the host is in every container.
@@ -35,4 +35,4 @@ PODMAN_TEST_IMAGE_TAG=own BATS_TMPDIR=/tmp TMPDIR=/tmp bats --tap $file 2>&1 | t
 done
 cat /tmp/tap
 is "each of Podman's own tests has a result" "$(grep -cE '^(not )?ok ' /tmp/tap)" "$(grep -c '^@test ' $file)"
-complete
+complete_scenario

@@ -10,4 +10,4 @@ RUN python3 /clients/peer.py tcp 198.51.100.1 7000 >/got
 END
 check 'a build reaches the outside' podman build --volume /usr:/usr:ro --volume /clients:/clients:ro --network pasta --tag built build
 is 'it has the answer' "$(podman run --rm built cat /got)" 'client 192.0.2.2'
-complete
+complete_scenario

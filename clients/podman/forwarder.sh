@@ -4,7 +4,7 @@
 case "$(podman --version)" in
     *' version '[1-5].*)
         skip 'ports by pesto' 'Podman 6 is needed: --podman FOLDER'
-        complete
+        complete_scenario
         exit 0
         ;;
 esac
@@ -20,4 +20,4 @@ check 'a second container adds a port' start 'serve :: 80' --name two --network 
 check 'it is reached' outside tcp 192.0.2.2 8090
 remove web two >/dev/null
 check 'the network ends with the containers' wait_for 10 none_left
-complete
+complete_scenario

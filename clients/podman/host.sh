@@ -7,4 +7,4 @@ check 'so does host.docker.internal' run 'tcp host.docker.internal 7002'
 check_not 'a server at the loopback of the host is not reached by it' run 'timeout 8 python3 /clients/peer.py tcp host.containers.internal 7001'
 check_not 'nor at the loopback' run 'timeout 8 python3 /clients/peer.py tcp 127.0.0.1 7001'
 check_not 'nor by the address of the gateway' run 'timeout 8 python3 /clients/peer.py tcp 192.0.2.1 7001'
-complete
+complete_scenario

@@ -8,4 +8,4 @@ is 'another user has a network' "$(run 'tcp 198.51.100.1 7000' --user 5:5)" 'cli
 check 'a server with keep-id starts' start 'serve :: 8080' --userns keep-id --name web -p 8080:8080
 check 'its port answers' outside tcp 192.0.2.2 8080
 remove web >/dev/null
-complete
+complete_scenario

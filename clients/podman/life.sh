@@ -15,4 +15,4 @@ check 'its port answers once more' outside tcp 192.0.2.2 8080
 check 'it is killed' podman kill web
 check 'its network ends, too' wait_for 5 none_left
 remove web >/dev/null
-complete
+complete_scenario

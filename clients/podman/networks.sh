@@ -14,4 +14,4 @@ podman network create other >/dev/null
 check 'a running container joins a second network' podman network connect other client
 check 'all are removed' remove web client
 check 'the network of all networks ends' wait_for 10 none_left
-complete
+complete_scenario

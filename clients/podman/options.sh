@@ -20,4 +20,4 @@ is 'ports of pasta itself' "$(start 'serve :: 80' --name web --network pasta:-t,
 remove web >/dev/null
 check_not 'an unknown option is an error' run true --network pasta:--no-such-option
 check 'without network' run '! ip -o address show scope global | grep -q .' --network none
-complete
+complete_scenario

@@ -11,4 +11,4 @@ is 'the second one reaches the outside' "$(sh_in client 'tcp 198.51.100.1 7000')
 is 'no further process serves it' "$(networks | wc -l)" "$before"
 check 'the pod is removed' podman pod rm --force --time 0 pod
 check 'its network ends' wait_for 5 none_left
-complete
+complete_scenario

@@ -27,4 +27,4 @@ check 'a container with a port at the IPv6 loopback starts' start 'serve :: 80' 
 check 'it answers there' tcp ::1 8083
 remove web >/dev/null
 is 'the ports are free again' "$(run 'echo ran' -p 8080:80)" ran
-complete
+complete_scenario

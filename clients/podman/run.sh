@@ -18,4 +18,4 @@ check_not 'another name has no address' run 'tcp none.far.test 7000'
 check 'a host outside is pinged' run 'ping -c 1 -W 5 198.51.100.1'
 check_not 'a closed port is refused' run 'python3 -c "import socket; socket.create_connection((\"198.51.100.1\", 9), 5)"'
 check 'the network ends with the container' wait_for 5 none_left
-complete
+complete_scenario

@@ -13,4 +13,4 @@ check 'a container with a port starts' start 'serve 0.0.0.0 80' --name web -p 80
 is 'the port shows the address of its client' "$(outside tcp 192.0.2.2 8080)" 'client 192.0.2.1'
 remove web >/dev/null
 check 'the network ends with the container' wait_for 10 none_left
-complete
+complete_scenario

@@ -5,4 +5,4 @@ check 'it starts' start --port-driver=implicit $peer serve 0.0.0.0 8080 || give_
 is 'TCP from outside' "$(outside tcp 192.0.2.2 8080)" 'client 192.0.2.1'
 is 'UDP from outside' "$(outside udp 192.0.2.2 8080)" 'client 192.0.2.1'
 check 'it ends' stop
-complete
+complete_scenario

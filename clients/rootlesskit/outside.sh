@@ -15,4 +15,4 @@ else
 fi
 check_not 'but not with --disable-host-loopback' kit --disable-host-loopback timeout 8 $peer tcp 10.0.2.2 7001
 check 'the network ends with the command' wait_for 10 none_left
-complete
+complete_scenario

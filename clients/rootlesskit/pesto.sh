@@ -3,7 +3,7 @@
 
 skip_all() {
     for each in 1 2 3 4 5 6 7; do skip "check $each" "$1"; done
-    complete
+    complete_scenario
     exit 0
 }
 $CLIENT --help | grep -q 'pesto' || skip_all 'this version of RootlessKit has no such driver'
@@ -16,4 +16,4 @@ check 'TCP from the loopback of the host' tcp 127.0.0.1 8080
 check 'a port is added' pesto --add -t 0.0.0.0/8081:80 state/.pasta.sock
 is 'it leads to the server' "$(outside tcp 192.0.2.2 8081)" 'client 192.0.2.1'
 check 'it ends' stop
-complete
+complete_scenario

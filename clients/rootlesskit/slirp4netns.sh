@@ -8,4 +8,4 @@ check 'TCP from outside' outside tcp 192.0.2.2 8080
 check 'UDP from outside' outside udp 192.0.2.2 8080
 check 'it ends' stop
 is 'a server outside is reached' "$(kit --disable-host-loopback $peer tcp 198.51.100.1 7000 2000000)" 'client 192.0.2.2'
-complete
+complete_scenario

@@ -23,8 +23,8 @@ ok() { say_check "ok $1"; }
 not_ok() { say_check "not ok $1: $2"; }
 skip() { say_check "skip $1: $2"; }
 
-# complete: marks the end of the scenario, with the number of its checks. Without this line the scenario fails.
-complete() { say "complete $(wc -l <$CHECKS)"; }
+# complete_scenario: marks the end of the scenario, with the number of its checks. Without this line the scenario fails.
+complete_scenario() { say "complete $(wc -l <$CHECKS)"; }
 
 # note TEXT: prints a figure that is not judged.
 note() { say "# $*"; }

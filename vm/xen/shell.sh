@@ -4,4 +4,4 @@
 . /vm/lib/checks.sh
 RESULTS=/dev/null
 . /vm/xen/lib.sh
-echo "The helpers of scenarios are loaded (guest, guest_ready, on, transfer, ...); /share is outside."
+echo "The helpers of scenarios are loaded (create_guest, guest_ready, on, check_transfer, ...); /share is outside."

@@ -8,4 +8,4 @@ load_modules vhost_net nbd
 check 'vhost-net has its device' test -c /dev/vhost-net
 check 'nbd has its devices' test -b /dev/nbd0
 check 'ringfence run gives its command a network' ringfence run --uplink none -- ip address show eth0
-complete
+complete_scenario

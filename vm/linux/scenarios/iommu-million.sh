@@ -7,4 +7,4 @@ load_modules vhost_net tun
 check 'vhost-net has its device' test -c /dev/vhost-net || give_up 'nothing to drive'
 check 'every packet is as it was sent' engines iotlb traffic 1000000
 check 'what was revoked while packets come in is not written' engines iotlb canary 300
-complete
+complete_scenario

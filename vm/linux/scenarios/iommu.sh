@@ -25,4 +25,4 @@ check 'a miss can be answered by issuing the page' engines iotlb fault-in
 check 'a miss that is refused ends that link alone, and is counted' engines iotlb refused
 check 'what was revoked while packets come in is not written' engines iotlb canary 20
 check 'packets arrive from and to pages that are revoked and issued at random' engines iotlb traffic 100000
-complete
+complete_scenario

@@ -20,4 +20,4 @@ done
 check 'the older interface passes the suite as well' engines vfio $name conformance --by type1
 ringfence-bench grant --cpus 1 --rounds 5 --vfio $name | tee /tmp/grant.out
 is 'bench grant has a row of iommufd for each operation' "$(grep -c ' iommufd ' /tmp/grant.out)" 5
-complete
+complete_scenario

@@ -43,4 +43,4 @@ check 'a guest has its device' test -e /sys/block/nbd0/pid
 kill -9 $launcher
 for i in $(seq 100); do test -e /sys/block/nbd0/pid || break; sleep 0.1; done
 check 'it ends with a launcher that is killed' test ! -e /sys/block/nbd0/pid
-complete
+complete_scenario

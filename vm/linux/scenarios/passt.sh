@@ -5,4 +5,4 @@
 
 . /vm/linux/passt.sh
 check_card
-complete
+complete_scenario

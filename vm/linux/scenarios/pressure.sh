@@ -14,4 +14,4 @@ cp /tmp/check.out /share/pressure.jsonl
 note "$(tail -n 1 /tmp/check.out)"
 check 'the page has plots' grep -q '<svg' /share/pressure.html
 check_not 'nothing was killed for want of memory' sh -c 'dmesg | grep -i "out of memory\|oom-kill"'
-complete
+complete_scenario

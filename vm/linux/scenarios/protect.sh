@@ -23,4 +23,4 @@ is 'bench grant has a row of each engine for each way to revoke' \
 check 'bench seeds iommu measures every protection' \
     sh -c 'ringfence-bench seeds iommu --seconds 0.5 --rounds 5 | tee /tmp/iommu.out'
 is 'both ways and sizes' "$(grep -c ' fine ' /tmp/iommu.out)" 4
-complete
+complete_scenario

@@ -26,4 +26,4 @@ done
 check_sending '' 65520 32
 # Whatever is measured: no row may fail.
 check 'every case of bench uplink' ringfence-bench uplink --link vhost --congestion cubic --seconds 1
-complete
+complete_scenario

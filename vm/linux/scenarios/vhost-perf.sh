@@ -9,4 +9,4 @@ check 'every row was measured' ringfence-bench seeds vhost --rounds 3
 while read -r line; do
     note "$line"
 done </tmp/check.out
-complete
+complete_scenario

@@ -12,4 +12,4 @@ done
 for each in git_clone_succeeds ssh_login_succeeds; do
     check_case uplink_programs $each
 done
-complete
+complete_scenario

@@ -14,4 +14,4 @@ while read -r name each; do
     ran=$((ran + 1))
 done </tmp/cases
 is 'each case was run' $ran $(wc -l </tmp/cases)
-complete
+complete_scenario

@@ -4,7 +4,7 @@
 # limit: 90
 
 . /vm/linux/passt.sh
-# features_are_negotiated BIT...: whether driver and device use these features.
+# features_are_negotiated BIT...: succeeds if driver and device use these features.
 features_are_negotiated() {
     local bit
     for bit in "$@"; do
@@ -16,4 +16,4 @@ check 'checksums are left to the other side' features_are_negotiated 0 1
 check 'super-packets leave and arrive whole' features_are_negotiated 7 8 11 12
 check 'buffers are merged' features_are_negotiated 15
 check 'notifications are requested by index' features_are_negotiated 29
-complete
+complete_scenario

@@ -29,4 +29,4 @@ check_link_loss 'its interface is deleted' remove_interface
 check_link_loss 'its process is killed' kill_uplink
 # And the next one is as good as new.
 check_sending '' 65520 8
-complete
+complete_scenario

@@ -6,4 +6,4 @@
 use_netback
 check_attach
 check_destruction one
-complete
+complete_scenario

@@ -21,4 +21,4 @@ use_ringfence
 for round in 1 2 3 4 5 6 7 8 9 10; do
     check "round $round" churn
 done
-complete
+complete_scenario

@@ -17,4 +17,4 @@ start_half one user $second_id
 start_half two lender $first_id
 check 'the first guest uses what the second lends' half_passes one
 check 'the second guest says the same' half_passes two
-complete
+complete_scenario

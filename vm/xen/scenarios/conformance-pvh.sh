@@ -10,4 +10,4 @@ check 'a guest is created' create_guest peer 'type="pvh"' || give_up 'without a 
 check 'it takes commands' guest_ready peer || give_up 'a guest that does not answer shows nothing'
 check_both_halves peer
 is 'nothing of it is mapped any more' "$(grants_in_use $(domain_id peer))" ''
-complete
+complete_scenario

@@ -24,4 +24,4 @@ kill -9 $holder
 check 'once the user is dead, it goes' wait_for 20 domain_is_gone $peer_id
 is 'no page of it is mapped' "$(grants_in_use $peer_id)" ''
 is 'no event channel leads to it' "$(channels_to $peer_id)" ''
-complete
+complete_scenario

@@ -7,4 +7,4 @@ use_netback
 check_two_guests 8
 check_rebinding one 11 2
 check_save_and_restore two 12
-complete
+complete_scenario

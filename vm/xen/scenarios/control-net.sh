@@ -5,4 +5,4 @@
 
 use_netback
 check_one_guest 64
-complete
+complete_scenario

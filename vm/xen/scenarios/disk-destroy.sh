@@ -3,7 +3,7 @@
 # machine: xen
 # limit: 180
 
-# start_writing NAME: files, each flushed; /tmp/told has the sums of those that are.
+# start_writing NAME: starts to write files and flush each; /tmp/told has the sums of the flushed ones.
 start_writing() {
     on $1 'mount -t ext4 /dev/xvda /mnt/disk; rm -f /tmp/told;
         { n=0; while [ $n -lt 400 ]; do n=$((n + 1)); head -c 60000 /dev/urandom >/mnt/disk/f.$n && sync &&
@@ -11,13 +11,13 @@ start_writing() {
     on $1 'wait_for 30 test -s /tmp/told'
 }
 
-# record_written NAME: dom0 knows the last of these sums.
+# record_written NAME: stores the last of these sums in dom0.
 record_written() {
     on $1 'tail -n 20 /tmp/told' | tr -d '\r' | grep f >/tmp/told.$1
     [ -s /tmp/told.$1 ]
 }
 
-# files_survived BEFORE NOW: the files that BEFORE told of are on the disk that NOW has.
+# files_survived BEFORE NOW: succeeds if the disk that guest NOW has holds the files whose sums guest BEFORE reported.
 files_survived() {
     local sum file
     while read -r sum file; do
@@ -26,7 +26,7 @@ files_survived() {
     on $2 'sha256sum -c -s /tmp/sums.before'
 }
 
-# The file system is made good as after a loss of power, and then there is nothing to be made good.
+# recover_filesystem NAME: repairs the file system as after a loss of power, and succeeds if no fault is left then.
 recover_filesystem() {
     on $1 'fsck.ext4 -p /dev/xvda; [ $? -le 1 ] && fsck.ext4 -f -n /dev/xvda && mkdir -p /mnt/disk &&
         mount -t ext4 /dev/xvda /mnt/disk'
@@ -76,4 +76,4 @@ create_guest_with_disk four one
 check_filesystem four
 check_destruction four
 check_destruction beside
-complete
+complete_scenario

@@ -4,8 +4,8 @@
 # limit: 300
 # parts: fio
 
-# start_fio NAME LOOPS: fio writes all of xvda that many times, at random and in requests of many sizes, and compares
-# what it wrote, beside other things. Some of its writes are done when this returns.
+# start_fio NAME LOOPS: starts fio, which writes all of xvda that many times, at random and in requests of many sizes,
+# and compares it. Returns after some of the writes.
 start_fio() {
     on $1 "rm -f /tmp/fio*; { fio --name=verify --filename=/dev/xvda --size=16m --loops=$2 --direct=1 --thread \
         --ioengine=libaio --iodepth=16 --rw=randwrite --bsrange=4k-256k --verify=crc32c --verify_fatal=1 \
@@ -13,23 +13,23 @@ start_fio() {
     has_written $1 50
 }
 
-# has_written NAME COUNT: its xvda had more writes than that many.
+# has_written NAME COUNT: waits until the guest's xvda had more than COUNT writes.
 has_written() {
     on $1 "enough() { read -r _ _ _ _ writes _ </sys/block/xvda/stat && [ \$writes -gt $2 ]; }; wait_for 30 enough"
 }
 
-# finish_fio NAME: fio came to its end and found every block as it was written.
+# finish_fio NAME: waits for the end of fio, and succeeds if it found every block as it was written.
 finish_fio() {
     ON_LIMIT=200 on $1 'wait_for 190 test -s /tmp/fio.status; tail -n 9 /tmp/fio.log; exit $(cat /tmp/fio.status)'
 }
 
-# fio_continues NAME: fio has not ended, and its disk has more writes.
+# fio_continues NAME: succeeds if fio has not ended and its disk gets more writes.
 fio_continues() {
     local before=$(on $1 'read -r _ _ _ _ writes _ </sys/block/xvda/stat; echo $writes' | tr -d '\r')
     has_written $1 $before && on $1 'test ! -e /tmp/fio.status'
 }
 
-# check_destruction_under_fio NAME: 2 checks.
+# check_destruction_under_fio NAME: checks that a guest is destroyed under fio, and that nothing of it is left.
 check_destruction_under_fio() {
     check "$1: fio" start_fio $1 50
     check "$1: destroyed under fio, and nothing of it stays" destroy_guest $1 $(domain_id $1)
@@ -60,4 +60,4 @@ check_destruction_under_fio two
 check 'fio found every block of the guest beside as it was written' finish_fio beside
 check_not 'that guest has nothing to complain of' on beside "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
 check_destruction beside
-complete
+complete_scenario

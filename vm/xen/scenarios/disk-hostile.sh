@@ -4,12 +4,12 @@
 # limit: 150
 # grants: bad
 
-# Its own driver lets go of the disk, and the hostile one may lend enough pages.
+# unbind_blkfront: takes the disk from the kernel's driver, and lets a program of the guest grant enough pages.
 unbind_blkfront() {
     on hostile 'echo vbd-51712 >/sys/bus/xen/drivers/vbd/unbind && load_modules xenfs && echo 4096 >/sys/module/xen_gntalloc/parameters/limit'
 }
 
-# Until it has done its worst, the other guest's sectors are written, read and compared.
+# other_guest_continues: puts load on the other guest's disk, with every sector compared, until the attack has ended.
 other_guest_continues() {
     local rounds=0
     while ! on hostile 'test -s /tmp/hostile.status'; do
@@ -24,7 +24,7 @@ attack_succeeded() {
     on hostile 'cat /tmp/hostile.log; exit $(cat /tmp/hostile.status)'
 }
 
-# violated_rules NAME: how many kinds of rules the disk of a guest is charged with.
+# violated_rules NAME: prints the number of kinds of rules that the guest's disk has violated.
 violated_rules() {
     disk_status $1 '/"rules": \{/ { inside = 1; next } /\}/ { inside = 0 } inside { count++ } END { print count + 0 }'
 }
@@ -48,4 +48,4 @@ check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNIN
 check_not 'nor has the other guest' on good "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
 check_destruction hostile
 check_destruction good
-complete
+complete_scenario

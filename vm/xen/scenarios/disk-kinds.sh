@@ -3,12 +3,12 @@
 # machine: xen
 # limit: 150
 
-# image_kilobytes IMAGE: what it takes.
+# image_kilobytes IMAGE: prints the size of the image's blocks in KiB.
 image_kilobytes() {
     du -k $DISKS/$1 | cut -f 1
 }
 
-# guest_output WORDS: of the guest.
+# guest_output COMMAND: prints the output of a command in the guest, in one line.
 guest_output() {
     on one "$@" | tr -d '\r\n'
 }
@@ -26,7 +26,7 @@ detach_disk() {
     xl block-detach one xvde && on one 'wait_for 20 test ! -e /dev/xvde'
 }
 
-# Whether the daemon has the file to itself.
+# image_is_locked: succeeds if a process has the file of the fourth disk locked.
 image_is_locked() {
     grep "FLOCK .* WRITE .*:$(stat -c %i $DISKS/later) " /proc/locks
 }
@@ -82,4 +82,4 @@ check 'it is detached' detach_disk
 check 'and free' wait_for 10 image_is_unlocked
 check_destruction one
 losetup -d /dev/loop0
-complete
+complete_scenario

@@ -3,12 +3,12 @@
 # machine: xen
 # limit: 240
 
-# queue_limit FILE: of the disk's queue in the guest.
+# queue_limit FILE: prints a limit of the disk's queue in the guest.
 queue_limit() {
     on one "cat /sys/block/xvda/queue/$1" | tr -d '\r\n'
 }
 
-# check_mode MODE: 10 checks.
+# check_mode MODE: checks load with the largest ring and requests in this mode, in a new guest.
 check_mode() {
     local before large
     check "$1: configured" reload_daemon '[disks]' "mode = \"$1\"" "paths = [\"$DISKS\"]" 'ring-page-order = 4'
@@ -31,4 +31,4 @@ MEMORY=800 EXTRA='xen_blkfront.max_ring_page_order=4 xen_blkfront.max_indirect_s
 check_mode persistent
 check_mode map
 check_mode copy
-complete
+complete_scenario

@@ -8,7 +8,7 @@ rebind_disk() {
         echo vbd-51712 >bind && wait_for 20 test -b /dev/xvda"
 }
 
-# It reads without end; what it is told when its disk goes is its own affair.
+# start_reader NAME: starts to read the disk without end. Errors while the disk is absent do not matter.
 start_reader() {
     on $1 'while :; do dd if=/dev/xvda of=/dev/null bs=256k; usleep 10000; done 2>/dev/null & echo $! >/tmp/reader'
 }
@@ -44,4 +44,4 @@ check_filesystem one
 check_not 'the guest has nothing to complain of' on one "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
 check_not 'nothing is charged to it' on dom0 "ringfence status | grep 'rules broken'"
 check_destruction one
-complete
+complete_scenario

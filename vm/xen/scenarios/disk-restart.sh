@@ -5,7 +5,7 @@
 
 LOG=/share/serve-$SCENARIO.log
 
-# Nobody may write a state while the daemon comes and goes.
+# watch_states: records each write of a state, of which there must be none while the daemon restarts.
 watch_states() {
     for path in $BACKEND/$(vbd_path one)/state /local/domain/$(domain_id one)/device/vbd/51712/state; do
         xenstore-watch $path >>/tmp/states &
@@ -17,7 +17,7 @@ state_changes_are() {
     [ "$(wc -l </tmp/states)" -eq $1 ]
 }
 
-# restart_repeatedly N: so many times, with a second in between.
+# restart_repeatedly N: restarts the daemon N times, a second apart.
 restart_repeatedly() {
     local round=0
     while [ $round -lt $1 ]; do
@@ -29,18 +29,18 @@ restart_repeatedly() {
     TAKEN=$((TAKEN + round))
 }
 
-# takeovers_are N: so often the disk was.
+# takeovers_are N: succeeds if daemons have taken over the disk N times.
 takeovers_are() {
     [ "$(grep -c 'taken over' $LOG)" -eq $1 ]
 }
 
-# unanswered_requests: how many requests a daemon left to the next one, in all.
+# unanswered_requests: prints the number of requests that a daemon left to the next one, in all.
 unanswered_requests() {
     sed 's/\x1b\[[0-9;]*m//g' $LOG | grep 'taken over' | grep -o 'unanswered=[0-9]*' |
         awk -F= '{ sum += $2 } END { print sum + 0 }'
 }
 
-# pause_daemon SECONDS: between one daemon and the next.
+# pause_daemon SECONDS: kills the daemon, and starts another after that time.
 pause_daemon() {
     kill -9 $SERVE
     wait $SERVE
@@ -48,7 +48,7 @@ pause_daemon() {
     start_daemon
 }
 
-# While the daemon is killed, files are written, flushed, and compared.
+# start_copying: starts to write, flush and compare files while the daemon is killed.
 start_copying() {
     on one 'mount -t ext4 /dev/xvda /mnt/disk && rm -f /tmp/copy.status && { bad=0;
         for n in 1 2 3 4 5 6 7 8; do cp /mnt/disk/4 /mnt/disk/copy.$n && sync || bad=1; done;
@@ -95,4 +95,4 @@ check_load_costs_no_operation 'taken over, pages stay mapped' one /dev/xvda --se
 check_not 'the guest has nothing to complain of' on one "dmesg | grep -E 'I/O error|BUG|WARNING|disabled for further use'"
 check_not 'nothing is charged to it' on dom0 "ringfence status | grep 'rules broken'"
 check_destruction one
-complete
+complete_scenario

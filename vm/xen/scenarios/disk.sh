@@ -16,4 +16,4 @@ check 'the daemon is killed and started' restart_daemon
 check 'every sector is as it was written' finish_load one
 check 'it was taken over as it was' on dom0 'ringfence status | grep "vbd.*taken over"'
 check_destruction one
-complete
+complete_scenario

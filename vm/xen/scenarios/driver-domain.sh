@@ -3,7 +3,7 @@
 # machine: xen
 # limit: 120
 
-# The driver domain has a bridge of its own; it, not dom0, is who guests talk to.
+# create_driver_bridge: creates a bridge in the driver domain, which has dom0's addresses for guests.
 create_driver_bridge() {
     on net "load_modules tun bridge xen-gntdev; ip link add xenbr0 type bridge && ip link set xenbr0 up &&
         ip address add $ADDRESS/24 dev xenbr0 && ip -6 address add $ADDRESS6/64 dev xenbr0"
@@ -14,7 +14,7 @@ start_driver_daemon() {
     on net 'wait_for 15 ringfence status'
 }
 
-# In a driver domain hotplug scripts are run by `xl devd`, for which this one has no toolstack.
+# run_hotplug_script: runs the interface's script, because this driver domain has no toolstack for `xl devd`.
 run_hotplug_script() {
     XENBUS_PATH=/local/domain/$(domain_id net)/backend/vif/$(domain_id one)/0 /etc/xen/scripts/vif-ringfence online
 }
@@ -36,4 +36,4 @@ note "$(on net 'cat /tmp/serve.log' | tail -n 3 | tr '\n' ' ')"
 number=$(domain_id one)
 check 'the guest is destroyed' xl destroy one
 check 'the driver domain has let go of everything' wait_for 10 domain_is_gone $number
-complete
+complete_scenario

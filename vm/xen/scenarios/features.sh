@@ -3,8 +3,8 @@
 # machine: xen
 # limit: 240
 
-# check_feature_off LABEL KEY VALUE LINE...: 7 checks. With these lines under [network], the guest's driver connects
-# anew, KEY of the backend has VALUE (`-` where it must not be there), and traffic flows.
+# check_feature_off LABEL KEY VALUE LINE...: checks that traffic flows with these lines under [network] after the
+# guest's driver has connected again, and that KEY of the backend has VALUE (`-`: is absent).
 check_feature_off() {
     local label=$1 key=$2 value=$3
     shift 3
@@ -24,4 +24,4 @@ check_feature_off 'no checksums over IPv4' feature-no-csum-offload 1 'offloads =
 check_feature_off 'no checksums over IPv6' feature-ipv6-csum-offload 0 'offloads = "sg,tso4,csum4"'
 check_feature_off 'nothing' feature-sg 0 'offloads = "none"'
 check_feature_off 'no multicast control' feature-multicast-control 0 'multicast-control = false'
-complete
+complete_scenario

@@ -12,4 +12,4 @@ check 'an image with a packed Linux kernel' create_grub_image pvh /boot/vmlinuz
 MEMORY=256 GUESTS_TYPE=pvh
 check_grub_boots pvh grub-i386-xen_pvh.bin "disk=[$(disk_line xvda pvh)]"
 check_destruction pvh
-complete
+complete_scenario

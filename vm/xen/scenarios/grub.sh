@@ -13,4 +13,4 @@ check "an image with Linux ($kernel)" create_grub_image pv $kernel
 MEMORY=256
 check_grub_boots pv grub-x86_64-xen.bin "disk=[$(disk_line xvda pv)]"
 check_destruction pv
-complete
+complete_scenario

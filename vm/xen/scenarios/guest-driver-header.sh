@@ -7,22 +7,22 @@
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh
 
-# filter_request_is VALUE: the frontend asks for the filter, or not.
+# filter_request_is VALUE: succeeds if the frontend requests the multicast filter (1) or does not (0).
 filter_request_is() {
     key_is /local/domain/$(domain_id one)/device/vif/0/request-multicast-control $1
 }
 
-# groups_are COUNT: the backend has so many.
+# groups_are COUNT: succeeds if the backend has that many groups.
 groups_are() {
     [ "$(driver_counter one multicast_groups)" = $1 ]
 }
 
-# send_to_other_groups: frames to a group that the guest has not joined.
+# send_to_other_groups: sends frames to a group that the guest has not joined.
 send_to_other_groups() {
     ping -c 5 -i 0.2 -W 1 -I xenbr0 239.1.2.3
 }
 
-# filtered_frames: those that the backend did not pass.
+# filtered_frames: prints the number of frames that the backend filtered.
 filtered_frames() {
     vif_status_sum one '"(drop_)?multicast_filter"'
 }
@@ -86,4 +86,4 @@ check 'each carries its hash in a slot more' test $(($(driver_counter one 'rx[01
 is 'no fault of the backend was counted' "$(driver_counter one backend_faults)" 0
 check_kernel_log one
 check_destruction one
-complete
+complete_scenario

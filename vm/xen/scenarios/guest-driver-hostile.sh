@@ -6,7 +6,7 @@
 
 . /vm/xen/driver.sh
 
-# attack_rings ATTACK: the daemon dies, and the hostile backend has the rings of the guest's only queue.
+# attack_rings ATTACK: kills the daemon, and attacks the rings of the guest's only queue in its place.
 attack_rings() {
     local front=/local/domain/$(domain_id one)/device/vif/0
     kill -9 $SERVE
@@ -15,22 +15,23 @@ attack_rings() {
     hostile-backend $(domain_id one) $(read_key $front/tx-ring-ref) $(read_key $front/rx-ring-ref) $(read_key $front/event-channel-rx) $1
 }
 
-# fault_is_logged REASON: the guest's kernel has logged it.
+# fault_is_logged REASON: waits until the guest's kernel logs a fault of the backend with this reason.
 fault_is_logged() {
     on one "wait_for 20 sh -c 'dmesg | grep -q \"broke the protocol.*$1\"'"
 }
 
-# link_is_down: the link is.
+# link_is_down: waits until the guest's interface has no carrier.
 link_is_down() {
     on one 'wait_for 10 grep -q 0 /sys/class/net/eth0/carrier'
 }
 
-# repair_link: the daemon is back, and the driver, unbound and bound, connects to it.
+# repair_link: starts the daemon, and connects the driver to it by a rebinding.
 repair_link() {
     start_daemon && change_driver one 11 $DRIVER $DRIVER && on one 'dmesg -c >/dev/null'
 }
 
-# check_attack ATTACK REASON: 4 checks.
+# check_attack ATTACK REASON: checks that an attack takes the link down with this reason and has no other effect. Ends
+# the scenario if the link cannot be repaired.
 check_attack() {
     check "$1: done" attack_rings $1
     check "$1: the guest says so" fault_is_logged "$2" || on one 'dmesg | tail -n 5'
@@ -56,4 +57,4 @@ check_attack rx-extras 'too many extra infos'
 
 check 'strange packets: done' attack_rings rx-strange
 check_not 'strange packets: no complaint' on one "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
-complete
+complete_scenario

@@ -19,4 +19,4 @@ check 'the pages are staged after restoring' wait_for 40 has_staged one 512
 check_transfer 'dom0 to one, after restoring' dom0 one 10.77.0.11 8
 check_kernel_log one
 check_destruction one
-complete
+complete_scenario

@@ -27,4 +27,4 @@ create_guest_with_our_driver two 12
 check_streams two 12 8
 check_kernel_log two
 check_destruction two
-complete
+complete_scenario

@@ -13,7 +13,7 @@ toggle_features() {
         ethtool -K eth0 $what off; usleep 100000; ethtool -K eth0 $what on; done; done'
 }
 
-# each_queue_counted COUNTER: each of the four queues has counted something.
+# each_queue_counted COUNTER: succeeds if each of the four queues has counted packets.
 each_queue_counted() {
     local queue
     for queue in 0 1 2 3; do
@@ -50,4 +50,4 @@ check 'the pages are staged again' wait_for 40 has_staged one 2048
 is 'no fault of the backend was counted' "$(driver_counter one backend_faults)" 0
 check_kernel_log one
 check_destruction one
-complete
+complete_scenario

@@ -14,4 +14,4 @@ create_guest_with_our_driver one 11
 check_driver_rebinding one 11 $ROUNDS dom0
 check_kernel_log one
 check_destruction one
-complete
+complete_scenario

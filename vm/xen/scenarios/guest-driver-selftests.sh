@@ -15,14 +15,14 @@ TESTS=/kernel/tools/testing/selftests
 WIRED=10.77.0.9
 WIRED6=fd77::9
 
-# in_root DOMAIN COMMAND: in the root of the tests.
+# in_root DOMAIN COMMAND: runs a command in the root of the tests.
 in_root() {
     local name=$1
     shift
     ON_LIMIT=${ROOT_LIMIT:-120} on $name "chroot $ROOT /bin/bash -c '$*'"
 }
 
-# prepare_root DOMAIN: the root has what tests look for.
+# prepare_root DOMAIN: gives the root of the tests what they need.
 prepare_root() {
     on $1 "for each in proc sys dev; do mount --rbind /\$each $ROOT/\$each; done;
         sh /vm/xen/selftests/adapt.sh $ROOT$TESTS;
@@ -32,14 +32,14 @@ prepare_root() {
         python3 -c "import json, socket, subprocess, yaml" && ip -json link show lo >/dev/null'
 }
 
-# tap_results: lines of TAP from a test as lines `TEST RESULT`.
+# tap_results: converts lines of TAP to lines `TEST RESULT`.
 tap_results() {
     tr -d '\r' | sed -nE 's/^(not ok|ok) [0-9]+ ([^ ]+).*# (SKIP|XFAIL).*/\2 \3/p; t; s/^ok [0-9]+ ([^ ]+).*/\1 pass/p; t
         s/^not ok [0-9]+ ([^ ]+).*/\1 FAIL/p'
 }
 
-# run_python_test TEST: runs one of the Python tests in guest one, with dom0 as its remote endpoint; its results are in RESULTS_OF, with
-# `TEST.end none` if it did not get to its end.
+# run_python_test TEST: runs one of the Python tests in guest one, with dom0 as its remote endpoint. Appends its
+# results to $RESULTS_OF, and `TEST.end none` if it did not reach its end.
 run_python_test() {
     local output ROOT_LIMIT=300
     output=$(in_root one "cd $TESTS/drivers/net && NETIF=eth0 LOCAL_V4=10.77.0.11 REMOTE_V4=$ADDRESS LOCAL_V6=fd77::11 \
@@ -49,8 +49,9 @@ run_python_test() {
     echo "$output" | grep -q '^# Totals:' || echo "${1##*/}.end none" >>$RESULTS_OF
 }
 
-# run_rss_test: the test of receive hashing; once more if the one of its cases failed that depends on its random key. A Toeplitz hash is
-# linear, and the ports of the 16 streams follow one another: with 7 of 100 keys a queue that should have streams has none.
+# run_rss_test: runs the test of receive hashing, and once more if the case that depends on its random key failed. A
+# Toeplitz hash is linear, and the ports of the 16 streams are consecutive: with 7 of 100 keys a queue that should
+# have streams has none.
 run_rss_test() {
     run_python_test hw/rss_ctx
     grep -q '^rss_ctx.test_rss_key_indir FAIL' $RESULTS_OF || return 0
@@ -58,7 +59,7 @@ run_rss_test() {
     run_python_test hw/rss_ctx
 }
 
-# run_netdevice_test: the shell test of all interfaces, which wants one that is down and has no address.
+# run_netdevice_test: runs the shell test of all interfaces, which needs one that is down and has no address.
 run_netdevice_test() {
     local output address=$(on one 'cat /sys/class/net/eth0/address' | tr -d '\r')
     on one 'ip link set eth0 down; ip address flush dev eth0'
@@ -71,8 +72,8 @@ run_netdevice_test() {
     assign_addresses one 11
 }
 
-# create_wire: a network namespace in dom0, behind an interface that completes checksums as a network card does. Nothing inside of
-# a computer completes them.
+# create_wire: creates a network namespace in dom0 behind an interface that completes checksums, as a network card
+# does. Other interfaces inside of a computer do not. Sets WIRE to a command that enters it.
 create_wire() {
     modprobe veth
     setsid unshare -n sleep 100000 &
@@ -83,7 +84,8 @@ create_wire() {
         $WIRE chroot $ROOT /bin/ip address add $WIRED6/64 dev wire1 nodad
 }
 
-# run_csum_tests: cases of hw/csum.py, whose version in Linux 6.12 asks the library for a name that it does not have.
+# run_csum_tests: runs the cases of hw/csum.py, whose version in Linux 6.12 imports a name that its library does not
+# have.
 run_csum_tests() {
     local version bad local remote wired
     # fq_codel drops packets that an emulated computer takes too long to send.
@@ -101,8 +103,9 @@ run_csum_tests() {
     done
 }
 
-# run_csum_case CASE TO INTERFACE FROM INTERFACE OPTIONS: 100 packets from one domain to the other; the receiver, which is in the
-# namespace that the command IN enters, judges them. It listens so long (-L, seconds) that the sender has started by then.
+# run_csum_case CASE TO INTERFACE FROM INTERFACE OPTIONS: sends 100 packets from one domain to the other. The
+# receiver, in the namespace that the command IN enters, judges them. It listens long enough (-L, seconds) for the
+# sender to start.
 run_csum_case() {
     local result=FAIL
     on $2 "rm -f /tmp/csum; (${IN:-} chroot $ROOT $TESTS/net/lib/csum -i $3 -L 20 -n 100 $6 -R >/tmp/csum.log 2>&1; echo \$? >/tmp/csum) &
@@ -112,7 +115,7 @@ run_csum_case() {
     echo "program.$1 $result" >>$RESULTS_OF
 }
 
-# run_all_tests NAME: 6 checks. The tests in a guest with this driver.
+# run_all_tests DRIVER: runs the tests in a guest with this driver, and checks its kernel log.
 run_all_tests() {
     RESULTS_OF=/share/selftests-$1
     prepare_guest $1
@@ -127,12 +130,13 @@ run_all_tests() {
     check_destruction one
 }
 
-# test_results DRIVER PROGRAM: what came out of the program's tests with this driver.
+# test_results DRIVER PROGRAM: prints the results of the program's tests with this driver.
 test_results() {
     grep "^$2\." /share/selftests-$1 | sort | tr '\n' ' '
 }
 
-# check_results PROGRAM: 2 checks. Its tests ran with our driver and none failed; none passed with xen-netfront alone.
+# check_results PROGRAM: checks that the program's tests ran with our driver, that none failed, and that none passed
+# with xen-netfront alone.
 check_results() {
     local ours=$(test_results $DRIVER $1) theirs=$(test_results vif $1)
     note "$1: $ours"
@@ -141,12 +145,12 @@ check_results() {
     is "$1: passes with xen-netfront alone" "$(passed_tests vif $1 | grep -vxF "$(passed_tests $DRIVER $1; echo none)")" ''
 }
 
-# passed_tests DRIVER PROGRAM: the program's tests that passed.
+# passed_tests DRIVER PROGRAM: prints the program's tests that passed.
 passed_tests() {
     sed -n "s/^\($2\..*\) pass$/\1/p" /share/selftests-$1
 }
 
-# prepare_guest NAME: 4 checks.
+# prepare_guest DRIVER: checks that a guest with this driver starts and can run the tests.
 prepare_guest() {
     create_networked_guest one 11
     check "$1: the guest's driver" uses_driver one $1
@@ -169,4 +173,4 @@ run_all_tests $DRIVER
 EXTRA=driver=xen-netfront
 run_all_tests vif
 for each in netdevice ping queues stats rss_ctx pp_alloc_fail program; do check_results $each; done
-complete
+complete_scenario

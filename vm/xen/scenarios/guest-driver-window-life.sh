@@ -8,12 +8,13 @@
 . /vm/xen/window.sh
 . /vm/xen/driver.sh
 
-# Seen from outside: the guest's parts have no ethtool, so that it fits dom0's memory.
+# windows_are_issued: succeeds if all pages of both windows are issued, by the hypervisor. The guest has no ethtool,
+# so that it fits dom0's memory.
 windows_are_issued() {
     [ $(count_issued_pages) = 512 ] && windows_are_open 2
 }
 
-# migrate: to this computer. Prints what the user sees.
+# migrate: migrates the guest to this computer. Prints what the user sees.
 migrate() {
     xl migrate -s '' one 'xl migrate-receive' 2>&1
 }
@@ -59,4 +60,4 @@ check_kernel_log one
 for each in one net; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

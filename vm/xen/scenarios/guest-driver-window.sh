@@ -9,27 +9,28 @@
 . /vm/xen/perf.sh
 . /vm/xen/driver.sh
 
-# issued_pages_are PAGES: so many pages of the guest are issued, by the driver and by the hypervisor.
+# issued_pages_are PAGES: succeeds if the driver and the hypervisor count that many issued pages.
 issued_pages_are() {
     [ "$(driver_counter one issued_pages)" = $1 ] && [ $(count_issued_pages) = $1 ]
 }
 
-# restart_driver_daemon MODE: the daemon is killed, and its successor has this mode.
+# restart_driver_daemon MODE: kills the daemon, and starts another with this mode.
 restart_driver_daemon() {
     kill_driver_daemon && start_driver_daemon "[network]\\nmode = \"$1\"\\nmax-queues = 2\\n"
 }
 
-# set_queues COUNT: the driver connects anew with so many queues, which have two windows each.
+# set_queues COUNT: changes the number of queues, and waits until each has two windows with all their pages.
 set_queues() {
     on one "ethtool -L eth0 combined $1" && has_queues one $1 && windows_are_open $((2 * $1)) && issued_pages_are $((512 * $1))
 }
 
-# shrink_windows: the kernel asks the driver for memory, and gets it.
+# shrink_windows: lets the guest's kernel ask the driver for memory, and waits until it gets some.
 shrink_windows() {
     on one "echo 2 >/proc/sys/vm/drop_caches; wait_for 20 sh -c 'ethtool -S eth0 | grep -q \"shrunk_pages: [1-9]\"'"
 }
 
-# freed_pages_are_revoked REVOKES: the hypervisor has revoked the pages that the driver freed, after so many, and the others are issued.
+# freed_pages_are_revoked REVOKES: succeeds if the hypervisor has revoked the pages that the driver freed, beyond its
+# earlier count REVOKES, and the others are issued.
 freed_pages_are_revoked() {
     local freed=$(driver_counter one shrunk_pages)
     [ $(($(granter_counter one revoked) - $1)) = $freed ] && [ $(count_issued_pages) = $((1024 - freed)) ]
@@ -170,4 +171,4 @@ check_kernel_log two
 for each in one two net; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -12,7 +12,7 @@ toggle_features() {
         ethtool -K eth0 $what off; usleep 100000; ethtool -K eth0 $what on; done; done'
 }
 
-# set_queues COUNT: the driver connects anew with so many queues, and stages their pages.
+# set_queues COUNT: changes the number of queues, and waits until all their pages are staged.
 set_queues() {
     on one "ethtool -L eth0 combined $1" && has_queues one $1 && wait_for 40 has_staged one $((512 * $1))
 }
@@ -58,4 +58,4 @@ check 'the kernel says so' uses_driver one vif
 check 'our driver takes it back' change_driver one 11 vif $DRIVER
 check_transfer 'one to dom0, after that' one dom0 $ADDRESS $((SIZE / 2))
 check_destruction one
-complete
+complete_scenario

@@ -6,4 +6,4 @@
 use_ringfence '[network]' 'attach = "switch"' 'host-interface = "rf-host"'
 check 'the host has its leg on the switch' ip link set rf-host master xenbr0 up
 check_two_guests 8
-complete
+complete_scenario

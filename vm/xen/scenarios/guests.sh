@@ -5,4 +5,4 @@
 
 use_ringfence
 check_two_guests 8
-complete
+complete_scenario

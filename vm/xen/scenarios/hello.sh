@@ -13,4 +13,4 @@ check 'it takes commands' guest_ready hello
 check 'its netfront is the unmodified one' on hello 'test -d /sys/bus/xen/drivers/vif'
 on hello 'exit 7'
 is 'a status comes back' $? 7
-complete
+complete_scenario

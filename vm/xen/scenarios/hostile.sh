@@ -4,12 +4,12 @@
 # limit: 120
 # grants: bad
 
-# The guest's own driver lets go of the interface, and the hostile one takes it.
+# unbind_netfront: takes the interface from the guest's own driver.
 unbind_netfront() {
     on hostile 'wait_for 20 test -e /sys/bus/xen/drivers/vif/vif-0 && echo vif-0 >/sys/bus/xen/drivers/vif/unbind'
 }
 
-# Until it has done its worst, streams go to and fro between the other guest and dom0.
+# other_guest_continues: sends streams both ways between the other guest and dom0 until the attack has ended.
 other_guest_continues() {
     local rounds=0
     while ! on hostile 'test -s /tmp/hostile.status'; do
@@ -20,14 +20,14 @@ other_guest_continues() {
     [ $rounds -gt 0 ]
 }
 
-# send_mebibyte FROM TO ADDRESS: a MiB, not counted as a check.
+# send_mebibyte FROM TO ADDRESS: sends a MiB, and compares its sum. Reports no check.
 send_mebibyte() {
     PORT=$((${PORT:-4000} + 1))
     on $2 "start_receiver $PORT" && ON_LIMIT=60 on $1 "traffic send $3 $PORT 1" &&
         [ "$(on $2 "received_stream $PORT")" = "$(stream_sum 1)" ]
 }
 
-# What it did, and whether that was all it was to do.
+# attack_succeeded: prints the attack's log, and returns its status.
 attack_succeeded() {
     on hostile 'cat /tmp/hostile.log; exit $(cat /tmp/hostile.status)'
 }
@@ -36,7 +36,7 @@ all_keys_were_tried() {
     on hostile 'grep "^keys: all 16 tried" /tmp/hostile.log'
 }
 
-# violated_rules NAME: how many kinds of rules the first interface of a guest is charged with.
+# violated_rules NAME: prints the number of kinds of rules that the guest's first interface has violated.
 violated_rules() {
     ringfence status --json | awk -v vif="\"vif$(domain_id $1).0\"" '
         /"name":/ { ours = index($0, vif) } ours && /"rules": \{/ { inside = 1; next }
@@ -65,4 +65,4 @@ check 'its own driver can have the interface again' bind_netfront
 check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
 check 'the hostile guest is destroyed, and leaves nothing' destroy_guest hostile $(domain_id hostile)
 check 'so does the other one' destroy_guest good $(domain_id good)
-complete
+complete_scenario

@@ -8,4 +8,4 @@ create_networked_guest one 11
 check_rebinding one 11 2
 check_save_and_restore one 11
 check_destruction one
-complete
+complete_scenario

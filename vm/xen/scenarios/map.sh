@@ -13,4 +13,4 @@ create_networked_guest two 12
 check 'that there are none is said, with the reason' wait_for 10 on dom0 "grep -q 'no windows: this platform has no windows' /share/serve-$SCENARIO.log"
 check 'and the next mode is used' on dom0 'ringfence status | grep -q staging'
 check_transfer 'to that guest' dom0 two 10.77.0.12 4
-complete
+complete_scenario

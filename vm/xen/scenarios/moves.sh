@@ -6,13 +6,13 @@
 
 # Debian's Xen is built without what logs the dirty pages of a PV guest, so that none migrates on it.
 
-# is_another_domain NAME DOMAIN: the guest is there, with another number than it had.
+# is_another_domain NAME DOMAIN: succeeds if the guest exists with another number than DOMAIN.
 is_another_domain() {
     local now=$(domain_id $1)
     [ -n "$now" ] && [ "$now" != $2 ]
 }
 
-# check_reboot NAME N: 3 checks.
+# check_reboot NAME N: checks that a guest has its network after a reboot, and that nothing of its old domain is left.
 check_reboot() {
     local before=$(domain_id $1)
     on $1 '(usleep 300000; reboot -f) >/dev/null 2>&1 &'
@@ -21,8 +21,8 @@ check_reboot() {
     check "nothing is left of what $1 was before it rebooted" wait_for 10 nothing_left $before
 }
 
-# check_migration NAME: 6 checks. There is a connection all the time. Both domains have an interface with the same
-# address for a moment.
+# check_migration NAME: checks that a connection survives a migration to this computer, and that nothing of the old
+# domain is left. Both domains have an interface with the same address for a moment.
 check_migration() {
     local before=$(domain_id $1)
     on $1 "{ traffic pulse $ADDRESS 7000 40 >/tmp/pulse.new 2>&1; mv /tmp/pulse.new /tmp/pulse; } &"
@@ -53,4 +53,4 @@ check_reboot one 11
 check_migration one
 check 'the daemon is still the same' test -d /proc/$SERVE
 check_destruction one
-complete
+complete_scenario

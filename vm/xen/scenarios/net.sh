@@ -7,4 +7,4 @@ use_ringfence
 check_one_guest 64
 check 'its two ends say connected' vif_connected one
 check 'ringfence status knows it' on dom0 'ringfence status | grep -q "vif$(domain_id one).0"'
-complete
+complete_scenario

@@ -20,4 +20,4 @@ check_streams one 11 8
 check 'the daemon is killed and started again' restart_daemon
 check_transfer 'one to dom0, taken over' one dom0 $ADDRESS 8
 check_destruction one
-complete
+complete_scenario

@@ -6,18 +6,13 @@
 FOREIGN=02:00:00:00:00:99
 LOG=/share/serve-$SCENARIO.log
 
-# ping_with_mac MAC: guest one sends with this address, and dom0 answers.
+# ping_with_mac MAC: gives guest one this address, and pings dom0.
 ping_with_mac() {
     on one "ip link set eth0 down && ip link set eth0 address $1 && ip link set eth0 up &&
         ping -c 4 -W 2 $ADDRESS"
 }
 
-# daemon_counter NAME: its sum over all interfaces.
-daemon_counter() {
-    ringfence status --json | grep -o "\"$1\": *[0-9]*" | awk '{ sum += $NF } END { print sum + 0 }'
-}
-
-# metrics_match PATTERN: a line of the metrics matches.
+# metrics_match PATTERN: reads the metrics, and succeeds if a line matches.
 metrics_match() {
     wget -q -O - http://127.0.0.1:9709/metrics >/tmp/metrics && grep -E "$1" /tmp/metrics
 }
@@ -26,7 +21,7 @@ log_has() {
     wait_for 10 grep -q "$1" $LOG
 }
 
-# reload_unchecked LINE: whatever is wrong with it.
+# reload_unchecked LINE...: gives the daemon a configuration without a check of its validity.
 reload_unchecked() {
     write_configuration "$@" && kill -HUP $SERVE
 }
@@ -55,4 +50,4 @@ check 'is read' log_has 'network.check-source for devices that connect from now 
 check_not 'who is connected is still held to its address' ping_with_mac $FOREIGN
 check 'who connects anew' on dom0 'ping_with_mac 00:16:3e:77:00:0b; rebind_netfront one && configure_network one 11'
 check 'may use another' ping_with_mac $FOREIGN
-complete
+complete_scenario

@@ -8,13 +8,13 @@
 
 ALL='one two three four five six'
 
-# guest_requests NAME...: reads and writes that the guests' kernels have sent to their disks.
+# guest_requests NAME...: prints the number of requests that the guests' kernels have sent to their disks.
 guest_requests() {
     local name
     for name in "$@"; do on $name 'cat /sys/block/xvda/stat'; done | awk 'NF > 10 { sum += $1 + $5 } END { print sum + 0 }'
 }
 
-# run_load_in NAME...: the same load in all these guests at once, each sector checked.
+# run_load_in NAME...: puts the same load on the disks of all these guests at once, and compares each sector.
 run_load_in() {
     local name status=0
     for name in "$@"; do start_load $name /dev/xvda --seconds 3 --mebibytes 8 --threads 4 --largest 64; done
@@ -22,8 +22,8 @@ run_load_in() {
     return $status
 }
 
-# measure_load SETUP NAME...: 2 checks. What load in these guests costs the hypervisor, on disks that have seen load before;
-# in REQUESTS, MAPS, UNMAPS and COPIES, and in EACH the operations of one request.
+# measure_load SETUP NAME...: checks load in these guests, on disks that had load before, and writes a row of its
+# cost. Sets REQUESTS, MAPS, UNMAPS, COPIES, and EACH (operations of one request).
 measure_load() {
     local setup=$1 guests before used served
     shift
@@ -42,7 +42,7 @@ measure_load() {
     write_row persistent "guests-$guests" $setup request $REQUESTS $COUNTS dom0_ms=$(milliseconds $used) $served
 }
 
-# measure_curve SETUP: 11 checks. Six guests; load in one, two, four and all of them.
+# measure_curve SETUP: measures load in one, two, four and all of six guests.
 measure_curve() {
     local name
     check "$1: six guests have disks" create_guests $1
@@ -103,4 +103,4 @@ check 'dom0 has block devices' create_loop_devices
 measure_curve xen-blkback
 check 'map costs more than one map and one unmap a request' awk "BEGIN { exit !($each_map > 2) }"
 check 'persistent costs no more than xen-blkback does' awk "BEGIN { exit !($each_persistent <= 0.05 + $FIRST) }"
-complete
+complete_scenario

@@ -10,8 +10,9 @@
 
 SIZE=16
 
-# configure_sender NAME SETUP: how the guest sends. The receiver is ready for all three. TCP makes the super-packets of a slow stream
-# smaller, so that a busy computer would change their number; they have at least 32 segments here.
+# configure_sender NAME SETUP: configures the offloads and MTU of a sender; the receiver can take all three.
+# Super-packets have at least 32 segments, because TCP makes those of a slow stream smaller and their number would
+# depend on the computer's load.
 configure_sender() {
     case $2 in
         mtu1500) on $1 'ip link set eth0 mtu 1500 && ethtool -K eth0 tso off gso off sg off' ;;
@@ -21,12 +22,12 @@ configure_sender() {
     esac
 }
 
-# raise_mtu NAME: the rest of its way takes packets of 16436 bytes, too.
+# raise_mtu NAME: lets dom0's end of the interface take packets of 16436 bytes.
 raise_mtu() {
     [ ! -e /sys/class/net/vif$(domain_id $1).0 ] || ip link set vif$(domain_id $1).0 mtu 16436
 }
 
-# ring_packets NAME: those on the rings of a guest, as the backend counts them.
+# ring_packets NAME: prints the number of packets on the rings of a guest, as the backend counts them.
 ring_packets() {
     case $BACKEND_NAME in
         netback) interface_frames vif$(domain_id $1).0 ;;
@@ -38,12 +39,13 @@ cpu_seconds_of() {
     xl list | awk -v guests=$1 'NR > 1 && ($1 != "Domain-0") == guests { sum += $6 } END { print sum + 0 }'
 }
 
-# port_counter NAME: a counter of the daemon, summed over its ports.
+# port_counter NAME: prints the sum of a counter over the daemon's ports.
 port_counter() {
     [ $BACKEND_NAME = netback ] || daemon_counter $1
 }
 
-# measure_stream SETUP TO ADDRESS: 1 check. What a stream from guest one costs; in PACKETS, OPERATIONS, SEGMENTS and CHECKSUMS.
+# measure_stream SETUP TO ADDRESS: checks a stream from guest one, and writes a row of its cost. Sets PACKETS,
+# OPERATIONS, SEGMENTS and CHECKSUMS.
 measure_stream() {
     local name=$BACKEND_NAME-$1 dom0 guests served
     PACKETS=$(ring_packets one) SEGMENTS=$(port_counter segments_made) CHECKSUMS=$(port_counter checksums_computed)
@@ -64,7 +66,7 @@ measure_stream() {
     write_row $name $COUNTS $served
 }
 
-# measure_setups TO ADDRESS: 6 checks, and 1 if ours is the backend.
+# measure_setups TO ADDRESS: measures streams of each setup, and compares their numbers of packets.
 measure_setups() {
     local small
     for each in mtu1500 mtu16436-sg tso; do
@@ -77,7 +79,7 @@ measure_setups() {
         is "$BACKEND_NAME: no segment is made and no checksum computed" "$SEGMENTS $CHECKSUMS" '0 0'
 }
 
-# create_pair NAME [MORE]: 4 checks. Two guests of this backend.
+# create_pair NAME [MORE]: checks that two guests of this backend start. Sets BACKEND_NAME.
 create_pair() {
     BACKEND_NAME=$1
     create_networked_guest_with one 11 "${2:-}"
@@ -133,4 +135,4 @@ measure_setups dom0 $ADDRESS
 measure_setups two 10.77.0.12
 check_destruction one
 check_destruction two
-complete
+complete_scenario

@@ -14,19 +14,19 @@
 SIZE=${SIZE:-64}
 PINGS=${PINGS:-10000}
 
-# send_stream FROM TO ADDRESS: SIZE MiB through TCP, with the right SHA-256.
+# send_stream FROM TO ADDRESS: sends SIZE MiB by TCP, and compares the SHA-256.
 send_stream() {
     PORT=$((${PORT:-9000} + 1))
     on $2 "start_receiver $PORT" && ON_LIMIT=600 on $1 "traffic send $3 $PORT $SIZE" &&
         [ "$(on $2 "received_stream $PORT")" = "$(stream_sum $SIZE)" ]
 }
 
-# ping_one_slot: packets of 1000 bytes, to and fro.
+# ping_one_slot: sends packets of 1000 bytes, which are answered.
 ping_one_slot() {
     ON_LIMIT=600 on one "ping -q -c $PINGS -i 0.002 -W 5 -s 1000 $ADDRESS | grep ' 0% packet loss'"
 }
 
-# measure_command LABEL WORKLOAD COMMAND...: 1 check. Processor time of the command, and its packets through the interface.
+# measure_command LABEL WORKLOAD COMMAND...: checks a command, and writes a row of its processor time and packets.
 measure_command() {
     local label=$1 workload=$2 vif=vif$(domain_id one).0 before dom0 served frames
     shift 2
@@ -38,7 +38,7 @@ measure_command() {
     write_row instructions $workload $label packet $frames cpu_ms=$before dom0_ms=$dom0 $served
 }
 
-# measure_workloads LABEL: 5 checks, with packets of the MTU, of TSO, and of one slot.
+# measure_workloads LABEL: measures packets of the MTU, of TSO, and of one slot.
 measure_workloads() {
     check "$1: segments are made in the guest" on one 'ethtool -K eth0 tso off gso off'
     measure_command $1 mtu1500 send_stream one dom0 $ADDRESS
@@ -48,7 +48,7 @@ measure_workloads() {
     measure_command $1 one-slot ping_one_slot
 }
 
-# measure_setup LABEL: 8 checks.
+# measure_setup LABEL: measures the workloads in a new guest.
 measure_setup() {
     create_networked_guest one 11
     measure_workloads $1
@@ -76,4 +76,4 @@ measure_setup netback
 EXTRA=
 measure_setup netback-driver
 check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
-complete
+complete_scenario

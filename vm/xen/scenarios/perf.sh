@@ -9,7 +9,7 @@
 . /vm/xen/staging.sh
 . /vm/xen/driver.sh
 
-# measure_mode MODE: 6 checks. As measured with a guest's own driver.
+# measure_mode MODE: measures the network of a guest with its own driver, served in this mode.
 measure_mode() {
     check "$1: configured" reload_daemon '[network]' "mode = \"$1\""
     check "$1: a guest that connects" create_guest one "$(vif_line 11)"
@@ -57,4 +57,4 @@ check 'copy costs no more operations than xen-netback' awk "BEGIN { exit !($copy
 check 'nor for each packet of one slot' awk "BEGIN { exit !($copy_each <= 1.05 * $EACH) }"
 check_destruction one
 check_not 'dom0 has nothing to complain of' on dom0 "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace'"
-complete
+complete_scenario

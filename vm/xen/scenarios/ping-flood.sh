@@ -3,12 +3,12 @@
 # machine: xen-netback
 # limit: 150
 
-# answered_pings FILE: the answers that a `ping -q` counted.
+# answered_pings FILE: prints the number of answers in the output of `ping -q`.
 answered_pings() {
     awk '/packets received/ { for (i = 1; i < NF; i++) if ($(i + 1) == "packets" && $(i + 2) ~ /^received/) print $i }' $1
 }
 
-# note_drops BACKEND: where packets of the flood were dropped.
+# note_drops BACKEND: notes the counters that show where packets of the flood were dropped.
 note_drops() {
     note "$1: dom0's end: $(packet_counters vif$(domain_id one).0); $(reassembly_counters)"
     note "$1: the guest's end: $(on one '. /vm/xen/net.sh; packet_counters eth0; reassembly_counters' | tr '\r\n' '  ')"
@@ -16,8 +16,9 @@ note_drops() {
     note "$1: $(cat /tmp/counts)"
 }
 
-# check_flood BACKEND: 9 checks. 200 pings at a hundred a second, from each end to the other at once, in 41 fragments each; then a
-# stream beside such a flood, and an orderly ping. The share of answers is in ANSWERED.
+# check_flood BACKEND: checks that some of 200 pings at a hundred a second, from each end to the other at once, in 41
+# fragments each, are answered; that streams beside such a flood arrive; and that every ping is answered afterwards.
+# Sets ANSWERED to the number of answers.
 check_flood() {
     local backend=$1 out in flood
     create_networked_guest one 11
@@ -55,4 +56,4 @@ use_netback
 check_flood netback
 # No bound on it: a TAP drops what finds its queue full, where xen-netback stops the sender, so a slow computer answers fewer.
 note "answered with serve and with xen-netback: $ours, $ANSWERED"
-complete
+complete_scenario

@@ -9,4 +9,4 @@ check 'it has a network' start_network one 11
 is 'it is PVH' "$(on one cat /sys/hypervisor/guest_type)" PVH
 check_streams one 11 8
 check 'its two ends say connected' vif_connected one
-complete
+complete_scenario

@@ -9,17 +9,18 @@
 
 ON_LIMIT=100
 
-# first_sum NAME FILE: the SHA-256 of the first 4 MiB.
+# first_sum NAME FILE: prints the SHA-256 of the first 4 MiB.
 first_sum() {
     on $1 "dd if=$2 bs=65536 count=64 2>/dev/null | sha256sum" | tr -d '\r' | cut -d ' ' -f 1
 }
 
-# frontend_said NAME LINE: our frontend in the guest has printed a line that begins so.
+# frontend_said NAME LINE: waits until our frontend in the guest prints a line that begins so.
 frontend_said() {
     on $1 "wait_for 60 sh -c 'grep \"^$2\" /tmp/disk.log || test -e /tmp/disk.status'; grep '^$2' /tmp/disk.log"
 }
 
-# check_both_frontends NAME DISK: 15 checks. A guest's disk, which both frontends use one after the other.
+# check_both_frontends NAME DISK: checks that the kernel's frontend and ours can use a guest's disk one after the
+# other.
 check_both_frontends() {
     local name=$1 image=$DISKS/$1 spec=$(echo "$2" | tr -d "'")
     check "$name has a disk" has_disk $name xvda || give_up "$(tail -n 3 /var/log/xen/*$name*.log)"
@@ -50,7 +51,7 @@ check_both_frontends() {
     check_destruction $name
 }
 
-# reattach_disk NAME DISK: the toolstack removes the disk and adds it again.
+# reattach_disk NAME DISK: removes the disk by the toolstack, and adds it again.
 reattach_disk() {
     xl block-detach $1 xvda && wait_for 20 sh -c "! xenstore-read /local/domain/$(domain_id $1)/device/vbd/51712/state 2>/dev/null" &&
         xl block-attach $1 "$2" && on $1 'wait_for 20 test -b /dev/xvda'
@@ -67,4 +68,4 @@ check 'QEMU serves it' pidof ${QEMU##*/}
 check_both_frontends qdisk "$QDISK"
 check 'a guest with a disk of serve is created' create_guest serve "disk=[$(disk_line xvda serve)]"
 check_both_frontends serve "$(disk_line xvda serve)"
-complete
+complete_scenario

@@ -9,7 +9,8 @@
 . /vm/xen/driver.sh
 . /vm/xen/foreign.sh
 
-# create_qemu_guest NAME N PROGRAM: 4 checks. A guest with our driver, whose interface QEMU serves.
+# create_qemu_guest NAME N PROGRAM: checks that a guest with our driver starts, and that its interface is connected to
+# this QEMU.
 create_qemu_guest() {
     note "$1: $($3 --version | head -n 1)"
     check "$1 is created without an interface" create_guest $1 || give_up 'nothing to see'
@@ -19,7 +20,8 @@ create_qemu_guest() {
     check "$1: both ends are connected" bind_qnic $1 $DRIVER || give_up "$(qnic_state $1)"
 }
 
-# check_newest_qemu: 26 checks. This backend takes one slot for a packet, and knows neither segmentation nor staging.
+# check_newest_qemu: checks our driver with a backend that takes one slot for a packet, and knows neither segmentation
+# nor staging.
 check_newest_qemu() {
     check 'it has a network' configure_network new 21 || give_up "$(qnic_state new)"
     check 'it uses our driver' uses_driver new $DRIVER
@@ -34,8 +36,8 @@ check_newest_qemu() {
     check_destruction_with_qemu new
 }
 
-# check_older_qemu: 6 checks. This backend answers requests, and gives the frames to no network: QEMU before 8.2 makes its interface without a
-# peer.
+# check_older_qemu: checks our driver with a backend that answers requests but gives the frames to no network: QEMU
+# before 8.2 creates its interface without a peer.
 check_older_qemu() {
     on old "wait_for 20 test -e /sys/class/net/eth0; ip link set eth0 up; ip address add 10.77.0.22/24 dev eth0;
         arp -s $ADDRESS 00:16:3e:77:00:01"
@@ -55,4 +57,4 @@ create_qemu_guest new 21 $QEMU_NEWEST
 check_newest_qemu
 create_qemu_guest old 22 $QEMU
 check_older_qemu
-complete
+complete_scenario

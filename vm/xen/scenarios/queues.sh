@@ -12,4 +12,4 @@ processors=$(nproc)
 [ $processors -le 2 ] || processors=2
 is 'so does its interface in the bridge' "$(ls -d /sys/class/net/vif$(domain_id one).0/queues/tx-* | wc -l)" $processors
 check_streams one 11 64
-complete
+complete_scenario

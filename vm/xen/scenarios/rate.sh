@@ -3,7 +3,8 @@
 # machine: xen
 # limit: 90
 
-# check_timed_transfer LABEL FROM TO ADDRESS: a check: a MiB arrives; in TOOK the seconds from the first octet to the last.
+# check_timed_transfer LABEL FROM TO ADDRESS: checks that a MiB arrives. Sets TOOK to the seconds from its first byte
+# to its last.
 check_timed_transfer() {
     PORT=$((${PORT:-5000} + 1))
     on $3 "start_receiver $PORT" || { not_ok "$1" "$3 does not listen"; return 1; }
@@ -12,7 +13,7 @@ check_timed_transfer() {
     is "$1" "$(on $3 "received_stream $PORT")" "$(stream_sum 1)" && note "$1: $TOOK s"
 }
 
-# less A B
+# is_less A B: succeeds if A < B.
 is_less() {
     awk "BEGIN { exit !($1 < $2) }"
 }
@@ -31,4 +32,4 @@ check 'its waits are counted' on dom0 "ringfence status --json | grep -E '\"rate
 check 'a higher rate is written' xenstore-write $path 50000000,50000
 check_timed_transfer 'from the guest again' one dom0 $ADDRESS
 check 'holds at once' is_less $TOOK 4.0
-complete
+complete_scenario

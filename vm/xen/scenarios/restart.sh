@@ -3,7 +3,7 @@
 # machine: xen
 # limit: 90
 
-# Nobody may write a state while the daemon comes and goes.
+# watch_states: records each write of a state, of which there must be none while the daemon restarts.
 watch_states() {
     for path in $BACKEND/vif/$(domain_id one)/0/state /local/domain/$(domain_id one)/device/vif/0/state; do
         xenstore-watch $path >>/tmp/states &
@@ -15,7 +15,7 @@ state_changes_are() {
     [ "$(wc -l </tmp/states)" -eq $1 ]
 }
 
-# pulse_result: how many answers a connection got that was there all the time, and the longest silence.
+# pulse_result: prints the number of answers on a connection that lasts all the time, and the longest silence.
 pulse_result() {
     wait_for 30 on one 'test -s /tmp/pulse' && on one 'cat /tmp/pulse'
 }
@@ -38,4 +38,4 @@ check_transfer 'a new connection has no damage' one dom0 $ADDRESS 8
 check 'nobody wrote a state' state_changes_are 2
 check 'both ends are connected' vif_connected one
 check 'it was taken over as it was' on dom0 'ringfence status | grep "taken over"'
-complete
+complete_scenario

@@ -6,7 +6,7 @@
 
 . /vm/xen/staging.sh
 
-# What is mapped of a guest, in pages.
+# mapped_pages NAME: prints the number of a guest's pages that are mapped.
 mapped_pages() {
     grants_in_use $(domain_id $1) | wc -l
 }
@@ -48,4 +48,4 @@ check_transfer 'the first guest goes on' one dom0 $ADDRESS 8
 check_not 'and is charged with nothing' on dom0 "ringfence status | grep \"^vif$(domain_id one).0: rules broken\""
 check_destruction two
 check_destruction one
-complete
+complete_scenario

@@ -17,7 +17,7 @@ vif_queue_count() {
     vif_status_sum $1 '"queue_count"'
 }
 
-# adopted_vifs: checks nothing; how many interfaces the daemon says it took over.
+# adopted_vifs: prints the number of interfaces that the daemon has taken over.
 adopted_vifs() {
     ringfence status --json | grep -o '"adopted": *true' | wc -l
 }
@@ -62,4 +62,4 @@ check_packets_cost_no_operation 'and still' one 11 20
 check_not 'nothing is charged to anybody' on dom0 "ringfence status | grep 'rules broken'"
 check_destruction one
 check_destruction two
-complete
+complete_scenario

@@ -31,4 +31,4 @@ granter churn 0 60 >/dev/null
 sleep ${RACE_SECONDS:-20}
 matches 'issues race faults' "$(granter churned stop)" 'rounds [1-9]* revoked [1-9]*'
 matches 'the grantee lives' "$(grantee touched stop)" 'touched [1-9]*'
-complete
+complete_scenario

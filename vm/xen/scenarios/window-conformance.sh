@@ -7,13 +7,13 @@
 
 . /vm/xen/window.sh
 
-# start_half NAME ROLE PEER: starts half of the cases in a guest.
+# start_half NAME ROLE PEER: starts one half of the cases in a guest.
 start_half() {
     local run="ringfence-bench internal conformance --windows --role $2 --peer $3 --patience $((30 * PATIENCE))"
     on $1 "rm -f /tmp/half.*; { $run >/tmp/half.log 2>&1; echo \$? >/tmp/half.status; } &"
 }
 
-# half_passes NAME: waits until it is done there; its status.
+# half_passes NAME: waits until that half has ended, and returns its status.
 half_passes() {
     ON_LIMIT=150 on $1 'wait_for 140 test -s /tmp/half.status; cat /tmp/half.log; exit $(cat /tmp/half.status)'
 }
@@ -39,4 +39,4 @@ is 'no window is left' "$(dump_windows | grep -c ' window .* to d')" 0
 for each in one two; do xl destroy $each; done
 check 'the guests leave no zombie' wait_for 30 sh -c '[ $(xl list | wc -l) = 2 ]'
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -11,7 +11,7 @@
 # is connected to a successor.
 DEATHS=${DEATHS:-2}
 
-# start_streams: streams both ways, which do not end before the death.
+# start_streams: starts streams both ways that last beyond the death, and waits until bytes arrive.
 start_streams() {
     local before
     on net 'killall traffic 2>/dev/null; start_receiver 6000; { traffic echo 7000 >/dev/null 2>&1 & }'
@@ -29,7 +29,8 @@ has_received() {
     [ $(received_bytes) -gt $1 ]
 }
 
-# check_death VICTIM SURVIVOR: 6 checks. A side with traffic through its windows is destroyed.
+# check_death VICTIM SURVIVOR: checks that one side can be destroyed while packets flow through its windows, and that
+# nothing of it is left.
 check_death() {
     local number free
     check "death $death: packets flow" start_streams
@@ -48,7 +49,8 @@ check_death() {
     note "death $death, $(uptime_now) s: $1; free memory $free MiB"
 }
 
-# check_new_pair: 8 checks. The guest gets a device of the new driver domain. That of the old one stays without a backend.
+# check_new_pair: checks that the guest gets a device of a new driver domain. The device of the old one stays without
+# a backend.
 check_new_pair() {
     create_driver_domain '[network]\nmode = "window"\n'
     on one 'kill $(cat /tmp/attach.pid); killall traffic; wait_for 10 sh -c "! test -e /sys/class/net/eth0"'
@@ -78,4 +80,4 @@ done
 for each in one net; do xl destroy $each 2>/dev/null; done
 check 'all domains are gone' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

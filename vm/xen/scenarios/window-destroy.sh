@@ -12,7 +12,7 @@
 # fifty of a release are --set CYCLES=50.
 CYCLES=${CYCLES:-4}
 
-# connect_window HANDLE: a window between the two, with load on it.
+# connect_window HANDLE: checks that the grantee registers the window, and starts load on it.
 connect_window() {
     matches "cycle $cycle: the grantee registers" "$(grantee dev-open; grantee dev-register $(domain_id one) $1 1024)" '*ok'
     granter churn $1 1000 >/dev/null
@@ -49,4 +49,4 @@ done
 for each in one two; do xl destroy $each 2>/dev/null; done
 check 'all domains are gone' wait_for 30 sh -c '[ $(xl list | wc -l) = 2 ]'
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -6,12 +6,12 @@
 
 . /vm/xen/window.sh
 
-# window_frame: the first frame of the only window.
+# window_frame: prints the first frame of the only window.
 window_frame() {
     dump_windows | sed -n 's/.*registered at gfn \(0x[0-9a-f]*\).*/\1/p'
 }
 
-# restart_agent NAME: kills the agent as a crash would and starts another.
+# restart_agent NAME: kills the agent as a crash would, and starts another.
 restart_agent() {
     on $1 'kill -9 $(pidof agent); rm -f /run/agent.*; { agent serve >/tmp/agent.log 2>&1 & }; wait_for 20 test -p /run/agent.out'
 }
@@ -76,4 +76,4 @@ matches 'the granter learns that' "$(granter dev-revoke 0 - 0 100)" 'ok 0 other 
 for each in one two; do xl destroy $each; done
 check 'the guests leave no zombie' wait_for 30 sh -c '[ $(xl list | wc -l) = 2 ]'
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -9,12 +9,12 @@
 
 ON_LIMIT=100
 
-# start_frontend STEP...: the disk's frontend in the guest, which takes these steps; its lines are in /tmp/disk.log.
+# start_frontend STEP...: starts the disk's frontend in the guest, which takes these steps. Its log is /tmp/disk.log.
 start_frontend() {
     on one "{ ringfence-bench internal disk-frontend --windows --queues 2 --mebibytes 4 $* >/tmp/disk.log 2>&1; echo \$? >/tmp/disk.status; } &"
 }
 
-# frontend_said LINE: the frontend has printed a line that begins so.
+# frontend_said LINE: waits until the frontend prints a line that begins so.
 frontend_said() {
     on one "wait_for 60 sh -c 'grep \"^$1\" /tmp/disk.log || test -e /tmp/disk.status'; grep '^$1' /tmp/disk.log"
 }
@@ -78,4 +78,4 @@ xl destroy one
 xl destroy net
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

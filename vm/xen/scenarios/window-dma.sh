@@ -10,7 +10,7 @@
 
 # The device edu belongs to the grantee, so its addresses are the grantee's frames. Dom0 writes its registers.
 
-# dma read|write REF: the device copies between its buffer and the page of a reference.
+# run_dma read|write REF: lets the device copy between its buffer and the page of a reference.
 run_dma() {
     agent dma $EDU/resource0 $1 $(((base + $2) * 4096)) | grep done
 }
@@ -59,4 +59,4 @@ for each in two one; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'no window is left' "$(dump_windows | grep -c ' window .* to d')" 0
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -25,4 +25,4 @@ matches 'the granter lives' "$(granter create 0 64)" '*status -2*'
 xl destroy one
 check 'all domains are gone, so the pages were released' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -22,12 +22,12 @@ bystander_content() {
     on three 'sha256sum </tmp/content' | tr -d '\r' | grep -o '^[0-9a-f]*'
 }
 
-# bystander_is_unharmed: the bystander has its content, and its kernel has nothing to complain of.
+# bystander_is_unharmed: succeeds if the bystander has its content, and its kernel logged no fault.
 bystander_is_unharmed() {
     [ "$(bystander_content)" = "$content" ] && ! on three "dmesg | grep -E 'BUG|WARNING|Oops|Call Trace|general protection'"
 }
 
-# calls_had_effect ANSWER: at least one call in twenty was more than a question, and was carried out.
+# calls_had_effect ANSWER: succeeds if at least one call in twenty was no query and was accepted.
 calls_had_effect() {
     echo "$1" | sed 's/[a-z:]//g' | awk '{ exit ($2 - $3) * 20 < $1 }'
 }
@@ -79,4 +79,4 @@ check 'no window is left' no_windows
 xl destroy three
 check 'all domains are gone' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

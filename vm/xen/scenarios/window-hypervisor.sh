@@ -158,4 +158,4 @@ check 'the granter is destroyed' xl destroy one
 check 'it leaves no zombie, so no page of it is kept' wait_for 20 domain_is_gone $granter_id
 is 'the memory is free again' "$(free_memory)" "$before"
 is 'no window is left' "$(dump_windows | grep -c ' window .* to d')" 0
-complete
+complete_scenario

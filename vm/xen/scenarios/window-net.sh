@@ -35,4 +35,4 @@ xl destroy one
 xl destroy net
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -12,7 +12,8 @@
 # (xen/tests/nic.c) has the card send to itself, from the page of one reference into that of another.
 REGISTERS=0xf0000
 
-# nic_sends FROM TO: what the driver says of a frame.
+# nic_sends FROM TO: lets the card send a frame from the page of one reference into that of another. Prints the
+# driver's report.
 nic_sends() {
     on two "nic $((REGISTERS * 4096)) $((base + $1)) $((base + $2))" | tr -d '\r' | grep .
 }
@@ -64,4 +65,4 @@ for each in two one; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'no window is left' "$(dump_windows | grep -c ' window .* to d')" 0
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

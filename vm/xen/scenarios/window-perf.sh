@@ -16,7 +16,8 @@ SIZE=${SIZE:-8}
 # there. An error of the emulator when a guest changes its processor is suspected.
 PINNED=yes
 
-# connect_guests MODE OPTION...: 3 checks. A new daemon with this mode serves both guests, whose frontends have these options.
+# connect_guests MODE OPTION...: checks that a new daemon with this mode serves both guests, whose frontends have
+# these options.
 connect_guests() {
     local mode=$1 each number=10
     shift
@@ -31,7 +32,7 @@ connect_guests() {
     done
 }
 
-# driver_domain_frames: those that went through its interfaces, either way.
+# driver_domain_frames: prints the number of frames that passed the driver domain's interfaces.
 driver_domain_frames() {
     on net 'cat /sys/class/net/vif*/statistics/[rt]x_packets' | awk '/^[0-9]/ { sum += $1 } END { print sum + 0 }'
 }
@@ -40,19 +41,20 @@ uptime_ms() {
     awk '{ printf "%d", $1 * 1000 }' /proc/uptime
 }
 
-# cpu_milliseconds NAME: processor time in ms.
+# cpu_milliseconds NAME: prints the processor time of a domain in ms.
 cpu_milliseconds() {
     awk "BEGIN { printf \"%d\", 1000 * $(cpu_seconds $1) }"
 }
 
-# driver_domain_ticks: time of the driver domain in user mode and in its kernel, in ticks of 10 ms, as the kernel has it. The hypervisor's
-# work on its behalf is in both; `vm_exits` counts how often there was some, and `modes_of` measures it for the machine.
+# driver_domain_ticks: prints the driver domain's time in user mode and in its kernel, in ticks of 10 ms, by its
+# kernel. The hypervisor's work for it is part of both; `vm_exits` counts the exits, and `modes_of` measures that work
+# for the machine.
 driver_domain_ticks() {
     on net 'head -n 1 /proc/stat' | tr -d '\r' | awk '/^cpu / { print $2 + $3, $4 + $7 + $8 }'
 }
 
-# window_uses: uses of the pages in both guests' windows so far, by `ringfence attach`: those that needed no grant operation, and
-# those for which a page was issued.
+# window_uses: prints the uses of window pages of both guests so far, by `ringfence attach`: those without a grant
+# operation, and those for which a page was issued.
 window_uses() {
     local each
     for each in one two; do
@@ -61,7 +63,8 @@ window_uses() {
         if ($i == "issued") issued += $(i + 1) } } END { print reused + 0, issued + 0 }'
 }
 
-# measure_stream EXPERIMENT SETUP FROM TO ADDRESS WAYS: 1 check, and a row. A packet between guests passes two interfaces.
+# measure_stream EXPERIMENT SETUP FROM TO ADDRESS WAYS: checks a stream, and writes a row of its cost. WAYS is the
+# number of interfaces that a packet passes.
 measure_stream() {
     local frames=$(driver_domain_frames) net=$(cpu_milliseconds net) one=$(cpu_milliseconds one) two=$(cpu_milliseconds two) ticks="$(driver_domain_ticks)" uses start counts
     uses="$(window_uses)"
@@ -80,7 +83,7 @@ measure_stream() {
     note "$1, $2: $frames packets, $counts, $start ms"
 }
 
-# measure_setup NAME MODE OPTION...: 6 checks.
+# measure_setup NAME MODE OPTION...: measures streams in each direction with this mode and these options.
 measure_setup() {
     local name=$1
     shift
@@ -105,4 +108,4 @@ check 'with windows no packet costs a grant operation of the driver domain' \
 is 'none of these' $(($(driver_domain_operations) - operations)) 0
 for each in one two net; do xl destroy $each; done
 is 'the memory is free again' "$(wait_for 30 only_dom0_is_left; free_memory)" "$before"
-complete
+complete_scenario

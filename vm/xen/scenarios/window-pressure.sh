@@ -11,14 +11,15 @@
 issued_at_most() { [ $(count_issued_pages) -le $1 ]; }
 issued_at_least() { [ $(count_issued_pages) -ge $1 ]; }
 
-# start_memory_pressure: a group of the guest is over its bound of memory and has nothing to give back, so its writer stalls.
+# start_memory_pressure: starts a writer in a group of the guest that is over its bound of memory and has nothing to
+# give back.
 start_memory_pressure() {
     on one 'mkdir -p /sys/fs/cgroup /tmp/fill; mount -t cgroup2 none /sys/fs/cgroup; mount -t tmpfs none /tmp/fill;
         echo +memory >/sys/fs/cgroup/cgroup.subtree_control && mkdir /sys/fs/cgroup/full && echo 1M >/sys/fs/cgroup/full/memory.high &&
         { sh -c "echo 0 >/sys/fs/cgroup/full/cgroup.procs; exec dd if=/dev/zero of=/tmp/fill/file bs=4k count=8192" >/dev/null 2>&1 & echo $! >/tmp/fill.pid; }'
 }
 
-# write_pool_row NAME: a row of the pool.
+# write_pool_row NAME: writes a row of the number of issued pages. Sets pages to it.
 write_pool_row() {
     pages=$(count_issued_pages)
     write_row redesigned memory-pressure $1 pool 1 pages=$pages
@@ -49,4 +50,4 @@ write_pool_row after
 for each in one net; do xl destroy $each; done
 check 'all domains are gone' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -52,4 +52,4 @@ for each in one net; do xl destroy $each; done
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 check 'no window is left' no_windows
 is 'the memory is free again after the traffic' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -13,4 +13,4 @@ check 'a grantee is created' create_window_guest two 'type="pvh"' || give_up 'wi
 matches 'the operations are there' "$(granter query)" 'rc 0 version 1 *'
 matches 'a window between guests is refused' "$(granter create $(domain_id two) 64)" '*status -8*'
 check 'the hypervisor has no window' no_windows
-complete
+complete_scenario

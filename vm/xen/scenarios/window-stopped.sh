@@ -7,7 +7,7 @@
 
 . /vm/xen/window.sh
 
-# program_has_ended NAME: the guest's program is gone.
+# program_has_ended NAME: waits until the guest's program does not exist any more.
 program_has_ended() {
     on one "wait_for 20 test ! -e /proc/\$(cat /tmp/$1.pid)"
 }
@@ -63,4 +63,4 @@ xl destroy one
 xl destroy net
 check 'the domains leave no zombie' wait_for 30 only_dom0_is_left
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario

@@ -31,4 +31,4 @@ check 'it leaves no zombie: teardown has no budget' wait_for 20 domain_is_gone $
 check 'the granter is destroyed' xl destroy one
 check 'it leaves no zombie' wait_for 20 domain_is_gone $granter_id
 is 'the memory is free again' "$(free_memory)" "$before"
-complete
+complete_scenario
