@@ -81,4 +81,4 @@ check 'a package whose file is called pasta keeps it' sh -c '
     dpkg --install /packages/ringfence_*.deb && grep other /usr/bin/pasta && rm /usr/bin/pasta'
 check 'everything is removed' dpkg --purge ringfence ringfence-netfront-dkms ringfence-window-dkms
 is 'nothing is left' "$(left)" ''
-complete
+complete_scenario

@@ -87,18 +87,21 @@ create_wire() {
 # run_csum_tests: runs the cases of hw/csum.py, whose version in Linux 6.12 imports a name that its library does not
 # have.
 run_csum_tests() {
-    local version bad local remote wired
+    local version bad ours remote wired
     # fq_codel drops packets that an emulated computer takes too long to send.
     on one "chroot $ROOT /usr/sbin/tc qdisc replace dev eth0 root pfifo limit 1000"
     for version in 4 6; do
-        [ $version = 4 ] && { local=10.77.0.11 remote=$ADDRESS wired=$WIRED; } || { local=fd77::11 remote=$ADDRESS6 wired=$WIRED6; }
+        case $version in
+            4) ours=10.77.0.11 remote=$ADDRESS wired=$WIRED ;;
+            6) ours=fd77::11 remote=$ADDRESS6 wired=$WIRED6 ;;
+        esac
         for bad in '' '-E'; do
-            run_csum_case "ipv${version}_rx_tcp${bad:+_invalid}" one eth0 dom0 xenbr0 "-$version -S $remote -D $local -r 1 -t $bad"
-            run_csum_case "ipv${version}_rx_udp${bad:+_invalid}" one eth0 dom0 xenbr0 "-$version -S $remote -D $local -r 1 $bad"
+            run_csum_case "ipv${version}_rx_tcp${bad:+_invalid}" one eth0 dom0 xenbr0 "-$version -S $remote -D $ours -r 1 -t $bad"
+            run_csum_case "ipv${version}_rx_udp${bad:+_invalid}" one eth0 dom0 xenbr0 "-$version -S $remote -D $ours -r 1 $bad"
         done
         IN=$WIRE
-        run_csum_case ipv${version}_tx_udp_csum_offload dom0 wire1 one eth0 "-$version -S $local -D $wired -U -r 1"
-        run_csum_case ipv${version}_tx_udp_zero_checksum dom0 wire1 one eth0 "-$version -S $local -D $wired -U -Z"
+        run_csum_case ipv${version}_tx_udp_csum_offload dom0 wire1 one eth0 "-$version -S $ours -D $wired -U -r 1"
+        run_csum_case ipv${version}_tx_udp_zero_checksum dom0 wire1 one eth0 "-$version -S $ours -D $wired -U -Z"
         IN=
     done
 }
