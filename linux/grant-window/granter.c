@@ -14,7 +14,7 @@
 
 #define CHUNK GRANT_WINDOW_BATCH
 
-/* How long a revoke waits for the hypervisor's flush rate. */
+/* Time limit of a revoke that waits for the hypervisor's flush rate. */
 #define THROTTLED_MS 2000
 
 long granter_create(struct window *w, void __user *arg)

@@ -95,7 +95,7 @@ static unsigned int rfn_window_revoke_batch(struct rfn_window *w, const u16 *ids
 				.handle = w->handle,
 				.ref = RFN_WINDOW_FIRST + ids[i],
 				.flags = force ? GNTWIN_force : 0,
-				/* What a failed call does not reach is still issued. */
+				/* Entries after the failed one are still issued. */
 				.status = GNTST_general_error,
 			};
 	w->busy = 0;
