@@ -14,7 +14,7 @@ pub struct IpPrefix {
 }
 
 impl IpPrefix {
-    /// Makes a prefix.
+    /// Creates the prefix of this length that contains `ip`.
     pub fn new(ip: impl Into<IpAddr>, len: u8) -> IpPrefix {
         IpPrefix { ip: ip.into(), len }
     }
