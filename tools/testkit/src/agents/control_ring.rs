@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use ringfence_memory::PAGE_SIZE;
+use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};
-use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
+use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform, PlatformChoice};
 use ringfence_ring::{FrontRing, NETIF_CTRL, NETIF_RX, NETIF_TX, RingPages};
 use ringfence_wire::netif::ctrl::{
     CtrlMessage, CtrlRequest, CtrlResponse, CtrlStatus, CtrlType, GREF_LIST_MAX, GrefEntry,
@@ -26,7 +27,6 @@ use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
 use ringfence::attach::claim;
-use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_hostnet::causes::causes;
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sys::poll::wait_any;
@@ -53,7 +53,7 @@ pub struct ControlRingArgs {
     pub hold: Option<PathBuf>,
 
     /// `xen`, or `local:SOCKET` for domains of a hub
-    #[arg(long, default_value = "xen", value_parser = parse_platform)]
+    #[arg(long, default_value = "xen", value_parser = PlatformChoice::parse)]
     pub platform: PlatformChoice,
 }
 
@@ -63,7 +63,7 @@ pub fn main(args: &ControlRingArgs) -> u8 {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(anyhow::Error::from)
             .and_then(|platform| ask_all(&platform, args)),
-        PlatformChoice::Local(socket) => join_hub(socket)
+        PlatformChoice::Local(socket) => LocalPlatform::join(socket)
             .map_err(anyhow::Error::from)
             .and_then(|platform| ask_all(&platform, args)),
     };
