@@ -506,7 +506,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // switch/src/dataplane/handle.rs: a command is queued for a worker
-    // switch/src/dataplane/relay.rs: another worker is woken
+    // switch/src/dataplane/handoff.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device

@@ -11,7 +11,7 @@ use anyhow::Context;
 use ringfence_platform::{Access, Granter, Platform};
 use ringfence_wire::netif::{TxFlags, TxRequest};
 use ringfence_wire::xenbus::STATE;
-use ringfence_wire::xenstore::{HEADER_LEN, Path, Request};
+use ringfence_wire::xenstore::{HEADER_LEN, Path, StoreRequest};
 
 use super::adversary::{SINK_MAC, UNGRANTED, VifAdversary};
 use super::behaviour::Behaviour;
@@ -244,7 +244,7 @@ fn state_flood<P: Platform>(
             6 => b"99999999999999999999",
             _ => b"connected, I promise",
         };
-        Request::Write { path, value }.emit(1, 0, &mut requests)?;
+        StoreRequest::Write { path, value }.emit(1, 0, &mut requests)?;
         if adversary.one_message_a_write {
             stream.write_all(&requests)?;
             requests.clear();

@@ -1,4 +1,4 @@
-//! Relay: hands frames from one worker of a dataplane to another.
+//! Handoff: passes frames from one worker of a dataplane to another.
 //!
 //! # Theory of operation
 //!
@@ -153,8 +153,8 @@ pub(super) struct Inbound {
     pub(super) account: TimeAccount,
 }
 
-/// Relay of one worker: its connection to the other workers.
-pub(super) struct Relay {
+/// Connection of one worker to the other workers.
+pub(super) struct PeerWorkers {
     index: usize,
     mailboxes: Arc<[WorkerMailbox]>,
     /// Ports of all workers, by port index.
@@ -177,12 +177,12 @@ enum Receiver {
     ByFlow,
 }
 
-impl Relay {
-    /// Creates the relay of worker `index`.
-    pub(super) fn new(index: usize, mailboxes: &Arc<[WorkerMailbox]>) -> Relay {
+impl PeerWorkers {
+    /// Creates the connection of worker `index`.
+    pub(super) fn new(index: usize, mailboxes: &Arc<[WorkerMailbox]>) -> PeerWorkers {
         let outbound =
             || Outbound { free: Vec::new(), allocated: 0, open: None, copies: Vec::new() };
-        Relay {
+        PeerWorkers {
             index,
             mailboxes: Arc::clone(mailboxes),
             registered: Vec::new(),
@@ -318,7 +318,7 @@ impl Relay {
         let len = view.len();
         if self.outbound[worker].copies.get(at).is_none_or(|copy| *copy == NOT_COPIED) {
             if !self.open_batch(worker, len) {
-                return self.counters.dropped(DropReason::RelayFull);
+                return self.counters.dropped(DropReason::HandoffFull);
             }
             let outbound = &mut self.outbound[worker];
             let Some(open) = &mut outbound.open else { return };
@@ -326,7 +326,7 @@ impl Relay {
                 view.copy_to(open.batch.scratch_mut(offset..offset + len).ok()?);
                 open.batch.push_contiguous(offset, len, view.meta()).ok()
             });
-            let Some(copy) = copied else { return self.counters.dropped(DropReason::RelayFull) };
+            let Some(copy) = copied else { return self.counters.dropped(DropReason::HandoffFull) };
             if outbound.copies.len() <= at {
                 outbound.copies.resize(at + 1, NOT_COPIED);
             }
@@ -453,7 +453,7 @@ impl Relay {
         !due
     }
 
-    /// Clears the mark of [`Relay::prepare_sleep`] after the sleep.
+    /// Clears the mark of [`PeerWorkers::prepare_sleep`] after the sleep.
     pub(super) fn end_sleep(&self) {
         self.mailboxes[self.index].lock().asleep = false;
     }
