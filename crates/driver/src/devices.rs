@@ -265,16 +265,12 @@ impl Devices {
             }
             self.known.insert(device);
             for path in served.watch_paths(&device) {
-                or_log(store.watch(&path, &name), "cannot be watched", self.budget(&device))?;
+                or_log(store.watch(&path, &name), "cannot be watched", self.log(&device))?;
             }
         }
         let look = served.look(&device, store);
         let mut remains = false;
-        match or_log(
-            look,
-            "could not be looked at; it is tried again in 2 s",
-            self.budget(&device),
-        )? {
+        match or_log(look, "could not be looked at; it is tried again in 2 s", self.log(&device))? {
             Some(Look::Over) => remains = there,
             // A device whose directory is gone is over, even if nothing could be done for it.
             _ if !there => {}
@@ -293,14 +289,15 @@ impl Devices {
             self.over.insert(device);
         }
         for path in served.watch_paths(&device) {
-            or_log(store.unwatch(&path, &name), "is still watched", self.budget(&device))?;
+            or_log(store.unwatch(&path, &name), "is still watched", self.log(&device))?;
         }
         self.lines.remove(&device);
         Ok(())
     }
 
-    fn budget(&mut self, device: &DeviceId) -> (DeviceId, &mut LineBudget) {
-        (*device, self.lines.entry(*device).or_insert_with(LineBudget::new))
+    fn log(&mut self, device: &DeviceId) -> DeviceLog<'_> {
+        let lines = self.lines.entry(*device).or_insert_with(LineBudget::new);
+        DeviceLog { device: *device, lines }
     }
 }
 
@@ -322,18 +319,24 @@ fn state_of(store: &mut StoreClient, device: &DeviceId) -> Result<Option<XenbusS
     }
 }
 
+/// Log lines about one device that failed.
+struct DeviceLog<'a> {
+    device: DeviceId,
+    lines: &'a mut LineBudget,
+}
+
 /// Returns the result, or logs the error and returns `None` if only this device is affected.
 fn or_log<T>(
     outcome: Result<T, StoreError>,
     what: &'static str,
-    (device, lines): (DeviceId, &mut LineBudget),
+    log: DeviceLog<'_>,
 ) -> Result<Option<T>, StoreError> {
     match outcome {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.breaks() => Err(error),
         Err(error) => {
-            if let Some(unlogged) = lines.take() {
-                tracing::warn!(name = %device_name(&device), %error, unlogged, "{what}");
+            if let Some(unlogged) = log.lines.take() {
+                tracing::warn!(name = %device_name(&log.device), %error, unlogged, "{what}");
             }
             Ok(None)
         }

@@ -9,7 +9,7 @@ use ringfence_xenstore::{StoreClient, StoreError};
 
 use crate::devices::Look;
 use crate::domain::{Backends, DriverDomain, Readiness, look_of};
-use crate::vbds::Vbd;
+use crate::vbds::{RingCounters, Vbd};
 
 impl<P: Platform, D: DriverDomain> Backends<P, D> {
     /// Serves a vbd once.
@@ -46,7 +46,10 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
             let served = vbd.backend.served().into_iter();
             vbd.rings = served
                 .flat_map(|served| served.counters())
-                .map(|(queue, kept)| (Arc::clone(queue), Arc::clone(kept)))
+                .map(|(queue, persistent)| RingCounters {
+                    queue: Arc::clone(queue),
+                    persistent: Arc::clone(persistent),
+                })
                 .collect();
             self.domain.vbd_changed(device, vbd);
         }

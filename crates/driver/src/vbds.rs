@@ -25,8 +25,11 @@ use ringfence_wire::xenbus::DeviceId;
 /// Maximum number of disks in teardown at a time. A teardown lasts until its storage has completed all requests.
 const TEARDOWNS_MAX: usize = 256;
 
-/// Counters of one ring.
-pub(crate) type RingCounters = (Arc<QueueCounters>, Arc<PersistentCounters>);
+/// Counters of one ring, which its thread updates.
+pub(crate) struct RingCounters {
+    pub(crate) queue: Arc<QueueCounters>,
+    pub(crate) persistent: Arc<PersistentCounters>,
+}
 
 /// One vbd: its handshake, the counters of its rings, and the domain's own part.
 pub(crate) struct Vbd<S> {
@@ -96,9 +99,9 @@ impl<S> Vbds<S> {
 }
 
 /// Returns the counters of a ring by name.
-pub(crate) fn ring_counts((queue, kept): &RingCounters) -> Vec<(&'static str, u64)> {
-    let mut all = queue.named();
-    all.extend(named_persistent(kept));
+pub(crate) fn ring_counts(ring: &RingCounters) -> Vec<(&'static str, u64)> {
+    let mut all = ring.queue.named();
+    all.extend(named_persistent(&ring.persistent));
     all
 }
 
