@@ -19,7 +19,7 @@ use ringfence_sandbox::channel::{Channel, expect_fds};
 
 /// Time limit for an answer of the driver domain.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Backlog of the listening socket.
+/// Connections that may wait for `accept`.
 const BACKLOG: i32 = 64;
 
 fn socket() -> io::Result<OwnedFd> {
