@@ -31,8 +31,8 @@ use crate::launch::report::Loudness;
 use crate::launch::{
     Link, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
 };
-use crate::serve::ServeArgs;
-use crate::serve::show::StatusArgs;
+use crate::status::StatusArgs;
+use ringfence_driver::xen::args::ServeArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::interface::parse_interface;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ringfence::serve::status::VifStatus;
+use ringfence_driver::xen::status::VifStatus;
 use ringfence_frame::Batch;
 use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;

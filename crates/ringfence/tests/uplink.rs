@@ -7,7 +7,7 @@ mod support;
 
 use std::time::Duration;
 
-use ringfence::driver::addresses::AddressPlan;
+use ringfence_driver::switch::addresses::AddressPlan;
 use ringfence_hostnet::address::Address;
 use support::needs::Need;
 use support::world::{

@@ -4,10 +4,10 @@
 
 use clap::Args;
 use ringfence::attach::claim;
-use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_hostnet::causes::causes;
-use ringfence_platform::Platform;
+use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_platform::{Platform, PlatformChoice};
 use ringfence_sandbox::STATUS_FAILED;
 use ringfence_testkit::agents::conformance::{self, ConformanceArgs};
 use ringfence_testkit::agents::control_ring::{self, ControlRingArgs, ControlRingTarget};
@@ -27,7 +27,7 @@ pub struct ControlRingCommand {
     pub agent: ControlRingArgs,
 
     /// `xen`, or `local:SOCKET` for domains of a hub
-    #[arg(long, default_value = "xen", value_parser = parse_platform)]
+    #[arg(long, default_value = "xen", value_parser = PlatformChoice::parse)]
     pub platform: PlatformChoice,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn control_ring(command: &ControlRingCommand) -> u8 {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(anyhow::Error::from)
             .and_then(|platform| claim_and_ask(&platform, command)),
-        PlatformChoice::Local(socket) => join_hub(socket)
+        PlatformChoice::Local(socket) => LocalPlatform::join(socket)
             .map_err(anyhow::Error::from)
             .and_then(|platform| claim_and_ask(&platform, command)),
     };

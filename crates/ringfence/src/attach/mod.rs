@@ -26,15 +26,15 @@ use ringfence_net::features::OffloadKeys;
 use ringfence_net::netfront::WindowSizes;
 use ringfence_net::staging::TxStaging;
 use ringfence_net::vif::frontend::{FrontendError, VifFrontend};
-use ringfence_platform::Platform;
+use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};
+use ringfence_platform::{Platform, PlatformChoice};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
-use crate::serve::{PlatformChoice, join_hub, parse_platform};
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_driver::workers::worker_count;
 use ringfence_frontend::link::{Link, LinkError, LinkEvent};
@@ -115,7 +115,7 @@ pub struct AttachArgs {
     pub verbose: bool,
 
     /// `xen`, or `local:SOCKET` for domains of a hub
-    #[arg(long, default_value = "xen", value_parser = parse_platform, hide = true)]
+    #[arg(long, default_value = "xen", value_parser = PlatformChoice::parse, hide = true)]
     pub platform: PlatformChoice,
 }
 
@@ -154,14 +154,14 @@ pub fn main(args: &AttachArgs) -> u8 {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(|error| LinkError::from(error).into())
             .and_then(|platform| attach(platform, args)),
-        PlatformChoice::Local(socket) => {
-            join_hub(socket).map_err(|error| LinkError::from(error).into()).and_then(|platform| {
+        PlatformChoice::Local(socket) => LocalPlatform::join(socket)
+            .map_err(|error| LinkError::from(error).into())
+            .and_then(|platform| {
                 attach(
                     platform.with_arena(ringfence_frontend::process::arena(args.queues, 0)),
                     args,
                 )
-            })
-        }
+            }),
     };
     match attached {
         Ok(()) => 0,

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use ringfence_driver::switch::process::serve_unconfined;
 use ringfence_driver::switchboard::DriverConfig;
 use ringfence_hostnet::causes::causes;
 use ringfence_sandbox::channel::{Channel, ChannelError};
@@ -23,7 +24,7 @@ pub(super) fn serve(
     let tally = Arc::new(Tally::default());
     let config = DriverConfig { switch: "bench".to_owned(), verbose: false };
     let size = setup.size;
-    ringfence::driver::serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
+    serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
         let policy = PortPolicy { mac: Some(SINK_MAC), ..PortPolicy::default() };
         dataplane
             .add_port(Box::new(SinkPort::new(size, &tally)), policy, "sink")
