@@ -6,7 +6,7 @@
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
 //! * [`commands`]: `ringfence ps`, `exec`, `logs`, `stop` and `port`.
 //! * [`ringfence_driver::xen`]: `ringfence serve`; [`status`]: `ringfence status`.
-//! * [`attach`]: `ringfence attach`.
+//! * [`ringfence_frontend::attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
 //! * [`ringfence_pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
@@ -22,7 +22,6 @@
 //!
 //! * [`disk`]: options about disks.
 
-pub mod attach;
 pub mod cli;
 pub mod commands;
 pub mod demo;
@@ -52,7 +51,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Demo => demo::main(),
         Command::Serve(args) => ringfence_driver::xen::process::main(&args),
         Command::Status(args) => status::main(&args),
-        Command::Attach(args) => attach::main(&args),
+        Command::Attach(args) => ringfence_frontend::attach::main(&args),
         Command::Hub(args) => hub::main(&args),
         Command::Policy { command } => match commands::policy::run(&command) {
             Ok((text, status)) => print(text.as_bytes()).max(status),

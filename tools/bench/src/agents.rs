@@ -3,7 +3,7 @@
 //! The agents are in `testkit`. This module selects the platform and the device, and prints the errors.
 
 use clap::Args;
-use ringfence::attach::claim;
+use ringfence_frontend::attach::claim;
 use ringfence_hostnet::causes::causes;
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::xen::{Side, XenPlatform};

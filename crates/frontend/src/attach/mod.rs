@@ -35,11 +35,11 @@ use rustix::process::Signal;
 use rustix::thread::CapabilitySet;
 
 use self::claim::{ClaimError, Claimed};
+use crate::link::{Link, LinkError, LinkEvent};
+use crate::options::staging_parser;
+use crate::pressure::PressureMonitor;
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_driver::workers::worker_count;
-use ringfence_frontend::link::{Link, LinkError, LinkEvent};
-use ringfence_frontend::options::staging_parser;
-use ringfence_frontend::pressure::PressureMonitor;
 use ringfence_hostnet::interface::parse_interface;
 use ringfence_hostnet::log::LineBudget;
 use ringfence_hostnet::netlink::{LinkChange, Netlink};
@@ -154,14 +154,11 @@ pub fn main(args: &AttachArgs) -> u8 {
         PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
             .map_err(|error| LinkError::from(error).into())
             .and_then(|platform| attach(platform, args)),
-        PlatformChoice::Local(socket) => LocalPlatform::join(socket)
-            .map_err(|error| LinkError::from(error).into())
-            .and_then(|platform| {
-                attach(
-                    platform.with_arena(ringfence_frontend::process::arena(args.queues, 0)),
-                    args,
-                )
-            }),
+        PlatformChoice::Local(socket) => {
+            LocalPlatform::join(socket).map_err(|error| LinkError::from(error).into()).and_then(
+                |platform| attach(platform.with_arena(crate::process::arena(args.queues, 0)), args),
+            )
+        }
     };
     match attached {
         Ok(()) => 0,
