@@ -88,7 +88,7 @@ enum Soak {
     ///
     /// Kills the frontend, the driver domain, or both, at random times, in each mode. Every flushed write
     /// must be on the disk, no sector may be torn, and a kernel file system must hold the synchronised
-    /// data. The test is part of crates/ringfence (`disk_killed`), which otherwise kills less often.
+    /// data. The test is part of crates/ringfence (`disks`), which otherwise kills less often.
     Disk {
         /// Number of kills
         #[arg(long, default_value_t = 200)]
