@@ -1,10 +1,10 @@
 //! Egress policies under attack by the command: tunnels in names, lies of a name server, forms of addresses, changes of
 //! its own policy and addresses, and their totals in `ringfence ps`.
 
-use crate::{net, require};
 use crate::support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
 use crate::support::needs::Need;
 use crate::support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, World};
+use crate::{net, require};
 
 const IODINE: Need = Need::Program("iodine", "iodine");
 const IODINED: Need = Need::Program("iodined", "iodine");

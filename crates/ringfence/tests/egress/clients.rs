@@ -1,11 +1,11 @@
 //! Egress policies with clients of several languages and protocols: an allowed name works, and a denied one fails by a
 //! refusal that the client reports, not by a time limit.
 
-use crate::{net, require};
 use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, THIRD_V4};
 use crate::support::needs::{Need, skip_what_is_not_installed};
 use crate::support::world::FAR_V4;
 use crate::support::write_noise;
+use crate::{net, require};
 
 const WGET: Need = Need::Program("wget", "wget");
 const NODE: Need = Need::Program("node", "nodejs");

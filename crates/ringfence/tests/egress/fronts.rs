@@ -1,11 +1,11 @@
 //! Egress policies of `ringfence pasta` and `ringfence passt`: a container's namespace, a command and a virtual machine
 //! reach the names of a policy file and nothing else, and their verdicts are recorded.
 
-use crate::{net, require};
 use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, OTHER_V4};
 use crate::support::needs::Need;
 use crate::support::world::FAR_V4;
 use crate::support::{MOMENT, eventually};
+use crate::{net, require};
 
 /// Name server's address in Podman's containers.
 const DNS_FORWARD: &str = "169.254.1.1";

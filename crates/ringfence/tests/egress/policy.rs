@@ -1,10 +1,10 @@
 //! Egress policies end to end: programs and adversaries in a guest, a DNS server and shared addresses outside.
 
-use crate::{net, require};
 use crate::support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
 use crate::support::needs::Need;
 use crate::support::world::{FAR_V4, OUTSIDE_V4};
 use crate::support::{Lab, eventually};
+use crate::{net, require};
 
 const WGET: Need = Need::Program("wget", "wget");
 const GIT: Need = Need::Program("git", "git");
