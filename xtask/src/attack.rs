@@ -1,6 +1,6 @@
 //! `cargo xtask attack`: the attack suite, as root and as an ordinary user, and the random attack.
 //!
-//! The suite is every test program `attack_*` of `crates/ringfence/tests`, found by name. Under root each
+//! The suite is every test program `attack*` of `crates/ringfence/tests`, found by name. Under root each
 //! program runs twice: as root, and as an ordinary user with its own runtime directory. The programs are
 //! built once and copied to a directory that the ordinary user may read.
 
@@ -12,13 +12,16 @@ use clap::{Args, Subcommand};
 use taskkit::exec::{Cmd, TestRun};
 use taskkit::tools;
 
-use crate::packages::integration_tests;
+use crate::built::{self, PROFILE, Program};
+use crate::packages::{PRODUCT, integration_tests};
+use crate::steps::{Ended, test_outcome};
 
 /// User id and group id of the ordinary user: `nobody` on most systems, which owns no files.
 const ORDINARY: u32 = 65534;
-/// Prefix of the names of the suite's test programs.
-const PREFIX: &str = "attack_";
-const CRATE: &str = "crates/ringfence";
+/// Name of the suite's largest test program, and start of the names of the others.
+const PREFIX: &str = "attack";
+/// Arguments of the suite's programs: the long tests run, too.
+const ARGUMENTS: [&str; 2] = ["--show-output", "--include-ignored"];
 /// Test program of the random attack.
 const RANDOM: &str = "attack_random";
 
@@ -82,106 +85,85 @@ pub(crate) fn run(args: &AttackArgs, root: &Path) -> anyhow::Result<bool> {
     }
 }
 
+/// Returns `true` if an integration test is a program of the suite.
+pub(crate) fn is_of_suite(target: &str) -> bool {
+    target.starts_with(PREFIX)
+}
+
 fn suite(root: &Path, only: &str) -> anyhow::Result<bool> {
     let programs = build(root, only)?;
     let is_root = rustix::process::geteuid().is_root();
     if let Some(message) = tools::open_tun(is_root) {
         println!("{message}");
     }
-    if is_root && let Some(why) = inaccessible(&programs) {
+    if is_root && let Some(why) = programs.first().and_then(inaccessible) {
         anyhow::bail!("{why}");
     }
     let mut success = true;
-    for (name, program) in programs {
-        let own = test_program(&program).run_tests(&root.join(CRATE));
+    for program in &programs {
+        let own = Cmd::new(&program.file).args(ARGUMENTS).run_tests(&program.folder);
         if is_root {
-            success &= report("root", &name, &own?);
-            success &= report("an ordinary user", &name, &run_ordinary(&name, &program)?);
+            success &= report("root", &program.target, &own?);
+            success &= report("an ordinary user", &program.target, &run_ordinary(program)?);
         } else {
-            println!("SKIPPED: {name} as root: only root can do that");
-            success &= report("an ordinary user", &name, &own?);
+            println!("SKIPPED: {} as root: only root can do that", program.target);
+            success &= report("an ordinary user", &program.target, &own?);
         }
     }
     Ok(success)
 }
 
-/// Runs the suite as an ordinary user. The caller is root, and has run it as root, so tests that need root do not
-/// count.
-pub(crate) fn run_as_ordinary_user(root: &Path) -> anyhow::Result<TestRun> {
-    let programs = build(root, "")?;
-    let mut all = TestRun { success: true, ..TestRun::default() };
-    if let Some(why) = inaccessible(&programs) {
-        all.skipped.push(("the attack suite as an ordinary user".to_owned(), why));
-        return Ok(all);
+/// Runs a program of the suite as an ordinary user. The caller is root, and has run it as root, so tests that need root do
+/// not count.
+pub(crate) fn run_as_ordinary_user(program: &Program) -> anyhow::Result<Ended> {
+    if let Some(why) = inaccessible(program) {
+        return Ok(crate::report::Outcome::Skipped(why).into());
     }
-    for (name, program) in programs {
-        let mut run = run_ordinary(&name, &program)?;
-        run.success &= report("an ordinary user", &name, &run);
-        run.passed = run.ran().saturating_sub(run.failed);
-        run.skipped.clear();
-        all.add(run);
-    }
-    Ok(all)
+    let mut run = run_ordinary(program)?;
+    run.passed = run.ran().saturating_sub(run.failed);
+    run.skipped.clear();
+    Ok(test_outcome(run))
 }
 
-/// Builds the suite's test programs. Returns their names and files.
-fn build(root: &Path, only: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let mut names = integration_tests(&root.join(CRATE))?;
-    names.retain(|name| {
-        name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.contains(only))
-    });
-    anyhow::ensure!(!names.is_empty(), "{CRATE}/tests has no test program {PREFIX}*{only}*");
-    let mut build = Cmd::cargo().args(["test", "--release", "--no-run", "--package", "ringfence"]);
+/// Builds the suite's test programs, as the step `build` does. `only` is a part of a program's name.
+fn build(root: &Path, only: &str) -> anyhow::Result<Vec<Program>> {
+    let mut names = integration_tests(&root.join(PRODUCT))?;
+    names.retain(|name| name.to_str().is_some_and(|name| is_of_suite(name) && name.contains(only)));
+    anyhow::ensure!(!names.is_empty(), "{PRODUCT}/tests has no test program {PREFIX}*{only}*");
+    let mut build = Cmd::cargo().args(["test", "--profile", PROFILE, "--workspace", "--no-run"]);
     build = build.args(["--message-format=json-render-diagnostics"]);
     for name in &names {
         build = build.args(["--test".into(), name.clone()]);
     }
-    println!("building {} test programs of the attack suite", names.len());
-    executables(&build.output(root)?.map_err(anyhow::Error::msg)?)
+    let messages = build.captured(root)?.context("the attack suite does not build")?;
+    let mut programs = built::programs(&messages)?;
+    programs.retain(|p| p.kind == built::Kind::Integration && is_of_suite(&p.target));
+    anyhow::ensure!(!programs.is_empty(), "cargo built no test program");
+    Ok(programs)
 }
 
-/// Returns the reason for which the ordinary user cannot run these programs, if there is one.
-fn inaccessible(programs: &[(String, PathBuf)]) -> Option<String> {
-    let (_, program) = programs.first()?;
+/// Returns the reason for which the ordinary user cannot run a program, if there is one.
+fn inaccessible(program: &Program) -> Option<String> {
     // The tests start the `ringfence` that was built in the same directory.
-    let access = as_ordinary_user().args(["test", "-x"]).args([program]);
+    let access = as_ordinary_user().args(["test", "-x"]).args([&program.file]);
     (!access.probe()).then(|| {
         format!(
             "user {ORDINARY} cannot access {}: use a checkout below directories that all users may enter",
-            program.display()
+            program.file.display()
         )
     })
 }
 
 /// Runs a test program as the ordinary user.
-fn run_ordinary(name: &str, program: &Path) -> anyhow::Result<TestRun> {
-    let directory = UserDirectory::new(name)?;
-    Ok(directory.ordinary(program)?.run_tests(&directory.0)?)
+fn run_ordinary(program: &Program) -> anyhow::Result<TestRun> {
+    let directory = UserDirectory::new(&program.target)?;
+    Ok(directory.ordinary(&program.file)?.run_tests(&directory.0)?)
 }
 
 /// Returns the start of a command line that runs as the ordinary user, without groups and capabilities.
 fn as_ordinary_user() -> Cmd {
     let user = [format!("--reuid={ORDINARY}"), format!("--regid={ORDINARY}")];
     Cmd::new("setpriv").args(user).args(["--clear-groups", "--inh-caps=-all"])
-}
-
-fn test_program(program: &Path) -> Cmd {
-    Cmd::new(program).args(["--show-output"])
-}
-
-/// Returns name and file of the test programs in cargo's messages.
-fn executables(messages: &str) -> anyhow::Result<Vec<(String, PathBuf)>> {
-    let mut found = Vec::new();
-    for line in messages.lines() {
-        let message: serde_json::Value = serde_json::from_str(line).context("cargo's messages")?;
-        let name = message.pointer("/target/name").and_then(serde_json::Value::as_str);
-        let file = message.get("executable").and_then(serde_json::Value::as_str);
-        if let (Some(name), Some(file)) = (name.filter(|n| n.starts_with(PREFIX)), file) {
-            found.push((name.to_owned(), PathBuf::from(file)));
-        }
-    }
-    anyhow::ensure!(!found.is_empty(), "cargo built no test program");
-    Ok(found)
 }
 
 /// Prints the outcome of one test program. Returns `false` if a test failed or none ran.
@@ -224,7 +206,7 @@ impl UserDirectory {
         chown(&session, Some(ORDINARY), Some(ORDINARY))?;
         Ok(as_ordinary_user()
             .args([copy])
-            .args(["--show-output"])
+            .args(ARGUMENTS)
             // The user may not enter root's own directories.
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", self.0.as_os_str())
@@ -244,17 +226,6 @@ impl Drop for UserDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn executables_of_cargo_messages_are_test_programs_of_the_suite() {
-        let messages = "{\"reason\":\"build-script-executed\"}\n\
-            {\"target\":{\"name\":\"ringfence\"},\"executable\":\"/t/ringfence\"}\n\
-            {\"target\":{\"name\":\"attack_x\"},\"executable\":\"/t/attack_x-1\"}\n\
-            {\"target\":{\"name\":\"attack_y\"},\"executable\":null}\n";
-        let expected = [("attack_x".to_owned(), PathBuf::from("/t/attack_x-1"))];
-        assert_eq!(executables(messages).unwrap(), expected);
-        assert!(executables("").is_err());
-    }
 
     #[test]
     fn report_of_a_run_without_tests_is_a_failure() {

@@ -1,8 +1,9 @@
 #![forbid(unsafe_code)]
 //! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
 //!
-//! * `test`: a table of steps ([`steps`]). It uses the installer of the required programs ([`taskkit::tools`]), the
-//!   runner of commands ([`taskkit::exec`]) and the report at the end ([`report`]).
+//! * `test`: a table of steps ([`steps`]) in a default set and a long set ([`run`]). It uses the installer of the
+//!   required programs ([`taskkit::tools`]), one build of all test programs ([`built`]), their runner ([`programs`]), the
+//!   marks of long tests ([`marks`]), the report at the end ([`report`]) and the record of the long set ([`record`]).
 //! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
@@ -11,11 +12,16 @@
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
+mod built;
 mod clients;
+mod marks;
 mod mutate;
 mod package;
 mod packages;
+mod programs;
+mod record;
 mod report;
+mod run;
 mod soak;
 mod steps;
 mod tidy;
@@ -24,8 +30,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::builder::PossibleValuesParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
 #[command(
@@ -40,13 +45,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run every check and test; CI runs only this
+    /// Run the checks and tests of the default set; CI runs only this
     ///
     /// First installs the programs that the tests need, as far as it may: Debian packages under root, Rust
-    /// components and cargo-deny under any user. Otherwise it prints the missing programs and the
-    /// commands that install them, and reports steps that cannot run as SKIPPED. Every step runs, even after a failed one. The exit status
-    /// is 0 if no step failed.
-    Test(TestArgs),
+    /// components under any user, and with --long cargo-deny, which is built from source. Otherwise it prints the
+    /// missing programs and the commands that install them, and reports what cannot run as SKIPPED. Every step
+    /// runs, even after a failed one. The exit status is 1 if a step failed, and 0 otherwise; with --no-skips it is 2
+    /// if something was skipped.
+    Test(run::TestArgs),
     /// Check the sources against the project's rules (exceptions: xtask/tidy.toml)
     Tidy,
     /// Write the sandboxes' list of system calls from the `#syscall` lines in the sources
@@ -79,33 +85,18 @@ enum Command {
     },
 }
 
-#[derive(Args)]
-struct TestArgs {
-    /// Run only these steps (see --list)
-    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step_names())]
-    only: Vec<String>,
-    /// Omit these steps (see --list)
-    #[arg(long, value_name = "STEP", value_delimiter = ',', value_parser = step_names())]
-    skip: Vec<String>,
-    /// Print the steps and their descriptions, and run nothing
-    #[arg(long)]
-    list: bool,
-    /// Install nothing and change nothing outside the target directory
-    #[arg(long)]
-    no_install: bool,
-    /// Duration of fuzz-smoke for each fuzz target, in seconds
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
-    fuzz_seconds: u32,
-}
-
-fn step_names() -> PossibleValuesParser {
-    PossibleValuesParser::new(steps::STEPS.iter().map(|step| step.name))
-}
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
-        Command::Test(args) => run_steps(&args),
+        Command::Test(args) => {
+            return match repository_root()
+                .and_then(steps::Context::new)
+                .and_then(|context| run::run(&args, context))
+            {
+                Ok(status) => ExitCode::from(status),
+                Err(error) => failure(&error),
+            };
+        }
         Command::Tidy => run_tidy(),
         Command::Syscalls => write_syscalls(),
         Command::Soak(args) => repository_root().and_then(|root| soak::run(&args, &root)),
@@ -126,28 +117,13 @@ fn main() -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("xtask: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failure(&error),
     }
 }
 
-/// Runs the selected steps. Returns `false` if one failed.
-fn run_steps(args: &TestArgs) -> anyhow::Result<bool> {
-    let selected: Vec<&steps::Step> = steps::STEPS
-        .iter()
-        .filter(|s| args.only.is_empty() || args.only.iter().any(|name| name == s.name))
-        .filter(|s| !args.skip.iter().any(|name| name == s.name))
-        .collect();
-    if args.list {
-        let steps: Vec<_> = selected.iter().map(|step| (step.name, step.title)).collect();
-        print!("{}", report::listing(&steps));
-        return Ok(true);
-    }
-    anyhow::ensure!(!selected.is_empty(), "no step is left to run; `cargo xtask test --list`");
-    let context = steps::Context::new(repository_root()?, args.fuzz_seconds)?;
-    Ok(steps::run(&selected, context, !args.no_install))
+fn failure(error: &anyhow::Error) -> ExitCode {
+    eprintln!("xtask: {error:#}");
+    ExitCode::FAILURE
 }
 
 /// Checks the tidy rules. Returns `false` after a finding.

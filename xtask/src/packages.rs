@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
+/// Folder of the package with the `ringfence` command, relative to the root.
+pub(crate) const PRODUCT: &str = "crates/ringfence";
+
 /// Returns cargo's target directory for the repository at `root`.
 pub(crate) fn target_directory(root: &Path) -> anyhow::Result<PathBuf> {
     match std::env::var_os("CARGO_TARGET_DIR") {

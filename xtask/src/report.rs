@@ -18,8 +18,8 @@ pub(crate) enum Outcome {
 
 /// Row of the table of results.
 pub(crate) struct Row {
-    /// Name of the step.
-    pub(crate) name: &'static str,
+    /// Name of the step, with that of the part in the long set.
+    pub(crate) name: String,
     pub(crate) outcome: Outcome,
     /// Duration of the step.
     pub(crate) time: Duration,
@@ -30,7 +30,7 @@ pub(crate) struct Row {
 }
 
 /// Returns names and descriptions of steps, for `--list`.
-pub(crate) fn listing(steps: &[(&str, &str)]) -> String {
+pub(crate) fn listing(steps: &[(String, String)]) -> String {
     let width = steps.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     steps.iter().fold(String::new(), |mut text, (name, title)| {
         let _ = writeln!(text, "{name:width$}  {title}");
@@ -52,10 +52,10 @@ pub(crate) fn summary(rows: &[Row]) -> String {
         let _ = writeln!(text, "{}", line.trim_end());
     }
     for row in rows {
-        list(&mut text, row.name, "were SKIPPED", &row.skipped_tests);
+        list(&mut text, &row.name, "were SKIPPED", &row.skipped_tests);
     }
     for row in rows {
-        list(&mut text, row.name, "FAILED", &row.failed_tests);
+        list(&mut text, &row.name, "FAILED", &row.failed_tests);
     }
     let count = |wanted: fn(&Outcome) -> bool| rows.iter().filter(|r| wanted(&r.outcome)).count();
     let _ = writeln!(
@@ -65,6 +65,37 @@ pub(crate) fn summary(rows: &[Row]) -> String {
         count(|o| matches!(o, Outcome::Failed(_))),
         count(|o| matches!(o, Outcome::Skipped(_))),
     );
+    text += &skips(rows);
+    text
+}
+
+/// Returns a sentence about everything that was skipped, or an empty text.
+fn skips(rows: &[Row]) -> String {
+    let steps: Vec<&str> = rows
+        .iter()
+        .filter(|row| matches!(row.outcome, Outcome::Skipped(_)))
+        .map(|row| row.name.as_str())
+        .collect();
+    let tests: usize = rows.iter().map(|row| row.skipped_tests.len()).sum();
+    let tests = taskkit::text::count(tests, "test");
+    match (steps.is_empty(), tests == "0 tests") {
+        (true, true) => String::new(),
+        (true, false) => format!("This machine could not run {tests}; the list above says why.\n"),
+        (false, true) => format!("This machine could not run {}.\n", steps.join(", ")),
+        (false, false) => format!(
+            "This machine could not run {}, and {tests} of other steps; the list above says why.\n",
+            steps.join(", ")
+        ),
+    }
+}
+
+/// Returns the list of the slowest tests.
+pub(crate) fn durations(tests: &[(String, Duration)]) -> String {
+    let mut text = "The slowest tests:\n".to_owned();
+    for (name, time) in tests {
+        let _ = writeln!(text, "{:>12}  {name}", duration(*time));
+    }
+    text.push('\n');
     text
 }
 
@@ -78,18 +109,25 @@ fn list(text: &mut String, step: &str, did: &str, tests: &[(String, String)]) {
     }
 }
 
-/// Returns `true` if no row failed.
-pub(crate) fn succeeded(rows: &[Row]) -> bool {
-    !rows.iter().any(|r| matches!(r.outcome, Outcome::Failed(_)))
+/// Returns the exit status: 1 after a failure, 2 if something was skipped although nothing may be, 0 otherwise.
+pub(crate) fn status(rows: &[Row], no_skips: bool) -> u8 {
+    let failed = rows.iter().any(|row| matches!(row.outcome, Outcome::Failed(_)));
+    let is_skip =
+        |row: &Row| matches!(row.outcome, Outcome::Skipped(_)) || !row.skipped_tests.is_empty();
+    match failed {
+        true => 1,
+        false if no_skips && rows.iter().any(is_skip) => 2,
+        false => 0,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn row(name: &'static str, outcome: Outcome) -> Row {
+    fn row(name: &str, outcome: Outcome) -> Row {
         Row {
-            name,
+            name: name.to_owned(),
             outcome,
             time: Duration::from_millis(1240),
             skipped_tests: vec![],
@@ -106,15 +144,16 @@ mod tests {
             row("deny", Outcome::Passed(String::new())),
         ];
         let text = summary(&rows);
-        assert_eq!(text.lines().last(), Some("2 passed, 1 failed, 1 skipped"));
+        assert!(text.contains("\n2 passed, 1 failed, 1 skipped\n"), "{text}");
+        assert!(text.ends_with("This machine could not run fuzz-smoke.\n"), "{text}");
         assert!(text.contains("fuzz-smoke  SKIPPED     1.2 s  needs cargo-fuzz\n"), "{text}");
-        assert!(!succeeded(&rows));
+        assert_eq!((status(&rows, false), status(&rows, true)), (1, 1));
     }
 
     #[test]
     fn skipped_step_is_named_and_is_no_failure() {
         let rows = [row("advisories", Outcome::Skipped("no network".to_owned()))];
-        assert!(succeeded(&rows));
+        assert_eq!((status(&rows, false), status(&rows, true)), (0, 2));
         assert!(summary(&rows).contains("advisories  SKIPPED"));
     }
 
@@ -124,6 +163,10 @@ mod tests {
         local.skipped_tests.push(("udp".to_owned(), "iperf3 is not installed".to_owned()));
         let text = summary(&[local]);
         assert!(text.contains("step local that were SKIPPED:\n  udp: iperf3 is not installed\n"));
+        assert!(
+            text.ends_with("This machine could not run 1 test; the list above says why.\n"),
+            "{text}"
+        );
     }
 
     #[test]

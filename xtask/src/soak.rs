@@ -6,6 +6,7 @@
 //! * [`flows`]: TCP connections opened and closed between two guests.
 //! * [`features`]: a vif with every set of offload keys at each end.
 //! * [`window`]: a grant window between two processes, with ten million grants issued and revoked.
+//! * [`tests`]: the tests of the default set beside a load.
 //! * [`disk`]: a disk whose frontend, driver domain or both are killed under load.
 
 mod attach;
@@ -14,6 +15,7 @@ mod features;
 mod flows;
 mod series;
 mod testbed;
+mod tests;
 mod transfer;
 mod window;
 
@@ -40,6 +42,19 @@ pub(crate) struct SoakArgs {
 
 #[derive(Subcommand)]
 enum Soak {
+    /// Run the tests of the default set many times beside a load
+    ///
+    /// Prints each test that failed, with its output. The last round has 20 times the cases of property tests.
+    Tests {
+        /// Number of rounds
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+        rounds: u32,
+        /// Number of busy loops beside the tests
+        #[arg(long, default_value_t = 6)]
+        load: u32,
+        /// Run only tests whose names contain one of these
+        filter: Vec<String>,
+    },
     /// Fetch a large file while the driver domain is stopped at random
     ///
     /// A web server runs in one guest, curl in another. The driver domain gets SIGSTOP and SIGCONT after
@@ -88,7 +103,7 @@ enum Soak {
     ///
     /// Kills the frontend, the driver domain, or both, at random times, in each mode. Every flushed write
     /// must be on the disk, no sector may be torn, and a kernel file system must hold the synchronised
-    /// data. The test is part of crates/ringfence (`disk_killed`), which otherwise kills less often.
+    /// data. The test is part of crates/ringfence (`disks`), which otherwise kills less often.
     Disk {
         /// Number of kills
         #[arg(long, default_value_t = 200)]
@@ -112,15 +127,16 @@ pub(crate) enum Peer {
 
 /// Runs a soak test. Returns `false` if it failed.
 pub(crate) fn run(args: &SoakArgs, root: &Path) -> anyhow::Result<bool> {
-    match args.soak {
+    match &args.soak {
+        Soak::Tests { rounds, load, filter } => tests::run(root, *rounds, *load, filter),
         Soak::Transfer { times, mebibytes } => {
-            transfer::run(&testbed(args, root)?, times, mebibytes)
+            transfer::run(&testbed(args, root)?, *times, *mebibytes)
         }
-        Soak::Attach { times } => attach::run(&testbed(args, root)?, times),
-        Soak::Flows { times } => flows::run(&testbed(args, root)?, times),
-        Soak::Window { rounds } => window::run(root, rounds),
+        Soak::Attach { times } => attach::run(&testbed(args, root)?, *times),
+        Soak::Flows { times } => flows::run(&testbed(args, root)?, *times),
+        Soak::Window { rounds } => window::run(root, *rounds),
         Soak::Features => features::run(root),
-        Soak::Disk { times } => disk::run(root, times),
+        Soak::Disk { times } => disk::run(root, *times),
     }
 }
 

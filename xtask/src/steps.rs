@@ -1,130 +1,239 @@
 //! Steps of `cargo xtask test`: a table, and one function for each step.
 //!
+//! The default set runs before each commit and takes minutes. The long set has everything else; its steps have parts that run,
+//! fail and are recorded one by one ([`crate::run`], [`crate::record`]).
+//!
 //! To add a step, write its function and add a row to [`STEPS`]. A step whose `needs` are missing is
 //! reported as SKIPPED, with the way to install them. Missing parts of the checkout (no test ran, no fuzz
 //! target exists) are a failure: otherwise a renamed file would remove a check unnoticed.
 
+mod checks;
+mod others;
+mod tests;
+
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::time::Instant;
 
-use anyhow::Context as _;
 use taskkit::exec::{Cmd, TestRun, on_terminal};
-use taskkit::text::{count, duration};
+use taskkit::text::count;
 use taskkit::tools::{self, Tool, Toolbox};
 
-use crate::attack;
-use crate::packages::{crates, depends_on, integration_tests, package_name, target_directory};
-use crate::report::{self, Outcome, Row};
-use crate::tidy;
+use crate::built::{self, Program};
+use crate::packages::target_directory;
+use crate::programs::Setting;
+use crate::report::Outcome;
 
-/// Step of the test run.
+pub(crate) use tests::all_orders;
+
+/// Step of the test run, in one of the sets or in both.
 pub(crate) struct Step {
     /// Name for `--only` and `--skip`.
     pub(crate) name: &'static str,
     /// Description of the checks.
     pub(crate) title: &'static str,
     /// Tools without which the step cannot run.
-    needs: &'static [&'static Tool],
-    run: fn(&Context) -> anyhow::Result<Ended>,
+    pub(crate) needs: &'static [&'static Tool],
+    /// Work of the step in the default set.
+    pub(crate) default: Option<fn(&Context) -> anyhow::Result<Ended>>,
+    /// Work of the step in the long set.
+    pub(crate) long: Option<Long>,
+}
+
+/// Work of a step in the long set.
+pub(crate) struct Long {
+    /// Returns the names of the parts. The name of the only part of a step is empty.
+    pub(crate) parts: fn(&Context) -> anyhow::Result<Vec<String>>,
+    /// Runs one part.
+    pub(crate) run: fn(&Context, &str) -> anyhow::Result<Ended>,
+}
+
+impl Long {
+    /// Creates the work of a step with a single part.
+    const fn whole(run: fn(&Context, &str) -> anyhow::Result<Ended>) -> Option<Long> {
+        Some(Long { parts: |_| Ok(vec![String::new()]), run })
+    }
 }
 
 /// Outcome of a step without its duration.
-struct Ended {
-    outcome: Outcome,
-    skipped_tests: Vec<(String, String)>,
-    /// Names and panics of the failed tests.
-    failed_tests: Vec<(String, String)>,
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    pub(crate) run: TestRun,
 }
 
 impl From<Outcome> for Ended {
     fn from(outcome: Outcome) -> Ended {
-        Ended { outcome, skipped_tests: vec![], failed_tests: vec![] }
+        Ended { outcome, run: TestRun::default() }
     }
 }
 
 /// All steps in the order of their execution, fast ones first.
 pub(crate) static STEPS: &[Step] = &[
-    Step { name: "fmt", title: "formatting (rustfmt)", needs: &[&tools::RUSTFMT], run: fmt },
+    Step {
+        name: "fmt",
+        title: "formatting (rustfmt)",
+        needs: &[&tools::RUSTFMT],
+        default: Some(checks::fmt),
+        long: None,
+    },
     Step {
         name: "tidy",
         title: "the project's rules for the sources (xtask/tidy.toml has the exceptions)",
         needs: &[],
-        run: tidy,
+        default: Some(checks::tidy),
+        long: None,
     },
     Step {
         name: "deny",
         title: "licences, banned crates and sources of the dependencies",
         needs: &[&tools::CARGO_DENY],
-        run: deny,
+        default: Some(checks::deny),
+        long: Long::whole(|context, _| checks::deny(context)),
     },
     Step {
         name: "advisories",
         title: "known vulnerabilities in the dependencies (fetches the RustSec database)",
         needs: &[&tools::CARGO_DENY],
-        run: advisories,
+        default: None,
+        long: Long::whole(|context, _| checks::advisories(context)),
     },
     Step {
         name: "clippy",
         title: "lints, warnings denied, all targets",
         needs: &[&tools::CLIPPY],
-        run: clippy,
+        default: Some(checks::clippy),
+        long: None,
+    },
+    Step {
+        name: "build",
+        title: "all test programs, in one build (profile `suite`)",
+        needs: &[],
+        default: Some(tests::build),
+        long: None,
     },
     Step {
         name: "unit",
         title: "unit, property and conformance tests of every crate; nothing installed is needed",
         needs: &[],
-        run: unit,
-    },
-    Step {
-        name: "doc",
-        title: "examples in the documentation, and the documentation itself, warnings denied",
-        needs: &[],
-        run: doc,
-    },
-    Step {
-        name: "loom",
-        title: "the lock-free protocols, in every interleaving of their threads (loom)",
-        needs: &[],
-        run: loom,
+        default: Some(tests::unit),
+        long: Some(Long { parts: tests::unit_parts, run: tests::long_part }),
     },
     Step {
         name: "local",
         title: "the ringfence command and disks, end to end: real processes, real kernel TCP, real NBD \
-                clients and servers (release build)",
+                clients and servers",
         needs: &[],
-        run: local,
+        default: Some(tests::local),
+        long: Some(Long { parts: tests::local_parts, run: tests::long_part }),
     },
     Step {
         name: "vm",
         title: "real Xen with its guests, and a plain kernel, under emulation (`cargo xtask vm`)",
         needs: vm_lab::NEEDS,
-        run: vm,
+        default: Some(others::vm_short),
+        long: Some(Long { parts: |_| Ok(vec!["xen".into(), "linux".into()]), run: others::vm }),
+    },
+    Step {
+        name: "doc",
+        title: "examples in the documentation, and the documentation itself, warnings denied",
+        needs: &[],
+        default: None,
+        long: Long::whole(|context, _| tests::doc(context)),
+    },
+    Step {
+        name: "loom",
+        title: "the lock-free protocols, in every interleaving of their threads (loom)",
+        needs: &[],
+        default: None,
+        long: Some(Long { parts: tests::loom_parts, run: tests::loom }),
+    },
+    Step {
+        name: "attack",
+        title: "the attack suite as an ordinary user, which root becomes",
+        needs: &[],
+        default: None,
+        long: Some(Long { parts: tests::attack_parts, run: tests::attack }),
     },
     Step {
         name: "fuzz-smoke",
         title: "every fuzz target for a few seconds (`unit` has the same bodies as property tests)",
         needs: &[&tools::CARGO_FUZZ, &tools::NIGHTLY],
-        run: fuzz_smoke,
+        default: None,
+        long: Long::whole(|context, _| others::fuzz_smoke(context)),
+    },
+    Step {
+        name: "clients",
+        title: "Podman, RootlessKit, QEMU and libvirt with Ringfence as pasta and passt (`cargo xtask clients`)",
+        needs: &[&tools::DEBOOTSTRAP],
+        default: None,
+        long: Some(Long { parts: others::client_parts, run: others::clients }),
+    },
+    Step {
+        name: "package",
+        title: "Debian packages, installed, used and removed (`cargo xtask package --try`)",
+        needs: &[&tools::DEBOOTSTRAP],
+        default: None,
+        long: Long::whole(|context, _| others::package(context)),
     },
 ];
 
 /// State that all steps share.
 pub(crate) struct Context {
-    root: PathBuf,
-    target: PathBuf,
-    toolbox: Toolbox,
-    fuzz_seconds: u32,
-    /// Set if the step `local` must not skip a test: this process is root and could install everything.
-    require_local: bool,
+    pub(crate) root: PathBuf,
+    pub(crate) target: PathBuf,
+    pub(crate) toolbox: Toolbox,
+    pub(crate) fuzz_seconds: u32,
+    /// Parts of steps to which `--only` restricts the run.
+    pub(crate) only: Vec<String>,
+    /// Names of tests to which the run is restricted; all if empty.
+    pub(crate) filter: Vec<String>,
+    /// Set if the duration of each test is reported.
+    pub(crate) durations: bool,
+    /// Set if no test may be skipped except for one of `missing`: this process is root and installed the rest.
+    pub(crate) require_local: bool,
+    /// Programs of the step `local` that could not be installed.
+    pub(crate) missing: Vec<&'static str>,
+    /// Test programs, once they are built; `None` after a failed build.
+    built: OnceCell<Option<Vec<Program>>>,
 }
 
 impl Context {
     /// Creates the context for the repository at `root`.
-    pub(crate) fn new(root: PathBuf, fuzz_seconds: u32) -> anyhow::Result<Context> {
+    pub(crate) fn new(root: PathBuf) -> anyhow::Result<Context> {
         let target = target_directory(&root)?;
         let toolbox = Toolbox::new(&root, &target);
-        Ok(Context { root, target, toolbox, fuzz_seconds, require_local: false })
+        Ok(Context {
+            root,
+            target,
+            toolbox,
+            fuzz_seconds: 5,
+            only: vec![],
+            filter: vec![],
+            durations: false,
+            require_local: false,
+            missing: vec![],
+            built: OnceCell::new(),
+        })
+    }
+
+    /// Returns all test programs. The first call builds them.
+    pub(crate) fn built(&self) -> anyhow::Result<&[Program]> {
+        if self.built.get().is_none() {
+            let programs = built::build(&self.root, self.cargo(&[]))?;
+            let _ = self.built.set(programs);
+        }
+        let programs = self.built.get().and_then(Option::as_deref);
+        programs.ok_or_else(|| anyhow::anyhow!("the test programs do not build"))
+    }
+
+    /// Returns the environment of test programs. Those of the step `local` must not skip a test without need.
+    pub(crate) fn setting(&self, is_local: bool) -> Setting {
+        let mut env = vec![("PATH".to_owned(), self.toolbox.path().clone())];
+        if is_local && self.require_local {
+            env.push(("RINGFENCE_TEST_REQUIRE".to_owned(), "1".into()));
+            env.push(("RINGFENCE_TEST_MISSING".to_owned(), self.missing.join(" ").into()));
+        }
+        Setting { env, durations: self.durations, is_quiet: false }
     }
 
     fn cargo(&self, args: &[&str]) -> Cmd {
@@ -140,76 +249,11 @@ impl Context {
         let command = command.args(test_args.iter().copied()).args(["--show-output"]);
         if on_terminal() { command.args(["--color=always"]) } else { command }
     }
-}
 
-/// Prepares the machine, runs the steps and prints the report. Returns `true` if none failed.
-pub(crate) fn run(selected: &[&Step], mut context: Context, may_install: bool) -> bool {
-    heading("preparation", "programs that the steps need");
-    prepare(selected, &mut context, may_install);
-    let rows: Vec<Row> = selected.iter().map(|step| run_step(step, &context)).collect();
-    heading("report", "");
-    print!("{}", report::summary(&rows));
-    report::succeeded(&rows)
-}
-
-fn heading(name: &str, title: &str) {
-    let separator = if title.is_empty() { "" } else { ": " };
-    println!("\n==== {name}{separator}{title}");
-}
-
-fn run_step(step: &Step, context: &Context) -> Row {
-    heading(step.name, step.title);
-    let start = Instant::now();
-    let missing = context.toolbox.missing(step.needs);
-    let ended = if missing.is_empty() {
-        (step.run)(context)
-            .unwrap_or_else(|error| Outcome::Failed(format!("could not run: {error:#}")).into())
-    } else {
-        Outcome::Skipped(tools::how_to_get(&missing)).into()
-    };
-    let time = start.elapsed();
-    match &ended.outcome {
-        Outcome::Passed(_) => println!("---- {} passed in {}", step.name, duration(time)),
-        Outcome::Failed(why) => println!("---- {} FAILED: {why}", step.name),
-        Outcome::Skipped(why) => println!("---- {} SKIPPED: {why}", step.name),
-    }
-    Row {
-        name: step.name,
-        outcome: ended.outcome,
-        time,
-        skipped_tests: ended.skipped_tests,
-        failed_tests: ended.failed_tests,
-    }
-}
-
-/// Installs the programs that the selected steps lack, or prints the missing ones.
-fn prepare(selected: &[&Step], context: &mut Context, may_install: bool) {
-    let local = selected.iter().any(|step| step.name == "local");
-    let mut wanted: Vec<&'static Tool> = selected.iter().flat_map(|s| s.needs).copied().collect();
-    if local {
-        wanted.extend(&tools::LOCAL_PROGRAMS);
-    }
-    let mut listed = std::collections::BTreeSet::new();
-    wanted.retain(|tool| listed.insert(tool.name));
-    let mut missing = context.toolbox.missing(&wanted);
-    if may_install && !missing.is_empty() {
-        if let Err(error) = context.toolbox.install(&missing) {
-            println!("installing failed: {error}");
-        }
-        missing = context.toolbox.missing(&wanted);
-    }
-    if missing.is_empty() {
-        println!("every program that the steps need is installed");
-    } else {
-        println!("{}", tools::how_to_get(&missing));
-    }
-    if local {
-        let is_root = context.toolbox.is_root;
-        if let Some(message) = tools::open_tun(is_root && may_install) {
-            println!("{message}");
-        }
-        let programs_missing = missing.iter().any(|tool| tools::LOCAL_PROGRAMS.contains(tool));
-        context.require_local = is_root && may_install && !programs_missing;
+    /// Returns the path of this program, for steps that are commands of it.
+    fn own_command(&self, args: &[&str]) -> anyhow::Result<Cmd> {
+        let own: OsString = std::env::current_exe()?.into();
+        Ok(Cmd::new(own).args(args.iter().copied()))
     }
 }
 
@@ -219,10 +263,10 @@ fn outcome_of(success: bool, failure: &str) -> Ended {
 }
 
 /// Returns the outcome of test programs. Zero tests are a failure, because nothing was checked.
-fn test_outcome(run: TestRun) -> Ended {
+pub(crate) fn test_outcome(run: TestRun) -> Ended {
     let mut note = count(run.ran(), "test");
     if run.ignored > 0 {
-        note += &format!(", {} ignored", run.ignored);
+        note += &format!(", {} of the long set left out", run.ignored);
     }
     if !run.skipped.is_empty() {
         note += &format!(", {} SKIPPED (see below)", run.skipped.len());
@@ -238,221 +282,20 @@ fn test_outcome(run: TestRun) -> Ended {
     } else {
         Outcome::Passed(note)
     };
-    Ended { outcome, skipped_tests: run.skipped, failed_tests: run.failures }
-}
-
-fn fmt(context: &Context) -> anyhow::Result<Ended> {
-    let success = context.cargo(&["fmt", "--all", "--check"]).run(&context.root)?;
-    Ok(outcome_of(success, "not formatted: run `cargo fmt --all`"))
-}
-
-fn tidy(context: &Context) -> anyhow::Result<Ended> {
-    let findings = tidy::check(&context.root)?;
-    print!("{}", tidy::describe(&findings));
-    Ok(outcome_of(findings.is_empty(), &count(findings.len(), "finding")))
-}
-
-fn deny(context: &Context) -> anyhow::Result<Ended> {
-    let command =
-        context.cargo(&["deny", "check", "--hide-inclusion-graph", "licenses", "bans", "sources"]);
-    Ok(outcome_of(command.run(&context.root)?, "see deny.toml for what is allowed, and why"))
-}
-
-fn advisories(context: &Context) -> anyhow::Result<Ended> {
-    if let Err(error) = context.cargo(&["deny", "fetch", "db"]).output(&context.root)? {
-        print!("{error}");
-        let reason = "the database at github.com/RustSec/advisory-db cannot be fetched: \
-                      needs the network and git";
-        return Ok(Outcome::Skipped(reason.to_owned()).into());
-    }
-    let command = context.cargo(&["deny", "check", "--disable-fetch", "advisories"]);
-    Ok(outcome_of(command.run(&context.root)?, "a dependency has a known vulnerability"))
-}
-
-fn clippy(context: &Context) -> anyhow::Result<Ended> {
-    let args = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
-    Ok(outcome_of(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
-}
-
-/// Packages whose integration tests run programs that must be installed: the step `local` runs these.
-const WITH_PROGRAMS: [&str; 4] = ["ringfence", "block", "nbd", "bench"];
-/// Package of which only some integration tests do so, and the prefix of their names.
-const SOME_WITH_PROGRAMS: (&str, &str) = ("testkit", "block_");
-
-/// Runs the tests of libraries and programs, and the integration tests that the step `local` leaves.
-fn unit(context: &Context) -> anyhow::Result<Ended> {
-    let mut args: Vec<OsString> = ["--workspace", "--lib", "--bins"].map(Into::into).to_vec();
-    for krate in crates(&context.root)? {
-        if krate.file_name().is_some_and(|name| WITH_PROGRAMS.iter().any(|other| name == *other)) {
-            continue;
-        }
-        let (some, prefix) = SOME_WITH_PROGRAMS;
-        let some = krate.file_name().is_some_and(|name| name == some);
-        for name in integration_tests(&krate)? {
-            if some && name.to_string_lossy().starts_with(prefix) {
-                continue;
-            }
-            args.extend(["--test".into(), name]);
-        }
-    }
-    let args: Vec<String> = args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    Ok(test_outcome(context.cargo_test(&args, &[]).run_tests(&context.root)?))
-}
-
-fn doc(context: &Context) -> anyhow::Result<Ended> {
-    let mut run = context.cargo_test(&["--workspace", "--doc"], &[]).run_tests(&context.root)?;
-    let built = context
-        .cargo(&["doc", "--workspace", "--no-deps", "--keep-going"])
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .run(&context.root)?;
-    if run.success && built {
-        return Ok(Outcome::Passed(count(run.ran(), "example")).into());
-    }
-    run.success = false;
-    Ok(if built { test_outcome(run) } else { outcome_of(false, "cargo doc has warnings") })
-}
-
-/// Runs the tests named `loom` of every package that depends on loom, built with `--cfg loom`. Their own
-/// target directory keeps the flag from invalidating the common one.
-fn loom(context: &Context) -> anyhow::Result<Ended> {
-    let mut total: Option<TestRun> = None;
-    for krate in crates(&context.root)? {
-        let manifest = std::fs::read_to_string(krate.join("Cargo.toml"))?;
-        if !depends_on(&manifest, "loom")? {
-            continue;
-        }
-        let package = package_name(&manifest)?;
-        let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
-        flags.push(" --cfg loom");
-        let mut command = context
-            .cargo_test(&["--release", "--package", &package, "--lib"], &["loom"])
-            .env("RUSTFLAGS", flags.to_string_lossy().trim())
-            .env("CARGO_TARGET_DIR", context.target.join("loom"));
-        // Few preemptions find most bugs, and the number of interleavings grows steeply with them.
-        if std::env::var_os("LOOM_MAX_PREEMPTIONS").is_none() {
-            command = command.env("LOOM_MAX_PREEMPTIONS", "3");
-        }
-        let run = command.run_tests(&context.root)?;
-        if run.success && run.passed == 0 {
-            let why = format!("{package} depends on loom, but has no test named loom");
-            return Ok(Outcome::Failed(why).into());
-        }
-        match &mut total {
-            Some(total) => total.add(run),
-            None => total = Some(run),
-        }
-    }
-    Ok(total.map_or_else(|| outcome_of(false, "no crate depends on loom"), test_outcome))
-}
-
-/// Runs the integration tests of the binary and of disks. Each test checks its own requirements. A missing
-/// one is a failure where everything could be installed.
-fn local(context: &Context) -> anyhow::Result<Ended> {
-    if integration_tests(&context.root.join("crates/ringfence"))?.is_empty() {
-        return Ok(outcome_of(false, "crates/ringfence/tests has no test"));
-    }
-    if !context.require_local {
-        println!("a test that lacks something will be skipped, and named in the report");
-    }
-    // A test of the product uses a role of the benchmark program.
-    let bench = ["build", "--release", "--package", "ringfence-bench"];
-    if !Cmd::cargo().args(bench).run(&context.root)? {
-        return Ok(outcome_of(false, "ringfence-bench does not build"));
-    }
-    // The product is built apart from the tools, whose features of shared crates must not change it.
-    let of = |packages: &[&str], tests: &str| {
-        let packages = packages.iter().flat_map(|package| ["--package", package]);
-        let args: Vec<&str> =
-            ["--release"].into_iter().chain(packages).chain(["--test", tests]).collect();
-        let mut command = context.cargo_test(&args, &[]);
-        if context.require_local {
-            command = command.env("RINGFENCE_TEST_REQUIRE", "1");
-        }
-        command.run_tests(&context.root)
-    };
-    let mut run = of(&["ringfence", "ringfence-block", "ringfence-nbd"], "*")?;
-    run.add(of(&["ringfence-bench"], "*")?);
-    run.add(of(&["ringfence-testkit"], "block_*")?);
-    if rustix::process::geteuid().is_root() {
-        run.add(attack::run_as_ordinary_user(&context.root)?);
-    }
-    Ok(test_outcome(run))
-}
-
-/// Runs the core scenarios of `cargo xtask vm`.
-fn vm(context: &Context) -> anyhow::Result<Ended> {
-    match vm_lab::core(&context.root, &context.target, &context.toolbox) {
-        Ok(Ok(note)) => Ok(Outcome::Passed(note).into()),
-        Ok(Err(failed)) => Ok(Outcome::Failed(failed).into()),
-        Err(error) => {
-            error.downcast().map(|vm_lab::Unavailable(reason)| Outcome::Skipped(reason).into())
-        }
-    }
-}
-
-fn fuzz_smoke(context: &Context) -> anyhow::Result<Ended> {
-    let manifest = context.root.join("fuzz/Cargo.toml");
-    let manifest = std::fs::read_to_string(&manifest)
-        .with_context(|| format!("reading {}", manifest.display()))?;
-    let targets = tidy::fuzz_targets(&manifest)?;
-    if targets.is_empty() {
-        return Ok(outcome_of(false, "fuzz/Cargo.toml lists no fuzz target"));
-    }
-    if !fuzz(context, &["build"]).run(&context.root)? {
-        return Ok(outcome_of(false, "the fuzz targets do not build"));
-    }
-    let limit = format!("-max_total_time={}", context.fuzz_seconds);
-    let mut failed = vec![];
-    for target in &targets {
-        // libFuzzer writes its findings to the first corpus and only reads the second, which is checked in.
-        let found = context.target.join("fuzz-corpus").join(target);
-        std::fs::create_dir_all(&found)?;
-        let mut command = fuzz(context, &["run", target]).args([found.as_os_str()]);
-        let seeds = context.root.join("fuzz/seeds").join(target);
-        if seeds.is_dir() {
-            command = command.args([seeds.as_os_str()]);
-        }
-        let command = command.args([
-            "--",
-            limit.as_str(),
-            "-timeout=10",
-            "-rss_limit_mb=2048",
-            "-verbosity=0",
-        ]);
-        if !command.run(&context.root)? {
-            failed.push(target.as_str());
-        }
-    }
-    Ok(if failed.is_empty() {
-        let note = format!("{}, {} s each", count(targets.len(), "target"), context.fuzz_seconds);
-        Outcome::Passed(note).into()
-    } else {
-        outcome_of(false, &format!("{} (the input is below fuzz/artifacts)", failed.join(", ")))
-    })
-}
-
-/// Returns a `cargo fuzz` of the nightly toolchain, independent of the toolchain of this xtask.
-fn fuzz(context: &Context, args: &[&str]) -> Cmd {
-    Cmd::new("rustup")
-        .args(["run", "nightly", "cargo", "fuzz"])
-        .args(args.iter().copied())
-        .env("PATH", context.toolbox.path())
-        .env("CARGO_TARGET_DIR", context.target.join("fuzz"))
-        .env_remove("CARGO")
-        .env_remove("RUSTUP_TOOLCHAIN")
+    Ended { outcome, run }
 }
 
 #[cfg(test)]
-mod tests {
+mod unit_tests {
     use super::*;
 
     #[test]
-    fn steps_have_distinct_names() {
+    fn steps_have_distinct_names_and_a_set() {
         let mut names: Vec<_> = STEPS.iter().map(|step| step.name).collect();
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), STEPS.len());
+        assert!(STEPS.iter().all(|step| step.default.is_some() || step.long.is_some()));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Command line with its changes to the environment.
 pub struct Cmd {
@@ -79,6 +80,28 @@ impl Cmd {
         Ok(status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(-1))
     }
 
+    /// Prints and runs the command with its standard error passed on. Returns its standard output, or `None` if it failed.
+    pub fn captured(&self, directory: &Path) -> io::Result<Option<String>> {
+        self.print();
+        let output =
+            self.build(directory).stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+        let text = || String::from_utf8_lossy(&output.stdout).into_owned();
+        Ok(output.status.success().then(text))
+    }
+
+    /// Starts the command without standard streams.
+    pub fn spawn_silently(&self, directory: &Path) -> io::Result<std::process::Child> {
+        let mut command = self.build(directory);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    }
+
+    /// Runs a test program, counts its tests, and returns its output as well.
+    pub fn run_tests_silently(&self, directory: &Path) -> io::Result<(TestRun, Vec<u8>)> {
+        let mut output = Vec::new();
+        let run = self.read_tests(directory, &mut output)?;
+        Ok((run, output))
+    }
+
     /// Runs a `cargo test`, passes its output on line by line, and counts its tests.
     pub fn run_tests(&self, directory: &Path) -> io::Result<TestRun> {
         self.print();
@@ -89,7 +112,7 @@ impl Cmd {
         // One pipe for both streams keeps their lines in order.
         let (reader, writer) = io::pipe()?;
         let mut command = self.build(directory);
-        command.stdout(writer.try_clone()?).stderr(writer);
+        command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
         // The command holds write ends of the pipe. Without this drop the reader below sees no end of file.
         drop(command);
@@ -159,6 +182,8 @@ pub struct TestRun {
     pub skipped: Vec<(String, String)>,
     /// Name of each failed test, and the first line of its panic.
     pub failures: Vec<(String, String)>,
+    /// Name and duration of each test whose program printed it (`--report-time`).
+    pub times: Vec<(String, Duration)>,
     /// Name of the test whose output is being parsed.
     pub current: String,
     /// Set if the next line is the message of a panic.
@@ -182,10 +207,10 @@ impl TestRun {
             self.current = name.to_owned();
         } else if std::mem::take(&mut self.in_panic) {
             self.note_panic(line);
-        } else if let Some(test) =
-            line.strip_prefix("test ").and_then(|l| l.strip_suffix(" ... FAILED"))
+        } else if let Some((test, verdict)) =
+            line.strip_prefix("test ").and_then(|l| l.split_once(" ... "))
         {
-            self.failures.push((test.to_owned(), String::new()));
+            self.note_verdict(test, verdict);
         } else if line.starts_with("thread '") && line.contains(" panicked at ") {
             self.in_panic = true;
         } else if let Some(reason) = line.strip_prefix("SKIPPED: ") {
@@ -195,6 +220,18 @@ impl TestRun {
             self.passed += count_before(counts, " passed");
             self.failed += count_before(counts, " failed");
             self.ignored += count_before(counts, " ignored");
+        }
+    }
+
+    /// Keeps the verdict on a test: `ok`, `FAILED` or `ignored, REASON`, the first two with a time such as ` <0.123s>`.
+    fn note_verdict(&mut self, test: &str, verdict: &str) {
+        let (word, time) = verdict.split_once(" <").unwrap_or((verdict, ""));
+        if word == "FAILED" {
+            self.failures.push((test.to_owned(), String::new()));
+        }
+        let seconds = time.strip_suffix("s>").and_then(|seconds| seconds.parse().ok());
+        if let Some(time) = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
+            self.times.push((test.to_owned(), time));
         }
     }
 
@@ -216,6 +253,7 @@ impl TestRun {
         self.ignored += other.ignored;
         self.skipped.extend(other.skipped);
         self.failures.extend(other.failures);
+        self.times.extend(other.times);
     }
 }
 
@@ -285,6 +323,14 @@ mod tests {
         );
         let failure = ("broken".to_owned(), "assertion `left == right` failed".to_owned());
         assert_eq!(run.failures, [failure]);
+    }
+
+    #[test]
+    fn durations_are_kept_with_names() {
+        let run = read("test a::b ... ok <1.250s>\ntest c ... FAILED <0.5s>\ntest d ... ok\n");
+        let ms = Duration::from_millis;
+        assert_eq!(run.times, [("a::b".to_owned(), ms(1250)), ("c".to_owned(), ms(500))]);
+        assert_eq!(run.failures, [("c".to_owned(), String::new())]);
     }
 
     #[test]

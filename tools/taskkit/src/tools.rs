@@ -1,7 +1,7 @@
 //! Required programs: search, installation, and messages about missing ones.
 //!
 //! Under root on a Debian-like system, apt-get installs exactly the missing packages. Rust components go to
-//! the toolchain and cargo-deny to the target directory, where every user can write. Nothing else is changed.
+//! the toolchain and, on request, cargo-deny to the target directory, where every user can write. Nothing else is changed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -122,6 +122,9 @@ pub static LOCAL_PROGRAMS: [Tool; 36] = [
     debian("iodined", "iodine"),
 ];
 
+/// Time in seconds that apt-get waits for the lock of another package manager.
+const LOCK_SECONDS: u32 = 600;
+
 /// Search and installation of tools.
 pub struct Toolbox {
     /// Root of the repository.
@@ -172,15 +175,29 @@ impl Toolbox {
         wanted.iter().copied().filter(|tool| !self.has(tool)).collect()
     }
 
-    /// Installs the tools in `missing` as far as possible. The caller searches again for the missing ones.
+    /// Installs the tools in `missing` as far as possible, but builds none from source. The caller searches again for
+    /// the missing ones.
     pub fn install(&self, missing: &[&'static Tool]) -> std::io::Result<()> {
-        self.install_packages(&packages(missing))?;
+        let mut wanted = packages(missing);
+        // Later releases of Debian have packages of such programs.
+        wanted.extend(missing.iter().filter_map(|tool| match tool.source {
+            Source::Crate { name, .. } => (self.is_root && self.is_available(name)).then_some(name),
+            _ => None,
+        }));
+        self.install_packages(&wanted)?;
+        for tool in missing {
+            if tool.source == Source::Component && self.find("rustup").is_some() {
+                let component = component_name(tool);
+                self.command(&["rustup", "component", "add", component]).run(&self.root)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds those of the tools in `missing` from source that are crates, which takes minutes.
+    pub fn build(&self, missing: &[&'static Tool]) -> std::io::Result<()> {
         for tool in missing {
             match tool.source {
-                Source::Component if self.find("rustup").is_some() => {
-                    let component = component_name(tool);
-                    self.command(&["rustup", "component", "add", component]).run(&self.root)?;
-                }
                 Source::Crate { name, version } => {
                     println!("{name} is not installed: building it below the target directory");
                     let root = self.tools.as_os_str();
@@ -201,29 +218,48 @@ impl Toolbox {
         Ok(())
     }
 
+    /// Installs Debian packages. apt waits for the lock of another package manager.
     fn install_packages(&self, packages: &[&str]) -> std::io::Result<()> {
         if packages.is_empty() || !self.is_root || self.find("apt-get").is_none() {
             return Ok(());
         }
-        let install = |names: &[&str]| {
-            self.command(&["apt-get", "install", "-y", "--no-install-recommends"])
-                .args(names.iter().copied())
+        println!(
+            "apt-get waits up to {} min if another package manager is at work",
+            LOCK_SECONDS / 60
+        );
+        let lock = format!("DPkg::Lock::Timeout={LOCK_SECONDS}");
+        let apt = |words: &[&str]| {
+            self.command(&["apt-get", "-o", &lock])
+                .args(words.iter().copied())
                 .env("DEBIAN_FRONTEND", "noninteractive")
                 .run(&self.root)
         };
+        let install =
+            |names: &[&str]| apt(&[&["install", "-y", "--no-install-recommends"], names].concat());
         if install(packages)? {
             return Ok(());
         }
         // Usually the package list is old, or was never fetched.
-        self.command(&["apt-get", "update"]).run(&self.root)?;
-        if install(packages)? {
+        if !apt(&["update"])? {
+            println!("the package list cannot be fetched: tests that need more are SKIPPED");
             return Ok(());
         }
-        // Install each alone, so that one unknown package does not prevent the others.
-        for package in packages.iter().filter(|_| packages.len() > 1) {
-            install(&[package])?;
+        // One unknown package must not prevent the others.
+        let (known, unknown): (Vec<&str>, Vec<&str>) =
+            packages.iter().copied().partition(|package| self.is_available(package));
+        if !unknown.is_empty() {
+            println!("not available here: {}", unknown.join(", "));
+        }
+        if !known.is_empty() && !install(&known)? {
+            println!("apt-get failed: tests that need one of these packages are SKIPPED");
         }
         Ok(())
+    }
+
+    /// Returns `true` if the package list has the package.
+    fn is_available(&self, package: &str) -> bool {
+        let shown = self.command(&["apt-cache", "show", "--no-all-versions", package]);
+        shown.output(&self.root).is_ok_and(|shown| shown.is_ok_and(|text| !text.is_empty()))
     }
 
     fn command(&self, words: &[&str]) -> Cmd {
@@ -349,10 +385,14 @@ mod tests {
     fn toolbox_in(directory: &Path, is_root: bool) -> Toolbox {
         let apt = directory.join("apt-get");
         let script = "#!/bin/sh\necho \"$@\" >> \"${0%/*}/calls\"\n\
-                      case $1 in update) : > \"${0%/*}/updated\" ;; esac\n\
+                      case $3 in update) : > \"${0%/*}/updated\" ;; esac\n\
                       [ -e \"${0%/*}/updated\" ]\n";
         std::fs::write(&apt, script).unwrap();
-        std::fs::set_permissions(&apt, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let cache = directory.join("apt-cache");
+        std::fs::write(&cache, "#!/bin/sh\n[ $3 != ethtool ] && echo Package: $3\n").unwrap();
+        for program in [apt, cache] {
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        }
         Toolbox {
             root: directory.to_path_buf(),
             tools: directory.join("tools"),
@@ -367,8 +407,19 @@ mod tests {
         let toolbox = toolbox_in(directory.path(), true);
         toolbox.install(&[&LOCAL_PROGRAMS[1], &LOCAL_PROGRAMS[0], &NIGHTLY]).unwrap();
         let calls = std::fs::read_to_string(directory.path().join("calls")).unwrap();
-        let install = "install -y --no-install-recommends iperf3 iproute2";
-        assert_eq!(calls, format!("{install}\nupdate\n{install}\n"));
+        let lock = "-o DPkg::Lock::Timeout=600";
+        let install = format!("{lock} install -y --no-install-recommends iperf3 iproute2");
+        assert_eq!(calls, format!("{install}\n{lock} update\n{install}\n"));
+    }
+
+    #[test]
+    fn unknown_package_does_not_prevent_the_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let toolbox = toolbox_in(directory.path(), true);
+        toolbox.install(&[&LOCAL_PROGRAMS[1], &LOCAL_PROGRAMS[5]]).unwrap();
+        let calls = std::fs::read_to_string(directory.path().join("calls")).unwrap();
+        let last = calls.lines().last().unwrap();
+        assert!(last.ends_with("install -y --no-install-recommends iperf3"), "{calls}");
     }
 
     #[test]

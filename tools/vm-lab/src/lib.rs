@@ -119,18 +119,46 @@ fn compile_modules(args: &ModulesArgs, root: &Path, target: &Path) -> anyhow::Re
     module::compile_all(root, &cache, &toolbox, !args.no_install).map(|()| true)
 }
 
-/// Runs the core scenarios of both suites for `cargo xtask test`. Returns the summary, or the failures.
+/// Parts of the core scenarios that `cargo xtask test` runs at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CorePart {
+    /// The scenarios of [`SHORT`].
+    Short,
+    /// All others on Xen.
+    Xen,
+    /// All others on a plain kernel.
+    Linux,
+}
+
+/// Suites and names of the scenarios that show within minutes that each kind of machine works.
+const SHORT: [(&str, &str); 4] =
+    [("xen", "hello"), ("xen", "net"), ("xen", "disk"), ("linux", "hello")];
+
+/// Returns the core scenarios of a part.
+fn scenarios_of(root: &Path, part: CorePart) -> anyhow::Result<Vec<Scenario>> {
+    let mut selected = vec![];
+    for (suite, kinds, rest) in
+        [("xen", Kind::XEN, CorePart::Xen), ("linux", Kind::LINUX, CorePart::Linux)]
+    {
+        let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
+        let core = scenario::select(&found, &[], Set::Core, false)?;
+        let is_short = |name: &str| SHORT.contains(&(suite, name));
+        selected.extend(core.into_iter().filter(|scenario| {
+            if is_short(&scenario.name) { part == CorePart::Short } else { part == rest }
+        }));
+    }
+    Ok(selected)
+}
+
+/// Runs a part of the core scenarios for `cargo xtask test`. Returns the summary, or the failures.
 pub fn core(
     root: &Path,
     target: &Path,
     toolbox: &Toolbox,
+    part: CorePart,
 ) -> anyhow::Result<Result<String, String>> {
-    let mut selected = vec![];
-    for (suite, kinds) in [("xen", Kind::XEN), ("linux", Kind::LINUX)] {
-        let found = scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds)?;
-        selected.extend(scenario::select(&found, &[], Set::Core, false)?);
-    }
-    anyhow::ensure!(!selected.is_empty(), "no scenario is of the core set");
+    let selected = scenarios_of(root, part)?;
+    anyhow::ensure!(!selected.is_empty(), "no scenario is of this part of the core set");
     let setting = prepare(root, target, None, &target.join("vm"), toolbox, None, &selected)?;
     let start = Instant::now();
     let tallies = Boots::new(&setting, selected).run(2)?;
@@ -175,4 +203,34 @@ fn shell(setting: &Setting<'_>, kind: Kind, selected: &[Scenario]) -> anyhow::Re
         path: setting.path.clone(),
     };
     machine.start()?.wait_for_ever()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_core_scenarios_are_disjoint_and_complete() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let names = |part| -> Vec<String> {
+            let found = scenarios_of(&root, part).unwrap();
+            found
+                .into_iter()
+                .map(|scenario| format!("{:?} {}", scenario.machine, scenario.name))
+                .collect()
+        };
+        let parts = [CorePart::Short, CorePart::Xen, CorePart::Linux].map(names);
+        assert_eq!(parts[0].len(), SHORT.len());
+        let mut all = parts.concat();
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+        let core = |suite: &str, kinds| {
+            let found =
+                scenario::find(&root.join("vm").join(suite).join("scenarios"), kinds).unwrap();
+            scenario::select(&found, &[], Set::Core, false).unwrap().len()
+        };
+        assert_eq!(count, core("xen", Kind::XEN) + core("linux", Kind::LINUX));
+    }
 }

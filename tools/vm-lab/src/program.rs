@@ -95,10 +95,8 @@ fn build_tests(
     if tests.is_empty() {
         return Ok(vec![]);
     }
-    // The same arguments as in that step, so that nothing is built twice.
-    let mut words = vec!["test", "--release", "--no-run"];
-    words.extend(["--package", "ringfence", "--package", "ringfence-block"]);
-    words.extend(["--package", "ringfence-nbd"]);
+    // The same profile and packages as in that step, so that nothing is built twice.
+    let mut words = vec!["test", "--profile", "suite", "--workspace", "--no-run"];
     words.extend(tests.iter().flat_map(|name| ["--test", name]));
     let mut build = Cmd::cargo().args(words).env("CARGO_TARGET_DIR", target);
     anyhow::ensure!(build.run(root)?, "the integration tests do not build");

@@ -2,11 +2,11 @@
 # set: all
 # machine: linux-programs
 # limit: 240
-# tests: uplink uplink_programs
+# tests: network
 
 . /vm/linux/computer.sh
 use_vhost
-list_cases uplink uplink_programs >/tmp/cases
+list_cases network uplink:: uplink_programs:: >/tmp/cases
 check 'the tests have cases' test -s /tmp/cases
 ran=0
 while read -r name each; do

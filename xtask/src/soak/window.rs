@@ -7,7 +7,8 @@ use taskkit::exec::Cmd;
 /// Runs the test `window_peer` of tools/testkit with `rounds` rounds.
 pub(super) fn run(root: &Path, rounds: u64) -> anyhow::Result<bool> {
     let test = ["test", "--release", "--package", "ringfence-testkit", "--test", "window_peer"];
-    let test = Cmd::cargo().args(test).args(["--", "--nocapture", "nothing_is_used"]);
+    let test =
+        Cmd::cargo().args(test).args(["--", "--nocapture", "--include-ignored", "nothing_is_used"]);
     let test = test.env("RINGFENCE_SOAK_ROUNDS", rounds.to_string());
     Ok(test.run(root)?)
 }

@@ -1,8 +1,9 @@
 //! Test harness for programs that also play other roles, so that they cannot have the usual one. It runs tests
-//! one after the other and reports as libtest does.
+//! one after the other and reports as libtest does with `--report-time`.
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
+use std::time::Instant;
 
 /// Runs the tests whose names contain one of the words on the command line. Without words, runs all.
 pub fn main(tests: &[(&str, fn())]) -> ExitCode {
@@ -17,11 +18,12 @@ pub fn main(tests: &[(&str, fn())]) -> ExitCode {
     let (mut passed, mut failed) = (0, 0);
     for (name, test) in tests.iter().filter(|(name, _)| is_wanted(name)) {
         println!("---- {name} stdout ----");
+        let start = Instant::now();
         let ended = std::panic::catch_unwind(AssertUnwindSafe(test));
         let (count, verdict) =
             if ended.is_ok() { (&mut passed, "ok") } else { (&mut failed, "FAILED") };
         *count += 1;
-        println!("test {name} ... {verdict}");
+        println!("test {name} ... {verdict} <{:.3}s>", start.elapsed().as_secs_f64());
     }
     let left_out = tests.len() - passed - failed;
     let verdict = if failed == 0 { "ok" } else { "FAILED" };

@@ -1,7 +1,8 @@
 //! Requirements of tests that a machine may lack.
 //!
 //! A test without one of its requirements prints `SKIPPED: reason` and returns. With
-//! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed.
+//! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed. The programs in
+//! `RINGFENCE_TEST_MISSING`, separated by blanks, cannot be installed here, and tests that need one are skipped nevertheless.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -59,6 +60,17 @@ fn guests_missing() -> Option<String> {
     (!may).then(|| "user namespaces may not be made here".to_owned())
 }
 
+/// Prints that the test is skipped for lack of `need`. Panics if this machine must have it.
+pub fn skip_for(need: Need, reason: &str) {
+    let missing = std::env::var("RINGFENCE_TEST_MISSING").unwrap_or_default();
+    match need {
+        Need::Program(name, _) if missing.split(' ').any(|other| other == name) => {
+            skip_what_is_not_installed(reason);
+        }
+        _ => skip(reason),
+    }
+}
+
 /// Prints that the test is skipped. Panics if no test may be skipped.
 pub fn skip(reason: &str) {
     let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
@@ -84,7 +96,7 @@ macro_rules! require {
     ($($need:expr),+ $(,)?) => {
         for need in [$($need),+] {
             if let Some(reason) = need.missing() {
-                $crate::support::needs::skip(&reason);
+                $crate::support::needs::skip_for(need, &reason);
                 return;
             }
         }

@@ -64,7 +64,7 @@ impl World {
             [Need::Guests, Need::Program("ip", "iproute2"), Need::Program("python3", "python3")]
         {
             if let Some(reason) = need.missing() {
-                super::needs::skip(&reason);
+                super::needs::skip_for(need, &reason);
                 return None;
             }
         }

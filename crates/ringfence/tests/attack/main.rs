@@ -1,0 +1,9 @@
+//! Attacks by guests and by the outside.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod guest_view;
+mod neighbours;
+#[path = "../support/mod.rs"]
+mod support;
+mod uplink;

@@ -1,0 +1,10 @@
+//! Disks of `run --disk`.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod errors;
+mod killed;
+mod remote;
+#[path = "../support/mod.rs"]
+mod support;
+mod tools;

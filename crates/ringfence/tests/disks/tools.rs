@@ -1,0 +1,170 @@
+//! Disks of a command that ordinary programs use.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+
+use crate::require;
+use crate::support::disks::{Background, URI, greets, image_file, output_of, succeed};
+use crate::support::needs::Need;
+use crate::support::{Lab, MOMENT, sha256, write_noise};
+
+#[test]
+fn nbdcopy_data_is_stored_and_read_back_in_each_mode() {
+    require!(Need::Guests, Need::Program("nbdcopy", "libnbd-bin"));
+    for mode in ["persistent", "map", "copy"] {
+        let lab = Lab::new();
+        let disk = image_file(&lab, 32);
+        let (content, back) = (lab.file("in"), lab.file("out"));
+        write_noise(&content, 32);
+        let script = format!(
+            "nbdcopy --flush {} {URI}0 && nbdcopy {URI}0 {}",
+            content.display(),
+            back.display()
+        );
+        let options = format!("--disk {},mode={mode}", disk.display());
+        lab.script(&options, &script).succeed(MOMENT);
+        assert_eq!(sha256(&disk), sha256(&content), "{mode}");
+        assert_eq!(sha256(&back), sha256(&content), "{mode}");
+        lab.assert_no_switch();
+        assert_eq!(sockets(&lab), [] as [PathBuf; 0], "a socket was left behind");
+    }
+}
+
+#[test]
+fn holes_of_image_are_found_in_each_mode() {
+    require!(
+        Need::Guests,
+        Need::Program("nbdcopy", "libnbd-bin"),
+        Need::Program("qemu-img", "qemu-utils"),
+    );
+    for mode in ["persistent", "map", "copy", "window"] {
+        let lab = Lab::new();
+        let disk = image_file(&lab, 32);
+        let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
+        file.write_all_at(&[7; 65536], 1 << 20).unwrap();
+        drop(file);
+        let back = lab.file("out");
+        let script = format!(
+            "nbdinfo --map \"$RINGFENCE_DISK0_URI\" && qemu-img map -f raw {URI}0 && nbdcopy {URI}0 {}",
+            back.display()
+        );
+        let options = format!("--disk {},mode={mode}", disk.display());
+        let said = lab.script(&options, &script).succeed(MOMENT);
+        let lines: Vec<Vec<&str>> =
+            said.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["0", "1048576", "3", "hole,zero"], "{mode}: {said}");
+        assert_eq!(lines[1], ["1048576", "65536", "0", "data"], "{mode}: {said}");
+        assert_eq!(lines[2], ["1114112", "32440320", "3", "hole,zero"], "{mode}: {said}");
+        assert_eq!(lines[4][..2], ["0x100000", "0x10000"], "{mode}: {said}");
+        assert_eq!(sha256(&back), sha256(&disk), "{mode}");
+        let allocated = fs::metadata(&back).unwrap().blocks() * 512;
+        assert!(allocated < 1 << 20, "{mode}: {allocated} bytes of a copy of 64 KiB of data");
+    }
+}
+
+#[test]
+fn several_disks_are_distinct_and_read_only_disk_is_unchanged() {
+    require!(Need::Guests, Need::Program("nbdinfo", "libnbd-bin"));
+    let lab = Lab::new();
+    let (first, second) = (image_file(&lab, 8), lab.file("second"));
+    write_noise(&second, 4);
+    let before = sha256(&second);
+    let script = format!(
+        "nbdinfo --size {URI}0; nbdinfo --size {URI}1; nbdinfo --is read-only {URI}0 || echo rw; \
+         nbdinfo --is read-only {URI}1 && echo ro"
+    );
+    let options = format!("--disk {} --disk {},ro", first.display(), second.display());
+    let said = lab.script(&options, &script).succeed(MOMENT);
+    assert_eq!(said.split_whitespace().collect::<Vec<_>>(), ["8388608", "4194304", "rw", "ro"]);
+    assert_eq!(sha256(&second), before);
+}
+
+#[test]
+fn file_system_created_through_disk_passes_check() {
+    require!(
+        Need::Guests,
+        Need::Root,
+        Need::Program("nbdfuse", "nbdfuse"),
+        Need::Program("mkfs.ext4", "e2fsprogs"),
+        Need::Program("fusermount3", "fuse3"),
+    );
+    let lab = Lab::new();
+    let disk = image_file(&lab, 64);
+    let (content, mount, back) = (lab.file("content"), lab.file("mount"), lab.file("back"));
+    write_noise(&content, 4);
+    fs::create_dir(&mount).unwrap();
+    let mount = mount.display();
+    let script = format!(
+        "nbdfuse {mount} {URI}0 & \
+         for i in $(seq 100); do test -e {mount}/nbd && break; sleep 0.1; done; \
+         mkfs.ext4 -q -F {mount}/nbd && debugfs -w -R 'write {} file' {mount}/nbd && \
+         fusermount3 -u {mount} && wait",
+        content.display()
+    );
+    lab.script(&format!("--disk {}", disk.display()), &script).succeed(MOMENT);
+    let disk = disk.display().to_string();
+    let run = |program: &str, args: &[&str]| {
+        let output = std::process::Command::new(program).args(args).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stdout));
+    };
+    run("/sbin/e2fsck", &["-f", "-n", &disk]);
+    run("/sbin/debugfs", &["-R", &format!("dump file {}", back.display()), &disk]);
+    assert_eq!(sha256(&back), sha256(&content));
+}
+
+#[test]
+fn image_of_guest_is_locked_for_qemu_img_until_guest_ends() {
+    require!(Need::Guests, Need::Program("qemu-img", "qemu-utils"));
+    let lab = Lab::new();
+    let disk = image_file(&lab, 8);
+    let path = disk.display().to_string();
+    let write = ["qemu-io", "-f", "raw", "-c", "write 0 512", &path];
+    for option in ["", ",ro"] {
+        let guest = lab.run(&format!("--disk {path}{option}"), &["sleep", "300"]);
+        guest.wait_up();
+        let (status, text) = output_of(&write);
+        let is_refused = status == Some(1) && text.contains("Failed to get \"write\" lock");
+        assert!(is_refused, "{option}: {status:?} {text}");
+        let (status, text) = output_of(&["qemu-img", "resize", "-f", "raw", &path, "16M"]);
+        assert!(status == Some(1) && text.contains("lock"), "{option}: {status:?} {text}");
+        guest.end();
+        succeed(&write);
+    }
+    assert_eq!(fs::metadata(&disk).unwrap().len(), 8 << 20);
+}
+
+#[test]
+fn image_of_qemu_nbd_is_waited_for_with_message_and_refused_in_the_end() {
+    require!(Need::Guests, Need::Program("qemu-nbd", "qemu-utils"));
+    let lab = Lab::new();
+    let (disk, socket) = (image_file(&lab, 8), lab.file("socket"));
+    let (disk, path) = (disk.display().to_string(), socket.display().to_string());
+    let words = ["qemu-nbd", "-t", "-f", "raw", "-k", &path, &disk];
+    let server = Background::start(&words, || greets(&socket));
+    let refused = lab.run(&format!("--disk {disk},ro"), &["true"]).finish(MOMENT);
+    assert_eq!(refused.status, Some(125));
+    assert!(refused.stderr.contains("by QEMU or one of its tools"), "{}", refused.stderr);
+    let guest = lab.run(&format!("--disk {disk}"), &["true"]);
+    guest.wait_for_error("waiting for");
+    drop(server);
+    guest.succeed(MOMENT);
+}
+
+#[test]
+fn invalid_disk_is_refused_before_guest_starts() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    for (disk, why) in [("/nowhere/x", "No such file"), ("/dev/null", "neither a file nor")] {
+        let finished = lab.run(&format!("--disk {disk}"), &["true"]).finish(MOMENT);
+        assert_eq!(finished.status, Some(125));
+        assert!(finished.stderr.contains(why), "{}", finished.stderr);
+    }
+    lab.assert_no_switch();
+}
+
+fn sockets(lab: &Lab) -> Vec<PathBuf> {
+    let entries = fs::read_dir(lab.runtime_dir()).into_iter().flatten().flatten();
+    let disks = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk-"));
+    disks.map(|entry| entry.path()).collect()
+}

@@ -1,0 +1,161 @@
+//! Egress policies of `ringfence pasta` and `ringfence passt`: a container's namespace, a command and a virtual machine
+//! reach the names of a policy file and nothing else, and their verdicts are recorded.
+
+use crate::support::egress::{CURL, DNSMASQ, LONG, Net, OPENSSL, OTHER_V4};
+use crate::support::needs::Need;
+use crate::support::world::FAR_V4;
+use crate::support::{MOMENT, eventually};
+use crate::{net, require};
+
+/// Name server's address in Podman's containers.
+const DNS_FORWARD: &str = "169.254.1.1";
+
+/// Requests of a guest. The last lines tell the statuses of curl.
+fn requests() -> String {
+    format!(
+        "curl -sS --max-time 20 --cacert cert.pem https://a.test/; set +e
+         curl -sS --max-time 20 --cacert cert.pem https://b.test/; echo \"b $?\"
+         curl -sS --max-time 20 http://{OTHER_V4}/; echo \"raw $?\"
+         curl -sS --max-time 20 --resolve b.test:443:{FAR_V4} https://b.test/; echo \"shared $?\"\n"
+    )
+}
+
+/// Asserts that the requests had their outcomes, and that no denied name left the host.
+fn check(net: &Net, output: &str) {
+    assert_eq!(output.matches("page\n").count(), 1, "{output}");
+    for line in ["b 6\n", "raw 7\n", "shared 35\n"] {
+        assert!(output.contains(line), "{line}: {output}");
+    }
+    assert!(net.was_asked_for("a.test") && !net.was_asked_for("b.test"));
+}
+
+/// Returns the records of a file, once the last denied request is among them.
+fn records(net: &Net, file: &str, guest: &str) -> Vec<serde_json::Value> {
+    let read = || -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(net.world.file(file)).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let is_denied = |line: &serde_json::Value| line["verdict"] == "deny" && line["sni"] == "b.test";
+    assert!(eventually(MOMENT, || read().iter().any(is_denied)), "{:?}", read());
+    let lines = read();
+    assert!(lines.iter().all(|line| line["guest"] == guest), "{lines:?}");
+    lines
+}
+
+fn link_program(net: &Net, name: &str) {
+    let program = net.world.lab.program().to_owned();
+    std::os::unix::fs::symlink(program, net.world.file(name)).unwrap();
+    std::fs::write(net.world.file("p.toml"), "allow = ['a.test:80,443']\n").unwrap();
+}
+
+#[test]
+fn container_has_the_policy_that_podman_passes_and_its_published_ports() {
+    require!(CURL, OPENSSL, DNSMASQ);
+    let net = net!();
+    link_program(&net, "pasta");
+    let script = format!(
+        "touch netns; unshare --net=netns true
+         # As Podman does with pasta_options = [\"--policy\", \"p.toml\", \"--egress-log\", \"log\"].
+         ./pasta --config-net --policy p.toml --egress-log log -P pid -t 8080-8080:80-80 --dns-forward {DNS_FORWARD} \
+             -u none -T none -U none --no-map-gw --log-file messages --netns $PWD/netns </dev/null >said 2>&1
+         echo nameserver {DNS_FORWARD} > servers; mount --bind servers /etc/resolv.conf
+         cat > inside.sh <<'END'\n{}END
+         nsenter --net=netns sh -ec '. ./inside.sh'
+         nsenter --net=netns python3 -m http.server 80 >/dev/null 2>&1 & web=$!
+         until [ -e asked ]; do sleep 0.05; done; kill $web; wait $web || :
+         umount -l netns; rm netns
+         until grep egress: messages; do sleep 0.05; done",
+        requests()
+    );
+    let words = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", &script];
+    let container = net.world.host(&words);
+    let fetch = "for i in $(seq 400); do curl -sS --max-time 5 -o got http://192.0.2.2:8080/ && exit 0; sleep 0.1; done; exit 1";
+    net.world.outside(&["sh", "-c", fetch]).succeed(LONG);
+    std::fs::write(net.world.file("asked"), "").unwrap();
+    let output = container.succeed(LONG);
+    check(&net, &output);
+    let said = std::fs::read_to_string(net.world.file("said")).unwrap();
+    assert!(said.is_empty(), "{said}");
+    let totals = "2 connections allowed, 1 denied, 1 ended by their first bytes";
+    assert!(output.contains(totals), "{output}");
+    records(&net, "log", "netns");
+    net.end();
+}
+
+#[test]
+fn command_of_pasta_asks_the_name_servers_of_the_host_under_a_policy() {
+    require!(CURL, OPENSSL, DNSMASQ);
+    let net = net!();
+    link_program(&net, "pasta");
+    let start = |options: &str, script: &str| {
+        let words = ["./pasta", "--config-net"].into_iter().chain(options.split_whitespace());
+        net.world.host(&words.chain(["--", "sh", "-ec", script]).collect::<Vec<_>>())
+    };
+    // The namespace has the host's resolv.conf; --dns-forward is not given.
+    let finished = start("--allow a.test:443 --egress-log -", &requests()).finish(LONG);
+    check(&net, &finished.stdout);
+    let denied = r#""reason":"no rule""#;
+    assert!(finished.stderr.contains(denied), "{}", finished.stderr);
+    assert!(finished.stderr.contains("pasta: egress: 2 connections allowed, 1 denied"));
+    let learned = start("--quiet --egress-learn learned.toml", "curl -sS http://a.test/");
+    assert_eq!(learned.finish(LONG).stdout, "page\n");
+    let learned = std::fs::read_to_string(net.world.file("learned.toml")).unwrap();
+    assert!(learned.contains("\"a.test:80/tcp\""), "{learned}");
+    // Wrong options end it before anything starts.
+    let wrong = start("--allow b@d", "true").finish(LONG);
+    assert!(wrong.status == Some(1) && wrong.stderr.contains('^'), "{}", wrong.stderr);
+    net.end();
+}
+
+#[test]
+fn log_on_standard_error_is_refused_in_the_background() {
+    let lab = crate::support::Lab::new();
+    let words = [lab.program(), "pasta", "--egress-log", "-", "--netns", "/proc/self/ns/net"];
+    let refused = lab.spawn(&words).finish(LONG);
+    assert!(refused.status == Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("--foreground"), "{}", refused.stderr);
+}
+
+/// Script of the DHCP client.
+const ON_LEASE: &str = "#!/bin/sh
+[ \"$1\" = bound ] || exit 0
+ip addr add $ip/$mask dev eth0; ip route add default via $router dev eth0; echo \"dns $dns\"
+";
+
+#[test]
+fn virtual_machine_reaches_the_names_of_its_policy_file_only() {
+    require!(CURL, OPENSSL, DNSMASQ, Need::Program("busybox", "busybox"));
+    let net = net!();
+    link_program(&net, "passt");
+    std::fs::write(net.world.file("machine.py"), include_str!("../support/machine.py")).unwrap();
+    std::fs::write(net.world.file("on-lease"), ON_LEASE).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(net.world.file("on-lease"), mode).unwrap();
+    let options =
+        "--policy p.toml --strict-sni --egress-log log --one-off --foreground -s vm.socket";
+    let words: Vec<&str> = ["./passt"].into_iter().chain(options.split_whitespace()).collect();
+    let front = net.world.host(&words);
+    front.wait_for_error("listens at");
+    let script = format!(
+        "ip link set eth0 up; busybox udhcpc -i eth0 -n -q -f -s ./on-lease 2>/dev/null
+         {}python3 egress.py hello {FAR_V4} a.test nameless; python3 egress.py datagram {FAR_V4} 53",
+        requests()
+    );
+    let machine = net.world.host(&["python3", "machine.py", "vm.socket", &script]);
+    let output = machine.succeed(LONG);
+    check(&net, &output);
+    assert!(output.contains("dns 192.0.2.1\n"), "{output}");
+    let last: Vec<&str> = output.lines().rev().take(2).collect();
+    assert!(last[1].starts_with("ConnectionResetError"), "no server name: {output}");
+    let refused = ["ConnectionRefusedError", "PermissionError", "OSError"];
+    assert!(refused.contains(&last[0].split(' ').next().unwrap()), "{output}");
+    let finished = front.finish(LONG);
+    assert_eq!(finished.status, Some(0), "{}", finished.stderr);
+    assert!(finished.stderr.contains("passt: egress: "), "{}", finished.stderr);
+    let lines = records(&net, "log", "vm.socket");
+    let is_allowed = |line: &serde_json::Value| {
+        line["event"] == "connect" && line["verdict"] == "allow" && line["name"] == "a.test"
+    };
+    assert!(lines.iter().any(is_allowed), "{lines:?}");
+    net.end();
+}

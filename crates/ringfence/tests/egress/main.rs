@@ -1,0 +1,10 @@
+//! Egress policies end to end.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod attacks;
+mod clients;
+mod fronts;
+mod policy;
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,11 @@
+//! Guests of `run`: their processes, users, terminals and names.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod command;
+mod guests;
+mod identity;
+mod library;
+#[path = "../support/mod.rs"]
+mod support;
+mod terminal;

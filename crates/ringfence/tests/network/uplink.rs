@@ -1,0 +1,305 @@
+//! End-to-end tests of `ringfence run --uplink host`. The host of a guest is a network namespace, and servers and
+//! clients are in another one. The tests compare transferred data by hash.
+
+use std::time::Duration;
+
+use ringfence_driver::switch::addresses::AddressPlan;
+use ringfence_hostnet::address::Address;
+use crate::require;
+use crate::support::needs::Need;
+use crate::support::world::{
+    FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World, name_server,
+};
+use crate::support::{MOMENT, write_noise};
+use ringfence::driver::addresses::AddressPlan;
+use ringfence_hostnet::address::Address;
+
+const PING: Need = Need::Program("ping", "iputils-ping");
+const DNSMASQ: Need = Need::Program("dnsmasq", "dnsmasq-base");
+const BUSYBOX: Need = Need::Program("busybox", "busybox");
+
+/// Time limit for a complete guest.
+const LONG: Duration = Duration::from_secs(90);
+
+/// Creates a world with both families, or returns from the test.
+macro_rules! world {
+    ($families:expr) => {
+        match World::new($families) {
+            Some(world) => world,
+            None => return,
+        }
+    };
+}
+
+/// Transfers data over TCP in both directions, with a server at each address.
+fn tcp_both_ways(world: &World, options: &str, addresses: &[&str]) {
+    write_noise(&world.file("noise"), 8);
+    let servers: Vec<_> =
+        addresses.iter().map(|address| world.server("tcp_server", address, 7000)).collect();
+    let script: String =
+        addresses.iter().map(|ip| format!("python3 peer.py tcp_client {ip} 7000; ")).collect();
+    let output = world.lone_guest(options, &script).succeed(LONG);
+    assert_eq!(output.matches("equal").count(), addresses.len(), "{output}");
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn tcp_data_arrives_undamaged_in_both_directions() {
+    let world = world!(Families::Both);
+    tcp_both_ways(&world, "", &[OUTSIDE_V4, OUTSIDE_V6, FAR_V4, FAR_V6]);
+}
+
+#[test]
+fn tcp_data_arrives_undamaged_with_ethernet_mtu() {
+    let world = world!(Families::Both);
+    tcp_both_ways(&world, "--mtu 1500", &[OUTSIDE_V4, OUTSIDE_V6]);
+}
+
+#[test]
+fn guest_uses_host_with_one_address_family() {
+    for (families, near, far) in
+        [(Families::V4, OUTSIDE_V4, FAR_V4), (Families::V6, OUTSIDE_V6, FAR_V6)]
+    {
+        let world = world!(families);
+        tcp_both_ways(&world, "", &[near, far]);
+    }
+}
+
+#[test]
+fn hundreds_of_connections_transfer_at_once() {
+    let world = world!(Families::V4);
+    std::fs::write(world.file("noise"), vec![7; 20_000]).unwrap();
+    let server = world.server("tcp_server", FAR_V4, 7000);
+    let script = format!("ulimit -n 1024; python3 peer.py many {FAR_V4} 7000");
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert!(output.contains("equal"), "{output}");
+    server.end();
+}
+
+#[test]
+fn datagram_of_any_length_is_echoed() {
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let mut servers = Vec::new();
+    let addresses = [OUTSIDE_V4, OUTSIDE_V6, FAR_V4];
+    for address in addresses {
+        servers.push(world.server("udp_server", address, 7001));
+    }
+    // Datagrams longer than the MTU are fragmented in both directions.
+    for options in ["", "--mtu 1500"] {
+        let script = addresses.map(|ip| format!("python3 peer.py udp_client {ip} 7001; "));
+        let script = script.concat();
+        let output = world.lone_guest(options, &script).succeed(LONG);
+        assert_eq!(output.matches("equal").count(), 3, "{output}");
+    }
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn echo_request_is_answered() {
+    require!(PING);
+    let world = world!(Families::Both);
+    let script: String = [OUTSIDE_V4, FAR_V4, OUTSIDE_V6, FAR_V6]
+        .iter()
+        .flat_map(|ip| [0, 56, 1400, 9000].map(|size| format!("ping -c 1 -W 5 -s {size} {ip}; ")))
+        .collect();
+    for options in ["", "--mtu 1500"] {
+        let output = world.lone_guest(options, &script).succeed(LONG);
+        assert_eq!(output.matches(" 0% packet loss").count(), 16, "{output}");
+    }
+}
+
+/// Two workers, on a machine with two processors. The kernel chooses the worker of a packet.
+#[test]
+fn flows_use_several_queues() {
+    require!(PING);
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
+    let echo = world.server("udp_server", FAR_V4, 7001);
+    let options = "--queues 2 --mtu 1500 -p 8080:7000 -p 8053:7001/udp";
+    let script = format!(
+        "python3 peer.py tcp_server {HOST_V4} 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
+         until [ -e start ]; do sleep 0.05; done; \
+         for i in $(seq 4); do python3 peer.py udp_client {FAR_V4} 7001; done; \
+         for ip in {FAR_V4} {FAR_V6}; do ping -c 2 -W 5 -s 4000 $ip; \
+           for i in $(seq 4); do python3 peer.py tcp_client $ip 7000; done; done; \
+         until [ -e stop ]; do sleep 0.05; done"
+    );
+    let guest = world.lone_guest(options, &script);
+    guest.wait_for_output("listening\nlistening");
+    std::fs::write(world.file("start"), "").unwrap();
+    for (mode, port) in [("tcp_clients_late", 8080), ("udp_client", 8053), ("udp_client", 8053)] {
+        let words = ["python3", "peer.py", mode, HOST_V4, &port.to_string()];
+        let output = world.outside(&words).succeed(LONG);
+        let due = if mode == "udp_client" { 1 } else { 8 };
+        assert_eq!(output.matches("equal").count(), due, "{mode}: {output}");
+    }
+    std::fs::write(world.file("stop"), "").unwrap();
+    let output = guest.succeed(LONG);
+    assert_eq!(output.matches(" 0% packet loss").count(), 2, "{output}");
+    assert_eq!(output.matches("equal").count(), 12, "{output}");
+    servers.into_iter().for_each(|server| drop(server.end()));
+    echo.end();
+}
+
+#[test]
+fn uplink_is_created_by_default() {
+    require!(DNSMASQ);
+    let world = world!(Families::Both);
+    let server = world.outside(&name_server(OUTSIDE_V4));
+    world.name_servers(&[OUTSIDE_V4]);
+    // The same resolver knows names of guests and of the world, also over TCP.
+    let first = world.guest("--name first", "until [ -e stop ]; do sleep 0.05; done");
+    first.wait_for_error("is on the host's network");
+    let script = format!(
+        "getent hosts first; {LOOK_UP}; ip -6 route show default; \
+         python3 -c 'import os; print(os.path.getsize(\"/etc/resolv.conf\") > 0)'; touch stop"
+    );
+    let output = world.guest("", &script).succeed(LONG);
+    assert!(output.contains(FAR_V4) && output.contains(FAR_V6), "{output}");
+    assert!(output.contains("first"), "{output}");
+    assert_eq!(output.matches("default via").count(), 1, "{output}");
+    first.succeed(MOMENT);
+    server.end();
+}
+
+#[test]
+fn switch_avoids_networks_of_host() {
+    let world = world!(Families::Both);
+    let usual = AddressPlan::new("default").assign(1, &[]).unwrap().addresses;
+    // Until duplicate address detection is over, an IPv6 address is none of the host's.
+    let nodad = |a: &Address| if a.to_string().contains(':') { "nodad" } else { "" };
+    let add = usual.iter().map(|a| format!("ip addr add {a} dev wan0 {}; ", nodad(a)));
+    let add: String = add.collect();
+    world.host(&["sh", "-ec", &add]).succeed(MOMENT);
+    let script = "ip -o addr show eth0 > eth0; ip -o addr show up0 > up0";
+    let guest = world.plain_guest("", script).finish(LONG);
+    assert_eq!(guest.status, Some(0), "{}", guest.stderr);
+    assert!(!guest.stderr.contains("no uplink"), "{}", guest.stderr);
+    let [switch, host] = ["eth0", "up0"].map(|name| world.lab.read(name));
+    let addresses = |text: &str| -> Vec<Address> {
+        text.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    assert!(usual.iter().all(|a| addresses(&host).contains(a)), "{host}");
+    let on_switch = addresses(&switch);
+    assert!(on_switch.len() >= usual.len(), "{switch}");
+    assert!(!on_switch.iter().any(|a| usual.iter().any(|b| a.overlaps(*b))), "{switch}");
+}
+
+#[test]
+fn guest_of_host_without_network_has_private_addresses() {
+    let world = world!(Families::Both);
+    world.host(&["sh", "-ec", "ip link del wan0"]).succeed(MOMENT);
+    for options in ["", "--uplink host --switch none"] {
+        let guest = world.plain_guest(options, "ip -o addr show dev up0").finish(LONG);
+        assert_eq!(guest.status, Some(0), "{}", guest.stderr);
+        assert!(guest.stdout.contains("10.0.2.100/24"), "{}", guest.stdout);
+        let said = "the host has no network now";
+        assert_eq!(guest.stderr.matches(said).count(), 1, "{}", guest.stderr);
+    }
+}
+
+const LOOK_UP: &str = "for i in $(seq 50); do getent ahostsv4 www.far.example && break; sleep 0.1; done; \
+                       getent ahostsv6 www.far.example; ! getent hosts unknown.example";
+
+#[test]
+fn names_are_resolved_by_name_servers_of_host() {
+    require!(DNSMASQ);
+    let world = world!(Families::Both);
+    // Three cases: a server that the guest can reach as the host does, one that only the host can reach, and both.
+    let outside = world.outside(&name_server(OUTSIDE_V4));
+    let inside = world.host(&name_server("127.0.0.53"));
+    for servers in [&[OUTSIDE_V4][..], &["127.0.0.53"], &["127.0.0.53", OUTSIDE_V4]] {
+        world.name_servers(servers);
+        let output = world.lone_guest("", LOOK_UP).succeed(LONG);
+        assert!(output.contains(FAR_V4) && output.contains(FAR_V6), "{servers:?}: {output}");
+    }
+    drop((outside.end(), inside.end()));
+}
+
+#[test]
+fn published_port_reaches_guest_with_address_of_client() {
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 2);
+    // Ports of an ordinary user, a range, another address, and UDP.
+    let options = "-p 8080:7000 -p 9000-9002:7000 -p 8053:7001/udp -p 127.0.0.1:8081:7000";
+    let script = "python3 peer.py tcp_server 0.0.0.0 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
+                  python3 peer.py tcp_server :: 7000 2>/dev/null & \
+                  until [ -e stop ]; do sleep 0.05; done";
+    let script = script.replace("tcp_server 0.0.0.0 7000", &format!("tcp_server {HOST_V4} 7000"));
+    let script = script.replace("tcp_server :: 7000", &format!("tcp_server {HOST_V6} 7000"));
+    let guest = world.lone_guest(options, &script);
+    guest.wait_for_output("listening\nlistening\nlistening");
+    let client = |mode: &str, address: &str, port: u16| {
+        let words = ["python3", "peer.py", mode, address, &port.to_string()];
+        let output = world.outside(&words).succeed(LONG);
+        assert!(output.contains("equal"), "{mode} {address} {port}: {output}");
+    };
+    client("tcp_client", HOST_V4, 8080);
+    client("tcp_client", HOST_V6, 8080);
+    client("tcp_client", HOST_V4, 9000);
+    client("udp_client", HOST_V4, 8053);
+    // This port listens only at the host's loopback.
+    let local = world.host(&["python3", "peer.py", "tcp_client", "127.0.0.1", "8081"]);
+    assert!(local.succeed(LONG).contains("equal"));
+    world.outside(&["python3", "peer.py", "refused", HOST_V4, "8081"]).succeed(LONG);
+    std::fs::write(world.file("stop"), "").unwrap();
+    let output = guest.succeed(MOMENT);
+    for client in [OUTSIDE_V4, OUTSIDE_V6] {
+        assert!(output.contains(&format!("client {client}\n")), "{output}");
+    }
+}
+
+#[test]
+fn host_loopback_is_reachable_only_with_option() {
+    let world = world!(Families::V4);
+    write_noise(&world.file("noise"), 1);
+    let server = world.host(&["python3", "peer.py", "tcp_server", "127.0.0.1", "7000"]);
+    server.wait_for_output("listening");
+    let script = "for ip in 127.0.0.1 192.0.2.2 192.0.2.99 169.254.53.254; do \
+                  python3 peer.py refused $ip 7000; done";
+    let output = world.lone_guest("", script).succeed(LONG);
+    assert_eq!(
+        output.matches("refused [").count() + output.matches("timed out").count(),
+        4,
+        "{output}"
+    );
+    let script =
+        "python3 peer.py tcp_client 192.0.2.99 7000; python3 peer.py refused 127.0.0.1 7000";
+    let output = world.lone_guest("--host-loopback 192.0.2.99", script).succeed(LONG);
+    assert!(output.contains("equal") && output.contains("refused"), "{output}");
+    server.end();
+}
+
+#[test]
+fn dhcp_returns_configured_address() {
+    require!(BUSYBOX);
+    let world = world!(Families::Both);
+    world.name_servers(&[OUTSIDE_V4]);
+    let lease = world.file("lease");
+    std::fs::write(&lease, "#!/bin/sh\n[ \"$1\" != bound ] || env > told\n").unwrap();
+    let script = "chmod +x lease; busybox udhcpc -i up0 -n -q -f -t 5 -T 1 -s ./lease";
+    world.lone_guest("", script).succeed(LONG);
+    let told = world.lab.read("told");
+    for line in ["ip=192.0.2.2", "router=192.0.2.1", "dns=192.0.2.1", "mask=24"] {
+        assert!(told.lines().any(|told| told == line), "no {line}: {told}");
+    }
+}
+
+#[test]
+fn guest_reaches_switch_and_host_network() {
+    require!(PING);
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let server = world.server("tcp_server", FAR_V4, 7000);
+    let script = "until [ -e stop ]; do sleep 0.05; done";
+    let first = world.guest("--uplink host --name first", script);
+    first.wait_for_error("is on the host's network");
+    let script =
+        format!("ping -c 1 -W 5 first; python3 peer.py tcp_client {FAR_V4} 7000; touch stop");
+    let output = world.guest("--uplink host", &script).succeed(LONG);
+    assert!(output.contains("equal"), "{output}");
+    first.succeed(MOMENT);
+    server.end();
+}

@@ -1,0 +1,338 @@
+//! Disks of `ringfence serve` without a hypervisor. The daemon is a domain of a hub, and the test is the toolstack
+//! and the guests.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::support::lab::{DRIVER, Lab, wait_until};
+use ringfence_block::blkfront::BlkfrontOptions;
+use ringfence_block::storage::memory::MemoryDisk;
+use ringfence_block::storage::testing::Driver;
+use ringfence_block::storage::{Disk, Geometry, Op};
+use ringfence_block::vbd::frontend::VbdFrontend;
+use ringfence_driver::xen::status::VbdStatus;
+use ringfence_nbd::export::{Export, ExportOptions};
+use ringfence_platform::Platform;
+use ringfence_platform::local::{ArenaShape, LocalPlatform};
+use ringfence_sys::byte_lock;
+use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenstore::{StoreAccess, StoreClient};
+use rustix::process::Signal;
+
+const XVDA: u32 = 51712;
+
+fn configure(dir: &Path, lines: &str) {
+    // Keys of [disks] come first, because the lines of a test may begin with more of them.
+    let images = dir.join("images");
+    let text = format!("[disks]\npaths = ['{}']\n{lines}\n", images.display());
+    fs::write(dir.join("ringfence.toml"), text).unwrap();
+}
+
+impl Lab {
+    /// Starts a daemon whose disks may be in the folder `images`.
+    fn of_disks(lines: &str) -> Lab {
+        Lab::start(|dir| {
+            fs::create_dir(dir.join("images")).unwrap();
+            configure(dir, lines);
+        })
+    }
+
+    fn row(&self, of: &Guest) -> VbdStatus {
+        let disks = self.status().disks;
+        disks.into_iter().find(|disk| disk.domain == of.device.frontend.0).unwrap_or_default()
+    }
+
+    fn vbd_counter(&self, of: &Guest, name: &str) -> u64 {
+        self.row(of).queues.iter().filter_map(|queue| queue.counters.get(name)).sum()
+    }
+
+    /// Creates a file in the folder of disks.
+    fn image(&self, name: &str, bytes: usize) -> PathBuf {
+        let path = self.dir.path().join("images").join(name);
+        fs::write(&path, vec![0; bytes]).unwrap();
+        path
+    }
+
+    fn key(&mut self, of: &Guest, key: &str) -> Option<String> {
+        let path = format!("{}/{key}", of.device.backend_path());
+        self.store.read_opt(&path).unwrap().map(|text| String::from_utf8(text).unwrap())
+    }
+
+    /// Writes a key into a device's backend directory, as the toolstack does.
+    fn write_vbd(&mut self, of: &Guest, key: &str, value: &str) {
+        self.write(&of.device, key, value);
+    }
+
+    /// Creates a guest with a disk as libxl does, with these additional keys.
+    fn disk_guest(&mut self, keys: &[(&str, &str)]) -> Guest {
+        let (_, socket) = self.hub.admit(None, false).unwrap();
+        let platform = LocalPlatform::connect(socket).unwrap();
+        let platform = platform.with_arena(ArenaShape::of(2048, 2048));
+        let device = DeviceId {
+            kind: DeviceKind::Vbd,
+            frontend: platform.domid(),
+            backend: DRIVER,
+            handle: XVDA,
+        };
+        let front = [("virtual-device", XVDA.to_string()), ("device-type", "disk".to_owned())];
+        let libxl = [
+            ("mode", "w"),
+            ("type", "phy"),
+            ("dev", "xvda"),
+            ("removable", "0"),
+            ("discard-enable", "1"),
+            ("script", "/etc/xen/scripts/block-ringfence"),
+        ];
+        let mut back: Vec<_> = libxl.map(|(key, value)| (key, value.to_owned())).to_vec();
+        for (key, value) in keys {
+            back.retain(|(known, _)| known != key);
+            back.push((key, (*value).to_owned()));
+        }
+        ringfence_xenbus::toolstack::create(&mut self.store, &device, (&front, &back)).unwrap();
+        let options = BlkfrontOptions { queues: 2, ring_order: 1, ..BlkfrontOptions::default() };
+        let front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
+        let store = platform.store().unwrap();
+        Guest { platform, store, front, device }
+    }
+}
+
+struct Guest {
+    platform: LocalPlatform,
+    store: StoreClient,
+    front: VbdFrontend<LocalPlatform>,
+    device: DeviceId,
+}
+
+impl Guest {
+    fn look(&mut self) {
+        self.front.look(&self.platform, &mut self.store).unwrap();
+    }
+
+    fn connect(&mut self) {
+        wait_until("a guest connects", || {
+            self.look();
+            self.front.is_up()
+        });
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.front.disk().unwrap().geometry()
+    }
+
+    fn driver(&self) -> Driver {
+        Driver::new(self.front.disk().unwrap().queue(8).unwrap())
+    }
+
+    fn back_state(&mut self) -> Option<XenbusState> {
+        let path = format!("{}/state", self.device.backend_path());
+        XenbusState::parse(&self.store.read_opt(&path).ok()??).ok()
+    }
+}
+
+#[test]
+fn file_is_served_and_reported_to_toolstack() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 1 << 20);
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    assert_eq!(lab.key(&guest, "disk-status").as_deref(), Some("open"));
+    let geometry = guest.geometry();
+    assert_eq!((geometry.bytes, geometry.sector_size, geometry.read_only), (1 << 20, 512, false));
+    let mut driver = guest.driver();
+    driver.write(4096, &[7; 8192]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(fs::read(&image).unwrap()[4095..12289].iter().filter(|b| **b == 7).count(), 8192);
+    let row = lab.row(&guest);
+    assert_eq!((row.vdev.as_deref(), row.storage.as_deref()), (Some("xvda"), image.to_str()));
+    assert!(row.connected && row.persistent && !row.adopted, "{row:?}");
+    assert_eq!((row.queues.len(), row.ring_pages, row.bytes), (2, Some(2), Some(1 << 20)));
+    assert_eq!(lab.vbd_counter(&guest, "written_bytes"), 8192);
+    assert!(lab.vbd_counter(&guest, "flushes") > 0);
+    // No other guest gets the disk.
+    let error = ringfence_block::storage::file::FileDisk::open(&image, &Default::default());
+    assert!(matches!(error, Err(ringfence_block::storage::file::OpenFileError::InUse { .. })));
+}
+
+#[test]
+fn unopenable_disk_is_reported_and_tried_again() {
+    let mut lab = Lab::of_disks("");
+    let outside = lab.dir.path().join("outside");
+    fs::write(&outside, [0; 8192]).unwrap();
+    let mut guest = lab.disk_guest(&[("params", outside.to_str().unwrap())]);
+    wait_until("the toolstack is told", || {
+        lab.key(&guest, "disk-status").is_some_and(|text| text.contains("`paths` in [disks]"))
+    });
+    guest.look();
+    wait_until("it is announced all the same", || {
+        guest.back_state() == Some(XenbusState::InitWait)
+    });
+    assert!(lab.row(&guest).problem.unwrap().contains("not below a folder"));
+    // The toolstack changes the keys.
+    let image = lab.image("late", 8192);
+    fs::remove_file(&image).unwrap();
+    lab.write_vbd(&guest, "params", image.to_str().unwrap());
+    wait_until("it is looked for", || {
+        lab.key(&guest, "disk-status").is_some_and(|text| text.contains("No such file"))
+    });
+    guest.look();
+    let image = lab.image("late", 8192);
+    guest.connect();
+    wait_until("it is open, and that is said", || {
+        lab.key(&guest, "disk-status").as_deref() == Some("open")
+            && lab.row(&guest).problem.is_none()
+    });
+    assert_eq!(guest.geometry().bytes, fs::metadata(image).unwrap().len());
+}
+
+#[test]
+fn keys_and_configuration_set_properties_of_disk() {
+    let mut lab = Lab::of_disks(
+        "mode = 'map'\nmax-queues = 1\nring-page-order = 0\n\
+         [[disk]]\nvdev = 'xvdb'\nsector-size = 4096\nmode = 'copy'\n\
+         [limits]\ndisks-per-domain = 1",
+    );
+    let image = lab.image("a", 1 << 20);
+    let path = image.to_str().unwrap();
+    let mut reader = lab.disk_guest(&[("params", path), ("mode", "r")]);
+    reader.connect();
+    assert!(reader.geometry().read_only);
+    let row = lab.row(&reader);
+    assert_eq!((row.mode.as_str(), row.persistent, row.read_only), ("map", false, true));
+    assert_eq!((row.queues.len(), row.ring_pages), (1, Some(1)));
+    // Two guests may read a disk that neither can write to.
+    let mut other = lab.disk_guest(&[("params", path), ("mode", "r"), ("dev", "xvdb")]);
+    other.connect();
+    assert_eq!(other.geometry().sector_size, 4096);
+    assert_eq!(lab.row(&other).mode, "copy");
+    assert_eq!(other.driver().read(0, 4096).unwrap(), [0; 4096]);
+}
+
+#[test]
+fn device_of_other_script_is_served() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 8192);
+    let keys = [("params", "iqn.2001:a"), ("script", "/etc/xen/scripts/block-iscsi")];
+    let mut guest = lab.disk_guest(&keys);
+    wait_until("it waits", || lab.row(&guest).problem.is_some_and(|why| why.contains("script")));
+    assert_eq!(guest.back_state(), Some(XenbusState::InitWait), "the toolstack waits for that");
+    lab.write_vbd(&guest, "physical-device-path", image.to_str().unwrap());
+    guest.connect();
+    assert_eq!(guest.geometry().bytes, 8192);
+}
+
+#[test]
+fn nbd_server_is_served_as_disk() {
+    let mut lab = Lab::of_disks("");
+    let socket = lab.dir.path().join("images/nbd.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let memory: Arc<dyn Disk> = Arc::new(MemoryDisk::new(1 << 20, 512).unwrap());
+    let _export = Export::start(listener, &memory, ExportOptions::default()).unwrap();
+    let address = format!("nbd+unix:///?socket={}", socket.display());
+    let mut guest = lab.disk_guest(&[("params", &address)]);
+    guest.connect();
+    let mut driver = guest.driver();
+    driver.write(512, &[9; 1024]).unwrap();
+    driver.run(Op::Flush, 0, 0, vec![]).result.unwrap();
+    assert_eq!(Driver::new(memory.queue(1).unwrap()).read(512, 1024).unwrap(), [9; 1024]);
+    assert_eq!(lab.row(&guest).storage, Some(address));
+    assert_eq!(lab.row(&guest).queues.len(), 1, "one connection keeps the order of writes");
+}
+
+#[test]
+fn reloaded_configuration_applies_to_next_connection() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 8192);
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    configure(lab.dir.path(), "mode = 'copy'\nsector-size = 4096");
+    lab.signal(Signal::HUP);
+    wait_until("it is read", || {
+        lab.log().contains("disks.mode for devices that connect from now on")
+    });
+    let mut driver = guest.driver();
+    driver.write(512, &[1; 512]).unwrap();
+    assert!(lab.row(&guest).persistent, "who is connected keeps what it has");
+    guest.front.close(&mut guest.store).unwrap();
+    wait_until("it is let go of", || !lab.row(&guest).connected);
+    let state = format!("{}/state", guest.device.frontend_path());
+    guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
+    wait_until("its sectors are larger", || lab.row(&guest).sector_size == Some(4096));
+    assert_eq!(lab.key(&guest, "feature-persistent").as_deref(), Some("0"));
+}
+
+#[test]
+fn frontend_that_vanished_finds_disk_connected() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 8192);
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    let state = format!("{}/state", guest.device.frontend_path());
+    guest.store.write(&state, XenbusState::Closed.to_string()).unwrap();
+    wait_until("it is let go of", || !lab.row(&guest).connected);
+    wait_until("it is waited for", || {
+        guest.back_state() == Some(XenbusState::Connected) && !lab.row(&guest).connected
+    });
+    // A frontend that starts in the regular way is not mistaken for the earlier one.
+    guest.store.write(&state, XenbusState::Initialising.to_string()).unwrap();
+    wait_until("it is announced", || guest.back_state() == Some(XenbusState::InitWait));
+    guest.connect();
+    guest.driver().write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn removed_device_is_forgotten_and_its_file_unlocked() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 8192);
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    guest.connect();
+    guest.driver().write(0, &[1; 512]).unwrap();
+    let file = fs::File::open(&image).unwrap();
+    let locked = || {
+        // Permissions to read and to write, and those that QEMU may not have beside them.
+        [100, 101, 201, 203].map(|byte| byte_lock::is_locked_elsewhere(&file, byte).unwrap())
+    };
+    assert_eq!(locked(), [true; 4], "QEMU can see that the disk is in use");
+    ringfence_xenbus::toolstack::remove(&mut lab.store, &guest.device).unwrap();
+    wait_until("it is forgotten", || lab.status().disks.is_empty());
+    let daemon = lab.status().daemon;
+    assert_eq!(daemon.disks.gone.get("writes"), Some(&1));
+    // The queues leave after the row is gone, and unmap their rings and pages then.
+    wait_until("nothing is mapped", || {
+        let path = lab.status().daemon.path;
+        path["grant_maps"] == path["grant_unmaps"]
+    });
+    let options = ringfence_block::storage::file::FileOptions::default();
+    wait_until("its last write is over", || locked() == [false; 4]);
+    assert!(ringfence_block::storage::file::FileDisk::open(&image, &options).is_ok());
+}
+
+#[test]
+fn disk_with_locks_of_qemu_is_opened_once_they_end() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 8192);
+    let qemu = fs::File::open(&image).unwrap();
+    byte_lock::lock(&qemu, 101).unwrap();
+    let mut guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    wait_until("the wait is reported", || lab.log().contains("in use by QEMU"));
+    assert_ne!(lab.key(&guest, "disk-status").as_deref(), Some("open"));
+    drop(qemu);
+    guest.connect();
+    guest.driver().write(0, &[1; 512]).unwrap();
+}
+
+#[test]
+fn image_of_another_format_is_reported_and_left_unchanged() {
+    let mut lab = Lab::of_disks("");
+    let image = lab.image("a", 8192);
+    let mut content = vec![0; 8192];
+    content[..4].copy_from_slice(b"QFI\xfb");
+    fs::write(&image, &content).unwrap();
+    let guest = lab.disk_guest(&[("params", image.to_str().unwrap())]);
+    wait_until("the toolstack is told", || {
+        lab.key(&guest, "disk-status").is_some_and(|text| text.contains("qcow2 image"))
+    });
+    assert_eq!(fs::read(&image).unwrap(), content);
+}

@@ -1,0 +1,93 @@
+//! One build of all test programs, from cargo's messages: unit tests of every crate, and integration tests.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use taskkit::exec::Cmd;
+
+/// Profile of the test programs (`Cargo.toml`).
+pub(crate) const PROFILE: &str = "suite";
+
+/// Kinds of test programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Tests in the sources of a library or a program.
+    Sources,
+    /// File or folder in `tests`.
+    Integration,
+}
+
+/// Test program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// Name of the package's folder, such as `net`.
+    pub(crate) krate: String,
+    /// Name of the target: of the library, the program or the integration test.
+    pub(crate) target: String,
+    pub(crate) kind: Kind,
+    pub(crate) file: PathBuf,
+    /// Folder of the package, in which the program runs.
+    pub(crate) folder: PathBuf,
+}
+
+impl Program {
+    /// Returns the name for reports: `net` for unit tests, `net/vif` for an integration test.
+    pub(crate) fn name(&self) -> String {
+        match self.kind {
+            Kind::Sources => self.krate.clone(),
+            Kind::Integration => format!("{}/{}", self.krate, self.target),
+        }
+    }
+}
+
+/// Builds all test programs and the programs that they start. Returns `None` if the build failed.
+pub(crate) fn build(root: &Path, command: Cmd) -> anyhow::Result<Option<Vec<Program>>> {
+    let words = ["test", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--tests"];
+    let command =
+        command.args(words).args(["--no-run", "--message-format=json-render-diagnostics"]);
+    let Some(messages) = command.captured(root)? else { return Ok(None) };
+    let programs = programs(&messages)?;
+    anyhow::ensure!(!programs.is_empty(), "cargo built no test program");
+    Ok(Some(programs))
+}
+
+/// Returns the test programs in cargo's messages, one JSON object in each line.
+pub(crate) fn programs(messages: &str) -> anyhow::Result<Vec<Program>> {
+    let mut found = Vec::new();
+    for line in messages.lines() {
+        let message: serde_json::Value = serde_json::from_str(line).context("cargo's messages")?;
+        let text = |path: &str| message.pointer(path).and_then(serde_json::Value::as_str);
+        let is_test = message.pointer("/profile/test") == Some(&serde_json::Value::Bool(true));
+        let (Some(file), true) = (text("/executable"), is_test) else { continue };
+        let target = text("/target/name").context("a target has a name")?.to_owned();
+        let folder = text("/manifest_path").map(Path::new).and_then(Path::parent);
+        let folder = folder.context("a package has a folder")?.to_owned();
+        let krate = folder.file_name().context("a package's folder has a name")?;
+        let krate = krate.to_string_lossy().into_owned();
+        let kind =
+            if text("/target/kind/0") == Some("test") { Kind::Integration } else { Kind::Sources };
+        found.push(Program { krate, target, kind, file: file.into(), folder });
+    }
+    found.sort_by_key(|program| (program.name(), program.target.clone()));
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_of_messages_are_those_with_tests() {
+        let messages = r#"{"reason":"build-script-executed"}
+{"manifest_path":"/w/crates/net/Cargo.toml","target":{"kind":["test"],"name":"vif"},"profile":{"test":true},"executable":"/t/vif-1"}
+{"manifest_path":"/w/crates/net/Cargo.toml","target":{"kind":["lib"],"name":"ringfence_net"},"profile":{"test":true},"executable":"/t/net-2"}
+{"manifest_path":"/w/crates/ringfence/Cargo.toml","target":{"kind":["bin"],"name":"ringfence"},"profile":{"test":false},"executable":"/t/ringfence"}
+{"manifest_path":"/w/crates/net/Cargo.toml","target":{"kind":["lib"],"name":"ringfence_net"},"profile":{"test":false},"executable":null}"#;
+        let found = programs(messages).unwrap();
+        let names: Vec<_> = found.iter().map(Program::name).collect();
+        assert_eq!(names, ["net", "net/vif"]);
+        assert_eq!(found[1].kind, Kind::Integration);
+        assert_eq!(found[1].folder, Path::new("/w/crates/net"));
+        assert!(programs("no JSON").is_err());
+    }
+}
