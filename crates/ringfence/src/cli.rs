@@ -24,7 +24,9 @@ use ringfence_uplink::udp::multicast::service::Service;
 
 use crate::attach::AttachArgs;
 use crate::commands::policy::PolicyCommand;
-use crate::commands::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
+use crate::commands::{
+    exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs, wait::WaitArgs,
+};
 use crate::disk::DiskSpec;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
@@ -74,10 +76,11 @@ pub enum Command {
     Exec(ExecArgs),
     Logs(LogsArgs),
     Stop(StopArgs),
+    Wait(WaitArgs),
     Port(PortArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
-    /// Takes some ten seconds and needs no root.
+    /// Takes about ten seconds and needs no root.
     Demo,
     Serve(ServeArgs),
     Attach(AttachArgs),

@@ -272,6 +272,9 @@ impl<'a> GuestProcesses<'a> {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
                 }
                 ProcessEvent::Guest(FromGuest::Sockets, fds) => self.pass_sockets(&fds),
+                ProcessEvent::Guest(FromGuest::Listening { id, ports }, _) => {
+                    self.reply(id, &Reply::Listening(ports));
+                }
                 ProcessEvent::Uplink(FromUplink::Sockets) => {
                     if let Err(outcome) = self.ask_for_sockets() {
                         return outcome;
