@@ -58,7 +58,7 @@ impl Link {
 pub enum UplinkChoice {
     /// To the host's network, through sockets of the host
     Host,
-    /// Nowhere: the guest has the switch alone
+    /// No host network; the guest reaches only its switch
     None,
 }
 
