@@ -155,7 +155,7 @@ fn logs_have_steps_of_a_quiet_guest_and_the_reason_of_its_end() {
     assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
     let logs = command(&lab, &["logs", "web"]);
     assert_eq!((logs.status, logs.stderr.as_str()), (Some(0), ""));
-    for text in ["launcher: switch `blue` is new", "launcher: web ("] {
+    for text in ["launcher: switch `blue` is new", "launcher: web is on switch `blue`"] {
         assert!(logs.stdout.contains(text), "{}", logs.stdout);
     }
     let last = command(&lab, &["logs", "--json", "-n", "1", "web"]).stdout;

@@ -46,13 +46,6 @@ pub enum Protect {
     Fine,
 }
 
-impl Link {
-    /// Returns the name of the link to the switch.
-    pub(super) fn on_switch(self) -> &'static str {
-        "netif"
-    }
-}
-
 /// Destination of a guest's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum UplinkChoice {
