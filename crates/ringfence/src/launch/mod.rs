@@ -18,12 +18,14 @@ mod clients;
 mod devices;
 mod disks;
 mod ends;
+mod events;
 mod guest_processes;
 mod host_names;
 mod messages;
 pub(crate) mod options;
 #[doc(hidden)]
 mod ports;
+mod process;
 mod published_ports;
 mod rendezvous;
 pub mod report;
