@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
 use super::clients::Clients;
-use super::disks::Disks;
+use super::disks::GuestDisks;
 use super::events::{GuestPhase, ProcessEvent};
 use super::host_names::HostNames;
 use super::options::Options;
@@ -105,7 +105,7 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) directory: &'a RuntimeDir,
     pub(super) options: &'a Options,
     driver: Option<DriverDomain>,
-    pub(super) disks: Disks,
+    pub(super) disks: GuestDisks,
     pub(super) guest: GuestProcess<GuestState>,
     pub(super) frontend: GuestProcess<FrontendState>,
     pub(super) uplink: GuestProcess<Uplink>,
@@ -120,7 +120,7 @@ impl<'a> GuestProcesses<'a> {
         directory: &'a RuntimeDir,
         options: &'a Options,
         attachment: Option<Attachment>,
-        disks: Disks,
+        disks: GuestDisks,
         uplink: Option<Uplink>,
     ) -> GuestProcesses<'a> {
         let (mut driver, mut guest, mut frontend) = (None, GuestState::default(), None);
@@ -304,7 +304,7 @@ impl<'a> GuestProcesses<'a> {
             return Some(ProcessEvent::Frontend(message));
         }
         match frontend.domain.next_event()? {
-            Event::Stderr(text) => self.reporter.relay(Source::Frontend, &text),
+            Event::Stderr(text) => self.reporter.forward_stderr(Source::Frontend, &text),
             Event::Ended(ended) => return Some(ProcessEvent::FrontendGone(ended)),
         }
         None
@@ -317,7 +317,7 @@ impl<'a> GuestProcesses<'a> {
             return Some(ProcessEvent::Uplink(message));
         }
         match domain.next_event()? {
-            Event::Stderr(text) => self.reporter.relay(Source::Uplink, &text),
+            Event::Stderr(text) => self.reporter.forward_stderr(Source::Uplink, &text),
             Event::Ended(ended) => return Some(ProcessEvent::UplinkGone(ended)),
         }
         None
@@ -326,7 +326,7 @@ impl<'a> GuestProcesses<'a> {
     fn look_at_driver_process(&mut self) {
         let Some(driver) = &mut self.driver else { return };
         match driver.process.as_ref().and_then(DomainProcess::next_event) {
-            Some(Event::Stderr(text)) => self.reporter.relay(Source::Driver, &text),
+            Some(Event::Stderr(text)) => self.reporter.forward_stderr(Source::Driver, &text),
             // The lease reports the end, and the exit report the reason.
             Some(Event::Ended(_)) => driver.process = None,
             None => {}

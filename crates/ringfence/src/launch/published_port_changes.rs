@@ -9,7 +9,7 @@ use super::published_ports::{Changed, listen};
 use crate::commands::Reply;
 use ringfence_guest::ToGuest;
 use ringfence_uplink_process::forward::ForwardSpec;
-use ringfence_uplink_process::ports;
+use ringfence_uplink_process::forwarded_ports;
 
 impl GuestProcesses<'_> {
     /// Carries out a client's change of ports. [`GuestProcesses::port_is_changed`] answers later.
@@ -77,7 +77,7 @@ impl GuestProcesses<'_> {
         let Some((uplink, channel)) = self.uplink.with_channel() else { return };
         if std::mem::take(&mut uplink.ports.awaits_sockets) {
             // An uplink that is gone is reported soon, with the reason.
-            let _ = ports::send_sockets(channel, &fds.each().collect::<Vec<_>>());
+            let _ = forwarded_ports::send_sockets(channel, &fds.each().collect::<Vec<_>>());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Plan of a guest's uplink: addresses, routes, name servers, and substitute addresses for the
+//! Network plan of a guest's uplink: addresses, routes, name servers, and substitute addresses for the
 //! host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -77,7 +77,7 @@ impl FromStr for UplinkAddress {
 
 /// Network configuration of a guest with an uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct NetworkPlan {
     pub addresses: Vec<Address>,
     pub routes: Vec<Route>,
     pub gateways: Vec<IpAddr>,
@@ -106,8 +106,12 @@ pub enum PlanError {
     LoopbackTaken(IpAddr),
 }
 
-impl Plan {
-    pub fn new(host: HostNetwork, resolver: Resolver, wishes: &Wishes) -> Result<Plan, PlanError> {
+impl NetworkPlan {
+    pub fn new(
+        host: HostNetwork,
+        resolver: Resolver,
+        wishes: &Wishes,
+    ) -> Result<NetworkPlan, PlanError> {
         let (mut addresses, mut routes) = (wishes.addresses.clone(), Vec::new());
         let mut wanted = wishes.gateways.clone();
         let origin = if !addresses.is_empty() {
@@ -122,7 +126,7 @@ impl Plan {
             (addresses, routes) = (host.addresses, host.routes);
             format!("copied from {}", host.interfaces.join(" and "))
         };
-        let mut plan = Plan {
+        let mut plan = NetworkPlan {
             addresses,
             routes,
             gateways: Vec::new(),
@@ -340,8 +344,8 @@ mod tests {
         Resolver { name_servers, search: vec!["example".into()], ..Resolver::default() }
     }
 
-    fn plan(host: HostNetwork, resolver: Resolver) -> Plan {
-        Plan::new(host, resolver, &Wishes::default()).unwrap()
+    fn plan(host: HostNetwork, resolver: Resolver) -> NetworkPlan {
+        NetworkPlan::new(host, resolver, &Wishes::default()).unwrap()
     }
 
     #[test]
@@ -364,7 +368,7 @@ mod tests {
             [(HostNetwork::default(), false), (host(&["192.0.2.7/24"], &[]), true)]
         {
             let wishes = Wishes { private, ..Wishes::default() };
-            let plan = Plan::new(host, servers(&["2001:db8::53"]), &wishes).unwrap();
+            let plan = NetworkPlan::new(host, servers(&["2001:db8::53"]), &wishes).unwrap();
             assert_eq!(plan.families(), (true, true));
             assert_eq!(plan.gateways, PRIVATE_ROUTERS);
             assert!(plan.origin.starts_with("private") && plan.resolvers.is_empty());
@@ -410,7 +414,7 @@ mod tests {
             loopback: vec!["10.9.0.9".parse().unwrap()],
         };
         let host = host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1"]);
-        let plan = Plan::new(host, servers(&["192.0.2.1"]), &wishes).unwrap();
+        let plan = NetworkPlan::new(host, servers(&["192.0.2.1"]), &wishes).unwrap();
         assert_eq!(plan.addresses, wishes.addresses);
         assert_eq!(plan.gateways, wishes.gateways);
         assert_eq!(plan.name_servers, wishes.name_servers);
@@ -421,7 +425,7 @@ mod tests {
     #[test]
     fn address_that_is_not_of_one_host_is_refused() {
         let with = |wishes| {
-            Plan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes)
+            NetworkPlan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes)
         };
         for text in [
             "::",
@@ -451,11 +455,11 @@ mod tests {
     fn impossible_settings_are_reported() {
         let six: IpAddr = "fe80::1".parse().unwrap();
         let wishes = Wishes { gateways: vec![six], ..Wishes::default() };
-        let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
+        let refused = NetworkPlan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
         assert_eq!(refused.unwrap_err(), PlanError::Gateway(six));
         let own: IpAddr = "192.0.2.7".parse().unwrap();
         let wishes = Wishes { loopback: vec![own], ..Wishes::default() };
-        let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
+        let refused = NetworkPlan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
         assert_eq!(refused.unwrap_err(), PlanError::LoopbackTaken(own));
     }
 }
