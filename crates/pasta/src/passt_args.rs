@@ -12,7 +12,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
 
 use super::args::PastaArgs;
 use super::machine::{Endpoint, Place};
-use crate::port_spec::PortSpec;
+use crate::forward_spec::PastaForwardSpec;
 use ringfence_uplink_process::link::Transport;
 
 /// Options of pasta, about namespaces: name in the parser, long name.
@@ -95,7 +95,7 @@ impl PasstArgs {
         }
         let ports = self.network.tcp_ports.iter().chain(&self.network.udp_ports);
         for spec in ports {
-            if let PortSpec::Listen(listen) = spec
+            if let PastaForwardSpec::Listen(listen) = spec
                 && listen.auto
             {
                 bail!("{listen}: the ports of a virtual machine cannot be seen: name them");

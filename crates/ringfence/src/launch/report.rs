@@ -64,7 +64,7 @@ impl Reporter {
     }
 
     /// Forwards what another process wrote to its standard error, if verbose.
-    pub(super) fn relay(self, source: Source, text: &str) {
+    pub(super) fn forward_stderr(self, source: Source, text: &str) {
         for line in text.lines().map(printable) {
             messages::kept().add(source, &line);
             if self.loudness >= Loudness::Verbose {
@@ -132,8 +132,8 @@ mod tests {
     }
 
     #[test]
-    fn relayed_line_is_kept_without_control_characters_by_a_quiet_launcher() {
-        Reporter::new(Loudness::Quiet).relay(Source::Uplink, "a\x1b[2J\nb\n");
+    fn forwarded_line_is_kept_without_control_characters_by_a_quiet_launcher() {
+        Reporter::new(Loudness::Quiet).forward_stderr(Source::Uplink, "a\x1b[2J\nb\n");
         let kept = messages::kept().after(0);
         let texts: Vec<&str> = kept
             .iter()
