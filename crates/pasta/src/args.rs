@@ -65,8 +65,8 @@ Examples:
     ringfence pasta --config-net -t 8080:80 -u none -T none -U none --no-map-gw --netns PATH
 
 Exit status:
-    0 once the network is up, in the background. 1 if it could not be set up (standard error has the reason).
-    With COMMAND, the command's own.";
+    0 once the network is up, in the background. 1 if it could not be set up (standard error has the
+    reason). With COMMAND, the command's own.";
 
 /// Connect network namespaces to the host's network, with the options of pasta.
 ///

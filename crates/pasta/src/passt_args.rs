@@ -65,8 +65,9 @@ Examples:
     ringfence passt --one-off -t 2222:22 --socket /tmp/vm.socket
 
 Exit status:
-    0 once the socket accepts connections, in the background. 1 if that fails (standard error has the reason).
-    With --foreground: 0 after SIGTERM, and after the client of --fd or --one-off has gone.";
+    0 once the socket accepts connections, in the background. 1 if that fails (standard error has
+    the reason). With --foreground: 0 after SIGTERM, and after the client of --fd or --one-off
+    has gone.";
 
 /// Connect a virtual machine to the host's network, with the options of passt.
 #[derive(Debug)]

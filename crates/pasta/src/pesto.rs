@@ -40,7 +40,7 @@ Examples:
     ringfence pesto --delete -t 8080:80 /run/user/1000/pasta.sock
 
 Exit status:
-    0 if all of it was done. 1 if not (standard error has the reason), and then nothing has changed.";
+    0 if all of it was done. 1 if not (standard error has the reason); nothing has changed then.";
 
 /// Change the ports of a running `pasta`, with the options of pesto.
 ///

@@ -145,8 +145,9 @@ Examples:
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
 
 Names:
-    Names of guests come first, then those of the host's /etc/hosts and of its name servers, with its search
-    list and options. Changes of /etc/hosts and /etc/resolv.conf are followed while the guest runs.
+    Names of guests come first, then those of the host's /etc/hosts and of its name servers, with
+    its search list and options. Changes of /etc/hosts and /etc/resolv.conf are followed while the
+    guest runs.
 
 Exit status:
     The command's own. 128 + N if signal N ended it; 127 if it was not found, 126 if it could not

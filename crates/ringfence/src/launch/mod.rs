@@ -73,7 +73,7 @@ const INTERFACE: &str = "eth0";
 
 /// Message for a command with the rights of root.
 const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
-                       (kernel settings are read-only for it); --root, --ro and --hide limit that";
+                       except kernel settings; --root, --ro and --hide limit that";
 
 /// Returns the arguments of this program for a quiet guest on a switch without an uplink. More
 /// options may follow, then `--` and the command.
