@@ -14,7 +14,7 @@ make_system() {
     cp /clients/machines/init /clients/machines/on-lease root
     depmod --basedir /kernel/usr --outdir modules $version 2>/dev/null
     ln -s /kernel/usr/lib/modules/$version/kernel modules/lib/modules/$version/kernel
-    # What is not built in, in the order of loading.
+    # Modules that are not built in, in the order of loading.
     for module in virtio_pci virtio_net af_packet ipv6; do
         modprobe --dirname $PWD/modules --set-version $version --show-depends $module
     done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | while read -r file; do

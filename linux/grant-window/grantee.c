@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The grantee's end: a pool of guest frames without memory but with struct pages, so that pages of a window can be
- * pinned (O_DIRECT, io_uring, vmsplice). A window takes a range of the pool. A range whose pages the kernel still has
- * pinned when its window is closed is not used again before they are released: else an old transfer would reach the
- * pages of another granter.
+ * The grantee's end: a pool of guest frames without memory but with struct pages, so that pages of
+ * a window can be pinned (O_DIRECT, io_uring, vmsplice). A window takes a range of the pool. A
+ * range whose pages the kernel still has pinned when its window is closed is not used again before
+ * they are released: else an old transfer would reach the pages of another granter.
  */
 #include <linux/bitmap.h>
 #include <linux/ioport.h>
@@ -22,16 +22,22 @@
 
 static unsigned int frames = 32768;
 module_param(frames, uint, 0444);
-MODULE_PARM_DESC(frames, "frames that all windows of this grantee share; 0: no grantee (default 32768)");
+MODULE_PARM_DESC(frames,
+		 "frames that all windows of this grantee share; 0: no grantee (default 32768)");
 
 static unsigned long base;
 module_param(base, ulong, 0444);
 MODULE_PARM_DESC(base, "set by the module: the first of these frames");
 
-static struct resource range = { .name = "grant windows", .flags = IORESOURCE_MEM | IORESOURCE_BUSY };
+static struct resource range = {
+	.name = "grant windows",
+	.flags = IORESOURCE_MEM | IORESOURCE_BUSY,
+};
+
 static struct dev_pagemap pagemap;
-static unsigned long *used;		/* by frame: in a window, or closed with its pages pinned */
-static unsigned long *closed;		/* by frame: of a window that was closed, to be looked at again */
+/* Bitmaps of frames: in a window or closed with pages pinned; of a closed window, to be checked. */
+static unsigned long *used;
+static unsigned long *closed;
 static DEFINE_MUTEX(pool_lock);
 
 int pool_init(void)
@@ -48,7 +54,8 @@ int pool_init(void)
 	rc = -ENOMEM;
 	if (!used || !closed)
 		goto no_bitmap;
-	rc = allocate_resource(&iomem_resource, &range, (resource_size_t)frames << PAGE_SHIFT, 0, -1, align, NULL, NULL);
+	rc = allocate_resource(&iomem_resource, &range, (resource_size_t)frames << PAGE_SHIFT, 0,
+			       -1, align, NULL, NULL);
 	if (rc)
 		goto no_bitmap;
 	pagemap.type = MEMORY_DEVICE_GENERIC;
@@ -83,7 +90,10 @@ static struct page *frame_page(unsigned long index)
 	return pfn_to_page(PFN_DOWN(range.start) + index);
 }
 
-/* Takes back the frames of closed windows that nobody has pinned any more. The pool's own reference is 1. */
+/*
+ * Takes back the frames of closed windows that nobody has pinned any more. The pool's own reference
+ * is 1.
+ */
 static void reclaim(void)
 {
 	unsigned long i;
@@ -141,9 +151,20 @@ static long register_window(struct window *w)
 	kfree(gfns);
 	if (rc || !op.status)
 		return rc;
-	return op.status == GNTST_permission_denied ? -EACCES : op.status == GNTST_no_space ? -ENOSPC :
-	       op.status == GNTST_eagain ? -EAGAIN : op.status == GNTST_bad_virt_addr ? -EBUSY :
-	       op.status == GNTST_general_error ? -EOPNOTSUPP : -ENXIO;
+	switch (op.status) {
+	case GNTST_permission_denied:
+		return -EACCES;
+	case GNTST_no_space:
+		return -ENOSPC;
+	case GNTST_eagain:
+		return -EAGAIN;
+	case GNTST_bad_virt_addr:
+		return -EBUSY;
+	case GNTST_general_error:
+		return -EOPNOTSUPP;
+	default:
+		return -ENXIO;
+	}
 }
 
 long grantee_register(struct window *w, void __user *arg)
@@ -170,6 +191,7 @@ long grantee_register(struct window *w, void __user *arg)
 		w->table = NULL;
 		return rc;
 	}
+	/* Pairs with window_mmap(): range and table are there before the role. */
 	smp_store_release(&w->role, GRANTEE);
 	r.table_pages = w->table_pages;
 	/* A caller that cannot be told closes the file. */
@@ -195,12 +217,14 @@ int grantee_mmap(struct window *w, struct vm_area_struct *vma)
 		return -EINVAL;
 	restrict_flags(vma);
 	if (first < PFN_DOWN(RFWIN_PAGES_OFFSET))
-		return first + n <= w->table_pages ? remap_vmalloc_range(vma, w->table, first) : -EINVAL;
+		return first + n <= w->table_pages ? remap_vmalloc_range(vma, w->table, first) :
+						     -EINVAL;
 	first -= PFN_DOWN(RFWIN_PAGES_OFFSET);
 	if (first > w->nr || n > w->nr - first)
 		return -EINVAL;
 	for (i = 0; i < n; i++) {
-		int rc = vm_insert_page(vma, vma->vm_start + i * PAGE_SIZE, frame_page(w->first + first + i));
+		int rc = vm_insert_page(vma, vma->vm_start + i * PAGE_SIZE,
+					frame_page(w->first + first + i));
 
 		if (rc)
 			return rc;

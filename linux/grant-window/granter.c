@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The granter's end: pins pages of the calling process, issues them, and releases a page only when the hypervisor says
- * that it is not mapped any more.
+ * The granter's end: pins pages of the calling process, issues them, and releases a page only when
+ * the hypervisor says that it is not mapped any more.
  */
 #include <linux/delay.h>
 #include <linux/mm.h>
@@ -14,7 +14,7 @@
 
 #define CHUNK GRANT_WINDOW_BATCH
 
-/* How long a revoke waits for the hypervisor's flush rate. */
+/* Time limit of a revoke that waits for the hypervisor's flush rate. */
 #define THROTTLED_MS 2000
 
 long granter_create(struct window *w, void __user *arg)
@@ -47,7 +47,10 @@ long granter_create(struct window *w, void __user *arg)
 	return 0;
 }
 
-/* Pins a page of the caller. File pages are refused: their writeback would miss what the grantee writes. */
+/*
+ * Pins a page of the caller. File pages are refused: their writeback would miss what the grantee
+ * writes.
+ */
 static int pin(const struct rfwin_issue *op, struct page **page)
 {
 	bool ro = op->flags & GNTWIN_readonly;
@@ -58,7 +61,8 @@ static int pin(const struct rfwin_issue *op, struct page **page)
 	n = pin_user_pages_fast(op->address, 1, FOLL_LONGTERM | (ro ? 0 : FOLL_WRITE), page);
 	if (n != 1)
 		return GNTST_bad_virt_addr;
-	if (is_zone_device_page(*page) || !(PageAnon(*page) || folio_test_swapbacked(page_folio(*page)))) {
+	if (is_zone_device_page(*page) ||
+	    !(PageAnon(*page) || folio_test_swapbacked(page_folio(*page)))) {
 		unpin_user_page(*page);
 		return GNTST_bad_page;
 	}
@@ -72,7 +76,8 @@ static void unpin(struct window *w, struct page *page)
 	account_locked_vm(w->mm, 1, false);
 }
 
-static long issue_chunk(struct window *w, struct rfwin_issue *ops, struct gnttab_window_issue *x, u32 n)
+static long issue_chunk(struct window *w, struct rfwin_issue *ops, struct gnttab_window_issue *x,
+			u32 n)
 {
 	struct page *pages[CHUNK];
 	u8 of[CHUNK];
@@ -105,7 +110,10 @@ static long issue_chunk(struct window *w, struct rfwin_issue *ops, struct gnttab
 		rc = HYPERVISOR_grant_table_op(GNTTABOP_window_issue, x, k);
 	for (i = 0; i < k; i++) {
 		ops[of[i]].status = x[i].status;
-		/* After a failed call the statuses may be those of a part: what may be issued stays pinned. */
+		/*
+		 * After a failed call the statuses may be those of a part: what may be issued stays
+		 * pinned.
+		 */
 		if (!x[i].status || rc)
 			w->pages[x[i].ref] = pages[i];
 		else
@@ -115,7 +123,8 @@ static long issue_chunk(struct window *w, struct rfwin_issue *ops, struct gnttab
 }
 
 /* Revokes; waits while the hypervisor's flush rate says so. */
-static long revoke_chunk(struct window *w, struct rfwin_revoke *ops, struct gnttab_window_revoke *x, u32 n)
+static long revoke_chunk(struct window *w, struct rfwin_revoke *ops, struct gnttab_window_revoke *x,
+			 u32 n)
 {
 	unsigned long until = jiffies + msecs_to_jiffies(THROTTLED_MS);
 	u8 of[CHUNK];
@@ -215,19 +224,24 @@ static long revoke_any(struct window *w, void *ops, void *x, u32 n)
 
 long granter_issue(struct window *w, void __user *arg)
 {
-	return run(w, arg, sizeof(struct rfwin_issue), sizeof(struct gnttab_window_issue), issue_any);
+	return run(w, arg, sizeof(struct rfwin_issue), sizeof(struct gnttab_window_issue),
+		   issue_any);
 }
 
 long granter_revoke(struct window *w, void __user *arg)
 {
-	return run(w, arg, sizeof(struct rfwin_revoke), sizeof(struct gnttab_window_revoke), revoke_any);
+	return run(w, arg, sizeof(struct rfwin_revoke), sizeof(struct gnttab_window_revoke),
+		   revoke_any);
 }
 
 void granter_release(struct window *w)
 {
 	u32 ref;
 
-	/* Pages that may still be mapped are never unpinned: the memory is lost, which is better than shared. */
+	/*
+	 * Pages that may still be mapped are never unpinned: the memory is lost, which is better
+	 * than shared.
+	 */
 	if (WARN_ON_ONCE(!destroy_window(w)))
 		return;
 	for (ref = 0; ref < w->nr; ref++)

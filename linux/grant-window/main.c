@@ -53,11 +53,15 @@ static long window_ioctl(struct file *file, unsigned int cmd, unsigned long arg)
 	return rc;
 }
 
-/* No w->lock here: mmap holds the mm's lock, which an issue takes inside of w->lock. The role is set last. */
+/*
+ * No w->lock here: mmap holds the mm's lock, which an issue takes inside of w->lock. The role is
+ * set last.
+ */
 static int window_mmap(struct file *file, struct vm_area_struct *vma)
 {
 	struct window *w = file->private_data;
 
+	/* Pairs with the registration, which sets range and table before the role. */
 	return smp_load_acquire(&w->role) == GRANTEE ? grantee_mmap(w, vma) : -EINVAL;
 }
 

@@ -2,8 +2,9 @@
 /*
  * /dev/ringfence-window: grant windows of Xen for user space.
  *
- * An open file is one window, of one role: RFWIN_CREATE makes it the granter's end, RFWIN_REGISTER the grantee's.
- * Closing the file, or the death of the last process that has it open, destroys the window.
+ * An open file is one window, of one role: RFWIN_CREATE makes it the granter's end, RFWIN_REGISTER
+ * the grantee's. Closing the file, or the death of the last process that has it open, destroys the
+ * window.
  */
 #ifndef RINGFENCE_WINDOW_H
 #define RINGFENCE_WINDOW_H
@@ -61,6 +62,6 @@ struct rfwin_batch {
 
 /* Offsets for mmap by the grantee, MAP_SHARED: the table, and the window's pages by reference. */
 #define RFWIN_TABLE_OFFSET	0UL
-#define RFWIN_PAGES_OFFSET	(1UL << 30)
+#define RFWIN_PAGES_OFFSET	0x40000000UL
 
 #endif

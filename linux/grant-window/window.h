@@ -11,6 +11,7 @@ enum role { NONE, GRANTER, GRANTEE };
 
 /* An open file. */
 struct window {
+	/* Guards all fields but the role, which is set last and read without it by mmap. */
 	struct mutex lock;
 	enum role role;
 	u16 peer;

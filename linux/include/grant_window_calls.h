@@ -40,19 +40,26 @@ static inline int grant_window_create(u16 grantee, u32 references, u32 *handle)
 	}
 }
 
-/* Destroys a window, which revokes what is issued. The granter is DOMID_SELF for itself. Returns true if it is gone. */
+/*
+ * Destroys a window, which revokes what is issued. The granter is DOMID_SELF for itself. Returns
+ * true if it is gone.
+ */
 static inline bool grant_window_destroy(u16 granter, u32 handle)
 {
 	struct gnttab_window_destroy op = { .granter = granter, .handle = handle };
 	int rc = HYPERVISOR_grant_table_op(GNTTABOP_window_destroy, &op, 1);
 
-	/* A bad handle or a domain that is gone: the other side has destroyed it, and nothing is mapped. */
-	return !rc && (!op.status || op.status == GNTST_bad_handle || op.status == GNTST_bad_domain);
+	/*
+	 * A bad handle or a domain that is gone: the other side has destroyed it, and nothing is
+	 * mapped.
+	 */
+	return !rc &&
+	       (!op.status || op.status == GNTST_bad_handle || op.status == GNTST_bad_domain);
 }
 
 /*
- * Returns true if a revocation with this status left the page unmapped: it is revoked now, or was not issued, or the
- * whole window is gone.
+ * Returns true if a revocation with this status left the page unmapped: it is revoked now, or was
+ * not issued, or the whole window is gone.
  */
 static inline bool grant_window_is_revoked(s16 status)
 {

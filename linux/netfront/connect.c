@@ -1,18 +1,34 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Connection: reads the backend's features, creates the queues, publishes their keys, and tears all of it down.
+ * Connection: reads the backend's features, creates the queues, publishes their keys, and tears all
+ * of it down.
  *
- * A connection begins when the backend waits (InitWait) and ends when either side closes, the backend breaks the
- * protocol, or the guest is resumed. Every connection has new pages, grants and event channels.
+ * A connection begins when the backend waits (InitWait) and ends when either side closes, the
+ * backend breaks the protocol, or the guest is resumed. Every connection has new pages, grants and
+ * event channels.
  */
 #include <linux/rtnetlink.h>
 #include "netfront.h"
 
-/* Keys at the top of the frontend's directory that describe one connection, ours or that of another driver. */
+/*
+ * Keys at the top of the frontend's directory that describe one connection, ours or that of another
+ * driver.
+ */
 static const char *const rfn_keys[] = {
-	"tx-ring-ref",	"rx-ring-ref",	 "event-channel",	   "event-channel-tx",		"event-channel-rx",
-	"ctrl-ring-ref", "event-channel-ctrl", "multi-queue-num-queues", "request-multicast-control", "xdp-headroom",
-	"ringfence-tx-window", "ringfence-tx-window-references", "ringfence-rx-window", "ringfence-rx-window-references",
+	"tx-ring-ref",
+	"rx-ring-ref",
+	"event-channel",
+	"event-channel-tx",
+	"event-channel-rx",
+	"ctrl-ring-ref",
+	"event-channel-ctrl",
+	"multi-queue-num-queues",
+	"request-multicast-control",
+	"xdp-headroom",
+	"ringfence-tx-window",
+	"ringfence-tx-window-references",
+	"ringfence-rx-window",
+	"ringfence-rx-window-references",
 };
 
 static void rfn_read_features(struct rfn_dev *rd)
@@ -29,7 +45,8 @@ static void rfn_read_features(struct rfn_dev *rd)
 		.split = xenbus_read_unsigned(backend, "feature-split-event-channels", 0),
 		.mcast = READ_ONCE(rfn_multicast_control) &&
 			 xenbus_read_unsigned(backend, "feature-multicast-control", 0),
-		.queues = clamp_t(unsigned int, xenbus_read_unsigned(backend, "multi-queue-max-queues", 1), 1,
+		.queues = clamp_t(unsigned int,
+				  xenbus_read_unsigned(backend, "multi-queue-max-queues", 1), 1,
 				  RFN_QUEUES_MAX),
 	};
 }
@@ -52,21 +69,25 @@ static void rfn_remove_keys(struct rfn_dev *rd, struct xenbus_transaction xbt)
 	}
 }
 
-static int rfn_write_windows(struct xenbus_transaction xbt, const char *path, const struct rfn_queue *q)
+static int rfn_write_windows(struct xenbus_transaction xbt, const char *path,
+			     const struct rfn_queue *q)
 {
 	int err;
 
 	err = xenbus_printf(xbt, path, "ringfence-tx-window", "%u", q->tx_window.handle);
 	if (!err)
-		err = xenbus_printf(xbt, path, "ringfence-tx-window-references", "%u", RFN_WINDOW_REFS);
+		err = xenbus_printf(xbt, path, "ringfence-tx-window-references", "%u",
+				    RFN_WINDOW_REFS);
 	if (!err)
 		err = xenbus_printf(xbt, path, "ringfence-rx-window", "%u", q->rx_window.handle);
 	if (!err)
-		err = xenbus_printf(xbt, path, "ringfence-rx-window-references", "%u", RFN_WINDOW_REFS);
+		err = xenbus_printf(xbt, path, "ringfence-rx-window-references", "%u",
+				    RFN_WINDOW_REFS);
 	return err;
 }
 
-static int rfn_write_channels(struct xenbus_transaction xbt, const char *path, const struct rfn_queue *q)
+static int rfn_write_channels(struct xenbus_transaction xbt, const char *path,
+			      const struct rfn_queue *q)
 {
 	int err;
 
@@ -76,7 +97,8 @@ static int rfn_write_channels(struct xenbus_transaction xbt, const char *path, c
 	return err ? err : xenbus_printf(xbt, path, "event-channel-rx", "%u", q->channel[1].port);
 }
 
-static int rfn_write_queue(struct rfn_dev *rd, struct xenbus_transaction xbt, const struct rfn_queue *q)
+static int rfn_write_queue(struct rfn_dev *rd, struct xenbus_transaction xbt,
+			   const struct rfn_queue *q)
 {
 	char *path;
 	int err;
@@ -101,8 +123,12 @@ static int rfn_write_keys(struct rfn_dev *rd, struct xenbus_transaction xbt)
 	static const struct {
 		const char *key, *value;
 	} features[] = {
-		{ "request-rx-copy", "1" },	 { "feature-rx-notify", "1" },	 { "feature-sg", "1" },
-		{ "feature-gso-tcpv4", "1" },	 { "feature-gso-tcpv6", "1" },	 { "feature-ipv6-csum-offload", "1" },
+		{ "request-rx-copy", "1" },
+		{ "feature-rx-notify", "1" },
+		{ "feature-sg", "1" },
+		{ "feature-gso-tcpv4", "1" },
+		{ "feature-gso-tcpv6", "1" },
+		{ "feature-ipv6-csum-offload", "1" },
 		{ "feature-no-csum-offload", "0" },
 	};
 	const char *node = rd->xdev->nodename;
@@ -166,14 +192,16 @@ static void rfn_carrier_changed(struct xenbus_watch *watch, const char *path, co
 void rfn_watch_carrier(struct rfn_dev *rd)
 {
 	if (!rd->carrier_watched)
-		rd->carrier_watched = !xenbus_watch_pathfmt(rd->xdev, &rd->carrier_watch, NULL, rfn_carrier_changed,
-							    "%s/carrier", rd->xdev->otherend);
+		rd->carrier_watched = !xenbus_watch_pathfmt(rd->xdev, &rd->carrier_watch, NULL,
+							    rfn_carrier_changed, "%s/carrier",
+							    rd->xdev->otherend);
 	rfn_carrier(rd);
 }
 
 /*
- * Ends that. Only for callbacks of a watch, and without rfn_dev.lock for remove and resume: it waits for the callback of a
- * watch that runs, which may be rfn_backend_changed() waiting for that lock.
+ * Ends that. Only for callbacks of a watch, and without rfn_dev.lock for remove and resume: it
+ * waits for the callback of a watch that runs, which may be rfn_backend_changed() waiting for that
+ * lock.
  */
 void rfn_unwatch_carrier(struct rfn_dev *rd)
 {
@@ -186,8 +214,8 @@ void rfn_unwatch_carrier(struct rfn_dev *rd)
 }
 
 /*
- * Starts NAPI and lets packets in. Called under RTNL, for an interface that is up and connected. Does nothing if the next
- * connection is awaited, with another number of queues.
+ * Starts NAPI and lets packets in. Called under RTNL, for an interface that is up and connected.
+ * Does nothing if the next connection is awaited, with another number of queues.
  */
 void rfn_start_sending(struct rfn_dev *rd)
 {
@@ -267,7 +295,8 @@ static int rfn_create_queues_with_windows(struct rfn_dev *rd)
 {
 	int err;
 
-	rd->no_windows = rd->windows_failed ? "their pages could not be issued" : rfn_windows_refused(rd);
+	rd->no_windows = rd->windows_failed ? "their pages could not be issued" :
+					      rfn_windows_refused(rd);
 	rd->windows_failed = false;
 	rd->windows = !rd->no_windows;
 	rd->kept_pages = false;
@@ -276,7 +305,8 @@ static int rfn_create_queues_with_windows(struct rfn_dev *rd)
 		return err;
 	rfn_count(rd, RFN_EV_WINDOWS_REFUSED);
 	rd->no_windows = err == -ENOSPC ? "this domain may have no more" :
-			 err == -EACCES ? "the security policy forbids them" : "they could not be created";
+			 err == -EACCES ? "the security policy forbids them" :
+					  "they could not be created";
 	rd->windows = false;
 	return rfn_create_queues(rd);
 }

@@ -2,8 +2,9 @@
 /*
  * Control ring: sends one message at a time and waits for its response.
  *
- * A message that is not answered in time ends the use of the ring until the next connection, so no late response is
- * taken for that of another message. Staged pages stay in use then; the backend drops them when the device closes.
+ * A message that is not answered in time ends the use of the ring until the next connection, so no
+ * late response is taken for that of another message. Staged pages stay in use then; the backend
+ * drops them when the device closes.
  */
 #include <linux/interrupt.h>
 #include "netfront.h"
@@ -45,7 +46,8 @@ int rfn_ctrl_create(struct rfn_dev *rd)
 	err = xenbus_alloc_evtchn(rd->xdev, &ctrl->port);
 	if (err)
 		goto fail;
-	err = bind_evtchn_to_irqhandler_lateeoi(ctrl->port, rfn_ctrl_interrupt, 0, RFN_NAME "-ctrl", ctrl);
+	err = bind_evtchn_to_irqhandler_lateeoi(ctrl->port, rfn_ctrl_interrupt, 0, RFN_NAME "-ctrl",
+						ctrl);
 	if (err < 0) {
 		xenbus_free_evtchn(rd->xdev, ctrl->port);
 		goto fail;
@@ -97,7 +99,10 @@ static int rfn_ctrl_status(u32 status)
 	}
 }
 
-/* Sends a message and waits for its response. Called with ctrl.lock held, which also guards the list page. */
+/*
+ * Sends a message and waits for its response. Called with ctrl.lock held, which also guards the
+ * list page.
+ */
 int rfn_ctrl_message(struct rfn_dev *rd, u16 type, u32 data0, u32 data1, u32 data2, u32 *answer)
 {
 	struct rfn_ctrl *ctrl = &rd->ctrl;
@@ -120,15 +125,19 @@ int rfn_ctrl_message(struct rfn_dev *rd, u16 type, u32 data0, u32 data1, u32 dat
 	RING_PUSH_REQUESTS_AND_CHECK_NOTIFY(&ctrl->ring, notify);
 	if (notify)
 		notify_remote_via_irq(ctrl->irq);
-	wait_event_timeout(ctrl->wait, READ_ONCE(ctrl->dead) || rfn_ctrl_answered(ctrl), RFN_CTRL_TIMEOUT);
+	wait_event_timeout(ctrl->wait, READ_ONCE(ctrl->dead) || rfn_ctrl_answered(ctrl),
+			   RFN_CTRL_TIMEOUT);
 	prod = READ_ONCE(ctrl->ring.sring->rsp_prod);
+	/* Reads the response after the producer index. */
 	virt_rmb();
 	if (prod == ctrl->ring.rsp_cons) {
 		ctrl->usable = false;
 		if (READ_ONCE(ctrl->dead))
 			return -ENODEV;
 		rfn_count(rd, RFN_EV_CTRL_TIMEOUTS);
-		netdev_warn(rd->ndev, "the backend did not answer control message %u; the control ring is unused now\n", type);
+		netdev_warn(rd->ndev,
+			    "the backend did not answer control message %u; the control ring is unused now\n",
+			    type);
 		return -ETIMEDOUT;
 	}
 	RING_COPY_RESPONSE(&ctrl->ring, ctrl->ring.rsp_cons, &response);

@@ -2,14 +2,15 @@
 /*
  * Device: the network interface of a vif, and what it does when the backend's state changes.
  *
- *   backend      this driver
- *   InitWait     connects, says Connected
- *   Connected    issues the pages of windows, link up, or link up and stages pages
- *   Closing      disconnects, says Closed
- *   Closed       the same; with a restart under way (`ethtool -L`) says Initialising
+ *   backend        this driver
+ *   is InitWait    connects, says Connected
+ *   is Connected   issues the pages of windows, link up, or link up and stages pages
+ *   is Closing     disconnects, says Closed
+ *   is Closed      disconnects, says Closed; Initialising with a restart under way (`ethtool -L`)
  *
- * A backend that waits again after it was Connected is a new one: the driver connects to it anew. After a violation of
- * the protocol the driver says Closing, and the link stays down until the backend waits again.
+ * A backend that waits again after it was Connected is a new one: the driver connects to it anew.
+ * After a violation of the protocol the driver says Closing, and the link stays down until the
+ * backend waits again.
  */
 #include <linux/delay.h>
 #include <linux/ethtool.h>
@@ -20,11 +21,13 @@
 
 bool rfn_windows = true;
 module_param_named(windows, rfn_windows, bool, 0644);
-MODULE_PARM_DESC(windows, "Use grant windows with backends that open them (default: yes); read at each connection");
+MODULE_PARM_DESC(windows,
+		 "Use grant windows with backends that open them (default: yes); read at each connection");
 
 bool rfn_staging = true;
 module_param_named(staging, rfn_staging, bool, 0644);
-MODULE_PARM_DESC(staging, "Stage pages at backends that offer it (default: yes); read at each connection");
+MODULE_PARM_DESC(staging,
+		 "Stage pages at backends that offer it (default: yes); read at each connection");
 
 bool rfn_staging_header;
 module_param_named(staging_header, rfn_staging_header, bool, 0644);
@@ -42,7 +45,8 @@ MODULE_PARM_DESC(staging_batch, "Pages in one list for the backend, 1 to 128 (de
 
 static unsigned int rfn_max_queues;
 module_param_named(max_queues, rfn_max_queues, uint, 0444);
-MODULE_PARM_DESC(max_queues, "Queues of an interface, 1 to 16 (default: 0, one for each CPU, at most 8)");
+MODULE_PARM_DESC(max_queues,
+		 "Queues of an interface, 1 to 16 (default: 0, one for each CPU, at most 8)");
 
 /* Time that the backend has to close when the driver lets go of a device. */
 #define RFN_CLOSE_MS 5000
@@ -121,7 +125,8 @@ static void rfn_fault_work(struct work_struct *work)
 		const char *why = rd->fault;
 
 		rfn_disconnect(rd);
-		netdev_err(rd->ndev, "the backend, domain %d, broke the protocol on queue %u: %s; the link is down\n",
+		netdev_err(rd->ndev,
+			   "the backend, domain %d, broke the protocol on queue %u: %s; the link is down\n",
 			   rd->xdev->otherend_id, rd->fault_queue, why);
 		rd->closing = true;
 		xenbus_dev_error(rd->xdev, -EPROTO, "%s", why);
@@ -131,8 +136,8 @@ static void rfn_fault_work(struct work_struct *work)
 }
 
 /*
- * Makes the connection anew after a suspension that was cancelled. The work queue does not run before the guest does;
- * a resumed guest has dropped the connection by then.
+ * Makes the connection anew after a suspension that was cancelled. The work queue does not run
+ * before the guest does; a resumed guest has dropped the connection by then.
  */
 static void rfn_thaw_work(struct work_struct *work)
 {
@@ -170,7 +175,7 @@ static void rfn_ready_work(struct work_struct *work)
 	if (rd->connected && rd->peer_connected && !rd->leaving) {
 		if (rfn_hash_apply(rd))
 			netdev_warn(rd->ndev, "the backend refuses the hash configuration\n");
-		/* Not earlier: no packet goes to a queue that the hash configuration does not name. */
+		/* Not earlier: a packet goes only to queues that the hash configuration names. */
 		for (i = 0; i < rd->queues; i++)
 			rfn_queue_post(rd->queue[i]);
 		if (!rd->windows)
@@ -206,7 +211,9 @@ static void rfn_backend_ready(struct rfn_dev *rd)
 	WRITE_ONCE(rd->peer_connected, true);
 	err = rd->windows ? rfn_windows_issue(rd) : 0;
 	if (err) {
-		netdev_warn(rd->ndev, "pages cannot be issued in grant windows (%d); connects anew without\n", err);
+		netdev_warn(rd->ndev,
+			    "pages cannot be issued in grant windows (%d); connects anew without\n",
+			    err);
 		rfn_count(rd, RFN_EV_WINDOWS_REFUSED);
 		rd->windows_failed = true;
 		schedule_work(&rd->restart_work);
@@ -281,8 +288,8 @@ static void rfn_init_netdev(struct xenbus_device *xdev, struct net_device *ndev)
 	ndev->netdev_ops = &rfn_netdev_ops;
 	ndev->ethtool_ops = &rfn_ethtool_ops;
 	rfn_set_stat_ops(ndev);
-	ndev->hw_features = NETIF_F_SG | NETIF_F_IP_CSUM | NETIF_F_IPV6_CSUM | NETIF_F_TSO | NETIF_F_TSO6 |
-			    NETIF_F_RXCSUM;
+	ndev->hw_features = NETIF_F_SG | NETIF_F_IP_CSUM | NETIF_F_IPV6_CSUM | NETIF_F_TSO |
+			    NETIF_F_TSO6 | NETIF_F_RXCSUM;
 	ndev->features |= ndev->hw_features;
 	/* No part of a connection depends on the address. */
 	ndev->priv_flags |= IFF_LIVE_ADDR_CHANGE;
@@ -338,7 +345,8 @@ static int rfn_probe(struct xenbus_device *xdev, const struct xenbus_device_id *
 }
 
 /* Polls the backend's state until it is one of both, for a bounded time. */
-static void rfn_await_backend(struct xenbus_device *xdev, enum xenbus_state one, enum xenbus_state other)
+static void rfn_await_backend(struct xenbus_device *xdev, enum xenbus_state one,
+			      enum xenbus_state other)
 {
 	unsigned int waited;
 
@@ -349,7 +357,8 @@ static void rfn_await_backend(struct xenbus_device *xdev, enum xenbus_state one,
 			return;
 		msleep(20);
 	}
-	dev_warn(&xdev->dev, "the backend did not close; the pages that it has mapped are freed when it unmaps them\n");
+	dev_warn(&xdev->dev,
+		 "the backend did not close; the pages that it has mapped are freed when it unmaps them\n");
 }
 
 static void rfn_remove(struct xenbus_device *xdev)
@@ -386,8 +395,8 @@ static void rfn_remove(struct xenbus_device *xdev)
 }
 
 /*
- * Closes the windows before the guest is suspended. The domain that resumes may be another one, whose windows can have
- * the same handles.
+ * Closes the windows before the guest is suspended. The domain that resumes may be another one,
+ * whose windows can have the same handles.
  */
 static int rfn_suspend(struct xenbus_device *xdev)
 {

@@ -21,7 +21,10 @@ static const char *const rfn_event_names[RFN_EVENTS] = {
 	[RFN_EV_LOST_PAGES] = "window_lost_pages",
 };
 
-/* Gauges of the device: staged pages, issued ones, and groups of the backend's filter while it is on. */
+/*
+ * Gauges of the device: staged pages, issued ones, and groups of the backend's filter while it is
+ * on.
+ */
 #define RFN_GAUGES 3
 
 /* Counters that both directions of a queue have. */
@@ -29,8 +32,10 @@ static const struct {
 	const char *name;
 	size_t offset;
 } rfn_queue_counters[] = {
-	{ "packets", offsetof(struct rfn_stats, packets) }, { "bytes", offsetof(struct rfn_stats, bytes) },
-	{ "slots", offsetof(struct rfn_stats, slots) },	    { "gso", offsetof(struct rfn_stats, gso) },
+	{ "packets", offsetof(struct rfn_stats, packets) },
+	{ "bytes", offsetof(struct rfn_stats, bytes) },
+	{ "slots", offsetof(struct rfn_stats, slots) },
+	{ "gso", offsetof(struct rfn_stats, gso) },
 	{ "dropped", offsetof(struct rfn_stats, dropped) },
 };
 
@@ -44,7 +49,8 @@ static void rfn_get_drvinfo(struct net_device *ndev, struct ethtool_drvinfo *inf
 }
 
 static void rfn_get_ringparam(struct net_device *ndev, struct ethtool_ringparam *ring,
-			      struct kernel_ethtool_ringparam *kernel, struct netlink_ext_ack *extack)
+			      struct kernel_ethtool_ringparam *kernel,
+			      struct netlink_ext_ack *extack)
 {
 	ring->rx_max_pending = RFN_RING;
 	ring->tx_max_pending = RFN_RING;
@@ -61,8 +67,8 @@ static void rfn_get_channels(struct net_device *ndev, struct ethtool_channels *c
 }
 
 /*
- * Connects anew with another number of queues, which the interface has from now on. The link is down until it is
- * connected, and nothing is sent by the queues of before.
+ * Connects anew with another number of queues, which the interface has from now on. The link is
+ * down until it is connected, and nothing is sent by the queues of before.
  */
 static int rfn_set_channels(struct net_device *ndev, struct ethtool_channels *channels)
 {
@@ -91,7 +97,8 @@ static int rfn_get_sset_count(struct net_device *ndev, int set)
 
 	if (set != ETH_SS_STATS)
 		return -EOPNOTSUPP;
-	return RFN_GAUGES + RFN_EVENTS + rd->queues * (2 * ARRAY_SIZE(rfn_queue_counters) + RFN_OTHER_COUNTERS);
+	return RFN_GAUGES + RFN_EVENTS +
+	       rd->queues * (2 * ARRAY_SIZE(rfn_queue_counters) + RFN_OTHER_COUNTERS);
 }
 
 static void rfn_get_strings(struct net_device *ndev, u32 set, u8 *data)
@@ -183,8 +190,8 @@ void rfn_queue_stats(const struct rfn_queue *q, struct rtnl_link_stats64 *sum)
 }
 
 /*
- * Adds the counters of the queue with this index, and of those that had it in earlier connections. Called with stats_lock
- * held.
+ * Adds the counters of the queue with this index, and of those that had it in earlier connections.
+ * Called with stats_lock held.
  */
 void rfn_index_stats(const struct rfn_dev *rd, unsigned int index, struct rtnl_link_stats64 *sum)
 {
@@ -203,7 +210,8 @@ void rfn_index_stats(const struct rfn_dev *rd, unsigned int index, struct rtnl_l
 }
 
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 9, 0)
-static void rfn_sum_of_indices(struct rfn_dev *rd, unsigned int from, unsigned int to, struct rtnl_link_stats64 *sum)
+static void rfn_sum_of_indices(struct rfn_dev *rd, unsigned int from, unsigned int to,
+			       struct rtnl_link_stats64 *sum)
 {
 	unsigned int i;
 
@@ -214,7 +222,8 @@ static void rfn_sum_of_indices(struct rfn_dev *rd, unsigned int from, unsigned i
 	spin_unlock_bh(&rd->stats_lock);
 }
 
-static void rfn_get_queue_stats_rx(struct net_device *ndev, int index, struct netdev_queue_stats_rx *stats)
+static void rfn_get_queue_stats_rx(struct net_device *ndev, int index,
+				   struct netdev_queue_stats_rx *stats)
 {
 	struct rtnl_link_stats64 sum;
 
@@ -223,7 +232,8 @@ static void rfn_get_queue_stats_rx(struct net_device *ndev, int index, struct ne
 	stats->bytes = sum.rx_bytes;
 }
 
-static void rfn_get_queue_stats_tx(struct net_device *ndev, int index, struct netdev_queue_stats_tx *stats)
+static void rfn_get_queue_stats_tx(struct net_device *ndev, int index,
+				   struct netdev_queue_stats_tx *stats)
 {
 	struct rtnl_link_stats64 sum;
 
@@ -308,7 +318,8 @@ static int rfn_get_rxfh(struct net_device *ndev, struct ethtool_rxfh_param *para
 	return rfn_rxfh_get(netdev_priv(ndev), param->indir, param->key);
 }
 
-static int rfn_set_rxfh(struct net_device *ndev, struct ethtool_rxfh_param *param, struct netlink_ext_ack *extack)
+static int rfn_set_rxfh(struct net_device *ndev, struct ethtool_rxfh_param *param,
+			struct netlink_ext_ack *extack)
 {
 	return rfn_rxfh_set(netdev_priv(ndev), param->indir, param->key, param->hfunc);
 }

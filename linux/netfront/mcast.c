@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Multicast control: tells the backend the groups of the interface, so that frames to other groups cost nothing.
+ * Multicast control: tells the backend the groups of the interface, so that frames to other groups
+ * cost nothing.
  *
- * A change of the interface's list schedules a work item. It compares the list with what the backend has, and sends a
- * request for each difference on queue 0. Only when the backend has all groups does the store's key
- * `request-multicast-control` ask it to filter. An interface in promiscuous mode, or with more groups than a backend
- * takes, is not filtered. A backend that refuses a change filters no more in this connection.
+ * A change of the interface's list schedules a work item. It compares the list with what the
+ * backend has, and sends a request for each difference on queue 0. Only when the backend has all
+ * groups does the store's key `request-multicast-control` ask it to filter. An interface in
+ * promiscuous mode, or with more groups than a backend takes, is not filtered. A backend that
+ * refuses a change filters no more in this connection.
  */
 #include "netfront.h"
 
@@ -36,7 +38,8 @@ static void rfn_groups_wanted(struct net_device *ndev, struct rfn_groups *wanted
 
 	memset(wanted, 0, sizeof(*wanted));
 	netif_addr_lock_bh(ndev);
-	wanted->all = ndev->flags & (IFF_PROMISC | IFF_ALLMULTI) || netdev_mc_count(ndev) > RFN_GROUPS_MAX;
+	wanted->all = ndev->flags & (IFF_PROMISC | IFF_ALLMULTI) ||
+		      netdev_mc_count(ndev) > RFN_GROUPS_MAX;
 	if (!wanted->all)
 		netdev_for_each_mc_addr(address, ndev)
 			ether_addr_copy(wanted->group[wanted->count++], address->addr);

@@ -2,11 +2,12 @@
 /*
  * Types and functions of the Ringfence network frontend.
  *
- * The driver copies every packet between socket buffers and pages of its own. It grants these pages once, when it
- * connects, and revokes them when it disconnects. No packet issues or revokes a grant, and the backend never reaches
- * a page that holds anything but packets of this device. With grant windows or staging no packet costs the backend a
- * grant operation either: pages of windows are mapped as soon as this driver issues them, and staging registers
- * granted pages at the backend over the control ring.
+ * The driver copies every packet between socket buffers and pages of its own. It grants these pages
+ * once, when it connects, and revokes them when it disconnects. No packet issues or revokes a
+ * grant, and the backend never reaches a page that holds anything but packets of this device. With
+ * grant windows or staging no packet costs the backend a grant operation either: pages of windows
+ * are mapped as soon as this driver issues them, and staging registers granted pages at the backend
+ * over the control ring.
  *
  *   device.c    probe, remove, resume, backend states, network device operations, faults
  *   connect.c   features, store keys, set-up and teardown of all queues
@@ -20,11 +21,12 @@
  *   ethtool.c   statistics, channels, RSS
  *   pages.c     granted pages, and those of windows
  *
- * Locks, outermost first: rfn_dev.lock (connection), RTNL (queue array), rfn_ctrl.lock (control ring), TX queue locks
- * of the network device (producer side of a TX ring). NAPI alone consumes responses.
+ * Locks, outermost first: rfn_dev.lock (connection), RTNL (queue array), rfn_ctrl.lock (control
+ * ring), TX queue locks of the network device (producer side of a TX ring). NAPI alone consumes
+ * responses.
  *
- * The backend is not trusted. Every value from it is copied once, then validated. A violation of the protocol ends
- * the connection with rfn_fault().
+ * The backend is not trusted. Every value from it is copied once, then validated. A violation of
+ * the protocol ends the connection with rfn_fault().
  */
 #ifndef RINGFENCE_NETFRONT_H
 #define RINGFENCE_NETFRONT_H
@@ -90,10 +92,13 @@ struct rfn_gref {
 /* TX pages that stay with a queue whatever the shrinker wants. */
 #define RFN_TX_KEPT (4 * RFN_TX_SLOTS_MAX)
 
-/* Grant windows: the first reference that is not reserved, all references of a ring's window, and their mark in a ring. */
+/*
+ * Grant windows: the first reference that is not reserved, all references of a ring's window, and
+ * their mark in a ring.
+ */
 #define RFN_WINDOW_FIRST 8
 #define RFN_WINDOW_REFS (RFN_WINDOW_FIRST + RFN_RING)
-#define RFN_WINDOW_MARK (1U << 31)
+#define RFN_WINDOW_MARK 0x80000000U
 
 /* Multicast groups that a backend takes. */
 #define RFN_GROUPS_MAX 64
@@ -200,7 +205,10 @@ struct rfn_queue {
 	struct rfn_ids tx_ready;
 	/* Grant windows of both rings, if the connection has them. */
 	bool windows;
-	/* RX pages may be posted: those of windows are issued, and the backend knows the hash configuration of the user. */
+	/*
+	 * RX pages may be posted: those of windows are issued, and the backend knows the hash
+	 * configuration of the user.
+	 */
 	bool posting;
 	struct rfn_window tx_window;
 	struct rfn_window rx_window;
@@ -227,6 +235,7 @@ struct rfn_features {
 
 /* Control ring. Messages go one at a time. */
 struct rfn_ctrl {
+	/* Guards the ring and the list page: one message at a time. */
 	struct mutex lock;
 	bool usable;
 	/* Set to end a wait for a response. */
@@ -280,6 +289,7 @@ struct rfn_mcast {
 struct rfn_dev {
 	struct xenbus_device *xdev;
 	struct net_device *ndev;
+	/* Guards the connection: set-up, teardown, staging, windows. */
 	struct mutex lock;
 	struct rfn_features peer;
 
@@ -302,7 +312,7 @@ struct rfn_dev {
 	struct xenbus_watch carrier_watch;
 	bool carrier_watched;
 
-	/* Guards the counters of queues that are gone, and the queue array for readers of counters. */
+	/* Guards the counters of earlier queues, and the queue array for readers of counters. */
 	spinlock_t stats_lock;
 	/* Sums of the queues that had the same index in earlier connections. */
 	struct rtnl_link_stats64 stats_before[RFN_QUEUES_MAX];
@@ -392,7 +402,8 @@ void rfn_shrinker_del(struct rfn_dev *rd);
 const char *rfn_windows_refused(struct rfn_dev *rd);
 int rfn_windows_issue(struct rfn_dev *rd);
 void rfn_windows_close(struct rfn_dev *rd);
-int rfn_window_create(struct rfn_window *w, struct rfn_dev *rd, struct rfn_page *pages, bool readonly);
+int rfn_window_create(struct rfn_window *w, struct rfn_dev *rd, struct rfn_page *pages,
+		      bool readonly);
 void rfn_window_revoke(struct rfn_window *w, const u16 *ids, unsigned int count);
 void rfn_window_close(struct rfn_window *w);
 
@@ -436,6 +447,7 @@ static inline bool rfn_page_in_window(const struct rfn_page *p)
 
 static inline u32 rfn_ids_count(const struct rfn_ids *ids)
 {
+	/* Pairs with rfn_ids_put() and rfn_ids_fill(): the numbers are there. */
 	return smp_load_acquire(&ids->tail) - READ_ONCE(ids->head);
 }
 
@@ -448,19 +460,24 @@ static inline u16 rfn_ids_take(struct rfn_ids *ids)
 	return id;
 }
 
-/* Puts the numbers of all pages at once into an empty queue: none is taken, and given back, before all are there. */
+/*
+ * Puts the numbers of all pages at once into an empty queue: none is taken, and given back, before
+ * all are there.
+ */
 static inline void rfn_ids_fill(struct rfn_ids *ids)
 {
 	u32 i;
 
 	for (i = 0; i < RFN_RING; i++)
 		ids->id[(ids->tail + i) % RFN_RING] = i;
+	/* Pairs with rfn_ids_count(). */
 	smp_store_release(&ids->tail, ids->tail + RFN_RING);
 }
 
 static inline void rfn_ids_put(struct rfn_ids *ids, u16 id)
 {
 	ids->id[ids->tail % RFN_RING] = id;
+	/* Pairs with rfn_ids_count(). */
 	smp_store_release(&ids->tail, ids->tail + 1);
 }
 

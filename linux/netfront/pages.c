@@ -2,9 +2,10 @@
 /*
  * Pages that the backend reaches: allocation, with a grant or for a grant window, and release.
  *
- * A page is zeroed before it is granted, and holds packets and ring entries of one device for its whole life. A page
- * that the backend still maps at its release stays allocated until the backend unmaps it: the grant table's deferred
- * list frees it then. A page of a window that the hypervisor could not take back stays allocated for good.
+ * A page is zeroed before it is granted, and holds packets and ring entries of one device for its
+ * whole life. A page that the backend still maps at its release stays allocated until the backend
+ * unmaps it: the grant table's deferred list frees it then. A page of a window that the hypervisor
+ * could not take back stays allocated for good.
  */
 #include "netfront.h"
 
@@ -39,8 +40,8 @@ int rfn_page_alloc(struct rfn_page *p, domid_t peer, bool readonly)
 }
 
 /*
- * Frees a page. A granted one is revoked, and freed at once or when the backend has unmapped it; one of a window was
- * revoked before.
+ * Frees a page. A granted one is revoked, and freed at once or when the backend has unmapped it;
+ * one of a window was revoked before.
  */
 void rfn_page_free(struct rfn_dev *rd, struct rfn_page *p)
 {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * One queue: a TX ring, an RX ring, their pages and event channels, and one NAPI instance for both rings.
+ * One queue: a TX ring, an RX ring, their pages and event channels, and one NAPI instance for both
+ * rings.
  *
- * Each ring has an event channel if the backend takes two. xen-netback needs two: with one it installs the handler before
- * it has stored the interrupt's number, and a backend thread that runs in between leaves the channel masked for good.
+ * Each ring has an event channel if the backend takes two. xen-netback needs two: with one it
+ * installs the handler before it has stored the interrupt's number, and a backend thread that runs
+ * in between leaves the channel masked for good.
  *
- * The event channels are bound with late EOI. They stay masked from their interrupt until NAPI has finished, and an event
- * without work is reported as spurious, so that the kernel delays the next one. A backend that sends events without
- * end therefore costs one poll at a time.
+ * The event channels are bound with late EOI. They stay masked from their interrupt until NAPI has
+ * finished, and an event without work is reported as spurious, so that the kernel delays the next
+ * one. A backend that sends events without end therefore costs one poll at a time.
  */
 #include <linux/interrupt.h>
 #include "netfront.h"
@@ -26,7 +28,9 @@ static irqreturn_t rfn_interrupt(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
-/* Ends the masking of the interrupts. Work that polls found counts for the events of both channels. */
+/*
+ * Ends the masking of the interrupts. Work that polls found counts for the events of both channels.
+ */
 static void rfn_queue_unmask(struct rfn_queue *q)
 {
 	unsigned int eoi_flags = q->worked ? 0 : XEN_EOI_FLAG_SPURIOUS;
@@ -64,7 +68,10 @@ static int rfn_poll(struct napi_struct *napi, int budget)
 	more |= rfn_rx_final_check(q);
 	if (more)
 		return budget;
-	/* All of this is before NAPI ends: the interrupt of a channel that is not masked may start a poll then. */
+	/*
+	 * All of this is before NAPI ends: the interrupt of a channel that is not masked may start
+	 * a poll then.
+	 */
 	rfn_queue_unmask(q);
 	napi_complete_done(napi, done);
 	return done;
@@ -116,7 +123,8 @@ static int rfn_channel_open(struct rfn_queue *q, const char *ring)
 		return err;
 	channel->q = q;
 	snprintf(channel->name, sizeof(channel->name), "%s-%u%s", rd->ndev->name, q->index, ring);
-	err = bind_evtchn_to_irqhandler_lateeoi(channel->port, rfn_interrupt, 0, channel->name, channel);
+	err = bind_evtchn_to_irqhandler_lateeoi(channel->port, rfn_interrupt, 0, channel->name,
+						channel);
 	if (err < 0) {
 		xenbus_free_evtchn(rd->xdev, channel->port);
 		return err;
@@ -137,8 +145,8 @@ static int rfn_queue_channels(struct rfn_queue *q)
 }
 
 /*
- * Creates a queue with all pages granted, its RX ring full of buffers unless they have to wait, and NAPI disabled. Pages of
- * windows are issued by rfn_windows_issue(). Called under RTNL.
+ * Creates a queue with all pages granted, its RX ring full of buffers unless they have to wait, and
+ * NAPI disabled. Pages of windows are issued by rfn_windows_issue(). Called under RTNL.
  */
 struct rfn_queue *rfn_queue_create(struct rfn_dev *rd, unsigned int index)
 {

@@ -2,9 +2,10 @@
 /*
  * RX ring: packets from the backend.
  *
- * Slot n of the ring belongs to page n. A packet is a chain of responses: the first data slot, extra infos, further
- * data slots. The driver copies and validates the whole chain, copies the bytes into a new packet, and posts the same
- * pages again. The backend may change a page at any time; nothing reads it after the copy.
+ * Slot n of the ring belongs to page n. A packet is a chain of responses: the first data slot,
+ * extra infos, further data slots. The driver copies and validates the whole chain, copies the
+ * bytes into a new packet, and posts the same pages again. The backend may change a page at any
+ * time; nothing reads it after the copy.
  */
 #include "netfront.h"
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
@@ -54,6 +55,7 @@ static void rfn_rx_post(struct rfn_queue *q)
 {
 	u32 end = q->rx.rsp_cons + RFN_RING;
 
+	/* Pairs with rfn_queue_post(): pages are issued before they are posted. */
 	if (!smp_load_acquire(&q->posting))
 		return;
 	while (q->rx.req_prod_pvt != end) {
@@ -65,7 +67,10 @@ static void rfn_rx_post(struct rfn_queue *q)
 	}
 }
 
-/* Initialises the ring with every page posted that may be. The backend looks at it once it connects. */
+/*
+ * Initialises the ring with every page posted that may be. The backend looks at it once it
+ * connects.
+ */
 void rfn_rx_init(struct rfn_queue *q)
 {
 	struct xen_netif_rx_sring *sring = q->rx_ring.va;
@@ -74,6 +79,12 @@ void rfn_rx_init(struct rfn_queue *q)
 	FRONT_RING_INIT(&q->rx, sring, XEN_PAGE_SIZE);
 	rfn_rx_post(q);
 	RING_PUSH_REQUESTS(&q->rx);
+}
+
+/* Returns the entry of the ring as an extra info. */
+static const struct xen_netif_extra_info *rfn_rx_extra_info(const struct rfn_queue *q, u32 at)
+{
+	return (const struct xen_netif_extra_info *)RING_GET_RESPONSE(&q->rx, at);
 }
 
 static void rfn_rx_extra(struct rfn_chain *chain, const struct xen_netif_extra_info *extra)
@@ -98,7 +109,10 @@ static void rfn_rx_extra(struct rfn_chain *chain, const struct xen_netif_extra_i
 	}
 }
 
-/* Copies one chain out of the ring. Returns its slots, 0 if it is not complete yet, or a negative number. */
+/*
+ * Copies one chain out of the ring. Returns its slots, 0 if it is not complete yet, or a negative
+ * number.
+ */
 static int rfn_rx_chain(struct rfn_queue *q, u32 prod, struct rfn_chain *chain, const char **why)
 {
 	u32 first = q->rx.rsp_cons, at = first;
@@ -126,7 +140,8 @@ static int rfn_rx_chain(struct rfn_queue *q, u32 prod, struct rfn_chain *chain, 
 			return -EPROTO;
 		if (response.status < 0)
 			chain->failed = true;
-		*piece = (struct rfn_piece){ slot, response.offset, max_t(s16, response.status, 0) };
+		*piece = (struct rfn_piece){ slot, response.offset,
+					     max_t(s16, response.status, 0) };
 		chain->bytes += piece->len;
 		if (!chain->pieces++) {
 			bool more = response.flags & XEN_NETRXF_extra_info;
@@ -140,7 +155,7 @@ static int rfn_rx_chain(struct rfn_queue *q, u32 prod, struct rfn_chain *chain, 
 				*why = "an RX packet with too many extra infos";
 				if (++extras > RFN_EXTRAS_MAX)
 					return -EPROTO;
-				extra = *(volatile struct xen_netif_extra_info *)RING_GET_RESPONSE(&q->rx, at);
+				extra = READ_ONCE(*rfn_rx_extra_info(q, at));
 				at++;
 				rfn_rx_extra(chain, &extra);
 				more = extra.flags & XEN_NETIF_EXTRA_FLAG_MORE;
@@ -163,8 +178,8 @@ struct rfn_cursor {
 };
 
 /* Copies the next `len` bytes of the chain. The caller keeps to the chain's length. */
-static void rfn_rx_copy(struct rfn_queue *q, const struct rfn_chain *chain, struct rfn_cursor *from, void *to,
-			unsigned int len)
+static void rfn_rx_copy(struct rfn_queue *q, const struct rfn_chain *chain, struct rfn_cursor *from,
+			void *to, unsigned int len)
 {
 	while (len && from->piece < chain->pieces) {
 		const struct rfn_piece *piece = &chain->piece[from->piece];
@@ -211,7 +226,10 @@ static struct sk_buff *rfn_rx_build(struct rfn_queue *q, const struct rfn_chain 
 	return skb;
 }
 
-/* Sets checksum state and segmentation. Returns false if the headers do not allow what the backend says. */
+/*
+ * Sets checksum state and segmentation. Returns false if the headers do not allow what the backend
+ * says.
+ */
 static bool rfn_rx_offloads(struct rfn_queue *q, struct sk_buff *skb, const struct rfn_chain *chain)
 {
 	bool blank = chain->flags & XEN_NETRXF_csum_blank;
@@ -225,14 +243,29 @@ static bool rfn_rx_offloads(struct rfn_queue *q, struct sk_buff *skb, const stru
 		skb_shinfo(skb)->gso_segs = 0;
 	}
 	if (!blank && !chain->gso_size) {
-		if (chain->flags & XEN_NETRXF_data_validated && q->rd->ndev->features & NETIF_F_RXCSUM)
+		if (chain->flags & XEN_NETRXF_data_validated &&
+		    q->rd->ndev->features & NETIF_F_RXCSUM)
 			skb->ip_summed = CHECKSUM_UNNECESSARY;
 		return true;
 	}
 	skb_reset_network_header(skb);
 	skb->ip_summed = CHECKSUM_PARTIAL;
-	/* A packet to be segmented needs the pseudo header's sum, whatever the backend left in the field. */
+	/*
+	 * A packet to be segmented needs the pseudo header's sum, whatever the backend left in the
+	 * field.
+	 */
 	return !skb_checksum_setup(skb, !blank);
+}
+
+static enum pkt_hash_types rfn_rx_hash_type(const struct rfn_chain *chain)
+{
+	switch (chain->hash_type) {
+	case _XEN_NETIF_CTRL_HASH_TYPE_IPV4_TCP:
+	case _XEN_NETIF_CTRL_HASH_TYPE_IPV6_TCP:
+		return PKT_HASH_TYPE_L4;
+	default:
+		return PKT_HASH_TYPE_L3;
+	}
 }
 
 static void rfn_rx_deliver(struct rfn_queue *q, const struct rfn_chain *chain)
@@ -268,14 +301,15 @@ static void rfn_rx_deliver(struct rfn_queue *q, const struct rfn_chain *chain)
 	if (!skb)
 		return;
 	if (chain->hashed)
-		skb_set_hash(skb, chain->hash, chain->hash_type == _XEN_NETIF_CTRL_HASH_TYPE_IPV4_TCP ||
-					       chain->hash_type == _XEN_NETIF_CTRL_HASH_TYPE_IPV6_TCP ?
-					       PKT_HASH_TYPE_L4 : PKT_HASH_TYPE_L3);
+		skb_set_hash(skb, chain->hash, rfn_rx_hash_type(chain));
 	skb_record_rx_queue(skb, q->index);
 	napi_gro_receive(&q->napi, skb);
 }
 
-/* Delivers up to `budget` packets and posts their pages again. NAPI only. Returns the number of packets. */
+/*
+ * Delivers up to `budget` packets and posts their pages again. NAPI only. Returns the number of
+ * packets.
+ */
 int rfn_rx_poll(struct rfn_queue *q, int budget)
 {
 	u32 prod = READ_ONCE(q->rx.sring->rsp_prod);
@@ -319,15 +353,15 @@ int rfn_rx_poll(struct rfn_queue *q, int budget)
 }
 
 /*
- * Asks for an event for the next response. Returns true if there is a new one. Responses that begin an incomplete
- * chain are not new: the event asked for is that of the next one.
+ * Asks for an event for the next response. Returns true if there is a new one. Responses that begin
+ * an incomplete chain are not new: the event asked for is that of the next one.
  */
 bool rfn_rx_final_check(struct rfn_queue *q)
 {
 	u32 seen = READ_ONCE(q->rx.sring->rsp_prod);
 
 	if (seen != q->rx.rsp_cons) {
-		/* NAPI ended with responses left: they arrived since, or the chain is incomplete. */
+		/* NAPI ended with responses left: they are new, or the chain is incomplete. */
 		struct rfn_chain chain;
 		const char *why;
 
@@ -335,6 +369,7 @@ bool rfn_rx_final_check(struct rfn_queue *q)
 			return true;
 	}
 	q->rx.sring->rsp_event = seen + 1;
+	/* Publishes the index of the event before it reads the producer index again. */
 	virt_mb();
 	return READ_ONCE(q->rx.sring->rsp_prod) != seen;
 }

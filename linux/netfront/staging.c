@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Staging grants: registers the pages of every queue at the backend, which then reaches them without grant operations.
+ * Staging grants: registers the pages of every queue at the backend, which then reaches them
+ * without grant operations.
  *
- * RX pages come first, then TX pages (in header-only form: the pages of headers), in lists of `staging_batch` entries,
- * up to the size that the backend answers for the queue. What is refused or beyond that size is used all the same: the
- * backend copies or maps such a page each time. Under memory pressure a shrinker takes free TX pages out of the staging
- * table, or revokes those of a grant window, and frees them.
+ * RX pages come first, then TX pages (in header-only form: the pages of headers), in lists of
+ * `staging_batch` entries, up to the size that the backend answers for the queue. What is refused
+ * or beyond that size is used all the same: the backend copies or maps such a page each time. Under
+ * memory pressure a shrinker takes free TX pages out of the staging table, or revokes those of a
+ * grant window, and frees them.
  */
 #include "netfront.h"
 #include <linux/shrinker.h>
@@ -14,8 +16,8 @@ static LIST_HEAD(rfn_devices);
 static DEFINE_SPINLOCK(rfn_devices_lock);
 
 /* Sends the pages in one list. Called with ctrl.lock held. */
-static int rfn_stage_list(struct rfn_dev *rd, u16 type, unsigned int queue, struct rfn_page *const *pages,
-			  unsigned int count, bool readonly)
+static int rfn_stage_list(struct rfn_dev *rd, u16 type, unsigned int queue,
+			  struct rfn_page *const *pages, unsigned int count, bool readonly)
 {
 	struct rfn_gref *list = rd->ctrl.list.va;
 	unsigned int i;
@@ -23,14 +25,17 @@ static int rfn_stage_list(struct rfn_dev *rd, u16 type, unsigned int queue, stru
 	if (!rd->ctrl.usable)
 		return -ENODEV;
 	for (i = 0; i < count; i++)
-		list[i] = (struct rfn_gref){ .ref = pages[i]->ref, .flags = readonly ? RFN_GREF_READONLY : 0 };
+		list[i] = (struct rfn_gref){ .ref = pages[i]->ref,
+					     .flags = readonly ? RFN_GREF_READONLY : 0 };
 	return rfn_ctrl_message(rd, type, queue, rd->ctrl.list.ref, count, NULL);
 }
 
 /* Adds pages of one kind, batch by batch. Returns the number added. */
-static unsigned int rfn_stage_pages(struct rfn_queue *q, struct rfn_page *pages, unsigned int count, bool readonly)
+static unsigned int rfn_stage_pages(struct rfn_queue *q, struct rfn_page *pages, unsigned int count,
+				    bool readonly)
 {
-	unsigned int batch = clamp_t(unsigned int, READ_ONCE(rfn_staging_batch), 1, RFN_LIST_MAX), done = 0, n, i;
+	unsigned int batch = clamp_t(unsigned int, READ_ONCE(rfn_staging_batch), 1, RFN_LIST_MAX);
+	unsigned int done = 0, n, i;
 	struct rfn_page *list[RFN_LIST_MAX];
 	struct rfn_dev *rd = q->rd;
 	int err;
@@ -53,12 +58,13 @@ static unsigned int rfn_stage_pages(struct rfn_queue *q, struct rfn_page *pages,
 }
 
 /*
- * Stages what the backend takes, in a connection that is Connected on both sides and has no windows, and logs which
- * access the backend has to the pages. Called with rfn_dev.lock held.
+ * Stages what the backend takes, in a connection that is Connected on both sides and has no
+ * windows, and logs which access the backend has to the pages. Called with rfn_dev.lock held.
  */
 void rfn_stage_all(struct rfn_dev *rd)
 {
-	const char *why = !READ_ONCE(rfn_staging) ? "they are switched off" : "the backend has no control ring";
+	const char *why = !READ_ONCE(rfn_staging) ? "they are switched off" :
+						    "the backend has no control ring";
 	unsigned int i, rx = 0, tx = 0;
 
 	if (!READ_ONCE(rfn_staging) || !rd->ctrl.usable)
@@ -79,22 +85,27 @@ void rfn_stage_all(struct rfn_dev *rd)
 			smp_store_release(&q->heads_staged, heads == RFN_HEAD_PAGES);
 			tx += heads;
 		} else if (!q->heads && most > RFN_RING) {
-			tx += rfn_stage_pages(q, q->tx_page, min_t(u32, most - RFN_RING, RFN_RING), true);
+			tx += rfn_stage_pages(q, q->tx_page, min_t(u32, most - RFN_RING, RFN_RING),
+					      true);
 		}
 	}
 	mutex_unlock(&rd->ctrl.lock);
 report:
 	if (rx + tx)
-		netdev_info(rd->ndev, "%u pages are staged, %u of them for sending (no grant windows: %s)\n", rx + tx, tx,
-			    rd->no_windows);
+		netdev_info(rd->ndev,
+			    "%u pages are staged, %u of them for sending (no grant windows: %s)\n",
+			    rx + tx, tx, rd->no_windows);
 	else
-		netdev_info(rd->ndev, "the backend copies or maps pages (no grant windows: %s; no staged pages: %s)\n",
+		netdev_info(rd->ndev,
+			    "the backend copies or maps pages (no grant windows: %s; no staged pages: %s)\n",
 			    rd->no_windows, why);
 	/* Pages of headers are few, and in use all the time. */
 	atomic_set(&rd->tx_spare, max_t(int, 0, (int)tx - (int)(rd->queues * RFN_TX_KEPT)));
 }
 
-/* Takes up to one list of pages out of the queue's table. Returns the number of pages, or an error. */
+/*
+ * Takes up to one list of pages out of the queue's table. Returns the number of pages, or an error.
+ */
 static int rfn_unstage_pages(struct rfn_queue *q, struct rfn_page *pages, unsigned int count)
 {
 	struct rfn_page *list[RFN_LIST_MAX];
@@ -113,7 +124,10 @@ static int rfn_unstage_pages(struct rfn_queue *q, struct rfn_page *pages, unsign
 	return err ?: n;
 }
 
-/* Takes every page out of the staging tables, before the device closes. Called with rfn_dev.lock held. */
+/*
+ * Takes every page out of the staging tables, before the device closes. Called with rfn_dev.lock
+ * held.
+ */
 void rfn_unstage_all(struct rfn_dev *rd)
 {
 	unsigned int i;
@@ -138,7 +152,10 @@ void rfn_unstage_all(struct rfn_dev *rd)
 	mutex_unlock(&rd->ctrl.lock);
 }
 
-/* Takes pages out of the queue's staging table. The backend may still map those for which this fails. */
+/*
+ * Takes pages out of the queue's staging table. The backend may still map those for which this
+ * fails.
+ */
 static void rfn_unstage_some(struct rfn_queue *q, const u16 *ids, unsigned int count)
 {
 	struct rfn_page *list[RFN_LIST_MAX];
@@ -156,8 +173,8 @@ static void rfn_unstage_some(struct rfn_queue *q, const u16 *ids, unsigned int c
 }
 
 /*
- * Takes free TX pages of one queue out of its staging table, or revokes them, and frees them. Returns the number of
- * pages.
+ * Takes free TX pages of one queue out of its staging table, or revokes them, and frees them.
+ * Returns the number of pages.
  */
 static unsigned int rfn_shrink_queue(struct rfn_queue *q, unsigned int most)
 {

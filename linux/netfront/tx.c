@@ -2,13 +2,13 @@
 /*
  * TX ring: packets to the backend.
  *
- * rfn_start_xmit() copies a packet into free pages, staged and issued ones first, and posts one request for each
- * page; the number of the page is the id of the request. NAPI takes the responses: it returns the pages and frees the packet.
- * With header-only staging the first 256 bytes of a packet lie in a staged page that many packets share, and the rest
- * in pages that are not staged.
+ * rfn_start_xmit() copies a packet into free pages, staged and issued ones first, and posts one
+ * request for each page; the number of the page is the id of the request. NAPI takes the responses:
+ * it returns the pages and frees the packet. With header-only staging the first 256 bytes of a
+ * packet lie in a staged page that many packets share, and the rest in pages that are not staged.
  *
- * Responses name pages by ids from the backend. An id is accepted only while its page is in flight, and a slot is
- * marked in flight only after the sender has touched the packet for the last time.
+ * Responses name pages by ids from the backend. An id is accepted only while its page is in flight,
+ * and a slot is marked in flight only after the sender has touched the packet for the last time.
  */
 #include "netfront.h"
 
@@ -58,7 +58,8 @@ static void rfn_tx_post_gso(struct rfn_queue *q, const struct sk_buff *skb)
 	struct xen_netif_extra_info extra = {
 		.type = XEN_NETIF_EXTRA_TYPE_GSO,
 		.u.gso.size = info->gso_size,
-		.u.gso.type = info->gso_type & SKB_GSO_TCPV6 ? XEN_NETIF_GSO_TYPE_TCPV6 : XEN_NETIF_GSO_TYPE_TCPV4,
+		.u.gso.type = info->gso_type & SKB_GSO_TCPV6 ? XEN_NETIF_GSO_TYPE_TCPV6 :
+							       XEN_NETIF_GSO_TYPE_TCPV4,
 	};
 
 	atomic_inc(&q->tx_extras);
@@ -100,6 +101,7 @@ static struct rfn_place rfn_tx_take(struct rfn_queue *q, bool head)
 /* Returns true if the beginning of the packet goes into a staged page of headers. */
 static bool rfn_tx_has_head(struct rfn_queue *q, const struct sk_buff *skb)
 {
+	/* Pairs with rfn_stage(), which publishes the state of the pages. */
 	return smp_load_acquire(&q->heads_staged) && rfn_ids_count(&q->tx_heads) &&
 	       (skb->len <= RFN_HEAD || q->rd->peer.sg);
 }
@@ -112,7 +114,10 @@ static unsigned int rfn_tx_slots(const struct sk_buff *skb, bool head)
 	return head + DIV_ROUND_UP(skb->len - first, XEN_PAGE_SIZE);
 }
 
-/* Copies the packet and writes its requests, without publishing them. Returns the number of places in `ids`. */
+/*
+ * Copies the packet and writes its requests, without publishing them. Returns the number of places
+ * in `ids`.
+ */
 static unsigned int rfn_tx_post(struct rfn_queue *q, struct sk_buff *skb, bool head, u16 *ids)
 {
 	unsigned int slots = rfn_tx_slots(skb, head), i, at = 0;
@@ -162,7 +167,10 @@ static void rfn_tx_count_drop(struct rfn_queue *q)
 	u64_stats_update_end(&q->tx_stats.sync);
 }
 
-/* Stops the queue while the longest packet may not fit; NAPI starts it again. Returns true if it is stopped. */
+/*
+ * Stops the queue while the longest packet may not fit; NAPI starts it again. Returns true if it is
+ * stopped.
+ */
 static bool rfn_tx_stop_if_full(struct rfn_queue *q, struct netdev_queue *txq)
 {
 	if (rfn_tx_room(q) >= RFN_TX_SLOTS_MAX)
@@ -198,11 +206,13 @@ netdev_tx_t rfn_start_xmit(struct sk_buff *skb, struct net_device *ndev)
 	txq = netdev_get_tx_queue(ndev, index);
 	head = rfn_tx_has_head(q, skb);
 	need = rfn_tx_slots(skb, head) + skb_is_gso(skb);
-	if (unlikely(skb->len < ETH_HLEN || skb->len > RFN_TX_BYTES_MAX || (need > 1 && !rd->peer.sg)))
+	if (unlikely(skb->len < ETH_HLEN || skb->len > RFN_TX_BYTES_MAX ||
+		     (need > 1 && !rd->peer.sg)))
 		goto drop;
 	if (unlikely(rfn_tx_room(q) < need)) {
 		/* The queue is stopped before it is this full: a packet without warning waits. */
 		netif_tx_stop_queue(txq);
+		/* Pairs with the barrier in rfn_tx_complete(): one of both sees the other. */
 		smp_mb();
 		if (rfn_tx_room(q) < need)
 			return NETDEV_TX_BUSY;
@@ -216,6 +226,7 @@ netdev_tx_t rfn_start_xmit(struct sk_buff *skb, struct net_device *ndev)
 	q->tx_slot[ids[slots - 1]].skb = skb;
 	/* From here on a response may free the packet. */
 	for (i = 0; i < slots; i++)
+		/* Pairs with rfn_tx_response(). */
 		smp_store_release(&q->tx_slot[ids[i]].busy, 1);
 	if (stopped || !netdev_xmit_more())
 		rfn_tx_publish(q);
@@ -229,8 +240,8 @@ drop:
 }
 
 /*
- * Posts a request that adds a group to the backend's multicast filter, or removes it. Returns false if there is no room
- * or the queue is not running. Called without locks of the queue.
+ * Posts a request that adds a group to the backend's multicast filter, or removes it. Returns false
+ * if there is no room or the queue is not running. Called without locks of the queue.
  */
 bool rfn_tx_filter(struct rfn_queue *q, bool add, const u8 *group)
 {
@@ -255,6 +266,7 @@ bool rfn_tx_filter(struct rfn_queue *q, bool add, const u8 *group)
 		q->tx.req_prod_pvt += 2;
 		atomic_inc(&q->tx_extras);
 		q->tx_slot[place.id].filter = true;
+		/* Pairs with rfn_tx_response(). */
 		smp_store_release(&q->tx_slot[place.id].busy, 1);
 		rfn_tx_publish(q);
 		rfn_tx_stop_if_full(q, txq);
@@ -272,7 +284,10 @@ static void rfn_tx_put(struct rfn_queue *q, u16 id)
 		rfn_ids_put(q->windows || q->tx_page[id].staged ? &q->tx_ready : &q->tx_plain, id);
 }
 
-/* The backend's list of groups is full, or it takes no changes: the filter ends with this connection. */
+/*
+ * The backend's list of groups is full, or it takes no changes: the filter ends with this
+ * connection.
+ */
 static void rfn_tx_filter_refused(struct rfn_queue *q)
 {
 	rfn_count(q->rd, RFN_EV_MCAST_REFUSED);
@@ -281,7 +296,8 @@ static void rfn_tx_filter_refused(struct rfn_queue *q)
 }
 
 /* Takes one response. Returns the reason if it breaks the protocol. */
-static const char *rfn_tx_response(struct rfn_queue *q, const struct xen_netif_tx_response *response, int budget,
+static const char *rfn_tx_response(struct rfn_queue *q,
+				   const struct xen_netif_tx_response *response, int budget,
 				   unsigned int *packets, unsigned int *bytes)
 {
 	struct rfn_tx_slot *slot;
@@ -289,8 +305,9 @@ static const char *rfn_tx_response(struct rfn_queue *q, const struct xen_netif_t
 	bool filter;
 
 	if (response->status == XEN_NETIF_RSP_NULL)
-		return atomic_dec_if_positive(&q->tx_extras) < 0 ? "a TX response to an extra info that was not sent"
-								 : NULL;
+		return atomic_dec_if_positive(&q->tx_extras) < 0 ?
+		       "a TX response to an extra info that was not sent" : NULL;
+	/* Pairs with the release of the busy mark: the sender's writes to the slot are visible. */
 	if (response->id >= RFN_TX_IDS || !smp_load_acquire(&q->tx_slot[response->id].busy))
 		return "a TX response with an id that is not in flight";
 	slot = &q->tx_slot[response->id];
@@ -348,7 +365,8 @@ void rfn_tx_complete(struct rfn_queue *q, int budget)
 	netdev_tx_completed_queue(txq, packets, bytes);
 	/* Pairs with the barrier in rfn_tx_stop_if_full(). */
 	smp_mb();
-	if (netif_tx_queue_stopped(txq) && READ_ONCE(q->rd->running) && rfn_tx_room(q) >= RFN_TX_SLOTS_MAX)
+	if (netif_tx_queue_stopped(txq) && READ_ONCE(q->rd->running) &&
+	    rfn_tx_room(q) >= RFN_TX_SLOTS_MAX)
 		netif_tx_wake_queue(txq);
 }
 
@@ -373,8 +391,8 @@ void rfn_tx_drop_all(struct rfn_queue *q)
 }
 
 /*
- * Takes up to `most` free pages that are staged or issued out of circulation, and leaves enough pages for two packets
- * of the longest kind. Called under the queue's TX lock.
+ * Takes up to `most` free pages that are staged or issued out of circulation, and leaves enough
+ * pages for two packets of the longest kind. Called under the queue's TX lock.
  */
 unsigned int rfn_tx_withdraw(struct rfn_queue *q, u16 *ids, unsigned int most)
 {

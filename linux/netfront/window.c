@@ -2,17 +2,20 @@
 /*
  * Grant windows: pages that this driver issues and revokes by hypercall, without the backend.
  *
- * A connection has a window for each ring if the backend opens windows and the hypervisor has them. Page n of the ring
- * has reference RFN_WINDOW_FIRST + n of the window, and no grant. The windows are created before the keys are
- * published. All pages are issued when the backend is Connected, because it has registered the windows then; until
- * then nothing is posted. They stay issued, so a packet costs neither side an operation.
+ * A connection has a window for each ring if the backend opens windows and the hypervisor has them.
+ * Page n of the ring has reference RFN_WINDOW_FIRST + n of the window, and no grant. The windows
+ * are created before the keys are published. All pages are issued when the backend is Connected,
+ * because it has registered the windows then; until then nothing is posted. They stay issued, so a
+ * packet costs neither side an operation.
  *
- * A page is revoked when the shrinker takes it, and when the connection ends. The backend's status word delays a
- * revocation by a few ms at most; then the page is revoked by force. A page is given back to the kernel only after the
- * hypervisor has said that it is not mapped. A reference that was revoked is not issued again in the same window, so no
- * old transfer of the backend reaches another page.
+ * A page is revoked when the shrinker takes it, and when the connection ends. The backend's status
+ * word delays a revocation by a few ms at most; then the page is revoked by force. A page is given
+ * back to the kernel only after the hypervisor has said that it is not mapped. A reference that was
+ * revoked is not issued again in the same window, so no old transfer of the backend reaches another
+ * page.
  *
- * A connection that cannot have windows for every ring has none: its pages are granted, and staged where possible.
+ * A connection that cannot have windows for every ring has none: its pages are granted, and staged
+ * where possible.
  */
 #include <linux/delay.h>
 #include "netfront.h"
@@ -21,7 +24,8 @@
 #define RFN_REVOKE_ATTEMPTS 50
 
 /* Creates the window of a ring's pages, with nothing issued. */
-int rfn_window_create(struct rfn_window *w, struct rfn_dev *rd, struct rfn_page *pages, bool readonly)
+int rfn_window_create(struct rfn_window *w, struct rfn_dev *rd, struct rfn_page *pages,
+		      bool readonly)
 {
 	int err = grant_window_create(rd->xdev->otherend_id, RFN_WINDOW_REFS, &w->handle);
 
@@ -52,7 +56,10 @@ static int rfn_window_issue_batch(struct rfn_window *w, unsigned int first, unsi
 	rc = HYPERVISOR_grant_table_op(GNTTABOP_window_issue, op, count);
 	err = rc;
 	for (i = 0; i < count; i++) {
-		/* After a failed call the statuses may be those of a part: what may be issued counts as issued. */
+		/*
+		 * After a failed call the statuses may be those of a part: what may be issued
+		 * counts as issued.
+		 */
 		w->page[first + i].issued = rc || !op[i].status;
 		issued += w->page[first + i].issued;
 		if (op[i].status && !err)
@@ -73,8 +80,11 @@ static int rfn_window_issue(struct rfn_window *w)
 	return err;
 }
 
-/* Revokes what is issued of up to one batch of pages. Returns the number of pages that still are. */
-static unsigned int rfn_window_revoke_batch(struct rfn_window *w, const u16 *ids, unsigned int count, bool force)
+/*
+ * Revokes what is issued of up to one batch of pages. Returns the number of pages that still are.
+ */
+static unsigned int rfn_window_revoke_batch(struct rfn_window *w, const u16 *ids,
+					    unsigned int count, bool force)
 {
 	struct gnttab_window_revoke op[GRANT_WINDOW_BATCH];
 	unsigned int n = 0, gone = 0, revoked = 0, i;
@@ -85,7 +95,7 @@ static unsigned int rfn_window_revoke_batch(struct rfn_window *w, const u16 *ids
 				.handle = w->handle,
 				.ref = RFN_WINDOW_FIRST + ids[i],
 				.flags = force ? GNTWIN_force : 0,
-				/* What a failed call does not reach is still issued. */
+				/* Entries after the failed one are still issued. */
 				.status = GNTST_general_error,
 			};
 	w->busy = 0;
@@ -106,7 +116,10 @@ static unsigned int rfn_window_revoke_batch(struct rfn_window *w, const u16 *ids
 	return n - gone;
 }
 
-/* Revokes pages that are in no packet, unless the hypervisor's flush rate forbids it. Called with rfn_dev.lock held. */
+/*
+ * Revokes pages that are in no packet, unless the hypervisor's flush rate forbids it. Called with
+ * rfn_dev.lock held.
+ */
 void rfn_window_revoke(struct rfn_window *w, const u16 *ids, unsigned int count)
 {
 	unsigned int busy = 0, n;
@@ -124,14 +137,16 @@ void rfn_window_revoke(struct rfn_window *w, const u16 *ids, unsigned int count)
 	}
 	if (busy && !w->rd->kept_pages) {
 		w->rd->kept_pages = true;
-		netdev_warn(w->rd->ndev, "the backend, domain %d, keeps %u pages of packets that it has answered; they were revoked by force\n",
+		netdev_warn(w->rd->ndev,
+			    "the backend, domain %d, keeps %u pages of packets that it has answered; they were revoked by force\n",
 			    w->rd->xdev->otherend_id, busy);
 	}
 }
 
 /*
- * Revokes every page, by force what the backend uses, and destroys the window. A page that may still be mapped stays
- * marked as issued, and is never freed. The rings are no longer served, or the guest is about to be suspended.
+ * Revokes every page, by force what the backend uses, and destroys the window. A page that may
+ * still be mapped stays marked as issued, and is never freed. The rings are no longer served, or
+ * the guest is about to be suspended.
  */
 void rfn_window_close(struct rfn_window *w)
 {
@@ -174,8 +189,8 @@ const char *rfn_windows_refused(struct rfn_dev *rd)
 }
 
 /*
- * Issues the pages of all queues, and lets them be posted. The backend is Connected, so it has registered the windows.
- * Called with rfn_dev.lock held. Returns an error if a page is not issued.
+ * Issues the pages of all queues, and lets them be posted. The backend is Connected, so it has
+ * registered the windows. Called with rfn_dev.lock held. Returns an error if a page is not issued.
  */
 int rfn_windows_issue(struct rfn_dev *rd)
 {

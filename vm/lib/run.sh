@@ -16,7 +16,7 @@ remove_leftovers() {
         each=${each##*/}
         case $each in lo|sit0|dummy0) ;; *) ip link delete $each ;; esac
     done 2>/dev/null
-    # Which of the kernel's own backends are there is what a scenario asked for, not the one before it.
+    # Each scenario loads the kernel's backends that it uses.
     rmmod xen_netback xen_blkback 2>/dev/null
     rm -rf /tmp/*
 }

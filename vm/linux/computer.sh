@@ -20,7 +20,7 @@ enter_computer() {
     mkdir -p $COMPUTER/dev/shm
     mount -t tmpfs shm $COMPUTER/dev/shm
     mount --bind /dev/pts $COMPUTER/dev/pts
-    # What was built may lie in one of the folders that are memory now.
+    # Built files may lie in one of the folders that are memory now.
     mkdir -p $COMPUTER$TARGET && mount --bind /untouched$TARGET $COMPUTER$TARGET
 }
 

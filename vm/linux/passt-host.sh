@@ -4,7 +4,7 @@
 # TRANSPORT is `stream`, `vhost-user` (the arguments of QEMU share the machine's memory), or `debian` (a stream to the passt
 # of the PATH, for comparison).
 #
-# It runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Servers are at the
+# The host runs on this computer, in user, network and mount namespaces of its own, so nothing leaves them. Servers are at the
 # loopback, to which two addresses lead. What they received is in the folder SHARE. Everything ends with QEMU.
 set -eu
 transport=$1 ringfence=$2 traffic=$3 share=$4
@@ -37,7 +37,7 @@ while True:
     flags = b"\x81\x80" if known else b"\x81\x83"
     server.sendto(query[:2] + flags + b"\0\1\0" + bytes([bool(known)]) + b"\0\0\0\0" + query[12:end] + answer, client)
 '
-# What it sends arrives at a port of the machine.
+# A stream from the host to a forwarded port of the machine.
 beside sh -c '
     until [ -e "$1/listens" ]; do sleep 0.1; done
     "$0" send 127.0.0.1 8080 24 && touch "$1/was-sent"
@@ -50,7 +50,7 @@ case $transport in
     vhost-user) start "$ringfence" passt --vhost-user --debug -D 127.0.0.1 $loopback ;;
     debian)
         passt --version | head -n 1 >&2
-        # It passes 127.0.0.1 on as it is, to the machine's own loopback. The gateway leads to that of the host.
+        # Debian's passt does not translate 127.0.0.1, which is then the machine's own loopback. The gateway leads to the host's.
         start passt -D 192.0.2.1
         ;;
 esac

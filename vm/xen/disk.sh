@@ -1,4 +1,4 @@
-# What is checked with disks. Each function says how many checks it makes.
+# Checks of disks, and helpers for them.
 
 DISKS=/run/disks
 

@@ -1,4 +1,4 @@
-# What is left of a domain, for those who look after it was destroyed. Sourced by lib.sh.
+# Remains of a domain that was destroyed. Sourced by lib.sh and by lib/run.sh.
 
 # grants_in_use DOMAIN: prints the pages of a domain that other domains have mapped, one a line, by the hypervisor's
 # debug key `g`. References 0 and 1 are left out: the pages of console and store.

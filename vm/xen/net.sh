@@ -1,5 +1,4 @@
-# What is checked with every network backend, the kernel's own or ours: the same lines judge both.
-# Each function says how many checks it makes.
+# Checks of network backends: the same functions judge the kernel's own backend and ours.
 
 # vif_line N [MORE]: prints the configuration line of an interface with a MAC address of that number.
 vif_line() {

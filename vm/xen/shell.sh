@@ -1,4 +1,4 @@
-# What an interactive shell in dom0 starts with.
+# Start of an interactive shell in dom0.
 . /vm/orders
 . /vm/lib/both.sh
 . /vm/lib/checks.sh

@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Grant windows: grants that the granter issues and revokes without the grantee's help.
+ * Grant windows: grants that the granter issues and revokes without the
+ * grantee's help.
  *
- * Life of a window: created by the granter (a handle, no memory of note), registered by the grantee (frame range,
- * table, arrays), closing (nothing is issued any more, batches of entries are removed), retired. Destruction by either
- * side and the death of either domain take the same path.
+ * Life of a window: created by the granter (a handle, no memory of note),
+ * registered by the grantee (frame range, table, arrays), closing (nothing is
+ * issued any more, batches of entries are removed), retired. Destruction by
+ * either side and the death of either domain take the same path.
  *
- * Locks, outermost first: grant_windows.lock of the domain with the lower id, that of the other domain, window lock,
- * p2m lock of one domain. The window lock is held through the flush of a batch. The granter's pages are looked up
+ * Locks, outermost first: grant_windows.lock of the domain with the lower id,
+ * that of the other domain, window lock, p2m lock of one domain. The window
+ * lock is held through the flush of a batch. The granter's pages are looked up
  * before it is taken.
  *
- * A linked window holds references to both domains. grant_window_release() unlinks all windows of a dying domain, so
- * these references do not keep a dead domain.
+ * A linked window holds references to both domains. grant_window_release()
+ * unlinks all windows of a dying domain, so these references do not keep a dead
+ * domain.
  *
- * Invariants: what is mapped is what @page says; the table in the grantee's memory is written and, but for the status
- * word, never read. A page is released after the flush of the batch that removed it, or never.
+ * Invariants: what is mapped is what @page says; the table in the grantee's
+ * memory is written and, but for the status word, never read. A page is
+ * released after the flush of the batch that removed it, or never.
  */
 #include <xen/err.h>
 #include <xen/event.h>
@@ -36,20 +41,25 @@
 
 #define ENTRIES_MAX       4096u   /* references of a window */
 #define REGISTERED_MAX    128u    /* registered windows of a grantee */
-#define BATCH             64u     /* entries between two checks for preemption; they share one flush */
+/* Entries between two checks for preemption; they share one flush. */
+#define BATCH             64u
 #define SLOTS_PER_PAGE    (PAGE_SIZE / sizeof(struct gnttab_window_slot))
 #define TABLE_PAGES_MAX   (ENTRIES_MAX / SLOTS_PER_PAGE)
 
-/* Revoke batches a second that a granter may make: each costs the grantee a TLB flush. */
+/*
+ * Revoke batches a second that a granter may make: each costs the grantee a TLB
+ * flush.
+ */
 static unsigned int __read_mostly opt_flush_rate = 16384;
 integer_param("gnttab_window_flush_rate", opt_flush_rate);
 
 /* Low bits of an entry of grant_window.page. */
-#define E_TYPED    1ul            /* holds a writable type reference (PV granter) */
-#define E_WRITABLE 2ul
-#define E_GOING    4ul            /* in the batch that is being revoked */
-#define E_REMOVED  8ul            /* removed, but the IOMMU failed to flush */
-#define E_FLAGS    15ul
+/* Holds a writable type reference (PV granter). */
+#define E_TYPED    1UL
+#define E_WRITABLE 2UL
+#define E_GOING    4UL            /* in the batch that is being revoked */
+#define E_REMOVED  8UL            /* removed, but the IOMMU failed to flush */
+#define E_FLAGS    15UL
 
 enum state { CREATED, REGISTERED, CLOSING };
 
@@ -58,18 +68,23 @@ struct grant_window {
     struct domain *granter, *grantee;
     uint32_t handle;
     unsigned int nr;
-    bool registered;              /* counted by the grantee; under its grant_windows.lock */
+    /* Counted by the grantee; under its grant_windows.lock. */
+    bool registered;
     atomic_t refs;
 
     spinlock_t lock;              /* everything below */
     enum state state;
     gfn_t base;
-    unsigned int prepared;        /* frames of the range that register has checked so far */
+    /* Frames of the range that register has checked so far. */
+    unsigned int prepared;
     unsigned int issued;
-    unsigned int drained;         /* references below this one are not issued (while closing) */
+    /* References below this one are not issued (while closing). */
+    unsigned int drained;
     uint32_t generation;
-    unsigned long *page;          /* by reference: page_info and E_* flags, or 0 */
-    uint32_t *word;               /* by reference: the entry word in the grantee's slot */
+    /* By reference: page_info and E_* flags, or 0. */
+    unsigned long *page;
+    /* By reference: the entry word in the grantee's slot. */
+    uint32_t *word;
     struct gnttab_window_slot *slot;
     struct page_info *table[TABLE_PAGES_MAX];
 };
@@ -109,7 +124,8 @@ static struct grant_window *window_get(struct domain *granter, uint32_t handle)
     struct grant_window *w;
 
     spin_lock(&ws->lock);
-    w = ws->granted[array_index_nospec(handle % GRANT_WINDOWS_MAX, GRANT_WINDOWS_MAX)];
+    w = ws->granted[array_index_nospec(handle % GRANT_WINDOWS_MAX,
+                                       GRANT_WINDOWS_MAX)];
     if ( w && w->handle == handle )
         atomic_inc(&w->refs);
     else
@@ -146,7 +162,8 @@ static bool may_flush(struct grant_windows *ws)
     }
     else
     {
-        unsigned int earned = rate * (uint64_t)(now - ws->refilled) / SECONDS(1);
+        unsigned int earned =
+            rate * (uint64_t)(now - ws->refilled) / SECONDS(1);
 
         ws->tokens = min(rate, ws->tokens + earned);
         /* The time of a part of a flush counts for the next one. */
@@ -172,10 +189,12 @@ static void release_page(const struct grant_window *w, unsigned long e)
 }
 
 /*
- * Removes up to BATCH entries from the grantee's physmap with one flush and releases their pages. An entry that cannot
- * be removed or flushed keeps its page; the caller must then crash the grantee. Another call tries again.
+ * Removes up to BATCH entries from the grantee's physmap with one flush and
+ * releases their pages. An entry that cannot be removed or flushed keeps its
+ * page; the caller must then crash the grantee. Another call tries again.
  */
-static int remove_entries(struct grant_window *w, const uint32_t *refs, unsigned int n)
+static int remove_entries(struct grant_window *w, const uint32_t *refs,
+                          unsigned int n)
 {
     struct grant_windows *ws = grant_windows(w->granter);
     struct p2m_window_batch b;
@@ -195,7 +214,8 @@ static int remove_entries(struct grant_window *w, const uint32_t *refs, unsigned
             p2m_window_flush_again(&b, gfn_add(w->base, refs[i]));
             continue;
         }
-        rc = p2m_window_remove(&b, gfn_add(w->base, refs[i]), page_to_mfn(entry_page(*e)));
+        rc = p2m_window_remove(&b, gfn_add(w->base, refs[i]),
+                               page_to_mfn(entry_page(*e)));
         if ( rc )
             failed = rc;
         else
@@ -225,15 +245,22 @@ static int remove_entries(struct grant_window *w, const uint32_t *refs, unsigned
     return failed;
 }
 
-/* Stops a grantee that keeps, or may keep, a translation of a page that was revoked. */
+/*
+ * Stops a grantee that keeps, or may keep, a translation of a page that was
+ * revoked.
+ */
 static void stop_grantee(const struct grant_window *w, int rc)
 {
-    printk(XENLOG_G_ERR "%pd: window %#x of %pd: a page cannot be unmapped: %d\n",
+    printk(XENLOG_G_ERR
+           "%pd: window %#x of %pd: a page cannot be unmapped: %d\n",
            w->grantee, w->handle, w->granter, rc);
     domain_crash(w->grantee);
 }
 
-/* Removes at most BATCH entries of a closing window. Returns true when nothing is left. */
+/*
+ * Removes at most BATCH entries of a closing window. Returns true when nothing
+ * is left.
+ */
 static bool drain(struct grant_window *w)
 {
     uint32_t refs[BATCH];
@@ -251,7 +278,10 @@ static bool drain(struct grant_window *w)
         }
     if ( n )
         rc = remove_entries(w, refs, n);
-    /* One more attempt; a page that still may be reached is lost to its granter. */
+    /*
+     * One more attempt; a page that still may be reached is lost to its
+     * granter.
+     */
     if ( rc )
         rc = remove_entries(w, refs, n);
     for ( i = 0; rc && i < n; i++ )
@@ -268,10 +298,14 @@ static bool drain(struct grant_window *w)
     return empty;
 }
 
-/* Unlinks an empty window from both domains and releases its memory, but for those who still hold a reference. */
+/*
+ * Unlinks an empty window from both domains and releases its memory, but for
+ * those who still hold a reference.
+ */
 static void retire(struct grant_window *w)
 {
-    struct grant_window **link = &grant_windows(w->granter)->granted[w->handle % GRANT_WINDOWS_MAX];
+    struct grant_window **link =
+        &grant_windows(w->granter)->granted[w->handle % GRANT_WINDOWS_MAX];
     struct gnttab_window_slot *slot;
     unsigned long *page;
     uint32_t *word;
@@ -380,14 +414,20 @@ static int16_t link(struct grant_window *w)
     int16_t status = GNTST_no_space;
 
     lock_both(w->granter, w->grantee);
-    /* The teardown of the grantee takes the lock after it set is_dying: it finds the window, or is seen here. */
+    /*
+     * The teardown of the grantee takes the lock after it set is_dying: it
+     * finds the window, or is seen here.
+     */
     if ( w->grantee->is_dying )
         status = GNTST_bad_domain;
     else
         for ( i = 0; i < GRANT_WINDOWS_MAX; i++ )
             if ( !ws->granted[i] )
             {
-                /* A handle is not used again soon: a late issue must not reach another grantee. */
+                /*
+                 * A handle is not used again soon: a late issue must not reach
+                 * another grantee.
+                 */
                 w->handle = (ws->serial++ << GRANT_WINDOWS_BITS) | i;
                 ws->granted[i] = w;
                 list_add_tail(&w->held, &grant_windows(w->grantee)->held);
@@ -446,7 +486,7 @@ static int16_t create(struct gnttab_window_create *op)
     return status;
 }
 
-/* What register collects before it commits. */
+/* Resources that register collects before it commits. */
 struct registration {
     struct page_info *table[TABLE_PAGES_MAX];
     unsigned int nr_table;
@@ -466,7 +506,8 @@ static void abandon(struct registration *r)
 }
 
 /* Pins and maps the grantee's table and allocates the window's arrays. */
-static int16_t collect(struct registration *r, const struct gnttab_window_register *op)
+static int16_t collect(struct registration *r,
+                       const struct gnttab_window_register *op)
 {
     struct domain *ld = current->domain;
     XEN_GUEST_HANDLE(uint64_t) gfns = { _p(op->table_gfns) };
@@ -482,8 +523,8 @@ static int16_t collect(struct registration *r, const struct gnttab_window_regist
         if ( copy_from_guest_offset(&gfn, gfns, i, 1) ||
              check_get_page_from_gfn(ld, _gfn(gfn), false, &t, &pg) )
             return GNTST_bad_page;
-        if ( page_get_owner(pg) != ld || !p2m_is_ram(t) || is_special_page(pg) ||
-             !get_page_type(pg, PGT_writable_page) )
+        if ( page_get_owner(pg) != ld || !p2m_is_ram(t) ||
+             is_special_page(pg) || !get_page_type(pg, PGT_writable_page) )
         {
             put_page(pg);
             return GNTST_bad_page;
@@ -501,18 +542,23 @@ static int16_t collect(struct registration *r, const struct gnttab_window_regist
     return GNTST_okay;
 }
 
-/* Returns true if the range is free of other windows of the grantee, whose lock is held. */
+/*
+ * Returns true if the range is free of other windows of the grantee, whose lock
+ * is held.
+ */
 static bool is_free(struct grant_windows *ws, uint64_t base, unsigned int nr)
 {
     const struct grant_window *w;
 
     list_for_each_entry ( w, &ws->held, held )
-        if ( w->registered && gfn_x(w->base) < base + nr && base < gfn_x(w->base) + w->nr )
+        if ( w->registered && gfn_x(w->base) < base + nr &&
+             base < gfn_x(w->base) + w->nr )
             return false;
     return true;
 }
 
-static int16_t commit(struct grant_window *w, struct registration *r, uint64_t base)
+static int16_t commit(struct grant_window *w, struct registration *r,
+                      uint64_t base)
 {
     struct grant_windows *ws = grant_windows(w->grantee);
     int16_t status = GNTST_okay;
@@ -543,7 +589,10 @@ static int16_t commit(struct grant_window *w, struct registration *r, uint64_t b
     return status;
 }
 
-/* Checks the frame range, one page table at a time. What it did so far is kept for a continuation. */
+/*
+ * Checks the frame range, one page table at a time. What it did so far is kept
+ * for a continuation.
+ */
 static int prepare(struct grant_window *w, uint64_t base)
 {
     const unsigned int block = 1u << PAGETABLE_ORDER;
@@ -561,7 +610,8 @@ static int prepare(struct grant_window *w, uint64_t base)
             w->base = _gfn(base);
             w->prepared = 0;
         }
-        n = min(w->nr - w->prepared, block - (unsigned int)((base + w->prepared) % block));
+        n = min(w->nr - w->prepared,
+                block - (unsigned int)((base + w->prepared) % block));
         if ( !rc && n )
             rc = p2m_window_prepare(w->grantee, _gfn(base + w->prepared), n);
         if ( !rc )
@@ -586,7 +636,8 @@ static int do_register(struct gnttab_window_register *op)
         return 0;
     op->status = GNTST_bad_virt_addr;
     if ( !op->nr_entries || op->nr_entries > ENTRIES_MAX ||
-         op->base_gfn + op->nr_entries < op->base_gfn || !gfn_valid(ld, _gfn(op->base_gfn + op->nr_entries - 1)) )
+         op->base_gfn + op->nr_entries < op->base_gfn ||
+         !gfn_valid(ld, _gfn(op->base_gfn + op->nr_entries - 1)) )
         return 0;
     op->status = GNTST_eagain;
     if ( p2m_window_dirty_tracking(ld) )
@@ -646,8 +697,12 @@ static int destroy(struct gnttab_window_destroy *op)
     return rc;
 }
 
-/* Takes the granter's page that is to be issued, with the references that an issued entry holds; or a status. */
-static int16_t take_page(const struct grant_window *w, const struct gnttab_window_issue *op, unsigned long *e)
+/*
+ * Takes the granter's page that is to be issued, with the references that an
+ * issued entry holds; or a status.
+ */
+static int16_t take_page(const struct grant_window *w,
+                         const struct gnttab_window_issue *op, unsigned long *e)
 {
     struct domain *ld = w->granter;
     bool ro = op->flags & GNTWIN_readonly;
@@ -665,16 +720,19 @@ static int16_t take_page(const struct grant_window *w, const struct gnttab_windo
     if ( rc )
         return rc == -EAGAIN ? GNTST_eagain : GNTST_bad_page;
     /*
-     * The hypervisor's own pages (grant table, shared info) and pages of others are not the granter's to give. A page
-     * that is read-only to the granter itself must not become writable through a window.
+     * The hypervisor's own pages (grant table, shared info) and pages of others
+     * are not the granter's to give. A page that is read-only to the granter
+     * itself must not become writable through a window.
      */
     if ( page_get_owner(pg) != ld || is_special_page(pg) || !p2m_is_ram(t) ||
          (!ro && p2m_is_readonly(t) && t != p2m_ram_logdirty) )
         goto bad;
     /* A page table of a PV guest must not be written by another domain. */
-    if ( !ro && !paging_mode_external(ld) && !get_page_type(pg, PGT_writable_page) )
+    if ( !ro && !paging_mode_external(ld) &&
+         !get_page_type(pg, PGT_writable_page) )
         goto bad;
-    *e = (unsigned long)pg | (ro ? 0 : E_WRITABLE) | (ro || paging_mode_external(ld) ? 0 : E_TYPED);
+    *e = (unsigned long)pg | (ro ? 0 : E_WRITABLE) |
+         (ro || paging_mode_external(ld) ? 0 : E_TYPED);
     return GNTST_okay;
 
  bad:
@@ -682,15 +740,20 @@ static int16_t take_page(const struct grant_window *w, const struct gnttab_windo
     return GNTST_bad_page;
 }
 
-/* Issues one page; the window lock is held and the batch begun. Keeps the page only if it returns GNTST_okay. */
-static int16_t issue_one(struct grant_window *w, struct p2m_window_batch *b, uint32_t ref, unsigned long e, int *fatal)
+/*
+ * Issues one page; the window lock is held and the batch begun. Keeps the page
+ * only if it returns GNTST_okay.
+ */
+static int16_t issue_one(struct grant_window *w, struct p2m_window_batch *b,
+                         uint32_t ref, unsigned long e, int *fatal)
 {
     int rc;
 
     ref = array_index_nospec(ref, w->nr);
     if ( w->page[ref] )
         return GNTST_bad_gntref;
-    rc = p2m_window_add(b, gfn_add(w->base, ref), page_to_mfn(entry_page(e)), !(e & E_WRITABLE));
+    rc = p2m_window_add(b, gfn_add(w->base, ref), page_to_mfn(entry_page(e)),
+                        !(e & E_WRITABLE));
     if ( rc == -EILSEQ )
         *fatal = rc;                /* it may be mapped: keep the page */
     else if ( rc )
@@ -704,7 +767,8 @@ static int16_t issue_one(struct grant_window *w, struct p2m_window_batch *b, uin
 }
 
 /* Issues up to BATCH pages by one window. */
-static void issue(struct grant_window *w, struct gnttab_window_issue *op, unsigned int n)
+static void issue(struct grant_window *w, struct gnttab_window_issue *op,
+                  unsigned int n)
 {
     unsigned long e[BATCH];
     struct p2m_window_batch b;
@@ -736,7 +800,8 @@ static void issue(struct grant_window *w, struct gnttab_window_issue *op, unsign
         for ( i = 0; i < n; i++ )
             if ( !op[i].status )
                 op[i].status = w->state == CREATED ? GNTST_eagain :
-                               w->state == CLOSING ? GNTST_bad_handle : GNTST_general_error;
+                               w->state == CLOSING ? GNTST_bad_handle :
+                                                     GNTST_general_error;
     spin_unlock(&w->lock);
     for ( i = 0; i < n && !fatal; i++ )
         if ( e[i] && op[i].status )
@@ -746,7 +811,8 @@ static void issue(struct grant_window *w, struct gnttab_window_issue *op, unsign
 }
 
 /* Revokes up to BATCH references of one window. */
-static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsigned int n)
+static void revoke(struct grant_window *w, struct gnttab_window_revoke *op,
+                   unsigned int n)
 {
     uint32_t refs[BATCH];
     uint8_t of[BATCH];
@@ -765,7 +831,10 @@ static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsi
         op[i].status = GNTST_bad_gntref;
         if ( w->state == CREATED || ref >= w->nr )
             continue;
-        /* A closing window is revoked from as usual; one that is gone has no page mapped. */
+        /*
+         * A closing window is revoked from as usual; one that is gone has no
+         * page mapped.
+         */
         op[i].status = GNTST_bad_handle;
         if ( !w->page )
             continue;
@@ -773,7 +842,10 @@ static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsi
         ref = array_index_nospec(ref, w->nr);
         if ( !w->page[ref] )
             continue;
-        /* Named twice in a batch, or removed without a flush: may still be mapped. */
+        /*
+         * Named twice in a batch, or removed without a flush: may still be
+         * mapped.
+         */
         op[i].status = GNTST_general_error;
         if ( w->page[ref] & (E_GOING | E_REMOVED) )
             continue;
@@ -785,11 +857,15 @@ static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsi
         refs[k] = ref;
         of[k++] = i;
     }
-    /* Pairs with the grantee's barrier between raising its status word and reading the entry. */
+    /*
+     * Pairs with the grantee's barrier between raising its status word and
+     * reading the entry.
+     */
     smp_mb();
     for ( i = 0; i < k; i++ )
     {
-        if ( !(op[of[i]].flags & GNTWIN_force) && read_atomic(&w->slot[refs[i]].status) )
+        if ( !(op[of[i]].flags & GNTWIN_force) &&
+             read_atomic(&w->slot[refs[i]].status) )
         {
             w->page[refs[i]] &= ~E_GOING;
             write_atomic(&w->slot[refs[i]].entry, w->word[refs[i]]);
@@ -807,7 +883,7 @@ static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsi
         perfc_incr(window_throttled);
     }
     rc = remove_entries(w, refs, m);
-    /* What was not removed keeps its page; a later drain tries again. */
+    /* An entry that was not removed keeps its page; a later drain retries. */
     for ( i = 0; rc && i < m; i++ )
         w->page[refs[i]] &= ~E_GOING;
     spin_unlock(&w->lock);
@@ -819,8 +895,12 @@ static void revoke(struct grant_window *w, struct gnttab_window_revoke *op, unsi
     stop_grantee(w, rc);
 }
 
-/* Runs an array of issue or revoke operations. Returns how many are done when preempted, else 0 or an error. */
-static long do_batches(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(char) p, unsigned int count)
+/*
+ * Runs an array of issue or revoke operations. Returns how many are done when
+ * preempted, else 0 or an error.
+ */
+static long do_batches(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(char) p,
+                       unsigned int count)
 {
     union {
         struct gnttab_window_issue issue[BATCH];
@@ -841,12 +921,18 @@ static long do_batches(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(char) p, unsigne
         if ( copy_from_guest_offset((char *)&op, p, i * size, n * size) )
             return -EFAULT;
         handle = is_issue ? op.issue[0].handle : op.revoke[0].handle;
-        for ( j = 1; j < n && (is_issue ? op.issue[j].handle : op.revoke[j].handle) == handle; j++ )
-            ;
+        for ( j = 1; j < n; j++ )
+        {
+            uint32_t next = is_issue ? op.issue[j].handle : op.revoke[j].handle;
+
+            if ( next != handle )
+                break;
+        }
         n = j;
         w = window_get(current->domain, handle);
         for ( j = 0; !w && j < n; j++ )
-            *(is_issue ? &op.issue[j].status : &op.revoke[j].status) = GNTST_bad_handle;
+            *(is_issue ? &op.issue[j].status : &op.revoke[j].status) =
+                GNTST_bad_handle;
         if ( w )
         {
             if ( is_issue )
@@ -864,7 +950,8 @@ static long do_batches(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(char) p, unsigne
 
 size_t grant_window_op_size(unsigned int cmd)
 {
-    return cmd == GNTTABOP_window_issue ? sizeof(struct gnttab_window_issue) : sizeof(struct gnttab_window_revoke);
+    return cmd == GNTTABOP_window_issue ? sizeof(struct gnttab_window_issue) :
+                                          sizeof(struct gnttab_window_revoke);
 }
 
 /* Runs an operation that takes one structure. */
@@ -918,7 +1005,8 @@ static long do_single(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(char) p)
     return copy_to_guest(p, (char *)&op, size) ? -EFAULT : 0;
 }
 
-long grant_window_op(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(void) uop, unsigned int count)
+long grant_window_op(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(void) uop,
+                     unsigned int count)
 {
     XEN_GUEST_HANDLE_PARAM(char) p = guest_handle_cast(uop, char);
 
@@ -932,7 +1020,8 @@ long grant_window_op(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(void) uop, unsigne
 
     case GNTTABOP_window_issue:
     case GNTTABOP_window_revoke:
-        if ( !guest_handle_okay(p, (unsigned long)count * grant_window_op_size(cmd)) )
+        if ( !guest_handle_okay(p, (unsigned long)count *
+                                   grant_window_op_size(cmd)) )
             return -EFAULT;
         return do_batches(cmd, p, count);
     }
@@ -944,8 +1033,10 @@ static void dump_window(const struct grant_window *w)
 {
     static const char *const states[] = { "created", "registered", "closing" };
 
-    printk("    window %#x to %pd: %u entries, %u issued, %s at gfn %#lx, %d references\n", w->handle, w->grantee,
-           w->nr, w->issued, states[w->state], gfn_x(w->base), atomic_read(&w->refs));
+    printk("    window %#x to %pd: %u entries, %u issued, %s at gfn %#lx, "
+           "%d references\n",
+           w->handle, w->grantee, w->nr, w->issued, states[w->state],
+           gfn_x(w->base), atomic_read(&w->refs));
 }
 
 static void cf_check dump(unsigned char key)
@@ -965,9 +1056,11 @@ static void cf_check dump(unsigned char key)
             continue;
         }
         if ( ws->issued || ws->registered )
-            printk("  %pd: %u registered; %"PRIu64" issued, %"PRIu64" revoked, %"PRIu64" busy, "
+            printk("  %pd: %u registered; %"PRIu64" issued, "
+                   "%"PRIu64" revoked, %"PRIu64" busy, "
                    "%"PRIu64" flushes, %"PRIu64" throttled\n",
-                   d, ws->registered, ws->issued, ws->revoked, ws->busy, ws->flushes, ws->throttled);
+                   d, ws->registered, ws->issued, ws->revoked, ws->busy,
+                   ws->flushes, ws->throttled);
         for ( i = 0; i < GRANT_WINDOWS_MAX; i++ )
             if ( ws->granted[i] )
                 dump_window(ws->granted[i]);

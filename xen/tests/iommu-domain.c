@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Preloaded into xl: PVH domains that it creates have an IOMMU context. libxl refuses `passthrough=` for them, but the
- * hypervisor does not.
+ * Preloaded into xl: PVH domains that it creates have an IOMMU context. libxl
+ * refuses `passthrough=` for them, but the hypervisor does not.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,7 +17,8 @@ struct config {
 
 int xc_domain_create(void *xch, uint32_t *domid, struct config *config)
 {
-	int (*create)(void *, uint32_t *, struct config *) = dlsym(RTLD_NEXT, "xc_domain_create");
+	int (*create)(void *, uint32_t *, struct config *) =
+		dlsym(RTLD_NEXT, "xc_domain_create");
 
 	config->flags |= 1u << 5;	/* XEN_DOMCTL_CDF_iommu */
 	return create(xch, domid, config);

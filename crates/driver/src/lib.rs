@@ -1,10 +1,32 @@
 #![forbid(unsafe_code)]
-//! Driver domain: the control thread of the process that serves vifs and vbds.
+//! Driver domain: the process that serves vifs and vbds to guests, and its control loop.
 //!
-//! * [`switchboard`]: messages between launchers and driver domains; [`proof`]: the proof of a launcher's user namespace.
-//! * [`workers`]: worker threads, and the ports that ended on them; [`ports`]: ports of devices.
+//! The loop is the same for both commands, and generic over the platform:
+//!
+//! * `control`: the loop. `domain`: what it asks a driver domain for. `devices`: devices that are due, and retry.
+//! * `vifs`, `vif_steps`: vifs, their control rings and ports. `vbds`, `vbd_steps`: vbds and their teardown.
+//! * [`ports`]: ports of devices. [`workers`]: worker threads, and the ports that ended on them. `host_leg`: the host's
+//!   port on a switch.
+//!
+//! The two driver domains have a folder each:
+//!
+//! * [`switch`]: the driver domain of `ringfence run`. Its devices are requested by launchers ([`switchboard`],
+//!   [`proof`]).
+//! * [`xen`]: `ringfence serve`. Its devices are created by a toolstack.
 
+mod control;
+mod devices;
+mod domain;
+mod host_leg;
 pub mod ports;
 pub mod proof;
+pub mod switch;
 pub mod switchboard;
+#[cfg(test)]
+mod testing;
+mod vbd_steps;
+mod vbds;
+mod vif_steps;
+mod vifs;
 pub mod workers;
+pub mod xen;

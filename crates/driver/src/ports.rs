@@ -55,7 +55,7 @@ impl Retired {
 pub struct PortBinding<'a> {
     pub entry: &'a mut PortEntry,
     pub retired: &'a mut Retired,
-    pub dataplane: &'a DataplaneHandle,
+    pub dataplane: DataplaneHandle,
     pub policy: PortPolicy,
 }
 

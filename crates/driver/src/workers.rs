@@ -7,11 +7,11 @@
 //! worker thread                          control thread
 //!   port reports a fault                   poll(EndedPorts::as_fd())
 //!   mailbox <- PortGone (the port)         EndedPorts::clear()
-//!                                          while let Some(port) = EndedPorts::next() { ... }
+//!                                          while let Some(port) = EndedPorts::dequeue() { ... }
 //! ```
 //!
 //! A port of several queues ends in parts, one for each worker that polled a queue of it.
-//! [`EndedPorts::next`] returns them together, so no part is in use when it returns.
+//! [`EndedPorts::dequeue`] returns them together, so no part is in use when it returns.
 
 use std::collections::VecDeque;
 use std::io;
@@ -37,7 +37,7 @@ pub fn worker_count(queues: u32) -> usize {
 pub struct EndedPorts {
     sender: MailSender<PortGone>,
     ports: Mailbox<PortGone>,
-    /// Parts that [`EndedPorts::next`] has dequeued and not returned yet.
+    /// Parts that [`EndedPorts::dequeue`] has dequeued and not returned yet.
     waiting: VecDeque<PortGone>,
 }
 
@@ -70,7 +70,7 @@ impl EndedPorts {
     }
 
     /// Returns the next port that ended, with all of its parts. No worker uses any of them any more.
-    pub fn next(&mut self) -> Option<PortGone> {
+    pub fn dequeue(&mut self) -> Option<PortGone> {
         self.waiting.extend(self.ports.drain());
         let mut gone = self.waiting.pop_front()?;
         gone.collect_parts();
@@ -86,7 +86,7 @@ impl EndedPorts {
         Some(gone)
     }
 
-    /// Clears the event of [`EndedPorts::as_fd`]. Call it before [`EndedPorts::next`].
+    /// Clears the event of [`EndedPorts::as_fd`]. Call it before [`EndedPorts::dequeue`].
     pub fn clear(&self) {
         self.ports.clear();
     }

@@ -118,15 +118,15 @@ pub enum BatchError {
 
 /// Piece of a frame behind its header. Its range was checked when the piece was added.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Segment {
+pub(crate) enum FrameSegment {
     Private { offset: usize, len: usize },
     Lent { index: usize, offset: usize, len: usize },
 }
 
-impl Segment {
+impl FrameSegment {
     fn len(self) -> usize {
         match self {
-            Segment::Private { len, .. } | Segment::Lent { len, .. } => len,
+            FrameSegment::Private { len, .. } | FrameSegment::Lent { len, .. } => len,
         }
     }
 }
@@ -186,7 +186,7 @@ pub struct Batch {
     scratch: Box<[u8]>,
     used: usize,
     lent: Vec<LentSlice>,
-    segments: Vec<Segment>,
+    segments: Vec<FrameSegment>,
     frames: Vec<Frame>,
     frames_max: usize,
     /// Scratch bytes for received frames. The headers of derived frames follow them.
@@ -345,7 +345,7 @@ impl Batch {
         let header = offset..offset + len.min(HEADER_MAX);
         let first = self.segments.len();
         if len > HEADER_MAX {
-            self.segments.push(Segment::Private { offset: header.end, len: len - HEADER_MAX });
+            self.segments.push(FrameSegment::Private { offset: header.end, len: len - HEADER_MAX });
         }
         self.room.take(len, meta.gso);
         self.frames.push(Frame::new(header, first..self.segments.len(), len, meta));
@@ -383,7 +383,7 @@ impl Batch {
             if offset > slice.len() || more > slice.len() - offset {
                 return Err(None);
             }
-            self.segments.push(Segment::Lent { index: self.lent.len(), offset, len: more });
+            self.segments.push(FrameSegment::Lent { index: self.lent.len(), offset, len: more });
             self.lent.push(slice.clone());
             whole += more;
         }
@@ -504,7 +504,7 @@ impl FrameBuilder<'_> {
     #[inline]
     pub fn private(&mut self, offset: usize, len: usize) -> Result<(), BatchError> {
         self.batch.check_reserved(offset, len)?;
-        self.add(Segment::Private { offset, len })
+        self.add(FrameSegment::Private { offset, len })
     }
 
     /// Appends a range of lent memory. The batch holds the slice until it is cleared.
@@ -518,7 +518,7 @@ impl FrameBuilder<'_> {
             return Err(BatchError::NotLent { offset, len, size });
         }
         let index = self.batch.lent.len();
-        self.add(Segment::Lent { index, offset, len })?;
+        self.add(FrameSegment::Lent { index, offset, len })?;
         if len > 0 {
             self.batch.lent.push(slice);
         }
@@ -554,7 +554,7 @@ impl FrameBuilder<'_> {
     }
 
     #[inline]
-    fn add(&mut self, segment: Segment) -> Result<(), BatchError> {
+    fn add(&mut self, segment: FrameSegment) -> Result<(), BatchError> {
         let len = segment.len();
         if len == 0 {
             return Ok(());

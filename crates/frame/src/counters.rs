@@ -61,7 +61,7 @@ drop_reasons! {
     BadRequest = "bad_request";
 
     /// Full mailbox of the worker that owns the egress queue.
-    RelayFull = "relay_full";
+    HandoffFull = "relay_full";
 
     // Counted at the egress port.
 

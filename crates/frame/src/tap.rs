@@ -54,7 +54,7 @@ pub struct TapPort {
 }
 
 /// Result of one read or write.
-enum Outcome {
+enum TapOutcome {
     Done,
     Nothing,
     Dropped(DropReason),
@@ -71,10 +71,10 @@ impl TapPort {
     }
 
     /// Reads one frame into the tail of the batch.
-    fn receive_one(&mut self, batch: &mut Batch) -> Result<Outcome, Fault> {
+    fn receive_one(&mut self, batch: &mut Batch) -> Result<TapOutcome, Fault> {
         let room = VNET_HEADER_LEN + self.frame_max + 1;
         let Some(tail) = batch.scratch_tail_mut().get_mut(..room) else {
-            return Ok(Outcome::Nothing);
+            return Ok(TapOutcome::Nothing);
         };
         self.system.syscalls.add(1);
         let n = match rustix::io::read(&self.file, &mut *tail) {
@@ -82,31 +82,31 @@ impl TapPort {
             Err(errno) => return self.read_failed(errno),
         };
         let Some((header, frame)) = tail[..n].split_first_chunk_mut::<MODERN_LEN>() else {
-            return Ok(Outcome::Dropped(DropReason::Runt));
+            return Ok(TapOutcome::Dropped(DropReason::Runt));
         };
         if n == room {
-            return Ok(Outcome::Dropped(DropReason::Oversize));
+            return Ok(TapOutcome::Dropped(DropReason::Oversize));
         }
         let len = frame.len();
         let headers = &mut frame[..len.min(HEADER_MAX)];
         let Some(meta) = accept(VnetHeader::from_modern(header), headers, len) else {
-            return Ok(Outcome::Dropped(DropReason::BadOffload));
+            return Ok(TapOutcome::Dropped(DropReason::BadOffload));
         };
         let pushed = batch
             .reserve(n)
             .and_then(|offset| batch.push_contiguous(offset + MODERN_LEN, len, meta).ok());
         if pushed.is_none() {
-            return Ok(Outcome::Dropped(DropReason::Unreadable));
+            return Ok(TapOutcome::Dropped(DropReason::Unreadable));
         }
         self.counters.received(1, len as u64);
-        Ok(Outcome::Done)
+        Ok(TapOutcome::Done)
     }
 
-    fn read_failed(&self, errno: Errno) -> Result<Outcome, Fault> {
+    fn read_failed(&self, errno: Errno) -> Result<TapOutcome, Fault> {
         match errno {
-            Errno::AGAIN | Errno::INTR | Errno::IO => Ok(Outcome::Nothing),
+            Errno::AGAIN | Errno::INTR | Errno::IO => Ok(TapOutcome::Nothing),
             // The kernel has lost this frame; the next read can succeed.
-            Errno::NOBUFS | Errno::NOMEM => Ok(Outcome::Dropped(DropReason::Unreadable)),
+            Errno::NOBUFS | Errno::NOMEM => Ok(TapOutcome::Dropped(DropReason::Unreadable)),
             // A read returns EFAULT while the interface is being removed: the buffer itself is valid.
             Errno::BADFD | Errno::NODEV | Errno::FAULT => Err(Fault::Gone),
             errno => Err(Fault::system("cannot read from the TAP interface", errno)),
@@ -114,22 +114,22 @@ impl TapPort {
     }
 
     /// Writes one frame to the file.
-    fn transmit_one(&mut self, frame: &FrameView<'_>) -> Result<Outcome, Fault> {
+    fn transmit_one(&mut self, frame: &FrameView<'_>) -> Result<TapOutcome, Fault> {
         // A receiver that segments needs the length of the headers. For the others it is a hint.
         let header_len = if frame.meta().gso.is_some() { header_len(frame) } else { 0 };
         let Ok(header) = VnetHeader::for_frame(frame.meta(), header_len) else {
-            return Ok(Outcome::Dropped(DropReason::GsoUnsupported));
+            return Ok(TapOutcome::Dropped(DropReason::GsoUnsupported));
         };
         let header = header.to_modern();
         let mut list = WriteList::new();
         if list.push(&header).and_then(|()| frame.gather(&mut list)).is_err() {
-            return Ok(Outcome::Dropped(DropReason::Unwritable));
+            return Ok(TapOutcome::Dropped(DropReason::Unwritable));
         }
         self.system.syscalls.add(1);
         match list.write(&self.file) {
-            Ok(_) => Ok(Outcome::Done),
+            Ok(_) => Ok(TapOutcome::Done),
             Err(error) => match Errno::from_io_error(&error) {
-                Some(errno) => Ok(Outcome::Dropped(why_not_written(errno)?)),
+                Some(errno) => Ok(TapOutcome::Dropped(why_not_written(errno)?)),
                 None => Err(Fault::system(CANNOT_WRITE, error)),
             },
         }
@@ -198,9 +198,9 @@ impl Port for TapPort {
             && batch.has_room_for(self.frame_max)
         {
             match self.receive_one(batch)? {
-                Outcome::Nothing => break,
-                Outcome::Done => received.frames += 1,
-                Outcome::Dropped(reason) => self.counters.dropped(reason),
+                TapOutcome::Nothing => break,
+                TapOutcome::Done => received.frames += 1,
+                TapOutcome::Dropped(reason) => self.counters.dropped(reason),
             }
             received.work += 1;
         }
@@ -215,12 +215,12 @@ impl Port for TapPort {
         let mut done = Transmitted::default();
         for frame in batch.select(frames) {
             match self.transmit_one(&frame)? {
-                Outcome::Done | Outcome::Nothing => {
+                TapOutcome::Done | TapOutcome::Nothing => {
                     done.sent += 1;
                     self.counters.sent(1, frame.len() as u64);
                     self.counters.sent_with(frame.meta(), 1);
                 }
-                Outcome::Dropped(reason) => {
+                TapOutcome::Dropped(reason) => {
                     done.dropped += 1;
                     self.counters.dropped(reason);
                 }

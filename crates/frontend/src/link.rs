@@ -164,7 +164,7 @@ impl<P: Platform> Link<P> {
     /// Returns the next event, if there is one.
     pub fn next(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.gone.clear();
-        while let Some(gone) = self.gone.next() {
+        while let Some(gone) = self.gone.dequeue() {
             let why = gone.reason.to_string();
             if gone.name == TAP {
                 return Ok(Some(LinkEvent::TapGone(why)));

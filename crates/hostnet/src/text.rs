@@ -1,4 +1,6 @@
-//! Texts for a terminal: lines of processes that may be compromised, and numbers of bytes.
+//! Texts for a terminal: lines of processes that may be compromised, numbers of bytes, and counters.
+
+use std::collections::BTreeMap;
 
 /// Returns the last line of a stderr tail, safe for a message.
 pub fn last_line(tail: &str) -> Option<String> {
@@ -8,6 +10,12 @@ pub fn last_line(tail: &str) -> Option<String> {
 /// Replaces control characters, which could act on a terminal: the process may be compromised.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(500).collect()
+}
+
+/// Formats counters for a line.
+pub fn listed(counts: &BTreeMap<String, u64>) -> String {
+    let pairs: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    pairs.join(", ")
 }
 
 /// Formats a number of bytes for a column.

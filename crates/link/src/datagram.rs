@@ -58,7 +58,7 @@ pub struct DatagramTransport {
 }
 
 /// Result of reading a datagram.
-enum Taken {
+enum ReadDatagram {
     Frame,
     /// Datagram that is no frame.
     Dropped,
@@ -105,7 +105,11 @@ impl DatagramTransport {
     }
 
     /// Moves the next datagram to the batch, which has room for the longest frame.
-    fn take_frame(&mut self, queue: &mut FrameQueue, batch: &mut Batch) -> Result<Taken, Fault> {
+    fn take_frame(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+    ) -> Result<ReadDatagram, Fault> {
         let Some(socket) = self.socket.client() else { return Err(Fault::Gone) };
         let frame_max = self.capabilities.frame_max();
         queue.system.syscalls.add(1);
@@ -113,24 +117,24 @@ impl DatagramTransport {
         let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
         let len = match rustix::net::recv(socket, &mut self.buffer[..], flags) {
             Ok((_, len)) => len,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(Taken::Nothing),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(ReadDatagram::Nothing),
             // An error of an earlier frame to the client.
             Err(_) => return Err(Fault::Gone),
         };
         let reason = match self.buffer.get(..len) {
-            Some(frame) if *frame == MAGIC => return Ok(Taken::Dropped),
+            Some(frame) if *frame == MAGIC => return Ok(ReadDatagram::Dropped),
             Some(frame) if frame.len() < ETHERNET_LEN => DropReason::Runt,
             Some(frame) if frame.len() <= frame_max => match push(batch, frame) {
                 Some(()) => {
                     queue.received(batch, len);
-                    return Ok(Taken::Frame);
+                    return Ok(ReadDatagram::Frame);
                 }
                 None => DropReason::Unreadable,
             },
             _ => DropReason::Oversize,
         };
         queue.counters.dropped(reason);
-        Ok(Taken::Dropped)
+        Ok(ReadDatagram::Dropped)
     }
 
     /// Sets whether the epoll reports room in the client's queue.
@@ -163,9 +167,9 @@ impl RingTransport for DatagramTransport {
             && batch.has_room_for(self.capabilities.frame_max())
         {
             match self.take_frame(queue, batch)? {
-                Taken::Frame => received.frames += 1,
-                Taken::Dropped => {}
-                Taken::Nothing => break,
+                ReadDatagram::Frame => received.frames += 1,
+                ReadDatagram::Dropped => {}
+                ReadDatagram::Nothing => break,
             }
             received.work += 1;
         }

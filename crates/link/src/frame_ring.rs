@@ -109,7 +109,7 @@ pub struct NotOffered {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum State {
+enum FrameState {
     #[default]
     Free,
     Filled,
@@ -125,7 +125,7 @@ enum Room {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Frame {
-    state: State,
+    state: FrameState,
     /// Offset of the virtio-net header in the ring's memory.
     offset: usize,
     is_long: bool,
@@ -202,7 +202,7 @@ impl FrameRing {
     /// Returns the offset of a frame that is offered to the kernel.
     pub fn offered_at(&self, number: u32) -> Option<usize> {
         let frame = self.frames[self.frame_place(number)];
-        (frame.state == State::Offered).then_some(frame.offset)
+        (frame.state == FrameState::Offered).then_some(frame.offset)
     }
 
     /// Returns the ring's memory, to be mapped for a device.
@@ -268,7 +268,8 @@ impl FrameRing {
         let headers = if headers > 0 { MODERN_LEN + usize::from(headers) } else { 0 };
         let len = MODERN_LEN + len;
         let place = self.frame_place(self.sock_head);
-        self.frames[place] = Frame { state: State::Filled, offset, is_long, headers, len, meta };
+        self.frames[place] =
+            Frame { state: FrameState::Filled, offset, is_long, headers, len, meta };
         self.sock_head = self.sock_head.wrapping_add(1);
         self.long_head = self.long_head.wrapping_add(is_long.into());
         self.reserved = (room, left - 1);
@@ -341,7 +342,7 @@ impl FrameRing {
         }
         let number = self.tap_head;
         let place = self.frame_place(number);
-        self.frames[place].state = State::Offered;
+        self.frames[place].state = FrameState::Offered;
         self.tap_head = number.wrapping_add(1);
         Some(number)
     }
@@ -354,17 +355,17 @@ impl FrameRing {
     pub fn finish(&mut self, number: u32) -> Result<(), NotOffered> {
         let place = self.frame_place(number);
         let with_kernel = number.wrapping_sub(self.tail) < self.tap_head.wrapping_sub(self.tail);
-        if !with_kernel || self.frames[place].state != State::Offered {
+        if !with_kernel || self.frames[place].state != FrameState::Offered {
             return Err(NotOffered { frame: number });
         }
-        self.frames[place].state = State::Finished;
+        self.frames[place].state = FrameState::Finished;
         while self.tail != self.tap_head {
             let place = self.frame_place(self.tail);
-            if self.frames[place].state != State::Finished {
+            if self.frames[place].state != FrameState::Finished {
                 break;
             }
             self.long_tail = self.long_tail.wrapping_add(self.frames[place].is_long.into());
-            self.frames[place].state = State::Free;
+            self.frames[place].state = FrameState::Free;
             self.tail = self.tail.wrapping_add(1);
         }
         Ok(())
@@ -379,7 +380,7 @@ impl FrameRing {
             self.sock_head = self.sock_head.wrapping_sub(1);
             let place = self.frame_place(self.sock_head);
             self.long_head = self.long_head.wrapping_sub(self.frames[place].is_long.into());
-            self.frames[place].state = State::Free;
+            self.frames[place].state = FrameState::Free;
         }
         taken
     }

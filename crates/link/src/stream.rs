@@ -62,16 +62,14 @@ pub struct StreamTransport {
     capabilities: PortCapabilities,
 }
 
-/// Result of one read.
 enum Read {
     Some,
     Nothing,
-    /// The client has gone.
     Gone,
 }
 
 /// Result of taking a frame from the reader.
-enum Taken {
+enum ReadFrame {
     Frame,
     Dropped,
     /// No whole frame is there.
@@ -147,12 +145,16 @@ impl StreamTransport {
     }
 
     /// Moves the next whole frame to the batch, which has room for it.
-    fn take_frame(&mut self, queue: &mut FrameQueue, batch: &mut Batch) -> Result<Taken, Fault> {
+    fn take_frame(
+        &mut self,
+        queue: &mut FrameQueue,
+        batch: &mut Batch,
+    ) -> Result<ReadFrame, Fault> {
         let frame_max = self.capabilities.frame_max();
         let frame = match self.reader.next() {
-            Ok(None) => return Ok(Taken::Nothing),
+            Ok(None) => return Ok(ReadFrame::Nothing),
             Ok(Some(frame)) => frame,
-            Err(error) => return self.refuse(queue, error).map(|()| Taken::Nothing),
+            Err(error) => return self.refuse(queue, error).map(|()| ReadFrame::Nothing),
         };
         let reason = match frame.len() {
             0..ETHERNET_LEN => DropReason::Runt,
@@ -160,13 +162,13 @@ impl StreamTransport {
             len => match push(batch, frame) {
                 Some(()) => {
                     queue.received(batch, len);
-                    return Ok(Taken::Frame);
+                    return Ok(ReadFrame::Frame);
                 }
                 None => DropReason::Unreadable,
             },
         };
         queue.counters.dropped(reason);
-        Ok(Taken::Dropped)
+        Ok(ReadFrame::Dropped)
     }
 
     /// Drops the frames that wait.
@@ -237,10 +239,10 @@ impl RingTransport for StreamTransport {
             && batch.has_room_for(self.capabilities.frame_max())
         {
             match self.take_frame(queue, batch)? {
-                Taken::Frame => received.frames += 1,
-                Taken::Dropped => {}
-                Taken::Nothing if reads == READS_PER_ROUND => break,
-                Taken::Nothing => {
+                ReadFrame::Frame => received.frames += 1,
+                ReadFrame::Dropped => {}
+                ReadFrame::Nothing if reads == READS_PER_ROUND => break,
+                ReadFrame::Nothing => {
                     reads += 1;
                     match self.read(queue)? {
                         Read::Some => continue,

@@ -57,6 +57,7 @@
 //! # }
 //! ```
 
+mod choice;
 pub mod copy;
 mod error;
 mod events;
@@ -69,6 +70,7 @@ pub mod vhost;
 pub mod window;
 pub mod xen;
 
+pub use choice::PlatformChoice;
 pub use copy::{CopyList, CopyOps};
 pub use error::{BoxedError, PlatformError};
 pub use events::{Channel, ChannelError, EventPort};

@@ -9,9 +9,11 @@ use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
+use ringfence_base::address::IpPrefix;
+
 use crate::name::HostName;
 use crate::ranges::is_special;
-use crate::rule::{Action, Protocol, Rule, RuleError, Target, masked};
+use crate::rule::{Action, Protocol, Rule, RuleError, Target};
 
 /// Maximum number of rules of a policy.
 pub const RULES_MAX: usize = 20_000;
@@ -132,7 +134,7 @@ impl Verdict {
     }
 }
 
-struct Entry {
+struct RuleEntry {
     rule: Rule,
     source: RuleSource,
 }
@@ -142,12 +144,12 @@ type Indices = SmallVec<[usize; 2]>;
 
 /// Parsed rules with their indices.
 pub struct Policy {
-    entries: Vec<Entry>,
+    entries: Vec<RuleEntry>,
     default: Action,
     strict_sni: bool,
     exact: HashMap<HostName, Indices>,
     below: HashMap<HostName, Indices>,
-    prefixes: HashMap<(IpAddr, u8), Indices>,
+    prefixes: HashMap<IpPrefix, Indices>,
     /// Lengths of the prefixes in use, for IPv4 and IPv6.
     lengths: [Vec<u8>; 2],
     echo: Vec<usize>,
@@ -197,18 +199,18 @@ impl Policy {
             Target::Below(name) => self.below.entry(name.clone()).or_default(),
             Target::Icmp => {
                 self.echo.push(index);
-                return self.entries.push(Entry { rule, source });
+                return self.entries.push(RuleEntry { rule, source });
             }
-            Target::Prefix(ip, len) => {
-                let lengths = &mut self.lengths[usize::from(ip.is_ipv6())];
-                if !lengths.contains(len) {
-                    lengths.push(*len);
+            Target::Prefix(prefix) => {
+                let lengths = &mut self.lengths[usize::from(prefix.ip.is_ipv6())];
+                if !lengths.contains(&prefix.len) {
+                    lengths.push(prefix.len);
                 }
-                self.prefixes.entry((*ip, *len)).or_default()
+                self.prefixes.entry(*prefix).or_default()
             }
         };
         list.push(index);
-        self.entries.push(Entry { rule, source });
+        self.entries.push(RuleEntry { rule, source });
     }
 
     /// Returns the verdict on what no rule covers.
@@ -366,8 +368,9 @@ impl Policy {
 
     fn of_address(&self, ip: IpAddr) -> impl Iterator<Item = usize> {
         let lengths = &self.lengths[usize::from(ip.is_ipv6())];
-        let rules =
-            lengths.iter().filter_map(move |&len| self.prefixes.get(&(masked(ip, len), len)));
+        let rules = lengths
+            .iter()
+            .filter_map(move |&len| self.prefixes.get(&IpPrefix::new(ip, len).masked()));
         rules.flatten().copied()
     }
 

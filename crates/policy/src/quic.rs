@@ -417,12 +417,12 @@ impl<'a> LongPacket<'a> {
 
 /// Completes an abbreviated packet number: the one next to the expected number (RFC 9000, A.3).
 fn whole_number(short: u64, len: usize, largest: u64) -> u64 {
-    let (expected, window) = (largest + 1, 1_u64 << (8 * len));
-    let near = (expected & !(window - 1)) | short;
-    if near + window / 2 <= expected {
-        near + window
-    } else if near > expected + window / 2 && near >= window {
-        near - window
+    let (expected, span) = (largest + 1, 1_u64 << (8 * len));
+    let near = (expected & !(span - 1)) | short;
+    if near + span / 2 <= expected {
+        near + span
+    } else if near > expected + span / 2 && near >= span {
+        near - span
     } else {
         near
     }

@@ -2,6 +2,8 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ringfence_base::address::IpPrefix;
+
 /// IPv4 prefixes that are not of the public Internet (IANA's special-purpose registry), without the
 /// prefixes for documentation and benchmarks, which no network routes.
 const SPECIAL_V4: [(Ipv4Addr, u8); 10] = [
@@ -21,10 +23,9 @@ const SPECIAL_V4: [(Ipv4Addr, u8); 10] = [
 /// multicast and reserved ones, and IPv6 forms that embed such an IPv4 address.
 pub fn is_special(ip: IpAddr) -> bool {
     match ip {
-        IpAddr::V4(ip) => SPECIAL_V4.iter().any(|&(prefix, len)| {
-            let differing = ip.to_bits() ^ prefix.to_bits();
-            differing >> (32 - u32::from(len)) == 0
-        }),
+        IpAddr::V4(_) => {
+            SPECIAL_V4.iter().any(|&(prefix, len)| IpPrefix::new(prefix, len).contains(ip))
+        }
         IpAddr::V6(ip) => is_special_v6(ip),
     }
 }

@@ -14,6 +14,8 @@ use core::ops::RangeInclusive;
 
 use smallvec::{SmallVec, smallvec};
 
+use ringfence_base::address::IpPrefix;
+
 use crate::name::{HostName, NameFault};
 
 /// Maximum length of a rule's text in bytes.
@@ -58,7 +60,7 @@ pub enum Target {
     /// All names below this one, at any depth, but not the name itself.
     Below(HostName),
     /// Addresses that begin with these bits. The other bits are zero.
-    Prefix(IpAddr, u8),
+    Prefix(IpPrefix),
     /// Echo requests to destinations that other rules allow.
     Icmp,
 }
@@ -210,32 +212,20 @@ fn v6(text: &str, at: usize) -> Result<IpAddr, RuleError> {
 
 /// Parses the prefix length behind an address, if there is one.
 fn prefix(ip: IpAddr, start: usize, text: &str, end: usize) -> Result<(Target, usize), RuleError> {
-    let all = if ip.is_ipv4() { 32 } else { 128 };
+    let all = IpPrefix::new(ip, 0).full_len();
     let rest = text.get(end..).unwrap_or_default();
     let digits = rest.strip_prefix('/').filter(|len| len.starts_with(|c: char| c.is_ascii_digit()));
-    let Some(digits) = digits else { return Ok((Target::Prefix(ip, all), end)) };
+    let Some(digits) = digits else {
+        return Ok((Target::Prefix(IpPrefix::new(ip, all)), end));
+    };
     let count = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
     let len = digits[..count].parse::<u8>().ok().filter(|len| *len <= all);
     let Some(len) = len else { return fail(end + 1, RuleFault::PrefixLen(all)) };
-    let network = masked(ip, len);
+    let network = IpPrefix::new(ip, len).masked().ip;
     if network != ip {
         return fail(start, RuleFault::HostBits(network));
     }
-    Ok((Target::Prefix(ip, len), end + 1 + count))
-}
-
-/// Returns an address with the bits behind a prefix set to zero.
-pub(crate) fn masked(ip: IpAddr, len: u8) -> IpAddr {
-    match ip {
-        IpAddr::V4(ip) => {
-            let behind = u32::MAX.checked_shr(len.into()).unwrap_or(0);
-            Ipv4Addr::from_bits(ip.to_bits() & !behind).into()
-        }
-        IpAddr::V6(ip) => {
-            let behind = u128::MAX.checked_shr(len.into()).unwrap_or(0);
-            Ipv6Addr::from_bits(ip.to_bits() & !behind).into()
-        }
-    }
+    Ok((Target::Prefix(IpPrefix::new(ip, len)), end + 1 + count))
 }
 
 fn ports(text: &str, start: usize) -> Result<(Ports, usize), RuleError> {
@@ -290,10 +280,10 @@ impl fmt::Display for Rule {
             Target::Icmp => return f.write_str("icmp"),
             Target::Name(name) => write!(f, "{name}")?,
             Target::Below(name) => write!(f, "*.{name}")?,
-            Target::Prefix(IpAddr::V6(ip), 128) => write!(f, "[{ip}]")?,
-            Target::Prefix(IpAddr::V6(ip), len) => write!(f, "[{ip}]/{len}")?,
-            Target::Prefix(ip, 32) => write!(f, "{ip}")?,
-            Target::Prefix(ip, len) => write!(f, "{ip}/{len}")?,
+            Target::Prefix(IpPrefix { ip: IpAddr::V6(ip), len: 128 }) => write!(f, "[{ip}]")?,
+            Target::Prefix(IpPrefix { ip: IpAddr::V6(ip), len }) => write!(f, "[{ip}]/{len}")?,
+            Target::Prefix(IpPrefix { ip, len: 32 }) => write!(f, "{ip}")?,
+            Target::Prefix(IpPrefix { ip, len }) => write!(f, "{ip}/{len}")?,
         }
         if self.ports.are_listed() {
             write!(f, ":{}", self.ports)?;

@@ -22,7 +22,6 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_sandbox::spawn::DomainKind;
 use ringfence_uplink::udp::multicast::service::Service;
 
-use crate::attach::AttachArgs;
 use crate::commands::policy::PolicyCommand;
 use crate::commands::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
 use crate::disk::DiskSpec;
@@ -31,8 +30,9 @@ use crate::launch::report::Loudness;
 use crate::launch::{
     Link, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
 };
-use crate::serve::ServeArgs;
-use crate::serve::show::StatusArgs;
+use crate::status::StatusArgs;
+use ringfence_driver::xen::args::ServeArgs;
+use ringfence_frontend::attach::AttachArgs;
 use ringfence_guest::names::{parse_name, parse_switch_name};
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::interface::parse_interface;

@@ -5,15 +5,15 @@
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
 //! * [`commands`]: `ringfence ps`, `exec`, `logs`, `stop` and `port`.
-//! * [`serve`]: `ringfence serve` and `ringfence status`.
-//! * [`attach`]: `ringfence attach`.
+//! * [`ringfence_driver::xen`]: `ringfence serve`; [`status`]: `ringfence status`.
+//! * [`ringfence_frontend::attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
 //! * [`hub`]: `ringfence hub`.
 //! * [`ringfence_pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
 //!
 //! `ringfence run` starts processes of its own, with these roles:
 //!
-//! * [`driver`]: driver domain of a switch.
+//! * [`ringfence_driver::switch`]: driver domain of a switch.
 //! * [`ringfence_frontend::process`]: frontend of a guest.
 //! * [`ringfence_guest`]: init process of a guest.
 //! * [`ringfence_uplink_process`]: connection of a guest to the host's network.
@@ -22,16 +22,14 @@
 //!
 //! * [`disk`]: options about disks.
 
-pub mod attach;
 pub mod cli;
 pub mod commands;
 pub mod demo;
 pub mod disk;
-pub mod driver;
 pub mod hub;
 pub mod launch;
 mod library;
-pub mod serve;
+pub mod status;
 
 use std::io::Write;
 
@@ -51,9 +49,9 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Stop(args) => commands::stop::main(&args),
         Command::Port(args) => commands::port::main(&args),
         Command::Demo => demo::main(),
-        Command::Serve(args) => serve::main(&args),
-        Command::Status(args) => serve::show::main(&args),
-        Command::Attach(args) => attach::main(&args),
+        Command::Serve(args) => ringfence_driver::xen::process::main(&args),
+        Command::Status(args) => status::main(&args),
+        Command::Attach(args) => ringfence_frontend::attach::main(&args),
         Command::Hub(args) => hub::main(&args),
         Command::Policy { command } => match commands::policy::run(&command) {
             Ok((text, status)) => print(text.as_bytes()).max(status),
@@ -86,7 +84,7 @@ pub fn main_with(cli: Cli) -> u8 {
 pub fn internal_main(role: Internal) -> u8 {
     match role {
         Internal::Supervisor { kind, command } => supervisor::main(kind, &command),
-        Internal::Driver => driver::main(),
+        Internal::Driver => ringfence_driver::switch::process::main(),
         Internal::Frontend => ringfence_frontend::process::main(),
         Internal::Uplink => ringfence_uplink_process::process::main(),
         Internal::PastaSession { words } => ringfence_pasta::session_main(&words),

@@ -46,7 +46,10 @@ fn main() -> ExitCode {
     match words[1..] {
         ["internal", "driver"] => {
             let targets = numbers_in_use();
-            ringfence::driver::main_taken_over(move || attack_from_inside(targets, true)).into()
+            ringfence_driver::switch::process::main_taken_over(move || {
+                attack_from_inside(targets, true)
+            })
+            .into()
         }
         ["internal", "frontend"] => {
             let targets = numbers_in_use();

@@ -32,7 +32,7 @@
 //! its own. A multi-queue port is split when it is added
 //! ([`Port::split_off`](ringfence_frame::Port::split_off)): part `n` belongs to worker `n`. A port with one
 //! queue belongs to worker 0, so the other workers sleep if there is no multi-queue port. Each part is
-//! used by one thread only. Frames for another worker's part are copied (`relay`). All workers share one
+//! used by one thread only. Frames for another worker's part are copied (`handoff`). All workers share one
 //! handle and one set of ports.
 //!
 //! Control threads send commands through a [`DataplaneHandle`]. The worker executes them between rounds.
@@ -43,10 +43,10 @@ mod backpressure;
 mod exchange;
 mod fairness;
 mod handle;
+mod handoff;
 mod idle;
 mod port_entry;
 mod ports;
-mod relay;
 
 #[cfg(test)]
 mod tests;
@@ -73,8 +73,8 @@ use ringfence_sys::clock::monotonic;
 
 use fairness::Fairness;
 use handle::{Command, CommandReceiver, WeakHandle};
+use handoff::{PeerWorkers, WorkerMailbox};
 use port_entry::PortEntry;
-use relay::{Relay, WorkerMailbox};
 
 /// Epoll token of the wake-up eventfd; the tokens of ports are their indices.
 const WAKE: u64 = u64::MAX;
@@ -119,7 +119,7 @@ pub struct DataplaneWorker {
     /// Handle to all workers, this one included.
     handle: WeakHandle,
     /// Connection to the other workers; `None` if there is one worker only.
-    relay: Option<Relay>,
+    peers: Option<PeerWorkers>,
     on_gone: Box<dyn FnMut(PortGone) + Send>,
     system: Arc<Counters>,
     now: Duration,
@@ -179,7 +179,7 @@ impl DataplaneWorker {
             let mut worker =
                 DataplaneWorker::with(fabric(), config, system, on_gone, commands, weak)?;
             if mailboxes.len() > 1 {
-                worker.relay = Some(Relay::new(index, &mailboxes));
+                worker.peers = Some(PeerWorkers::new(index, &mailboxes));
                 worker.fabric.record_announcements();
             }
             workers.push(worker);
@@ -211,7 +211,7 @@ impl DataplaneWorker {
             epoll,
             commands,
             handle,
-            relay: None,
+            peers: None,
             on_gone,
             system,
             now,
@@ -238,7 +238,7 @@ impl DataplaneWorker {
             if worked {
                 continue;
             }
-            if self.now.saturating_sub(self.last_work) < self.spin.window() {
+            if self.now.saturating_sub(self.last_work) < self.spin.limit() {
                 core::hint::spin_loop();
                 continue;
             }
@@ -259,12 +259,12 @@ impl DataplaneWorker {
                     let _ = reply.send(self.add(port, parts, key, policy, name));
                 }
                 Ok(Command::Parts { id, reply }) => {
-                    let index = self.relay.as_ref().and_then(|relay| relay.index_of(id));
+                    let index = self.peers.as_ref().and_then(|peers| peers.index_of(id));
                     let _ = index.map(|index| reply.send(self.parts(index)));
                 }
                 Ok(Command::Steer { id, steering, reply }) => {
-                    if let Some(relay) = &mut self.relay {
-                        relay.set_steering(id, steering);
+                    if let Some(peers) = &mut self.peers {
+                        peers.set_steering(id, steering);
                     }
                     let _ = reply.send(());
                 }
@@ -307,7 +307,7 @@ impl DataplaneWorker {
     /// Polls the other workers and each port that is not skipped for fairness.
     fn poll_ports(&mut self) -> bool {
         let count = self.ports.len();
-        let mut worked = self.relay.is_some() && self.poll_workers();
+        let mut worked = self.peers.is_some() && self.poll_workers();
         for offset in 0..count {
             worked |= self.poll_port((self.first + offset) % count);
         }
@@ -340,7 +340,7 @@ impl DataplaneWorker {
         let refused = self.batch.refused();
         entry.paused = refused.is_some() && !any;
         if refused.is_some() && egress_port.is_none() {
-            self.relay.iter_mut().for_each(|relay| relay.sender_waits = true);
+            self.peers.iter_mut().for_each(|peers| peers.sender_waits = true);
         }
         if let Some((slots, full)) = refused.zip(self.usable_port(egress_port)) {
             full.port.await_slots(slots);
@@ -383,7 +383,7 @@ impl DataplaneWorker {
             }
         };
         let handoff =
-            self.relay.as_ref().zip(port).and_then(|(relay, port)| relay.free_slots(index, port));
+            self.peers.as_ref().zip(port).and_then(|(peers, port)| peers.free_slots(index, port));
         let entry = self.usable_port(port);
         let entry = entry.filter(|entry| unlimited || entry.backpressure.has_budget());
         let slots = entry.and_then(|entry| Some((entry.free_slots()?, entry.capabilities)));
@@ -394,7 +394,7 @@ impl DataplaneWorker {
                 (port, if unlimited { room.awaiting_whole_frames() } else { room })
             }
             // Another worker always makes progress, so senders wait for it without a budget.
-            (_, Some(handoff)) => (None, Room::of(handoff, &relay::BATCH_CAPABILITIES)),
+            (_, Some(handoff)) => (None, Room::of(handoff, &handoff::BATCH_CAPABILITIES)),
             _ => (None, Room::UNBOUNDED),
         }
     }
@@ -423,8 +423,8 @@ impl DataplaneWorker {
             entry.sole_egress = sole_egress;
         }
         self.transmit_plan(Some(index), &counters);
-        if let Some(relay) = &mut self.relay {
-            let woken = relay.flush();
+        if let Some(peers) = &mut self.peers {
+            let woken = peers.flush();
             self.system.syscalls.add(woken);
             self.system.notifications.add(woken);
         }
@@ -436,8 +436,8 @@ impl DataplaneWorker {
     fn transmit_plan(&mut self, source: Option<usize>, counters: &PortCounters) {
         for n in 0..self.plan.ports().len() {
             let Some((port, frames)) = self.plan.entry_mut(n) else { break };
-            if let Some((relay, source)) = self.relay.as_mut().zip(source) {
-                relay.divert(source, port, &self.batch, frames);
+            if let Some((peers, source)) = self.peers.as_mut().zip(source) {
+                peers.divert(source, port, &self.batch, frames);
                 if frames.is_empty() {
                     continue;
                 }
@@ -477,7 +477,7 @@ impl DataplaneWorker {
                 continue;
             };
             // With several workers the index is free after all of them removed the port.
-            if self.relay.is_none() {
+            if self.peers.is_none() {
                 self.free_index(index);
             }
             let workers = self.handle.clone();

@@ -32,14 +32,12 @@ mod tests;
 use core::time::Duration;
 use std::sync::Arc;
 
+pub use ringfence_base::address::Mac;
 use ringfence_frame::batch::{Batch, FrameView};
 use ringfence_frame::counters::{DropReason, PortCounters};
 
 use filter::AddressFilter;
 use table::{Learned, MacTable};
-
-/// Ethernet address of six bytes.
-pub type Mac = [u8; 6];
 
 /// Maximum number of ports of a switch.
 pub const PORTS_MAX: usize = 256;

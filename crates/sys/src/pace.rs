@@ -12,26 +12,26 @@ const SPIN_STEP: Duration = Duration::from_micros(5);
 #[derive(Debug)]
 pub struct Spin {
     max: Duration,
-    window: Duration,
+    limit: Duration,
 }
 
 impl Spin {
     /// Creates a limit of at most `max`. Zero disables spinning.
     pub fn new(max: Duration) -> Spin {
-        Spin { max, window: max.min(SPIN_STEP) }
+        Spin { max, limit: max.min(SPIN_STEP) }
     }
 
     /// Returns the current spin limit.
-    pub fn window(&self) -> Duration {
-        self.window
+    pub fn limit(&self) -> Duration {
+        self.limit
     }
 
     /// Adapts the limit to a sleep that work ended after `length`.
     pub fn slept(&mut self, length: Duration) {
-        self.window = if length < self.max {
-            (self.window * 2).max(SPIN_STEP).min(self.max)
-        } else if self.window > SPIN_STEP {
-            self.window / 2
+        self.limit = if length < self.max {
+            (self.limit * 2).max(SPIN_STEP).min(self.max)
+        } else if self.limit > SPIN_STEP {
+            self.limit / 2
         } else {
             Duration::ZERO
         };
@@ -93,20 +93,20 @@ mod tests {
         for _ in 0..10 {
             spin.slept(40 * US);
         }
-        assert_eq!(spin.window(), 50 * US);
+        assert_eq!(spin.limit(), 50 * US);
         for _ in 0..5 {
             spin.slept(51 * US);
         }
-        assert_eq!(spin.window(), Duration::ZERO);
+        assert_eq!(spin.limit(), Duration::ZERO);
         spin.slept(10 * US);
-        assert_eq!(spin.window(), SPIN_STEP);
+        assert_eq!(spin.limit(), SPIN_STEP);
     }
 
     #[test]
     fn spin_limit_of_zero_stays_zero() {
         let mut spin = Spin::new(Duration::ZERO);
         spin.slept(Duration::ZERO);
-        assert_eq!(spin.window(), Duration::ZERO);
+        assert_eq!(spin.limit(), Duration::ZERO);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! the launcher is gone.
 
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -21,6 +21,7 @@ use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::clock::Clock;
 use ringfence_sys::tap::TapOffloads;
+use ringfence_uplink::access::IpPrefix;
 use ringfence_uplink::config::LeftOut;
 use ringfence_uplink::egress::{Note, PolicyInForce};
 use ringfence_uplink::guest::GuestNetwork;
@@ -392,7 +393,11 @@ fn engine_config(config: &UplinkConfig) -> Config {
             aliases: orders::pairs(&config.aliases),
             resolvers: orders::pairs(&config.resolvers),
             name_servers: [&config.name_servers[..], &config.unoffered].concat(),
-            allow_local: config.allow_local.iter().map(|prefix| (prefix.ip, prefix.len)).collect(),
+            allow_local: config
+                .allow_local
+                .iter()
+                .map(|local| IpPrefix::new(local.ip, local.len))
+                .collect(),
         },
         guest: GuestNetwork {
             mac: config.guest_mac,
@@ -411,9 +416,9 @@ fn engine_config(config: &UplinkConfig) -> Config {
 }
 
 /// Returns the prefixes of which a guest can choose addresses itself. Hosts choose 64 bits (RFC 4862, 5.5.3).
-fn chosen_from(addresses: &[(IpAddr, u8)]) -> Vec<(Ipv6Addr, u8)> {
+fn chosen_from(addresses: &[(IpAddr, u8)]) -> Vec<IpPrefix> {
     let prefix = |address: &(IpAddr, u8)| match *address {
-        (IpAddr::V6(ip), 64) => Some((Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64), 64)),
+        (ip @ IpAddr::V6(_), 64) => Some(IpPrefix::new(ip, 64).masked()),
         _ => None,
     };
     let mut found: Vec<_> = addresses.iter().filter_map(prefix).collect();

@@ -39,13 +39,13 @@ pub struct Note {
 
 /// Policy of a guest, shared by its engines.
 pub struct Egress {
-    state: Mutex<State>,
+    state: Mutex<EgressState>,
     notes: Option<SyncSender<Option<Note>>>,
     /// Allows everything, and only records.
     learns: bool,
 }
 
-struct State {
+struct EgressState {
     gate: Gate,
     /// Number of first bytes that wait for a verdict.
     waiting: usize,
@@ -66,7 +66,7 @@ impl Egress {
         notes: Option<SyncSender<Option<Note>>>,
         learns: bool,
     ) -> Arc<Egress> {
-        let state = Mutex::new(State { gate: Gate::new(policy), waiting: 0 });
+        let state = Mutex::new(EgressState { gate: Gate::new(policy), waiting: 0 });
         Arc::new(Egress { state, notes, learns })
     }
 
@@ -80,7 +80,7 @@ impl Egress {
         self.state().gate.pins().in_force(now)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EgressState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

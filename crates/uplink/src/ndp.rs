@@ -10,6 +10,7 @@ use core::time::Duration;
 
 use ringfence_offload::packet::protocol;
 
+use crate::access::IpPrefix;
 use crate::config::LeftOut;
 use crate::context::Context;
 use crate::emit::Ends;
@@ -99,14 +100,14 @@ fn advertise_router(source: Ipv6Addr, mac: Mac, context: &mut Context<'_>) {
     body.extend_from_slice(&own_mac);
     body.extend_from_slice(&[OPTION_MTU, 1, 0, 0]);
     body.extend_from_slice(&u32::from(context.config.mtu).to_be_bytes());
-    for (prefix, len) in context.config.access.guest_prefixes.iter().take(PREFIXES_MAX) {
-        body.extend_from_slice(&[OPTION_PREFIX, 4, *len, FLAGS_PREFIX]);
+    for prefix in context.config.access.guest_prefixes.iter().take(PREFIXES_MAX) {
+        let IpPrefix { ip: IpAddr::V6(ip), len } = prefix.masked() else { continue };
+        body.extend_from_slice(&[OPTION_PREFIX, 4, len, FLAGS_PREFIX]);
         // Valid and preferred lifetime, and four reserved bytes.
         body.extend_from_slice(&PREFIX_LIFETIME.to_be_bytes());
         body.extend_from_slice(&PREFIX_LIFETIME.to_be_bytes());
         body.extend_from_slice(&[0; 4]);
-        let mask = u128::MAX.checked_shl(128 - u32::from(*len)).unwrap_or(0);
-        body.extend_from_slice(&(prefix.to_bits() & mask).to_be_bytes());
+        body.extend_from_slice(&ip.octets());
     }
     let servers: Vec<Ipv6Addr> = context.config.guest.name_servers_v6().take(3).collect();
     if let Ok(words @ 1..) = u8::try_from(servers.len() * 2) {
@@ -199,7 +200,8 @@ mod tests {
         config.guest.learns = learns;
         config.access.guest = vec!["2001:db8:1:2::7".parse().unwrap()];
         if learns {
-            config.access.guest_prefixes = vec![("2001:db8:1:2::".parse().unwrap(), 64)];
+            config.access.guest_prefixes =
+                vec![IpPrefix::new("2001:db8:1:2::".parse::<IpAddr>().unwrap(), 64)];
         }
         let host = ScriptedHost::new(16).unwrap();
         Uplink::new(config, Box::new(host), Arc::default())

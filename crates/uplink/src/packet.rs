@@ -2,15 +2,13 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+pub use ringfence_base::address::Mac;
 use ringfence_frame::FrameView;
 use ringfence_offload::Layers;
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::verify::pseudo_header_sum;
 use ringfence_offload::packet::{Network, Transport};
 use ringfence_sys::numbers::usize_from;
-
-/// Hardware address of an Ethernet interface.
-pub type Mac = [u8; 6];
 
 /// Hop limit assumed for a packet without one, which is Linux's default.
 pub(crate) const HOPS_DEFAULT: u8 = 64;

@@ -59,7 +59,7 @@ struct Datagram {
 
 /// Results of adding a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum FragmentOutcome {
     /// More fragments are missing.
     Incomplete,
     /// The datagram is complete.
@@ -86,13 +86,13 @@ impl Reassembly {
         let place = self.place(key, packet.mac, context);
         let datagram = self.datagrams.get_mut(place)?;
         match datagram.add(packet, fragment, start) {
-            Outcome::Incomplete => None,
-            Outcome::Broken => {
+            FragmentOutcome::Incomplete => None,
+            FragmentOutcome::Broken => {
                 self.datagrams.remove(place);
                 context.counters.drop_fragment.add(1);
                 None
             }
-            Outcome::Whole => {
+            FragmentOutcome::Whole => {
                 let whole = self.datagrams.remove(place).frame(context.config.mac);
                 let counter = match whole {
                     Some(_) => &context.counters.fragments_joined,
@@ -163,7 +163,7 @@ fn describe(packet: &Packet<'_>) -> Option<(DatagramKey, Fragment, usize)> {
 
 impl Datagram {
     /// Adds a fragment whose bytes begin at offset `start` of its frame.
-    fn add(&mut self, packet: &Packet<'_>, fragment: Fragment, start: usize) -> Outcome {
+    fn add(&mut self, packet: &Packet<'_>, fragment: Fragment, start: usize) -> FragmentOutcome {
         let stop = usize_from(packet.layers.network_end());
         let from = usize::from(fragment.offset);
         let to = from + stop.saturating_sub(start);
@@ -172,13 +172,13 @@ impl Datagram {
         let beyond = to > self.end.unwrap_or(longest);
         let has_more_behind = self.bytes.len() > to;
         if from == to || beyond || (!fragment.more && (ends_elsewhere || has_more_behind)) {
-            return Outcome::Broken;
+            return FragmentOutcome::Broken;
         }
         if self.parts.iter().any(|&(a, b)| a <= from && to <= b) {
-            return Outcome::Incomplete;
+            return FragmentOutcome::Incomplete;
         }
         if self.parts.iter().any(|&(a, b)| a < to && from < b) || !self.enter(from, to) {
-            return Outcome::Broken;
+            return FragmentOutcome::Broken;
         }
         if !fragment.more {
             self.end = Some(to);
@@ -190,8 +190,8 @@ impl Datagram {
         }
         self.copy(packet, start..stop, from);
         match (self.end, &self.parts[..]) {
-            (Some(end), &[(0, all)]) if all == end => Outcome::Whole,
-            _ => Outcome::Incomplete,
+            (Some(end), &[(0, all)]) if all == end => FragmentOutcome::Whole,
+            _ => FragmentOutcome::Incomplete,
         }
     }
 

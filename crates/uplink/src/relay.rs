@@ -52,7 +52,7 @@ pub enum RelayTarget {
     Loopback,
 }
 
-enum State {
+enum TcpRelayState {
     /// The inner socket is being connected.
     Connecting {
         client: Client,
@@ -69,8 +69,8 @@ enum Client {
     OfGuest(OwnedFd),
 }
 
-struct Entry {
-    state: State,
+struct TcpRelayEntry {
+    state: TcpRelayState,
     queued: bool,
 }
 
@@ -85,7 +85,7 @@ struct Pool {
 
 /// All relays of one engine.
 pub(crate) struct Relays {
-    entries: Reused<Entry>,
+    entries: Reused<TcpRelayEntry>,
     count: usize,
     max: usize,
     waiting: VecDeque<usize>,
@@ -167,7 +167,7 @@ impl Relays {
             context.host.connect_inner(owner, &inner, SocketAddr::new(to, guest.port()))?;
             let accepted = accepted.take().ok_or(Errno::INVAL)?;
             let client = Client::OfHost(accepted);
-            Ok(Entry { state: State::Connecting { client, inner }, queued: false })
+            Ok(TcpRelayEntry { state: TcpRelayState::Connecting { client, inner }, queued: false })
         });
         match (made, accepted) {
             (Err(_), Some(accepted)) => Err(accepted),
@@ -193,7 +193,7 @@ impl Relays {
             let inner = context.host.open_inner(to.is_ipv4())?;
             context.host.connect_inner(owner, &inner, to)?;
             let client = Client::OfGuest(file.take().ok_or(Errno::INVAL)?);
-            Ok(Entry { state: State::Connecting { client, inner }, queued: false })
+            Ok(TcpRelayEntry { state: TcpRelayState::Connecting { client, inner }, queued: false })
         });
         match (made, file) {
             (Err(_), Some(file)) => context.host.reset(file),
@@ -221,7 +221,7 @@ impl Relays {
             let Some(id) = self.entries.id_of(OwnerKind::Relay, index) else { continue };
             let Some(entry) = self.entries.get_mut(index) else { continue };
             entry.queued = false;
-            if let State::Connecting { .. } = entry.state {
+            if let TcpRelayState::Connecting { .. } = entry.state {
                 match connect(id, entry, context) {
                     Ok(()) => {}
                     Err(client) => {
@@ -234,7 +234,7 @@ impl Relays {
                     }
                 }
             }
-            let State::Joined(relay) = &mut entry.state else { continue };
+            let TcpRelayState::Joined(relay) = &mut entry.state else { continue };
             let (more, out, back) = match relay.advance() {
                 Progress::Ended => {
                     self.remove(id);
@@ -260,14 +260,19 @@ impl Relays {
 }
 
 /// Joins the sockets of a relay whose inner socket may be connected. Returns the connection if it was refused.
-fn connect(id: ForwardId, entry: &mut Entry, context: &mut Context<'_>) -> Result<(), Client> {
-    let State::Connecting { client, inner } = std::mem::replace(&mut entry.state, State::Changing)
+fn connect(
+    id: ForwardId,
+    entry: &mut TcpRelayEntry,
+    context: &mut Context<'_>,
+) -> Result<(), Client> {
+    let TcpRelayState::Connecting { client, inner } =
+        std::mem::replace(&mut entry.state, TcpRelayState::Changing)
     else {
         return Ok(());
     };
     match context.host.connected(&inner) {
         Ok(false) => {
-            entry.state = State::Connecting { client, inner };
+            entry.state = TcpRelayState::Connecting { client, inner };
             Ok(())
         }
         Ok(true) => {
@@ -278,7 +283,7 @@ fn connect(id: ForwardId, entry: &mut Entry, context: &mut Context<'_>) -> Resul
             match context.host.join(id.0, file, inner) {
                 Ok(relay) => {
                     context.counters.relays_opened.add(1);
-                    entry.state = State::Joined(relay);
+                    entry.state = TcpRelayState::Joined(relay);
                     Ok(())
                 }
                 Err((file, _)) => Err(match ends {

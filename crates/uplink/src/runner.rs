@@ -147,7 +147,7 @@ impl<L: Port + GuestLink> Runner<L> {
                     *idle_since.insert(now)
                 }
             };
-            if now.saturating_sub(since) >= self.spin.window() {
+            if now.saturating_sub(since) >= self.spin.limit() {
                 return Ok(());
             }
             core::hint::spin_loop();

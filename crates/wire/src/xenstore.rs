@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  stream ──[decode / MessageReader]──> (Header, payload)      framing: an error ends the connection
-//!  (Header, payload) ──[Request::parse]──> Request             server: a bad request is answered EINVAL
+//!  (Header, payload) ──[StoreRequest::parse]──> StoreRequest   server: a bad request is answered EINVAL
 //!  (Header, payload) ──[Reply::parse, WatchEvent::parse]──>    client
 //! ```
 //!
@@ -38,4 +38,4 @@ pub use reply::{
     EmitError, Reply, ReplyError, WatchEvent, emit_error, emit_event, emit_ok, emit_reply,
     parse_strings, parse_transaction_id,
 };
-pub use request::{Request, RequestError};
+pub use request::{RequestError, StoreRequest};

@@ -26,8 +26,8 @@ use access::parse_path;
 use events::{EventQueue, OwnWatch};
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
-    self as wire, ErrorName, Header, MessageReader, MessageType, Path, Reply, ReplyError, Request,
-    WatchPath, parse_transaction_id,
+    self as wire, ErrorName, Header, MessageReader, MessageType, Path, Reply, ReplyError,
+    StoreRequest, WatchPath, parse_transaction_id,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -162,7 +162,7 @@ impl StoreClient {
         // The first event may arrive before the reply, so the watch is added before it is requested.
         self.events.add(watch);
         let token_bytes = token.as_bytes();
-        let request = Request::Watch { path: watch_path, token: token_bytes, depth: None };
+        let request = StoreRequest::Watch { path: watch_path, token: token_bytes, depth: None };
         let outcome = self.request(&request);
         if outcome.is_err() {
             self.events.remove(path, token);
@@ -176,7 +176,7 @@ impl StoreClient {
     /// Returns `ENOENT` without such a watch, and the errors of [`StoreAccess`].
     pub fn unwatch(&mut self, path: &str, token: &str) -> Result<(), StoreError> {
         let watch_path = parse_watch_path(path)?;
-        self.request(&Request::Unwatch { path: watch_path, token: token.as_bytes() })?;
+        self.request(&StoreRequest::Unwatch { path: watch_path, token: token.as_bytes() })?;
         self.events.remove(path, token);
         Ok(())
     }
@@ -187,7 +187,7 @@ impl StoreClient {
     /// Returns [`StoreError::Reply`] if the reply is no absolute path, and the errors of
     /// [`StoreAccess`].
     pub fn domain_path(&mut self, domain: DomId) -> Result<String, StoreError> {
-        let payload = self.request(&Request::GetDomainPath { domain })?;
+        let payload = self.request(&StoreRequest::GetDomainPath { domain })?;
         let text = payload.strip_suffix(b"\0").ok_or(ReplyError::Unterminated)?;
         let path = Path::parse(text).map_err(ReplyError::Path)?;
         if !path.is_absolute() {
@@ -201,7 +201,7 @@ impl StoreClient {
     /// # Errors
     /// Returns the errors of [`StoreAccess`].
     pub fn is_introduced(&mut self, domain: DomId) -> Result<bool, StoreError> {
-        Ok(self.request(&Request::IsDomainIntroduced { domain })? == b"T\0")
+        Ok(self.request(&StoreRequest::IsDomainIntroduced { domain })? == b"T\0")
     }
 
     /// Runs `work` in a transaction and commits it. After a conflict `work` runs again, so it must have
@@ -217,7 +217,7 @@ impl StoreClient {
         for attempt in 0..TRANSACTION_ATTEMPTS {
             // The pause grows with each attempt, to let the conflicting writer finish.
             std::thread::sleep(Duration::from_millis(attempt.into()).min(PAUSE_MAX));
-            let started = self.request(&Request::TransactionStart)?;
+            let started = self.request(&StoreRequest::TransactionStart)?;
             let id = self.guarded(|_| match parse_transaction_id(&started)? {
                 0 => Err(StoreError::NoTransaction),
                 id => Ok(id),
@@ -225,7 +225,7 @@ impl StoreClient {
             let mut transaction = Transaction { client: self, id };
             let outcome = work(&mut transaction);
             let commit = outcome.is_ok();
-            let ended = transaction.request(&Request::TransactionEnd { commit });
+            let ended = transaction.request(&StoreRequest::TransactionEnd { commit });
             match (outcome, ended) {
                 (Ok(value), Ok(_)) => return Ok(value),
                 (Ok(_), Err(error)) if error.refusal() == Some(ErrorName::Again) => {}
@@ -253,7 +253,7 @@ impl StoreClient {
     fn request_in(
         &mut self,
         transaction: u32,
-        request: &Request<'_>,
+        request: &StoreRequest<'_>,
     ) -> Result<Vec<u8>, StoreError> {
         // Events have id 0.
         self.last_id = self.last_id.checked_add(1).unwrap_or(1);
@@ -383,7 +383,7 @@ impl StoreClient {
 }
 
 impl StoreAccess for StoreClient {
-    fn request(&mut self, request: &Request<'_>) -> Result<Vec<u8>, StoreError> {
+    fn request(&mut self, request: &StoreRequest<'_>) -> Result<Vec<u8>, StoreError> {
         self.request_in(0, request)
     }
 }
@@ -402,7 +402,7 @@ pub struct Transaction<'a> {
 }
 
 impl StoreAccess for Transaction<'_> {
-    fn request(&mut self, request: &Request<'_>) -> Result<Vec<u8>, StoreError> {
+    fn request(&mut self, request: &StoreRequest<'_>) -> Result<Vec<u8>, StoreError> {
         self.client.request_in(self.id, request)
     }
 }
@@ -415,17 +415,19 @@ fn parse_watch_path(path: &str) -> Result<WatchPath<'_>, StoreError> {
 }
 
 /// Returns the path in a request, for error messages.
-fn path_of(request: &Request<'_>) -> String {
+fn path_of(request: &StoreRequest<'_>) -> String {
     match request {
-        Request::Directory { path }
-        | Request::DirectoryPart { path, .. }
-        | Request::Read { path }
-        | Request::GetPerms { path }
-        | Request::Write { path, .. }
-        | Request::Mkdir { path }
-        | Request::Rm { path }
-        | Request::SetPerms { path, .. } => path.as_str().to_owned(),
-        Request::Watch { path, .. } | Request::Unwatch { path, .. } => path.as_str().to_owned(),
+        StoreRequest::Directory { path }
+        | StoreRequest::DirectoryPart { path, .. }
+        | StoreRequest::Read { path }
+        | StoreRequest::GetPerms { path }
+        | StoreRequest::Write { path, .. }
+        | StoreRequest::Mkdir { path }
+        | StoreRequest::Rm { path }
+        | StoreRequest::SetPerms { path, .. } => path.as_str().to_owned(),
+        StoreRequest::Watch { path, .. } | StoreRequest::Unwatch { path, .. } => {
+            path.as_str().to_owned()
+        }
         _ => String::new(),
     }
 }

@@ -4,7 +4,7 @@
 use ringfence_sys::numbers::bounded;
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
-    Header, MessageReader, MessageType, PAYLOAD_MAX, Request, WatchEvent, parse_permissions,
+    Header, MessageReader, MessageType, PAYLOAD_MAX, StoreRequest, WatchEvent, parse_permissions,
     parse_transaction_id,
 };
 
@@ -301,7 +301,7 @@ fn check_decodable(header: &Header, payload: &[u8]) {
             parse_permissions(payload).expect("permissions are a list");
         }
         kind => {
-            let known = !matches!(Request::parse(kind, b""), Err(error)
+            let known = !matches!(StoreRequest::parse(kind, b""), Err(error)
                 if matches!(error, ringfence_wire::xenstore::RequestError::Unsupported { .. }));
             assert!(known, "{kind:?} succeeded");
         }

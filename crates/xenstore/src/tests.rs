@@ -13,7 +13,7 @@ use super::{Limits, fuzz_store_session};
 use proptest::prelude::*;
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
-    ErrorName, Header, MessageReader, MessageType, Path, PermissionList, Reply, Request,
+    ErrorName, Header, MessageReader, MessageType, Path, PermissionList, Reply, StoreRequest,
     WatchEvent, WatchPath, parse_permissions, parse_transaction_id,
 };
 use std::collections::BTreeMap;
@@ -90,7 +90,7 @@ impl TestStore {
     }
 
     /// Handles a request without reading the reply.
-    fn send(&mut self, id: ConnectionId, tx_id: u32, request: &Request<'_>) {
+    fn send(&mut self, id: ConnectionId, tx_id: u32, request: &StoreRequest<'_>) {
         let mut message = Vec::new();
         request.emit(77, tx_id, &mut message).unwrap();
         let decoded = ringfence_wire::xenstore::decode(&message).unwrap().unwrap();
@@ -123,7 +123,7 @@ impl TestStore {
         replies
     }
 
-    fn ask(&mut self, id: ConnectionId, tx_id: u32, request: &Request<'_>) -> Answer {
+    fn ask(&mut self, id: ConnectionId, tx_id: u32, request: &StoreRequest<'_>) -> Answer {
         self.send(id, tx_id, request);
         let replies = self.receive(id);
         let [(header, payload)] = &replies[..] else {
@@ -162,7 +162,7 @@ impl TestStore {
     }
 
     fn read(&mut self, id: ConnectionId, path: &str) -> Answer {
-        self.ask(id, 0, &Request::Read { path: at(path) })
+        self.ask(id, 0, &StoreRequest::Read { path: at(path) })
     }
 
     fn write(&mut self, id: ConnectionId, path: &str, value: &str) -> Result<(), ErrorName> {
@@ -176,32 +176,34 @@ impl TestStore {
         path: &str,
         value: &str,
     ) -> Result<(), ErrorName> {
-        let request = Request::Write { path: at(path), value: value.as_bytes() };
+        let request = StoreRequest::Write { path: at(path), value: value.as_bytes() };
         self.ask(id, tx, &request).map(|reply| assert_eq!(reply, b"OK\0"))
     }
 
     fn mkdir(&mut self, id: ConnectionId, path: &str) -> Result<(), ErrorName> {
-        self.ask(id, 0, &Request::Mkdir { path: at(path) }).map(|reply| assert_eq!(reply, b"OK\0"))
+        self.ask(id, 0, &StoreRequest::Mkdir { path: at(path) })
+            .map(|reply| assert_eq!(reply, b"OK\0"))
     }
 
     fn rm(&mut self, id: ConnectionId, path: &str) -> Result<(), ErrorName> {
-        self.ask(id, 0, &Request::Rm { path: at(path) }).map(|reply| assert_eq!(reply, b"OK\0"))
+        self.ask(id, 0, &StoreRequest::Rm { path: at(path) })
+            .map(|reply| assert_eq!(reply, b"OK\0"))
     }
 
     fn directory(&mut self, id: ConnectionId, path: &str) -> Result<Vec<String>, ErrorName> {
-        let listing = self.ask(id, 0, &Request::Directory { path: at(path) })?;
+        let listing = self.ask(id, 0, &StoreRequest::Directory { path: at(path) })?;
         Ok(strings(&listing))
     }
 
     /// Sets the permissions in `list`, such as `n0 r5`.
     fn set_perms(&mut self, id: ConnectionId, path: &str, list: &str) -> Result<(), ErrorName> {
         let permissions = permissions(list);
-        self.ask(id, 0, &Request::SetPerms { path: at(path), permissions })
+        self.ask(id, 0, &StoreRequest::SetPerms { path: at(path), permissions })
             .map(|reply| assert_eq!(reply, b"OK\0"))
     }
 
     fn get_perms(&mut self, id: ConnectionId, path: &str) -> Result<String, ErrorName> {
-        let list = self.ask(id, 0, &Request::GetPerms { path: at(path) })?;
+        let list = self.ask(id, 0, &StoreRequest::GetPerms { path: at(path) })?;
         Ok(strings(&list).join(" "))
     }
 
@@ -217,22 +219,22 @@ impl TestStore {
         depth: Option<u32>,
     ) -> Result<(), ErrorName> {
         let path = WatchPath::parse(path.as_bytes()).unwrap();
-        self.ask(id, 0, &Request::Watch { path, token: token.as_bytes(), depth })
+        self.ask(id, 0, &StoreRequest::Watch { path, token: token.as_bytes(), depth })
             .map(|reply| assert_eq!(reply, b"OK\0"))
     }
 
     fn unwatch(&mut self, id: ConnectionId, path: &str, token: &str) -> Result<(), ErrorName> {
         let path = WatchPath::parse(path.as_bytes()).unwrap();
-        self.ask(id, 0, &Request::Unwatch { path, token: token.as_bytes() }).map(drop)
+        self.ask(id, 0, &StoreRequest::Unwatch { path, token: token.as_bytes() }).map(drop)
     }
 
     fn start(&mut self, id: ConnectionId) -> Result<u32, ErrorName> {
-        let reply = self.ask(id, 0, &Request::TransactionStart)?;
+        let reply = self.ask(id, 0, &StoreRequest::TransactionStart)?;
         Ok(parse_transaction_id(&reply).unwrap())
     }
 
     fn end(&mut self, id: ConnectionId, tx: u32, commit: bool) -> Result<(), ErrorName> {
-        self.ask(id, tx, &Request::TransactionEnd { commit }).map(drop)
+        self.ask(id, tx, &StoreRequest::TransactionEnd { commit }).map(drop)
     }
 }
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Hostile backend for tests of the guest driver: takes over the rings of a queue whose backend has died, and breaks
- * the protocol in one way.
+ * Hostile backend for tests of the guest driver: takes over the rings of a queue whose backend has
+ * died, and breaks the protocol in one way.
  *
- *     hostile-backend DOMID TX-RING-REF RX-RING-REF EVENT-CHANNEL DEED
+ *     hostile-backend DOMID TX-RING-REF RX-RING-REF EVENT-CHANNEL ATTACK
  *
- * It maps both rings, binds the event channel, waits until the guest has posted a TX request, does the deed, and
- * notifies the guest for a while. It uses the devices /dev/xen/gntdev and /dev/xen/evtchn alone.
+ * It maps both rings, binds the event channel, waits until the guest has posted a TX request,
+ * attacks, and notifies the guest for a while. It uses the devices /dev/xen/gntdev and
+ * /dev/xen/evtchn alone.
  */
 #include <fcntl.h>
-#include <stdint.h>
+#include <linux/types.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,27 +19,27 @@
 #include <unistd.h>
 
 /* The kernel's headers use these types and do not define them. */
-typedef uint16_t domid_t;
-typedef uint32_t grant_ref_t;
+typedef __u16 domid_t;
+typedef __u32 grant_ref_t;
 #include <xen/evtchn.h>
 #include <xen/gntdev.h>
 
 #define RING 256
 
 struct tx_ring {
-	uint32_t req_prod, req_event, rsp_prod, rsp_event, pad[12];
+	__u32 req_prod, req_event, rsp_prod, rsp_event, pad[12];
 	union {
-		struct { uint32_t gref; uint16_t offset, flags, id, size; } req;
-		struct { uint16_t id; int16_t status; } rsp;
+		struct { __u32 gref; __u16 offset, flags, id, size; } req;
+		struct { __u16 id; __s16 status; } rsp;
 	} slot[RING];
 };
 
 struct rx_ring {
-	uint32_t req_prod, req_event, rsp_prod, rsp_event, pad[12];
+	__u32 req_prod, req_event, rsp_prod, rsp_event, pad[12];
 	union {
-		struct { uint16_t id, pad; uint32_t gref; } req;
-		struct { uint16_t id, offset, flags; int16_t status; } rsp;
-		struct { uint8_t type, flags, data[6]; } extra;
+		struct { __u16 id, pad; __u32 gref; } req;
+		struct { __u16 id, offset, flags; __s16 status; } rsp;
+		struct { __u8 type, flags, data[6]; } extra;
 	} slot[RING];
 };
 
@@ -53,7 +54,7 @@ static void fail(const char *what)
 	exit(2);
 }
 
-static void *map(int device, uint32_t domid, uint32_t ref)
+static void *map(int device, __u32 domid, __u32 ref)
 {
 	struct ioctl_gntdev_map_grant_ref op = { .count = 1, .refs = { { domid, ref } } };
 	void *page;
@@ -67,7 +68,7 @@ static void *map(int device, uint32_t domid, uint32_t ref)
 }
 
 /* Answers the next TX request. */
-static void answer(uint16_t id, int16_t status)
+static void answer(__u16 id, __s16 status)
 {
 	tx->slot[tx->rsp_prod % RING].rsp.id = id;
 	tx->slot[tx->rsp_prod % RING].rsp.status = status;
@@ -76,9 +77,9 @@ static void answer(uint16_t id, int16_t status)
 }
 
 /* Writes the RX response of the slot `ahead` slots ahead. */
-static void respond(uint32_t ahead, uint16_t offset, uint16_t flags, int16_t status)
+static void respond(__u32 ahead, __u16 offset, __u16 flags, __s16 status)
 {
-	uint32_t slot = (rx->rsp_prod + ahead) % RING;
+	__u32 slot = (rx->rsp_prod + ahead) % RING;
 
 	rx->slot[slot].rsp.id = slot;
 	rx->slot[slot].rsp.offset = offset;
@@ -86,9 +87,9 @@ static void respond(uint32_t ahead, uint16_t offset, uint16_t flags, int16_t sta
 	rx->slot[slot].rsp.status = status;
 }
 
-static void extra(uint32_t ahead, uint8_t type, uint8_t flags)
+static void extra(__u32 ahead, __u8 type, __u8 flags)
 {
-	uint32_t slot = (rx->rsp_prod + ahead) % RING, i;
+	__u32 slot = (rx->rsp_prod + ahead) % RING, i;
 
 	rx->slot[slot].extra.type = type;
 	rx->slot[slot].extra.flags = flags;
@@ -96,7 +97,7 @@ static void extra(uint32_t ahead, uint8_t type, uint8_t flags)
 		rx->slot[slot].extra.data[i] = rand();
 }
 
-static void publish(uint32_t slots)
+static void publish(__u32 slots)
 {
 	__sync_synchronize();
 	rx->rsp_prod += slots;
@@ -108,7 +109,7 @@ static void strange_packets(void)
 	int i;
 
 	for (i = 0; i < 200; i++) {
-		uint16_t flags = rand() & 0xfff0, size = rand() % 4097;
+		__u16 flags = rand() & 0xfff0, size = rand() % 4097;
 
 		if (rand() % 2)
 			flags |= rand() & (BLANK | VALIDATED);
@@ -122,16 +123,17 @@ static void strange_packets(void)
 			respond(2, rand() % (4097 - size), 0, size);
 			publish(3);
 		} else {
-			respond(0, rand() % (4097 - size), flags, rand() % 8 ? size : -(rand() % 32768));
+			respond(0, rand() % (4097 - size), flags,
+				rand() % 8 ? size : -(rand() % 32768));
 			publish(1);
 		}
 		usleep(1000);
 	}
 }
 
-static int deed(const char *name)
+static int attack(const char *name)
 {
-	uint32_t i;
+	__u32 i;
 
 	if (!strcmp(name, "tx-index")) {
 		tx->rsp_prod += 1000;
@@ -178,10 +180,11 @@ int main(int argc, char **argv)
 	struct ioctl_evtchn_bind_interdomain bind;
 	struct ioctl_evtchn_notify notify;
 	int grants, events, port, i;
-	uint32_t domid;
+	__u32 domid;
 
 	if (argc != 6) {
-		fprintf(stderr, "usage: hostile-backend DOMID TX-RING-REF RX-RING-REF EVENT-CHANNEL DEED\n");
+		fprintf(stderr,
+			"usage: hostile-backend DOMID TX-RING-REF RX-RING-REF EVENT-CHANNEL ATTACK\n");
 		return 2;
 	}
 	domid = atoi(argv[1]);
@@ -198,9 +201,10 @@ int main(int argc, char **argv)
 		fail("bind");
 	for (i = 0; i < 200 && tx->req_prod == tx->rsp_prod; i++)
 		usleep(50000);
-	printf("TX %u of %u, RX %u of %u\n", tx->rsp_prod, tx->req_prod, rx->rsp_prod, rx->req_prod);
-	if (deed(argv[5])) {
-		fprintf(stderr, "unknown deed %s\n", argv[5]);
+	printf("TX %u of %u, RX %u of %u\n", tx->rsp_prod, tx->req_prod, rx->rsp_prod,
+	       rx->req_prod);
+	if (attack(argv[5])) {
+		fprintf(stderr, "unknown attack %s\n", argv[5]);
 		return 2;
 	}
 	notify.port = port;

@@ -18,7 +18,7 @@ use super::iommu::args::IommuArgs;
 use super::latency::LatencyArgs;
 use super::packet::{SIZE_MAX, SIZE_MIN};
 use super::params::{Direction, Pages, Spoil, Verify, parse_mode, parse_seconds};
-use super::peers::Peer;
+use super::peers::ForwardingPeer;
 use super::pressure::args::PressureArgs;
 use super::redesigned::args::RedesignedArgs;
 use super::staging::args::StagingArgs;
@@ -59,7 +59,7 @@ pub enum BenchCommand {
 pub struct SeedsArgs {
     /// Experiment to repeat
     #[command(subcommand)]
-    pub experiment: Experiment,
+    pub experiment: SeedExperiment,
 
     /// Print the rows of this file as well: those that a scenario of `cargo xtask vm xen` measured
     #[arg(long, value_name = "FILE", global = true)]
@@ -68,7 +68,7 @@ pub struct SeedsArgs {
 
 /// Experiment of the source documents.
 #[derive(Debug, Subcommand)]
-pub enum Experiment {
+pub enum SeedExperiment {
     /// IOPS against the number of guests on memory disks, with and without persistent grants
     Persistent(PersistentArgs),
     /// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
@@ -83,28 +83,28 @@ pub enum Experiment {
     Gso(GsoArgs),
 }
 
-impl Experiment {
+impl SeedExperiment {
     /// Returns the name in the rows that were measured on Xen.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            Experiment::Persistent(_) => "persistent",
-            Experiment::Iommu(_) => "iommu",
-            Experiment::Staging(_) => "staging",
-            Experiment::Redesigned(_) => "redesigned",
-            Experiment::Vhost(_) => "vhost",
-            Experiment::Gso(_) => "gso",
+            SeedExperiment::Persistent(_) => "persistent",
+            SeedExperiment::Iommu(_) => "iommu",
+            SeedExperiment::Staging(_) => "staging",
+            SeedExperiment::Redesigned(_) => "redesigned",
+            SeedExperiment::Vhost(_) => "vhost",
+            SeedExperiment::Gso(_) => "gso",
         }
     }
 
     /// Returns `true` if the results are lines of JSON.
     pub(crate) fn json(&self) -> bool {
         match self {
-            Experiment::Persistent(args) => args.json,
-            Experiment::Iommu(args) => args.json,
-            Experiment::Staging(args) => args.json,
-            Experiment::Redesigned(args) => args.json,
-            Experiment::Vhost(args) => args.json,
-            Experiment::Gso(args) => args.json,
+            SeedExperiment::Persistent(args) => args.json,
+            SeedExperiment::Iommu(args) => args.json,
+            SeedExperiment::Staging(args) => args.json,
+            SeedExperiment::Redesigned(args) => args.json,
+            SeedExperiment::Vhost(args) => args.json,
+            SeedExperiment::Gso(args) => args.json,
         }
     }
 }
@@ -186,7 +186,7 @@ pub struct NetArgs {
 
     /// Measure these as well, with sizes up to 1518: memif, vhost-user (DPDK's testpmd)
     #[arg(long, value_name = "PEER", value_delimiter = ',')]
-    pub vs: Vec<Peer>,
+    pub vs: Vec<ForwardingPeer>,
 
     /// One JSON object a line
     #[arg(long)]
@@ -212,14 +212,14 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser, Debug)]
-    struct Line {
+    struct CommandLine {
         #[command(subcommand)]
         bench: BenchCommand,
     }
 
     fn net(line: &str) -> Result<NetArgs, clap::Error> {
         let words = ["ringfence", "net"].into_iter().chain(line.split_whitespace());
-        match Line::try_parse_from(words)?.bench {
+        match CommandLine::try_parse_from(words)?.bench {
             BenchCommand::Net(args) => Ok(args),
             other => panic!("{other:?}"),
         }

@@ -45,10 +45,9 @@ pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
     let mut private = vec![0x5A; packets * room];
     let pages = size.div_ceil(PAGE_SIZE);
     let places = (PAGES / pages) as u64;
-    let mut one = |i: u64| {
-        let offset = i % places * (pages * PAGE_SIZE) as u64;
-        let at = usize::try_from(i).unwrap_or(0) % packets * room;
-        let bytes = &mut private[at..at + size];
+    let mut one = |call: u64, packet: usize| {
+        let offset = call % places * (pages * PAGE_SIZE) as u64;
+        let bytes = &mut private[packet * room..][..size];
         match direction {
             Direction::Tx => rustix::io::pread(&file, bytes, offset),
             Direction::Rx => rustix::io::pwrite(&file, bytes, offset),
@@ -56,8 +55,8 @@ pub(super) fn measure(direction: Direction, size: u32) -> anyhow::Result<f64> {
     };
     let mut round = |calls: u64| {
         let began = clock(ClockId::ThreadCPUTime);
-        for i in 0..calls {
-            let n = one(i).context("a bare copy")?;
+        for (call, packet) in (0..calls).zip((0..packets).cycle()) {
+            let n = one(call, packet).context("a bare copy")?;
             ensure!(n == size, "a bare copy of {size} bytes moved {n}");
         }
         Ok(Duration::from_nanos(clock(ClockId::ThreadCPUTime) - began))

@@ -4,13 +4,13 @@ use ringfence_access::Mode;
 
 use super::args::NetArgs;
 use super::params::Direction;
-use super::peers::{self, Outcome, Peer};
+use super::peers::{self, ForwardingPeer, PeerOutcome};
 use super::report::PacketRow;
 use crate::harness::{Layout, Value};
 
 /// Row of another program to be measured.
 pub(super) struct Beside {
-    peer: Peer,
+    peer: ForwardingPeer,
     direction: Direction,
     size: u32,
 }
@@ -18,7 +18,7 @@ pub(super) struct Beside {
 /// Rate of another program.
 #[derive(Debug)]
 pub(super) struct PeerRate {
-    peer: Peer,
+    peer: ForwardingPeer,
     direction: Direction,
     size: u32,
     queues: u32,
@@ -55,11 +55,11 @@ impl Beside {
         cores: Option<[usize; 2]>,
         ours: &[PacketRow],
     ) -> PeerRate {
-        let memory = (args.pages, cores);
-        let outcome = peers::measure(self.peer, self.direction, self.size, memory, args.seconds);
+        let Beside { peer, direction, size } = *self;
+        let outcome = peers::measure(peer, direction, size, args.pages, cores, args.seconds);
         let (pps, memory, skipped) = match outcome {
-            Outcome::Rate { pps, memory } => (Some(pps), Some(memory), None),
-            Outcome::Skipped(why) => (None, None, Some(why)),
+            PeerOutcome::Rate { pps, memory } => (Some(pps), Some(memory), None),
+            PeerOutcome::Skipped(why) => (None, None, Some(why)),
         };
         let same = |row: &&PacketRow| {
             row.mode == Mode::Staging
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn peer_row_has_comparison_or_reason() {
         let row = PeerRate {
-            peer: Peer::Memif,
+            peer: ForwardingPeer::Memif,
             direction: Direction::Tx,
             size: 64,
             queues: 1,

@@ -2,9 +2,9 @@
 
 use clap::{Parser, Subcommand};
 use ringfence_testkit::agents::conformance::ConformanceArgs;
-use ringfence_testkit::agents::control_ring::ControlRingArgs;
 use ringfence_testkit::agents::hostile_guest::HostileGuestArgs;
 
+use crate::agents::ControlRingCommand;
 use crate::args::BenchCommand;
 use crate::block::on_xen::DiskFrontendArgs;
 
@@ -28,13 +28,13 @@ pub enum Command {
     Internal {
         /// Role of the process.
         #[command(subcommand)]
-        role: Role,
+        role: InternalRole,
     },
 }
 
 /// Processes that benchmarks and the scenarios of `cargo xtask vm` start.
 #[derive(Debug, Subcommand)]
-pub enum Role {
+pub enum InternalRole {
     /// One side of a benchmark
     BenchDomain,
     /// One process of a benchmark with hostile guests
@@ -45,13 +45,13 @@ pub enum Role {
     BenchGsoEnd {
         /// Role of the end.
         #[command(subcommand)]
-        role: crate::gso::end::Role,
+        role: crate::gso::end::StreamRole,
     },
     /// One end of a request-response benchmark
     BenchLatencyEnd {
         /// Role of the end.
         #[command(subcommand)]
-        role: crate::latency::end::Role,
+        role: crate::latency::end::LatencyRole,
     },
     /// One end of the connections of an uplink benchmark
     BenchUplinkEnd {
@@ -67,7 +67,7 @@ pub enum Role {
     /// Runs one half of the platform's conformance suite on Xen
     Conformance(ConformanceArgs),
     /// Sends every message of the control ring to a vif's backend
-    ControlRing(ControlRingArgs),
+    ControlRing(ControlRingCommand),
     /// Drives a disk of this Xen guest from user space
     DiskFrontend(DiskFrontendArgs),
 }

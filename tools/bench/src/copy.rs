@@ -15,10 +15,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use ringfence_memory::{CopyRoutine, PAGE_SIZE};
-use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 use serde::Serialize;
 
+use super::affinity::{allowed, bind};
 use super::usage::clock;
 use crate::harness::{Format, Layout, Report, Value, median, progress, right};
 
@@ -282,14 +282,9 @@ fn write_ranges(asked: &Receiver<Ranges>, done: &SyncSender<Ranges>) -> anyhow::
     Ok(())
 }
 
-/// Moves this thread to the core of that number among those that it may use.
+/// Binds this thread to the core of that number among those that it may use.
 fn choose_core(number: usize) -> anyhow::Result<()> {
-    let allowed = rustix::thread::sched_getaffinity(None).context("reading the cores")?;
-    let mut usable = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
-    let core = usable.nth(number).context("too few cores")?;
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")
+    bind(*allowed()?.get(number).context("too few cores")?)
 }
 
 #[cfg(test)]

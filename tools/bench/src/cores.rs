@@ -7,8 +7,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use anyhow::Context;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use super::affinity::bind;
 
 /// Round trips before the measured ones, in which both threads start.
 const WARM_UP: u32 = 500;
@@ -17,7 +16,7 @@ const MEASURED: u32 = 2500;
 
 /// Cache line of its own, so that nothing else moves with the number.
 #[repr(align(128))]
-struct Line(AtomicU32);
+struct CacheLine(AtomicU32);
 
 /// Measures the mean round trip of a cache line between two cores, in nanoseconds.
 ///
@@ -25,7 +24,7 @@ struct Line(AtomicU32);
 ///
 /// Fails if a thread cannot be started or bound to its core.
 pub(super) fn round_trip_ns([here, there]: [usize; 2]) -> anyhow::Result<f64> {
-    let line = Line(AtomicU32::new(0));
+    let line = CacheLine(AtomicU32::new(0));
     std::thread::scope(|scope| {
         let answers = scope.spawn(|| {
             // An unbound thread answers as well; the caller reports the error.
@@ -55,15 +54,8 @@ pub(super) fn round_trip_ns([here, there]: [usize; 2]) -> anyhow::Result<f64> {
     })
 }
 
-/// Binds the calling thread to one core.
-fn bind(core: usize) -> anyhow::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).with_context(|| format!("binding a thread to core {core}"))
-}
-
 /// Waits until the line has the number. It yields now and then, in case both threads share one core.
-fn wait(line: &Line, number: u32) {
+fn wait(line: &CacheLine, number: u32) {
     let mut looks = 0_u32;
     while line.0.load(Ordering::Acquire) != number {
         looks = looks.wrapping_add(1);
@@ -81,15 +73,13 @@ mod tests {
 
     #[test]
     fn round_trip_on_one_core_ends_and_takes_time() {
-        let first = (0..CpuSet::MAX_CPU)
-            .find(|core| rustix::thread::sched_getaffinity(None).unwrap().is_set(*core))
-            .unwrap();
+        let first = crate::affinity::allowed().unwrap().first().copied().unwrap();
         assert!(round_trip_ns([first, first]).unwrap() > 0.0);
     }
 
     #[test]
     fn core_that_does_not_exist_is_an_error() {
-        let error = round_trip_ns([0, CpuSet::MAX_CPU - 1]).unwrap_err();
+        let error = round_trip_ns([0, rustix::thread::CpuSet::MAX_CPU - 1]).unwrap_err();
         assert!(error.to_string().contains("binding a thread to core"), "{error}");
     }
 }

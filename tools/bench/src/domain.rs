@@ -19,11 +19,11 @@ use ringfence_platform::local::{LocalPlatform, PageSize};
 use ringfence_platform::{DomId, Platform};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
-use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
+use super::affinity::bind;
 use super::bare;
-use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
+use super::orders::{Amount, PacketAnswer, PacketSetup, PhaseReport, Side, VifCommand};
 use super::usage::{Usage, clock};
 use super::work::{Generator, Idle, Sink, Waiting};
 use crate::harness::STATUS_BENCH_FAILED;
@@ -39,17 +39,17 @@ const LINK_HEADER: u32 = 18;
 pub(super) fn main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
+        |error| (STATUS_BENCH_FAILED, PacketAnswer::Failed(causes(&error))),
     )
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
     ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
-    let (setup, fds) = channel.receive::<Setup>()?;
+    let (setup, fds) = channel.receive::<PacketSetup>()?;
     let [hub] = expect_fds(fds)?;
     // Pinned first, so that caches are warm on the core that is measured.
     if let Some(&core) = setup.cores.first() {
-        stay_on(core)?;
+        bind(core)?;
     }
     let mut platform = LocalPlatform::connect(hub)?;
     if setup.side == Side::Frontend {
@@ -60,7 +60,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
     let mut connected = connect(&platform, &setup, channel)?;
     let mut queues = queues(&setup, connected.host.take()?)?;
     let huge_pages = platform.page_size() == PageSize::Huge;
-    channel.send(&Answer::Connected { huge_pages }, &[])?;
+    channel.send(&PacketAnswer::Connected { huge_pages }, &[])?;
     loop {
         let order = match channel.receive::<VifCommand>() {
             Ok((order, _)) => order,
@@ -73,18 +73,12 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
                 for queue in &queues {
                     connected.rules.check(&*queue.port)?;
                 }
-                Answer::Phase(report)
+                PacketAnswer::Phase(report)
             }
-            VifCommand::Bare => Answer::Bare(bare::measure(setup.direction, setup.size)?),
+            VifCommand::Bare => PacketAnswer::Bare(bare::measure(setup.direction, setup.size)?),
         };
         channel.send(&answer, &[])?;
     }
-}
-
-fn stay_on(core: usize) -> anyhow::Result<()> {
-    let mut cores = CpuSet::new();
-    cores.set(core);
-    rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")
 }
 
 /// Queue with its generator or sink.
@@ -94,7 +88,7 @@ struct Queue {
 }
 
 /// Splits a port into its queues.
-fn queues(setup: &Setup, mut port: Box<dyn Port>) -> anyhow::Result<Vec<Queue>> {
+fn queues(setup: &PacketSetup, mut port: Box<dyn Port>) -> anyhow::Result<Vec<Queue>> {
     let wanted = usize::try_from(setup.queues)?;
     let mut ports = port.split_off(wanted);
     ports.insert(0, port);
@@ -110,7 +104,7 @@ enum End {
 }
 
 impl End {
-    fn new(setup: &Setup, port: &mut dyn Port) -> anyhow::Result<End> {
+    fn new(setup: &PacketSetup, port: &mut dyn Port) -> anyhow::Result<End> {
         if setup.side.generates(setup.direction) {
             Ok(End::Generator(Generator::new(setup.size, setup.batch, port)?))
         } else {
@@ -133,7 +127,7 @@ fn phase(
     platform: &LocalPlatform,
     queues: &mut [Queue],
     (amount, spoil): Phase,
-    setup: &Setup,
+    setup: &PacketSetup,
 ) -> anyhow::Result<PhaseReport> {
     let before = used(platform, queues)?;
     let began = clock(ClockId::Monotonic);
@@ -147,7 +141,7 @@ fn phase(
 }
 
 /// Returns the idle strategy of a thread.
-fn waiting(setup: &Setup, own_core: bool) -> Waiting {
+fn waiting(setup: &PacketSetup, own_core: bool) -> Waiting {
     match (setup.poll, own_core) {
         (true, _) => Waiting::Polls,
         (false, true) => Waiting::OnItsOwnCore,
@@ -165,7 +159,7 @@ fn on_threads(
     platform: &LocalPlatform,
     queues: &mut [Queue],
     (amount, spoil): Phase,
-    setup: &Setup,
+    setup: &PacketSetup,
 ) -> anyhow::Result<u64> {
     let count = queues.len() as u64;
     let each = match amount {
@@ -178,7 +172,7 @@ fn on_threads(
             // One fault is injected, in the first queue.
             let phase = (each, spoil.filter(|_| number == 0));
             scope.spawn(move || {
-                core.map_or(Ok(()), stay_on)?;
+                core.map_or(Ok(()), bind)?;
                 Queue::run(queue, platform, phase, waiting(setup, core.is_some()))
             })
         };
@@ -257,7 +251,7 @@ struct Connected {
 
 fn connect(
     platform: &LocalPlatform,
-    setup: &Setup,
+    setup: &PacketSetup,
     channel: &Channel,
 ) -> anyhow::Result<Connected> {
     let backend = DomId(0);
@@ -269,7 +263,7 @@ fn connect(
         Side::Backend => {
             let mut store = platform.store()?;
             toolstack::create(&mut store, &device, VifConfig { mac: [2, 0, 0, 0, 0, 1], mtu })?;
-            channel.send(&Answer::DeviceMade, &[])?;
+            channel.send(&PacketAnswer::DeviceMade, &[])?;
             let options = BackendOptions { mode: Mode::for_network(&setup.mode)?, mtu };
             let backend = VifBackend::new(device, options).with_queues(setup.queues);
             connect_backend(platform, backend, setup)
@@ -278,7 +272,7 @@ fn connect(
             let frontend = VifFrontend::new(platform, device, mtu)?.with_queues(setup.queues);
             let windows = Mode::for_network(&setup.mode)? == Mode::Window;
             let windows = windows.then(|| WindowSizes::for_queues(setup.queues));
-            connect_frontend(platform, frontend, (setup.staging.parse()?, windows))
+            connect_frontend(platform, frontend, setup.staging.parse()?, windows)
         }
     }
 }
@@ -286,7 +280,7 @@ fn connect(
 fn connect_backend(
     platform: &LocalPlatform,
     mut backend: VifBackend,
-    setup: &Setup,
+    setup: &PacketSetup,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
     let (staging, queues) = (setup.staging.parse()?, usize::try_from(setup.queues)?);
@@ -307,7 +301,8 @@ fn connect_backend(
 fn connect_frontend(
     platform: &LocalPlatform,
     frontend: VifFrontend<LocalPlatform>,
-    (staging, windows): (TxStaging, Option<WindowSizes>),
+    staging: TxStaging,
+    windows: Option<WindowSizes>,
 ) -> anyhow::Result<Connected> {
     let mut store = platform.store()?;
     let mut frontend = frontend.with_staging(staging);

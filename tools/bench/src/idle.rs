@@ -97,10 +97,10 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
     let switch = format!("bench-idle-{}", std::process::id());
     let mut guests = Vec::new();
     for _ in 0..args.guests {
-        guests.push(Guest::start(&switch, args.mode)?);
+        guests.push(IdleGuest::start(&switch, args.mode)?);
     }
     // The command of a guest starts once its interface is up, and prints a line.
-    guests.iter_mut().try_for_each(Guest::wait)?;
+    guests.iter_mut().try_for_each(IdleGuest::wait)?;
     std::thread::sleep(SETTLE);
     let (began, before) = (Instant::now(), cpu::spent_by_descendants()?);
     ensure!(before.nanos > 0, "the kernel does not say what processor time processes take");
@@ -121,17 +121,17 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
 }
 
 /// Guest process, ended on drop.
-struct Guest(OwnedChild);
+struct IdleGuest(OwnedChild);
 
-impl Guest {
-    fn start(switch: &str, mode: Mode) -> anyhow::Result<Guest> {
+impl IdleGuest {
+    fn start(switch: &str, mode: Mode) -> anyhow::Result<IdleGuest> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(program);
         command.args(guest_on(switch, mode.name()));
         command.arg("--");
         command.args(["sh", "-c", "echo there; exec sleep 1000000"]);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
-        Ok(Guest(OwnedChild(command.spawn().context("starting a guest")?)))
+        Ok(IdleGuest(OwnedChild(command.spawn().context("starting a guest")?)))
     }
 
     fn wait(&mut self) -> anyhow::Result<()> {

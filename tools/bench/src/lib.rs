@@ -19,9 +19,13 @@
 //! packet is in flight at the end of a phase, so totals can be compared. The domains read their
 //! counters at both ends of their phase (`usage`).
 //!
+//! Cases, rounds, columns and reports are those of all benchmarks (`harness`).
+//!
 //! After the second phase the backend measures the bare kernel copy that mode `copy` consists of
 //! (`bare`), on the same core.
 
+mod affinity;
+pub mod agents;
 pub mod args;
 mod bare;
 mod beside;
@@ -34,6 +38,7 @@ pub mod grant;
 pub mod gso;
 mod harness;
 pub mod hostile;
+mod hub;
 pub mod idle;
 pub mod iommu;
 pub mod latency;
@@ -54,10 +59,9 @@ mod work;
 mod xen;
 
 use ringfence_hostnet::causes::causes;
-use ringfence_testkit::agents::{conformance, control_ring, hostile_guest};
 
-use args::{BenchCommand, Experiment, SeedsArgs};
-use cli::{Cli, Command, Role};
+use args::{BenchCommand, SeedExperiment, SeedsArgs};
+use cli::{Cli, Command, InternalRole};
 use harness::STATUS_BENCH_FAILED;
 
 /// Runs the command. Returns the exit status.
@@ -65,18 +69,18 @@ pub fn main_with(cli: Cli) -> u8 {
     match cli.command {
         Command::Bench(command) => main(&command),
         Command::Internal { role } => match role {
-            Role::BenchDomain => domain::main(),
-            Role::BenchHostile => hostile::process_main(),
-            Role::BenchBlock => block::domain::main(),
-            Role::BenchGsoEnd { role } => gso::end::main(&role),
-            Role::BenchLatencyEnd { role } => latency::end::main(role),
-            Role::BenchUplinkEnd { role, congestion, what } => {
+            InternalRole::BenchDomain => domain::main(),
+            InternalRole::BenchHostile => hostile::process_main(),
+            InternalRole::BenchBlock => block::domain::main(),
+            InternalRole::BenchGsoEnd { role } => gso::end::main(&role),
+            InternalRole::BenchLatencyEnd { role } => latency::end::main(role),
+            InternalRole::BenchUplinkEnd { role, congestion, what } => {
                 uplink::end_main(&role, &congestion, &what)
             }
-            Role::HostileGuest(args) => hostile_guest::main(&args),
-            Role::Conformance(args) => conformance::main(&args),
-            Role::ControlRing(args) => control_ring::main(&args),
-            Role::DiskFrontend(args) => block::on_xen::main(&args),
+            InternalRole::HostileGuest(args) => agents::hostile_guest(&args),
+            InternalRole::Conformance(args) => agents::conformance(&args),
+            InternalRole::ControlRing(args) => agents::control_ring(&args),
+            InternalRole::DiskFrontend(args) => block::on_xen::main(&args),
         },
     }
 }
@@ -111,12 +115,12 @@ fn seeds(args: &SeedsArgs) -> anyhow::Result<()> {
     let on_xen = args.xen.as_deref().map(xen::Measurements::read).transpose()?;
     let experiment = &args.experiment;
     match experiment {
-        Experiment::Persistent(args) => block::seeds::run(args),
-        Experiment::Iommu(args) => iommu::run(args),
-        Experiment::Staging(args) => staging::run(args),
-        Experiment::Redesigned(args) => redesigned::run(args),
-        Experiment::Vhost(args) => uplink::links::run(args),
-        Experiment::Gso(args) => gso::run(args),
+        SeedExperiment::Persistent(args) => block::seeds::run(args),
+        SeedExperiment::Iommu(args) => iommu::run(args),
+        SeedExperiment::Staging(args) => staging::run(args),
+        SeedExperiment::Redesigned(args) => redesigned::run(args),
+        SeedExperiment::Vhost(args) => uplink::links::run(args),
+        SeedExperiment::Gso(args) => gso::run(args),
     }?;
     on_xen.map_or(Ok(()), |rows| rows.print(experiment.name(), experiment.json()))
 }

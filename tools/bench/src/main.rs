@@ -7,13 +7,13 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use ringfence_bench::cli::{Cli, Role};
+use ringfence_bench::cli::{Cli, InternalRole};
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os().skip(1).map(|word| word.into_string().unwrap_or_default());
     let of_the_product = match words.next().as_deref() {
         Some("run") => true,
-        Some("internal") => words.next().is_some_and(|role| !Role::has_subcommand(&role)),
+        Some("internal") => words.next().is_some_and(|role| !InternalRole::has_subcommand(&role)),
         _ => false,
     };
     if of_the_product {

@@ -13,17 +13,18 @@ use ringfence_frame::port::Fault;
 use ringfence_hostnet::causes::causes;
 use ringfence_net::staging::TxStaging;
 use ringfence_platform::DomId;
-use ringfence_platform::local::hub::{Hub, HubHandle, HubLimits};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use ringfence_sys::poll::{wait_any, wait_readable};
 use rustix::event::{PollFd, PollFlags};
 
+use super::affinity;
 use super::args::NetArgs;
 use super::beside::{self, Beside};
 use super::cores::round_trip_ns;
-use super::orders::{Amount, Answer, PhaseReport, Setup, Side, VifCommand};
+use super::hub::RunningHub;
+use super::orders::{Amount, PacketAnswer, PacketSetup, PhaseReport, Side, VifCommand};
 use super::params::{Direction, Pages};
 use super::perf::PerfStat;
 use super::report::{self, PacketRow};
@@ -41,7 +42,7 @@ const WARM_UP_PACKETS: u64 = 2048;
 
 /// Runs every row and prints it.
 pub(super) fn run(args: &NetArgs) -> anyhow::Result<()> {
-    let cores = cores()?;
+    let cores = affinity::pair()?;
     let cases = cases(args);
     if cores.is_none() {
         eprintln!("ringfence: one core only: both domains share it, and take turns");
@@ -81,12 +82,6 @@ fn cases(args: &NetArgs) -> Vec<PacketCase> {
     cases
 }
 
-/// Returns two cores that this process may use, if there are two.
-pub(super) fn cores() -> anyhow::Result<Option<[usize; 2]>> {
-    let allowed = allowed()?;
-    Ok(allowed.first_chunk::<2>().copied())
-}
-
 /// CPU cores of both sides' threads.
 struct Threads {
     backend: Vec<usize>,
@@ -101,7 +96,7 @@ fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
     let mut backend: Vec<usize> = match (queues, pair) {
         (1, Some(pair)) => pair.to_vec(),
         (1, None) => Vec::new(),
-        _ => allowed()?,
+        _ => affinity::allowed()?,
     };
     let oversubscribed = backend.len() < 2 * queues;
     if oversubscribed {
@@ -112,13 +107,7 @@ fn threads(queues: u32, pair: Option<[usize; 2]>) -> anyhow::Result<Threads> {
     Ok(Threads { backend, frontend, oversubscribed })
 }
 
-/// Returns the cores that this process may use.
-fn allowed() -> anyhow::Result<Vec<usize>> {
-    let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
-    Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
-}
-
-/// Row to be measured.
+/// Parameters of one row.
 pub(super) struct PacketCase {
     pub(super) mode: Mode,
     pub(super) direction: Direction,
@@ -138,7 +127,7 @@ impl PacketCase {
         let (frontend, front_hub) = hub.0.admit(None, false)?;
         let staging = staging_of(self.mode, args);
         let threads = threads(self.queues, cores)?;
-        let setup = |side, cores: &[usize]| Setup {
+        let setup = |side, cores: &[usize]| PacketSetup {
             side,
             direction: self.direction,
             size: self.size,
@@ -152,12 +141,12 @@ impl PacketCase {
             huge_pages: self.mode == Mode::Staging && args.pages == Pages::Auto,
             cores: cores.to_vec(),
         };
-        let back = Domain::start(setup(Side::Backend, &threads.backend), back_hub)?;
+        let back = PacketDomain::start(setup(Side::Backend, &threads.backend), back_hub)?;
         match back.hear(PATIENCE)? {
-            Answer::DeviceMade => {}
+            PacketAnswer::DeviceMade => {}
             other => bail!("the backend said {other:?}"),
         }
-        let front = Domain::start(setup(Side::Frontend, &threads.frontend), front_hub)?;
+        let front = PacketDomain::start(setup(Side::Frontend, &threads.frontend), front_hub)?;
         let domains = Pair { domains: [back, front], direction: self.direction };
         if args.verbose {
             let [back, front] = domains.pids();
@@ -170,7 +159,7 @@ impl PacketCase {
         }
         // The frontend lends the memory.
         let huge_pages = match domains.hear(PATIENCE)? {
-            [Answer::Connected { .. }, Answer::Connected { huge_pages }] => huge_pages,
+            [PacketAnswer::Connected { .. }, PacketAnswer::Connected { huge_pages }] => huge_pages,
             others => bail!("the domains said {others:?}"),
         };
         let before = cores.map(round_trip_ns).transpose()?;
@@ -198,7 +187,7 @@ impl PacketCase {
         let [back, _] = &domains.domains;
         back.tell(VifCommand::Bare)?;
         let bare_copy_ns = match back.hear(PATIENCE)? {
-            Answer::Bare(nanos) => nanos,
+            PacketAnswer::Bare(nanos) => nanos,
             other => bail!("the backend said {other:?}"),
         };
         ensure!(
@@ -236,36 +225,15 @@ fn staging_of(mode: Mode, args: &NetArgs) -> TxStaging {
     if mode == Mode::Staging { args.staging } else { TxStaging::Off }
 }
 
-/// Hub in a thread of its own, ended on drop.
-pub(super) struct RunningHub(pub(super) HubHandle);
-
-impl RunningHub {
-    pub(super) fn start() -> anyhow::Result<RunningHub> {
-        let (hub, handle) = Hub::new(HubLimits::default())?;
-        std::thread::Builder::new().name("hub".to_owned()).spawn(move || {
-            if let Err(error) = hub.run() {
-                eprintln!("ringfence: the hub ended: {error}");
-            }
-        })?;
-        Ok(RunningHub(handle))
-    }
-}
-
-impl Drop for RunningHub {
-    fn drop(&mut self) {
-        self.0.stop();
-    }
-}
-
 /// Process of one side, ended on drop.
-struct Domain {
+struct PacketDomain {
     side: Side,
     child: OwnedChild,
     channel: Channel,
 }
 
-impl Domain {
-    fn start(setup: Setup, hub: OwnedFd) -> anyhow::Result<Domain> {
+impl PacketDomain {
+    fn start(setup: PacketSetup, hub: OwnedFd) -> anyhow::Result<PacketDomain> {
         let (channel, theirs) = Channel::pair().context("a channel")?;
         let child = Command::new(THIS_PROGRAM)
             .arg0("ringfence")
@@ -274,7 +242,7 @@ impl Domain {
             .stdout(Stdio::null())
             .spawn()
             .with_context(|| format!("starting the {}", setup.side.name()))?;
-        let domain = Domain { side: setup.side, child: OwnedChild(child), channel };
+        let domain = PacketDomain { side: setup.side, child: OwnedChild(child), channel };
         domain.channel.send(&setup, &[hub.as_fd()])?;
         Ok(domain)
     }
@@ -283,10 +251,10 @@ impl Domain {
         self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.side.name()))
     }
 
-    fn hear(&self, patience: Duration) -> anyhow::Result<Answer> {
+    fn hear(&self, patience: Duration) -> anyhow::Result<PacketAnswer> {
         let side = self.side.name();
-        match self.channel.receive_within::<Answer>(patience) {
-            Ok((Answer::Failed(why), _)) => bail!("{side}: {why}"),
+        match self.channel.receive_within::<PacketAnswer>(patience) {
+            Ok((PacketAnswer::Failed(why), _)) => bail!("{side}: {why}"),
             Ok((answer, _)) => Ok(answer),
             Err(ChannelError::Closed) => bail!("the {side} is gone (process {})", self.child.id()),
             Err(error) => Err(error).with_context(|| format!("waiting for the {side}")),
@@ -296,12 +264,12 @@ impl Domain {
 
 /// Processes of both sides: the backend, the frontend.
 struct Pair {
-    domains: [Domain; 2],
+    domains: [PacketDomain; 2],
     direction: Direction,
 }
 
 /// Time limit for a failed domain to report its error.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FAILURE_WITHIN: Duration = Duration::from_secs(2);
 
 impl Pair {
     fn pids(&self) -> [u32; 2] {
@@ -326,15 +294,19 @@ impl Pair {
             Amount::Packets(_) => PHASE_MAX,
         };
         match (self.hear(patience)?, self.direction) {
-            ([Answer::Phase(back), Answer::Phase(front)], Direction::Tx) => Ok((front, back)),
-            ([Answer::Phase(back), Answer::Phase(front)], Direction::Rx) => Ok((back, front)),
+            ([PacketAnswer::Phase(back), PacketAnswer::Phase(front)], Direction::Tx) => {
+                Ok((front, back))
+            }
+            ([PacketAnswer::Phase(back), PacketAnswer::Phase(front)], Direction::Rx) => {
+                Ok((back, front))
+            }
             (others, _) => bail!("the domains said {others:?}"),
         }
     }
 
     /// Waits for both sides' answers and returns the first failure; the other side's error would only be
     /// that its peer is missing.
-    fn hear(&self, patience: Duration) -> anyhow::Result<[Answer; 2]> {
+    fn hear(&self, patience: Duration) -> anyhow::Result<[PacketAnswer; 2]> {
         let deadline = Instant::now() + patience;
         let mut answers = [None, None];
         while answers.iter().any(Option::is_none) {
@@ -361,10 +333,10 @@ impl Pair {
 
 /// Returns the original failure of two. A domain whose peer has failed reports a missing peer, possibly
 /// before the peer's own report, since the failed domain first releases its resources.
-fn first_failure(error: anyhow::Error, other: &Domain) -> anyhow::Error {
+fn first_failure(error: anyhow::Error, other: &PacketDomain) -> anyhow::Error {
     let misses = causes(&error).contains(&Fault::Gone.to_string());
-    if !misses || !wait_readable(&other.channel, Some(LAST_WORDS)).unwrap_or(false) {
+    if !misses || !wait_readable(&other.channel, Some(FAILURE_WITHIN)).unwrap_or(false) {
         return error;
     }
-    other.hear(LAST_WORDS).err().unwrap_or(error)
+    other.hear(FAILURE_WITHIN).err().unwrap_or(error)
 }

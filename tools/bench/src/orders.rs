@@ -30,7 +30,7 @@ impl Side {
 
 /// First message to a domain; its connection to the hub comes with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Setup {
+pub(super) struct PacketSetup {
     pub(super) side: Side,
     pub(super) direction: Direction,
     pub(super) size: u32,
@@ -70,7 +70,7 @@ pub(super) enum VifCommand {
 
 /// Message of a domain to the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum PacketAnswer {
     /// The backend has created the device: the frontend may connect.
     DeviceMade,
     /// The vif is connected.

@@ -61,7 +61,7 @@ impl PerfStat {
         let mut answer = String::new();
         if !wait_readable(self.answers.get_ref(), Some(PATIENCE))? {
             let _ = self.perf.kill();
-            bail!("perf did not answer: {}", self.last_words());
+            bail!("perf did not answer: {}", self.stderr_tail());
         }
         self.answers.read_line(&mut answer)?;
         if !answer.contains("ack") {
@@ -70,7 +70,7 @@ impl PerfStat {
         Ok(())
     }
 
-    fn last_words(&mut self) -> String {
+    fn stderr_tail(&mut self) -> String {
         let mut text = String::new();
         if let Some(stderr) = self.perf.stderr.take() {
             // Unreadable output is omitted.
@@ -85,7 +85,7 @@ impl PerfStat {
         let pid = i32::try_from(self.perf.id()).ok().and_then(rustix::process::Pid::from_raw);
         let pid = pid.context("the process id of perf")?;
         rustix::process::kill_process(pid, rustix::process::Signal::INT).context("ending perf")?;
-        let text = self.last_words();
+        let text = self.stderr_tail();
         self.perf.wait()?;
         let line = text.lines().find(|line| line.contains(EVENT));
         let count =

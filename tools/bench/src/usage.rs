@@ -43,9 +43,7 @@ usage! {
     syscalls,
     /// Wakeups from sleep.
     wakeups,
-    /// Notifications sent.
     notifications,
-    /// Page faults.
     faults,
     /// CPU time of all threads in nanoseconds, the kernel's io_uring workers included.
     cpu_ns,
@@ -88,8 +86,9 @@ impl Usage {
 /// Reads a clock in nanoseconds.
 pub(super) fn clock(id: ClockId) -> u64 {
     let time = clock_gettime(id);
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u64::try_from(time.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + nanos.unwrap_or(0)
+    // The clocks begin at 0 and never go back.
+    let (seconds, nanos) = (time.tv_sec.max(0), time.tv_nsec.max(0));
+    seconds.cast_unsigned() * 1_000_000_000 + nanos.cast_unsigned()
 }
 
 /// Returns the page faults of all threads of this process (`minflt` and `majflt` of proc_pid_stat(5)).

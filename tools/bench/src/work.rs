@@ -28,7 +28,7 @@ const YIELDS: u32 = 200;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum length of one sleep, after which the time limit is checked.
 const NAP: Timespec = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
-/// Batches between two readings of the clock.
+/// Batches that are sent between two readings of the clock, which costs more than a packet.
 const CLOCK_EVERY: u32 = 8;
 /// Index of the packet that is spoilt on request.
 const SPOILT: u64 = 1000;

@@ -5,17 +5,15 @@
 //! * [`attack`]: system calls that an attacker would try in a process under its control.
 //! * [`denied`]: a message and exit for a process whose sandbox denies a system call.
 //! * [`conformance`]: the tests that every [`Platform`](ringfence_platform::Platform) has to pass.
-//! * `hostile`: adversary guests by behaviour, for the benchmark of hostile neighbours (feature `agents`).
-//! * `agents`: the processes that scenarios on Xen drive (feature `agents`).
+//! * [`hostile`]: adversary guests by behaviour, for the benchmark of hostile neighbours.
+//! * [`agents`]: the processes that scenarios on Xen drive.
 //!
 //! The tests in `tests/` need one of these modules. No product crate depends on this crate.
 
-#[cfg(feature = "agents")]
 pub mod agents;
 pub mod attack;
 pub mod block;
 pub mod conformance;
 pub mod denied;
-#[cfg(feature = "agents")]
 pub mod hostile;
 pub mod net;

@@ -4,6 +4,6 @@
 # limit: 90
 
 . /vm/linux/passt.sh
-# It lets the gateway lead to the host's loopback.
+# Debian's passt maps the gateway to the host's loopback.
 check_card 192.0.2.1 2001:db8:1::1
 complete_scenario

@@ -19,10 +19,10 @@ dd if=/tmp/noise of="$RINGFENCE_DISK0_DEVICE" bs=1M seek=48 conv=notrunc 2>/dev/
 END
 chmod +x /tmp/make.sh
 check 'a guest makes a file system on its device' \
-	sh -c 'ringfence run --disk /tmp/disk.img -- sh /tmp/make.sh >/tmp/made 2>&1'
+    sh -c 'ringfence run --disk /tmp/disk.img -- sh /tmp/make.sh >/tmp/made 2>&1'
 check 'it was told which device' grep -q '^device /dev/nbd0$' /tmp/made
 check 'the device is given back' test ! -e /sys/block/nbd0/pid
-# What the guest's kernel still had when its command ended is on the disk.
+# Data that the guest's kernel still had in memory when the command ended is on the disk.
 dd if=/tmp/disk.img of=/tmp/back bs=1M skip=48 count=4 2>/dev/null
 check 'the disk holds what was written' cmp /tmp/noise /tmp/back
 check 'the file system is whole' fsck.ext4 -f -n /tmp/disk.img
@@ -32,8 +32,8 @@ check 'it can be mounted' sh -c 'losetup /dev/loop7 /tmp/disk.img && mount /dev/
 # Two disks are two devices, one of them read-only.
 truncate -s 1M /tmp/other.img
 check 'two disks are two devices' ringfence run --disk /tmp/disk.img,ro --disk /tmp/other.img -- sh -c '
-	test "$(cat /sys/block/${RINGFENCE_DISK0_DEVICE##*/}/ro)" = 1 &&
-	test "$(cat /sys/block/${RINGFENCE_DISK1_DEVICE##*/}/size)" = 2048'
+    test "$(cat /sys/block/${RINGFENCE_DISK0_DEVICE##*/}/ro)" = 1 &&
+    test "$(cat /sys/block/${RINGFENCE_DISK1_DEVICE##*/}/size)" = 2048'
 
 # Whatever becomes of the launcher, the device ends with it.
 ringfence run --disk /tmp/disk.img -- sleep 100 >/dev/null 2>&1 &

@@ -20,7 +20,7 @@ for mtu in 65520 1500; do
     check_sending '' $mtu 24
     check_receiving '' $mtu 24
 done
-# What the worker reaches is what is under way.
+# The worker can access only the buffers that are in flight.
 for mtu in 65520 1500; do
     check_sending '--protect fine' $mtu 24
     check_receiving '--protect fine' $mtu 24

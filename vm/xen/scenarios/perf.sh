@@ -52,7 +52,7 @@ note "ringfence to netback, under emulation: grant operations for the same bytes
     "$(ratio $copy_each $EACH), map $(ratio $map_each $EACH); processor time: copy" \
     "$(ratio $copy_used $USED), map $(ratio $map_used $USED), staging $(ratio $staging_used $USED)"
 check 'the hypervisor counted' test $OPERATIONS -gt 1000
-# What TCP makes of the same bytes differs a little from run to run.
+# The number of packets that TCP makes of the same bytes differs a little from run to run.
 check 'copy costs no more operations than xen-netback' awk "BEGIN { exit !($copy <= 1.25 * $OPERATIONS) }"
 check 'nor for each packet of one slot' awk "BEGIN { exit !($copy_each <= 1.05 * $EACH) }"
 check_destruction one

@@ -28,7 +28,7 @@ before=$(free_memory)
 cycle=0
 while [ $cycle -lt $CYCLES ]; do
     cycle=$((cycle + 1))
-    # Who survived stays.
+    # The survivor of the last cycle stays.
     for each in one two; do
         [ -n "$(domain_id $each 2>/dev/null)" ] || create_window_guest $each 'type="pvh"' || give_up "no guest $each"
     done

@@ -10,7 +10,7 @@
 . /vm/xen/window.sh
 . /vm/xen/perf.sh
 
-# What the paper of the redesigned grants measured; `ringfence-bench seeds redesigned --xen` prints the rows.
+# Measurements of the paper on redesigned grants; `ringfence-bench seeds redesigned --xen` prints the rows.
 SIZE=${SIZE:-8}
 # Each guest stays on one processor: in a machine with two, guests ended by a triple fault, one of them before any window was
 # there. An error of the emulator when a guest changes its processor is suspected.

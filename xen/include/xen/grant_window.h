@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Grant windows: state of a domain (in its struct grant_table) and hooks for the rest of the hypervisor.
+ * Grant windows: state of a domain (in its struct grant_table) and hooks for
+ * the rest of the hypervisor.
  */
 #ifndef __XEN_GRANT_WINDOW_H__
 #define __XEN_GRANT_WINDOW_H__
@@ -18,19 +19,23 @@ struct domain;
 
 struct grant_window;
 
-#define GRANT_WINDOWS_BITS 5                            /* of a handle: index into granted[] */
-#define GRANT_WINDOWS_MAX  (1u << GRANT_WINDOWS_BITS)   /* windows a granter may have */
+/* Bits of a handle that index granted[]. */
+#define GRANT_WINDOWS_BITS 5
+/* Most windows of a granter. */
+#define GRANT_WINDOWS_MAX  (1u << GRANT_WINDOWS_BITS)
 
 struct grant_windows {
     spinlock_t lock;
     /* As granter. */
     struct grant_window *granted[GRANT_WINDOWS_MAX];
     uint32_t serial;                 /* upper bits of the next handle */
-    unsigned int tokens;             /* flushes that the granter may cause now */
+    /* Flushes that the granter may cause now. */
+    unsigned int tokens;
     s_time_t refilled;
     uint64_t issued, revoked, busy, flushes, throttled;
     /* As grantee. */
-    struct list_head held;           /* created for this domain, registered or not */
+    /* Created for this domain, registered or not. */
+    struct list_head held;
     unsigned int registered;
 };
 
@@ -38,9 +43,13 @@ struct grant_windows {
 struct grant_windows *grant_windows(struct domain *d);
 
 void grant_windows_init(struct grant_windows *ws);
-long grant_window_op(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(void) uop, unsigned int count);
+long grant_window_op(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(void) uop,
+                     unsigned int count);
 size_t grant_window_op_size(unsigned int cmd);
-/* Removes all windows of a domain that is dying or is reset. -ERESTART: call again. */
+/*
+ * Removes all windows of a domain that is dying or is reset. -ERESTART: call
+ * again.
+ */
 int grant_window_release(struct domain *d);
 /* Returns true while @d grants pages by a window or has one registered. */
 bool grant_window_in_use(struct domain *d);
@@ -49,7 +58,9 @@ bool grant_window_in_use(struct domain *d);
 
 struct grant_windows {};
 static inline void grant_windows_init(struct grant_windows *ws) {}
-static inline long grant_window_op(unsigned int cmd, XEN_GUEST_HANDLE_PARAM(void) uop, unsigned int count)
+static inline long grant_window_op(unsigned int cmd,
+                                   XEN_GUEST_HANDLE_PARAM(void) uop,
+                                   unsigned int count)
 {
     return -ENOSYS;
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Test module: /dev/window-raw makes grant table operations with arguments as they come from user space, among them
- * those that an honest driver never makes. For test guests only.
+ * Test module: /dev/window-raw makes grant table operations with arguments as
+ * they come from user space, among them those that an honest driver never
+ * makes. For test guests only.
  */
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
@@ -21,9 +22,11 @@ static long raw_ioctl(struct file *file, unsigned int nr, unsigned long arg)
 	struct call c;
 	long rc;
 
-	if (nr == 0x7702)	/* the frame as Xen wants it of a guest frame */
+	/* Number of a guest frame as Xen takes it. */
+	if (nr == 0x7702)
 		return pfn_to_gfn(arg);
-	if (nr == 0x7703)	/* that of the calling process's top page table */
+	/* Number of the calling process's top page table. */
+	if (nr == 0x7703)
 		return pfn_to_gfn(virt_to_pfn(current->mm->pgd));
 	if (copy_from_user(&c, (void __user *)arg, sizeof(c)))
 		return -EFAULT;

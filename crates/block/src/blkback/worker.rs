@@ -116,7 +116,7 @@ impl<G: Grantee, M: RingMemory, C: Channel> Worker<G, M, C> {
                 self.counters.spurious_wakeups.add(1);
                 self.counters.throttles.add(u64::from(throttle.spurious(now)));
             }
-            if now.saturating_sub(last_work) < self.spin.window() {
+            if now.saturating_sub(last_work) < self.spin.limit() {
                 // With more rings than processors, another thread may have work.
                 rustix::thread::sched_yield();
                 self.system.syscalls.add(1);

@@ -5,7 +5,7 @@ use core::ops::Range;
 use ringfence_offload::OffloadMeta;
 use ringfence_sys::numbers::bounded;
 
-use super::{Batch, Frame, HEADER_MAX, JOINED_SEGMENTS_MAX, Segment};
+use super::{Batch, Frame, FrameSegment, HEADER_MAX, JOINED_SEGMENTS_MAX};
 
 /// Maximum number of derived frames at a time: 64 KiB in segments of 512 bytes. A larger number is of no
 /// use, since a ring has only 256 slots.
@@ -139,7 +139,7 @@ impl Batch {
             return Err(DeriveError::Payload { start, end, len });
         };
         let (header, rest) = (frame.header(), frame.segments());
-        let mut piece = Segment::Private { offset: header.start, len: header.len() };
+        let mut piece = FrameSegment::Private { offset: header.start, len: header.len() };
         let mut position = 0;
         for next in rest.start..=rest.end {
             let piece_end = position + piece.len();
@@ -159,11 +159,11 @@ impl Batch {
     }
 
     /// Adds a segment, or extends the new frame's last one if both are adjacent.
-    fn add_part(&mut self, part: Segment, first: usize) {
+    fn add_part(&mut self, part: FrameSegment, first: usize) {
         let of_frame = self.segments.get_mut(first..).unwrap_or_default();
         if let (
-            Some(Segment::Private { offset, len }),
-            Segment::Private { offset: next, len: more },
+            Some(FrameSegment::Private { offset, len }),
+            FrameSegment::Private { offset: next, len: more },
         ) = (of_frame.last_mut(), part)
             && *offset + *len == next
         {
@@ -200,13 +200,15 @@ impl Batch {
     }
 }
 
-impl Segment {
+impl FrameSegment {
     /// Returns the `len` bytes from `skip` on. The range must lie inside the segment.
-    fn part(self, skip: usize, len: usize) -> Segment {
+    fn part(self, skip: usize, len: usize) -> FrameSegment {
         match self {
-            Segment::Private { offset, .. } => Segment::Private { offset: offset + skip, len },
-            Segment::Lent { index, offset, .. } => {
-                Segment::Lent { index, offset: offset + skip, len }
+            FrameSegment::Private { offset, .. } => {
+                FrameSegment::Private { offset: offset + skip, len }
+            }
+            FrameSegment::Lent { index, offset, .. } => {
+                FrameSegment::Lent { index, offset: offset + skip, len }
             }
         }
     }

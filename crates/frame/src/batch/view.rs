@@ -5,7 +5,7 @@ use core::ops::Range;
 use ringfence_memory::{LentSlice, ListFull, OutOfRange, PushError, WriteList};
 use ringfence_offload::OffloadMeta;
 
-use super::{Batch, Frame, Segment};
+use super::{Batch, Frame, FrameSegment};
 
 /// Number of bytes copied from lent memory at a time when they are only read.
 const PIECE: usize = 2048;
@@ -82,7 +82,7 @@ impl SegmentView<'_> {
 #[derive(Clone, Debug)]
 pub struct Segments<'a> {
     batch: &'a Batch,
-    rest: core::slice::Iter<'a, Segment>,
+    rest: core::slice::Iter<'a, FrameSegment>,
 }
 
 impl<'a> Iterator for Segments<'a> {
@@ -91,10 +91,10 @@ impl<'a> Iterator for Segments<'a> {
     #[inline]
     fn next(&mut self) -> Option<SegmentView<'a>> {
         let view = match *self.rest.next()? {
-            Segment::Private { offset, len } => {
+            FrameSegment::Private { offset, len } => {
                 SegmentView::Private(&self.batch.scratch[offset..offset + len])
             }
-            Segment::Lent { index, offset, len } => {
+            FrameSegment::Lent { index, offset, len } => {
                 SegmentView::Lent(&self.batch.lent[index], offset, len)
             }
         };
@@ -155,7 +155,7 @@ impl<'a> FrameView<'a> {
         let header = self.frame.header();
         match self.batch.segments[self.frame.segments()] {
             [] => Some(self.header()),
-            [Segment::Private { offset, len }] if offset == header.end => {
+            [FrameSegment::Private { offset, len }] if offset == header.end => {
                 Some(&self.batch.scratch[header.start..offset + len])
             }
             _ => None,

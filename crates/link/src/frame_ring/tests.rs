@@ -154,7 +154,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// Model of the ring: a queue of frames.
 #[derive(Default)]
 struct Oracle {
-    frames: VecDeque<(bool, State)>,
+    frames: VecDeque<(bool, FrameState)>,
     first: u32,
 }
 
@@ -166,24 +166,24 @@ impl Oracle {
     fn commit(&mut self, long: bool) -> bool {
         let fits = self.frames.len() < 8 && (!long || self.longs() < 4);
         if fits {
-            self.frames.push_back((long, State::Filled));
+            self.frames.push_back((long, FrameState::Filled));
         }
         fits
     }
 
     fn hand_over(&mut self) -> Option<u32> {
-        let at = self.frames.iter().position(|(_, state)| *state == State::Filled)?;
-        self.frames[at].1 = State::Offered;
+        let at = self.frames.iter().position(|(_, state)| *state == FrameState::Filled)?;
+        self.frames[at].1 = FrameState::Offered;
         Some(self.first.wrapping_add(u32::try_from(at).unwrap()))
     }
 
     fn finish(&mut self, number: u32) -> bool {
         let at = number.wrapping_sub(self.first) as usize;
         match self.frames.get_mut(at) {
-            Some((_, state)) if *state == State::Offered => *state = State::Finished,
+            Some((_, state)) if *state == FrameState::Offered => *state = FrameState::Finished,
             _ => return false,
         }
-        while self.frames.front().is_some_and(|(_, state)| *state == State::Finished) {
+        while self.frames.front().is_some_and(|(_, state)| *state == FrameState::Finished) {
             self.frames.pop_front();
             self.first = self.first.wrapping_add(1);
         }
@@ -192,7 +192,7 @@ impl Oracle {
 
     fn withdraw(&mut self) -> usize {
         let before = self.frames.len();
-        self.frames.retain(|(_, state)| *state != State::Filled);
+        self.frames.retain(|(_, state)| *state != FrameState::Filled);
         before - self.frames.len()
     }
 }

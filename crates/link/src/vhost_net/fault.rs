@@ -14,7 +14,6 @@ pub enum LinkFault {
     Queue {
         /// Queue in which it happened.
         queue: QueueName,
-        /// Rule that was violated.
         fault: QueueFault,
     },
     /// First buffer of a frame is shorter than a virtio-net header.

@@ -59,7 +59,7 @@ use crate::vhost_net::device::Device;
 use crate::vhost_net::fault::{LinkFault, worker_failed};
 use lending::Lending;
 pub use lending::Protection;
-use receive::{Receiver, Taken};
+use receive::{Receiver, TakenBuffers};
 use send::Sender;
 
 /// Interval at which an idle link checks that its interface exists.
@@ -288,12 +288,12 @@ impl<D: Device> Port for VhostLink<D> {
         {
             let taken = self.receiver.take(batch, self.frame_max);
             match self.checked(taken)? {
-                Taken::Nothing => break,
-                Taken::Frame(len) => {
+                TakenBuffers::Nothing => break,
+                TakenBuffers::Frame(len) => {
                     received.frames += 1;
                     self.counters.received(1, len as u64);
                 }
-                Taken::Dropped(reason) => self.counters.dropped(reason),
+                TakenBuffers::Dropped(reason) => self.counters.dropped(reason),
             }
             received.work += 1;
         }

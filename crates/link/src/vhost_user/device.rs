@@ -52,9 +52,8 @@ const PROTOCOL: u64 = protocol_feature::REPLY_ACK;
 /// First number of the vrings' kicks among the events of the epoll.
 const KICKS: u64 = 8;
 
-/// Answer to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Answer {
+pub(super) enum RequestAnswer {
     /// Nothing, or an acknowledgement if the client asks for one.
     Done,
     Word(u64),
@@ -106,7 +105,6 @@ impl Device {
         self.memory = GuestMemory::default();
     }
 
-    /// Returns the negotiated features.
     pub(super) fn features(&self) -> u64 {
         self.features
     }
@@ -131,12 +129,14 @@ impl Device {
         request: Request,
         files: Descriptors,
         epoll: BorrowedFd<'_>,
-    ) -> Result<Answer, ClientFault> {
+    ) -> Result<RequestAnswer, ClientFault> {
         match request {
-            Request::GetFeatures => return Ok(Answer::Word(FEATURES)),
-            Request::GetProtocolFeatures => return Ok(Answer::Word(PROTOCOL)),
-            Request::GetQueueCount => return Ok(Answer::Word(1)),
-            Request::GetVringBase(state) => return self.stop(state, epoll).map(Answer::State),
+            Request::GetFeatures => return Ok(RequestAnswer::Word(FEATURES)),
+            Request::GetProtocolFeatures => return Ok(RequestAnswer::Word(PROTOCOL)),
+            Request::GetQueueCount => return Ok(RequestAnswer::Word(1)),
+            Request::GetVringBase(state) => {
+                return self.stop(state, epoll).map(RequestAnswer::State);
+            }
             Request::SetFeatures(features) => {
                 self.features = offered(features, FEATURES)?;
                 self.run_all()?;
@@ -179,7 +179,7 @@ impl Device {
             }
             Request::Unknown(request) => return Err(ClientFault::Request { request }),
         }
-        Ok(Answer::Done)
+        Ok(RequestAnswer::Done)
     }
 
     fn vring(&mut self, index: u32) -> Result<&mut Vring, ClientFault> {

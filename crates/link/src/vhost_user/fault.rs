@@ -16,17 +16,13 @@ pub enum ClientFault {
     /// Message of which only a part came.
     #[error("vhost-user: {bytes} bytes of a message of {len}")]
     Partial {
-        /// Bytes that came.
         bytes: usize,
         /// Length of the message or of its header.
         len: usize,
     },
     /// Request that was not offered.
     #[error("vhost-user: request {request} was not offered")]
-    Request {
-        /// Number of the request.
-        request: u32,
-    },
+    Request { request: u32 },
     /// Features that were not offered.
     #[error("vhost-user: features {features:#x} were not offered")]
     Features {
@@ -35,22 +31,12 @@ pub enum ClientFault {
     },
     /// Vring beyond the two of a network device.
     #[error("vhost-user: vring {index} of 2")]
-    Vring {
-        /// Number of the vring.
-        index: u32,
-    },
+    Vring { index: u32 },
     /// Value that the vring cannot have.
     #[error("vhost-user: {value} for vring {index}")]
-    Value {
-        /// Number of the vring.
-        index: u32,
-        /// Value of the request.
-        value: u32,
-    },
-    /// Wrong number of files.
+    Value { index: u32, value: u32 },
     #[error("vhost-user: {count} files where {needed} belong")]
     Files {
-        /// Files that came.
         count: usize,
         /// Files that the request needs.
         needed: usize,
@@ -68,14 +54,10 @@ pub enum ClientFault {
     },
     /// Memory region that cannot be mapped.
     #[error("vhost-user: the guest's memory cannot be mapped: {source}")]
-    Map {
-        /// Error of the kernel.
-        source: std::io::Error,
-    },
+    Map { source: std::io::Error },
     /// Address outside of the guest's memory.
     #[error("vhost-user: {len} bytes at {address:#x} lie outside of the guest's memory")]
     Unmapped {
-        /// First address.
         address: u64,
         /// Length in bytes.
         len: usize,
@@ -86,12 +68,6 @@ pub enum ClientFault {
     /// Broken rule of the guest's driver.
     #[error("vhost-user: {0}")]
     Driver(#[from] DriverFault),
-    /// Error of the system.
     #[error("vhost-user: {what}: {source}")]
-    System {
-        /// Operation that failed.
-        what: &'static str,
-        /// Error of the operation.
-        source: rustix::io::Errno,
-    },
+    System { what: &'static str, source: rustix::io::Errno },
 }

@@ -55,9 +55,9 @@ use rustix::net::{RecvFlags, SendFlags};
 use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
 use super::frame_ring::FrameShape;
 use super::ring_link::{FrameQueue, RingLink, RingTransport};
-use device::{Answer, Device, FROM_GUEST, TO_GUEST};
+use device::{Device, FROM_GUEST, RequestAnswer, TO_GUEST};
 pub use fault::ClientFault;
-use transfer::{Receiver, Sender, Taken, Written, header_len};
+use transfer::{Receiver, Sender, TakenChain, Written, header_len};
 
 /// Maximum of messages in one round.
 const MESSAGES_PER_ROUND: usize = 32;
@@ -206,16 +206,16 @@ impl VhostUserTransport {
         &self,
         queue: &FrameQueue,
         header: &Header,
-        answer: Answer,
+        answer: RequestAnswer,
     ) -> Result<Option<bool>, ClientFault> {
         let Some(client) = self.clients.client() else { return Ok(None) };
         let bytes = match answer {
-            Answer::Word(word) => vhost_user::reply_word(header.request, word),
-            Answer::State(state) => vhost_user::reply_state(header.request, state),
-            Answer::Done if header.needs_reply && self.device.acknowledges() => {
+            RequestAnswer::Word(word) => vhost_user::reply_word(header.request, word),
+            RequestAnswer::State(state) => vhost_user::reply_state(header.request, state),
+            RequestAnswer::Done if header.needs_reply && self.device.acknowledges() => {
                 vhost_user::reply_word(header.request, 0)
             }
-            Answer::Done => return Ok(Some(true)),
+            RequestAnswer::Done => return Ok(Some(true)),
         };
         queue.system.syscalls.add(1);
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -244,12 +244,12 @@ impl VhostUserTransport {
             && batch.has_room_for(SUPER_PACKET_MAX)
         {
             match self.receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
-                Taken::Nothing => break,
-                Taken::Frame(len) => {
+                TakenChain::Nothing => break,
+                TakenChain::Frame(len) => {
                     received.frames += 1;
                     queue.received(batch, len);
                 }
-                Taken::Dropped(reason) => queue.counters.dropped(reason),
+                TakenChain::Dropped(reason) => queue.counters.dropped(reason),
             }
             received.work += 1;
         }

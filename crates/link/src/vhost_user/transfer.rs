@@ -35,7 +35,7 @@ pub(super) fn header_len(device: &Device) -> usize {
 }
 
 /// Result of taking a frame of the guest.
-pub(super) enum Taken {
+pub(super) enum TakenChain {
     /// Frame of this length was added.
     Frame(usize),
     Dropped(DropReason),
@@ -59,20 +59,22 @@ impl Receiver {
         (memory, header_len): (&GuestMemory, usize),
         batch: &mut Batch,
         frame_max: usize,
-    ) -> Result<Taken, ClientFault> {
-        let Some(head) = take(queue, memory, &mut self.chain)? else { return Ok(Taken::Nothing) };
+    ) -> Result<TakenChain, ClientFault> {
+        let Some(head) = take(queue, memory, &mut self.chain)? else {
+            return Ok(TakenChain::Nothing);
+        };
         self.held.push(head);
         let readable = || self.chain.iter().filter(|link| link.flags & flag::WRITE == 0);
         let bytes: u64 = readable().map(|link| u64::from(link.len)).sum();
         let len = usize_from(bytes).saturating_sub(header_len);
         if len < SHORTEST {
-            return Ok(Taken::Dropped(DropReason::Runt));
+            return Ok(TakenChain::Dropped(DropReason::Runt));
         }
         if len > frame_max {
-            return Ok(Taken::Dropped(DropReason::Oversize));
+            return Ok(TakenChain::Dropped(DropReason::Oversize));
         }
         let added = add(readable(), memory, (header_len, len), batch)?;
-        Ok(added.map_or_else(Taken::Dropped, |()| Taken::Frame(len)))
+        Ok(added.map_or_else(TakenChain::Dropped, |()| TakenChain::Frame(len)))
     }
 
     /// Returns the chains of the last batch to the guest.

@@ -40,7 +40,7 @@ pub use crate::queues::QueueChannels;
 use crate::queues::deal;
 use crate::rules::RuleCounters;
 use policy::GuestPolicy;
-use queue::{Queue, Shared};
+use queue::{BackendQueue, Shared};
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::counters::{DropReason, PortCounters};
@@ -86,7 +86,7 @@ pub struct QueueRecords {
 
 /// Backend port of a vif, or of a part of its queues.
 pub struct NetbackPort<G, C> {
-    queues: Vec<Queue<G, C>>,
+    queues: Vec<BackendQueue<G, C>>,
     /// Index of the queue that is served first in the next round.
     first: usize,
     chooser: Chooser,
@@ -108,7 +108,8 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
     ) -> Self {
         let counters = Arc::new(PortCounters::default());
         let shared = Shared { features, rules, counters: &counters };
-        let queues = queues.into_iter().map(|parts| Queue::new(parts, mode, shared)).collect();
+        let queues =
+            queues.into_iter().map(|parts| BackendQueue::new(parts, mode, shared)).collect();
         Self::of(queues, features, rules, &counters)
     }
 
@@ -129,14 +130,14 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
     ) -> Result<Self, Fault> {
         let counters = Arc::new(PortCounters::default());
         let shared = Shared { features, rules, counters: &counters };
-        let queues = queues.into_iter().map(|parts| Queue::adopt(parts, mode, shared));
+        let queues = queues.into_iter().map(|parts| BackendQueue::adopt(parts, mode, shared));
         let port = Self::of(queues.collect::<Result<_, _>>()?, features, rules, &counters);
-        port.queues.iter().try_for_each(Queue::notify)?;
+        port.queues.iter().try_for_each(BackendQueue::notify)?;
         Ok(port)
     }
 
     fn of(
-        queues: Vec<Queue<G, C>>,
+        queues: Vec<BackendQueue<G, C>>,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
@@ -186,7 +187,7 @@ impl<G: Grantee, C: Channel> NetbackPort<G, C> {
     /// Returns the minimum over the queues: the queue of the next frame is not known.
     fn least(
         &mut self,
-        of: impl Fn(&mut Queue<G, C>) -> Result<usize, Fault>,
+        of: impl Fn(&mut BackendQueue<G, C>) -> Result<usize, Fault>,
     ) -> Result<usize, Fault> {
         let mut least = usize::MAX;
         for queue in &mut self.queues {
@@ -219,7 +220,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
-        self.queues.iter_mut().try_for_each(Queue::complete)
+        self.queues.iter_mut().try_for_each(BackendQueue::complete)
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
@@ -255,7 +256,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
-        self.queues.iter_mut().try_for_each(Queue::flush)
+        self.queues.iter_mut().try_for_each(BackendQueue::flush)
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
@@ -308,7 +309,7 @@ impl<G: Grantee + 'static, C: Channel + 'static> Port for NetbackPort<G, C> {
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.queues.iter().try_for_each(Queue::clear_events)
+        self.queues.iter().try_for_each(BackendQueue::clear_events)
     }
 
     fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {

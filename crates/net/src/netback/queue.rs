@@ -26,7 +26,7 @@ pub(super) struct Shared<'a> {
     pub(super) counters: &'a Arc<PortCounters>,
 }
 
-pub(super) struct Queue<G, C> {
+pub(super) struct BackendQueue<G, C> {
     tx: tx::BackendTx<G>,
     pub(super) rx: rx::BackendRx<G>,
     staging: StagingTable,
@@ -40,7 +40,7 @@ struct Rings {
     rx: BackRing<RingPages>,
 }
 
-impl<G: Grantee, C: Channel> Queue<G, C> {
+impl<G: Grantee, C: Channel> BackendQueue<G, C> {
     pub(super) fn new(parts: QueueParts<G, C>, mode: Mode, shared: Shared<'_>) -> Self {
         let rings = match parts.records.clone() {
             Some(QueueRecords { tx, rx }) => Rings {
@@ -87,7 +87,7 @@ impl<G: Grantee, C: Channel> Queue<G, C> {
         mode: Mode,
         Shared { features, rules, counters }: Shared<'_>,
     ) -> Self {
-        Queue {
+        BackendQueue {
             tx: tx::BackendTx::new(
                 rings.tx,
                 PageAccess::new(parts.tx_pages, mode).with_window(parts.windows.tx),

@@ -35,7 +35,7 @@ use crate::queues::{QueueChannels, deal};
 use crate::rules::RuleCounters;
 use crate::staging::TxStaging;
 use heads::HEAD_PAGES;
-use queue::Queue;
+use queue::FrontendQueue;
 use ringfence_frame::batch::Batch;
 use ringfence_frame::commands::{PortCommand, PortReply};
 use ringfence_frame::counters::PortCounters;
@@ -149,7 +149,7 @@ pub(crate) fn ring(lent: &LentSlice) -> Result<RingPages, Fault> {
 
 /// Frontend port of a vif, or of a part of its queues.
 pub struct NetfrontPort<C> {
-    queues: Vec<Queue<C>>,
+    queues: Vec<FrontendQueue<C>>,
     /// Index of the queue that is served first in the next round.
     first: usize,
     chooser: Chooser,
@@ -175,7 +175,8 @@ impl<C: Channel> NetfrontPort<C> {
         rules: &Arc<RuleCounters>,
     ) -> Result<NetfrontPort<C>, Fault> {
         let counters = Arc::new(PortCounters::default());
-        let queue = |(memory, channels)| Queue::new(memory, channels, features, rules, &counters);
+        let queue =
+            |(memory, channels)| FrontendQueue::new(memory, channels, features, rules, &counters);
         let queues = memory.iter_mut().zip(channels).map(queue).collect::<Result<Vec<_>, _>>()?;
         let chooser = Chooser::new(queues.len());
         let (first, stride, again) = (0, 1, None);
@@ -185,7 +186,7 @@ impl<C: Channel> NetfrontPort<C> {
     /// Returns the minimum over the queues: the queue of the next frame is not known.
     fn least(
         &mut self,
-        of: impl Fn(&mut Queue<C>) -> Result<usize, Fault>,
+        of: impl Fn(&mut FrontendQueue<C>) -> Result<usize, Fault>,
     ) -> Result<usize, Fault> {
         let mut least = usize::MAX;
         for queue in &mut self.queues {
@@ -211,7 +212,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
     }
 
     fn complete(&mut self) -> Result<(), Fault> {
-        self.queues.iter_mut().try_for_each(Queue::complete)
+        self.queues.iter_mut().try_for_each(FrontendQueue::complete)
     }
 
     fn transmit(&mut self, batch: &Batch, frames: &[u32]) -> Result<Transmitted, Fault> {
@@ -231,7 +232,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
     }
 
     fn flush(&mut self) -> Result<(), Fault> {
-        self.queues.iter_mut().try_for_each(Queue::flush)
+        self.queues.iter_mut().try_for_each(FrontendQueue::flush)
     }
 
     fn room(&mut self) -> Result<usize, Fault> {
@@ -253,7 +254,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
         for queue in &mut self.queues {
             work |= queue.arm()?;
         }
-        let troubled = self.queues.iter_mut().any(Queue::needs_check);
+        let troubled = self.queues.iter_mut().any(FrontendQueue::needs_check);
         self.again = troubled.then(|| monotonic() + RECLAIM_INTERVAL);
         Ok(work)
     }
@@ -267,7 +268,7 @@ impl<C: Channel + 'static> Port for NetfrontPort<C> {
     }
 
     fn clear_events(&mut self) -> Result<(), Fault> {
-        self.queues.iter().try_for_each(Queue::clear_events)
+        self.queues.iter().try_for_each(FrontendQueue::clear_events)
     }
 
     fn split_off(&mut self, parts: usize) -> Vec<Box<dyn Port>> {

@@ -17,21 +17,21 @@ use ringfence_frame::batch::Batch;
 use ringfence_frame::counters::PortCounters;
 use ringfence_frame::port::{Fault, Received};
 
-pub(super) struct Queue<C> {
+pub(super) struct FrontendQueue<C> {
     pub(super) tx: tx::FrontendTx,
     rx: rx::FrontendRx,
     pub(super) channels: QueueChannels<C>,
     rules: Arc<RuleCounters>,
 }
 
-impl<C: Channel> Queue<C> {
+impl<C: Channel> FrontendQueue<C> {
     pub(super) fn new(
         memory: &mut QueueMemory,
         channels: QueueChannels<C>,
         features: VifFeatures,
         rules: &Arc<RuleCounters>,
         counters: &Arc<PortCounters>,
-    ) -> Result<Queue<C>, Fault> {
+    ) -> Result<FrontendQueue<C>, Fault> {
         let (tx_ring, rx_ring) = (ring(memory.tx_ring.memory())?, ring(memory.rx_ring.memory())?);
         let windows = memory.windows.as_mut().and_then(|windows| windows.pages.take());
         let (tx_pages, rx_pages) = match windows {
@@ -56,7 +56,7 @@ impl<C: Channel> Queue<C> {
         );
         // No notification is due: the backend reads the ring when it connects.
         rx.post();
-        Ok(Queue { tx, rx, channels, rules: Arc::clone(rules) })
+        Ok(FrontendQueue { tx, rx, channels, rules: Arc::clone(rules) })
     }
 
     /// Replaces the port counters of both rings.

@@ -24,7 +24,9 @@ pub mod raw;
 mod window;
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use arena::{ArenaFault, ArenaFiles, ArenaShape};
@@ -71,6 +73,28 @@ impl LocalPlatform {
     /// Fails if the hub does not answer or refuses.
     pub fn connect(socket: OwnedFd) -> Result<LocalPlatform, PlatformError> {
         Self::connect_as(socket, None)
+    }
+
+    // #syscall none: a hub is joined before a sandbox closes
+    /// Connects to the hub that listens at `path`, and joins it under a number of the hub's choice.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no hub listens there, or if it does not answer.
+    pub fn join(path: &Path) -> Result<LocalPlatform, PlatformError> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let connect = || -> io::Result<OwnedFd> {
+            let fd = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::SEQPACKET,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
+            Ok(fd)
+        };
+        let system = |source| PlatformError::System { what: "reaching the hub", source };
+        Self::connect(connect().map_err(system)?)
     }
 
     /// Joins the hub under `wanted`, or under a number of the hub's choice.

@@ -120,7 +120,7 @@ fn wait(channel: &Channel, signals: &Signals, pty: Option<&Pty>) -> anyhow::Resu
                 Some(pty) if arrived.number == Signal::WINCH.as_raw() => pty.resize(),
                 None if arrived.number == Signal::WINCH.as_raw() => {}
                 _ => match channel.send(&Request::Signal(arrived.number), &[]) {
-                    // The next turn finds out.
+                    // The next round reads the end of the channel.
                     Ok(()) | Err(ChannelError::Closed) => {}
                     Err(error) => return Err(error.into()),
                 },

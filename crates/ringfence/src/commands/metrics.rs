@@ -11,7 +11,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
 use super::ps::Row;
-use crate::serve::metrics::{Labels, counter, family, gauge};
+use ringfence_driver::xen::metrics::encode::{About, Labels, counter, family, gauge};
 use ringfence_uplink_process::totals::EgressTotals;
 
 /// Renders the metrics of these guests. Guests without a policy have none.
@@ -59,7 +59,7 @@ fn labels_of<'a>(guest: &'a str, pid: &'a str) -> Labels<'a> {
 impl Collector for Source {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         for (name, help, values) in COUNTED {
-            family(&mut encoder, (name, help), MetricType::Counter, |metric| {
+            family(&mut encoder, About { name, help }, MetricType::Counter, |metric| {
                 for (guest, pid, totals) in &self.0 {
                     let labels = labels_of(guest, pid);
                     for (verdict, value) in values(totals) {
@@ -71,7 +71,7 @@ impl Collector for Source {
                 Ok(())
             })?;
         }
-        let about = ("pins", "Addresses that are pinned to an allowed name now");
+        let about = About::new("pins", "Addresses that are pinned to an allowed name now");
         family(&mut encoder, about, MetricType::Gauge, |metric| {
             let mut guests = self.0.iter();
             guests.try_for_each(|(guest, pid, totals)| {
@@ -117,7 +117,7 @@ mod tests {
         let rows =
             [row("web", 7, Some(totals)), row("plain", 8, None), row(hostile, 9, Some(totals))];
         let text = render(&rows);
-        let samples = crate::serve::metrics::tests::read(&text).unwrap();
+        let samples = ringfence_driver::xen::metrics::testing::read(&text).unwrap();
         // Eight values of each of the two guests.
         assert_eq!(samples.len(), 16, "{text}");
         for (name, verdict, value) in [

@@ -10,10 +10,9 @@ use serde::Serialize;
 
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
-use crate::serve::show::listed;
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_hostnet::out::Out;
-use ringfence_hostnet::text::byte_count;
+use ringfence_hostnet::text::{byte_count, listed};
 
 /// Time limit for the answer of the guest's driver domain.
 const ANSWER: Duration = Duration::from_secs(5);

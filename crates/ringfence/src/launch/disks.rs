@@ -122,13 +122,13 @@ impl Disks {
     }
 
     /// Sends the disks to the driver domain.
-    pub(super) fn attach(&mut self, lease: &Channel) -> anyhow::Result<()> {
+    pub(super) fn attach(&mut self, driver_channel: &Channel) -> anyhow::Result<()> {
         for disk in &mut self.list {
             let Some(request) = disk.request.take() else { continue };
             let file = disk.file.take();
             let fds: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-            lease.send(&ToDriver::Disk(Box::new(request)), &fds)?;
-            match lease.receive_within(ANSWER_TIMEOUT)?.0 {
+            driver_channel.send(&ToDriver::Disk(Box::new(request)), &fds)?;
+            match driver_channel.receive_within(ANSWER_TIMEOUT)?.0 {
                 FromDriver::DiskAdded => {}
                 FromDriver::Refused(why) => bail!("--disk: {}", printable(&why)),
                 other => bail!("the driver domain answered {other:?}"),
@@ -138,9 +138,9 @@ impl Disks {
     }
 
     /// Connects to the server of a disk again, on another thread because that may take long.
-    pub(super) fn dial(&self, handle: u16, lease: &Channel) {
+    pub(super) fn dial(&self, handle: u16, driver_channel: &Channel) {
         let Some(connector) = self.connectors.get(&handle).cloned() else { return };
-        let Ok(answers) = lease.try_clone() else { return };
+        let Ok(answers) = driver_channel.try_clone() else { return };
         let connect = move || {
             let (stream, problem) = match connector.connect() {
                 Ok(stream) => (Some(stream), None),
@@ -153,7 +153,7 @@ impl Disks {
         let thread = std::thread::Builder::new().name("dial".to_owned());
         if let Err(error) = thread.spawn(connect) {
             let problem = Some(error.to_string());
-            let _ = lease.send(&ToDriver::Dialled { handle, problem }, &[]);
+            let _ = driver_channel.send(&ToDriver::Dialled { handle, problem }, &[]);
         }
     }
 

@@ -41,8 +41,8 @@ impl GuestProcesses<'_> {
 
     /// Reports the end of the driver domain as the reason if the frontend ended because of it.
     pub(super) fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
-        let gone = self.lease.as_ref().is_some_and(|lease| {
-            matches!(wait_hung_up(lease, Duration::from_millis(100)), Ok(true))
+        let gone = self.driver_channel.as_ref().is_some_and(|driver_channel| {
+            matches!(wait_hung_up(driver_channel, Duration::from_millis(100)), Ok(true))
         });
         if gone { self.driver_gone() } else { outcome }
     }

@@ -92,7 +92,7 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) attached: Option<Attached>,
     /// Name of the driver domain. Empty without one.
     pub(super) driver_name: String,
-    pub(super) lease: Option<Channel>,
+    pub(super) driver_channel: Option<Channel>,
     /// Connections of the guest and of its frontend, until these get them.
     pub(super) names: Option<OwnedFd>,
     pub(super) frontend_hub: Option<OwnedFd>,
@@ -161,7 +161,7 @@ impl<'a> GuestProcesses<'a> {
             options,
             attached: None,
             driver_name: String::new(),
-            lease: None,
+            driver_channel: None,
             names: None,
             frontend_hub: None,
             disks,
@@ -179,7 +179,7 @@ impl<'a> GuestProcesses<'a> {
         if let Some(attachment) = attachment {
             supervisor.attached = Some(attachment.attached);
             supervisor.driver_name = attachment.switch;
-            supervisor.lease = Some(attachment.lease);
+            supervisor.driver_channel = Some(attachment.driver_channel);
             // Without a switch there are no names.
             supervisor.names = Some(attachment.names).filter(|_| options.has_switch());
             supervisor.frontend_hub = Some(attachment.frontend_hub);
@@ -367,7 +367,11 @@ impl<'a> GuestProcesses<'a> {
             }
             self.clients.iter_mut().for_each(Clients::send_messages);
             let mut fds = vec![PollFd::new(self.signals, PollFlags::IN)];
-            fds.extend(self.lease.iter().map(|lease| PollFd::new(lease, PollFlags::IN)));
+            fds.extend(
+                self.driver_channel
+                    .iter()
+                    .map(|driver_channel| PollFd::new(driver_channel, PollFlags::IN)),
+            );
             let channels: Vec<_> = [&self.guest, &self.frontend, &self.uplink_domain]
                 .into_iter()
                 .flatten()
@@ -402,10 +406,10 @@ impl<'a> GuestProcesses<'a> {
                 return Some(ProcessEvent::GuestGone(ended));
             }
         }
-        match self.lease.as_ref().map(Channel::try_receive) {
+        match self.driver_channel.as_ref().map(Channel::try_receive) {
             Some(Ok(Some((FromDriver::Dial { handle }, _)))) => {
-                if let Some(lease) = &self.lease {
-                    self.disks.dial(handle, lease);
+                if let Some(driver_channel) = &self.driver_channel {
+                    self.disks.dial(handle, driver_channel);
                 }
             }
             Some(Ok(Some((message, _)))) => return Some(ProcessEvent::Driver(message)),
@@ -436,7 +440,7 @@ impl<'a> GuestProcesses<'a> {
         if let Some(driver) = &self.driver {
             match driver.next_event() {
                 Some(Event::Stderr(text)) => self.reporter.relay(Source::Driver, &text),
-                // The lease reports the end, and the exit report the reason.
+                // The driver channel reports the end, and the exit report the reason.
                 Some(Event::Ended(_)) => self.driver = None,
                 None => {}
             }
@@ -457,7 +461,7 @@ impl<'a> GuestProcesses<'a> {
 impl Drop for GuestProcesses<'_> {
     fn drop(&mut self) {
         // The driver domain detaches the guest before it loses the frontend.
-        self.lease = None;
+        self.driver_channel = None;
         for watched in [&self.guest, &self.frontend, &self.uplink_domain].into_iter().flatten() {
             watched.domain.begin_end();
         }

@@ -164,7 +164,7 @@ impl<'a> Launch<'a> {
                 .with_context(|| format!("--host-tap {name}"))?;
         }
         let uplink = self.unless_overlapping(uplink, &attachment.attached.addresses);
-        disks.attach(&attachment.lease)?;
+        disks.attach(&attachment.driver_channel)?;
         let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
         let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
@@ -261,8 +261,8 @@ impl<'a> Launch<'a> {
         }
         let order = ToDriver::HostLeg { name: tap.name.clone(), offloads: tap.offloads.0, mtu };
         let queues: Vec<_> = taps.iter().map(|tap| tap.fd.as_fd()).collect();
-        attachment.lease.send(&order, &queues)?;
-        match attachment.lease.receive_within(ANSWER_TIMEOUT)?.0 {
+        attachment.driver_channel.send(&order, &queues)?;
+        match attachment.driver_channel.receive_within(ANSWER_TIMEOUT)?.0 {
             FromDriver::LegAdded => {}
             FromDriver::Refused(why) => bail!("{}", printable(&why)),
             other => bail!("the driver domain answered {other:?}"),

@@ -30,7 +30,7 @@ pub(crate) struct Attachment {
     /// Properties that the driver domain assigned.
     pub(crate) attached: Attached,
     /// Channel to the driver domain, which detaches the guest when it closes.
-    pub(crate) lease: Channel,
+    pub(crate) driver_channel: Channel,
     /// Connection to the hub for the guest's frontend.
     pub(crate) frontend_hub: OwnedFd,
     /// Connection to the store for the guest's names.
@@ -71,12 +71,20 @@ pub(crate) fn attach(
 ) -> Result<Attachment, RendezvousError> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let Connected { switch, lease, driver } = connect_or_start(directory, choice, reporter)?;
-        match ask(&lease, request) {
+        let Connected { switch, driver_channel, driver } =
+            connect_or_start(directory, choice, reporter)?;
+        match ask(&driver_channel, request) {
             Ok((FromDriver::Attached(attached), fds)) => {
                 let [frontend_hub, names] = expect_fds(fds)?;
                 let attached = *attached;
-                return Ok(Attachment { switch, attached, lease, frontend_hub, names, driver });
+                return Ok(Attachment {
+                    switch,
+                    attached,
+                    driver_channel,
+                    frontend_hub,
+                    names,
+                    driver,
+                });
             }
             Ok((FromDriver::Refused(why), _)) => {
                 let why = printable(&why);
@@ -99,12 +107,12 @@ pub(crate) fn attach(
 }
 
 fn ask(
-    lease: &Channel,
+    driver_channel: &Channel,
     request: &AttachRequest,
 ) -> Result<(FromDriver, Descriptors), ChannelError> {
-    proof::introduce(lease)?;
-    lease.send(&ToDriver::Attach(Box::new(request.clone())), &[])?;
-    lease.receive_within(ANSWER_TIMEOUT)
+    proof::introduce(driver_channel)?;
+    driver_channel.send(&ToDriver::Attach(Box::new(request.clone())), &[])?;
+    driver_channel.receive_within(ANSWER_TIMEOUT)
 }
 
 /// Requests the exit report of a driver domain that has just ended. Returns `None` if its
@@ -128,7 +136,7 @@ fn failed(switch: &str, driver: &DomainProcess) -> RendezvousError {
 /// Connection to a driver domain.
 struct Connected {
     switch: String,
-    lease: Channel,
+    driver_channel: Channel,
     /// The driver domain, if it was started for this connection.
     driver: Option<DomainProcess>,
 }
@@ -147,12 +155,12 @@ fn connect_or_start(
     };
     if let Some(hub) = directory.connect(&switch)? {
         reporter.step(format_args!("switch `{switch}` is there"));
-        return Ok(Connected { switch, lease: Channel::from_fd(hub), driver: None });
+        return Ok(Connected { switch, driver_channel: Channel::from_fd(hub), driver: None });
     }
     let driver = start(directory, &switch, &lock, reporter)?;
     // The connection is queued until the driver domain accepts it.
     let hub = directory.connect(&switch)?.ok_or_else(|| failed(&switch, &driver))?;
-    Ok(Connected { switch, lease: Channel::from_fd(hub), driver: Some(driver) })
+    Ok(Connected { switch, driver_channel: Channel::from_fd(hub), driver: Some(driver) })
 }
 
 /// Returns the name of a driver domain that does not exist. Launchers in several PID namespaces may have the same

@@ -166,7 +166,11 @@ impl GuestProcesses<'_> {
     /// Asks the driver domain for its counters, or answers at once if there is none.
     /// [`GuestProcesses::counters_are_there`] answers otherwise.
     fn ask_for_counters(&mut self, id: ClientId) {
-        match self.lease.as_ref().map(|lease| lease.send_now(&ToDriver::Stats, &[])) {
+        match self
+            .driver_channel
+            .as_ref()
+            .map(|driver_channel| driver_channel.send_now(&ToDriver::Stats, &[]))
+        {
             None => self.reply(id, &Reply::Counters(Box::default())),
             Some(Ok(())) => self.clients.iter_mut().for_each(|clients| clients.counters.push(id)),
             Some(Err(error)) => {

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use ringfence_driver::switch::addresses::AddressPlan;
+use ringfence_hostnet::address::Address;
 use crate::require;
 use crate::support::needs::Need;
 use crate::support::world::{

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ringfence::serve::status::{Snapshot, ask};
+use ringfence_driver::xen::status::{Snapshot, ask};
 use ringfence_net::vif::toolstack::{self, VifConfig};
 use ringfence_platform::local::LocalPlatform;
 use ringfence_platform::{DomId, Platform};

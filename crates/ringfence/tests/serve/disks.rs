@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::support::lab::{DRIVER, Lab, wait_until};
-use ringfence::serve::status::VbdStatus;
 use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::memory::MemoryDisk;
 use ringfence_block::storage::testing::Driver;
 use ringfence_block::storage::{Disk, Geometry, Op};
 use ringfence_block::vbd::frontend::VbdFrontend;
+use ringfence_driver::xen::status::VbdStatus;
 use ringfence_nbd::export::{Export, ExportOptions};
 use ringfence_platform::Platform;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};

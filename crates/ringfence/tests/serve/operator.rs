@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::lab::{DRIVER, Lab, wait_until};
-use ringfence::serve::status::VifStatus;
+use ringfence_driver::xen::status::VifStatus;
 use ringfence_frame::Batch;
 use ringfence_frame::port::Port;
 use ringfence_net::vif::PortHost;

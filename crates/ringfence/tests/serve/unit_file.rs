@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Parser;
 use ringfence::cli::{Cli, Command};
-use ringfence::serve::config::{Config, PATH_DEFAULT};
+use ringfence_driver::xen::config::{Config, PATH_DEFAULT};
 
 const UNIT: &str = include_str!("../../../../dist/ringfence-serve.service");
 

@@ -7,11 +7,11 @@ use super::syscalls::{
 /// The system calls that are allowed.
 #[rustfmt::skip]
 pub(super) const LIST: &[Allowed] = &[
+    // driver/src/switch/domain.rs: launchers connect
+    // driver/src/xen/status.rs: who asks for the status
     // link/src/clients.rs: clients of a socket
     // nbd/src/export/server.rs: users of a disk connect
     // platform/src/local/hub/server.rs: domains connect
-    // ringfence/src/driver/mod.rs: launchers connect
-    // ringfence/src/serve/status.rs: who asks for the status
     // uplink/src/host/real/listen.rs: connections from outside, to forwarded ports
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_accept4, &[]),
     // hostnet/src/netlink.rs: interfaces of the host
@@ -101,9 +101,9 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/facts.rs: whether ranges can be given up
     // block/src/storage/file/pool.rs: a guest gives up ranges of its disk
     // block/src/storage/memory.rs: disks in memory; their memory is made before
+    // driver/src/xen/records.rs: records of queues
     // platform/src/local/hub/broker.rs: what is left of a domain that is gone is punched out
     // platform/src/local/pages.rs: revoking: punching pages out of one's own arena
-    // ringfence/src/serve/records.rs: records of queues
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fallocate, &[]),
     // sandbox/src/channel.rs: a second handle
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_fcntl, &[is(1, libc::F_DUPFD_CLOEXEC)]),
@@ -131,14 +131,14 @@ pub(super) const LIST: &[Allowed] = &[
     // block/src/storage/file/lock.rs: that nobody else has a disk
     on(DAEMON, libc::SYS_flock, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
+    // driver/src/xen/records.rs: records of queues
     // platform/src/local/arena.rs: an arena's exact size
-    // ringfence/src/serve/records.rs: records of queues
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstat, &[]),
     // block/src/storage/file/facts.rs: what a disk is, and on what
+    // driver/src/xen/disks/opener.rs: whether a disk is on another machine
     // platform/src/local/arena.rs: that an arena is on tmpfs
-    // ringfence/src/serve/disks/opener.rs: whether a disk is on another machine
     on(DRIVER | FRONTEND | DAEMON, libc::SYS_fstatfs, &[]),
-    // ringfence/src/serve/records.rs: records of queues
+    // driver/src/xen/records.rs: records of queues
     on(DAEMON, libc::SYS_ftruncate, &[]),
     // sandbox/src/isolation/syscalls.rs: locks, joining threads
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_futex, &[]),
@@ -161,9 +161,9 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_IPV6)]),
     // uplink/src/host/real/tcp.rs: state of a connection
     on(UPLINK, libc::SYS_getsockopt, &[is(1, libc::IPPROTO_TCP)]),
+    // driver/src/switch/domain.rs: the user of a connection
     // nbd/src/client/handed.rs: whether there is one
     // platform/src/local/hub/server.rs: the credentials of who connects
-    // ringfence/src/driver/mod.rs: the user of a connection
     // sandbox/src/channel.rs: the type of a channel
     // sys/src/descriptors/disposal.rs: the cookie of a socket, which identifies the peer
     // sys/src/descriptors/stream.rs: the family of a socket
@@ -242,7 +242,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc00c_7741_u32.cast_signed())]),
     // platform/src/xen/abi/window.rs: grant windows: registering
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0xc010_7742_u32.cast_signed())]),
-    // ringfence/src/serve/config/error.rs: the configuration, read again
+    // driver/src/xen/config/error.rs: the configuration, read again
     on(DAEMON, libc::SYS_lseek, &[]),
     // block/src/storage/extents.rs: SEEK_END, whether a disk was truncated
     on(DRIVER, libc::SYS_lseek, &[is(2, 2)]),
@@ -276,17 +276,17 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_nanosleep, &[]),
     // sandbox/src/isolation/syscalls.rs: fstat, as newer C libraries do it
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_newfstatat, &[has(3, libc::AT_EMPTY_PATH)]),
-    // ringfence/src/serve/config/error.rs: whether a file is there
+    // driver/src/xen/config/error.rs: whether a file is there
     on(DAEMON, libc::SYS_newfstatat, &[lacks(3, libc::AT_EMPTY_PATH)]),
-    // ringfence/src/serve/config/error.rs: the same, by a library that knows the older call
+    // driver/src/xen/config/error.rs: the same, by a library that knows the older call
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_open, &[]),
     // block/src/storage/file/facts.rs: the disks of guests that come
     // block/src/storage/folders.rs: disks, and the folders on the way to them
+    // driver/src/xen/bridge.rs: /sys, and TAPs
+    // driver/src/xen/config/error.rs: the configuration, read again
+    // driver/src/xen/records.rs: records of queues
     // platform/src/xen/device.rs: devices of Xen, as guests come
-    // ringfence/src/serve/bridge.rs: /sys, and TAPs
-    // ringfence/src/serve/config/error.rs: the configuration, read again
-    // ringfence/src/serve/records.rs: records of queues
     // sys/src/tap.rs: a TAP for a guest that comes
     on(DAEMON, libc::SYS_openat, &[]),
     // uplink/src/host/real/relay.rs: pipes of relays
@@ -416,13 +416,13 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_TCP), is(2, libc::TCP_NODELAY)]),
     // sys/src/datagrams.rs: segmentation of datagrams
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_UDP)]),
-    // ringfence/src/serve/status.rs: SO_RCVTIMEO: a client that is slow
+    // driver/src/xen/status.rs: SO_RCVTIMEO: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x14)]),
-    // ringfence/src/serve/status.rs: SO_SNDTIMEO: a client that is slow
+    // driver/src/xen/status.rs: SO_SNDTIMEO: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x15)]),
-    // ringfence/src/serve/status.rs: SO_RCVTIMEO after 2038: a client that is slow
+    // driver/src/xen/status.rs: SO_RCVTIMEO after 2038: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x42)]),
-    // ringfence/src/serve/status.rs: SO_SNDTIMEO after 2038: a client that is slow
+    // driver/src/xen/status.rs: SO_SNDTIMEO after 2038: a client that is slow
     on(DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x43)]),
     // sys/src/descriptors/stream.rs: SO_PASSRIGHTS: no descriptors may be sent to this end
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_setsockopt, &[is(1, libc::SOL_SOCKET), is(2, 0x53)]),
@@ -486,12 +486,12 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | DAEMON, libc::SYS_timerfd_settime, &[]),
     // nbd/src/client/link.rs: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_uname, &[]),
-    // ringfence/src/serve/records.rs: records of queues
-    // ringfence/src/serve/status.rs: the socket is taken away
+    // driver/src/xen/records.rs: records of queues
+    // driver/src/xen/status.rs: the socket is taken away
     #[cfg(target_arch = "x86_64")]
     on(DAEMON, libc::SYS_unlink, &[]),
-    // ringfence/src/serve/records.rs: records of queues
-    // ringfence/src/serve/status.rs: the socket is taken away
+    // driver/src/xen/records.rs: records of queues
+    // driver/src/xen/status.rs: the socket is taken away
     on(DAEMON, libc::SYS_unlinkat, &[]),
     // block/src/blkback/worker.rs: a worker takes commands, and waits
     // block/src/storage/file/pool.rs: threads say what is done
@@ -506,7 +506,7 @@ pub(super) const LIST: &[Allowed] = &[
     // platform/src/vhost.rs: kicks and calls
     // platform/src/xen/channel.rs: which event channels had events
     // switch/src/dataplane/handle.rs: a command is queued for a worker
-    // switch/src/dataplane/relay.rs: another worker is woken
+    // switch/src/dataplane/handoff.rs: another worker is woken
     // sys/src/mailbox.rs: one thread wakes another
     // uplink/src/team.rs: frames are handed to another thread
     // xenstore/src/transport.rs: the store's device

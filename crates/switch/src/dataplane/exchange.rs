@@ -10,8 +10,8 @@ use crate::forwarding::Fabric;
 impl DataplaneWorker {
     /// Announces newly learned addresses to the other workers.
     pub(super) fn announce_addresses(&mut self) {
-        if let (Some(relay), Fabric::Switch(switch)) = (&self.relay, &mut self.fabric) {
-            relay.announce(switch.table_mut().announcements());
+        if let (Some(peers), Fabric::Switch(switch)) = (&self.peers, &mut self.fabric) {
+            peers.announce(switch.table_mut().announcements());
             switch.table_mut().clear_announcements();
         }
     }
@@ -20,16 +20,16 @@ impl DataplaneWorker {
     /// Returns `true` if there was a batch.
     pub(super) fn poll_workers(&mut self) -> bool {
         let now = self.now.as_secs();
-        let Some(relay) = &mut self.relay else { return false };
-        relay.sender_waits = false;
+        let Some(peers) = &mut self.peers else { return false };
+        peers.sender_waits = false;
         let fabric = &mut self.fabric;
-        relay.drain_mailbox(|(mac, port)| {
+        peers.drain_mailbox(|(mac, port)| {
             if let Fabric::Switch(switch) = &mut *fabric {
                 switch.table_mut().apply_announcement(mac, port, now);
             }
         });
         let mut worked = false;
-        for worker in 0..relay.inbound.len() {
+        for worker in 0..peers.inbound.len() {
             worked |= self.poll_worker(worker);
         }
         worked
@@ -37,14 +37,14 @@ impl DataplaneWorker {
 
     /// Forwards the oldest handoff batch of that worker, unless the worker is skipped for fairness.
     fn poll_worker(&mut self, worker: usize) -> bool {
-        let Some(relay) = self.relay.as_mut().filter(|relay| relay.has_inbound(worker)) else {
+        let Some(peers) = self.peers.as_mut().filter(|peers| peers.has_inbound(worker)) else {
             return false;
         };
-        if !self.fairness.admits(&relay.inbound[worker].account) {
+        if !self.fairness.admits(&peers.inbound[worker].account) {
             return false;
         }
-        let Some(mut handoff) = relay.dequeue(worker) else { return false };
-        let counters = Arc::clone(&relay.counters);
+        let Some(mut handoff) = peers.dequeue(worker) else { return false };
+        let counters = Arc::clone(&peers.counters);
         let work = handoff.targets.len();
         core::mem::swap(&mut self.batch, &mut handoff.batch);
         self.plan.clear();
@@ -54,9 +54,9 @@ impl DataplaneWorker {
         let now = monotonic();
         let took = now.saturating_sub(self.charge_start);
         self.charge_start = now;
-        if let Some(relay) = &mut self.relay {
-            self.fairness.charge(&mut relay.inbound[worker].account, took, work);
-            relay.return_batch(handoff);
+        if let Some(peers) = &mut self.peers {
+            self.fairness.charge(&mut peers.inbound[worker].account, took, work);
+            peers.return_batch(handoff);
         }
         true
     }

@@ -24,7 +24,7 @@ pub struct PortId(pub u64);
 
 impl PortId {
     /// Id under which the counters of frames handed between workers are reported.
-    pub(super) const RELAY: PortId = PortId(u64::MAX);
+    pub(super) const HANDOFF: PortId = PortId(u64::MAX);
 }
 
 /// Report of a port that a worker removed because of a fault.

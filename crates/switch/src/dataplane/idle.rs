@@ -29,7 +29,7 @@ impl DataplaneWorker {
         if self.remove_faulty() || work {
             return;
         }
-        if self.relay.as_mut().is_some_and(|relay| !relay.prepare_sleep()) {
+        if self.peers.as_mut().is_some_and(|peers| !peers.prepare_sleep()) {
             return;
         }
         // The files of a paused port stay readable, so they are not watched. If every port is paused, as
@@ -41,8 +41,8 @@ impl DataplaneWorker {
         }
         self.system.syscalls.add(calls);
         self.wait();
-        if let Some(relay) = &self.relay {
-            relay.end_sleep();
+        if let Some(peers) = &self.peers {
+            peers.end_sleep();
         }
         let woke = monotonic();
         self.last_sleep = Some(woke.saturating_sub(self.now));

@@ -44,8 +44,8 @@ impl DataplaneWorker {
             }
             self.ports[index] = Some(entry);
         }
-        if let Some(relay) = &mut self.relay {
-            relay.register(index, id, parts);
+        if let Some(peers) = &mut self.peers {
+            peers.register(index, id, parts);
         }
         self.next_id = id.0 + 1;
         // The next round finds frames that the port has already.
@@ -54,7 +54,7 @@ impl DataplaneWorker {
 
     /// Returns the first index without a port.
     fn unused_index(&self) -> usize {
-        let registered = |index| self.relay.as_ref().is_some_and(|relay| relay.has_port(index));
+        let registered = |index| self.peers.as_ref().is_some_and(|peers| peers.has_port(index));
         let mut indices = 0..self.ports.len();
         let unused = indices.find(|&index| self.ports[index].is_none() && !registered(index));
         unused.unwrap_or(self.ports.len())
@@ -63,7 +63,7 @@ impl DataplaneWorker {
     /// Removes a port. Returns this worker's part, if it has one.
     pub(super) fn remove(&mut self, id: PortId) -> Option<Box<dyn Port>> {
         let has_id = |entry: &Option<PortEntry>| entry.as_ref().is_some_and(|entry| entry.id == id);
-        let registered = self.relay.as_ref().and_then(|relay| relay.index_of(id));
+        let registered = self.peers.as_ref().and_then(|peers| peers.index_of(id));
         let index = registered.or_else(|| self.ports.iter().position(has_id))?;
         let entry = self.take_entry(index);
         self.free_index(index);
@@ -82,14 +82,14 @@ impl DataplaneWorker {
         if let Ok(port_index) = u16::try_from(index) {
             self.fabric.detach(PortIndex(port_index));
         }
-        if let Some(relay) = &mut self.relay {
-            relay.unregister(index);
+        if let Some(peers) = &mut self.peers {
+            peers.unregister(index);
         }
     }
 
     /// Returns the number of parts of the port at `index`.
     pub(super) fn parts(&self, index: usize) -> usize {
-        self.relay.as_ref().map_or(1, |relay| relay.parts(index))
+        self.peers.as_ref().map_or(1, |peers| peers.parts(index))
     }
 
     pub(super) fn stats(&self) -> DataplaneStats {
@@ -98,13 +98,13 @@ impl DataplaneWorker {
             name: entry.name.clone(),
             counters: entry.port.counters().named(),
         });
-        // The relay is reported only after workers exchanged frames.
-        let relay = self.relay.iter().filter(|relay| relay.is_used());
-        let relay = relay.map(|relay| PortStats {
-            id: PortId::RELAY,
+        // The handoff is reported only after workers exchanged frames.
+        let peers = self.peers.iter().filter(|peers| peers.is_used());
+        let peers = peers.map(|peers| PortStats {
+            id: PortId::HANDOFF,
             name: "relay".to_owned(),
-            counters: relay.counters.named(),
+            counters: peers.counters.named(),
         });
-        DataplaneStats { ports: ports.chain(relay).collect(), addresses: self.fabric.addresses() }
+        DataplaneStats { ports: ports.chain(peers).collect(), addresses: self.fabric.addresses() }
     }
 }

@@ -26,7 +26,7 @@ pub const GUARANTEED: usize = CAPACITY / 2 / PORTS_MAX;
 
 /// Entry of one address.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct AddressEntry {
     port: PortIndex,
     /// Index in the port's list; `None` for a fixed address.
     position: Option<usize>,
@@ -61,7 +61,7 @@ pub enum Learned {
 /// Forwarding database. See the [module](self).
 #[derive(Debug)]
 pub struct MacTable {
-    entries: HashMap<Mac, Entry>,
+    entries: HashMap<Mac, AddressEntry>,
     ports: Vec<Option<AddressShare>>,
     /// Number of addresses that are left in the pool.
     pool: usize,
@@ -178,7 +178,7 @@ impl MacTable {
         }
         match self.entries.get_mut(&mac) {
             Some(entry) if entry.port == port => (entry.seen, entry.seen_here) = (now, now),
-            Some(Entry { position: None, .. }) => return Learned::Spoofed,
+            Some(AddressEntry { position: None, .. }) => return Learned::Spoofed,
             Some(_) if share.limit == 0 => {}
             Some(_) => {
                 self.remove(&mac);
@@ -207,7 +207,7 @@ impl MacTable {
                 match self.entries.get(&mac) {
                     // The last address of the list moves to the index of the removed one.
                     Some(entry) if is_old(entry, now) => self.remove(&mac),
-                    Some(Entry { port, seen_here, .. })
+                    Some(AddressEntry { port, seen_here, .. })
                         if now.saturating_sub(*seen_here) < SWEEP_SECONDS =>
                     {
                         position += 1;
@@ -229,11 +229,11 @@ impl MacTable {
     /// Adds the fixed address of a port. A learned entry of that address is removed.
     fn insert_fixed(&mut self, mac: Mac, port: PortIndex) -> Result<(), AttachError> {
         match self.entries.get(&mac) {
-            Some(Entry { position: None, .. }) => return Err(AttachError::MacTaken(mac)),
+            Some(AddressEntry { position: None, .. }) => return Err(AttachError::MacTaken(mac)),
             Some(_) => self.remove(&mac),
             None => {}
         }
-        self.entries.insert(mac, Entry { port, position: None, seen: 0, seen_here: 0 });
+        self.entries.insert(mac, AddressEntry { port, position: None, seen: 0, seen_here: 0 });
         Ok(())
     }
 
@@ -253,8 +253,10 @@ impl MacTable {
             share.list[position] = mac;
             position
         };
-        self.entries
-            .insert(mac, Entry { port, position: Some(position), seen: now, seen_here: now });
+        self.entries.insert(
+            mac,
+            AddressEntry { port, position: Some(position), seen: now, seen_here: now },
+        );
         if let Some(announcements) = &mut self.announcements {
             announcements.push((mac, port));
         }
@@ -262,7 +264,8 @@ impl MacTable {
 
     /// Removes a learned address; a fixed one stays.
     fn remove(&mut self, mac: &Mac) {
-        let Some(&Entry { port, position: Some(position), .. }) = self.entries.get(mac) else {
+        let Some(&AddressEntry { port, position: Some(position), .. }) = self.entries.get(mac)
+        else {
             return;
         };
         self.entries.remove(mac);
@@ -293,6 +296,6 @@ impl MacTable {
     }
 }
 
-fn is_old(entry: &Entry, now: u64) -> bool {
+fn is_old(entry: &AddressEntry, now: u64) -> bool {
     now.saturating_sub(entry.seen) > AGEING_SECONDS
 }

@@ -62,7 +62,7 @@ pub enum Origin {
 const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
-struct Entry<V> {
+struct FlowEntry<V> {
     key: FlowKey,
     value: V,
     origin: Origin,
@@ -77,7 +77,7 @@ struct Entry<V> {
 #[derive(Debug)]
 struct EntrySlot<V> {
     generation: u32,
-    entry: Option<Entry<V>>,
+    entry: Option<FlowEntry<V>>,
 }
 
 /// Usage list of one origin, from the least to the most recently used entry.
@@ -197,7 +197,7 @@ impl<V> FlowTable<V> {
         };
         self.by_key.insert(key, index);
         let (older, newer) = (NONE, NONE);
-        let entry = Entry { key, value, origin, older, newer, deadline: None, timer_at: None };
+        let entry = FlowEntry { key, value, origin, older, newer, deadline: None, timer_at: None };
         let slot = self.slot_mut(index)?;
         slot.entry = Some(entry);
         let generation = slot.generation;
@@ -313,17 +313,17 @@ impl<V> FlowTable<V> {
         self.slots.get_mut(usize::try_from(index).ok()?)
     }
 
-    fn entry(&self, id: FlowId) -> Option<&Entry<V>> {
+    fn entry(&self, id: FlowId) -> Option<&FlowEntry<V>> {
         let slot = self.slot(id.index)?;
         if slot.generation == id.generation { slot.entry.as_ref() } else { None }
     }
 
-    fn entry_mut(&mut self, id: FlowId) -> Option<&mut Entry<V>> {
+    fn entry_mut(&mut self, id: FlowId) -> Option<&mut FlowEntry<V>> {
         let slot = self.slot_mut(id.index)?;
         if slot.generation == id.generation { slot.entry.as_mut() } else { None }
     }
 
-    fn entry_at(&mut self, index: u32) -> Option<&mut Entry<V>> {
+    fn entry_at(&mut self, index: u32) -> Option<&mut FlowEntry<V>> {
         self.slot_mut(index)?.entry.as_mut()
     }
 

@@ -15,7 +15,6 @@ use crate::egress::FirstBytes;
 use crate::emit::Ends;
 use crate::host::{Close, Socket};
 
-/// States of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     /// The guest's SYN has arrived, the host's connect is in progress. Nothing is sent to the guest.
@@ -34,7 +33,6 @@ pub(super) enum Phase {
 /// Result of an event for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Disposition {
-    /// The connection stays open.
     Keep,
     /// The connection is removed and its socket, if any, is closed in this way.
     Close(Close),
@@ -121,7 +119,6 @@ pub(super) struct TcpConnection {
 
     /// First byte that the guest has not acknowledged.
     pub(super) snd_una: Seq,
-    /// Next byte to send.
     pub(super) snd_nxt: Seq,
     /// First byte that was never sent.
     pub(super) snd_max: Seq,

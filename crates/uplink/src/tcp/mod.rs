@@ -529,7 +529,6 @@ impl Tcp {
 }
 
 impl TcpConnection {
-    /// Records a socket event.
     fn record_event(&mut self, what: Readiness) {
         self.flags.readable |= what.readable || what.read_closed;
         self.flags.read_closed |= what.read_closed;

@@ -105,7 +105,7 @@ impl Abi {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
     pub id: u64,
-    /// Operation of the request, as [`Request::operation`](super::Request::operation) gives it.
+    /// Operation of the request, as [`BlkRequest::operation`](super::BlkRequest::operation) gives it.
     pub operation: u8,
     pub status: Status,
 }

@@ -1,5 +1,5 @@
 use crate::xenstore::{
-    Decoded, HEADER_LEN, Header, MessageReader, PAYLOAD_MAX, Path, Reply, Request, WatchEvent,
+    Decoded, HEADER_LEN, Header, MessageReader, PAYLOAD_MAX, Path, Reply, StoreRequest, WatchEvent,
     WatchPath, decode, emit_permissions, parse_permissions, parse_strings, parse_transaction_id,
 };
 
@@ -55,7 +55,7 @@ fn check_pieces(stream: &[u8], size: usize, messages: &[(Header, &[u8])]) {
 
 /// Asserts that every accepted message survives emitting and parsing again.
 fn check_message(header: &Header, payload: &[u8]) {
-    if let Ok(request) = Request::parse(header.kind, payload) {
+    if let Ok(request) = StoreRequest::parse(header.kind, payload) {
         assert_eq!(request.kind(), header.kind);
         let mut bytes = Vec::new();
         let emitted = request.emit(header.req_id, header.tx_id, &mut bytes);
@@ -63,7 +63,7 @@ fn check_message(header: &Header, payload: &[u8]) {
         let again = decode(&bytes).expect("well-formed").expect("whole");
         assert_eq!(again.rest, b"");
         assert_eq!((again.header.req_id, again.header.tx_id), (header.req_id, header.tx_id));
-        assert_eq!(Request::parse(again.header.kind, again.payload), Ok(request));
+        assert_eq!(StoreRequest::parse(again.header.kind, again.payload), Ok(request));
     }
     if let Ok(list) = parse_permissions(payload) {
         let mut bytes = Vec::new();

@@ -57,10 +57,10 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Decoded<'_>>, FramingError> {
 /// [`next`](Self::next) until it returns `None`. After an error the reader keeps returning that error.
 ///
 /// ```
-/// # use ringfence_wire::xenstore::{MessageReader, MessageType, Request, Path};
+/// # use ringfence_wire::xenstore::{MessageReader, MessageType, StoreRequest, Path};
 /// let mut sent = Vec::new();
 /// let path = Path::parse(b"/local/domain/1/name")?;
-/// Request::Read { path }.emit(7, 0, &mut sent)?;
+/// StoreRequest::Read { path }.emit(7, 0, &mut sent)?;
 ///
 /// let mut reader = MessageReader::new();
 /// for piece in sent.chunks(5) {

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 /// Parsed request that borrows the payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Request<'a> {
+pub enum StoreRequest<'a> {
     /// Lists the names of the children, each with a NUL.
     Directory { path: Path<'a> },
     /// Lists the names of the children from byte `offset` of the whole listing on.
@@ -140,57 +140,59 @@ fn path_and_rest(kind: MessageType, payload: &[u8]) -> Result<(Path<'_>, &[u8]),
     Ok((Path::parse(path)?, &rest[1..]))
 }
 
-impl<'a> Request<'a> {
+impl<'a> StoreRequest<'a> {
     /// Parses the request of type `kind` in `payload`.
     ///
     /// # Errors
     /// Returns [`RequestError`]. The connection stays usable; the reply is [`RequestError::error_name`].
-    pub fn parse(kind: MessageType, payload: &'a [u8]) -> Result<Request<'a>, RequestError> {
+    pub fn parse(kind: MessageType, payload: &'a [u8]) -> Result<StoreRequest<'a>, RequestError> {
         let path = || Ok::<_, RequestError>(Path::parse(single_argument(kind, payload)?)?);
         let domain =
             || Ok::<_, RequestError>(DomId(decimal::parse_u16(single_argument(kind, payload)?)?));
         Ok(match kind {
-            MessageType::Directory => Request::Directory { path: path()? },
+            MessageType::Directory => StoreRequest::Directory { path: path()? },
             MessageType::DirectoryPart => {
                 let ([path, offset], _) = arguments::<2>(kind, payload, 2)?;
                 let (path, offset) = (Path::parse(path)?, decimal::parse_u32(offset)?);
-                Request::DirectoryPart { path, offset }
+                StoreRequest::DirectoryPart { path, offset }
             }
-            MessageType::Read => Request::Read { path: path()? },
-            MessageType::GetPerms => Request::GetPerms { path: path()? },
+            MessageType::Read => StoreRequest::Read { path: path()? },
+            MessageType::GetPerms => StoreRequest::GetPerms { path: path()? },
             MessageType::Watch => {
                 let ([path, token, depth], found) = arguments::<3>(kind, payload, 2)?;
                 let path = WatchPath::parse(path)?;
                 let depth = if found == 3 { Some(decimal::parse_u32(depth)?) } else { None };
-                Request::Watch { path, token, depth }
+                StoreRequest::Watch { path, token, depth }
             }
             MessageType::Unwatch => {
                 let ([path, token], _) = arguments::<2>(kind, payload, 2)?;
-                Request::Unwatch { path: WatchPath::parse(path)?, token }
+                StoreRequest::Unwatch { path: WatchPath::parse(path)?, token }
             }
             // Clients send one empty string; some send an empty payload.
             MessageType::TransactionStart => {
-                arguments::<1>(kind, payload, 0).map(|_| Request::TransactionStart)?
+                arguments::<1>(kind, payload, 0).map(|_| StoreRequest::TransactionStart)?
             }
             MessageType::ResetWatches => {
-                arguments::<1>(kind, payload, 0).map(|_| Request::ResetWatches)?
+                arguments::<1>(kind, payload, 0).map(|_| StoreRequest::ResetWatches)?
             }
             MessageType::TransactionEnd => match single_argument(kind, payload)? {
-                b"T" => Request::TransactionEnd { commit: true },
-                b"F" => Request::TransactionEnd { commit: false },
+                b"T" => StoreRequest::TransactionEnd { commit: true },
+                b"F" => StoreRequest::TransactionEnd { commit: false },
                 _ => return Err(RequestError::BadDecision),
             },
-            MessageType::GetDomainPath => Request::GetDomainPath { domain: domain()? },
-            MessageType::IsDomainIntroduced => Request::IsDomainIntroduced { domain: domain()? },
+            MessageType::GetDomainPath => StoreRequest::GetDomainPath { domain: domain()? },
+            MessageType::IsDomainIntroduced => {
+                StoreRequest::IsDomainIntroduced { domain: domain()? }
+            }
             MessageType::Write => {
                 let (path, value) = path_and_rest(kind, payload)?;
-                Request::Write { path, value }
+                StoreRequest::Write { path, value }
             }
-            MessageType::Mkdir => Request::Mkdir { path: path()? },
-            MessageType::Rm => Request::Rm { path: path()? },
+            MessageType::Mkdir => StoreRequest::Mkdir { path: path()? },
+            MessageType::Rm => StoreRequest::Rm { path: path()? },
             MessageType::SetPerms => {
                 let (path, rest) = path_and_rest(kind, payload)?;
-                Request::SetPerms { path, permissions: parse_permissions(rest)? }
+                StoreRequest::SetPerms { path, permissions: parse_permissions(rest)? }
             }
             kind => return Err(RequestError::Unsupported { kind }),
         })
@@ -199,56 +201,59 @@ impl<'a> Request<'a> {
     /// Returns the message type for the header.
     pub fn kind(&self) -> MessageType {
         match self {
-            Request::Directory { .. } => MessageType::Directory,
-            Request::DirectoryPart { .. } => MessageType::DirectoryPart,
-            Request::Read { .. } => MessageType::Read,
-            Request::GetPerms { .. } => MessageType::GetPerms,
-            Request::Watch { .. } => MessageType::Watch,
-            Request::Unwatch { .. } => MessageType::Unwatch,
-            Request::TransactionStart => MessageType::TransactionStart,
-            Request::TransactionEnd { .. } => MessageType::TransactionEnd,
-            Request::GetDomainPath { .. } => MessageType::GetDomainPath,
-            Request::IsDomainIntroduced { .. } => MessageType::IsDomainIntroduced,
-            Request::Write { .. } => MessageType::Write,
-            Request::Mkdir { .. } => MessageType::Mkdir,
-            Request::Rm { .. } => MessageType::Rm,
-            Request::SetPerms { .. } => MessageType::SetPerms,
-            Request::ResetWatches => MessageType::ResetWatches,
+            StoreRequest::Directory { .. } => MessageType::Directory,
+            StoreRequest::DirectoryPart { .. } => MessageType::DirectoryPart,
+            StoreRequest::Read { .. } => MessageType::Read,
+            StoreRequest::GetPerms { .. } => MessageType::GetPerms,
+            StoreRequest::Watch { .. } => MessageType::Watch,
+            StoreRequest::Unwatch { .. } => MessageType::Unwatch,
+            StoreRequest::TransactionStart => MessageType::TransactionStart,
+            StoreRequest::TransactionEnd { .. } => MessageType::TransactionEnd,
+            StoreRequest::GetDomainPath { .. } => MessageType::GetDomainPath,
+            StoreRequest::IsDomainIntroduced { .. } => MessageType::IsDomainIntroduced,
+            StoreRequest::Write { .. } => MessageType::Write,
+            StoreRequest::Mkdir { .. } => MessageType::Mkdir,
+            StoreRequest::Rm { .. } => MessageType::Rm,
+            StoreRequest::SetPerms { .. } => MessageType::SetPerms,
+            StoreRequest::ResetWatches => MessageType::ResetWatches,
         }
     }
 
-    /// Appends the whole message to `out`. Inverse of [`Request::parse`].
+    /// Appends the whole message to `out`. Inverse of [`StoreRequest::parse`].
     ///
     /// # Errors
     /// Returns [`EmitError`] and leaves `out` unchanged.
     pub fn emit(&self, req_id: u32, tx_id: u32, out: &mut Vec<u8>) -> Result<(), EmitError> {
         let emit = |parts: &[&[u8]], out| emit_message(self.kind(), req_id, tx_id, parts, out);
         match self {
-            Request::Directory { path }
-            | Request::Read { path }
-            | Request::GetPerms { path }
-            | Request::Mkdir { path }
-            | Request::Rm { path } => emit(&[path.as_str().as_bytes(), b"\0"], out),
-            Request::DirectoryPart { path, offset } => {
+            StoreRequest::Directory { path }
+            | StoreRequest::Read { path }
+            | StoreRequest::GetPerms { path }
+            | StoreRequest::Mkdir { path }
+            | StoreRequest::Rm { path } => emit(&[path.as_str().as_bytes(), b"\0"], out),
+            StoreRequest::DirectoryPart { path, offset } => {
                 emit(&[path.as_str().as_bytes(), b"\0", offset.to_string().as_bytes(), b"\0"], out)
             }
-            Request::Watch { path, token, depth } => {
+            StoreRequest::Watch { path, token, depth } => {
                 let depth = depth.map_or(String::new(), |depth| format!("{depth}\0"));
                 let path = path.as_str().as_bytes();
                 let token = check_terminable(token)?;
                 emit(&[path, b"\0", token, b"\0", depth.as_bytes()], out)
             }
-            Request::Unwatch { path, token } => {
+            StoreRequest::Unwatch { path, token } => {
                 emit(&[path.as_str().as_bytes(), b"\0", check_terminable(token)?, b"\0"], out)
             }
-            Request::TransactionStart | Request::ResetWatches => emit(&[b"\0"], out),
-            Request::TransactionEnd { commit: true } => emit(&[b"T\0"], out),
-            Request::TransactionEnd { commit: false } => emit(&[b"F\0"], out),
-            Request::GetDomainPath { domain } | Request::IsDomainIntroduced { domain } => {
+            StoreRequest::TransactionStart | StoreRequest::ResetWatches => emit(&[b"\0"], out),
+            StoreRequest::TransactionEnd { commit: true } => emit(&[b"T\0"], out),
+            StoreRequest::TransactionEnd { commit: false } => emit(&[b"F\0"], out),
+            StoreRequest::GetDomainPath { domain }
+            | StoreRequest::IsDomainIntroduced { domain } => {
                 emit(&[domain.to_string().as_bytes(), b"\0"], out)
             }
-            Request::Write { path, value } => emit(&[path.as_str().as_bytes(), b"\0", value], out),
-            Request::SetPerms { path, permissions } => {
+            StoreRequest::Write { path, value } => {
+                emit(&[path.as_str().as_bytes(), b"\0", value], out)
+            }
+            StoreRequest::SetPerms { path, permissions } => {
                 let mut list = Vec::new();
                 emit_permissions(permissions, &mut list);
                 emit(&[path.as_str().as_bytes(), b"\0", &list], out)

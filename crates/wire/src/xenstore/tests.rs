@@ -33,14 +33,14 @@ fn read_request_parses() {
     let decoded = decode(&READ_A).unwrap().unwrap();
     assert_eq!(decoded.header, read_a_header());
     assert_eq!(decoded.rest, b"");
-    let request = Request::parse(decoded.header.kind, decoded.payload).unwrap();
-    assert_eq!(request, Request::Read { path: path("/a") });
+    let request = StoreRequest::parse(decoded.header.kind, decoded.payload).unwrap();
+    assert_eq!(request, StoreRequest::Read { path: path("/a") });
 }
 
 #[test]
 fn read_request_emits_its_bytes() {
     let mut out = Vec::new();
-    Request::Read { path: path("/a") }.emit(0x0102_0304, 5, &mut out).unwrap();
+    StoreRequest::Read { path: path("/a") }.emit(0x0102_0304, 5, &mut out).unwrap();
     assert_eq!(out, READ_A);
 }
 
@@ -198,27 +198,35 @@ fn permission_list_empty_or_too_long_is_rejected() {
 
 #[test]
 fn requests_of_linux_and_libxenstore_parse() {
-    let cases: [(MessageType, &[u8], Request<'_>); 9] = [
-        (MessageType::TransactionStart, b"\0", Request::TransactionStart),
-        (MessageType::TransactionStart, b"", Request::TransactionStart),
-        (MessageType::TransactionEnd, b"T\0", Request::TransactionEnd { commit: true }),
-        (MessageType::ResetWatches, b"\0", Request::ResetWatches),
-        (MessageType::GetDomainPath, b"4\0", Request::GetDomainPath { domain: DomId(4) }),
-        (MessageType::Write, b"state\x004", Request::Write { path: path("state"), value: b"4" }),
-        (MessageType::Write, b"x\0", Request::Write { path: path("x"), value: b"" }),
+    let cases: [(MessageType, &[u8], StoreRequest<'_>); 9] = [
+        (MessageType::TransactionStart, b"\0", StoreRequest::TransactionStart),
+        (MessageType::TransactionStart, b"", StoreRequest::TransactionStart),
+        (MessageType::TransactionEnd, b"T\0", StoreRequest::TransactionEnd { commit: true }),
+        (MessageType::ResetWatches, b"\0", StoreRequest::ResetWatches),
+        (MessageType::GetDomainPath, b"4\0", StoreRequest::GetDomainPath { domain: DomId(4) }),
+        (
+            MessageType::Write,
+            b"state\x004",
+            StoreRequest::Write { path: path("state"), value: b"4" },
+        ),
+        (MessageType::Write, b"x\0", StoreRequest::Write { path: path("x"), value: b"" }),
         (
             MessageType::Watch,
             b"device\0tok\0",
-            Request::Watch { path: WatchPath::Node(path("device")), token: b"tok", depth: None },
+            StoreRequest::Watch {
+                path: WatchPath::Node(path("device")),
+                token: b"tok",
+                depth: None,
+            },
         ),
         (
             MessageType::Watch,
             b"@releaseDomain\0\x002\0",
-            Request::Watch { path: WatchPath::ReleaseDomain, token: b"", depth: Some(2) },
+            StoreRequest::Watch { path: WatchPath::ReleaseDomain, token: b"", depth: Some(2) },
         ),
     ];
     for (kind, payload, request) in cases {
-        assert_eq!(Request::parse(kind, payload), Ok(request));
+        assert_eq!(StoreRequest::parse(kind, payload), Ok(request));
     }
 }
 
@@ -244,7 +252,7 @@ fn invalid_request_is_rejected_with_error_name() {
         (T::Unknown(20), b"", RequestError::Unsupported { kind: T::Unknown(20) }),
     ];
     for (kind, payload, error) in cases {
-        assert_eq!(Request::parse(kind, payload), Err(error), "{kind:?} {payload:?}");
+        assert_eq!(StoreRequest::parse(kind, payload), Err(error), "{kind:?} {payload:?}");
         let name = match error {
             RequestError::Unsupported { .. } => ErrorName::NotImplemented,
             _ => ErrorName::Invalid,
@@ -309,7 +317,7 @@ fn invalid_server_message_is_rejected() {
 fn oversized_message_is_rejected_and_buffer_unchanged() {
     let mut out = b"before".to_vec();
     let value = vec![0; 4096];
-    let request = Request::Write { path: path("a"), value: &value };
+    let request = StoreRequest::Write { path: path("a"), value: &value };
     assert_eq!(
         request.emit(1, 0, &mut out),
         Err(EmitError::PayloadTooLong { len: 4098, limit: 4096 })
@@ -342,27 +350,27 @@ fn all_requests<'a>(
     value: &'a [u8],
     number: u32,
     permissions: PermissionList,
-) -> Vec<Request<'a>> {
+) -> Vec<StoreRequest<'a>> {
     let domain = DomId((number & 0xFFFF) as u16);
     let watched = WatchPath::Node(path);
     vec![
-        Request::Directory { path },
-        Request::DirectoryPart { path, offset: number },
-        Request::Read { path },
-        Request::GetPerms { path },
-        Request::Watch { path: watched, token, depth: None },
-        Request::Watch { path: watched, token, depth: Some(number) },
-        Request::Watch { path: WatchPath::IntroduceDomain, token, depth: None },
-        Request::Unwatch { path: watched, token },
-        Request::TransactionStart,
-        Request::TransactionEnd { commit: number.is_multiple_of(2) },
-        Request::GetDomainPath { domain },
-        Request::IsDomainIntroduced { domain },
-        Request::Write { path, value },
-        Request::Mkdir { path },
-        Request::Rm { path },
-        Request::SetPerms { path, permissions },
-        Request::ResetWatches,
+        StoreRequest::Directory { path },
+        StoreRequest::DirectoryPart { path, offset: number },
+        StoreRequest::Read { path },
+        StoreRequest::GetPerms { path },
+        StoreRequest::Watch { path: watched, token, depth: None },
+        StoreRequest::Watch { path: watched, token, depth: Some(number) },
+        StoreRequest::Watch { path: WatchPath::IntroduceDomain, token, depth: None },
+        StoreRequest::Unwatch { path: watched, token },
+        StoreRequest::TransactionStart,
+        StoreRequest::TransactionEnd { commit: number.is_multiple_of(2) },
+        StoreRequest::GetDomainPath { domain },
+        StoreRequest::IsDomainIntroduced { domain },
+        StoreRequest::Write { path, value },
+        StoreRequest::Mkdir { path },
+        StoreRequest::Rm { path },
+        StoreRequest::SetPerms { path, permissions },
+        StoreRequest::ResetWatches,
     ]
 }
 
@@ -394,7 +402,7 @@ proptest! {
             while let Some((header, payload)) = reader.next().unwrap() {
                 prop_assert_eq!(header.req_id as usize, seen);
                 prop_assert_eq!(header.tx_id, number);
-                let request = Request::parse(header.kind, payload);
+                let request = StoreRequest::parse(header.kind, payload);
                 prop_assert_eq!(request.as_ref(), Ok(&requests[seen]));
                 seen += 1;
             }

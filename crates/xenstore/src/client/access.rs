@@ -3,7 +3,7 @@
 use ringfence_sys::numbers::bounded;
 use ringfence_wire::decimal::{self, NumberError};
 use ringfence_wire::xenstore::{
-    ErrorName, Path, PermissionList, ReplyError, Request, parse_permissions, parse_strings,
+    ErrorName, Path, PermissionList, ReplyError, StoreRequest, parse_permissions, parse_strings,
 };
 
 use super::error::StoreError;
@@ -27,14 +27,14 @@ pub trait StoreAccess {
     ///
     /// # Errors
     /// Returns the errors of the trait.
-    fn request(&mut self, request: &Request<'_>) -> Result<Vec<u8>, StoreError>;
+    fn request(&mut self, request: &StoreRequest<'_>) -> Result<Vec<u8>, StoreError>;
 
     /// Returns the value of a node, at most 4096 bytes.
     ///
     /// # Errors
     /// Returns the errors of the trait.
     fn read(&mut self, path: &str) -> Result<Vec<u8>, StoreError> {
-        self.request(&Request::Read { path: parse_path(path)? })
+        self.request(&StoreRequest::Read { path: parse_path(path)? })
     }
 
     /// Returns the value of a node, or `None` if the node is missing.
@@ -113,7 +113,7 @@ pub trait StoreAccess {
     /// Returns the errors of the trait.
     fn write(&mut self, path: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
         let value = value.as_ref();
-        self.request(&Request::Write { path: parse_path(path)?, value }).map(drop)
+        self.request(&StoreRequest::Write { path: parse_path(path)?, value }).map(drop)
     }
 
     /// Creates an empty node and its ancestors if they are missing.
@@ -121,7 +121,7 @@ pub trait StoreAccess {
     /// # Errors
     /// Returns the errors of the trait.
     fn mkdir(&mut self, path: &str) -> Result<(), StoreError> {
-        self.request(&Request::Mkdir { path: parse_path(path)? }).map(drop)
+        self.request(&StoreRequest::Mkdir { path: parse_path(path)? }).map(drop)
     }
 
     /// Removes a node and all nodes below it. Succeeds for a missing node whose parent exists.
@@ -129,7 +129,7 @@ pub trait StoreAccess {
     /// # Errors
     /// Returns the errors of the trait.
     fn rm(&mut self, path: &str) -> Result<(), StoreError> {
-        self.request(&Request::Rm { path: parse_path(path)? }).map(drop)
+        self.request(&StoreRequest::Rm { path: parse_path(path)? }).map(drop)
     }
 
     /// Returns the names of a node's children. Each is a valid name.
@@ -138,7 +138,7 @@ pub trait StoreAccess {
     /// Returns [`StoreError::ListingTooLong`] above 1 MiB, [`StoreError::ListingUnstable`] if the children
     /// keep changing, and the errors of the trait.
     fn directory(&mut self, path: &str) -> Result<Vec<String>, StoreError> {
-        match self.request(&Request::Directory { path: parse_path(path)? }) {
+        match self.request(&StoreRequest::Directory { path: parse_path(path)? }) {
             Ok(listing) => parse_names(&listing),
             Err(error) if error.refusal() == Some(ErrorName::TooBig) => {
                 directory_in_parts(self, path)
@@ -160,7 +160,7 @@ pub trait StoreAccess {
     /// # Errors
     /// Returns the errors of the trait.
     fn get_perms(&mut self, path: &str) -> Result<PermissionList, StoreError> {
-        let list = self.request(&Request::GetPerms { path: parse_path(path)? })?;
+        let list = self.request(&StoreRequest::GetPerms { path: parse_path(path)? })?;
         Ok(parse_permissions(&list)?)
     }
 
@@ -170,7 +170,7 @@ pub trait StoreAccess {
     /// Returns the errors of the trait.
     fn set_perms(&mut self, path: &str, permissions: &PermissionList) -> Result<(), StoreError> {
         let permissions = permissions.clone();
-        self.request(&Request::SetPerms { path: parse_path(path)?, permissions }).map(drop)
+        self.request(&StoreRequest::SetPerms { path: parse_path(path)?, permissions }).map(drop)
     }
 }
 
@@ -223,7 +223,8 @@ fn read_listing(
     loop {
         // `LISTING_MAX` keeps the length far below `u32::MAX`.
         let offset = bounded(listing.len(), u32::MAX);
-        let part = store.request(&Request::DirectoryPart { path: parse_path(path)?, offset })?;
+        let part =
+            store.request(&StoreRequest::DirectoryPart { path: parse_path(path)?, offset })?;
         let end = part.iter().position(|byte| *byte == 0).ok_or(ReplyError::Unterminated)?;
         let (number, names) = (&part[..end], &part[end + 1..]);
         if *generation.get_or_insert_with(|| number.to_vec()) != number {

@@ -24,7 +24,7 @@ pub enum StoreError {
     Path { path: String, error: PathError },
     /// Request that does not fit into a message.
     #[error(transparent)]
-    Request(#[from] EmitError),
+    StoreRequest(#[from] EmitError),
     /// Value that is not the expected number.
     #[error("the value of {path} is not usable: {error}")]
     Number { path: String, error: NumberError },

@@ -9,8 +9,8 @@ use crate::tree::{Node, Tree};
 use crate::watch::Watch;
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::{
-    ErrorName, Header, MessageType, PAYLOAD_MAX, Path, PathError, Request, WatchPath, domain_path,
-    emit_permissions,
+    ErrorName, Header, MessageType, PAYLOAD_MAX, Path, PathError, StoreRequest, WatchPath,
+    domain_path, emit_permissions,
 };
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ impl StoreServer {
         payload: &[u8],
     ) -> Result<StoreAnswer, QuotaRefusal> {
         let actor = self.connection(id)?.actor;
-        let request = Request::parse(header.kind, payload).map_err(|error| {
+        let request = StoreRequest::parse(header.kind, payload).map_err(|error| {
             let name = error.error_name();
             let reserved =
                 name == ErrorName::NotImplemented && reserved_for_toolstacks(header.kind);
@@ -61,35 +61,35 @@ impl StoreServer {
         let tx = header.tx_id;
         let at = |path: Path<'_>| NodePath::resolve(path, actor.domain).map_err(invalid);
         match request {
-            Request::Directory { path } => self.read(id, tx, &at(path)?, directory),
-            Request::DirectoryPart { path, offset } => {
+            StoreRequest::Directory { path } => self.read(id, tx, &at(path)?, directory),
+            StoreRequest::DirectoryPart { path, offset } => {
                 self.read(id, tx, &at(path)?, |node| directory_part(node, offset))
             }
-            Request::Read { path } => {
+            StoreRequest::Read { path } => {
                 self.read(id, tx, &at(path)?, |node| Ok(node.value().to_vec()))
             }
-            Request::GetPerms { path } => self.read(id, tx, &at(path)?, |node| {
+            StoreRequest::GetPerms { path } => self.read(id, tx, &at(path)?, |node| {
                 let mut list = Vec::new();
                 emit_permissions(node.permissions(), &mut list);
                 Ok(list)
             }),
-            Request::Write { path, value } => {
+            StoreRequest::Write { path, value } => {
                 self.mutate(id, tx, Mutation::Write(at(path)?, Arc::from(value)))
             }
-            Request::Mkdir { path } => self.mutate(id, tx, Mutation::Create(at(path)?)),
-            Request::Rm { path } => self.mutate(id, tx, Mutation::Remove(at(path)?)),
-            Request::SetPerms { path, permissions } => {
+            StoreRequest::Mkdir { path } => self.mutate(id, tx, Mutation::Create(at(path)?)),
+            StoreRequest::Rm { path } => self.mutate(id, tx, Mutation::Remove(at(path)?)),
+            StoreRequest::SetPerms { path, permissions } => {
                 self.mutate(id, tx, Mutation::SetPermissions(at(path)?, permissions))
             }
-            Request::Watch { path, token, depth } => self.watch(id, path, token, depth),
-            Request::Unwatch { path, token } => self.unwatch(id, path, token),
-            Request::ResetWatches => self.reset(id),
-            Request::TransactionStart => self.start_transaction(id, tx),
-            Request::TransactionEnd { commit } => self.end_transaction(id, tx, commit),
-            Request::GetDomainPath { domain } => {
+            StoreRequest::Watch { path, token, depth } => self.watch(id, path, token, depth),
+            StoreRequest::Unwatch { path, token } => self.unwatch(id, path, token),
+            StoreRequest::ResetWatches => self.reset(id),
+            StoreRequest::TransactionStart => self.start_transaction(id, tx),
+            StoreRequest::TransactionEnd { commit } => self.end_transaction(id, tx, commit),
+            StoreRequest::GetDomainPath { domain } => {
                 Ok(StoreAnswer::with(format!("{}\0", domain_path(domain)).into()))
             }
-            Request::IsDomainIntroduced { domain } => {
+            StoreRequest::IsDomainIntroduced { domain } => {
                 let known = self.introduced.contains(&domain);
                 Ok(StoreAnswer::with(if known { b"T\0" } else { b"F\0" }.to_vec()))
             }

@@ -150,7 +150,7 @@ fn xsa_326_transaction_above_its_limits_is_refused() {
     let tx = store.start(guest).unwrap();
     let mut answers = (0..50).map(|n| {
         let path = format!("data/{n}");
-        store.ask(guest, tx, &Request::Read { path: at(&path) })
+        store.ask(guest, tx, &StoreRequest::Read { path: at(&path) })
     });
     assert!(answers.by_ref().take(19).all(|answer| answer == Err(ErrorName::NotFound)));
     assert!(answers.all(|answer| answer == Err(ErrorName::NoSpace)));
@@ -179,7 +179,7 @@ fn xsa_326_client_with_unread_replies_is_paused() {
     store.write(guest, "data/x", &"x".repeat(2000)).unwrap();
     let mut sent = 0;
     while store.server.may_read(guest) {
-        store.send(guest, 0, &Request::Read { path: at("data/x") });
+        store.send(guest, 0, &StoreRequest::Read { path: at("data/x") });
         sent += 1;
         assert!(sent < 1000, "64 KiB hold fewer replies of 2 KB");
     }

@@ -19,7 +19,7 @@ fn value_with_any_bytes_is_kept() {
     let mut store = TestStore::new();
     let toolstack = store.toolstack();
     let value = [0, 255, b'\n', 0];
-    let request = Request::Write { path: at("/a"), value: &value };
+    let request = StoreRequest::Write { path: at("/a"), value: &value };
     store.ask(toolstack, 0, &request).unwrap();
     assert_eq!(store.read(toolstack, "/a").unwrap(), value);
 }
@@ -112,14 +112,14 @@ fn request_for_unreadable_node_is_eacces_whether_it_exists_or_not() {
         let path = at(path);
         let permissions = permissions("b5");
         for request in [
-            Request::Read { path },
-            Request::Directory { path },
-            Request::DirectoryPart { path, offset: 0 },
-            Request::GetPerms { path },
-            Request::Write { path, value: b"x" },
-            Request::Mkdir { path },
-            Request::Rm { path },
-            Request::SetPerms { path, permissions },
+            StoreRequest::Read { path },
+            StoreRequest::Directory { path },
+            StoreRequest::DirectoryPart { path, offset: 0 },
+            StoreRequest::GetPerms { path },
+            StoreRequest::Write { path, value: b"x" },
+            StoreRequest::Mkdir { path },
+            StoreRequest::Rm { path },
+            StoreRequest::SetPerms { path, permissions },
         ] {
             let answer = store.ask(guest, 0, &request);
             assert_eq!(answer, Err(ErrorName::Access), "{request:?}");
@@ -166,7 +166,8 @@ fn long_listing_is_returned_in_parts() {
     let mut number = None;
     loop {
         let offset = u32::try_from(listing.len()).unwrap();
-        let part = store.ask(toolstack, 0, &Request::DirectoryPart { path: at("/dir"), offset });
+        let part =
+            store.ask(toolstack, 0, &StoreRequest::DirectoryPart { path: at("/dir"), offset });
         let part = part.unwrap();
         let end = part.iter().position(|byte| *byte == 0).unwrap();
         assert_eq!(*number.get_or_insert(part[..end].to_vec()), part[..end]);
@@ -180,10 +181,10 @@ fn long_listing_is_returned_in_parts() {
     }
     assert_eq!(strings(&listing), names);
 
-    let beyond = Request::DirectoryPart { path: at("/dir"), offset: 1_000_000 };
+    let beyond = StoreRequest::DirectoryPart { path: at("/dir"), offset: 1_000_000 };
     assert!(store.ask(toolstack, 0, &beyond).unwrap().ends_with(b"\0\0"));
     store.mkdir(toolstack, "/dir/new").unwrap();
-    let first = Request::DirectoryPart { path: at("/dir"), offset: 0 };
+    let first = StoreRequest::DirectoryPart { path: at("/dir"), offset: 0 };
     let first = store.ask(toolstack, 0, &first).unwrap();
     assert!(!first.starts_with(&number.unwrap()), "the generation changes with the listing");
 }
@@ -192,10 +193,10 @@ fn long_listing_is_returned_in_parts() {
 fn introduced_domain_is_known_until_release() {
     let mut store = TestStore::new();
     let guest = store.guest(5);
-    let home = store.ask(guest, 0, &Request::GetDomainPath { domain: DomId(9) });
+    let home = store.ask(guest, 0, &StoreRequest::GetDomainPath { domain: DomId(9) });
     assert_eq!(home.unwrap(), b"/local/domain/9\0");
     let known = |store: &mut TestStore| {
-        store.ask(guest, 0, &Request::IsDomainIntroduced { domain: DomId(9) }).unwrap()
+        store.ask(guest, 0, &StoreRequest::IsDomainIntroduced { domain: DomId(9) }).unwrap()
     };
     assert_eq!(known(&mut store), b"F\0");
     store.server.introduce(DomId(9));

@@ -185,17 +185,17 @@ struct ModelSession {
     open: BTreeMap<(usize, usize), Open>,
 }
 
-fn request_for<R>(op: &Op, then: impl FnOnce(&Request<'_>) -> R) -> R {
+fn request_for<R>(op: &Op, then: impl FnOnce(&StoreRequest<'_>) -> R) -> R {
     match op {
-        Op::Write(path, value) => then(&Request::Write { path: at(path), value: &[*value] }),
-        Op::Mkdir(path) => then(&Request::Mkdir { path: at(path) }),
-        Op::Rm(path) => then(&Request::Rm { path: at(path) }),
+        Op::Write(path, value) => then(&StoreRequest::Write { path: at(path), value: &[*value] }),
+        Op::Mkdir(path) => then(&StoreRequest::Mkdir { path: at(path) }),
+        Op::Rm(path) => then(&StoreRequest::Rm { path: at(path) }),
         Op::SetPerms(path, list) => {
-            then(&Request::SetPerms { path: at(path), permissions: permissions(list) })
+            then(&StoreRequest::SetPerms { path: at(path), permissions: permissions(list) })
         }
-        Op::Read(path) => then(&Request::Read { path: at(path) }),
-        Op::Directory(path) => then(&Request::Directory { path: at(path) }),
-        Op::GetPerms(path) => then(&Request::GetPerms { path: at(path) }),
+        Op::Read(path) => then(&StoreRequest::Read { path: at(path) }),
+        Op::Directory(path) => then(&StoreRequest::Directory { path: at(path) }),
+        Op::GetPerms(path) => then(&StoreRequest::GetPerms { path: at(path) }),
     }
 }
 

@@ -141,7 +141,7 @@ fn malformed_values_and_paths_are_refused() {
     assert!(matches!(client.read("/a/"), Err(StoreError::Path { .. })));
     assert!(matches!(client.read("@x"), Err(StoreError::Path { .. })));
     let big = client.write("/n", vec![b'x'; 5000]).unwrap_err();
-    assert!(matches!(big, StoreError::Request(_)), "{big}");
+    assert!(matches!(big, StoreError::StoreRequest(_)), "{big}");
     assert_eq!(client.read("/n").unwrap(), b"1", "the connection stays usable");
 }
 
@@ -215,7 +215,7 @@ fn guest_with_unread_events_is_dropped_and_delays_no_other_client() {
     let mut paused = hub.socket(4);
     paused.set_nonblocking(true).unwrap();
     let mut watch = Vec::new();
-    let request = ringfence_wire::xenstore::Request::Watch {
+    let request = ringfence_wire::xenstore::StoreRequest::Watch {
         path: ringfence_wire::xenstore::WatchPath::parse(b"data").unwrap(),
         token: &[b't'; 1000],
         depth: None,
@@ -251,7 +251,7 @@ fn requests_sent_without_reading_are_all_answered_later() {
         let path = ringfence_wire::xenstore::Path::parse(b"data/x").unwrap();
         for n in 0..REQUESTS {
             let mut message = Vec::new();
-            let request = ringfence_wire::xenstore::Request::Read { path };
+            let request = ringfence_wire::xenstore::StoreRequest::Read { path };
             request.emit(n, 0, &mut message).unwrap();
             writer.write_all(&message).unwrap();
         }
@@ -280,7 +280,7 @@ fn stalled_connection_causes_no_wakeups() {
     ours.set_nonblocking(true).unwrap();
     pump.attach(theirs.into(), DomId(4), false).unwrap();
     let mut message = Vec::new();
-    let request = ringfence_wire::xenstore::Request::GetDomainPath { domain: DomId(1) };
+    let request = ringfence_wire::xenstore::StoreRequest::GetDomainPath { domain: DomId(1) };
     request.emit(1, 0, &mut message).unwrap();
     let busy = |pump: &StorePump| {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -327,7 +327,7 @@ fn close_by_stalled_client_ends_connection() {
     let mut socket = hub.socket(4);
     // The client reads nothing back, so the server accepts one request only.
     let mut message = Vec::new();
-    let request = ringfence_wire::xenstore::Request::GetDomainPath { domain: DomId(1) };
+    let request = ringfence_wire::xenstore::StoreRequest::GetDomainPath { domain: DomId(1) };
     request.emit(1, 0, &mut message).unwrap();
     for _ in 0..20_000 {
         socket.set_nonblocking(true).unwrap();

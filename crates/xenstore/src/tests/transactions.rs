@@ -11,7 +11,7 @@ fn setup() -> (TestStore, ConnectionId, ConnectionId) {
 }
 
 fn read_in(store: &mut TestStore, id: ConnectionId, tx: u32, path: &str) -> Answer {
-    store.ask(id, tx, &Request::Read { path: at(path) })
+    store.ask(id, tx, &StoreRequest::Read { path: at(path) })
 }
 
 #[test]
@@ -71,11 +71,11 @@ fn change_outside_read_set_is_kept_without_conflict() {
 
 #[test]
 fn change_of_any_reply_is_conflict() {
-    type Query = fn(Path<'static>) -> Request<'static>;
+    type Query = fn(Path<'static>) -> StoreRequest<'static>;
     type Interfere = fn(&mut TestStore, ConnectionId) -> Result<(), ErrorName>;
-    let directory: Query = |path| Request::Directory { path };
-    let read: Query = |path| Request::Read { path };
-    let perms: Query = |path| Request::GetPerms { path };
+    let directory: Query = |path| StoreRequest::Directory { path };
+    let read: Query = |path| StoreRequest::Read { path };
+    let perms: Query = |path| StoreRequest::GetPerms { path };
     let cases: [(&str, Query, &str, Interfere); 6] = [
         ("a listing", directory, "/a", |store, id| store.write(id, "/a/y", "")),
         ("a listing, removal", directory, "/a", |store, id| store.rm(id, "/a/x")),
@@ -101,7 +101,7 @@ fn change_of_any_reply_is_conflict() {
 fn removal_in_transaction_removes_later_changes_below() {
     let (mut store, one, two) = setup();
     let tx = store.start(one).unwrap();
-    store.ask(one, tx, &Request::Rm { path: at("/a") }).unwrap();
+    store.ask(one, tx, &StoreRequest::Rm { path: at("/a") }).unwrap();
     store.write(two, "/a/x", "deeper than what was looked at").unwrap();
     store.end(one, tx, true).unwrap();
     assert_eq!(store.read(one, "/a/x"), Err(ErrorName::NotFound));
@@ -124,8 +124,8 @@ fn transaction_ids_belong_to_connection_and_are_never_zero() {
     let tx = store.start(one).unwrap();
     assert_ne!(tx, 0);
     assert_eq!(store.write_in(two, tx, "/a/x", "2"), Err(ErrorName::NotFound));
-    assert_eq!(store.ask(one, tx, &Request::TransactionStart), Err(ErrorName::Busy));
-    assert_eq!(store.ask(one, 99, &Request::TransactionStart), Err(ErrorName::NotFound));
+    assert_eq!(store.ask(one, tx, &StoreRequest::TransactionStart), Err(ErrorName::Busy));
+    assert_eq!(store.ask(one, 99, &StoreRequest::TransactionStart), Err(ErrorName::NotFound));
     assert_eq!(store.end(one, 0, true), Err(ErrorName::NotFound));
 }
 

@@ -132,7 +132,7 @@ fn reset_drops_watches_and_transactions_of_its_connection_only() {
         store.events(id);
     }
     let (tx, kept) = (store.start(one).unwrap(), store.start(two).unwrap());
-    store.ask(one, 0, &Request::ResetWatches).unwrap();
+    store.ask(one, 0, &StoreRequest::ResetWatches).unwrap();
     store.write(two, "/a", "x").unwrap();
     assert_eq!(store.event_paths(one), owned(&[]));
     assert_eq!(store.event_paths(two), owned(&["/a"]));

@@ -68,7 +68,7 @@ pub struct BlockArgs {
     /// Programs to compare with: each serves the file over NBD, as `ringfence run --disk` does,
     /// and fio runs the same job on all of them (needs fio, and --storage FILE)
     #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
-    pub vs: Vec<Peer>,
+    pub vs: Vec<NbdPeer>,
 
     /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
@@ -86,7 +86,7 @@ pub struct BlockArgs {
 
 /// A program that serves files over NBD.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Peer {
+pub enum NbdPeer {
     /// qemu-nbd with its defaults: threads perform the I/O.
     QemuNbd,
     /// qemu-nbd with io_uring.

@@ -9,10 +9,10 @@ use ringfence_platform::DomId;
 
 use super::args::{BlockArgs, Rw, Storage};
 use super::latency::Latencies;
-use super::orders::{Answer, GuestSetup, HANDLE, Setup, Worked, span};
+use super::orders::{DiskAnswer, DiskSetup, GuestSetup, HANDLE, Worked, span};
 use super::process::{DiskDomain, work};
 use super::report::{DiskRow, DomainCounters};
-use crate::net::RunningHub;
+use crate::hub::RunningHub;
 use crate::usage::Usage;
 use ringfence_driver::switchboard::DiskFrontend;
 
@@ -52,7 +52,7 @@ fn tlb_shootdowns() -> Option<u64> {
     Some(line.split_whitespace().map_while(|field| field.parse::<u64>().ok()).sum())
 }
 
-/// Row to be measured.
+/// Parameters of one row.
 #[derive(Clone, Copy)]
 pub(super) struct DiskCase {
     pub(super) mode: Mode,
@@ -84,7 +84,7 @@ impl DiskCase {
             admitted.push(hub.0.admit(None, false)?);
         }
         let span = span(self.guests);
-        let setup = Setup::Backend {
+        let setup = DiskSetup::Backend {
             span,
             mode: self.mode.name().to_owned(),
             storage: storage.clone(),
@@ -95,13 +95,13 @@ impl DiskCase {
         };
         let back = DiskDomain::start("driver domain", &setup, back_hub)?;
         match back.hear()? {
-            Answer::DevicesMade => {}
+            DiskAnswer::DevicesMade => {}
             other => bail!("the driver domain said {other:?}"),
         }
         let mut guests = Vec::new();
         for (number, (domain, socket)) in (0u64..).zip(admitted) {
             let base = if *storage == Storage::Memory { 0 } else { number * span };
-            let setup = Setup::Guest(GuestSetup {
+            let setup = DiskSetup::Guest(GuestSetup {
                 domain: domain.0,
                 handle: HANDLE,
                 core: None,
@@ -117,7 +117,7 @@ impl DiskCase {
         }
         for domain in guests.iter().chain([&back]) {
             match domain.hear()? {
-                Answer::Ready => {}
+                DiskAnswer::Ready => {}
                 other => bail!("a domain said {other:?}"),
             }
         }

@@ -21,12 +21,12 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_sandbox::channel::{Channel, ChannelError, expect_fds};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::thread::CpuSet;
 use rustix::time::ClockId;
 
 use super::args::{Rw, Storage};
 use super::latency::Latencies;
-use super::orders::{Answer, DiskCommand, GuestSetup, HANDLE, Setup, Worked};
+use super::orders::{DiskAnswer, DiskCommand, DiskSetup, GuestSetup, HANDLE, Worked};
+use crate::affinity::bind;
 use crate::harness::STATUS_BENCH_FAILED;
 use crate::usage::{Usage, clock};
 
@@ -45,26 +45,26 @@ const PAGES_OTHER: u32 = 1024;
 pub(crate) fn main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
+        |error| (STATUS_BENCH_FAILED, DiskAnswer::Failed(causes(&error))),
     )
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
     ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
-    let (setup, fds) = channel.receive::<Setup>()?;
+    let (setup, fds) = channel.receive::<DiskSetup>()?;
     let [hub] = expect_fds(fds)?;
     let platform = LocalPlatform::connect(hub)?;
     match setup {
-        Setup::Backend { mode, storage, cache, engine, guests, queues, span } => {
+        DiskSetup::Backend { mode, storage, cache, engine, guests, queues, span } => {
             let options = BlkbackOptions {
                 mode: ringfence_access::Mode::for_disk(&mode)?,
                 queues: queues.into(),
                 ..BlkbackOptions::default()
             };
             let disk = FileOptions { cache, engine, ..FileOptions::default() };
-            backend(channel, &platform, options, (&storage, &disk), (&guests, span))
+            backend(channel, &platform, options, &storage, &disk, &guests, span)
         }
-        Setup::Guest(setup) => {
+        DiskSetup::Guest(setup) => {
             let blocks = setup.block.div_ceil(4096) + 1;
             let pages = (u32::from(setup.depth) * blocks + 64).min(PAGES_MAX);
             // Reads go into pages that the backend may write. Pages that stay granted are writable for any
@@ -75,9 +75,7 @@ fn serve(channel: &Channel) -> anyhow::Result<()> {
             };
             let platform = platform.with_arena(shape);
             if let Some(core) = setup.core {
-                let mut cores = CpuSet::new();
-                cores.set(core);
-                rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")?;
+                bind(core)?;
             }
             guest(channel, &platform, setup, pages)
         }
@@ -101,8 +99,10 @@ fn backend(
     channel: &Channel,
     platform: &LocalPlatform,
     options: BlkbackOptions,
-    (storage, used): (&Storage, &FileOptions),
-    (guests, span): (&[u16], u64),
+    storage: &Storage,
+    used: &FileOptions,
+    guests: &[u16],
+    span: u64,
 ) -> anyhow::Result<()> {
     let mut store = platform.store()?;
     let file: Option<Arc<dyn Disk>> = match storage {
@@ -127,7 +127,7 @@ fn backend(
         toolstack::create(&mut store, &device, VbdConfig::default())?;
         devices.push(VbdBackend::new(device, options, disk, Arc::new(|| {})));
     }
-    channel.send(&Answer::DevicesMade, &[])?;
+    channel.send(&DiskAnswer::DevicesMade, &[])?;
     let deadline = Instant::now() + CONNECT_WITHIN;
     while !devices.iter().all(|device| device.connection().is_some()) {
         ensure!(Instant::now() < deadline, "no connection within {CONNECT_WITHIN:?}");
@@ -136,7 +136,7 @@ fn backend(
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    channel.send(&Answer::Ready, &[])?;
+    channel.send(&DiskAnswer::Ready, &[])?;
     while let Some(order) = order(channel)? {
         for device in &devices {
             let broken = device.rules().all();
@@ -144,7 +144,7 @@ fn backend(
         }
         match order {
             DiskCommand::Usage => {
-                channel.send(&Answer::Usage(Usage::of(platform.counters())?), &[])?;
+                channel.send(&DiskAnswer::Usage(Usage::of(platform.counters())?), &[])?;
             }
             DiskCommand::Work(_) => bail!("the driver domain does not work"),
         }
@@ -179,7 +179,7 @@ fn guest(
     let disk = front.disk().context("the disk is gone")?;
     let mut worker = Worker::new(disk.queue(setup.depth.into())?, setup)?;
     worker.fill()?;
-    channel.send(&Answer::Ready, &[])?;
+    channel.send(&DiskAnswer::Ready, &[])?;
     while let Some(order) = order(channel)? {
         match order {
             DiskCommand::Work(length) => {
@@ -192,7 +192,7 @@ fn guest(
                 let latencies = core::mem::take(&mut worker.latencies);
                 let requests = worker.requests - requests;
                 let worked = Worked { requests, nanos, latencies, usage };
-                channel.send(&Answer::Worked(worked), &[])?;
+                channel.send(&DiskAnswer::Worked(worked), &[])?;
             }
             DiskCommand::Usage => bail!("a guest says what it used after its work"),
         }

@@ -33,8 +33,8 @@ use super::args::Rw;
 use super::domain::{Worker, wait};
 use super::orders::GuestSetup;
 use crate::harness::STATUS_BENCH_FAILED;
-use ringfence::attach::claim;
 use ringfence_driver::switchboard::DiskFrontend;
+use ringfence_frontend::attach::claim;
 use ringfence_hostnet::causes::causes;
 
 /// Time limit of the handshake and of a pause, long enough for emulation.

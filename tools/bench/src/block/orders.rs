@@ -24,7 +24,7 @@ pub(super) fn span(guests: u16) -> u64 {
 
 /// First message to a domain; its connection to the hub comes with it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Setup {
+pub(super) enum DiskSetup {
     Backend {
         /// Name of the access mode.
         mode: String,
@@ -47,7 +47,6 @@ pub(super) enum Setup {
 pub(crate) struct GuestSetup {
     /// Domain number of the guest.
     pub(crate) domain: u16,
-    /// Handle of its disk.
     pub(crate) handle: u32,
     /// CPU core to pin the guest to.
     pub(crate) core: Option<usize>,
@@ -74,7 +73,7 @@ pub(super) enum DiskCommand {
 
 /// Message of a domain to the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum DiskAnswer {
     /// The driver domain has created the devices: guests may connect.
     DevicesMade,
     /// The disk is connected and holds the data to be read.

@@ -19,7 +19,7 @@ use anyhow::{Context, bail, ensure};
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use serde_json::Value;
 
-use super::args::{BlockArgs, Peer, Rw, Storage};
+use super::args::{BlockArgs, NbdPeer, Rw, Storage};
 use super::case::middle;
 use super::orders::span;
 use super::report::DiskRow;
@@ -31,38 +31,38 @@ const RAMP: Duration = Duration::from_millis(500);
 
 /// Program that serves the file.
 #[derive(Clone, Copy)]
-enum Server {
+enum DiskServer {
     /// `ringfence run --disk` in this access mode.
     Ringfence(&'static str),
-    Other(Peer),
+    Other(NbdPeer),
 }
 
-impl Server {
+impl DiskServer {
     fn name(self) -> &'static str {
         match self {
-            Server::Ringfence(_) => "ringfence-nbd",
-            Server::Other(Peer::QemuNbd) => "qemu-nbd",
-            Server::Other(Peer::QemuNbdUring) => "qemu-nbd-uring",
-            Server::Other(Peer::Nbdkit) => "nbdkit",
-            Server::Other(Peer::QemuStorageDaemon) => "qemu-storage-daemon",
+            DiskServer::Ringfence(_) => "ringfence-nbd",
+            DiskServer::Other(NbdPeer::QemuNbd) => "qemu-nbd",
+            DiskServer::Other(NbdPeer::QemuNbdUring) => "qemu-nbd-uring",
+            DiskServer::Other(NbdPeer::Nbdkit) => "nbdkit",
+            DiskServer::Other(NbdPeer::QemuStorageDaemon) => "qemu-storage-daemon",
         }
     }
 }
 
-impl Server {
+impl DiskServer {
     /// Returns the name of the access mode; other programs have none.
     fn mode(self) -> &'static str {
         match self {
-            Server::Ringfence(mode) => mode,
-            Server::Other(_) => "-",
+            DiskServer::Ringfence(mode) => mode,
+            DiskServer::Other(_) => "-",
         }
     }
 
     /// Returns the name of the server's export.
     fn export(self) -> &'static str {
         match self {
-            Server::Ringfence(_) => "",
-            Server::Other(_) => "disk",
+            DiskServer::Ringfence(_) => "",
+            DiskServer::Other(_) => "disk",
         }
     }
 }
@@ -77,8 +77,8 @@ pub(super) fn run(
     };
     fill(file)?;
     let mut servers: Vec<_> =
-        args.modes.iter().map(|mode| Server::Ringfence(mode.name())).collect();
-    servers.extend(args.vs.iter().map(|peer| Server::Other(*peer)));
+        args.modes.iter().map(|mode| DiskServer::Ringfence(mode.name())).collect();
+    servers.extend(args.vs.iter().map(|peer| DiskServer::Other(*peer)));
     let mut compared = String::new();
     for &rw in &args.rw {
         for &block in &args.block {
@@ -128,7 +128,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run(&self, server: Server) -> anyhow::Result<DiskRow> {
+    fn run(&self, server: DiskServer) -> anyhow::Result<DiskRow> {
         let place = SocketDirectory::new()?;
         let mut running = self.start(server, &place)?;
         let socket = running.wait_up(&place)?;
@@ -138,32 +138,32 @@ impl Job<'_> {
         self.read(&said, server, cpu_ns).context("what fio says")
     }
 
-    fn start(&self, server: Server, place: &SocketDirectory) -> anyhow::Result<Running> {
+    fn start(&self, server: DiskServer, place: &SocketDirectory) -> anyhow::Result<Running> {
         let (file, socket) = (self.file.display(), place.socket());
         let cache = self.args.cache;
         let mut command = match server {
-            Server::Ringfence(mode) => {
+            DiskServer::Ringfence(mode) => {
                 let mut command = Command::new(THIS_PROGRAM);
                 command.arg0("ringfence").args(["run", "--quiet", "--uplink", "none", "--disk"]);
                 command.arg(format!("{file},mode={mode},cache={cache}"));
                 command.args(["--", "sleep", "86400"]).env("XDG_RUNTIME_DIR", &place.0);
                 command
             }
-            Server::Other(Peer::QemuNbd | Peer::QemuNbdUring) => {
+            DiskServer::Other(NbdPeer::QemuNbd | NbdPeer::QemuNbdUring) => {
                 let mut command = Command::new("qemu-nbd");
                 command.args(["--persistent", "--format=raw", "--export-name=disk"]);
-                if matches!(server, Server::Other(Peer::QemuNbdUring)) {
+                if matches!(server, DiskServer::Other(NbdPeer::QemuNbdUring)) {
                     command.arg("--aio=io_uring");
                 }
                 command.arg(format!("--cache={cache}")).arg("-k").arg(&socket).arg(self.file);
                 command
             }
-            Server::Other(Peer::Nbdkit) => {
+            DiskServer::Other(NbdPeer::Nbdkit) => {
                 let mut command = Command::new("nbdkit");
                 command.args(["-f", "-e", "disk", "-U"]).arg(&socket).arg("file").arg(self.file);
                 command
             }
-            Server::Other(Peer::QemuStorageDaemon) => {
+            DiskServer::Other(NbdPeer::QemuStorageDaemon) => {
                 let mut command = Command::new("qemu-storage-daemon");
                 let direct = if cache.is_direct() { "on" } else { "off" };
                 let quoted = |path: String| path.replace(',', ",,");
@@ -213,7 +213,7 @@ impl Job<'_> {
         Ok(serde_json::from_str(&text[from..])?)
     }
 
-    fn read(&self, said: &Value, server: Server, cpu_ns: u64) -> anyhow::Result<DiskRow> {
+    fn read(&self, said: &Value, server: DiskServer, cpu_ns: u64) -> anyhow::Result<DiskRow> {
         let job = &said["jobs"][0];
         ensure!(job["error"].as_u64() == Some(0), "an error: {}", job["error"]);
         let done = &job[if self.rw == Rw::RandWrite { "write" } else { "read" }];
@@ -281,7 +281,7 @@ impl Drop for SocketDirectory {
 /// Server process, ended on drop.
 struct Running {
     child: Child,
-    server: Server,
+    server: DiskServer,
 }
 
 impl Running {
@@ -291,8 +291,8 @@ impl Running {
         let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
         loop {
             let socket = match self.server {
-                Server::Ringfence(_) => place.guests_socket(),
-                Server::Other(_) => Some(place.socket()),
+                DiskServer::Ringfence(_) => place.guests_socket(),
+                DiskServer::Other(_) => Some(place.socket()),
             };
             if let Some(path) = socket {
                 let name = self.server.export().to_owned();

@@ -10,7 +10,7 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 
-use super::orders::{Answer, DiskCommand, GuestSetup, Setup, Worked};
+use super::orders::{DiskAnswer, DiskCommand, DiskSetup, GuestSetup, Worked};
 use crate::usage::Usage;
 
 /// Time limit for an answer, in addition to the time that the command takes.
@@ -22,7 +22,7 @@ pub(crate) fn work(guests: &[DiskDomain], length: Duration) -> anyhow::Result<Ve
         guest.tell(DiskCommand::Work(length))?;
     }
     let hear = |guest: &DiskDomain| match guest.hear()? {
-        Answer::Worked(worked) => Ok(worked),
+        DiskAnswer::Worked(worked) => Ok(worked),
         other => bail!("a guest said {other:?}"),
     };
     guests.iter().map(hear).collect()
@@ -38,7 +38,7 @@ pub(crate) struct DiskDomain {
 impl DiskDomain {
     pub(super) fn start(
         name: &'static str,
-        setup: &Setup,
+        setup: &DiskSetup,
         hub: OwnedFd,
     ) -> anyhow::Result<DiskDomain> {
         let (channel, theirs) = Channel::pair().context("a channel")?;
@@ -56,9 +56,9 @@ impl DiskDomain {
 
     /// Starts a guest for an existing device. Returns once its disk holds the data to be read.
     pub(crate) fn guest(setup: GuestSetup, hub: OwnedFd) -> anyhow::Result<DiskDomain> {
-        let guest = DiskDomain::start("guest", &Setup::Guest(setup), hub)?;
+        let guest = DiskDomain::start("guest", &DiskSetup::Guest(setup), hub)?;
         match guest.hear()? {
-            Answer::Ready => Ok(guest),
+            DiskAnswer::Ready => Ok(guest),
             other => bail!("the guest said {other:?}"),
         }
     }
@@ -72,10 +72,10 @@ impl DiskDomain {
         self.channel.send(&order, &[]).with_context(|| format!("telling the {}", self.name))
     }
 
-    pub(super) fn hear(&self) -> anyhow::Result<Answer> {
+    pub(super) fn hear(&self) -> anyhow::Result<DiskAnswer> {
         let name = self.name;
-        match self.channel.receive_within::<Answer>(PATIENCE) {
-            Ok((Answer::Failed(why), _)) => bail!("{name}: {why}"),
+        match self.channel.receive_within::<DiskAnswer>(PATIENCE) {
+            Ok((DiskAnswer::Failed(why), _)) => bail!("{name}: {why}"),
             Ok((answer, _)) => Ok(answer),
             Err(ChannelError::Closed) => bail!("the {name} is gone (process {})", self.child.id()),
             Err(error) => Err(error).with_context(|| format!("waiting for the {name}")),
@@ -85,7 +85,7 @@ impl DiskDomain {
     pub(super) fn usage(&self) -> anyhow::Result<Usage> {
         self.tell(DiskCommand::Usage)?;
         match self.hear()? {
-            Answer::Usage(usage) => Ok(usage),
+            DiskAnswer::Usage(usage) => Ok(usage),
             other => bail!("the {} said {other:?}", self.name),
         }
     }

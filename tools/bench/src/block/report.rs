@@ -23,7 +23,7 @@ pub(super) struct DiskRow {
     /// CPU time of all domains, or of the program's processes without fio.
     pub(super) cpu_ns: u64,
     pub(super) backend_cpu_ns: u64,
-    /// Counters of Ringfence's own domains.
+    /// Counters of Ringfence's own domains; `None` for a program that serves over NBD.
     pub(super) domains: Option<DomainCounters>,
 }
 
@@ -123,7 +123,6 @@ pub(super) fn layout() -> Layout<DiskRow> {
         .legend(LEGEND)
 }
 
-/// Legend below the table.
 const LEGEND: &str = "\
 IOPS and MiB/s: all guests together; every read was checked. `map`, `unmap`, `copy`: grant operations
 of the driver domain for each request. `syscalls`, `cpu ns`: for each request, all domains together

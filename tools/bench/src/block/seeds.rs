@@ -9,7 +9,7 @@ use ringfence_hostnet::out::Out;
 use super::args::{PersistentArgs, Rw, Storage};
 use super::case::{DiskCase, Settings};
 use super::report::{self, DiskRow};
-use crate::harness::{Format, Page, Plot, Report, Scale, Series};
+use crate::harness::{Axis, Format, Page, Plot, Report, Series};
 
 /// Columns of the longest bar.
 const WIDTH: f64 = 50.0;
@@ -135,8 +135,8 @@ fn page(rows: &[DiskRow]) -> anyhow::Result<Page> {
             }
         }
         let series = series.into_iter().map(|(name, points)| Series::new(name, points)).collect();
-        let (title, x) = (title.to_owned(), ("guests", Scale::Linear));
-        page.plot(&Plot { title, x, y: (y, Scale::Linear), series })?;
+        let (title, x) = (title.to_owned(), Axis::linear("guests"));
+        page.plot(&Plot { title, x, y: Axis::linear(y), series })?;
     }
     let heading = ["mode", "guests", "threads", "IOPS", "map", "unmap", "TLB shootdowns", "cpu ns"];
     let line = |row: &DiskRow| {

@@ -10,7 +10,7 @@ use ringfence_platform::{
 use rustix::time::ClockId;
 
 use super::args::GrantArgs;
-use crate::net::RunningHub;
+use crate::hub::RunningHub;
 use crate::usage::clock;
 
 /// Pages of each kind, and entries of the window.

@@ -71,7 +71,8 @@ impl Engine {
     /// Returns the median cost of all rounds.
     pub(super) fn median(
         &mut self,
-        (operation, pages): (&str, u32),
+        operation: &str,
+        pages: u32,
         rounds: u32,
     ) -> anyhow::Result<Cost> {
         let mut costs = Vec::new();

@@ -54,7 +54,7 @@ pub(super) fn run(args: &GrantArgs) -> anyhow::Result<()> {
         }
         for mut engine in engines(args)? {
             for (operation, pages) in OPERATIONS {
-                let cost = engine.median((operation, pages), args.rounds)?;
+                let cost = engine.median(operation, pages, args.rounds)?;
                 let engine = engine.name();
                 report.row(&OperationCost { operation, engine, cpus, pages, cost })?;
             }

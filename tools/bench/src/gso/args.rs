@@ -45,11 +45,11 @@ pub struct GsoArgs {
 
     /// Paths to measure [default: all that are allowed]
     #[arg(long, value_name = "PATH", value_delimiter = ',', value_enum)]
-    pub paths: Vec<Path>,
+    pub paths: Vec<StreamPath>,
 
     /// Setups to measure; mtu1500 is always measured
     #[arg(long, value_name = "SETUP", value_delimiter = ',', value_enum)]
-    pub setups: Vec<Setup>,
+    pub setups: Vec<StreamSetup>,
 
     /// One JSON object a line
     #[arg(long)]
@@ -58,8 +58,8 @@ pub struct GsoArgs {
 
 impl GsoArgs {
     /// Returns the paths to measure without duplicates. By default those of the host need `root`.
-    pub(super) fn paths(&self, root: bool) -> Vec<Path> {
-        let all = Path::value_variants().iter().copied();
+    pub(super) fn paths(&self, root: bool) -> Vec<StreamPath> {
+        let all = StreamPath::value_variants().iter().copied();
         match self.paths.as_slice() {
             [] => all.filter(|path| root || !path.needs_root()).collect(),
             some => all.filter(|path| some.contains(path)).collect(),
@@ -67,18 +67,18 @@ impl GsoArgs {
     }
 
     /// Returns the setups to measure without duplicates, the baseline first.
-    pub(super) fn setups(&self) -> Vec<Setup> {
-        let wanted = |setup: &Setup| {
-            *setup == Setup::BASELINE || self.setups.is_empty() || self.setups.contains(setup)
+    pub(super) fn setups(&self) -> Vec<StreamSetup> {
+        let wanted = |setup: &StreamSetup| {
+            *setup == StreamSetup::BASELINE || self.setups.is_empty() || self.setups.contains(setup)
         };
-        Setup::value_variants().iter().copied().filter(wanted).collect()
+        StreamSetup::value_variants().iter().copied().filter(wanted).collect()
     }
 }
 
-/// Sender and receiver of the stream.
+/// Direction of the stream: from the driver domain's side, to it, or between guests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Path {
+pub enum StreamPath {
     /// From one guest to another
     GuestGuest,
     /// From a guest to the driver domain's side of the switch
@@ -89,19 +89,19 @@ pub enum Path {
     Loopback,
 }
 
-impl Path {
+impl StreamPath {
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
     pub(super) fn needs_root(self) -> bool {
-        matches!(self, Path::GuestDriver | Path::DriverGuest)
+        matches!(self, StreamPath::GuestDriver | StreamPath::DriverGuest)
     }
 }
 
 /// Packet size and offloads of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
-pub enum Setup {
+pub enum StreamSetup {
     /// MTU 1500 without scatter-gather
     #[value(name = "mtu1500")]
     #[serde(rename = "mtu1500")]
@@ -116,9 +116,9 @@ pub enum Setup {
     Whole,
 }
 
-impl Setup {
+impl StreamSetup {
     /// Setup that the others are compared with.
-    pub(super) const BASELINE: Setup = Setup::Small;
+    pub(super) const BASELINE: StreamSetup = StreamSetup::Small;
 
     pub(super) fn name(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
@@ -127,9 +127,9 @@ impl Setup {
     /// Returns the MTU in bytes.
     pub(super) fn mtu(self) -> u16 {
         match self {
-            Setup::Small | Setup::Whole => 1500,
+            StreamSetup::Small | StreamSetup::Whole => 1500,
             // The MTU of Linux's loopback interface when the experiment was published.
-            Setup::Jumbo => 16_436,
+            StreamSetup::Jumbo => 16_436,
         }
     }
 
@@ -138,9 +138,9 @@ impl Setup {
         let checksums =
             OffloadKeys { checksum_ipv4: true, checksum_ipv6: true, ..OffloadKeys::NONE };
         match self {
-            Setup::Small => checksums,
-            Setup::Jumbo => OffloadKeys { scatter_gather: true, ..checksums },
-            Setup::Whole => OffloadKeys::ALL,
+            StreamSetup::Small => checksums,
+            StreamSetup::Jumbo => OffloadKeys { scatter_gather: true, ..checksums },
+            StreamSetup::Whole => OffloadKeys::ALL,
         }
     }
 }
@@ -151,36 +151,42 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser, Debug)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         args: GsoArgs,
     }
 
     fn parse(line: &str) -> Result<GsoArgs, clap::Error> {
         let words = ["gso"].into_iter().chain(line.split_whitespace());
-        Ok(Line::try_parse_from(words)?.args)
+        Ok(CommandLine::try_parse_from(words)?.args)
     }
 
     #[test]
     fn setups_include_baseline_first() {
-        assert_eq!(parse("").unwrap().setups(), [Setup::Small, Setup::Jumbo, Setup::Whole]);
-        assert_eq!(parse("--setups tso").unwrap().setups(), [Setup::Small, Setup::Whole]);
+        assert_eq!(
+            parse("").unwrap().setups(),
+            [StreamSetup::Small, StreamSetup::Jumbo, StreamSetup::Whole]
+        );
+        assert_eq!(
+            parse("--setups tso").unwrap().setups(),
+            [StreamSetup::Small, StreamSetup::Whole]
+        );
     }
 
     #[test]
     fn paths_that_need_root_are_omitted_unless_requested() {
-        assert_eq!(parse("").unwrap().paths(true), Path::value_variants());
-        assert_eq!(parse("").unwrap().paths(false), [Path::GuestGuest, Path::Loopback]);
+        assert_eq!(parse("").unwrap().paths(true), StreamPath::value_variants());
+        assert_eq!(parse("").unwrap().paths(false), [StreamPath::GuestGuest, StreamPath::Loopback]);
         let asked = parse("--paths driver-guest,guest-guest").unwrap();
-        assert_eq!(asked.paths(false), [Path::GuestGuest, Path::DriverGuest]);
+        assert_eq!(asked.paths(false), [StreamPath::GuestGuest, StreamPath::DriverGuest]);
     }
 
     #[test]
     fn command_line_names_equal_json_names() {
-        for path in Path::value_variants() {
+        for path in StreamPath::value_variants() {
             assert_eq!(serde_json::to_value(path).unwrap(), path.name());
         }
-        for setup in Setup::value_variants() {
+        for setup in StreamSetup::value_variants() {
             assert_eq!(serde_json::to_value(setup).unwrap(), setup.name());
         }
     }

@@ -19,7 +19,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 use super::super::messages;
-use super::args::{Path, Setup};
+use super::args::{StreamPath, StreamSetup};
 use super::cpu;
 use super::end::{Arrived, HOW_MUCH, StreamMessage, interface_addresses};
 use super::report::{Moved, StreamRun, reuse_between};
@@ -52,8 +52,8 @@ impl Modes {
 /// One stream: its path, its packets, and the access modes.
 #[derive(Clone)]
 pub(crate) struct StreamCase {
-    pub(crate) path: Path,
-    pub(crate) setup: Setup,
+    pub(crate) path: StreamPath,
+    pub(crate) setup: StreamSetup,
     pub(crate) modes: Modes,
     pub(crate) revocation: Revocation,
     /// Measured time of a run.
@@ -109,12 +109,12 @@ impl StreamCase {
         let send = |host_leg| guest(&["send"], self.modes.sender, host_leg).map(Some);
         let receive = |host_leg| guest(&["receive"], self.modes.receiver, host_leg);
         let (receiver, sender) = match self.path {
-            Path::GuestGuest => (receive(false)?, send(false)?),
-            Path::GuestDriver => (End::beside("receive")?, send(true)?),
-            Path::DriverGuest => (receive(true)?, Some(End::beside("send")?)),
-            Path::Loopback => {
+            StreamPath::GuestGuest => (receive(false)?, send(false)?),
+            StreamPath::GuestDriver => (End::beside("receive")?, send(true)?),
+            StreamPath::DriverGuest => (receive(true)?, Some(End::beside("send")?)),
+            StreamPath::Loopback => {
                 let mtu = self.setup.mtu().to_string();
-                let whole = (self.setup == Setup::Whole).then_some("--whole");
+                let whole = (self.setup == StreamSetup::Whole).then_some("--whole");
                 let role: Vec<&str> = ["loopback", &mtu].into_iter().chain(whole).collect();
                 (guest(&role, self.modes.receiver, false)?, None)
             }
@@ -155,11 +155,11 @@ impl StreamCase {
     fn guests(&self, receiver: &End, sender: Option<&End>) -> impl Iterator<Item = u32> {
         let window = |end: &End, mode| (mode == Mode::Window).then(|| end.child.id());
         let (sends, receives) = match self.path {
-            Path::GuestGuest => (true, true),
-            Path::GuestDriver => (true, false),
-            Path::DriverGuest => (false, true),
+            StreamPath::GuestGuest => (true, true),
+            StreamPath::GuestDriver => (true, false),
+            StreamPath::DriverGuest => (false, true),
             // Nothing of the stream passes through the guest's interface.
-            Path::Loopback => (false, false),
+            StreamPath::Loopback => (false, false),
         };
         let sender = sender.filter(|_| sends).and_then(|end| window(end, self.modes.sender));
         let receiver = Some(receiver).filter(|_| receives);
@@ -174,7 +174,7 @@ impl StreamCase {
         };
         let ip: IpAddr = match self.path {
             // The receiver listens before the interface exists.
-            Path::GuestDriver => host_leg_address()?,
+            StreamPath::GuestDriver => host_leg_address()?,
             _ => *addresses.first().context("the receiver has no address")?,
         };
         Ok(SocketAddr::new(ip, port))

@@ -95,24 +95,24 @@ pub(super) fn split_of_descendants() -> anyhow::Result<Split> {
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let (Some(role), Some(times)) = (role_in(&words), times_in(&stat)) else { continue };
         match role {
-            Role::Frontend => split.frontend.add(times),
-            Role::Backend => split.backend.add(times),
+            ProcessRole::Frontend => split.frontend.add(times),
+            ProcessRole::Backend => split.backend.add(times),
         }
     }
     Ok(split)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
+enum ProcessRole {
     Frontend,
     Backend,
 }
 
 /// Returns the role of a process from its command line, `ringfence internal ROLE`.
-fn role_in(words: &[u8]) -> Option<Role> {
+fn role_in(words: &[u8]) -> Option<ProcessRole> {
     match role_word(words)? {
-        b"frontend" => Some(Role::Frontend),
-        b"driver" => Some(Role::Backend),
+        b"frontend" => Some(ProcessRole::Frontend),
+        b"driver" => Some(ProcessRole::Backend),
         _ => None,
     }
 }
@@ -198,8 +198,8 @@ mod tests {
 
     #[test]
     fn roles_and_times_parse_from_proc_files() {
-        assert_eq!(role_in(b"ringfence\0internal\0driver\0"), Some(Role::Backend));
-        assert_eq!(role_in(b"ringfence\0internal\0frontend"), Some(Role::Frontend));
+        assert_eq!(role_in(b"ringfence\0internal\0driver\0"), Some(ProcessRole::Backend));
+        assert_eq!(role_in(b"ringfence\0internal\0frontend"), Some(ProcessRole::Frontend));
         assert_eq!(role_in(b"ringfence\0internal\0supervisor\0driver\0"), None);
         assert_eq!(role_in(b"driver\0frontend\0"), None);
         let stat = "12 (a) b) (c) S 7 12 12 0 -1 4194560 1 2 3 4 250 37 0 0 20 0 1 0 9";

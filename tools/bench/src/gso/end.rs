@@ -36,7 +36,7 @@ const LOOKED_AT: usize = 64;
 
 /// Role of an end process.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
-pub enum Role {
+pub enum StreamRole {
     /// Receive one stream over TCP
     Receive,
     /// Send one stream over TCP
@@ -82,11 +82,11 @@ pub(super) struct Arrived {
 pub(super) const HOW_MUCH: &str = "how much?";
 
 /// Runs one end; returns the exit status.
-pub(crate) fn main(role: &Role) -> u8 {
+pub(crate) fn main(role: &StreamRole) -> u8 {
     let outcome = match role {
-        Role::Receive => receive(),
-        Role::Send => say(&StreamMessage::Ready).and_then(|()| send(hear()?.parse()?)),
-        Role::Loopback { mtu, whole } => loopback(*mtu, *whole),
+        StreamRole::Receive => receive(),
+        StreamRole::Send => say(&StreamMessage::Ready).and_then(|()| send(hear()?.parse()?)),
+        StreamRole::Loopback { mtu, whole } => loopback(*mtu, *whole),
     };
     messages::exit_status(outcome, StreamMessage::Failed)
 }

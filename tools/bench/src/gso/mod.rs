@@ -31,7 +31,7 @@ use anyhow::{Context, ensure};
 use ringfence_access::window::Revocation;
 use ringfence_sys::namespaces::{self, Fresh};
 
-use args::{GsoArgs, Setup};
+use args::{GsoArgs, StreamSetup};
 use case::{Modes, StreamCase};
 
 use crate::harness::{Format, Report, Runs, progress};
@@ -67,7 +67,9 @@ pub(super) fn run(args: &GsoArgs) -> anyhow::Result<()> {
     let report = Report::begin(report::layout(), Format::of(args.json))?.beside(&progress);
     Runs::measure(&cases, args.rounds, &progress, |case, runs| {
         report.row(
-            &runs.summary(case, |other| (other.path, other.setup) == (case.path, Setup::BASELINE)),
+            &runs.summary(case, |other| {
+                (other.path, other.setup) == (case.path, StreamSetup::BASELINE)
+            }),
         )
     })?;
     report.end()

@@ -2,7 +2,7 @@
 
 use ringfence_driver::switchboard::{DriverStats, WindowLevels};
 
-use super::args::Setup;
+use super::args::StreamSetup;
 use super::case::StreamCase;
 use super::cpu::Split;
 use crate::harness::{Layout, Summary, left, right};
@@ -30,8 +30,10 @@ impl Moved {
             ports(after, wanted).saturating_sub(ports(before, wanted))
         };
         let counter = |name: &str| moved(&|counted| counted == name);
-        let by_platform = |stats: &DriverStats| stats.path.get("grant_copy_bytes").copied();
-        let grant_copies = by_platform(after).unwrap_or(0) - by_platform(before).unwrap_or(0);
+        // Absent if the platform has copied nothing.
+        let by_platform =
+            |stats: &DriverStats| stats.path.get("grant_copy_bytes").copied().unwrap_or(0);
+        let grant_copies = by_platform(after).saturating_sub(by_platform(before));
         Moved {
             frames: counter("rx_frames"),
             bytes: counter("rx_bytes"),
@@ -75,8 +77,8 @@ pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
         _ => return None,
     };
     let larger: f64 = match setup {
-        _ if setup.ends_with(&Setup::Jumbo.name()) => jumbo?,
-        _ if setup.ends_with(&Setup::Whole.name()) => whole,
+        _ if setup.ends_with(&StreamSetup::Jumbo.name()) => jumbo?,
+        _ if setup.ends_with(&StreamSetup::Whole.name()) => whole,
         _ => return None,
     };
     Some(format!("throughput {:.2}", larger / small))
@@ -161,7 +163,7 @@ mod tests {
     use ringfence_access::Mode;
     use ringfence_access::window::Revocation;
 
-    use super::super::args::Path;
+    use super::super::args::StreamPath;
     use super::super::case::Modes;
     use super::*;
 
@@ -171,9 +173,9 @@ mod tests {
         StreamRun { bytes, nanos, cpu_ns, split, moved, reuse: WindowLevels::default() }
     }
 
-    fn row(setup: Setup, runs: &[u64], baseline: &[u64]) -> Summary<StreamCase> {
+    fn row(setup: StreamSetup, runs: &[u64], baseline: &[u64]) -> Summary<StreamCase> {
         let case = StreamCase {
-            path: Path::Loopback,
+            path: StreamPath::Loopback,
             setup,
             modes: Modes::both(Mode::Copy),
             revocation: Revocation::Plain,
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn rates_are_medians_and_ratios_are_per_round() {
-        let row = row(Setup::Whole, &[5000, 14_000, 16_000], &[1000, 2000, 4000]);
+        let row = row(StreamSetup::Whole, &[5000, 14_000, 16_000], &[1000, 2000, 4000]);
         let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
         let near = |field: &str, expected: f64| {
             let is = json[field].as_f64().unwrap();
@@ -202,7 +204,7 @@ mod tests {
 
     #[test]
     fn ratio_of_the_baseline_to_itself_is_one() {
-        let json = layout().json(&row(Setup::Small, &[5, 6], &[5, 6])).unwrap();
+        let json = layout().json(&row(StreamSetup::Small, &[5, 6], &[5, 6])).unwrap();
         assert!(json.contains("\"ratio\":1.0"), "{json}");
     }
 
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let line = layout().line(&row(Setup::Jumbo, &[], &[]));
+        let line = layout().line(&row(StreamSetup::Jumbo, &[], &[]));
         assert_eq!(line.len(), layout().heading().len());
         assert_eq!(line.split_whitespace().count(), 12);
     }

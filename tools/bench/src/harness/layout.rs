@@ -13,19 +13,22 @@ pub(crate) struct Layout<T> {
     legend: String,
 }
 
+/// Function that writes a part of a row.
+type RowText<T> = Box<dyn Fn(&T) -> String>;
+
 /// Column of a layout.
 struct Column<T> {
     field: &'static str,
     value: Box<dyn Fn(&T) -> Value>,
     cell: Option<Cell>,
     /// Text of the cell, if it is more than the value.
-    text: Option<Box<dyn Fn(&T) -> String>>,
+    text: Option<RowText<T>>,
 }
 
 /// Text behind the last column of the table.
 struct Tail<T> {
     heading: &'static str,
-    text: Box<dyn Fn(&T) -> String>,
+    text: RowText<T>,
 }
 
 /// Cell of a table: heading, width and number format.
@@ -109,7 +112,7 @@ impl<T> Layout<T> {
         field: &'static str,
         value: impl Fn(&T) -> V + 'static,
         cell: Option<Cell>,
-        text: Option<Box<dyn Fn(&T) -> String>>,
+        text: Option<RowText<T>>,
     ) -> Self {
         let value = Box::new(move |row: &T| value(row).into());
         self.columns.push(Column { field, value, cell, text });

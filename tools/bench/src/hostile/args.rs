@@ -96,14 +96,14 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser, Debug)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         args: HostileArgs,
     }
 
     fn parse(line: &str) -> Result<HostileArgs, clap::Error> {
         let words = ["hostile"].into_iter().chain(line.split_whitespace());
-        Ok(Line::try_parse_from(words)?.args)
+        Ok(CommandLine::try_parse_from(words)?.args)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::harness::{Case, Layout, Summary, Value, right};
 
-/// Burden of one run.
+/// Burden of one run. CPU times are in cores: CPU time divided by the measured time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Burden {
     /// Cores that the neighbour used.

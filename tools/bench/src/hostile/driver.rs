@@ -4,22 +4,27 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use ringfence_driver::switch::process::serve_unconfined;
 use ringfence_driver::switchboard::DriverConfig;
 use ringfence_hostnet::causes::causes;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::PortPolicy;
 
-use super::orders::{Answer, RowCommand, Setup};
+use super::orders::{HostileAnswer, NeighbourSetup, RowCommand};
 use super::sink::{SinkPort, Tally};
 use ringfence_testkit::hostile::adversary::SINK_MAC;
 
 /// Serves launchers and guests in this thread, the parent in another one.
-pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyhow::Result<()> {
+pub(super) fn serve(
+    channel: Channel,
+    setup: &NeighbourSetup,
+    listener: OwnedFd,
+) -> anyhow::Result<()> {
     let tally = Arc::new(Tally::default());
     let config = DriverConfig { switch: "bench".to_owned(), verbose: false };
     let size = setup.size;
-    ringfence::driver::serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
+    serve_unconfined(&config, listener, |dataplane: &DataplaneHandle| {
         let policy = PortPolicy { mac: Some(SINK_MAC), ..PortPolicy::default() };
         dataplane
             .add_port(Box::new(SinkPort::new(size, &tally)), policy, "sink")
@@ -35,14 +40,16 @@ pub(super) fn serve(channel: Channel, setup: &Setup, listener: OwnedFd) -> anyho
 }
 
 fn obey(channel: &Channel, tally: &Tally) -> anyhow::Result<()> {
-    channel.send(&Answer::Ready, &[])?;
+    channel.send(&HostileAnswer::Ready, &[])?;
     loop {
         match channel.receive::<RowCommand>() {
             Ok((RowCommand::Victim(mac), _)) => {
                 tally.set_victim(mac);
-                channel.send(&Answer::Ready, &[])?;
+                channel.send(&HostileAnswer::Ready, &[])?;
             }
-            Ok((RowCommand::Arrived, _)) => channel.send(&Answer::Arrived(tally.now()), &[])?,
+            Ok((RowCommand::Arrived, _)) => {
+                channel.send(&HostileAnswer::Arrived(tally.now()), &[])?
+            }
             Err(ChannelError::Closed) => return Ok(()),
             Err(error) => bail!(error),
         }

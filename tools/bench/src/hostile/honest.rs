@@ -14,7 +14,7 @@ use ringfence_platform::local::LocalPlatform;
 use super::super::domain::Host;
 use super::super::packet::Template;
 use super::super::work::{Idle, Waiting};
-use super::orders::{Answer, GuestIdentity, Setup};
+use super::orders::{GuestIdentity, HostileAnswer, NeighbourSetup};
 use ringfence_sandbox::channel::Channel;
 use ringfence_testkit::hostile::adversary::SINK_MAC;
 
@@ -30,7 +30,7 @@ const NEIGHBOUR_EVERY: usize = 4;
 /// Sends until the parent ends the process.
 pub(super) fn serve(
     channel: &Channel,
-    setup: &Setup,
+    setup: &NeighbourSetup,
     place: &GuestIdentity,
     talks: bool,
     hub: OwnedFd,
@@ -46,7 +46,7 @@ pub(super) fn serve(
         std::thread::sleep(Duration::from_millis(1));
     }
     let port = host.0.as_mut().context("the vif was connected but is gone")?;
-    channel.send(&Answer::Ready, &[])?;
+    channel.send(&HostileAnswer::Ready, &[])?;
     let mut idle = Idle::new(platform.counters(), Waiting::OnASharedCore);
     let mut sender = Sender::new(setup.size, place);
     let mut taken = Batch::default();

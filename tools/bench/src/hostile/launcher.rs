@@ -19,7 +19,7 @@ use ringfence_sandbox::channel::{Channel, expect_fds};
 
 /// Time limit for an answer of the driver domain.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Backlog of the listening socket.
+/// Connections that may wait for `accept`.
 const BACKLOG: i32 = 64;
 
 fn socket() -> io::Result<OwnedFd> {
@@ -64,7 +64,7 @@ pub(super) struct Attachment {
     pub(super) place: GuestIdentity,
     /// Connection of the guest to the hub.
     pub(super) hub: OwnedFd,
-    lease: Channel,
+    driver_channel: Channel,
     /// Socket for the guest's name service, unused here.
     _names: OwnedFd,
 }
@@ -75,8 +75,8 @@ impl Attachment {
         let stream = socket()?;
         rustix::net::connect(&stream, &SocketAddrUnix::new(&entrance.socket)?)
             .context("reaching the driver domain")?;
-        let lease = Channel::from_fd(stream);
-        ringfence_driver::proof::introduce(&lease)?;
+        let driver_channel = Channel::from_fd(stream);
+        ringfence_driver::proof::introduce(&driver_channel)?;
         let request = AttachRequest {
             offloads: OffloadKeys::ALL.to_string(),
             coalesce: true,
@@ -93,14 +93,14 @@ impl Attachment {
             advertise: false,
             host_leg: false,
         };
-        lease.send(&ToDriver::Attach(Box::new(request)), &[])?;
-        let (attached, fds) = match lease.receive_within(PATIENCE)? {
+        driver_channel.send(&ToDriver::Attach(Box::new(request)), &[])?;
+        let (attached, fds) = match driver_channel.receive_within(PATIENCE)? {
             (FromDriver::Attached(attached), fds) => (attached, fds),
             (other, _) => bail!("the driver domain answered {other:?}"),
         };
         let [hub, names] = expect_fds(fds)?;
         let place = GuestIdentity { domain: attached.domain, mac: attached.mac, mtu: entrance.mtu };
-        Ok(Attachment { place, hub, lease, _names: names })
+        Ok(Attachment { place, hub, driver_channel, _names: names })
     }
 
     /// Gives the guest its first disk, a file of zeros in memory.
@@ -114,8 +114,8 @@ impl Attachment {
         let OpenFile { file, facts } = OpenFile::open(&path, &options)?;
         let medium = Medium::File { facts, options };
         let request = DiskRequest { handle: 0, mode: order.mode.clone(), medium };
-        self.lease.send(&ToDriver::Disk(Box::new(request)), &[file.as_fd()])?;
-        match self.lease.receive_within(PATIENCE)?.0 {
+        self.driver_channel.send(&ToDriver::Disk(Box::new(request)), &[file.as_fd()])?;
+        match self.driver_channel.receive_within(PATIENCE)?.0 {
             FromDriver::DiskAdded => Ok(()),
             other => bail!("the driver domain answered {other:?}"),
         }
@@ -123,8 +123,8 @@ impl Attachment {
 
     /// Reads the driver domain's counters. Fails if a device of this guest was closed.
     pub(super) fn stats(&self) -> anyhow::Result<DriverStats> {
-        self.lease.send(&ToDriver::Stats, &[])?;
-        match self.lease.receive_within(PATIENCE)?.0 {
+        self.driver_channel.send(&ToDriver::Stats, &[])?;
+        match self.driver_channel.receive_within(PATIENCE)?.0 {
             FromDriver::Stats(stats) => Ok(*stats),
             FromDriver::DeviceClosed(why) => bail!("the victim's device was closed: {why}"),
             FromDriver::DiskClosed { why, .. } => bail!("the victim's disk was closed: {why}"),

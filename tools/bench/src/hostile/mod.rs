@@ -44,11 +44,11 @@ use ringfence_hostnet::out::Out;
 use ringfence_sandbox::channel::{Channel, expect_fds};
 use ringfence_testkit::hostile::behaviour::Behaviour;
 use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
-use rustix::thread::CpuSet;
 
+use crate::affinity::bind;
 use crate::harness::STATUS_BENCH_FAILED;
 use args::HostileArgs;
-use orders::{Answer, Role, Setup};
+use orders::{HostileAnswer, HostileRole, NeighbourSetup};
 use scene::Cores;
 
 /// Runs every row and prints it.
@@ -81,31 +81,31 @@ pub(super) fn run(args: &HostileArgs) -> anyhow::Result<()> {
 pub(super) fn process_main() -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel).map(|()| 0),
-        |error| (STATUS_BENCH_FAILED, Answer::Failed(causes(&error))),
+        |error| (STATUS_BENCH_FAILED, HostileAnswer::Failed(causes(&error))),
     )
 }
 
 fn serve(channel: &Channel) -> anyhow::Result<()> {
     ringfence_sandbox::die_with_parent().context("the parent's death signal")?;
-    let (setup, fds) = channel.receive::<Setup>()?;
+    let (setup, fds) = channel.receive::<NeighbourSetup>()?;
     if let Some(core) = setup.core {
-        let mut cores = CpuSet::new();
-        cores.set(core);
-        rustix::thread::sched_setaffinity(None, &cores).context("choosing a core")?;
+        bind(core)?;
     }
     match &setup.role {
-        Role::Driver => {
+        HostileRole::Driver => {
             let [listener] = expect_fds(fds)?;
             // A second thread of the driver answers the parent.
             driver::serve(channel.try_clone()?, &setup, listener)
         }
-        Role::Honest { place, talks } => {
+        HostileRole::Honest { place, talks } => {
             let [hub] = expect_fds(fds)?;
             honest::serve(channel, &setup, place, *talks, hub)
         }
-        Role::Hostile { entrance, behaviour } => neighbour::serve(channel, entrance, *behaviour),
-        Role::HostileDisk { entrance, behaviour, disk } => {
-            disks::serve(channel, entrance, (*behaviour, disk))
+        HostileRole::Hostile { entrance, behaviour } => {
+            neighbour::serve(channel, entrance, *behaviour)
+        }
+        HostileRole::HostileDisk { entrance, behaviour, disk } => {
+            disks::serve(channel, entrance, *behaviour, disk)
         }
     }
 }

@@ -13,7 +13,7 @@ use ringfence_testkit::hostile::handshake::{Pace, STEP_WITHIN};
 use ringfence_wire::xenbus::XenbusState;
 
 use super::launcher::Attachment;
-use super::orders::{Answer, Entrance};
+use super::orders::{Entrance, HostileAnswer};
 
 /// Adversary that is registered with the driver domain's hub.
 struct Joined {
@@ -46,7 +46,7 @@ pub(super) fn serve(
         let mut joined = Joined::join(entrance)?;
         let ended = live(&mut joined.adversary, behaviour, &mut || {
             if !core::mem::replace(&mut said, true) {
-                channel.send(&Answer::Ready, &[])?;
+                channel.send(&HostileAnswer::Ready, &[])?;
             }
             Ok(())
         });
@@ -66,7 +66,7 @@ fn live<P: Platform>(
     behaviour: Behaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut state = AttackState::new();
+    let mut state = AttackState::default();
     loop {
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {

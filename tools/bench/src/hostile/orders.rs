@@ -12,8 +12,8 @@ use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
 /// First message to a process. The driver domain receives the listening socket with it, an honest
 /// guest its connection to the hub.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Setup {
-    pub(super) role: Role,
+pub(super) struct NeighbourSetup {
+    pub(super) role: HostileRole,
     /// CPU core to pin the process to.
     pub(super) core: Option<usize>,
     /// Bytes of a packet of the victim.
@@ -22,7 +22,7 @@ pub(super) struct Setup {
 
 /// Role of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Role {
+pub(super) enum HostileRole {
     /// Driver domain: hub, control, switch workers, and the verifying port.
     Driver,
     /// Guest that keeps the rules and sends at its maximum rate.
@@ -37,12 +37,12 @@ pub(super) enum Role {
     HostileDisk { entrance: Entrance, behaviour: DiskBehaviour, disk: DiskSpec },
 }
 
-impl Role {
+impl HostileRole {
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Role::Driver => "driver domain",
-            Role::Honest { .. } => "honest guest",
-            Role::Hostile { .. } | Role::HostileDisk { .. } => "hostile guest",
+            HostileRole::Driver => "driver domain",
+            HostileRole::Honest { .. } => "honest guest",
+            HostileRole::Hostile { .. } | HostileRole::HostileDisk { .. } => "hostile guest",
         }
     }
 }
@@ -89,7 +89,7 @@ pub(super) enum RowCommand {
 
 /// Message of a process to the parent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum HostileAnswer {
     /// The process has begun its work.
     Ready,
     /// Counters of the verifying port.

@@ -12,7 +12,7 @@ use ringfence_testkit::hostile::behaviour::Behaviour;
 use super::args::HostileArgs;
 use super::burden::{Burden, burden_columns};
 use super::launcher::{Attachment, Rendezvous};
-use super::orders::{Answer, Arrivals, Entrance, Role, RowCommand, Setup};
+use super::orders::{Arrivals, Entrance, HostileAnswer, HostileRole, NeighbourSetup, RowCommand};
 use super::process::Process;
 use super::scene::{Cores, MTU_MIN, WARM_UP};
 use crate::harness::{
@@ -110,16 +110,17 @@ impl Case for PacketCase<'_> {
             mtu: u16::try_from(mtu)?,
             mode: self.args.mode.name().to_owned(),
         };
-        let setup = |role, core| Setup { role, core, size: self.args.size };
-        let driver = Process::start(&setup(Role::Driver, self.cores.driver), &[listener.as_fd()])?;
+        let setup = |role, core| NeighbourSetup { role, core, size: self.args.size };
+        let driver =
+            Process::start(&setup(HostileRole::Driver, self.cores.driver), &[listener.as_fd()])?;
         driver.wait_ready()?;
         let attachment = Attachment::take(&entrance)?;
         match driver.ask(RowCommand::Victim(attachment.place.mac))? {
-            Answer::Ready => {}
+            HostileAnswer::Ready => {}
             other => bail!("the driver domain said {other:?}"),
         }
         let talks = self.behaviour == Behaviour::Hoarder;
-        let role = Role::Honest { place: attachment.place.clone(), talks };
+        let role = HostileRole::Honest { place: attachment.place.clone(), talks };
         let victim = Process::start(&setup(role, self.cores.victim), &[attachment.hub.as_fd()])?;
         victim.wait_ready()?;
         let beside = match self.behaviour {
@@ -130,14 +131,14 @@ impl Case for PacketCase<'_> {
         let neighbour = match (self.behaviour, &beside) {
             (Behaviour::Absent, _) => None,
             (_, Some(attachment)) => {
-                let role = Role::Honest { place: attachment.place.clone(), talks: false };
+                let role = HostileRole::Honest { place: attachment.place.clone(), talks: false };
                 Some(Process::start(&setup(role, self.cores.neighbour), &[attachment.hub.as_fd()])?)
             }
             (behaviour, None) => {
                 let staging = behaviour.needs_staging().then_some(Mode::Staging);
                 let mode = staging.unwrap_or(self.args.mode).name().to_owned();
                 let entrance = Entrance { mode, ..entrance };
-                let role = Role::Hostile { entrance, behaviour };
+                let role = HostileRole::Hostile { entrance, behaviour };
                 Some(Process::start(&setup(role, self.cores.neighbour), &[])?)
             }
         };
@@ -161,7 +162,6 @@ struct Scene {
     driver: Process,
     victim: Process,
     neighbour: Option<Process>,
-    /// Attachment of the victim.
     attachment: Attachment,
 }
 
@@ -199,7 +199,7 @@ impl Scene {
 
     fn arrived(&self) -> anyhow::Result<Arrivals> {
         match self.driver.ask(RowCommand::Arrived)? {
-            Answer::Arrived(arrivals) => Ok(arrivals),
+            HostileAnswer::Arrived(arrivals) => Ok(arrivals),
             other => bail!("the driver domain said {other:?}"),
         }
     }
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         args: HostileArgs,
     }
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn rates_are_medians_and_ratios_are_per_round() {
-        let args = Line::parse_from(["hostile", "--seconds", "1"]).args;
+        let args = CommandLine::parse_from(["hostile", "--seconds", "1"]).args;
         let row = row(&args, &[90.0, 800.0, 9.9], &[100.0, 1000.0, 10.0]);
         let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
         assert_eq!((&json["victim_pps"], &json["ratio"]), (&90.0.into(), &0.9.into()));
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let args = Line::parse_from(["hostile"]).args;
+        let args = CommandLine::parse_from(["hostile"]).args;
         let line = layout().line(&row(&args, &[1e5], &[1e5]));
         let (before, _) = line.split_once("  rule 2").unwrap();
         let heading = layout().heading();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::orders::{Answer, RowCommand, Setup};
+use super::orders::{HostileAnswer, NeighbourSetup, RowCommand};
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::owned_child::OwnedChild;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
@@ -24,7 +24,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Starts a process and sends its setup.
-    pub(super) fn start(setup: &Setup, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Process> {
+    pub(super) fn start(setup: &NeighbourSetup, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Process> {
         let name = setup.role.name();
         let (channel, theirs) = Channel::pair().context("a channel")?;
         let child = Command::new(THIS_PROGRAM)
@@ -42,20 +42,20 @@ impl Process {
     /// Waits until the process has begun its work.
     pub(super) fn wait_ready(&self) -> anyhow::Result<()> {
         match self.hear()? {
-            Answer::Ready => Ok(()),
+            HostileAnswer::Ready => Ok(()),
             other => bail!("the {} said {other:?}", self.name),
         }
     }
 
-    pub(super) fn ask(&self, order: RowCommand) -> anyhow::Result<Answer> {
+    pub(super) fn ask(&self, order: RowCommand) -> anyhow::Result<HostileAnswer> {
         self.channel.send(&order, &[]).with_context(|| format!("asking the {}", self.name))?;
         self.hear()
     }
 
-    fn hear(&self) -> anyhow::Result<Answer> {
+    fn hear(&self) -> anyhow::Result<HostileAnswer> {
         let name = self.name;
-        match self.channel.receive_within::<Answer>(PATIENCE) {
-            Ok((Answer::Failed(why), _)) => bail!("{name}: {why}"),
+        match self.channel.receive_within::<HostileAnswer>(PATIENCE) {
+            Ok((HostileAnswer::Failed(why), _)) => bail!("{name}: {why}"),
             Ok((answer, _)) => Ok(answer),
             Err(ChannelError::Closed) => bail!("the {name} is gone (process {})", self.pid()),
             Err(error) => Err(error).with_context(|| format!("waiting for the {name}")),
@@ -64,9 +64,9 @@ impl Process {
 
     /// Fails if the process has failed; a working process sends nothing unasked.
     pub(super) fn check(&self) -> anyhow::Result<()> {
-        match self.channel.try_receive::<Answer>() {
+        match self.channel.try_receive::<HostileAnswer>() {
             Ok(None) => Ok(()),
-            Ok(Some((Answer::Failed(why), _))) => bail!("{}: {why}", self.name),
+            Ok(Some((HostileAnswer::Failed(why), _))) => bail!("{}: {why}", self.name),
             Ok(Some((other, _))) => bail!("the {} said {other:?}", self.name),
             Err(_) => bail!("the {} is gone (process {})", self.name, self.pid()),
         }

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
-use rustix::thread::CpuSet;
+use crate::affinity::allowed;
 
 /// Time between the start of all processes and the measurement.
 pub(super) const WARM_UP: Duration = Duration::from_millis(300);
@@ -20,8 +19,7 @@ pub(super) struct Cores {
 
 impl Cores {
     pub(super) fn find() -> anyhow::Result<Cores> {
-        let allowed = rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?;
-        let mut each = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+        let mut each = allowed()?.into_iter();
         let [driver, victim, third] = [(); 3].map(|()| each.next());
         if victim.is_none() {
             eprintln!("ringfence: one core only: all domains share it, and take turns");

@@ -47,7 +47,7 @@ pub struct IommuArgs {
 /// Direction of the datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Direction {
+pub(super) enum DatagramDirection {
     ToGuest,
     FromGuest,
 }

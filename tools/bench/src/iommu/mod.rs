@@ -13,7 +13,7 @@ use ringfence_link::vhost_net::Protection;
 use ringfence_platform::vhost;
 use ringfence_sys::namespaces::{self, Fresh};
 
-use self::args::{Direction, IommuArgs, PROTECTIONS};
+use self::args::{DatagramDirection, IommuArgs, PROTECTIONS};
 use self::rig::{Rig, Spent};
 use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, Summary, Value, left, right};
 
@@ -22,7 +22,7 @@ use crate::harness::{Attempt, Case, Format, Layout, Report, Runs, Summary, Value
 struct ProtectionCase {
     protection: Protection,
     name: &'static str,
-    direction: Direction,
+    direction: DatagramDirection,
     size: u16,
     /// Measured time of a run.
     length: Duration,
@@ -49,8 +49,8 @@ fn layout() -> Layout<Summary<ProtectionCase>> {
             |row| Value::json(&row.case.direction),
             left("direction", 10),
             |row| match row.case.direction {
-                Direction::ToGuest => "to guest".to_owned(),
-                Direction::FromGuest => "from guest".to_owned(),
+                DatagramDirection::ToGuest => "to guest".to_owned(),
+                DatagramDirection::FromGuest => "from guest".to_owned(),
             },
         )
         .column("size", |row| row.case.size, right("size", 6))
@@ -80,7 +80,7 @@ pub(super) fn run(args: &IommuArgs) -> anyhow::Result<()> {
     drop(vhost::open()?);
     namespaces::unshare(Fresh::MountNetIpcUts).context("a network of its own")?;
     let report = Report::begin(layout(), Format::of(args.json))?;
-    for direction in [Direction::ToGuest, Direction::FromGuest] {
+    for direction in [DatagramDirection::ToGuest, DatagramDirection::FromGuest] {
         for &size in &args.size {
             let length = args.seconds;
             let case =

@@ -16,7 +16,7 @@ use ringfence_sys::tap::Tap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::ClockId;
 
-use super::args::Direction;
+use super::args::DatagramDirection;
 use crate::usage::clock;
 
 const NAME: &str = "bench0";
@@ -96,7 +96,7 @@ impl Rig {
     /// Carries packets for `length` after a warm-up.
     pub(super) fn measure(
         &mut self,
-        direction: Direction,
+        direction: DatagramDirection,
         seconds: Duration,
     ) -> anyhow::Result<Spent> {
         let mut batch = Batch::default();
@@ -128,10 +128,10 @@ impl Rig {
         Ok((cpu, counted.window_issues + counted.window_revokes))
     }
 
-    fn carry(&mut self, direction: Direction, batch: &mut Batch) -> anyhow::Result<()> {
+    fn carry(&mut self, direction: DatagramDirection, batch: &mut Batch) -> anyhow::Result<()> {
         match direction {
-            Direction::ToGuest => self.inward(),
-            Direction::FromGuest => self.outward(batch),
+            DatagramDirection::ToGuest => self.inward(),
+            DatagramDirection::FromGuest => self.outward(batch),
         }
     }
 
@@ -228,7 +228,7 @@ fn headers(payload: u16) -> anyhow::Result<[u8; HEADERS]> {
     let words = bytes[14..34].as_chunks::<2>().0.iter();
     let sum: u32 = words.map(|pair| u32::from(u16::from_be_bytes(*pair))).sum();
     let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap_or(0);
+    let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).context("a sum of 16 bits")?;
     bytes[24..26].copy_from_slice(&(!sum).to_be_bytes());
     for (place, word) in bytes[34..].as_chunks_mut::<2>().0.iter_mut().zip([7001, PORT, udp, 0]) {
         *place = word.to_be_bytes();

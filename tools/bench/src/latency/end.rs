@@ -24,7 +24,7 @@ const LONGEST: u64 = 60_000_000_000;
 
 /// Role of an end process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::Subcommand)]
-pub enum Role {
+pub enum LatencyRole {
     /// Send back every request
     Answer,
     /// Send requests, one at a time
@@ -78,10 +78,10 @@ pub(super) fn histogram() -> anyhow::Result<Histogram<u64>> {
 }
 
 /// Runs one end. Returns the exit status.
-pub(crate) fn main(role: Role) -> u8 {
+pub(crate) fn main(role: LatencyRole) -> u8 {
     let outcome = match role {
-        Role::Answer => answer(),
-        Role::Ask => ask(),
+        LatencyRole::Answer => answer(),
+        LatencyRole::Ask => ask(),
     };
     messages::exit_status(outcome, LatencyMessage::Failed)
 }

@@ -171,15 +171,15 @@ fn quantiles(times: &Histogram<u64>) -> [f64; 3] {
 /// Two guests on one switch: client and server.
 struct Pair {
     to: SocketAddr,
-    asks: Guest,
-    _answers: Guest,
+    asks: LatencyGuest,
+    _answers: LatencyGuest,
 }
 
 impl Pair {
     fn start(mode: Mode) -> anyhow::Result<Pair> {
         let switch = format!("bench-latency-{}-{mode}", std::process::id());
-        let answers = Guest::start(&switch, mode, "answer")?;
-        let asks = Guest::start(&switch, mode, "ask")?;
+        let answers = LatencyGuest::start(&switch, mode, "answer")?;
+        let asks = LatencyGuest::start(&switch, mode, "ask")?;
         let to = match answers.hear()? {
             LatencyMessage::Listening { addresses, port } => {
                 SocketAddr::new(*addresses.first().context("a guest without an address")?, port)
@@ -203,14 +203,14 @@ impl Pair {
 }
 
 /// Guest process, ended on drop.
-struct Guest {
+struct LatencyGuest {
     _child: OwnedChild,
     orders: ChildStdin,
     said: Receiver<LatencyMessage>,
 }
 
-impl Guest {
-    fn start(switch: &str, mode: Mode, role: &str) -> anyhow::Result<Guest> {
+impl LatencyGuest {
+    fn start(switch: &str, mode: Mode, role: &str) -> anyhow::Result<LatencyGuest> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = Command::new(&program);
         command.args(guest_on(switch, mode.name()));
@@ -221,7 +221,7 @@ impl Guest {
         let orders = child.stdin.take().context("a guest without input")?;
         let output = child.stdout.take().context("a guest without output")?;
         let said = messages::listen(output, LatencyMessage::Failed)?;
-        Ok(Guest { _child: OwnedChild(child), orders, said })
+        Ok(LatencyGuest { _child: OwnedChild(child), orders, said })
     }
 
     fn hear(&self) -> anyhow::Result<LatencyMessage> {

@@ -32,31 +32,31 @@ pub(super) const SIZE_MAX: u32 = 1518;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 #[value(rename_all = "kebab-case")]
-pub enum Peer {
+pub enum ForwardingPeer {
     /// DPDK's shared-memory packet interface
     Memif,
     /// DPDK's vhost-user, with virtio-user as its guest
     VhostUser,
 }
 
-impl Peer {
+impl ForwardingPeer {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Peer::Memif => "memif",
-            Peer::VhostUser => "vhost-user",
+            ForwardingPeer::Memif => "memif",
+            ForwardingPeer::VhostUser => "vhost-user",
         }
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for ForwardingPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// Result of a run.
+/// Rate of a peer, or the reason for which there is none.
 #[derive(Clone, Debug)]
-pub(super) enum Outcome {
+pub(super) enum PeerOutcome {
     /// Rate that the receiver counted, and the kind of memory in use.
     Rate { pps: f64, memory: &'static str },
     /// Reason for which there is no rate.
@@ -65,20 +65,23 @@ pub(super) enum Outcome {
 
 /// Measures packets of `size` bytes for `length`, in pages of that size and on those cores.
 pub(super) fn measure(
-    peer: Peer,
+    peer: ForwardingPeer,
     direction: Direction,
     size: u32,
-    (pages, cores): (Pages, Option<[usize; 2]>),
+    pages: Pages,
+    cores: Option<[usize; 2]>,
     length: Duration,
-) -> Outcome {
+) -> PeerOutcome {
     let Some(cores) = cores else {
-        return Outcome::Skipped("testpmd polls: it needs two cores".to_owned());
+        return PeerOutcome::Skipped("testpmd polls: it needs two cores".to_owned());
     };
     if size > SIZE_MAX {
-        return Outcome::Skipped(format!("packets of more than {SIZE_MAX} bytes take two buffers"));
+        return PeerOutcome::Skipped(format!(
+            "packets of more than {SIZE_MAX} bytes take two buffers"
+        ));
     }
-    match testpmd::run(peer, direction, size, (pages, cores), length) {
-        Ok((pps, memory)) => Outcome::Rate { pps, memory },
-        Err(error) => Outcome::Skipped(causes(&error)),
+    match testpmd::run(peer, direction, size, pages, cores, length) {
+        Ok((pps, memory)) => PeerOutcome::Rate { pps, memory },
+        Err(error) => PeerOutcome::Skipped(causes(&error)),
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-use super::Peer;
+use super::ForwardingPeer;
 use crate::params::{self, Direction};
 use ringfence_sandbox::owned_child::OwnedChild;
 
@@ -24,14 +24,15 @@ const WARM_UP: Duration = Duration::from_millis(700);
 const MEMORY: u64 = 128;
 const BUFFERS: &str = "--total-num-mbufs=16384";
 /// Number of final output lines that an error message quotes.
-const LAST_WORDS: usize = 3;
+const TAIL_LINES: usize = 3;
 
 /// Measures the packet rate of the receiver. Returns it with the kind of memory.
 pub(super) fn run(
-    peer: Peer,
+    peer: ForwardingPeer,
     direction: Direction,
     size: u32,
-    (pages, cores): (params::Pages, [usize; 2]),
+    pages: params::Pages,
+    cores: [usize; 2],
     length: Duration,
 ) -> anyhow::Result<(f64, &'static str)> {
     let directory = Directory::new()?;
@@ -46,9 +47,16 @@ pub(super) fn run(
         Direction::Rx => ("txonly", "rxonly"),
     };
     let [ours, theirs] = cores;
-    let mut back = Testpmd::start(&pages, &back, (ours, theirs), (back_mode, size))?;
+    let mut back =
+        Testpmd::start(&pages, &back, Cores { forwarding: ours, other: theirs }, back_mode, size)?;
     back.wait_for(&socket)?;
-    let front = Testpmd::start(&pages, &front, (theirs, ours), (front_mode, size))?;
+    let front = Testpmd::start(
+        &pages,
+        &front,
+        Cores { forwarding: theirs, other: ours },
+        front_mode,
+        size,
+    )?;
     let (mut receiver, mut sender) = match direction {
         Direction::Tx => (back, front),
         Direction::Rx => (front, back),
@@ -63,7 +71,7 @@ pub(super) fn run(
     std::thread::sleep(length);
     let pps = receiver.rate()?;
     if pps == 0.0 {
-        bail!("no packet arrived between two testpmd: {}", sender.last_words());
+        bail!("no packet arrived between two testpmd: {}", sender.output_tail());
     }
     // The owner of the memory stops first; otherwise the other process reports an error.
     let (first, second) = match direction {
@@ -76,12 +84,12 @@ pub(super) fn run(
 }
 
 /// Returns the virtual devices of both sides; the first one listens.
-fn devices(peer: Peer, socket: &Path) -> [String; 2] {
+fn devices(peer: ForwardingPeer, socket: &Path) -> [String; 2] {
     let socket = socket.display();
     match peer {
-        Peer::Memif => ["server", "client"]
+        ForwardingPeer::Memif => ["server", "client"]
             .map(|role| format!("net_memif0,role={role},id=0,socket={socket},socket-abstract=no")),
-        Peer::VhostUser => [
+        ForwardingPeer::VhostUser => [
             format!("net_vhost0,iface={socket},queues=1"),
             format!("net_virtio_user0,path={socket},queues=1"),
         ],
@@ -131,20 +139,35 @@ struct Testpmd {
     last: Vec<String>,
 }
 
+/// CPU cores of a testpmd process.
+#[derive(Clone, Copy)]
+struct Cores {
+    /// Core of the thread that forwards.
+    forwarding: usize,
+    /// Core of its main thread.
+    other: usize,
+}
+
 impl Testpmd {
     /// Starts a process whose polling thread is pinned to the first core. The mostly sleeping thread of
     /// the prompt is pinned to the other one.
     fn start(
         pages: &Pages,
         device: &str,
-        (core, other): (usize, usize),
-        (mode, size): (&str, u32),
+        cores: Cores,
+        mode: &str,
+        size: u32,
     ) -> anyhow::Result<Testpmd> {
         ensure!(installed(), MISSING);
         // Without line buffering the answers would stay in the process's buffer.
         let mut command = Command::new("stdbuf");
         command.args(["--output=L", PROGRAM]);
-        command.args(["--lcores", &format!("0@{other},1@{core}"), "-m", &MEMORY.to_string()]);
+        command.args([
+            "--lcores",
+            &format!("0@{},1@{}", cores.other, cores.forwarding),
+            "-m",
+            &MEMORY.to_string(),
+        ]);
         command.args(pages.arguments()).args(["--no-pci", "--no-telemetry", "--iova-mode=va"]);
         command.args(["--vdev", device, "--", "--interactive", "--nb-cores=1", BUFFERS]);
         command.args([format!("--forward-mode={mode}"), format!("--txpkts={size}")]);
@@ -165,7 +188,7 @@ impl Testpmd {
 
     fn say(&mut self, command: &str) -> anyhow::Result<()> {
         if writeln!(self.prompt, "{command}").and_then(|()| self.prompt.flush()).is_err() {
-            bail!("testpmd ended: {}", self.last_words());
+            bail!("testpmd ended: {}", self.output_tail());
         }
         Ok(())
     }
@@ -184,7 +207,7 @@ impl Testpmd {
                 }
                 Err(RecvTimeoutError::Timeout) => bail!("testpmd did not answer in {PATIENCE:?}"),
                 Err(RecvTimeoutError::Disconnected) => {
-                    bail!("testpmd ended: {}", self.last_words())
+                    bail!("testpmd ended: {}", self.output_tail())
                 }
             }
         }
@@ -195,7 +218,7 @@ impl Testpmd {
         let deadline = Instant::now() + PATIENCE;
         while !socket.exists() {
             if Instant::now() >= deadline || !matches!(self.child.try_wait(), Ok(None)) {
-                bail!("testpmd does not listen: {}", self.last_words());
+                bail!("testpmd does not listen: {}", self.output_tail());
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -205,12 +228,12 @@ impl Testpmd {
     fn remember(&mut self, line: String) {
         if !line.trim().is_empty() {
             self.last.push(line.trim().to_owned());
-            let excess = self.last.len().saturating_sub(LAST_WORDS);
+            let excess = self.last.len().saturating_sub(TAIL_LINES);
             self.last.drain(..excess);
         }
     }
 
-    fn last_words(&mut self) -> String {
+    fn output_tail(&mut self) -> String {
         while let Ok(line) = self.said.recv_timeout(Duration::from_millis(200)) {
             self.remember(line);
         }
@@ -272,7 +295,7 @@ mod tests {
 
     #[test]
     fn device_arguments_name_one_socket() {
-        for peer in [Peer::Memif, Peer::VhostUser] {
+        for peer in [ForwardingPeer::Memif, ForwardingPeer::VhostUser] {
             let [back, front] = devices(peer, Path::new("/x/socket"));
             assert!(back.contains("=/x/socket") && front.contains("=/x/socket"), "{back} {front}");
         }

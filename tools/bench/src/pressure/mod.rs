@@ -25,7 +25,7 @@ use ringfence_hostnet::out::Out;
 use self::args::PressureArgs;
 use self::group::Group;
 use self::report::{Phase, PressureReport, Reading};
-use super::gso::args::{Path, Setup};
+use super::gso::args::{StreamPath, StreamSetup};
 use super::gso::case::{Modes, StreamCase};
 
 /// Time before the first reading, and again before the pressure begins.
@@ -57,8 +57,8 @@ fn watch(group: &Group, args: &PressureArgs) -> anyhow::Result<PressureReport> {
     let mut report = PressureReport::default();
     let (mut phase, mut until) = (Phase::Before, WARM_UP);
     let case = StreamCase {
-        path: Path::GuestGuest,
-        setup: Setup::Whole,
+        path: StreamPath::GuestGuest,
+        setup: StreamSetup::Whole,
         modes: Modes::both(Mode::Window),
         revocation: Revocation::Plain,
         length: Duration::ZERO,

@@ -4,14 +4,14 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use crate::harness::{Page, Plot, Scale, Series};
+use crate::harness::{Axis, Page, Plot, Series};
 
 /// Time limit for the shrink in seconds: two periods of pressure stall information plus two readings.
 const SHRUNK_WITHIN: f64 = 4.5;
 /// Maximum time without progress of the stream, in seconds.
 const GAP_MAX: f64 = 5.0;
 
-/// Phase of the experiment.
+/// Phases of the experiment, in their order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
@@ -54,7 +54,7 @@ pub(super) struct PressureReport {
 
 /// Summary of a report.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Outcome {
+pub(super) struct PressureOutcome {
     experiment: &'static str,
     high: u64,
     pool_before: u64,
@@ -70,7 +70,7 @@ pub(super) struct Outcome {
     killed: u64,
 }
 
-impl Outcome {
+impl PressureOutcome {
     /// Returns a sentence for each criterion that the outcome violates.
     pub(super) fn wrong(&self) -> Vec<String> {
         let mut wrong = Vec::new();
@@ -107,7 +107,7 @@ impl PressureReport {
     }
 
     /// Summarizes the readings of all phases.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> PressureOutcome {
         let pool_before = self.most(Phase::Calm, |reading| reading.pool);
         let cut = self.of(Phase::Calm).last().map_or(0.0, |reading| reading.seconds);
         let small = self.of(Phase::Pressed).find(|reading| reading.pool * 2 <= pool_before);
@@ -120,7 +120,7 @@ impl PressureReport {
             }
             longest = longest.max(pair[1].seconds - since);
         }
-        Outcome {
+        PressureOutcome {
             experiment: "pressure",
             high: self.high,
             pool_before,
@@ -142,7 +142,7 @@ impl PressureReport {
     }
 
     fn rows(&self) -> Vec<[String; 2]> {
-        let Outcome {
+        let PressureOutcome {
             high,
             pool_before,
             pool_pressed,
@@ -194,8 +194,8 @@ impl PressureReport {
         let mut plot = |title: &str, unit, series| {
             page.plot(&Plot {
                 title: title.to_owned(),
-                x: ("seconds", Scale::Linear),
-                y: (unit, Scale::Linear),
+                x: Axis::linear("seconds"),
+                y: Axis::linear(unit),
                 series,
             })
         };

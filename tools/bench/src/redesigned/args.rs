@@ -45,7 +45,7 @@ pub struct RedesignedArgs {
 
     /// Experiments [default: all that are allowed]
     #[arg(long, value_name = "EXPERIMENT", value_delimiter = ',', value_enum)]
-    pub experiments: Vec<Experiment>,
+    pub experiments: Vec<RedesignedExperiment>,
 
     /// Access modes for the guests' pages; the original mechanism is always measured
     #[arg(long, value_name = "MODE", value_delimiter = ',', default_value = "map,copy,window",
@@ -67,7 +67,7 @@ pub struct RedesignedArgs {
 
 impl RedesignedArgs {
     /// Returns the modes to measure, the original mechanism first.
-    pub(super) fn modes(&self, experiment: Experiment) -> Vec<Modes> {
+    pub(super) fn modes(&self, experiment: RedesignedExperiment) -> Vec<Modes> {
         let wanted = Mode::NETWORK.into_iter().filter(|mode| self.modes.contains(mode));
         let original = experiment.original();
         let others = wanted
@@ -77,16 +77,16 @@ impl RedesignedArgs {
     }
 
     /// Returns the requested experiments; without `root` only those that need no privilege.
-    pub(super) fn experiments(&self, root: bool) -> Vec<Experiment> {
-        let all = Experiment::value_variants().iter().copied();
+    pub(super) fn experiments(&self, root: bool) -> Vec<RedesignedExperiment> {
+        let all = RedesignedExperiment::value_variants().iter().copied();
         let wanted = all.filter(|e| self.experiments.is_empty() || self.experiments.contains(e));
-        wanted.filter(|e| root || *e == Experiment::GuestGuest).collect()
+        wanted.filter(|e| root || *e == RedesignedExperiment::GuestGuest).collect()
     }
 }
 
-/// Sender and receiver of the stream.
+/// Direction of the stream: from the driver domain's side, to it, or between guests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Experiment {
+pub enum RedesignedExperiment {
     /// From the driver domain's side to a guest
     Receive,
     /// From a guest to the driver domain's side
@@ -95,12 +95,12 @@ pub enum Experiment {
     GuestGuest,
 }
 
-impl Experiment {
+impl RedesignedExperiment {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Experiment::Receive => "receive",
-            Experiment::Transmit => "transmit",
-            Experiment::GuestGuest => "guest-guest",
+            RedesignedExperiment::Receive => "receive",
+            RedesignedExperiment::Transmit => "transmit",
+            RedesignedExperiment::GuestGuest => "guest-guest",
         }
     }
 
@@ -113,12 +113,12 @@ impl Experiment {
     /// Returns the names of the modes that have a part in this experiment.
     pub(super) fn name_of(self, modes: Modes) -> String {
         match self {
-            Experiment::Receive => modes.receiver.name().to_owned(),
-            Experiment::Transmit => modes.sender.name().to_owned(),
-            Experiment::GuestGuest if modes.sender == modes.receiver => {
+            RedesignedExperiment::Receive => modes.receiver.name().to_owned(),
+            RedesignedExperiment::Transmit => modes.sender.name().to_owned(),
+            RedesignedExperiment::GuestGuest if modes.sender == modes.receiver => {
                 modes.sender.name().to_owned()
             }
-            Experiment::GuestGuest => format!("{}+{}", modes.sender, modes.receiver),
+            RedesignedExperiment::GuestGuest => format!("{}+{}", modes.sender, modes.receiver),
         }
     }
 }

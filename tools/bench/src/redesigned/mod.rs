@@ -17,9 +17,9 @@ use anyhow::{Context, ensure};
 use ringfence_hostnet::out::Out;
 use ringfence_sys::namespaces::{self, Fresh};
 
-use self::args::{Experiment, RedesignedArgs};
+use self::args::{RedesignedArgs, RedesignedExperiment};
 use self::report::{ExperimentCase, RedesignedReport};
-use super::gso::args::{Path, Setup};
+use super::gso::args::{StreamPath, StreamSetup};
 use super::gso::case::StreamCase;
 use crate::harness::{Runs, Summary, progress};
 
@@ -28,7 +28,8 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
     let root = rustix::process::geteuid().is_root();
     let experiments = args.experiments(root);
     ensure!(!experiments.is_empty(), "receive and transmit need root; guest-guest does not");
-    if root && experiments.iter().any(|experiment| *experiment != Experiment::GuestGuest) {
+    if root && experiments.iter().any(|experiment| *experiment != RedesignedExperiment::GuestGuest)
+    {
         // A namespace of its own isolates the benchmark and the host's network from each other.
         namespaces::unshare(Fresh::MountNetIpcUts)
             .context("a network namespace for the driver domain's side of the switch")?;
@@ -50,13 +51,13 @@ pub(super) fn run(args: &RedesignedArgs) -> anyhow::Result<()> {
 /// Measures every experiment in each mode.
 fn streams(
     args: &RedesignedArgs,
-    experiments: &[Experiment],
+    experiments: &[RedesignedExperiment],
 ) -> anyhow::Result<Vec<Summary<ExperimentCase>>> {
     let case = |experiment, modes| ExperimentCase {
         experiment,
         stream: StreamCase {
             path: path_of(experiment),
-            setup: Setup::Whole,
+            setup: StreamSetup::Whole,
             modes,
             revocation: args.revocation,
             length: args.seconds,
@@ -74,10 +75,10 @@ fn streams(
     Ok(cases.iter().map(row).collect())
 }
 
-fn path_of(experiment: Experiment) -> Path {
+fn path_of(experiment: RedesignedExperiment) -> StreamPath {
     match experiment {
-        Experiment::Receive => Path::DriverGuest,
-        Experiment::Transmit => Path::GuestDriver,
-        Experiment::GuestGuest => Path::GuestGuest,
+        RedesignedExperiment::Receive => StreamPath::DriverGuest,
+        RedesignedExperiment::Transmit => StreamPath::GuestDriver,
+        RedesignedExperiment::GuestGuest => StreamPath::GuestGuest,
     }
 }

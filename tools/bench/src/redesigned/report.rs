@@ -4,17 +4,19 @@ use clap::ValueEnum;
 use ringfence_access::Mode;
 use ringfence_driver::switchboard::WindowLevels;
 
-use super::args::Experiment;
+use super::args::RedesignedExperiment;
 use super::revoke::Revoke;
 use crate::gso::case::{Modes, StreamCase};
 use crate::gso::cpu::{Split, Times};
 use crate::gso::report::{StreamRun, reuse_sum};
-use crate::harness::{Attempt, Case, Layout, Page, Plot, Scale, Series, Summary, left, right};
+use crate::harness::{
+    Attempt, Axis, Case, Layout, Page, Plot, Scale, Series, Summary, left, right,
+};
 
-/// One experiment in one mode.
+/// One experiment with the guests' pages in one access mode.
 #[derive(Clone)]
 pub(super) struct ExperimentCase {
-    pub(super) experiment: Experiment,
+    pub(super) experiment: RedesignedExperiment,
     pub(super) stream: StreamCase,
 }
 
@@ -47,17 +49,18 @@ impl Case for ExperimentCase {
 
 /// Returns the published throughput ratio and maximum cost ratio of the redesigned mechanism to the
 /// original one, on hardware with two links of 10 Gbit/s.
-fn published(experiment: Experiment) -> (Option<f64>, f64) {
+fn published(experiment: RedesignedExperiment) -> (Option<f64>, f64) {
     match experiment {
-        Experiment::Receive => (Some(1.18), 0.69),
-        Experiment::Transmit => (None, 0.69),
-        Experiment::GuestGuest => (Some(1.52), 0.69),
+        RedesignedExperiment::Receive => (Some(1.18), 0.69),
+        RedesignedExperiment::Transmit => (None, 0.69),
+        RedesignedExperiment::GuestGuest => (Some(1.52), 0.69),
     }
 }
 
 /// Returns the published ratios for a row that was measured on Xen: those of windows to the original mechanism.
 pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
-    let known = Experiment::value_variants().iter().find(|known| known.name() == experiment)?;
+    let known =
+        RedesignedExperiment::value_variants().iter().find(|known| known.name() == experiment)?;
     if !setup.starts_with(Mode::Window.name()) {
         return None;
     }
@@ -187,8 +190,8 @@ impl RedesignedReport {
         let mut figure = |title: &str, unit, figure: Figure<'_>| {
             page.plot(&Plot {
                 title: title.to_owned(),
-                x: ("experiment", Scale::Names(names.clone())),
-                y: (unit, Scale::Linear),
+                x: Axis::new("experiment", Scale::Names(names.clone())),
+                y: Axis::linear(unit),
                 series: series(&self.rows, &names, figure),
             })
         };
@@ -249,7 +252,7 @@ mod tests {
 
     use ringfence_access::window::Revocation;
 
-    use crate::gso::args::{Path, Setup};
+    use crate::gso::args::{StreamPath, StreamSetup};
     use crate::gso::report::Moved;
 
     const ORIGINAL: Modes = Modes { sender: Mode::Map, receiver: Mode::Copy };
@@ -272,14 +275,14 @@ mod tests {
 
     fn row(modes: Modes, bytes: [u64; 2]) -> Summary<ExperimentCase> {
         let stream = StreamCase {
-            path: Path::GuestGuest,
-            setup: Setup::Whole,
+            path: StreamPath::GuestGuest,
+            setup: StreamSetup::Whole,
             modes,
             revocation: Revocation::Plain,
             length: Duration::ZERO,
         };
         Summary {
-            case: ExperimentCase { experiment: Experiment::GuestGuest, stream },
+            case: ExperimentCase { experiment: RedesignedExperiment::GuestGuest, stream },
             runs: bytes.map(|bytes| run(modes, bytes)).to_vec(),
             baseline: [1_000_000, 10_000_000].map(|bytes| run(ORIGINAL, bytes)).to_vec(),
         }

@@ -24,7 +24,7 @@ use ringfence_ring::{FrontRing, NETIF_CTRL, RingPages};
 use ringfence_wire::netif::ctrl::{CtrlMessage, CtrlResponse, CtrlStatus, GrefEntry, GrefList};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::net::RunningHub;
+use crate::hub::RunningHub;
 
 /// Pages revoked in each row.
 const PAGES: u32 = 200;
@@ -37,14 +37,17 @@ const SLOW: Duration = Duration::from_millis(2);
 
 /// Reaction time of the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Peer {
+enum RevokingPeer {
     Quick,
     Slow,
     Stopped,
 }
 
-const PEERS: [(Peer, &str); 3] =
-    [(Peer::Quick, "quick"), (Peer::Slow, "slow"), (Peer::Stopped, "stopped")];
+const PEERS: [(RevokingPeer, &str); 3] = [
+    (RevokingPeer::Quick, "quick"),
+    (RevokingPeer::Slow, "slow"),
+    (RevokingPeer::Stopped, "stopped"),
+];
 
 /// Row of the table: the median time of a page in microseconds; `None` if the peer did not respond.
 pub(super) struct Revoke {
@@ -56,7 +59,7 @@ pub(super) struct Revoke {
 }
 
 pub(super) fn measure() -> anyhow::Result<Vec<Revoke>> {
-    let row = |(peer, name): (Peer, &'static str)| {
+    let row = |(peer, name): (RevokingPeer, &'static str)| {
         Ok(Revoke {
             peer: name,
             handshake_us: handshake(peer)?,
@@ -120,7 +123,7 @@ fn obey(table: &mut StagingTable, order: VifCommand) -> PortReply {
 
 /// Serves the control ring in the peer's thread. It stages without delay and delays only the removal.
 fn serve(
-    peer: Peer,
+    peer: RevokingPeer,
     mut ring: impl ControlRing,
     staged: &Receiver<Infallible>,
 ) -> anyhow::Result<()> {
@@ -136,12 +139,14 @@ fn serve(
         let mut carry_out = |_: u16, order: PortCommand| {
             let Some(order) = VifCommand::of(order) else { return Some(PortReply::Unsupported) };
             match peer {
-                Peer::Slow if matches!(order, VifCommand::Unstage(_)) => std::thread::sleep(SLOW),
+                RevokingPeer::Slow if matches!(order, VifCommand::Unstage(_)) => {
+                    std::thread::sleep(SLOW)
+                }
                 // Blocks until the granter has ended the row.
-                Peer::Stopped if matches!(order, VifCommand::Unstage(_)) => {
+                RevokingPeer::Stopped if matches!(order, VifCommand::Unstage(_)) => {
                     let _ = staged.recv();
                 }
-                Peer::Quick | Peer::Slow | Peer::Stopped => {}
+                RevokingPeer::Quick | RevokingPeer::Slow | RevokingPeer::Stopped => {}
             }
             Some(obey(&mut table, order))
         };
@@ -195,7 +200,7 @@ impl<'a> Asking<'a> {
 }
 
 /// Measures DEL_GREF_MAPPING, its response, and the revocation of the grant.
-fn handshake(peer: Peer) -> anyhow::Result<Option<f64>> {
+fn handshake(peer: RevokingPeer) -> anyhow::Result<Option<f64>> {
     let Domains { granter: platform, grantee, ours, theirs, _hub } = Domains::new()?;
     let mut granter = platform.granter(DomId(0))?;
     let mut asking = Asking::new(&mut granter, &ours)?;

@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::packet::{SIZE_MAX, SIZE_MIN};
 use crate::params::{Direction, parse_seconds};
-use crate::peers::Peer;
+use crate::peers::ForwardingPeer;
 
 const NOTES: &str = "\
 The design of staging grants was published with two tables: bulk transfers in Gbit/s and small UDP
@@ -57,7 +57,7 @@ pub struct StagingArgs {
 
     /// Measure these as well: memif, vhost-user (DPDK's testpmd)
     #[arg(long, value_name = "PEER", value_delimiter = ',')]
-    pub vs: Vec<Peer>,
+    pub vs: Vec<ForwardingPeer>,
 
     /// Bytes of a packet in comparisons with peers
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "64,1500",

@@ -9,8 +9,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::affinity::bind;
 use anyhow::{Context, anyhow};
-use rustix::thread::CpuSet;
 
 /// Bytes of the pages of a full ring.
 const RING: usize = 256 * 4096;
@@ -77,10 +77,8 @@ fn on_core<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> anyhow::Result<JoinHandle<T>> {
     let thread = std::thread::Builder::new().name("hand-over".to_owned()).spawn(move || {
-        let mut cores = CpuSet::new();
-        cores.set(core);
         // Pinning is optional; on failure the scheduler chooses.
-        let _ = rustix::thread::sched_setaffinity(None, &cores);
+        let _ = bind(core);
         work()
     })?;
     Ok(thread)

@@ -31,35 +31,36 @@ use ringfence_hostnet::out::Out;
 use self::args::StagingArgs;
 pub(crate) use self::published::text as published_text;
 use self::report::Results;
+use super::affinity;
 use super::args::NetArgs;
-use super::net::{self, PacketCase};
+use super::net::PacketCase;
 use super::params::{Direction, Pages};
-use super::peers::{self, Outcome, Peer};
+use super::peers::{self, ForwardingPeer, PeerOutcome};
 use super::report::PacketRow;
 
 /// Extent of a packet's verification; testpmd verifies nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Verify {
+enum VerifyExtent {
     /// Its length and its sequence number.
     Sequence,
     /// Every byte as well.
     Full,
 }
 
-impl Verify {
+impl VerifyExtent {
     fn name(self) -> &'static str {
         match self {
-            Verify::Sequence => "sequence",
-            Verify::Full => "full",
+            VerifyExtent::Sequence => "sequence",
+            VerifyExtent::Full => "full",
         }
     }
 }
 
 /// Program that forwards the packets of a point.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Who {
-    Ringfence(Mode, Verify),
-    Peer(Peer),
+enum Forwarder {
+    Ringfence(Mode, VerifyExtent),
+    Peer(ForwardingPeer),
 }
 
 /// Point of the experiment.
@@ -68,7 +69,7 @@ struct Point {
     direction: Direction,
     queues: u32,
     size: u32,
-    who: Who,
+    forwarder: Forwarder,
 }
 
 /// Result of a point in one round.
@@ -92,9 +93,9 @@ impl Sample {
 /// Runs all rounds and prints the report.
 pub(super) fn run(args: &StagingArgs) -> anyhow::Result<()> {
     let points = points(args);
-    let cores = net::cores()?;
+    let cores = affinity::pair()?;
     let progress = crate::harness::progress(points.len() * args.rounds as usize);
-    let mut results = Results::new(args, cores_allowed()?);
+    let mut results = Results::new(args, affinity::allowed()?.len());
     for round in 1..=args.rounds {
         for &size in args.sizes.iter().filter(|size| **size >= published::BULK) {
             if let Some(cores) = cores {
@@ -129,9 +130,9 @@ fn measure(
     cores: Option<[usize; 2]>,
     progress: &ProgressBar,
 ) -> anyhow::Result<Sample> {
-    let Point { direction, queues, size, who } = point;
-    Ok(match who {
-        Who::Ringfence(mode, verify) => {
+    let Point { direction, queues, size, forwarder } = point;
+    Ok(match forwarder {
+        Forwarder::Ringfence(mode, verify) => {
             let net = match net_args(args, queues, verify) {
                 Ok(net) => net,
                 Err(refused) => return Ok(Sample::Skipped(refused)),
@@ -139,26 +140,26 @@ fn measure(
             let row = PacketCase { mode, direction, size, queues }.run(&net, cores, progress);
             Sample::Ringfence(Box::new(row.with_context(|| point.name())?))
         }
-        Who::Peer(peer) => {
-            match peers::measure(peer, direction, size, (Pages::Auto, cores), args.seconds) {
-                Outcome::Rate { pps, memory } => Sample::Peer { pps, memory },
-                Outcome::Skipped(why) => Sample::Skipped(why),
+        Forwarder::Peer(peer) => {
+            match peers::measure(peer, direction, size, Pages::Auto, cores, args.seconds) {
+                PeerOutcome::Rate { pps, memory } => Sample::Peer { pps, memory },
+                PeerOutcome::Skipped(why) => Sample::Skipped(why),
             }
         }
     })
 }
 
 /// Parses the arguments of a `bench net` row. Returns the reason if there is no such row.
-fn net_args(args: &StagingArgs, queues: u32, verify: Verify) -> Result<NetArgs, String> {
+fn net_args(args: &StagingArgs, queues: u32, verify: VerifyExtent) -> Result<NetArgs, String> {
     #[derive(Parser)]
-    struct Asked {
+    struct CommandLine {
         #[command(flatten)]
         net: NetArgs,
     }
     let seconds = args.seconds.as_secs_f64().to_string();
     let queues = queues.to_string();
     let words = ["net", "--seconds", &seconds, "--queues", &queues, "--verify", verify.name()];
-    match Asked::try_parse_from(words) {
+    match CommandLine::try_parse_from(words) {
         Ok(asked) => Ok(asked.net),
         Err(refused) => Err(refused.to_string().lines().next().unwrap_or_default().to_owned()),
     }
@@ -167,20 +168,20 @@ fn net_args(args: &StagingArgs, queues: u32, verify: Verify) -> Result<NetArgs, 
 /// Returns all points of a round without duplicates; compared points are adjacent.
 fn points(args: &StagingArgs) -> Vec<Point> {
     let mut points: Vec<Point> = Vec::new();
-    let mut add = |direction, queues, size, who| {
-        let point = Point { direction, queues, size, who };
+    let mut add = |direction, queues, size, forwarder| {
+        let point = Point { direction, queues, size, forwarder };
         if !points.contains(&point) {
             points.push(point);
         }
     };
-    let ours = Who::Ringfence;
+    let ours = Forwarder::Ringfence;
     for &size in &args.sizes {
         for &queues in &args.queues {
             for &direction in &args.directions {
                 for mode in [Mode::Copy, Mode::Staging] {
-                    add(direction, queues, size, ours(mode, Verify::Sequence));
+                    add(direction, queues, size, ours(mode, VerifyExtent::Sequence));
                     if queues == 1 {
-                        add(direction, queues, size, ours(mode, Verify::Full));
+                        add(direction, queues, size, ours(mode, VerifyExtent::Full));
                     }
                 }
             }
@@ -189,18 +190,18 @@ fn points(args: &StagingArgs) -> Vec<Point> {
     for &direction in &args.directions {
         let beside: &[u32] = if args.vs.is_empty() { &[] } else { &args.vs_size };
         for &size in beside {
-            add(direction, 1, size, ours(Mode::Staging, Verify::Sequence));
-            args.vs.iter().for_each(|peer| add(direction, 1, size, Who::Peer(*peer)));
-            add(direction, 1, size, ours(Mode::Staging, Verify::Full));
+            add(direction, 1, size, ours(Mode::Staging, VerifyExtent::Sequence));
+            args.vs.iter().for_each(|peer| add(direction, 1, size, Forwarder::Peer(*peer)));
+            add(direction, 1, size, ours(Mode::Staging, VerifyExtent::Full));
         }
         let plotted: &[u32] = if args.html.is_some() { &args.plot_size } else { &[] };
         for &size in plotted {
             for mode in Mode::NETWORK {
-                add(direction, 1, size, ours(mode, Verify::Sequence));
+                add(direction, 1, size, ours(mode, VerifyExtent::Sequence));
             }
             let short = size <= peers::SIZE_MAX;
             let peers = args.vs.iter().filter(|_| short);
-            peers.for_each(|peer| add(direction, 1, size, Who::Peer(*peer)));
+            peers.for_each(|peer| add(direction, 1, size, Forwarder::Peer(*peer)));
         }
     }
     points
@@ -208,23 +209,18 @@ fn points(args: &StagingArgs) -> Vec<Point> {
 
 impl Point {
     fn name(&self) -> String {
-        let Point { direction, queues, size, who } = self;
-        let who = match who {
-            Who::Ringfence(mode, Verify::Sequence) => mode.name().to_owned(),
-            Who::Ringfence(mode, Verify::Full) => format!("{mode}, fully verified"),
-            Who::Peer(peer) => peer.name().to_owned(),
+        let Point { direction, queues, size, forwarder } = self;
+        let forwarder = match forwarder {
+            Forwarder::Ringfence(mode, VerifyExtent::Sequence) => mode.name().to_owned(),
+            Forwarder::Ringfence(mode, VerifyExtent::Full) => format!("{mode}, fully verified"),
+            Forwarder::Peer(peer) => peer.name().to_owned(),
         };
         let queues = if *queues == 1 { "1 queue".to_owned() } else { format!("{queues} queues") };
-        format!("{who}, {direction}, {queues}, {size} bytes")
+        format!("{forwarder}, {direction}, {queues}, {size} bytes")
     }
 
     /// Returns the same point with another forwarder.
-    fn with(self, who: Who) -> Point {
-        Point { who, ..self }
+    fn with(self, forwarder: Forwarder) -> Point {
+        Point { forwarder, ..self }
     }
-}
-
-/// Returns the number of cores that this process may use.
-fn cores_allowed() -> anyhow::Result<u32> {
-    Ok(rustix::thread::sched_getaffinity(None).context("sched_getaffinity")?.count())
 }

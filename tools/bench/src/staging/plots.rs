@@ -3,8 +3,8 @@
 use ringfence_access::Mode;
 
 use super::report::Results;
-use super::{Point, Verify, Who};
-use crate::harness::{Page, Plot, Scale, Series};
+use super::{Forwarder, Point, VerifyExtent};
+use crate::harness::{Axis, Page, Plot, Scale, Series};
 use crate::params::Direction;
 use crate::report::PacketRow;
 
@@ -30,20 +30,21 @@ pub(super) fn page(results: &Results<'_>) -> anyhow::Result<Page> {
 
 /// Returns the rates with one queue: a line for each mode and peer.
 fn rates(results: &Results<'_>, direction: Direction) -> Plot {
-    let modes = Mode::NETWORK.map(|mode| Who::Ringfence(mode, Verify::Sequence));
-    let peers = results.args.vs.iter().map(|peer| Who::Peer(*peer));
-    let series = modes.into_iter().chain(peers).map(|who| {
-        let of =
-            |point: &Point| point.direction == direction && point.queues == 1 && point.who == who;
+    let modes = Mode::NETWORK.map(|mode| Forwarder::Ringfence(mode, VerifyExtent::Sequence));
+    let peers = results.args.vs.iter().map(|peer| Forwarder::Peer(*peer));
+    let series = modes.into_iter().chain(peers).map(|forwarder| {
+        let of = |point: &Point| {
+            point.direction == direction && point.queues == 1 && point.forwarder == forwarder
+        };
         let points = results.points().filter(of);
         let rates =
             points.filter_map(|point| Some((f64::from(point.size), results.pps(point)? / 1e6)));
-        Series::new(name(who), rates.collect())
+        Series::new(name(forwarder), rates.collect())
     });
     Plot {
         title: format!("{direction}, one queue"),
-        x: ("octets of a packet", Scale::Log),
-        y: ("Mpps", Scale::Log),
+        x: Axis::new("octets of a packet", Scale::Log),
+        y: Axis::new("Mpps", Scale::Log),
         series: series.collect(),
     }
 }
@@ -53,9 +54,9 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
     let mut series = Vec::new();
     for &direction in &results.args.directions {
         for mode in [Mode::Copy, Mode::Staging] {
-            let who = Who::Ringfence(mode, Verify::Sequence);
+            let forwarder = Forwarder::Ringfence(mode, VerifyExtent::Sequence);
             let costs = results.args.queues.iter().filter_map(|&queues| {
-                let point = Point { direction, queues, size, who };
+                let point = Point { direction, queues, size, forwarder };
                 let cost = results.figure(point, PacketRow::cpu_ns_per_packet)?;
                 Some((f64::from(queues), cost))
             });
@@ -64,8 +65,8 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
     }
     Plot {
         title: format!("{size} octets: processor time of a packet, both sides together"),
-        x: ("queues", Scale::Linear),
-        y: ("nanoseconds", Scale::Linear),
+        x: Axis::linear("queues"),
+        y: Axis::linear("nanoseconds"),
         series,
     }
 }
@@ -73,7 +74,9 @@ fn costs(results: &Results<'_>, size: u32) -> Plot {
 /// Returns the ratio of staging to copy, measured and published.
 fn ratios(results: &Results<'_>) -> Plot {
     let (mut names, mut measured, mut published) = (Vec::new(), Vec::new(), Vec::new());
-    let sequence = |point: &Point| point.who == Who::Ringfence(Mode::Staging, Verify::Sequence);
+    let sequence = |point: &Point| {
+        point.forwarder == Forwarder::Ringfence(Mode::Staging, VerifyExtent::Sequence)
+    };
     for point in results.points().filter(sequence) {
         let Some((beside, wanted)) =
             results.beside_copy(point).and_then(|beside| Some((beside.ratio, beside.wanted?)))
@@ -87,15 +90,15 @@ fn ratios(results: &Results<'_>) -> Plot {
     }
     Plot {
         title: "Staging to copy: measured, and as published".to_owned(),
-        x: ("octets, direction, queues", Scale::Names(names)),
-        y: ("ratio", Scale::Linear),
+        x: Axis::new("octets, direction, queues", Scale::Names(names)),
+        y: Axis::linear("ratio"),
         series: vec![Series::new("measured", measured), Series::new("published", published)],
     }
 }
 
-fn name(who: Who) -> String {
-    match who {
-        Who::Ringfence(mode, _) => mode.name().to_owned(),
-        Who::Peer(peer) => peer.name().to_owned(),
+fn name(forwarder: Forwarder) -> String {
+    match forwarder {
+        Forwarder::Ringfence(mode, _) => mode.name().to_owned(),
+        Forwarder::Peer(peer) => peer.name().to_owned(),
     }
 }

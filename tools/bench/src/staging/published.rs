@@ -5,7 +5,7 @@
 //! behind a network of 100 Gbit/s.
 
 use crate::params::Direction;
-use crate::peers::Peer;
+use crate::peers::ForwardingPeer;
 
 /// Packets of at most this size in bytes are compared with the table of small packets, packets of at
 /// least [`BULK`] bytes with the table of bulk transfers.
@@ -14,30 +14,30 @@ pub(super) const SMALL: u32 = 64;
 pub(super) const BULK: u32 = 32_768;
 
 /// Figures before and after, transmitted and received by the guest.
-struct Line {
+struct PublishedLine {
     queues: u32,
     tx: (f64, f64),
     rx: (f64, f64),
 }
 
 /// Bulk transfers in Gbit/s.
-const BULK_TRANSFER: [Line; 4] = [
-    Line { queues: 1, tx: (17.244, 38.189), rx: (6.000, 28.108) },
-    Line { queues: 2, tx: (24.023, 54.783), rx: (9.416, 40.624) },
-    Line { queues: 3, tx: (29.148, 85.777), rx: (17.196, 54.118) },
-    Line { queues: 4, tx: (39.782, 99.530), rx: (18.502, 46.859) },
+const BULK_TRANSFER: [PublishedLine; 4] = [
+    PublishedLine { queues: 1, tx: (17.244, 38.189), rx: (6.000, 28.108) },
+    PublishedLine { queues: 2, tx: (24.023, 54.783), rx: (9.416, 40.624) },
+    PublishedLine { queues: 3, tx: (29.148, 85.777), rx: (17.196, 54.118) },
+    PublishedLine { queues: 4, tx: (39.782, 99.530), rx: (18.502, 46.859) },
 ];
 
 /// Small packets in Mpps.
-const SMALL_PACKETS: [Line; 3] = [
-    Line { queues: 1, tx: (0.684, 2.49), rx: (0.439, 2.96) },
-    Line { queues: 2, tx: (0.953, 4.74), rx: (0.755, 5.07) },
-    Line { queues: 4, tx: (1.890, 8.80), rx: (1.390, 9.92) },
+const SMALL_PACKETS: [PublishedLine; 3] = [
+    PublishedLine { queues: 1, tx: (0.684, 2.49), rx: (0.439, 2.96) },
+    PublishedLine { queues: 2, tx: (0.953, 4.74), rx: (0.755, 5.07) },
+    PublishedLine { queues: 4, tx: (1.890, 8.80), rx: (1.390, 9.92) },
 ];
 
 /// Returns the published figures before and after, if the document has them.
 pub(super) fn figures(size: u32, queues: u32, direction: Direction) -> Option<(f64, f64)> {
-    let table: &[Line] = match size {
+    let table: &[PublishedLine] = match size {
         ..=SMALL => &SMALL_PACKETS,
         BULK.. => &BULK_TRANSFER,
         _ => return None,
@@ -69,10 +69,10 @@ pub(crate) fn text(experiment: &str, setup: &str) -> Option<String> {
 }
 
 /// Returns the ratio to a peer that must be reached.
-pub(super) fn wanted(peer: Peer, size: u32) -> Option<f64> {
+pub(super) fn wanted(peer: ForwardingPeer, size: u32) -> Option<f64> {
     match (peer, size) {
         (_, 64) => Some(1.2),
-        (Peer::Memif, 1500) => Some(1.0),
+        (ForwardingPeer::Memif, 1500) => Some(1.0),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@ use ringfence_access::Mode;
 
 use super::args::StagingArgs;
 use super::published;
-use super::{Point, Sample, Verify, Who};
+use super::{Forwarder, Point, Sample, VerifyExtent};
 use crate::harness::{Layout, Value, median};
 use crate::report::PacketRow;
 
@@ -15,13 +15,14 @@ pub(super) const COPY_SHARE_MIN: f64 = 0.7;
 /// All samples of all points.
 pub(super) struct Results<'a> {
     pub(super) args: &'a StagingArgs,
-    cores: u32,
+    /// Cores that this process may use.
+    cores: usize,
     points: Vec<(Point, Vec<Sample>)>,
     hand_overs: Vec<(u32, Vec<f64>)>,
 }
 
 impl<'a> Results<'a> {
-    pub(super) fn new(args: &'a StagingArgs, cores: u32) -> Results<'a> {
+    pub(super) fn new(args: &'a StagingArgs, cores: usize) -> Results<'a> {
         Results { args, cores, points: Vec::new(), hand_overs: Vec::new() }
     }
 
@@ -98,13 +99,13 @@ impl<'a> Results<'a> {
 
     /// Returns `true` if there are fewer cores than threads: one for each queue on both sides.
     pub(super) fn oversubscribed(&self, queues: u32) -> bool {
-        2 * queues > self.cores
+        2 * u64::from(queues) > self.cores as u64
     }
 
     /// Compares a point of mode `staging` with mode `copy`.
     pub(super) fn beside_copy(&self, point: Point) -> Option<Beside> {
-        let Who::Ringfence(Mode::Staging, verify) = point.who else { return None };
-        let copy = point.with(Who::Ringfence(Mode::Copy, verify));
+        let Forwarder::Ringfence(Mode::Staging, verify) = point.forwarder else { return None };
+        let copy = point.with(Forwarder::Ringfence(Mode::Copy, verify));
         let published = published::ratio(point.size, point.queues, point.direction);
         let ratio = self.ratio(point, copy)?;
         let share = self.figure(copy, PacketRow::bare_copy_share)?;
@@ -122,9 +123,11 @@ impl<'a> Results<'a> {
 
     /// Compares a peer's point with staging at the same size and direction.
     pub(super) fn beside_peer(&self, point: Point) -> Option<Beside> {
-        let Who::Peer(peer) = point.who else { return None };
-        let ratio =
-            self.ratio(point.with(Who::Ringfence(Mode::Staging, Verify::Sequence)), point)?;
+        let Forwarder::Peer(peer) = point.forwarder else { return None };
+        let ratio = self.ratio(
+            point.with(Forwarder::Ringfence(Mode::Staging, VerifyExtent::Sequence)),
+            point,
+        )?;
         let wanted = published::wanted(peer, point.size);
         let judgement = match wanted {
             None => Judgement::NotJudged("nothing is asked for at this size"),
@@ -168,24 +171,24 @@ impl PointResult<'_> {
 
     /// Returns the access mode, or the name of a peer.
     fn mode(&self) -> &'static str {
-        match self.point.who {
-            Who::Ringfence(mode, _) => mode.name(),
-            Who::Peer(peer) => peer.name(),
+        match self.point.forwarder {
+            Forwarder::Ringfence(mode, _) => mode.name(),
+            Forwarder::Peer(peer) => peer.name(),
         }
     }
 
     /// Returns the program that forwarded the packets.
     fn peer(&self) -> &'static str {
-        match self.point.who {
-            Who::Ringfence(..) => "ringfence",
-            Who::Peer(peer) => peer.name(),
+        match self.point.forwarder {
+            Forwarder::Ringfence(..) => "ringfence",
+            Forwarder::Peer(peer) => peer.name(),
         }
     }
 
     fn verify(&self) -> Option<&'static str> {
-        match self.point.who {
-            Who::Ringfence(_, verify) => Some(verify.name()),
-            Who::Peer(_) => None,
+        match self.point.forwarder {
+            Forwarder::Ringfence(_, verify) => Some(verify.name()),
+            Forwarder::Peer(_) => None,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use ringfence_access::Mode;
 
 use super::report::{COPY_SHARE_MIN, Judgement, Results, gbps};
-use super::{Point, Verify, Who, published};
+use super::{Forwarder, Point, VerifyExtent, published};
 use crate::harness::Table;
 
 impl Results<'_> {
@@ -39,8 +39,8 @@ impl Results<'_> {
         let rate = |pps: f64| format!("{:.2}", if bulk { gbps(pps, size) } else { pps / 1e6 });
         let mut rows = Vec::new();
         for point in self.points().filter(|point| point.size == size && self.in_tables(*point)) {
-            let Who::Ringfence(Mode::Staging, verify) = point.who else { continue };
-            let copy = point.with(Who::Ringfence(Mode::Copy, verify));
+            let Forwarder::Ringfence(Mode::Staging, verify) = point.forwarder else { continue };
+            let copy = point.with(Forwarder::Ringfence(Mode::Copy, verify));
             let mut row = vec![
                 point.queues.to_string(),
                 point.direction.to_string(),
@@ -103,16 +103,16 @@ impl Results<'_> {
     fn beside_peers(&self) -> Table<'static> {
         let mut rows = Vec::new();
         for point in self.points() {
-            let Who::Peer(peer) = point.who else { continue };
-            let ours = |verify| self.pps(point.with(Who::Ringfence(Mode::Staging, verify)));
+            let Forwarder::Peer(peer) = point.forwarder else { continue };
+            let ours = |verify| self.pps(point.with(Forwarder::Ringfence(Mode::Staging, verify)));
             let mpps =
                 |rate: Option<f64>| rate.map_or("-".to_owned(), |pps| format!("{:.2}", pps / 1e6));
             let mut row =
                 vec![point.size.to_string(), point.direction.to_string(), peer.name().to_owned()];
             row.extend([
                 mpps(self.pps(point)),
-                mpps(ours(Verify::Sequence)),
-                mpps(ours(Verify::Full)),
+                mpps(ours(VerifyExtent::Sequence)),
+                mpps(ours(VerifyExtent::Full)),
             ]);
             match (self.beside_peer(point), self.skipped(point)) {
                 (Some(beside), _) => {

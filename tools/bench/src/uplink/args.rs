@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::super::params::parse_seconds;
-use super::end::Kind;
+use super::end::WorkloadKind;
 
 const NOTES: &str = "\
 Everything happens over the loopback interface of a network namespace that stands for the host: servers
@@ -27,7 +27,7 @@ pub struct UplinkArgs {
 
     /// Workloads to measure; all by default
     #[arg(long = "case", value_name = "CASE", value_delimiter = ',')]
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<WorkloadKind>,
 
     /// Measured time of each row
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
@@ -91,7 +91,7 @@ pub enum Versus {
 /// Program that connects the guest's namespace to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Peer {
+pub enum UplinkPeer {
     Ringfence,
     /// Ringfence with an egress policy
     Policy,
@@ -103,15 +103,15 @@ pub enum Peer {
     Veth,
 }
 
-impl Peer {
+impl UplinkPeer {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Peer::Ringfence => "ringfence",
-            Peer::Policy => "policy",
-            Peer::Pasta => "pasta",
-            Peer::SecondPasta => "pasta-2",
-            Peer::Slirp4netns => "slirp4netns",
-            Peer::Veth => "veth",
+            UplinkPeer::Ringfence => "ringfence",
+            UplinkPeer::Policy => "policy",
+            UplinkPeer::Pasta => "pasta",
+            UplinkPeer::SecondPasta => "pasta-2",
+            UplinkPeer::Slirp4netns => "slirp4netns",
+            UplinkPeer::Veth => "veth",
         }
     }
 }
@@ -119,19 +119,19 @@ impl Peer {
 /// Direction of the measured data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Direction {
+pub enum UplinkDirection {
     /// From the guest's namespace to the host
     NsHost,
     /// From the host to the guest's namespace
     HostNs,
 }
 
-impl Direction {
+impl UplinkDirection {
     /// Returns the name, as in JSON.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Direction::NsHost => "ns-host",
-            Direction::HostNs => "host-ns",
+            UplinkDirection::NsHost => "ns-host",
+            UplinkDirection::HostNs => "host-ns",
         }
     }
 }
@@ -140,8 +140,8 @@ impl Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Workload {
     pub(super) name: &'static str,
-    pub(super) kind: Kind,
-    pub(super) direction: Direction,
+    pub(super) kind: WorkloadKind,
+    pub(super) direction: UplinkDirection,
     pub(super) mtu: u16,
     pub(super) streams: usize,
     /// Bytes of a datagram.
@@ -152,25 +152,25 @@ pub(super) struct Workload {
 
 impl UplinkArgs {
     /// Returns Ringfence and the peers that were requested.
-    pub(super) fn peers(&self) -> Vec<Peer> {
+    pub(super) fn peers(&self) -> Vec<UplinkPeer> {
         if self.policy {
-            return vec![Peer::Ringfence, Peer::Policy];
+            return vec![UplinkPeer::Ringfence, UplinkPeer::Policy];
         }
         let asked = |versus| self.versus.iter().any(|v| *v == versus || *v == Versus::All);
         let mut others = vec![
-            (Versus::Pasta, Peer::Pasta),
-            (Versus::Pasta, Peer::SecondPasta),
-            (Versus::Slirp4netns, Peer::Slirp4netns),
-            (Versus::Veth, Peer::Veth),
+            (Versus::Pasta, UplinkPeer::Pasta),
+            (Versus::Pasta, UplinkPeer::SecondPasta),
+            (Versus::Slirp4netns, UplinkPeer::Slirp4netns),
+            (Versus::Veth, UplinkPeer::Veth),
         ];
-        others.retain(|(_, peer)| *peer != Peer::SecondPasta || self.second_pasta.is_some());
+        others.retain(|(_, peer)| *peer != UplinkPeer::SecondPasta || self.second_pasta.is_some());
         let others = others.into_iter().filter(|(versus, _)| asked(*versus)).map(|(_, peer)| peer);
-        [Peer::Ringfence].into_iter().chain(others).collect()
+        [UplinkPeer::Ringfence].into_iter().chain(others).collect()
     }
 
     /// Returns the cases of the requested workloads.
     pub(super) fn cases(&self) -> Vec<Workload> {
-        let both = [Direction::NsHost, Direction::HostNs];
+        let both = [UplinkDirection::NsHost, UplinkDirection::HostNs];
         let mut cases = Vec::new();
         let row = |name, kind, direction| Workload {
             name,
@@ -185,30 +185,35 @@ impl UplinkArgs {
             cases.extend(both.map(|direction| Workload {
                 mtu,
                 streams,
-                ..row("tcp-stream", Kind::TcpStream, direction)
+                ..row("tcp-stream", WorkloadKind::TcpStream, direction)
             }));
         }
         for size in [64, 1400] {
-            let row = |d| Workload { size, mtu: 1500, ..row("udp-stream", Kind::UdpStream, d) };
+            let row =
+                |d| Workload { size, mtu: 1500, ..row("udp-stream", WorkloadKind::UdpStream, d) };
             cases.extend(both.map(row));
         }
-        cases.push(row("tcp-rr", Kind::TcpRr, Direction::NsHost));
-        cases.push(row("tcp-crr", Kind::TcpCrr, Direction::NsHost));
-        cases.push(Workload { streams: 32, ..row("http-32", Kind::Http, Direction::NsHost) });
+        cases.push(row("tcp-rr", WorkloadKind::TcpRr, UplinkDirection::NsHost));
+        cases.push(row("tcp-crr", WorkloadKind::TcpCrr, UplinkDirection::NsHost));
+        cases.push(Workload {
+            streams: 32,
+            ..row("http-32", WorkloadKind::Http, UplinkDirection::NsHost)
+        });
         cases.extend(both.map(|direction| Workload {
             inbound: true,
-            ..row("tcp-inbound", Kind::TcpStream, direction)
+            ..row("tcp-inbound", WorkloadKind::TcpStream, direction)
         }));
         cases.push(Workload {
             inbound: true,
-            ..row("tcp-crr-inbound", Kind::TcpCrr, Direction::HostNs)
+            ..row("tcp-crr-inbound", WorkloadKind::TcpCrr, UplinkDirection::HostNs)
         });
         cases.retain(|case| self.kinds.is_empty() || self.kinds.contains(&case.kind));
         if self.policy {
             let is_of_outside =
                 |case: &Workload| !case.inbound && case.mtu == 65520 && case.streams == 1;
             cases.retain(|case| {
-                is_of_outside(case) && matches!(case.kind, Kind::TcpCrr | Kind::TcpStream)
+                is_of_outside(case)
+                    && matches!(case.kind, WorkloadKind::TcpCrr | WorkloadKind::TcpStream)
             });
         }
         cases
@@ -221,27 +226,28 @@ mod tests {
     use clap::Parser;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         args: UplinkArgs,
     }
 
     #[test]
     fn options_select_peers_and_cases() {
-        let args = Line::parse_from(["x", "--vs", "all"]).args;
+        let args = CommandLine::parse_from(["x", "--vs", "all"]).args;
         assert_eq!(args.peers().len(), 4);
         assert_eq!(args.cases().len(), 16);
         let line = ["x", "--vs", "pasta", "--second-pasta", "/old/pasta"];
-        let peers = Line::parse_from(line).args.peers();
-        assert_eq!(peers, [Peer::Ringfence, Peer::Pasta, Peer::SecondPasta]);
-        let args = Line::parse_from(["x", "--vs", "veth", "--case", "tcp-rr,udp-stream"]).args;
-        assert_eq!(args.peers(), [Peer::Ringfence, Peer::Veth]);
+        let peers = CommandLine::parse_from(line).args.peers();
+        assert_eq!(peers, [UplinkPeer::Ringfence, UplinkPeer::Pasta, UplinkPeer::SecondPasta]);
+        let args =
+            CommandLine::parse_from(["x", "--vs", "veth", "--case", "tcp-rr,udp-stream"]).args;
+        assert_eq!(args.peers(), [UplinkPeer::Ringfence, UplinkPeer::Veth]);
         assert_eq!(args.cases().len(), 5);
-        let args = Line::parse_from(["x", "--policy"]).args;
-        assert_eq!(args.peers(), [Peer::Ringfence, Peer::Policy]);
+        let args = CommandLine::parse_from(["x", "--policy"]).args;
+        assert_eq!(args.peers(), [UplinkPeer::Ringfence, UplinkPeer::Policy]);
         let cases = args.cases();
-        assert_eq!(cases.iter().filter(|case| case.kind == Kind::TcpStream).count(), 2);
+        assert_eq!(cases.iter().filter(|case| case.kind == WorkloadKind::TcpStream).count(), 2);
         assert_eq!(cases.len(), 3);
-        assert!(Line::try_parse_from(["x", "--policy", "--vs", "veth"]).is_err());
+        assert!(CommandLine::try_parse_from(["x", "--policy", "--vs", "veth"]).is_err());
     }
 }

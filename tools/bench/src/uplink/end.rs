@@ -54,7 +54,7 @@ pub(super) enum Work {
 /// Workload of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum WorkloadKind {
     /// Bulk data in one or several streams
     TcpStream,
     /// Datagrams as fast as they can be sent
@@ -70,9 +70,9 @@ pub enum Kind {
 /// Parameters of one case, passed to the client on its command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CaseSpec {
-    pub(super) kind: Kind,
+    pub(super) kind: WorkloadKind,
     pub(super) to: SocketAddr,
-    /// Set if the server sends.
+    /// Set if the data flows from the server to the client.
     pub(super) down: bool,
     pub(super) streams: usize,
     /// Bytes of a datagram.
@@ -121,7 +121,7 @@ pub(super) fn client_main(order: &str) -> u8 {
 
 /// Runs a server in a process of its own. Returns the exit status.
 pub(super) fn server_main(port: u16) -> u8 {
-    let served = Server::bind(port).and_then(|server| {
+    let served = EndServer::bind(port).and_then(|server| {
         say(&EndMessage::Listening(server.port))?;
         server.serve()
     });
@@ -140,17 +140,17 @@ pub(super) fn outside_main(port: u16) -> u8 {
 }
 
 /// Server on one port of every address, TCP and UDP.
-pub(super) struct Server {
+pub(super) struct EndServer {
     listener: TcpListener,
     pub(super) port: u16,
 }
 
-impl Server {
+impl EndServer {
     /// Binds a port; 0 lets the kernel choose one.
-    pub(super) fn bind(port: u16) -> anyhow::Result<Server> {
+    pub(super) fn bind(port: u16) -> anyhow::Result<EndServer> {
         let listener = TcpListener::bind(("0.0.0.0", port)).context("listening")?;
         let port = listener.local_addr()?.port();
-        Ok(Server { listener, port })
+        Ok(EndServer { listener, port })
     }
 
     /// Accepts connections without end and serves each in a thread of its own.
@@ -384,11 +384,11 @@ pub(super) fn ask(
     drop(connect(targets.of(0), Work::Echo)?);
     begins()?;
     match order.kind {
-        Kind::TcpStream => in_parallel(order, targets, stream),
-        Kind::UdpStream => datagrams(order, targets),
-        Kind::TcpRr => in_parallel(order, targets, |order, to| requests(order, to, false)),
-        Kind::TcpCrr => in_parallel(order, targets, |order, to| requests(order, to, true)),
-        Kind::Http => in_parallel(order, targets, fetch_pages),
+        WorkloadKind::TcpStream => in_parallel(order, targets, stream),
+        WorkloadKind::UdpStream => datagrams(order, targets),
+        WorkloadKind::TcpRr => in_parallel(order, targets, |order, to| requests(order, to, false)),
+        WorkloadKind::TcpCrr => in_parallel(order, targets, |order, to| requests(order, to, true)),
+        WorkloadKind::Http => in_parallel(order, targets, fetch_pages),
     }
 }
 
@@ -478,9 +478,10 @@ fn requests(
     each_connects: bool,
 ) -> anyhow::Result<CaseResult> {
     let mut kept = if each_connects { None } else { Some(connect(targets.of(0), Work::Echo)?) };
-    let mut connections = 0..;
+    let mut connection = 0;
     timed(order, || {
-        let target = targets.of(connections.next().unwrap_or(0));
+        let target = targets.of(connection);
+        connection += 1;
         let mut fresh = if each_connects { Some(connect(target, Work::Echo)?) } else { None };
         let Some(stream) = kept.as_mut().or(fresh.as_mut()) else { bail!("no connection") };
         stream.get_mut().write_all(&[7; SMALL])?;
@@ -513,12 +514,12 @@ mod tests {
 
     #[test]
     fn every_case_over_loopback_reports_bytes_and_time() {
-        let server = Server::bind(0).unwrap();
+        let server = EndServer::bind(0).unwrap();
         let to = SocketAddr::from(([127, 0, 0, 1], server.port));
         std::thread::spawn(move || server.serve());
         let length = Duration::from_millis(200);
         let order = CaseSpec {
-            kind: Kind::TcpStream,
+            kind: WorkloadKind::TcpStream,
             to,
             down: false,
             streams: 2,
@@ -526,11 +527,17 @@ mod tests {
             length,
             names: None,
         };
-        for kind in [Kind::TcpStream, Kind::TcpRr, Kind::TcpCrr, Kind::Http, Kind::UdpStream] {
+        for kind in [
+            WorkloadKind::TcpStream,
+            WorkloadKind::TcpRr,
+            WorkloadKind::TcpCrr,
+            WorkloadKind::Http,
+            WorkloadKind::UdpStream,
+        ] {
             for down in [false, true] {
                 let came = ask(&CaseSpec { kind, down, ..order }, || Ok(())).unwrap();
                 assert!(came.bytes > 0 && came.nanos > 0, "{kind:?} {down}: {came:?}");
-                if kind == Kind::UdpStream {
+                if kind == WorkloadKind::UdpStream {
                     assert!(came.arrived <= came.sent, "{came:?}");
                 }
             }

@@ -20,8 +20,8 @@ use ringfence_sys::namespaces::{self, Fresh};
 
 use self::args::LinksArgs;
 use self::path::LinkRun;
-use super::args::Direction;
-use super::end::{CaseSpec, Kind, Server};
+use super::args::UplinkDirection;
+use super::end::{CaseSpec, EndServer, WorkloadKind};
 use super::peers::HOST;
 use crate::harness::{Format, Layout, Report, Value, left, median, right};
 
@@ -48,25 +48,25 @@ impl LinkName {
 
 /// Packet size and offloads of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setup {
+struct LinkSetup {
     mtu: u16,
     /// Set if checksums and segmentation are offloaded in both directions.
     whole: bool,
 }
 
 /// Returns the published rates in Gbit/s: by a TAP, by vhost-net. The source does not name the machine.
-fn published(direction: Direction) -> [f64; 2] {
+fn published(direction: UplinkDirection) -> [f64; 2] {
     match direction {
-        Direction::NsHost => [26.3, 36.9],
-        Direction::HostNs => [16.0, 17.26],
+        UplinkDirection::NsHost => [26.3, 36.9],
+        UplinkDirection::HostNs => [16.0, 17.26],
     }
 }
 
 /// Row: the runs of one link.
 struct LinkRow {
     link: LinkName,
-    setup: Setup,
-    direction: Direction,
+    setup: LinkSetup,
+    direction: UplinkDirection,
     runs: Vec<LinkRun>,
     /// For vhost-net: ratio of its rate to that of the TAP.
     to_tap: Option<f64>,
@@ -82,12 +82,12 @@ pub(crate) fn run(args: &LinksArgs) -> anyhow::Result<()> {
     namespaces::unshare(Fresh::MountNetIpcUts).context("a network namespace for the host")?;
     let _network = super::host_network()?;
     super::choose_congestion(CONGESTION)?;
-    let server = Server::bind(0)?;
+    let server = EndServer::bind(0)?;
     let port = server.port;
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.serve())?;
     let report = Report::begin(layout(), Format::of(args.json))?;
     for setup in setups(args) {
-        for direction in [Direction::NsHost, Direction::HostNs] {
+        for direction in [UplinkDirection::NsHost, UplinkDirection::HostNs] {
             let rows = measure(args, setup, direction, port)?;
             rows.iter().try_for_each(|row| report.row(row))?;
         }
@@ -95,22 +95,22 @@ pub(crate) fn run(args: &LinksArgs) -> anyhow::Result<()> {
     report.end()
 }
 
-fn setups(args: &LinksArgs) -> Vec<Setup> {
-    let each = |&mtu| [true, false].map(|whole| Setup { mtu, whole });
+fn setups(args: &LinksArgs) -> Vec<LinkSetup> {
+    let each = |&mtu| [true, false].map(|whole| LinkSetup { mtu, whole });
     args.mtus.iter().flat_map(each).collect()
 }
 
 /// Measures a row for each link.
 fn measure(
     args: &LinksArgs,
-    setup: Setup,
-    direction: Direction,
+    setup: LinkSetup,
+    direction: UplinkDirection,
     port: u16,
 ) -> anyhow::Result<[LinkRow; 2]> {
     let order = CaseSpec {
-        kind: Kind::TcpStream,
+        kind: WorkloadKind::TcpStream,
         to: format!("{HOST}:{port}").parse()?,
-        down: direction == Direction::HostNs,
+        down: direction == UplinkDirection::HostNs,
         streams: 1,
         size: 0,
         length: args.seconds,
@@ -213,9 +213,9 @@ mod tests {
     }
 
     fn row(link: LinkName, bytes: &[u64]) -> LinkRow {
-        let setup = Setup { mtu: 65520, whole: false };
+        let setup = LinkSetup { mtu: 65520, whole: false };
         let runs = bytes.iter().map(|bytes| run(*bytes)).collect();
-        LinkRow { link, setup, direction: Direction::HostNs, runs, to_tap: None }
+        LinkRow { link, setup, direction: UplinkDirection::HostNs, runs, to_tap: None }
     }
 
     #[test]

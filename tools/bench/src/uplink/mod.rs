@@ -33,15 +33,15 @@ use ringfence_hostnet::causes::causes;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::Tap;
 
-use self::args::{Direction, Peer, UplinkArgs, Workload};
-use self::end::{CaseResult, CaseSpec, EndMessage, Kind, Server};
+use self::args::{UplinkArgs, UplinkDirection, UplinkPeer, Workload};
+use self::end::{CaseResult, CaseSpec, EndMessage, EndServer, WorkloadKind};
 use self::names::NAMES;
 use self::peers::{Behind, GUEST, HOST, PORT};
 use self::policy::Outside;
 use self::report::{UplinkRow, UplinkRun};
 use super::gso::cpu::spent_by_descendants;
 use super::perf::PerfStat;
-use crate::harness::{Format, Report};
+use crate::harness::{Format, Report, STATUS_BENCH_FAILED};
 
 /// Resource usage during a measurement.
 struct Meter {
@@ -72,7 +72,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
     let _allowed = Allowed::these(&args.congestion);
     namespaces::unshare(Fresh::MountNetIpcUts).context("a network namespace for the host")?;
     let _network = host_network()?;
-    let server = Server::bind(0)?;
+    let server = EndServer::bind(0)?;
     let own = SocketAddr::new(HOST.parse()?, server.port);
     std::thread::Builder::new().name("serve".to_owned()).spawn(move || server.serve())?;
     let mut peers = args.peers();
@@ -98,7 +98,7 @@ pub(super) fn run(args: &UplinkArgs) -> anyhow::Result<()> {
         let to = outside.as_ref().map_or(own, Outside::to);
         for case in args.cases() {
             // Datagrams have no congestion control, so one pass suffices.
-            if case.kind == Kind::UdpStream && Some(congestion) != args.congestion.first() {
+            if case.kind == WorkloadKind::UdpStream && Some(congestion) != args.congestion.first() {
                 continue;
             }
             let rows = measure(args, &peers, &case, congestion, to)?;
@@ -157,7 +157,7 @@ fn choose_congestion(name: &str) -> anyhow::Result<()> {
 /// Runs a row in all rounds. Returns a row for each peer with at least one successful run.
 fn measure(
     args: &UplinkArgs,
-    peers: &[Peer],
+    peers: &[UplinkPeer],
     case: &Workload,
     congestion: &str,
     to: SocketAddr,
@@ -165,7 +165,7 @@ fn measure(
     let mut runs: Vec<Vec<UplinkRun>> = peers.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
         for (peer, runs) in peers.iter().zip(&mut runs) {
-            if *peer == Peer::Slirp4netns && case.inbound {
+            if *peer == UplinkPeer::Slirp4netns && case.inbound {
                 continue;
             }
             let run = if case.inbound {
@@ -176,7 +176,7 @@ fn measure(
             match run.with_context(|| format!("{} {}", peer.name(), case.name)) {
                 Ok(run) => runs.push(run),
                 // A failure of another program does not end the benchmark.
-                Err(error) if !matches!(peer, Peer::Ringfence | Peer::Policy) => {
+                Err(error) if !matches!(peer, UplinkPeer::Ringfence | UplinkPeer::Policy) => {
                     eprintln!("ringfence: {}", causes(&error))
                 }
                 Err(error) => return Err(error),
@@ -198,7 +198,7 @@ fn measure(
 
 fn order(args: &UplinkArgs, case: &Workload, to: SocketAddr) -> CaseSpec {
     // The connection's origin is the client's side.
-    let down = (case.direction == Direction::HostNs) != case.inbound;
+    let down = (case.direction == UplinkDirection::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
     let names = args.policy.then_some(NAMES);
     CaseSpec { kind, to, down, streams, size, length: args.seconds, names }
@@ -206,7 +206,7 @@ fn order(args: &UplinkArgs, case: &Workload, to: SocketAddr) -> CaseSpec {
 
 fn outbound(
     args: &UplinkArgs,
-    peer: Peer,
+    peer: UplinkPeer,
     case: &Workload,
     congestion: &str,
     to: SocketAddr,
@@ -226,7 +226,7 @@ fn outbound(
 
 fn inbound(
     args: &UplinkArgs,
-    peer: Peer,
+    peer: UplinkPeer,
     case: &Workload,
     congestion: &str,
 ) -> anyhow::Result<UplinkRun> {
@@ -236,7 +236,7 @@ fn inbound(
         other => bail!("the server said {other:?}"),
     }
     let to = match peer {
-        Peer::Veth => SocketAddr::new(GUEST.parse()?, PORT),
+        UplinkPeer::Veth => SocketAddr::new(GUEST.parse()?, PORT),
         _ => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), PORT),
     };
     let mut meter = None;
@@ -265,9 +265,13 @@ pub(crate) fn end_main(role: &str, congestion: &str, what: &str) -> u8 {
     if let Err(error) = choose_congestion(congestion) {
         eprintln!("ringfence: {}", causes(&error));
     }
-    match role {
-        "client" => end::client_main(what),
-        "outside" => end::outside_main(what.parse().unwrap_or(PORT)),
-        _ => end::server_main(what.parse().unwrap_or(PORT)),
+    match (role, what.parse()) {
+        ("client", _) => end::client_main(what),
+        ("outside", Ok(port)) => end::outside_main(port),
+        (_, Ok(port)) => end::server_main(port),
+        (_, Err(error)) => {
+            eprintln!("ringfence: the port {what}: {error}");
+            STATUS_BENCH_FAILED
+        }
     }
 }

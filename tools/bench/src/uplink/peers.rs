@@ -13,7 +13,7 @@ use anyhow::{Context, bail, ensure};
 
 use super::super::gso::cpu::descendants_that_are;
 use super::super::messages;
-use super::args::{Peer, UplinkArgs, Workload};
+use super::args::{UplinkArgs, UplinkPeer, Workload};
 use super::end::EndMessage;
 use super::names;
 
@@ -25,18 +25,18 @@ pub(super) const PORT: u16 = 5400;
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Returns the program of a peer that is not part of this one.
-fn program_of(args: &UplinkArgs, peer: Peer) -> Option<&Path> {
+fn program_of(args: &UplinkArgs, peer: UplinkPeer) -> Option<&Path> {
     match peer {
-        Peer::Ringfence | Peer::Policy => None,
-        Peer::Pasta => Some(&args.pasta),
-        Peer::SecondPasta => args.second_pasta.as_deref(),
-        Peer::Slirp4netns => Some("slirp4netns".as_ref()),
-        Peer::Veth => Some("ip".as_ref()),
+        UplinkPeer::Ringfence | UplinkPeer::Policy => None,
+        UplinkPeer::Pasta => Some(&args.pasta),
+        UplinkPeer::SecondPasta => args.second_pasta.as_deref(),
+        UplinkPeer::Slirp4netns => Some("slirp4netns".as_ref()),
+        UplinkPeer::Veth => Some("ip".as_ref()),
     }
 }
 
 /// Returns the reason for which a peer cannot be measured; `None` if it can.
-pub(super) fn missing(args: &UplinkArgs, peer: Peer) -> Option<String> {
+pub(super) fn missing(args: &UplinkArgs, peer: UplinkPeer) -> Option<String> {
     let program = program_of(args, peer)?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     // A name with a directory is not searched for: joining it to another one leaves it as it is, if it is absolute.
@@ -46,8 +46,8 @@ pub(super) fn missing(args: &UplinkArgs, peer: Peer) -> Option<String> {
 
 /// Returns the first line that a peer's program prints about its version. `None` for a peer of this program or of the
 /// kernel.
-pub(super) fn version(args: &UplinkArgs, peer: Peer) -> Option<String> {
-    let program = program_of(args, peer).filter(|_| peer != Peer::Veth)?;
+pub(super) fn version(args: &UplinkArgs, peer: UplinkPeer) -> Option<String> {
+    let program = program_of(args, peer).filter(|_| peer != UplinkPeer::Veth)?;
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Some(format!("{} ({})", text.lines().next().unwrap_or_default(), program.display()))
@@ -55,7 +55,7 @@ pub(super) fn version(args: &UplinkArgs, peer: Peer) -> Option<String> {
 
 /// Command behind a peer, with its messages; ended on drop.
 pub(super) struct Behind {
-    peer: Peer,
+    peer: UplinkPeer,
     child: Child,
     /// Forwarding process, if the peer runs beside the command.
     helper: Option<Child>,
@@ -66,22 +66,22 @@ impl Behind {
     /// Starts this program with `words` behind a peer.
     pub(super) fn start(
         args: &UplinkArgs,
-        peer: Peer,
+        peer: UplinkPeer,
         case: &Workload,
         words: &[&str],
     ) -> anyhow::Result<Behind> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = match peer {
-            Peer::Ringfence => ours(args, case, &program, &[]),
-            Peer::Policy => {
+            UplinkPeer::Ringfence => ours(args, case, &program, &[]),
+            UplinkPeer::Policy => {
                 let file = names::file();
                 ours(args, case, &program, &["--policy".as_ref(), file.as_os_str()])
             }
-            Peer::Pasta => pasta(case, &args.pasta),
-            Peer::SecondPasta => {
+            UplinkPeer::Pasta => pasta(case, &args.pasta),
+            UplinkPeer::SecondPasta => {
                 pasta(case, args.second_pasta.as_deref().context("a second pasta")?)
             }
-            Peer::Slirp4netns | Peer::Veth => {
+            UplinkPeer::Slirp4netns | UplinkPeer::Veth => {
                 let mut command = Command::new("unshare");
                 command.args(["--net", "--"]);
                 command
@@ -90,15 +90,20 @@ impl Behind {
         command.arg(&program).args(["internal", "bench-uplink-end"]).args(words);
         let mut behind = Behind::of(command, peer)?;
         match peer {
-            Peer::Slirp4netns => behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?),
-            Peer::Veth => veth(case, behind.child_in_its_own_net()?)?,
-            Peer::Ringfence | Peer::Policy | Peer::Pasta | Peer::SecondPasta => {}
+            UplinkPeer::Slirp4netns => {
+                behind.helper = Some(slirp(case, behind.child_in_its_own_net()?)?)
+            }
+            UplinkPeer::Veth => veth(case, behind.child_in_its_own_net()?)?,
+            UplinkPeer::Ringfence
+            | UplinkPeer::Policy
+            | UplinkPeer::Pasta
+            | UplinkPeer::SecondPasta => {}
         }
         Ok(behind)
     }
 
     /// Starts a complete command line.
-    pub(super) fn of(mut command: Command, peer: Peer) -> anyhow::Result<Behind> {
+    pub(super) fn of(mut command: Command, peer: UplinkPeer) -> anyhow::Result<Behind> {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {}", peer.name()))?;
         let output = child.stdout.take().context("a process without output")?;
@@ -117,9 +122,11 @@ impl Behind {
     /// Returns the processes that forward packets; empty if the kernel does.
     pub(super) fn carriers(&self) -> anyhow::Result<Vec<u32>> {
         Ok(match self.peer {
-            Peer::Ringfence | Peer::Policy => descendants_that_are("uplink")?,
-            Peer::Pasta | Peer::SecondPasta => vec![self.child.id()],
-            Peer::Slirp4netns | Peer::Veth => self.helper.iter().map(Child::id).collect(),
+            UplinkPeer::Ringfence | UplinkPeer::Policy => descendants_that_are("uplink")?,
+            UplinkPeer::Pasta | UplinkPeer::SecondPasta => vec![self.child.id()],
+            UplinkPeer::Slirp4netns | UplinkPeer::Veth => {
+                self.helper.iter().map(Child::id).collect()
+            }
         })
     }
 
@@ -186,14 +193,22 @@ fn slirp(case: &Workload, pid: u32) -> anyhow::Result<Child> {
 }
 
 fn veth(case: &Workload, pid: u32) -> anyhow::Result<()> {
-    let (outside, inside) = (("bench-out", HOST), ("bench-in", GUEST));
+    let outside = CableEnd { interface: "bench-out", address: HOST };
+    let inside = CableEnd { interface: "bench-in", address: GUEST };
     Cable { outside, inside, mtu: case.mtu }.lay(pid)
 }
 
-/// Pair of interfaces between this network namespace and another one: names, and IPv4 addresses in a network of 24 bits.
+/// End of a cable.
+pub(super) struct CableEnd<'a> {
+    pub(super) interface: &'a str,
+    /// IPv4 address in a network of 24 bits.
+    pub(super) address: &'a str,
+}
+
+/// Pair of interfaces between this network namespace and another one.
 pub(super) struct Cable<'a> {
-    pub(super) outside: (&'a str, &'a str),
-    pub(super) inside: (&'a str, &'a str),
+    pub(super) outside: CableEnd<'a>,
+    pub(super) inside: CableEnd<'a>,
     pub(super) mtu: u16,
 }
 
@@ -201,8 +216,9 @@ impl Cable<'_> {
     /// Connects the network namespace of a process, whose loopback is brought up.
     pub(super) fn lay(&self, pid: u32) -> anyhow::Result<()> {
         let (pid, mtu) = (pid.to_string(), self.mtu.to_string());
-        let (near, far) = (self.outside.0, self.inside.0);
-        let [host, guest] = [self.outside.1, self.inside.1].map(|ip| format!("{ip}/24"));
+        let (near, far) = (self.outside.interface, self.inside.interface);
+        let [host, guest] =
+            [self.outside.address, self.inside.address].map(|ip| format!("{ip}/24"));
         let inside = ["nsenter", "-t", &pid, "--net", "ip"];
         // An earlier row's interface may not be removed yet.
         let _ = Command::new("ip").args(["link", "del", near]).stderr(Stdio::null()).status();

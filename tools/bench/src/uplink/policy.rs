@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::args::Peer;
+use super::args::UplinkPeer;
 use super::end::EndMessage;
 use super::names::{FIRST, NAMES, file, name};
-use super::peers::{self, Behind, Cable, PORT};
+use super::peers::{self, Behind, Cable, CableEnd, PORT};
 
 /// Addresses of host and outside on their cable.
 const NEAR: &str = "203.0.113.1";
@@ -53,9 +53,13 @@ impl Outside {
         let mut command = Command::new("unshare");
         command.args(["--net", "--"]).arg(std::env::current_exe()?);
         command.args(["internal", "bench-uplink-end", "outside", congestion, &PORT.to_string()]);
-        let server = Behind::of(command, Peer::Veth)?;
+        let server = Behind::of(command, UplinkPeer::Veth)?;
         let pid = server.child_in_its_own_net()?;
-        let cable = Cable { outside: ("bench-far", NEAR), inside: ("bench-near", FAR), mtu: 65520 };
+        let cable = Cable {
+            outside: CableEnd { interface: "bench-far", address: NEAR },
+            inside: CableEnd { interface: "bench-near", address: FAR },
+            mtu: 65520,
+        };
         cable.lay(pid)?;
         peers::run(&["ip", "route", "replace", RANGE, "via", FAR])?;
         let pid = pid.to_string();

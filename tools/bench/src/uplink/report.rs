@@ -2,8 +2,8 @@
 
 use hdrhistogram::Histogram;
 
-use super::args::{Peer, Workload};
-use super::end::{self, CaseResult, Kind};
+use super::args::{UplinkPeer, Workload};
+use super::end::{self, CaseResult, WorkloadKind};
 use crate::harness::{Layout, Value, left, median, right};
 
 /// Result of one run.
@@ -45,7 +45,7 @@ impl UplinkRun {
 
 /// Row: the runs of a workload behind one peer.
 pub(super) struct UplinkRow {
-    peer: Peer,
+    peer: UplinkPeer,
     case: Workload,
     congestion: String,
     runs: Vec<UplinkRun>,
@@ -57,7 +57,7 @@ pub(super) struct UplinkRow {
 
 impl UplinkRow {
     pub(super) fn new(
-        peer: Peer,
+        peer: UplinkPeer,
         case: Workload,
         congestion: &str,
         runs: Vec<UplinkRun>,
@@ -75,15 +75,15 @@ impl UplinkRow {
     }
 
     fn is_datagrams(&self) -> bool {
-        self.case.kind == Kind::UdpStream
+        self.case.kind == WorkloadKind::UdpStream
     }
 
     fn is_timed(&self) -> bool {
-        matches!(self.case.kind, Kind::TcpRr | Kind::TcpCrr | Kind::Http)
+        matches!(self.case.kind, WorkloadKind::TcpRr | WorkloadKind::TcpCrr | WorkloadKind::Http)
     }
 
     fn gbps(&self) -> Option<f64> {
-        let is_bulk = !matches!(self.case.kind, Kind::TcpRr | Kind::TcpCrr);
+        let is_bulk = !matches!(self.case.kind, WorkloadKind::TcpRr | WorkloadKind::TcpCrr);
         is_bulk.then(|| self.median(UplinkRun::gbps))
     }
 
@@ -155,14 +155,14 @@ carries packets, with --syscalls.";
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::Direction;
+    use super::super::args::UplinkDirection;
     use super::*;
 
-    fn row(kind: Kind) -> UplinkRow {
+    fn row(kind: WorkloadKind) -> UplinkRow {
         let case = Workload {
             name: "a-case",
             kind,
-            direction: Direction::HostNs,
+            direction: UplinkDirection::HostNs,
             mtu: 1500,
             streams: 2,
             size: 64,
@@ -176,7 +176,7 @@ mod tests {
             times: vec![(5000, 99), (90_000, 1)],
         };
         let runs = vec![UplinkRun { came, cpu_ns: 1 << 20, syscalls: Some(50) }];
-        UplinkRow::new(Peer::Pasta, case, "bbr", runs).unwrap()
+        UplinkRow::new(UplinkPeer::Pasta, case, "bbr", runs).unwrap()
     }
 
     fn json(row: &UplinkRow) -> serde_json::Value {
@@ -185,17 +185,17 @@ mod tests {
 
     #[test]
     fn figures_depend_on_the_workload() {
-        let timed = json(&row(Kind::TcpRr));
+        let timed = json(&row(WorkloadKind::TcpRr));
         assert_eq!((&timed["per_second"], &timed["congestion"]), (&15.0.into(), &"bbr".into()));
         assert!(timed["p50_us"].as_f64().is_some_and(|us| (us - 5.0).abs() < 0.1), "{timed}");
         assert_eq!(timed.get("gbps").or(timed.get("pps")).or(timed.get("ours_to_this")), None);
-        let datagrams = json(&row(Kind::UdpStream));
+        let datagrams = json(&row(WorkloadKind::UdpStream));
         assert_eq!((&datagrams["pps"], &datagrams["loss"]), (&15.0.into(), &0.25.into()));
         assert_eq!(
             (&datagrams["congestion"], &datagrams["direction"]),
             (&"none".into(), &"host-ns".into())
         );
-        let stream = json(&row(Kind::TcpStream));
+        let stream = json(&row(WorkloadKind::TcpStream));
         assert_eq!(
             (&stream["syscalls_per_mib"], &stream["cpu_ns_per_kb"]),
             (&50.0.into(), &1000.0.into())
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let line = layout().line(&row(Kind::UdpStream));
+        let line = layout().line(&row(WorkloadKind::UdpStream));
         assert_eq!(line.len(), layout().heading().len(), "{line}");
         assert_eq!(line.split_whitespace().count(), 16, "{line}");
         assert!(line.contains("   25.0 "), "{line}");

@@ -113,12 +113,12 @@ fn word(page: &LentSlice) -> anyhow::Result<u64> {
 }
 
 /// Device in the role of the grantee of one guest.
-struct Peer<'a> {
+struct VfioPeer<'a> {
     bench: &'a Bench,
     region: RegionShape,
 }
 
-impl WindowPeer for Peer<'_> {
+impl WindowPeer for VfioPeer<'_> {
     fn read(&mut self, gref: Gref) -> Result<Option<u64>, String> {
         let Some(address) = self.region.address(gref) else { return Ok(None) };
         self.bench.read(address).map_err(|e| format!("{e:#}"))
@@ -147,7 +147,7 @@ pub(crate) fn run(device: &str, trial: Trial, by: By) -> anyhow::Result<bool> {
 
 fn conformance(bench: &Bench) -> anyhow::Result<bool> {
     let (mut table, mut neighbour) = (bench.table(GUEST)?, bench.table(NEIGHBOUR)?);
-    let mut peer = Peer { bench, region: table.region() };
+    let mut peer = VfioPeer { bench, region: table.region() };
     let mut suite = WindowSuite { table: &mut table, neighbour: &mut neighbour, peer: &mut peer };
     let summary = suite.run(&mut |case| println!("{case}"));
     let engine = bench.container.engine().name;

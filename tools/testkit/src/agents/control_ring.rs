@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use ringfence_memory::PAGE_SIZE;
-use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{Access, Channel, Granter, Gref, Lease, Platform};
 use ringfence_ring::{FrontRing, NETIF_CTRL, NETIF_RX, NETIF_TX, RingPages};
 use ringfence_wire::netif::ctrl::{
@@ -25,10 +24,6 @@ use ringfence_wire::xenbus::{DeviceId, STATE, XenbusState};
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::event::{PollFd, PollFlags};
 
-use ringfence::attach::claim;
-use ringfence::serve::{PlatformChoice, join_hub, parse_platform};
-use ringfence_hostnet::causes::causes;
-use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sys::poll::wait_any;
 
 /// Time limit of a response or a step of the handshake, long enough for emulation.
@@ -40,10 +35,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Sends every message of the control ring to a backend
 #[derive(Debug, Args)]
 pub struct ControlRingArgs {
-    /// Number of the interface [default: the one without a driver]
-    #[arg(long, value_name = "N")]
-    pub device: Option<u32>,
-
     /// Number of pages to stage
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(2..=512))]
     pub pages: u16,
@@ -51,33 +42,28 @@ pub struct ControlRingArgs {
     /// Wait for the files `1`, while pages are staged, and `2`, when they no longer are, in this folder
     #[arg(long, value_name = "DIR")]
     pub hold: Option<PathBuf>,
-
-    /// `xen`, or `local:SOCKET` for domains of a hub
-    #[arg(long, default_value = "xen", value_parser = parse_platform)]
-    pub platform: PlatformChoice,
 }
 
-/// Sends all messages. Returns the exit status.
-pub fn main(args: &ControlRingArgs) -> u8 {
-    let asked = match &args.platform {
-        PlatformChoice::Xen => XenPlatform::open(Side::Frontend)
-            .map_err(anyhow::Error::from)
-            .and_then(|platform| ask_all(&platform, args)),
-        PlatformChoice::Local(socket) => join_hub(socket)
-            .map_err(anyhow::Error::from)
-            .and_then(|platform| ask_all(&platform, args)),
-    };
-    match asked {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("ringfence: control ring: {}", causes(&error));
-            STATUS_FAILED
-        }
-    }
+/// Vif whose backend is asked. Its frontend's driver has released it.
+#[derive(Clone, Debug)]
+pub struct ControlRingTarget {
+    pub device: DeviceId,
+    /// Path of the backend's directory in the store.
+    pub backend: String,
 }
 
-fn ask_all<P: Platform>(platform: &P, args: &ControlRingArgs) -> anyhow::Result<()> {
-    let mut dialogue = Dialogue::connect(platform, args)?;
+/// Sends all messages, and closes the device.
+///
+/// # Errors
+///
+/// Returns an error at the first response that differs from the specification, or if the backend did not connect or
+/// did not let go.
+pub fn run<P: Platform>(
+    platform: &P,
+    target: ControlRingTarget,
+    args: &ControlRingArgs,
+) -> anyhow::Result<()> {
+    let mut dialogue = Dialogue::connect(platform, target, args)?;
     let hashed = dialogue.hashing();
     let asked = hashed.and_then(|()| dialogue.staging());
     // The backend must release the pages before this process exits with them, even after a failure.
@@ -98,7 +84,6 @@ struct Dialogue<'a, P: Platform> {
     args: &'a ControlRingArgs,
     store: StoreClient,
     device: DeviceId,
-    /// Backend's directory.
     backend: String,
     ring: FrontRing<RingPages>,
     channel: P::Channel,
@@ -110,11 +95,13 @@ struct Dialogue<'a, P: Platform> {
 }
 
 impl<'a, P: Platform> Dialogue<'a, P> {
-    fn connect(platform: &P, args: &'a ControlRingArgs) -> anyhow::Result<Self> {
-        let mut store = platform.store()?;
-        let claim::Claimed { device, backend, .. } =
-            claim::claim(&mut store, platform.domid(), args.device)?;
-        claim::reset(&mut store, &device, &backend)?;
+    fn connect(
+        platform: &P,
+        target: ControlRingTarget,
+        args: &'a ControlRingArgs,
+    ) -> anyhow::Result<Self> {
+        let store = platform.store()?;
+        let ControlRingTarget { device, backend } = target;
         let mut granter = platform.granter(device.backend)?;
         let mut lend = |access, count: u16| -> anyhow::Result<Vec<Lease>> {
             Ok((0..count).map(|_| granter.lend(access)).collect::<Result<_, _>>()?)
@@ -178,6 +165,22 @@ impl<'a, P: Platform> Dialogue<'a, P> {
                 return Ok(());
             }
             ensure!(Instant::now() < until, "the backend is {there}, not {state}");
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits until the backend uses neither rings nor channels.
+    fn await_release(&mut self) -> anyhow::Result<()> {
+        let in_use = [XenbusState::Initialised, XenbusState::Connected, XenbusState::Reconfiguring];
+        let path = format!("{}/{STATE}", self.backend);
+        let until = Instant::now() + WITHIN;
+        loop {
+            let state = self.store.read_opt(&path)?;
+            let state = state.and_then(|state| XenbusState::parse(&state).ok());
+            if !state.is_some_and(|state| in_use.contains(&state)) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < until, "the backend did not let go");
             std::thread::sleep(PAUSE);
         }
     }
@@ -307,12 +310,7 @@ impl<'a, P: Platform> Dialogue<'a, P> {
     fn leave(&mut self) -> anyhow::Result<()> {
         let path = format!("{}/{STATE}", self.device.frontend_path());
         self.store.write(&path, XenbusState::Closing.to_string())?;
-        let gone = claim::await_backend_disconnect(
-            &mut self.store,
-            &self.backend,
-            Instant::now() + WITHIN,
-        )?;
-        ensure!(gone, "the backend did not let go");
+        self.await_release()?;
         let front = self.device.frontend_path();
         for key in [keys::CTRL_RING_REF, keys::EVENT_CHANNEL_CTRL] {
             self.store.rm(&format!("{front}/{key}"))?;

@@ -25,23 +25,19 @@ const RSP_EVENT: usize = 12;
 
 /// Frontend with one ring, every word of which can be set.
 pub struct RawFront {
-    /// Platform of the guest.
     pub platform: LocalPlatform,
-    /// Store connection of the guest.
     pub store: StoreClient,
     /// Granter of the ring and of data pages.
     pub granter: LocalGranter,
     /// Local end of the event channel.
     pub channel: LocalChannel,
-    /// Layout of the requests.
     pub abi: Abi,
-    /// Pages of the ring.
     pub ring: Vec<Lease>,
-    /// Index of the next request.
+    /// Free-running index of the next request to write.
     pub produced: u32,
-    /// Index of the next response.
+    /// Free-running index of the next response to read.
     pub consumed: u32,
-    /// Number of the vbd on the stage.
+    /// Index of the vbd in the stage's list.
     pub vbd: usize,
     device: DeviceId,
     layout: RingLayout,

@@ -51,9 +51,7 @@ impl Bell {
 
 /// Driver domain (domain 0) with its hub.
 pub struct Stage {
-    /// Handle to the hub.
     pub hub: HubHandle,
-    /// Platform of domain 0.
     pub platform: LocalPlatform,
     /// Store connection of domain 0.
     pub store: StoreClient,
@@ -184,13 +182,10 @@ impl Stage {
 
 /// Correct guest with one disk.
 pub struct Guest {
-    /// Platform of the guest.
     pub platform: LocalPlatform,
-    /// Store connection of the guest.
     pub store: StoreClient,
-    /// Frontend of the disk.
     pub front: VbdFrontend<LocalPlatform>,
-    /// Number of the vbd.
+    /// Index of the vbd in the stage's list.
     pub vbd: usize,
 }
 

@@ -48,7 +48,7 @@ use bench::{Bench, Stop};
 use dialogue::Dialogue;
 pub use outcome::{CaseReport, Outcome, Refused, Role, Suite, Summary};
 
-/// Function of one domain in one case.
+/// Function of one domain in one case; returns the reason for which it stopped early.
 type Half<P> = fn(&mut Bench<'_, P>) -> Result<(), Stop>;
 
 /// Case of the suite: its name, and the functions of the lender and the user.

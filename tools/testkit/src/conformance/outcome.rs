@@ -116,7 +116,6 @@ impl Refused {
 /// One half of the suite, for one domain.
 #[derive(Clone, Copy, Debug)]
 pub struct Suite {
-    /// Role of this half.
     pub role: Role,
     /// Domain that runs the other half.
     pub peer: DomId,

@@ -11,7 +11,7 @@ use anyhow::Context;
 use ringfence_platform::{Access, Granter, Platform};
 use ringfence_wire::netif::{TxFlags, TxRequest};
 use ringfence_wire::xenbus::STATE;
-use ringfence_wire::xenstore::{HEADER_LEN, Path, Request};
+use ringfence_wire::xenstore::{HEADER_LEN, Path, StoreRequest};
 
 use super::adversary::{SINK_MAC, UNGRANTED, VifAdversary};
 use super::behaviour::Behaviour;
@@ -33,23 +33,25 @@ const UNKNOWN_REQUEST: [u8; 32] = {
 /// State of an attack between bursts.
 pub struct AttackState {
     random: u64,
-    turn: usize,
+    round: usize,
     store: Option<File>,
     posted: bool,
     began: Instant,
 }
 
-impl AttackState {
-    pub fn new() -> AttackState {
+impl Default for AttackState {
+    fn default() -> AttackState {
         AttackState {
             random: 0x2545_F491_4F6C_DD1D,
-            turn: 0,
+            round: 0,
             store: None,
             posted: false,
             began: Instant::now(),
         }
     }
+}
 
+impl AttackState {
     fn random(&mut self) -> u64 {
         next_random(&mut self.random)
     }
@@ -68,11 +70,11 @@ pub fn burst<P: Platform>(
     behaviour: Behaviour,
     state: &mut AttackState,
 ) -> anyhow::Result<()> {
-    state.turn = state.turn.wrapping_add(1);
+    state.round = state.round.wrapping_add(1);
     match behaviour {
         // These rows have no hostile guest.
         Behaviour::Absent | Behaviour::Honest => Ok(()),
-        Behaviour::BadSizes => bad_sizes(adversary, state.turn),
+        Behaviour::BadSizes => bad_sizes(adversary, state.round),
         Behaviour::Slots19 => adversary.post(&chain(adversary, 19, SMALL, 1)).map(drop),
         Behaviour::BadGrefs => {
             adversary.post(&[TxRequest { gref: UNGRANTED, ..adversary.slot(0, SMALL) }]).map(drop)
@@ -100,7 +102,7 @@ pub fn burst<P: Platform>(
         Behaviour::StagingStorm => control::storm(adversary),
         Behaviour::StagingInFlight => control::in_flight(adversary),
         Behaviour::StagingTwice => control::twice(adversary),
-        Behaviour::ControlDeaf => control::deaf(adversary, state.turn),
+        Behaviour::ControlDeaf => control::deaf(adversary, state.round),
         Behaviour::StateFlood => state_flood(adversary, state),
         Behaviour::HubFlood => (0..UNDER_WAY)
             .try_for_each(|_| adversary.send_to_hub(&UNKNOWN_REQUEST))
@@ -126,9 +128,9 @@ fn chain<P: Platform>(
     (0..slots).map(slot).collect()
 }
 
-fn bad_sizes<P: Platform>(adversary: &mut VifAdversary<P>, turn: usize) -> anyhow::Result<()> {
+fn bad_sizes<P: Platform>(adversary: &mut VifAdversary<P>, round: usize) -> anyhow::Result<()> {
     let slot = adversary.slot(0, SMALL);
-    let packet = match turn % 3 {
+    let packet = match round % 3 {
         0 => vec![TxRequest { size: 5, ..slot }],
         1 => vec![TxRequest { offset: 4090, ..slot }],
         _ => vec![TxRequest { flags: TxFlags::MORE_DATA, ..slot }, TxRequest { size: 100, ..slot }],
@@ -208,7 +210,7 @@ fn hoard<P: Platform>(
 ) -> anyhow::Result<()> {
     const CYCLE: u128 = 50;
     const TAKES: u128 = 10;
-    if state.turn % 1024 == 1 && adversary.tx.free()? > 0 {
+    if state.round % 1024 == 1 && adversary.tx.free()? > 0 {
         adversary.address(0, [0xff; 6], adversary.mac())?;
         let slot = adversary.slot(0, SMALL).to_bytes();
         adversary.tx.put(&slot)?;
@@ -244,7 +246,7 @@ fn state_flood<P: Platform>(
             6 => b"99999999999999999999",
             _ => b"connected, I promise",
         };
-        Request::Write { path, value }.emit(1, 0, &mut requests)?;
+        StoreRequest::Write { path, value }.emit(1, 0, &mut requests)?;
         if adversary.one_message_a_write {
             stream.write_all(&requests)?;
             requests.clear();

@@ -183,13 +183,13 @@ pub fn changing_lists<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::R
     let (some, pages) = (usize::from(SOME), &pages[..usize::from(SOME)]);
     control.write(pages, Access::ReadWrite)?;
     control.post([CtrlMessage::AddGrefMapping(control.list(SOME)).request(0)])?;
-    let mut turn = 0;
+    let mut round = 0;
     let answers = control.hear(pace, |control| {
         for _ in 0..4 * some {
-            turn += 1;
-            let (place, bad) = (turn * 7 % some, turn / some % 2 == 1);
+            round += 1;
+            let (place, bad) = (round * 7 % some, round / some % 2 == 1);
             // Not granted, beyond every table, or already in the list.
-            let other = [UNGRANTED, Gref(u32::MAX), pages[(place + 1) % some].gref()][turn % 3];
+            let other = [UNGRANTED, Gref(u32::MAX), pages[(place + 1) % some].gref()][round % 3];
             control.entry(
                 place,
                 if bad { other } else { pages[place].gref() },
@@ -320,9 +320,9 @@ pub fn twice<P: Platform>(adversary: &mut VifAdversary<P>) -> anyhow::Result<()>
 }
 
 /// Sends requests without end and never consumes a response.
-pub fn deaf<P: Platform>(adversary: &mut VifAdversary<P>, turn: usize) -> anyhow::Result<()> {
+pub fn deaf<P: Platform>(adversary: &mut VifAdversary<P>, round: usize) -> anyhow::Result<()> {
     let (control, pages) = adversary.control()?;
-    if turn == 1 {
+    if round == 1 {
         control.write(&pages[..usize::from(SOME)], Access::ReadWrite)?;
     }
     let list = control.list(SOME);

@@ -39,7 +39,6 @@ pub struct HostileBackend {
     pub domain: RawDomain,
     /// Privileged store connection.
     pub store: StoreClient,
-    /// Id of the device.
     pub device: DeviceId,
     /// Platform of the frontend's domain.
     pub platform: LocalPlatform,

@@ -17,9 +17,9 @@ use super::stage::Stage;
 /// Shape of the guest's arena.
 pub const SHAPE: ArenaShape = ArenaShape { writable: 320, read_only: 64, references: 1024 };
 
-/// Reference of the tx ring.
+/// Grant reference under which the adversary lends its TX ring.
 pub const TX_RING: u32 = 8;
-/// Reference of the rx ring.
+/// Grant reference under which the adversary lends its RX ring.
 pub const RX_RING: u32 = 9;
 /// First of 256 consecutive references of rx buffers.
 pub const RX_BUFFERS: u32 = 16;
@@ -28,15 +28,12 @@ pub const TX_PAGES: u32 = 512;
 
 /// Frontend of which everything can be set word by word.
 pub struct HostileFrontend {
-    /// Connection to the hub.
+    /// Connection to the hub, of which the adversary writes every byte.
     pub domain: RawDomain,
-    /// Store connection of the guest.
     pub store: StoreClient,
-    /// Arena of the guest.
     pub arena: RawArena,
-    /// Id of the device.
     pub device: DeviceId,
-    /// Number of the vif on the stage.
+    /// Index of the vif in the stage's list.
     pub vif: usize,
     /// Ring of packets to the backend.
     pub tx: RawRing,

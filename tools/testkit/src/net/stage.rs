@@ -72,9 +72,7 @@ pub struct VifEntry {
 
 /// Driver domain (domain 0) with its vifs, and its hub.
 pub struct Stage {
-    /// Handle to the hub.
     pub hub: HubHandle,
-    /// Platform of domain 0.
     pub platform: LocalPlatform,
     /// Store connection of domain 0.
     pub store: StoreClient,
@@ -228,7 +226,6 @@ impl Stage {
 
 /// Correct guest on the same stage.
 pub struct Neighbour {
-    /// Platform of the guest.
     pub platform: LocalPlatform,
     store: StoreClient,
     front: VifFrontend<LocalPlatform>,

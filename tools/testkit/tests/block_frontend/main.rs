@@ -5,6 +5,7 @@
 
 mod adoption;
 mod bound;
+mod completions;
 mod grants;
 mod keys;
 mod requests;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Physmap side of grant windows: puts pages of a granter into the grantee's physmap and removes them, a batch at a
- * time. A batch holds the p2m lock, makes one TLB flush and one IOMMU flush at its end, and only if it removed
+ * Physmap side of grant windows: puts pages of a granter into the grantee's
+ * physmap and removes them, a batch at a time. A batch holds the p2m lock,
+ * makes one TLB flush and one IOMMU flush at its end, and only if it removed
  * something (or the IOMMU asks for a flush after an addition).
  */
 #include <xen/grant_window.h>
@@ -17,21 +18,27 @@
 
 #include "mm-locks.h"
 
-/* Returns true if windows work in this domain's physmap: hardware-assisted paging with one host p2m. */
+/*
+ * Returns true if windows work in this domain's physmap: hardware-assisted
+ * paging with one host p2m.
+ */
 bool p2m_window_supported(const struct domain *d)
 {
-    return is_hvm_domain(d) && hap_enabled(d) && !nestedhvm_enabled(d) && !altp2m_active(d);
+    return is_hvm_domain(d) && hap_enabled(d) && !nestedhvm_enabled(d) &&
+           !altp2m_active(d);
 }
 
 /* Returns true while a toolstack tracks all pages that the domain dirties. */
 bool p2m_window_dirty_tracking(const struct domain *d)
 {
-    return paging_mode_log_dirty(d) && (!is_hvm_domain(d) || p2m_is_global_logdirty(d));
+    return paging_mode_log_dirty(d) &&
+           (!is_hvm_domain(d) || p2m_is_global_logdirty(d));
 }
 
 /*
- * Prepares frames of one page table (an aligned block of 512) for a window: they must be holes, and their page table
- * is allocated now, so that issuing a page never finds the grantee's p2m pool empty.
+ * Prepares frames of one page table (an aligned block of 512) for a window:
+ * they must be holes, and their page table is allocated now, so that issuing a
+ * page never finds the grantee's p2m pool empty.
  */
 int p2m_window_prepare(struct domain *d, gfn_t gfn, unsigned int nr)
 {
@@ -50,7 +57,8 @@ int p2m_window_prepare(struct domain *d, gfn_t gfn, unsigned int nr)
             rc = -EBUSY;
     }
     if ( !rc )
-        rc = p2m_set_entry(p2m, gfn, INVALID_MFN, PAGE_ORDER_4K, p2m_invalid, p2m->default_access);
+        rc = p2m_set_entry(p2m, gfn, INVALID_MFN, PAGE_ORDER_4K, p2m_invalid,
+                           p2m->default_access);
     p2m_unlock(p2m);
 
     return rc;
@@ -60,7 +68,7 @@ void p2m_window_begin(struct p2m_window_batch *b, struct domain *d)
 {
     struct p2m_domain *p2m = p2m_get_hostp2m(d);
 
-    *b = (struct p2m_window_batch){ .d = d, .low = ~0ul };
+    *b = (struct p2m_window_batch){ .d = d, .low = ~0UL };
     p2m_lock(p2m);
     p2m->window_batch = true;
     p2m->window_flush = false;
@@ -68,14 +76,18 @@ void p2m_window_begin(struct p2m_window_batch *b, struct domain *d)
     this_cpu(iommu_dont_flush_iotlb) = true;
 }
 
-static void changed(struct p2m_window_batch *b, gfn_t gfn, unsigned int iommu_flags)
+static void changed(struct p2m_window_batch *b, gfn_t gfn,
+                    unsigned int iommu_flags)
 {
     b->low = min(b->low, gfn_x(gfn));
     b->high = max(b->high, gfn_x(gfn));
     b->iommu_flags |= iommu_flags;
 }
 
-/* Puts a page at a frame number that is a hole; -EBUSY if the grantee has put something else there. */
+/*
+ * Puts a page at a frame number that is a hole; -EBUSY if the grantee has put
+ * something else there.
+ */
 int p2m_window_add(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn, bool ro)
 {
     struct p2m_domain *p2m = p2m_get_hostp2m(b->d);
@@ -87,7 +99,8 @@ int p2m_window_add(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn, bool ro)
     if ( !p2m_is_hole(t) || p2m_is_paging(t) )
         return -EBUSY;
     changed(b, gfn, IOMMU_FLUSHF_added);
-    rc = p2m_set_entry(p2m, gfn, mfn, PAGE_ORDER_4K, ro ? p2m_window_ro : p2m_window_rw, p2m->default_access);
+    rc = p2m_set_entry(p2m, gfn, mfn, PAGE_ORDER_4K,
+                       ro ? p2m_window_ro : p2m_window_rw, p2m->default_access);
     if ( !rc )
         return 0;
     /* The entry may be in the CPU's tables although the IOMMU refused it. */
@@ -97,7 +110,10 @@ int p2m_window_add(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn, bool ro)
     return rc;
 }
 
-/* Has the batch flush a frame that an earlier batch changed, and failed to flush. */
+/*
+ * Has the batch flush a frame that an earlier batch changed, and failed to
+ * flush.
+ */
 void p2m_window_flush_again(struct p2m_window_batch *b, gfn_t gfn)
 {
     changed(b, gfn, IOMMU_FLUSHF_modified);
@@ -114,12 +130,14 @@ int p2m_window_remove(struct p2m_window_batch *b, gfn_t gfn, mfn_t mfn)
     if ( !p2m_is_window(t) || !mfn_eq(was, mfn) )
         return -EILSEQ;
     changed(b, gfn, IOMMU_FLUSHF_modified);
-    return p2m_set_entry(p2m, gfn, INVALID_MFN, PAGE_ORDER_4K, p2m_invalid, p2m->default_access);
+    return p2m_set_entry(p2m, gfn, INVALID_MFN, PAGE_ORDER_4K, p2m_invalid,
+                         p2m->default_access);
 }
 
 /*
- * Ends a batch. On success no TLB and no IOTLB has a translation that the batch removed. Sets b->flushed if that took
- * a flush of the CPUs. On failure of the IOMMU the removed pages must not be released.
+ * Ends a batch. On success no TLB and no IOTLB has a translation that the batch
+ * removed. Sets b->flushed if that took a flush of the CPUs. On failure of the
+ * IOMMU the removed pages must not be released.
  */
 int p2m_window_end(struct p2m_window_batch *b)
 {
@@ -136,7 +154,8 @@ int p2m_window_end(struct p2m_window_batch *b)
     }
     p2m_unlock(p2m);        /* flushes EPT translations */
     if ( b->iommu_flags )
-        rc = iommu_iotlb_flush(b->d, _dfn(b->low), b->high - b->low + 1, b->iommu_flags);
+        rc = iommu_iotlb_flush(b->d, _dfn(b->low), b->high - b->low + 1,
+                               b->iommu_flags);
     if ( b->iommu_flags & IOMMU_FLUSHF_modified )
         ioreq_request_mapcache_invalidate(b->d);
 

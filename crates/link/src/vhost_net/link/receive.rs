@@ -35,7 +35,7 @@ pub(super) struct Receiver {
 }
 
 /// Results of taking a frame.
-pub(super) enum Taken {
+pub(super) enum TakenBuffers {
     /// Frame of this length was added.
     Frame(usize),
     /// Frame was dropped for this reason.
@@ -83,9 +83,13 @@ impl Receiver {
     }
 
     /// Adds the next frame, of at most `frame_max` bytes, to the batch, which must have room for it.
-    pub(super) fn take(&mut self, batch: &mut Batch, frame_max: usize) -> Result<Taken, LinkFault> {
+    pub(super) fn take(
+        &mut self,
+        batch: &mut Batch,
+        frame_max: usize,
+    ) -> Result<TakenBuffers, LinkFault> {
         let posted = self.queue.in_flight();
-        let Some(first) = self.pop()? else { return Ok(Taken::Nothing) };
+        let Some(first) = self.pop()? else { return Ok(TakenBuffers::Nothing) };
         if (first.len as usize) < MODERN_LEN {
             return Err(LinkFault::Header { len: first.len });
         }
@@ -105,9 +109,11 @@ impl Receiver {
         let bytes: usize = self.pieces.iter().map(|piece| piece.len as usize).sum();
         let len = bytes - MODERN_LEN;
         Ok(match len {
-            _ if len < SHORTEST => Taken::Dropped(DropReason::Runt),
-            _ if len > frame_max => Taken::Dropped(DropReason::Oversize),
-            _ => self.add(batch, header, len).map_or_else(Taken::Dropped, |()| Taken::Frame(len)),
+            _ if len < SHORTEST => TakenBuffers::Dropped(DropReason::Runt),
+            _ if len > frame_max => TakenBuffers::Dropped(DropReason::Oversize),
+            _ => self
+                .add(batch, header, len)
+                .map_or_else(TakenBuffers::Dropped, |()| TakenBuffers::Frame(len)),
         })
     }
 

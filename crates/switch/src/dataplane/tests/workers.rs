@@ -7,7 +7,7 @@ use ringfence_frame::steer::Steering;
 use ringfence_offload::flow_hash::FlowFieldSet;
 
 use super::*;
-use crate::dataplane::relay::BATCHES_MAX;
+use crate::dataplane::handoff::BATCHES_MAX;
 
 /// Dataplane with two or more workers, each on a thread of its own.
 struct Group {
@@ -51,12 +51,12 @@ impl Group {
     }
 
     /// Returns the number of frames handed between workers, and of those dropped instead.
-    fn relayed(&self) -> (u64, u64) {
+    fn handed_over(&self) -> (u64, u64) {
         let stats = self.handle().stats().unwrap();
-        let Some(relay) = stats.ports.iter().find(|port| port.name == "relay") else {
+        let Some(peers) = stats.ports.iter().find(|port| port.name == "relay") else {
             return (0, 0);
         };
-        let of = |wanted| relay.counters.iter().find(|(name, _)| *name == wanted).unwrap().1;
+        let of = |wanted| peers.counters.iter().find(|(name, _)| *name == wanted).unwrap().1;
         (of("tx_frames"), of("drop_relay_full"))
     }
 }
@@ -136,7 +136,7 @@ fn frames_between_ports_with_equal_queues_stay_on_their_worker() {
     for (queue, flows) in (0..).zip(&arrived) {
         assert!(flows.len() == 1 && in_order(&flows[&queue], 100), "{flows:?}");
     }
-    assert_eq!(group.relayed(), (0, 0));
+    assert_eq!(group.handed_over(), (0, 0));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn flows_of_sender_with_fewer_queues_are_spread_in_order() {
     }
     let back = collect(&one, 4 * each as usize);
     assert!(back[0].len() == 4 && back[0].values().all(|numbers| in_order(numbers, each)));
-    assert_eq!(group.relayed().1, 0);
+    assert_eq!(group.handed_over().1, 0);
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn frames_to_guest_with_hashing_arrive_at_hashed_queue() {
     let arrived = collect(&to, 40);
     assert!(arrived[0].is_empty() && arrived[1].len() == 2, "{arrived:?}");
     assert!(arrived[1].values().all(|numbers| in_order(numbers, 20)));
-    assert_eq!(group.relayed(), (20, 0));
+    assert_eq!(group.handed_over(), (20, 0));
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn lent_frame_for_other_worker_is_copied() {
         let (bytes, _) = to[0].take_within(SOON).unwrap();
         assert!(bytes == long);
     }
-    assert_eq!(group.relayed(), (1, 0));
+    assert_eq!(group.handed_over(), (1, 0));
 }
 
 #[test]
@@ -276,14 +276,14 @@ fn faults_of_two_parts_are_reported_as_one_port() {
 
 /// Returns a flow whose frames go to the second of two parts.
 fn flow_of_second(worker: &mut DataplaneWorker, to: PortIndex) -> u16 {
-    let relay = worker.relay.as_mut().unwrap();
+    let peers = worker.peers.as_mut().unwrap();
     let second = |flow: &u16| {
         let mut batch = Batch::default();
         let bytes = segment(BROADCAST, mac(1), *flow, 0);
         let at = batch.reserve(60).unwrap();
         batch.scratch_mut(at..at + 60).unwrap().copy_from_slice(&bytes);
         batch.push_contiguous(at, 60, OffloadMeta::PLAIN).unwrap();
-        relay.worker_of_flow(to, &batch, 0) == 1
+        peers.worker_of_flow(to, &batch, 0) == 1
     };
     (0..).find(second).unwrap()
 }
@@ -315,9 +315,9 @@ fn frames_for_stalled_worker_are_bounded_and_counted() {
         workers[0].round();
     }
     while workers[0].round() {}
-    let counters = Arc::clone(&workers[0].relay.as_ref().unwrap().counters);
+    let counters = Arc::clone(&workers[0].peers.as_ref().unwrap().counters);
     let accepted = counters.tx_frames.get();
-    assert_eq!(accepted + counters.drops(DropReason::RelayFull), sent as u64);
+    assert_eq!(accepted + counters.drops(DropReason::HandoffFull), sent as u64);
     assert!((1..=64 * BATCHES_MAX as u64).contains(&accepted), "{accepted}");
     // When worker 1 runs, all accepted frames arrive in order, and all handoff batches are free again.
     while workers[1].round() {}
@@ -326,7 +326,7 @@ fn frames_for_stalled_worker_are_bounded_and_counted() {
     assert_eq!(arrived.len() as u64, accepted);
     assert!(arrived.is_sorted());
     workers[0].round();
-    assert_eq!(workers[0].relay.as_ref().unwrap().free_batches(1), BATCHES_MAX);
+    assert_eq!(workers[0].peers.as_ref().unwrap().free_batches(1), BATCHES_MAX);
     drop(group);
 }
 
@@ -362,11 +362,11 @@ fn sender_to_one_port_waits_without_loss_while_no_handoff_batch_is_free() {
     begin.send(()).unwrap();
     let arrived = collect(&vif, count);
     assert!(in_order(&arrived[0][&1], u32::try_from(count).unwrap()));
-    assert_eq!(group.relayed(), (count as u64, 0));
+    assert_eq!(group.handed_over(), (count as u64, 0));
 }
 
 #[test]
-fn port_of_single_worker_has_one_part_and_no_relay() {
+fn port_of_single_worker_has_one_part_and_no_handoff() {
     let group = Group::new(1, switch);
     let (id, peers) = group.add(1, None);
     let (_, other) = group.add(1, None);

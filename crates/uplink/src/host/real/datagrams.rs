@@ -21,7 +21,6 @@
 // #syscall uplink getsockopt 1=IPPROTO_IPV6: options in force
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use ringfence_sys::counters::Counter;
@@ -29,6 +28,7 @@ use ringfence_sys::datagrams::{self, SendOptions, Wait};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
+use super::errors::errno;
 use super::outbound::Source;
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
 use crate::udp::multicast::service::Group;
@@ -54,10 +54,6 @@ pub(crate) struct RealDatagrams {
     peer: Option<SocketAddr>,
     /// Set until the kernel has refused to segment a block.
     can_segment: bool,
-}
-
-fn errno(error: io::Error) -> Errno {
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 fn family(address: IpAddr) -> AddressFamily {

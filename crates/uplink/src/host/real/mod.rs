@@ -12,6 +12,7 @@
 // #syscall uplink epoll_create1,epoll_ctl,epoll_pwait,epoll_pwait2: waiting for sockets
 
 mod datagrams;
+mod errors;
 mod listen;
 mod outbound;
 mod own;
@@ -71,10 +72,6 @@ pub struct RealHost {
     #[cfg(test)]
     loopback_is_elsewhere: bool,
     counters: Arc<UplinkCounters>,
-}
-
-fn errno(error: &std::io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 impl RealHost {

@@ -14,6 +14,8 @@ use std::os::fd::AsFd;
 use ringfence_sys::socket;
 use rustix::io::Errno;
 
+use super::errors::errno;
+
 /// Source of one address family's sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
@@ -27,7 +29,7 @@ impl Source {
     /// Restricts a socket to the interface.
     pub(super) fn restrict(&self, file: impl AsFd) -> Result<(), Errno> {
         let Some(name) = &self.interface else { return Ok(()) };
-        socket::bind_to_interface(file, name).map_err(|error| super::errno(&error))
+        socket::bind_to_interface(file, name).map_err(errno)
     }
 
     /// Restricts a socket to the interface, and gives it the address. A connection chooses the port.
@@ -35,7 +37,7 @@ impl Source {
         self.restrict(&file)?;
         let Some(ip) = self.address else { return Ok(()) };
         // Without it, each connection would use up a port of this host alone.
-        socket::set_bind_without_port(&file).map_err(|error| super::errno(&error))?;
+        socket::set_bind_without_port(&file).map_err(errno)?;
         rustix::net::bind(file, &SocketAddr::new(ip, 0))
     }
 }

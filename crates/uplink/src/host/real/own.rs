@@ -15,6 +15,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use ringfence_base::address::IpPrefix;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -54,23 +55,22 @@ const NOTIFICATIONS: usize = 64;
 struct Prefixes {
     /// Prefixes of full length.
     single: HashSet<IpAddr>,
-    /// Shorter prefixes with their length.
-    wide: Vec<(IpAddr, u8)>,
+    /// Shorter prefixes.
+    wide: Vec<IpPrefix>,
 }
 
 impl Prefixes {
     fn add(&mut self, ip: IpAddr, len: u8) {
-        let full = if ip.is_ipv4() { 32 } else { 128 };
-        if len >= full {
+        let prefix = IpPrefix::new(ip, len);
+        if len >= prefix.full_len() {
             self.single.insert(ip);
         } else {
-            self.wide.push((ip, len));
+            self.wide.push(prefix);
         }
     }
 
     fn contain(&self, ip: IpAddr) -> bool {
-        self.single.contains(&ip)
-            || self.wide.iter().any(|&(prefix, len)| crate::access::is_in(ip, prefix, len))
+        self.single.contains(&ip) || self.wide.iter().any(|prefix| prefix.contains(ip))
     }
 }
 

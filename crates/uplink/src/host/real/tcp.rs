@@ -29,7 +29,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SocketFlags, SocketType, sockopt};
 
-use super::{PEEK_AGAIN_MAX, RealHost, errno};
+use super::errors::errno;
+use super::{PEEK_AGAIN_MAX, RealHost};
 use crate::host::{Close, Owner, Piece, SendRoom, Socket, TcpHost, UrgentMark};
 use crate::link::RESERVE_MAX;
 
@@ -128,7 +129,7 @@ impl TcpHost for RealHost {
         let entry = self.entry(socket)?;
         if entry.peek_at.unwrap_or(0) != offset {
             let at = u32::try_from(offset).map_err(|_| Errno::INVAL)?;
-            socket::set_peek_offset(&entry.file, at).map_err(|error| errno(&error))?;
+            socket::set_peek_offset(&entry.file, at).map_err(errno)?;
             entry.peek_at = Some(offset);
             self.count();
         }
@@ -143,7 +144,7 @@ impl TcpHost for RealHost {
     fn discard(&mut self, socket: &Socket, len: usize) -> Result<usize, Errno> {
         self.count();
         let entry = self.entry(socket)?;
-        let n = socket::discard(&entry.file, len).map_err(|error| errno(&error))?;
+        let n = socket::discard(&entry.file, len).map_err(errno)?;
         entry.peek_at = entry.peek_at.map(|at| at.saturating_sub(n));
         Ok(n)
     }
@@ -176,7 +177,7 @@ impl TcpHost for RealHost {
             }
         }
         let flags = if urgent { MSG_OOB } else { 0 };
-        list.send(self.file(socket)?, flags).map_err(|error| errno(&error))
+        list.send(self.file(socket)?, flags).map_err(errno)
     }
 
     fn send_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno> {
@@ -186,9 +187,7 @@ impl TcpHost for RealHost {
 
     fn send_room(&mut self, socket: &Socket) -> SendRoom {
         self.count();
-        let Ok(queue) = self
-            .file(socket)
-            .and_then(|file| socket::send_queue(file).map_err(|error| errno(&error)))
+        let Ok(queue) = self.file(socket).and_then(|file| socket::send_queue(file).map_err(errno))
         else {
             return SendRoom::default();
         };

@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::layout::Layout;
-pub(crate) use plot::{Plot, Scale, Series};
+pub(crate) use plot::{Axis, Plot, Scale, Series};
 
 const STYLE: &str = "body{font:15px/1.45 system-ui,sans-serif;max-width:62rem;margin:2rem auto;\
 padding:0 1rem;color:#222;background:#fff}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}\
@@ -110,8 +110,8 @@ mod tests {
         page.table(&["mode", "Mpps"], &[vec!["copy".into(), "<1>".into()]]);
         page.plot(&Plot {
             title: "x < y".into(),
-            x: ("octets", Scale::Log),
-            y: ("Mpps", Scale::Linear),
+            x: Axis::new("octets", Scale::Log),
+            y: Axis::linear("Mpps"),
             series: vec![Series::new("copy & co", vec![(64.0, 3.0), (1500.0, 2.0)])],
         })
         .unwrap();
@@ -130,8 +130,8 @@ mod tests {
         let mut page = Page::new("t");
         let plot = Plot {
             title: "t".into(),
-            x: ("x", Scale::Linear),
-            y: ("y", Scale::Linear),
+            x: Axis::linear("x"),
+            y: Axis::linear("y"),
             series: vec![Series::new("none", Vec::new())],
         };
         page.plot(&plot).unwrap();

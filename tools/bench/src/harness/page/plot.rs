@@ -30,7 +30,7 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(120, 120, 120),
 ];
 
-/// Scale of an axis.
+/// Scale of an axis: the distance of two values, and the texts of its marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Scale {
     /// Linear from 0, or from the minimum value if that is negative.
@@ -55,12 +55,29 @@ impl Series {
     }
 }
 
+/// Axis of a plot.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Axis {
+    pub(crate) label: &'static str,
+    pub(crate) scale: Scale,
+}
+
+impl Axis {
+    pub(crate) fn new(label: &'static str, scale: Scale) -> Axis {
+        Axis { label, scale }
+    }
+
+    pub(crate) fn linear(label: &'static str) -> Axis {
+        Axis::new(label, Scale::Linear)
+    }
+}
+
 /// Plot with a label and a scale for each axis.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Plot {
     pub(crate) title: String,
-    pub(crate) x: (&'static str, Scale),
-    pub(crate) y: (&'static str, Scale),
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
     pub(crate) series: Vec<Series>,
 }
 
@@ -73,19 +90,19 @@ impl Plot {
             self.series.iter().map(|series| self.transformed(series)).collect();
         let all = || series.iter().flat_map(|series| &series.points);
         let (Some(x), Some(y)) = (
-            Extent::of(&self.x.1, all().map(|point| point.0)),
-            Extent::of(&self.y.1, all().map(|point| point.1)),
+            Extent::of(&self.x.scale, all().map(|point| point.0)),
+            Extent::of(&self.y.scale, all().map(|point| point.1)),
         ) else {
             return Ok(None);
         };
         let mut svg = String::new();
-        self.draw(&mut svg, &series, (x, y)).map_err(|error| anyhow!("a plot: {error}"))?;
+        self.draw(&mut svg, &series, x, y).map_err(|error| anyhow!("a plot: {error}"))?;
         Ok(Some(svg))
     }
 
     /// Converts points to the plot's coordinates; omits points outside the scale.
     fn transformed(&self, series: &Series) -> Series {
-        let of = |(x, y): &(f64, f64)| Some((self.x.1.place(*x)?, self.y.1.place(*y)?));
+        let of = |(x, y): &(f64, f64)| Some((self.x.scale.place(*x)?, self.y.scale.place(*y)?));
         Series { name: series.name.clone(), points: series.points.iter().filter_map(of).collect() }
     }
 
@@ -93,7 +110,8 @@ impl Plot {
         &self,
         svg: &mut String,
         series: &[Series],
-        (x, y): (Extent, Extent),
+        x: Extent,
+        y: Extent,
     ) -> Result<(), String> {
         let base = y.from;
         let area = SVGBackend::with_string(svg, SIZE).into_drawing_area();
@@ -109,16 +127,19 @@ impl Plot {
             .configure_mesh()
             .light_line_style(WHITE)
             .bold_line_style(BLACK.mix(0.12))
-            .x_desc(self.x.0)
-            .y_desc(self.y.0)
-            .x_label_formatter(&|place| self.x.1.label(*place))
-            .y_label_formatter(&|place| self.y.1.label(*place))
+            .x_desc(self.x.label)
+            .y_desc(self.y.label)
+            .x_label_formatter(&|place| self.x.scale.label(*place))
+            .y_label_formatter(&|place| self.y.scale.label(*place))
             .draw()
             .map_err(said)?;
         for (number, one) in series.iter().enumerate() {
             let colour = COLOURS[number % COLOURS.len()];
-            match self.x.1 {
-                Scale::Names(_) => bars(&mut chart, one, (number, series.len()), base, colour)?,
+            match self.x.scale {
+                Scale::Names(_) => {
+                    let group = Group { number, size: series.len() };
+                    bars(&mut chart, one, group, base, colour)?;
+                }
                 _ => lines(&mut chart, one, colour)?,
             }
         }
@@ -151,15 +172,24 @@ fn lines(chart: &mut Chart<'_, '_>, series: &Series, colour: RGBColor) -> Result
     chart.draw_series(dots).map_err(said).map(drop)
 }
 
+/// Place of a bar beside the others at the same name.
+#[derive(Clone, Copy)]
+struct Group {
+    /// Bars to the left of it.
+    number: usize,
+    /// Bars of the group.
+    size: usize,
+}
+
 fn bars(
     chart: &mut Chart<'_, '_>,
     series: &Series,
-    (number, of): (usize, usize),
+    group: Group,
     base: f64,
     colour: RGBColor,
 ) -> Result<(), String> {
-    let width = BARS / of.max(1) as f64;
-    let left = width * number as f64 - BARS / 2.0;
+    let width = BARS / group.size.max(1) as f64;
+    let left = width * group.number as f64 - BARS / 2.0;
     let bar = |(x, y): &(f64, f64)| {
         Rectangle::new([(x + left, base), (x + left + width, *y)], colour.filled())
     };
@@ -307,8 +337,8 @@ mod tests {
     fn bars_and_lines_are_drawn() {
         let plot = |scale| Plot {
             title: "t".into(),
-            x: ("mode", scale),
-            y: ("Gbit/s", Scale::Linear),
+            x: Axis::new("mode", scale),
+            y: Axis::linear("Gbit/s"),
             series: vec![Series::new("one", vec![(0.0, 1.0), (1.0, 2.0)])],
         };
         let bars = plot(Scale::Names(vec!["a".into(), "b".into()])).svg().unwrap().unwrap();

@@ -24,7 +24,7 @@ use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use super::args::HostileArgs;
 use super::burden::{Burden, burden_columns};
 use super::launcher::{Attachment, Rendezvous};
-use super::orders::{Answer, DiskSpec, Entrance, Role, Setup};
+use super::orders::{DiskSpec, Entrance, HostileAnswer, HostileRole, NeighbourSetup};
 use super::process::{Footprint, Process};
 use super::scene::{Cores, MTU_MIN, WARM_UP};
 use crate::block::args::Rw;
@@ -139,8 +139,9 @@ impl Case for DiskCase<'_> {
         let entrance =
             Entrance { socket: rendezvous.path(), mtu, mode: self.args.mode.name().to_owned() };
         let size = self.args.size;
-        let setup = |role, core| Setup { role, core, size };
-        let driver = Process::start(&setup(Role::Driver, self.cores.driver), &[listener.as_fd()])?;
+        let setup = |role, core| NeighbourSetup { role, core, size };
+        let driver =
+            Process::start(&setup(HostileRole::Driver, self.cores.driver), &[listener.as_fd()])?;
         driver.wait_ready()?;
         let disk = DiskSpec { mode: self.args.disk_mode.name().to_owned(), bytes: BYTES };
         let (attachment, victim) = self.honest(&entrance, &disk, self.cores.victim)?;
@@ -156,7 +157,7 @@ impl Case for DiskCase<'_> {
                 honest.push(guest);
             }
             behaviour => {
-                let role = Role::HostileDisk { entrance, behaviour, disk };
+                let role = HostileRole::HostileDisk { entrance, behaviour, disk };
                 let process = Process::start(&setup(role, self.cores.neighbour), &[])?;
                 process.wait_ready()?;
                 hostile = Some(process);
@@ -292,7 +293,8 @@ const TOLD: &[&str] =
 pub(super) fn serve(
     channel: &Channel,
     entrance: &Entrance,
-    (behaviour, disk): (DiskBehaviour, &DiskSpec),
+    behaviour: DiskBehaviour,
+    disk: &DiskSpec,
 ) -> anyhow::Result<()> {
     let mut said = false;
     loop {
@@ -305,7 +307,7 @@ pub(super) fn serve(
         let mut adversary = DiskAdversary::new(platform, device, FOREIGN, pace)?;
         let ended = live(&mut adversary, behaviour, &mut || {
             if !core::mem::replace(&mut said, true) {
-                channel.send(&Answer::Ready, &[])?;
+                channel.send(&HostileAnswer::Ready, &[])?;
             }
             Ok(())
         });
@@ -324,7 +326,7 @@ fn live(
     behaviour: DiskBehaviour,
     began: &mut dyn FnMut() -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let mut state = DiskAttackState::new();
+    let mut state = DiskAttackState::default();
     loop {
         // The driver domain may refuse the device for a while only.
         if adversary.connect().is_err() {
@@ -349,7 +351,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         args: HostileArgs,
     }
@@ -379,7 +381,7 @@ mod tests {
 
     #[test]
     fn rates_are_medians_and_ratios_are_per_round() {
-        let args = Line::parse_from(["hostile", "--disk-mode", "copy"]).args;
+        let args = CommandLine::parse_from(["hostile", "--disk-mode", "copy"]).args;
         let row = row(&args, &[90.0, 800.0, 9.9], &[100.0, 1000.0, 10.0]);
         let json: serde_json::Value = serde_json::from_str(&layout().json(&row).unwrap()).unwrap();
         assert_eq!((&json["victim_iops"], &json["ratio"]), (&90.0.into(), &0.9.into()));
@@ -392,7 +394,7 @@ mod tests {
 
     #[test]
     fn row_line_has_one_cell_per_heading() {
-        let args = Line::parse_from(["hostile"]).args;
+        let args = CommandLine::parse_from(["hostile"]).args;
         let line = layout().line(&row(&args, &[1e5], &[1e5]));
         let (before, _) = line.split_once("  rule 2").unwrap();
         let heading = layout().heading();

@@ -21,10 +21,10 @@ use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
 use ringfence_uplink_process::link::{Link, LinkOrder, Made};
 
-use super::super::args::Peer;
+use super::super::args::UplinkPeer;
 use super::super::end::{CaseResult, EndMessage};
 use super::super::peers::{Behind, GUEST, HOST, run};
-use super::{LinkName, Setup};
+use super::{LinkName, LinkSetup};
 
 /// Name of the interface, here and in the client's namespace.
 const INTERFACE: &str = "bench1";
@@ -74,7 +74,12 @@ struct Carrier {
 }
 
 impl Carrier {
-    fn start(link: LinkName, setup: Setup, tap: Tap, counted: Counted) -> anyhow::Result<Carrier> {
+    fn start(
+        link: LinkName,
+        setup: LinkSetup,
+        tap: Tap,
+        counted: Counted,
+    ) -> anyhow::Result<Carrier> {
         let device = match link {
             LinkName::Tap => None,
             LinkName::Vhost => Some(vhost::open()?),
@@ -108,7 +113,7 @@ impl Drop for Carrier {
 }
 
 fn carry(
-    setup: Setup,
+    setup: LinkSetup,
     tap: Tap,
     device: Option<OwnedFd>,
     counted: &Counted,
@@ -136,7 +141,7 @@ fn carry(
     }
 }
 
-fn config(setup: Setup) -> anyhow::Result<Config> {
+fn config(setup: LinkSetup) -> anyhow::Result<Config> {
     let (host, guest): (IpAddr, IpAddr) = (HOST.parse()?, GUEST.parse()?);
     Ok(Config {
         mtu: setup.mtu,
@@ -154,7 +159,7 @@ fn config(setup: Setup) -> anyhow::Result<Config> {
 /// Measures one run: a client behind the link runs the case in `order`.
 pub(super) fn measure(
     link: LinkName,
-    setup: Setup,
+    setup: LinkSetup,
     order: &str,
     length: Duration,
 ) -> anyhow::Result<LinkRun> {
@@ -192,11 +197,11 @@ pub(super) fn measure(
 
 /// Starts a client in a namespace of its own and moves the interface there. The client waits until the
 /// server is reachable.
-fn client(setup: Setup, order: &str) -> anyhow::Result<Behind> {
+fn client(setup: LinkSetup, order: &str) -> anyhow::Result<Behind> {
     let mut command = Command::new("unshare");
     command.args(["--net", "--"]).arg(std::env::current_exe().context("this program's file")?);
     command.args(["internal", "bench-uplink-end", "client", super::CONGESTION, order]);
-    let behind = Behind::of(command, Peer::Ringfence)?;
+    let behind = Behind::of(command, UplinkPeer::Ringfence)?;
     let pid = behind.child_in_its_own_net()?.to_string();
     run(&["ip", "link", "set", INTERFACE, "netns", &pid])?;
     let [a, b, c, d, e, f] = GUEST_MAC;

@@ -75,12 +75,12 @@ fn table(
 }
 
 /// Worker in the role of the grantee of one guest.
-struct Peer {
+struct IotlbPeer {
     rig: Rig,
     region: RegionShape,
 }
 
-impl Peer {
+impl IotlbPeer {
     /// Sends a packet whose payload is the page's first eight bytes. Returns them as received.
     fn try_read(&mut self, gref: Gref) -> anyhow::Result<Option<u64>> {
         let Some(payload) = self.region.range(gref, 0, 8, DeviceAccess::Read) else {
@@ -126,7 +126,7 @@ impl Peer {
     }
 }
 
-impl WindowPeer for Peer {
+impl WindowPeer for IotlbPeer {
     fn read(&mut self, gref: Gref) -> Result<Option<u64>, String> {
         self.try_read(gref).map_err(|e| format!("{e:#}"))
     }
@@ -140,7 +140,7 @@ fn conformance() -> anyhow::Result<bool> {
     let (rig, counters) = (Rig::new(0)?, Arc::default());
     let mut guest = table(&rig, GUEST, LEAST, &counters)?;
     let mut neighbour = table(&rig, NEIGHBOUR, LEAST, &counters)?;
-    let mut peer = Peer { rig, region: guest.region() };
+    let mut peer = IotlbPeer { rig, region: guest.region() };
     let mut suite = WindowSuite { table: &mut guest, neighbour: &mut neighbour, peer: &mut peer };
     let summary = suite.run(&mut |case| println!("{case}"));
     println!("iotlb: {} passed, {} failed", summary.passed, summary.failed);
@@ -167,7 +167,7 @@ fn entries() -> anyhow::Result<()> {
         }
     }
     anyhow::ensure!(issued + own == most, "{issued} entries were issued");
-    let mut peer = Peer { rig, region: table.region() };
+    let mut peer = IotlbPeer { rig, region: table.region() };
     let grefs: Vec<Gref> = window.grefs().take(issued).collect();
     for gref in [grefs[0], grefs[1], grefs[issued - 1]] {
         let page = u64::from(gref.0 - Gref::FIRST_FREE.0);

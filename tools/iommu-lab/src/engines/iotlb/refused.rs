@@ -19,15 +19,15 @@ use super::rig::interface;
 const RULE: &str = "virtqueue_miss_refused";
 const PATIENCE: Duration = Duration::from_secs(30);
 
-struct Guest {
+struct IotlbGuest {
     _tap: Tap,
     link: VhostLink,
     socket: UdpSocket,
     inward: SocketAddr,
 }
 
-impl Guest {
-    fn new(number: u8) -> anyhow::Result<Guest> {
+impl IotlbGuest {
+    fn new(number: u8) -> anyhow::Result<IotlbGuest> {
         let (tap, host) = interface(number)?;
         let socket = UdpSocket::bind((host, 7000))?;
         let link = VhostLink::start_protected(
@@ -40,7 +40,7 @@ impl Guest {
             Protection::Fine,
         )?;
         let inward = SocketAddr::from((Ipv4Addr::new(10, 79, number, 2), 7001));
-        Ok(Guest { _tap: tap, link, socket, inward })
+        Ok(IotlbGuest { _tap: tap, link, socket, inward })
     }
 
     /// Receives this many packets through the link, or returns the link's fault.
@@ -51,9 +51,9 @@ impl Guest {
             self.socket.send_to(&n.to_ne_bytes(), self.inward)?;
             while came <= n {
                 anyhow::ensure!(Instant::now() < end, "packet {n} is lost");
-                let turn =
+                let received =
                     self.link.clear_events().and_then(|()| self.link.receive(&mut batch, 64));
-                match turn {
+                match received {
                     Ok(received) => came += received.frames,
                     Err(fault) => return Ok(Err(fault)),
                 }
@@ -68,7 +68,7 @@ impl Guest {
 }
 
 pub(super) fn run() -> anyhow::Result<()> {
-    let (mut bad, mut good) = (Guest::new(0)?, Guest::new(1)?);
+    let (mut bad, mut good) = (IotlbGuest::new(0)?, IotlbGuest::new(1)?);
     for guest in [&mut bad, &mut good] {
         guest.carry(10)?.context("before anything is taken away")?;
     }

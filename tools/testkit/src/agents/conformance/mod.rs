@@ -15,9 +15,6 @@ use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform, PlatformError};
 use ringfence_xenstore::StoreAccess;
 
-use ringfence_hostnet::causes::causes;
-use ringfence_sandbox::STATUS_FAILED;
-
 /// Cases about features that Xen lacks.
 const NOT_ON_XEN: [&str; 3] =
     ["force_takes_a_page_in_use", "force_takes_many_at_once", "a_closed_channel_is_noticed"];
@@ -71,31 +68,24 @@ impl ConformanceArgs {
     }
 }
 
-/// Runs one half of the suite. Returns the exit status.
-pub fn main(args: &ConformanceArgs) -> u8 {
-    match open_and_run(args) {
-        Ok(true) => 0,
-        Ok(false) => STATUS_FAILED,
-        Err(error) => {
-            eprintln!("ringfence: conformance: {}", causes(&error));
-            STATUS_FAILED
-        }
-    }
-}
-
-fn open_and_run(args: &ConformanceArgs) -> anyhow::Result<bool> {
+/// Runs one half of the suite, or holds one page. Returns `true` if every case is as it must be.
+///
+/// # Errors
+///
+/// Returns an error if this domain cannot use Xen's devices, or if no page could be held.
+pub fn run(args: &ConformanceArgs) -> anyhow::Result<bool> {
     let platform = XenPlatform::open(Side::Both)?;
     match &args.hold {
         Some(name) => {
             let peer = DomId(args.peer);
             notice::hold(&platform, args.role(), peer, name, args.patience()).map(|()| true)
         }
-        None => Ok(run(&platform, args)?),
+        None => Ok(run_suite(&platform, args)?),
     }
 }
 
 /// Runs the suite and prints it. Returns `true` if every case is as it must be.
-fn run(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformError> {
+fn run_suite(platform: &XenPlatform, args: &ConformanceArgs) -> Result<bool, PlatformError> {
     let own = platform.domid();
     let mut store = platform.store()?;
     // Toolstacks create this directory for guests but not for dom0.

@@ -47,12 +47,12 @@ impl VbdAttacker {
         Ok(VbdAttacker {
             adversary,
             behaviour: DiskBehaviour::Honest,
-            state: DiskAttackState::new(),
+            state: DiskAttackState::default(),
         })
     }
 
     pub(super) fn begin(&mut self, behaviour: DiskBehaviour) {
-        (self.behaviour, self.state) = (behaviour, DiskAttackState::new());
+        (self.behaviour, self.state) = (behaviour, DiskAttackState::default());
     }
 
     pub(super) fn leave(&mut self) -> anyhow::Result<()> {

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use ringfence_hostnet::causes::causes;
 use ringfence_net::vif::values::parse_mac;
 use ringfence_platform::xen::{Side, XenPlatform};
 use ringfence_platform::{DomId, Platform};
@@ -27,9 +26,6 @@ use crate::hostile::adversary::VifAdversary;
 use crate::hostile::attacks::{self, AttackState};
 use crate::hostile::behaviour::{Behaviour, NeighbourBehaviour};
 use crate::hostile::control::WrongAnswer;
-
-/// Exit status of an agent that could not attack, or to which a backend answered wrongly.
-const STATUS_ATTACK_FAILED: u8 = 1;
 
 /// Time within which a backend would connect with acceptable keys.
 const REFUSED_WITHIN: Duration = Duration::from_millis(500);
@@ -57,18 +53,12 @@ pub struct HostileGuestArgs {
     pub handle: u32,
 }
 
-/// Runs the adversary guest. Returns the exit status.
-pub fn main(args: &HostileGuestArgs) -> u8 {
-    match run(args) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("ringfence: hostile guest: {}", causes(&error));
-            STATUS_ATTACK_FAILED
-        }
-    }
-}
-
-fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
+/// Runs the adversary guest.
+///
+/// # Errors
+///
+/// Returns an error if a behaviour had no burst, or if the backend answered wrongly or connected with unusable keys.
+pub fn run(args: &HostileGuestArgs) -> anyhow::Result<()> {
     if args.disk { run_disk(args) } else { run_packets(args) }
 }
 
@@ -76,11 +66,11 @@ fn run_packets(args: &HostileGuestArgs) -> anyhow::Result<()> {
     let mut attacker = VifAttacker {
         adversary: join(args.handle)?,
         behaviour: Behaviour::Honest,
-        state: AttackState::new(),
+        state: AttackState::default(),
     };
     let mut runs = AttackRuns::new(args);
     for behaviour in behaviours(args) {
-        (attacker.behaviour, attacker.state) = (behaviour, AttackState::new());
+        (attacker.behaviour, attacker.state) = (behaviour, AttackState::default());
         runs.run(&mut attacker, &behaviour.name())?;
     }
     runs.end()?;

@@ -25,16 +25,18 @@ const SECTORS: u64 = 8;
 
 /// DiskAttackState of an attack between bursts.
 pub struct DiskAttackState {
-    turn: u32,
+    round: u32,
     random: u64,
     next: usize,
 }
 
-impl DiskAttackState {
-    pub fn new() -> DiskAttackState {
-        DiskAttackState { turn: 0, random: 0x2545_F491_4F6C_DD1D, next: 0 }
+impl Default for DiskAttackState {
+    fn default() -> DiskAttackState {
+        DiskAttackState { round: 0, random: 0x2545_F491_4F6C_DD1D, next: 0 }
     }
+}
 
+impl DiskAttackState {
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -49,18 +51,18 @@ pub fn burst<P: Platform>(
     behaviour: DiskBehaviour,
     state: &mut DiskAttackState,
 ) -> anyhow::Result<()> {
-    state.turn = state.turn.wrapping_add(1);
+    state.round = state.round.wrapping_add(1);
     adversary.take()?;
-    let turn = state.turn;
+    let round = state.round;
     match behaviour {
         // These rows have no hostile guest.
         DiskBehaviour::Absent | DiskBehaviour::Honest => Ok(()),
         DiskBehaviour::SegmentsOutside => {
             let sectors = [[0, 8], [8, 8], [7, 255], [255, 255]];
-            segments(adversary, turn, &sectors)
+            segments(adversary, round, &sectors)
         }
         DiskBehaviour::SectorsReversed => {
-            segments(adversary, turn, &[[5, 4], [7, 0], [1, 0], [6, 5]])
+            segments(adversary, round, &[[5, 4], [7, 0], [1, 0], [6, 5]])
         }
         DiskBehaviour::BeyondEnd => adversary.post(|adversary, n| {
             let end = adversary.sectors;
@@ -115,10 +117,10 @@ fn listed<P: Platform>(adversary: &DiskAdversary<P>, count: u16) -> Slot {
 /// Posts requests whose first segment has these sectors, alternately direct and indirect.
 fn segments<P: Platform>(
     adversary: &mut DiskAdversary<P>,
-    turn: u32,
+    round: u32,
     sectors: &[[u8; 2]; 4],
 ) -> anyhow::Result<()> {
-    if turn.is_multiple_of(2) {
+    if round.is_multiple_of(2) {
         return adversary.post(|adversary, n| {
             let slot = read(adversary, 0);
             (with(slot, SEGMENT + 4, &sectors[n as usize % 4]), Right::ERROR)
@@ -129,9 +131,7 @@ fn segments<P: Platform>(
         adversary.list.memory().copy_from(at, &gref)?;
         adversary.list.memory().copy_from(at + 4, sectors)?;
     }
-    adversary.post(|adversary, n| {
-        (listed(adversary, 1 + u16::try_from(n % 4).unwrap_or(0)), Right::ERROR)
-    })
+    adversary.post(|adversary, n| (listed(adversary, [1, 2, 3, 4][n as usize % 4]), Right::ERROR))
 }
 
 /// Changes a list to nonsense and back while the backend reads it. It may see either, or a mixture.
