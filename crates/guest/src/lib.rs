@@ -16,7 +16,8 @@
 //! 3. `Signal` passes on a signal that a process sent to the launcher.
 //! 4. `Sockets` asks for sockets of the guest's network: connections from the host's loopback to a published port
 //!    reach the guest's loopback by them.
-//! 5. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
+//! 5. `Listening` asks for the ports at which the guest's processes listen, for `ringfence wait`.
+//! 6. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
 //!
 //! Meanwhile init reaps every process of the namespace, and one of its threads answers DNS queries
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
@@ -49,7 +50,7 @@ use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
 pub use config::{GuestConfig, NamesConfig, ViewConfig};
-pub use messages::{FromGuest, ToGuest};
+pub use messages::{FromGuest, ListeningPorts, ToGuest};
 
 pub use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
@@ -161,6 +162,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         ToGuest::SetUp { .. }
         | ToGuest::Names { .. }
         | ToGuest::Sockets
+        | ToGuest::Listening { .. }
         | ToGuest::Exec { .. }
         | ToGuest::ExecSignal { .. } => {
             return Err(SetUpError::Protocol.into());
@@ -396,6 +398,10 @@ fn watch(
                     }
                 }
                 ToGuest::Sockets => relay_sockets::report(channel, &FromGuest::Sockets)?,
+                ToGuest::Listening { id, port } => {
+                    let ports = names::listening_ports(port);
+                    channel.send(&FromGuest::Listening { id, ports }, &[])?;
+                }
                 ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
                 ToGuest::Names { hosts, resolver } => {
                     // A file system without room keeps the names as they were.

@@ -9,6 +9,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::GuestConfig;
 
+/// TCP ports of a guest at which a process listens, at any address.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListeningPorts {
+    /// Set if a process listens at the port that was asked for.
+    pub has_wanted: bool,
+    /// The lowest of all ports, for a message.
+    pub lowest: Vec<u16>,
+}
+
 /// Commands of the launcher.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToGuest {
@@ -46,6 +55,13 @@ pub enum ToGuest {
     },
     /// Asks for sockets of the guest's network (`relay_sockets`).
     Sockets,
+    /// Asks for the TCP ports at which processes of the guest listen.
+    Listening {
+        /// Number by which the launcher knows the client that asks.
+        id: u64,
+        /// Port that the client waits for.
+        port: u16,
+    },
     /// Sends a signal to a command of `Exec`.
     ExecSignal {
         id: u64,
@@ -73,6 +89,8 @@ pub enum FromGuest {
     Ended(Ending),
     /// Comes with unconnected sockets of the guest's network.
     Sockets,
+    /// Answers the order of the same name.
+    Listening { id: u64, ports: ListeningPorts },
     /// A command of `Exec` has ended.
     ExecEnded { id: u64, ending: Ending },
     /// A command of `Exec` was not started.

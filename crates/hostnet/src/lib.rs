@@ -13,6 +13,7 @@
 pub mod address;
 pub mod causes;
 pub mod file_watch;
+pub mod guest_watch;
 pub mod host;
 pub mod interface;
 pub mod log;

@@ -58,15 +58,16 @@ pub fn tell(parse_result: &clap::Error) -> u8 {
             eprintln!("ringfence: standard output: {error}");
             STATUS_FAILED
         }
-        _ if parse_result.use_stderr() && runs_a_command() => STATUS_FAILED,
+        _ if parse_result.use_stderr() && has_own_statuses() => STATUS_FAILED,
         _ => u8::try_from(parse_result.exit_code()).unwrap_or(STATUS_FAILED),
     }
 }
 
-/// Returns `true` if the command line is that of `run` or `exec`, whose exit status is that of another command. Errors of
-/// usage are told from it by a status of their own, as with env(1) and timeout(1).
-fn runs_a_command() -> bool {
-    std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "exec")
+/// Returns `true` if the command line is that of `run` or `exec`, whose exit status is that of another command, or of
+/// `wait`, whose status is a result. Errors of usage are told from these by a status of their own, as with env(1) and
+/// timeout(1).
+fn has_own_statuses() -> bool {
+    std::env::args_os().nth(1).is_some_and(|word| word == "run" || word == "exec" || word == "wait")
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::guest_watch::{self, GuestWatch};
 use ringfence_sandbox::ids;
 use ringfence_sandbox::spawn::SocketFile;
 
@@ -169,7 +170,8 @@ impl RuntimeDir {
 
     /// Creates a listening socket for clients of a guest's launcher. Its abstract name contains the identity of this
     /// directory and disappears with the launcher, however that ends. It belongs to the host's network
-    /// namespace, which no guest is in. Other users can connect, so both ends compare user ids.
+    /// namespace, which no guest is in. Other users can connect, so both ends compare user ids. Wakes the processes that
+    /// watch the directory ([`RuntimeDir::watch_guests`]).
     ///
     /// # Errors
     ///
@@ -187,6 +189,8 @@ impl RuntimeDir {
             match rustix::net::bind(&socket, &address) {
                 Ok(()) => {
                     rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
+                    // Processes that wait for guests look from time to time if no event reaches them.
+                    let _ = guest_watch::wake(self.fd.as_fd());
                     return Ok(socket);
                 }
                 Err(Errno::ADDRINUSE) => {}
@@ -194,6 +198,16 @@ impl RuntimeDir {
             }
         }
         Err(fail(Errno::ADDRINUSE))
+    }
+
+    /// Watches for launchers that begin to listen for clients. To be called before
+    /// [`RuntimeDir::connect_to_guests`], so that no launcher is missed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the kernel's error if the system permits no watch.
+    pub fn watch_guests(&self) -> Result<GuestWatch, RuntimeDirError> {
+        GuestWatch::new(self.fd.as_fd()).map_err(|errno| self.error("watching", errno))
     }
 
     /// Connects to the launchers of all guests whose user has this directory. Those of other users may be among
@@ -381,6 +395,21 @@ mod tests {
         drop(again);
         directory.remove_if_stale("s").unwrap();
         assert!(!directory.path().join("s.sock").exists());
+    }
+
+    #[test]
+    fn watch_is_woken_once_a_launcher_listens() {
+        let (_outer, directory) = directory();
+        let watch = directory.watch_guests().unwrap();
+        let is_woken = || ringfence_sys::poll::wait_readable(&watch, Some(Duration::ZERO)).unwrap();
+        let switch = directory.listen("s", &directory.lock().unwrap()).unwrap();
+        assert!(!is_woken(), "a switch is no guest");
+        let guest = directory.listen_for_clients().unwrap();
+        assert!(is_woken());
+        assert_eq!(directory.connect_to_guests().unwrap().len(), 1);
+        watch.clear();
+        assert!(!is_woken());
+        drop((switch, guest));
     }
 
     #[test]

@@ -23,7 +23,9 @@ use ringfence_sandbox::spawn::DomainKind;
 use ringfence_uplink::udp::multicast::service::Service;
 
 use crate::commands::policy::PolicyCommand;
-use crate::commands::{exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs};
+use crate::commands::{
+    exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs, wait::WaitArgs,
+};
 use crate::disk::DiskSpec;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
@@ -74,10 +76,11 @@ pub enum Command {
     Exec(ExecArgs),
     Logs(LogsArgs),
     Stop(StopArgs),
+    Wait(WaitArgs),
     Port(PortArgs),
     /// Demonstrate it: two guests, a TCP transfer in each mode, a short table
     ///
-    /// Takes some ten seconds and needs no root.
+    /// Takes about ten seconds and needs no root.
     Demo,
     Serve(ServeArgs),
     Attach(AttachArgs),
@@ -147,7 +150,8 @@ Names:
 
 Exit status:
     The command's own. 128 + N if signal N ended it; 127 if it was not found, 126 if it could not
-    be run, 125 if Ringfence itself failed (standard error has the reason).";
+    be run, 125 if Ringfence itself failed (standard error has the reason). Errors of usage have the
+    status 125, too.";
 
 /// Run a command as a guest with a network of its own.
 ///
@@ -171,7 +175,8 @@ pub struct RunArgs {
     /// Switch that the guest shares with all guests that name it; created if it does not exist. `none`: the guest is
     /// on no switch [default: a switch of its own]
     ///
-    /// Guests of one switch reach each other. A guest without this option is alone on a switch that ends with it.
+    /// Guests of one switch reach each other. A guest without this option is alone on a switch that ends with it;
+    /// `ringfence ps` shows such a switch as `private-PID`.
     #[arg(long, value_name = "NAME", value_parser = parse_shared_switch, help_heading = heading::NETWORK)]
     pub switch: Option<String>,
 
@@ -180,6 +185,9 @@ pub struct RunArgs {
     pub name: Option<String>,
 
     /// Address on the switch, in place of the automatic ones; may be given several times
+    ///
+    /// The switch drops packets from any other address of the guest, unless --forwarding is given. An address that
+    /// the guest adds to eth0 by itself cannot be used.
     #[arg(long = "address", value_name = "IP/LEN", value_parser = Address::parse_assignable,
           help_heading = heading::NETWORK)]
     pub addresses: Vec<Address>,
@@ -198,6 +206,9 @@ pub struct RunArgs {
     pub advertise: bool,
 
     /// Network for the guest's packets that are for no guest on the switch [default: host]
+    ///
+    /// Without this option, a guest whose addresses on the host's network overlap with its switch gets no uplink,
+    /// and `run` says so.
     #[arg(long, value_enum, help_heading = heading::NETWORK)]
     pub uplink: Option<UplinkChoice>,
 
@@ -235,9 +246,9 @@ pub struct RunArgs {
     /// sees the clients' real addresses. Without IP the port listens at every address of the host, IPv4 and
     /// IPv6, as it does with Docker and Podman: everyone who reaches the host reaches the command.
     /// --publish-default changes that. For clients from elsewhere the command must listen at 0.0.0.0, at :: or at an
-    /// address of up0. A TCP client on the host itself also reaches the guest's own 127.0.0.1 or ::1, if a server
-    /// listens there; otherwise it appears as the router of up0. A guest has at most 1024 ports; a range leads to as
-    /// many ports, from GUESTPORT on.
+    /// address of up0. A TCP or UDP client at the host's loopback also reaches the guest's own 127.0.0.1 or ::1, if a
+    /// server listens there; otherwise it appears as the router of up0. A guest has at most 1024 ports; a range leads
+    /// to as many ports, from GUESTPORT on.
     #[arg(short, long = "publish", value_name = "[IP:]PORT[-LAST][:GUESTPORT][/udp]",
           help_heading = heading::PORTS)]
     pub publish: Vec<ForwardSpec>,
@@ -271,17 +282,34 @@ pub struct RunArgs {
     /// Give the command a disk: a file, a block device, or one on an NBD server; may be given several times
     ///
     /// The command finds the disk as an NBD server, at the address RINGFENCE_DISK0_URI, the Unix socket RINGFENCE_DISK0
-    /// (the second disk: RINGFENCE_DISK1). Options: `ro`, the disk is read-only; `mode=`, the access mode:
-    /// persistent (the default), map, copy or window; `cache=`, as in QEMU: none (the default), writeback,
-    /// writethrough, directsync or unsafe; `bounce=`, copying of bytes through private memory: auto, always
-    /// or never; `sector=512` or `4096`; `discard`, ranges that the guest discards are returned to the file
-    /// system; `format=raw`, the file is raw although it begins like an image of another format. If the
-    /// kernel has the driver nbd and the user is root, RINGFENCE_DISK0_DEVICE names a block device too.
+    /// (the second disk: RINGFENCE_DISK1). If the kernel has the driver nbd and the user is root,
+    /// RINGFENCE_DISK0_DEVICE names a block device too. Options:
+    ///
+    /// `ro`: the disk is read-only.
+    ///
+    /// `mode=`: the access mode. `persistent` (the default) keeps lent pages mapped, `map` maps them for each
+    /// request, `copy` has the kernel copy them, `window` looks up pages that the guest issues and revokes alone.
+    ///
+    /// `cache=`: as in QEMU. `none` (the default) bypasses the host's page cache (O_DIRECT), `writeback` uses it,
+    /// `writethrough` makes each write durable at once, `directsync` does both, `unsafe` makes nothing durable.
+    ///
+    /// `bounce=auto`, `always` or `never`: copying of bytes through private memory. A guest may change a page while
+    /// it is written, and storage that computes checksums (btrfs, ZFS) cannot read such a block again; `auto`, the
+    /// default, copies for such storage.
+    ///
+    /// `sector=512` or `4096`: the unit of requests; by default the device's, and 512 for files.
+    ///
+    /// `discard`: ranges that the guest discards are returned to the file system.
+    ///
+    /// `format=raw`: the file is raw although it begins like an image of another format or a LUKS volume; such a
+    /// file is refused otherwise.
     ///
     /// In place of PATH: `nbd://HOST[:PORT]/EXPORT` or nbd+unix:///EXPORT?socket=PATH; with TLS nbds://
     /// or nbds+unix://, and ?tls-certificates=DIRECTORY. Options then: `ro`, `mode=`; `timeout=`, seconds
     /// after which a request fails (120); `stall=`, seconds without an answer after which another
     /// connection is tried (30); `connect=`, seconds that connecting may take (10).
+    ///
+    /// A file is locked while it is a disk; a second user waits at most ten seconds.
     #[arg(long = "disk", value_name = "PATH|URI[,ro][,mode=…][,cache=…]",
           help_heading = heading::DISKS)]
     pub disks: Vec<DiskSpec>,
@@ -290,7 +318,7 @@ pub struct RunArgs {
     ///
     /// Without this option the command has the user's own uid and gid, as on the host, and no capability. With
     /// it, the command sees itself as root of its namespaces: it may change its interfaces and addresses, open
-    /// raw sockets (tcpdump) and mount file systems. Over the host's files it has the user's rights in both
+    /// raw sockets (tcpdump) and mount file systems (nbdfuse too). Over the host's files it has the user's rights in both
     /// cases. For root this changes nothing.
     #[arg(long, help_heading = heading::ISOLATION)]
     pub as_root: bool,
@@ -305,8 +333,9 @@ pub struct RunArgs {
 
     /// Make this directory the command's root directory
     ///
-    /// The directory must contain /dev, /proc and /sys, which get the host's devices and the guest's own
-    /// processes and interfaces.
+    /// The directory must contain /dev, /proc and /sys, and /run if there are disks. They get the host's devices and
+    /// the guest's own processes and interfaces. Root directory, --ro, --rw, --tmpfs and --hide take effect in this
+    /// order, whatever their order on the command line.
     #[arg(long, value_name = "DIR", help_heading = heading::ISOLATION)]
     pub root: Option<PathBuf>,
 
@@ -337,7 +366,8 @@ pub struct RunArgs {
           help_heading = heading::MEMORY)]
     pub staging: TxStaging,
 
-    /// Time at which the content of a page that was revoked in mode `window` leaves the driver domain's reach
+    /// Time at which the content of a page that was revoked in mode `window` of the network or a disk leaves the driver
+    /// domain's reach
     #[arg(long = "revoke", value_name = "WHEN", default_value = "plain", value_parser = revocation_parser(),
           help_heading = heading::MEMORY)]
     pub revocation: Revocation,

@@ -4,7 +4,7 @@
 //! The command line ([`cli`]) selects one of the commands:
 //!
 //! * [`launch`]: `ringfence run`, the process in the user's terminal.
-//! * [`commands`]: `ringfence ps`, `exec`, `logs`, `stop` and `port`.
+//! * [`commands`]: `ringfence ps`, `exec`, `logs`, `stop`, `port` and `wait`.
 //! * [`ringfence_driver::xen`]: `ringfence serve`; [`status`]: `ringfence status`.
 //! * [`ringfence_frontend::attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
@@ -47,6 +47,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Exec(args) => commands::exec::main(&args),
         Command::Logs(args) => commands::logs::main(&args),
         Command::Stop(args) => commands::stop::main(&args),
+        Command::Wait(args) => commands::wait::main(&args),
         Command::Port(args) => commands::port::main(&args),
         Command::Demo => demo::main(),
         Command::Serve(args) => ringfence_driver::xen::process::main(&args),

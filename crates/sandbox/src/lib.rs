@@ -54,6 +54,7 @@ mod ending;
 pub mod ids;
 pub mod isolation;
 pub mod limits;
+pub mod namespace_settings;
 pub mod owned_child;
 pub mod signals;
 pub mod spawn;

@@ -32,7 +32,7 @@ use super::channel::{Channel, ChannelError, expect_fds};
 use super::ending::{Ending, die_with_parent};
 use super::ids::{MapWriter, Maps, OwnIds};
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
-use super::{limits, signals};
+use super::{limits, namespace_settings, signals};
 
 /// Time limit for a command of the launcher.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -176,16 +176,19 @@ fn supervise(
     Ok(ending)
 }
 
+/// Remedies where no setting of the kernel forbids namespaces.
+const IN_CONTAINER: &str =
+    "a container must be started with `--security-opt seccomp=unconfined`, or the like";
+const TOO_MANY: &str = "as root, see and raise the limits: `sysctl -a | grep namespaces`";
+
 /// Errors of a supervisor.
 #[derive(Debug, thiserror::Error)]
 enum SupervisorError {
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error(
-        "this system does not allow it to make a user namespace ({0}). Where sysctl \
-         kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu), set it to 0; where \
-         kernel.unprivileged_userns_clone is 0, set it to 1; a container must be started with \
-         `--security-opt seccomp=unconfined`, or the like"
+        "this system does not allow it to make a user namespace ({0}): {why}",
+        why = namespace_settings::remedy().unwrap_or_else(|| IN_CONTAINER.to_owned())
     )]
     NoUserNamespaces(io::Error),
     #[error(
@@ -194,7 +197,10 @@ enum SupervisorError {
          `--cap-add ALL`; a container: `--cap-add SETFCAP`)"
     )]
     RootWithoutCapability,
-    #[error("no more namespaces may be made ({0}): see `sysctl user.max_user_namespaces`")]
+    #[error(
+        "no more namespaces may be made ({0}): {why}",
+        why = namespace_settings::remedy().unwrap_or_else(|| TOO_MANY.to_owned())
+    )]
     TooManyNamespaces(io::Error),
     #[error("an order that does not belong here")]
     Protocol,

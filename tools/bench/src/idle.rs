@@ -23,7 +23,7 @@ const SHARE_MAX: f64 = 0.01;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time between the start of all guests and the measurement. By then their kernels have stopped
 /// soliciting neighbours and routers (RFC 4861: three solicitations, four seconds apart).
-const SETTLE: Duration = Duration::from_secs(14);
+const SETTLE: &str = "14";
 
 /// Cost of idle guests: CPU time and wakeups
 #[derive(Debug, Args)]
@@ -40,6 +40,10 @@ pub struct IdleArgs {
     /// Measured time in seconds
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = parse_seconds)]
     pub seconds: Duration,
+
+    /// Seconds between the start of all guests and the measurement
+    #[arg(long, value_name = "SECONDS", default_value = SETTLE, value_parser = parse_seconds)]
+    pub settle: Duration,
 
     /// One JSON object
     #[arg(long)]
@@ -101,7 +105,7 @@ pub(super) fn run(args: &IdleArgs) -> anyhow::Result<()> {
     }
     // The command of a guest starts once its interface is up, and prints a line.
     guests.iter_mut().try_for_each(IdleGuest::wait)?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(args.settle);
     let (began, before) = (Instant::now(), cpu::spent_by_descendants()?);
     ensure!(before.nanos > 0, "the kernel does not say what processor time processes take");
     std::thread::sleep(args.seconds);

@@ -1,17 +1,38 @@
-//! TCP sockets of this network namespace: listeners and unsent data, from `/proc/net/tcp`; their number, from
+//! TCP sockets of this network namespace: listeners, their ports, and unsent data, from `/proc/net/tcp`; their number, from
 //! `/proc/net/sockstat`.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
+
+use crate::files::STUB_ADDRESS;
+use crate::messages::ListeningPorts;
 
 /// State `TCP_LISTEN` of the kernel's `tcp_states.h`, as `/proc/net/tcp` prints it.
 const LISTEN: &str = "0A";
+/// Maximum number of ports in a message.
+const PORTS_SHOWN: usize = 16;
 
 /// Returns `true` if a socket listens for TCP connections from other hosts.
 pub(super) fn something_listens() -> bool {
     ["tcp", "tcp6"].iter().any(|table| {
         fs::read_to_string(format!("/proc/self/net/{table}")).is_ok_and(|text| any_listens(&text))
     })
+}
+
+/// Returns the TCP ports at which processes listen. The guest's DNS stub does not count.
+pub fn listening_ports(wanted: u16) -> ListeningPorts {
+    let mut ports = BTreeSet::new();
+    for table in ["tcp", "tcp6"] {
+        if let Ok(text) = fs::read_to_string(format!("/proc/self/net/{table}")) {
+            let of_others = |(address, _): &(IpAddr, u16)| *address != IpAddr::V4(STUB_ADDRESS);
+            ports.extend(listeners(&text).filter(of_others).map(|(_, port)| port));
+        }
+    }
+    ListeningPorts {
+        has_wanted: ports.contains(&wanted),
+        lowest: ports.into_iter().take(PORTS_SHOWN).collect(),
+    }
 }
 
 /// Returns `true` if a connection that its process has closed still has data to send.
@@ -47,29 +68,33 @@ fn any_unsent(table: &str) -> bool {
 }
 
 fn any_listens(table: &str) -> bool {
-    table.lines().skip(1).any(|line| {
+    listeners(table).any(|(address, _)| !address.is_loopback())
+}
+
+/// Iterates over the addresses and ports of the listeners in a table.
+fn listeners(table: &str) -> impl Iterator<Item = (IpAddr, u16)> {
+    table.lines().skip(1).filter_map(|line| {
         let mut columns = line.split_ascii_whitespace().skip(1);
-        let (Some(local), _, Some(state)) = (columns.next(), columns.next(), columns.next()) else {
-            return false;
-        };
-        state == LISTEN && local.split(':').next().is_some_and(is_reachable)
+        let (local, _, state) = (columns.next()?, columns.next()?, columns.next()?);
+        let (address, port) = local.split_once(':').filter(|_| state == LISTEN)?;
+        Some((parse_address(address)?, u16::from_str_radix(port, 16).ok()?))
     })
 }
 
-/// Returns `true` if an address in the kernel's notation is reachable from other hosts.
-fn is_reachable(hex: &str) -> bool {
+/// Parses an address in the kernel's notation.
+fn parse_address(hex: &str) -> Option<IpAddr> {
     // The kernel prints each 32-bit word in the byte order of this machine.
     let words: Option<Vec<[u8; 4]>> = (0..hex.len() / 8)
         .map(|at| hex.get(at * 8..at * 8 + 8))
         .map(|word| Some(u32::from_str_radix(word?, 16).ok()?.to_ne_bytes()))
         .collect();
-    match words.as_deref() {
-        Some(&[v4]) => !Ipv4Addr::from(v4).is_loopback(),
-        Some(words @ [_, _, _, _]) => {
-            let bytes: [u8; 16] = words.as_flattened().try_into().unwrap_or_default();
-            !Ipv6Addr::from(bytes).is_loopback()
+    match words?.as_slice() {
+        &[v4] => Some(IpAddr::from(v4)),
+        words @ [_, _, _, _] => {
+            let bytes: [u8; 16] = words.as_flattened().try_into().ok()?;
+            Some(IpAddr::from(bytes))
         }
-        _ => false,
+        _ => None,
     }
 }
 
@@ -95,6 +120,26 @@ mod tests {
         assert!(!any_listens(&table("00000000000000000000000001000000:1F40", "0A")));
         assert!(!any_listens(HEADER));
         assert!(!any_listens(&table("0000é0000:1F40", "0A")));
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn listener_has_address_and_port() {
+        let text = table("0100007F:1F40", "0A") + &table("0200000A:0050", "01");
+        let found: Vec<_> = listeners(&text).collect();
+        assert_eq!(found, [(IpAddr::from([127, 0, 0, 1]), 8000)]);
+        let text = table("00000000000000000000000001000000:01BB", "0A");
+        assert_eq!(listeners(&text).collect::<Vec<_>>(), [("::1".parse().unwrap(), 443)]);
+    }
+
+    #[test]
+    fn own_listener_is_among_the_ports() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(listening_ports(port).has_wanted);
+        drop(listener);
+        let ports = listening_ports(port);
+        assert!(!ports.has_wanted && ports.lowest.len() <= PORTS_SHOWN);
     }
 
     #[test]

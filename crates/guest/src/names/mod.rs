@@ -26,7 +26,7 @@ pub mod source;
 pub mod store;
 mod stub;
 
-pub use listening::{something_is_unsent, tcp_sockets};
+pub use listening::{listening_ports, something_is_unsent, tcp_sockets};
 pub use name::{
     DOMAIN, NAME_MAX, NameError, SWITCH_NAME_MAX, SwitchNameError, parse_name, parse_switch_name,
 };

@@ -22,7 +22,7 @@ static HINTS: [(&[&str], &str); 10] = [
     ),
     (
         &["-d", "--detach"],
-        "start it in the background by `&`; `ringfence ps`, `exec`, `logs` and `stop` find it by its --name",
+        "start it in the background by `&`; `ringfence wait`, `ps`, `exec`, `logs` and `stop` find it by its --name",
     ),
     (
         &["--net", "--network", "--unshare-net", "--share-net"],

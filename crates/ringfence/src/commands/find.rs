@@ -64,20 +64,28 @@ pub(crate) fn of_launcher(pid: u32) -> Option<Description> {
 
 /// Returns the guest of that name, or whose launcher has that process number.
 pub(super) fn one(wanted: &str) -> anyhow::Result<Found> {
+    match at_most_one(wanted)? {
+        Some(found) => Ok(found),
+        None => bail!(
+            "no guest of yours is called `{wanted}`: `ringfence ps` lists all, and `ringfence wait {wanted}` waits until \
+             it runs"
+        ),
+    }
+}
+
+/// Returns the guest of that name, or whose launcher has that process number, if it runs.
+pub(super) fn at_most_one(wanted: &str) -> anyhow::Result<Option<Found>> {
     let mut matching: Vec<Found> = all()?
         .into_iter()
         .filter(|found| found.guest.name == wanted || found.pid.to_string() == wanted)
         .collect();
-    match matching.len() {
-        1 => Ok(matching.remove(0)),
-        0 => bail!("no guest of yours is called `{wanted}`: `ringfence ps` lists all"),
-        _ => {
-            let list: Vec<String> = matching.iter().map(|found| found.pid.to_string()).collect();
-            bail!(
-                "{} guests are called `{wanted}`: name one by its PID: {}",
-                list.len(),
-                list.join(", ")
-            )
-        }
+    if matching.len() > 1 {
+        let list: Vec<String> = matching.iter().map(|found| found.pid.to_string()).collect();
+        bail!(
+            "{} guests are called `{wanted}`: name one by its PID: {}",
+            list.len(),
+            list.join(", ")
+        )
     }
+    Ok(matching.pop())
 }

@@ -1,4 +1,4 @@
-//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop`, `port` and `policy set`.
+//! Guests of a user: `ringfence ps`, `exec`, `logs`, `status`, `stop`, `port`, `wait` and `policy set`.
 //!
 //! ```text
 //!  ringfence exec ──Request, descriptors──> launcher ──ToGuest──> init ──> command
@@ -19,6 +19,7 @@ pub mod ps;
 mod pty;
 pub mod status;
 pub mod stop;
+pub mod wait;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -28,6 +29,7 @@ use ringfence_sandbox::Ending;
 use serde::{Deserialize, Serialize};
 
 use ringfence_driver::switchboard::WindowLevels;
+use ringfence_guest::ListeningPorts;
 use ringfence_uplink_process::totals::EgressTotals;
 
 /// Orders of a client to the launcher of a guest.
@@ -64,6 +66,8 @@ pub(crate) enum Request {
     EgressTotals,
     /// Requests the levels of the grant windows of the network interface.
     WindowLevels,
+    /// Asks for the TCP ports at which processes of the guest listen, and for this one among them.
+    Listening(u16),
 }
 
 /// Answers of a launcher.
@@ -83,6 +87,8 @@ pub(crate) enum Reply {
     EgressTotals(Option<EgressTotals>),
     /// Levels of the grant windows, if there are any.
     WindowLevels(Option<WindowLevels>),
+    /// TCP ports at which processes of the guest listen.
+    Listening(ListeningPorts),
     /// The request failed: for example, the command that the client asked for was not started.
     Failed {
         /// Exit status for the client.

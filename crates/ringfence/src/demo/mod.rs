@@ -2,8 +2,8 @@
 
 pub mod peer;
 
-use std::io::{self, IsTerminal, Write};
-use std::process::{Command, Stdio};
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
+use std::process::{ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -13,7 +13,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::owned_child::OwnedChild;
 
 use crate::launch::guest_on;
-use peer::Transfer;
+use peer::{LISTENING, Transfer};
 use ringfence_driver::proof;
 use ringfence_driver::switchboard::{DriverStats, FromDriver, ToDriver};
 use ringfence_hostnet::causes::causes;
@@ -21,9 +21,9 @@ use ringfence_hostnet::out::{Out, is_closed};
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 
 /// Duration of each transfer in seconds.
-const SECONDS: u64 = 3;
-/// Time limit for the start of the receiver.
-const START_TIMEOUT: Duration = Duration::from_secs(5);
+const SECONDS: u64 = 2;
+/// Time limit for the driver domain: its start, and each answer.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Measurements of one access mode.
 struct Row {
@@ -68,6 +68,7 @@ fn progress(text: &str) {
     }
 }
 
+/// Starts a guest. It lives until its standard input is closed, if `role` reads that.
 fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<OwnedChild> {
     let program = std::env::current_exe().context("finding this program's file")?;
     let child = Command::new(&program)
@@ -76,7 +77,7 @@ fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<
         .arg(&program)
         .args(["internal", "demo-peer"])
         .args(role)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .context("starting a guest")?;
@@ -84,14 +85,15 @@ fn guest(switch: &str, mode: Mode, name: &str, role: &[&str]) -> anyhow::Result<
 }
 
 fn measure(mode: Mode) -> anyhow::Result<Row> {
-    let switch = format!("demo-{}", std::process::id());
-    let receiver = guest(&switch, mode, "receiver", &["receive"])?;
+    let switch = format!("demo-{}-{mode}", std::process::id());
+    let mut receiver = Receiver::start(&switch, mode)?;
     let control = control_connection(&switch)?;
-    // The sender must find a driver domain that runs.
-    let sender = guest(&switch, mode, "sender", &["send", "receiver", &SECONDS.to_string()])?;
     let before = stats(&control)?;
-    let transfer = finish(receiver, "receiver")?;
+    let sender = guest(&switch, mode, "sender", &["send", "receiver", &SECONDS.to_string()])?;
+    let transfer = receiver.transfer()?;
+    // The driver domain ends with its last guest, so the receiver stays until the counters are read.
     let after = stats(&control)?;
+    receiver.end()?;
     drop(sender);
     let path = |s: &DriverStats, name: &str| s.path.get(name).copied().unwrap_or(0);
     let delta = |name: &str| path(&after, name).saturating_sub(path(&before, name));
@@ -135,15 +137,48 @@ pub fn stats(control: &Channel) -> anyhow::Result<DriverStats> {
     }
 }
 
-/// Waits for a guest and returns its report.
-fn finish(mut guest: OwnedChild, who: &str) -> anyhow::Result<Transfer> {
-    let output = guest.stdout.take().context("a guest without output")?;
-    let report = io::read_to_string(output)?;
-    let status = guest.wait()?;
-    if !status.success() {
-        bail!("the {who} ended with {status}");
+/// Guest that receives the stream. It runs until [`Receiver::end`].
+struct Receiver {
+    guest: OwnedChild,
+    reports: BufReader<ChildStdout>,
+}
+
+impl Receiver {
+    /// Starts the receiver and waits until it listens.
+    fn start(switch: &str, mode: Mode) -> anyhow::Result<Receiver> {
+        let mut guest = guest(switch, mode, "receiver", &["receive"])?;
+        let reports = BufReader::new(guest.stdout.take().context("a guest without output")?);
+        let mut receiver = Receiver { guest, reports };
+        match receiver.line()?.as_str() {
+            LISTENING => Ok(receiver),
+            other => bail!("the receiver reported {other:?}"),
+        }
     }
-    serde_json::from_str(&report).with_context(|| format!("the {who} reported {report:?}"))
+
+    /// Waits for the end of the transfer.
+    fn transfer(&mut self) -> anyhow::Result<Transfer> {
+        let report = self.line()?;
+        serde_json::from_str(&report).with_context(|| format!("the receiver reported {report:?}"))
+    }
+
+    /// Ends the guest.
+    fn end(mut self) -> anyhow::Result<()> {
+        drop(self.guest.stdin.take());
+        let status = self.guest.wait()?;
+        if !status.success() {
+            bail!("the receiver ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// Returns the next line that the guest prints.
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        if self.reports.read_line(&mut line)? == 0 {
+            bail!("the receiver ended with {}", self.guest.wait()?);
+        }
+        Ok(line.trim_end().to_owned())
+    }
 }
 
 fn print_table(rows: &[Row]) -> io::Result<()> {

@@ -10,7 +10,9 @@ use ringfence_sandbox::STATUS_FAILED;
 
 const PORT: u16 = 5201;
 /// Time limit for the other peer.
-const IO_TIMEOUT: Duration = Duration::from_secs(5);
+const IO_TIMEOUT: Duration = Duration::from_secs(20);
+/// First line that a receiver prints.
+pub const LISTENING: &str = "listening";
 const BUFFER: usize = 128 * 1024;
 /// Period of the stream in bytes. It is prime, so that it starts at a different position in every
 /// buffer.
@@ -51,16 +53,14 @@ fn pattern() -> Vec<u8> {
 /// Runs one peer and prints its report. Returns the exit status.
 pub fn main(role: &Role) -> u8 {
     let outcome = match role {
-        Role::Receive => receive(),
-        Role::Send { host, seconds } => {
-            send(host, Duration::from_secs(*seconds)).map(|()| String::new())
-        }
+        Role::Receive => receive().and_then(|report| {
+            println!("{report}");
+            stay()
+        }),
+        Role::Send { host, seconds } => send(host, Duration::from_secs(*seconds)),
     };
     match outcome {
-        Ok(report) => {
-            println!("{report}");
-            0
-        }
+        Ok(()) => 0,
         Err(error) => {
             eprintln!("ringfence: demo: {error}");
             STATUS_FAILED
@@ -71,7 +71,7 @@ pub fn main(role: &Role) -> u8 {
 /// Role of a peer in the transfer.
 #[derive(Clone, Debug, PartialEq, Eq, clap::Subcommand)]
 pub enum Role {
-    /// Take one stream, check it, report it
+    /// Take one stream, check it, report it, and stay until standard input is closed
     Receive,
     /// Send one stream
     Send {
@@ -82,8 +82,15 @@ pub enum Role {
     },
 }
 
+/// Blocks until standard input is closed. The driver domain stays as long as this guest.
+fn stay() -> io::Result<()> {
+    io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
+}
+
 fn receive() -> io::Result<String> {
-    let mut stream = accept(&TcpListener::bind(("::", PORT))?)?;
+    let listener = TcpListener::bind(("::", PORT))?;
+    println!("{LISTENING}");
+    let mut stream = accept(&listener)?;
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     let pattern = pattern();
     let mut buffer = vec![0; BUFFER];

@@ -1,7 +1,7 @@
 //! Lines that `ringfence run` prints when a guest starts, and the names of guest and switch in them.
 
 use super::guest_processes::GuestProcesses;
-use super::{SwitchChoice, list};
+use super::{INTERFACE, SwitchChoice, list};
 
 impl GuestProcesses<'_> {
     /// Returns the name of the guest's switch, if it is on one.
@@ -28,19 +28,17 @@ impl GuestProcesses<'_> {
         }
         if let (Some(attached), Some(switch)) = (self.attached(), self.switch()) {
             let company = match options.switch {
-                SwitchChoice::Private => "alone (--switch NAME: with other guests)",
+                SwitchChoice::Private => "alone (see --switch)",
                 _ => "with all guests that name it",
             };
-            self.reporter.summary(format_args!(
-                "{name} ({}) is on switch `{switch}`, {company}: {} in {} mode, MTU {}",
-                list(&attached.addresses),
-                options.link.on_switch(),
-                options.mode,
-                options.switch_mtu(),
-            ));
+            self.reporter.summary(format_args!("{name} is on switch `{switch}`, {company}"));
+            let (addresses, mtu) = (list(&attached.addresses), options.switch_mtu());
+            let line = format!("{INTERFACE}: {addresses}, MTU {mtu}, mode {}", options.mode);
+            self.reporter.summary_in_lines(&line);
         }
         if let Some(uplink) = self.uplink() {
-            self.reporter.summary(format_args!("{name} is on the host's network: {uplink}"));
+            self.reporter.summary(format_args!("{name} is on the host's network"));
+            self.reporter.summary_in_lines(&uplink.to_string());
         }
         if self.switch().is_none() && self.uplink().is_none() {
             self.reporter.summary(format_args!("{name} has no network but its own loopback"));

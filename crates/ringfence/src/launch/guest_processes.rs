@@ -19,6 +19,7 @@ use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
 use super::terminal;
 use super::uplink::Uplink;
+use super::with_remedy;
 use crate::commands::{Reply, Source};
 use ringfence_driver::switchboard::{Attached, FromDriver, FromFrontend};
 use ringfence_guest::{FromGuest, GuestConfig, ToGuest};
@@ -215,7 +216,7 @@ impl<'a> GuestProcesses<'a> {
         self.host_names = HostNames::of(config);
         let outcome = match self.start(guest, config) {
             Ok(()) => self.wait_for_end(),
-            Err(outcome) => outcome,
+            Err(outcome) => Outcome { problem: outcome.problem.map(with_remedy), ..outcome },
         };
         // Data that the kernel still has to write needs the processes that serve the disks.
         self.disks.end_devices(self.reporter);
@@ -270,6 +271,9 @@ impl<'a> GuestProcesses<'a> {
                 }
                 ProcessEvent::Guest(FromGuest::ExecFailed { id, why }, _) => {
                     self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+                }
+                ProcessEvent::Guest(FromGuest::Listening { id, ports }, _) => {
+                    self.reply(id, &Reply::Listening(ports));
                 }
                 ProcessEvent::Guest(FromGuest::Sockets, fds) => self.pass_sockets(&fds),
                 ProcessEvent::Uplink(FromUplink::Sockets) => {

@@ -87,9 +87,20 @@ pub fn run(options: &Options) -> u8 {
     match Launch::prepare(options, reporter).and_then(Launch::run) {
         Ok(status) => status,
         Err(error) => {
-            reporter.problem(causes(&error));
+            reporter.problem(with_remedy(causes(&error)));
             STATUS_FAILED
         }
+    }
+}
+
+/// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.
+fn with_remedy(problem: String) -> String {
+    let is_refusal = ["Operation not permitted", "Permission denied"];
+    match ringfence_sandbox::namespace_settings::remedy_for_capabilities() {
+        Some(remedy) if is_refusal.iter().any(|text| problem.contains(text)) => {
+            format!("{problem}; {remedy}")
+        }
+        _ => problem,
     }
 }
 
@@ -225,7 +236,7 @@ impl<'a> Launch<'a> {
         view: ViewConfig,
     ) -> u8 {
         if view.is_host_root {
-            self.reporter.summary(AS_ROOT);
+            self.reporter.summary_in_lines(AS_ROOT);
         }
         let config = self.guest_config(&processes, environment, view);
         let ended = processes.run(&self.command, guest, &config);

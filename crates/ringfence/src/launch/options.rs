@@ -46,19 +46,12 @@ pub enum Protect {
     Fine,
 }
 
-impl Link {
-    /// Returns the name of the link to the switch.
-    pub(super) fn on_switch(self) -> &'static str {
-        "netif"
-    }
-}
-
 /// Destination of a guest's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum UplinkChoice {
     /// To the host's network, through sockets of the host
     Host,
-    /// Nowhere: the guest has the switch alone
+    /// No host network; the guest reaches only its switch
     None,
 }
 

@@ -53,6 +53,11 @@ impl Reporter {
         self.report(Loudness::Normal, &text.to_string());
     }
 
+    /// Reports a result, unless quiet. A text that is wider than a terminal takes several lines.
+    pub(super) fn summary_in_lines(self, text: &str) {
+        in_lines(text).iter().for_each(|line| self.summary(line));
+    }
+
     /// Reports a step, if verbose.
     pub fn step(self, text: impl std::fmt::Display) {
         self.report(Loudness::Verbose, &text.to_string());
@@ -93,9 +98,38 @@ pub(super) fn print(text: impl std::fmt::Display) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// Divides a text into lines of at most 80 columns, the name of the program included.
+fn in_lines(text: &str) -> Vec<String> {
+    const COLUMNS: usize = 80 - "ringfence: ".len();
+    const INDENT: &str = "  ";
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            Some(_) => lines.push(format!("{INDENT}{word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_text_takes_several_lines_of_a_terminals_width() {
+        assert_eq!(in_lines("eth0: 10.0.0.2/16"), ["eth0: 10.0.0.2/16"]);
+        let address = "fd00:1111:2222:3333:4444:5555:6666:7777/64,";
+        let lines = in_lines(&format!("eth0: {address} {address} MTU 1500"));
+        assert_eq!(lines, [format!("eth0: {address}"), format!("  {address} MTU 1500")]);
+        for line in in_lines(crate::launch::AS_ROOT) {
+            assert!(line.len() + "ringfence: ".len() <= 80, "{line}");
+        }
+    }
 
     #[test]
     fn relayed_line_is_kept_without_control_characters_by_a_quiet_launcher() {

@@ -65,6 +65,9 @@ impl GuestProcesses<'_> {
                 self.ask_for_window_levels(id);
                 Ok(())
             }
+            ClientEvent::Request(id, Request::Listening(port), _) => {
+                self.send_to_guest(&ToGuest::Listening { id, port }, &[])
+            }
             ClientEvent::Gone(id) => {
                 let number = Signal::HUP.as_raw();
                 self.send_to_guest(&ToGuest::ExecSignal { id, number }, &[])

@@ -248,7 +248,8 @@ impl fmt::Display for Uplink {
         let Uplink { plan, link, mtu, .. } = self;
         write!(
             f,
-            "{} ({}), {link}, MTU {mtu}",
+            "{}: {} ({}), {link}, MTU {mtu}",
+            self.interface().interface.name,
             ringfence_hostnet::address::list(&plan.addresses),
             plan.origin
         )

@@ -40,18 +40,21 @@ fn command_that_cannot_run_returns_status_of_shell() {
 }
 
 #[test]
-fn run_prints_one_line_unless_quiet_or_verbose() {
+fn run_prints_a_line_for_switch_and_interface_unless_quiet_or_verbose() {
     require!(Need::Guests);
     let lab = Lab::new();
     let said = |options: &str| lab.run(options, &["true"]).finish(MOMENT).stderr;
     let normal = said("--name web --switch blue --address 10.9.8.7/24 --mtu 9000");
     // Root also gets the notice that the command is root.
-    let lines = normal.lines().filter(|line| !line.contains("you are root"));
-    let normal = lines.fold(String::new(), |text, line| text + line + "\n");
+    let from = normal.find("ringfence: web").unwrap();
     assert_eq!(
-        normal,
-        "ringfence: web (10.9.8.7/24) is on switch `blue`, with all guests that name it: netif in copy mode, MTU 9000\n"
+        &normal[from..],
+        "ringfence: web is on switch `blue`, with all guests that name it\n\
+         ringfence: eth0: 10.9.8.7/24, MTU 9000, mode copy\n"
     );
+    for line in normal.lines() {
+        assert!(line.len() <= 80, "{line}");
+    }
     assert_eq!(said("-q"), "");
     let verbose = said("-v");
     assert!(verbose.lines().count() > 3, "{verbose}");

@@ -152,7 +152,7 @@ fn logs_have_steps_of_a_quiet_guest_and_the_reason_of_its_end() {
     assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
     let logs = command(&lab, &["logs", "web"]);
     assert_eq!((logs.status, logs.stderr.as_str()), (Some(0), ""));
-    for text in ["launcher: switch `blue` is new", "launcher: web ("] {
+    for text in ["launcher: switch `blue` is new", "launcher: web is on switch `blue`"] {
         assert!(logs.stdout.contains(text), "{}", logs.stdout);
     }
     let last = command(&lab, &["logs", "--json", "-n", "1", "web"]).stdout;
@@ -272,4 +272,49 @@ print('got', len(got))";
     let inside = lab.run("-q --switch none", &["python3", "-c", attack, name]).succeed(MOMENT);
     assert!(inside.contains("ConnectionRefusedError") && inside.contains("got 0"), "{inside}");
     guest.end();
+}
+
+#[test]
+fn wait_returns_once_guest_runs_and_once_it_listens() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    let lab = Lab::new();
+    // The guest does not exist yet.
+    let waiting = lab.spawn(&[lab.program(), "wait", "web"]);
+    let for_port = lab.spawn(&[lab.program(), "wait", "--for", "port", "8000", "web"]);
+    let guest = lab.script(
+        "-q --name web --switch none",
+        "until [ -e go ]; do sleep 0.01; done; exec python3 -m http.server 8000",
+    );
+    assert_eq!(waiting.succeed(MOMENT), "");
+    // Whoever waited for the guest finds it.
+    assert_eq!(command(&lab, &["status", "web"]).status, Some(0));
+    let early = command(&lab, &["wait", "web", "--for", "port", "8000", "--timeout", "0"]);
+    assert_eq!(early.status, Some(1));
+    assert!(early.stderr.contains("`web` does not listen at port 8000"), "{}", early.stderr);
+    std::fs::write(lab.file("go"), "").unwrap();
+    for_port.succeed(MOMENT);
+    let other = command(&lab, &["wait", "web", "--for", "port", "8001", "--timeout", "0"]);
+    assert_eq!(other.status, Some(1));
+    assert!(other.stderr.contains("it listens at 8000"), "{}", other.stderr);
+    // A guest that ends while somebody waits is not waited for any longer.
+    let waiting = lab.spawn(&[lab.program(), "wait", "web", "--for", "port", "8001"]);
+    assert_eq!(command(&lab, &["stop", "web"]).status, Some(0));
+    let ended = waiting.finish(MOMENT);
+    assert_eq!(ended.status, Some(1));
+    guest.finish(MOMENT);
+}
+
+#[test]
+fn wait_for_a_guest_that_never_comes_has_status_1_and_errors_of_usage_125() {
+    let lab = Lab::new();
+    let late = command(&lab, &["wait", "web", "--timeout", "0"]);
+    assert_eq!(late.status, Some(1));
+    assert!(late.stderr.contains("no guest called `web`"), "{}", late.stderr);
+    for words in [&["wait"][..], &["wait", "web", "--for", "rain"], &["wait", "--nosuch"]] {
+        let refused = command(&lab, words);
+        assert_eq!(refused.status, Some(125), "{words:?}: {}", refused.stderr);
+    }
+    let unknown = command(&lab, &["status", "web"]);
+    assert_eq!(unknown.status, Some(125));
+    assert!(unknown.stderr.contains("`ringfence wait web`"), "{}", unknown.stderr);
 }

@@ -3,15 +3,13 @@
 
 use std::time::Duration;
 
-use ringfence_driver::switch::addresses::AddressPlan;
-use ringfence_hostnet::address::Address;
 use crate::require;
 use crate::support::needs::Need;
 use crate::support::world::{
     FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World, name_server,
 };
 use crate::support::{MOMENT, write_noise};
-use ringfence::driver::addresses::AddressPlan;
+use ringfence_driver::switch::addresses::AddressPlan;
 use ringfence_hostnet::address::Address;
 
 const PING: Need = Need::Program("ping", "iputils-ping");

@@ -44,10 +44,16 @@ pub fn beside_product(name: &str) -> PathBuf {
 }
 
 fn is_installed(program: &str) -> bool {
+    find_program(program).is_some()
+}
+
+/// Returns the path of an installed program.
+pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
-        .any(|directory| directory.join(program).is_file())
+        .map(|directory| directory.join(program))
+        .find(|file| file.is_file())
 }
 
 fn guests_missing() -> Option<String> {

@@ -15,6 +15,20 @@ pub fn copy_program(to: &Path) {
     assert!(copy.arg(env!("CARGO_BIN_EXE_ringfence")).arg(to).status().unwrap().success());
 }
 
+/// Gives the directories of a lab to a user, who may then start guests in it.
+pub fn give(lab: &Lab, user: u32) {
+    let session = lab.runtime_dir().parent().unwrap().to_owned();
+    std::fs::set_permissions(session.parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
+    for path in [&session, lab.file("x").parent().unwrap()] {
+        chown(path, Some(user), Some(user)).unwrap();
+    }
+    let tun = Path::new("/dev/net/tun");
+    if tun.metadata().unwrap().permissions().mode() & 0o006 != 0o006 {
+        // udev sets the same mode.
+        std::fs::set_permissions(tun, PermissionsExt::from_mode(0o666)).unwrap();
+    }
+}
+
 /// Lab whose guests are started by one user.
 pub struct Site {
     pub lab: Lab,
@@ -40,18 +54,8 @@ impl Site {
         let lab = Lab::of(program);
         let mut wrapper = vec![];
         if let Some(user) = user {
-            let session = lab.runtime_dir().parent().unwrap().to_owned();
-            for path in [directory.path(), session.parent().unwrap()] {
-                std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
-            }
-            for path in [&session, lab.file("x").parent().unwrap()] {
-                chown(path, Some(user), Some(user)).unwrap();
-            }
-            let tun = Path::new("/dev/net/tun");
-            if tun.metadata().unwrap().permissions().mode() & 0o006 != 0o006 {
-                // udev sets the same mode.
-                std::fs::set_permissions(tun, PermissionsExt::from_mode(0o666)).unwrap();
-            }
+            std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+            give(&lab, user);
             wrapper = ["setpriv", "--clear-groups"].map(str::to_owned).to_vec();
             wrapper.extend([format!("--reuid={user}"), format!("--regid={user}")]);
         }

@@ -1,0 +1,61 @@
+//! Every subcommand of `ringfence` has an end-to-end test; and those tests that have no other place.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+#[path = "pages/blocks.rs"]
+mod blocks;
+mod support;
+
+use std::path::Path;
+
+use clap::CommandFactory;
+use support::{Lab, MOMENT, subcommands};
+
+#[test]
+fn every_subcommand_has_an_end_to_end_test() {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut texts = subcommands::sources(&own.join("tests"), "support/subcommands.rs");
+    // Pages whose blocks the program `pages` runs.
+    for page in ["README.md", "docs/run.md", "docs/uplink.md", "docs/pasta.md", "docs/egress.md"] {
+        let page = std::fs::read_to_string(own.join("../..").join(page)).unwrap();
+        let scripts = blocks::scripts(&blocks::parse(&page).unwrap());
+        texts.extend(scripts.into_iter().map(|script| script.text));
+    }
+    let missing = subcommands::untested("ringfence", &ringfence::cli::Cli::command(), &texts);
+    assert!(missing.is_empty(), "no end-to-end test starts these subcommands: {missing:?}");
+}
+
+#[test]
+fn man_prints_a_page_and_installs_all() {
+    let lab = Lab::new();
+    let ringfence = lab.program();
+    let page = lab.spawn(&[ringfence, "man", "wait"]).succeed(MOMENT);
+    assert!(page.contains(".TH") && page.contains("ringfence-wait"), "{page}");
+    let directory = lab.file("man").to_str().unwrap().to_owned();
+    lab.spawn(&[ringfence, "man", "--install", &directory]).succeed(MOMENT);
+    for page in ["ringfence.1", "ringfence-run.1", "ringfence-wait.1", "ringfence-policy-check.1"] {
+        assert!(lab.file("man").join("man1").join(page).is_file(), "{page}");
+    }
+    let unknown = lab.spawn(&[ringfence, "man", "nosuch"]).finish(MOMENT);
+    assert_eq!(unknown.status, Some(2), "{}", unknown.stderr);
+}
+
+#[test]
+fn completions_name_every_subcommand() {
+    let lab = Lab::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = lab.spawn(&[lab.program(), "completions", shell]).succeed(MOMENT);
+        for name in ["run", "wait", "policy"] {
+            assert!(script.contains(name), "{shell}: {name}");
+        }
+        assert!(!script.contains("demo-peer"), "{shell}: roles of own processes are hidden");
+    }
+}
+
+#[test]
+fn policy_preset_is_one_that_policy_check_accepts() {
+    let lab = Lab::new();
+    let preset = lab.spawn(&[lab.program(), "policy", "preset", "pypi"]).succeed(MOMENT);
+    std::fs::write(lab.file("pypi.toml"), preset).unwrap();
+    lab.spawn(&[lab.program(), "policy", "check", "pypi.toml"]).succeed(MOMENT);
+}

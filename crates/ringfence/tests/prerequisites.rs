@@ -1,0 +1,66 @@
+//! Missing prerequisites: `run` prints one sentence with the command that helps. Each test takes the thing away in
+//! namespaces of its own.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod support;
+
+use support::needs::Need;
+use support::{Lab, MOMENT};
+
+/// Runs a script as root of a new user namespace, in mount and PID namespaces of its own.
+
+fn said_without(lab: &Lab, taken_away: &str) -> String {
+    let script = format!("{taken_away}; exec {} run -q --uplink none -- true", lab.program());
+    let words = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "--pid",
+        "--fork",
+        "sh",
+        "-ec",
+        &script,
+    ];
+    let finished = lab.spawn(&words).finish(MOMENT);
+    assert_eq!(finished.status, Some(125), "{}", finished.stderr);
+    let lines: Vec<&str> = finished.stderr.lines().collect();
+    assert_eq!(lines.len(), 1, "one line: {}", finished.stderr);
+    lines[0].to_owned()
+}
+
+#[test]
+fn run_where_no_user_namespace_may_be_made_names_the_setting() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    for setting in ["user.max_user_namespaces", "user.max_pid_namespaces"] {
+        let path = format!("/proc/sys/{}", setting.replace('.', "/"));
+        let said = said_without(&lab, &format!("echo 0 > {path}"));
+        assert!(said.contains(&format!("`sysctl -w {setting}=10000`")), "{said}");
+    }
+}
+
+#[test]
+fn run_without_tun_device_names_the_driver() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let said = said_without(&lab, "mount -t tmpfs none /dev/net");
+    assert!(
+        said.contains("/dev/net/tun does not exist") && said.contains("modprobe tun"),
+        "{said}"
+    );
+}
+
+#[test]
+fn run_with_closed_tun_device_names_its_mode() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    // A node of another file system is none that may be opened.
+    let said = said_without(
+        &lab,
+        "mount -t tmpfs none /dev/net; touch /dev/net/tun; mount --bind /dev/null /dev/net/tun; \
+         mount -o remount,bind,nodev /dev/net/tun",
+    );
+    assert!(said.contains("chmod 0666 /dev/net/tun"), "{said}");
+}
