@@ -13,8 +13,8 @@ use taskkit::exec::{Cmd, TestRun};
 use taskkit::tools;
 
 use crate::built::{self, PROFILE, Program};
+use crate::context::{Ended, test_outcome};
 use crate::packages::{PRODUCT, integration_tests};
-use crate::steps::{Ended, test_outcome};
 
 /// User id and group id of the ordinary user: `nobody` on most systems, which owns no files.
 const ORDINARY: u32 = 65534;

@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Integration,
 }
 
-/// Test program.
+/// Test program that cargo built.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
     /// Name of the package's folder, such as `net`.

@@ -14,6 +14,7 @@
 mod attack;
 mod built;
 mod clients;
+mod context;
 mod marks;
 mod mutate;
 mod package;
@@ -90,7 +91,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Test(args) => {
             return match repository_root()
-                .and_then(steps::Context::new)
+                .and_then(context::Context::new)
                 .and_then(|context| run::run(&args, context))
             {
                 Ok(status) => ExitCode::from(status),

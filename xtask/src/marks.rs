@@ -51,12 +51,16 @@ fn target_of(file: Option<&Path>) -> Option<String> {
 
 /// Returns the functions that follow a mark.
 fn names(text: &str) -> Vec<String> {
-    let after = text.split(MARK).skip(1);
+    // A mark is at the start of its line: elsewhere it is part of a comment.
+    let starts = text.match_indices(MARK).map(|(at, _)| at);
+    let starts = starts
+        .filter(|at| text[..*at].rsplit('\n').next().is_some_and(|line| line.trim().is_empty()));
+    let after: Vec<&str> = starts.map(|at| &text[at..]).collect();
     let name = |rest: &str| {
         let rest = rest.split_once("fn ")?.1;
         Some(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?.to_owned())
     };
-    after.filter_map(name).collect()
+    after.into_iter().filter_map(name).collect()
 }
 
 #[cfg(test)]
@@ -66,7 +70,7 @@ mod tests {
     #[test]
     fn names_follow_marks() {
         let text = format!(
-            "#[test]\n{MARK}a minute\"]\nfn one() {{}}\n#[test]\n#[ignore = \"the child of one\"]\nfn two() {{}}\n\
+            "//! {MARK}...\"]\n#[test]\n{MARK}a minute\"]\nfn one() {{}}\n#[test]\n#[ignore = \"the child of one\"]\nfn two() {{}}\n\
              #[test]\n{MARK}two\"]\n// Comment\npub(crate) fn three_4() {{}}\n"
         );
         assert_eq!(names(&text), ["one", "three_4"]);

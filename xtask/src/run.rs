@@ -9,10 +9,11 @@ use taskkit::exec::TestRun;
 use taskkit::text::duration;
 use taskkit::tools::{self, Tool};
 
+use crate::context::{Context, Ended};
 use crate::programs::slowest;
 use crate::record::Record;
 use crate::report::{self, Outcome, Row};
-use crate::steps::{Context, Ended, STEPS, Step};
+use crate::steps::{STEPS, Step};
 
 /// Number of tests in the list of `--durations`.
 const SLOWEST: usize = 40;

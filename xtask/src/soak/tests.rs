@@ -8,8 +8,9 @@ use std::process::Child;
 use taskkit::exec::Cmd;
 use taskkit::text::count;
 
+use crate::context::Context;
 use crate::programs;
-use crate::steps::{Context, all_orders};
+use crate::steps::all_orders;
 
 /// Cases of each property in the round with more of them; proptest has 256 otherwise.
 const CASES: &str = "5120";

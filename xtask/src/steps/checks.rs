@@ -1,6 +1,6 @@
 //! Steps that check the sources and dependencies.
 
-use super::{Context, Ended, outcome_of};
+use crate::context::{Context, Ended, outcome_of};
 use crate::report::Outcome;
 use crate::tidy;
 use taskkit::text::count;

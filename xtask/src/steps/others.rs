@@ -5,7 +5,7 @@ use taskkit::exec::Cmd;
 use taskkit::text::count;
 use vm_lab::CorePart;
 
-use super::{Context, Ended, outcome_of};
+use crate::context::{Context, Ended, outcome_of};
 use crate::report::Outcome;
 use crate::tidy;
 

@@ -2,8 +2,8 @@
 
 use taskkit::text::count;
 
-use super::{Context, Ended, outcome_of, test_outcome};
 use crate::built::{Kind, Program};
+use crate::context::{Context, Ended, outcome_of, test_outcome};
 use crate::marks::{self, Marks};
 use crate::packages::{crates, depends_on, integration_tests, package_name};
 use crate::programs::{self, Order};

@@ -2,7 +2,7 @@
 //! its own policy and addresses, and their totals in `ringfence ps`.
 
 use crate::support::egress::{CURL, DNSMASQ, LONG, OPENSSL, OTHER_V4};
-use crate::support::needs::Need;
+use crate::support::needs::{Need, PING};
 use crate::support::world::{FAR_V4, FAR_V6, Families, OUTSIDE_V4, World};
 use crate::{net, require};
 
@@ -59,7 +59,7 @@ fn tunnel_in_names_carries_nothing_under_denied_domain_and_little_under_wildcard
 /// The domain of the tunnel belongs to the tunnel's server: without a policy, the tunnel comes up.
 #[test]
 fn iodine_moves_nothing_under_a_policy_and_everything_without() {
-    require!(IODINE, IODINED, OPENSSL, DNSMASQ, Need::Root);
+    require!(IODINE, IODINED, OPENSSL, DNSMASQ, PING, Need::Root);
     let net = net!();
     let resolver = "192.0.2.9";
     net.world
@@ -185,7 +185,7 @@ fn command_that_rewrites_its_policy_or_takes_another_address_changes_nothing() {
 
 #[test]
 fn neighbours_address_on_the_switch_opens_nothing_of_its_policy() {
-    require!(CURL, OPENSSL, DNSMASQ, Need::Root);
+    require!(CURL, OPENSSL, DNSMASQ, PING, Need::Root);
     let net = net!();
     let neighbour = net.world.plain_guest(
         &format!("--switch shared --name neighbour --address 10.77.0.7/24 --allow {OTHER_V4}:80"),

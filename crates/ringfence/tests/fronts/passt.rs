@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::require;
 use crate::support::machine::{self, CONFIGURE, CONFIGURE_V4};
-use crate::support::needs::Need;
+use crate::support::needs::{Need, PING};
 use crate::support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, World};
 use crate::support::{Finished, MOMENT, Running, eventually, write_noise};
 
@@ -97,6 +97,7 @@ fn machine_on_vfkit_socket_exchanges_data_in_both_directions() {
 /// socket is gone.
 #[test]
 fn program_on_vfkit_socket_ends_with_its_machine_and_serves_nobody_else() {
+    require!(PING);
     let world = world!();
     let background = Background::start(&world, "pid", "--vfkit -s vm.socket -u 5353:53 --quiet");
     // The ping tells the uplink the machine's Ethernet address.
@@ -128,6 +129,7 @@ except PermissionError: print('refused')";
 
 /// A machine that is attached there exchanges data with a program that has this option.
 fn exchange(transport: &str, attach: &str) {
+    require!(PING);
     let world = world!();
     world.name_servers(&[OUTSIDE_V4]);
     let servers = [
@@ -312,7 +314,9 @@ fn second_program_at_the_same_socket_fails_with_one_line() {
 #[test]
 fn default_socket_is_the_first_free_one() {
     let world = world!();
-    let script = "mount -t tmpfs none /tmp; ./passt -P one; ./passt -P two; ls /tmp
+    // The program may be below /tmp, which is empty here. The working directory stays.
+    let script = "cp --dereference passt own; mount -t tmpfs none /mnt; mv own /mnt/passt
+                  mount -t tmpfs none /tmp; /mnt/passt -P one; /mnt/passt -P two; ls /tmp
                   kill $(cat one) $(cat two)";
     let ended = world.host(&["unshare", "--mount", "sh", "-ec", script]).finish(LONG);
     assert_eq!(ended.status, Some(0), "{ended:?}");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::require;
-use crate::support::needs::{Need, skip_what_is_not_installed};
+use crate::support::needs::{Need, PING, skip_what_is_not_installed};
 use crate::support::world::{FAR_V4, FAR_V6, Families, HOST_V4, HOST_V6, OUTSIDE_V4, World};
 use crate::support::{MOMENT, Running, eventually, write_noise};
 
@@ -139,6 +139,7 @@ fn container_of_podman_is_connected_as_by_pasta() {
 
 #[test]
 fn command_gets_the_hosts_network_and_returns_its_status() {
+    require!(PING);
     let world = world!();
     let servers = [FAR_V4, FAR_V6].map(|ip| world.server("tcp_server", ip, 7000));
     let script = format!(
@@ -320,6 +321,7 @@ fn host_is_reachable_only_with_an_option() {
 
 #[test]
 fn protocol_that_is_switched_off_is_not_carried() {
+    require!(PING);
     let world = world!();
     let servers =
         [world.server("tcp_server", FAR_V4, 7000), world.server("udp_server", FAR_V4, 7001)];
@@ -335,6 +337,7 @@ fn protocol_that_is_switched_off_is_not_carried() {
 
 #[test]
 fn connections_have_the_source_address_and_interface_of_the_options() {
+    require!(PING);
     let world = world!();
     world.cable("wan1", "out1").succeed(MOMENT);
     let set_up = "ip addr add 192.0.2.3/24 dev wan0; ip addr add 203.0.113.2/24 dev wan1; ip link set wan1 up";

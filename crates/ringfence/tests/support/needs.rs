@@ -19,6 +19,9 @@ pub enum Need {
     Built(&'static str),
 }
 
+/// Program that sends echo requests.
+pub const PING: Need = Need::Program("ping", "iputils-ping");
+
 impl Need {
     /// Returns a description of what is missing, or `None`.
     pub fn missing(self) -> Option<String> {
