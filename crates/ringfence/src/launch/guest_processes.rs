@@ -21,7 +21,6 @@ use super::process::{GuestProcess, RunningProcess};
 use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
 use super::uplink::Uplink;
-use super::with_remedy;
 use crate::commands::Source;
 use ringfence_driver::switchboard::{Attached, FromDriver};
 use ringfence_guest::{GuestConfig, ToGuest};
@@ -187,7 +186,9 @@ impl<'a> GuestProcesses<'a> {
         }
         let outcome = match self.start(guest, config) {
             Ok(()) => self.wait_for_end(),
-            Err(outcome) => Outcome { problem: outcome.problem.map(with_remedy), ..outcome },
+            Err(outcome) => {
+                Outcome { problem: outcome.problem.map(report::with_remedy), ..outcome }
+            }
         };
         // Data that the kernel still has to write needs the processes that serve the disks.
         self.disks.end_devices(self.reporter);

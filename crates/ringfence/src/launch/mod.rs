@@ -88,20 +88,9 @@ pub fn run(options: &Options) -> u8 {
     match Launch::prepare(options, reporter).and_then(Launch::run) {
         Ok(status) => status,
         Err(error) => {
-            reporter.problem(with_remedy(causes(&error)));
+            reporter.problem(report::with_remedy(causes(&error)));
             STATUS_FAILED
         }
-    }
-}
-
-/// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.
-fn with_remedy(problem: String) -> String {
-    let is_refusal = ["Operation not permitted", "Permission denied"];
-    match ringfence_sandbox::namespace_settings::remedy_for_capabilities() {
-        Some(remedy) if is_refusal.iter().any(|text| problem.contains(text)) => {
-            format!("{problem}; {remedy}")
-        }
-        _ => problem,
     }
 }
 

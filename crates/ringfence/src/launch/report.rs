@@ -98,6 +98,17 @@ pub(super) fn print(text: impl std::fmt::Display) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.
+pub(super) fn with_remedy(problem: String) -> String {
+    let is_refusal = ["Operation not permitted", "Permission denied"];
+    match ringfence_sandbox::namespace_settings::remedy_for_capabilities() {
+        Some(remedy) if is_refusal.iter().any(|text| problem.contains(text)) => {
+            format!("{problem}; {remedy}")
+        }
+        _ => problem,
+    }
+}
+
 /// Divides a text into lines of at most 80 columns, the name of the program included.
 fn in_lines(text: &str) -> Vec<String> {
     const COLUMNS: usize = 80 - "ringfence: ".len();
