@@ -25,9 +25,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ringfence_sandbox::channel::Channel;
 
-use super::auto_forwards::{AutoPorts, TABLES};
+use super::auto_forwards::{AutoForwards, TABLES};
 use super::messages::Messages;
 use super::namespace_process::NamespaceProcess;
+use crate::forward_spec::Range;
 use ringfence_uplink_process::forward::{Forward, ForwardProtocol};
 use ringfence_uplink_process::forwarded_ports::ForwardedPorts;
 
@@ -52,10 +53,10 @@ enum Direction {
 #[derive(Debug)]
 struct Scan {
     direction: Direction,
-    wanted: Vec<AutoPorts>,
+    wanted: Vec<AutoForwards>,
     tables: Vec<(ForwardProtocol, File)>,
     open: BTreeMap<(ForwardProtocol, SocketAddr), u32>,
-    ephemeral: (u16, u16),
+    ephemeral: Range,
 }
 
 /// Automatic ports of both directions.
@@ -83,9 +84,9 @@ impl Auto {
     ///
     /// Returns an error if the host's files cannot be opened.
     pub(super) fn new(
-        to_guest: Vec<AutoPorts>,
+        to_guest: Vec<AutoForwards>,
         files: Vec<OwnedFd>,
-        to_host: Vec<AutoPorts>,
+        to_host: Vec<AutoForwards>,
     ) -> anyhow::Result<Option<Auto>> {
         if to_guest.is_empty() && to_host.is_empty() {
             return Ok(None);
@@ -129,7 +130,7 @@ impl Auto {
 }
 
 impl Scan {
-    fn new(direction: Direction, wanted: Vec<AutoPorts>, files: Vec<OwnedFd>) -> Scan {
+    fn new(direction: Direction, wanted: Vec<AutoForwards>, files: Vec<OwnedFd>) -> Scan {
         let protocol = |name: &str| match name {
             "tcp" | "tcp6" => ForwardProtocol::Tcp,
             _ => ForwardProtocol::Udp,
@@ -137,7 +138,10 @@ impl Scan {
         let tables = TABLES.iter().zip(files);
         let tables = tables.map(|(name, file)| (protocol(name), File::from(file))).collect();
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-        let ephemeral = range.ok().and_then(|text| ephemeral(&text)).unwrap_or((32768, 60999));
+        let ephemeral = range
+            .ok()
+            .and_then(|text| ephemeral(&text))
+            .unwrap_or(Range { first: 32768, last: 60999 });
         Scan { direction, wanted, tables, open: BTreeMap::new(), ephemeral }
     }
 
@@ -270,9 +274,9 @@ fn address(text: &str) -> Option<IpAddr> {
 }
 
 /// Parses the sysctl `ip_local_port_range`.
-fn ephemeral(text: &str) -> Option<(u16, u16)> {
+fn ephemeral(text: &str) -> Option<Range> {
     let mut ports = text.split_ascii_whitespace().map(|port| port.parse().ok());
-    Some((ports.next()??, ports.next()??))
+    Some(Range { first: ports.next()??, last: ports.next()?? })
 }
 
 #[cfg(test)]
@@ -286,13 +290,13 @@ mod tests {
    2: 0100007F:0050 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 3 1 0 100 0 0 10 0
 ";
 
-    fn auto(listen: &str) -> AutoPorts {
+    fn auto(listen: &str) -> AutoForwards {
         let listen = match listen.parse().unwrap() {
             crate::forward_spec::PastaForwardSpec::Listen(listen) => listen,
             crate::forward_spec::PastaForwardSpec::None => panic!("no port"),
         };
         let (addresses, taken) = (vec!["0.0.0.0".parse().unwrap()], BTreeSet::from([81]));
-        AutoPorts { protocol: ForwardProtocol::Tcp, listen, addresses, taken }
+        AutoForwards { protocol: ForwardProtocol::Tcp, listen, addresses, taken }
     }
 
     #[test]
@@ -307,12 +311,12 @@ mod tests {
 
     #[test]
     fn excluded_taken_and_ephemeral_ports_are_not_wanted() {
-        let range = (32768, 60999);
+        let range = Range { first: 32768, last: 60999 };
         let tcp = auto("auto,~80");
         let wants = |port| tcp.wants(ForwardProtocol::Tcp, port, range);
         assert!(wants(79) && !wants(80) && !wants(81) && wants(40000));
         assert!(!tcp.wants(ForwardProtocol::Udp, 79, range));
-        let udp = AutoPorts { protocol: ForwardProtocol::Udp, ..auto("auto") };
+        let udp = AutoForwards { protocol: ForwardProtocol::Udp, ..auto("auto") };
         assert!(
             udp.wants(ForwardProtocol::Udp, 53, range)
                 && !udp.wants(ForwardProtocol::Udp, 40000, range)
@@ -353,7 +357,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
         let addresses = ["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()).to_vec();
-        let wanted = AutoPorts { addresses, ..auto("auto") };
+        let wanted = AutoForwards { addresses, ..auto("auto") };
         let mut scan = Scan::new(Direction::ToHost, vec![wanted], vec![file.into()]);
         let found: Vec<_> = scan.wanted_ports().into_iter().map(|(_, at)| at.to_string()).collect();
         let expected =

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::args::PastaArgs;
-use crate::forward_spec::{Listen, PastaForwardSpec};
+use crate::forward_spec::{Listen, PastaForwardSpec, Range};
 use ringfence_uplink_process::forward::ForwardProtocol;
 
 /// Sockets of the namespace's network: their names in `/proc/net`.
@@ -12,7 +12,7 @@ pub(super) const TABLES: [&str; 4] = ["tcp", "tcp6", "udp", "udp6"];
 
 /// Option `auto` of one protocol.
 #[derive(Clone, Debug)]
-pub(super) struct AutoPorts {
+pub(super) struct AutoForwards {
     pub(super) protocol: ForwardProtocol,
     pub(super) listen: Listen,
     /// Addresses at which ports are opened: of the host, or of the namespace's loopback.
@@ -21,16 +21,10 @@ pub(super) struct AutoPorts {
     pub(super) taken: BTreeSet<u16>,
 }
 
-impl AutoPorts {
+impl AutoForwards {
     /// Returns `true` if a listener at this port is to be forwarded. Ephemeral ports of UDP belong to clients.
-    pub(super) fn wants(
-        &self,
-        protocol: ForwardProtocol,
-        port: u16,
-        ephemeral: (u16, u16),
-    ) -> bool {
-        let is_client =
-            protocol == ForwardProtocol::Udp && (ephemeral.0..=ephemeral.1).contains(&port);
+    pub(super) fn wants(&self, protocol: ForwardProtocol, port: u16, ephemeral: Range) -> bool {
+        let is_client = protocol == ForwardProtocol::Udp && ephemeral.contains(port);
         protocol == self.protocol
             && !is_client
             && !self.taken.contains(&port)
@@ -54,7 +48,7 @@ pub(super) fn has_ports_to_host(args: &PastaArgs) -> bool {
 }
 
 /// Returns the ports that follow the listeners of the host's loopback.
-pub(super) fn ports_to_host(args: &PastaArgs) -> Vec<AutoPorts> {
+pub(super) fn ports_to_host(args: &PastaArgs) -> Vec<AutoForwards> {
     let mut found = Vec::new();
     for (protocol, to_host, to_guest) in [
         (ForwardProtocol::Tcp, &args.tcp_ns, &args.tcp_ports),
@@ -66,7 +60,7 @@ pub(super) fn ports_to_host(args: &PastaArgs) -> Vec<AutoPorts> {
         for listen in without_none(to_host).filter(|listen| listen.auto) {
             let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
             let (listen, taken) = (listen.clone(), taken.clone());
-            found.push(AutoPorts { protocol, listen, addresses, taken });
+            found.push(AutoForwards { protocol, listen, addresses, taken });
         }
     }
     found

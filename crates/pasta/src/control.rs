@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Instant;
@@ -32,7 +32,8 @@ use ringfence_sandbox::channel::Channel;
 use super::args::PastaArgs;
 use super::auto_forwards::without_none;
 use super::client::{ClientRead, SocketClient, listen};
-use ringfence_uplink_process::forward::{Forward, ForwardProtocol, PORTS_MAX};
+use super::network::Listeners;
+use ringfence_uplink_process::forward::{ForwardProtocol, PORTS_MAX};
 use ringfence_uplink_process::forwarded_ports::{
     ForwardedPortFailure, ForwardedPorts, first_ports,
 };
@@ -110,8 +111,8 @@ impl ControlServer {
         Ok(ControlServer { listener, client, rules, open, addresses, capabilities })
     }
 
-    /// Takes the ports of the options into the table. `sockets` are those with which the uplink is started.
-    pub(crate) fn take_first(&mut self, args: &PastaArgs, sockets: (&[Forward], &[OwnedFd])) {
+    /// Takes the ports of the options into the table. `listeners` are those with which the uplink is started.
+    pub(crate) fn take_first(&mut self, args: &PastaArgs, listeners: &Listeners) {
         for (is_udp, specs) in [(false, &args.tcp_ports), (true, &args.udp_ports)] {
             let listens = without_none(specs).filter(|one| !one.auto && one.interface.is_none());
             let rules = listens.flat_map(|one| Rule::of_option(is_udp, one, self.capabilities));
@@ -120,8 +121,8 @@ impl ControlServer {
         // A longer table has no place in the protocol.
         self.rules.truncate(RULES_MAX);
         let wanted = self.wanted(&self.rules).unwrap_or_default();
-        let (forwards, fds) = sockets;
-        for ((id, forward), fd) in first_ports(forwards.len()).zip(forwards).zip(fds) {
+        let Listeners { forwards, sockets } = listeners;
+        for ((id, forward), fd) in first_ports(forwards.len()).zip(forwards).zip(sockets) {
             let address = rustix::net::getsockname(fd).ok();
             let Some(at) = address.and_then(|address| SocketAddr::try_from(address).ok()) else {
                 continue;

@@ -25,7 +25,7 @@ pub struct Range {
 }
 
 impl Range {
-    fn contains(self, port: u16) -> bool {
+    pub(crate) fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
 

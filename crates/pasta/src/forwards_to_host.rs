@@ -127,8 +127,8 @@ pub(super) fn receive(channel: &Channel, listeners: &mut Listeners) -> anyhow::R
         match received.context("the process in the namespace")? {
             (Report::ToHost(forwards), _) if forwards.is_empty() => return Ok(()),
             (Report::ToHost(forwards), fds) if forwards.len() == fds.len() => {
-                listeners.0.extend(forwards);
-                listeners.1.extend(fds.into_vec());
+                listeners.forwards.extend(forwards);
+                listeners.sockets.extend(fds.into_vec());
             }
             (Report::Failed(why), _) => bail!("{}", printable(&why)),
             _ => bail!("the process in the namespace sent no listening sockets"),
@@ -183,7 +183,7 @@ mod tests {
         open(&far, &[ForwardToHost { protocol: ForwardProtocol::Tcp, from, to: 7 }]).unwrap();
         let mut listeners = Listeners::default();
         receive(&near, &mut listeners).unwrap();
-        assert_eq!(listeners.0.len(), listeners.1.len());
-        assert!(listeners.0[0].to_host && listeners.0[0].guest_port == 7);
+        assert_eq!(listeners.forwards.len(), listeners.sockets.len());
+        assert!(listeners.forwards[0].to_host && listeners.forwards[0].guest_port == 7);
     }
 }

@@ -11,7 +11,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::config::LeftOut;
 
 use super::args::PastaArgs;
-use super::auto_forwards::{self, AutoPorts, without_none};
+use super::auto_forwards::{self, AutoForwards, without_none};
 use super::outbound;
 use super::values::{AddressArg, OrNone};
 use crate::forward_spec::Listen;
@@ -120,7 +120,11 @@ impl NameServerWishes {
 }
 
 /// Listening sockets and their destinations.
-pub(crate) type Listeners = (Vec<Forward>, Vec<OwnedFd>);
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    pub(crate) forwards: Vec<Forward>,
+    pub(crate) sockets: Vec<OwnedFd>,
+}
 
 impl PlannedNetwork {
     /// Plans the network from the options and the host's network.
@@ -215,7 +219,8 @@ impl PlannedNetwork {
     pub(crate) fn config(
         &self,
         args: &PastaArgs,
-        (link, offloads): (LinkOrder, u32),
+        link: LinkOrder,
+        offloads: u32,
         forwards: Vec<Forward>,
         policy: Option<PolicyHead>,
     ) -> UplinkConfig {
@@ -298,7 +303,8 @@ impl PlannedNetwork {
                     .with_context(|| format!("{option} {listen}"))?;
             }
         }
-        Ok(made.into_iter().unzip())
+        let (forwards, sockets) = made.into_iter().unzip();
+        Ok(Listeners { forwards, sockets })
     }
 
     /// Joins the groups of `--multicast`, on the interfaces by which the namespace's datagrams leave.
@@ -319,7 +325,7 @@ impl PlannedNetwork {
     }
 
     /// Returns the ports that follow the listeners of the namespace.
-    pub(super) fn auto_forwards(&self, args: &PastaArgs) -> anyhow::Result<Vec<AutoPorts>> {
+    pub(super) fn auto_forwards(&self, args: &PastaArgs) -> anyhow::Result<Vec<AutoForwards>> {
         let mut found = Vec::new();
         for (protocol, specs) in
             [(ForwardProtocol::Tcp, &args.tcp_ports), (ForwardProtocol::Udp, &args.udp_ports)]
@@ -335,7 +341,7 @@ impl PlannedNetwork {
             for listen in without_none(specs).filter(|listen| listen.auto) {
                 let addresses = self.addresses_of(protocol, listen)?;
                 let (listen, taken) = (listen.clone(), taken.clone());
-                found.push(AutoPorts { protocol, listen, addresses, taken });
+                found.push(AutoForwards { protocol, listen, addresses, taken });
             }
         }
         Ok(found)
@@ -348,7 +354,7 @@ impl PlannedNetwork {
         listen: &Listen,
     ) -> anyhow::Result<Vec<IpAddr>> {
         let families = self.plan.families();
-        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
+        let has = |ip: &IpAddr| families.have(ip);
         let spec =
             forward::ForwardSpec { bind: listen.address, first: 1, last: 1, guest: 1, protocol };
         let addresses = forward::addresses(&spec, families, &[]);

@@ -108,7 +108,7 @@ impl Session {
                 let (interface, configured) = (network.interface(), args.config_net);
                 let connection =
                     NamespaceInterface { interface, configured, relayed, to_host, shows_listeners };
-                let inherited = (blocked, open_files);
+                let inherited = InheritedState { blocked, open_files };
                 Entry::of_namespace(target, (args, run_as), connection, inherited, &mut messages)?
             }
         };
@@ -116,12 +116,12 @@ impl Session {
             forwards_to_host::receive(channel, &mut listeners)?;
         }
         let auto = Auto::new(auto, entry.tables.split_off(0), auto_to_host)?;
-        let ports = ForwardedPorts::new(listeners.1.len());
-        let link = (entry.link.clone(), entry.offloads);
-        let config = network.config(args, link, listeners.0, egress.head());
+        let ports = ForwardedPorts::new(listeners.sockets.len());
+        let (link, offloads) = (entry.link.clone(), entry.offloads);
+        let config = network.config(args, link, offloads, listeners.forwards, egress.head());
         let fds = std::iter::once(entry.socket).chain(files.capture).collect();
-        let uplink =
-            start_uplink(&config, (fds, network.joined(listeners.1)), &egress, &mut messages)?;
+        let listeners = network.joined(listeners.sockets);
+        let uplink = start_uplink(&config, fds, listeners, &egress, &mut messages)?;
         let namespace_process = match &entry.process {
             Some((_, channel)) if relayed => {
                 Some(start_namespace_process(entry.existing.as_ref(), channel, uplink.channel())?)
@@ -361,7 +361,7 @@ impl Files {
         let pid = args.pid.as_deref().map(create_pid_file).transpose()?;
         let bind = |path: &std::path::PathBuf| {
             let mut server = ControlServer::bind(path, args, network.addresses())?;
-            server.take_first(args, (&listeners.0, &listeners.1));
+            server.take_first(args, listeners);
             Ok::<_, anyhow::Error>(server)
         };
         let control = args.conf_path.as_ref().map(bind).transpose()?;
@@ -386,6 +386,14 @@ struct Entry {
     greeting: Option<Greeting>,
 }
 
+/// State of this process at its start, which a command gets back.
+struct InheritedState {
+    /// Blocked signals.
+    blocked: Vec<i32>,
+    /// Limit of open files.
+    open_files: Option<u64>,
+}
+
 impl Entry {
     fn of_machine(endpoint: OpenEndpoint) -> Entry {
         let OpenEndpoint { socket, link, file, greeting } = endpoint;
@@ -393,13 +401,12 @@ impl Entry {
         Entry { socket, link, offloads: 0, tables, existing, watch, process, file, greeting }
     }
 
-    /// Makes the interface in the namespaces. `inherited` is the state that a command gets back: blocked signals, and
-    /// the limit of open files.
+    /// Makes the interface in the namespaces. A command gets `inherited` back.
     fn of_namespace(
         target: &Target,
         (args, run_as): (&PastaArgs, Option<RunAs>),
         connection: NamespaceInterface,
-        inherited: (Vec<i32>, Option<u64>),
+        inherited: InheritedState,
         messages: &mut Messages,
     ) -> anyhow::Result<Entry> {
         let (mut existing, mut watch) = (None, None);
@@ -411,7 +418,8 @@ impl Entry {
         match &existing {
             Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
             None => {
-                let (own_pids, (blocked, open_files)) = (!args.no_pidns, inherited);
+                let own_pids = !args.no_pidns;
+                let InheritedState { blocked, open_files } = inherited;
                 let order = Order::Create { connection, own_pids, blocked, open_files };
                 channel.send(&order, &[rustix::stdio::stdin()])?;
             }
@@ -508,7 +516,8 @@ fn report_options_without_effect(args: &PastaArgs, messages: &mut Messages) {
 
 fn start_uplink(
     config: &UplinkConfig,
-    (link, listeners): (Vec<OwnedFd>, Vec<OwnedFd>),
+    link: Vec<OwnedFd>,
+    listeners: Vec<OwnedFd>,
     egress: &GuestEgress,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {

@@ -19,6 +19,20 @@ pub const PORTS_MAX: usize = 1024;
 /// (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
+/// Address families of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    pub v4: bool,
+    pub v6: bool,
+}
+
+impl Families {
+    /// Returns `true` if the address is of one of the families.
+    pub fn have(self, ip: &IpAddr) -> bool {
+        if ip.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
 /// Transport protocol of a forwarded port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ForwardProtocol {
@@ -224,7 +238,7 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
 /// Returns [`ListenError`] for the first socket that fails.
 pub fn listen(
     spec: &ForwardSpec,
-    families: (bool, bool),
+    families: Families,
     defaults: &[IpAddr],
 ) -> Result<Vec<(Forward, OwnedFd)>, ListenError> {
     let addresses = addresses(spec, families, defaults);
@@ -248,13 +262,12 @@ pub fn listen(
 }
 
 /// Returns the addresses at which one `-p` listens.
-pub fn addresses(spec: &ForwardSpec, families: (bool, bool), defaults: &[IpAddr]) -> Vec<IpAddr> {
+pub fn addresses(spec: &ForwardSpec, families: Families, defaults: &[IpAddr]) -> Vec<IpAddr> {
     let everywhere = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let chosen = if defaults.is_empty() { &everywhere[..] } else { defaults };
-    let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
     match spec.bind {
         Some(ip) => vec![ip],
-        None => chosen.iter().copied().filter(has).collect(),
+        None => chosen.iter().copied().filter(|ip| families.have(ip)).collect(),
     }
 }
 
@@ -332,7 +345,8 @@ mod tests {
 
     #[test]
     fn port_in_use_is_reported() {
-        let made = listen(&spec("127.0.0.1:0001:1").unwrap(), (true, false), &[]);
+        let (v4, both) = (Families { v4: true, v6: false }, Families { v4: true, v6: true });
+        let made = listen(&spec("127.0.0.1:0001:1").unwrap(), v4, &[]);
         if let Err(error) = made {
             // An ordinary user has no right to the port.
             assert!(error.to_string().contains("ip_unprivileged_port_start"), "{error}");
@@ -340,20 +354,21 @@ mod tests {
         let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = first.local_addr().unwrap().port();
         let taken = spec(&format!("127.0.0.1:{port}")).unwrap();
-        let error = listen(&taken, (true, true), &[]).unwrap_err();
+        let error = listen(&taken, both, &[]).unwrap_err();
         assert!(error.to_string().contains("another program has it"), "{error}");
     }
 
     #[test]
     fn port_without_address_listens_at_defaults_of_the_guests_families() {
+        let families = |v4, v6| Families { v4, v6 };
         let (bare, bound) = (spec("8080").unwrap(), spec("192.0.2.2:8080").unwrap());
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let loopback = [ip("127.0.0.1"), ip("::1")];
-        assert_eq!(addresses(&bare, (true, true), &[]), [ip("0.0.0.0"), ip("::")]);
-        assert_eq!(addresses(&bare, (false, true), &[]), [ip("::")]);
-        assert_eq!(addresses(&bare, (true, true), &loopback), loopback);
-        assert_eq!(addresses(&bare, (true, false), &loopback), [ip("127.0.0.1")]);
-        assert_eq!(addresses(&bound, (true, true), &loopback), [ip("192.0.2.2")]);
+        assert_eq!(addresses(&bare, families(true, true), &[]), [ip("0.0.0.0"), ip("::")]);
+        assert_eq!(addresses(&bare, families(false, true), &[]), [ip("::")]);
+        assert_eq!(addresses(&bare, families(true, true), &loopback), loopback);
+        assert_eq!(addresses(&bare, families(true, false), &loopback), [ip("127.0.0.1")]);
+        assert_eq!(addresses(&bound, families(true, true), &loopback), [ip("192.0.2.2")]);
     }
 
     #[test]

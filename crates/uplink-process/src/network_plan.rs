@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::config::{Alias, INTERFACE};
+use crate::forward::Families;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::address::AddressError;
 use ringfence_hostnet::host::{HostNetwork, Resolver};
@@ -161,15 +162,14 @@ impl NetworkPlan {
         used.chain(self.resolvers.iter().map(|alias| alias.guest)).collect()
     }
 
-    /// Returns whether the guest has IPv4 and IPv6 addresses, in this order.
-    pub fn families(&self) -> (bool, bool) {
+    /// Returns the families of the guest's addresses.
+    pub fn families(&self) -> Families {
         let any = |v4| self.addresses.iter().any(|address| address.ip().is_ipv4() == v4);
-        (any(true), any(false))
+        Families { v4: any(true), v6: any(false) }
     }
 
     fn has_family_of(&self, ip: IpAddr) -> bool {
-        let (v4, v6) = self.families();
-        if ip.is_ipv4() { v4 } else { v6 }
+        self.families().have(&ip)
     }
 
     pub fn has(&self, ip: IpAddr) -> bool {
@@ -181,7 +181,7 @@ impl NetworkPlan {
         if let Some(lost) = wanted.iter().find(|ip| !self.has_family_of(**ip)) {
             return Err(PlanError::Gateway(*lost));
         }
-        let (v4, v6) = self.families();
+        let Families { v4, v6 } = self.families();
         for (is_there, is_v4) in [(v4, true), (v6, false)] {
             let everything: IpAddr =
                 if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -233,7 +233,7 @@ impl NetworkPlan {
     /// Returns addresses of the host's name servers to which the guest can send, and the stand-ins among them.
     fn resolve(&self, servers: &[IpAddr]) -> (Vec<IpAddr>, Vec<Alias>) {
         let (mut name_servers, mut resolvers) = (Vec::new(), Vec::new());
-        let (v4, _) = self.families();
+        let v4 = self.families().v4;
         for (&host, number) in servers.iter().zip(1..) {
             if self.has_family_of(host) && !host.is_loopback() && !self.has(host) {
                 name_servers.push(host);
@@ -369,7 +369,7 @@ mod tests {
         {
             let wishes = Wishes { private, ..Wishes::default() };
             let plan = NetworkPlan::new(host, servers(&["2001:db8::53"]), &wishes).unwrap();
-            assert_eq!(plan.families(), (true, true));
+            assert_eq!(plan.families(), Families { v4: true, v6: true });
             assert_eq!(plan.gateways, PRIVATE_ROUTERS);
             assert!(plan.origin.starts_with("private") && plan.resolvers.is_empty());
         }
@@ -381,7 +381,7 @@ mod tests {
             host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1", "fe80::1"]),
             servers(&["192.0.2.1", "127.0.0.53"]),
         );
-        assert_eq!(plan.families(), (true, true));
+        assert_eq!(plan.families(), Families { v4: true, v6: true });
         assert_eq!(
             plan.gateways,
             ["192.0.2.1".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn host_with_one_family_gives_guest_one_family() {
         let v6 = plan(host(&["2001:db8::7/64"], &["fe80::1"]), servers(&["192.0.2.1"]));
-        assert_eq!(v6.families(), (false, true));
+        assert_eq!(v6.families(), Families { v4: false, v6: true });
         assert_eq!(v6.name_servers, ["fd72:6672:6663::5266:1".parse::<IpAddr>().unwrap()]);
         let v4 = plan(host(&["192.0.2.7/32"], &[]), servers(&["192.0.2.7"]));
         assert_eq!(v4.gateways, [IpAddr::from(ROUTER_V4)]);

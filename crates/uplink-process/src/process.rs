@@ -400,11 +400,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
             aliases: orders::pairs(&config.aliases),
             resolvers: orders::pairs(&config.resolvers),
             name_servers: [&config.name_servers[..], &config.unoffered].concat(),
-            allow_local: config
-                .allow_local
-                .iter()
-                .map(|local| IpPrefix::new(local.ip, local.len))
-                .collect(),
+            allow_local: config.allow_local.iter().map(|local| local.0).collect(),
         },
         guest: GuestNetwork {
             mac: config.guest_mac,

@@ -20,7 +20,9 @@ use ringfence_sandbox::channel::Channel;
 use super::clients::ClientId;
 use super::report::Reporter;
 use ringfence_hostnet::text::printable;
-use ringfence_uplink_process::forward::{self, Forward, ForwardProtocol, ForwardSpec, PORTS_MAX};
+use ringfence_uplink_process::forward::{
+    self, Families, Forward, ForwardProtocol, ForwardSpec, PORTS_MAX,
+};
 use ringfence_uplink_process::forwarded_ports::{ForwardedPorts, SOCKETS_MAX, first_ports};
 
 /// Published ports of a guest.
@@ -89,7 +91,7 @@ impl PublishedPorts {
     /// Returns the first socket that fails, or a specification without an address of the guest.
     pub(super) fn listen(
         specs: &[ForwardSpec],
-        families: (bool, bool),
+        families: Families,
         defaults: &[IpAddr],
         reporter: Reporter,
     ) -> anyhow::Result<(PublishedPorts, Vec<Forward>, Vec<OwnedFd>)> {
@@ -209,13 +211,12 @@ impl PublishedPorts {
 /// Opens the sockets of one specification.
 pub(super) fn listen(
     spec: &ForwardSpec,
-    families: (bool, bool),
+    families: Families,
     defaults: &[IpAddr],
     reporter: Reporter,
 ) -> anyhow::Result<Vec<(Forward, OwnedFd)>> {
     let addresses = forward::addresses(spec, families, defaults);
-    let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
-    if addresses.is_empty() || !addresses.iter().all(has) {
+    if addresses.is_empty() || !addresses.iter().all(|ip| families.have(ip)) {
         bail!("-p {spec}: the guest has no address of that family");
     }
     let places: Vec<String> = addresses.iter().map(|ip| format_address(*ip)).collect();

@@ -32,14 +32,18 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTLES_WITHIN: Duration = Duration::from_millis(300);
 
 /// Queues of a TAP and its offloads.
-type Queues = (Vec<OwnedFd>, u32);
+struct TapQueues {
+    fds: Vec<OwnedFd>,
+    /// Offloads ([`ringfence_sys::tap::TapOffloads`]).
+    offloads: u32,
+}
 
 /// Descriptors of the TAPs that a guest's init created.
 struct Taps {
     /// TAP to the switch. No queues without a switch.
-    switch: Queues,
+    switch: TapQueues,
     /// TAP to the host's network.
-    uplink: Queues,
+    uplink: TapQueues,
 }
 
 impl GuestProcesses<'_> {
@@ -114,7 +118,8 @@ impl GuestProcesses<'_> {
                     if fds.len() < wanted {
                         return Err(Outcome::failed("the guest: its interface lacks queues"));
                     }
-                    return Ok(Taps { switch: (fds, offloads), uplink: (rest, uplink_offloads) });
+                    let uplink = TapQueues { fds: rest, offloads: uplink_offloads };
+                    return Ok(Taps { switch: TapQueues { fds, offloads }, uplink });
                 }
                 ProcessEvent::Late => return Err(not_ready("the guest")),
                 other => self.handle(GuestPhase::Starting, other)?,
@@ -123,7 +128,10 @@ impl GuestProcesses<'_> {
     }
 
     /// Sends the frontend its configuration, with the queues of the TAP to the switch.
-    fn configure_frontend(&mut self, (taps, offloads): Queues) -> Result<(), Outcome> {
+    fn configure_frontend(
+        &mut self,
+        TapQueues { fds: taps, offloads }: TapQueues,
+    ) -> Result<(), Outcome> {
         let Some((frontend, channel)) = self.frontend.with_channel() else { return Ok(()) };
         let config = FrontendConfig {
             mtu: self.options.switch_mtu(),
@@ -152,7 +160,10 @@ impl GuestProcesses<'_> {
     }
 
     /// Sends the uplink its configuration, with the queues of its TAP.
-    fn configure_uplink(&mut self, (queues, offloads): Queues) -> Result<(), Outcome> {
+    fn configure_uplink(
+        &mut self,
+        TapQueues { fds: queues, offloads }: TapQueues,
+    ) -> Result<(), Outcome> {
         let Some((uplink, channel)) = self.uplink.with_channel() else { return Ok(()) };
         let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
         // If the uplink has ended, its supervisor reports the reason.

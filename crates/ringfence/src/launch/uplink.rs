@@ -17,7 +17,7 @@ use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_uplink_process::egress::guest::GuestEgress;
-use ringfence_uplink_process::forward::Forward;
+use ringfence_uplink_process::forward::{Families, Forward};
 use ringfence_uplink_process::link::LinkOrder;
 use ringfence_uplink_process::local::LocalPrefix;
 use ringfence_uplink_process::multicast::Memberships;
@@ -123,8 +123,8 @@ impl Uplink {
         &self.plan.addresses
     }
 
-    /// Returns whether the guest has IPv4 and IPv6 addresses, in this order.
-    pub(super) fn families(&self) -> (bool, bool) {
+    /// Returns the families of the guest's addresses.
+    pub(super) fn families(&self) -> Families {
         self.plan.families()
     }
 
