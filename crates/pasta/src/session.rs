@@ -120,12 +120,8 @@ impl Session {
         let (link, offloads) = (entry.link.clone(), entry.offloads);
         let config = network.config(args, link, offloads, listeners.forwards, egress.head());
         let fds = std::iter::once(entry.socket).chain(files.capture).collect();
-        let uplink = start_uplink(
-            &config,
-            (fds, network.joined(listeners.sockets)),
-            &egress,
-            &mut messages,
-        )?;
+        let listeners = network.joined(listeners.sockets);
+        let uplink = start_uplink(&config, fds, listeners, &egress, &mut messages)?;
         let namespace_process = match &entry.process {
             Some((_, channel)) if relayed => {
                 Some(start_namespace_process(entry.existing.as_ref(), channel, uplink.channel())?)
@@ -520,7 +516,8 @@ fn report_options_without_effect(args: &PastaArgs, messages: &mut Messages) {
 
 fn start_uplink(
     config: &UplinkConfig,
-    (link, listeners): (Vec<OwnedFd>, Vec<OwnedFd>),
+    link: Vec<OwnedFd>,
+    listeners: Vec<OwnedFd>,
     egress: &GuestEgress,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {
