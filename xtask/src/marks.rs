@@ -56,9 +56,14 @@ fn names(text: &str) -> Vec<String> {
     let starts = starts
         .filter(|at| text[..*at].rsplit('\n').next().is_some_and(|line| line.trim().is_empty()));
     let after: Vec<&str> = starts.map(|at| &text[at..]).collect();
+    let end = |c: char| !c.is_alphanumeric() && c != '_';
     let name = |rest: &str| {
-        let rest = rest.split_once("fn ")?.1;
-        Some(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?.to_owned())
+        // A list of tests that a macro makes has `name: ARGUMENTS`.
+        let next = rest.split_once('\n')?.1.trim_start();
+        let word = next.split(end).next()?;
+        let of_list = !word.is_empty() && next[word.len()..].starts_with(": ");
+        let name = if of_list { next } else { rest.split_once("fn ")?.1 };
+        Some(name.split(end).next()?.to_owned())
     };
     after.into_iter().filter_map(name).collect()
 }
@@ -71,9 +76,10 @@ mod tests {
     fn names_follow_marks() {
         let text = format!(
             "//! {MARK}...\"]\n#[test]\n{MARK}a minute\"]\nfn one() {{}}\n#[test]\n#[ignore = \"the child of one\"]\nfn two() {{}}\n\
-             #[test]\n{MARK}two\"]\n// Comment\npub(crate) fn three_4() {{}}\n"
+             #[test]\n{MARK}two\"]\n// Comment\npub(crate) fn three_4() {{}}\n\
+             list! {{\n    {MARK}x\"]\n    four: \"page\",\n}}\nfn five() {{}}\n"
         );
-        assert_eq!(names(&text), ["one", "three_4"]);
+        assert_eq!(names(&text), ["one", "three_4", "four"]);
     }
 
     #[test]

@@ -150,7 +150,8 @@ impl Scratch {
         let build = build.env("CARGO_TARGET_DIR", self.target.as_os_str());
         build.output(&self.tree)?.map_err(anyhow::Error::msg).context("it does not build")?;
         let test = Cmd::new("timeout").args(["--kill-after=5", TIME_LIMIT, "cargo", "test"]);
-        let test = test.args(words.split_whitespace());
+        // The test may be one of the long set.
+        let test = test.args(words.split_whitespace()).args(["--", "--include-ignored"]);
         let test = test.env("CARGO_TARGET_DIR", self.target.as_os_str());
         Ok(test.run_tests(&self.tree)?)
     }

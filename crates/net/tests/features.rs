@@ -170,6 +170,7 @@ fn check_all(peer: &dyn Fn() -> Peer, mode: impl Fn(u32, u32) -> Mode) {
 const EACH_MODE: &str = "RINGFENCE_TEST_EACH_MODE";
 
 #[test]
+#[ignore = "long: 1024 connected vifs"]
 fn every_pair_of_offload_sets_carries_tcp() {
     in_namespaces("every_pair_of_offload_sets_carries_tcp", |peer| {
         if std::env::var_os(EACH_MODE).is_some() {

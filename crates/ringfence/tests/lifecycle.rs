@@ -125,6 +125,7 @@ fn settled(lab: &Lab, driver: &Process) -> usize {
 }
 
 #[test]
+#[ignore = "long: thirty guests"]
 fn thirty_guests_leave_no_memory_or_descriptor_in_driver_domain() {
     let _alone = alone();
     require!(Need::Guests, Need::Root);
@@ -150,6 +151,7 @@ fn thirty_guests_leave_no_memory_or_descriptor_in_driver_domain() {
 }
 
 #[test]
+#[ignore = "long: many guests"]
 fn refused_or_killed_guest_leaves_nothing_in_driver_domain() {
     let _alone = alone();
     require!(Need::Guests, Need::Root);

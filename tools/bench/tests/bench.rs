@@ -93,6 +93,7 @@ fn check(row: &Value, packets: f64) {
 }
 
 #[test]
+#[ignore = "long: all modes, sizes and directions"]
 fn every_mode_size_and_direction_delivers_all_packets() {
     let small = rows(
         "--json --packets 20000 --size 64,1500 --modes copy,map,staging,window --direction tx,rx",
@@ -145,6 +146,7 @@ fn spoilt_packet_fails_the_run() {
 }
 
 #[test]
+#[ignore = "long: many runs"]
 fn queues_have_own_threads_and_sequence_numbers() {
     for queues in [2, 3] {
         let line = format!("--queues {queues} --size 64,1500 --packets 9000 --json");

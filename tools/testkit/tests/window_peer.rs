@@ -164,6 +164,7 @@ fn run_user_in_child_process() {
 /// the pages it finds. During a use the page holds the issued generation, or zeros after force. It never
 /// holds content that was stored for another reference. `cargo xtask soak window` runs ten million rounds.
 #[test]
+#[ignore = "long: many rounds of two processes"]
 fn window_use_racing_revocation_never_reaches_next_page() {
     let rounds: u64 =
         std::env::var("RINGFENCE_SOAK_ROUNDS").map_or(100_000, |n| n.parse().unwrap());

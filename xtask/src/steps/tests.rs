@@ -14,8 +14,28 @@ use crate::{attack, packages};
 const WITH_PROGRAMS: [&str; 4] = ["ringfence", "block", "nbd", "bench"];
 /// Package of which only some integration tests do so, and the prefix of their names.
 const SOME_WITH_PROGRAMS: (&str, &str) = ("testkit", "block_");
-/// Programs that belong to the long set as a whole: package and target. They have no marks, because they do not use libtest.
-const LONG: [(&str, &str); 1] = [("ringfence", "attack_random")];
+/// Programs without libtest, whose tests have no marks: package, target, and the tests of the default set. The long set runs
+/// all of them.
+const LONG: [(&str, &str, &[&str]); 3] = [
+    (
+        "ringfence",
+        "attack_control",
+        &[
+            "launcher_that_does_not_read",
+            "mute_connection",
+            "connection_without_proof",
+            "process_of_another_user_namespace",
+            "disk_that_hangs",
+            "limits_of_the_first_launcher",
+        ],
+    ),
+    ("ringfence", "attack_random", &[]),
+    (
+        "ringfence",
+        "syscalls",
+        &["call_missing_from_list", "disk_in_file", "disk_of_server", "outgoing_traffic"],
+    ),
+];
 /// Programs beside which no other may run: package, and target or its prefix. The first two identify kernel objects by number
 /// and watch all processes; benchmarks compare counts and times.
 const ALONE: [(&str, &str); 3] =
@@ -30,9 +50,12 @@ fn is_local_target(krate: &str, target: &str) -> bool {
     WITH_PROGRAMS.contains(&krate) || (krate == some && target.starts_with(prefix))
 }
 
-fn is_long(program: &Program) -> bool {
-    program.kind == Kind::Integration
-        && LONG.contains(&(program.krate.as_str(), program.target.as_str()))
+/// Returns the tests of the default set, for a program in [`LONG`].
+fn default_tests(program: &Program) -> Option<&'static [&'static str]> {
+    let is_it = |(krate, target, _): &&(&str, &str, &[&str])| {
+        program.kind == Kind::Integration && program.krate == *krate && program.target == *target
+    };
+    LONG.iter().find(is_it).map(|(_, _, tests)| *tests)
 }
 
 fn is_alone(program: &Program) -> bool {
@@ -67,11 +90,13 @@ pub(crate) fn default_orders(
         context.only.iter().filter_map(|part| part.strip_prefix(&start)).collect();
     let is_named =
         |program: &&Program| parts.is_empty() || parts.contains(&part_of(program).as_str());
-    let programs = context.built()?.iter().filter(|p| is_wanted(p) && !is_long(p)).filter(is_named);
-    let order = |program: &Program| Order {
-        program: program.clone(),
-        args: context.filter.clone(),
-        is_alone: is_alone(program),
+    let programs = context.built()?.iter().filter(|p| is_wanted(p)).filter(is_named);
+    let programs = programs.filter(|program| default_tests(program) != Some(&[]));
+    let order = |program: &Program| {
+        let chosen = default_tests(program).unwrap_or_default().iter().map(ToString::to_string);
+        let args =
+            if context.filter.is_empty() { chosen.collect() } else { context.filter.clone() };
+        Order { program: program.clone(), args, is_alone: is_alone(program) }
     };
     Ok(programs.map(order).collect())
 }
@@ -120,7 +145,7 @@ fn parts(marks: &Marks, local: bool) -> anyhow::Result<Vec<String>> {
     let mut names: Vec<String> =
         marked.map(|(krate, target)| part_name(krate, target.as_deref())).collect();
     if local {
-        names.extend(LONG.iter().map(|(krate, target)| part_name(krate, Some(target))));
+        names.extend(LONG.iter().map(|(krate, target, _)| part_name(krate, Some(target))));
     }
     names.sort();
     names.dedup();
@@ -134,7 +159,7 @@ pub(super) fn long_part(context: &Context, part: &str) -> anyhow::Result<Ended> 
     for program in context.built()?.iter().filter(|program| part_of(program) == part) {
         let target = (program.kind == Kind::Integration).then(|| program.target.clone());
         let mut args = context.filter.clone();
-        if !is_long(program) {
+        if default_tests(program).is_none() {
             let Some(names) = marks.get(&(program.krate.clone(), target)) else { continue };
             args.push("--ignored".to_owned());
             args.extend(names.iter().filter(|_| context.filter.is_empty()).cloned());
@@ -240,7 +265,8 @@ mod unit_tests {
                 assert!(programs.contains(&(krate.clone(), target.clone())), "{krate}/{target}");
             }
         }
-        for (krate, target) in LONG.iter().chain(&ALONE) {
+        let long = LONG.map(|(krate, target, _)| (krate, target));
+        for (krate, target) in long.iter().chain(&ALONE) {
             let exists = |(k, t): &(String, String)| k == krate && t.starts_with(target);
             assert!(programs.iter().any(exists), "{krate}/{target}");
         }
@@ -257,6 +283,9 @@ mod unit_tests {
         ]
         .into();
         assert_eq!(parts(&marks, false).unwrap(), ["net", "ringfence", "testkit/revoke"]);
-        assert_eq!(parts(&marks, true).unwrap(), ["attack_random", "network", "testkit/block_vbd"]);
+        assert_eq!(
+            parts(&marks, true).unwrap(),
+            ["attack_control", "attack_random", "network", "syscalls", "testkit/block_vbd"]
+        );
     }
 }

@@ -113,6 +113,7 @@ print(connect(os.environ['RINGFENCE_DISK0']), connect('{}'), len(os.listdir('{}'
 }
 
 #[test]
+#[ignore = "long: many launches"]
 fn command_that_locks_binds_and_unlinks_does_not_hinder_the_next_launch() {
     require!(Need::Guests, Need::Program("python3", "python3"));
     for site in Site::all() {
@@ -439,6 +440,7 @@ time.sleep(600)
 ";
 
 #[test]
+#[ignore = "long: thousands of descriptors"]
 fn command_with_many_descriptors_in_transit_does_not_keep_other_guests_from_attaching() {
     /// Error of a message with more descriptors than the sender may have in transit.
     const ETOOMANYREFS: &str = "109";

@@ -119,16 +119,19 @@ fn attack_frames_in_copy_mode_are_dropped_and_counted() {
 }
 
 #[test]
+#[ignore = "long: copy mode is in the default set"]
 fn attack_frames_in_map_mode_are_dropped_and_counted() {
     no_frame_arrives("map");
 }
 
 #[test]
+#[ignore = "long: copy mode is in the default set"]
 fn attack_frames_in_staging_mode_are_dropped_and_counted() {
     no_frame_arrives("staging");
 }
 
 #[test]
+#[ignore = "long: copy mode is in the default set"]
 fn attack_frames_in_window_mode_are_dropped_and_counted() {
     no_frame_arrives("window");
 }
@@ -219,6 +222,7 @@ fn credulous_guest_keeps_routes_neighbours_and_traffic() {
 }
 
 #[test]
+#[ignore = "long: the control of another test"]
 fn credulous_guest_takes_route_from_advertising_guest() {
     require!(Need::Guests, PYTHON, IP);
     let (before, after) = Scene::set(CREDULOUS).play("--advertise");

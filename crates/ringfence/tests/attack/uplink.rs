@@ -75,6 +75,7 @@ fn datagrams_for_equal_ports_reach_only_their_own_guest() {
 }
 
 #[test]
+#[ignore = "long: every form of reply"]
 fn echo_reply_of_other_host_is_not_delivered() {
     let Some(world) = world(Families::V4) else { return };
     let forger = world.outside(&python(&["forge_replies", HOST_V4, "4660"]));
@@ -134,6 +135,7 @@ fn host_and_link_local_addresses_are_unreachable_unless_allowed() {
 }
 
 #[test]
+#[ignore = "long: every kind of frame"]
 fn raw_frames_reach_no_server_of_the_host() {
     let Some(world) = world(Families::Both) else { return };
     let servers = servers(&world);

@@ -130,6 +130,7 @@ impl Drop for Mounted<'_> {
 }
 
 #[test]
+#[ignore = "long: ten kills"]
 fn file_system_keeps_synchronised_files_after_ten_kills() {
     require!(
         Need::Guests,

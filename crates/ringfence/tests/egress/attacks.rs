@@ -58,6 +58,7 @@ fn tunnel_in_names_carries_nothing_under_denied_domain_and_little_under_wildcard
 
 /// The domain of the tunnel belongs to the tunnel's server: without a policy, the tunnel comes up.
 #[test]
+#[ignore = "long: a tunnel that tries for long"]
 fn iodine_moves_nothing_under_a_policy_and_everything_without() {
     require!(IODINE, IODINED, OPENSSL, DNSMASQ, PING, Need::Root);
     let net = net!();
@@ -120,6 +121,7 @@ fn lies_outside_the_answer_section_and_extreme_times_to_live_open_nothing_more()
 }
 
 #[test]
+#[ignore = "long: a minute of refused connections"]
 fn literal_addresses_of_both_families_need_a_rule_for_addresses() {
     require!(OPENSSL);
     let Some(world) = World::new(Families::Both) else { return };

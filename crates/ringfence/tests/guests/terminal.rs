@@ -109,7 +109,7 @@ fn ctrl_c_ends_only_guest_of_that_terminal() {
             "cat",
         ],
     );
-    first.expect("first (");
+    first.expect("first is on switch");
     let mut second = lab.script("--name second", "echo up; sleep 1000");
     second.wait_for_output("up");
     let driver = crate::support::processes::all().into_iter().find(|process| {
@@ -182,7 +182,7 @@ fn shell_stops_and_continues_guest_as_job() {
     let mut shell = Screen::start(&lab, &["sh", "-im"]);
     shell.expect("outer> ");
     shell.press(&format!("{RINGFENCE} run --name job -- cat\n"));
-    shell.expect("job (");
+    shell.expect("job is on switch");
     // Not a word of the messages ("alone"): the key would stop the guest before `cat` runs.
     shell.type_to_cat("line 1");
     shell.press("\x1a");

@@ -62,6 +62,7 @@ fn hidden_hosts_file_gives_no_names() {
 }
 
 #[test]
+#[ignore = "long: several guests of each front"]
 fn name_of_a_guest_comes_before_an_entry_of_the_host() {
     let world = world!("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n");
     let options = "--uplink host --switch names-first";

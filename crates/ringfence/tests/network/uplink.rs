@@ -54,6 +54,7 @@ fn tcp_data_arrives_undamaged_with_ethernet_mtu() {
 }
 
 #[test]
+#[ignore = "long: several worlds"]
 fn guest_uses_host_with_one_address_family() {
     for (families, near, far) in
         [(Families::V4, OUTSIDE_V4, FAR_V4), (Families::V6, OUTSIDE_V6, FAR_V6)]
@@ -64,6 +65,7 @@ fn guest_uses_host_with_one_address_family() {
 }
 
 #[test]
+#[ignore = "long: hundreds of transfers"]
 fn hundreds_of_connections_transfer_at_once() {
     let world = world!(Families::V4);
     std::fs::write(world.file("noise"), vec![7; 20_000]).unwrap();
@@ -75,6 +77,7 @@ fn hundreds_of_connections_transfer_at_once() {
 }
 
 #[test]
+#[ignore = "long: datagrams of every length class"]
 fn datagram_of_any_length_is_echoed() {
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 1);

@@ -55,6 +55,7 @@ fn assert_descriptors(uplink: &Process, most: usize, least: usize) {
 }
 
 #[test]
+#[ignore = "long: 10,000 connections"]
 fn ten_thousand_connections_survive_flood_of_datagrams() {
     const CONNECTIONS: usize = 10_000;
     let needed = CONNECTIONS + UDP + OTHERS;
@@ -90,6 +91,7 @@ fn ten_thousand_connections_survive_flood_of_datagrams() {
 }
 
 #[test]
+#[ignore = "long: thousands of connections"]
 fn longest_idle_connection_is_evicted_when_descriptors_run_out() {
     const LIMIT: usize = 1024;
     // More than the uplink holds, fewer than the command's own limit, which is three quarters.

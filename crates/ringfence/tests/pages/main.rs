@@ -41,10 +41,11 @@ const PROGRAMS: [(&str, &str); 5] = [
 
 /// Defines a test for each page with commands that run here.
 macro_rules! pages {
-    ($($test:ident: $page:literal,)+) => {
+    ($($(#[$mark:meta])* $test:ident: $page:literal,)+) => {
         const PAGES: &[&str] = &[$($page),+];
         $(
             #[test]
+            $(#[$mark])*
             fn $test() {
                 run_page($page);
             }
@@ -58,8 +59,10 @@ pages! {
     commands_of_egress_run: "docs/egress.md",
     commands_of_names_run: "docs/names.md",
     commands_of_pasta_run: "docs/pasta.md",
+    #[ignore = "long: benchmarks"]
     commands_of_perf_howto_run: "docs/perf/howto.md",
     commands_of_run_run: "docs/run.md",
+    #[ignore = "long: benchmarks"]
     commands_of_staging_grants_run: "docs/staging-grants.md",
     commands_of_switch_run: "docs/switch.md",
     commands_of_uplink_run: "docs/uplink.md",
