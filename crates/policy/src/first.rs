@@ -24,9 +24,12 @@ pub fn inspect(bytes: &[u8], is_all: bool) -> Option<Shown> {
     let read = match bytes.first() {
         None => Read::Incomplete,
         Some(&tls::HANDSHAKE) => tls::read_stream(bytes).map(Shown::Tls),
-        Some(_) => match http::read_stream(bytes) {
-            Some(read) => read.map(Shown::Http),
-            None => return Some(Shown::Unknown),
+        Some(_) => match tls::read_other_record(bytes) {
+            Some(read) => read.map(Shown::Tls),
+            None => match http::read_stream(bytes) {
+                Some(read) => read.map(Shown::Http),
+                None => return Some(Shown::Unknown),
+            },
         },
     };
     match read {
@@ -51,6 +54,39 @@ impl<T> Read<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Prefixes of a hello, and messages in its place, that some server accepts or skips.
+    #[test]
+    fn record_before_the_hello_is_malformed() {
+        let hello = tls::tests::hello("b.org");
+        let prefixes: [&[u8]; 14] = [
+            &[21, 3, 1, 0, 2, 1, 0],
+            &[21, 3, 3, 0, 2, 1, 90],
+            &[21, 3, 3, 0, 2, 1, 41],
+            &[21, 0, 0, 0, 2, 1, 90],
+            &[21, 2, 0, 0, 2, 1, 90],
+            &[21, 15, 255, 0, 2, 1, 90],
+            &[21, 255, 0, 0, 2, 1, 90],
+            &[21, 3, 3, 0, 0],
+            &[20, 3, 3, 0, 1, 1],
+            &[20, 3, 3, 0, 0],
+            &[22, 3, 3, 0, 0],
+            &[23, 3, 3, 0, 0],
+            &[24, 3, 3, 0, 3, 1, 0, 0],
+            // ClientHello of SSLv2 with the version of TLS 1.2.
+            &[0x80, 0x2e, 1, 3, 3, 0, 3, 0, 0, 0, 16, 0, 0, 0x2f],
+        ];
+        for prefix in prefixes {
+            let stream = [prefix, &hello].concat();
+            assert_eq!(inspect(&stream, false), Some(Shown::Malformed), "{prefix:?}");
+            for end in 1..prefix.len() {
+                let early = inspect(&stream[..end], false);
+                assert!(matches!(early, None | Some(Shown::Malformed)), "{prefix:?}: {early:?}");
+            }
+        }
+        // A message of MongoDB begins with its length, least significant byte first.
+        assert_eq!(inspect(&[21, 1, 0, 0, 7, 0, 0, 0], false), Some(Shown::Unknown));
+    }
 
     #[test]
     fn incomplete_message_at_the_end_is_malformed() {
