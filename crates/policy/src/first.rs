@@ -11,7 +11,8 @@ pub const FIRST_BYTES_MAX: usize = 32 << 10;
 pub enum Shown {
     Tls(Hello),
     Http(Host),
-    /// The bytes are of a protocol that shows no name.
+    /// The bytes are of a protocol that shows no name. The rest of its first line must be read by
+    /// [`http::FirstLine`].
     Unknown,
     /// The datagram may be of a QUIC version whose server name cannot be read.
     OtherQuic,
@@ -35,7 +36,8 @@ pub fn inspect(bytes: &[u8], is_all: bool) -> Option<Shown> {
     match read {
         Read::Complete(shown) => Some(shown),
         Read::Malformed => Some(Shown::Malformed),
-        Read::Incomplete if bytes.is_empty() && is_all => Some(Shown::Unknown),
+        // A word that nothing follows is no request.
+        Read::Incomplete if is_all && http::is_word(bytes) => Some(Shown::Unknown),
         Read::Incomplete if is_all || bytes.len() >= FIRST_BYTES_MAX => Some(Shown::Malformed),
         Read::Incomplete => None,
     }
@@ -97,6 +99,8 @@ mod tests {
         assert_eq!(inspect(b"", false), None);
         assert_eq!(inspect(b"", true), Some(Shown::Unknown));
         assert_eq!(inspect(b"SSH-2.0-x\r\n", false), Some(Shown::Unknown));
+        assert_eq!(inspect(b"ruok", false), None);
+        assert_eq!(inspect(b"ruok", true), Some(Shown::Unknown));
         let tiny_records = tls::tests::in_records(&hello, 1);
         assert!(matches!(inspect(&tiny_records, false), Some(Shown::Tls(_))));
     }
