@@ -229,7 +229,7 @@ impl Devices {
     }
 
     fn budget(&mut self, device: &DeviceId) -> (DeviceId, &mut LineBudget) {
-        (*device, self.lines.entry(*device).or_insert_with(LineBudget::new))
+        (*device, self.lines.entry(*device).or_default())
     }
 }
 
