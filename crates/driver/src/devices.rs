@@ -296,7 +296,7 @@ impl Devices {
     }
 
     fn log(&mut self, device: &DeviceId) -> DeviceLog<'_> {
-        let lines = self.lines.entry(*device).or_insert_with(LineBudget::new);
+        let lines = self.lines.entry(*device).or_default();
         DeviceLog { device: *device, lines }
     }
 }
