@@ -1,4 +1,4 @@
 //! Fuzz target: the port grammar of pasta's options.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_pasta::port_spec::fuzzing::port_spec(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| ringfence_pasta::forward_spec::fuzzing::port_spec(data));

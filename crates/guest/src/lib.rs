@@ -105,29 +105,29 @@ impl SetUpError {
 pub fn main(command: &[OsString]) -> u8 {
     Channel::serve_stdin(
         |channel| run(channel, command).map(Ending::exit_status),
-        |Failure { status, why }| (status, FromGuest::Failed { status, why }),
+        |InitFailure { status, why }| (status, FromGuest::Failed { status, why }),
     )
 }
 
-struct Failure {
+struct InitFailure {
     status: u8,
     why: String,
 }
 
-impl From<SetUpError> for Failure {
-    fn from(error: SetUpError) -> Failure {
-        Failure { status: STATUS_FAILED, why: error.to_string() }
+impl From<SetUpError> for InitFailure {
+    fn from(error: SetUpError) -> InitFailure {
+        InitFailure { status: STATUS_FAILED, why: error.to_string() }
     }
 }
 
-impl From<ChannelError> for Failure {
-    fn from(error: ChannelError) -> Failure {
+impl From<ChannelError> for InitFailure {
+    fn from(error: ChannelError) -> InitFailure {
         SetUpError::Channel(error).into()
     }
 }
 
-fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
-    let fail = |error| Failure::from(SetUpError::system("preparing init")(error));
+fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
+    let fail = |error| InitFailure::from(SetUpError::system("preparing init")(error));
     die_with_parent().map_err(fail)?;
     let child_signals = Signals::new(&[Signal::CHILD]).map_err(fail)?;
     let (order, fds) = channel.receive::<ToGuest>()?;
@@ -173,13 +173,13 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, Failure> {
         removed: config.removed_variables.clone(),
     };
     limits::lower_open_files(config.open_files)
-        .map_err(|error| Failure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
+        .map_err(|error| InitFailure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
     let own_sockets = names::tcp_sockets();
     let pid = command::start(command, stdin, &config.blocked_signals, &variables)
-        .map_err(|error| Failure { status: error.status(), why: error.to_string() })?;
+        .map_err(|error| InitFailure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
-        stub.run_in_background().map_err(|e| Failure::from(SetUpError::Names(e)))?;
+        stub.run_in_background().map_err(|e| InitFailure::from(SetUpError::Names(e)))?;
     }
     ringfence_sys::code::unmap();
     let mut further = Further {
@@ -208,7 +208,7 @@ fn linger(own_sockets: Option<u64>) {
 }
 
 /// Resources created for a guest.
-struct Guest {
+struct GuestResources {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,
     stub: Option<names::Stub>,
@@ -238,7 +238,7 @@ fn set_up(
     map_writer: MapWriter,
     ids: Option<OwnIds>,
     fds: Descriptors,
-) -> Result<(OwnedFd, Guest), SetUpError> {
+) -> Result<(OwnedFd, GuestResources), SetUpError> {
     let mut fds = fds.into_vec().into_iter();
     let (Some(stdin), Some(supervisor), store, None) =
         (fds.next(), fds.next(), fds.next(), fds.next())
@@ -288,7 +288,7 @@ fn set_up(
     if let Some(ids) = ids {
         take_ids(ids)?;
     }
-    Ok((stdin, Guest { taps, uplink, stub, name_files, remarks }))
+    Ok((stdin, GuestResources { taps, uplink, stub, name_files, remarks }))
 }
 
 /// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it
@@ -366,8 +366,8 @@ fn watch(
     child_signals: &Signals,
     command: Pid,
     further: &mut Further<'_>,
-) -> Result<Ending, Failure> {
-    let fail = |error| Failure::from(SetUpError::system("waiting for the command")(error));
+) -> Result<Ending, InitFailure> {
+    let fail = |error| InitFailure::from(SetUpError::system("waiting for the command")(error));
     loop {
         for (pid, ending) in reap() {
             if pid == command {

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! uplink ──FromUplink::Sockets──> launcher or session ──order──> process in the namespace: socket(2)
-//!        <──PortOrder::Sockets──                       <─report──
+//!        <──ForwardedPortOrder::Sockets──                       <─report──
 //! ```
 //!
-//! For a guest of `run` that process is the guest's init, for other namespaces one of its own (`pasta::inside`). The
+//! For a guest of `run` that process is the guest's init, for other namespaces one of its own (`pasta::namespace_process`). The
 //! uplink connects the sockets to servers of the guest ([`ringfence_uplink::relay`]).
 
 use std::os::fd::{AsFd, OwnedFd};

@@ -31,7 +31,7 @@ mod tests {
 
     /// Error of the kinds that the workspace has.
     #[derive(Debug, thiserror::Error)]
-    enum Named {
+    enum NamedError {
         #[error("cannot open {0}: {1}")]
         Open(&'static str, #[source] io::Error),
         #[error("cannot listen: {source}; choose another port")]
@@ -46,10 +46,10 @@ mod tests {
     fn cause_is_printed_once_whether_or_not_the_error_names_it() {
         let denied = || io::Error::from_raw_os_error(13);
         let errors = [
-            Named::Open("/dev/null", denied()),
-            Named::Advice { source: denied() },
-            Named::Other(denied()),
-            Named::Silent(denied()),
+            NamedError::Open("/dev/null", denied()),
+            NamedError::Advice { source: denied() },
+            NamedError::Other(denied()),
+            NamedError::Silent(denied()),
         ];
         for error in errors {
             let error = Err::<(), _>(error).context("--disk x").context("launch").unwrap_err();

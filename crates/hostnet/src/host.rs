@@ -36,12 +36,12 @@ pub struct HostNetwork {
     /// Routes over the copied interfaces.
     pub routes: Vec<Route>,
     /// Interface of each family, IPv4 first.
-    pub links: [Option<Link>; 2],
+    pub links: [Option<HostInterface>; 2],
 }
 
 /// Interface of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct HostInterface {
     pub index: u32,
     pub name: String,
 }
@@ -93,7 +93,7 @@ impl HostNetwork {
         };
         let name = &links[&index];
         let of_family = &mut self.links[usize::from(family != AddressFamily::Inet)];
-        *of_family = Some(Link { index, name: name.clone() });
+        *of_family = Some(HostInterface { index, name: name.clone() });
         if !self.interfaces.contains(name) {
             self.interfaces.push(name.clone());
         }

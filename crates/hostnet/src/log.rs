@@ -90,6 +90,12 @@ pub struct LineBudget {
     dropped: u64,
 }
 
+impl Default for LineBudget {
+    fn default() -> LineBudget {
+        LineBudget::new()
+    }
+}
+
 impl LineBudget {
     pub fn new() -> LineBudget {
         LineBudget { left: LINES_AT_ONCE, since: Instant::now(), dropped: 0 }

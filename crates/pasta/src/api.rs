@@ -13,13 +13,13 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::hostfwd::{Entry, HostForward, REQUEST_MAX, Reply, Request};
+use crate::hostfwd::{Entry, HostForward, HostfwdRequest, REQUEST_MAX, Reply};
 use ringfence_sandbox::channel::Channel;
 
-use super::client::{Client, Piece, listen};
+use super::client::{ClientRead, SocketClient, listen};
 use super::control::ControlServer;
-use ringfence_uplink_process::forward::Protocol;
-use ringfence_uplink_process::ports::{PortFailure, RunningPorts};
+use ringfence_uplink_process::forward::ForwardProtocol;
+use ringfence_uplink_process::forwarded_ports::{ForwardedPortFailure, ForwardedPorts};
 
 /// Maximum number of connected clients. The oldest one makes room for a new one.
 const CLIENTS_MAX: usize = 16;
@@ -34,14 +34,14 @@ enum Progress {
 }
 
 /// Reads what a client has sent.
-fn read(client: &mut Client) -> Progress {
+fn read(client: &mut SocketClient) -> Progress {
     loop {
         match client.read() {
-            Piece::Read if client.bytes.len() > REQUEST_MAX => return Progress::Requested,
-            Piece::Read => {}
-            Piece::End => return Progress::Requested,
-            Piece::Waiting => return Progress::Waiting,
-            Piece::Gone => return Progress::Gone,
+            ClientRead::Read if client.bytes.len() > REQUEST_MAX => return Progress::Requested,
+            ClientRead::Read => {}
+            ClientRead::End => return Progress::Requested,
+            ClientRead::Waiting => return Progress::Waiting,
+            ClientRead::Gone => return Progress::Gone,
         }
     }
 }
@@ -88,8 +88,8 @@ impl PortServer {
     pub(crate) fn serve(
         &mut self,
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<(), PortFailure> {
+        ports: &mut ForwardedPorts,
+    ) -> Result<(), ForwardedPortFailure> {
         match self {
             PortServer::Api(api) => api.serve(channel, ports),
             PortServer::Control(control) => control.serve(channel, ports),
@@ -101,7 +101,7 @@ impl PortServer {
 #[derive(Debug)]
 pub(crate) struct ApiServer {
     listener: UnixListener,
-    clients: Vec<Client>,
+    clients: Vec<SocketClient>,
     added: Vec<Added>,
     last: u32,
     /// Addresses of the namespace.
@@ -140,8 +140,8 @@ impl ApiServer {
     pub(crate) fn serve(
         &mut self,
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<(), PortFailure> {
+        ports: &mut ForwardedPorts,
+    ) -> Result<(), ForwardedPortFailure> {
         self.accept();
         for mut client in std::mem::take(&mut self.clients) {
             match read(&mut client) {
@@ -159,7 +159,7 @@ impl ApiServer {
 
     fn accept(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
-            let Ok(client) = Client::new(stream) else { continue };
+            let Ok(client) = SocketClient::new(stream) else { continue };
             if self.clients.len() >= CLIENTS_MAX {
                 self.clients.remove(0);
             }
@@ -171,15 +171,15 @@ impl ApiServer {
         &mut self,
         request: &[u8],
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<Reply, PortFailure> {
-        let done = match Request::parse(request) {
-            Ok(Request::Add(forward)) => self.add(&forward, channel, ports),
-            Ok(Request::List) => {
+        ports: &mut ForwardedPorts,
+    ) -> Result<Reply, ForwardedPortFailure> {
+        let done = match HostfwdRequest::parse(request) {
+            Ok(HostfwdRequest::Add(forward)) => self.add(&forward, channel, ports),
+            Ok(HostfwdRequest::List) => {
                 let entries = self.added.iter().map(|added| added.entry.clone()).collect();
                 Ok(Reply::Entries(entries))
             }
-            Ok(Request::Remove(id)) => {
+            Ok(HostfwdRequest::Remove(id)) => {
                 match self.added.iter().position(|added| added.entry.id == id) {
                     Some(at) => {
                         let removed = self.added.remove(at);
@@ -204,10 +204,10 @@ impl ApiServer {
         &mut self,
         wanted: &HostForward,
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<Reply, PortFailure> {
+        ports: &mut ForwardedPorts,
+    ) -> Result<Reply, ForwardedPortFailure> {
         if self.added.len() >= ENTRIES_MAX {
-            return Err(PortFailure::TooMany);
+            return Err(ForwardedPortFailure::TooMany);
         }
         if let Some(ip) = wanted.guest.filter(|ip| !self.addresses.contains(ip)) {
             let why = format!("bad request: guest_addr {ip} is not an address of the namespace");
@@ -216,7 +216,7 @@ impl ApiServer {
         let own = |is_v4: bool| self.addresses.iter().copied().find(|ip| ip.is_ipv4() == is_v4);
         let (v4, v6) = (wanted.host_v4.zip(own(true)), wanted.host_v6.zip(own(false)));
         let hosts = [v4.map(|(ip, _)| IpAddr::from(ip)), v6.map(|(ip, _)| IpAddr::from(ip))];
-        let protocol = if wanted.is_udp { Protocol::Udp } else { Protocol::Tcp };
+        let protocol = if wanted.is_udp { ForwardProtocol::Udp } else { ForwardProtocol::Tcp };
         let mut opened = Vec::new();
         for host in hosts.into_iter().flatten() {
             let at = SocketAddr::new(host, wanted.host_port);
@@ -251,8 +251,8 @@ impl ApiServer {
 fn close_all(
     opened: &[u32],
     channel: &Channel,
-    ports: &mut RunningPorts,
-) -> Result<(), PortFailure> {
+    ports: &mut ForwardedPorts,
+) -> Result<(), ForwardedPortFailure> {
     opened.iter().try_for_each(|port| ports.close(channel, *port))
 }
 
@@ -275,7 +275,7 @@ mod tests {
         client.write_all(request).unwrap();
         client.shutdown(std::net::Shutdown::Write).unwrap();
         let (channel, _uplink) = Channel::pair().unwrap();
-        server.serve(&channel, &mut RunningPorts::default()).unwrap();
+        server.serve(&channel, &mut ForwardedPorts::default()).unwrap();
         let mut reply = String::new();
         client.read_to_string(&mut reply).unwrap();
         reply

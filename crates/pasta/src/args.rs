@@ -13,7 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use ringfence_uplink::udp::multicast::service::Service;
 
 use super::values::{AddressArg, MacArg, NetmaskArg, OrNone, RunAs};
-use crate::port_spec::PortSpec;
+use crate::forward_spec::PastaForwardSpec;
 use ringfence_hostnet::interface::parse_interface;
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::local::LocalPrefix;
@@ -65,8 +65,8 @@ Examples:
     ringfence pasta --config-net -t 8080:80 -u none -T none -U none --no-map-gw --netns PATH
 
 Exit status:
-    0 once the network is up, in the background. 1 if it could not be set up (standard error has the reason).
-    With COMMAND, the command's own.";
+    0 once the network is up, in the background. 1 if it could not be set up (standard error has the
+    reason). With COMMAND, the command's own.";
 
 /// Connect network namespaces to the host's network, with the options of pasta.
 ///
@@ -237,20 +237,20 @@ pub struct PastaArgs {
     /// `none`, or [ADDRESS[%INTERFACE]/] and a list of PORT[-LAST][:PORT[-LAST]] and excluded ~PORT[-LAST],
     /// separated by commas.
     #[arg(short = 't', long, value_name = "SPEC", help_heading = PORTS)]
-    pub tcp_ports: Vec<PortSpec>,
+    pub tcp_ports: Vec<PastaForwardSpec>,
 
     /// UDP ports of the host that lead to the namespace, as with -t
     #[arg(short = 'u', long, value_name = "SPEC", help_heading = PORTS)]
-    pub udp_ports: Vec<PortSpec>,
+    pub udp_ports: Vec<PastaForwardSpec>,
 
     /// TCP ports of the namespace's loopback that lead to the host's: `none`, or PORT[-LAST][:PORT[-LAST]], `~PORT`,
     /// `auto` (each port that has a listener at the host's loopback); may be given several times [default: none]
     #[arg(short = 'T', long, value_name = "SPEC", help_heading = PORTS)]
-    pub tcp_ns: Vec<PortSpec>,
+    pub tcp_ns: Vec<PastaForwardSpec>,
 
     /// UDP ports of the namespace's loopback that lead to the host's, as with -T [default: none]
     #[arg(short = 'U', long, value_name = "SPEC", help_heading = PORTS)]
-    pub udp_ns: Vec<PortSpec>,
+    pub udp_ns: Vec<PastaForwardSpec>,
 
     /// Let connections from the host's loopback to a port of -t lead to the namespace's loopback
     #[arg(long, help_heading = PORTS)]

@@ -5,9 +5,9 @@
 //! ```text
 //! process in the namespace                 session
 //!   opens /proc/net/{tcp,tcp6,udp,udp6} ──> reads them again each second
-//!                                           RunningPorts::listen, RunningPorts::close ──> uplink
+//!                                           ForwardedPorts::listen, ForwardedPorts::close ──> uplink
 //!                                           reads the host's files
-//!   listens at 127.0.0.1 and ::1    <────── Inside::listen, RunningPorts::open        ──> uplink
+//!   listens at 127.0.0.1 and ::1    <────── NamespaceProcess::listen, ForwardedPorts::open ──> uplink
 //! ```
 //!
 //! A file of `/proc/net` shows the namespace in which it was opened. So nothing of the session has to be in the
@@ -25,11 +25,12 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ringfence_sandbox::channel::Channel;
 
-use super::auto_ports::{AutoPorts, TABLES};
-use super::inside::Inside;
+use super::auto_forwards::{AutoForwards, TABLES};
 use super::messages::Messages;
-use ringfence_uplink_process::forward::{Forward, Protocol};
-use ringfence_uplink_process::ports::RunningPorts;
+use super::namespace_process::NamespaceProcess;
+use crate::forward_spec::Range;
+use ringfence_uplink_process::forward::{Forward, ForwardProtocol};
+use ringfence_uplink_process::forwarded_ports::ForwardedPorts;
 
 /// Interval between two scans.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -43,35 +44,35 @@ const BOUND: &str = "07";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Direction {
     /// From the host to listeners of the namespace.
-    Inward,
+    ToGuest,
     /// From the namespace's loopback to listeners at the host's.
-    Outward,
+    ToHost,
 }
 
 /// Scanner of one side's listeners, and the ports that are open for them at the other side.
 #[derive(Debug)]
 struct Scan {
     direction: Direction,
-    wanted: Vec<AutoPorts>,
-    tables: Vec<(Protocol, File)>,
-    open: BTreeMap<(Protocol, SocketAddr), u32>,
-    ephemeral: (u16, u16),
+    wanted: Vec<AutoForwards>,
+    tables: Vec<(ForwardProtocol, File)>,
+    open: BTreeMap<(ForwardProtocol, SocketAddr), u32>,
+    ephemeral: Range,
 }
 
 /// Automatic ports of both directions.
 #[derive(Debug)]
 pub(super) struct Auto {
-    inward: Scan,
-    outward: Scan,
+    to_guest: Scan,
+    to_host: Scan,
     next: Instant,
 }
 
 /// Parts of a session by which its scans open ports, and close them.
 pub(super) struct Opener<'a> {
     pub(super) channel: &'a Channel,
-    pub(super) ports: &'a mut RunningPorts,
+    pub(super) ports: &'a mut ForwardedPorts,
     /// Process that listens in the namespace.
-    pub(super) inside: Option<&'a Inside>,
+    pub(super) namespace_process: Option<&'a NamespaceProcess>,
     pub(super) messages: &'a mut Messages,
 }
 
@@ -83,15 +84,15 @@ impl Auto {
     ///
     /// Returns an error if the host's files cannot be opened.
     pub(super) fn new(
-        inward: Vec<AutoPorts>,
+        to_guest: Vec<AutoForwards>,
         files: Vec<OwnedFd>,
-        outward: Vec<AutoPorts>,
+        to_host: Vec<AutoForwards>,
     ) -> anyhow::Result<Option<Auto>> {
-        if inward.is_empty() && outward.is_empty() {
+        if to_guest.is_empty() && to_host.is_empty() {
             return Ok(None);
         }
         let mut of_host = Vec::new();
-        if !outward.is_empty() {
+        if !to_host.is_empty() {
             for name in TABLES {
                 let path = format!("/proc/net/{name}");
                 let file = File::open(&path).with_context(|| path)?;
@@ -99,8 +100,8 @@ impl Auto {
             }
         }
         Ok(Some(Auto {
-            inward: Scan::new(Direction::Inward, inward, files),
-            outward: Scan::new(Direction::Outward, outward, of_host),
+            to_guest: Scan::new(Direction::ToGuest, to_guest, files),
+            to_host: Scan::new(Direction::ToHost, to_host, of_host),
             next: Instant::now(),
         }))
     }
@@ -121,35 +122,38 @@ impl Auto {
         }
         self.next = Instant::now() + INTERVAL;
         // A socket that one scan has opened is no listener for the other one.
-        let own = self.outward.own_ports();
-        self.inward.run(&own, &mut opener)?;
-        let own = self.inward.own_ports();
-        self.outward.run(&own, &mut opener)
+        let own = self.to_host.own_ports();
+        self.to_guest.run(&own, &mut opener)?;
+        let own = self.to_guest.own_ports();
+        self.to_host.run(&own, &mut opener)
     }
 }
 
 impl Scan {
-    fn new(direction: Direction, wanted: Vec<AutoPorts>, files: Vec<OwnedFd>) -> Scan {
+    fn new(direction: Direction, wanted: Vec<AutoForwards>, files: Vec<OwnedFd>) -> Scan {
         let protocol = |name: &str| match name {
-            "tcp" | "tcp6" => Protocol::Tcp,
-            _ => Protocol::Udp,
+            "tcp" | "tcp6" => ForwardProtocol::Tcp,
+            _ => ForwardProtocol::Udp,
         };
         let tables = TABLES.iter().zip(files);
         let tables = tables.map(|(name, file)| (protocol(name), File::from(file))).collect();
         let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
-        let ephemeral = range.ok().and_then(|text| ephemeral(&text)).unwrap_or((32768, 60999));
+        let ephemeral = range
+            .ok()
+            .and_then(|text| ephemeral(&text))
+            .unwrap_or(Range { first: 32768, last: 60999 });
         Scan { direction, wanted, tables, open: BTreeMap::new(), ephemeral }
     }
 
     /// Returns the ports that are open.
-    fn own_ports(&self) -> BTreeSet<(Protocol, u16)> {
+    fn own_ports(&self) -> BTreeSet<(ForwardProtocol, u16)> {
         self.open.keys().map(|(protocol, at)| (*protocol, at.port())).collect()
     }
 
     /// Opens ports of new listeners, except for `own` ones, and closes those of listeners that are gone.
     fn run(
         &mut self,
-        own: &BTreeSet<(Protocol, u16)>,
+        own: &BTreeSet<(ForwardProtocol, u16)>,
         opener: &mut Opener<'_>,
     ) -> anyhow::Result<()> {
         if self.wanted.is_empty() {
@@ -182,17 +186,17 @@ impl Scan {
     /// Opens a port. Returns its number, or `None` if that is not possible now.
     fn open_port(
         &self,
-        protocol: Protocol,
+        protocol: ForwardProtocol,
         at: SocketAddr,
         opener: &mut Opener<'_>,
     ) -> anyhow::Result<Option<u32>> {
         let opened = match self.direction {
-            Direction::Inward => opener.ports.listen(opener.channel, protocol, at, at.port()),
-            Direction::Outward => {
-                let Some(inside) = opener.inside else { return Ok(None) };
-                let Ok(socket) = inside.listen(protocol, at)? else { return Ok(None) };
+            Direction::ToGuest => opener.ports.listen(opener.channel, protocol, at, at.port()),
+            Direction::ToHost => {
+                let Some(namespace_process) = opener.namespace_process else { return Ok(None) };
+                let Ok(socket) = namespace_process.listen(protocol, at)? else { return Ok(None) };
                 let (ipv6, guest_port) = (at.is_ipv6(), at.port());
-                let forward = Forward { protocol, ipv6, guest_port, outward: true };
+                let forward = Forward { protocol, ipv6, guest_port, to_host: true };
                 opener.ports.open(opener.channel, forward, socket)
             }
         };
@@ -204,7 +208,7 @@ impl Scan {
     }
 
     /// Returns the ports that the listeners of one side call for at the other side.
-    fn wanted_ports(&mut self) -> BTreeSet<(Protocol, SocketAddr)> {
+    fn wanted_ports(&mut self) -> BTreeSet<(ForwardProtocol, SocketAddr)> {
         let mut found = BTreeSet::new();
         for (protocol, file) in &mut self.tables {
             let mut text = Vec::new();
@@ -222,8 +226,8 @@ impl Scan {
                 .filter(|(protocol, _, port)| wanted.wants(*protocol, *port, self.ephemeral));
             for (protocol, listens, port) in chosen {
                 let leads = |ip: &&IpAddr| match self.direction {
-                    Direction::Inward => true,
-                    Direction::Outward => is_reached_at(*listens, **ip),
+                    Direction::ToGuest => true,
+                    Direction::ToHost => is_reached_at(*listens, **ip),
                 };
                 let at = wanted.addresses.iter().filter(leads);
                 ports.extend(at.map(|ip| (*protocol, SocketAddr::new(*ip, *port))));
@@ -242,8 +246,8 @@ fn is_reached_at(listens: IpAddr, ip: IpAddr) -> bool {
 }
 
 /// Returns the addresses and ports of the listeners in a file of `/proc/net` (proc_pid_net(5)).
-fn listeners(text: &str, protocol: Protocol) -> impl Iterator<Item = (IpAddr, u16)> + '_ {
-    let state = if protocol == Protocol::Tcp { LISTENS } else { BOUND };
+fn listeners(text: &str, protocol: ForwardProtocol) -> impl Iterator<Item = (IpAddr, u16)> + '_ {
+    let state = if protocol == ForwardProtocol::Tcp { LISTENS } else { BOUND };
     text.lines().skip(1).filter_map(move |line| {
         let mut fields = line.split_ascii_whitespace().skip(1);
         let (local, _remote, found) = (fields.next()?, fields.next()?, fields.next()?);
@@ -270,9 +274,9 @@ fn address(text: &str) -> Option<IpAddr> {
 }
 
 /// Parses the sysctl `ip_local_port_range`.
-fn ephemeral(text: &str) -> Option<(u16, u16)> {
+fn ephemeral(text: &str) -> Option<Range> {
     let mut ports = text.split_ascii_whitespace().map(|port| port.parse().ok());
-    Some((ports.next()??, ports.next()??))
+    Some(Range { first: ports.next()??, last: ports.next()?? })
 }
 
 #[cfg(test)]
@@ -286,34 +290,37 @@ mod tests {
    2: 0100007F:0050 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     0        0 3 1 0 100 0 0 10 0
 ";
 
-    fn auto(listen: &str) -> AutoPorts {
+    fn auto(listen: &str) -> AutoForwards {
         let listen = match listen.parse().unwrap() {
-            crate::port_spec::PortSpec::Listen(listen) => listen,
-            crate::port_spec::PortSpec::None => panic!("no port"),
+            crate::forward_spec::PastaForwardSpec::Listen(listen) => listen,
+            crate::forward_spec::PastaForwardSpec::None => panic!("no port"),
         };
         let (addresses, taken) = (vec!["0.0.0.0".parse().unwrap()], BTreeSet::from([81]));
-        AutoPorts { protocol: Protocol::Tcp, listen, addresses, taken }
+        AutoForwards { protocol: ForwardProtocol::Tcp, listen, addresses, taken }
     }
 
     #[test]
     fn listener_is_found_and_connection_is_not() {
         let found = [("127.0.0.1", 8080), ("0.0.0.0", 22)];
         let found = found.map(|(ip, port)| (ip.parse().unwrap(), port));
-        assert_eq!(listeners(TCP, Protocol::Tcp).collect::<Vec<_>>(), found);
+        assert_eq!(listeners(TCP, ForwardProtocol::Tcp).collect::<Vec<_>>(), found);
         let udp = TCP.replace(" 0A ", " 07 ");
-        assert_eq!(listeners(&udp, Protocol::Udp).collect::<Vec<_>>(), found);
-        assert_eq!(listeners(&udp, Protocol::Tcp).count(), 0);
+        assert_eq!(listeners(&udp, ForwardProtocol::Udp).collect::<Vec<_>>(), found);
+        assert_eq!(listeners(&udp, ForwardProtocol::Tcp).count(), 0);
     }
 
     #[test]
     fn excluded_taken_and_ephemeral_ports_are_not_wanted() {
-        let range = (32768, 60999);
+        let range = Range { first: 32768, last: 60999 };
         let tcp = auto("auto,~80");
-        let wants = |port| tcp.wants(Protocol::Tcp, port, range);
+        let wants = |port| tcp.wants(ForwardProtocol::Tcp, port, range);
         assert!(wants(79) && !wants(80) && !wants(81) && wants(40000));
-        assert!(!tcp.wants(Protocol::Udp, 79, range));
-        let udp = AutoPorts { protocol: Protocol::Udp, ..auto("auto") };
-        assert!(udp.wants(Protocol::Udp, 53, range) && !udp.wants(Protocol::Udp, 40000, range));
+        assert!(!tcp.wants(ForwardProtocol::Udp, 79, range));
+        let udp = AutoForwards { protocol: ForwardProtocol::Udp, ..auto("auto") };
+        assert!(
+            udp.wants(ForwardProtocol::Udp, 53, range)
+                && !udp.wants(ForwardProtocol::Udp, 40000, range)
+        );
         assert_eq!(ephemeral("32768\t60999\n"), Some(range));
         assert_eq!(ephemeral(""), None);
     }
@@ -327,8 +334,8 @@ mod tests {
         };
         let table = file(TCP);
         let files = vec![table.try_clone().unwrap().into(), file("").into()];
-        let mut auto = Scan::new(Direction::Inward, vec![auto("auto,~22")], files);
-        let port = |text: &str| (Protocol::Tcp, text.parse().unwrap());
+        let mut auto = Scan::new(Direction::ToGuest, vec![auto("auto,~22")], files);
+        let port = |text: &str| (ForwardProtocol::Tcp, text.parse().unwrap());
         assert_eq!(auto.wanted_ports(), BTreeSet::from([port("0.0.0.0:8080")]));
         table.set_len(0).unwrap();
         assert_eq!(auto.wanted_ports(), BTreeSet::new());
@@ -350,8 +357,8 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         std::io::Write::write_all(&mut file, text.as_bytes()).unwrap();
         let addresses = ["127.0.0.1", "::1"].map(|ip| ip.parse().unwrap()).to_vec();
-        let wanted = AutoPorts { addresses, ..auto("auto") };
-        let mut scan = Scan::new(Direction::Outward, vec![wanted], vec![file.into()]);
+        let wanted = AutoForwards { addresses, ..auto("auto") };
+        let mut scan = Scan::new(Direction::ToHost, vec![wanted], vec![file.into()]);
         let found: Vec<_> = scan.wanted_ports().into_iter().map(|(_, at)| at.to_string()).collect();
         let expected =
             ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:4", "127.0.0.1:6", "[::1]:4", "[::1]:5"];
@@ -361,7 +368,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_text_yields_valid_ports(text in "([0-9A-F: \n]|0A|:1F90 ){0,64}") {
-            for protocol in [Protocol::Tcp, Protocol::Udp] {
+            for protocol in [ForwardProtocol::Tcp, ForwardProtocol::Udp] {
                 prop_assert!(listeners(&text, protocol).all(|(_, port)| port != 0));
             }
         }

@@ -24,7 +24,7 @@ pub(super) fn listen(option: &str, path: &Path) -> anyhow::Result<UnixListener> 
 
 /// Client that has not sent its whole request yet.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(super) struct SocketClient {
     pub(super) stream: UnixStream,
     /// Bytes that have arrived.
     pub(super) bytes: Vec<u8>,
@@ -33,7 +33,7 @@ pub(super) struct Client {
 }
 
 /// Result of reading from a client once.
-pub(super) enum Piece {
+pub(super) enum ClientRead {
     /// More bytes.
     Read,
     /// End of the stream.
@@ -44,29 +44,29 @@ pub(super) enum Piece {
     Gone,
 }
 
-impl Client {
+impl SocketClient {
     /// Starts the time of a client that has connected.
-    pub(super) fn new(stream: UnixStream) -> io::Result<Client> {
+    pub(super) fn new(stream: UnixStream) -> io::Result<SocketClient> {
         stream.set_nonblocking(true)?;
-        Ok(Client { stream, bytes: Vec::new(), until: Instant::now() + CLIENT_TIME })
+        Ok(SocketClient { stream, bytes: Vec::new(), until: Instant::now() + CLIENT_TIME })
     }
 
     /// Reads at most 4096 bytes that have arrived.
-    pub(super) fn read(&mut self) -> Piece {
+    pub(super) fn read(&mut self) -> ClientRead {
         let mut buffer = [0; 4096];
         loop {
             match self.stream.read(&mut buffer) {
-                Ok(0) => return Piece::End,
+                Ok(0) => return ClientRead::End,
                 Ok(read) => {
                     self.bytes.extend_from_slice(&buffer[..read]);
-                    return Piece::Read;
+                    return ClientRead::Read;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let is_over = Instant::now() >= self.until;
-                    return if is_over { Piece::Gone } else { Piece::Waiting };
+                    return if is_over { ClientRead::Gone } else { ClientRead::Waiting };
                 }
-                Err(_) => return Piece::Gone,
+                Err(_) => return ClientRead::Gone,
             }
         }
     }

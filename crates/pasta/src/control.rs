@@ -3,7 +3,7 @@
 //! ```text
 //! client                       session
 //!   connects      ──────────>
-//!                 <──────────  greeting and rules       ([`crate::port_rules`])
+//!                 <──────────  greeting and rules       ([`crate::forward_rules`])
 //!   new rules     ──────────>  closes ports that are gone, opens new ones  ──>  uplink
 //!                 <──────────  end of the stream, behind a line with the reason if nothing has changed
 //! ```
@@ -18,21 +18,25 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::port_rules::{
-    INBOUND, RULES_MAX, Rule, Table, UPDATE_MAX, Update, capabilities, parse_updates, write_tables,
+use crate::forward_rules::{
+    INBOUND, RULES_MAX, Rule, RuleTable, UPDATE_MAX, Update, capabilities, parse_updates,
+    write_tables,
 };
 use ringfence_sandbox::channel::Channel;
 
 use super::args::PastaArgs;
-use super::auto_ports::without_none;
-use super::client::{Client, Piece, listen};
-use ringfence_uplink_process::forward::{Forward, PORTS_MAX, Protocol};
-use ringfence_uplink_process::ports::{PortFailure, RunningPorts, first_ports};
+use super::auto_forwards::without_none;
+use super::client::{ClientRead, SocketClient, listen};
+use super::network::Listeners;
+use ringfence_uplink_process::forward::{ForwardProtocol, PORTS_MAX};
+use ringfence_uplink_process::forwarded_ports::{
+    ForwardedPortFailure, ForwardedPorts, first_ports,
+};
 
 /// Progress of a client.
 enum Progress {
@@ -43,12 +47,12 @@ enum Progress {
 }
 
 /// Reads what a client has sent.
-fn read(client: &mut Client) -> Progress {
+fn read(client: &mut SocketClient) -> Progress {
     loop {
         match client.read() {
-            Piece::Read => {}
-            Piece::Waiting => return Progress::Waiting,
-            Piece::End | Piece::Gone => return Progress::Gone,
+            ClientRead::Read => {}
+            ClientRead::Waiting => return Progress::Waiting,
+            ClientRead::End | ClientRead::Gone => return Progress::Gone,
         }
         match parse_updates(&client.bytes) {
             Ok(Some(updates)) => return Progress::Sent(Ok(updates)),
@@ -60,7 +64,7 @@ fn read(client: &mut Client) -> Progress {
 }
 
 /// Listening socket of the host.
-type At = (Protocol, SocketAddr);
+type At = (ForwardProtocol, SocketAddr);
 
 /// Port of the namespace to which a socket leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +84,7 @@ struct Open {
 #[derive(Debug)]
 pub(crate) struct ControlServer {
     listener: UnixListener,
-    client: Option<Client>,
+    client: Option<SocketClient>,
     rules: Vec<Rule>,
     open: BTreeMap<At, Open>,
     /// Addresses of the namespace.
@@ -107,8 +111,8 @@ impl ControlServer {
         Ok(ControlServer { listener, client, rules, open, addresses, capabilities })
     }
 
-    /// Takes the ports of the options into the table. `sockets` are those with which the uplink is started.
-    pub(crate) fn take_first(&mut self, args: &PastaArgs, sockets: (&[Forward], &[OwnedFd])) {
+    /// Takes the ports of the options into the table. `listeners` are those with which the uplink is started.
+    pub(crate) fn take_first(&mut self, args: &PastaArgs, listeners: &Listeners) {
         for (is_udp, specs) in [(false, &args.tcp_ports), (true, &args.udp_ports)] {
             let listens = without_none(specs).filter(|one| !one.auto && one.interface.is_none());
             let rules = listens.flat_map(|one| Rule::of_option(is_udp, one, self.capabilities));
@@ -117,14 +121,14 @@ impl ControlServer {
         // A longer table has no place in the protocol.
         self.rules.truncate(RULES_MAX);
         let wanted = self.wanted(&self.rules).unwrap_or_default();
-        let (forwards, fds) = sockets;
-        for ((id, forward), fd) in first_ports(forwards.len()).zip(forwards).zip(fds) {
+        let Listeners { forwards, sockets } = listeners;
+        for ((id, forward), fd) in first_ports(forwards.len()).zip(forwards).zip(sockets) {
             let address = rustix::net::getsockname(fd).ok();
             let Some(at) = address.and_then(|address| SocketAddr::try_from(address).ok()) else {
                 continue;
             };
             let (at, guest_port) = ((forward.protocol, at), forward.guest_port);
-            if !forward.outward && wanted.get(&at).is_some_and(|one| one.guest_port == guest_port) {
+            if !forward.to_host && wanted.get(&at).is_some_and(|one| one.guest_port == guest_port) {
                 self.open.insert(at, Open { guest_port, id });
             }
         }
@@ -149,8 +153,8 @@ impl ControlServer {
     pub(crate) fn serve(
         &mut self,
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<(), PortFailure> {
+        ports: &mut ForwardedPorts,
+    ) -> Result<(), ForwardedPortFailure> {
         loop {
             let Some(mut client) = self.client.take().or_else(|| self.accept()) else {
                 return Ok(());
@@ -176,12 +180,12 @@ impl ControlServer {
     }
 
     /// Accepts a client, and sends it the rules.
-    fn accept(&self) -> Option<Client> {
+    fn accept(&self) -> Option<SocketClient> {
         while let Ok((stream, _)) = self.listener.accept() {
             let (number, name) = INBOUND;
             let (capabilities, rules) = (self.capabilities, self.rules.clone());
-            let table = Table { number, name: name.to_owned(), capabilities, rules };
-            let Ok(mut client) = Client::new(stream) else { continue };
+            let table = RuleTable { number, name: name.to_owned(), capabilities, rules };
+            let Ok(mut client) = SocketClient::new(stream) else { continue };
             // A new socket has room for the longest table.
             if client.stream.write_all(&write_tables(&[table])).is_ok() {
                 return Some(client);
@@ -195,8 +199,8 @@ impl ControlServer {
         &mut self,
         updates: &[Update],
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<Result<(), String>, PortFailure> {
+        ports: &mut ForwardedPorts,
+    ) -> Result<Result<(), String>, ForwardedPortFailure> {
         if let Some(other) = updates.iter().find(|update| update.number != INBOUND.0) {
             return Ok(Err(format!("there is no table {}", other.number)));
         }
@@ -234,8 +238,8 @@ impl ControlServer {
         &mut self,
         wanted: &[(At, Wanted)],
         channel: &Channel,
-        ports: &mut RunningPorts,
-    ) -> Result<Option<String>, PortFailure> {
+        ports: &mut ForwardedPorts,
+    ) -> Result<Option<String>, ForwardedPortFailure> {
         let mut opened = Vec::new();
         for (at, Wanted { guest_port, is_optional }) in wanted {
             let (protocol, address) = *at;
@@ -262,7 +266,7 @@ impl ControlServer {
                 Some(ip) => vec![ip],
                 None => vec![Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()],
             };
-            let protocol = if rule.is_udp { Protocol::Udp } else { Protocol::Tcp };
+            let protocol = if rule.is_udp { ForwardProtocol::Udp } else { ForwardProtocol::Tcp };
             for (port, guest_port) in rule.ports() {
                 for ip in &addresses {
                     let at = (protocol, SocketAddr::new(*ip, port));

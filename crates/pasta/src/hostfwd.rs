@@ -18,7 +18,7 @@ pub const REQUEST_MAX: usize = 4095;
 
 /// Request of a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum HostfwdRequest {
     Add(HostForward),
     List,
     Remove(u32),
@@ -76,23 +76,23 @@ struct Arguments {
     id: Option<u32>,
 }
 
-impl Request {
+impl HostfwdRequest {
     /// Parses the bytes that a client has sent.
     ///
     /// # Errors
     ///
     /// Returns the first rule that the request breaks.
-    pub fn parse(bytes: &[u8]) -> Result<Request, RequestError> {
+    pub fn parse(bytes: &[u8]) -> Result<HostfwdRequest, RequestError> {
         if bytes.len() > REQUEST_MAX {
             return Err(RequestError::TooLong);
         }
         let Envelope { execute, arguments } = serde_json::from_slice(bytes)?;
         match execute.as_str() {
-            "add_hostfwd" => arguments.forward().map(Request::Add),
-            "list_hostfwd" => Ok(Request::List),
+            "add_hostfwd" => arguments.forward().map(HostfwdRequest::Add),
+            "list_hostfwd" => Ok(HostfwdRequest::List),
             "remove_hostfwd" => {
                 let missing = RequestError::Missing { execute: "remove_hostfwd", argument: "id" };
-                arguments.id.map(Request::Remove).ok_or(missing)
+                arguments.id.map(HostfwdRequest::Remove).ok_or(missing)
             }
             _ => Err(RequestError::Command(execute)),
         }
@@ -237,7 +237,7 @@ impl Formatter for Spaced {
 /// Function of the fuzz target.
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing {
-    use super::{REQUEST_MAX, Reply, Request};
+    use super::{HostfwdRequest, REQUEST_MAX, Reply};
 
     /// Parses arbitrary bytes. An accepted request is valid, and an error makes a valid reply.
     ///
@@ -245,8 +245,8 @@ pub mod fuzzing {
     ///
     /// Panics if one of these rules is broken.
     pub fn api_request(data: &[u8]) {
-        match Request::parse(data) {
-            Ok(Request::Add(forward)) => {
+        match HostfwdRequest::parse(data) {
+            Ok(HostfwdRequest::Add(forward)) => {
                 assert!(forward.host_port > 0 && forward.guest_port > 0, "{forward:?}");
                 assert!(forward.host_v4.is_some() || forward.host_v6.is_some(), "{forward:?}");
                 assert!(data.len() <= REQUEST_MAX);
@@ -268,8 +268,8 @@ mod tests {
 
     fn add(arguments: &str) -> Result<HostForward, String> {
         let text = format!("{{\"execute\": \"add_hostfwd\", \"arguments\": {{{arguments}}}}}");
-        match Request::parse(text.as_bytes()) {
-            Ok(Request::Add(forward)) => Ok(forward),
+        match HostfwdRequest::parse(text.as_bytes()) {
+            Ok(HostfwdRequest::Add(forward)) => Ok(forward),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error.to_string()),
         }
@@ -288,10 +288,10 @@ mod tests {
             guest_port: 80,
         };
         assert_eq!(forward, Ok(expected));
-        let list = Request::parse(b"{\"execute\": \"list_hostfwd\"}");
-        assert_eq!(list.unwrap(), Request::List);
+        let list = HostfwdRequest::parse(b"{\"execute\": \"list_hostfwd\"}");
+        assert_eq!(list.unwrap(), HostfwdRequest::List);
         let remove = b"{\"execute\": \"remove_hostfwd\", \"arguments\": {\"id\": 42}}";
-        assert_eq!(Request::parse(remove).unwrap(), Request::Remove(42));
+        assert_eq!(HostfwdRequest::parse(remove).unwrap(), HostfwdRequest::Remove(42));
     }
 
     #[test]
@@ -325,10 +325,10 @@ mod tests {
             assert!(error.starts_with("bad request: ") && error.contains(reason), "{error}");
         }
         let long = vec![b' '; REQUEST_MAX + 1];
-        assert!(matches!(Request::parse(&long), Err(RequestError::TooLong)));
+        assert!(matches!(HostfwdRequest::parse(&long), Err(RequestError::TooLong)));
         let deep = [vec![b'['; 2000], vec![b']'; 2000]].concat();
-        assert!(matches!(Request::parse(&deep), Err(RequestError::Malformed(_))));
-        assert!(Request::parse(b"{\"execute\": \"quit\"}").is_err());
+        assert!(matches!(HostfwdRequest::parse(&deep), Err(RequestError::Malformed(_))));
+        assert!(HostfwdRequest::parse(b"{\"execute\": \"quit\"}").is_err());
     }
 
     #[test]

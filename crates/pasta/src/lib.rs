@@ -15,9 +15,9 @@
 //! * `target`: namespaces to connect, and their end.
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.
-//! * `inside`: sockets of the namespace, for connections from loopback to loopback.
+//! * `namespace_process`: process that makes sockets of the namespace, for connections from loopback to loopback.
 //! * `outbound`: sources of the host's sockets.
-//! * `outward`: ports of the namespace that lead to the host.
+//! * `forwards_to_host`: forwarded ports of the namespace that lead to the host.
 //! * `auto`: ports that follow the listeners of the namespace.
 //! * `session`: the process that starts the others and waits.
 //! * [`passt`], [`passt_args`]: the same for a virtual machine; `machine`: its socket.
@@ -32,23 +32,23 @@
 mod api;
 pub mod args;
 mod auto;
-mod auto_ports;
+mod auto_forwards;
 mod client;
 mod control;
+pub mod forward_rules;
+pub mod forward_spec;
+mod forwards_to_host;
 mod greeting;
 pub mod hostfwd;
-mod inside;
 mod machine;
 mod messages;
 pub mod namespace;
+mod namespace_process;
 mod network;
 mod outbound;
-mod outward;
 pub mod passt;
 pub mod passt_args;
 pub mod pesto;
-pub mod port_rules;
-pub mod port_spec;
 pub mod program;
 mod session;
 pub mod slirp4netns;
@@ -78,7 +78,7 @@ use target::Target;
 /// Command line of a process that was started by the name `pasta`.
 #[derive(Debug, Parser)]
 #[command(name = "pasta", disable_version_flag = true, max_term_width = 100)]
-struct Named {
+struct PastaCommandLine {
     #[command(flatten)]
     args: PastaArgs,
 }
@@ -111,11 +111,11 @@ pub fn main(arguments: &[OsString]) -> u8 {
 
 fn parse(arguments: &[OsString]) -> Result<PastaArgs, clap::Error> {
     let words = std::iter::once(OsString::from(program::PASTA)).chain(arguments.iter().cloned());
-    let matches = Named::command()
+    let matches = PastaCommandLine::command()
         .args_override_self(true)
         .infer_long_args(true)
         .try_get_matches_from(words)?;
-    Named::from_arg_matches(&matches).map(|named| named.args)
+    PastaCommandLine::from_arg_matches(&matches).map(|named| named.args)
 }
 
 /// Prints an error of the command line, or the help. Returns the exit status.

@@ -30,38 +30,43 @@ use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType};
 use serde::{Deserialize, Serialize};
 
-use super::outward::OutwardPort;
+use super::forwards_to_host::ForwardToHost;
 use ringfence_hostnet::interface::UplinkInterface;
-use ringfence_uplink_process::forward::{Forward, Protocol};
+use ringfence_uplink_process::forward::{Forward, ForwardProtocol};
 
 /// Order of the session.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
     /// Makes the interface in existing namespaces. Comes with the network namespace and, if it is to be joined,
     /// the user namespace.
-    Join(Connection),
+    Join(NamespaceInterface),
     /// Makes namespaces for a command, and the interface in them. Comes with the command's standard input.
-    Create { connection: Connection, own_pids: bool, blocked: Vec<i32>, open_files: Option<u64> },
+    Create {
+        connection: NamespaceInterface,
+        own_pids: bool,
+        blocked: Vec<i32>,
+        open_files: Option<u64>,
+    },
     /// The uplink carries packets: the command may start.
     Start,
     /// Enters existing namespaces, and then creates sockets. Comes with them, as [`Order::Join`] does.
     Serve,
-    /// Asks for sockets of the namespace ([`super::inside`]).
+    /// Asks for sockets of the namespace ([`super::namespace_process`]).
     Sockets,
     /// Asks for a socket that listens at an address of the namespace.
-    Listen(Protocol, SocketAddr),
+    Listen(ForwardProtocol, SocketAddr),
 }
 
 /// Interface to make in the namespace.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Connection {
+pub(crate) struct NamespaceInterface {
     pub(crate) interface: UplinkInterface,
     /// Set if the interface gets its addresses and routes.
     pub(crate) configured: bool,
     /// Set if the session wants a process of its own in the namespaces of the command.
     pub(crate) relayed: bool,
     /// Ports that lead to the host.
-    pub(crate) outward: Vec<OutwardPort>,
+    pub(crate) to_host: Vec<ForwardToHost>,
     /// Set if the session wants to see the listeners of the namespace.
     pub(crate) shows_listeners: bool,
 }
@@ -77,7 +82,7 @@ pub(crate) enum Report {
     /// Comes with the namespaces of the command, in which the session may want a process of its own.
     Namespaces,
     /// Comes with a listening socket of the namespace for each entry. Without an entry it is the last one.
-    Outward(Vec<Forward>),
+    ToHost(Vec<Forward>),
     /// Comes with unconnected sockets of the namespace.
     Sockets,
     /// The command ended.
@@ -87,7 +92,7 @@ pub(crate) enum Report {
 
 /// Reasons for which the namespaces cannot be used.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum NamespaceFailure {
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error("{0}")]
@@ -97,12 +102,12 @@ enum Failure {
     #[error("the interface in the namespace: {0}")]
     Network(String),
     #[error("{0}")]
-    Outward(String),
+    ToHost(String),
 }
 
-impl Failure {
-    fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Failure {
-        move |source| Failure::System { what, source: source.into() }
+impl NamespaceFailure {
+    fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> NamespaceFailure {
+        move |source| NamespaceFailure::System { what, source: source.into() }
     }
 }
 
@@ -110,15 +115,15 @@ impl Failure {
 pub fn main(command: &[OsString]) -> u8 {
     Channel::serve_stdin(
         |channel| serve(channel, command),
-        |error: Failure| (STATUS_FAILED, Report::Failed(error.to_string())),
+        |error: NamespaceFailure| (STATUS_FAILED, Report::Failed(error.to_string())),
     )
 }
 
-fn serve(channel: &Channel, command: &[OsString]) -> Result<u8, Failure> {
-    die_with_parent().map_err(Failure::system("PR_SET_PDEATHSIG"))?;
+fn serve(channel: &Channel, command: &[OsString]) -> Result<u8, NamespaceFailure> {
+    die_with_parent().map_err(NamespaceFailure::system("PR_SET_PDEATHSIG"))?;
     let (order, fds) = channel.receive::<Order>()?;
     let mut fds = fds.into_vec().into_iter();
-    let first = fds.next().ok_or(Failure::Protocol)?;
+    let first = fds.next().ok_or(NamespaceFailure::Protocol)?;
     match order {
         Order::Join(connection) => {
             join(&first, fds.next().as_ref())?;
@@ -132,29 +137,30 @@ fn serve(channel: &Channel, command: &[OsString]) -> Result<u8, Failure> {
                 let open = |name: &str| std::fs::File::open(format!("/proc/self/ns/{name}"));
                 let opened = open("net").and_then(|net| Ok([net, open("user")?]));
                 let [net, user] =
-                    opened.map_err(Failure::system("the namespaces of the command"))?;
+                    opened.map_err(NamespaceFailure::system("the namespaces of the command"))?;
                 channel.send(&Report::Namespaces, &[net.as_fd(), user.as_fd()])?;
             }
             if !matches!(channel.receive::<Order>()?.0, Order::Start) {
-                return Err(Failure::Protocol);
+                return Err(NamespaceFailure::Protocol);
             }
-            limits::lower_open_files(open_files).map_err(Failure::system("RLIMIT_NOFILE"))?;
+            limits::lower_open_files(open_files)
+                .map_err(NamespaceFailure::system("RLIMIT_NOFILE"))?;
             let ending = run(command, first, own_pids, &blocked)?;
             channel.send(&Report::Ended(ending), &[])?;
             Ok(ending.exit_status())
         }
         Order::Serve => {
             join(&first, fds.next().as_ref())?;
-            give_up_rights().map_err(Failure::system("giving up rights"))?;
-            super::inside::serve(channel)?;
+            give_up_rights().map_err(NamespaceFailure::system("giving up rights"))?;
+            super::namespace_process::serve(channel)?;
             Ok(0)
         }
-        Order::Start | Order::Sockets | Order::Listen(..) => Err(Failure::Protocol),
+        Order::Start | Order::Sockets | Order::Listen(..) => Err(NamespaceFailure::Protocol),
     }
 }
 
 /// Enters existing namespaces. The kernel checks the right to do so: `CAP_SYS_ADMIN` over both.
-fn join(netns: &OwnedFd, userns: Option<&OwnedFd>) -> Result<(), Failure> {
+fn join(netns: &OwnedFd, userns: Option<&OwnedFd>) -> Result<(), NamespaceFailure> {
     if let Some(userns) = userns {
         let entered = rustix::thread::move_into_link_name_space(
             userns.as_fd(),
@@ -163,13 +169,13 @@ fn join(netns: &OwnedFd, userns: Option<&OwnedFd>) -> Result<(), Failure> {
         match entered {
             // The kernel refuses the namespace that the process is in already.
             Err(rustix::io::Errno::INVAL) if is_own_user_namespace(userns) => {}
-            entered => entered.map_err(Failure::system("joining the user namespace"))?,
+            entered => entered.map_err(NamespaceFailure::system("joining the user namespace"))?,
         }
     }
     rustix::thread::move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
-        .map_err(Failure::system("joining the network namespace"))?;
+        .map_err(NamespaceFailure::system("joining the network namespace"))?;
     // Entering a user namespace cleared the death signal.
-    die_with_parent().map_err(Failure::system("PR_SET_PDEATHSIG"))
+    die_with_parent().map_err(NamespaceFailure::system("PR_SET_PDEATHSIG"))
 }
 
 /// Gives up all capabilities, and the possibility to be traced by other processes of the namespace.
@@ -187,19 +193,23 @@ fn is_own_user_namespace(userns: &OwnedFd) -> bool {
 }
 
 /// Creates the namespaces of a command, in which the user is root.
-fn create(own_pids: bool) -> Result<(), Failure> {
+fn create(own_pids: bool) -> Result<(), NamespaceFailure> {
     let own = OwnIds::current();
     let first = if own_pids { Fresh::UserAndPid } else { Fresh::UserMountNetIpcUts };
-    namespaces::unshare(first).map_err(Failure::system("creating namespaces"))?;
-    own.map_to_root().map_err(Failure::system("user ids"))?;
+    namespaces::unshare(first).map_err(NamespaceFailure::system("creating namespaces"))?;
+    own.map_to_root().map_err(NamespaceFailure::system("user ids"))?;
     if own_pids {
         namespaces::unshare(Fresh::MountNetIpcUts)
-            .map_err(Failure::system("creating namespaces"))?;
+            .map_err(NamespaceFailure::system("creating namespaces"))?;
     }
-    die_with_parent().map_err(Failure::system("PR_SET_PDEATHSIG"))
+    die_with_parent().map_err(NamespaceFailure::system("PR_SET_PDEATHSIG"))
 }
 
-fn connect(channel: &Channel, connection: &Connection, is_own: bool) -> Result<(), Failure> {
+fn connect(
+    channel: &Channel,
+    connection: &NamespaceInterface,
+    is_own: bool,
+) -> Result<(), NamespaceFailure> {
     let mut remarks = Vec::new();
     let made = ringfence_guest::connect(
         &connection.interface,
@@ -207,20 +217,21 @@ fn connect(channel: &Channel, connection: &Connection, is_own: bool) -> Result<(
         connection.configured,
         &mut remarks,
     );
-    let taps = made.map_err(|error| Failure::Network(error.to_string()))?;
-    let wanted = if connection.shows_listeners { &super::auto_ports::TABLES[..] } else { &[] };
+    let taps = made.map_err(|error| NamespaceFailure::Network(error.to_string()))?;
+    let wanted = if connection.shows_listeners { &super::auto_forwards::TABLES[..] } else { &[] };
     let open = |name: &&str| std::fs::File::open(format!("/proc/self/net/{name}"));
     let tables: Vec<_> = wanted
         .iter()
         .map(open)
         .collect::<Result<_, _>>()
-        .map_err(Failure::system("the listeners of the namespace: /proc/self/net"))?;
+        .map_err(NamespaceFailure::system("the listeners of the namespace: /proc/self/net"))?;
     let fds: Vec<_> =
         taps.iter().map(|tap| tap.fd.as_fd()).chain(tables.iter().map(AsFd::as_fd)).collect();
     let offloads = taps.first().map_or(0, |tap| tap.offloads.0);
     channel.send(&Report::Ready { offloads, remarks }, &fds)?;
-    if !connection.outward.is_empty() {
-        super::outward::open(channel, &connection.outward).map_err(Failure::Outward)?;
+    if !connection.to_host.is_empty() {
+        super::forwards_to_host::open(channel, &connection.to_host)
+            .map_err(NamespaceFailure::ToHost)?;
     }
     Ok(())
 }
@@ -231,8 +242,8 @@ fn run(
     stdin: OwnedFd,
     own_pids: bool,
     blocked: &[i32],
-) -> Result<Ending, Failure> {
-    let fail = || Failure::system("starting the command");
+) -> Result<Ending, NamespaceFailure> {
+    let fail = || NamespaceFailure::system("starting the command");
     let mut starter = Command::new(THIS_PROGRAM);
     starter.arg0("ringfence").args(["internal", "pasta-command"]);
     starter.args(own_pids.then_some("--own-pids")).arg("--").args(command);

@@ -11,19 +11,19 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_uplink::config::LeftOut;
 
 use super::args::PastaArgs;
-use super::auto_ports::{self, AutoPorts, without_none};
+use super::auto_forwards::{self, AutoForwards, without_none};
 use super::outbound;
 use super::values::{AddressArg, OrNone};
-use crate::port_spec::Listen;
+use crate::forward_spec::Listen;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
 use ringfence_hostnet::interface::UplinkInterface;
-use ringfence_uplink_process::forward::{self, Forward, PORTS_MAX, Protocol};
+use ringfence_uplink_process::forward::{self, Forward, ForwardProtocol, PORTS_MAX};
 use ringfence_uplink_process::link::LinkOrder;
 use ringfence_uplink_process::multicast::{self, Memberships};
 use ringfence_uplink_process::multicast_groups::MulticastConfig;
+use ringfence_uplink_process::network_plan::{NetworkPlan, Wishes};
 use ringfence_uplink_process::orders::UplinkOrder;
-use ringfence_uplink_process::plan::{Plan, Wishes};
 use ringfence_uplink_process::{
     Alias, BATCH, Outbound, PolicyHead, RelayTo, UplinkConfig, UplinkSockets,
 };
@@ -40,8 +40,8 @@ const INTERFACE_DEFAULT: &str = "tap0";
 
 /// Planned network of a namespace.
 #[derive(Debug)]
-pub(crate) struct Network {
-    plan: Plan,
+pub(crate) struct PlannedNetwork {
+    plan: NetworkPlan,
     interface: String,
     macs: ([u8; 6], [u8; 6]),
     mtu: u16,
@@ -96,7 +96,7 @@ impl NameServerWishes {
 
     /// Returns the name servers whose queries an egress policy reads, besides those that are offered: a namespace may have
     /// the host's resolv.conf.
-    fn unoffered(&self, of_host: &[IpAddr], plan: &Plan) -> Vec<IpAddr> {
+    fn unoffered(&self, of_host: &[IpAddr], plan: &NetworkPlan) -> Vec<IpAddr> {
         let servers = if self.reads && !self.offers { self.servers(of_host) } else { Vec::new() };
         // A server on the host itself stays out of reach without an option that says otherwise.
         servers.into_iter().filter(|ip| !ip.is_loopback() && !plan.has(*ip)).collect()
@@ -120,18 +120,27 @@ impl NameServerWishes {
 }
 
 /// Listening sockets and their destinations.
-pub(crate) type Listeners = (Vec<Forward>, Vec<OwnedFd>);
+#[derive(Debug, Default)]
+pub(crate) struct Listeners {
+    pub(crate) forwards: Vec<Forward>,
+    pub(crate) sockets: Vec<OwnedFd>,
+}
 
-impl Network {
+impl PlannedNetwork {
     /// Plans the network from the options and the host's network.
-    pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<Network> {
-        let mut network = Network::of(args, outbound::host_network(args)?, resolver_of_host())?;
+    pub(crate) fn new(args: &PastaArgs) -> anyhow::Result<PlannedNetwork> {
+        let mut network =
+            PlannedNetwork::of(args, outbound::host_network(args)?, resolver_of_host())?;
         network.outbound = outbound::sources(args)?;
         network.join(args)?;
         Ok(network)
     }
 
-    fn of(args: &PastaArgs, host: HostNetwork, resolver: Resolver) -> anyhow::Result<Network> {
+    fn of(
+        args: &PastaArgs,
+        host: HostNetwork,
+        resolver: Resolver,
+    ) -> anyhow::Result<PlannedNetwork> {
         let interface = args.ns_ifname.clone().or_else(|| host.interfaces.first().cloned());
         let interface = interface.unwrap_or_else(|| INTERFACE_DEFAULT.to_owned());
         let (host, lone_router) = chosen(args, host)?;
@@ -146,7 +155,7 @@ impl Network {
         // The plan has stand-ins for servers that the guest cannot reach by their own addresses.
         let name_servers = if name_server_wishes.offers { servers } else { Vec::new() };
         let offered = Resolver { name_servers, ..Resolver::default() };
-        let plan = Plan::new(host, offered, &wishes);
+        let plan = NetworkPlan::new(host, offered, &wishes);
         let plan = plan
             .map_err(|error| anyhow::anyhow!("{}", error.to_string().replace("--uplink-", "--")))?;
         let unoffered = name_server_wishes.unoffered(&resolver.name_servers, &plan);
@@ -155,13 +164,13 @@ impl Network {
             Some(list) => list.split_ascii_whitespace().map(str::to_owned).collect(),
             None => resolver.search,
         };
-        let (mac, guest_mac) = Plan::macs();
+        let (mac, guest_mac) = NetworkPlan::macs();
         let macs = (
             args.mac_addr.map_or(mac, |given| given.0),
             args.ns_mac_addr.map_or(guest_mac, |given| given.0),
         );
         let aliases = aliases(args, &plan)?;
-        let network = Network {
+        let network = PlannedNetwork {
             plan,
             interface,
             macs,
@@ -210,7 +219,8 @@ impl Network {
     pub(crate) fn config(
         &self,
         args: &PastaArgs,
-        (link, offloads): (LinkOrder, u32),
+        link: LinkOrder,
+        offloads: u32,
         forwards: Vec<Forward>,
         policy: Option<PolicyHead>,
     ) -> UplinkConfig {
@@ -237,7 +247,7 @@ impl Network {
             left_out: left_out(args).0,
             forwards,
             more_ports: true,
-            more_outward: auto_ports::has_outward(args),
+            more_to_host: auto_forwards::has_ports_to_host(args),
             relay: relay(args),
             captures: args.pcap.is_some(),
             verbose: args.debug || args.trace,
@@ -255,8 +265,9 @@ impl Network {
         if of_host.is_empty() {
             return None;
         }
-        let now =
-            |own: &Network| (own.plan.name_servers.clone(), own.resolvers(), own.unoffered.clone());
+        let now = |own: &PlannedNetwork| {
+            (own.plan.name_servers.clone(), own.resolvers(), own.unoffered.clone())
+        };
         let before = now(self);
         let servers = self.wishes.servers(of_host);
         self.forwarded = self.wishes.stand_ins(&servers, of_host);
@@ -275,8 +286,8 @@ impl Network {
         let mut made: Vec<(Forward, OwnedFd)> = Vec::new();
         let until = Instant::now() + TAKEN_PATIENCE;
         for (option, protocol, specs, is_off) in [
-            ("-t", Protocol::Tcp, &args.tcp_ports, args.no_tcp),
-            ("-u", Protocol::Udp, &args.udp_ports, args.no_udp),
+            ("-t", ForwardProtocol::Tcp, &args.tcp_ports, args.no_tcp),
+            ("-u", ForwardProtocol::Udp, &args.udp_ports, args.no_udp),
         ] {
             for listen in without_none(specs) {
                 if is_off {
@@ -292,7 +303,8 @@ impl Network {
                     .with_context(|| format!("{option} {listen}"))?;
             }
         }
-        Ok(made.into_iter().unzip())
+        let (forwards, sockets) = made.into_iter().unzip();
+        Ok(Listeners { forwards, sockets })
     }
 
     /// Joins the groups of `--multicast`, on the interfaces by which the namespace's datagrams leave.
@@ -313,32 +325,36 @@ impl Network {
     }
 
     /// Returns the ports that follow the listeners of the namespace.
-    pub(super) fn auto_ports(&self, args: &PastaArgs) -> anyhow::Result<Vec<AutoPorts>> {
+    pub(super) fn auto_forwards(&self, args: &PastaArgs) -> anyhow::Result<Vec<AutoForwards>> {
         let mut found = Vec::new();
         for (protocol, specs) in
-            [(Protocol::Tcp, &args.tcp_ports), (Protocol::Udp, &args.udp_ports)]
+            [(ForwardProtocol::Tcp, &args.tcp_ports), (ForwardProtocol::Udp, &args.udp_ports)]
         {
             let mapped = without_none(specs).flat_map(Listen::ports);
             let mut taken: BTreeSet<u16> = mapped.map(|(port, ..)| port).collect();
             // Listeners of ours, in the namespace.
-            let outward = match protocol {
-                Protocol::Tcp => &args.tcp_ns,
-                Protocol::Udp => &args.udp_ns,
+            let to_host = match protocol {
+                ForwardProtocol::Tcp => &args.tcp_ns,
+                ForwardProtocol::Udp => &args.udp_ns,
             };
-            taken.extend(without_none(outward).flat_map(Listen::ports).map(|(port, ..)| port));
+            taken.extend(without_none(to_host).flat_map(Listen::ports).map(|(port, ..)| port));
             for listen in without_none(specs).filter(|listen| listen.auto) {
                 let addresses = self.addresses_of(protocol, listen)?;
                 let (listen, taken) = (listen.clone(), taken.clone());
-                found.push(AutoPorts { protocol, listen, addresses, taken });
+                found.push(AutoForwards { protocol, listen, addresses, taken });
             }
         }
         Ok(found)
     }
 
     /// Returns the addresses of the host at which an entry listens.
-    fn addresses_of(&self, protocol: Protocol, listen: &Listen) -> anyhow::Result<Vec<IpAddr>> {
+    fn addresses_of(
+        &self,
+        protocol: ForwardProtocol,
+        listen: &Listen,
+    ) -> anyhow::Result<Vec<IpAddr>> {
         let families = self.plan.families();
-        let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
+        let has = |ip: &IpAddr| families.have(ip);
         let spec =
             forward::ForwardSpec { bind: listen.address, first: 1, last: 1, guest: 1, protocol };
         let addresses = forward::addresses(&spec, families, &[]);
@@ -351,7 +367,7 @@ impl Network {
     fn open(
         &self,
         args: &PastaArgs,
-        protocol: Protocol,
+        protocol: ForwardProtocol,
         listen: &Listen,
         until: Instant,
         made: &mut Vec<(Forward, OwnedFd)>,
@@ -374,7 +390,7 @@ impl Network {
                 let socket = bind_once_free(until, bind)
                     .with_context(|| format!("cannot listen at {at}/{protocol}"))?;
                 let ipv6 = ip.is_ipv6();
-                made.push((Forward { protocol, ipv6, guest_port, outward: false }, socket));
+                made.push((Forward { protocol, ipv6, guest_port, to_host: false }, socket));
             }
             if made.len() > 2 * PORTS_MAX {
                 bail!("more than {PORTS_MAX} ports cannot be forwarded");
@@ -391,7 +407,7 @@ impl Network {
     /// Returns a line that describes the network.
     pub(crate) fn summary(&self) -> String {
         let texts: Vec<String> = self.plan.addresses.iter().map(Address::to_string).collect();
-        let Network { interface, mtu, plan, .. } = self;
+        let PlannedNetwork { interface, mtu, plan, .. } = self;
         let remark = if self.multicast.joins_nothing() { multicast::NO_LINK } else { "" };
         let separator = if remark.is_empty() { "" } else { "; " };
         format!(
@@ -518,7 +534,7 @@ fn class_prefix(ip: Ipv4Addr) -> u8 {
 }
 
 /// Returns the addresses that lead to the host's loopback or to its own address.
-fn aliases(args: &PastaArgs, plan: &Plan) -> anyhow::Result<Vec<Alias>> {
+fn aliases(args: &PastaArgs, plan: &NetworkPlan) -> anyhow::Result<Vec<Alias>> {
     let mut found = Vec::new();
     let (mut loopback, _) = OrNone::list(&args.map_host_loopback);
     if args.map_gw {

@@ -21,7 +21,7 @@ const CAPABILITIES: &str = r#"{
 /// Command line of a process that was started by the name `passt`.
 #[derive(Debug, Parser)]
 #[command(name = "passt", disable_version_flag = true, max_term_width = 100)]
-struct Named {
+struct PasstCommandLine {
     #[command(flatten)]
     args: PasstArgs,
 }
@@ -64,9 +64,9 @@ pub fn session_main(arguments: &[OsString]) -> u8 {
 
 fn parse(arguments: &[OsString]) -> Result<PasstArgs, clap::Error> {
     let words = std::iter::once(OsString::from(PASST)).chain(arguments.iter().cloned());
-    let command = Named::command().args_override_self(true).infer_long_args(true);
+    let command = PasstCommandLine::command().args_override_self(true).infer_long_args(true);
     let matches = command.try_get_matches_from(words)?;
-    Named::from_arg_matches(&matches).map(|named| named.args)
+    PasstCommandLine::from_arg_matches(&matches).map(|named| named.args)
 }
 
 #[cfg(test)]

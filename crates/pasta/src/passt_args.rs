@@ -12,7 +12,7 @@ use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, value_parser};
 
 use super::args::PastaArgs;
 use super::machine::{Endpoint, Place};
-use crate::port_spec::PortSpec;
+use crate::forward_spec::PastaForwardSpec;
 use ringfence_uplink_process::link::Transport;
 
 /// Options of pasta, about namespaces: name in the parser, long name.
@@ -65,8 +65,9 @@ Examples:
     ringfence passt --one-off -t 2222:22 --socket /tmp/vm.socket
 
 Exit status:
-    0 once the socket accepts connections, in the background. 1 if that fails (standard error has the reason).
-    With --foreground: 0 after SIGTERM, and after the client of --fd or --one-off has gone.";
+    0 once the socket accepts connections, in the background. 1 if that fails (standard error has
+    the reason). With --foreground: 0 after SIGTERM, and after the client of --fd or --one-off
+    has gone.";
 
 /// Connect a virtual machine to the host's network, with the options of passt.
 #[derive(Debug)]
@@ -95,7 +96,7 @@ impl PasstArgs {
         }
         let ports = self.network.tcp_ports.iter().chain(&self.network.udp_ports);
         for spec in ports {
-            if let PortSpec::Listen(listen) = spec
+            if let PastaForwardSpec::Listen(listen) = spec
                 && listen.auto
             {
                 bail!("{listen}: the ports of a virtual machine cannot be seen: name them");

@@ -2,7 +2,7 @@
 //! Podman 6 start it.
 //!
 //! The command is a client of the socket of `pasta --conf-path`, of Ringfence's or of passt's
-//! ([`crate::port_rules`]). It reads the rules, changes them, and sends them back. Ringfence's `pasta` answers
+//! ([`crate::forward_rules`]). It reads the rules, changes them, and sends them back. Ringfence's `pasta` answers
 //! with the reason if it cannot take them; passt's has no answer. So the command connects once more, and compares.
 
 use std::ffi::OsString;
@@ -12,15 +12,15 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::port_rules::{
-    INBOUND, RULES_MAX, Rule, TABLES_SIZE_MAX, Table, Update, parse_tables, write_updates,
+use crate::forward_rules::{
+    INBOUND, RULES_MAX, Rule, RuleTable, TABLES_SIZE_MAX, Update, parse_tables, write_updates,
 };
 use anyhow::{Context, bail};
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 
-use super::auto_ports::without_none;
+use super::auto_forwards::without_none;
 use super::{complain, problem};
-use crate::port_spec::PortSpec;
+use crate::forward_spec::PastaForwardSpec;
 use crate::program::STATUS_FAILED;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::text::printable;
@@ -40,7 +40,7 @@ Examples:
     ringfence pesto --delete -t 8080:80 /run/user/1000/pasta.sock
 
 Exit status:
-    0 if all of it was done. 1 if not (standard error has the reason), and then nothing has changed.";
+    0 if all of it was done. 1 if not (standard error has the reason); nothing has changed then.";
 
 /// Change the ports of a running `pasta`, with the options of pesto.
 ///
@@ -67,11 +67,11 @@ pub struct PestoArgs {
 
     /// TCP ports of the host: [ADDRESS/]PORT[-LAST][:PORT[-LAST]], excluded ~PORT[-LAST], separated by commas
     #[arg(short = 't', long, value_name = "SPEC")]
-    pub tcp_ports: Vec<PortSpec>,
+    pub tcp_ports: Vec<PastaForwardSpec>,
 
     /// UDP ports of the host, as with -t
     #[arg(short = 'u', long, value_name = "SPEC")]
-    pub udp_ports: Vec<PortSpec>,
+    pub udp_ports: Vec<PastaForwardSpec>,
 
     /// Print the version
     #[arg(long)]
@@ -85,7 +85,7 @@ pub struct PestoArgs {
 /// Command line of a process that was started by the name `pesto`.
 #[derive(Debug, Parser)]
 #[command(name = NAME, disable_version_flag = true, max_term_width = 100)]
-struct Named {
+struct PestoCommandLine {
     #[command(flatten)]
     args: PestoArgs,
 }
@@ -111,8 +111,9 @@ pub fn main(arguments: &[OsString]) -> u8 {
 
 fn parse(arguments: &[OsString]) -> Result<PestoArgs, clap::Error> {
     let words = std::iter::once(OsString::from(NAME)).chain(arguments.iter().cloned());
-    let command = Named::command().infer_long_args(true);
-    Named::from_arg_matches(&command.try_get_matches_from(words)?).map(|named| named.args)
+    let command = PestoCommandLine::command().infer_long_args(true);
+    PestoCommandLine::from_arg_matches(&command.try_get_matches_from(words)?)
+        .map(|named| named.args)
 }
 
 fn run(args: &PestoArgs) -> anyhow::Result<()> {
@@ -147,8 +148,8 @@ fn run(args: &PestoArgs) -> anyhow::Result<()> {
 }
 
 /// Text with the rules, a line each.
-fn listing(tables: &[Table]) -> String {
-    let line = |table: &Table, rule: &Rule| match table.name.as_str() {
+fn listing(tables: &[RuleTable]) -> String {
+    let line = |table: &RuleTable, rule: &Rule| match table.name.as_str() {
         name if name == INBOUND.1 => format!("{rule}\n"),
         name => format!("{name} {rule}\n"),
     };
@@ -157,7 +158,7 @@ fn listing(tables: &[Table]) -> String {
 }
 
 /// Changes the rules as the options say.
-fn change(tables: &mut [Table], args: &PestoArgs) -> anyhow::Result<()> {
+fn change(tables: &mut [RuleTable], args: &PestoArgs) -> anyhow::Result<()> {
     if let Some(name) = &args.clear {
         let table = tables.iter_mut().find(|table| table.name == *name);
         table.with_context(|| format!("--clear {name}: there is no such table"))?.rules.clear();
@@ -199,7 +200,7 @@ fn wanted(args: &PestoArgs, capabilities: u32) -> anyhow::Result<Vec<Rule>> {
 }
 
 /// Connects, and reads the rules.
-fn connect(path: &Path) -> anyhow::Result<(UnixStream, Vec<Table>)> {
+fn connect(path: &Path) -> anyhow::Result<(UnixStream, Vec<RuleTable>)> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
@@ -216,8 +217,8 @@ fn connect(path: &Path) -> anyhow::Result<(UnixStream, Vec<Table>)> {
 }
 
 /// Sends the new rules, and waits until pasta has read them.
-fn send(mut stream: UnixStream, tables: &[Table]) -> anyhow::Result<()> {
-    let update = |table: &Table| Update { number: table.number, rules: table.rules.clone() };
+fn send(mut stream: UnixStream, tables: &[RuleTable]) -> anyhow::Result<()> {
+    let update = |table: &RuleTable| Update { number: table.number, rules: table.rules.clone() };
     let updates: Vec<Update> = tables.iter().map(update).collect();
     stream.write_all(&write_updates(&updates))?;
     stream.shutdown(Shutdown::Write)?;
@@ -231,7 +232,7 @@ fn send(mut stream: UnixStream, tables: &[Table]) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use crate::port_rules::capabilities;
+    use crate::forward_rules::capabilities;
 
     use super::*;
 
@@ -245,7 +246,7 @@ mod tests {
         };
         let rules = wanted(&args(&format!("{before} s"))?, BOTH)?;
         let name = INBOUND.1.to_owned();
-        let mut tables = [Table { number: INBOUND.0, name, capabilities: BOTH, rules }];
+        let mut tables = [RuleTable { number: INBOUND.0, name, capabilities: BOTH, rules }];
         change(&mut tables, &args(line)?)?;
         Ok(tables[0].rules.iter().map(Rule::to_string).collect())
     }

@@ -32,15 +32,15 @@ use rustix::process::Signal;
 use super::api::{ApiServer, PortServer};
 use super::args::PastaArgs;
 use super::auto::{Auto, Opener};
-use super::auto_ports;
+use super::auto_forwards;
 use super::control::ControlServer;
+use super::forwards_to_host;
 use super::greeting::Greeting;
-use super::inside::Inside;
 use super::machine::{Endpoint, OpenEndpoint, SocketFile};
 use super::messages::Messages;
-use super::namespace::{Connection, Order, Report};
-use super::network::{self, Network};
-use super::outward;
+use super::namespace::{NamespaceInterface, Order, Report};
+use super::namespace_process::NamespaceProcess;
+use super::network::{self, PlannedNetwork};
 use super::target::{Existing, Target, Watch};
 use super::values::RunAs;
 use ringfence_hostnet::causes::causes;
@@ -48,9 +48,9 @@ use ringfence_hostnet::file_watch::FileWatch;
 use ringfence_hostnet::host::{RESOLV_CONF, resolver_of_host};
 use ringfence_hostnet::text::{last_line, printable};
 use ringfence_uplink_process::egress::guest::GuestEgress;
+use ringfence_uplink_process::forwarded_ports::ForwardedPorts;
 use ringfence_uplink_process::link::LinkOrder;
 use ringfence_uplink_process::multicast::Memberships;
-use ringfence_uplink_process::ports::RunningPorts;
 use ringfence_uplink_process::{FromUplink, UplinkConfig};
 
 /// Time limit for the process in the namespace, and for the uplink.
@@ -71,11 +71,11 @@ pub(crate) struct Session {
     /// Descriptor whose end ends the session.
     stop: Option<OwnedFd>,
     command: Option<(Child, Channel)>,
-    ports: RunningPorts,
+    ports: ForwardedPorts,
     port_server: Option<PortServer>,
     auto: Option<Auto>,
-    inside: Option<Inside>,
-    network: Network,
+    namespace_process: Option<NamespaceProcess>,
+    network: PlannedNetwork,
     egress: GuestEgress,
     /// Watch over the host's name servers. `None` if the system permits none.
     name_servers: Option<FileWatch>,
@@ -88,43 +88,43 @@ impl Session {
         // An inherited descriptor must still be inheritable.
         let endpoint = target.endpoint().map(Endpoint::open).transpose()?;
         report_options_without_effect(args, &mut messages);
-        let outward = outward::ports(args)?;
+        let to_host = forwards_to_host::ports(args)?;
         let egress = GuestEgress::open(args.egress.source()?, &args.egress, target.record_name())?;
         // Inherited descriptors are not for Ringfence's own processes.
         namespaces::set_inheritable(&namespaces::inheritable_fds()?, false)?;
-        let mut network = Network::new(args)?;
+        let mut network = PlannedNetwork::new(args)?;
         let open_files = limits::raise_open_files().context("the limit of open files")?;
         let mut listeners = network.listen(args)?;
         let files = Files::create(args, &network, &listeners)?;
         let (run_as, blocked) = (run_as(args)?, signals::blocked()?);
         let signals = Signals::new(&[Signal::TERM, Signal::INT, Signal::QUIT, Signal::HUP])?;
-        let auto = network.auto_ports(args)?;
-        let outward_auto = auto_ports::outward_ports(args);
-        let relayed = network::relay(args).is_some() || !outward_auto.is_empty();
-        let (shows_listeners, has_outward) = (!auto.is_empty(), !outward.is_empty());
+        let auto = network.auto_forwards(args)?;
+        let auto_to_host = auto_forwards::ports_to_host(args);
+        let relayed = network::relay(args).is_some() || !auto_to_host.is_empty();
+        let (shows_listeners, has_ports_to_host) = (!auto.is_empty(), !to_host.is_empty());
         let mut entry = match endpoint {
             Some(endpoint) => Entry::of_machine(endpoint),
             None => {
                 let (interface, configured) = (network.interface(), args.config_net);
                 let connection =
-                    Connection { interface, configured, relayed, outward, shows_listeners };
-                let inherited = (blocked, open_files);
+                    NamespaceInterface { interface, configured, relayed, to_host, shows_listeners };
+                let inherited = InheritedState { blocked, open_files };
                 Entry::of_namespace(target, (args, run_as), connection, inherited, &mut messages)?
             }
         };
-        if let (Some((_, channel)), true) = (&entry.process, has_outward) {
-            outward::receive(channel, &mut listeners)?;
+        if let (Some((_, channel)), true) = (&entry.process, has_ports_to_host) {
+            forwards_to_host::receive(channel, &mut listeners)?;
         }
-        let auto = Auto::new(auto, entry.tables.split_off(0), outward_auto)?;
-        let ports = RunningPorts::new(listeners.1.len());
-        let link = (entry.link.clone(), entry.offloads);
-        let config = network.config(args, link, listeners.0, egress.head());
+        let auto = Auto::new(auto, entry.tables.split_off(0), auto_to_host)?;
+        let ports = ForwardedPorts::new(listeners.sockets.len());
+        let (link, offloads) = (entry.link.clone(), entry.offloads);
+        let config = network.config(args, link, offloads, listeners.forwards, egress.head());
         let fds = std::iter::once(entry.socket).chain(files.capture).collect();
-        let uplink =
-            start_uplink(&config, (fds, network.joined(listeners.1)), &egress, &mut messages)?;
-        let inside = match &entry.process {
+        let listeners = network.joined(listeners.sockets);
+        let uplink = start_uplink(&config, fds, listeners, &egress, &mut messages)?;
+        let namespace_process = match &entry.process {
             Some((_, channel)) if relayed => {
-                Some(start_inside(entry.existing.as_ref(), channel, uplink.channel())?)
+                Some(start_namespace_process(entry.existing.as_ref(), channel, uplink.channel())?)
             }
             _ => None,
         };
@@ -147,7 +147,7 @@ impl Session {
             ports,
             port_server: files.control.map(PortServer::Control),
             auto,
-            inside,
+            namespace_process,
             network,
             egress,
             name_servers: FileWatch::new(&[RESOLV_CONF]).ok(),
@@ -229,7 +229,7 @@ impl Session {
                 auto.run(Opener {
                     channel: self.uplink.channel(),
                     ports: &mut self.ports,
-                    inside: self.inside.as_ref(),
+                    namespace_process: self.namespace_process.as_ref(),
                     messages: &mut self.messages,
                 })?;
             }
@@ -287,8 +287,8 @@ impl Session {
             Some(FromUplink::Sockets) => needs_sockets = true,
             _ => {}
         }
-        if let Some(inside) = self.inside.as_ref().filter(|_| needs_sockets)
-            && let Err(error) = inside.refill(self.uplink.channel())
+        if let Some(namespace_process) = self.namespace_process.as_ref().filter(|_| needs_sockets)
+            && let Err(error) = namespace_process.refill(self.uplink.channel())
         {
             self.messages.step(format_args!("no more relays: {}", causes(&error)));
         }
@@ -355,13 +355,13 @@ struct Files {
 impl Files {
     fn create(
         args: &PastaArgs,
-        network: &Network,
+        network: &PlannedNetwork,
         listeners: &network::Listeners,
     ) -> anyhow::Result<Files> {
         let pid = args.pid.as_deref().map(create_pid_file).transpose()?;
         let bind = |path: &std::path::PathBuf| {
             let mut server = ControlServer::bind(path, args, network.addresses())?;
-            server.take_first(args, (&listeners.0, &listeners.1));
+            server.take_first(args, listeners);
             Ok::<_, anyhow::Error>(server)
         };
         let control = args.conf_path.as_ref().map(bind).transpose()?;
@@ -386,6 +386,14 @@ struct Entry {
     greeting: Option<Greeting>,
 }
 
+/// State of this process at its start, which a command gets back.
+struct InheritedState {
+    /// Blocked signals.
+    blocked: Vec<i32>,
+    /// Limit of open files.
+    open_files: Option<u64>,
+}
+
 impl Entry {
     fn of_machine(endpoint: OpenEndpoint) -> Entry {
         let OpenEndpoint { socket, link, file, greeting } = endpoint;
@@ -393,13 +401,12 @@ impl Entry {
         Entry { socket, link, offloads: 0, tables, existing, watch, process, file, greeting }
     }
 
-    /// Makes the interface in the namespaces. `inherited` is the state that a command gets back: blocked signals, and
-    /// the limit of open files.
+    /// Makes the interface in the namespaces. A command gets `inherited` back.
     fn of_namespace(
         target: &Target,
         (args, run_as): (&PastaArgs, Option<RunAs>),
-        connection: Connection,
-        inherited: (Vec<i32>, Option<u64>),
+        connection: NamespaceInterface,
+        inherited: InheritedState,
         messages: &mut Messages,
     ) -> anyhow::Result<Entry> {
         let (mut existing, mut watch) = (None, None);
@@ -411,7 +418,8 @@ impl Entry {
         match &existing {
             Some(existing) => channel.send(&Order::Join(connection), &existing.fds())?,
             None => {
-                let (own_pids, (blocked, open_files)) = (!args.no_pidns, inherited);
+                let own_pids = !args.no_pidns;
+                let InheritedState { blocked, open_files } = inherited;
                 let order = Order::Create { connection, own_pids, blocked, open_files };
                 channel.send(&order, &[rustix::stdio::stdin()])?;
             }
@@ -425,24 +433,24 @@ impl Entry {
 
 /// Starts the process that creates sockets in the namespace, and passes the first ones to the uplink, which discards them
 /// without relays.
-fn start_inside(
+fn start_namespace_process(
     existing: Option<&Existing>,
     channel: &Channel,
     uplink: &Channel,
-) -> anyhow::Result<Inside> {
-    let inside = match existing {
-        Some(existing) => Inside::start(&existing.fds())?,
+) -> anyhow::Result<NamespaceProcess> {
+    let namespace_process = match existing {
+        Some(existing) => NamespaceProcess::start(&existing.fds())?,
         None => match channel.receive_within::<Report>(START_TIMEOUT)? {
             (Report::Namespaces, fds) => {
                 let fds = fds.into_vec();
-                Inside::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
+                NamespaceProcess::start(&fds.iter().map(AsFd::as_fd).collect::<Vec<_>>())?
             }
             (Report::Failed(why), _) => bail!("{}", printable(&why)),
             _ => bail!("the process in the namespace did not report its namespaces"),
         },
     };
-    inside.refill(uplink)?;
-    Ok(inside)
+    namespace_process.refill(uplink)?;
+    Ok(namespace_process)
 }
 
 /// Returns the user that replaces root, if root of the host runs this.
@@ -508,7 +516,8 @@ fn report_options_without_effect(args: &PastaArgs, messages: &mut Messages) {
 
 fn start_uplink(
     config: &UplinkConfig,
-    (link, listeners): (Vec<OwnedFd>, Vec<OwnedFd>),
+    link: Vec<OwnedFd>,
+    listeners: Vec<OwnedFd>,
     egress: &GuestEgress,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {

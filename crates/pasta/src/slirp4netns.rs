@@ -31,7 +31,7 @@ const IPV6: [&str; 3] = ["fd00::100/64", "fd00::2", "fd00::3"];
 /// Command line of a process that was started by the name `slirp4netns`.
 #[derive(Debug, Parser)]
 #[command(name = NAME, disable_version_flag = true, max_term_width = 100)]
-struct Named {
+struct SlirpCommandLine {
     #[command(flatten)]
     args: SlirpArgs,
 }
@@ -54,9 +54,9 @@ pub fn main(arguments: &[OsString]) -> u8 {
 
 fn parse(arguments: &[OsString]) -> Result<SlirpArgs, clap::Error> {
     let words = std::iter::once(OsString::from(NAME)).chain(arguments.iter().cloned());
-    let command = Named::command().args_override_self(true).infer_long_args(true);
+    let command = SlirpCommandLine::command().args_override_self(true).infer_long_args(true);
     let matches = command.try_get_matches_from(words)?;
-    Named::from_arg_matches(&matches).map(|named| named.args)
+    SlirpCommandLine::from_arg_matches(&matches).map(|named| named.args)
 }
 
 fn run(args: &SlirpArgs) -> anyhow::Result<u8> {

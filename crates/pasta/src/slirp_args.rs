@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use std::str::FromStr;
 
 use super::values::MacArg;
+use ringfence_base::address::IpPrefix;
 
 /// IPv4 network of the namespace: its base address and the length of its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +30,8 @@ impl FromStr for Cidr {
         // The namespace has the address number 100.
         let prefix =
             prefix.parse().ok().filter(|bits| (1..=25).contains(bits)).ok_or_else(wrong)?;
-        let host_bits = u32::MAX >> prefix;
-        if base.to_bits() & host_bits != 0 { Err(wrong()) } else { Ok(Cidr { base, prefix }) }
+        let network = IpPrefix::new(base, prefix);
+        if network.masked() == network { Ok(Cidr { base, prefix }) } else { Err(wrong()) }
     }
 }
 

@@ -5,6 +5,7 @@ use core::time::Duration;
 use crate::dns::Query;
 use crate::first::{self, FIRST_BYTES_MAX, Shown};
 use crate::gate::{AnswerFate, Gate, QueryFate};
+use crate::http::{FirstLine, Line};
 use crate::policy::{Policy, PolicySource, RuleSource};
 use crate::quic::{self, CONNECTIONS_MAX, Client, STREAM_MAX, Seen};
 use crate::rule::{Action, Rule};
@@ -40,6 +41,13 @@ pub fn first_bytes(data: &[u8]) {
     for end in 0..data.len().min(512) {
         match first::inspect(&data[..end], false) {
             None => {}
+            // The first line is read on.
+            Some(Shown::Unknown) if whole == Some(Shown::Malformed) => {
+                let mut line = FirstLine::default();
+                assert_eq!(line.read(&data[..end]), Line::Open, "at {end}");
+                assert_eq!(line.read(&data[end..]), Line::Request, "at {end}");
+                break;
+            }
             // Later bytes cannot change a verdict, except that more of an unknown message may be malformed.
             early => {
                 assert_eq!(early, whole, "at {end}");

@@ -13,6 +13,10 @@ pub const HELLO_MAX: usize = 16 << 10;
 
 /// Content type of handshake records.
 pub const HANDSHAKE: u8 = 22;
+/// First and last content type of records.
+const CHANGE_CIPHER_SPEC: u8 = 20;
+const ALERT: u8 = 21;
+const HEARTBEAT: u8 = 24;
 const CLIENT_HELLO: u8 = 1;
 const SERVER_NAME: u16 = 0;
 const EARLY_DATA: u16 = 42;
@@ -64,6 +68,23 @@ pub fn read_stream(bytes: &[u8]) -> Read<Hello> {
             Read::Incomplete if body.len() >= len => rest = &body[len..],
             other => return other,
         }
+    }
+}
+
+/// Reads the beginning of a stream that is no handshake record. Returns `None` if no TLS server accepts it.
+///
+/// Clients send no other record before the hello. Servers of Go and Java skip alerts, of any version. A hello of SSLv2 shows
+/// no name.
+pub fn read_other_record(bytes: &[u8]) -> Option<Read<Hello>> {
+    match bytes {
+        [CHANGE_CIPHER_SPEC..=HEARTBEAT, 3, ..] | [ALERT, _, _, 0, 2, ..] => Some(Read::Malformed),
+        [CHANGE_CIPHER_SPEC..=HEARTBEAT] | [ALERT, _] | [ALERT, _, _] | [ALERT, _, _, 0] => {
+            Some(Read::Incomplete)
+        }
+        // The length of a hello of SSLv2 has two bytes, the first one with its highest bit set.
+        [0x80..=0xff, _, CLIENT_HELLO, 0 | 2 | 3, ..] => Some(Read::Malformed),
+        [0x80..=0xff] | [0x80..=0xff, _] | [0x80..=0xff, _, CLIENT_HELLO] => Some(Read::Incomplete),
+        _ => None,
     }
 }
 

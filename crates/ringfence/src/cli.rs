@@ -30,7 +30,7 @@ use crate::disk::DiskSpec;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
-    Link, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
+    LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
 };
 use crate::status::StatusArgs;
 use ringfence_driver::xen::args::ServeArgs;
@@ -45,7 +45,7 @@ use ringfence_pasta::slirp_args::SlirpArgs;
 use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
-use ringfence_uplink_process::plan::UplinkAddress;
+use ringfence_uplink_process::network_plan::UplinkAddress;
 
 /// Minimum MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;
@@ -145,8 +145,9 @@ Examples:
     ringfence run --host-tap rf0 --name web -- python3 -m http.server
 
 Names:
-    Names of guests come first, then those of the host's /etc/hosts and of its name servers, with its search
-    list and options. Changes of /etc/hosts and /etc/resolv.conf are followed while the guest runs.
+    Names of guests come first, then those of the host's /etc/hosts and of its name servers, with
+    its search list and options. Changes of /etc/hosts and /etc/resolv.conf are followed while the
+    guest runs.
 
 Exit status:
     The command's own. 128 + N if signal N ended it; 127 if it was not found, 126 if it could not
@@ -380,7 +381,7 @@ pub struct RunArgs {
 
     /// Link between the guest and the uplink process
     #[arg(long, value_enum, default_value_t, help_heading = heading::MEMORY)]
-    pub link: Link,
+    pub link: LinkChoice,
 
     /// Protection of the uplink's memory against the kernel's worker, with --link vhost
     #[arg(long, value_enum, default_value_t, help_heading = heading::MEMORY)]

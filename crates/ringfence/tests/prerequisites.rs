@@ -9,7 +9,6 @@ use support::needs::Need;
 use support::{Lab, MOMENT};
 
 /// Runs a script as root of a new user namespace, in mount and PID namespaces of its own.
-
 fn said_without(lab: &Lab, taken_away: &str) -> String {
     let script = format!("{taken_away}; exec {} run -q --uplink none -- true", lab.program());
     let words = [

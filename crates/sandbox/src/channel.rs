@@ -280,7 +280,13 @@ impl Channel {
         fds_max: usize,
     ) -> Result<Option<(T, Descriptors)>, ChannelError> {
         let mut bytes = vec![0; MESSAGE_MAX];
-        let got = match receive_message(&self.socket, &mut bytes, fds_max) {
+        let mut got = receive_message(&self.socket, &mut bytes, fds_max);
+        if matches!(got, Err(MessageError::System(Errno::CONNRESET))) {
+            // The kernel reports once that the other end was closed with messages unread, ahead of the messages that
+            // the other end had sent.
+            got = receive_message(&self.socket, &mut bytes, fds_max);
+        }
+        let got = match got {
             Ok(got) => got,
             Err(MessageError::System(Errno::AGAIN | Errno::INTR)) => return Ok(None),
             Err(MessageError::System(errno)) => return Err(errno.into()),
@@ -362,6 +368,16 @@ mod tests {
         assert_eq!(b.receive::<u32>().unwrap().0, 1);
         assert!(matches!(b.receive::<u32>(), Err(ChannelError::Closed)));
         assert!(matches!(b.send(&1, &[]), Err(ChannelError::Closed)));
+    }
+
+    #[test]
+    fn message_of_an_end_that_closed_with_messages_unread_is_received() {
+        let (a, b) = Channel::pair().unwrap();
+        b.send(&"order", &[]).unwrap();
+        a.send(&"report", &[]).unwrap();
+        drop(a);
+        assert_eq!(b.receive::<String>().unwrap().0, "report");
+        assert!(matches!(b.receive::<String>(), Err(ChannelError::Closed)));
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub fn remedy_for_capabilities() -> Option<String> {
     APPARMOR.remedy(&value).filter(|_| !rustix::process::geteuid().is_root())
 }
 
-/// Reads a setting.
+/// Reads a kernel setting below `/proc/sys`; `None` if this kernel lacks it.
 fn value(name: &str) -> Option<String> {
     std::fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))).ok()
 }

@@ -79,12 +79,12 @@ pub struct UplinkConfig {
     /// Ports of the host that lead to the guest.
     pub forwards: Vec<Forward>,
     /// Connections from the host's loopback to forwarded ports bypass the link. The launcher sends sockets of the
-    /// guest's network ([`PortOrder::Sockets`](crate::ports::PortOrder::Sockets)).
+    /// guest's network ([`ForwardedPortOrder::Sockets`](crate::forwarded_ports::ForwardedPortOrder::Sockets)).
     pub relay: Option<RelayTo>,
-    /// Set if ports may be added while the uplink runs ([`PortOrder`](crate::ports::PortOrder)).
+    /// Set if ports may be added while the uplink runs ([`ForwardedPortOrder`](crate::forwarded_ports::ForwardedPortOrder)).
     pub more_ports: bool,
     /// Set if ports that lead to the host's loopback may be added while the uplink runs.
-    pub more_outward: bool,
+    pub more_to_host: bool,
     /// Multicast that is carried. The sockets follow those of `forwards`.
     pub multicast: MulticastConfig,
     /// Protocols of the guest that are not carried or answered

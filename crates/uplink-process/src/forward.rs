@@ -19,20 +19,34 @@ pub const PORTS_MAX: usize = 1024;
 /// (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
+/// Address families of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Families {
+    pub v4: bool,
+    pub v6: bool,
+}
+
+impl Families {
+    /// Returns `true` if the address is of one of the families.
+    pub fn have(self, ip: &IpAddr) -> bool {
+        if ip.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
 /// Transport protocol of a forwarded port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Protocol {
+pub enum ForwardProtocol {
     /// TCP (RFC 9293).
     Tcp,
     /// UDP (RFC 768).
     Udp,
 }
 
-impl fmt::Display for Protocol {
+impl fmt::Display for ForwardProtocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
+            ForwardProtocol::Tcp => "tcp",
+            ForwardProtocol::Udp => "udp",
         })
     }
 }
@@ -48,7 +62,7 @@ pub struct ForwardSpec {
     pub last: u16,
     /// Port of the guest to which the first port leads.
     pub guest: u16,
-    pub protocol: Protocol,
+    pub protocol: ForwardProtocol,
 }
 
 /// Reasons for which an argument of `-p` is rejected.
@@ -84,10 +98,10 @@ impl FromStr for ForwardSpec {
 
     fn from_str(text: &str) -> Result<ForwardSpec, ForwardError> {
         let (rest, protocol) = match text.rsplit_once('/') {
-            Some((rest, "tcp")) => (rest, Protocol::Tcp),
-            Some((rest, "udp")) => (rest, Protocol::Udp),
+            Some((rest, "tcp")) => (rest, ForwardProtocol::Tcp),
+            Some((rest, "udp")) => (rest, ForwardProtocol::Udp),
             Some((_, other)) => return Err(ForwardError::Protocol(other.to_owned())),
-            None => (text, Protocol::Tcp),
+            None => (text, ForwardProtocol::Tcp),
         };
         let (bind, ports) = split_address(rest)?;
         let (host, guest) = match ports.split_once(':') {
@@ -161,25 +175,25 @@ impl fmt::Display for ForwardSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "u32", into = "u32")]
 pub struct Forward {
-    pub protocol: Protocol,
+    pub protocol: ForwardProtocol,
     /// Set if its clients have IPv6 addresses.
     pub ipv6: bool,
     /// Port of the destination.
     pub guest_port: u16,
     /// Set if the socket is one of the guest's network and leads to the host's loopback.
-    pub outward: bool,
+    pub to_host: bool,
 }
 
 /// Bits of a serialized [`Forward`] above the port.
 const UDP_BIT: u32 = 1 << 16;
 const IPV6_BIT: u32 = 1 << 17;
-const OUTWARD_BIT: u32 = 1 << 18;
+const TO_HOST_BIT: u32 = 1 << 18;
 
 impl From<Forward> for u32 {
     fn from(forward: Forward) -> u32 {
-        let protocol = if forward.protocol == Protocol::Udp { UDP_BIT } else { 0 };
+        let protocol = if forward.protocol == ForwardProtocol::Udp { UDP_BIT } else { 0 };
         let family = if forward.ipv6 { IPV6_BIT } else { 0 };
-        let direction = if forward.outward { OUTWARD_BIT } else { 0 };
+        let direction = if forward.to_host { TO_HOST_BIT } else { 0 };
         u32::from(forward.guest_port) | protocol | family | direction
     }
 }
@@ -187,10 +201,11 @@ impl From<Forward> for u32 {
 impl From<u32> for Forward {
     fn from(number: u32) -> Forward {
         let [low, high, ..] = number.to_le_bytes();
-        let protocol = if number & UDP_BIT == 0 { Protocol::Tcp } else { Protocol::Udp };
+        let protocol =
+            if number & UDP_BIT == 0 { ForwardProtocol::Tcp } else { ForwardProtocol::Udp };
         let guest_port = u16::from_le_bytes([low, high]);
-        let (ipv6, outward) = (number & IPV6_BIT != 0, number & OUTWARD_BIT != 0);
-        Forward { protocol, ipv6, guest_port, outward }
+        let (ipv6, to_host) = (number & IPV6_BIT != 0, number & TO_HOST_BIT != 0);
+        Forward { protocol, ipv6, guest_port, to_host }
     }
 }
 
@@ -200,7 +215,7 @@ impl From<u32> for Forward {
 pub struct ListenError {
     spec: ForwardSpec,
     at: SocketAddr,
-    protocol: Protocol,
+    protocol: ForwardProtocol,
     source: io::Error,
 }
 
@@ -223,7 +238,7 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
 /// Returns [`ListenError`] for the first socket that fails.
 pub fn listen(
     spec: &ForwardSpec,
-    families: (bool, bool),
+    families: Families,
     defaults: &[IpAddr],
 ) -> Result<Vec<(Forward, OwnedFd)>, ListenError> {
     let addresses = addresses(spec, families, defaults);
@@ -240,51 +255,50 @@ pub fn listen(
             })?;
             let guest_port = spec.guest + (port - spec.first);
             let ipv6 = at.is_ipv6();
-            made.push((Forward { protocol, ipv6, guest_port, outward: false }, socket));
+            made.push((Forward { protocol, ipv6, guest_port, to_host: false }, socket));
         }
     }
     Ok(made)
 }
 
 /// Returns the addresses at which one `-p` listens.
-pub fn addresses(spec: &ForwardSpec, families: (bool, bool), defaults: &[IpAddr]) -> Vec<IpAddr> {
+pub fn addresses(spec: &ForwardSpec, families: Families, defaults: &[IpAddr]) -> Vec<IpAddr> {
     let everywhere = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let chosen = if defaults.is_empty() { &everywhere[..] } else { defaults };
-    let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
     match spec.bind {
         Some(ip) => vec![ip],
-        None => chosen.iter().copied().filter(has).collect(),
+        None => chosen.iter().copied().filter(|ip| families.have(ip)).collect(),
     }
 }
 
 /// Creates a bound socket, which listens if it is of TCP.
-pub fn bind(protocol: Protocol, at: SocketAddr) -> io::Result<OwnedFd> {
+pub fn bind(protocol: ForwardProtocol, at: SocketAddr) -> io::Result<OwnedFd> {
     bind_with(protocol, at, |_| Ok(()))
 }
 
 /// Creates a socket as [`bind`] does, and lets `prepare` set options before it is bound.
 pub fn bind_with(
-    protocol: Protocol,
+    protocol: ForwardProtocol,
     at: SocketAddr,
     prepare: impl FnOnce(&OwnedFd) -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
     let family = if at.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let (kind, number) = match protocol {
-        Protocol::Tcp => (SocketType::STREAM, ipproto::TCP),
-        Protocol::Udp => (SocketType::DGRAM, ipproto::UDP),
+        ForwardProtocol::Tcp => (SocketType::STREAM, ipproto::TCP),
+        ForwardProtocol::Udp => (SocketType::DGRAM, ipproto::UDP),
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, kind, flags, Some(number))?;
     if at.is_ipv6() {
         sockopt::set_ipv6_v6only(&socket, true)?;
     }
-    if protocol == Protocol::Tcp {
+    if protocol == ForwardProtocol::Tcp {
         // Allows reuse while connections of an earlier process linger.
         sockopt::set_socket_reuseaddr(&socket, true)?;
     }
     prepare(&socket)?;
     rustix::net::bind(&socket, &at)?;
-    if protocol == Protocol::Tcp {
+    if protocol == ForwardProtocol::Tcp {
         rustix::net::listen(&socket, BACKLOG)?;
     }
     Ok(socket)
@@ -331,7 +345,8 @@ mod tests {
 
     #[test]
     fn port_in_use_is_reported() {
-        let made = listen(&spec("127.0.0.1:0001:1").unwrap(), (true, false), &[]);
+        let (v4, both) = (Families { v4: true, v6: false }, Families { v4: true, v6: true });
+        let made = listen(&spec("127.0.0.1:0001:1").unwrap(), v4, &[]);
         if let Err(error) = made {
             // An ordinary user has no right to the port.
             assert!(error.to_string().contains("ip_unprivileged_port_start"), "{error}");
@@ -339,35 +354,40 @@ mod tests {
         let first = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = first.local_addr().unwrap().port();
         let taken = spec(&format!("127.0.0.1:{port}")).unwrap();
-        let error = listen(&taken, (true, true), &[]).unwrap_err();
+        let error = listen(&taken, both, &[]).unwrap_err();
         assert!(error.to_string().contains("another program has it"), "{error}");
     }
 
     #[test]
     fn port_without_address_listens_at_defaults_of_the_guests_families() {
+        let families = |v4, v6| Families { v4, v6 };
         let (bare, bound) = (spec("8080").unwrap(), spec("192.0.2.2:8080").unwrap());
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let loopback = [ip("127.0.0.1"), ip("::1")];
-        assert_eq!(addresses(&bare, (true, true), &[]), [ip("0.0.0.0"), ip("::")]);
-        assert_eq!(addresses(&bare, (false, true), &[]), [ip("::")]);
-        assert_eq!(addresses(&bare, (true, true), &loopback), loopback);
-        assert_eq!(addresses(&bare, (true, false), &loopback), [ip("127.0.0.1")]);
-        assert_eq!(addresses(&bound, (true, true), &loopback), [ip("192.0.2.2")]);
+        assert_eq!(addresses(&bare, families(true, true), &[]), [ip("0.0.0.0"), ip("::")]);
+        assert_eq!(addresses(&bare, families(false, true), &[]), [ip("::")]);
+        assert_eq!(addresses(&bare, families(true, true), &loopback), loopback);
+        assert_eq!(addresses(&bare, families(true, false), &loopback), [ip("127.0.0.1")]);
+        assert_eq!(addresses(&bound, families(true, true), &loopback), [ip("192.0.2.2")]);
     }
 
     #[test]
     fn message_has_room_for_every_forward_of_a_guest() {
-        let forward =
-            Forward { protocol: Protocol::Udp, ipv6: true, guest_port: u16::MAX, outward: true };
+        let forward = Forward {
+            protocol: ForwardProtocol::Udp,
+            ipv6: true,
+            guest_port: u16::MAX,
+            to_host: true,
+        };
         let text = serde_json::to_string(&vec![forward; 2 * PORTS_MAX]).unwrap();
         assert!(text.len() < ringfence_sandbox::channel::MESSAGE_MAX / 2, "{}", text.len());
     }
 
     proptest! {
         #[test]
-        fn forward_survives_serialization(udp: bool, ipv6: bool, guest_port: u16, outward: bool) {
-            let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
-            let forward = Forward { protocol, ipv6, guest_port, outward };
+        fn forward_survives_serialization(udp: bool, ipv6: bool, guest_port: u16, to_host: bool) {
+            let protocol = if udp { ForwardProtocol::Udp } else { ForwardProtocol::Tcp };
+            let forward = Forward { protocol, ipv6, guest_port, to_host };
             prop_assert_eq!(Forward::from(u32::from(forward)), forward);
         }
 

@@ -8,23 +8,23 @@
 //! * [`link`]: the link that carries the guest's packets.
 //! * [`local`]: addresses of the host itself that a guest may reach.
 //! * [`multicast_groups`]: groups of an uplink; [`multicast`]: sockets that join the groups of services.
-//! * `plan`: addresses and routes of guest and uplink.
+//! * [`network_plan`]: addresses and routes of guest and uplink.
 //! * [`orders`]: orders to a running uplink.
-//! * [`ports`]: ports that are added and removed while the uplink runs.
+//! * [`forwarded_ports`]: ports that are added and removed while the uplink runs.
 //! * [`process`]: the uplink's process; `recorder`: its thread for records of egress.
 //! * [`totals`]: counts of egress verdicts.
 
 pub mod config;
 pub mod egress;
 pub mod forward;
+pub mod forwarded_ports;
 pub mod link;
 pub mod local;
 pub mod messages;
 pub mod multicast;
 pub mod multicast_groups;
+pub mod network_plan;
 pub mod orders;
-pub mod plan;
-pub mod ports;
 pub mod process;
 mod recorder;
 pub mod totals;

@@ -83,7 +83,7 @@ impl LinkOrder {
 }
 
 /// Link of one queue.
-pub enum Link {
+pub enum QueueLink {
     /// Reads and writes of the TAP.
     Tap(TapLink),
     /// Virtqueues of vhost-net.
@@ -99,7 +99,7 @@ pub enum Link {
 /// A created link, and the reason for a fallback.
 pub struct Made {
     /// The link.
-    pub link: Link,
+    pub link: QueueLink,
     pub remark: Option<String>,
 }
 
@@ -114,7 +114,7 @@ pub enum LinkError {
     Tap(#[from] io::Error),
 }
 
-impl Link {
+impl QueueLink {
     /// Creates the link of the queue or socket `tap`. `device` is a vhost-net device, used as `order` says.
     pub fn make(
         order: &LinkOrder,
@@ -128,11 +128,11 @@ impl Link {
         let mut why = match order {
             LinkOrder::TapFor(why) => Some(why.clone()),
             LinkOrder::Connected(transport) => {
-                return Link::of_machine(*transport, Clients::Connected(tap), mtu, system);
+                return QueueLink::of_machine(*transport, Clients::Connected(tap), mtu, system);
             }
             LinkOrder::Clients { transport, one_off } => {
                 let clients = Clients::Listener { socket: tap, one_off: *one_off };
-                return Link::of_machine(*transport, clients, mtu, system);
+                return QueueLink::of_machine(*transport, clients, mtu, system);
             }
             _ => None,
         };
@@ -145,7 +145,9 @@ impl Link {
             let made =
                 VhostLink::start_protected(device, &tap, offloads, mtu, shape, system, protection);
             match made {
-                Ok(link) => return Ok(Made { link: Link::Vhost(Box::new(link)), remark: None }),
+                Ok(link) => {
+                    return Ok(Made { link: QueueLink::Vhost(Box::new(link)), remark: None });
+                }
                 Err(error) if *order != LinkOrder::VhostOrTap => return Err(error.into()),
                 Err(error) => why = Some(error.to_string()),
             }
@@ -153,7 +155,7 @@ impl Link {
         let remark =
             why.map(|why| format!("by reading and writing a TAP, not by vhost-net: {why}"));
         let link = TapLink::new(tap, offloads, mtu, shape, Arc::clone(system))?;
-        Ok(Made { link: Link::Tap(link), remark })
+        Ok(Made { link: QueueLink::Tap(link), remark })
     }
 
     fn of_machine(
@@ -164,13 +166,13 @@ impl Link {
     ) -> Result<Made, LinkError> {
         let (shape, system) = (FrameShape::default(), Arc::clone(system));
         let link = match transport {
-            Transport::Stream => Link::Stream(StreamLink::new(clients, mtu, shape, system)?),
+            Transport::Stream => QueueLink::Stream(StreamLink::new(clients, mtu, shape, system)?),
             Transport::VhostUser => {
-                Link::VhostUser(Box::new(VhostUserLink::new(clients, mtu, shape, system)?))
+                QueueLink::VhostUser(Box::new(VhostUserLink::new(clients, mtu, shape, system)?))
             }
             Transport::Datagram => {
                 let (Clients::Connected(socket) | Clients::Listener { socket, .. }) = clients;
-                Link::Datagram(DatagramLink::new(socket, mtu, shape, system)?)
+                QueueLink::Datagram(DatagramLink::new(socket, mtu, shape, system)?)
             }
         };
         Ok(Made { link, remark: None })
@@ -179,11 +181,11 @@ impl Link {
     /// From now on, the frames of the link are captured into a file. Returns `false` if the link has no capture.
     pub fn capture(&mut self, file: OwnedFd) -> bool {
         match self {
-            Link::Tap(link) => link.capture(Capture::new(file)),
-            Link::Stream(link) => link.capture(Capture::new(file)),
-            Link::VhostUser(link) => link.capture(Capture::new(file)),
-            Link::Datagram(link) => link.capture(Capture::new(file)),
-            Link::Vhost(_) => return false,
+            QueueLink::Tap(link) => link.capture(Capture::new(file)),
+            QueueLink::Stream(link) => link.capture(Capture::new(file)),
+            QueueLink::VhostUser(link) => link.capture(Capture::new(file)),
+            QueueLink::Datagram(link) => link.capture(Capture::new(file)),
+            QueueLink::Vhost(_) => return false,
         }
         true
     }
@@ -191,11 +193,11 @@ impl Link {
     /// Returns the name of the link for messages.
     pub fn name(&self) -> &'static str {
         match self {
-            Link::Tap(_) => "tap",
-            Link::Stream(_) => "a stream socket",
-            Link::VhostUser(_) => "vhost-user",
-            Link::Datagram(_) => "a datagram socket",
-            Link::Vhost(link) => match link.device().space() {
+            QueueLink::Tap(_) => "tap",
+            QueueLink::Stream(_) => "a stream socket",
+            QueueLink::VhostUser(_) => "vhost-user",
+            QueueLink::Datagram(_) => "a datagram socket",
+            QueueLink::Vhost(link) => match link.device().space() {
                 Some(_) => "vhost-net, reaching only what is under way",
                 None => "vhost-net",
             },

@@ -4,15 +4,19 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ringfence_base::address::IpPrefix;
 use serde::{Deserialize, Serialize};
 
 /// Address prefix: `IP` or `IP/LEN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LocalPrefix {
-    /// Address with the prefix's bits.
-    pub ip: IpAddr,
-    /// Length of the prefix in bits.
-    pub len: u8,
+pub struct LocalPrefix(#[serde(with = "SerializedPrefix")] pub IpPrefix);
+
+/// Fields of a prefix in messages.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "IpPrefix")]
+struct SerializedPrefix {
+    ip: IpAddr,
+    len: u8,
 }
 
 /// Reasons for which an argument of `--allow-local` is rejected.
@@ -36,7 +40,7 @@ impl FromStr for LocalPrefix {
             None => (text, None),
         };
         let ip: IpAddr = ip.parse().map_err(|_| wrong())?;
-        let full = if ip.is_ipv4() { 32 } else { 128 };
+        let full = IpPrefix::new(ip, 0).full_len();
         let is_number = |len: &&str| len.bytes().all(|byte| byte.is_ascii_digit());
         let len = match len {
             Some(len) => Some(len).filter(is_number).and_then(|len| len.parse().ok()),
@@ -46,13 +50,13 @@ impl FromStr for LocalPrefix {
         if ip.is_loopback() {
             return Err(LocalPrefixError::Loopback(ip));
         }
-        Ok(LocalPrefix { ip, len })
+        Ok(LocalPrefix(IpPrefix::new(ip, len)))
     }
 }
 
 impl fmt::Display for LocalPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.ip, self.len)
+        write!(f, "{}/{}", self.0.ip, self.0.len)
     }
 }
 
@@ -69,5 +73,13 @@ mod tests {
         for text in ["", "host", "10.0.0.0/33", "10.0.0.0/+8", "10.0.0.0/", "127.0.0.1", "::1"] {
             assert!(read(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn prefix_is_serialized_as_address_and_length() {
+        let prefix: LocalPrefix = "192.168.0.0/16".parse().unwrap();
+        let text = serde_json::to_string(&prefix).unwrap();
+        assert_eq!(text, "{\"ip\":\"192.168.0.0\",\"len\":16}");
+        assert_eq!(serde_json::from_str::<LocalPrefix>(&text).unwrap(), prefix);
     }
 }

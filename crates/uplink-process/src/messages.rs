@@ -29,7 +29,7 @@ pub enum FromUplink {
         /// Functions that are unavailable on this system, with reasons.
         remarks: Vec<String>,
     },
-    /// Result of the [`PortOrder`](crate::ports::PortOrder) with this number.
+    /// Result of the [`ForwardedPortOrder`](crate::forwarded_ports::ForwardedPortOrder) with this number.
     Port {
         /// Number of the port.
         id: u32,

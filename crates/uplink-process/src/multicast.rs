@@ -16,10 +16,10 @@ use ringfence_sys::socket;
 use ringfence_uplink::udp::multicast::service::Service;
 use rustix::net::sockopt;
 
-use crate::forward::{self, Protocol};
+use crate::forward::{self, Families, ForwardProtocol};
 use crate::multicast_groups::{JoinedGroup, MulticastConfig};
 use crate::orders::UplinkOrder;
-use ringfence_hostnet::host::{HostNetwork, Link};
+use ringfence_hostnet::host::{HostInterface, HostNetwork};
 use ringfence_hostnet::netlink::Notices;
 
 /// Time from a change of the network to the next look at its links. More changes in this time cost nothing.
@@ -32,7 +32,7 @@ pub const NO_LINK: &str = "--multicast joins no group yet: the host has no netwo
 pub type Chosen = [Option<String>; 2];
 
 /// Returns the interfaces by which multicast leaves, IPv4 first.
-fn links([v4, v6]: &Chosen) -> anyhow::Result<[Option<Link>; 2]> {
+fn links([v4, v6]: &Chosen) -> anyhow::Result<[Option<HostInterface>; 2]> {
     let read = |name: &Option<String>| {
         HostNetwork::read_only(name.as_deref()).context("looking at the host's network")
     };
@@ -48,10 +48,10 @@ fn links([v4, v6]: &Chosen) -> anyhow::Result<[Option<Link>; 2]> {
 #[derive(Debug)]
 pub struct Memberships {
     services: Vec<Service>,
-    families: (bool, bool),
+    families: Families,
     chosen: Chosen,
     /// Links on which the groups were joined, IPv4 first.
-    links: [Option<Link>; 2],
+    links: [Option<HostInterface>; 2],
     notices: Notices,
     /// Time of the next look at the links.
     due: Option<Instant>,
@@ -63,7 +63,7 @@ impl Memberships {
     pub fn start(
         services: &[Service],
         chosen: Chosen,
-        families: (bool, bool),
+        families: Families,
     ) -> anyhow::Result<(Option<Memberships>, MulticastConfig, Vec<OwnedFd>)> {
         if services.is_empty() {
             return Ok(Default::default());
@@ -112,15 +112,15 @@ impl AsFd for Memberships {
     }
 }
 
-/// Joins the groups of `services` on the links of the guest's families (IPv4 and IPv6, in this order).
+/// Joins the groups of `services` on the links of the guest's families.
 ///
 /// # Errors
 ///
 /// Returns the first group that cannot be joined. Without a link, there is none to join.
 fn join(
     services: &[Service],
-    links: &[Option<Link>; 2],
-    families: (bool, bool),
+    links: &[Option<HostInterface>; 2],
+    families: Families,
 ) -> anyhow::Result<(MulticastConfig, Vec<OwnedFd>)> {
     let mut config = MulticastConfig::default();
     let mut sockets = Vec::new();
@@ -131,8 +131,8 @@ fn join(
         config.services.push(service);
         for &address in service.groups() {
             let (link, has_family) = match address {
-                IpAddr::V4(_) => (&links[0], families.0),
-                IpAddr::V6(_) => (&links[1], families.1),
+                IpAddr::V4(_) => (&links[0], families.v4),
+                IpAddr::V6(_) => (&links[1], families.v6),
             };
             let Some(link) = link.as_ref().filter(|_| has_family) else { continue };
             let interface = link.name.clone();
@@ -144,13 +144,13 @@ fn join(
     Ok((config, sockets))
 }
 
-fn open(service: Service, group: IpAddr, link: &Link) -> io::Result<OwnedFd> {
+fn open(service: Service, group: IpAddr, link: &HostInterface) -> io::Result<OwnedFd> {
     let at = match group {
         IpAddr::V4(_) => SocketAddr::new(group, service.port()),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, service.port(), 0, link.index).into(),
     };
     let hops = u32::from(service.hops());
-    forward::bind_with(Protocol::Udp, at, |socket| {
+    forward::bind_with(ForwardProtocol::Udp, at, |socket| {
         // Both: programs that share the port set one or the other.
         sockopt::set_socket_reuseaddr(socket, true)?;
         sockopt::set_socket_reuseport(socket, true)?;
@@ -188,18 +188,18 @@ mod tests {
 
     #[test]
     fn group_of_a_family_without_link_or_address_is_left_out() {
-        let link = || Some(Link { index: 1, name: "lo".to_owned() });
-        let groups = |links: &[Option<Link>; 2], families| {
-            let (config, sockets) = join(&Service::ALL, links, families).unwrap();
+        let link = || Some(HostInterface { index: 1, name: "lo".to_owned() });
+        let groups = |links: &[Option<HostInterface>; 2], v4, v6| {
+            let (config, sockets) = join(&Service::ALL, links, Families { v4, v6 }).unwrap();
             assert_eq!(config.services, Service::ALL);
             assert_eq!(config.joined.len(), sockets.len());
             config.joined.iter().map(|joined| joined.address.is_ipv4()).collect::<Vec<_>>()
         };
-        assert_eq!(groups(&[link(), None], (true, true)), [true, true]);
-        assert_eq!(groups(&[link(), link()], (true, false)), [true, true]);
-        assert!(groups(&[None, None], (true, true)).is_empty());
-        let none = [Some(Link { index: 1, name: "none0".to_owned() }), None];
-        let error = join(&[Service::Mdns], &none, (true, true)).unwrap_err();
+        assert_eq!(groups(&[link(), None], true, true), [true, true]);
+        assert_eq!(groups(&[link(), link()], true, false), [true, true]);
+        assert!(groups(&[None, None], true, true).is_empty());
+        let none = [Some(HostInterface { index: 1, name: "none0".to_owned() }), None];
+        let error = join(&[Service::Mdns], &none, Families { v4: true, v6: true }).unwrap_err();
         assert_eq!(error.to_string(), "--multicast mdns: 224.0.0.251 on none0");
     }
 

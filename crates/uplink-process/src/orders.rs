@@ -15,16 +15,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Alias;
 use crate::egress::document;
+use crate::forwarded_ports::{ForwardedPortOrder, ForwardedPortTable};
 use crate::messages::FromUplink;
 use crate::multicast_groups::JoinedGroup;
-use crate::ports::{PortOrder, PortTable};
 use crate::totals::TotalsSource;
 
 /// Order to a running uplink.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UplinkOrder {
     /// Adds or removes a port.
-    Port(PortOrder),
+    Port(ForwardedPortOrder),
     /// Replaces the egress policy by that in the descriptor ([`document`]).
     Policy,
     /// Replaces the guest's name servers. There is no answer.
@@ -44,7 +44,7 @@ pub enum UplinkOrder {
 
 /// Objects that orders concern, besides the engine.
 pub(super) struct Orders {
-    pub(super) ports: PortTable,
+    pub(super) ports: ForwardedPortTable,
     pub(super) totals: TotalsSource,
 }
 

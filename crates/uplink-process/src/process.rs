@@ -36,11 +36,11 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::config::{Outbound, PolicyHead, RelayTo, UplinkConfig};
-use crate::forward::Protocol;
-use crate::link::{Link, LinkError, Made};
+use crate::forward::ForwardProtocol;
+use crate::forwarded_ports::{self, ForwardedPortTable};
+use crate::link::{LinkError, Made, QueueLink};
 use crate::messages::{FromUplink, UplinkRules, UplinkSockets};
 use crate::orders::{self, Orders};
-use crate::ports::{self, PortTable};
 use crate::recorder::{self, Queue};
 use crate::totals::TotalsSource;
 use ringfence_sandbox::limits::raise_descriptor_limit;
@@ -59,7 +59,7 @@ const CONNECTIONS_EXPECTED: usize = 10_000;
 
 /// Errors that end an uplink.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum UplinkFailure {
     #[error("orders: {0}")]
     Channel(#[from] ChannelError),
     #[error("orders: there is no TAP")]
@@ -92,14 +92,14 @@ pub fn main() -> u8 {
     )
 }
 
-fn start(channel: &Channel) -> Result<(), Failure> {
+fn start(channel: &Channel) -> Result<(), UplinkFailure> {
     let (config, taps) = channel.receive::<UplinkConfig>()?;
     let mut taps = taps.into_vec();
     let mut sockets = Vec::new();
     while sockets.len() < config.forwards.len() + config.multicast.joined.len() {
         let (UplinkSockets, more) = channel.receive()?;
         if more.is_empty() {
-            return Err(Failure::NoTap);
+            return Err(UplinkFailure::NoTap);
         }
         sockets.extend(more.into_vec());
     }
@@ -114,10 +114,10 @@ fn start(channel: &Channel) -> Result<(), Failure> {
     if let (Some(file), Some(first)) = (capture, made.first_mut())
         && !first.link.capture(file)
     {
-        return Err(Failure::NoCapture);
+        return Err(UplinkFailure::NoCapture);
     }
     // The links use sockets of a kind that cannot be opened later.
-    let follow = |_| OwnAddresses::follow().map_err(Failure::OwnAddresses);
+    let follow = |_| OwnAddresses::follow().map_err(UplinkFailure::OwnAddresses);
     let own = made.iter().map(follow).collect::<Result<Vec<_>, _>>()?;
     isolation.lock()?;
     let descriptors = descriptors.saturating_sub(OWN_DESCRIPTORS);
@@ -128,13 +128,13 @@ fn start(channel: &Channel) -> Result<(), Failure> {
 fn receive_policy(
     channel: &Channel,
     head: Option<&PolicyHead>,
-) -> Result<Option<Guarded>, Failure> {
+) -> Result<Option<Guarded>, UplinkFailure> {
     let Some(head) = head else { return Ok(None) };
     let mut rules = Vec::new();
     while rules.len() < head.rules {
         let (UplinkRules(more), _) = channel.receive()?;
         if more.is_empty() {
-            return Err(Failure::NoRules);
+            return Err(UplinkFailure::NoRules);
         }
         rules.extend(more);
     }
@@ -154,7 +154,7 @@ struct Guarded {
 
 /// Creates the links from the first descriptors. This needs system calls that are denied later, and
 /// happens before the process reads anything from the guest.
-fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>, Failure> {
+fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>, UplinkFailure> {
     let mut devices = Vec::new();
     if config.link.has_devices() {
         devices = taps.split_off(taps.len() / 2);
@@ -162,9 +162,10 @@ fn make_links(config: &UplinkConfig, mut taps: Vec<OwnedFd>) -> Result<Vec<Made>
     let mut devices = devices.into_iter();
     let offloads = TapOffloads(config.offloads);
     let system = Arc::<Counters>::default();
-    let make = |tap| Link::make(&config.link, tap, devices.next(), offloads, config.mtu, &system);
+    let make =
+        |tap| QueueLink::make(&config.link, tap, devices.next(), offloads, config.mtu, &system);
     let made: Vec<_> = taps.into_iter().map(make).collect::<Result<_, _>>()?;
-    if made.is_empty() { Err(Failure::NoTap) } else { Ok(made) }
+    if made.is_empty() { Err(UplinkFailure::NoTap) } else { Ok(made) }
 }
 
 /// Carries packets, with one thread for each link.
@@ -175,10 +176,10 @@ fn serve(
     mut made: Vec<Made>,
     own: Vec<OwnAddresses>,
     (mut sockets, descriptors): (Vec<OwnedFd>, usize),
-) -> Result<(), Failure> {
+) -> Result<(), UplinkFailure> {
     let mut remarks = remarks(config);
     remarks.extend(made.iter_mut().find_map(|made| made.remark.take()));
-    let mut ports = PortTable::new(&config.addresses);
+    let mut ports = ForwardedPortTable::new(&config.addresses);
     let mut limits = limits(config, made.len(), descriptors.saturating_sub(sockets.len()));
     let groups = sockets.split_off(config.forwards.len().min(sockets.len()));
     let mut recorder = None;
@@ -228,9 +229,9 @@ fn carry_all(
     mut engines: Vec<Uplink>,
     channel: &Channel,
     orders: Orders,
-) -> Result<RunnerEnd, Failure> {
+) -> Result<RunnerEnd, UplinkFailure> {
     if made.len() == 1 {
-        let (made, uplink) = made.pop().zip(engines.pop()).ok_or(Failure::NoTap)?;
+        let (made, uplink) = made.pop().zip(engines.pop()).ok_or(UplinkFailure::NoTap)?;
         return carry(made.link, uplink, None, channel, Some(orders));
     }
     let mut orders = Some(orders);
@@ -251,23 +252,29 @@ fn carry_all(
 }
 
 fn carry(
-    link: Link,
+    link: QueueLink,
     uplink: Uplink,
     member: Option<Member>,
     channel: &Channel,
     orders: Option<Orders>,
-) -> Result<RunnerEnd, Failure> {
+) -> Result<RunnerEnd, UplinkFailure> {
     let clock = Clock::default();
     match link {
-        Link::Stream(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
-        Link::Datagram(link) => {
+        QueueLink::Stream(link) => {
             run(Runner::new(uplink, link, clock, SPIN), member, channel, orders)
         }
-        Link::VhostUser(link) => {
+        QueueLink::Datagram(link) => {
+            run(Runner::new(uplink, link, clock, SPIN), member, channel, orders)
+        }
+        QueueLink::VhostUser(link) => {
             run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders)
         }
-        Link::Tap(link) => run(Runner::new(uplink, link, clock, SPIN), member, channel, orders),
-        Link::Vhost(link) => run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders),
+        QueueLink::Tap(link) => {
+            run(Runner::new(uplink, link, clock, SPIN), member, channel, orders)
+        }
+        QueueLink::Vhost(link) => {
+            run(Runner::new(uplink, *link, clock, SPIN), member, channel, orders)
+        }
     }
 }
 
@@ -277,7 +284,7 @@ fn run<L: Port + GuestLink>(
     member: Option<Member>,
     channel: &Channel,
     orders: Option<Orders>,
-) -> Result<RunnerEnd, Failure> {
+) -> Result<RunnerEnd, UplinkFailure> {
     let mut runner = match member {
         Some(member) => runner.with_others(member),
         None => runner,
@@ -302,18 +309,18 @@ fn run<L: Port + GuestLink>(
 /// `descriptors`.
 fn limits(config: &UplinkConfig, queues: usize, descriptors: usize) -> Config {
     let mut limits = engine_config(config);
-    let has_tcp = config.forwards.iter().any(|forward| forward.protocol == Protocol::Tcp);
+    let has_tcp = config.forwards.iter().any(|forward| forward.protocol == ForwardProtocol::Tcp);
     if !has_tcp {
         // A guest that publishes nothing keeps nearly all of its own connections.
         let kept = if config.more_ports { descriptors / LATER_CLIENTS_PART } else { 0 };
         limits.tcp.inbound_max = limits.tcp.inbound_max.min(kept);
     }
     let part = |is_used: bool| if is_used { descriptors / LATER_PORTS_PART } else { 0 };
-    let later = part(config.more_ports).min(ports::SOCKETS_MAX);
-    let has_outward = config.more_outward || config.forwards.iter().any(|forward| forward.outward);
-    let relays = part(config.relay.is_some() || has_outward) / relay::DESCRIPTORS;
+    let later = part(config.more_ports).min(forwarded_ports::SOCKETS_MAX);
+    let has_to_host = config.more_to_host || config.forwards.iter().any(|forward| forward.to_host);
+    let relays = part(config.relay.is_some() || has_to_host) / relay::DESCRIPTORS;
     limits.relays_max = limits.relays_max.min(relays);
-    let has_datagrams = config.relay == Some(RelayTo::Loopback) || has_outward;
+    let has_datagrams = config.relay == Some(RelayTo::Loopback) || has_to_host;
     limits.datagram_relays_max = limits.datagram_relays_max.min(part(has_datagrams));
     let relays = limits.relays_max * relay::DESCRIPTORS + limits.datagram_relays_max;
     let questions = if config.multicast.services.is_empty() { 0 } else { QUESTIONS_MAX };
@@ -338,7 +345,7 @@ fn engines(
     own: Vec<OwnAddresses>,
     counters: &[Arc<UplinkCounters>],
     outbound: &real::Outbound,
-) -> Result<Vec<Uplink>, Failure> {
+) -> Result<Vec<Uplink>, UplinkFailure> {
     let queues = own.len();
     let udp_forwards = Arc::<UdpForwards>::default();
     own.into_iter()
@@ -393,11 +400,7 @@ fn engine_config(config: &UplinkConfig) -> Config {
             aliases: orders::pairs(&config.aliases),
             resolvers: orders::pairs(&config.resolvers),
             name_servers: [&config.name_servers[..], &config.unoffered].concat(),
-            allow_local: config
-                .allow_local
-                .iter()
-                .map(|local| IpPrefix::new(local.ip, local.len))
-                .collect(),
+            allow_local: config.allow_local.iter().map(|local| local.0).collect(),
         },
         guest: GuestNetwork {
             mac: config.guest_mac,
@@ -427,7 +430,11 @@ fn chosen_from(addresses: &[(IpAddr, u8)]) -> Vec<IpPrefix> {
 }
 
 /// Switches relays on, if they are wanted.
-fn relay(uplink: &mut Uplink, config: &UplinkConfig, channel: &Channel) -> Result<(), Failure> {
+fn relay(
+    uplink: &mut Uplink,
+    config: &UplinkConfig,
+    channel: &Channel,
+) -> Result<(), UplinkFailure> {
     let target = match config.relay {
         Some(RelayTo::Own) => RelayTarget::Own,
         Some(RelayTo::Loopback) => RelayTarget::Loopback,

@@ -26,6 +26,8 @@ pub use first_bytes::{FirstBytes, FirstVerdict};
 
 /// Time within which the first bytes of a connection must be complete.
 pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
+/// Pause after which a word goes to the server although it could begin a request.
+pub const WORD_PASSES_AFTER: Duration = Duration::from_millis(200);
 /// Maximum number of first bytes that wait for a verdict, of all connections of a guest.
 pub const FIRST_BYTES_HELD_MAX: usize = 16 << 20;
 
@@ -153,6 +155,12 @@ impl Egress {
             self.note(&state.gate, Event::Hello, &decision, Some((to, protocol)), sni);
         }
         decision.verdict.is_allowed()
+    }
+
+    /// Returns `true` if an allowed TCP connection may show this. Records nothing.
+    fn allows(&self, to: SocketAddr, allowed: &Decision, shown: &Shown) -> bool {
+        let decision = self.state().gate.check(to, Protocol::Tcp, allowed, shown);
+        self.learns || decision.verdict.is_allowed()
     }
 
     /// Decides on a query of the guest. Returns the next step.

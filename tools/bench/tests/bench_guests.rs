@@ -88,6 +88,15 @@ fn redesigned_measures_each_mode_and_revocation() {
 }
 
 #[test]
+fn gso_seeds_have_a_row_for_each_setup() {
+    require!(Need::Guests);
+    let options = "--json --seconds 0.3 --rounds 1 --paths guest-guest --setups tso";
+    let rows = rows(&["seeds", "gso"], options);
+    assert!(rows.iter().any(|row| row["setup"] == "tso"), "{rows:?}");
+    assert!(rows.iter().all(|row| number(row, "gbps") > 0.0), "{rows:?}");
+}
+
+#[test]
 fn vhost_seeds_measure_a_tap_beside_vhost() {
     require!(Need::Guests);
     if !std::path::Path::new("/dev/vhost-net").exists() {

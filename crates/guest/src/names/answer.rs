@@ -36,7 +36,7 @@ pub enum Question {
 
 /// Query that can be answered.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct AnswerableQuery {
     message: Message,
     query: Query,
     question: Question,
@@ -64,13 +64,13 @@ pub enum Rejected {
     Reply(Vec<u8>),
 }
 
-impl Request {
+impl AnswerableQuery {
     /// Parses a query. `switch` is the name of this switch.
     ///
     /// # Errors
     ///
     /// Returns [`Rejected`] if the query cannot be answered.
-    pub fn parse(bytes: &[u8], switch: &str) -> Result<Request, Rejected> {
+    pub fn parse(bytes: &[u8], switch: &str) -> Result<AnswerableQuery, Rejected> {
         if bytes.len() > QUERY_MAX {
             return Err(Rejected::Ignore);
         }
@@ -89,7 +89,7 @@ impl Request {
         }
         let query = query.clone();
         let question = classify(&query.name, switch);
-        Ok(Request { message, query, question })
+        Ok(AnswerableQuery { message, query, question })
     }
 
     /// Returns the first label of the name, in lower case, if the rest of it is a domain of the list.
@@ -247,7 +247,7 @@ mod tests {
     }
 
     fn asked(name: &str) -> Question {
-        Request::parse(&query(name, RecordType::A), "Lab").unwrap().question().clone()
+        AnswerableQuery::parse(&query(name, RecordType::A), "Lab").unwrap().question().clone()
     }
 
     #[test]
@@ -275,7 +275,7 @@ mod tests {
             ("web.example.", None),
             ("web.", None),
         ] {
-            let request = Request::parse(&query(name, RecordType::A), "s").unwrap();
+            let request = AnswerableQuery::parse(&query(name, RecordType::A), "s").unwrap();
             assert_eq!(request.label_below(&domains).as_deref(), label, "{name}");
         }
     }
@@ -300,7 +300,7 @@ mod tests {
             (RecordType::ANY, vec!["10.0.0.2", "fd00::2"]),
             (RecordType::MX, vec![]),
         ] {
-            let request = Request::parse(&query("web.", kind), "s").unwrap();
+            let request = AnswerableQuery::parse(&query("web.", kind), "s").unwrap();
             let reply = request.reply(&Answer::Addresses(addresses.clone()));
             let reply = Message::from_vec(&reply).unwrap();
             assert_eq!(
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn unknown_name_differs_from_name_without_records() {
-        let request = Request::parse(&query("web.", RecordType::A), "s").unwrap();
+        let request = AnswerableQuery::parse(&query("web.", RecordType::A), "s").unwrap();
         let code = |answer| {
             let reply = Message::from_vec(&request.reply(&answer)).unwrap();
             (reply.metadata.response_code, reply.answers.len())
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn largest_answer_fits_512_bytes() {
         let name = format!("{}.ringfence.", "a".repeat(63));
-        let request = Request::parse(&query(&name, RecordType::AAAA), "s").unwrap();
+        let request = AnswerableQuery::parse(&query(&name, RecordType::AAAA), "s").unwrap();
         let many = (0..100).map(|i| IpAddr::V6(Ipv6Addr::from_bits(i))).collect();
         assert!(request.reply(&Answer::Addresses(many)).len() <= 512);
     }
@@ -336,12 +336,12 @@ mod tests {
     fn malformed_query_is_ignored_or_refused() {
         let mut response = query("web.", RecordType::A);
         response[2] |= 0x80;
-        assert_eq!(Request::parse(&response, "s").unwrap_err(), Rejected::Ignore);
-        assert_eq!(Request::parse(b"short", "s").unwrap_err(), Rejected::Ignore);
-        assert_eq!(Request::parse(&[0; QUERY_MAX + 1], "s").unwrap_err(), Rejected::Ignore);
+        assert_eq!(AnswerableQuery::parse(&response, "s").unwrap_err(), Rejected::Ignore);
+        assert_eq!(AnswerableQuery::parse(b"short", "s").unwrap_err(), Rejected::Ignore);
+        assert_eq!(AnswerableQuery::parse(&[0; QUERY_MAX + 1], "s").unwrap_err(), Rejected::Ignore);
         let mut torn = query("web.", RecordType::A);
         torn.truncate(14);
-        let Rejected::Reply(reply) = Request::parse(&torn, "s").unwrap_err() else {
+        let Rejected::Reply(reply) = AnswerableQuery::parse(&torn, "s").unwrap_err() else {
             panic!("not refused");
         };
         assert_eq!(
@@ -353,7 +353,7 @@ mod tests {
     proptest! {
         #[test]
         fn arbitrary_bytes_are_answered_refused_or_ignored(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
-            if let Ok(request) = Request::parse(&bytes, "s") {
+            if let Ok(request) = AnswerableQuery::parse(&bytes, "s") {
                 request.reply(&Answer::NoSuchName);
             }
         }
@@ -364,7 +364,7 @@ mod tests {
             if let Some(slot) = bytes.get_mut(at) {
                 *slot = byte;
             }
-            if let Ok(request) = Request::parse(&bytes, "lab") {
+            if let Ok(request) = AnswerableQuery::parse(&bytes, "lab") {
                 let reply = request.reply(&Answer::Addresses(vec!["10.0.0.2".parse().unwrap()]));
                 prop_assert!(reply.len() <= 512);
             }

@@ -11,7 +11,7 @@
 //! | `NAME` below a search domain of the host | the addresses of the guest, if it is there |
 //! | `localhost` and below | the loopback addresses (RFC 6761, section 6.3) |
 //! | the name of an address (PTR) | the name, if a guest announced the address |
-//! | anything else | the answer of the host's name servers (`relay`); without an uplink "no such name" at once |
+//! | anything else | the answer of the host's name servers (`forwarder`); without an uplink "no such name" at once |
 //!
 //! **Guests may start in any order.** A query for a guest that does not exist yet is held back for
 //! [`HOLD_TIME`] before the stub answers "no such name". A guest announces its name once a process
@@ -19,9 +19,9 @@
 //! was started first therefore does not find the address of a server that does not listen yet.
 
 pub mod answer;
+mod forwarder;
 mod listening;
 pub mod name;
-mod relay;
 pub mod source;
 pub mod store;
 mod stub;

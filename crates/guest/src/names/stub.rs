@@ -1,7 +1,7 @@
 //! DNS stub of one guest: UDP and TCP on the guest's loopback, one thread.
 //!
 //! A query for a known name is answered at once. One for an unknown guest waits for its
-//! announcement. All others go to the [`Relay`], and so do names of one label while they wait: the first of the two
+//! announcement. All others go to the [`DnsForwarder`], and so do names of one label while they wait: the first of the two
 //! that knows the name answers.
 
 use std::io;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::answer::{Answer, QUERY_MAX, Question, Rejected, Request};
+use super::answer::{Answer, AnswerableQuery, QUERY_MAX, Question, Rejected};
+use super::forwarder::DnsForwarder;
 use super::listening::something_listens;
-use super::relay::Relay;
 use super::source::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
 use crate::name_files::SharedNameFiles;
 use ringfence_hostnet::interface::ResolverConfig;
@@ -48,12 +48,12 @@ pub struct Stub {
     own: Option<Own>,
     announce_by: Option<Instant>,
     sockets: Vec<(UdpSocket, TcpListener)>,
-    connections: Vec<Connection>,
+    connections: Vec<TcpClient>,
     waiting: Vec<Waiting>,
     /// Number of the next query that is held back.
     next_waiting: u64,
-    /// Relay for other names. `None` without name servers.
-    relay: Option<Relay<Client>>,
+    /// Forwarder for other names. `None` without name servers.
+    forwarder: Option<DnsForwarder<QueryOrigin>>,
     /// Search domains of the host.
     search: Vec<String>,
     /// Files that depend on the guests' names, and the resolver of the host.
@@ -65,9 +65,9 @@ pub struct Stub {
 /// Query that is held back.
 struct Waiting {
     number: u64,
-    request: Request,
+    request: AnswerableQuery,
     name: String,
-    client: Client,
+    client: QueryOrigin,
     until: Instant,
     /// Answer of the name servers, which do not know the name.
     negative: Option<Vec<u8>>,
@@ -75,7 +75,7 @@ struct Waiting {
 
 /// Origin of a query.
 #[derive(Clone, Copy)]
-enum Client {
+enum QueryOrigin {
     /// Client at this address, on the socket with this index.
     Udp(usize, SocketAddr),
     /// Connection with this number.
@@ -85,7 +85,7 @@ enum Client {
 }
 
 /// TCP client. Each message follows its length in two bytes (RFC 1035, section 4.2.2).
-struct Connection {
+struct TcpClient {
     number: u64,
     stream: TcpStream,
     received: Vec<u8>,
@@ -130,7 +130,7 @@ impl Stub {
             connections: Vec::new(),
             waiting: Vec::new(),
             next_waiting: 0,
-            relay: resolver.and_then(|resolver| Relay::new(servers(resolver))),
+            forwarder: resolver.and_then(|resolver| DnsForwarder::new(servers(resolver))),
             search: Vec::new(),
             files,
             version: 0,
@@ -174,7 +174,7 @@ impl Stub {
         let changes = self.source.changes();
         let at = fds.len();
         fds.extend(changes.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
-        let asked = self.relay.iter().flat_map(Relay::sockets);
+        let asked = self.forwarder.iter().flat_map(DnsForwarder::sockets);
         fds.extend(asked.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)));
         wait_any(&mut fds, deadline)?;
         let changed = changes.is_some() && fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
@@ -191,7 +191,9 @@ impl Stub {
         }
         self.read_streams();
         self.answer_waiting();
-        for (client, reply) in self.relay.iter_mut().flat_map(Relay::replies).collect::<Vec<_>>() {
+        for (client, reply) in
+            self.forwarder.iter_mut().flat_map(DnsForwarder::replies).collect::<Vec<_>>()
+        {
             self.deliver(client, reply);
         }
         Ok(())
@@ -214,11 +216,11 @@ impl Stub {
         let newer = files.and_then(|files| files.newer_resolver(&mut self.version));
         let Some(resolver) = newer else { return };
         let (options, _) = ServerOptions::split(&resolver.options);
-        if self.relay.is_none() {
-            self.relay = Relay::new(servers(&resolver));
+        if self.forwarder.is_none() {
+            self.forwarder = DnsForwarder::new(servers(&resolver));
         }
-        if let Some(relay) = &mut self.relay {
-            relay.configure(servers(&resolver), options);
+        if let Some(forwarder) = &mut self.forwarder {
+            forwarder.configure(servers(&resolver), options);
         }
         self.search = resolver.search;
     }
@@ -228,8 +230,8 @@ impl Stub {
         let announce = self.announce_by.map(|_| now + LISTENING_CHECK);
         let waiting = (!self.waiting.is_empty()).then(|| now + LOOKUP_INTERVAL);
         let idle = self.connections.iter().map(|connection| connection.last_heard + IDLE).min();
-        let relay = self.relay.as_ref().and_then(Relay::deadline);
-        [announce, waiting, idle, relay].into_iter().flatten().min()
+        let forwarder = self.forwarder.as_ref().and_then(DnsForwarder::deadline);
+        [announce, waiting, idle, forwarder].into_iter().flatten().min()
     }
 
     fn announce_when_due(&mut self) -> io::Result<()> {
@@ -246,7 +248,7 @@ impl Stub {
         for _ in 0..BATCH {
             // An error means that no datagram is there, or reports a client that is gone.
             let Ok((length, from)) = self.sockets[at].0.recv_from(&mut buffer) else { break };
-            self.handle(&buffer[..length], Client::Udp(at, from));
+            self.handle(&buffer[..length], QueryOrigin::Udp(at, from));
         }
     }
 
@@ -259,7 +261,7 @@ impl Stub {
             *number = number.wrapping_add(1);
             let last_heard = Instant::now();
             let received = Vec::new();
-            self.connections.push(Connection { number: *number, stream, received, last_heard });
+            self.connections.push(TcpClient { number: *number, stream, received, last_heard });
         }
     }
 
@@ -272,12 +274,12 @@ impl Stub {
         });
         self.connections = connections;
         for (number, bytes) in received {
-            self.handle(&bytes, Client::Tcp(number));
+            self.handle(&bytes, QueryOrigin::Tcp(number));
         }
     }
 
-    fn handle(&mut self, bytes: &[u8], client: Client) {
-        let request = match Request::parse(bytes, &self.switch) {
+    fn handle(&mut self, bytes: &[u8], client: QueryOrigin) {
+        let request = match AnswerableQuery::parse(bytes, &self.switch) {
             Ok(request) => request,
             Err(Rejected::Reply(reply)) => return self.send(client, &reply),
             Err(Rejected::Ignore) => return,
@@ -298,13 +300,13 @@ impl Stub {
             }
             Question::Reverse(address) => match self.reverse(address) {
                 Ok(Some(name)) => Answer::Name(name),
-                Ok(None) if self.relay(bytes, client) => return,
+                Ok(None) if self.forward(bytes, client) => return,
                 Ok(None) => Answer::NoSuchName,
                 Err(_) => Answer::Failure,
             },
             Question::Foreign => match self.guest_below_search(&request) {
                 Some(addresses) => Answer::Addresses(addresses),
-                None if self.relay(bytes, client) => return,
+                None if self.forward(bytes, client) => return,
                 None => Answer::NoSuchName,
             },
         };
@@ -313,37 +315,41 @@ impl Stub {
     }
 
     /// Holds a query back until a guest has the name. Queries the name servers for a name of one label.
-    fn hold(&mut self, request: Request, name: String, client: Client, query: &[u8]) {
+    fn hold(&mut self, request: AnswerableQuery, name: String, client: QueryOrigin, query: &[u8]) {
         let number = self.next_waiting;
         self.next_waiting = number.wrapping_add(1);
         if matches!(request.question(), Question::Short(_))
-            && let Some(relay) = &mut self.relay
+            && let Some(forwarder) = &mut self.forwarder
         {
-            relay.forward(query, Client::Waiting(number), matches!(client, Client::Tcp(_)));
+            forwarder.forward(
+                query,
+                QueryOrigin::Waiting(number),
+                matches!(client, QueryOrigin::Tcp(_)),
+            );
         }
         let until = Instant::now() + HOLD_TIME;
         self.waiting.push(Waiting { number, request, name, client, until, negative: None });
     }
 
     /// Returns the addresses of the guest whose name was queried below a search domain of the host.
-    fn guest_below_search(&mut self, request: &Request) -> Option<Vec<IpAddr>> {
+    fn guest_below_search(&mut self, request: &AnswerableQuery) -> Option<Vec<IpAddr>> {
         let name = request.label_below(&self.search)?;
         self.lookup(&name).ok().filter(|addresses| !addresses.is_empty())
     }
 
     /// Forwards a query to the name servers. Returns `false` if there are none.
-    fn relay(&mut self, query: &[u8], client: Client) -> bool {
-        let over_tcp = matches!(client, Client::Tcp(_));
-        self.relay.as_mut().is_some_and(|relay| {
+    fn forward(&mut self, query: &[u8], client: QueryOrigin) -> bool {
+        let over_tcp = matches!(client, QueryOrigin::Tcp(_));
+        self.forwarder.as_mut().is_some_and(|forwarder| {
             // The client repeats a query that was dropped.
-            relay.forward(query, client, over_tcp);
+            forwarder.forward(query, client, over_tcp);
             true
         })
     }
 
     /// Sends an answer of the name servers to its client. An error to a query that is held back waits with it.
-    fn deliver(&mut self, client: Client, reply: Vec<u8>) {
-        let Client::Waiting(number) = client else { return self.send(client, &reply) };
+    fn deliver(&mut self, client: QueryOrigin, reply: Vec<u8>) {
+        let QueryOrigin::Waiting(number) = client else { return self.send(client, &reply) };
         let Some(at) = self.waiting.iter().position(|held| held.number == number) else { return };
         // The response code of RFC 1035, section 4.1.1; 0 also for a name without such records.
         let is_known = reply.get(3).is_some_and(|code| code & 0x0f == 0);
@@ -396,14 +402,14 @@ impl Stub {
     }
 
     /// Sends a reply if the client still exists.
-    fn send(&mut self, client: Client, reply: &[u8]) {
+    fn send(&mut self, client: QueryOrigin, reply: &[u8]) {
         match client {
-            Client::Udp(at, to) => {
+            QueryOrigin::Udp(at, to) => {
                 let _ = self.sockets[at].0.send_to(reply, to);
             }
             // Replies to held queries go to their clients (`deliver`).
-            Client::Waiting(_) => {}
-            Client::Tcp(number) => {
+            QueryOrigin::Waiting(_) => {}
+            QueryOrigin::Tcp(number) => {
                 let found = self.connections.iter().position(|c| c.number == number);
                 let Some(at) = found else { return };
                 if !self.connections[at].send(reply) {
@@ -419,7 +425,7 @@ fn servers(resolver: &ResolverConfig) -> Vec<SocketAddr> {
     resolver.name_servers.iter().map(|ip| (*ip, 53).into()).collect()
 }
 
-impl Connection {
+impl TcpClient {
     /// Reads available data and extracts whole messages. Returns `false` when the connection ends.
     fn read(&mut self, received: &mut Vec<(u64, Vec<u8>)>) -> bool {
         let mut buffer = [0; 2 + QUERY_MAX];

@@ -1,12 +1,12 @@
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 
-use crate::port_rules::{parse_tables, write_updates};
+use crate::forward_rules::{parse_tables, write_updates};
 
 use super::*;
 use ringfence_uplink_process::FromUplink;
+use ringfence_uplink_process::forwarded_ports::ForwardedPortOrder;
 use ringfence_uplink_process::orders::UplinkOrder;
-use ringfence_uplink_process::ports::PortOrder;
 
 const OWN: &str = "10.0.0.2";
 
@@ -33,12 +33,15 @@ fn rule(address: &str, (first, last, to): (u16, u16, u16)) -> Rule {
 }
 
 /// Uplink that confirms every order, and notes them.
-fn uplink(far: Channel) -> std::thread::JoinHandle<Vec<PortOrder>> {
+fn uplink(far: Channel) -> std::thread::JoinHandle<Vec<ForwardedPortOrder>> {
     std::thread::spawn(move || {
         let mut orders = Vec::new();
         while let Ok((UplinkOrder::Port(order), _)) = far.receive::<UplinkOrder>() {
             orders.push(order);
-            let (PortOrder::Open { id, .. } | PortOrder::Close { id }) = order else { continue };
+            let (ForwardedPortOrder::Open { id, .. } | ForwardedPortOrder::Close { id }) = order
+            else {
+                continue;
+            };
             far.send(&FromUplink::Port { id, error: None }, &[]).unwrap();
         }
         orders
@@ -46,13 +49,17 @@ fn uplink(far: Channel) -> std::thread::JoinHandle<Vec<PortOrder>> {
 }
 
 /// Lets the server serve a client that sends `rules`. Returns what it answers, and the orders to the uplink.
-fn ask(server: &mut ControlServer, place: &Path, rules: &[Rule]) -> (String, Vec<PortOrder>) {
+fn ask(
+    server: &mut ControlServer,
+    place: &Path,
+    rules: &[Rule],
+) -> (String, Vec<ForwardedPortOrder>) {
     let mut client = UnixStream::connect(place.join("control")).unwrap();
     let update = Update { number: INBOUND.0, rules: rules.to_vec() };
     client.write_all(&write_updates(&[update])).unwrap();
     let (channel, far) = Channel::pair().unwrap();
     let uplink = uplink(far);
-    server.serve(&channel, &mut RunningPorts::default()).unwrap();
+    server.serve(&channel, &mut ForwardedPorts::default()).unwrap();
     drop(channel);
     let mut bytes = Vec::new();
     client.read_to_end(&mut bytes).unwrap();
@@ -76,11 +83,16 @@ fn rules_of_a_client_replace_those_before() {
     let both = [first[0].clone(), rule("127.0.0.1", (other, other, 81))];
     let (answer, orders) = ask(&mut server, place.path(), &both);
     assert_eq!(answer, "");
-    assert!(matches!(orders[..], [PortOrder::Open { forward, .. }] if forward.guest_port == 81));
+    assert!(
+        matches!(orders[..], [ForwardedPortOrder::Open { forward, .. }] if forward.guest_port == 81)
+    );
     // Without rules, both are closed.
     let (answer, orders) = ask(&mut server, place.path(), &[]);
     assert_eq!((answer.as_str(), server.open.len()), ("", 0));
-    assert!(matches!(orders[..], [PortOrder::Close { .. }, PortOrder::Close { .. }]), "{orders:?}");
+    assert!(
+        matches!(orders[..], [ForwardedPortOrder::Close { .. }, ForwardedPortOrder::Close { .. }]),
+        "{orders:?}"
+    );
 }
 
 #[test]
@@ -99,7 +111,7 @@ fn update_with_a_port_that_is_taken_changes_nothing() {
     let (answer, orders) = ask(&mut server, place.path(), &new);
     assert!(answer.contains(&format!("cannot listen at 127.0.0.1:{taken}/tcp")), "{answer}");
     // The first port is closed, and so is the new one; then the first port is opened again.
-    use PortOrder::{Close, Open};
+    use ForwardedPortOrder::{Close, Open};
     assert!(
         matches!(orders[..], [Close { .. }, Open { .. }, Close { .. }, Open { .. }]),
         "{orders:?}"
@@ -139,17 +151,17 @@ fn clients_are_served_one_after_the_other() {
     let connect = || UnixStream::connect(place.path().join("control")).unwrap();
     let (first, second) = (connect(), connect());
     let (channel, _far) = Channel::pair().unwrap();
-    server.serve(&channel, &mut RunningPorts::default()).unwrap();
+    server.serve(&channel, &mut ForwardedPorts::default()).unwrap();
     second.set_nonblocking(true).unwrap();
     assert_eq!((&second).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     // The first one goes, and its time is not waited for.
     drop(first);
-    server.serve(&channel, &mut RunningPorts::default()).unwrap();
+    server.serve(&channel, &mut ForwardedPorts::default()).unwrap();
     let mut bytes = [0; 8];
     (&second).read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"basil:s\0");
     // The time of the second one is over.
     server.client.as_mut().unwrap().until = Instant::now();
-    server.serve(&channel, &mut RunningPorts::default()).unwrap();
+    server.serve(&channel, &mut ForwardedPorts::default()).unwrap();
     assert!(server.client.is_none());
 }

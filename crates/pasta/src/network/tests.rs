@@ -28,15 +28,15 @@ fn resolver() -> Resolver {
     Resolver { name_servers, search: vec!["example".into()], ..Resolver::default() }
 }
 
-fn of(line: &str, host: HostNetwork) -> anyhow::Result<(PastaArgs, Network)> {
+fn of(line: &str, host: HostNetwork) -> anyhow::Result<(PastaArgs, PlannedNetwork)> {
     let words: Vec<_> = line.split_whitespace().map(std::ffi::OsString::from).collect();
     let args = parse(&words).unwrap();
-    Network::of(&args, host, resolver()).map(|network| (args, network))
+    PlannedNetwork::of(&args, host, resolver()).map(|network| (args, network))
 }
 
 fn config(line: &str) -> UplinkConfig {
     let (args, network) = of(line, host()).unwrap();
-    network.config(&args, (LinkOrder::Tap, 0), Vec::new(), None)
+    network.config(&args, LinkOrder::Tap, 0, Vec::new(), None)
 }
 
 fn ip(text: &str) -> IpAddr {
@@ -174,11 +174,11 @@ fn ports_that_cannot_be_forwarded_are_refused() {
         assert!(error.starts_with("-t ") || error.starts_with("-u "), "{line}: {error}");
     }
     let words = ["-t", "auto,~22", "-t", "127.0.0.1/8000-8010,auto", "-u", "none"].map(Into::into);
-    let auto = network.auto_ports(&parse(&words).unwrap()).unwrap();
+    let auto = network.auto_forwards(&parse(&words).unwrap()).unwrap();
     assert_eq!((auto.len(), auto[0].taken.len(), auto[1].taken.len()), (2, 11, 11));
     assert_eq!((auto[0].addresses[0], auto[1].addresses[0]), (ip("0.0.0.0"), ip("127.0.0.1")));
     let words = ["-t", "auto", "-t", "none"].map(Into::into);
-    assert!(network.listen(&parse(&words).unwrap()).unwrap().0.is_empty());
+    assert!(network.listen(&parse(&words).unwrap()).unwrap().forwards.is_empty());
 }
 
 #[test]
@@ -186,9 +186,9 @@ fn listener_leads_to_the_mapped_port() {
     let (_, network) = of("", host()).unwrap();
     // Any free ports will do. They must not be ephemeral ones, which other tests may have.
     let words = ["-t", "127.0.0.1/18431-18432:80-81", "-u", "::1/18433:53"].map(Into::into);
-    let (forwards, sockets) = network.listen(&parse(&words).unwrap()).unwrap();
+    let Listeners { forwards, sockets } = network.listen(&parse(&words).unwrap()).unwrap();
     let to: Vec<_> = forwards.iter().map(|f| (f.protocol, f.ipv6, f.guest_port)).collect();
-    let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
+    let (tcp, udp) = (ForwardProtocol::Tcp, ForwardProtocol::Udp);
     assert_eq!(to, [(tcp, false, 80), (tcp, false, 81), (udp, true, 53)]);
     assert_eq!(sockets.len(), 3);
 }
@@ -207,6 +207,6 @@ fn port_of_a_session_that_ends_is_awaited() {
         std::thread::sleep(TAKEN_PATIENCE / 5);
         drop(taken);
     });
-    assert_eq!(network.listen(&args).unwrap().0.len(), 1);
+    assert_eq!(network.listen(&args).unwrap().forwards.len(), 1);
     ends.join().unwrap();
 }

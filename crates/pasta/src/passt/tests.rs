@@ -99,7 +99,7 @@ fn ports_follow_no_listeners_of_a_machine() {
 
 #[test]
 fn help_speaks_of_machines_and_hides_options_of_pasta() {
-    let mut command = Named::command();
+    let mut command = PasstCommandLine::command();
     let help = command.render_long_help().to_string();
     assert!(!help.contains("namespace"), "{help}");
     for word in

@@ -13,15 +13,16 @@
 //! In TLS 1.2, encrypted `handshake` records follow a `change_cipher_spec`. They have no header that a second hello has,
 //! but for one in 2^34.
 
-use super::{FRAGMENT_MAX, HANDSHAKE, HELLO_MAX, Hello, Read, message_len, read_stream};
+use super::{
+    ALERT, CHANGE_CIPHER_SPEC, FRAGMENT_MAX, HANDSHAKE, HELLO_MAX, Hello, Read, message_len,
+    read_stream,
+};
 
 /// Maximum number of records before a second hello, early data aside. Clients send one.
 pub const SKIPPED_MAX: usize = 32;
 /// Maximum number of bytes of early data before a second hello. Servers accept 16 KiB, few of them 64.
 pub const EARLY_DATA_MAX: usize = 128 << 10;
 
-const CHANGE_CIPHER_SPEC: u8 = 20;
-const ALERT: u8 = 21;
 const APPLICATION_DATA: u8 = 23;
 const CLIENT_HELLO: u8 = 1;
 /// Length of a record's header in bytes.

@@ -24,8 +24,8 @@ Examples:
     ringfence exec web -- ss -tn
 
 Exit status:
-  The command's own. 128 + N if signal N ended it (137 if the guest ended first); 127 if it was not found, 126 if it
-  could not be run, 125 if Ringfence itself failed (standard error has the reason).";
+  The command's own. 128 + N if signal N ended it (137 if the guest ended first); 127 if it was not
+  found, 126 if it could not be run, 125 if Ringfence itself failed (standard error has the reason).";
 
 /// Run another command in a running guest
 ///

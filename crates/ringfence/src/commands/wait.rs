@@ -36,8 +36,8 @@ Examples:
     curl http://127.0.0.1:8080/
 
 Exit status:
-  0 once the guest is ready; 1 if it was not ready within the time limit, or ended before; 125 if Ringfence itself
-  failed, and for errors of usage.";
+  0 once the guest is ready; 1 if it was not ready within the time limit, or ended before; 125 if
+  Ringfence itself failed, and for errors of usage.";
 
 /// Wait until a guest runs, or until a process in it listens at a port
 ///
@@ -233,7 +233,7 @@ mod tests {
             ("web --for port 0", "1 to 65535"),
             ("web --for port 65536", "1 to 65535"),
             ("web --for network other", "one guest"),
-            ("web --timeout -1", "--timeout"),
+            ("web --timeout soon", "--timeout"),
         ] {
             let error = parse(line).unwrap_err();
             assert!(error.contains(why), "{line}: {error}");

@@ -161,7 +161,7 @@ impl Receiver {
         serde_json::from_str(&report).with_context(|| format!("the receiver reported {report:?}"))
     }
 
-    /// Ends the guest.
+    /// Ends the guest by closing its standard input, and checks its status.
     fn end(mut self) -> anyhow::Result<()> {
         drop(self.guest.stdin.take());
         let status = self.guest.wait()?;

@@ -6,7 +6,7 @@ use super::{INTERFACE, SwitchChoice, list};
 impl GuestProcesses<'_> {
     /// Returns the name of the guest's switch, if it is on one.
     pub(super) fn switch(&self) -> Option<&str> {
-        self.options.has_switch().then_some(&self.driver_name)
+        self.options.has_switch().then(|| self.driver_name())
     }
 
     /// Returns the guest's host name.

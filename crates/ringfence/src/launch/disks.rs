@@ -50,7 +50,7 @@ struct Prepared {
 }
 
 /// Disks of one guest. Dropping it removes their sockets.
-pub(super) struct Disks {
+pub(super) struct GuestDisks {
     /// Nodes of the disks below /dev.
     devices: Vec<Device>,
     list: Vec<Prepared>,
@@ -58,15 +58,15 @@ pub(super) struct Disks {
     connectors: BTreeMap<u16, NbdConnector>,
 }
 
-impl Disks {
+impl GuestDisks {
     /// Opens and locks the files, and creates the sockets.
     pub(super) fn open(
         specs: &[DiskSpec],
         directory: &RuntimeDir,
         reporter: Reporter,
-    ) -> anyhow::Result<Disks> {
+    ) -> anyhow::Result<GuestDisks> {
         ensure!(specs.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
-        let mut disks = Disks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
+        let mut disks = GuestDisks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
         let mut found = vec![];
         for (spec, handle) in specs.iter().zip(0u16..) {
             found.push((spec.mode, handle, disks.open_source(handle, &spec.source, reporter)?));
@@ -215,7 +215,7 @@ impl Disks {
     }
 }
 
-impl Drop for Disks {
+impl Drop for GuestDisks {
     fn drop(&mut self) {
         for disk in &self.list {
             let _ = std::fs::remove_file(&disk.path);
@@ -282,7 +282,7 @@ mod tests {
         let image = outer.path().join("image");
         std::fs::write(&image, [0; 4096]).unwrap();
         let spec = image.display().to_string().parse().unwrap();
-        let disks = Disks::open(&[spec], &directory, Reporter::new(Loudness::Quiet)).unwrap();
+        let disks = GuestDisks::open(&[spec], &directory, Reporter::new(Loudness::Quiet)).unwrap();
         assert_descriptors_are_refused(UnixStream::connect(&disks.list[0].path).unwrap());
     }
 

@@ -14,7 +14,7 @@ use ringfence_hostnet::text::last_line;
 impl GuestProcesses<'_> {
     pub(super) fn command_ended(&self, ending: Ending) -> Outcome {
         // After init all processes that the command started are gone.
-        if let Some(guest) = &self.guest {
+        if let Some(guest) = self.guest.running() {
             guest.domain.wait_ended(GRACE);
         }
         let loud = match ending {
@@ -41,14 +41,14 @@ impl GuestProcesses<'_> {
 
     /// Reports the end of the driver domain as the reason if the frontend ended because of it.
     pub(super) fn unless_driver_gone(&self, outcome: Outcome) -> Outcome {
-        let gone = self.driver_channel.as_ref().is_some_and(|driver_channel| {
-            matches!(wait_hung_up(driver_channel, Duration::from_millis(100)), Ok(true))
+        let gone = self.driver_channel().is_some_and(|channel| {
+            matches!(wait_hung_up(channel, Duration::from_millis(100)), Ok(true))
         });
         if gone { self.driver_gone() } else { outcome }
     }
 
     pub(super) fn driver_gone(&self) -> Outcome {
-        let switch = self.driver_name.as_str();
+        let switch = self.driver_name();
         let report = rendezvous::ask_exit_report(self.directory, switch);
         let (ending, words) = match report {
             Some(report) => (report.ending, report.stderr_tail),

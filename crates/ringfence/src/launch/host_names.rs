@@ -104,21 +104,18 @@ impl GuestProcesses<'_> {
     pub(super) fn settle(&mut self) {
         ringfence_sys::code::unmap();
         let reporter = self.reporter;
-        self.host_names.iter_mut().for_each(|names| names.watch(reporter));
+        let names = self.guest.state_mut().and_then(|guest| guest.host_names.as_mut());
+        names.into_iter().for_each(|names| names.watch(reporter));
         self.follow_host_names();
     }
 
     /// Sends the host's files about names to the guest if they have changed.
     pub(super) fn follow_host_names(&mut self) {
-        let Some(mut names) = self.host_names.take() else { return };
-        let guest = self.guest.as_ref().map(|guest| guest.domain.channel());
-        let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-        let uplink = self.uplink.as_mut().zip(channel);
-        let followed = guest.map_or(Ok(()), |guest| names.follow(uplink, guest));
-        if let Err(error) = followed {
+        let Some((state, guest)) = self.guest.with_channel() else { return };
+        let Some(names) = &mut state.host_names else { return };
+        if let Err(error) = names.follow(self.uplink.with_channel(), guest) {
             self.reporter.step(format_args!("the guest keeps its names as they are: {error}"));
         }
-        self.host_names = Some(names);
     }
 }
 

@@ -18,12 +18,13 @@ mod clients;
 mod devices;
 mod disks;
 mod ends;
+mod events;
 mod guest_processes;
 mod host_names;
 mod messages;
 pub(crate) mod options;
-#[doc(hidden)]
-mod ports;
+mod process;
+mod published_port_changes;
 mod published_ports;
 mod rendezvous;
 pub mod report;
@@ -33,7 +34,7 @@ mod terminal;
 mod uplink;
 mod view;
 
-pub use options::{Link, Options, Protect, SwitchChoice, UplinkChoice};
+pub use options::{LinkChoice, Options, Protect, SwitchChoice, UplinkChoice};
 pub use rendezvous::PRIVATE_PREFIX;
 pub use view::ViewOptions;
 
@@ -47,7 +48,7 @@ use anyhow::{Context, bail};
 use ringfence_sys::namespaces;
 use ringfence_sys::tap::Tap;
 
-use disks::Disks;
+use disks::GuestDisks;
 use guest_processes::GuestProcesses;
 use rendezvous::Attachment;
 use report::Reporter;
@@ -72,7 +73,7 @@ const INTERFACE: &str = "eth0";
 
 /// Message for a command with the rights of root.
 const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
-                       (kernel settings are read-only for it); --root, --ro and --hide limit that";
+                       except kernel settings; --root, --ro and --hide limit that";
 
 /// Returns the arguments of this program for a quiet guest on a switch without an uplink. More
 /// options may follow, then `--` and the command.
@@ -87,20 +88,9 @@ pub fn run(options: &Options) -> u8 {
     match Launch::prepare(options, reporter).and_then(Launch::run) {
         Ok(status) => status,
         Err(error) => {
-            reporter.problem(with_remedy(causes(&error)));
+            reporter.problem(report::with_remedy(causes(&error)));
             STATUS_FAILED
         }
-    }
-}
-
-/// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.
-fn with_remedy(problem: String) -> String {
-    let is_refusal = ["Operation not permitted", "Permission denied"];
-    match ringfence_sandbox::namespace_settings::remedy_for_capabilities() {
-        Some(remedy) if is_refusal.iter().any(|text| problem.contains(text)) => {
-            format!("{problem}; {remedy}")
-        }
-        _ => problem,
     }
 }
 
@@ -146,7 +136,7 @@ impl<'a> Launch<'a> {
         if !options.has_switch() && options.disks.is_empty() {
             return self.run_without_driver(guest, &directory, uplink);
         }
-        let mut disks = Disks::open(&options.disks, &directory, self.reporter)?;
+        let mut disks = GuestDisks::open(&options.disks, &directory, self.reporter)?;
         let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
@@ -219,7 +209,7 @@ impl<'a> Launch<'a> {
         uplink: Option<Uplink>,
     ) -> anyhow::Result<u8> {
         let options = self.options;
-        let disks = Disks::open(&[], directory, self.reporter)?;
+        let disks = GuestDisks::open(&[], directory, self.reporter)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let processes =

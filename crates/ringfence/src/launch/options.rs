@@ -24,7 +24,7 @@ const SWITCH_MTU_DEFAULT: u16 = 1500;
 
 /// Links of a guest to its networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
-pub enum Link {
+pub enum LinkChoice {
     /// To the host's network by a TAP (vhost only if asked for, so far), netif to the switch
     #[default]
     Auto,
@@ -101,7 +101,7 @@ pub struct Options {
     /// Default addresses of forwarded ports. If empty, every address of the host.
     pub publish_default: Vec<IpAddr>,
     /// Link to the networks.
-    pub link: Link,
+    pub link: LinkChoice,
     /// Memory of the uplink that vhost-net can access.
     pub protect: Protect,
     /// Access mode of the backend.

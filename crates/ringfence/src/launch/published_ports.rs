@@ -1,7 +1,7 @@
 //! Published ports of a running guest: their list, their changes (`ringfence port`), and the sockets for relays.
 //!
 //! ```text
-//! client ──AddPort, RemovePort──> launcher ──PortOrder, one at a time──> uplink
+//! client ──AddPort, RemovePort──> launcher ──ForwardedPortOrder, one at a time──> uplink
 //!        <─PortsChanged, Failed──         <────── FromUplink::Port ─────
 //!                                         ──ToGuest::Sockets──> init
 //!                                         <─FromGuest::Sockets─
@@ -20,15 +20,17 @@ use ringfence_sandbox::channel::Channel;
 use super::clients::ClientId;
 use super::report::Reporter;
 use ringfence_hostnet::text::printable;
-use ringfence_uplink_process::forward::{self, Forward, ForwardSpec, PORTS_MAX, Protocol};
-use ringfence_uplink_process::ports::{RunningPorts, SOCKETS_MAX, first_ports};
+use ringfence_uplink_process::forward::{
+    self, Families, Forward, ForwardProtocol, ForwardSpec, PORTS_MAX,
+};
+use ringfence_uplink_process::forwarded_ports::{ForwardedPorts, SOCKETS_MAX, first_ports};
 
 /// Published ports of a guest.
 #[derive(Debug, Default)]
 pub(super) struct PublishedPorts {
-    list: Vec<Published>,
-    running: RunningPorts,
-    change: Option<Change>,
+    list: Vec<PublishedPort>,
+    running: ForwardedPorts,
+    change: Option<PublishedPortChange>,
     /// Set while sockets of the guest's network are on their way.
     pub(super) awaits_sockets: bool,
     /// Set once the guest was asked for sockets.
@@ -37,14 +39,14 @@ pub(super) struct PublishedPorts {
 
 /// Specification of ports, and the numbers of its sockets in the uplink.
 #[derive(Debug)]
-struct Published {
+struct PublishedPort {
     spec: ForwardSpec,
     ids: Vec<u32>,
 }
 
 /// Change that a client has asked for.
 #[derive(Debug)]
-struct Change {
+struct PublishedPortChange {
     client: ClientId,
     spec: ForwardSpec,
     is_new: bool,
@@ -59,9 +61,9 @@ struct Change {
 /// Result of a change, for its client.
 pub(super) type Changed = (ClientId, Result<(), String>);
 
-impl Change {
-    fn new(client: ClientId, spec: ForwardSpec, is_new: bool) -> Change {
-        Change {
+impl PublishedPortChange {
+    fn new(client: ClientId, spec: ForwardSpec, is_new: bool) -> PublishedPortChange {
+        PublishedPortChange {
             client,
             spec,
             is_new,
@@ -89,7 +91,7 @@ impl PublishedPorts {
     /// Returns the first socket that fails, or a specification without an address of the guest.
     pub(super) fn listen(
         specs: &[ForwardSpec],
-        families: (bool, bool),
+        families: Families,
         defaults: &[IpAddr],
         reporter: Reporter,
     ) -> anyhow::Result<(PublishedPorts, Vec<Forward>, Vec<OwnedFd>)> {
@@ -102,10 +104,10 @@ impl PublishedPorts {
                 bail!("more than {PORTS_MAX} ports cannot be forwarded to one guest");
             }
             let ids = first_ports(made.len()).skip(first).collect();
-            list.push(Published { spec: spec.clone(), ids });
+            list.push(PublishedPort { spec: spec.clone(), ids });
         }
         let ports =
-            PublishedPorts { list, running: RunningPorts::new(made.len()), ..Default::default() };
+            PublishedPorts { list, running: ForwardedPorts::new(made.len()), ..Default::default() };
         let (forwards, sockets) = made.into_iter().unzip();
         Ok((ports, forwards, sockets))
     }
@@ -117,11 +119,11 @@ impl PublishedPorts {
 
     /// Returns `true` if relays are possible: a TCP port is published.
     pub(super) fn has_tcp(&self) -> bool {
-        self.list.iter().any(|port| port.spec.protocol == Protocol::Tcp)
+        self.list.iter().any(|port| port.spec.protocol == ForwardProtocol::Tcp)
     }
 
     /// Returns `true` if no more than one change is under way: this one.
-    fn begin(&mut self, change: Change) -> Result<(), String> {
+    fn begin(&mut self, change: PublishedPortChange) -> Result<(), String> {
         if self.change.is_some() {
             return Err("another change of its ports is under way; try again".to_owned());
         }
@@ -136,7 +138,7 @@ impl PublishedPorts {
         spec: &ForwardSpec,
         sockets: Vec<(Forward, OwnedFd)>,
     ) -> Result<(), String> {
-        let mut change = Change::new(client, spec.clone(), true);
+        let mut change = PublishedPortChange::new(client, spec.clone(), true);
         change.to_open = sockets.into();
         self.begin(change)
     }
@@ -145,7 +147,7 @@ impl PublishedPorts {
     pub(super) fn remove(&mut self, client: ClientId, spec: &ForwardSpec) -> Result<(), String> {
         let at = self.list.iter().position(|port| port.spec == *spec);
         let at = at.ok_or_else(|| format!("{spec} is not published"))?;
-        let mut change = Change::new(client, spec.clone(), false);
+        let mut change = PublishedPortChange::new(client, spec.clone(), false);
         change.to_close.clone_from(&self.list[at].ids);
         self.begin(change)?;
         self.list.remove(at);
@@ -194,12 +196,12 @@ impl PublishedPorts {
         None
     }
 
-    fn finish(&mut self, change: Change) -> Result<(), String> {
-        let Change { spec, is_new, opened: ids, failure, .. } = change;
+    fn finish(&mut self, change: PublishedPortChange) -> Result<(), String> {
+        let PublishedPortChange { spec, is_new, opened: ids, failure, .. } = change;
         match failure {
             Some(why) => Err(why),
             None => {
-                self.list.extend(is_new.then_some(Published { spec, ids }));
+                self.list.extend(is_new.then_some(PublishedPort { spec, ids }));
                 Ok(())
             }
         }
@@ -209,13 +211,12 @@ impl PublishedPorts {
 /// Opens the sockets of one specification.
 pub(super) fn listen(
     spec: &ForwardSpec,
-    families: (bool, bool),
+    families: Families,
     defaults: &[IpAddr],
     reporter: Reporter,
 ) -> anyhow::Result<Vec<(Forward, OwnedFd)>> {
     let addresses = forward::addresses(spec, families, defaults);
-    let has = |ip: &IpAddr| if ip.is_ipv4() { families.0 } else { families.1 };
-    if addresses.is_empty() || !addresses.iter().all(has) {
+    if addresses.is_empty() || !addresses.iter().all(|ip| families.have(ip)) {
         bail!("-p {spec}: the guest has no address of that family");
     }
     let places: Vec<String> = addresses.iter().map(|ip| format_address(*ip)).collect();
@@ -235,7 +236,9 @@ fn format_address(ip: IpAddr) -> String {
 impl PublishedPorts {
     /// Returns `true` if the change needs the first sockets of the guest's network.
     pub(super) fn needs_relays_for_change(&self) -> bool {
-        let is_tcp = |change: &Change| change.is_new && change.spec.protocol == Protocol::Tcp;
+        let is_tcp = |change: &PublishedPortChange| {
+            change.is_new && change.spec.protocol == ForwardProtocol::Tcp
+        };
         !self.has_relays && self.change.as_ref().is_some_and(is_tcp)
     }
 }
@@ -243,8 +246,8 @@ impl PublishedPorts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringfence_uplink_process::forwarded_ports::ForwardedPortOrder;
     use ringfence_uplink_process::orders::UplinkOrder;
-    use ringfence_uplink_process::ports::PortOrder;
 
     fn spec(text: &str) -> ForwardSpec {
         text.parse().unwrap()
@@ -253,15 +256,15 @@ mod tests {
     fn sockets(number: u16) -> Vec<(Forward, OwnedFd)> {
         let socket = || std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into();
         let forward = |guest_port| Forward {
-            protocol: Protocol::Udp,
+            protocol: ForwardProtocol::Udp,
             ipv6: false,
             guest_port,
-            outward: false,
+            to_host: false,
         };
         (1..=number).map(|port| (forward(port), socket())).collect()
     }
 
-    fn order(channel: &Channel) -> Option<PortOrder> {
+    fn order(channel: &Channel) -> Option<ForwardedPortOrder> {
         match channel.try_receive::<UplinkOrder>().unwrap() {
             Some((UplinkOrder::Port(order), _)) => Some(order),
             Some((other, _)) => panic!("{other:?}"),
@@ -275,20 +278,20 @@ mod tests {
         let mut ports = PublishedPorts::default();
         ports.add(7, &spec("1-2/udp"), sockets(2)).unwrap();
         assert!(ports.advance(&near).is_none());
-        assert!(matches!(order(&far), Some(PortOrder::Open { id: 1, .. })));
+        assert!(matches!(order(&far), Some(ForwardedPortOrder::Open { id: 1, .. })));
         assert!(order(&far).is_none(), "the second order waits for the answer to the first");
         assert!(ports.add(8, &spec("9/udp"), sockets(1)).unwrap_err().contains("another change"));
         // An answer to another order changes nothing.
         assert!(ports.answered(&near, 9, None).is_none() && order(&far).is_none());
         assert!(ports.answered(&near, 1, None).is_none() && ports.texts().is_empty());
-        assert!(matches!(order(&far), Some(PortOrder::Open { id: 2, .. })));
+        assert!(matches!(order(&far), Some(ForwardedPortOrder::Open { id: 2, .. })));
         assert_eq!(ports.answered(&near, 2, None), Some((7, Ok(()))));
         assert_eq!(ports.texts(), ["1-2:1-2/udp"]);
         assert!(ports.remove(8, &spec("1-3/udp")).unwrap_err().contains("not published"));
         ports.remove(8, &spec("1-2/udp")).unwrap();
         assert!(ports.advance(&near).is_none());
         for id in [2, 1] {
-            assert_eq!(order(&far), Some(PortOrder::Close { id }));
+            assert_eq!(order(&far), Some(ForwardedPortOrder::Close { id }));
             let done = ports.answered(&near, id, None);
             assert_eq!(done.is_some(), id == 1);
         }
@@ -302,9 +305,9 @@ mod tests {
         ports.add(7, &spec("1-3/udp"), sockets(3)).unwrap();
         assert!(ports.advance(&near).is_none() && ports.answered(&near, 1, None).is_none());
         assert!(ports.answered(&near, 2, Some("full".into())).is_none());
-        assert!(matches!(order(&far), Some(PortOrder::Open { id: 1, .. })));
-        assert!(matches!(order(&far), Some(PortOrder::Open { id: 2, .. })));
-        assert_eq!(order(&far), Some(PortOrder::Close { id: 1 }));
+        assert!(matches!(order(&far), Some(ForwardedPortOrder::Open { id: 1, .. })));
+        assert!(matches!(order(&far), Some(ForwardedPortOrder::Open { id: 2, .. })));
+        assert_eq!(order(&far), Some(ForwardedPortOrder::Close { id: 1 }));
         let (client, result) = ports.answered(&near, 1, None).unwrap();
         assert_eq!((client, order(&far)), (7, None));
         assert!(result.unwrap_err().contains("full"));

@@ -64,7 +64,7 @@ impl Reporter {
     }
 
     /// Forwards what another process wrote to its standard error, if verbose.
-    pub(super) fn relay(self, source: Source, text: &str) {
+    pub(super) fn forward_stderr(self, source: Source, text: &str) {
         for line in text.lines().map(printable) {
             messages::kept().add(source, &line);
             if self.loudness >= Loudness::Verbose {
@@ -96,6 +96,17 @@ pub(super) fn print(text: impl std::fmt::Display) {
     // processes do not mix.
     let line = format!("ringfence: {text}\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.
+pub(super) fn with_remedy(problem: String) -> String {
+    let is_refusal = ["Operation not permitted", "Permission denied"];
+    match ringfence_sandbox::namespace_settings::remedy_for_capabilities() {
+        Some(remedy) if is_refusal.iter().any(|text| problem.contains(text)) => {
+            format!("{problem}; {remedy}")
+        }
+        _ => problem,
+    }
 }
 
 /// Divides a text into lines of at most 80 columns, the name of the program included.
@@ -132,8 +143,8 @@ mod tests {
     }
 
     #[test]
-    fn relayed_line_is_kept_without_control_characters_by_a_quiet_launcher() {
-        Reporter::new(Loudness::Quiet).relay(Source::Uplink, "a\x1b[2J\nb\n");
+    fn forwarded_line_is_kept_without_control_characters_by_a_quiet_launcher() {
+        Reporter::new(Loudness::Quiet).forward_stderr(Source::Uplink, "a\x1b[2J\nb\n");
         let kept = messages::kept().after(0);
         let texts: Vec<&str> = kept
             .iter()

@@ -96,7 +96,7 @@ impl GuestProcesses<'_> {
         if clients.policy.is_some() {
             return Err("another policy is on its way to the uplink; try again".to_owned());
         }
-        let (uplink, channel) = self.running_uplink().ok_or("it has no uplink")?;
+        let (uplink, channel) = self.uplink.with_channel().ok_or("it has no uplink")?;
         uplink.egress.replace(channel, &source)?;
         if let Some(clients) = &mut self.clients {
             clients.policy = Some(id);
@@ -110,9 +110,8 @@ impl GuestProcesses<'_> {
         if clients.wait_for_totals(id) {
             return;
         }
-        let asked = self
-            .running_uplink()
-            .is_some_and(|(_, channel)| channel.send_now(&UplinkOrder::Totals, &[]).is_ok());
+        let uplink = self.uplink.channel();
+        let asked = uplink.is_some_and(|to| to.send_now(&UplinkOrder::Totals, &[]).is_ok());
         if !asked {
             self.totals_came(None);
         }
@@ -131,8 +130,8 @@ impl GuestProcesses<'_> {
         if clients.wait_for_window_levels(id) {
             return;
         }
-        let channel = self.frontend.as_ref().map(|frontend| frontend.domain.channel());
-        let asked = channel.is_some_and(|to| to.send_now(&ToFrontend::WindowLevels, &[]).is_ok());
+        let frontend = self.frontend.channel();
+        let asked = frontend.is_some_and(|to| to.send_now(&ToFrontend::WindowLevels, &[]).is_ok());
         if !asked {
             self.window_levels_came(None);
         }
@@ -147,8 +146,7 @@ impl GuestProcesses<'_> {
 
     /// Writes the last records, and the totals if each step is reported.
     pub(super) fn finish_records(&mut self) {
-        let domain = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-        let Some((uplink, channel)) = self.uplink.as_mut().zip(domain) else { return };
+        let Some((uplink, channel)) = self.uplink.with_channel() else { return };
         if let Some(totals) = uplink.egress.finish(channel, self.reporter.is_verbose()) {
             self.reporter.step(format_args!("egress: {totals}"));
         }
@@ -169,11 +167,7 @@ impl GuestProcesses<'_> {
     /// Asks the driver domain for its counters, or answers at once if there is none.
     /// [`GuestProcesses::counters_are_there`] answers otherwise.
     fn ask_for_counters(&mut self, id: ClientId) {
-        match self
-            .driver_channel
-            .as_ref()
-            .map(|driver_channel| driver_channel.send_now(&ToDriver::Stats, &[]))
-        {
+        match self.driver_channel().map(|channel| channel.send_now(&ToDriver::Stats, &[])) {
             None => self.reply(id, &Reply::Counters(Box::default())),
             Some(Ok(())) => self.clients.iter_mut().for_each(|clients| clients.counters.push(id)),
             Some(Err(error)) => {
@@ -215,20 +209,26 @@ impl GuestProcesses<'_> {
         }
     }
 
+    fn command_words(&self) -> Vec<String> {
+        let words = self.guest.state().map_or(&[][..], |guest| &guest.command);
+        words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
     fn description(&self) -> Description {
         let options = self.options;
         let texts = |addresses: &[ringfence_hostnet::address::Address]| {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
+        let huge_pages = self.frontend.state().is_some_and(|frontend| frontend.huge_pages);
         Description {
             name: self.host_name(),
             switch: self.switch().map(str::to_owned),
-            command: self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: self.command_words(),
             addresses: self.attached().map_or_else(Vec::new, |a| texts(&a.addresses)),
             uplink: self.uplink().map_or_else(Vec::new, |uplink| texts(uplink.addresses())),
             ports: self.uplink().map_or_else(Vec::new, |uplink| uplink.ports.texts()),
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
-            pages: if self.huge_pages { LentPages::Huge } else { LentPages::Small },
+            pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
             since: self.clients.as_ref().map_or(0, Clients::since),
         }
     }

@@ -16,7 +16,9 @@ use ringfence_access::window::Revocation;
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
 
 use super::clients::Clients;
-use super::guest_processes::{GuestProcesses, Outcome, ProcessEvent, Watched};
+use super::events::{GuestPhase, ProcessEvent};
+use super::guest_processes::{GuestProcesses, Outcome};
+use super::process::GuestProcess;
 use super::standard_input;
 use ringfence_driver::switchboard::{FromFrontend, FrontendConfig};
 use ringfence_guest::{FromGuest, GuestConfig, ToGuest};
@@ -30,14 +32,18 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 const SETTLES_WITHIN: Duration = Duration::from_millis(300);
 
 /// Queues of a TAP and its offloads.
-type Queues = (Vec<OwnedFd>, u32);
+struct TapQueues {
+    fds: Vec<OwnedFd>,
+    /// Offloads ([`ringfence_sys::tap::TapOffloads`]).
+    offloads: u32,
+}
 
 /// Descriptors of the TAPs that a guest's init created.
 struct Taps {
     /// TAP to the switch. No queues without a switch.
-    switch: Queues,
+    switch: TapQueues,
     /// TAP to the host's network.
-    uplink: Queues,
+    uplink: TapQueues,
 }
 
 impl GuestProcesses<'_> {
@@ -68,7 +74,7 @@ impl GuestProcesses<'_> {
         };
         let mut fds = vec![stdin.as_fd(), nested.supervisor.as_fd()];
         // Only the guest uses the connection from here on.
-        let names = self.names.take();
+        let names = self.guest.state_mut().and_then(|state| state.names.take());
         fds.extend(names.iter().map(AsFd::as_fd));
         let order = ToGuest::SetUp {
             config: Box::new(config.clone()),
@@ -76,7 +82,7 @@ impl GuestProcesses<'_> {
             ids: self.options.ids(),
         };
         let told = guest.channel().send(&order, &fds);
-        self.guest = Some(Watched::new(guest));
+        self.guest.start(guest);
         drop((names, nested));
         told.map_err(|error| Outcome::failed(format!("the guest: {error}")))?;
         self.reporter.step("started the guest's init in namespaces of its own");
@@ -87,14 +93,10 @@ impl GuestProcesses<'_> {
     fn start_others(&mut self) -> Result<(), Outcome> {
         let begin =
             |kind| DomainProcess::begin(&Spawn { kind, command: &[], inherit: &[], cleanup: None });
-        let uplink = self.uplink.is_some().then(|| begin(DomainKind::Uplink)).transpose();
-        let frontend = self.attached.is_some().then(|| begin(DomainKind::Frontend)).transpose();
-        let complete = |mut domain: DomainProcess| domain.complete().map(|()| Watched::new(domain));
-        self.uplink_domain =
-            uplink.and_then(|own| own.map(complete).transpose()).map_err(not_started)?;
-        self.frontend =
-            frontend.and_then(|own| own.map(complete).transpose()).map_err(not_started)?;
-        Ok(())
+        let uplink = self.uplink.state().map(|_| begin(DomainKind::Uplink));
+        let frontend = self.frontend.state().map(|_| begin(DomainKind::Frontend));
+        complete(&mut self.uplink, uplink)?;
+        complete(&mut self.frontend, frontend)
     }
 
     /// Waits until the guest's init has created its interfaces.
@@ -116,17 +118,21 @@ impl GuestProcesses<'_> {
                     if fds.len() < wanted {
                         return Err(Outcome::failed("the guest: its interface lacks queues"));
                     }
-                    return Ok(Taps { switch: (fds, offloads), uplink: (rest, uplink_offloads) });
+                    let uplink = TapQueues { fds: rest, offloads: uplink_offloads };
+                    return Ok(Taps { switch: TapQueues { fds, offloads }, uplink });
                 }
                 ProcessEvent::Late => return Err(not_ready("the guest")),
-                other => self.interrupt(other)?,
+                other => self.handle(GuestPhase::Starting, other)?,
             }
         }
     }
 
     /// Sends the frontend its configuration, with the queues of the TAP to the switch.
-    fn configure_frontend(&mut self, (taps, offloads): Queues) -> Result<(), Outcome> {
-        let Some(frontend) = &self.frontend else { return Ok(()) };
+    fn configure_frontend(
+        &mut self,
+        TapQueues { fds: taps, offloads }: TapQueues,
+    ) -> Result<(), Outcome> {
+        let Some((frontend, channel)) = self.frontend.with_channel() else { return Ok(()) };
         let config = FrontendConfig {
             mtu: self.options.switch_mtu(),
             offloads,
@@ -140,27 +146,28 @@ impl GuestProcesses<'_> {
         };
         let sockets = self.disks.take_sockets();
         // From here on only the frontend holds these, so that they close when it ends.
-        let Some(hub) = self.frontend_hub.take() else {
+        let Some(hub) = frontend.hub.take() else {
             return Err(Outcome::failed("there is no connection for the frontend"));
         };
         let mut fds = vec![hub.as_fd()];
         fds.extend(taps.iter().map(AsFd::as_fd));
         fds.extend(sockets.iter().map(AsFd::as_fd));
         // If the frontend has ended, its supervisor reports the reason.
-        if frontend.domain.channel().send(&config, &fds).is_ok() {
+        if channel.send(&config, &fds).is_ok() {
             self.reporter.step("started the guest's frontend in a sandbox of its own");
         }
         Ok(())
     }
 
     /// Sends the uplink its configuration, with the queues of its TAP.
-    fn configure_uplink(&mut self, (queues, offloads): Queues) -> Result<(), Outcome> {
-        let Some((uplink, own)) = self.uplink.as_mut().zip(self.uplink_domain.as_ref()) else {
-            return Ok(());
-        };
+    fn configure_uplink(
+        &mut self,
+        TapQueues { fds: queues, offloads }: TapQueues,
+    ) -> Result<(), Outcome> {
+        let Some((uplink, channel)) = self.uplink.with_channel() else { return Ok(()) };
         let config: UplinkConfig = uplink.config(offloads, self.reporter.is_verbose());
         // If the uplink has ended, its supervisor reports the reason.
-        if uplink.hand_over(own.domain.channel(), &config, queues).is_ok() {
+        if uplink.hand_over(channel, &config, queues).is_ok() {
             self.reporter.step("started the guest's uplink in a sandbox of its own");
         }
         Ok(())
@@ -169,26 +176,28 @@ impl GuestProcesses<'_> {
     /// Waits until uplink and frontend carry frames.
     fn wait_until_up(&mut self) -> Result<(), Outcome> {
         let deadline = Instant::now() + START_TIMEOUT;
-        let mut uplink_is_up = self.uplink_domain.is_none();
-        let mut frontend_is_up = self.frontend.is_none();
+        let mut uplink_is_up = self.uplink.running().is_none();
+        let mut frontend_is_up = self.frontend.running().is_none();
         while !(uplink_is_up && frontend_is_up) {
             match self.next(Some(deadline)) {
                 ProcessEvent::Frontend(FromFrontend::Up { huge_pages }) => {
-                    self.huge_pages = huge_pages;
+                    if let Some(frontend) = self.frontend.state_mut() {
+                        frontend.huge_pages = huge_pages;
+                    }
                     frontend_is_up = true;
                 }
                 ProcessEvent::Uplink(FromUplink::Up { link, remarks }) => {
                     for remark in remarks {
                         self.reporter.step(format_args!("uplink: {}", printable(&remark)));
                     }
-                    if let Some(uplink) = &mut self.uplink {
+                    if let Some(uplink) = self.uplink.state_mut() {
                         uplink.is_up_over(printable(&link));
                     }
                     uplink_is_up = true;
                 }
                 ProcessEvent::Late if uplink_is_up => return Err(not_ready("the frontend")),
                 ProcessEvent::Late => return Err(not_ready("the uplink")),
-                other => self.interrupt(other)?,
+                other => self.handle(GuestPhase::Starting, other)?,
             }
         }
         Ok(())
@@ -199,7 +208,9 @@ impl GuestProcesses<'_> {
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
         self.send_to_guest(&ToGuest::Start { environment }, &[])?;
-        self.settles = Some(Instant::now() + SETTLES_WITHIN);
+        if let Some(guest) = self.guest.state_mut() {
+            guest.settles = Some(Instant::now() + SETTLES_WITHIN);
+        }
         if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
             self.ask_for_sockets()?;
         }
@@ -212,6 +223,17 @@ impl GuestProcesses<'_> {
         }
         Ok(())
     }
+}
+
+/// Completes the start of a process, if it has begun.
+fn complete<S>(
+    process: &mut GuestProcess<S>,
+    begun: Option<Result<DomainProcess, SpawnError>>,
+) -> Result<(), Outcome> {
+    let Some(begun) = begun else { return Ok(()) };
+    let completed = begun.and_then(|mut domain| domain.complete().map(|()| domain));
+    process.start(completed.map_err(not_started)?);
+    Ok(())
 }
 
 fn not_started(error: SpawnError) -> Outcome {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
 
-use super::options::{Link, Options, Protect, UplinkChoice};
+use super::options::{LinkChoice, Options, Protect, UplinkChoice};
 use super::published_ports::PublishedPorts;
 use super::report::Reporter;
 use ringfence_driver::workers::worker_count;
@@ -17,13 +17,13 @@ use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_uplink_process::egress::guest::GuestEgress;
-use ringfence_uplink_process::forward::Forward;
+use ringfence_uplink_process::forward::{Families, Forward};
 use ringfence_uplink_process::link::LinkOrder;
 use ringfence_uplink_process::local::LocalPrefix;
 use ringfence_uplink_process::multicast::Memberships;
 use ringfence_uplink_process::multicast_groups::MulticastConfig;
+use ringfence_uplink_process::network_plan::{NetworkPlan, Wishes};
 use ringfence_uplink_process::orders::UplinkOrder;
-use ringfence_uplink_process::plan::{Plan, Wishes};
 use ringfence_uplink_process::{BATCH, RelayTo, UplinkConfig, UplinkSockets};
 
 /// Maximum number of queues of the guest's interface. One message carries a descriptor of the TAP
@@ -32,7 +32,7 @@ const QUEUES_MAX: usize = BATCH / 2;
 
 /// An uplink that is planned or running.
 pub(super) struct Uplink {
-    plan: Plan,
+    plan: NetworkPlan,
     mtu: u16,
     queues: u32,
     offloads: OffloadKeys,
@@ -80,7 +80,7 @@ impl Uplink {
             name_servers: options.name_servers.clone(),
             loopback: options.host_loopback.clone(),
         };
-        let plan = Plan::new(host, resolver_of_host(), &requested)?;
+        let plan = NetworkPlan::new(host, resolver_of_host(), &requested)?;
         let (families, defaults) = (plan.families(), &options.publish_default);
         let (memberships, multicast, groups) =
             Memberships::start(&options.multicast, [None, None], families)?;
@@ -90,14 +90,14 @@ impl Uplink {
         let queues = worker_count(options.queues).min(QUEUES_MAX);
         let queues = u32::try_from(queues).unwrap_or(1);
         let (link_choice, devices) = match options.link {
-            Link::Vhost => {
+            LinkChoice::Vhost => {
                 let (link_choice, devices) =
                     LinkOrder::choose(queues, true).context("--link vhost")?;
                 let fine = options.protect == Protect::Fine;
                 (if fine { LinkOrder::VhostFine } else { link_choice }, devices)
             }
             // Not vhost-net by default yet: bulk transfers to guests were not measured over it.
-            Link::Auto | Link::Tap | Link::Netif => (LinkOrder::Tap, Vec::new()),
+            LinkChoice::Auto | LinkChoice::Tap | LinkChoice::Netif => (LinkOrder::Tap, Vec::new()),
         };
         Ok(Some(Uplink {
             plan,
@@ -123,8 +123,8 @@ impl Uplink {
         &self.plan.addresses
     }
 
-    /// Returns whether the guest has IPv4 and IPv6 addresses, in this order.
-    pub(super) fn families(&self) -> (bool, bool) {
+    /// Returns the families of the guest's addresses.
+    pub(super) fn families(&self) -> Families {
         self.plan.families()
     }
 
@@ -188,7 +188,7 @@ impl Uplink {
 
     /// Returns the configuration of the uplink process.
     pub(super) fn config(&self, offloads: u32, verbose: bool) -> UplinkConfig {
-        let (mac, guest_mac) = Plan::macs();
+        let (mac, guest_mac) = NetworkPlan::macs();
         UplinkConfig {
             mtu: self.mtu,
             offloads,
@@ -212,7 +212,7 @@ impl Uplink {
             left_out: 0,
             forwards: self.forwards.clone(),
             more_ports: true,
-            more_outward: false,
+            more_to_host: false,
             relay: Some(RelayTo::Loopback),
             captures: false,
             verbose,
@@ -258,17 +258,17 @@ impl fmt::Display for Uplink {
 
 /// Returns `true` if there is to be an uplink. Fails if options contradict each other.
 fn is_wanted(options: &Options) -> anyhow::Result<bool> {
-    if options.protect == Protect::Fine && options.link != Link::Vhost {
+    if options.protect == Protect::Fine && options.link != LinkChoice::Vhost {
         bail!("--protect fine is about the worker of vhost-net: say --link vhost as well");
     }
     let wanted = match (options.uplink, options.link) {
-        (Some(UplinkChoice::Host), Link::Netif) => {
+        (Some(UplinkChoice::Host), LinkChoice::Netif) => {
             bail!("--link netif leads to the switch, not to the host: choose auto, vhost or tap")
         }
-        (Some(UplinkChoice::None), link @ (Link::Vhost | Link::Tap)) => {
+        (Some(UplinkChoice::None), link @ (LinkChoice::Vhost | LinkChoice::Tap)) => {
             bail!("--link {link:?} leads to the host, and --uplink none says not to go there")
         }
-        (Some(UplinkChoice::None), _) | (None, Link::Netif) => false,
+        (Some(UplinkChoice::None), _) | (None, LinkChoice::Netif) => false,
         (Some(UplinkChoice::Host), _) | (None, _) => true,
     };
     if options.uplink_is_private && !options.uplink_addresses.is_empty() {
@@ -300,7 +300,7 @@ fn asks_for_details(options: &Options) -> bool {
 
 fn asks_for_nothing(options: &Options) -> bool {
     options.uplink.is_none()
-        && options.link == Link::Auto
+        && options.link == LinkChoice::Auto
         && options.has_switch()
         && !asks_for_details(options)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use ringfence_sandbox::ids;
 
-use super::disks::Disks;
+use super::disks::GuestDisks;
 use super::options::Options;
 use ringfence_guest::ViewConfig;
 use ringfence_hostnet::runtime_dir::{self, RuntimeDir};
@@ -54,7 +54,7 @@ const SOCKET_VARIABLES: [(&str, &[&str]); 5] = [
 pub(super) fn config(
     options: &Options,
     directory: &RuntimeDir,
-    disks: &Disks,
+    disks: &GuestDisks,
 ) -> io::Result<ViewConfig> {
     let view = &options.view;
     let absolute =

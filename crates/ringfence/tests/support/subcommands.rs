@@ -1,6 +1,8 @@
 //! Search for the tests of subcommands: a subcommand has one if a line of a test starts it by literal words
 //! (`"policy", "check"`, or `ringfence policy check` in a script), or a page does in a block that runs.
 
+#![allow(unreachable_pub, reason = "test programs of two packages use this")]
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

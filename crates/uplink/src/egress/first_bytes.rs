@@ -4,18 +4,25 @@
 //!
 //! ```text
 //! bytes ──> first hello: waits ──> verdict ──> passed ──> later records: pass, or wait as a second hello
+//!     │
+//!     └───> no request line: passed ──> rest of the first line: passes, and is read ([`FirstLine`])
 //! ```
+//!
+//! A word without an end of line may be the first message of another protocol, or the beginning of a request. After a pause
+//! ([`WORD_PASSES_AFTER`]) it is passed, and the bytes behind it are read as before.
 
 use core::net::SocketAddr;
 use core::time::Duration;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use ringfence_policy::Protocol;
 use ringfence_policy::first::{FIRST_BYTES_MAX, Shown};
 use ringfence_policy::gate::{Decision, Inspection};
+use ringfence_policy::http::{FirstLine, Line, is_word};
 use ringfence_policy::tls::second::{Later, Next, first_len};
 
-use super::{Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN};
+use super::{Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER};
 
 /// First bytes of a connection, and what they show.
 #[derive(Debug)]
@@ -24,10 +31,14 @@ pub struct FirstBytes {
     to: SocketAddr,
     allowed: Decision,
     bytes: Vec<u8>,
+    /// Bytes that were passed before a verdict. They are read again together with later ones.
+    before: Vec<u8>,
     /// Number of bytes at the beginning that may go to the server.
     passed: usize,
     /// Time at which the bytes must be complete, from the first one on that waits.
     until: Option<Duration>,
+    /// Time at which a word is passed.
+    pause: Option<Duration>,
     reader: Reader,
 }
 
@@ -35,6 +46,8 @@ pub struct FirstBytes {
 #[derive(Debug)]
 enum Reader {
     First,
+    /// Reads the rest of the first line of another protocol.
+    Line(FirstLine),
     Later(Later),
     /// All bytes may go: they wait only for room in the socket.
     Done,
@@ -55,19 +68,33 @@ impl FirstBytes {
     pub fn new(egress: &Arc<Egress>, to: SocketAddr, allowed: Decision) -> Option<Box<FirstBytes>> {
         (allowed.inspection != Inspection::None).then(|| {
             let egress = Arc::clone(egress);
-            let (bytes, passed, until, reader) = (Vec::new(), 0, None, Reader::First);
-            Box::new(FirstBytes { egress, to, allowed, bytes, passed, until, reader })
+            Box::new(FirstBytes {
+                egress,
+                to,
+                allowed,
+                bytes: Vec::new(),
+                before: Vec::new(),
+                passed: 0,
+                until: None,
+                pause: None,
+                reader: Reader::First,
+            })
         })
     }
 
-    /// Returns the time at which the connection ends without a verdict.
+    /// Returns the time of the next call of [`FirstBytes::on_deadline`].
     pub fn deadline(&self) -> Option<Duration> {
-        self.until
+        self.pause.or(self.until)
     }
 
     /// Returns the number of bytes that are here.
     pub fn held(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Returns the number of bytes for which there is room.
+    pub fn room(&self) -> usize {
+        FIRST_BYTES_MAX.saturating_sub(self.before.len() + self.bytes.len())
     }
 
     /// Returns the bytes that may go to the server.
@@ -89,8 +116,13 @@ impl FirstBytes {
         state.waiting += bytes.len();
         drop(state);
         self.bytes.extend_from_slice(bytes);
+        self.pause = None;
         if !self.read(is_all) {
             return FirstVerdict::Deny;
+        }
+        let is_first = matches!(self.reader, Reader::First);
+        if is_first && self.passed < self.bytes.len() && self.is_word_of_other_protocol() {
+            self.pause = Some(now + WORD_PASSES_AFTER);
         }
         let waits = self.passed < self.bytes.len();
         self.until = if waits { self.until.or(Some(now + FIRST_BYTES_WITHIN)) } else { None };
@@ -100,7 +132,8 @@ impl FirstBytes {
     /// Reads on. Returns `false` if the connection is denied.
     fn read(&mut self, is_all: bool) -> bool {
         if matches!(self.reader, Reader::First) {
-            let Some(shown) = ringfence_policy::first::inspect(&self.bytes, is_all) else {
+            let all = self.all();
+            let Some(shown) = ringfence_policy::first::inspect(&all, is_all) else {
                 return true;
             };
             if !self.check(&shown) {
@@ -111,8 +144,26 @@ impl FirstBytes {
                     self.passed = first_len(&self.bytes);
                     Reader::Later(Later::new(hello))
                 }
+                Shown::Unknown if !self.before.is_empty() => {
+                    // The bytes before are read as a part of the line.
+                    let mut line = FirstLine::default();
+                    line.read(&self.before);
+                    Reader::Line(line)
+                }
+                Shown::Unknown => Reader::Line(FirstLine::default()),
                 _ => Reader::Done,
             };
+        }
+        if let Reader::Line(line) = &mut self.reader {
+            match line.read(self.bytes.get(self.passed..).unwrap_or_default()) {
+                Line::Open if !is_all => {
+                    self.passed = self.bytes.len();
+                    return true;
+                }
+                Line::Open | Line::Other => {}
+                Line::Request if self.check(&Shown::Malformed) => {}
+                Line::Request => return false,
+            }
         }
         if let Reader::Later(later) = &mut self.reader {
             match later.read(self.bytes.get(self.passed..).unwrap_or_default()) {
@@ -137,14 +188,40 @@ impl FirstBytes {
     /// Removes bytes that the socket accepted.
     pub fn sent(&mut self, count: usize) {
         let count = count.min(self.passed);
-        self.bytes.drain(..count);
+        let sent = self.bytes.drain(..count);
         self.passed -= count;
-        self.egress.state().waiting -= count;
+        if matches!(self.reader, Reader::First) {
+            self.before.extend(sent);
+        } else {
+            drop(sent);
+            self.egress.state().waiting -= count + self.before.len();
+            self.before = Vec::new();
+        }
     }
 
-    /// Records that the connection ends because its first bytes are not complete in time.
-    pub fn expire(&self) {
+    /// Acts at [`FirstBytes::deadline`]. Returns [`FirstVerdict::Deny`] if the bytes are not complete in time, and records
+    /// that.
+    pub fn on_deadline(&mut self) -> FirstVerdict {
+        if self.pause.take().is_some() {
+            self.passed = self.bytes.len();
+            self.until = None;
+            return FirstVerdict::Pass;
+        }
         self.check(&Shown::Malformed);
+        FirstVerdict::Deny
+    }
+
+    /// Returns all bytes that no verdict covers.
+    fn all(&self) -> Cow<'_, [u8]> {
+        if self.before.is_empty() {
+            return Cow::Borrowed(&self.bytes);
+        }
+        [&self.before[..], &self.bytes].concat().into()
+    }
+
+    /// Returns `true` if the bytes are a word, and the connection may be of another protocol.
+    fn is_word_of_other_protocol(&self) -> bool {
+        is_word(&self.all()) && self.egress.allows(self.to, &self.allowed, &Shown::Unknown)
     }
 
     fn check(&self, shown: &Shown) -> bool {
@@ -154,7 +231,7 @@ impl FirstBytes {
 
 impl Drop for FirstBytes {
     fn drop(&mut self) {
-        self.egress.state().waiting -= self.bytes.len();
+        self.egress.state().waiting -= self.bytes.len() + self.before.len();
     }
 }
 

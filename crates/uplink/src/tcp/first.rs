@@ -10,7 +10,6 @@ use super::connection::TcpConnection;
 use crate::context::Context;
 use crate::egress::{FirstBytes, FirstVerdict};
 use crate::host::Piece;
-use ringfence_policy::first::FIRST_BYTES_MAX;
 
 impl TcpConnection {
     /// Adds payload to the first bytes. Returns `true` if all of it was taken.
@@ -26,8 +25,7 @@ impl TcpConnection {
             self.record_refused(offered, context);
             return false;
         }
-        let room = FIRST_BYTES_MAX.saturating_sub(first.held());
-        let bytes = gather(pieces, room);
+        let bytes = gather(pieces, first.room());
         self.rcv_nxt += bounded(bytes.len(), u32::MAX);
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
         self.bytes.0 += bytes.len() as u64;
@@ -49,6 +47,19 @@ impl TcpConnection {
             self.first = Some(first);
         }
         is_done
+    }
+
+    /// Acts on the time limit of the first bytes. Returns `false` if the connection ends.
+    pub(super) fn on_first_bytes_deadline(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(mut first) = self.first.take() else { return true };
+        let is_allowed = first.on_deadline() != FirstVerdict::Deny;
+        if is_allowed {
+            self.send_first_bytes(&mut first, context);
+        } else {
+            context.counters.egress_hellos_denied.add(1);
+        }
+        self.first = Some(first);
+        is_allowed
     }
 
     fn judge(

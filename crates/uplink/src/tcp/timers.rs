@@ -17,9 +17,8 @@ impl TcpConnection {
             let how = if self.phase == Phase::TimeWait { Close::Orderly } else { Close::Reset };
             return Disposition::Close(how);
         }
-        if let Some(first) = self.first.as_ref().filter(|first| is_due(first.deadline())) {
-            first.expire();
-            context.counters.egress_hellos_denied.add(1);
+        let first = self.first.as_ref().and_then(|first| first.deadline());
+        if is_due(first) && !self.on_first_bytes_deadline(context) {
             return self.abort(context);
         }
         if is_due(self.retransmit_at) && !self.on_retransmission_timeout(context) {

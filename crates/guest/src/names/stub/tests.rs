@@ -65,7 +65,7 @@ impl World {
         let bound =
             (0..100).find_map(|_| Stub::bind_at("127.0.0.1:0".parse().unwrap()).ok()).unwrap();
         let sockets = vec![bound];
-        let relay = Relay::new(server.into_iter().collect());
+        let forwarder = DnsForwarder::new(server.into_iter().collect());
         let server = sockets[0].0.local_addr().unwrap();
         let stub = Stub {
             source: Box::new(Names { table: table.clone(), changes }),
@@ -76,7 +76,7 @@ impl World {
             connections: Vec::new(),
             waiting: Vec::new(),
             next_waiting: 0,
-            relay,
+            forwarder,
             search: vec!["corp.example".into()],
             files: None,
             version: 0,

@@ -20,6 +20,24 @@ fn names(command: &Command, prefix: &str) -> BTreeSet<String> {
     all
 }
 
+/// Fails for a line of examples or notes that the help would wrap.
+fn check_widths(command: &Command, limit: usize) {
+    let texts = [command.get_after_help(), command.get_after_long_help()];
+    for line in texts
+        .into_iter()
+        .flatten()
+        .flat_map(|text| text.to_string().lines().map(str::to_owned).collect::<Vec<_>>())
+    {
+        assert!(line.chars().count() <= limit, "{}: {line}", command.get_name());
+    }
+    command.get_subcommands().for_each(|sub| check_widths(sub, limit));
+}
+
+#[test]
+fn examples_and_notes_are_no_wider_than_the_help() {
+    check_widths(&documented(), 100);
+}
+
 #[test]
 fn page_of_run_names_its_options_and_its_groups() {
     let page = page(&["run"]).unwrap();
@@ -108,14 +126,21 @@ fn completions_have_the_users_commands_alone() {
 }
 
 #[test]
-fn readme_synopsis_has_every_option_of_run_that_help_shows() {
-    let readme = include_str!("../../../../../README.md");
-    let start = readme.find("    ringfence run [--switch").unwrap();
-    let synopsis = readme[start..].split("\n\n").next().unwrap();
-    let words: BTreeSet<_> = synopsis.split(['[', ']', ' ', '|', '\n']).collect();
+fn page_in_docs_names_every_option_of_run_that_help_shows() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let pages = fs::read_dir(docs)
+        .unwrap()
+        .filter_map(|entry| fs::read_to_string(entry.unwrap().path()).ok());
+    let text: String = pages.collect();
+    let is_end = |c: char| !(c.is_ascii_alphanumeric() || c == '-');
+    let words: BTreeSet<_> = text.split(is_end).collect();
     let run = find(&["run".to_owned()]).unwrap();
     let shown = run.get_arguments().filter(|option| !option.is_hide_set());
-    for option in shown.filter_map(clap::Arg::get_long).filter(|long| *long != "help") {
-        assert!(words.contains(format!("--{option}").as_str()), "--{option}");
+    for option in shown.filter(|option| option.get_id() != "help") {
+        let long = option.get_long().map(|long| format!("--{long}"));
+        let names: Vec<_> =
+            long.into_iter().chain(option.get_short().map(|c| format!("-{c}"))).collect();
+        let is_named = names.is_empty() || names.iter().any(|name| words.contains(name.as_str()));
+        assert!(is_named, "{names:?}");
     }
 }

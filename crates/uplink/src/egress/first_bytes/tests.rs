@@ -91,3 +91,64 @@ fn bytes_that_may_go_stay_until_the_socket_takes_them() {
     drop(first);
     assert_eq!(egress.state().waiting, 0);
 }
+
+#[test]
+fn word_of_another_protocol_passes_after_a_pause_and_reading_goes_on() {
+    // A four-letter command of ZooKeeper; the answer ends the connection.
+    let mut first = first_bytes();
+    assert_eq!(add(&mut first, b"ruok"), (FirstVerdict::Wait, 0));
+    assert_eq!(first.deadline(), Some(NOW + WORD_PASSES_AFTER));
+    assert_eq!(first.on_deadline(), FirstVerdict::Pass);
+    assert_eq!(first.passed(), b"ruok");
+    first.sent(4);
+    assert!(first.held() == 0 && first.deadline().is_none() && !first.is_done());
+    assert_eq!(first.add(&[], true, NOW), FirstVerdict::Wait);
+    assert!(first.is_done());
+
+    for request in ["GET / HTTP/1.1\r\nHost: b.org\r\n\r\n", "PROXY TCP4 x\r\n", "GET /\r\n"] {
+        let mut first = first_bytes();
+        add(&mut first, &request.as_bytes()[..3]);
+        assert_eq!(first.on_deadline(), FirstVerdict::Pass);
+        first.sent(3);
+        assert_eq!(add(&mut first, &request.as_bytes()[3..]), (FirstVerdict::Deny, 0), "{request}");
+        let egress = Arc::clone(&first.egress);
+        drop(first);
+        assert_eq!(egress.state().waiting, 0);
+    }
+
+    let mut first = first_bytes();
+    add(&mut first, b"GET");
+    first.on_deadline();
+    first.sent(3);
+    let (verdict, passed) = add(&mut first, b" / HTTP/1.1\r\nHost: a.org\r\n\r\n");
+    assert_eq!((verdict, passed), (FirstVerdict::Pass, 28));
+    assert!(first.is_done() && first.egress.state().waiting == 0);
+}
+
+#[test]
+fn bytes_that_cannot_begin_a_request_pass_at_once_and_their_line_is_read() {
+    for bytes in
+        [&b"0033git-upload-pack /x\0host=a.org\0"[..], b"\0\0\0\x08\x04\xd2\x16\x2f", &[b'x'; 40]]
+    {
+        let mut first = first_bytes();
+        assert_eq!(add(&mut first, bytes), (FirstVerdict::Pass, bytes.len()));
+        assert!(first.deadline().is_none());
+        assert_eq!(add(&mut first, b"more\n"), (FirstVerdict::Pass, 5));
+        assert!(first.is_done());
+    }
+    for request in [" GET / HTTP/1.1\r\nHost: b.org\r\n\r\n", " GET /\r\nHost: b.org\r\n\r\n"] {
+        let mut first = first_bytes();
+        assert_eq!(add(&mut first, b" "), (FirstVerdict::Pass, 1));
+        assert_eq!(add(&mut first, &request.as_bytes()[1..]), (FirstVerdict::Deny, 0), "{request}");
+    }
+}
+
+#[test]
+fn beginning_of_a_hello_does_not_pass_after_a_pause() {
+    for bytes in [&b"GET /x"[..], &[22, 3, 1], &[21], &[0x80, 46]] {
+        let mut first = first_bytes();
+        assert_eq!(add(&mut first, bytes), (FirstVerdict::Wait, 0));
+        assert_eq!(first.deadline(), Some(NOW + FIRST_BYTES_WITHIN), "{bytes:?}");
+        assert_eq!(first.on_deadline(), FirstVerdict::Deny);
+    }
+}

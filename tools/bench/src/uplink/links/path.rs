@@ -19,7 +19,7 @@ use ringfence_uplink::guest::GuestNetwork;
 use ringfence_uplink::host::real::RealHost;
 use ringfence_uplink::runner::{Runner, RunnerEnd};
 use ringfence_uplink::{Access, Config, Uplink, UplinkCounters};
-use ringfence_uplink_process::link::{Link, LinkOrder, Made};
+use ringfence_uplink_process::link::{LinkOrder, Made, QueueLink};
 
 use super::super::args::UplinkPeer;
 use super::super::end::{CaseResult, EndMessage};
@@ -123,17 +123,20 @@ fn carry(
     let order = if device.is_some() { LinkOrder::Vhost } else { LinkOrder::Tap };
     let offloads = tap.offloads;
     let Made { link, .. } =
-        Link::make(&order, tap.fd, device, offloads, setup.mtu, &counted.link).context("a link")?;
+        QueueLink::make(&order, tap.fd, device, offloads, setup.mtu, &counted.link)
+            .context("a link")?;
     let host = RealHost::new(Arc::clone(&counted.sockets)).context("sockets")?;
     let uplink = Uplink::new(config(setup)?, Box::new(host), Arc::clone(&counted.sockets));
     // If the starter is gone, the closed stop socket ends the runner.
     let _ = up.send(());
     let ended = match link {
-        Link::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
-        Link::Vhost(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped),
-        Link::Stream(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
-        Link::Datagram(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
-        Link::VhostUser(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped),
+        QueueLink::Tap(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
+        QueueLink::Vhost(link) => Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped),
+        QueueLink::Stream(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
+        QueueLink::Datagram(link) => Runner::new(uplink, link, Clock::default(), SPIN).run(stopped),
+        QueueLink::VhostUser(link) => {
+            Runner::new(uplink, *link, Clock::default(), SPIN).run(stopped)
+        }
     };
     match ended {
         RunnerEnd::Stopped => Ok(()),

@@ -1,25 +1,17 @@
 //! Changes of a guest's published ports by clients (`ringfence port`), and sockets of the guest's network for relays.
 
 use ringfence_sandbox::STATUS_FAILED;
-use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
 
 use super::clients::ClientId;
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::published_ports::{Changed, listen};
-use super::uplink::Uplink;
 use crate::commands::Reply;
 use ringfence_guest::ToGuest;
 use ringfence_uplink_process::forward::ForwardSpec;
-use ringfence_uplink_process::ports;
+use ringfence_uplink_process::forwarded_ports;
 
 impl GuestProcesses<'_> {
-    /// Returns the uplink to change it, as [`GuestProcesses::running_uplink`] does.
-    pub(super) fn running_uplink_mut(&mut self) -> Option<(&mut Uplink, &Channel)> {
-        let channel = self.uplink_domain.as_ref().map(|own| own.domain.channel());
-        self.uplink.as_mut().zip(channel)
-    }
-
     /// Carries out a client's change of ports. [`GuestProcesses::port_is_changed`] answers later.
     pub(super) fn change_ports(
         &mut self,
@@ -44,7 +36,7 @@ impl GuestProcesses<'_> {
     ) -> Result<Option<Changed>, String> {
         let spec: ForwardSpec = text.parse().map_err(|error| format!("{text}: {error}"))?;
         let (options, reporter) = (self.options, self.reporter);
-        let (uplink, channel) = self.running_uplink_mut().ok_or("it has no uplink")?;
+        let (uplink, channel) = self.uplink.with_channel().ok_or("it has no uplink")?;
         if is_new {
             let defaults = &options.publish_default;
             let made = listen(&spec, uplink.families(), defaults, reporter);
@@ -58,7 +50,7 @@ impl GuestProcesses<'_> {
 
     /// Handles the uplink's answer to an order about a port.
     pub(super) fn port_is_changed(&mut self, id: u32, error: Option<String>) {
-        let running = self.running_uplink_mut();
+        let running = self.uplink.with_channel();
         let changed =
             running.and_then(|(uplink, channel)| uplink.ports.answered(channel, id, error));
         self.reply_changed(changed);
@@ -72,7 +64,7 @@ impl GuestProcesses<'_> {
 
     /// Asks the guest's init for sockets of its network, unless some are on their way.
     pub(super) fn ask_for_sockets(&mut self) -> Result<(), Outcome> {
-        let Some((uplink, _)) = self.running_uplink_mut() else { return Ok(()) };
+        let Some((uplink, _)) = self.uplink.with_channel() else { return Ok(()) };
         uplink.ports.has_relays = true;
         if std::mem::replace(&mut uplink.ports.awaits_sockets, true) {
             return Ok(());
@@ -82,10 +74,10 @@ impl GuestProcesses<'_> {
 
     /// Passes sockets of the guest's network to the uplink. Unexpected ones are closed.
     pub(super) fn pass_sockets(&mut self, fds: &Descriptors) {
-        let Some((uplink, channel)) = self.running_uplink_mut() else { return };
+        let Some((uplink, channel)) = self.uplink.with_channel() else { return };
         if std::mem::take(&mut uplink.ports.awaits_sockets) {
             // An uplink that is gone is reported soon, with the reason.
-            let _ = ports::send_sockets(channel, &fds.each().collect::<Vec<_>>());
+            let _ = forwarded_ports::send_sockets(channel, &fds.each().collect::<Vec<_>>());
         }
     }
 }

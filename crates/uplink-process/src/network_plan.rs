@@ -1,10 +1,11 @@
-//! Plan of a guest's uplink: addresses, routes, name servers, and substitute addresses for the
+//! Network plan of a guest's uplink: addresses, routes, name servers, and substitute addresses for the
 //! host.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::config::{Alias, INTERFACE};
+use crate::forward::Families;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::address::AddressError;
 use ringfence_hostnet::host::{HostNetwork, Resolver};
@@ -77,7 +78,7 @@ impl FromStr for UplinkAddress {
 
 /// Network configuration of a guest with an uplink.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct NetworkPlan {
     pub addresses: Vec<Address>,
     pub routes: Vec<Route>,
     pub gateways: Vec<IpAddr>,
@@ -106,8 +107,12 @@ pub enum PlanError {
     LoopbackTaken(IpAddr),
 }
 
-impl Plan {
-    pub fn new(host: HostNetwork, resolver: Resolver, wishes: &Wishes) -> Result<Plan, PlanError> {
+impl NetworkPlan {
+    pub fn new(
+        host: HostNetwork,
+        resolver: Resolver,
+        wishes: &Wishes,
+    ) -> Result<NetworkPlan, PlanError> {
         let (mut addresses, mut routes) = (wishes.addresses.clone(), Vec::new());
         let mut wanted = wishes.gateways.clone();
         let origin = if !addresses.is_empty() {
@@ -122,7 +127,7 @@ impl Plan {
             (addresses, routes) = (host.addresses, host.routes);
             format!("copied from {}", host.interfaces.join(" and "))
         };
-        let mut plan = Plan {
+        let mut plan = NetworkPlan {
             addresses,
             routes,
             gateways: Vec::new(),
@@ -157,15 +162,14 @@ impl Plan {
         used.chain(self.resolvers.iter().map(|alias| alias.guest)).collect()
     }
 
-    /// Returns whether the guest has IPv4 and IPv6 addresses, in this order.
-    pub fn families(&self) -> (bool, bool) {
+    /// Returns the families of the guest's addresses.
+    pub fn families(&self) -> Families {
         let any = |v4| self.addresses.iter().any(|address| address.ip().is_ipv4() == v4);
-        (any(true), any(false))
+        Families { v4: any(true), v6: any(false) }
     }
 
     fn has_family_of(&self, ip: IpAddr) -> bool {
-        let (v4, v6) = self.families();
-        if ip.is_ipv4() { v4 } else { v6 }
+        self.families().have(&ip)
     }
 
     pub fn has(&self, ip: IpAddr) -> bool {
@@ -177,7 +181,7 @@ impl Plan {
         if let Some(lost) = wanted.iter().find(|ip| !self.has_family_of(**ip)) {
             return Err(PlanError::Gateway(*lost));
         }
-        let (v4, v6) = self.families();
+        let Families { v4, v6 } = self.families();
         for (is_there, is_v4) in [(v4, true), (v6, false)] {
             let everything: IpAddr =
                 if is_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -229,7 +233,7 @@ impl Plan {
     /// Returns addresses of the host's name servers to which the guest can send, and the stand-ins among them.
     fn resolve(&self, servers: &[IpAddr]) -> (Vec<IpAddr>, Vec<Alias>) {
         let (mut name_servers, mut resolvers) = (Vec::new(), Vec::new());
-        let (v4, _) = self.families();
+        let v4 = self.families().v4;
         for (&host, number) in servers.iter().zip(1..) {
             if self.has_family_of(host) && !host.is_loopback() && !self.has(host) {
                 name_servers.push(host);
@@ -340,8 +344,8 @@ mod tests {
         Resolver { name_servers, search: vec!["example".into()], ..Resolver::default() }
     }
 
-    fn plan(host: HostNetwork, resolver: Resolver) -> Plan {
-        Plan::new(host, resolver, &Wishes::default()).unwrap()
+    fn plan(host: HostNetwork, resolver: Resolver) -> NetworkPlan {
+        NetworkPlan::new(host, resolver, &Wishes::default()).unwrap()
     }
 
     #[test]
@@ -364,8 +368,8 @@ mod tests {
             [(HostNetwork::default(), false), (host(&["192.0.2.7/24"], &[]), true)]
         {
             let wishes = Wishes { private, ..Wishes::default() };
-            let plan = Plan::new(host, servers(&["2001:db8::53"]), &wishes).unwrap();
-            assert_eq!(plan.families(), (true, true));
+            let plan = NetworkPlan::new(host, servers(&["2001:db8::53"]), &wishes).unwrap();
+            assert_eq!(plan.families(), Families { v4: true, v6: true });
             assert_eq!(plan.gateways, PRIVATE_ROUTERS);
             assert!(plan.origin.starts_with("private") && plan.resolvers.is_empty());
         }
@@ -377,7 +381,7 @@ mod tests {
             host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1", "fe80::1"]),
             servers(&["192.0.2.1", "127.0.0.53"]),
         );
-        assert_eq!(plan.families(), (true, true));
+        assert_eq!(plan.families(), Families { v4: true, v6: true });
         assert_eq!(
             plan.gateways,
             ["192.0.2.1".parse::<IpAddr>().unwrap(), "fe80::1".parse().unwrap()]
@@ -392,7 +396,7 @@ mod tests {
     #[test]
     fn host_with_one_family_gives_guest_one_family() {
         let v6 = plan(host(&["2001:db8::7/64"], &["fe80::1"]), servers(&["192.0.2.1"]));
-        assert_eq!(v6.families(), (false, true));
+        assert_eq!(v6.families(), Families { v4: false, v6: true });
         assert_eq!(v6.name_servers, ["fd72:6672:6663::5266:1".parse::<IpAddr>().unwrap()]);
         let v4 = plan(host(&["192.0.2.7/32"], &[]), servers(&["192.0.2.7"]));
         assert_eq!(v4.gateways, [IpAddr::from(ROUTER_V4)]);
@@ -410,7 +414,7 @@ mod tests {
             loopback: vec!["10.9.0.9".parse().unwrap()],
         };
         let host = host(&["192.0.2.7/24", "2001:db8::7/64"], &["192.0.2.1"]);
-        let plan = Plan::new(host, servers(&["192.0.2.1"]), &wishes).unwrap();
+        let plan = NetworkPlan::new(host, servers(&["192.0.2.1"]), &wishes).unwrap();
         assert_eq!(plan.addresses, wishes.addresses);
         assert_eq!(plan.gateways, wishes.gateways);
         assert_eq!(plan.name_servers, wishes.name_servers);
@@ -421,7 +425,7 @@ mod tests {
     #[test]
     fn address_that_is_not_of_one_host_is_refused() {
         let with = |wishes| {
-            Plan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes)
+            NetworkPlan::new(host(&["192.0.2.7/24", "2001:db8::7/64"], &[]), servers(&[]), &wishes)
         };
         for text in [
             "::",
@@ -451,11 +455,11 @@ mod tests {
     fn impossible_settings_are_reported() {
         let six: IpAddr = "fe80::1".parse().unwrap();
         let wishes = Wishes { gateways: vec![six], ..Wishes::default() };
-        let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
+        let refused = NetworkPlan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
         assert_eq!(refused.unwrap_err(), PlanError::Gateway(six));
         let own: IpAddr = "192.0.2.7".parse().unwrap();
         let wishes = Wishes { loopback: vec![own], ..Wishes::default() };
-        let refused = Plan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
+        let refused = NetworkPlan::new(host(&["192.0.2.7/24"], &[]), servers(&[]), &wishes);
         assert_eq!(refused.unwrap_err(), PlanError::LoopbackTaken(own));
     }
 }

@@ -41,7 +41,7 @@ fn incomplete_message_waits_for_more() {
     }
     let rules = vec![rule(false, None, (1, 9, 11))];
     let table =
-        Table { number: 1, name: "HOST".to_owned(), capabilities: capabilities::IPV4, rules };
+        RuleTable { number: 1, name: "HOST".to_owned(), capabilities: capabilities::IPV4, rules };
     let whole = write_tables(std::slice::from_ref(&table));
     assert_eq!(whole.len(), 20 + 1 + 128 + 8 + 56 + 1);
     for len in 0..whole.len() {

@@ -25,7 +25,7 @@ pub struct Range {
 }
 
 impl Range {
-    fn contains(self, port: u16) -> bool {
+    pub(crate) fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
 
@@ -53,7 +53,7 @@ pub struct Mapping {
 
 /// Argument of an option for ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortSpec {
+pub enum PastaForwardSpec {
     /// No port.
     None,
     /// Ports at one listening address.
@@ -77,7 +77,7 @@ pub struct Listen {
 
 /// Reasons for which a specification of ports is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PortError {
+pub enum PastaForwardError {
     /// The text is not a number from 1 to 65535.
     #[error("`{0}` is not a port: 1 to 65535")]
     Port(String),
@@ -98,12 +98,12 @@ pub enum PortError {
     None,
 }
 
-impl FromStr for PortSpec {
-    type Err = PortError;
+impl FromStr for PastaForwardSpec {
+    type Err = PastaForwardError;
 
-    fn from_str(text: &str) -> Result<PortSpec, PortError> {
+    fn from_str(text: &str) -> Result<PastaForwardSpec, PastaForwardError> {
         if text == "none" {
-            return Ok(PortSpec::None);
+            return Ok(PastaForwardSpec::None);
         }
         let (mut listen, entries) = split_address(text)?;
         for entry in entries.split(',') {
@@ -112,16 +112,16 @@ impl FromStr for PortSpec {
         if listen.mappings.is_empty() && !listen.auto {
             listen.all = true;
         }
-        Ok(PortSpec::Listen(listen))
+        Ok(PastaForwardSpec::Listen(listen))
     }
 }
 
 /// Splits off the listening address and interface, if the text has them.
-fn split_address(text: &str) -> Result<(Listen, &str), PortError> {
+fn split_address(text: &str) -> Result<(Listen, &str), PastaForwardError> {
     // A slash behind a comma belongs to the target of a mapping.
     let head = text.split_once('/').filter(|(head, _)| !head.contains(','));
     let Some((head, rest)) = head else { return Ok((Listen::default(), text)) };
-    let wrong = || PortError::Address(head.to_owned());
+    let wrong = || PastaForwardError::Address(head.to_owned());
     let (ip, interface) = match head.split_once('%') {
         Some((ip, interface)) => (ip, Some(interface)),
         None => (head, None),
@@ -158,17 +158,17 @@ fn address(text: &str) -> Option<IpAddr> {
     }
 }
 
-fn read_entry(entry: &str, listen: &mut Listen) -> Result<(), PortError> {
+fn read_entry(entry: &str, listen: &mut Listen) -> Result<(), PastaForwardError> {
     match entry {
-        "" => return Err(PortError::Empty),
-        "none" => return Err(PortError::None),
+        "" => return Err(PastaForwardError::Empty),
+        "none" => return Err(PastaForwardError::None),
         "auto" => listen.auto = true,
         "all" => listen.all = true,
         _ => {
             if let Some(excluded) = entry.strip_prefix('~') {
                 listen.excluded.push(range(excluded)?);
             } else if let Some(to) = entry.strip_prefix("all:") {
-                let to = address(to).ok_or_else(|| PortError::Address(to.to_owned()))?;
+                let to = address(to).ok_or_else(|| PastaForwardError::Address(to.to_owned()))?;
                 (listen.all, listen.all_to) = (true, Some(to));
             } else {
                 listen.mappings.push(mapping(entry)?);
@@ -178,7 +178,7 @@ fn read_entry(entry: &str, listen: &mut Listen) -> Result<(), PortError> {
     Ok(())
 }
 
-fn mapping(entry: &str) -> Result<Mapping, PortError> {
+fn mapping(entry: &str) -> Result<Mapping, PastaForwardError> {
     let (from, target) = match entry.split_once(':') {
         Some((from, target)) => (range(from)?, Some(target)),
         None => (range(entry)?, None),
@@ -187,7 +187,7 @@ fn mapping(entry: &str) -> Result<Mapping, PortError> {
         None => (None, from),
         Some(target) => match target.split_once('/') {
             Some((ip, ports)) => {
-                let ip = address(ip).ok_or_else(|| PortError::Address(ip.to_owned()))?;
+                let ip = address(ip).ok_or_else(|| PastaForwardError::Address(ip.to_owned()))?;
                 (Some(ip), range(ports)?)
             }
             None => match address(target) {
@@ -198,23 +198,23 @@ fn mapping(entry: &str) -> Result<Mapping, PortError> {
     };
     if from.offset() != to.offset() {
         let [from, to] = [from, to].map(|range| u32::from(range.offset()) + 1);
-        return Err(PortError::Lengths { entry: entry.to_owned(), from, to });
+        return Err(PastaForwardError::Lengths { entry: entry.to_owned(), from, to });
     }
     Ok(Mapping { from, to, address })
 }
 
-fn range(text: &str) -> Result<Range, PortError> {
+fn range(text: &str) -> Result<Range, PastaForwardError> {
     let port = |text: &str| {
         let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
         let number = text.parse::<u16>().ok().filter(|port| *port > 0 && is_number);
-        number.ok_or_else(|| PortError::Port(text.to_owned()))
+        number.ok_or_else(|| PastaForwardError::Port(text.to_owned()))
     };
     let (first, last) = match text.split_once('-') {
         Some((first, last)) => (port(first)?, port(last)?),
         None => (port(text)?, port(text)?),
     };
     if first > last {
-        Err(PortError::Backwards(text.to_owned()))
+        Err(PastaForwardError::Backwards(text.to_owned()))
     } else {
         Ok(Range { first, last })
     }
@@ -238,11 +238,11 @@ impl Listen {
     }
 }
 
-impl fmt::Display for PortSpec {
+impl fmt::Display for PastaForwardSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PortSpec::None => f.write_str("none"),
-            PortSpec::Listen(listen) => listen.fmt(f),
+            PastaForwardSpec::None => f.write_str("none"),
+            PastaForwardSpec::Listen(listen) => listen.fmt(f),
         }
     }
 }
@@ -278,7 +278,7 @@ impl fmt::Display for Listen {
 /// Function of the fuzz target.
 #[cfg(any(test, feature = "test-utils"))]
 pub mod fuzzing {
-    use super::{PortSpec, Range};
+    use super::{PastaForwardSpec, Range};
 
     /// Parses arbitrary bytes. Accepted text must survive a round trip, and yield valid ports only.
     ///
@@ -287,10 +287,14 @@ pub mod fuzzing {
     /// Panics if one of these rules is broken.
     pub fn port_spec(data: &[u8]) {
         let Ok(text) = std::str::from_utf8(data) else { return };
-        let Ok(spec) = text.parse::<PortSpec>() else { return };
+        let Ok(spec) = text.parse::<PastaForwardSpec>() else { return };
         let written = spec.to_string();
-        assert_eq!(written.parse::<PortSpec>().as_ref(), Ok(&spec), "{text:?} as {written:?}");
-        let PortSpec::Listen(listen) = spec else { return };
+        assert_eq!(
+            written.parse::<PastaForwardSpec>().as_ref(),
+            Ok(&spec),
+            "{text:?} as {written:?}"
+        );
+        let PastaForwardSpec::Listen(listen) = spec else { return };
         let in_range = |range: &Range, port: u16| range.first <= port && port <= range.last;
         for (port, target, _) in listen.ports().take(1 << 17) {
             assert!(port > 0 && target > 0, "{text:?}");
@@ -309,9 +313,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn listen(text: &str) -> Listen {
-        match text.parse::<PortSpec>().unwrap() {
-            PortSpec::Listen(listen) => listen,
-            PortSpec::None => panic!("{text} is no port"),
+        match text.parse::<PastaForwardSpec>().unwrap() {
+            PastaForwardSpec::Listen(listen) => listen,
+            PastaForwardSpec::None => panic!("{text} is no port"),
         }
     }
 
@@ -321,7 +325,7 @@ mod tests {
 
     #[test]
     fn examples_of_the_manual_page_are_understood() {
-        assert_eq!("none".parse(), Ok(PortSpec::None));
+        assert_eq!("none".parse(), Ok(PastaForwardSpec::None));
         assert_eq!(ports("22"), [(22, 22)]);
         assert_eq!(ports("22:23"), [(22, 23)]);
         assert_eq!(ports("22,25"), [(22, 22), (25, 25)]);
@@ -345,19 +349,19 @@ mod tests {
 
     #[test]
     fn malformed_specification_returns_its_own_error() {
-        let error = |text: &str| text.parse::<PortSpec>().unwrap_err();
-        assert_eq!(error("80:0"), PortError::Port("0".into()));
-        assert_eq!(error("http"), PortError::Port("http".into()));
-        assert_eq!(error("65536"), PortError::Port("65536".into()));
-        assert_eq!(error("9-8"), PortError::Backwards("9-8".into()));
-        let lengths = PortError::Lengths { entry: "1-5:1-3".into(), from: 5, to: 3 };
+        let error = |text: &str| text.parse::<PastaForwardSpec>().unwrap_err();
+        assert_eq!(error("80:0"), PastaForwardError::Port("0".into()));
+        assert_eq!(error("http"), PastaForwardError::Port("http".into()));
+        assert_eq!(error("65536"), PastaForwardError::Port("65536".into()));
+        assert_eq!(error("9-8"), PastaForwardError::Backwards("9-8".into()));
+        let lengths = PastaForwardError::Lengths { entry: "1-5:1-3".into(), from: 5, to: 3 };
         assert_eq!(error("1-5:1-3"), lengths);
-        assert_eq!(error("eth0/22"), PortError::Address("eth0".into()));
-        assert_eq!(error("192.0.2.1%/22"), PortError::Address("192.0.2.1%".into()));
-        assert_eq!(error("/22"), PortError::Address(String::new()));
-        assert_eq!(error("22,"), PortError::Empty);
-        assert_eq!(error(""), PortError::Empty);
-        assert_eq!(error("22,none"), PortError::None);
+        assert_eq!(error("eth0/22"), PastaForwardError::Address("eth0".into()));
+        assert_eq!(error("192.0.2.1%/22"), PastaForwardError::Address("192.0.2.1%".into()));
+        assert_eq!(error("/22"), PastaForwardError::Address(String::new()));
+        assert_eq!(error("22,"), PastaForwardError::Empty);
+        assert_eq!(error(""), PastaForwardError::Empty);
+        assert_eq!(error("22,none"), PastaForwardError::None);
     }
 
     proptest! {
@@ -373,7 +377,7 @@ mod tests {
         ) {
             let address = address.map_or(String::new(), |address| address + "/");
             let text = address + &entries.join(",");
-            prop_assert!(text.parse::<PortSpec>().is_ok(), "{}", text);
+            prop_assert!(text.parse::<PastaForwardSpec>().is_ok(), "{}", text);
             fuzzing::port_spec(text.as_bytes());
         }
     }

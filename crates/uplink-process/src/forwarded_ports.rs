@@ -3,9 +3,9 @@
 //! ```text
 //! session or launcher                         uplink process
 //!   opens the socket with the user's rights
-//!   PortOrder::Open + socket  ──channel──>     first engine: forward_tcp, forward_udp
+//!   ForwardedPortOrder::Open + socket  ──channel──>     first engine: forward_tcp, forward_udp
 //!                             <──────────      FromUplink::Port
-//!   PortOrder::Close          ──channel──>     first engine: remove_forward
+//!   ForwardedPortOrder::Close          ──channel──>     first engine: remove_forward
 //! ```
 //!
 //! The uplink can open no listening socket itself. It accepts an order only on the channel of the process that
@@ -23,7 +23,7 @@ use ringfence_uplink::forward::{Destination, ForwardId};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::forward::{Forward, PORTS_MAX, Protocol};
+use crate::forward::{Forward, ForwardProtocol, PORTS_MAX};
 use crate::messages::FromUplink;
 use crate::orders::UplinkOrder;
 use ringfence_hostnet::address::Address;
@@ -35,7 +35,7 @@ pub const SOCKETS_MAX: usize = 2 * PORTS_MAX;
 
 /// Order to a running uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum PortOrder {
+pub enum ForwardedPortOrder {
     /// Forwards the socket that comes with the order.
     Open {
         /// Number of the port, which no open port has.
@@ -55,14 +55,14 @@ pub enum PortOrder {
 
 /// Reasons for which a port cannot be added or removed.
 #[derive(Debug, thiserror::Error)]
-pub enum PortFailure {
+pub enum ForwardedPortFailure {
     /// Listening failed.
     #[error("cannot listen at {at}/{protocol}: {source}")]
     Listen {
         /// Address and port of the host.
         at: SocketAddr,
         /// Protocol of the port.
-        protocol: Protocol,
+        protocol: ForwardProtocol,
         /// Error of the system.
         source: std::io::Error,
     },
@@ -80,32 +80,32 @@ pub enum PortFailure {
     Failed(String),
     /// The uplink answered to another order.
     #[error("the uplink answered to another order than the last one")]
-    Protocol,
+    ForwardProtocol,
 }
 
-impl PortFailure {
+impl ForwardedPortFailure {
     /// Returns `true` if only this port is concerned: the uplink runs on.
     pub fn is_of_port(&self) -> bool {
-        use PortFailure::{Listen, Refused, TooMany};
+        use ForwardedPortFailure::{Listen, Refused, TooMany};
         matches!(self, Listen { .. } | TooMany | Refused(_))
     }
 }
 
 /// Ports of a running uplink, at the side that opens sockets.
 #[derive(Debug, Default)]
-pub struct RunningPorts {
+pub struct ForwardedPorts {
     last: u32,
     open: usize,
     /// Set if the uplink has asked for sockets of the guest's network.
     needs_sockets: bool,
 }
 
-impl RunningPorts {
+impl ForwardedPorts {
     /// Returns the state of an uplink that was started with `sockets` listening sockets. Their numbers are
     /// [`first_ports`].
-    pub fn new(sockets: usize) -> RunningPorts {
+    pub fn new(sockets: usize) -> ForwardedPorts {
         let last = first_ports(sockets).last().unwrap_or(0);
-        RunningPorts { last, open: sockets, needs_sockets: false }
+        ForwardedPorts { last, open: sockets, needs_sockets: false }
     }
 
     /// Listens at an address of the host, and forwards that to a port of the guest. Returns the number of the
@@ -113,31 +113,32 @@ impl RunningPorts {
     ///
     /// # Errors
     ///
-    /// Returns [`PortFailure`].
+    /// Returns [`ForwardedPortFailure`].
     pub fn listen(
         &mut self,
         channel: &Channel,
-        protocol: Protocol,
+        protocol: ForwardProtocol,
         at: SocketAddr,
         guest_port: u16,
-    ) -> Result<u32, PortFailure> {
+    ) -> Result<u32, ForwardedPortFailure> {
         let socket = super::forward::bind(protocol, at);
-        let socket = socket.map_err(|source| PortFailure::Listen { at, protocol, source })?;
+        let socket =
+            socket.map_err(|source| ForwardedPortFailure::Listen { at, protocol, source })?;
         let ipv6 = at.is_ipv6();
-        self.open(channel, Forward { protocol, ipv6, guest_port, outward: false }, socket)
+        self.open(channel, Forward { protocol, ipv6, guest_port, to_host: false }, socket)
     }
 
     /// Hands a listening socket over. Returns the number of the port.
     ///
     /// # Errors
     ///
-    /// Returns [`PortFailure`]. The socket is closed.
+    /// Returns [`ForwardedPortFailure`]. The socket is closed.
     pub fn open(
         &mut self,
         channel: &Channel,
         forward: Forward,
         socket: OwnedFd,
-    ) -> Result<u32, PortFailure> {
+    ) -> Result<u32, ForwardedPortFailure> {
         let id = self.order_open(channel, forward, &socket)?;
         match self.answer(channel, id) {
             Ok(()) => Ok(id),
@@ -152,8 +153,8 @@ impl RunningPorts {
     ///
     /// # Errors
     ///
-    /// Returns [`PortFailure`] if the uplink does not confirm it.
-    pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+    /// Returns [`ForwardedPortFailure`] if the uplink does not confirm it.
+    pub fn close(&mut self, channel: &Channel, id: u32) -> Result<(), ForwardedPortFailure> {
         self.order_close(channel, id)?;
         self.answer(channel, id)
     }
@@ -162,19 +163,19 @@ impl RunningPorts {
     ///
     /// # Errors
     ///
-    /// Returns [`PortFailure`] if there is no order.
+    /// Returns [`ForwardedPortFailure`] if there is no order.
     pub fn order_open(
         &mut self,
         channel: &Channel,
         forward: Forward,
         socket: &OwnedFd,
-    ) -> Result<u32, PortFailure> {
+    ) -> Result<u32, ForwardedPortFailure> {
         if self.open >= SOCKETS_MAX {
-            return Err(PortFailure::TooMany);
+            return Err(ForwardedPortFailure::TooMany);
         }
         self.last = self.last.wrapping_add(1);
         let id = self.last;
-        let order = UplinkOrder::Port(PortOrder::Open { id, forward });
+        let order = UplinkOrder::Port(ForwardedPortOrder::Open { id, forward });
         channel.send_now(&order, &[socket.as_fd()])?;
         self.open += 1;
         Ok(id)
@@ -184,9 +185,9 @@ impl RunningPorts {
     ///
     /// # Errors
     ///
-    /// Returns [`PortFailure`] if there is no order.
-    pub fn order_close(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
-        channel.send_now(&UplinkOrder::Port(PortOrder::Close { id }), &[])?;
+    /// Returns [`ForwardedPortFailure`] if there is no order.
+    pub fn order_close(&mut self, channel: &Channel, id: u32) -> Result<(), ForwardedPortFailure> {
+        channel.send_now(&UplinkOrder::Port(ForwardedPortOrder::Close { id }), &[])?;
         self.open = self.open.saturating_sub(1);
         Ok(())
     }
@@ -202,7 +203,7 @@ impl RunningPorts {
     }
 
     /// Waits for the answer to an order. A compromised uplink can delay it until the time limit.
-    fn answer(&mut self, channel: &Channel, id: u32) -> Result<(), PortFailure> {
+    fn answer(&mut self, channel: &Channel, id: u32) -> Result<(), ForwardedPortFailure> {
         let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -213,10 +214,10 @@ impl RunningPorts {
                 }
                 FromUplink::Port { id: answered, error: None } if answered == id => Ok(()),
                 FromUplink::Port { id: answered, error: Some(why) } if answered == id => {
-                    Err(PortFailure::Refused(why))
+                    Err(ForwardedPortFailure::Refused(why))
                 }
-                FromUplink::Failed(why) => Err(PortFailure::Failed(why)),
-                _ => Err(PortFailure::Protocol),
+                FromUplink::Failed(why) => Err(ForwardedPortFailure::Failed(why)),
+                _ => Err(ForwardedPortFailure::ForwardProtocol),
             };
         }
     }
@@ -228,7 +229,7 @@ impl RunningPorts {
 ///
 /// Returns the error of the channel.
 pub fn send_sockets(uplink: &Channel, sockets: &[BorrowedFd<'_>]) -> Result<(), ChannelError> {
-    uplink.send_now(&UplinkOrder::Port(PortOrder::Sockets), sockets)
+    uplink.send_now(&UplinkOrder::Port(ForwardedPortOrder::Sockets), sockets)
 }
 
 /// Returns the numbers of the ports with which an uplink is started.
@@ -237,21 +238,21 @@ pub fn first_ports(sockets: usize) -> impl Iterator<Item = u32> {
 }
 
 /// Ports of a running uplink, at the side of the uplink.
-pub(super) struct PortTable {
+pub(super) struct ForwardedPortTable {
     addresses: Vec<IpAddr>,
     open: HashMap<u32, ForwardId>,
 }
 
-impl PortTable {
-    pub(super) fn new(addresses: &[Address]) -> PortTable {
+impl ForwardedPortTable {
+    pub(super) fn new(addresses: &[Address]) -> ForwardedPortTable {
         let addresses = addresses.iter().map(|address| address.ip()).collect();
-        PortTable { addresses, open: HashMap::new() }
+        ForwardedPortTable { addresses, open: HashMap::new() }
     }
 
     /// Returns the destination of a port, if the guest has an address of the family.
     fn target(&self, forward: Forward) -> Option<Destination> {
-        let Forward { ipv6, guest_port: port, outward, .. } = forward;
-        if outward {
+        let Forward { ipv6, guest_port: port, to_host, .. } = forward;
+        if to_host {
             let v4 = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
             let v6 = SocketAddr::from((Ipv6Addr::LOCALHOST, port));
             return Some(Destination::Host(if ipv6 { v6 } else { v4 }));
@@ -267,20 +268,20 @@ impl PortTable {
     /// Returns an error if the descriptors are not those of the order.
     pub(super) fn carry_out(
         &mut self,
-        order: PortOrder,
+        order: ForwardedPortOrder,
         fds: Descriptors,
         uplink: &mut Uplink,
     ) -> Result<Option<FromUplink>, ChannelError> {
         let (id, done) = match order {
-            PortOrder::Sockets => {
+            ForwardedPortOrder::Sockets => {
                 uplink.add_relay_sockets(fds.into_vec());
                 return Ok(None);
             }
-            PortOrder::Open { id, forward } => {
+            ForwardedPortOrder::Open { id, forward } => {
                 let [socket] = expect_fds(fds)?;
                 (id, self.open(id, forward, socket, uplink))
             }
-            PortOrder::Close { id } => (id, self.close(id, uplink)),
+            ForwardedPortOrder::Close { id } => (id, self.close(id, uplink)),
         };
         Ok(Some(FromUplink::Port { id, error: done.err() }))
     }
@@ -323,13 +324,13 @@ impl PortTable {
 /// Forwards a listening or bound socket.
 fn add(
     uplink: &mut Uplink,
-    protocol: Protocol,
+    protocol: ForwardProtocol,
     socket: OwnedFd,
     to: Destination,
 ) -> Result<ForwardId, Errno> {
     match protocol {
-        Protocol::Tcp => uplink.forward_tcp(socket, to),
-        Protocol::Udp => uplink.forward_udp(socket, to),
+        ForwardProtocol::Tcp => uplink.forward_tcp(socket, to),
+        ForwardProtocol::Udp => uplink.forward_udp(socket, to),
     }
 }
 
@@ -338,24 +339,24 @@ mod tests {
     use super::*;
 
     const FORWARD: Forward =
-        Forward { protocol: Protocol::Tcp, ipv6: false, guest_port: 80, outward: false };
+        Forward { protocol: ForwardProtocol::Tcp, ipv6: false, guest_port: 80, to_host: false };
 
     fn socket() -> OwnedFd {
         std::net::TcpListener::bind("127.0.0.1:0").unwrap().into()
     }
 
     /// Runs a peer that sends `reply` after it has received an order.
-    fn answered(reply: FromUplink) -> Result<u32, PortFailure> {
+    fn answered(reply: FromUplink) -> Result<u32, ForwardedPortFailure> {
         let (near, far) = Channel::pair().unwrap();
         let peer = std::thread::spawn(move || {
             let (order, fds) = far.receive::<UplinkOrder>().unwrap();
             assert_eq!(
                 (order, fds.len()),
-                (UplinkOrder::Port(PortOrder::Open { id: 1, forward: FORWARD }), 1)
+                (UplinkOrder::Port(ForwardedPortOrder::Open { id: 1, forward: FORWARD }), 1)
             );
             far.send(&reply, &[]).unwrap();
         });
-        let opened = RunningPorts::new(0).open(&near, FORWARD, socket());
+        let opened = ForwardedPorts::new(0).open(&near, FORWARD, socket());
         peer.join().unwrap();
         opened
     }
@@ -364,19 +365,19 @@ mod tests {
     fn port_is_open_only_after_the_uplink_has_confirmed_it() {
         assert_eq!(answered(FromUplink::Port { id: 1, error: None }).unwrap(), 1);
         let refused = answered(FromUplink::Port { id: 1, error: Some("full".into()) });
-        assert!(matches!(refused, Err(PortFailure::Refused(why)) if why == "full"));
+        assert!(matches!(refused, Err(ForwardedPortFailure::Refused(why)) if why == "full"));
         let other = answered(FromUplink::Port { id: 2, error: None });
-        assert!(matches!(other, Err(PortFailure::Protocol)));
+        assert!(matches!(other, Err(ForwardedPortFailure::ForwardProtocol)));
         let failed = answered(FromUplink::Failed("gone".into()));
-        assert!(matches!(failed, Err(PortFailure::Failed(_))));
+        assert!(matches!(failed, Err(ForwardedPortFailure::Failed(_))));
     }
 
     #[test]
     fn socket_beyond_the_limit_is_refused_without_an_order() {
         let (near, far) = Channel::pair().unwrap();
-        let mut ports = RunningPorts::new(SOCKETS_MAX);
+        let mut ports = ForwardedPorts::new(SOCKETS_MAX);
         let refused = ports.open(&near, FORWARD, socket());
-        assert!(matches!(refused, Err(PortFailure::TooMany)));
+        assert!(matches!(refused, Err(ForwardedPortFailure::TooMany)));
         assert!(far.try_receive::<UplinkOrder>().unwrap().is_none());
     }
 }

@@ -16,8 +16,8 @@ use ringfence_sandbox::spawn::THIS_PROGRAM;
 use super::namespace::{Order, Report};
 use ringfence_guest::relay_sockets;
 use ringfence_hostnet::text::printable;
-use ringfence_uplink_process::forward::{self, Protocol};
-use ringfence_uplink_process::ports;
+use ringfence_uplink_process::forward::{self, ForwardProtocol};
+use ringfence_uplink_process::forwarded_ports;
 
 /// Time limit for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,15 +42,17 @@ pub(super) fn serve(channel: &Channel) -> Result<(), ChannelError> {
 /// Process in the namespace that creates sockets, seen from the session. It ends when the channel is closed. The
 /// session may have no right to kill it any more, after it has given up root's.
 #[derive(Debug)]
-pub(super) struct Inside {
+pub(super) struct NamespaceProcess {
     // Dropped before the child, which is then waited for.
     channel: Channel,
     _child: Reaped,
 }
 
-impl Inside {
+impl NamespaceProcess {
     /// Starts the process for namespaces that exist.
-    pub(super) fn start(namespaces: &[std::os::fd::BorrowedFd<'_>]) -> anyhow::Result<Inside> {
+    pub(super) fn start(
+        namespaces: &[std::os::fd::BorrowedFd<'_>],
+    ) -> anyhow::Result<NamespaceProcess> {
         let (channel, inner) = Channel::pair()?;
         let mut command = Command::new(THIS_PROGRAM);
         command.arg0("ringfence").args(["internal", "pasta-namespace", "--"]);
@@ -58,14 +60,14 @@ impl Inside {
         command.env_clear().stdout(Stdio::null()).stderr(Stdio::null());
         let child = command.spawn().context("starting the process in the namespace")?;
         channel.send(&Order::Serve, namespaces)?;
-        Ok(Inside { channel, _child: Reaped(child) })
+        Ok(NamespaceProcess { channel, _child: Reaped(child) })
     }
 
     /// Passes new sockets of the namespace to the uplink. A process that fails passes none, which ends relays.
     pub(super) fn refill(&self, uplink: &Channel) -> anyhow::Result<()> {
         let sockets = self.sockets();
         let fds = sockets.iter().flatten().map(AsFd::as_fd).collect::<Vec<_>>();
-        ports::send_sockets(uplink, &fds)?;
+        forwarded_ports::send_sockets(uplink, &fds)?;
         sockets.map(drop)
     }
 
@@ -76,7 +78,7 @@ impl Inside {
     /// Returns an error if the process does not answer as it must.
     pub(super) fn listen(
         &self,
-        protocol: Protocol,
+        protocol: ForwardProtocol,
         at: SocketAddr,
     ) -> anyhow::Result<Result<OwnedFd, String>> {
         self.channel.send_now(&Order::Listen(protocol, at), &[])?;

@@ -22,7 +22,7 @@
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::port_spec::{Listen, Mapping};
+use crate::forward_spec::{Listen, Mapping};
 use ringfence_sys::numbers::bounded;
 
 /// Version of the protocol. Version 1 had rules without a target.
@@ -254,7 +254,7 @@ fn range(f: &mut fmt::Formatter<'_>, first: u16, last: u16) -> fmt::Result {
 
 /// Table of rules, as a server sends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct RuleTable {
     pub number: u8,
     pub name: String,
     /// Sum of [`capabilities`].
@@ -265,7 +265,7 @@ pub struct Table {
 /// Returns the message of a server.
 ///
 /// A table beyond the limits of the protocol is cut.
-pub fn write_tables(tables: &[Table]) -> Vec<u8> {
+pub fn write_tables(tables: &[RuleTable]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     for number in [VERSION as usize, NAME_SIZE, INTERFACE_SIZE] {
         write_count(number, &mut bytes);
@@ -285,7 +285,7 @@ pub fn write_tables(tables: &[Table]) -> Vec<u8> {
 /// # Errors
 ///
 /// Returns the first rule of the protocol that the message breaks.
-pub fn parse_tables(bytes: &[u8]) -> Result<Option<Vec<Table>>, RuleError> {
+pub fn parse_tables(bytes: &[u8]) -> Result<Option<Vec<RuleTable>>, RuleError> {
     if bytes.len() < GREETING_SIZE {
         return Ok(None);
     }
@@ -300,7 +300,7 @@ pub fn parse_tables(bytes: &[u8]) -> Result<Option<Vec<Table>>, RuleError> {
     if [rest.u32() as usize, rest.u32() as usize] != [NAME_SIZE, INTERFACE_SIZE] {
         return Err(RuleError::Lengths);
     }
-    let mut tables: Vec<Table> = Vec::new();
+    let mut tables: Vec<RuleTable> = Vec::new();
     while let Some(number) = rest.next_number() {
         if number == END {
             return Ok(Some(tables));
@@ -312,7 +312,7 @@ pub fn parse_tables(bytes: &[u8]) -> Result<Option<Vec<Table>>, RuleError> {
         let name = name(rest.take(NAME_SIZE))?;
         let capabilities = rest.u32();
         let Some(rules) = rest.rules()? else { return Ok(None) };
-        tables.push(Table { number, name, capabilities, rules });
+        tables.push(RuleTable { number, name, capabilities, rules });
     }
     Ok(None)
 }

@@ -1,9 +1,9 @@
 //! Ports of the namespace's loopback that lead to the host's (`-T`, `-U`).
 //!
 //! ```text
-//! session                       process in the namespace            uplink
-//!   Connection::outward     ──>   listens at 127.0.0.1 and ::1
-//!                           <──   Report::Outward + sockets
+//! session                           process in the namespace            uplink
+//!   NamespaceInterface::to_host ──>   listens at 127.0.0.1 and ::1
+//!                               <──   Report::ToHost + sockets
 //!   UplinkConfig::forwards  ───────────────────────────────────>    accepts, connects to the host's loopback, splices; copies datagrams
 //! ```
 //!
@@ -21,12 +21,12 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use serde::{Deserialize, Serialize};
 
 use super::args::PastaArgs;
-use super::auto_ports::without_none;
+use super::auto_forwards::without_none;
 use super::namespace::Report;
 use super::network::Listeners;
-use crate::port_spec::Listen;
+use crate::forward_spec::Listen;
 use ringfence_hostnet::text::printable;
-use ringfence_uplink_process::forward::{self, Forward, PORTS_MAX, Protocol};
+use ringfence_uplink_process::forward::{self, Forward, ForwardProtocol, PORTS_MAX};
 
 /// Number of sockets in one message.
 const BATCH: usize = 32;
@@ -35,18 +35,18 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Port of the namespace and the port of the host to which it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct OutwardPort {
-    protocol: Protocol,
+pub(crate) struct ForwardToHost {
+    protocol: ForwardProtocol,
     from: u16,
     to: u16,
 }
 
 /// Returns the ports that the options name.
-pub(super) fn ports(args: &PastaArgs) -> anyhow::Result<Vec<OutwardPort>> {
+pub(super) fn ports(args: &PastaArgs) -> anyhow::Result<Vec<ForwardToHost>> {
     let mut found = Vec::new();
     for (option, protocol, specs, is_off) in [
-        ("-T", Protocol::Tcp, &args.tcp_ns, args.no_tcp),
-        ("-U", Protocol::Udp, &args.udp_ns, args.no_udp),
+        ("-T", ForwardProtocol::Tcp, &args.tcp_ns, args.no_tcp),
+        ("-U", ForwardProtocol::Udp, &args.udp_ns, args.no_udp),
     ] {
         for listen in without_none(specs) {
             if is_off {
@@ -54,7 +54,7 @@ pub(super) fn ports(args: &PastaArgs) -> anyhow::Result<Vec<OutwardPort>> {
             }
             check(option, listen)?;
             let ports = listen.ports();
-            found.extend(ports.map(|(from, to, _)| OutwardPort { protocol, from, to }));
+            found.extend(ports.map(|(from, to, _)| ForwardToHost { protocol, from, to }));
             if found.len() > PORTS_MAX {
                 bail!("{option} {listen}: more than {PORTS_MAX} ports cannot lead to the host");
             }
@@ -82,7 +82,7 @@ fn check(option: &str, listen: &Listen) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// Returns the first address at which listening failed, as text.
-pub(super) fn open(channel: &Channel, ports: &[OutwardPort]) -> Result<(), String> {
+pub(super) fn open(channel: &Channel, ports: &[ForwardToHost]) -> Result<(), String> {
     let mut made: Vec<(Forward, OwnedFd)> = Vec::new();
     for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         for port in ports {
@@ -90,7 +90,7 @@ pub(super) fn open(channel: &Channel, ports: &[OutwardPort]) -> Result<(), Strin
             match forward::bind(port.protocol, at) {
                 Ok(socket) => {
                     let (protocol, ipv6, guest_port) = (port.protocol, ip.is_ipv6(), port.to);
-                    made.push((Forward { protocol, ipv6, guest_port, outward: true }, socket));
+                    made.push((Forward { protocol, ipv6, guest_port, to_host: true }, socket));
                 }
                 Err(error) if ip.is_ipv6() && lacks_family(&error) => {}
                 Err(error) => {
@@ -115,9 +115,9 @@ fn send(channel: &Channel, made: &[(Forward, OwnedFd)]) -> Result<(), ChannelErr
     for batch in made.chunks(BATCH) {
         let fds: Vec<_> = batch.iter().map(|(_, socket)| socket.as_fd()).collect();
         let forwards = batch.iter().map(|(forward, _)| *forward).collect();
-        channel.send(&Report::Outward(forwards), &fds)?;
+        channel.send(&Report::ToHost(forwards), &fds)?;
     }
-    channel.send(&Report::Outward(Vec::new()), &[])
+    channel.send(&Report::ToHost(Vec::new()), &[])
 }
 
 /// Receives the sockets, and adds them to those of the uplink.
@@ -125,10 +125,10 @@ pub(super) fn receive(channel: &Channel, listeners: &mut Listeners) -> anyhow::R
     loop {
         let received = channel.receive_within::<Report>(TIMEOUT);
         match received.context("the process in the namespace")? {
-            (Report::Outward(forwards), _) if forwards.is_empty() => return Ok(()),
-            (Report::Outward(forwards), fds) if forwards.len() == fds.len() => {
-                listeners.0.extend(forwards);
-                listeners.1.extend(fds.into_vec());
+            (Report::ToHost(forwards), _) if forwards.is_empty() => return Ok(()),
+            (Report::ToHost(forwards), fds) if forwards.len() == fds.len() => {
+                listeners.forwards.extend(forwards);
+                listeners.sockets.extend(fds.into_vec());
             }
             (Report::Failed(why), _) => bail!("{}", printable(&why)),
             _ => bail!("the process in the namespace sent no listening sockets"),
@@ -177,13 +177,13 @@ mod tests {
         let (near, far) = Channel::pair().unwrap();
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let from = free.local_addr().unwrap().port();
-        let refused = open(&far, &[OutwardPort { protocol: Protocol::Tcp, from, to: 7 }]);
+        let refused = open(&far, &[ForwardToHost { protocol: ForwardProtocol::Tcp, from, to: 7 }]);
         assert!(refused.unwrap_err().contains(&format!("127.0.0.1:{from}")));
         drop(free);
-        open(&far, &[OutwardPort { protocol: Protocol::Tcp, from, to: 7 }]).unwrap();
+        open(&far, &[ForwardToHost { protocol: ForwardProtocol::Tcp, from, to: 7 }]).unwrap();
         let mut listeners = Listeners::default();
         receive(&near, &mut listeners).unwrap();
-        assert_eq!(listeners.0.len(), listeners.1.len());
-        assert!(listeners.0[0].outward && listeners.0[0].guest_port == 7);
+        assert_eq!(listeners.forwards.len(), listeners.sockets.len());
+        assert!(listeners.forwards[0].to_host && listeners.forwards[0].guest_port == 7);
     }
 }

@@ -1,4 +1,4 @@
-//! DNS relay: forwards queries that no guest can answer to the host's name servers.
+//! DNS forwarder: forwards queries that no guest can answer to the host's name servers.
 //!
 //! Queries and answers are passed on unchanged. Each query has its own socket, connected to one
 //! server at a time, with a port that the kernel chooses. Only that server can answer, and an
@@ -28,8 +28,8 @@ const ANSWER_MAX: usize = 65_535;
 /// Length of a message's header in bytes.
 const HEADER: usize = 12;
 
-/// Relay with its name servers and pending queries of clients `C`.
-pub(super) struct Relay<C> {
+/// DNS forwarder with its name servers and pending queries of clients `C`.
+pub(super) struct DnsForwarder<C> {
     servers: Vec<SocketAddr>,
     options: ServerOptions,
     /// Number of queries so far, for the option `rotate`.
@@ -89,11 +89,11 @@ fn is_answer_to(message: &[u8], query: &[u8]) -> bool {
     message.len() >= HEADER && message.get(..2) == query.get(..2) && message[2] & 0x80 != 0
 }
 
-impl<C: Copy> Relay<C> {
-    /// Creates a relay to these servers. Returns `None` if there are none.
-    pub(super) fn new(servers: Vec<SocketAddr>) -> Option<Relay<C>> {
+impl<C: Copy> DnsForwarder<C> {
+    /// Creates a forwarder to these servers. Returns `None` if there are none.
+    pub(super) fn new(servers: Vec<SocketAddr>) -> Option<DnsForwarder<C>> {
         let (options, pending) = (ServerOptions::default(), Vec::new());
-        (!servers.is_empty()).then_some(Relay { servers, options, queries: 0, pending })
+        (!servers.is_empty()).then_some(DnsForwarder { servers, options, queries: 0, pending })
     }
 
     /// Sets the options for queries from now on, and the servers unless there are none.
@@ -250,9 +250,9 @@ mod tests {
         message
     }
 
-    fn replies(relay: &mut Relay<u32>) -> Vec<(u32, Vec<u8>)> {
+    fn replies(forwarder: &mut DnsForwarder<u32>) -> Vec<(u32, Vec<u8>)> {
         for _ in 0..2000 {
-            let replies = relay.replies();
+            let replies = forwarder.replies();
             if !replies.is_empty() {
                 return replies;
             }
@@ -264,8 +264,8 @@ mod tests {
     #[test]
     fn query_and_answer_are_forwarded_unchanged() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut relay = Relay::new(vec![server.local_addr().unwrap()]).unwrap();
-        relay.forward(&message(1, false, 40), 10, false);
+        let mut forwarder = DnsForwarder::new(vec![server.local_addr().unwrap()]).unwrap();
+        forwarder.forward(&message(1, false, 40), 10, false);
         let mut buffer = [0; 100];
         let (length, from) = server.recv_from(&mut buffer).unwrap();
         assert!(buffer[..length] == message(1, false, 40)[..]);
@@ -274,8 +274,8 @@ mod tests {
             server.send_to(&wrong, from).unwrap();
         }
         server.send_to(&message(1, true, 3000), from).unwrap();
-        assert!(replies(&mut relay) == [(10, message(1, true, 3000))]);
-        assert!(relay.deadline().is_none() && relay.sockets().next().is_none());
+        assert!(replies(&mut forwarder) == [(10, message(1, true, 3000))]);
+        assert!(forwarder.deadline().is_none() && forwarder.sockets().next().is_none());
     }
 
     #[test]
@@ -283,21 +283,21 @@ mod tests {
         // The port was bound and closed, so the kernel reports at once that no process listens.
         let gone = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut relay = Relay::new(vec![gone, server.local_addr().unwrap()]).unwrap();
-        relay.forward(&message(3, false, 30), 1, false);
+        let mut forwarder = DnsForwarder::new(vec![gone, server.local_addr().unwrap()]).unwrap();
+        forwarder.forward(&message(3, false, 30), 1, false);
         let answer = std::thread::spawn(move || {
             let (_, from) = server.recv_from(&mut [0; 100]).unwrap();
             server.send_to(&message(3, true, 60), from).unwrap();
         });
-        assert!(replies(&mut relay) == [(1, message(3, true, 60))]);
+        assert!(replies(&mut forwarder) == [(1, message(3, true, 60))]);
         answer.join().unwrap();
     }
 
     #[test]
     fn long_answer_is_relayed_over_tcp() {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut relay = Relay::new(vec![server.local_addr().unwrap()]).unwrap();
-        relay.forward(&message(5, false, 30), 4, true);
+        let mut forwarder = DnsForwarder::new(vec![server.local_addr().unwrap()]).unwrap();
+        forwarder.forward(&message(5, false, 30), 4, true);
         let answer = std::thread::spawn(move || {
             let (mut stream, _) = server.accept().unwrap();
             stream.read_exact(&mut [0; 32]).unwrap();
@@ -305,7 +305,7 @@ mod tests {
             stream.write_all(&40_000_u16.to_be_bytes()).unwrap();
             stream.write_all(&long).unwrap();
         });
-        assert!(replies(&mut relay) == [(4, message(5, true, 40_000))]);
+        assert!(replies(&mut forwarder) == [(4, message(5, true, 40_000))]);
         answer.join().unwrap();
     }
 
@@ -313,17 +313,17 @@ mod tests {
     fn options_choose_the_first_server_and_the_number_of_queries() {
         let servers: Vec<_> = (0..2).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<_> = servers.iter().map(|s| s.local_addr().unwrap()).collect();
-        let mut relay = Relay::new(vec![addresses[1]]).unwrap();
+        let mut forwarder = DnsForwarder::new(vec![addresses[1]]).unwrap();
         let timeout = Some(Duration::from_millis(20));
         let options = ServerOptions { timeout, attempts: Some(1), rotate: true };
-        relay.configure(addresses, options);
+        forwarder.configure(addresses, options);
         for number in [1, 2, 3] {
-            assert!(relay.forward(&message(number, false, 30), number.into(), false));
+            assert!(forwarder.forward(&message(number, false, 30), number.into(), false));
         }
         // Nobody answers. Each query goes to each server once, and then fails.
         let mut failed = Vec::new();
         while failed.len() < 3 {
-            failed.extend(replies(&mut relay));
+            failed.extend(replies(&mut forwarder));
         }
         failed.sort();
         for ((client, reply), number) in failed.into_iter().zip([1u8, 2, 3]) {
@@ -344,11 +344,11 @@ mod tests {
     #[test]
     fn query_beyond_the_limit_is_dropped() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut relay = Relay::new(vec![server.local_addr().unwrap()]).unwrap();
+        let mut forwarder = DnsForwarder::new(vec![server.local_addr().unwrap()]).unwrap();
         for client in 0..1000 {
-            relay.forward(&message(1, false, 30), client, false);
+            forwarder.forward(&message(1, false, 30), client, false);
         }
-        assert_eq!(relay.sockets().count(), PENDING_MAX);
-        assert!(Relay::<u32>::new(Vec::new()).is_none());
+        assert_eq!(forwarder.sockets().count(), PENDING_MAX);
+        assert!(DnsForwarder::<u32>::new(Vec::new()).is_none());
     }
 }

@@ -1,0 +1,144 @@
+//! Events of a guest's processes, and the one table of their meanings.
+//!
+//! [`GuestProcesses::handle`] is the table: each row is an event, and says what it means while the processes start
+//! (`Starting`), while the command runs (`Running`), or in both phases. A row that returns an [`Outcome`] ends the
+//! guest. The steps of a start are events that `starting` waits for; every other event of a start comes here.
+
+use rustix::process::Signal;
+
+use super::clients::ClientEvent;
+use super::guest_processes::{GuestProcesses, Outcome};
+use super::terminal;
+use crate::commands::Reply;
+use ringfence_driver::switchboard::{FromDriver, FromFrontend};
+use ringfence_guest::{FromGuest, ToGuest};
+use ringfence_hostnet::text::printable;
+use ringfence_sandbox::signals::ReceivedSignal;
+use ringfence_sandbox::spawn::Ended;
+use ringfence_sandbox::{Ending, STATUS_FAILED};
+use ringfence_sys::descriptors::Descriptors;
+use ringfence_uplink_process::FromUplink;
+
+/// Events of a guest's processes.
+pub(super) enum ProcessEvent {
+    Signal(ReceivedSignal),
+    Guest(FromGuest, Descriptors),
+    GuestGone(Ended),
+    Frontend(FromFrontend),
+    FrontendGone(Ended),
+    Uplink(FromUplink),
+    UplinkGone(Ended),
+    Driver(FromDriver),
+    DriverGone,
+    Client(ClientEvent),
+    Late,
+}
+
+/// Phases of a guest.
+#[derive(Clone, Copy)]
+pub(super) enum GuestPhase {
+    /// Its processes start.
+    Starting,
+    /// The command runs.
+    Running,
+}
+
+impl GuestProcesses<'_> {
+    /// Handles an event by the table of meanings. An error is the end of the guest.
+    pub(super) fn handle(&mut self, phase: GuestPhase, event: ProcessEvent) -> Result<(), Outcome> {
+        use GuestPhase::{Running, Starting};
+        use ProcessEvent::{Client, Driver, Frontend, Guest, Late, Uplink};
+        match (event, phase) {
+            (ProcessEvent::Signal(arrived), Starting) => end_start(&arrived)?,
+            (ProcessEvent::Signal(arrived), Running) => self.pass_signal(&arrived)?,
+
+            (Guest(FromGuest::Running, _), Running) => self.reporter.step("the command runs"),
+            (Guest(FromGuest::ExecEnded { id, ending }, _), Running) => {
+                self.reply(id, &Reply::Ended(ending));
+            }
+            (Guest(FromGuest::ExecFailed { id, why }, _), Running) => {
+                self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+            }
+            (Guest(FromGuest::Listening { id, ports }, _), Running) => {
+                self.reply(id, &Reply::Listening(ports));
+            }
+            (Guest(FromGuest::Sockets, fds), Running) => self.pass_sockets(&fds),
+            (Guest(FromGuest::Ended(ending), _), _) => return Err(self.command_ended(ending)),
+            (Guest(FromGuest::Failed { status, why }, _), _) => {
+                return Err(Outcome { status, problem: Some(why), by_itself: false });
+            }
+            (ProcessEvent::GuestGone(ended), _) => {
+                return Err(self.gone("the guest's init", &ended));
+            }
+
+            (Frontend(FromFrontend::WindowLevels(levels)), Running) => {
+                self.window_levels_came(levels);
+            }
+            (Frontend(FromFrontend::Up { .. }), _) => {
+                self.reporter.step("the guest's network is up");
+            }
+            (Frontend(FromFrontend::Down(why)), _) => {
+                self.report_problem("the guest's network is down", &why)
+            }
+            (Frontend(FromFrontend::Failed(why)), _) => {
+                return Err(self.unless_driver_gone(failed("the frontend", &why)));
+            }
+            (ProcessEvent::FrontendGone(ended), _) => {
+                return Err(self.unless_driver_gone(self.gone("the frontend", &ended)));
+            }
+
+            (Uplink(FromUplink::Sockets), Running) => self.ask_for_sockets()?,
+            (Uplink(FromUplink::Port { id, error }), Running) => self.port_is_changed(id, error),
+            (Uplink(FromUplink::Policy { error }), Running) => self.policy_is_set(error),
+            (Uplink(FromUplink::Totals(totals)), Running) => self.totals_came(totals),
+            (Uplink(FromUplink::Failed(why)), _) => return Err(failed("the uplink", &why)),
+            (ProcessEvent::UplinkGone(ended), _) => return Err(self.gone("the uplink", &ended)),
+
+            (Driver(FromDriver::Stats(stats)), Running) => self.counters_are_there(&stats),
+            (Driver(FromDriver::DeviceClosed(why)), _) => {
+                self.report_problem(
+                    "the driver domain closed this guest's network interface",
+                    &why,
+                );
+            }
+            (Driver(FromDriver::DiskClosed { handle, why }), _) => {
+                let what = format!("the driver domain closed this guest's disk {handle}");
+                self.report_problem(&what, &why);
+            }
+            (ProcessEvent::DriverGone, _) => return Err(self.driver_gone()),
+
+            (Client(event), Running) => self.serve(event)?,
+
+            // Steps of a start that is over, and reports in another phase, change nothing.
+            (Guest(..) | Frontend(_) | Uplink(_) | Driver(_) | Client(_) | Late, _) => {}
+        }
+        Ok(())
+    }
+
+    /// Passes a signal on to the command, unless the terminal has sent it to the command, too.
+    fn pass_signal(&self, arrived: &ReceivedSignal) -> Result<(), Outcome> {
+        if terminal::has_sent(arrived) {
+            return Ok(());
+        }
+        self.send_to_guest(&ToGuest::Signal(arrived.number), &[])
+    }
+
+    /// Reports a problem with the reason that another process gives.
+    fn report_problem(&self, what: &str, why: &str) {
+        self.reporter.problem(format_args!("{what}: {}", printable(why)));
+    }
+}
+
+/// Ends a start by a signal. SIGTTOU, for a process in the background, does not end it.
+fn end_start(arrived: &ReceivedSignal) -> Result<(), Outcome> {
+    if arrived.number == Signal::TTOU.as_raw() {
+        return Ok(());
+    }
+    let status = Ending::Killed(arrived.number).exit_status();
+    Err(Outcome { status, problem: None, by_itself: false })
+}
+
+/// Returns the outcome for a process that reports its failure.
+fn failed(who: &str, why: &str) -> Outcome {
+    Outcome::failed(format!("{who} failed: {}", printable(why)))
+}
