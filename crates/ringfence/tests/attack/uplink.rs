@@ -191,7 +191,7 @@ fn connections_to_published_port_evict_no_connection_of_guest() {
     wait_for(&guest, "back");
     let output = guest.stdout.text();
     assert!(output.contains("back alive"), "{output} {}", flood.stdout.text());
-    assert!(flood.stdout.text().contains("flooded"), "{}", flood.stdout.text());
+    flood.wait_for_output("flooded");
     flood.succeed(LONG);
     drop(guest.finish(LONG));
     server.end();

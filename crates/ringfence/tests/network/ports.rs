@@ -65,7 +65,7 @@ fn server_at_the_guests_loopback_is_reached_from_the_hosts_loopback_only() {
         ["127.0.0.1", "::1"].map(|address| (address, serve(&world, "tcp_server", address, "80")));
     for (address, server) in &servers {
         assert!(peer(host, "tcp_client", address, "8080").contains("equal"), "{address}");
-        assert!(server.stdout.text().contains(&format!("client {address}\n")), "{address}");
+        server.wait_for_output(&format!("client {address}\n"));
     }
     peer(outside, "unserved", HOST_V4, "8080");
     peer(outside, "unserved", HOST_V6, "8080");
