@@ -15,7 +15,7 @@ use core::ops::Range;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::policy::{PolicySource, RuleSource};
+use crate::policy::{PolicySource, RULES_MAX, RuleSource};
 use crate::rule::{Action, Rule, RuleError};
 
 /// Maximum length of a policy file in bytes.
@@ -38,6 +38,8 @@ struct Document {
 pub enum FileError {
     #[error("{file}: {length} bytes; a policy file has at most {FILE_MAX}")]
     Length { file: String, length: usize },
+    #[error("{file}: {count} rules; a policy has at most {RULES_MAX}")]
+    TooMany { file: String, count: usize },
     #[error("{file}:{line}: {message}")]
     Toml { file: String, line: usize, message: String },
     #[error("{file}:{line}: {error}\n{}", .error.caret(.text))]
@@ -53,18 +55,23 @@ pub fn parse(file: &str, text: &str) -> Result<PolicySource, FileError> {
     if text.len() > FILE_MAX {
         return Err(FileError::Length { file: file.to_owned(), length: text.len() });
     }
+    let lines = Lines::new(text);
     let document: Document = toml::from_str(text).map_err(|error| FileError::Toml {
         file: file.to_owned(),
-        line: line_of(text, error.span()),
+        line: lines.number(error.span()),
         message: error.message().to_owned(),
     })?;
+    let count = document.allow.len() + document.deny.len();
+    if count > RULES_MAX {
+        return Err(FileError::TooMany { file: file.to_owned(), count });
+    }
     let mut rules = Vec::new();
     let lists = [(Action::Allow, document.allow), (Action::Deny, document.deny)];
     for (action, rule) in lists
         .into_iter()
         .flat_map(|(action, list)| list.into_iter().map(move |rule| (action, rule)))
     {
-        let line = line_of(text, Some(rule.span()));
+        let line = lines.number(Some(rule.span()));
         let rule = rule.into_inner();
         if let Err(error) = rule.parse::<Rule>() {
             return Err(FileError::Rule { file: file.to_owned(), line, text: rule, error });
@@ -74,10 +81,21 @@ pub fn parse(file: &str, text: &str) -> Result<PolicySource, FileError> {
     Ok(PolicySource { rules, default: document.default, strict_sni: document.strict_sni })
 }
 
-/// Returns the number of the line in which a range begins.
-fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
-    let start = span.map_or(0, |span| span.start.min(text.len()));
-    1 + text.as_bytes().iter().take(start).filter(|byte| **byte == b'\n').count()
+/// Offsets of the ends of a text's lines. A look-up does not read the text again.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn new(text: &str) -> Lines {
+        Lines(
+            text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at).collect(),
+        )
+    }
+
+    /// Returns the number of the line in which a range begins.
+    fn number(&self, span: Option<Range<usize>>) -> usize {
+        let start = span.map_or(0, |span| span.start);
+        1 + self.0.partition_point(|end| *end < start)
+    }
 }
 
 #[cfg(test)]
@@ -107,6 +125,32 @@ mod tests {
             let error = parse("p.toml", text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("p.toml:{line}: ")), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn time_grows_with_the_length_of_the_file_and_too_many_rules_are_not_parsed() {
+        let file =
+            |rules: usize| format!("allow = [\n{}]\n", "'a.example.org:443',\n".repeat(rules));
+        let seconds = |text: &str| {
+            let start = std::time::Instant::now();
+            let parsed = parse("p.toml", text);
+            (parsed, start.elapsed().as_secs_f64())
+        };
+        let (few, many) = (file(RULES_MAX / 20), file(RULES_MAX));
+        // The shortest of several times is that without other load.
+        let shortest = |text: &str| (0..5).map(|_| seconds(text).1).fold(f64::MAX, f64::min);
+        let (short, long) = (shortest(&few), shortest(&many));
+        assert!(long < 80.0 * short, "{long} s for 20 times {short} s");
+        let source = parse("p.toml", &many).unwrap();
+        assert_eq!(source.rules[RULES_MAX - 1].origin, format!("p.toml:{}", RULES_MAX + 1));
+
+        // The rule is wrong, and is not reached.
+        let text = file(150_000).replacen("a.example", "a b", 1);
+        let count = 150_000;
+        assert_eq!(
+            parse("p.toml", &text),
+            Err(FileError::TooMany { file: "p.toml".into(), count })
+        );
     }
 
     proptest! {

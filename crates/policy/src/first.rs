@@ -91,6 +91,26 @@ mod tests {
     }
 
     #[test]
+    fn record_that_rustls_skips_before_the_hello_does_not_pass() {
+        let hello = tls::tests::hello("b.org");
+        let bodies: [&[u8]; 6] = [&[], &[1], &[1, 0], &[1, 41], &[1, 90], &[2, 40]];
+        for (kind, major, body) in (0..=255).flat_map(|kind| {
+            [0, 2, 3, 4, 255]
+                .into_iter()
+                .flat_map(move |major| bodies.map(|body| (kind, major, body)))
+        }) {
+            let len = u8::try_from(body.len()).unwrap();
+            let stream = [&[kind, major, 3, 0, len][..], body, &hello].concat();
+            let mut acceptor = rustls::server::Acceptor::default();
+            acceptor.read_tls(&mut &stream[..]).unwrap();
+            if matches!(acceptor.accept(), Ok(Some(_))) {
+                println!("rustls skips {kind} {major} {body:?}");
+                assert_eq!(inspect(&stream, false), Some(Shown::Malformed));
+            }
+        }
+    }
+
+    #[test]
     fn incomplete_message_at_the_end_is_malformed() {
         let hello = tls::tests::hello("a.org");
         assert_eq!(inspect(&hello[..40], false), None);

@@ -13,6 +13,7 @@ pub mod code;
 pub mod counters;
 pub mod datagrams;
 pub mod descriptors;
+pub mod event_signal;
 pub mod fork;
 pub mod mailbox;
 pub mod namespaces;

@@ -8,11 +8,12 @@
 //!
 //! A vring that runs has a [`BackendQueue`] in mapped memory.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use ringfence_ring::split::QueueFeatures;
 use ringfence_ring::split::backend::{BackendQueue, QueueTables};
 use ringfence_sys::descriptors::{Descriptors, FileIdentity, dispose, identity};
+use ringfence_sys::event_signal::EventSignal;
 use ringfence_sys::numbers::usize_from;
 use ringfence_wire::vhost_user::{
     PROTOCOL_FEATURES, Request, VringAddress, VringFile, VringState, protocol_feature,
@@ -83,6 +84,8 @@ pub(super) struct Device {
     pub(super) vrings: [Vring; VRINGS],
     /// Identity that all eventfds have.
     of_eventfds: FileIdentity,
+    /// Interrupts drivers. The counter of a client's eventfd can be full at any time.
+    pub(super) signal: EventSignal,
 }
 
 // #syscall uplink eventfd2: what the files of vrings are compared with
@@ -92,7 +95,8 @@ impl Device {
     pub(super) fn new() -> Result<Device, Errno> {
         let of_eventfds = identity(eventfd(0, EventfdFlags::CLOEXEC)?)?;
         let (memory, vrings) = Default::default();
-        Ok(Device { features: 0, protocol: 0, memory, vrings, of_eventfds })
+        let signal = EventSignal::new()?;
+        Ok(Device { features: 0, protocol: 0, memory, vrings, of_eventfds, signal })
     }
 
     /// Forgets everything that a client has set up.
@@ -294,14 +298,14 @@ impl Vring {
     }
 
     /// Publishes returned chains. Interrupts the driver if it wants that; returns `true` then.
-    pub(super) fn publish(&mut self) -> bool {
+    pub(super) fn publish(&mut self, signal: &EventSignal) -> bool {
         let Some(queue) = &mut self.queue else { return false };
         if !queue.publish() {
             return false;
         }
         let Some(call) = &self.call else { return false };
-        // A counter that is full wakes the driver as well.
-        let _ = rustix::io::write(call.as_fd(), &1_u64.to_ne_bytes());
+        // A write would block if the client has filled the counter.
+        let _ = signal.signal(call);
         true
     }
 }

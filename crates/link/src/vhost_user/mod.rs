@@ -20,12 +20,13 @@
 //!
 //! * The link reaches all memory that the hypervisor shares, and no other. Every address and length in it is
 //!   checked, and read once.
+//! * No client blocks the link: it writes to no descriptor of a client, and signals eventfds in a way that never blocks
+//!   ([`EventSignal`](ringfence_sys::event_signal::EventSignal)).
 //! * A client or driver that breaks a rule ([`ClientFault`]) loses its connection. The client can shrink its
 //!   memory's file under the link; that ends this process, which serves no other guest.
 
 // #syscall uplink sendto: answers to a hypervisor
 // #syscall uplink epoll_pwait,epoll_pwait2: kicks and messages of a virtual machine
-// #syscall uplink write: interrupts of a virtual machine
 
 mod device;
 mod fault;
@@ -328,17 +329,19 @@ impl RingTransport for VhostUserTransport {
             return Ok(());
         }
         let sent = self.write_waiting(queue);
-        if self.device.vrings[TO_GUEST].publish() {
+        let Device { vrings, signal, .. } = &mut self.device;
+        if vrings[TO_GUEST].publish(signal) {
             queue.system.syscalls.add(1);
         }
         sent.or_else(|fault| self.refuse(queue, fault))
     }
 
     fn complete(&mut self, queue: &FrameQueue) -> Result<(), Fault> {
-        let vring = &mut self.device.vrings[FROM_GUEST];
+        let Device { vrings, signal, .. } = &mut self.device;
+        let vring = &mut vrings[FROM_GUEST];
         let Some(chains) = &mut vring.queue else { return Ok(()) };
         self.receiver.finish(chains);
-        if vring.publish() {
+        if vring.publish(signal) {
             queue.system.syscalls.add(1);
         }
         Ok(())

@@ -442,6 +442,45 @@ fn client_that_breaks_a_rule_is_disconnected_and_the_next_is_served() {
 }
 
 #[test]
+fn full_blocking_eventfd_of_a_client_does_not_block_the_link_and_the_next_is_served() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut link = link(Clients::Listener { socket: listener.into(), one_off: false });
+        let mut first = Machine::new(UnixStream::connect(&path).unwrap(), ALL);
+        let full = || {
+            let event = eventfd(0, EventfdFlags::empty()).unwrap();
+            rustix::io::write(&event, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            event
+        };
+        first.calls = [full(), full()];
+        first.set_up(&mut link);
+        let before = link.queue.system.syscalls.get();
+        for _ in 0..200 {
+            first.transmit([0; MODERN_LEN], &frame(60, 7));
+            assert_eq!(receive(&mut link), [frame(60, 7)]);
+            assert!(first.queues[FROM_GUEST].pop().unwrap().is_some());
+            first.post(0..1);
+            assert_eq!(commit(&mut link, &frame(60, 8), 1), 1);
+            assert!(first.take().is_some());
+        }
+        // The driver wants an interrupt for each frame.
+        assert!(link.queue.system.syscalls.get() - before >= 400);
+        drop(first);
+        receive(&mut link);
+        let mut next = Machine::new(UnixStream::connect(&path).unwrap(), ALL);
+        next.set_up(&mut link);
+        next.transmit([0; MODERN_LEN], &frame(60, 9));
+        done.send(receive(&mut link)).unwrap();
+    });
+    let frames = is_done.recv_timeout(core::time::Duration::from_secs(20));
+    assert_eq!(frames.expect("the link is blocked, or an assertion failed"), [frame(60, 9)]);
+}
+
+#[test]
 fn descriptor_outside_of_the_memory_ends_the_connection() {
     let end = |machine: &Machine| machine.base() + MEMORY as u64;
     type Address = fn(u64) -> u64;

@@ -175,6 +175,14 @@ pub(super) const LIST: &[Allowed] = &[
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_getsockopt, &[is(1, libc::SOL_SOCKET)]),
     // sandbox/src/isolation/syscalls.rs: locks; abort
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_gettid, &[]),
+    // sys/src/event_signal.rs: interrupts of a virtual machine that cannot block
+    on(UPLINK, libc::SYS_io_destroy, &[]),
+    // sys/src/event_signal.rs: results of these interrupts
+    on(UPLINK, libc::SYS_io_getevents, &[]),
+    // sys/src/event_signal.rs: interrupts of a virtual machine that cannot block
+    on(UPLINK, libc::SYS_io_setup, &[]),
+    // sys/src/event_signal.rs: interrupts of a virtual machine; reads and writes of files that are open
+    on(UPLINK, libc::SYS_io_submit, &[]),
     // platform/src/xen/abi.rs: evtchn: allocating
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x0004_4502)]),
     // platform/src/xen/abi.rs: evtchn: unbinding
@@ -499,7 +507,6 @@ pub(super) const LIST: &[Allowed] = &[
     // hostnet/src/log.rs: the log on standard error
     // link/src/capture.rs: frames that are captured
     // link/src/tap.rs: frames to a TAP
-    // link/src/vhost_user/mod.rs: interrupts of a virtual machine
     // nbd/src/client/dial.rs: a connection that was made is handed over
     // nbd/src/export/mod.rs: the export is told to end
     // platform/src/local/hub/server.rs: the hub's own bell

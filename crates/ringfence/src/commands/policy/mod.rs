@@ -60,7 +60,7 @@ pub enum PolicyCommand {
 pub fn run(command: &PolicyCommand) -> anyhow::Result<(String, u8)> {
     match command {
         PolicyCommand::Check { file } => {
-            let policy = Policy::new(egress::read(file)?)?;
+            let policy = Policy::new(set::read(file)?)?;
             let rest = if policy.default_action() == ringfence_policy::Action::Deny {
                 "everything else is denied"
             } else {
@@ -120,6 +120,22 @@ mod tests {
     fn explained(destination: &str) -> (String, u8) {
         let text = "allow = ['a.org:443',\n'203.0.113.0/24:22/tcp']\ndeny = ['*.a.org']";
         explain(&Policy::new(file::parse("p.toml", text).unwrap()).unwrap(), destination).unwrap()
+    }
+
+    #[test]
+    fn file_without_a_rule_does_not_pass_the_check() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let check = PolicyCommand::Check { file: file.path().to_owned() };
+        for (text, is_accepted) in [
+            ("", false),
+            ("allow = []\nstrict-sni = true\n", false),
+            ("default = 'allow'\n", true),
+            ("default = 'deny'\n", true),
+            ("allow = ['a.org']\n", true),
+        ] {
+            std::fs::write(file.path(), text).unwrap();
+            assert_eq!(run(&check).is_ok(), is_accepted, "{text:?}");
+        }
     }
 
     #[test]

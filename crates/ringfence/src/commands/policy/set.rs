@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::bail;
-use ringfence_policy::Policy;
+use ringfence_policy::{Policy, PolicySource};
 
 use crate::commands::{Reply, Request, find};
 use ringfence_uplink_process::egress::{self, document};
@@ -19,13 +19,7 @@ const APPLIED: Duration = Duration::from_secs(10);
 ///
 /// Returns the first error of the file, or the reason for which the guest keeps its policy.
 pub(super) fn set(guest: &str, file: &Path) -> anyhow::Result<usize> {
-    let source = egress::read(file)?;
-    if source.is_empty() && source.default.is_none() {
-        bail!(
-            "{} has no rule, so it would allow everything: say so with `default = \"allow\"`",
-            file.display()
-        );
-    }
+    let source = read(file)?;
     let rules = Policy::new(source.clone())?.len();
     let channel = find::one(guest)?.channel;
     channel.send(&Request::SetPolicy, &[document::write(&source)?.as_fd()])?;
@@ -34,4 +28,20 @@ pub(super) fn set(guest: &str, file: &Path) -> anyhow::Result<usize> {
         (Reply::Failed { why, .. }, _) => bail!("{guest} keeps its policy: {why}"),
         _ => bail!("{guest} is of another version of Ringfence"),
     }
+}
+
+/// Reads a policy file that has a rule, or says that it allows everything.
+///
+/// # Errors
+///
+/// Returns the first error of the file.
+pub(super) fn read(file: &Path) -> anyhow::Result<PolicySource> {
+    let source = egress::read(file)?;
+    if source.is_empty() && source.default.is_none() {
+        bail!(
+            "{} has no rule, so it would allow everything: say so with `default = \"allow\"`",
+            file.display()
+        );
+    }
+    Ok(source)
 }
