@@ -154,7 +154,7 @@ impl<P: Platform> Link<P> {
         (&mut self.vif, &mut self.store)
     }
 
-    /// Iterates over the descriptors to poll. Before the poll, call [`Link::next`] until it returns
+    /// Iterates over the descriptors to poll. Before the poll, call [`Link::next_event`] until it returns
     /// `None`.
     pub fn wait_fds(&self) -> impl Iterator<Item = PollFd<'_>> {
         let fds = [Some(self.store.fd()), Some(self.gone.as_fd()), self.vif.control_fd()];
@@ -162,7 +162,7 @@ impl<P: Platform> Link<P> {
     }
 
     /// Returns the next event, if there is one.
-    pub fn next(&mut self) -> Result<Option<LinkEvent>, LinkError> {
+    pub fn next_event(&mut self) -> Result<Option<LinkEvent>, LinkError> {
         self.gone.clear();
         while let Some(gone) = self.gone.dequeue() {
             let why = gone.reason.to_string();

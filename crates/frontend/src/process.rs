@@ -271,7 +271,7 @@ impl Frontend {
         let mut any = false;
         let Some(link) = self.network.link_mut() else { return Ok(false) };
         for _ in 0..64 {
-            let Some(happened) = link.next()? else { break };
+            let Some(happened) = link.next_event()? else { break };
             any = true;
             match happened {
                 LinkEvent::Store => {}

@@ -262,7 +262,7 @@ fn serve<P: Platform>(
         }
         let mut any = false;
         for _ in 0..EVENTS_PER_ROUND {
-            let Some(happened) = link.next()? else { break };
+            let Some(happened) = link.next_event()? else { break };
             any = true;
             match happened {
                 LinkEvent::Store => {}
