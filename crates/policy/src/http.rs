@@ -99,7 +99,7 @@ pub struct FirstLine {
 }
 
 impl FirstLine {
-    /// Reads more bytes of the first line.
+    /// Reads more bytes of the stream, up to the end of the line.
     pub fn read(&mut self, bytes: &[u8]) -> Line {
         for byte in bytes {
             self.read += 1;

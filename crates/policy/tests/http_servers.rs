@@ -6,6 +6,8 @@
 //! Servers that are not installed are left out with the line `SKIPPED: reason`. With `RINGFENCE_TEST_REQUIRE=1` that
 //! is a failure.
 
+#![allow(clippy::unwrap_used, reason = "a failure ends the test")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::{Child, Command, Stdio};

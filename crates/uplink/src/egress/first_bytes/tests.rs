@@ -94,7 +94,7 @@ fn bytes_that_may_go_stay_until_the_socket_takes_them() {
 
 #[test]
 fn word_of_another_protocol_passes_after_a_pause_and_reading_goes_on() {
-    // A four-letter command of ZooKeeper; the answer ends the connection.
+    // A command of four letters; the answer ends the connection.
     let mut first = first_bytes();
     assert_eq!(add(&mut first, b"ruok"), (FirstVerdict::Wait, 0));
     assert_eq!(first.deadline(), Some(NOW + WORD_PASSES_AFTER));
