@@ -312,7 +312,6 @@ pub struct WindowLevels {
     pub evicted: u64,
     /// Pages with memory, free or in use.
     pub pages: u32,
-    /// Pages in use.
     pub pages_in_use: u32,
 }
 

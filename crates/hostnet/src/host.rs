@@ -39,7 +39,7 @@ pub struct HostNetwork {
     pub links: [Option<HostInterface>; 2],
 }
 
-/// Interface of the host.
+/// Interface of the host by which a guest's packets leave, and whose addresses the guest copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInterface {
     pub index: u32,

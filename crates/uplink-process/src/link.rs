@@ -98,7 +98,6 @@ pub enum QueueLink {
 
 /// A created link, and the reason for a fallback.
 pub struct Made {
-    /// The link.
     pub link: QueueLink,
     pub remark: Option<String>,
 }

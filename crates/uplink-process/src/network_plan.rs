@@ -36,13 +36,11 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x72, 0x66, 0, 0x53, 0x02];
 /// Settings of the user that replace those of the host.
 #[derive(Clone, Debug, Default)]
 pub struct Wishes {
-    /// Addresses.
     pub addresses: Vec<Address>,
     /// Addresses of a private network, whatever the host has.
     pub private: bool,
     /// Router of each family.
     pub gateways: Vec<IpAddr>,
-    /// Name servers.
     pub name_servers: Vec<IpAddr>,
     /// Substitute addresses for the host's loopback.
     pub loopback: Vec<IpAddr>,

@@ -31,7 +31,7 @@ macro_rules! enum_with_unknown {
                 }
             }
 
-            /// Returns the number in the interface.
+            /// Returns the number that the header of the interface gives this value.
             #[inline]
             pub fn to_raw(self) -> $raw {
                 match self {

@@ -69,10 +69,7 @@ pub enum DriverFault {
     },
     /// Chain with a loop, or with more than [`LINKS_MAX`] descriptors.
     #[error("a chain of more than {limit} descriptors")]
-    Links {
-        /// The limit.
-        limit: usize,
-    },
+    Links { limit: usize },
     /// Readable descriptor behind a writable one (virtio 1.x, 2.7.4.2).
     #[error("a descriptor to be read behind one to be written")]
     Order,

@@ -31,23 +31,14 @@ pub enum MessageError {
     /// More descriptors than the caller takes. The message is still in the queue: the socket is to be
     /// [disposed of](super::dispose), not closed.
     #[error("a message with more than {limit} descriptors")]
-    Descriptors {
-        /// The limit.
-        limit: usize,
-    },
+    Descriptors { limit: usize },
     /// More bytes than the buffer has. The message is still in the queue, as above.
     #[error("a message of more than {limit} bytes")]
-    Bytes {
-        /// The limit.
-        limit: usize,
-    },
+    Bytes { limit: usize },
     /// Too many descriptors that came over this socket are not closed yet. The message is still in the
     /// queue, as above.
     #[error("more than {limit} descriptors that are not closed yet")]
-    Pending {
-        /// The limit.
-        limit: usize,
-    },
+    Pending { limit: usize },
     /// The system refused; `EAGAIN` when no message is there.
     #[error(transparent)]
     System(#[from] Errno),
