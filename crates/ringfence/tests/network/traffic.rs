@@ -569,10 +569,10 @@ fn host_tap_connects_host_to_switch() {
         "ip link set lo up\n\
          {program} run --switch s --name web --host-tap rf0 -- python3 -m http.server 2>web.err &\n\
          web=$!\n\
-         until grep -q 'is the host.s leg' web.err && grep -q 'on switch .s.' web.err; do \
+         until grep -q 'is the host.s leg' web.err && grep -q 'eth0: ' web.err; do \
            kill -0 $web; sleep 0.05; done\n\
          sed -n 's/.*: rf0 (\\([0-9.]*\\).*/\\1/p' web.err > leg\n\
-         sed -n 's/.*web (\\([0-9.]*\\).*/\\1/p' web.err > guest\n\
+         sed -n 's/.*eth0: \\([0-9.]*\\).*/\\1/p' web.err > guest\n\
          until curl -sf http://$(cat guest):8000/hello; do sleep 0.1; done\n\
          ping -c1 -W5 -s 1400 $(cat guest)\n\
          python3 -m http.server --bind $(cat leg) 9000 2>host.log & host=$!\n\
