@@ -161,11 +161,13 @@ fn add_guides(deb: &mut Deb, root: &Path) -> anyhow::Result<()> {
     for name in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
         deb.copy(&format!("{doc}/{name}"), 0o644, &root.join(name))?;
     }
-    for entry in std::fs::read_dir(root.join("docs"))? {
-        let path = entry?.path();
-        if let Some(name) = path.file_name().and_then(|n| n.to_str()).filter(|n| n.ends_with(".md"))
-        {
-            deb.copy(&format!("{doc}/docs/{name}"), 0o644, &path)?;
+    for folder in ["docs", "docs/lab", "docs/perf"] {
+        for entry in std::fs::read_dir(root.join(folder))? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|n| n.to_str()).filter(|n| n.ends_with(".md"));
+            if let Some(name) = name {
+                deb.copy(&format!("{doc}/{folder}/{name}"), 0o644, &path)?;
+            }
         }
     }
     Ok(())

@@ -9,12 +9,13 @@ mod support;
 use std::path::Path;
 
 use clap::CommandFactory;
-use support::{Lab, MOMENT, subcommands};
+use ringfence_testkit::subcommands;
+use support::{Lab, MOMENT};
 
 #[test]
 fn every_subcommand_has_an_end_to_end_test() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut texts = subcommands::sources(&own.join("tests"), "support/subcommands.rs");
+    let mut texts = subcommands::sources(&own.join("tests"), None).unwrap();
     // Pages whose blocks the program `pages` runs.
     for page in ["README.md", "docs/run.md", "docs/uplink.md", "docs/pasta.md", "docs/egress.md"] {
         let page = std::fs::read_to_string(own.join("../..").join(page)).unwrap();

@@ -2,17 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's panic is its report")]
 
-#[path = "../../../crates/ringfence/tests/support/subcommands.rs"]
-mod subcommands;
-
 use std::path::Path;
 
 use clap::CommandFactory;
+use ringfence_testkit::subcommands;
 
 #[test]
 fn every_subcommand_has_an_end_to_end_test() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let texts = subcommands::sources(&own.join("tests"), "tests/commands.rs");
+    let texts = subcommands::sources(&own.join("tests"), Some("tests/commands.rs")).unwrap();
     let command = ringfence_bench::cli::Cli::command();
     let missing = subcommands::untested("ringfence-bench", &command, &texts);
     assert!(missing.is_empty(), "no end-to-end test starts these subcommands: {missing:?}");

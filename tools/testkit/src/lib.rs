@@ -7,6 +7,7 @@
 //! * [`conformance`]: the tests that every [`Platform`](ringfence_platform::Platform) has to pass.
 //! * [`hostile`]: adversary guests by behaviour, for the benchmark of hostile neighbours.
 //! * [`agents`]: the processes that scenarios on Xen drive.
+//! * [`subcommands`]: search for subcommands without a test.
 //!
 //! The tests in `tests/` need one of these modules. No product crate depends on this crate.
 
@@ -17,3 +18,4 @@ pub mod conformance;
 pub mod denied;
 pub mod hostile;
 pub mod net;
+pub mod subcommands;

@@ -11,7 +11,6 @@ pub mod lab;
 pub mod machine;
 pub mod needs;
 pub mod processes;
-pub mod subcommands;
 pub mod users;
 pub mod world;
 

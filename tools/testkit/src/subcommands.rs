@@ -1,14 +1,13 @@
 //! Search for the tests of subcommands: a subcommand has one if a line of a test starts it by literal words
 //! (`"policy", "check"`, or `ringfence policy check` in a script), or a page does in a block that runs.
 
-#![allow(unreachable_pub, reason = "test programs of two packages use this")]
-
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Returns the subcommands of a command, as words: of those with subcommands of their own, only these.
-pub(crate) fn leaves(command: &clap::Command) -> Vec<Vec<String>> {
+pub fn leaves(command: &clap::Command) -> Vec<Vec<String>> {
     let subs =
         command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help");
     let mut found = Vec::new();
@@ -23,11 +22,7 @@ pub(crate) fn leaves(command: &clap::Command) -> Vec<Vec<String>> {
 
 /// Returns the subcommands that no test starts, as the words of a command line. `program` is the name of the program,
 /// and `texts` are the sources of its tests and the pages.
-pub(crate) fn untested(
-    program: &str,
-    command: &clap::Command,
-    texts: &[String],
-) -> BTreeSet<String> {
+pub fn untested(program: &str, command: &clap::Command, texts: &[String]) -> BTreeSet<String> {
     let is_tested = |path: &Vec<String>| {
         texts.iter().flat_map(|text| text.lines()).any(|line| {
             let literals = path.iter().map(|word| format!("\"{word}\""));
@@ -57,23 +52,27 @@ fn starts(line: &str, program: &str, path: &[String]) -> bool {
     })
 }
 
-/// Reads the sources of tests below a directory, except one file. Comments are left out.
-pub(crate) fn sources(directory: &Path, except: &str) -> Vec<String> {
+/// Reads the sources of tests below a directory, without comments, and without the file whose path ends with `except`.
+///
+/// # Errors
+///
+/// Returns the error of a directory or file that cannot be read.
+pub fn sources(directory: &Path, except: Option<&str>) -> io::Result<Vec<String>> {
     let mut texts = Vec::new();
     let mut directories = vec![directory.to_owned()];
     while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path: PathBuf = entry.unwrap().path();
+        for entry in fs::read_dir(directory)? {
+            let path: PathBuf = entry?.path();
             if path.is_dir() {
                 directories.push(path);
             } else if path.extension().is_some_and(|ending| ending == "rs")
-                && !path.ends_with(except)
+                && !except.is_some_and(|except| path.ends_with(except))
             {
-                let text = fs::read_to_string(path).unwrap();
+                let text = fs::read_to_string(path)?;
                 let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
                 texts.push(code.collect::<Vec<_>>().join("\n"));
             }
         }
     }
-    texts
+    Ok(texts)
 }
