@@ -6,7 +6,7 @@
 //! interval must be a multiple of two seconds. The triggers are opened before the sandbox closes.
 //!
 //! The first report limits the grant windows to half as many pages as a ring has slots. Each
-//! further report halves the limit, down to [`LIMIT_MIN`], with which frames still flow. After two
+//! further report halves the limit, down to `LIMIT_MIN`, with which frames still flow. After two
 //! intervals without a report the limit doubles, until it is the original one.
 
 // #syscall frontend ppoll: pressure on the system's memory

@@ -11,7 +11,7 @@
 //!  is ready           └─────spawn──> uplink                       carries packets, in a sandbox
 //! ```
 //!
-//! * [`args`], [`values`], [`ports`]: command line and port grammar.
+//! * [`args`], [`values`], [`forward_spec`]: command line and grammar of forwarded ports.
 //! * `target`: namespaces to connect, and their end.
 //! * `network`: the plan that follows from options and host.
 //! * [`namespace`]: the process in the namespace.

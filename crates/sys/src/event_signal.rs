@@ -7,7 +7,7 @@
 //! the counter, up to its maximum, and wakes the readers.
 //!
 //! A signal is one system call, as a write is. The results of the reads stay in the context; one more call removes them
-//! when the context is full, after [`SIGNALS_PER_REMOVAL`] signals at the earliest.
+//! when the context is full, after `SIGNALS_PER_REMOVAL` signals at the earliest.
 
 // #syscall uplink io_setup,io_destroy: interrupts of a virtual machine that cannot block
 // #syscall uplink io_submit: interrupts of a virtual machine; reads and writes of files that are open

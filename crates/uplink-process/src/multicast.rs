@@ -58,7 +58,7 @@ pub struct Memberships {
 }
 
 impl Memberships {
-    /// Begins to watch the network, and joins the groups of `services` ([`join`]). Returns no memberships without a
+    /// Begins to watch the network, and joins the groups of `services`. Returns no memberships without a
     /// service.
     pub fn start(
         services: &[Service],

@@ -122,7 +122,7 @@ fn compile_modules(args: &ModulesArgs, root: &Path, target: &Path) -> anyhow::Re
 /// Parts of the core scenarios that `cargo xtask test` runs at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CorePart {
-    /// The scenarios of [`SHORT`].
+    /// The scenarios of the default set.
     Short,
     /// All others on Xen.
     Xen,

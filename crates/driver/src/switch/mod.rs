@@ -17,7 +17,7 @@
 //! | module        | contents                                                        |
 //! |---------------|-----------------------------------------------------------------|
 //! | [`process`]   | main function: sandbox, threads, end                            |
-//! | `domain`      | guests, lifetime, part in the loop of [`control`](crate::control) |
+//! | `domain`      | guests, lifetime, part in the loop of `control` |
 //! | `requests`    | requests of launchers: attach, host's port, disks, counters     |
 //! | `launcher`    | a launcher's connection and its time limits                     |
 //! | `admission`   | proof that a connection is a launcher's                         |

@@ -3,7 +3,7 @@
 //! # How it works
 //!
 //! The toolstack creates a directory in xenstore for each interface and each disk that this domain is to
-//! serve. One control thread ([`control`](crate::control)) watches the directories and runs the xenbus handshake with
+//! serve. One control thread (`control`) watches the directories and runs the xenbus handshake with
 //! each guest. It attaches connected interfaces to a dataplane, which has threads of its own. Each ring of a disk has a
 //! thread too.
 //!

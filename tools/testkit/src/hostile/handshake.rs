@@ -106,7 +106,7 @@ impl Handshake {
         self.hung_up |= result.is_err();
     }
 
-    /// Returns `true` if the device was closed. Reads the state at most once in [`LOOK_EVERY`].
+    /// Returns `true` if the device was closed. Reads the state at most once in `LOOK_EVERY`.
     pub fn was_closed(&mut self) -> anyhow::Result<bool> {
         if self.hung_up {
             return Ok(true);

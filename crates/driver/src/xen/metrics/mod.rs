@@ -1,6 +1,6 @@
 //! Metrics of the daemon, in the OpenMetrics text format for Prometheus.
 //!
-//! The exporter's thread (`http`) asks the control thread for a [`Snapshot`], as `ringfence status` does,
+//! The exporter's thread (`http`) asks the control thread for a `Snapshot`, as `ringfence status` does,
 //! and [`render`](render::render) turns it into text. The datapath does no work for metrics.
 //!
 //! Names follow the rules of Prometheus. Counters end in `_total`, and units are part of the name.
