@@ -76,6 +76,21 @@ impl ClientSlot {
         self.epoll.as_fd()
     }
 
+    /// Sets whether the epoll reports room in the client's queue, beside what the client sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns a fault with the system's error.
+    pub(super) fn watch_for_room(
+        &self,
+        client: BorrowedFd<'_>,
+        awaits_room: bool,
+    ) -> Result<(), Fault> {
+        let room = if awaits_room { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        epoll::modify(&self.epoll, client, CLIENT, epoll::EventFlags::IN | room)
+            .map_err(|errno| Fault::system("cannot wait for room", errno))
+    }
+
     /// Returns the number of clients whose end was logged.
     #[cfg(test)]
     pub(super) fn logged(&self) -> u32 {

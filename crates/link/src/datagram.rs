@@ -22,7 +22,7 @@
 // #syscall uplink getpeername: finding out that the socket of a virtual machine is connected
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use ringfence_frame::{Batch, DropReason, Fault, PortCapabilities, Received};
@@ -30,11 +30,10 @@ use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_sys::descriptors::refuse_descriptors;
 use ringfence_uplink::emit::ETHERNET_LEN;
-use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::clients::{CLIENT, ClientSlot, Clients};
+use super::clients::{ClientSlot, Clients};
 use super::frame_ring::FrameShape;
 use super::ring_link::{FrameQueue, RingLink, RingTransport, push};
 
@@ -142,9 +141,7 @@ impl DatagramTransport {
         let Some(socket) = self.socket.client().filter(|_| self.awaits_room != awaits) else {
             return Ok(());
         };
-        let room = if awaits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        epoll::modify(self.socket.epoll(), socket, CLIENT, epoll::EventFlags::IN | room)
-            .map_err(|errno| Fault::system("cannot wait for room", errno))?;
+        self.socket.watch_for_room(socket.as_fd(), awaits)?;
         self.awaits_room = awaits;
         Ok(())
     }

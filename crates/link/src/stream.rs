@@ -25,7 +25,7 @@
 // #syscall uplink epoll_ctl: waiting for room
 
 use std::io::{self, IoSlice};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -34,11 +34,10 @@ use ringfence_offload::vnet::MODERN_LEN;
 use ringfence_platform::Counters;
 use ringfence_uplink::emit::ETHERNET_LEN;
 use ringfence_wire::frame_stream::{self, FRAME_MAX, FrameReader, PREFIX_LEN};
-use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
-use super::clients::{CLIENT, ClientSlot, Clients};
+use super::clients::{ClientSlot, Clients};
 use super::frame_ring::{FrameRing, FrameShape};
 use super::ring_link::{FrameQueue, RingLink, RingTransport, push};
 
@@ -195,9 +194,7 @@ impl StreamTransport {
         let Some(client) = self.clients.client().filter(|_| self.awaits_room != awaits) else {
             return Ok(());
         };
-        let room = if awaits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        epoll::modify(self.clients.epoll(), client, CLIENT, epoll::EventFlags::IN | room)
-            .map_err(|errno| Fault::system("cannot wait for room", errno))?;
+        self.clients.watch_for_room(client.as_fd(), awaits)?;
         self.awaits_room = awaits;
         Ok(())
     }
