@@ -27,7 +27,6 @@ const PENALTIES: &str = "device_condemned";
 struct VifHost<'a, D: DriverDomain> {
     binding: PortBinding<'a>,
     domain: &'a mut D,
-    /// All other vifs.
     others: &'a mut BTreeMap<DeviceId, Vif<D::Vif>>,
     displaced: &'a mut Vec<DeviceId>,
 }

@@ -26,7 +26,7 @@ use ringfence_driver::workers::EndedPorts;
 /// Name of the TAP's port.
 const TAP: &str = "tap";
 
-/// Errors of a link.
+/// Failures that end a vif's frontend or its TAP.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(transparent)]
@@ -47,7 +47,6 @@ pub enum LinkEvent {
     Store,
     /// The vif's port is gone, for this reason.
     VifGone(String),
-    /// The TAP is gone, for this reason.
     TapGone(String),
 }
 

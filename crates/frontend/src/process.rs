@@ -151,7 +151,6 @@ pub fn arena(queues: u32, disks: usize) -> ArenaShape {
     ArenaShape::of(pages, pages)
 }
 
-/// Network of a guest.
 enum Network {
     Link(Link<LocalPlatform>),
     /// The guest has only disks.

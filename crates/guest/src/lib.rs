@@ -207,7 +207,6 @@ fn linger(own_sockets: Option<u64>) {
     }
 }
 
-/// Resources created for a guest.
 struct GuestResources {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,

@@ -65,7 +65,6 @@ pub enum ToGuest {
     /// Sends a signal to a command of `Exec`.
     ExecSignal {
         id: u64,
-        /// Signal number.
         number: i32,
     },
 }
@@ -91,7 +90,6 @@ pub enum FromGuest {
     Sockets,
     /// Answers the order of the same name.
     Listening { id: u64, ports: ListeningPorts },
-    /// A command of `Exec` has ended.
     ExecEnded { id: u64, ending: Ending },
     /// A command of `Exec` was not started.
     ExecFailed {

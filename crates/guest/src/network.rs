@@ -194,7 +194,6 @@ pub fn configure_leg(
     Ok(remarks)
 }
 
-/// Settings of an interface.
 struct Settings<'a> {
     name: &'a str,
     mac: [u8; 6],

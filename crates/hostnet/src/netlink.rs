@@ -85,7 +85,7 @@ impl AsFd for Notices {
     }
 }
 
-/// Route to a network.
+/// Entry of a routing table, as netlink reads and writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     pub destination: IpAddr,
@@ -100,7 +100,6 @@ pub struct Route {
 /// Changes of an interface. `None` leaves a property unchanged.
 #[derive(Debug, Default)]
 pub struct LinkChange {
-    /// Ethernet address.
     pub mac: Option<[u8; 6]>,
     /// Longest packet in bytes.
     pub mtu: Option<u32>,

@@ -56,7 +56,6 @@ pub struct DatagramTransport {
     capabilities: PortCapabilities,
 }
 
-/// Result of reading a datagram.
 enum ReadDatagram {
     Frame,
     /// Datagram that is no frame.

@@ -24,7 +24,6 @@ pub enum RateError {
     /// Part that is not a number, or is out of range.
     #[error("the {part}: {why}")]
     Number {
-        /// Name of the part.
         part: &'static str,
         /// Error of the number parser.
         why: NumberError,
@@ -32,7 +31,6 @@ pub enum RateError {
     /// Part that is zero.
     #[error("the {part} of a rate cannot be 0")]
     Zero {
-        /// Name of the part.
         part: &'static str,
     },
 }

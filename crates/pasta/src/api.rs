@@ -26,7 +26,6 @@ const CLIENTS_MAX: usize = 16;
 /// Maximum number of ports that clients have added.
 const ENTRIES_MAX: usize = ringfence_uplink_process::forward::PORTS_MAX;
 
-/// Progress of a client.
 enum Progress {
     Waiting,
     Requested,
@@ -104,7 +103,6 @@ pub(crate) struct ApiServer {
     clients: Vec<SocketClient>,
     added: Vec<Added>,
     last: u32,
-    /// Addresses of the namespace.
     addresses: Vec<IpAddr>,
 }
 

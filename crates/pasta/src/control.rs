@@ -38,7 +38,6 @@ use ringfence_uplink_process::forwarded_ports::{
     ForwardedPortFailure, ForwardedPorts, first_ports,
 };
 
-/// Progress of a client.
 enum Progress {
     Waiting,
     /// Connection that is closed, or whose time is over.
@@ -87,7 +86,6 @@ pub(crate) struct ControlServer {
     client: Option<SocketClient>,
     rules: Vec<Rule>,
     open: BTreeMap<At, Open>,
-    /// Addresses of the namespace.
     addresses: Vec<IpAddr>,
     capabilities: u32,
 }

@@ -19,7 +19,6 @@ const INFO: u8 = 3 * 8 + 6;
 /// Writer of messages to one destination at a time.
 #[derive(Debug)]
 pub(crate) struct Messages {
-    /// Name of the program.
     name: &'static str,
     quiet: bool,
     debug: bool,

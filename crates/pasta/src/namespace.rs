@@ -85,7 +85,6 @@ pub(crate) enum Report {
     ToHost(Vec<Forward>),
     /// Comes with unconnected sockets of the namespace.
     Sockets,
-    /// The command ended.
     Ended(Ending),
     Failed(String),
 }

@@ -48,7 +48,7 @@ pub enum Inspection {
     AllowedNames,
 }
 
-/// Decision on a connection.
+/// Verdict on a connection, with the reading that it still needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub verdict: Verdict,

@@ -26,7 +26,7 @@ const FIELDS_MAX: usize = 128;
 /// Maximum length of a method in bytes.
 const METHOD_MAX: usize = 32;
 
-/// Host in a request.
+/// Server that an HTTP request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
     Name(HostName),
@@ -78,7 +78,6 @@ pub fn is_word(bytes: &[u8]) -> bool {
 pub enum Line {
     /// The line is not complete.
     Open,
-    /// The line is of another protocol.
     Other,
     /// Some server regards the line as a request.
     Request,

@@ -76,7 +76,7 @@ impl PolicySource {
     }
 }
 
-/// Errors of a policy.
+/// Reasons for which rules do not form a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error("{}: {error}\n{}", .rule.origin, .error.caret(&.rule.text))]
@@ -88,7 +88,6 @@ pub enum PolicyError {
 /// Reasons for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Rule with this index.
     Rule(usize),
     /// No rule covers the destination.
     NoRule,

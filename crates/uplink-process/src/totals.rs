@@ -21,7 +21,6 @@ pub struct EgressTotals {
     pub hellos_denied: u64,
     /// Datagrams dropped before a verdict: unreadable QUIC, or too many.
     pub datagrams_lost: u64,
-    /// DNS queries.
     pub queries_allowed: u64,
     pub queries_refused: u64,
     /// DNS answers refused: a private address for a public name.

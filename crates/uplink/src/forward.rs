@@ -28,7 +28,6 @@ pub struct ForwardId(pub(crate) Owner);
 /// End of the connections that a forwarded port accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Address of the guest.
     Guest(SocketAddr),
     /// Address of the host, for clients in the guest's network.
     Host(SocketAddr),

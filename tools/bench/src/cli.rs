@@ -26,7 +26,6 @@ pub enum Command {
     /// Processes of benchmarks and tests
     #[command(hide = true)]
     Internal {
-        /// Role of the process.
         #[command(subcommand)]
         role: InternalRole,
     },
@@ -43,13 +42,11 @@ pub enum InternalRole {
     BenchBlock,
     /// One end of a stream of a benchmark
     BenchGsoEnd {
-        /// Role of the end.
         #[command(subcommand)]
         role: crate::gso::end::StreamRole,
     },
     /// One end of a request-response benchmark
     BenchLatencyEnd {
-        /// Role of the end.
         #[command(subcommand)]
         role: crate::latency::end::LatencyRole,
     },

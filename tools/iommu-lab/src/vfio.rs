@@ -44,19 +44,16 @@ pub enum VfioError {
         path.display()
     )]
     Missing {
-        /// Path that was looked up.
         path: PathBuf,
     },
     /// Permission to open a file is lacking.
     #[error("{} cannot be opened: permission denied. Let its group or user be yours (`chown`)", path.display())]
     Denied {
-        /// Path that was opened.
         path: PathBuf,
     },
     /// Other devices of the group are bound to kernel drivers.
     #[error("group {group} has devices with other drivers: give all of them to vfio-pci")]
     NotViable {
-        /// Number of the group.
         group: u32,
     },
     /// Another process uses the device or one of its group.
@@ -73,9 +70,7 @@ pub enum VfioError {
     /// A setup step failed.
     #[error("{what}: {source}")]
     Step {
-        /// Name of the step.
         what: &'static str,
-        /// Error of the kernel.
         source: io::Error,
     },
 }

@@ -48,11 +48,9 @@ pub(crate) struct Scenario {
     pub(crate) name: String,
     /// Subject in one line.
     pub(crate) title: String,
-    /// Set to which the scenario belongs.
     pub(crate) set: Set,
     /// Name that selects the scenario together with others.
     pub(crate) group: Option<String>,
-    /// Kind of machine that the scenario needs.
     pub(crate) machine: Kind,
     /// Time limit in seconds.
     pub(crate) limit: u32,

@@ -120,7 +120,6 @@ pub(crate) fn elf(
     Ok(built.elf)
 }
 
-/// Variants of the hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
     Release,

@@ -42,7 +42,6 @@ pub(super) struct Guest {
     /// Name by which other guests find the guest.
     pub(super) name: Option<String>,
     pub(super) leg: Option<Leg>,
-    /// Number of disks.
     pub(super) disks: u16,
 }
 

@@ -19,7 +19,7 @@ const TTL: u32 = 1;
 /// Maximum number of addresses in an answer. It then fits the 512 bytes that every client accepts.
 const ADDRESSES_MAX: usize = 8;
 
-/// Question of a query.
+/// Subject of a DNS query, as the stub classifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Addresses of the guest with this name, in lower case.
@@ -34,7 +34,7 @@ pub enum Question {
     Foreign,
 }
 
-/// Query that can be answered.
+/// DNS query that the stub understands, with its message.
 #[derive(Clone, Debug)]
 pub struct AnswerableQuery {
     message: Message,
@@ -42,12 +42,11 @@ pub struct AnswerableQuery {
     question: Question,
 }
 
-/// Answer to a question.
+/// Result of a look-up, from which a DNS reply is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Addresses of the name. Those of the requested family are encoded.
     Addresses(Vec<IpAddr>),
-    /// Name of the address.
     Name(String),
     /// The name does not exist.
     NoSuchName,

@@ -38,7 +38,6 @@ pub enum ClientFault {
     #[error("vhost-user: {count} files where {needed} belong")]
     Files {
         count: usize,
-        /// Files that the request needs.
         needed: usize,
     },
     /// File that is no eventfd.

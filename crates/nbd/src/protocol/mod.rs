@@ -94,7 +94,6 @@ pub enum ProtocolError {
     Magic {
         /// Message with the magic number.
         what: &'static str,
-        /// Number received.
         found: u64,
     },
     /// Server without the fixed newstyle handshake.
@@ -196,7 +195,6 @@ pub enum ProtocolError {
     /// Request that does not begin with the magic number.
     #[error("a request begins with {found:#x}")]
     RequestMagic {
-        /// Number received.
         found: u32,
     },
 }

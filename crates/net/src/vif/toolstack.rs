@@ -5,7 +5,7 @@ use ringfence_wire::xenbus::DeviceId;
 pub use ringfence_xenbus::toolstack::remove;
 use ringfence_xenstore::{StoreClient, StoreError};
 
-/// Configuration of a vif.
+/// Address and MTU that a toolstack writes to the store for a new vif.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VifConfig {
     /// Ethernet address of the guest's end.

@@ -78,7 +78,7 @@ impl WindowShape {
     }
 }
 
-/// Guarantees of an engine.
+/// Properties by which engines of grant windows differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineFacts {
     /// Name on the command line and in reports.

@@ -18,7 +18,7 @@ const BUFFER: usize = 128 * 1024;
 /// buffer.
 const PERIOD: usize = 65_521;
 
-/// Result of a transfer.
+/// Amount and duration of a demonstration's transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
     /// Number of bytes received, all with the expected content.

@@ -16,7 +16,6 @@ pub enum Loudness {
     Quiet,
     /// Problems, and one line on each result.
     Normal,
-    /// Each step.
     Verbose,
 }
 

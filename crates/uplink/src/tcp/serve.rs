@@ -45,7 +45,6 @@ pub(super) enum Served {
     Done,
     /// More can be sent: the connection is to be served again.
     More,
-    /// The link has no room.
     NoRoom,
     /// The connection is to be removed, its socket closed in this way.
     Over(Close),

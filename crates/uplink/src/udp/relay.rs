@@ -47,7 +47,6 @@ struct Listener {
 enum Entrance {
     /// Socket of the guest's loopback, by its index.
     Inner(usize),
-    /// Socket of a forwarded port.
     Port(ForwardId),
 }
 

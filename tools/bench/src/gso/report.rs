@@ -84,7 +84,6 @@ pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
     Some(format!("throughput {:.2}", larger / small))
 }
 
-/// Result of one run of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamRun {
     /// Bytes of the stream that the receiver counted.

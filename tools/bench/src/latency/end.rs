@@ -68,7 +68,6 @@ pub(super) enum LatencyMessage {
     Ready,
     /// Pairs of nanoseconds and count, and the number of lost answers.
     Asked { counts: Vec<(u64, u64)>, lost: u64 },
-    /// The end failed, with the reason.
     Failed(String),
 }
 

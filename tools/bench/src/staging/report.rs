@@ -144,7 +144,6 @@ impl<'a> Results<'a> {
     }
 }
 
-/// Results of one point.
 struct PointResult<'a> {
     results: &'a Results<'a>,
     point: Point,
@@ -237,7 +236,6 @@ pub(super) struct Beside {
     pub(super) judgement: Judgement,
 }
 
-/// Judgement of a ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Judgement {
     Met,

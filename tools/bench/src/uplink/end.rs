@@ -82,7 +82,6 @@ pub(super) struct CaseSpec {
     pub(super) names: Option<Names>,
 }
 
-/// Result of one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CaseResult {
     /// Nanoseconds from the first byte to the last, measured by the receiver.

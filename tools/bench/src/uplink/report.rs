@@ -6,7 +6,6 @@ use super::args::{UplinkPeer, Workload};
 use super::end::{self, CaseResult, WorkloadKind};
 use crate::harness::{Layout, Value, left, median, right};
 
-/// Result of one run.
 pub(super) struct UplinkRun {
     pub(super) came: CaseResult,
     /// CPU time of all processes, clients and servers included.

@@ -36,7 +36,7 @@ const CHECKSUMMING: [u64; 3] = [
     0xCA45_1A4E, // bcachefs
 ];
 
-/// Type of a file.
+/// File types that can hold a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FileKind {
     Regular,
@@ -96,7 +96,6 @@ pub enum OpenFileError {
     )]
     Empty {
         path: PathBuf,
-        /// Size in bytes.
         bytes: u64,
     },
     /// File whose size is no multiple of the sector size.
@@ -107,7 +106,6 @@ pub enum OpenFileError {
     )]
     Odd {
         path: PathBuf,
-        /// Size in bytes.
         bytes: u64,
         /// Sector size in bytes.
         sector_size: u32,
@@ -125,14 +123,12 @@ pub enum OpenFileError {
         path: PathBuf,
         /// Requested sector size in bytes.
         wanted: u32,
-        /// Reason of the refusal.
         why: String,
     },
     /// File that another process has locked.
     #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
     InUse {
         path: PathBuf,
-        /// Process that holds the lock.
         holder: LockHolder,
     },
 }

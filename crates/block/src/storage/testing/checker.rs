@@ -60,9 +60,7 @@ pub fn identify(sector: u64, bytes: &[u8; SECTOR]) -> Content {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("sector {sector} holds {found:?}, but may hold only one of {allowed:?}")]
 pub struct Violation {
-    /// Number of the sector.
     pub sector: u64,
-    /// Content of the sector.
     pub found: Content,
     /// Contents that the model allows.
     pub allowed: Vec<Content>,
@@ -76,9 +74,7 @@ pub enum Event {
     Submitted {
         /// Id of the write: not 0, and never reused.
         id: u64,
-        /// First sector.
         first: u64,
-        /// Number of sectors.
         count: u32,
         /// Set if the write stores zeros instead of its pattern.
         zeros: bool,
@@ -87,17 +83,14 @@ pub enum Event {
     },
     /// Acknowledgement of a write.
     Acknowledged {
-        /// Id of the write.
         id: u64,
     },
     /// Submission of a flush.
     FlushSubmitted {
-        /// Id of the flush.
         id: u64,
     },
     /// Acknowledgement of a flush.
     FlushAcknowledged {
-        /// Id of the flush.
         id: u64,
     },
 }

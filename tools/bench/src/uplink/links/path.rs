@@ -32,7 +32,6 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x52, 0x46, 0, 0, 0x64];
 /// Spin time of the uplink's idle strategy, as in its process.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Result of one run.
 pub(super) struct LinkRun {
     pub(super) came: CaseResult,
     pub(super) cpu_ns: u64,
