@@ -2,11 +2,11 @@
 
 use clap::{Parser, Subcommand};
 use ringfence_testkit::agents::conformance::ConformanceArgs;
+use ringfence_testkit::agents::disk_frontend::DiskFrontendArgs;
 use ringfence_testkit::agents::hostile_guest::HostileGuestArgs;
 
 use crate::agents::ControlRingCommand;
 use crate::args::BenchCommand;
-use crate::block::on_xen::DiskFrontendArgs;
 
 /// Measures the cost of Ringfence's data path
 #[derive(Debug, Parser)]
@@ -78,5 +78,22 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_of_each_command_fits_100_columns() {
+        fn check(command: &mut clap::Command) {
+            let help = command.render_long_help().to_string();
+            for line in help.lines() {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+            // Lines of the notes are as they were written: the formatter would leave short rests of longer ones.
+            let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in notes.lines() {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands_mut().for_each(check);
+        }
+        check(&mut Cli::command());
     }
 }

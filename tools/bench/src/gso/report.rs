@@ -113,7 +113,8 @@ impl StreamRun {
     }
 }
 
-/// Row: the runs of a path and setup, with those of the baseline. Rates are medians, counters are sums.
+/// Returns the columns of a row: the runs of a path and setup, with those of the baseline. Rates are medians, counters
+/// are sums.
 pub(super) fn layout() -> Layout<Summary<StreamCase>> {
     Layout::new()
         .column("path", |row: &Summary<StreamCase>| row.case.path.name(), left("path", 12))

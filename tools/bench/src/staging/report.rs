@@ -192,7 +192,7 @@ impl PointResult<'_> {
     }
 }
 
-/// Fields of a point. The tables are of another form: they compare points ([`super::text`]).
+/// Returns the fields of a point. The tables are of another form: they compare points ([`super::text`]).
 fn layout<'a>() -> Layout<PointResult<'a>> {
     Layout::new()
         .field("experiment", |_: &PointResult<'_>| "staging-grants")

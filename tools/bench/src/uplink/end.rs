@@ -202,7 +202,7 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
     }
 }
 
-/// Reads the fields of a request. Returns the one that names the connection's purpose.
+/// Reads the fields of a request. Returns the value of the field that names the connection's purpose.
 fn work_of_request(stream: &mut impl BufRead) -> anyhow::Result<String> {
     let mut work = String::new();
     for _ in 0..16 {
