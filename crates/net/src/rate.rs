@@ -30,9 +30,7 @@ pub enum RateError {
     },
     /// Part that is zero.
     #[error("the {part} of a rate cannot be 0")]
-    Zero {
-        part: &'static str,
-    },
+    Zero { part: &'static str },
 }
 
 const BYTES: &str = "bytes";

@@ -155,7 +155,7 @@ pub enum StartError {
 /// or `None` after a stop command. The callback must not block.
 pub type OnEnd = Arc<dyn Fn(Option<&QueueFault>) + Send + Sync>;
 
-/// Recipients of what the queues of a device report.
+/// Recipients of the reports of a device's queues.
 #[derive(Clone)]
 pub struct QueueReports {
     /// Counters of the rules that the guest broke.

@@ -94,10 +94,7 @@ pub enum OpenFileError {
         "{} has {bytes} bytes, which is no sector: give it a size (truncate -s 1G {})",
         path.display(), path.display()
     )]
-    Empty {
-        path: PathBuf,
-        bytes: u64,
-    },
+    Empty { path: PathBuf, bytes: u64 },
     /// File whose size is no multiple of the sector size.
     #[error(
         "{} has {bytes} bytes, which is no multiple of its sectors of {sector_size}: the last bytes would be \
@@ -127,10 +124,7 @@ pub enum OpenFileError {
     },
     /// File that another process has locked.
     #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
-    InUse {
-        path: PathBuf,
-        holder: LockHolder,
-    },
+    InUse { path: PathBuf, holder: LockHolder },
 }
 
 /// File that was opened and locked as a disk.

@@ -82,17 +82,11 @@ pub enum Event {
         fua: bool,
     },
     /// Acknowledgement of a write.
-    Acknowledged {
-        id: u64,
-    },
+    Acknowledged { id: u64 },
     /// Submission of a flush.
-    FlushSubmitted {
-        id: u64,
-    },
+    FlushSubmitted { id: u64 },
     /// Acknowledgement of a flush.
-    FlushAcknowledged {
-        id: u64,
-    },
+    FlushAcknowledged { id: u64 },
 }
 
 /// Length in bytes of an event in a journal.
