@@ -293,7 +293,7 @@ impl DriverDomain for SwitchDomain {
         self.plan.release(&vif.assigned);
     }
 
-    fn refresh_vbd<P: Platform>(
+    fn refresh<P: Platform>(
         backends: &mut Backends<P, Self>,
         device: &DeviceId,
         _: &mut StoreClient,
