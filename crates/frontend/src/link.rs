@@ -43,7 +43,7 @@ pub enum LinkError {
 
 /// Event of a link that its owner may report.
 pub enum LinkEvent {
-    /// A key changed that is watched.
+    /// A watched key has changed.
     Store,
     /// The vif's port is gone, for this reason.
     VifGone(String),

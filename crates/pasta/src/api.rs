@@ -32,7 +32,7 @@ enum Progress {
     Gone,
 }
 
-/// Reads what a client has sent.
+/// Reads the request of a client, as far as it has arrived.
 fn read(client: &mut SocketClient) -> Progress {
     loop {
         match client.read() {

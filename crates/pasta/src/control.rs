@@ -45,7 +45,7 @@ enum Progress {
     Sent(Result<Vec<Update>, String>),
 }
 
-/// Reads what a client has sent.
+/// Reads the update of a client, as far as it has arrived.
 fn read(client: &mut SocketClient) -> Progress {
     loop {
         match client.read() {

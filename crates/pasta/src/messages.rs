@@ -38,7 +38,7 @@ impl Messages {
         Ok(Messages { name, quiet: args.quiet, debug, log, in_background: false })
     }
 
-    /// From now on, standard error is not used.
+    /// Ends the use of standard error.
     pub(crate) fn leave_terminal(&mut self) {
         self.in_background = true;
     }

@@ -237,7 +237,7 @@ impl DomainProcess {
         Ok(())
     }
 
-    /// Completes what [`DomainProcess::begin`] began: writes the id maps, and waits until the inner process runs.
+    /// Completes the start after [`DomainProcess::begin`]: writes the id maps, and waits until the inner process runs.
     ///
     /// # Errors
     ///

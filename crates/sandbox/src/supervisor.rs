@@ -90,7 +90,7 @@ pub enum FromSupervisor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitReport {
     pub ending: Ending,
-    /// Last part of what the inner process wrote to standard error.
+    /// Last part of the inner process's standard error.
     pub stderr_tail: String,
 }
 

@@ -43,9 +43,7 @@ pub enum ForwardedPortOrder {
         forward: Forward,
     },
     /// Closes the socket of a port. Accepted connections stay.
-    Close {
-        id: u32,
-    },
+    Close { id: u32 },
     /// Adds the unconnected sockets of the guest's network that come with the order. None at all: no more will
     /// come. There is no answer.
     Sockets,

@@ -177,7 +177,7 @@ impl QueueLink {
         Ok(Made { link, remark: None })
     }
 
-    /// From now on, the frames of the link are captured into a file. Returns `false` if the link has no capture.
+    /// Captures the link's frames into a file from now on. Returns `false` if the link has no capture.
     pub fn capture(&mut self, file: OwnedFd) -> bool {
         match self {
             QueueLink::Tap(link) => link.capture(Capture::new(file)),

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use ringfence_sys::numbers::bounded;
 
 use super::name::DOMAIN;
 
@@ -222,7 +223,7 @@ fn reply_to(to: &Message, code: ResponseCode) -> Message {
     reply.metadata.response_code = code;
     if to.edns.is_some() {
         let mut edns = Edns::new();
-        edns.set_max_payload(u16::try_from(QUERY_MAX).unwrap_or(512));
+        edns.set_max_payload(bounded(QUERY_MAX, u16::MAX));
         reply.set_edns(edns);
     }
     reply
