@@ -43,19 +43,13 @@ pub enum VfioError {
         "{} does not exist: load the driver (`modprobe vfio-pci`, `modprobe vfio_iommu_type1`), give it the device (`driver_override`), and see that the machine's IOMMU is on (`intel_iommu=on`)",
         path.display()
     )]
-    Missing {
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// Permission to open a file is lacking.
     #[error("{} cannot be opened: permission denied. Let its group or user be yours (`chown`)", path.display())]
-    Denied {
-        path: PathBuf,
-    },
+    Denied { path: PathBuf },
     /// Other devices of the group are bound to kernel drivers.
     #[error("group {group} has devices with other drivers: give all of them to vfio-pci")]
-    NotViable {
-        group: u32,
-    },
+    NotViable { group: u32 },
     /// Another process uses the device or one of its group.
     #[error(
         "{device}, or another device of its group, is in use: end the process that has it, and give all of the group to vfio-pci"
@@ -69,10 +63,7 @@ pub enum VfioError {
     Unsupported,
     /// A setup step failed.
     #[error("{what}: {source}")]
-    Step {
-        what: &'static str,
-        source: io::Error,
-    },
+    Step { what: &'static str, source: io::Error },
 }
 
 fn step(what: &'static str) -> impl Fn(io::Error) -> VfioError {

@@ -60,7 +60,7 @@ pub(crate) struct Scenario {
     pub(crate) report: Option<String>,
     /// Set if the scenario runs only with a debug build of the hypervisor.
     pub(crate) wants_debug: bool,
-    /// Set if that must be the one whose guards can be taken out.
+    /// Set if the hypervisor must be the variant whose guards can be removed at run time.
     pub(crate) wants_guards: bool,
     /// Integration tests that the scenario runs.
     pub(crate) tests: Vec<String>,

@@ -194,9 +194,7 @@ pub enum ProtocolError {
     },
     /// Request that does not begin with the magic number.
     #[error("a request begins with {found:#x}")]
-    RequestMagic {
-        found: u32,
-    },
+    RequestMagic { found: u32 },
 }
 
 /// Formats a message of the other side for a log, with control characters escaped.
