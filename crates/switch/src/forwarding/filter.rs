@@ -321,9 +321,9 @@ impl AddressFilter {
 /// Facts about a packet's IPv6 source.
 #[derive(Clone, Copy)]
 struct SourceKind {
-    /// The port may send from it.
+    /// Set if the port may send from the source.
     own: bool,
-    /// It is `::`.
+    /// Set if the source is `::`.
     unspecified: bool,
 }
 
