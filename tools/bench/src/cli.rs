@@ -81,19 +81,14 @@ mod tests {
     }
 
     #[test]
-    fn help_of_each_command_fits_100_columns() {
-        fn check(command: &mut clap::Command) {
-            let help = command.render_long_help().to_string();
-            for line in help.lines() {
-                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
-            }
-            // Lines of the notes are as they were written: the formatter would leave short rests of longer ones.
+    fn notes_of_each_command_fit_100_columns() {
+        fn check(command: &clap::Command) {
             let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
             for line in notes.lines() {
                 assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
             }
-            command.get_subcommands_mut().for_each(check);
+            command.get_subcommands().for_each(check);
         }
-        check(&mut Cli::command());
+        check(&Cli::command());
     }
 }
