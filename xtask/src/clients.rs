@@ -91,7 +91,6 @@ impl Suite {
     }
 }
 
-/// Scenario of a suite.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Scenario {
     suite: Suite,

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use taskkit::text::duration;
 
-/// Outcomes of a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The step found nothing wrong. The note has the number of tests, or other information.
@@ -21,7 +20,6 @@ pub(crate) struct Row {
     /// Name of the step, with that of the part in the long set.
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
-    /// Duration of the step.
     pub(crate) time: Duration,
     /// Name and reason of each test in the step that skipped itself.
     pub(crate) skipped_tests: Vec<(String, String)>,

@@ -39,7 +39,6 @@ pub enum ReadData {
 /// Source bytes of a write to a peer's page.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// Private bytes.
     Private(&'a [u8]),
     /// Bytes of another peer's page: the slice, the offset and the length.
     Lent(&'a LentSlice, usize, usize),

@@ -32,7 +32,7 @@ use ringfence_sys::counters::Counter;
 
 use crate::index::GrefIndex;
 
-/// Limits of a table.
+/// Bounds of the pages that one ring keeps mapped, and the pace of their eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PersistentLimits {
     /// Maximum number of pages of a ring. The default is that of Linux: 32 requests of 33 pages.

@@ -108,7 +108,7 @@ impl StagingTable {
     }
 }
 
-/// Limits of staged pages.
+/// Bounds of the pages that a frontend may register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StagingLimits {
     /// Maximum number of pages of one queue.
@@ -159,7 +159,6 @@ pub enum LedgerRefusal {
     QueueFull {
         /// Number of pages in the list.
         wanted: u32,
-        /// Number of staged pages.
         staged: u32,
         /// Maximum number of pages.
         limit: u32,
@@ -169,7 +168,6 @@ pub enum LedgerRefusal {
     GuestFull {
         /// Number of pages in the list.
         wanted: u32,
-        /// Number of staged pages.
         staged: u32,
         /// Maximum number of pages.
         limit: u32,
@@ -181,7 +179,6 @@ pub enum LedgerRefusal {
     PoolFull {
         /// Number of pages in the list.
         wanted: u32,
-        /// Number of staged pages.
         staged: u32,
         /// Maximum number of pages.
         limit: u32,

@@ -56,7 +56,7 @@ pub(crate) struct Control<P: Platform, D: DriverDomain> {
     pub(crate) controls: BTreeSet<DeviceId>,
 }
 
-/// Backends of all devices, and what they share.
+/// Backends of all devices, and the state that they share.
 pub(crate) struct Backends<P: Platform, D: DriverDomain> {
     pub(crate) domain: D,
     pub(crate) platform: Arc<P>,
@@ -98,12 +98,12 @@ pub(crate) trait DriverDomain: Sized {
         false
     }
 
-    /// Brings the record of a vif up to date before it is served.
+    /// Brings the record of a device up to date before it is served.
     ///
     /// # Errors
     ///
-    /// Returns the store's errors. The vif is tried again after a delay.
-    fn refresh_vif<P: Platform>(
+    /// Returns the store's errors. The device is tried again after a delay.
+    fn refresh<P: Platform>(
         backends: &mut Backends<P, Self>,
         device: &DeviceId,
         store: &mut StoreClient,
@@ -156,7 +156,7 @@ pub(crate) trait DriverDomain: Sized {
         port: &OtherPort,
     ) -> Option<DeviceId>;
 
-    /// Removes what the domain made for a vif that is gone.
+    /// Removes the domain's resources of a vif that is gone.
     fn vif_removed(&mut self, device: &DeviceId, vif: Self::Vif) {
         let _ = (device, vif);
     }
@@ -182,20 +182,6 @@ pub(crate) trait DriverDomain: Sized {
     fn staging_pools(&mut self, device: &DeviceId) -> Vec<Arc<StagingPool>> {
         let _ = device;
         Vec::new()
-    }
-
-    /// Brings the record of a vbd up to date before it is served.
-    ///
-    /// # Errors
-    ///
-    /// Returns the store's errors. The vbd is tried again after a delay.
-    fn refresh_vbd<P: Platform>(
-        backends: &mut Backends<P, Self>,
-        device: &DeviceId,
-        store: &mut StoreClient,
-    ) -> Result<(), StoreError> {
-        let _ = (backends, device, store);
-        Ok(())
     }
 
     /// Opens the storage of a vbd, unless it is open.

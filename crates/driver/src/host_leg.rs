@@ -34,7 +34,6 @@ impl HostTap {
 
 /// Host's port on a switch.
 pub(crate) struct HostLeg {
-    /// Name of the port.
     pub(crate) name: String,
     pub(crate) port: PortId,
 }

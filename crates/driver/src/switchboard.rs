@@ -46,7 +46,6 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// socket and the launcher's user namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverConfig {
-    /// Name of the switch.
     pub switch: String,
     /// Logs debug messages to standard error.
     pub verbose: bool,
@@ -93,7 +92,7 @@ pub enum ToDriver {
     Stats,
 }
 
-/// Request to attach a guest.
+/// Launcher's request for a place on the switch, or for a driver domain of disks alone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachRequest {
     /// Protocol version of the launcher ([`VERSION`]).
@@ -137,7 +136,7 @@ impl AttachRequest {
     }
 }
 
-/// Request to add a disk.
+/// Launcher's request to serve one more disk of its guest. The medium's descriptors come with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskRequest {
     /// Number of the guest's disk, from 0.

@@ -18,7 +18,7 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
         device: &DeviceId,
         store: &mut StoreClient,
     ) -> Result<Look, StoreError> {
-        D::refresh_vbd(self, device, store)?;
+        D::refresh(self, device, store)?;
         let Some(mut vbd) = self.vbds.list.remove(device) else { return Ok(Look::Over) };
         let readiness = D::open_vbd(self, device, &mut vbd);
         let reported = self.domain.report_storage(device, &mut vbd, store);

@@ -23,11 +23,10 @@ use crate::vifs::{AfterControl, Vif, Vifs};
 /// Counter of a guest's rule violations that closed its device.
 const PENALTIES: &str = "device_condemned";
 
-/// Port host of one vif: what its handshake may do to the driver domain.
+/// Port host of one vif: the operations that its handshake has on the driver domain.
 struct VifHost<'a, D: DriverDomain> {
     binding: PortBinding<'a>,
     domain: &'a mut D,
-    /// All other vifs.
     others: &'a mut BTreeMap<DeviceId, Vif<D::Vif>>,
     displaced: &'a mut Vec<DeviceId>,
 }
@@ -93,7 +92,7 @@ impl<P: Platform, D: DriverDomain> Backends<P, D> {
         device: &DeviceId,
         store: &mut StoreClient,
     ) -> Result<Look, StoreError> {
-        D::refresh_vif(self, device, store)?;
+        D::refresh(self, device, store)?;
         let Some(mut vif) = self.vifs.list.remove(device) else { return Ok(Look::Over) };
         let problem = D::attach_vif(self, device, &mut vif).err();
         if let Some(why) = problem.as_ref().filter(|_| problem != vif.problem) {

@@ -24,13 +24,13 @@ use ringfence_switch::dataplane::{
 };
 use ringfence_switch::forwarding::Fabric;
 use ringfence_sys::mailbox::{MailSender, Mailbox, mailbox};
+use ringfence_sys::numbers::usize_from;
 
-/// Default number of workers for devices of at most `queues` queues: one for each queue, but no more
-/// than there are processors.
+/// Returns the default number of workers for devices of at most `queues` queues: one for each queue, but no
+/// more than there are processors.
 pub fn worker_count(queues: u32) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let queues = usize::try_from(queues).unwrap_or(WORKERS_MAX);
-    queues.min(processors).clamp(1, WORKERS_MAX)
+    usize_from(queues).min(processors).clamp(1, WORKERS_MAX)
 }
 
 /// Ports that ended by themselves, from all workers of the process.

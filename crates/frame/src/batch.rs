@@ -180,6 +180,16 @@ impl Frame {
     }
 }
 
+/// Range of lent memory: a frame's payload behind its private header.
+#[derive(Clone, Copy, Debug)]
+pub struct LentRange<'a> {
+    pub slice: &'a LentSlice,
+    /// Offset in the slice in bytes.
+    pub offset: usize,
+    /// Length in bytes.
+    pub len: usize,
+}
+
 /// Frames of one round, and the memory that holds them. See the [module](self).
 #[derive(Debug)]
 pub struct Batch {
@@ -354,8 +364,7 @@ impl Batch {
     }
 
     /// Adds a frame with a private header of `len` bytes, at most [`HEADER_MAX`], which `fill` writes. `rest`
-    /// is the payload in lent memory: the slice, the offset, and the length. `fill` returns the frame's
-    /// metadata.
+    /// is the payload in lent memory. `fill` returns the frame's metadata.
     ///
     /// The function combines [`Batch::reserve`], [`Batch::frame`] and [`FrameBuilder::finish`] for the fast
     /// paths.
@@ -368,7 +377,7 @@ impl Batch {
     pub fn push<E>(
         &mut self,
         len: usize,
-        rest: Option<(&LentSlice, usize, usize)>,
+        rest: Option<LentRange<'_>>,
         fill: impl FnOnce(&mut [u8]) -> Result<OffloadMeta, E>,
     ) -> Result<(), Option<E>> {
         if !self.has_place_for(len) {
@@ -379,7 +388,7 @@ impl Batch {
         let meta = fill(header).map_err(Some)?;
         let first = self.segments.len();
         let mut whole = len;
-        if let Some((slice, offset, more)) = rest {
+        if let Some(LentRange { slice, offset, len: more }) = rest {
             if offset > slice.len() || more > slice.len() - offset {
                 return Err(None);
             }

@@ -22,7 +22,7 @@ pub enum PortCommand {
     WholePort(Arc<dyn Any + Send + Sync>),
 }
 
-/// Result of a command.
+/// Port's answer to a [`PortCommand`].
 pub enum PortReply {
     /// [`PortCommand::SetMtu`] succeeded.
     MtuSet,

@@ -88,11 +88,9 @@ drop_reasons! {
 /// Running totals of one port.
 #[derive(Debug)]
 pub struct PortCounters {
-    /// Received frames.
     pub rx_frames: Counter,
     /// Received bytes, Ethernet header included.
     pub rx_bytes: Counter,
-    /// Sent frames.
     pub tx_frames: Counter,
     /// Sent bytes, Ethernet header included.
     pub tx_bytes: Counter,
@@ -111,7 +109,6 @@ pub struct PortCounters {
     pub frames_segmented: Counter,
     /// Segments made of super-packets for this port.
     pub segments_made: Counter,
-    /// Checksums computed for this port.
     pub checksums_computed: Counter,
     /// Frames coalesced into larger ones for this port.
     pub frames_coalesced: Counter,
@@ -127,7 +124,6 @@ pub struct PortCounters {
     pub rate_limited: Counter,
     /// Times that the peer was declared stalled because it accepted no frames.
     pub stalls: Counter,
-    /// Stalls that ended.
     pub stall_ends: Counter,
     drops: [Counter; DropReason::ALL.len()],
 }

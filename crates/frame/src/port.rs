@@ -43,7 +43,6 @@ pub struct Received {
 /// Numbers of frames that [`Port::transmit`] sent and dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Transmitted {
-    /// Frames that were sent.
     pub sent: usize,
     /// Frames that were dropped, each counted by reason.
     pub dropped: usize,
@@ -63,7 +62,6 @@ pub enum Fault {
     System {
         /// Operation that failed.
         what: &'static str,
-        /// Error of the operation.
         source: std::io::Error,
     },
 }

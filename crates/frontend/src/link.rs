@@ -26,7 +26,7 @@ use ringfence_driver::workers::EndedPorts;
 /// Name of the TAP's port.
 const TAP: &str = "tap";
 
-/// Errors of a link.
+/// Failures that end a vif's frontend or its TAP.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error(transparent)]
@@ -43,11 +43,10 @@ pub enum LinkError {
 
 /// Event of a link that its owner may report.
 pub enum LinkEvent {
-    /// A key changed that is watched.
+    /// A watched key has changed.
     Store,
     /// The vif's port is gone, for this reason.
     VifGone(String),
-    /// The TAP is gone, for this reason.
     TapGone(String),
 }
 

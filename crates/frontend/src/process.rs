@@ -21,6 +21,7 @@ use ringfence_net::vif::backend::QUEUES_MAX;
 use ringfence_net::vif::frontend::VifFrontend;
 use ringfence_platform::local::{ArenaShape, LocalPlatform, PageSize};
 use ringfence_platform::{DomId, Platform, PlatformError};
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use rustix::event::{PollFd, PollFlags};
@@ -86,7 +87,7 @@ fn run(channel: &Channel, locked: impl FnOnce() -> io::Result<()>) -> Result<(),
     let mut fds = fds.into_vec();
     let mut taps = fds.split_off(fds.len().min(1));
     let [hub] = expect_fds(fds.into())?;
-    let queues = usize::try_from(config.tap_queues).unwrap_or(usize::MAX);
+    let queues = usize_from(config.tap_queues);
     let sockets = taps.split_off(taps.len().min(queues));
     if taps.len() < queues {
         return Err(ChannelError::Descriptors { expected: queues, found: taps.len() }.into());
@@ -147,11 +148,10 @@ fn revocation(config: &FrontendConfig) -> Revocation {
 /// list, and a reserve for pages that the driver domain releases late.
 pub fn arena(queues: u32, disks: usize) -> ArenaShape {
     let queues = queues.min(QUEUES_MAX) * LocalPlatform::DEFAULT_PAGES;
-    let pages = queues + u32::try_from(disks).unwrap_or(0) * disks::PAGES;
+    let pages = queues + bounded(disks, u32::MAX) * disks::PAGES;
     ArenaShape::of(pages, pages)
 }
 
-/// Network of a guest.
 enum Network {
     Link(Link<LocalPlatform>),
     /// The guest has only disks.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ringfence_hostnet::interface::{InterfaceConfig, ResolverConfig, UplinkInterface};
 use serde::{Deserialize, Serialize};
 
-/// Configuration of a guest.
+/// Set-up of a guest: its name, interfaces and name service, and the limits, environment and files of its command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestConfig {
     pub host_name: String,
@@ -29,10 +29,9 @@ pub struct GuestConfig {
     pub view: ViewConfig,
 }
 
-/// Configuration of names on a switch.
+/// Name service of a guest on a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NamesConfig {
-    /// Name of the switch.
     pub switch: String,
     /// Name by which other guests find this one.
     pub own: Option<String>,

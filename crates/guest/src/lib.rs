@@ -207,7 +207,6 @@ fn linger(own_sockets: Option<u64>) {
     }
 }
 
-/// Resources created for a guest.
 struct GuestResources {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,
@@ -388,7 +387,7 @@ fn watch(
             let (order, fds) = channel.receive::<ToGuest>()?;
             match order {
                 ToGuest::Signal(number) => {
-                    let pid = u32::try_from(command.as_raw_pid()).unwrap_or(0);
+                    let pid = command.as_raw_nonzero().get().unsigned_abs();
                     // The command may have ended just now. The next round reaps it.
                     let _ = signals::send(pid, number);
                 }

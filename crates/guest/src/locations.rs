@@ -23,7 +23,6 @@ struct Mount {
     file_system: String,
     /// Directory of the file system that is mounted.
     root: PathBuf,
-    /// Mount point.
     point: PathBuf,
 }
 

@@ -63,11 +63,7 @@ pub enum ToGuest {
         port: u16,
     },
     /// Sends a signal to a command of `Exec`.
-    ExecSignal {
-        id: u64,
-        /// Signal number.
-        number: i32,
-    },
+    ExecSignal { id: u64, number: i32 },
 }
 
 /// Reports of a guest's init.
@@ -90,9 +86,14 @@ pub enum FromGuest {
     /// Comes with unconnected sockets of the guest's network.
     Sockets,
     /// Answers the order of the same name.
-    Listening { id: u64, ports: ListeningPorts },
-    /// A command of `Exec` has ended.
-    ExecEnded { id: u64, ending: Ending },
+    Listening {
+        id: u64,
+        ports: ListeningPorts,
+    },
+    ExecEnded {
+        id: u64,
+        ending: Ending,
+    },
     /// A command of `Exec` was not started.
     ExecFailed {
         id: u64,

@@ -19,6 +19,7 @@ use ringfence_hostnet::name_files::{HostsEntry, parse_hosts};
 use crate::config::GuestConfig;
 use crate::files;
 use ringfence_hostnet::interface::ResolverConfig;
+use ringfence_sys::numbers::u64_from;
 
 /// A mounted file. Dropping it leaves the file as it is.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl MountedFile {
     fn replace(&mut self, text: String) -> io::Result<()> {
         if self.text != text {
             self.file.write_all_at(text.as_bytes(), 0)?;
-            self.file.set_len(u64::try_from(text.len()).unwrap_or(u64::MAX))?;
+            self.file.set_len(u64_from(text.len()))?;
             self.text = text;
         }
         Ok(())

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 
 use ringfence_net::features::OffloadKeys;
+use ringfence_sys::numbers::usize_from;
 use ringfence_sys::tap::{Tap, TapError, TapOffloads};
 
 use ringfence_hostnet::address::Address;
@@ -110,8 +111,7 @@ fn to_switch(
 
 /// Creates the TAP of an interface, with all its queues.
 fn make(interface: &InterfaceConfig) -> Result<Vec<Tap>, NetworkError> {
-    let queues = usize::try_from(interface.queues).unwrap_or(1);
-    let mut taps = Tap::create_queues(&interface.name, queues)?;
+    let mut taps = Tap::create_queues(&interface.name, usize_from(interface.queues))?;
     for tap in &mut taps {
         tap.limit_offloads(TapOffloads(interface.offloads))?;
     }
@@ -194,7 +194,6 @@ pub fn configure_leg(
     Ok(remarks)
 }
 
-/// Settings of an interface.
 struct Settings<'a> {
     name: &'a str,
     mac: [u8; 6],

@@ -6,17 +6,15 @@ use serde::{Deserialize, Serialize};
 use crate::address::Address;
 use crate::netlink::Route;
 
-/// Configuration of a network interface.
+/// Interface as it is made in a namespace: addresses, MTU, offloads and queues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceConfig {
     pub name: String,
-    /// Ethernet address of the interface.
     pub mac: [u8; 6],
     /// Maximum length of an IP packet in bytes.
     pub mtu: u32,
     /// Work that the kernel may leave to the reader of the TAP (`carried` of the guest).
     pub offloads: u32,
-    /// IP addresses of the interface.
     pub addresses: Vec<Address>,
     /// Number of queues of the TAP.
     pub queues: u32,

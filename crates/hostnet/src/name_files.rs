@@ -53,7 +53,6 @@ fn is_plain(word: &str) -> bool {
 /// Contents of a file `resolv.conf(5)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvConf {
-    /// Addresses of the name servers.
     pub name_servers: Vec<IpAddr>,
     /// Search domains.
     pub search: Vec<String>,

@@ -18,6 +18,7 @@ use netlink_packet_route::route::{
     RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use ringfence_sys::numbers::usize_from;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -85,7 +86,7 @@ impl AsFd for Notices {
     }
 }
 
-/// Route to a network.
+/// Entry of a routing table, as netlink reads and writes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     pub destination: IpAddr,
@@ -100,7 +101,6 @@ pub struct Route {
 /// Changes of an interface. `None` leaves a property unchanged.
 #[derive(Debug, Default)]
 pub struct LinkChange {
-    /// Ethernet address.
     pub mac: Option<[u8; 6]>,
     /// Longest packet in bytes.
     pub mtu: Option<u32>,
@@ -241,7 +241,7 @@ impl Netlink {
             let mut rest = &buffer[..length];
             while let Some((head, _)) = rest.split_first_chunk::<4>() {
                 // Messages are aligned to four bytes. Messages of unknown kinds are skipped.
-                let taken = usize::try_from(u32::from_ne_bytes(*head)).unwrap_or(usize::MAX);
+                let taken = usize_from(u32::from_ne_bytes(*head));
                 let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest);
                 rest = rest.get(taken.saturating_add(3) & !3..).unwrap_or_default();
                 let Ok(message) = message else {

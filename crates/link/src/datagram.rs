@@ -35,7 +35,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::clients::{ClientSlot, Clients};
 use super::frame_ring::FrameShape;
-use super::ring_link::{FrameQueue, RingLink, RingTransport, push};
+use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room, push};
 
 /// First datagram of vfkit, and of libkrun in its place.
 pub const MAGIC: [u8; 4] = *b"VFKT";
@@ -56,7 +56,6 @@ pub struct DatagramTransport {
     capabilities: PortCapabilities,
 }
 
-/// Result of reading a datagram.
 enum ReadDatagram {
     Frame,
     /// Datagram that is no frame.
@@ -159,10 +158,7 @@ impl RingTransport for DatagramTransport {
         if !self.check_connection(queue) {
             return Ok(received);
         }
-        while received.work < budget
-            && batch.frames_left() > 0
-            && batch.has_room_for(self.capabilities.frame_max())
-        {
+        while received.work < budget && has_room(batch, self.capabilities.frame_max()) {
             match self.take_frame(queue, batch)? {
                 ReadDatagram::Frame => received.frames += 1,
                 ReadDatagram::Dropped => {}

@@ -13,6 +13,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
+use ringfence_frame::batch::HEADER_MAX;
 use ringfence_frame::{
     Batch, DropReason, Fault, FrameView, Port, PortCapabilities, PortCounters, Received,
     Transmitted,
@@ -195,7 +196,7 @@ impl<T: RingTransport> RingLink<T> {
         Ok(RingLink { transport, queue, fault: None })
     }
 
-    /// From now on, the frames of the link are captured.
+    /// Captures the link's frames from now on.
     pub fn capture(&mut self, capture: Capture) {
         self.queue.capture = Some(capture);
     }
@@ -311,6 +312,12 @@ impl<T: RingTransport> GuestLink for RingLink<T> {
     fn inbound_queue(&self) -> Option<usize> {
         self.transport.inbound_queue()
     }
+}
+
+/// Returns `true` if the batch has room for another frame of at most `frame_max` bytes.
+#[inline]
+pub(crate) fn has_room(batch: &mut Batch, frame_max: usize) -> bool {
+    batch.frames_left() > 0 && batch.has_place_for(HEADER_MAX) && batch.has_room_for(frame_max)
 }
 
 /// Copies a frame without offloads to the batch. Returns `None` if it has no room.

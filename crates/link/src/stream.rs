@@ -39,7 +39,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 use super::clients::{ClientSlot, Clients};
 use super::frame_ring::{FrameRing, FrameShape};
-use super::ring_link::{FrameQueue, RingLink, RingTransport, push};
+use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room, push};
 
 /// Maximum of frames in one system call.
 const FRAMES_PER_SEND: usize = 16;
@@ -128,7 +128,7 @@ impl StreamTransport {
         self.clients.refuse(error)
     }
 
-    /// Reads what the client has sent.
+    /// Reads bytes of the client.
     fn read(&mut self, queue: &mut FrameQueue) -> Result<Read, Fault> {
         let Some(client) = self.clients.client() else { return Ok(Read::Nothing) };
         queue.system.syscalls.add(1);
@@ -231,9 +231,8 @@ impl RingTransport for StreamTransport {
         }
         let mut reads = 0;
         while received.work < budget
-            && batch.frames_left() > 0
             && batch.scratch_left() >= FRAME_MAX
-            && batch.has_room_for(self.capabilities.frame_max())
+            && has_room(batch, self.capabilities.frame_max())
         {
             match self.take_frame(queue, batch)? {
                 ReadFrame::Frame => received.frames += 1,

@@ -13,7 +13,7 @@ use ringfence_wire::grant::Gref;
 use crate::rate::Rate;
 use crate::staging::TxStaging;
 
-/// Command for one queue of a vif.
+/// Control side's command to the part of a port that serves one queue.
 pub enum VifCommand {
     /// Adds pages to the queue's staging table.
     Stage(Vec<StagedPage>),

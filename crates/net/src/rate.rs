@@ -24,17 +24,13 @@ pub enum RateError {
     /// Part that is not a number, or is out of range.
     #[error("the {part}: {why}")]
     Number {
-        /// Name of the part.
         part: &'static str,
         /// Error of the number parser.
         why: NumberError,
     },
     /// Part that is zero.
     #[error("the {part} of a rate cannot be 0")]
-    Zero {
-        /// Name of the part.
-        part: &'static str,
-    },
+    Zero { part: &'static str },
 }
 
 const BYTES: &str = "bytes";

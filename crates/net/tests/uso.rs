@@ -16,11 +16,12 @@ use ringfence_platform::Counters;
 use ringfence_switch::dataplane::{DataplaneConfig, DataplaneHandle, DataplaneWorker};
 use ringfence_switch::forwarding::{Fabric, PortPolicy, Switch};
 use ringfence_sys::tap::{Tap, TapOffloads};
+use ringfence_sys::testing::skip;
 use std::sync::Arc;
 
 use support::peer::{receive, send_segmented, socket_towards};
 use support::world::{MTU, World};
-use support::{Peer, in_namespaces, ip, set_up, skip};
+use support::{Peer, in_namespaces, ip, set_up};
 
 const USO: TapOffloads = TapOffloads::USO4.union(TapOffloads::USO6);
 

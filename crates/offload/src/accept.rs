@@ -47,7 +47,6 @@ pub enum Refusal {
     ChecksumBeyondFrame {
         /// First byte after the field, or after the smallest transport header at its start.
         end: u32,
-        /// Length of the frame.
         frame_len: u32,
     },
     /// Checksum field inside the frame, but outside the private header bytes.
@@ -101,7 +100,6 @@ pub enum Refusal {
     LengthMismatch {
         /// Offset of the IP packet's end.
         end: u32,
-        /// Length of the frame.
         frame_len: u32,
     },
     /// Super-packet whose blank checksum is not the transport's.

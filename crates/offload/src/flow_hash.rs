@@ -19,7 +19,7 @@ pub const INPUT_MAX: usize = 36;
 /// Bytes of the longest effective key: 32 bits at each bit of the longest input.
 pub const KEY_MAX: usize = INPUT_MAX + 4;
 
-/// Fields that a hash covers.
+/// Header fields over which a Toeplitz hash is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FlowFields {
     /// IPv4 addresses: 8 bytes.
@@ -47,7 +47,6 @@ pub struct FlowFieldSet {
 }
 
 impl FlowFieldSet {
-    /// Set of all fields.
     pub const ALL: FlowFieldSet =
         FlowFieldSet { ipv4: true, ipv4_tcp: true, ipv6: true, ipv6_tcp: true };
 }

@@ -26,14 +26,13 @@ const CLIENTS_MAX: usize = 16;
 /// Maximum number of ports that clients have added.
 const ENTRIES_MAX: usize = ringfence_uplink_process::forward::PORTS_MAX;
 
-/// Progress of a client.
 enum Progress {
     Waiting,
     Requested,
     Gone,
 }
 
-/// Reads what a client has sent.
+/// Reads the request of a client, as far as it has arrived.
 fn read(client: &mut SocketClient) -> Progress {
     loop {
         match client.read() {
@@ -104,7 +103,6 @@ pub(crate) struct ApiServer {
     clients: Vec<SocketClient>,
     added: Vec<Added>,
     last: u32,
-    /// Addresses of the namespace.
     addresses: Vec<IpAddr>,
 }
 

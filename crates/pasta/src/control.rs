@@ -38,7 +38,6 @@ use ringfence_uplink_process::forwarded_ports::{
     ForwardedPortFailure, ForwardedPorts, first_ports,
 };
 
-/// Progress of a client.
 enum Progress {
     Waiting,
     /// Connection that is closed, or whose time is over.
@@ -46,7 +45,7 @@ enum Progress {
     Sent(Result<Vec<Update>, String>),
 }
 
-/// Reads what a client has sent.
+/// Reads the update of a client, as far as it has arrived.
 fn read(client: &mut SocketClient) -> Progress {
     loop {
         match client.read() {
@@ -87,7 +86,6 @@ pub(crate) struct ControlServer {
     client: Option<SocketClient>,
     rules: Vec<Rule>,
     open: BTreeMap<At, Open>,
-    /// Addresses of the namespace.
     addresses: Vec<IpAddr>,
     capabilities: u32,
 }

@@ -16,7 +16,7 @@ use serde_json::ser::Formatter;
 /// Maximum length of a request in bytes.
 pub const REQUEST_MAX: usize = 4095;
 
-/// Request of a client.
+/// Parsed request at the API socket of slirp4netns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostfwdRequest {
     Add(HostForward),
@@ -38,7 +38,7 @@ pub struct HostForward {
     pub guest_port: u16,
 }
 
-/// Reasons for which a request is rejected.
+/// Defects of a request at the API socket.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     #[error("bad request: more than {REQUEST_MAX} bytes")]
@@ -162,7 +162,7 @@ pub struct Entry {
     pub guest_port: u16,
 }
 
-/// Reply to a client.
+/// Reply of the API socket of slirp4netns, before its encoding as JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     Added(u32),

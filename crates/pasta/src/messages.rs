@@ -19,7 +19,6 @@ const INFO: u8 = 3 * 8 + 6;
 /// Writer of messages to one destination at a time.
 #[derive(Debug)]
 pub(crate) struct Messages {
-    /// Name of the program.
     name: &'static str,
     quiet: bool,
     debug: bool,
@@ -39,7 +38,7 @@ impl Messages {
         Ok(Messages { name, quiet: args.quiet, debug, log, in_background: false })
     }
 
-    /// From now on, standard error is not used.
+    /// Ends the use of standard error.
     pub(crate) fn leave_terminal(&mut self) {
         self.in_background = true;
     }

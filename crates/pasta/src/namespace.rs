@@ -85,7 +85,6 @@ pub(crate) enum Report {
     ToHost(Vec<Forward>),
     /// Comes with unconnected sockets of the namespace.
     Sockets,
-    /// The command ended.
     Ended(Ending),
     Failed(String),
 }
@@ -250,12 +249,7 @@ fn run(
     starter.stdin(Stdio::from(stdin));
     let child = signals::with_blocked(blocked, || starter.spawn()).map_err(fail())?;
     let status = child.map_err(fail())?.wait().map_err(fail())?;
-    use std::os::unix::process::ExitStatusExt;
-    Ok(match (status.code(), status.signal()) {
-        (Some(code), _) => Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
-        (None, Some(signal)) => Ending::Killed(signal),
-        (None, None) => Ending::Unknown,
-    })
+    Ok(Ending::from_status(status))
 }
 
 /// Main function of the process that becomes the command. Returns the exit status if it does not.

@@ -38,7 +38,6 @@ const TAKEN_INTERVAL: Duration = Duration::from_millis(5);
 /// Name of the interface if the host has none to copy.
 const INTERFACE_DEFAULT: &str = "tap0";
 
-/// Planned network of a namespace.
 #[derive(Debug)]
 pub(crate) struct PlannedNetwork {
     plan: NetworkPlan,
@@ -51,7 +50,7 @@ pub(crate) struct PlannedNetwork {
     unoffered: Vec<IpAddr>,
     search: Vec<String>,
     aliases: Vec<Alias>,
-    /// Options about name servers.
+    /// Name servers that the options ask for, before those of the host are known.
     wishes: NameServerWishes,
     /// Sources of the host's sockets, IPv4 first.
     outbound: [Outbound; 2],
@@ -62,7 +61,7 @@ pub(crate) struct PlannedNetwork {
     groups: Vec<OwnedFd>,
 }
 
-/// Options about name servers.
+/// Name servers that the options ask for, before those of the host are known.
 #[derive(Clone, Debug)]
 struct NameServerWishes {
     given: Vec<IpAddr>,

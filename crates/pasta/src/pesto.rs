@@ -147,7 +147,7 @@ fn run(args: &PestoArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Text with the rules, a line each.
+/// Returns the rules as text, a line each.
 fn listing(tables: &[RuleTable]) -> String {
     let line = |table: &RuleTable, rule: &Rule| match table.name.as_str() {
         name if name == INBOUND.1 => format!("{rule}\n"),

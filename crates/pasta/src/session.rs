@@ -154,7 +154,7 @@ impl Session {
         })
     }
 
-    /// From now on, clients of this socket add and remove ports.
+    /// Lets clients of this socket add and remove ports from now on.
     pub(crate) fn serve_api(&mut self, api: Option<ApiServer>) {
         if let Some(mut api) = api {
             api.set_addresses(self.network.addresses());
@@ -162,12 +162,12 @@ impl Session {
         }
     }
 
-    /// From now on, the session ends when the other end of `stop` is closed.
+    /// Makes the session end when the other end of `stop` is closed.
     pub(crate) fn stop_with(&mut self, stop: Option<OwnedFd>) {
         self.stop = stop;
     }
 
-    /// From now on, messages go to the log.
+    /// Writes messages to the log from now on.
     pub(crate) fn leave_terminal(&mut self) {
         self.messages.leave_terminal();
     }

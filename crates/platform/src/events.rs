@@ -30,7 +30,7 @@ pub trait Channel: Send + AsFd {
     fn clear(&self) -> Result<bool, ChannelError>;
 }
 
-/// Errors of an event channel.
+/// Reasons for which a notification cannot be sent or cleared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ChannelError {
     #[error("the other end of the event channel was closed")]

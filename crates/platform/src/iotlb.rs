@@ -151,7 +151,7 @@ impl IotlbSpace {
         self.map_region(address, &memory.device_region(), access)
     }
 
-    /// Takes what was mapped at `address` away, all of it. After it returns, the worker begins no access by
+    /// Removes the whole mapping that begins at `address`. After it returns, the worker begins no access by
     /// these addresses.
     ///
     /// # Errors
@@ -175,7 +175,7 @@ impl IotlbSpace {
 }
 
 impl AsFd for IotlbSpace {
-    /// Readable when there is a miss.
+    /// Returns a descriptor that is readable while there is a miss.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

@@ -409,7 +409,7 @@ impl VhostNet {
 }
 
 impl AsFd for VhostNet {
-    /// Readable when there are events to take.
+    /// Returns a descriptor that is readable while there are events.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }

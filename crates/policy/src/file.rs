@@ -33,7 +33,7 @@ struct Document {
     default: Option<Action>,
 }
 
-/// Errors of a policy file.
+/// Defects for which a policy file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileError {
     #[error("{file}: {length} bytes; a policy file has at most {FILE_MAX}")]

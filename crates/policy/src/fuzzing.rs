@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use crate::dns::Query;
 use crate::first::{self, FIRST_BYTES_MAX, Shown};
-use crate::gate::{AnswerFate, Gate, QueryFate};
+use crate::gate::{AnswerFate, Gate, QueryEnds, QueryFate};
 use crate::http::{FirstLine, Line};
 use crate::policy::{Policy, PolicySource, RuleSource};
 use crate::quic::{self, CONNECTIONS_MAX, Client, STREAM_MAX, Seen};
@@ -91,7 +91,8 @@ pub fn dns_messages(data: &[u8]) {
         PolicySource { rules: vec![rule("*.org"), rule("a.org")], ..PolicySource::default() };
     let Ok(policy) = Policy::new(source) else { return };
     let mut gate = Gate::new(policy);
-    let ends = (([10, 0, 0, 2], 4000).into(), ([10, 0, 0, 1], 53).into());
+    let ends =
+        QueryEnds { guest: ([10, 0, 0, 2], 4000).into(), server: ([10, 0, 0, 1], 53).into() };
     let now = Duration::from_secs(1);
     if let QueryFate::Forward(sent) = gate.query(ends, data, now).fate {
         assert!(Query::parse(&sent).is_ok(), "{sent:02x?}");

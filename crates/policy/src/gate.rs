@@ -48,7 +48,7 @@ pub enum Inspection {
     AllowedNames,
 }
 
-/// Decision on a connection.
+/// Verdict on a connection, with the reading that it still needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub verdict: Verdict,
@@ -87,8 +87,15 @@ pub enum AnswerFate {
     Drop,
 }
 
-/// Guest's end and server's end of a query, and its id.
-type PendingKey = (SocketAddr, SocketAddr, u16);
+/// Addresses and ports between which a query and its answer are exchanged.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct QueryEnds {
+    pub guest: SocketAddr,
+    pub server: SocketAddr,
+}
+
+/// Ends of a query, and its id.
+type PendingKey = (QueryEnds, u16);
 
 struct Pending {
     query: Query,
@@ -167,12 +174,7 @@ impl Gate {
     }
 
     /// Decides on a query of the guest.
-    pub fn query(
-        &mut self,
-        (guest, server): (SocketAddr, SocketAddr),
-        bytes: &[u8],
-        now: Duration,
-    ) -> Resolution {
+    pub fn query(&mut self, ends: QueryEnds, bytes: &[u8], now: Duration) -> Resolution {
         let malformed =
             |fate| Resolution { fate, name: None, verdict: Verdict::deny(Cause::DnsForm) };
         let query = match Query::parse(bytes) {
@@ -180,7 +182,7 @@ impl Gate {
             Err(NotAQuery::Ignore) => return malformed(QueryFate::Drop),
             Err(NotAQuery::Reply(reply)) => return malformed(QueryFate::Reply(reply)),
         };
-        let verdict = self.resolve(&query, server, now);
+        let verdict = self.resolve(&query, ends.server, now);
         let name = query.name().cloned();
         let fate = match verdict.action {
             Action::Deny => QueryFate::Reply(query.reply(Code::Refused)),
@@ -190,7 +192,7 @@ impl Gate {
             }
             Action::Allow => {
                 let bytes = query.to_server();
-                self.remember((guest, server, query.id()), query, now);
+                self.remember((ends, query.id()), query, now);
                 QueryFate::Forward(bytes)
             }
         };
@@ -236,14 +238,9 @@ impl Gate {
     }
 
     /// Decides on an answer of a server. Pins its addresses, and spells its question as the guest did.
-    pub fn answer(
-        &mut self,
-        (guest, server): (SocketAddr, SocketAddr),
-        bytes: &mut [u8],
-        now: Duration,
-    ) -> AnswerFate {
+    pub fn answer(&mut self, ends: QueryEnds, bytes: &mut [u8], now: Duration) -> AnswerFate {
         let Some(&[high, low]) = bytes.first_chunk() else { return AnswerFate::Drop };
-        let key = (guest, server, u16::from_be_bytes([high, low]));
+        let key = (ends, u16::from_be_bytes([high, low]));
         let Some(pending) = self.pending.get(&key).filter(|pending| pending.until > now) else {
             return AnswerFate::Drop;
         };

@@ -26,7 +26,7 @@ const FIELDS_MAX: usize = 128;
 /// Maximum length of a method in bytes.
 const METHOD_MAX: usize = 32;
 
-/// Host in a request.
+/// Server that an HTTP request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Host {
     Name(HostName),
@@ -78,7 +78,6 @@ pub fn is_word(bytes: &[u8]) -> bool {
 pub enum Line {
     /// The line is not complete.
     Open,
-    /// The line is of another protocol.
     Other,
     /// Some server regards the line as a request.
     Request,
@@ -139,7 +138,7 @@ impl FirstLine {
     }
 }
 
-/// Characters that some server removes from the beginning of a line, or regards as the end of a word.
+/// Returns `true` for characters that some server removes from the beginning of a line, or regards as the end of a word.
 fn is_blank(byte: u8) -> bool {
     byte <= b' ' || matches!(byte, 0x85 | 0xa0)
 }
@@ -207,7 +206,7 @@ fn has_whole_lines(header: &[u8]) -> bool {
     header.windows(2).all(|pair| pair[0] != b'\r' || pair[1] == b'\n')
 }
 
-/// Characters of a method (RFC 9110, 5.6.2).
+/// Returns `true` for characters of a method (RFC 9110, 5.6.2).
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }

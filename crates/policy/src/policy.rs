@@ -53,7 +53,7 @@ pub struct RuleSource {
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PolicySource {
     pub rules: Vec<RuleSource>,
-    /// Verdict on what no rule covers. `None`: denied if a rule allows something, else allowed.
+    /// Verdict on destinations that no rule covers. `None`: denied if a rule allows something, else allowed.
     pub default: Option<Action>,
     /// Refuses TLS without a readable name, and unknown protocols on ports 80 and 443.
     pub strict_sni: bool,
@@ -76,7 +76,7 @@ impl PolicySource {
     }
 }
 
-/// Errors of a policy.
+/// Reasons for which rules do not form a policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error("{}: {error}\n{}", .rule.origin, .error.caret(&.rule.text))]
@@ -88,7 +88,6 @@ pub enum PolicyError {
 /// Reasons for a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// Rule with this index.
     Rule(usize),
     /// No rule covers the destination.
     NoRule,
@@ -213,7 +212,7 @@ impl Policy {
         self.entries.push(RuleEntry { rule, source });
     }
 
-    /// Returns the verdict on what no rule covers.
+    /// Returns the verdict on destinations that no rule covers.
     pub fn default_action(&self) -> Action {
         self.default
     }

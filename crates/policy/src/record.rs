@@ -163,7 +163,7 @@ fn push(value: &impl serde::Serialize, lines: &mut String) {
     }
 }
 
-/// Rules that allow what was seen.
+/// Rules that allow the recorded connections.
 #[derive(Clone, Debug, Default)]
 pub struct Learned {
     rules: BTreeSet<String>,

@@ -23,7 +23,7 @@ pub const RULE_MAX: usize = 512;
 /// Ports that a name without ports does not include: DNS, and DNS over TLS or QUIC.
 pub const NOT_BY_DEFAULT: [u16; 2] = [53, 853];
 
-/// Effect of a rule.
+/// Verdict that a matching rule gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -53,7 +53,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Destination of a rule.
+/// Names, addresses or echo requests that a rule covers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     Name(HostName),

@@ -47,7 +47,7 @@ use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
 use ringfence_uplink_process::network_plan::UplinkAddress;
 
-/// Minimum MTU: what every IPv4 host must be able to receive (RFC 791, section 3.2).
+/// Minimum MTU: every IPv4 host must be able to receive packets of this length (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;
 /// Maximum MTU: 65535 bytes less an Ethernet header.
 const MTU_MAX: i64 = 65521;

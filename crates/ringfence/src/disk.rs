@@ -44,11 +44,18 @@ impl fmt::Display for Source {
 const FILE_OPTIONS: &str = "ro, discard, mode=, cache=, bounce=, format=raw and sector=512|4096";
 const SERVER_OPTIONS: &str = "ro, mode=, connect=, stall= and timeout=SECONDS";
 
+/// Option of a disk as it was given: `NAME=VALUE`, or `NAME` with an empty value.
+#[derive(Clone, Copy)]
+struct DiskOption<'a> {
+    name: &'a str,
+    value: &'a str,
+}
+
 /// Applies an option that disks of all kinds have. Returns `false` for other options.
 fn apply_common(
     mode: &mut Mode,
     read_only: &mut bool,
-    (name, value): (&str, &str),
+    DiskOption { name, value }: DiskOption<'_>,
 ) -> Result<bool, String> {
     match (name, value) {
         ("ro", "") => *read_only = true,
@@ -59,7 +66,10 @@ fn apply_common(
 }
 
 /// Applies an option of files. Returns `false` for other options.
-fn apply_to_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Result<bool, String> {
+fn apply_to_file(
+    options: &mut FileOptions,
+    DiskOption { name, value }: DiskOption<'_>,
+) -> Result<bool, String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
     match (name, value) {
         ("discard", "") => options.discard = true,
@@ -74,7 +84,10 @@ fn apply_to_file(options: &mut FileOptions, (name, value): (&str, &str)) -> Resu
 }
 
 /// Applies an option of NBD servers. Returns `false` for other options.
-fn apply_to_server(options: &mut NbdOptions, (name, value): (&str, &str)) -> Result<bool, String> {
+fn apply_to_server(
+    options: &mut NbdOptions,
+    DiskOption { name, value }: DiskOption<'_>,
+) -> Result<bool, String> {
     let limit = match name {
         "connect" => &mut options.connect,
         "stall" => &mut options.stall,
@@ -104,7 +117,8 @@ impl FromStr for DiskSpec {
         };
         let mut mode = Mode::Persistent;
         for part in parts {
-            let option = part.split_once('=').unwrap_or((part, ""));
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let option = DiskOption { name, value };
             let (known, all) = match &mut source {
                 Source::File { options, .. } => (
                     apply_common(&mut mode, &mut options.read_only, option)?

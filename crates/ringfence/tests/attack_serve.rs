@@ -30,6 +30,7 @@ use ringfence_platform::{DomId, Platform};
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState, frontend_root};
 use ringfence_wire::xenstore::{NodeAccess, PermissionList};
+use ringfence_xenbus::toolstack::DeviceEntries;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 
 use clap::Parser;
@@ -299,7 +300,8 @@ fn disk_of(lab: &mut Lab, params: &str) -> (LocalPlatform, DeviceId) {
     let front = [("virtual-device", "51712".to_owned()), ("device-type", "disk".to_owned())];
     let back = [("mode", "w"), ("dev", "xvda"), ("params", params)];
     let back = back.map(|(key, value)| (key, value.to_owned()));
-    ringfence_xenbus::toolstack::create(&mut lab.store, &device, (&front, &back)).unwrap();
+    let entries = DeviceEntries { frontend: &front, backend: &back };
+    ringfence_xenbus::toolstack::create(&mut lab.store, &device, entries).unwrap();
     (platform, device)
 }
 

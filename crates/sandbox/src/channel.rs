@@ -35,7 +35,7 @@ pub struct Channel {
     socket: OwnedFd,
 }
 
-/// Errors of a channel.
+/// Reasons for which no message was sent or received.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The other end is closed.
@@ -51,7 +51,6 @@ pub enum ChannelError {
     TooLarge {
         /// Length in bytes.
         size: usize,
-        /// Number of descriptors.
         fds: usize,
     },
     /// The socket's queue is full: the other end does not read.

@@ -29,23 +29,26 @@ impl Ending {
 
     /// Converts the result of `waitpid`.
     pub fn from_wait(status: rustix::process::WaitStatus) -> Ending {
-        if let Some(code) = status.exit_status() {
-            Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
-        } else if let Some(signal) = status.terminating_signal() {
-            Ending::Killed(signal)
-        } else {
-            Ending::Unknown
-        }
+        Ending::of(status.exit_status(), status.terminating_signal())
     }
-}
 
-impl Ending {
     /// Converts the result of `waitid`.
     pub fn from_wait_id(status: &rustix::process::WaitIdStatus) -> Ending {
-        if let Some(code) = status.exit_status() {
-            Ending::Exited(u8::try_from(code).unwrap_or(u8::MAX))
-        } else {
-            status.terminating_signal().map_or(Ending::Unknown, Ending::Killed)
+        Ending::of(status.exit_status(), status.terminating_signal())
+    }
+
+    /// Converts the status of a child of the standard library.
+    pub fn from_status(status: std::process::ExitStatus) -> Ending {
+        use std::os::unix::process::ExitStatusExt;
+        Ending::of(status.code(), status.signal())
+    }
+
+    /// Returns the end of a process that exited with `code` or was killed by `signal`. A code has eight bits.
+    fn of(code: Option<i32>, signal: Option<i32>) -> Ending {
+        match (code, signal) {
+            (Some(code), _) => Ending::Exited(code.to_le_bytes()[0]),
+            (None, Some(signal)) => Ending::Killed(signal),
+            (None, None) => Ending::Unknown,
         }
     }
 }

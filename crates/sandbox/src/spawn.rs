@@ -35,7 +35,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for the end of a domain before its supervisor is killed.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Role of a domain.
+/// Kinds of processes that get namespaces and a supervisor of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DomainKind {
     /// Backends, hub and switch. Outlives the launcher that started it.
@@ -158,7 +158,7 @@ pub struct NestedMaps {
     pub supervisor: Channel,
 }
 
-/// End of a domain.
+/// Exit report of a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     /// Process that ended first. The other one ended as a consequence.
@@ -237,7 +237,7 @@ impl DomainProcess {
         Ok(())
     }
 
-    /// Completes what [`DomainProcess::begin`] began: writes the id maps, and waits until the inner process runs.
+    /// Completes the start after [`DomainProcess::begin`]: writes the id maps, and waits until the inner process runs.
     ///
     /// # Errors
     ///

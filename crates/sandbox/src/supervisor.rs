@@ -70,7 +70,7 @@ pub enum Nested {
     Failed(String),
 }
 
-/// Reports of the supervisor.
+/// Messages from a supervisor to the process that started it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromSupervisor {
     /// The user namespace has been created and waits for its maps.
@@ -90,7 +90,7 @@ pub enum FromSupervisor {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitReport {
     pub ending: Ending,
-    /// Last part of what the inner process wrote to standard error.
+    /// Last part of the inner process's standard error.
     pub stderr_tail: String,
 }
 
@@ -181,7 +181,6 @@ const IN_CONTAINER: &str =
     "a container must be started with `--security-opt seccomp=unconfined`, or the like";
 const TOO_MANY: &str = "as root, see and raise the limits: `sysctl -a | grep namespaces`";
 
-/// Errors of a supervisor.
 #[derive(Debug, thiserror::Error)]
 enum SupervisorError {
     #[error("{what}: {source}")]

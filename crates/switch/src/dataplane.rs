@@ -79,7 +79,6 @@ use port_entry::PortEntry;
 /// Epoll token of the wake-up eventfd; the tokens of ports are their indices.
 const WAKE: u64 = u64::MAX;
 
-/// Maximum number of workers of a dataplane.
 pub const WORKERS_MAX: usize = 16;
 
 /// Limits and timing of a worker.

@@ -25,6 +25,8 @@ pub mod signals;
 pub mod socket;
 pub mod tap;
 pub mod terminal;
+#[cfg(feature = "test-utils")]
+pub mod testing;
 
 pub use ringfence_base::numbers;
 

@@ -96,7 +96,7 @@ impl<T> MailSender<T> {
         Ok(())
     }
 
-    /// Handle that wakes the receiver without an item.
+    /// Returns a handle that wakes the receiver without an item.
     pub fn waker(&self) -> WakeFd {
         self.wake.clone()
     }

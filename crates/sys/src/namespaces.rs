@@ -24,7 +24,6 @@ pub enum Fresh {
     MountNetIpcUts,
     /// The namespaces of [`Fresh::MountNetIpcUts`] without a network namespace.
     MountIpcUts,
-    /// A mount namespace only.
     Mount,
     /// A nested user namespace alone. The caller stays in namespaces that it then has no capability over. The caller
     /// must have one thread.

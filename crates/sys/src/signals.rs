@@ -16,7 +16,6 @@ use rustix::process::Signal;
 pub struct SignalSet(u64);
 
 impl SignalSet {
-    /// Set of all signals.
     pub const ALL: SignalSet = SignalSet(u64::MAX);
 
     /// Returns the set with the given bits.

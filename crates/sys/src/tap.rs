@@ -206,7 +206,7 @@ impl Tap {
         set_int_by_value(&self.fd, TUNSETPERSIST, "TUNSETPERSIST", keep.into())
     }
 
-    /// The same interface by another descriptor of the same open file.
+    /// Duplicates the descriptor, which stays one of the same open file.
     ///
     /// # Errors
     ///

@@ -108,7 +108,7 @@ pub enum RelayTo {
 pub struct PolicyHead {
     /// Number of rules that follow.
     pub rules: usize,
-    /// Verdict on what no rule covers.
+    /// Verdict on destinations that no rule covers.
     pub default: Option<Action>,
     /// Refuses TLS without a readable name.
     pub strict_sni: bool,

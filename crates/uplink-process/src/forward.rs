@@ -178,7 +178,6 @@ pub struct Forward {
     pub protocol: ForwardProtocol,
     /// Set if its clients have IPv6 addresses.
     pub ipv6: bool,
-    /// Port of the destination.
     pub guest_port: u16,
     /// Set if the socket is one of the guest's network and leads to the host's loopback.
     pub to_host: bool,

@@ -40,14 +40,10 @@ pub enum ForwardedPortOrder {
     Open {
         /// Number of the port, which no open port has.
         id: u32,
-        /// Destination.
         forward: Forward,
     },
     /// Closes the socket of a port. Accepted connections stay.
-    Close {
-        /// Number of the port.
-        id: u32,
-    },
+    Close { id: u32 },
     /// Adds the unconnected sockets of the guest's network that come with the order. None at all: no more will
     /// come. There is no answer.
     Sockets,
@@ -61,9 +57,7 @@ pub enum ForwardedPortFailure {
     Listen {
         /// Address and port of the host.
         at: SocketAddr,
-        /// Protocol of the port.
         protocol: ForwardProtocol,
-        /// Error of the system.
         source: std::io::Error,
     },
     /// The guest has too many sockets already.

@@ -82,7 +82,7 @@ impl LinkOrder {
     }
 }
 
-/// Link of one queue.
+/// One of the ways in which an engine exchanges frames with its guest.
 pub enum QueueLink {
     /// Reads and writes of the TAP.
     Tap(TapLink),
@@ -102,7 +102,7 @@ pub struct Made {
     pub remark: Option<String>,
 }
 
-/// Errors of a link's creation.
+/// Failures on the way from the launcher's descriptors to a link.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// vhost-net cannot be used.
@@ -177,7 +177,7 @@ impl QueueLink {
         Ok(Made { link, remark: None })
     }
 
-    /// From now on, the frames of the link are captured into a file. Returns `false` if the link has no capture.
+    /// Captures the link's frames into a file from now on. Returns `false` if the link has no capture.
     pub fn capture(&mut self, file: OwnedFd) -> bool {
         match self {
             QueueLink::Tap(link) => link.capture(Capture::new(file)),

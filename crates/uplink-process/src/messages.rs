@@ -24,14 +24,12 @@ pub struct UplinkSockets;
 pub enum FromUplink {
     /// The uplink carries packets.
     Up {
-        /// Name of the link.
         link: String,
         /// Functions that are unavailable on this system, with reasons.
         remarks: Vec<String>,
     },
     /// Result of the [`ForwardedPortOrder`](crate::forwarded_ports::ForwardedPortOrder) with this number.
     Port {
-        /// Number of the port.
         id: u32,
         /// Reason for which the order failed.
         error: Option<String>,

@@ -20,7 +20,7 @@ use crate::messages::FromUplink;
 use crate::multicast_groups::JoinedGroup;
 use crate::totals::TotalsSource;
 
-/// Order to a running uplink.
+/// Launcher's order to an uplink process that carries packets already.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UplinkOrder {
     /// Adds or removes a port.

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use ringfence_sys::clock::monotonic;
+use ringfence_sys::numbers::u64_from;
 use ringfence_uplink::UplinkCounters;
 use ringfence_uplink::egress::PolicyInForce;
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,6 @@ pub struct EgressTotals {
     pub hellos_denied: u64,
     /// Datagrams dropped before a verdict: unreadable QUIC, or too many.
     pub datagrams_lost: u64,
-    /// DNS queries.
     pub queries_allowed: u64,
     pub queries_refused: u64,
     /// DNS answers refused: a private address for a public name.
@@ -58,7 +58,7 @@ impl TotalsSource {
     /// Returns the totals. `None` without a policy.
     pub(super) fn read(&self) -> Option<EgressTotals> {
         let egress = self.policy.get()?;
-        let pins = u64::try_from(egress.pins(monotonic())).unwrap_or(u64::MAX);
+        let pins = u64_from(egress.pins(monotonic()));
         let mut totals = EgressTotals { pins, ..EgressTotals::default() };
         for counters in &self.counters {
             for (total, counter) in [

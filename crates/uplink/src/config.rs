@@ -15,7 +15,6 @@ pub const MAC_DEFAULT: [u8; 6] = [0x52, 0x46, 0x00, 0x00, 0x00, 0x01];
 
 /// Default maximum of concurrent UDP associations. Each holds a descriptor.
 pub const UDP_FLOWS_MAX: usize = 4096;
-/// Maximum of relays of one engine.
 const RELAYS_MAX: usize = 1024;
 /// Maximum of clients of one engine whose datagrams are relayed.
 const DATAGRAM_RELAYS_MAX: usize = 256;

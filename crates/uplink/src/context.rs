@@ -16,15 +16,12 @@ use crate::replies::Replies;
 
 /// Parts of the engine outside a protocol's own state.
 pub struct Context<'a> {
-    /// Configuration of the uplink.
     pub config: &'a Config,
     /// Egress policy that the engine applies. `None`: the guest may reach all that `config.access` permits.
     pub egress: &'a Option<Arc<Egress>>,
-    /// Host with the sockets.
     pub host: &'a mut dyn Host,
     /// Frames for the guest that need no socket, sent in the same round.
     pub replies: &'a mut Replies,
-    /// Counters of the uplink.
     pub counters: &'a UplinkCounters,
     /// Time of the current round.
     pub now: Duration,

@@ -9,7 +9,7 @@ use dhcproto::v4::{DhcpOption, DhcpOptions, HType, Message, MessageType, Opcode,
 use dhcproto::{Decodable, Decoder, Encodable, Name};
 
 use crate::context::Context;
-use crate::emit::Ends;
+use crate::emit::{Ends, UdpEnds};
 use crate::packet::{Mac, Packet};
 
 /// Ports of DHCP servers and clients.
@@ -129,13 +129,13 @@ fn is_refused(request: &Message, own: Ipv4Addr) -> bool {
 
 fn push(mac: Mac, from: Ipv4Addr, to: Ipv4Addr, bytes: &[u8], context: &mut Context<'_>) {
     let ends = Ends { from_mac: context.config.mac, to_mac: mac, from: from.into(), to: to.into() };
-    context.replies.push(|frame| udp_frame(&ends, (SERVER, CLIENT), bytes, frame));
+    let ends = UdpEnds { ends, from: SERVER, to: CLIENT };
+    context.replies.push(|frame| udp_frame(&ends, bytes, frame));
 }
 
 /// Writes a complete frame with one UDP datagram.
 pub(crate) fn udp_frame(
-    ends: &Ends,
-    (from, to): (u16, u16),
+    UdpEnds { ends, from, to }: &UdpEnds,
     bytes: &[u8],
     frame: &mut Vec<u8>,
 ) -> Option<()> {
@@ -182,7 +182,7 @@ mod tests {
         let ends =
             Ends { from_mac: mac, to_mac, from: none.into(), to: Ipv4Addr::BROADCAST.into() };
         let mut frame = Vec::new();
-        udp_frame(&ends, (CLIENT, SERVER), &bytes, &mut frame).unwrap();
+        udp_frame(&UdpEnds { ends, from: CLIENT, to: SERVER }, &bytes, &mut frame).unwrap();
         let mut uplink = Uplink::new(config, host, Arc::clone(&counters));
         let meta = OffloadMeta { checksum: Checksum::Verified, gso: None };
         uplink.accept_handoff(Handoff::Frame { bytes: frame, meta }, Duration::from_secs(1));

@@ -8,7 +8,7 @@ use dhcproto::v6::{
 use dhcproto::{Decodable, Decoder, Encodable, Name};
 
 use crate::context::Context;
-use crate::emit::Ends;
+use crate::emit::{Ends, UdpEnds};
 use crate::ndp::link_local;
 use crate::packet::{Mac, Packet};
 
@@ -41,7 +41,8 @@ pub(crate) fn input(packet: &Packet<'_>, context: &mut Context<'_>) {
     let ends =
         Ends { from_mac: own, to_mac: packet.mac, from: link_local(own).into(), to: to.into() };
     context.counters.dhcpv6_answers.add(1);
-    context.replies.push(|frame| crate::dhcp::udp_frame(&ends, (SERVER, CLIENT), &bytes, frame));
+    let ends = UdpEnds { ends, from: SERVER, to: CLIENT };
+    context.replies.push(|frame| crate::dhcp::udp_frame(&ends, &bytes, frame));
 }
 
 /// Returns the server's identifier, built from its hardware address (DUID type 3, RFC 8415, 11.4).

@@ -14,7 +14,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ringfence_policy::first::Shown;
-use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryFate};
+use ringfence_policy::gate::{AnswerFate, Decision, Gate, Inspection, QueryEnds, QueryFate};
 use ringfence_policy::http::Host;
 use ringfence_policy::record::{Event, Record};
 use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
@@ -30,6 +30,13 @@ pub const FIRST_BYTES_WITHIN: Duration = Duration::from_secs(10);
 pub const WORD_PASSES_AFTER: Duration = Duration::from_millis(200);
 /// Maximum number of first bytes that wait for a verdict, of all connections of a guest.
 pub const FIRST_BYTES_HELD_MAX: usize = 16 << 20;
+
+/// Bytes of payload that a TCP connection has carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CarriedBytes {
+    pub from_guest: u64,
+    pub to_guest: u64,
+}
 
 /// Event for the recorder.
 #[derive(Clone, Debug)]
@@ -107,8 +114,8 @@ impl Egress {
         is_allowed.then_some(decision)
     }
 
-    /// Records the end of a TCP connection with its bytes from and to the guest.
-    pub fn close(&self, to: SocketAddr, name: Option<String>, bytes: (u64, u64)) {
+    /// Records the end of a TCP connection.
+    pub fn close(&self, to: SocketAddr, name: Option<String>, bytes: CarriedBytes) {
         let Some(notes) = &self.notes else { return };
         let record = Record {
             event: Event::Close,
@@ -119,8 +126,8 @@ impl Egress {
             protocol: Some(Protocol::Tcp),
             reason: "closed".to_owned(),
             sni: None,
-            bytes_out: Some(bytes.0),
-            bytes_in: Some(bytes.1),
+            bytes_out: Some(bytes.from_guest),
+            bytes_in: Some(bytes.to_guest),
         };
         let _ = notes.try_send(Some(Note { record, learn: None }));
     }
@@ -166,7 +173,7 @@ impl Egress {
     /// Decides on a query of the guest. Returns the next step.
     pub fn query(
         &self,
-        ends: (SocketAddr, SocketAddr),
+        ends: QueryEnds,
         bytes: &[u8],
         now: Duration,
         counters: &UplinkCounters,
@@ -187,7 +194,7 @@ impl Egress {
     /// Decides on an answer of a name server. Returns the bytes for the guest.
     pub fn answer(
         &self,
-        ends: (SocketAddr, SocketAddr),
+        ends: QueryEnds,
         mut bytes: Vec<u8>,
         now: Duration,
         counters: &UplinkCounters,
@@ -261,7 +268,7 @@ impl PolicyInForce {
         (self.version.get(), egress.clone())
     }
 
-    /// Returns `true` if `version` is an old one.
+    /// Returns `true` if the version in force is not `version`.
     pub(crate) fn is_newer_than(&self, version: u64) -> bool {
         self.version.get() != version
     }

@@ -28,6 +28,16 @@ pub struct Ends {
     pub to: IpAddr,
 }
 
+/// Addresses and ports of a UDP datagram, or of all that go in one direction.
+#[derive(Clone, Copy)]
+pub(crate) struct UdpEnds {
+    pub(crate) ends: Ends,
+    /// Source port.
+    pub(crate) from: u16,
+    /// Destination port.
+    pub(crate) to: u16,
+}
+
 impl Ends {
     /// Returns the length of Ethernet and IP header in bytes.
     pub fn header_len(&self) -> usize {

@@ -466,7 +466,7 @@ impl Uplink {
         self.wake_others();
     }
 
-    /// Lets the guest's other engines look at what they share.
+    /// Wakes the guest's other engines, which then read the shared values.
     fn wake_others(&mut self) {
         let Share { index, of, .. } = self.config.share;
         let others = (0..of).filter(|&other| other != index);

@@ -28,7 +28,6 @@ pub struct ForwardId(pub(crate) Owner);
 /// End of the connections that a forwarded port accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// Address of the guest.
     Guest(SocketAddr),
     /// Address of the host, for clients in the guest's network.
     Host(SocketAddr),
@@ -45,7 +44,8 @@ pub struct Accepted {
     pub guest: SocketAddr,
 }
 
-/// Table whose entries are reused. Generations tell an entry from an earlier one at the same index.
+/// Table whose entries are reused. Generations tell an entry from an earlier one at the same index. An index has 16
+/// bits, so that a flow's key can hold it in the place of a port.
 pub(crate) struct Reused<T> {
     entries: Vec<(u32, Option<T>)>,
 }
@@ -58,6 +58,10 @@ impl<T> Default for Reused<T> {
 
 impl<T> Reused<T> {
     /// Inserts the value that `make` creates for the owner of the entry.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `make`, and `EMFILE` if the table is full.
     pub(crate) fn insert(
         &mut self,
         kind: OwnerKind,
@@ -67,7 +71,7 @@ impl<T> Reused<T> {
         let at = free.unwrap_or(self.entries.len());
         let last = self.entries.get(at).map_or(0, |(generation, _)| *generation);
         let generation = last.wrapping_add(1) & Owner::GENERATION_MASK;
-        let index = u32::try_from(at).map_err(|_| Errno::MFILE)?;
+        let index = u16::try_from(at).map_err(|_| Errno::MFILE)?.into();
         let owner = Owner { kind, index, generation };
         let value = Some(make(owner)?);
         match self.entries.get_mut(at) {
@@ -240,6 +244,17 @@ mod tests {
         assert_eq!(table.index_of(first.0), None);
         assert_eq!(table.index_of(third.0), Some(0));
         assert_eq!(table.values().copied().collect::<Vec<_>>(), [3, 2]);
+    }
+
+    #[test]
+    fn entry_beyond_the_largest_16_bit_index_is_refused() {
+        let entries = vec![(0, Some(1u8)); usize::from(u16::MAX)];
+        let mut table = Reused { entries };
+        let last = table.insert(OwnerKind::RelayListener, |_| Ok(2)).unwrap();
+        assert_eq!(last.0.index, u32::from(u16::MAX));
+        let beyond = table.insert(OwnerKind::RelayListener, |_| Ok(3));
+        assert_eq!(beyond, Err(Errno::MFILE));
+        assert_eq!(table.values().count(), 1 << 16);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use ringfence_offload::OffloadMeta;
 use ringfence_offload::checksum::{Accumulator, never_zero, sum};
 use ringfence_offload::packet::protocol;
 
-use crate::emit::{ETHERNET_LEN, Ends};
+use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::link::{Committed, GuestLink, Slots};
 
 /// Length of an IPv6 fragment header, in bytes.
@@ -15,8 +15,7 @@ const FRAGMENT_LEN: usize = 8;
 
 /// Sends a UDP datagram in fragments of at most `mtu` bytes. Returns the number of frames sent.
 pub(crate) fn send_udp(
-    ends: &Ends,
-    (from, to): (u16, u16),
+    UdpEnds { ends, from, to }: &UdpEnds,
     bytes: &[u8],
     id: u16,
     mtu: usize,
@@ -128,7 +127,8 @@ mod tests {
             };
             let bytes: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
             let mut link = Wire::plain();
-            assert_eq!(send_udp(&ends, (53, 1000), &bytes, 7, 1500, &mut link), 4);
+            let udp = UdpEnds { ends, from: 53, to: 1000 };
+            assert_eq!(send_udp(&udp, &bytes, 7, 1500, &mut link), 4);
             let mut joined = Vec::new();
             for (at, frame) in link.frames.iter().enumerate() {
                 assert!(frame.len() <= 1514);

@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::packet::Mac;
 
-/// Network configuration of the guest.
+/// Addresses and settings that the guest has, and that DHCP, DHCPv6 and router advertisements offer.
 #[derive(Clone, Debug, Default)]
 pub struct GuestNetwork {
     /// Hardware address of the guest, if known. Forwarded ports need it.
@@ -20,7 +20,6 @@ pub struct GuestNetwork {
     pub gateways: Vec<IpAddr>,
     /// Addresses that stand for the uplink itself, gateways among them, and that no host has.
     pub own: Vec<IpAddr>,
-    /// Name servers of the guest.
     pub name_servers: Vec<IpAddr>,
     /// Search domains of the guest.
     pub search: Vec<String>,

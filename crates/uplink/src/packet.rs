@@ -16,15 +16,12 @@ pub(crate) const HOPS_DEFAULT: u8 = 64;
 /// IP packet from the guest, whose headers lie in the frame's private header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// Frame that holds the packet.
     pub frame: FrameView<'a>,
     /// Positions of the headers.
     pub layers: Layers,
     /// Hardware address of the sender.
     pub mac: Mac,
-    /// Source IP address of the packet.
     pub source: IpAddr,
-    /// Destination IP address of the packet.
     pub destination: IpAddr,
 }
 

@@ -41,7 +41,7 @@ impl<T: Clone> Published<T> {
         (self.version.get(), shared.clone())
     }
 
-    /// Returns `true` if `version` is an old one.
+    /// Returns `true` if the version in force is not `version`.
     pub(crate) fn is_newer_than(&self, version: u64) -> bool {
         self.version.get() != version
     }
@@ -80,7 +80,7 @@ pub enum Handoff {
         /// Offload work that is left to do.
         meta: OffloadMeta,
     },
-    /// Nothing but a reason to look at what the engines share.
+    /// Notice that a value which the engines share has changed.
     Wake,
     /// Accepted connection from outside.
     Connection {

@@ -46,7 +46,7 @@ pub mod protocol_feature {
     pub const REPLY_ACK: u64 = 1 << 3;
 }
 
-/// Header of a message.
+/// Header before each vhost-user message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     pub request: u32,
@@ -100,7 +100,7 @@ pub struct VringFile {
     pub has_file: bool,
 }
 
-/// Request of a frontend.
+/// Requests of a vhost-user frontend (QEMU) that this back-end knows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
     GetFeatures,

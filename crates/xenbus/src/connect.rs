@@ -19,7 +19,7 @@ use ringfence_xenstore::StoreError;
 /// check periodically.
 pub const WINDOW_ENTRIES_MAX: u32 = 4096;
 
-/// Name of a ring in messages.
+/// Prefix of a ring's keys, as messages about it name the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RingName {
     /// Ring with a name of its own.

@@ -6,7 +6,7 @@
 
 use ringfence_wire::xenbus::XenbusState;
 
-/// Next step of a backend.
+/// Action that the states of both ends require of a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackendStep {
     /// Nothing is due.
@@ -91,7 +91,7 @@ fn close_if(view: BackendView, due: bool) -> BackendStep {
     if due || view.attached { BackendStep::Close } else { BackendStep::Wait }
 }
 
-/// Next step of a frontend.
+/// Action that the states of both ends require of a frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FrontendStep {
     /// Nothing is due.

@@ -9,6 +9,13 @@ use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
 /// Key of a directory and its value.
 pub type Entry<'a> = (&'a str, String);
 
+/// Keys of a device's kind, for the two directories of a new device.
+#[derive(Clone, Copy)]
+pub struct DeviceEntries<'a> {
+    pub frontend: &'a [Entry<'a>],
+    pub backend: &'a [Entry<'a>],
+}
+
 /// Returns permissions for a directory that `owner` writes, `reader` reads, and no other domain sees.
 fn shared(owner: DomId, reader: DomId) -> PermissionList {
     let mut list = PermissionList::owned_by(owner, NodeAccess::None);
@@ -22,8 +29,7 @@ fn shared(owner: DomId, reader: DomId) -> PermissionList {
     list
 }
 
-/// Creates the two directories of a device, both ends in state Initialising. The two lists hold the
-/// keys of the device's kind, for the frontend's directory and for the backend's.
+/// Creates the two directories of a device, both ends in state Initialising.
 ///
 /// # Errors
 ///
@@ -31,7 +37,7 @@ fn shared(owner: DomId, reader: DomId) -> PermissionList {
 pub fn create(
     store: &mut StoreClient,
     device: &DeviceId,
-    (front_entries, back_entries): (&[Entry<'_>], &[Entry<'_>]),
+    entries: DeviceEntries<'_>,
 ) -> Result<(), StoreError> {
     let (front, back) = (device.frontend_path(), device.backend_path());
     store.transaction(|t| {
@@ -47,7 +53,7 @@ pub fn create(
         put(&back, xenbus::FRONTEND, &front)?;
         put(&back, xenbus::FRONTEND_ID, &device.frontend.to_string())?;
         put(&back, xenbus::ONLINE, "1")?;
-        for (dir, entries) in [(&front, front_entries), (&back, back_entries)] {
+        for (dir, entries) in [(&front, entries.frontend), (&back, entries.backend)] {
             for (key, value) in entries {
                 put(dir, key, value)?;
             }

@@ -88,7 +88,6 @@ pub(super) struct Change {
     pub(super) kind: ChangeKind,
 }
 
-/// Kinds of a [`Change`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ChangeKind {
     /// The node was created, its value was set, or its permissions were changed.

@@ -41,7 +41,6 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Number of waiting events from which on events are merged by watch.
 const EVENTS_MERGE_FROM: usize = 256;
 
-/// Maximum number of watches of one client.
 const WATCHES_MAX: usize = 1024;
 
 /// Maximum number of outstanding late replies. One more late reply breaks the connection.

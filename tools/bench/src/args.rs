@@ -111,18 +111,19 @@ impl SeedExperiment {
 
 const NET_NOTES: &str = "\
 Each row is a run of its own: a generator and a sink, two processes, each on its own core where
-there are two. Every packet carries a sequence number and a checksum that the sink verifies; one
-that is lost, repeated, out of order or damaged fails the benchmark (exit status 1).
+there are two. Every packet carries a sequence number and a checksum that the sink verifies. A
+packet that is lost, repeated, out of order or damaged fails the benchmark (exit status 1).
 
-`bare ns` is what the kernel alone takes to copy one packet of that size (pread for tx, pwrite
-for rx), measured in the same run; `share` is the part of the run's time that one such copy for
-each packet takes: near 1, mode `copy` is bound by the kernel's copies and not by Ringfence.
+`bare ns` is the time in which the kernel alone copies one packet of that size (pread for tx, pwrite
+for rx), measured in the same run. `share` is the part of the run's time that one such copy for each
+packet takes. Near 1, the kernel's copies bound mode `copy`, and not Ringfence.
 
-With --vs the same packets also go between two DPDK testpmd on the same two cores (Debian: dpdk-dev;
-with huge pages if enough are free), which verify nothing: compare with --verify sequence.
+With --vs the same packets also go between two DPDK testpmd on the same two cores (Debian:
+dpdk-dev; with huge pages if enough are free), which verify nothing: compare with --verify sequence.
 
-With several queues each has a generator and a sink of its own, which number its packets. Where there are
-fewer cores than threads the row is marked oversubscribed: its figures say nothing of the queues.
+With several queues, each queue has a generator and a sink of its own, which number its packets. A
+row with fewer cores than threads is marked oversubscribed, and its figures do not show the effect
+of the queues.
 
 docs/perf/howto.md explains every column.";
 

@@ -79,7 +79,7 @@ impl Beside {
     }
 }
 
-/// Columns of a rate; the table has it as a sentence.
+/// Returns the columns of a rate; the table has it as a sentence.
 pub(super) fn layout() -> Layout<PeerRate> {
     Layout::new()
         .field("peer", |row: &PeerRate| Value::json(&row.peer))

@@ -2,11 +2,11 @@
 
 use clap::{Parser, Subcommand};
 use ringfence_testkit::agents::conformance::ConformanceArgs;
+use ringfence_testkit::agents::disk_frontend::DiskFrontendArgs;
 use ringfence_testkit::agents::hostile_guest::HostileGuestArgs;
 
 use crate::agents::ControlRingCommand;
 use crate::args::BenchCommand;
-use crate::block::on_xen::DiskFrontendArgs;
 
 /// Measures the cost of Ringfence's data path
 #[derive(Debug, Parser)]
@@ -26,7 +26,6 @@ pub enum Command {
     /// Processes of benchmarks and tests
     #[command(hide = true)]
     Internal {
-        /// Role of the process.
         #[command(subcommand)]
         role: InternalRole,
     },
@@ -43,13 +42,11 @@ pub enum InternalRole {
     BenchBlock,
     /// One end of a stream of a benchmark
     BenchGsoEnd {
-        /// Role of the end.
         #[command(subcommand)]
         role: crate::gso::end::StreamRole,
     },
     /// One end of a request-response benchmark
     BenchLatencyEnd {
-        /// Role of the end.
         #[command(subcommand)]
         role: crate::latency::end::LatencyRole,
     },
@@ -81,5 +78,17 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn notes_of_each_command_fit_100_columns() {
+        fn check(command: &clap::Command) {
+            let notes = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            for line in notes.lines() {
+                assert!(line.chars().count() <= 100, "{}: {line}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
     }
 }

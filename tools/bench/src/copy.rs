@@ -30,11 +30,13 @@ const OWN_BYTES: usize = 1 << 17;
 const OTHER_BYTES: usize = 1 << 18;
 
 const NOTES: &str = "\
-Each figure is the median of the rounds, in nanoseconds of the thread's processor time for each copy. `chosen`
-is the choice that every copy of lent memory makes on this processor, `memcpy` the C library's.
+Each figure is the median of the rounds, in nanoseconds of the thread's processor time for each
+copy. `chosen` is the routine that every copy of lent memory uses on this processor, `memcpy` that
+of the C library.
 
-The offset is destination minus source, modulo 4096. Payload that is copied from a page into a buffer of its own has
-any; on some processors `rep movsb`, and a memcpy that uses it, is many times slower at small ones.";
+The offset is destination minus source, modulo 4096. Payload that is copied from a page into a
+buffer can have any offset. On some processors `rep movsb`, and a memcpy that uses it, is many times
+slower at small ones.";
 
 /// Time of each copy routine of lent memory, beside memcpy
 #[derive(Debug, Args)]

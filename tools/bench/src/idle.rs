@@ -82,7 +82,7 @@ impl IdleCost {
     }
 }
 
-/// Fields of the cost; the table has it as a sentence.
+/// Returns the fields of the cost; the table has it as a sentence.
 fn layout() -> Layout<IdleCost> {
     Layout::new()
         .field("experiment", |_: &IdleCost| "idle")

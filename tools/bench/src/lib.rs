@@ -80,7 +80,7 @@ pub fn main_with(cli: Cli) -> u8 {
             InternalRole::HostileGuest(args) => agents::hostile_guest(&args),
             InternalRole::Conformance(args) => agents::conformance(&args),
             InternalRole::ControlRing(args) => agents::control_ring(&args),
-            InternalRole::DiskFrontend(args) => block::on_xen::main(&args),
+            InternalRole::DiskFrontend(args) => agents::disk_frontend(&args),
         },
     }
 }

@@ -73,12 +73,10 @@ pub(super) enum VifCommand {
 pub(super) enum PacketAnswer {
     /// The backend has created the device: the frontend may connect.
     DeviceMade,
-    /// The vif is connected.
     Connected {
         /// Set if this side lends memory in huge pages.
         huge_pages: bool,
     },
-    /// Result of a phase.
     Phase(PhaseReport),
     /// Nanoseconds of one bare kernel copy.
     Bare(f64),

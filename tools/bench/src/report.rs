@@ -90,7 +90,7 @@ impl PacketRow {
         if self.huge_pages { HUGE_PAGES } else { ORDINARY_PAGES }
     }
 
-    /// Returns what sets the row apart, for the end of its line.
+    /// Returns the remarks on the row, for the end of its line.
     fn notes(&self) -> String {
         let mut notes = String::new();
         if self.huge_pages {
@@ -122,7 +122,7 @@ const ORDER: [&str; 8] = [
     "copies_per_packet",
 ];
 
-/// Columns of a row. Counters are those of both domains together.
+/// Returns the columns of a row. Counters are those of both domains together.
 pub(super) fn layout() -> Layout<PacketRow> {
     Layout::new()
         .column("mode", |row: &PacketRow| row.mode.name(), left("mode", 5))

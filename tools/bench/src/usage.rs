@@ -105,13 +105,24 @@ fn page_faults() -> anyhow::Result<u64> {
 /// Returns the CPU time of this process's io_uring workers in nanoseconds. The kernel creates them as
 /// threads of the process whose names begin with `iou-`.
 fn io_worker_ns() -> anyhow::Result<u64> {
+    named_ns("/proc/self/task", |name| name.starts_with("iou-"))
+}
+
+/// Returns the CPU time of the kernel's vhost workers in nanoseconds. Since Linux 6.4 they are threads of the process
+/// that created them, and its time includes theirs.
+pub(super) fn vhost_worker_ns(is_worker: impl Fn(&str) -> bool) -> anyhow::Result<u64> {
+    named_ns("/proc", |name| name.starts_with("vhost-") && is_worker(name))
+}
+
+/// Returns the CPU time in nanoseconds of the entries of a directory of `/proc` whose names `is_counted` accepts.
+fn named_ns(directory: &str, is_counted: impl Fn(&str) -> bool) -> anyhow::Result<u64> {
     let mut sum = 0;
-    for task in fs::read_dir("/proc/self/task").context("/proc/self/task")? {
-        let task = task?.path();
-        // A thread may exit meanwhile.
-        let Ok(name) = fs::read_to_string(task.join("comm")) else { continue };
-        let Ok(times) = fs::read_to_string(task.join("schedstat")) else { continue };
-        if name.starts_with("iou-") {
+    for entry in fs::read_dir(directory).context(directory.to_owned())? {
+        let entry = entry?.path();
+        // A process or thread may exit meanwhile.
+        let Ok(name) = fs::read_to_string(entry.join("comm")) else { continue };
+        if is_counted(name.trim_end()) {
+            let times = fs::read_to_string(entry.join("schedstat")).unwrap_or_default();
             let ran = times.split_whitespace().next().and_then(|field| field.parse::<u64>().ok());
             sum += ran.unwrap_or(0);
         }

@@ -76,8 +76,8 @@ impl Measurements {
 }
 
 const NOTES: &str = "\
-xen: counted by the hypervisor, for one unit each; the ratio to the first row stands behind the stroke.
-The machine is emulated: counts are exact, and times mean something only as ratios within a table.";
+xen: counted by the hypervisor, for one unit each. The ratio to the first row is behind the slash.
+The machine is emulated: counts are exact, and times are comparable only within a table.";
 
 impl Measurement {
     fn per_unit(&self, count: &str) -> Option<f64> {
@@ -103,7 +103,7 @@ impl Measurement {
     }
 }
 
-/// Fields of a measurement with `--json`.
+/// Returns the fields of a measurement with `--json`.
 fn layout() -> Layout<Measurement> {
     Layout::new()
         .field("platform", |_: &Measurement| "xen")

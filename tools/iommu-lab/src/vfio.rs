@@ -43,22 +43,13 @@ pub enum VfioError {
         "{} does not exist: load the driver (`modprobe vfio-pci`, `modprobe vfio_iommu_type1`), give it the device (`driver_override`), and see that the machine's IOMMU is on (`intel_iommu=on`)",
         path.display()
     )]
-    Missing {
-        /// Path that was looked up.
-        path: PathBuf,
-    },
+    Missing { path: PathBuf },
     /// Permission to open a file is lacking.
     #[error("{} cannot be opened: permission denied. Let its group or user be yours (`chown`)", path.display())]
-    Denied {
-        /// Path that was opened.
-        path: PathBuf,
-    },
+    Denied { path: PathBuf },
     /// Other devices of the group are bound to kernel drivers.
     #[error("group {group} has devices with other drivers: give all of them to vfio-pci")]
-    NotViable {
-        /// Number of the group.
-        group: u32,
-    },
+    NotViable { group: u32 },
     /// Another process uses the device or one of its group.
     #[error(
         "{device}, or another device of its group, is in use: end the process that has it, and give all of the group to vfio-pci"
@@ -72,12 +63,7 @@ pub enum VfioError {
     Unsupported,
     /// A setup step failed.
     #[error("{what}: {source}")]
-    Step {
-        /// Name of the step.
-        what: &'static str,
-        /// Error of the kernel.
-        source: io::Error,
-    },
+    Step { what: &'static str, source: io::Error },
 }
 
 fn step(what: &'static str) -> impl Fn(io::Error) -> VfioError {

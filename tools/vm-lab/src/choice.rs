@@ -14,7 +14,7 @@ use crate::window_xen::{self, Variant};
 #[derive(Default)]
 pub(crate) struct Choice {
     file: Option<PathBuf>,
-    /// Debian release that is not this computer's.
+    /// Debian release, if it differs from this computer's.
     pub(crate) release: Option<Release>,
     pub(crate) debug: bool,
     /// Set for the one with grant windows.

@@ -45,7 +45,7 @@ static COUNTERS: [(&str, &str, &str); 6] = [
     ),
 ];
 
-/// Returns what a debug build depends on besides its sources.
+/// Returns the settings on which a debug build depends besides its sources.
 pub(crate) fn recipe() -> String {
     format!("{DEBUG_OPTIONS}{COUNTERS:?}")
 }

@@ -121,7 +121,6 @@ pub(crate) struct Machine<'a> {
     pub(crate) sampled: bool,
     /// Set if each instruction takes a nanosecond of the machine's time.
     pub(crate) counts_instructions: bool,
-    /// Number of processors.
     pub(crate) processors: u32,
     /// Directory that is mounted in the machine.
     pub(crate) share: PathBuf,

@@ -31,7 +31,7 @@ struct Modes {
 }
 
 impl Modes {
-    /// Adds what the monitor's `info registers -a` says of each processor.
+    /// Adds the state of each processor in the monitor's answer to `info registers -a`.
     fn add(&mut self, registers: &str) {
         let number = |line: &str, name: &str| {
             let text = line.split_once(name)?.1;

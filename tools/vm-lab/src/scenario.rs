@@ -48,11 +48,9 @@ pub(crate) struct Scenario {
     pub(crate) name: String,
     /// Subject in one line.
     pub(crate) title: String,
-    /// Set to which the scenario belongs.
     pub(crate) set: Set,
     /// Name that selects the scenario together with others.
     pub(crate) group: Option<String>,
-    /// Kind of machine that the scenario needs.
     pub(crate) machine: Kind,
     /// Time limit in seconds.
     pub(crate) limit: u32,
@@ -62,7 +60,7 @@ pub(crate) struct Scenario {
     pub(crate) report: Option<String>,
     /// Set if the scenario runs only with a debug build of the hypervisor.
     pub(crate) wants_debug: bool,
-    /// Set if that must be the one whose guards can be taken out.
+    /// Set if the hypervisor must be the variant whose guards can be removed at run time.
     pub(crate) wants_guards: bool,
     /// Integration tests that the scenario runs.
     pub(crate) tests: Vec<String>,

@@ -22,7 +22,6 @@ const AGENT: &str = "xen/tests/agent.c";
 const NIC: &str = "xen/tests/nic.c";
 const IOMMU: &str = "xen/tests/iommu-domain.c";
 
-/// Paths of the archives.
 pub(crate) struct Archives {
     /// Part with the module.
     pub(crate) driver: PathBuf,

@@ -120,7 +120,6 @@ pub(crate) fn elf(
     Ok(built.elf)
 }
 
-/// Variants of the hypervisor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
     Release,
@@ -218,7 +217,7 @@ fn patches(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Version in Xen's Makefile, such as 4.17.
+/// Returns the version in Xen's Makefile, such as 4.17.
 fn version(makefile: &str) -> Option<String> {
     let value = |name: &str| {
         makefile.lines().find_map(|line| {
@@ -229,7 +228,7 @@ fn version(makefile: &str) -> Option<String> {
     Some(format!("{}.{}", value("XEN_VERSION")?, value("XEN_SUBVERSION")?))
 }
 
-/// Digest of everything that goes into the build for this version of Xen.
+/// Returns the digest of everything that goes into the build for this version of Xen.
 fn digest(sources: &Path, version: &str, recipe: &str) -> anyhow::Result<String> {
     let mut hasher = DefaultHasher::new();
     recipe.hash(&mut hasher);

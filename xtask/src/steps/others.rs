@@ -29,7 +29,7 @@ fn scenarios(context: &Context, part: CorePart) -> anyhow::Result<Ended> {
     }
 }
 
-/// Suites of `cargo xtask clients`.
+/// Returns the suites of `cargo xtask clients`.
 pub(super) fn client_parts(context: &Context) -> anyhow::Result<Vec<String>> {
     let mut names = vec![];
     for entry in std::fs::read_dir(context.root.join("clients"))? {

@@ -127,7 +127,7 @@ impl<'a> Modules<'a> {
     }
 }
 
-/// Returns the absolute path of one that begins with `self` or `super` in the module `here`.
+/// Returns the absolute form of a path that begins with `self` or `super` in the module `here`.
 fn upwards(here: &[String], path: &[String]) -> Words {
     let is_start = |word: &&String| ["self", "super"].contains(&word.as_str());
     let start = path.iter().take_while(is_start).count();

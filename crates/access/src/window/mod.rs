@@ -104,7 +104,6 @@ impl Default for SourcePolicy {
     "the peer held on to {pages} pages for longer than {hold_limit:?}; they were taken by force"
 )]
 pub struct HeldTooLong {
-    /// Number of pages.
     pub pages: u32,
     /// Time limit that passed.
     pub hold_limit: Duration,
@@ -120,7 +119,7 @@ pub enum GrantError {
     Issue(#[from] IssueError),
 }
 
-/// Levels of a [`PageSource`].
+/// Page counts of a [`PageSource`] at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SourceLevels {
     /// Number of pages with memory: free or in use.

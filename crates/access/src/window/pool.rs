@@ -10,7 +10,7 @@ use ringfence_sys::numbers::bounded;
 pub struct WindowPool {
     /// Stack of free pages; the most recently used is last.
     free: Vec<PageId>,
-    /// Queue of absent pages; the one that left last is last.
+    /// Queue of absent pages, in the order in which they left.
     absent: VecDeque<PageId>,
     in_use: u32,
     /// Maximum number of free and used pages together.

@@ -9,13 +9,11 @@ use super::job::Work;
 /// Running totals of one queue. All counters start at 0.
 #[derive(Default, Debug)]
 pub struct QueueCounters {
-    /// Number of read requests.
     pub reads: Counter,
     /// Write requests, including those that are part of a flush or barrier.
     pub writes: Counter,
     /// Flush and barrier requests.
     pub flushes: Counter,
-    /// Number of discard requests.
     pub discards: Counter,
     pub extents: Counter,
     /// Reads and writes with indirect segments (descriptors in pages of their own).

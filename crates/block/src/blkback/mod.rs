@@ -77,7 +77,7 @@ use crate::storage::{Disk, Geometry};
 use queue::{BlkbackQueue, QueueTerms};
 use worker::{Worker, WorkerCommand};
 
-/// Configuration of a backend.
+/// Access mode, offered features and limits of one disk's backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlkbackOptions {
     /// Mode of access to the guest's pages.
@@ -116,9 +116,7 @@ impl Default for BlkbackOptions {
 pub struct QueueParts<G, C> {
     /// Mapped memory of the ring.
     pub ring: RingPages,
-    /// Number of pages of the ring.
     pub ring_pages: usize,
-    /// Event channel of the ring.
     pub channel: C,
     /// Access to the guest's pages.
     pub pages: G,
@@ -157,7 +155,7 @@ pub enum StartError {
 /// or `None` after a stop command. The callback must not block.
 pub type OnEnd = Arc<dyn Fn(Option<&QueueFault>) + Send + Sync>;
 
-/// Recipients of what the queues of a device report.
+/// Recipients of the reports of a device's queues.
 #[derive(Clone)]
 pub struct QueueReports {
     /// Counters of the rules that the guest broke.

@@ -50,7 +50,7 @@ use handle::Handle;
 use lane::{FlushBy, Lane, LaneConnection, LaneTerms};
 use pool::LentPool;
 
-/// Configuration of a frontend.
+/// Queues, pages and segments that blkfront uses at most, and its grant windows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlkfrontOptions {
     /// Maximum number of queues used.

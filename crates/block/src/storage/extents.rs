@@ -23,7 +23,6 @@ use super::Segment;
 /// Length of a list in bytes.
 pub const LIST_BYTES: u64 = (EXTENTS_MAX * EXTENT_BYTES) as u64;
 
-/// Maximum sectors of one extent.
 const SECTORS_MAX: u32 = 1 << 31;
 /// Maximum length in bytes of one extent: 1 TiB.
 const EXTENT_MAX: u64 = SECTORS_MAX as u64 * SECTOR;

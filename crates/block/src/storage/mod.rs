@@ -54,7 +54,7 @@ pub struct Discard {
     pub secure: bool,
 }
 
-/// Operation of a request.
+/// Operation on a range of a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
     /// Reads from the disk into the segments.
@@ -160,7 +160,7 @@ pub fn check_request(
     Ok(())
 }
 
-/// Result of a request.
+/// Completion of a request: its token, and success or an error number.
 #[derive(Debug)]
 pub struct Done {
     pub token: u64,

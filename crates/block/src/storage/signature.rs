@@ -20,15 +20,12 @@ pub(super) const EXAMINED: usize = 512;
 pub enum Format {
     /// qcow and qcow2 of QEMU.
     Qcow,
-    /// QED of QEMU.
     Qed,
     /// VHD of Virtual PC, Hyper-V and XenServer.
     Vhd,
     /// VHDX of Hyper-V.
     Vhdx,
-    /// VMDK of VMware.
     Vmdk,
-    /// VDI of VirtualBox.
     Vdi,
     Luks,
 }

@@ -39,7 +39,6 @@ pub struct Connection {
     /// Set if rings have grant windows.
     pub windows: bool,
     pub queues: u32,
-    /// Number of pages of each ring.
     pub ring_pages: u32,
     /// Set if the device was taken over from an earlier backend without a state change.
     pub adopted: bool,

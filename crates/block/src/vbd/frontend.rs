@@ -55,7 +55,7 @@ pub type PlatformDisk<P> = FrontDisk<<P as Platform>::Granter, <P as Platform>::
 /// Rings announced to the backend.
 type Setups<P> = Vec<RingSetup<<P as Platform>::Granter, <P as Platform>::Channel>>;
 
-/// Frontend of one vbd.
+/// Frontend of one vbd: the handshake with the backend, and the disk while the two are connected.
 pub struct VbdFrontend<P: Platform> {
     end: FrontendEnd,
     options: BlkfrontOptions,

@@ -2,6 +2,7 @@
 
 use ringfence_wire::blkif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenbus::toolstack::DeviceEntries;
 pub use ringfence_xenbus::toolstack::remove;
 use ringfence_xenstore::{StoreClient, StoreError};
 
@@ -35,5 +36,6 @@ pub fn create(
         (keys::REMOVABLE, number(config.removable)),
         (keys::DISCARD_ENABLE, number(!config.no_discard)),
     ];
-    ringfence_xenbus::toolstack::create(store, device, (&front, &back))
+    let entries = DeviceEntries { frontend: &front, backend: &back };
+    ringfence_xenbus::toolstack::create(store, device, entries)
 }

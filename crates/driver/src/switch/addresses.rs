@@ -47,9 +47,7 @@ pub struct AddressPlan {
 /// Addresses assigned to one guest, until [`AddressPlan::release`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assigned {
-    /// Ethernet address of the interface.
     pub mac: [u8; 6],
-    /// IP addresses of the interface.
     pub addresses: Vec<Address>,
 }
 

@@ -42,7 +42,6 @@ pub(super) struct Guest {
     /// Name by which other guests find the guest.
     pub(super) name: Option<String>,
     pub(super) leg: Option<Leg>,
-    /// Number of disks.
     pub(super) disks: u16,
 }
 
@@ -294,7 +293,7 @@ impl DriverDomain for SwitchDomain {
         self.plan.release(&vif.assigned);
     }
 
-    fn refresh_vbd<P: Platform>(
+    fn refresh<P: Platform>(
         backends: &mut Backends<P, Self>,
         device: &DeviceId,
         _: &mut StoreClient,

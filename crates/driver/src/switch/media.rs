@@ -17,7 +17,7 @@ use ringfence_sys::descriptors::Descriptors;
 
 use crate::switchboard::{DiskRequest, Medium};
 
-/// Storage of a disk, and what the toolstack's keys say about it.
+/// Storage of a disk, and the toolstack's keys that describe it.
 pub(super) struct OpenedMedium {
     pub(super) mode: Mode,
     pub(super) disk: Arc<dyn Disk>,

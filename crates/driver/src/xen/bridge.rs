@@ -76,8 +76,8 @@ pub(super) fn make_tap(
     Ok(taps)
 }
 
-/// Returns what the kernel may leave to a guest with these offloads. It segments the rest before a frame is read, in
-/// frames that the guest takes one at a time.
+/// Returns the work that the kernel may leave to a guest with these offloads. It segments the rest before a frame is
+/// read, in frames that the guest takes one at a time.
 pub(super) fn offloads_for(guest: OffloadKeys) -> TapOffloads {
     let OffloadKeys { scatter_gather, gso_tcp_v4, gso_tcp_v6, .. } = guest;
     let (v4, v6) = (scatter_gather && gso_tcp_v4, scatter_gather && gso_tcp_v6);

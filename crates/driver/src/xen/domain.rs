@@ -335,12 +335,15 @@ impl DriverDomain for XenDomain {
         control.answer()
     }
 
-    fn refresh_vif<P: Platform>(
+    fn refresh<P: Platform>(
         backends: &mut Backends<P, Self>,
         device: &DeviceId,
         store: &mut StoreClient,
     ) -> Result<(), StoreError> {
-        backends.refresh_vif(device, store)
+        match device.kind {
+            DeviceKind::Vif => backends.refresh_vif(device, store),
+            DeviceKind::Vbd => backends.refresh_vbd(device, store),
+        }
     }
 
     fn attach_vif<P: Platform>(
@@ -409,14 +412,6 @@ impl DriverDomain for XenDomain {
 
     fn staging_pools(&mut self, device: &DeviceId) -> Vec<Arc<StagingPool>> {
         self.staging.of(device.frontend).to_vec()
-    }
-
-    fn refresh_vbd<P: Platform>(
-        backends: &mut Backends<P, Self>,
-        device: &DeviceId,
-        store: &mut StoreClient,
-    ) -> Result<(), StoreError> {
-        backends.refresh_vbd(device, store)
     }
 
     fn open_vbd<P: Platform>(

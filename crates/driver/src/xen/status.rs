@@ -56,7 +56,6 @@ pub struct DaemonStatus {
     pub platform: String,
     /// Domain that the daemon runs in.
     pub domain: u16,
-    /// Process id of the daemon.
     pub pid: u32,
     /// Seconds since the daemon started.
     pub uptime_seconds: u64,
@@ -88,7 +87,6 @@ pub struct HostStatus {
 pub struct VifStatus {
     /// Name that operators know: `vif5.0`.
     pub name: String,
-    /// Domain of the guest.
     pub domain: u16,
     /// Name of the guest, if the store shows it.
     pub domain_name: Option<String>,
@@ -151,14 +149,14 @@ pub enum Attachment {
     },
 }
 
-/// Counters of one queue.
+/// Counters of one queue of a vif or vbd, in the status report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueStatus {
     /// `rx` counts what came from the guest, `tx` what went to the guest.
     pub counters: Counts,
 }
 
-/// Sums over all disks.
+/// Counters of the daemon's disks that no present disk has: of those taken over, gone or finishing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskTotals {
     /// Disks that were taken over from an earlier daemon.
@@ -176,7 +174,6 @@ pub struct DiskTotals {
 pub struct VbdStatus {
     /// Name that operators know: `vbd5.51712`.
     pub name: String,
-    /// Domain of the guest.
     pub domain: u16,
     /// Name of the guest, if the store shows it.
     pub domain_name: Option<String>,
@@ -206,7 +203,6 @@ pub struct VbdStatus {
     pub mode: String,
     /// Set if the guest grants the same pages again and they stay mapped.
     pub persistent: bool,
-    /// Number of pages of each ring.
     pub ring_pages: Option<u32>,
     /// Layout of the guest's requests.
     pub protocol: Option<String>,
@@ -218,7 +214,7 @@ pub struct VbdStatus {
     pub rules: Counts,
 }
 
-/// Request of a client.
+/// Request at the daemon's status socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToServe {
     Status,

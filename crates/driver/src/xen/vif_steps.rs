@@ -80,7 +80,7 @@ impl XenDomain {
         }
     }
 
-    /// Removes what was made for a vif that is gone: its records and its TAP.
+    /// Removes the records and the TAP of a vif that is gone.
     pub(super) fn remove_vif(&self, device: &DeviceId, vif: XenVif) {
         let name = device_name(device);
         // The records may also come from an earlier daemon whose connection was not taken over.

@@ -20,7 +20,6 @@ pub struct FrameView<'a> {
 /// View of a piece of a frame behind its header.
 #[derive(Clone, Copy, Debug)]
 pub enum SegmentView<'a> {
-    /// Private bytes.
     Private(&'a [u8]),
     /// Lent bytes: the slice, the offset, and the length. The range lies inside the slice.
     Lent(&'a LentSlice, usize, usize),

@@ -207,7 +207,7 @@ fn attach<P: Platform>(platform: P, args: &AttachArgs) -> Result<(), AttachError
     served.and(left)
 }
 
-/// Files of the host that the frontend needs while it runs.
+/// Returns the view of the files of the host that the frontend needs while it runs.
 fn view() -> View {
     View::default()
         .read("/sys")

@@ -29,7 +29,6 @@ struct Served {
     export: Option<Export>,
 }
 
-/// All disks of a guest.
 pub(super) struct Disks {
     list: Vec<Served>,
     store: Option<StoreClient>,

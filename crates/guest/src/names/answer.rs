@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use ringfence_sys::numbers::bounded;
 
 use super::name::DOMAIN;
 
@@ -19,7 +20,7 @@ const TTL: u32 = 1;
 /// Maximum number of addresses in an answer. It then fits the 512 bytes that every client accepts.
 const ADDRESSES_MAX: usize = 8;
 
-/// Question of a query.
+/// Subject of a DNS query, as the stub classifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Addresses of the guest with this name, in lower case.
@@ -34,7 +35,7 @@ pub enum Question {
     Foreign,
 }
 
-/// Query that can be answered.
+/// DNS query that the stub understands, with its message.
 #[derive(Clone, Debug)]
 pub struct AnswerableQuery {
     message: Message,
@@ -42,12 +43,11 @@ pub struct AnswerableQuery {
     question: Question,
 }
 
-/// Answer to a question.
+/// Result of a look-up, from which a DNS reply is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Addresses of the name. Those of the requested family are encoded.
     Addresses(Vec<IpAddr>),
-    /// Name of the address.
     Name(String),
     /// The name does not exist.
     NoSuchName,
@@ -223,7 +223,7 @@ fn reply_to(to: &Message, code: ResponseCode) -> Message {
     reply.metadata.response_code = code;
     if to.edns.is_some() {
         let mut edns = Edns::new();
-        edns.set_max_payload(u16::try_from(QUERY_MAX).unwrap_or(512));
+        edns.set_max_payload(bounded(QUERY_MAX, u16::MAX));
         reply.set_edns(edns);
     }
     reply

@@ -73,7 +73,6 @@ struct Waiting {
     negative: Option<Vec<u8>>,
 }
 
-/// Origin of a query.
 #[derive(Clone, Copy)]
 enum QueryOrigin {
     /// Client at this address, on the socket with this index.

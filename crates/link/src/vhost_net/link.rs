@@ -54,6 +54,7 @@ use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::link::{Committed, GuestLink, Slots};
 
 use crate::frame_ring::{FrameRing, FrameShape};
+use crate::ring_link::has_room;
 use crate::tap::inbound_queue;
 use crate::vhost_net::device::Device;
 use crate::vhost_net::fault::{LinkFault, worker_failed};
@@ -281,11 +282,7 @@ impl<D: Device> Port for VhostLink<D> {
     fn receive(&mut self, batch: &mut Batch, budget: usize) -> Result<Received, Fault> {
         self.fault.take().map_or(Ok(()), Err)?;
         let mut received = Received::default();
-        while received.work < budget
-            && batch.frames_left() > 0
-            && batch.has_place_for(ringfence_frame::batch::HEADER_MAX)
-            && batch.has_room_for(self.frame_max)
-        {
+        while received.work < budget && has_room(batch, self.frame_max) {
             let taken = self.receiver.take(batch, self.frame_max);
             match self.checked(taken)? {
                 TakenBuffers::Nothing => break,

@@ -36,11 +36,7 @@ pub enum ClientFault {
     #[error("vhost-user: {value} for vring {index}")]
     Value { index: u32, value: u32 },
     #[error("vhost-user: {count} files where {needed} belong")]
-    Files {
-        count: usize,
-        /// Files that the request needs.
-        needed: usize,
-    },
+    Files { count: usize, needed: usize },
     /// File that is no eventfd.
     #[error("vhost-user: a vring's file must be an eventfd")]
     NoEvent,

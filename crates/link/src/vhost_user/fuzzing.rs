@@ -76,7 +76,7 @@ impl Machine {
         self.send_bytes(&request(number, false, payload), file);
     }
 
-    /// Sends what a hypervisor sends for a machine with these features.
+    /// Sends the messages by which a hypervisor sets up a machine with these features.
     fn set_up(&self, features: u64) {
         self.send(number::SET_FEATURES, &words(&[features]));
         self.send(number::SET_MEM_TABLE, &words(&[1, self.base, MEMORY as u64, self.base, 0]));

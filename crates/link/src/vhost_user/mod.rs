@@ -55,7 +55,7 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use super::clients::{CLIENT, ClientSlot, Clients, LISTENER};
 use super::frame_ring::FrameShape;
-use super::ring_link::{FrameQueue, RingLink, RingTransport};
+use super::ring_link::{FrameQueue, RingLink, RingTransport, has_room};
 use device::{Device, FROM_GUEST, RequestAnswer, TO_GUEST};
 pub use fault::ClientFault;
 use transfer::{Receiver, Sender, TakenChain, Written, header_len};
@@ -122,7 +122,7 @@ impl VhostUserTransport {
         self.clients.client().is_some()
     }
 
-    /// Forgets what the client set up.
+    /// Forgets the client's device: its memory, vrings and features.
     fn reset(&mut self, queue: &mut FrameQueue) {
         self.device.reset(self.clients.epoll());
         self.capabilities = capabilities(0, self.mtu);
@@ -239,11 +239,7 @@ impl VhostUserTransport {
         let header_len = header_len(&self.device);
         let Device { memory, vrings, .. } = &mut self.device;
         let Some(vring) = &mut vrings[FROM_GUEST].queue else { return Ok(()) };
-        while received.work < budget
-            && batch.frames_left() > 0
-            && batch.has_place_for(ringfence_frame::batch::HEADER_MAX)
-            && batch.has_room_for(SUPER_PACKET_MAX)
-        {
+        while received.work < budget && has_room(batch, SUPER_PACKET_MAX) {
             match self.receiver.take(vring, (memory, header_len), batch, SUPER_PACKET_MAX)? {
                 TakenChain::Nothing => break,
                 TakenChain::Frame(len) => {

@@ -73,7 +73,8 @@ impl Receiver {
         if len > frame_max {
             return Ok(TakenChain::Dropped(DropReason::Oversize));
         }
-        let added = add(readable(), memory, (header_len, len), batch)?;
+        let lengths = FrameLengths { header: header_len, frame: len };
+        let added = add(readable(), memory, lengths, batch)?;
         Ok(added.map_or_else(TakenChain::Dropped, |()| TakenChain::Frame(len)))
     }
 
@@ -88,11 +89,18 @@ impl Receiver {
     }
 }
 
-/// Adds a frame of `len` bytes behind a virtio-net header.
+/// Bytes of a virtio-net header, and of the frame behind it.
+#[derive(Clone, Copy)]
+struct FrameLengths {
+    header: usize,
+    frame: usize,
+}
+
+/// Adds a frame behind a virtio-net header to the batch.
 fn add<'a>(
     links: impl Iterator<Item = &'a Descriptor>,
     memory: &GuestMemory,
-    (header_len, len): (usize, usize),
+    FrameLengths { header: header_len, frame: len }: FrameLengths,
     batch: &mut Batch,
 ) -> Result<Result<(), DropReason>, ClientFault> {
     let private = len.min(HEADER_MAX);

@@ -39,7 +39,6 @@ const HANDSHAKE_MAX: usize = 64 << 10;
 /// Maximum number of bytes encrypted at once.
 const ENCRYPTED_MAX: usize = 64 << 10;
 
-/// Endpoint of a server.
 #[derive(Clone)]
 pub(super) enum Endpoint {
     Tcp(Vec<SocketAddr>),

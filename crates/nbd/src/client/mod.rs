@@ -53,7 +53,7 @@ use ringfence_block::storage::{Discard, Disk, DiskQueue, Geometry};
 use shared::SharedDisk;
 use tls::TlsClient;
 
-/// Disk on an NBD server.
+/// Disk whose requests an NBD server executes ([`NbdDisk::open`]).
 pub struct NbdDisk {
     shared: Arc<SharedDisk>,
 }

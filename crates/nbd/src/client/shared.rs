@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::link::{NbdLink, NbdTarget};
 use crate::protocol::agree::Negotiated;
 
-/// Options of a remote disk.
+/// Time limits, journal and connections of a disk on a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NbdOptions {
     /// The disk is used read-only.

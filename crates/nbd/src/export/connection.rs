@@ -62,7 +62,6 @@ impl Outgoing {
     }
 }
 
-/// Connection of one client.
 pub(super) struct ExportConnection {
     pub(super) stream: OwnedFd,
     phase: Phase,

@@ -38,7 +38,7 @@ use crate::protocol::{Offer, PAYLOAD_MAX};
 use ringfence_block::storage::{Disk, Geometry};
 use server::Server;
 
-/// Options of an export.
+/// Name under which an NBD server offers a disk, and its limits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportOptions {
     /// Name of the export; the empty name selects it as well.

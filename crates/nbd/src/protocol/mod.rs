@@ -94,7 +94,6 @@ pub enum ProtocolError {
     Magic {
         /// Message with the magic number.
         what: &'static str,
-        /// Number received.
         found: u64,
     },
     /// Server without the fixed newstyle handshake.
@@ -195,10 +194,7 @@ pub enum ProtocolError {
     },
     /// Request that does not begin with the magic number.
     #[error("a request begins with {found:#x}")]
-    RequestMagic {
-        /// Number received.
-        found: u32,
-    },
+    RequestMagic { found: u32 },
 }
 
 /// Formats a message of the other side for a log, with control characters escaped.

@@ -38,7 +38,7 @@ pub enum Expect {
     Extents(u32),
 }
 
-/// Content of a reply.
+/// Bytes, zeros or error that one chunk of the server's answer carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyContent<'a> {
     Data {

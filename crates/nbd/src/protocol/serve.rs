@@ -11,7 +11,7 @@ use ringfence_sys::numbers::bounded;
 /// Length in bytes of a request without its payload.
 pub const REQUEST_LEN: usize = 28;
 
-/// Command of a request.
+/// Operation on a range, decoded from type and flags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NbdCommand {
     Read,
@@ -40,7 +40,7 @@ pub enum NbdCommand {
     Disconnect,
 }
 
-/// Request of a client.
+/// Validated request header, as a server receives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ClientRequest {
     /// Cookie of the client, repeated in the reply.

@@ -33,7 +33,7 @@ pub trait ControlRing: Send {
     /// Returns the file that is readable when there are messages.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 
-    /// Answers some of the waiting messages; returns true if there may be more.
+    /// Answers some of the waiting messages. Returns `true` if there may be more.
     ///
     /// # Errors
     ///

@@ -49,11 +49,8 @@ use ringfence_frame::steer::Chooser;
 
 /// Resources of a backend queue.
 pub struct QueueParts<G, C> {
-    /// Mapping of the TX ring.
     pub tx_ring: RingPages,
-    /// Mapping of the RX ring.
     pub rx_ring: RingPages,
-    /// Event channels of the queue.
     pub channels: QueueChannels<C>,
     /// Access to the peer's pages that hold packets.
     pub tx_pages: G,

@@ -53,6 +53,21 @@ pub(super) struct FrontendTx {
     counters: Arc<PortCounters>,
 }
 
+/// Buffers of one packet: header buffers, and whole pages.
+#[derive(Clone, Copy)]
+struct PartCounts {
+    heads: usize,
+    pages: usize,
+}
+
+impl PartCounts {
+    /// Returns the number of slots without extra infos.
+    #[inline]
+    fn total(self) -> usize {
+        self.heads + self.pages
+    }
+}
+
 /// Returns the checksum state that a packet's first request carries.
 #[inline]
 fn sent_checksum(checksum: Checksum) -> netif::Checksum {
@@ -162,21 +177,24 @@ impl FrontendTx {
         self.staged = staged;
     }
 
-    /// Returns the numbers of header buffers and pages of a packet.
+    /// Returns the numbers of buffers that a packet of `len` bytes needs.
     #[inline]
-    fn parts_of(&self, len: usize) -> (usize, usize) {
+    fn parts_of(&self, len: usize) -> PartCounts {
         let head = match self.staged {
             TxStaging::Heads => len.min(HEAD),
             TxStaging::Full if len <= HEAD => len,
             TxStaging::Full | TxStaging::Off => 0,
         };
         let pages = (len - head).div_ceil(PAGE_SIZE);
-        (usize::from(head > 0), if head > 0 { pages } else { pages.max(1) })
+        PartCounts {
+            heads: usize::from(head > 0),
+            pages: if head > 0 { pages } else { pages.max(1) },
+        }
     }
 
     /// Returns the number of frames of at most `frame_max` bytes that fit.
     pub(super) fn room(&mut self, frame_max: usize) -> Result<usize, Fault> {
-        let (heads, pages) = self.parts_of(frame_max);
+        let PartCounts { heads, pages } = self.parts_of(frame_max);
         let slots = heads + pages + usize::from(frame_max > PAGE_SIZE);
         let now = |this: &Self| {
             let free = this.pool.free().checked_div(pages).unwrap_or(usize::MAX);
@@ -242,10 +260,10 @@ impl FrontendTx {
         Ok(done)
     }
 
-    fn has_room(&self, (heads, pages): (usize, usize), extras: usize) -> bool {
-        self.pool.free() >= pages
-            && self.heads.free() >= heads
-            && self.ring.free() as usize >= heads + pages + extras
+    fn has_room(&self, parts: PartCounts, extras: usize) -> bool {
+        self.pool.free() >= parts.pages
+            && self.heads.free() >= parts.heads
+            && self.ring.free() as usize >= parts.total() + extras
     }
 
     /// Slow path: sends a frame of any kind; returns the drop reason of a frame that was dropped.
@@ -263,12 +281,12 @@ impl FrontendTx {
         if !self.send(frame, parts, extra.as_slice()) {
             return Ok(Some(DropReason::TooLong));
         }
-        self.counters.sent_with(frame.meta(), parts.0 + parts.1);
+        self.counters.sent_with(frame.meta(), parts.total());
         Ok(None)
     }
 
     /// Copies a frame into buffers and posts them; returns `false` for an invalid length.
-    fn send(&mut self, frame: FrameView<'_>, wanted: (usize, usize), extras: &[Extra]) -> bool {
+    fn send(&mut self, frame: FrameView<'_>, wanted: PartCounts, extras: &[Extra]) -> bool {
         let (parts, left) = self.take_parts(frame.len(), wanted);
         let checksum = sent_checksum(frame.meta().checksum);
         let ring = &mut self.ring;
@@ -297,7 +315,7 @@ impl FrontendTx {
     fn take_parts(
         &mut self,
         len: usize,
-        (heads, pages): (usize, usize),
+        PartCounts { heads, pages }: PartCounts,
     ) -> (ArrayVec<TxPart, SLOTS_MAX>, usize) {
         let mut parts = ArrayVec::<TxPart, SLOTS_MAX>::new();
         let mut left = len;

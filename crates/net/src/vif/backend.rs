@@ -37,7 +37,7 @@ pub struct BackendOptions {
     pub mtu: u16,
 }
 
-/// Backend side of one vif.
+/// Backend of one vif: it offers features, follows the frontend's state, and makes the ports of the queues.
 pub struct VifBackend {
     end: BackendEnd,
     options: BackendOptions,
@@ -52,12 +52,11 @@ pub struct VifBackend {
     control: Option<Box<dyn ControlRing>>,
 }
 
-/// Parameters of a connection.
+/// Terms on which a vif is connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
     /// Negotiated offloads of the connection.
     pub features: VifFeatures,
-    /// Number of queues.
     pub queues: u32,
     /// Set if this process took the device over from a previous one, without a change of state.
     pub adopted: bool,

@@ -43,7 +43,7 @@ pub enum FrontendError {
     Lacks(&'static str),
 }
 
-/// Frontend side of one vif.
+/// Frontend of one vif: it lends rings and pages, publishes keys, and makes the ports of the queues.
 pub struct VifFrontend<P: Platform> {
     end: FrontendEnd,
     mtu: u16,

@@ -2,10 +2,11 @@
 
 use ringfence_wire::netif::keys;
 use ringfence_wire::xenbus::DeviceId;
+use ringfence_xenbus::toolstack::DeviceEntries;
 pub use ringfence_xenbus::toolstack::remove;
 use ringfence_xenstore::{StoreClient, StoreError};
 
-/// Configuration of a vif.
+/// Address and MTU that a toolstack writes to the store for a new vif.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VifConfig {
     /// Ethernet address of the guest's end.
@@ -32,5 +33,6 @@ pub fn create(
     let named = [(keys::HANDLE, device.handle.to_string()), (keys::MAC, mac_text(config.mac))];
     let [handle, mac] = named.clone();
     let front = [handle, mac, (keys::MTU, config.mtu.to_string())];
-    ringfence_xenbus::toolstack::create(store, device, (&front, &named))
+    let entries = DeviceEntries { frontend: &front, backend: &named };
+    ringfence_xenbus::toolstack::create(store, device, entries)
 }

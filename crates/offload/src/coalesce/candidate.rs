@@ -13,7 +13,6 @@ use crate::segment::HEADER_MAX;
 /// "Don't fragment" flag, the only bit of IPv4's flags and offset that may be set.
 const DONT_FRAGMENT: u16 = 0x4000;
 
-/// Class of a frame.
 pub(super) enum Class<'a> {
     /// Frame other than a whole TCP or UDP packet of an enabled protocol.
     NoFlow,

@@ -204,7 +204,7 @@ fn atomic_id(bytes: &[u8]) -> Option<u16> {
     }
 }
 
-/// Clears what joining may change: the transport's checksum (blank, or of two forms of zero) and, if
+/// Clears the fields that joining may change: the transport's checksum (blank, or of two forms of zero) and, if
 /// `fixed`, the identification.
 fn canonical(mut bytes: Vec<u8>, fixed: bool) -> Vec<u8> {
     let Ok(layers) = Layers::parse(&bytes, length(&bytes)) else {

@@ -70,7 +70,7 @@ fn with_checksum((mut bytes, meta): Frame) -> Vec<u8> {
     bytes
 }
 
-/// Clears what joining may change: the identification of a packet that cannot be fragmented, and the form
+/// Clears the fields that joining may change: the identification of a packet that cannot be fragmented, and the form
 /// of a zero checksum.
 fn canonical(mut bytes: Vec<u8>) -> Vec<u8> {
     let Ok(layers) = Layers::parse(&bytes, length(&bytes)) else { return bytes };

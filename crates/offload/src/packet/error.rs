@@ -13,7 +13,6 @@ pub enum Layer {
     Ipv4,
     /// Fixed part of the IPv6 header.
     Ipv6,
-    /// Extension header of IPv6.
     Ipv6Extension,
     /// TCP with its options.
     Tcp,
@@ -64,7 +63,6 @@ pub enum ParseError {
     /// Version nibble that disagrees with the EtherType.
     #[error("IP version {version} under EtherType {ethertype:#06x}")]
     IpVersion {
-        /// EtherType of the frame.
         ethertype: u16,
         /// Version nibble of the header.
         version: u8,
@@ -88,7 +86,6 @@ pub enum ParseError {
     IpBeyondFrame {
         /// Offset of the IP packet's end.
         end: u32,
-        /// Length of the frame.
         frame_len: u32,
     },
     /// More IPv6 extension headers than [`MAX_EXTENSION_HEADERS`](super::MAX_EXTENSION_HEADERS).

@@ -54,7 +54,7 @@ impl Drop for KeptPage {
     }
 }
 
-/// Grantee of the pages of one granter.
+/// User of one granter's arena: it maps pages by mmap, and copies by `pread` and `pwrite`.
 pub struct LocalGrantee {
     granter: DomId,
     shared: Arc<SharedGrantee>,

@@ -62,7 +62,7 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// Maximum number of descriptors sent or received with a message.
 const FDS_MAX: usize = 64;
 
-/// Errors of a request.
+/// Failures of a request that a hostile domain sends to the hub by hand.
 #[derive(Debug, thiserror::Error)]
 pub enum RawError {
     /// Refusal of the hub, with its number.

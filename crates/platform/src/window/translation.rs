@@ -78,7 +78,7 @@ impl WindowShape {
     }
 }
 
-/// Guarantees of an engine.
+/// Properties by which engines of grant windows differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineFacts {
     /// Name on the command line and in reports.
@@ -240,7 +240,7 @@ pub enum WindowError {
         /// Maximum number of entries.
         limit: u32,
     },
-    /// Window beyond the sum of what one granter may have open here.
+    /// Window beyond the limit of one granter's open windows.
     #[error(
         "domain {granter} has windows of {present} references open here; {wanted} more exceed the limit of {limit}"
     )]

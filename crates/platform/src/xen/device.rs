@@ -142,7 +142,7 @@ const XENBUS: &str = "/dev/xen/xenbus";
 /// Sockets of xenstored in dom0.
 const SOCKETS: [&str; 2] = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
 
-/// Ways to reach the store.
+/// Files by which a domain connects to xenstored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreWay {
     /// The kernel's device, in the name of this domain.

@@ -89,7 +89,7 @@ pub struct UnmapNotice<'a> {
     pub event: Option<&'a XenChannel>,
 }
 
-/// Grantee of the pages of one granter.
+/// User of one granter's pages by the kernel's gntdev: it maps and copies them.
 pub struct XenGrantee {
     granter: DomId,
     shared: Arc<SharedGrantee>,

@@ -60,7 +60,7 @@ impl Side {
 /// kernel accepts the request and never replies.
 const FIRST_ANSWER: Duration = Duration::from_secs(10);
 
-/// Domain that this system is.
+/// Domain in which this process runs, on a hypervisor.
 pub struct XenPlatform {
     domid: DomId,
     way: StoreWay,

@@ -44,7 +44,7 @@ const REVOKE_ATTEMPTS: u32 = 3;
 /// Locked memory of a process that issues pages: every page of every window that the hypervisor allows.
 const LOCKED_MAX: u64 = 32 * 4096 * PAGE_SIZE as u64;
 
-/// Raises this process's limit of locked memory to what issued pages need, if the system allows it.
+/// Raises this process's limit of locked memory to the need of issued pages, if the system allows it.
 pub(super) fn raise_locked_memory() {
     let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
     if current.is_none_or(|current| current >= LOCKED_MAX) {

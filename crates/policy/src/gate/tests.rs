@@ -12,8 +12,9 @@ fn gate(words: &str) -> Gate {
     Gate::new(Policy::new(crate::testing::source(words)).unwrap())
 }
 
-fn ends() -> (SocketAddr, SocketAddr) {
-    ("10.0.0.2:4000".parse().unwrap(), "10.0.0.1:53".parse().unwrap())
+fn ends() -> QueryEnds {
+    let (guest, server) = ("10.0.0.2:4000".parse().unwrap(), "10.0.0.1:53".parse().unwrap());
+    QueryEnds { guest, server }
 }
 
 fn name(text: &str) -> HostName {
@@ -91,8 +92,7 @@ fn answer_without_query_pins_nothing() {
     let mut forged = answer(&bytes, &[("a.org.", 9, "203.0.113.1")], &[]);
     assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Drop);
     gate.query(ends(), &bytes, NOW);
-    let (guest, _) = ends();
-    let other = (guest, "10.0.0.3:53".parse().unwrap());
+    let other = QueryEnds { server: "10.0.0.3:53".parse().unwrap(), ..ends() };
     assert_eq!(gate.answer(other, &mut forged, NOW), AnswerFate::Drop);
     assert_eq!(gate.answer(ends(), &mut forged, NOW + ANSWER_WITHIN), AnswerFate::Drop);
     assert_eq!(gate.answer(ends(), &mut forged, NOW), AnswerFate::Deliver);

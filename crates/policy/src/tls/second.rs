@@ -57,7 +57,7 @@ pub struct Later {
 }
 
 impl Later {
-    /// Prepares to read what follows this first hello.
+    /// Prepares to read the records behind this first hello.
     pub fn new(first: &Hello) -> Later {
         let offers_early_data = first.offers_early_data;
         Later { offers_early_data, left: 0, skipped: 0, early_data: 0 }

@@ -11,7 +11,7 @@ use super::CHAIN_MAX;
 use super::memory::{QueueMemory, QueuePages};
 use crate::sync::{Ordering, fence};
 
-/// Negotiated features of a queue.
+/// Optional virtqueue features that both sides use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct QueueFeatures {
     /// A chain takes one entry and its own table (`VIRTIO_F_INDIRECT_DESC`).

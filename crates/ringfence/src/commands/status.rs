@@ -30,7 +30,6 @@ struct Status {
     age: u64,
 }
 
-/// Form of the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Table,

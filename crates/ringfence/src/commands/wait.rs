@@ -60,10 +60,8 @@ pub struct WaitArgs {
     pub timeout: u32,
 }
 
-/// Condition of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Condition {
-    /// Its network is up.
     Network,
     /// A process in it listens at this TCP port.
     Port(u16),

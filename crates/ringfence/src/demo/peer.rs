@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::numbers::usize_from;
 use serde::{Deserialize, Serialize};
 
 use ringfence_sandbox::STATUS_FAILED;
@@ -18,7 +19,7 @@ const BUFFER: usize = 128 * 1024;
 /// buffer.
 const PERIOD: usize = 65_521;
 
-/// Result of a transfer.
+/// Amount and duration of a demonstration's transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
     /// Number of bytes received, all with the expected content.
@@ -102,8 +103,7 @@ fn receive() -> io::Result<String> {
         if n == 0 {
             break;
         }
-        // The remainder is less than PERIOD, so it fits.
-        let at = usize::try_from(bytes % period).unwrap_or(0);
+        let at = usize_from(bytes % period);
         if buffer[..n] != pattern[at..at + n] {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,

@@ -24,7 +24,6 @@ const CLIENTS_MAX: usize = 32;
 /// Number of a client, never used again.
 pub(super) type ClientId = u64;
 
-/// Event of a client.
 pub(super) enum ClientEvent {
     Request(ClientId, Request, Descriptors),
     /// A client that started a command is gone.

@@ -34,10 +34,8 @@ pub(super) enum ProcessEvent {
     Late,
 }
 
-/// Phases of a guest.
 #[derive(Clone, Copy)]
 pub(super) enum GuestPhase {
-    /// Its processes start.
     Starting,
     /// The command runs.
     Running,

@@ -89,7 +89,6 @@ pub(super) struct GuestState {
     pub(super) settles: Option<Instant>,
 }
 
-/// State of a guest's frontend.
 pub(super) struct FrontendState {
     /// Connection to the hub, until the frontend gets it.
     pub(super) hub: Option<OwnedFd>,

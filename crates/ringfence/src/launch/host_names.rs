@@ -67,7 +67,7 @@ impl HostNames {
         }
     }
 
-    /// Sends what has changed to the guest's init and, if there is one, to the uplink process.
+    /// Sends changes of the files to the guest's init and, if there is one, to the uplink process.
     fn follow(
         &mut self,
         uplink: Option<(&mut Uplink, &Channel)>,

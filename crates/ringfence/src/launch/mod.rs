@@ -46,6 +46,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ringfence_sys::namespaces;
+use ringfence_sys::numbers::bounded;
 use ringfence_sys::tap::Tap;
 
 use disks::GuestDisks;
@@ -291,7 +292,7 @@ impl<'a> Launch<'a> {
             mtu: options.switch_mtu().into(),
             offloads: ringfence_guest::carried(options.offload).0,
             addresses: attached.addresses.clone(),
-            queues: u32::try_from(worker_count(options.queues)).unwrap_or(1),
+            queues: bounded(worker_count(options.queues), u32::MAX),
         });
         let names =
             |switch: &str| NamesConfig { switch: switch.to_owned(), own: options.name.clone() };

@@ -62,11 +62,10 @@ pub enum SwitchChoice {
     Private,
     /// The switch of this name, with all guests that name it.
     Shared(String),
-    /// No switch.
     None,
 }
 
-/// Options of one guest.
+/// Parsed arguments of `run`.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub switch: SwitchChoice,
@@ -100,7 +99,6 @@ pub struct Options {
     pub forwards: Vec<ForwardSpec>,
     /// Default addresses of forwarded ports. If empty, every address of the host.
     pub publish_default: Vec<IpAddr>,
-    /// Link to the networks.
     pub link: LinkChoice,
     /// Memory of the uplink that vhost-net can access.
     pub protect: Protect,

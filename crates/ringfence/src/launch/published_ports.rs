@@ -84,7 +84,8 @@ impl PublishedPortChange {
 }
 
 impl PublishedPorts {
-    /// Opens the sockets of all specifications. Returns the ports, and what the uplink is started with.
+    /// Opens the sockets of all specifications. Returns the ports, and the forwards and sockets with which the uplink is
+    /// started.
     ///
     /// # Errors
     ///

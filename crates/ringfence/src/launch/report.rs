@@ -16,7 +16,6 @@ pub enum Loudness {
     Quiet,
     /// Problems, and one line on each result.
     Normal,
-    /// Each step.
     Verbose,
 }
 
@@ -63,7 +62,7 @@ impl Reporter {
         self.report(Loudness::Verbose, &text.to_string());
     }
 
-    /// Forwards what another process wrote to its standard error, if verbose.
+    /// Forwards the standard error of another process, if verbose.
     pub(super) fn forward_stderr(self, source: Source, text: &str) {
         for line in text.lines().map(printable) {
             messages::kept().add(source, &line);

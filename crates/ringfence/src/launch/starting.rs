@@ -24,6 +24,7 @@ use ringfence_driver::switchboard::{FromFrontend, FrontendConfig};
 use ringfence_guest::{FromGuest, GuestConfig, ToGuest};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::text::printable;
+use ringfence_sys::numbers::{bounded, usize_from};
 use ringfence_uplink_process::{FromUplink, UplinkConfig};
 
 /// Time limit for guest, frontend and uplink to be ready.
@@ -113,7 +114,7 @@ impl GuestProcesses<'_> {
                         self.reporter.step(remark);
                     }
                     let wanted = config.interface.as_ref().map_or(0, |interface| interface.queues);
-                    let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+                    let wanted = usize_from(wanted);
                     let rest = fds.split_off(fds.len().min(wanted));
                     if fds.len() < wanted {
                         return Err(Outcome::failed("the guest: its interface lacks queues"));
@@ -140,7 +141,7 @@ impl GuestProcesses<'_> {
             windows: self.options.mode == Mode::Window,
             strict_revocation: self.options.revocation == Revocation::Strict,
             queues: self.options.queues,
-            tap_queues: u32::try_from(taps.len()).unwrap_or(u32::MAX),
+            tap_queues: bounded(taps.len(), u32::MAX),
             takes: self.options.offload.to_string(),
             disks: self.disks.frontend_configs(),
         };

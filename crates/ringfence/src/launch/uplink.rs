@@ -16,6 +16,7 @@ use ringfence_hostnet::host::{HostNetwork, Resolver, resolver_of_host};
 use ringfence_hostnet::interface::{ResolverConfig, UplinkInterface};
 use ringfence_net::features::OffloadKeys;
 use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sys::numbers::bounded;
 use ringfence_uplink_process::egress::guest::GuestEgress;
 use ringfence_uplink_process::forward::{Families, Forward};
 use ringfence_uplink_process::link::LinkOrder;
@@ -87,8 +88,7 @@ impl Uplink {
         let (ports, forwards, mut sockets) =
             PublishedPorts::listen(&options.forwards, families, defaults, reporter)?;
         sockets.extend(groups);
-        let queues = worker_count(options.queues).min(QUEUES_MAX);
-        let queues = u32::try_from(queues).unwrap_or(1);
+        let queues = bounded(worker_count(options.queues).min(QUEUES_MAX), u32::MAX);
         let (link_choice, devices) = match options.link {
             LinkChoice::Vhost => {
                 let (link_choice, devices) =

@@ -18,6 +18,7 @@ use ringfence_platform::Platform;
 use ringfence_platform::local::{ArenaShape, LocalPlatform};
 use ringfence_sys::byte_lock;
 use ringfence_wire::xenbus::{DeviceId, DeviceKind, XenbusState};
+use ringfence_xenbus::toolstack::DeviceEntries;
 use ringfence_xenstore::{StoreAccess, StoreClient};
 use rustix::process::Signal;
 
@@ -90,7 +91,8 @@ impl Lab {
             back.retain(|(known, _)| known != key);
             back.push((key, (*value).to_owned()));
         }
-        ringfence_xenbus::toolstack::create(&mut self.store, &device, (&front, &back)).unwrap();
+        let entries = DeviceEntries { frontend: &front, backend: &back };
+        ringfence_xenbus::toolstack::create(&mut self.store, &device, entries).unwrap();
         let options = BlkfrontOptions { queues: 2, ring_order: 1, ..BlkfrontOptions::default() };
         let front = VbdFrontend::new(&platform, device, options, Arc::new(|| {})).unwrap();
         let store = platform.store().unwrap();

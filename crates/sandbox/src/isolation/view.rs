@@ -183,7 +183,7 @@ pub(super) fn privileged_sockets() -> Vec<&'static str> {
     PRIVILEGED.into_iter().filter(reachable).collect()
 }
 
-/// Path of an open file for system calls that take a path.
+/// Returns the path of an open file for system calls that take a path.
 fn link_of(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }

@@ -243,7 +243,8 @@ impl AddressFilter {
             return Err(DropReason::SpoofedAddress);
         }
         if let Some(message) = message {
-            return self.check_icmpv6(message, (own, unspecified), ip, layers, header);
+            let source = SourceKind { own, unspecified };
+            return self.check_icmpv6(message, source, ip, layers, header);
         }
         let Transport::Udp(udp) = layers.transport() else { return Ok(()) };
         match ports_of(udp, header)? {
@@ -257,7 +258,7 @@ impl AddressFilter {
     fn check_icmpv6(
         &self,
         message: Icmp,
-        (own, unspecified): (bool, bool),
+        SourceKind { own, unspecified }: SourceKind,
         ip: Ipv6,
         layers: &Layers,
         header: &[u8],
@@ -315,6 +316,15 @@ impl AddressFilter {
         }
         if options.is_empty() { Ok(()) } else { Err(DropReason::BadHeaders) }
     }
+}
+
+/// Facts about a packet's IPv6 source.
+#[derive(Clone, Copy)]
+struct SourceKind {
+    /// Set if the port may send from the source.
+    own: bool,
+    /// Set if the source is `::`.
+    unspecified: bool,
 }
 
 /// Returns `true` for an EtherType that is neither a VLAN tag nor an 802.3 length.

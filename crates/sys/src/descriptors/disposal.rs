@@ -59,7 +59,7 @@ enum Item {
 /// Identity of a peer: the cookie of the socket over which it sends.
 pub(super) type Peer = u64;
 
-/// Returns the peer of a socket; `None` for what is no socket.
+/// Returns the peer of a socket; `None` for other files.
 pub(super) fn peer_of(socket: impl AsFd) -> Option<Peer> {
     sockopt::socket_cookie(socket).ok()
 }

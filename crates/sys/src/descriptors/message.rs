@@ -77,7 +77,7 @@ pub fn receive_of_stream(
     take(&socket, &mut buffer[..bytes], looked)
 }
 
-/// Looks at what is there, and leaves it in the queue.
+/// Looks at the next message, and leaves it in the queue.
 fn look(
     socket: impl AsFd,
     buffer: &mut [u8],
@@ -109,8 +109,8 @@ fn look(
     Ok(ReceivedMessage { bytes: got.bytes, descriptors })
 }
 
-/// Takes what was looked at out of the queue. The duplicates are held: the references that the kernel drops here are not
-/// the last ones.
+/// Removes the message that was looked at from the queue. The duplicates are held: the references that the kernel drops
+/// here are not the last ones.
 fn take(
     socket: impl AsFd,
     buffer: &mut [u8],

@@ -79,7 +79,7 @@ pub struct ByteSocket {
 }
 
 impl ByteSocket {
-    /// The end `socket`. Anything but a Unix socket is disposed of.
+    /// Wraps the end `socket`. Disposes of anything but a Unix socket.
     ///
     /// # Errors
     ///

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use ringfence_policy::file::FILE_MAX;
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource, file};
+use ringfence_sys::numbers::u64_from;
 
 /// Heading of the options about egress.
 const HEADING: &str = "Egress";
@@ -114,7 +115,7 @@ impl EgressArgs {
 pub fn read(path: &Path) -> anyhow::Result<PolicySource> {
     let shown = path.display().to_string();
     let mut text = String::new();
-    let limit = u64::try_from(FILE_MAX + 1).unwrap_or(u64::MAX);
+    let limit = u64_from(FILE_MAX + 1);
     let file = File::open(path).with_context(|| format!("--policy {shown}"))?;
     file.take(limit).read_to_string(&mut text).with_context(|| format!("--policy {shown}"))?;
     Ok(file::parse(&shown, &text)?)

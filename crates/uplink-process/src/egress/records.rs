@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::Context;
 use ringfence_policy::Rule;
 use ringfence_policy::record::Learned;
+use ringfence_sys::numbers::u64_from;
 
 use super::EgressArgs;
 use crate::messages::FromUplink;
@@ -72,7 +73,7 @@ impl Records {
 
     fn write_lines(&mut self, lines: &str) {
         let Some(log) = &mut self.log else { return };
-        let length = u64::try_from(lines.len()).unwrap_or(u64::MAX);
+        let length = u64_from(lines.len());
         let limit = LOG_BURST + self.began.elapsed().as_secs() * LOG_EACH_SECOND;
         if self.written.saturating_add(length) > limit {
             return;

@@ -22,9 +22,7 @@ const HELD_MAX: usize = 32 << 10;
 pub enum DatagramVerdict {
     /// Datagrams that waited, then this one, may go to the server.
     Pass,
-    /// A copy of the datagram waits for a verdict.
     Wait,
-    /// The datagram is lost.
     Drop,
     Deny,
 }

@@ -24,7 +24,7 @@ use ringfence_policy::tls::second::{Later, Next, first_len};
 
 use super::{Egress, FIRST_BYTES_HELD_MAX, FIRST_BYTES_WITHIN, WORD_PASSES_AFTER};
 
-/// First bytes of a connection, and what they show.
+/// First bytes of a connection, and the hello or request in them.
 #[derive(Debug)]
 pub struct FirstBytes {
     egress: Arc<Egress>,

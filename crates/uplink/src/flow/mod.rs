@@ -13,7 +13,7 @@
 #[cfg(test)]
 mod tests;
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
 use core::time::Duration;
 use std::collections::{BTreeSet, HashMap};
 
@@ -26,13 +26,6 @@ pub struct FlowKey {
     pub guest: SocketAddr,
     /// Address and port of the other end, as the guest sees them.
     pub remote: SocketAddr,
-}
-
-impl FlowKey {
-    /// Creates the key of a flow between two ends.
-    pub fn new(guest: (IpAddr, u16), remote: (IpAddr, u16)) -> FlowKey {
-        FlowKey { guest: guest.into(), remote: remote.into() }
-    }
 }
 
 /// Handle of an entry: its index and generation.

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn key(n: u16) -> FlowKey {
-    FlowKey::new(([10, 0, 0, 2].into(), n), ([192, 0, 2, 1].into(), 80))
+    FlowKey { guest: ([10, 0, 0, 2], n).into(), remote: ([192, 0, 2, 1], 80).into() }
 }
 
 fn at(seconds: u64) -> Duration {

@@ -89,7 +89,6 @@ pub trait DatagramHost {
 /// Destination and source address of a datagram on an unconnected socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Via {
-    /// Destination of the datagram.
     pub to: SocketAddr,
     /// Source address of the host, if it is fixed.
     pub from: Option<IpAddr>,
@@ -133,7 +132,6 @@ pub struct Failure {
     pub code: u8,
     /// Additional value of the message, such as an MTU.
     pub info: u32,
-    /// Destination of the datagram.
     pub to: Option<SocketAddr>,
     /// Number of quoted bytes.
     pub len: usize,

@@ -34,7 +34,7 @@ pub use relay::RelayHost;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Socket(pub(crate) u32);
 
-/// Readiness of a socket.
+/// Events that the kernel reports for a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Readiness {
     /// Data to read, or the end of the stream.
@@ -49,10 +49,9 @@ pub struct Readiness {
     pub failed: bool,
 }
 
-/// Event of a socket.
+/// Events of one socket, and the flow that owns it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ready {
-    /// Owner of the socket.
     pub owner: Owner,
     /// Readiness of the socket.
     pub what: Readiness,

@@ -1,6 +1,6 @@
 //! Socket owners: the 64-bit tag that connects an event of the host with the flow it concerns.
 
-/// Uses of a socket.
+/// Kinds of flows and listeners that own a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum OwnerKind {
@@ -52,7 +52,6 @@ impl OwnerKind {
 pub struct Owner {
     /// Use of the socket; each kind has a table of its own.
     pub kind: OwnerKind,
-    /// Index of the entry.
     pub index: u32,
     /// Generation of the entry, counted modulo 2^24.
     pub generation: u32,

@@ -62,7 +62,6 @@ pub struct ScriptedHost {
     never: WakeFd,
     /// Maximum number of TCP sockets.
     limit: usize,
-    /// The host's own addresses.
     pub own: Vec<IpAddr>,
 }
 

@@ -149,19 +149,27 @@ fn quotes_an_error(packet: &Packet<'_>) -> bool {
     }
 }
 
+/// Packet of the guest that an error quotes.
+#[derive(Clone, Copy)]
+pub(crate) struct QuotedPacket {
+    pub(crate) from: IpAddr,
+    pub(crate) to: IpAddr,
+    /// Protocol number of the payload.
+    pub(crate) protocol: u8,
+}
+
 /// Queues an error about an earlier packet of the guest. `body` is the payload of its IP packet, or the
 /// beginning of it.
 pub(crate) fn send_about(
     message: &Message,
-    (from, to): (IpAddr, IpAddr),
-    number: u8,
+    QuotedPacket { from, to, protocol }: QuotedPacket,
     body: &[u8],
     context: &mut Context<'_>,
 ) {
     let ends = Ends { from_mac: [0; 6], to_mac: [0; 6], from, to };
     let header = ends.header_len();
     let mut quote = vec![0; header + body.len()];
-    if ends.write(&mut quote, number, body.len(), 0).is_some() {
+    if ends.write(&mut quote, protocol, body.len(), 0).is_some() {
         quote[header..].copy_from_slice(body);
         send(message, &quote[ETHERNET_LEN..], context);
     }

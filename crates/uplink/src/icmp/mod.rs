@@ -7,7 +7,7 @@
 
 pub mod error;
 
-use core::net::IpAddr;
+use core::net::SocketAddr;
 use core::time::Duration;
 use std::collections::VecDeque;
 
@@ -93,7 +93,8 @@ impl Icmp {
         }
         let id = u16::from_be_bytes([i0, i1]);
         // The identifier takes the place of the guest's port; destinations have none.
-        let key = FlowKey::new((packet.source, id), (packet.destination, 0));
+        let guest = SocketAddr::new(packet.source, id);
+        let key = FlowKey { guest, remote: SocketAddr::new(packet.destination, 0) };
         let Some(flow) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
             return;
         };
@@ -217,9 +218,10 @@ impl Icmp {
             if let Some(id) = bytes.get_mut(4..6) {
                 id.copy_from_slice(&key.guest.port().to_be_bytes());
             }
-            let number = if is_v4 { protocol::ICMP } else { protocol::ICMPV6 };
-            let ends: (IpAddr, IpAddr) = (key.guest.ip(), key.remote.ip());
-            error::send_about(&message, ends, number, &bytes[..len], context);
+            let protocol = if is_v4 { protocol::ICMP } else { protocol::ICMPV6 };
+            let (from, to) = (key.guest.ip(), key.remote.ip());
+            let quoted = error::QuotedPacket { from, to, protocol };
+            error::send_about(&message, quoted, &bytes[..len], context);
         }
     }
 

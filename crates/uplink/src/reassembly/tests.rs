@@ -8,6 +8,7 @@ use ringfence_offload::Layers;
 use ringfence_offload::packet::Transport;
 
 use super::*;
+use crate::emit::UdpEnds;
 use crate::host::scripted::ScriptedHost;
 use crate::replies::Replies;
 use crate::testing::Wire;
@@ -21,7 +22,8 @@ fn fragments(v4: bool, bytes: &[u8], id: u16) -> Vec<Vec<u8>> {
     let [from, to] = addresses.map(|ip| ip.parse().unwrap());
     let ends = Ends { from_mac: GUEST_MAC, to_mac: Config::default().mac, from, to };
     let mut link = Wire::plain();
-    crate::fragment::send_udp(&ends, (1000, 2000), bytes, id, 1500, &mut link);
+    let ends = UdpEnds { ends, from: 1000, to: 2000 };
+    crate::fragment::send_udp(&ends, bytes, id, 1500, &mut link);
     link.frames
 }
 

@@ -11,7 +11,7 @@ use super::config::TcpConfig;
 use super::rto::Rto;
 use super::seq::Seq;
 use crate::context::Context;
-use crate::egress::FirstBytes;
+use crate::egress::{CarriedBytes, FirstBytes};
 use crate::emit::Ends;
 use crate::host::{Close, Socket};
 
@@ -100,7 +100,7 @@ pub(super) struct TcpConnection {
     /// Name for which the egress policy allowed the connection.
     pub(super) name: Option<Box<str>>,
     /// Payload bytes from the guest and to it, without retransmissions.
-    pub(super) bytes: (u64, u64),
+    pub(super) bytes: CarriedBytes,
 
     /// Next byte expected from the guest.
     pub(super) rcv_nxt: Seq,
@@ -178,7 +178,7 @@ impl TcpConnection {
             urgent: Urgent::None,
             first: None,
             name: None,
-            bytes: (0, 0),
+            bytes: CarriedBytes::default(),
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
             offered: 0,

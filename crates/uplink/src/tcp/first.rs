@@ -28,7 +28,7 @@ impl TcpConnection {
         let bytes = gather(pieces, first.room());
         self.rcv_nxt += bounded(bytes.len(), u32::MAX);
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
-        self.bytes.0 += bytes.len() as u64;
+        self.bytes.from_guest += bytes.len() as u64;
         self.judge(first, &bytes, false, context);
         if bytes.len() < offered {
             self.record_refused(offered - bytes.len(), context);

@@ -131,7 +131,8 @@ impl Tcp {
             return context.counters.drop_malformed.add(1);
         };
         let (guest, remote) = segment.ports;
-        let key = FlowKey::new((packet.source, guest), (packet.destination, remote));
+        let guest = SocketAddr::new(packet.source, guest);
+        let key = FlowKey { guest, remote: SocketAddr::new(packet.destination, remote) };
         let found = self.flows.find(&key);
         if let Some(id) = found
             && let Some(flow) = self.flows.get_mut(id)

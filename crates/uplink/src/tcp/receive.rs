@@ -387,7 +387,7 @@ impl TcpConnection {
         };
         self.rcv_nxt += bounded(taken, u32::MAX);
         context.counters.tcp_bytes_in.add(taken as u64);
-        self.bytes.0 += taken as u64;
+        self.bytes.from_guest += taken as u64;
         let refused = offered - taken;
         if refused > 0 {
             self.record_refused(refused, context);

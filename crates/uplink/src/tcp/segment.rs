@@ -15,7 +15,7 @@ pub const SYN_OPTIONS_LEN: usize = 12;
 /// Maximum window scale (RFC 7323, 2.3).
 pub const SCALE_MAX: u8 = 14;
 
-/// Options of a SYN.
+/// TCP options that a SYN negotiates (RFC 9293, RFC 7323).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SynOptions {
     /// Maximum segment size that the sender accepts, if announced.

@@ -45,7 +45,6 @@ pub(super) enum Served {
     Done,
     /// More can be sent: the connection is to be served again.
     More,
-    /// The link has no room.
     NoRoom,
     /// The connection is to be removed, its socket closed in this way.
     Over(Close),
@@ -223,7 +222,7 @@ impl TcpConnection {
         context.counters.frames_out.add(done.len() as u64);
         context.counters.tcp_bytes_out.add(bytes as u64);
         let bytes = bounded(bytes, u32::MAX);
-        self.bytes.1 += u64::from((from + bytes).since(self.snd_max).unwrap_or(0));
+        self.bytes.to_guest += u64::from((from + bytes).since(self.snd_max).unwrap_or(0));
         self.record_sent(from, bytes, context.now);
         // Later data and the end raise an event, but the end may already have done so.
         if is_short && from == self.snd_nxt - bytes {

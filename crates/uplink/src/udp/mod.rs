@@ -46,7 +46,7 @@ use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
 use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
-use crate::icmp::error::{self as icmp_error, Message, Reason};
+use crate::icmp::error::{self as icmp_error, Message, QuotedPacket, Reason};
 use crate::packet::{HOPS_DEFAULT, Mac, Packet};
 use to_host::SendBlock;
 
@@ -197,7 +197,8 @@ impl Udp {
         if from == 0 || to == 0 {
             return context.counters.drop_malformed.add(1);
         }
-        let key = FlowKey::new((packet.source, from), (packet.destination, to));
+        let guest = SocketAddr::new(packet.source, from);
+        let key = FlowKey { guest, remote: SocketAddr::new(packet.destination, to) };
         if let Some(egress) = admission::policy_of(key.remote, context) {
             return self.query(key, packet, egress, context);
         }
@@ -431,6 +432,7 @@ fn report(key: &FlowKey, flow: &Flow, failure: &Failure, bytes: &[u8], context: 
     let length = bounded(bytes.len() + 8, u16::MAX);
     header[4..6].copy_from_slice(&length.to_be_bytes());
     let body = [&header[..], bytes].concat();
-    let ends = (key.guest.ip(), key.remote.ip());
-    icmp_error::send_about(&message, ends, protocol::UDP, &body, context);
+    let (from, to) = (key.guest.ip(), key.remote.ip());
+    let quoted = QuotedPacket { from, to, protocol: protocol::UDP };
+    icmp_error::send_about(&message, quoted, &body, context);
 }

@@ -3,7 +3,7 @@
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::partial::never_zero;
 use ringfence_offload::packet::protocol;
-use ringfence_policy::gate::QueryFate;
+use ringfence_policy::gate::{QueryEnds, QueryFate};
 
 use super::{Udp, payload_len, to_host};
 use crate::context::Context;
@@ -29,7 +29,8 @@ impl Udp {
         }
         let mut bytes = Vec::new();
         to_host::append(packet, payload_len(packet), &mut bytes);
-        match egress.query((key.guest, key.remote), &bytes, context.now, context.counters) {
+        let ends = QueryEnds { guest: key.guest, server: key.remote };
+        match egress.query(ends, &bytes, context.now, context.counters) {
             QueryFate::Drop => context.counters.drop_malformed.add(1),
             QueryFate::Reply(reply) => send_reply(&key, packet, &reply, context),
             QueryFate::Forward(query) => {

@@ -18,6 +18,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use super::{ANSWERED, REPORTS, UNANSWERED, Udp};
@@ -47,7 +48,6 @@ struct Listener {
 enum Entrance {
     /// Socket of the guest's loopback, by its index.
     Inner(usize),
-    /// Socket of a forwarded port.
     Port(ForwardId),
 }
 
@@ -101,7 +101,7 @@ impl DatagramRelays {
         DatagramRelays { listeners, clients, waiting, buffer, pool: None, is_low: false }
     }
 
-    /// From now on, clients on the host's loopback are relayed to the guest's loopback.
+    /// Relays clients on the host's loopback to the guest's loopback from now on.
     pub(crate) fn enable(&mut self) {
         self.pool = Some(Pool::default());
     }
@@ -259,7 +259,7 @@ impl DatagramRelays {
             let Some(from) = datagram.from else { continue };
             let via = Via { to: from, from: datagram.to };
             // The number of the listener is in the place of a port: a client may use several.
-            let number = u16::try_from(index).unwrap_or(u16::MAX);
+            let number = bounded(index, u16::MAX);
             let key = FlowKey { guest: from, remote: SocketAddr::new(to.ip(), number) };
             let id = self.clients.find(&key).or_else(|| {
                 // Port 0: the kernel chooses one.
@@ -313,7 +313,7 @@ impl DatagramRelays {
         if self.pool.is_none() || !via.to.ip().to_canonical().is_loopback() {
             return false;
         }
-        let number = u16::try_from(port.0.index).unwrap_or(u16::MAX);
+        let number = bounded(port.0.index, u16::MAX);
         let key = FlowKey { guest: via.to, remote: SocketAddr::new(guest.ip(), number) };
         let id = match self.clients.find(&key) {
             Some(id) => id,

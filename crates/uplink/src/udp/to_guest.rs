@@ -8,13 +8,14 @@ use core::net::SocketAddr;
 use ringfence_frame::PortCapabilities;
 use ringfence_offload::packet::protocol;
 use ringfence_offload::{Checksum, Gso, GsoKind, OffloadMeta};
+use ringfence_policy::gate::QueryEnds;
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use super::relay::DatagramRelays;
 use super::{Route, Source, Udp};
 use crate::context::Context;
-use crate::emit::Ends;
+use crate::emit::{Ends, UdpEnds};
 use crate::flow::{FlowId, FlowKey};
 use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
@@ -27,14 +28,6 @@ const READS: usize = 8;
 pub(super) const UDP_LEN: usize = 8;
 /// Length of the longest IP packet, in bytes.
 const IP_MAX: usize = 65_535;
-
-/// Addresses and ports of frames of one association, from the other end to the guest.
-#[derive(Clone, Copy)]
-pub(super) struct UdpEnds {
-    pub(super) ends: Ends,
-    pub(super) from: u16,
-    pub(super) to: u16,
-}
 
 impl UdpEnds {
     fn new(key: &FlowKey, mac: Mac, context: &Context<'_>) -> UdpEnds {
@@ -141,7 +134,7 @@ impl Udp {
         for datagram in buffer.datagrams() {
             let bytes = buffer.bytes(datagram);
             for piece in bytes.chunks(datagram.segment.map_or(bytes.len(), usize::from).max(1)) {
-                let ends = (key.guest, key.remote);
+                let ends = QueryEnds { guest: key.guest, server: key.remote };
                 let answer = egress.answer(ends, piece.to_vec(), context.now, context.counters);
                 let Some(answer) = answer else { continue };
                 context.counters.udp_datagrams_out.add(1);
@@ -295,8 +288,7 @@ impl Udp {
         }
         self.ip_id = self.ip_id.wrapping_add(1);
         let sent = super::super::fragment::send_udp(
-            &udp_ends.ends,
-            (udp_ends.from, udp_ends.to),
+            udp_ends,
             bytes,
             self.ip_id,
             usize::from(takes.mtu),

@@ -15,7 +15,7 @@ const HOLE: u32 = 1;
 /// Flag: the range reads as zeros.
 const ZERO: u32 = 2;
 
-/// Allocation of an extent.
+/// Allocation flags of a sector range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ExtentState {
     /// Storage is not allocated.

@@ -101,7 +101,7 @@ impl Abi {
     }
 }
 
-/// Response to one request.
+/// Status that answers a blkif request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Response {
     pub id: u64,

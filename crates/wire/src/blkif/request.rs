@@ -201,7 +201,7 @@ impl Rules {
     }
 }
 
-/// Direction of a transfer.
+/// Direction of the data of a request: from the disk (read) or to it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Direction {
     Read,

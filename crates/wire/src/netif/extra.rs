@@ -79,7 +79,7 @@ pub struct PacketHash {
     pub value: u32,
 }
 
-/// Change of the multicast filter.
+/// Request of a frontend about one group of its multicast filter.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MulticastChange {
     /// Passes packets to this address.

@@ -11,7 +11,6 @@ macro_rules! error_names {
         }
 
         impl ErrorName {
-            /// All errors of the protocol.
             pub const ALL: &'static [ErrorName] = &[$(ErrorName::$variant,)*];
 
             /// Returns the name on the wire, without the NUL.

@@ -139,7 +139,7 @@ impl<'a> Path<'a> {
     }
 }
 
-/// Subject of a watch.
+/// Node or event that a client watches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum WatchPath<'a> {
     /// Node and all nodes below it.

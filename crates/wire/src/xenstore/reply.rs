@@ -104,7 +104,7 @@ pub enum ReplyError {
     Number(#[from] NumberError),
 }
 
-/// Reply to a request.
+/// Parsed payload of the server's message to a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reply<'a> {
     /// Payload of a successful request: `OK` and a NUL if there is no data.

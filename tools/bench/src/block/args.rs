@@ -13,10 +13,10 @@ use crate::params::parse_seconds;
 
 const NOTES: &str = "\
 Each row is a run of its own: one driver domain with a disk for each guest, and a process for each
-guest, which keeps DEPTH requests in flight. Every block carries its place, and every read is
-checked; one that is not what was written fails the benchmark (exit status 1).
+guest, which keeps DEPTH requests in flight. Every block carries its position, and every read is
+checked. A read with other content fails the benchmark (exit status 1).
 
-`map`, `unmap` and `copy` are grant operations for each request: what persistent grants do away with.
+`map`, `unmap` and `copy` are grant operations for each request. Persistent grants avoid them.
 docs/perf/howto.md explains every column.";
 
 /// Disks through blkfront, rings and blkback, by many guests at once
@@ -98,11 +98,11 @@ pub enum NbdPeer {
 }
 
 const PERSISTENT_NOTES: &str = "\
-The experiment that persistent grants were made for: random reads of 4 KiB by more and more guests
-from disks in memory. On a machine with 24 processors, with each page mapped and unmapped for its
-request, 5 guests came to 650,000 a second together, and 10 guests to 400,000: unmapping interrupts
-every processor to flush its TLB. With two processors there are few to interrupt: look at the
-mappings for each request beside the rates.";
+The experiment that led to persistent grants: random reads of 4 KiB by more and more guests from
+disks in memory. On a machine with 24 processors, with each page mapped and unmapped for its
+request, 5 guests reached 650,000 requests a second together, and 10 guests 400,000: unmapping
+interrupts every processor to flush its TLB. With two processors there are few to interrupt, so
+compare the mappings for each request, too.";
 
 /// IOPS against the number of guests
 #[derive(Debug, Args)]

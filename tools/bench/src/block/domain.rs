@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// Maximum pages of a guest's arena.
 const PAGES_MAX: u32 = 8192;
 /// Pages of a ring's grant window.
-pub(super) const WINDOW: u32 = 1024;
+const WINDOW: u32 = 1024;
 /// Pages for all other purposes.
 const PAGES_OTHER: u32 = 1024;
 
@@ -201,7 +201,7 @@ fn guest(
 }
 
 /// Request generator of a guest.
-pub(super) struct Worker {
+pub(crate) struct Worker {
     queue: Box<dyn DiskQueue>,
     setup: GuestSetup,
     /// Memory of each request slot.
@@ -218,7 +218,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(queue: Box<dyn DiskQueue>, setup: GuestSetup) -> io::Result<Worker> {
+    pub(crate) fn new(queue: Box<dyn DiskQueue>, setup: GuestSetup) -> io::Result<Worker> {
         let depth = usize::from(setup.depth);
         let memory = (0..depth).map(|_| Ok(Mapping::private(setup.block as usize)?.lent()));
         Ok(Worker {
@@ -237,7 +237,7 @@ impl Worker {
     }
 
     /// Returns the number of requests that completed.
-    pub(super) fn requests(&self) -> u64 {
+    pub(crate) fn requests(&self) -> u64 {
         self.requests
     }
 
@@ -251,7 +251,7 @@ impl Worker {
     }
 
     /// Writes every block, so that each read can be verified.
-    pub(super) fn fill(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn fill(&mut self) -> anyhow::Result<()> {
         for block in 0..self.blocks() {
             while self.free.is_empty() {
                 self.reap(Rw::RandWrite)?;
@@ -262,7 +262,7 @@ impl Worker {
     }
 
     /// Issues requests for this time.
-    pub(super) fn work(&mut self, length: Duration) -> anyhow::Result<()> {
+    pub(crate) fn work(&mut self, length: Duration) -> anyhow::Result<()> {
         let until = Instant::now() + length;
         let rw = self.setup.rw;
         while Instant::now() < until {
@@ -352,7 +352,7 @@ impl Worker {
 }
 
 /// Waits for a completion, one second at most.
-pub(super) fn wait(file: BorrowedFd<'_>) -> io::Result<()> {
+fn wait(file: BorrowedFd<'_>) -> io::Result<()> {
     let mut files = [PollFd::from_borrowed_fd(file, PollFlags::IN)];
     match poll(&mut files, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })) {
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -15,7 +15,6 @@ pub mod args;
 mod case;
 pub(crate) mod domain;
 mod latency;
-pub mod on_xen;
 pub(crate) mod orders;
 mod peers;
 pub(crate) mod process;

@@ -29,7 +29,6 @@ pub(super) enum DiskSetup {
         /// Name of the access mode.
         mode: String,
         storage: Storage,
-        /// Cache mode of a file.
         cache: CacheMode,
         /// I/O engine of a file.
         engine: Engine,
@@ -45,12 +44,10 @@ pub(super) enum DiskSetup {
 /// Workload of a guest.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct GuestSetup {
-    /// Domain number of the guest.
     pub(crate) domain: u16,
     pub(crate) handle: u32,
     /// CPU core to pin the guest to.
     pub(crate) core: Option<usize>,
-    /// Configuration of its disk frontend.
     pub(crate) frontend: DiskFrontend,
     pub(crate) block: u32,
     pub(crate) rw: Rw,

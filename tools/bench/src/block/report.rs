@@ -82,7 +82,7 @@ impl DiskRow {
     }
 }
 
-/// Columns of a row. Counters of Ringfence's own domains are `null` for programs that serve over NBD.
+/// Returns the columns of a row. Counters of Ringfence's own domains are `null` for programs that serve over NBD.
 pub(super) fn layout() -> Layout<DiskRow> {
     let calls = |heading| right(heading, 7).digits(3);
     Layout::new()

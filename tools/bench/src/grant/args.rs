@@ -5,16 +5,16 @@ use clap::Args;
 const NOTES: &str = "\
 Each figure is the median of several rounds, in nanoseconds of the thread's processor time for each
 page, and in system calls for each page. `cpus 2`: another thread of the same process is busy on a
-second core, so that whatever takes a page out of a mapping has to tell that core.
+second core, which the removal of a page from a mapping must then interrupt.
 
-`window` is the engine `arena`: a page is issued and revoked by stores to shared memory; what a
-revocation costs beyond that is paid when the page is used again (`fresh again`). A forced
-revocation pays at once. `grants` are ordinary ones: `lend` and `take back` by the granter, `map`,
-`unmap` and `copy` by the grantee for each I/O.
+`window` is the engine `arena`: a page is issued and revoked by stores to shared memory. The rest of
+the cost of a revocation is due when the page is used again (`fresh again`), and at once for a
+forced one. `grants` are ordinary grants: `lend` and `take back` by the granter, `map`, `unmap` and
+`copy` by the grantee for each I/O.
 
-`iotlb` is the table by which kernel vhost-net translates (rows where /dev/vhost-net may be used), `vfio`
-or `iommufd` that of the machine's IOMMU (with --vfio; the kernel's newer interface is taken where there
-is one): a device uses the pages, and the kernel makes each issue and each revocation hold.";
+`iotlb` is the table by which kernel vhost-net translates (if /dev/vhost-net is available), `vfio`
+or `iommufd` that of the machine's IOMMU (with --vfio; iommufd is used where it exists). A device
+uses the pages, and each issue and each revocation is a system call.";
 
 /// Cost of each operation on a grant: windows beside ordinary grants
 #[derive(Debug, Args)]

@@ -15,7 +15,6 @@ use self::cases::{Bench, Cost};
 use self::iommu::{Engine, OPERATIONS};
 use crate::harness::{Format, Layout, Report, left, right};
 
-/// Cost of one operation.
 struct OperationCost {
     operation: &'static str,
     engine: &'static str,

@@ -10,16 +10,16 @@ use serde::{Deserialize, Serialize};
 use super::super::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
-One TCP stream between the kernels of two guests that `ringfence run` started, or of a guest and the
-driver domain's side of the switch, or over the loopback interface of one guest. The setups:
+One TCP stream between the kernels of two guests that `ringfence run` started, or between a guest
+and the driver domain's side of the switch, or over the loopback interface of one guest. The setups:
 
-  mtu1500      packets of 1500 bytes, one slot each: no scatter-gather, nothing whole
+  mtu1500      packets of 1500 bytes, one slot each: no scatter-gather, no segmentation offload
   mtu16436-sg  packets of 16436 bytes, in several slots each
-  tso          MTU 1500; the kernel hands on whole what it has to send, up to 64 KiB
+  tso          MTU 1500; the kernel passes on super-packets of up to 64 KiB
 
-Checksums are left to the receiver in all of them, as they were in the experiment that this repeats.
-`ratio` is to mtu1500 on the same path in the same round. On `loopback`, the interface's own MTU is
-set, and nothing of it passes through Ringfence.
+All setups leave checksums to the receiver, as the experiment did that this repeats. `ratio` is to
+mtu1500 on the same path in the same round. On `loopback`, the interface's own MTU is set, and no
+packet passes through Ringfence.
 
 guest-driver and driver-guest need root: the driver domain's side is an interface in a network
 namespace of the benchmark's own (`ringfence run --host-tap`).

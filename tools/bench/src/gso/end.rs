@@ -62,11 +62,9 @@ pub(super) enum StreamMessage {
     },
     /// The sender waits for the receiver's address.
     Ready,
-    /// The sender is connected.
     Connected,
     /// Answer to [`HOW_MUCH`].
     Arrived(Arrived),
-    /// The end failed, with the reason.
     Failed(String),
 }
 

@@ -84,7 +84,6 @@ pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
     Some(format!("throughput {:.2}", larger / small))
 }
 
-/// Result of one run of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamRun {
     /// Bytes of the stream that the receiver counted.
@@ -114,7 +113,8 @@ impl StreamRun {
     }
 }
 
-/// Row: the runs of a path and setup, with those of the baseline. Rates are medians, counters are sums.
+/// Returns the columns of a row: the runs of a path and setup, with those of the baseline. Rates are medians, counters
+/// are sums.
 pub(super) fn layout() -> Layout<Summary<StreamCase>> {
     Layout::new()
         .column("path", |row: &Summary<StreamCase>| row.case.path.name(), left("path", 12))

@@ -16,7 +16,6 @@ pub(crate) struct Layout<T> {
 /// Function that writes a part of a row.
 type RowText<T> = Box<dyn Fn(&T) -> String>;
 
-/// Column of a layout.
 struct Column<T> {
     field: &'static str,
     value: Box<dyn Fn(&T) -> Value>,

@@ -32,7 +32,6 @@ pub(crate) struct Attempt<'a> {
     pub(crate) progress: &'a ProgressBar,
 }
 
-/// Finished run of a case.
 struct Run<C: Case> {
     case: C,
     measured: C::Measured,

@@ -13,18 +13,18 @@ use ringfence_testkit::hostile::disk::behaviour::DiskBehaviour;
 const NOTES: &str = "\
 A well-behaved guest (the victim) sends numbered, checksummed packets through netfront, netback and
 the switch of a driver domain to a port that verifies each one. Beside it runs a neighbour: one that
-does the same as the victim (`honest`: what all others are compared with), none (`absent`), or one that
-breaks rules as fast as it can, and comes back when it is thrown out. Each row has a driver domain and
+does the same as the victim (`honest`, the base of all ratios), none (`absent`), or one that breaks
+rules as fast as it can and reconnects when its device is closed. Each row has a driver domain and
 guests of its own. --list names the behaviours.
 
-The rows disk-… are the same with disks: the victim reads at random from its own, through blkfront and
-blkback, and the neighbour does what it does to its own disk. Every answer that it gets is judged.
+The rows disk-... are the same with disks: the victim reads at random positions of its disk, through
+blkfront and blkback, and the neighbour attacks its own disk. Every answer that it gets is checked.
 
 Every domain is a process on a core that does not depend on the row: the driver domain on the first,
-the victim on the second, the neighbour on the third, or beside the victim where there are two.
+the victim on the second, the neighbour on the third, or on the victim's if there are two.
 
-Exit status 1: a packet or block of the victim's was damaged, it was charged with a rule it did not break,
-or a hostile neighbour got a wrong answer to a request.";
+Exit status 1: a packet or block of the victim was damaged, a rule violation was counted against the
+victim, or a hostile neighbour got a wrong answer to a request.";
 
 /// Effect of a neighbour that breaks rules on a guest that does not
 #[derive(Debug, Args)]

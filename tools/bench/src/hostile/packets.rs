@@ -48,7 +48,7 @@ struct PacketRun {
     burden: Burden,
 }
 
-/// Row: a neighbour's runs, each with the honest run of the same round.
+/// Returns the columns of a row: a neighbour's runs, each with the honest run of the same round.
 fn layout<'a>() -> Layout<Summary<PacketCase<'a>>> {
     let layout = Layout::new()
         .column(

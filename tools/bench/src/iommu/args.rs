@@ -9,17 +9,19 @@ use serde::Serialize;
 use crate::params::parse_seconds;
 
 const NOTES: &str = "\
-Datagrams between a socket of the kernel and the link of `run --link vhost`, in one process, to the guest's
-side and from it. Every one is counted and comes in order. Protection is what the kernel's worker reaches:
+Datagrams between a socket of the kernel and the link of `run --link vhost`, in one process, to
+the guest and from it. Every datagram is counted and must arrive in order. Protection is the memory
+that the kernel's worker can reach:
 
   none               the link's buffers and its ring of frames, by a table that does not change
-  coarse             the same, by a table of translations: an UPDATE for each, once
-  fine-without-reuse what is under way: an UPDATE and an INVALIDATE for each frame
-  fine               the same, but what was under way stays to be used again
+  coarse             the same, by a table of translations: one UPDATE for each
+  fine-without-reuse the frames in transfer: an UPDATE and an INVALIDATE for each frame
+  fine               the same, but blocks stay mapped until they are used again
 
-Cost is processor time of this process and of the worker for each kilobyte of payload; `changes` are
-UPDATEs and INVALIDATEs for each packet; ratios are to coarse in the same round. Protections take turns,
-and medians of rounds are reported. Needs root, for a network of its own, and /dev/vhost-net.";
+Cost is processor time of this process and of the worker for each kilobyte of payload. `changes` are
+UPDATEs and INVALIDATEs for each packet. Ratios are to `coarse` in the same round. Protections take
+turns, and medians of the rounds are reported. Needs root, for a network namespace, and
+/dev/vhost-net.";
 
 /// Kernel vhost-net behind its I/O translation table: not protected, coarsely, finely, with grants reused
 #[derive(Debug, Args)]

@@ -40,7 +40,7 @@ impl Case for ProtectionCase {
     }
 }
 
-/// Columns of a row. The ratio is to protection `coarse` in the same round.
+/// Returns the columns of a row. The ratio is to protection `coarse` in the same round.
 fn layout() -> Layout<Summary<ProtectionCase>> {
     Layout::new()
         .field("experiment", |_: &Summary<ProtectionCase>| "iommu")

@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::ClockId;
 
 use super::args::DatagramDirection;
-use crate::usage::clock;
+use crate::usage::{clock, vhost_worker_ns};
 
 const NAME: &str = "bench0";
 const HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -236,22 +236,10 @@ fn headers(payload: u16) -> anyhow::Result<[u8; HEADERS]> {
     Ok(bytes)
 }
 
-/// Returns the CPU time of vhost's kernel threads. Since Linux 6.4 the worker is a thread of this
-/// process, and its time is part of the process's.
+/// Returns the CPU time of the kernel's vhost workers for this process.
 fn worker_ns() -> anyhow::Result<u64> {
     let name = format!("vhost-{}", std::process::id());
-    let mut sum = 0;
-    for process in std::fs::read_dir("/proc").context("/proc")? {
-        let process = process?.path();
-        // A process may exit meanwhile.
-        let Ok(found) = std::fs::read_to_string(process.join("comm")) else { continue };
-        if found.trim() != name {
-            continue;
-        }
-        let times = std::fs::read_to_string(process.join("schedstat")).unwrap_or_default();
-        sum += times.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-    }
-    Ok(sum)
+    vhost_worker_ns(|found| found == name)
 }
 
 #[cfg(test)]

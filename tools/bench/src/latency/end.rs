@@ -34,18 +34,18 @@ pub enum LatencyRole {
 /// Transport protocol of the requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Protocol {
+pub enum LatencyProtocol {
     /// One datagram each way
     Udp,
     /// One connection, with TCP_NODELAY
     Tcp,
 }
 
-impl Protocol {
+impl LatencyProtocol {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Protocol::Udp => "udp",
-            Protocol::Tcp => "tcp",
+            LatencyProtocol::Udp => "udp",
+            LatencyProtocol::Tcp => "tcp",
         }
     }
 }
@@ -53,7 +53,7 @@ impl Protocol {
 /// Order to the client: one slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SliceSpec {
-    pub(super) protocol: Protocol,
+    pub(super) protocol: LatencyProtocol,
     pub(super) to: SocketAddr,
     pub(super) size: usize,
     pub(super) length: Duration,
@@ -63,12 +63,17 @@ pub(super) struct SliceSpec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum LatencyMessage {
     /// The server listens at these addresses, on the same port for both protocols.
-    Listening { addresses: Vec<IpAddr>, port: u16 },
+    Listening {
+        addresses: Vec<IpAddr>,
+        port: u16,
+    },
     /// The client accepts orders.
     Ready,
     /// Pairs of nanoseconds and count, and the number of lost answers.
-    Asked { counts: Vec<(u64, u64)>, lost: u64 },
-    /// The end failed, with the reason.
+    Asked {
+        counts: Vec<(u64, u64)>,
+        lost: u64,
+    },
     Failed(String),
 }
 
@@ -122,8 +127,8 @@ fn ask() -> anyhow::Result<()> {
         let order: SliceSpec = serde_json::from_str(&line?).context("an order")?;
         ensure!((1..=SIZE_MAX).contains(&order.size), "a request of {} bytes", order.size);
         let (times, lost) = match order.protocol {
-            Protocol::Udp => by_udp(&order)?,
-            Protocol::Tcp => by_tcp(&order)?,
+            LatencyProtocol::Udp => by_udp(&order)?,
+            LatencyProtocol::Tcp => by_tcp(&order)?,
         };
         let counts = times.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
         say(&LatencyMessage::Asked { counts: counts.collect(), lost })?;
@@ -200,9 +205,10 @@ mod tests {
             }
         });
         let length = Duration::from_millis(30);
-        for protocol in [Protocol::Udp, Protocol::Tcp] {
+        for protocol in [LatencyProtocol::Udp, LatencyProtocol::Tcp] {
             let order = SliceSpec { protocol, to, size: 64, length };
-            let asked = if protocol == Protocol::Udp { by_udp(&order) } else { by_tcp(&order) };
+            let asked =
+                if protocol == LatencyProtocol::Udp { by_udp(&order) } else { by_tcp(&order) };
             let (times, lost) = asked.unwrap();
             assert!(!times.is_empty() && times.max() < 1_000_000_000, "{protocol:?}");
             assert_eq!(lost, 0);

@@ -18,7 +18,7 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use ringfence_access::Mode;
 
-use self::end::{LatencyMessage, Protocol, SliceSpec};
+use self::end::{LatencyMessage, LatencyProtocol, SliceSpec};
 use super::messages;
 use super::params::{parse_mode, parse_seconds};
 use crate::harness::{Format, Layout, Report, Value, left, right};
@@ -49,7 +49,7 @@ pub struct LatencyArgs {
         value_delimiter = ',',
         default_value = "udp,tcp"
     )]
-    pub protocols: Vec<Protocol>,
+    pub protocols: Vec<LatencyProtocol>,
 
     /// Bytes of a request, and of its answer
     #[arg(long, value_name = "BYTES", default_value = "64",
@@ -68,7 +68,7 @@ pub struct LatencyArgs {
 /// Latency of one mode and protocol.
 struct LatencyRow {
     mode: Mode,
-    protocol: Protocol,
+    protocol: LatencyProtocol,
     size: u16,
     /// Nanoseconds of each request.
     times: Histogram<u64>,
@@ -239,7 +239,7 @@ mod tests {
     fn row(mode: Mode, us: u64) -> LatencyRow {
         let mut times = end::histogram().unwrap();
         times.saturating_record_n(us * 1000, 100);
-        let (protocol, copy) = (Protocol::Udp, Some([10.0, 10.0, 10.0]));
+        let (protocol, copy) = (LatencyProtocol::Udp, Some([10.0, 10.0, 10.0]));
         LatencyRow { mode, protocol, size: 64, times, lost: 2, copy }
     }
 

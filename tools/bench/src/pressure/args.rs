@@ -8,14 +8,16 @@ use clap::Args;
 use crate::params::parse_seconds;
 
 const NOTES: &str = "\
-Two guests' frontends and their driver domain run in a control group of their own, and a TCP stream flows
-from one guest to the other, in mode window. Then the group's memory.high is cut to half of what it used at
-most, or what --leave says (memory.max stays above that), and later lifted again.
+The frontends of two guests and their driver domain run in a control group of their own. A TCP
+stream flows from one guest to the other, in mode window. Then memory.high of the group is set to
+half of the memory that it used at most, or to --leave (memory.max stays above that), and later
+lifted again.
 
-Written down are, over time, what the group uses, what the guests' frontends have resident, and how much of
-the group's memory is shared, which is the pages of windows but for a few. It fails (exit status 1) when these
-did not shrink by half within two windows of pressure stall information (4 s), when the stream stood still
-for longer than 5 s, when something was killed for want of memory, or when the windows did not grow again.
+The report shows, over time, the memory of the group, the resident memory of the frontends, and the
+shared memory of the group, which consists of the windows' pages except for a few. The exit status
+is 1 if the windows do not shrink by half within two windows of pressure stall information (4 s), if
+the stream stands still for more than 5 s, if a process is killed for lack of memory, or if the
+windows do not grow again.
 
 Needs root, control groups of version 2 with the controller memory, and pressure stall information.";
 

@@ -1,4 +1,4 @@
-//! PressureReport of `ringfence-bench pressure`: the readings, the outcome and its verdict, text, JSON and page.
+//! Report of `ringfence-bench pressure`: the readings, the outcome and its verdict, text, JSON and page.
 
 use std::fmt::Write;
 

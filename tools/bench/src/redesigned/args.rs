@@ -12,23 +12,24 @@ use crate::gso::case::Modes;
 use crate::params::{parse_mode, parse_seconds};
 
 const NOTES: &str = "\
-One TCP stream between kernels, packets whole up to 64 KiB: from the driver domain's side to a guest
-(receive), from a guest to it (transmit), and from guest to guest. The original mechanism is the first
-row of each: to transmit, each page is mapped for its packet, and let go of before the packet is
-answered, which is the handshake by which a guest gets it back (`map`); to receive, the system copies
-each packet in one call (`copy`); from guest to guest both (`map+copy`). `window` is the redesigned
-mechanism. Receive and transmit need root, as with `bench gso`.
+One TCP stream between kernels, in packets of up to 64 KiB: from the driver domain's side to a
+guest (receive), from a guest to it (transmit), and from guest to guest. The first row of each has
+the original mechanism: to transmit, each page is mapped for its packet and unmapped before the
+packet is answered (`map`); to receive, the system copies each packet in one call (`copy`); from
+guest to guest both (`map+copy`). `window` is the redesigned mechanism. Receive and transmit need
+root, as `ringfence-bench gso` does.
 
-Cost is processor time of all processes for each kilobyte that arrived, and of it what frontends and
-driver domain took, in user mode and in the kernel; the rest is the guests' own. Ratios are to the
-original mechanism, within a round; the medians are reported beside what was published.
+Cost is processor time of all processes for each kilobyte that arrived, and the parts of it that
+frontends and driver domain took, in user mode and in the kernel. The rest is the guests' own.
+Ratios are to the original mechanism, within a round. Medians are reported beside the published
+figures.
 
-`reused` is the share of uses of a page without a grant operation, and `issued` the number of uses for
-which the page was issued; the guests of the stream count them while it is measured.
+`reused` is the share of uses of a page without a grant operation, and `issued` the number of other
+uses. The frontends of the stream count both while it is measured.
 
-Revoking is measured by a request and an answer over the control ring of the interface, to a peer that
-has the page mapped, and by the window's owner alone; with a peer that is quick, one that takes 2 ms to look, and one
-that is stopped.";
+A revocation is measured by request and answer over the interface's control ring, with a peer that
+has the page mapped, and by the window's owner alone. The peer is quick, takes 2 ms to react, or is
+stopped.";
 
 /// Bulk TCP with grants mapped for each packet, copied, and issued and revoked by the guest alone
 #[derive(Debug, Args)]

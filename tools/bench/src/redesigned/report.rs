@@ -69,7 +69,7 @@ pub(crate) fn published_text(experiment: &str, setup: &str) -> Option<String> {
     Some(format!("{throughput}cost {cost:.2}"))
 }
 
-/// Columns of an experiment. Times are nanoseconds of CPU time for each received kilobyte (1000 bytes). Ratios are to
+/// Returns the columns of an experiment. Times are nanoseconds of CPU time for each received kilobyte (1000 bytes). Ratios are to
 /// the original mechanism in the same round.
 fn layout() -> Layout<Summary<ExperimentCase>> {
     type Row = Summary<ExperimentCase>;
@@ -139,7 +139,7 @@ fn reuse(row: &Summary<ExperimentCase>) -> WindowLevels {
     reuse_sum(row.runs.iter().map(|run| run.reuse))
 }
 
-/// Columns of a revocation time.
+/// Returns the columns of a revocation time.
 fn revoke_layout() -> Layout<Revoke> {
     Layout::new()
         .field("experiment", |_: &Revoke| "revoke")

@@ -11,12 +11,12 @@ use crate::peers::ForwardingPeer;
 
 const NOTES: &str = "\
 The design of staging grants was published with two tables: bulk transfers in Gbit/s and small UDP
-packets in Mpps, before and after, by number of queues. Here `copy` is before and `staging` is after,
-in turns within one run, with the published ratios beside the measured ones. What is compared, and
-under which condition a ratio is judged, stands below the tables.
+packets in Mpps, before and after, by number of queues. Here `copy` is before and `staging` is
+after. Both take turns within one run, and the published ratios are beside the measured ones. The
+text below the tables says which condition judges a ratio.
 
-With --vs the same packets also go between two DPDK testpmd on the same two cores (Debian: dpdk-dev;
-with huge pages if enough are free: echo 400 > /proc/sys/vm/nr_hugepages).
+With --vs the same packets also go between two DPDK testpmd on the same two cores (Debian:
+dpdk-dev; with huge pages if enough are free: echo 400 > /proc/sys/vm/nr_hugepages).
 
 For figures to keep, the machine should do nothing else.";
 

@@ -63,7 +63,6 @@ enum Forwarder {
     Peer(ForwardingPeer),
 }
 
-/// Point of the experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Point {
     direction: Direction,

@@ -144,7 +144,6 @@ impl<'a> Results<'a> {
     }
 }
 
-/// Results of one point.
 struct PointResult<'a> {
     results: &'a Results<'a>,
     point: Point,
@@ -193,7 +192,7 @@ impl PointResult<'_> {
     }
 }
 
-/// Fields of a point. The tables are of another form: they compare points ([`super::text`]).
+/// Returns the fields of a point. The tables are of another form: they compare points ([`super::text`]).
 fn layout<'a>() -> Layout<PointResult<'a>> {
     Layout::new()
         .field("experiment", |_: &PointResult<'_>| "staging-grants")
@@ -237,7 +236,6 @@ pub(super) struct Beside {
     pub(super) judgement: Judgement,
 }
 
-/// Judgement of a ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Judgement {
     Met,

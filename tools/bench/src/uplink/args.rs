@@ -10,12 +10,12 @@ use super::super::params::parse_seconds;
 use super::end::WorkloadKind;
 
 const NOTES: &str = "\
-Everything happens over the loopback interface of a network namespace that stands for the host: servers
-are threads of this program there, clients are processes behind each peer. Needs root, and the programs
-of the peers that it is measured against; those that are not installed are left out, with a word.
+The loopback interface of a network namespace stands for the host. Servers are threads of this
+program there, clients are processes behind each peer. Needs root, and the programs of the peers.
+A peer that is not installed is left out, with a message.
 
-Each peer is started afresh for each row; peers take turns within a row, so that what else the machine
-does hits all of them alike. docs/perf/howto.md explains every column.";
+Each peer is started afresh for each row. Peers take turns within a row, so that other load of the
+machine affects all of them alike. docs/perf/howto.md explains every column.";
 
 /// Throughput and latency of a guest's uplink to the host's network, beside other programs
 #[derive(Debug, Args)]

@@ -82,7 +82,6 @@ pub(super) struct CaseSpec {
     pub(super) names: Option<Names>,
 }
 
-/// Result of one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct CaseResult {
     /// Nanoseconds from the first byte to the last, measured by the receiver.
@@ -203,7 +202,7 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
     }
 }
 
-/// Reads the fields of a request. Returns the one that names the connection's purpose.
+/// Reads the fields of a request. Returns the value of the field that names the connection's purpose.
 fn work_of_request(stream: &mut impl BufRead) -> anyhow::Result<String> {
     let mut work = String::new();
     for _ in 0..16 {

@@ -154,7 +154,7 @@ impl LinkRow {
     }
 }
 
-/// Columns of a row.
+/// Returns the columns of a row.
 fn layout() -> Layout<LinkRow> {
     Layout::new()
         .field("experiment", |_: &LinkRow| "vhost")

@@ -6,7 +6,6 @@ use super::args::{UplinkPeer, Workload};
 use super::end::{self, CaseResult, WorkloadKind};
 use crate::harness::{Layout, Value, left, median, right};
 
-/// Result of one run.
 pub(super) struct UplinkRun {
     pub(super) came: CaseResult,
     /// CPU time of all processes, clients and servers included.
@@ -24,7 +23,7 @@ impl UplinkRun {
         self.came.bytes as f64 * 8.0 / 1e9 / self.seconds()
     }
 
-    /// Returns what arrived each second: requests or datagrams.
+    /// Returns the requests or datagrams that arrived each second.
     fn rate(&self) -> f64 {
         self.came.arrived as f64 / self.seconds()
     }
@@ -114,7 +113,7 @@ impl UplinkRow {
     }
 }
 
-/// Columns of a row.
+/// Returns the columns of a row.
 pub(super) fn layout() -> Layout<UplinkRow> {
     // Datagrams have no congestion control.
     let congestion = |row: &UplinkRow| {

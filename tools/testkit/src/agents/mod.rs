@@ -5,8 +5,10 @@
 //!
 //! * [`conformance`]: one half of the platform's conformance suite on Xen.
 //! * [`control_ring`]: every message of the control ring to a vif's backend.
+//! * [`disk_frontend`]: a frontend of a disk in user space, with reads, writes and load.
 //! * [`hostile_guest`]: every behaviour of an adversary on a vif or vbd.
 
 pub mod conformance;
 pub mod control_ring;
+pub mod disk_frontend;
 pub mod hostile_guest;

@@ -49,7 +49,7 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// Outcome of one case.
+/// Name and outcome of a case of the suite.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CaseReport {
     pub name: &'static str,

@@ -124,7 +124,7 @@ impl WindowSuite<'_> {
         summary
     }
 
-    /// Revokes what the previous case left, and empties all pages.
+    /// Revokes the pages that the previous case left issued, and empties all pages.
     fn begin(&mut self) -> Verdict {
         for table in [&mut *self.table, &mut *self.neighbour] {
             let all: Vec<Gref> = table.shape().grefs().collect();

@@ -1,4 +1,4 @@
-//! VifAdversary guest on a vif: its resources, its handshake and its raw ring access.
+//! Adversary guest on a vif: its resources, its handshake and its raw ring access.
 //!
 //! It has the means of every guest: a connection to the hub, the store, an arena, event channels, and
 //! rings of which it can write every word. [`super::attacks`] uses them to break rules. After the
@@ -86,7 +86,7 @@ impl RawRing {
     }
 }
 
-/// VifAdversary guest with one vif.
+/// Adversary guest with one vif.
 pub struct VifAdversary<P: Platform> {
     pub platform: P,
     /// Second descriptor of its connection to the hub, if there is a hub.

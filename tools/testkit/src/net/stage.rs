@@ -60,7 +60,6 @@ pub struct Arrived {
 
 /// Vif of the driver domain.
 pub struct VifEntry {
-    /// Backend of the vif.
     pub backend: VifBackend,
     /// Host of the backend's port.
     pub host: Holder,

@@ -36,7 +36,7 @@ const CHECKSUMMING: [u64; 3] = [
     0xCA45_1A4E, // bcachefs
 ];
 
-/// Type of a file.
+/// File types that can hold a disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum FileKind {
     Regular,
@@ -94,11 +94,7 @@ pub enum OpenFileError {
         "{} has {bytes} bytes, which is no sector: give it a size (truncate -s 1G {})",
         path.display(), path.display()
     )]
-    Empty {
-        path: PathBuf,
-        /// Size in bytes.
-        bytes: u64,
-    },
+    Empty { path: PathBuf, bytes: u64 },
     /// File whose size is no multiple of the sector size.
     #[error(
         "{} has {bytes} bytes, which is no multiple of its sectors of {sector_size}: the last bytes would be \
@@ -107,7 +103,6 @@ pub enum OpenFileError {
     )]
     Odd {
         path: PathBuf,
-        /// Size in bytes.
         bytes: u64,
         /// Sector size in bytes.
         sector_size: u32,
@@ -125,16 +120,11 @@ pub enum OpenFileError {
         path: PathBuf,
         /// Requested sector size in bytes.
         wanted: u32,
-        /// Reason of the refusal.
         why: String,
     },
     /// File that another process has locked.
     #[error("{} is in use {holder}: stop that one first, or open both read-only", path.display())]
-    InUse {
-        path: PathBuf,
-        /// Process that holds the lock.
-        holder: LockHolder,
-    },
+    InUse { path: PathBuf, holder: LockHolder },
 }
 
 /// File that was opened and locked as a disk.

@@ -62,11 +62,9 @@ pub enum Engine {
 /// Options of a file that serves as a disk.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct FileOptions {
-    /// The file is opened read-only.
     pub read_only: bool,
     /// Use of the page cache.
     pub cache: CacheMode,
-    /// Use of bounce buffers.
     pub bounce: Bounce,
     /// Engine that executes the I/O.
     pub engine: Engine,

@@ -60,9 +60,7 @@ pub fn identify(sector: u64, bytes: &[u8; SECTOR]) -> Content {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("sector {sector} holds {found:?}, but may hold only one of {allowed:?}")]
 pub struct Violation {
-    /// Number of the sector.
     pub sector: u64,
-    /// Content of the sector.
     pub found: Content,
     /// Contents that the model allows.
     pub allowed: Vec<Content>,
@@ -76,9 +74,7 @@ pub enum Event {
     Submitted {
         /// Id of the write: not 0, and never reused.
         id: u64,
-        /// First sector.
         first: u64,
-        /// Number of sectors.
         count: u32,
         /// Set if the write stores zeros instead of its pattern.
         zeros: bool,
@@ -86,20 +82,11 @@ pub enum Event {
         fua: bool,
     },
     /// Acknowledgement of a write.
-    Acknowledged {
-        /// Id of the write.
-        id: u64,
-    },
+    Acknowledged { id: u64 },
     /// Submission of a flush.
-    FlushSubmitted {
-        /// Id of the flush.
-        id: u64,
-    },
+    FlushSubmitted { id: u64 },
     /// Acknowledgement of a flush.
-    FlushAcknowledged {
-        /// Id of the flush.
-        id: u64,
-    },
+    FlushAcknowledged { id: u64 },
 }
 
 /// Length in bytes of an event in a journal.

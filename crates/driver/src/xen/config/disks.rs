@@ -11,7 +11,6 @@ use serde::de::{Deserializer, Error};
 
 use super::values::{self, OVERRIDES_MAX};
 
-/// Maximum number of queues of one disk.
 pub(super) const QUEUES_MAX: u64 = 16;
 /// Maximum order of a ring's pages.
 pub(super) const RING_ORDER_MAX: u64 = 4;

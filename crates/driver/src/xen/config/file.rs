@@ -42,7 +42,6 @@ pub struct Config {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Serve {
-    /// Path of the status socket.
     #[serde(deserialize_with = "values::absolute_path")]
     pub status_socket: PathBuf,
     /// Least severe level that is logged.
@@ -60,7 +59,6 @@ impl Default for Serve {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Network {
-    /// Kind of attachment.
     pub attach: Attach,
     /// Bridge of interfaces for which the toolstack names none.
     #[serde(deserialize_with = "values::interface")]

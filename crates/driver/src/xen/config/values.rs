@@ -45,14 +45,12 @@ pub enum Attach {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogLevel {
-    /// Failures.
     Error,
     /// Rule violations of guests.
     Warn,
     /// Devices that connect and disconnect.
     #[default]
     Info,
-    /// Each step.
     Debug,
 }
 

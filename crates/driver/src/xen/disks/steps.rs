@@ -21,7 +21,7 @@ use crate::xen::staging::KEPT_PAGES_MAX;
 const KERNEL_BACKEND: &str = "/sys/bus/xen-backend/drivers/vbd";
 
 impl<P: Platform> Backends<P, XenDomain> {
-    /// Applies a new configuration to all disks. Connected guests keep most of what they negotiated.
+    /// Applies a new configuration to all disks. Connected guests keep most of the negotiated settings.
     pub(in crate::xen) fn reconfigure_vbds(&mut self) {
         for vbd in self.vbds.list.values_mut() {
             vbd.own.settings = settings_of(&self.domain.config, &vbd.own.keys);

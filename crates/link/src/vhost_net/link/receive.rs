@@ -1,6 +1,6 @@
 //! Receive side of a vhost-net link: buffers that the device fills, and the frames in them.
 
-use ringfence_frame::batch::HEADER_MAX;
+use ringfence_frame::batch::{HEADER_MAX, LentRange};
 use ringfence_frame::tap::accept;
 use ringfence_frame::{Batch, DropReason};
 use ringfence_memory::{DeviceAccess, DeviceRange, LentSlice};
@@ -136,7 +136,9 @@ impl Receiver {
             return self.add_pieces(batch, header, len, private);
         };
         let offset = only.token as usize * BUFFER + MODERN_LEN;
-        let rest = (len > private).then_some((&self.memory, offset + private, len - private));
+        let from = offset + private;
+        let rest = LentRange { slice: &self.memory, offset: from, len: len - private };
+        let rest = (len > private).then_some(rest);
         let fill = |headers: &mut [u8]| {
             self.memory.copy_to(offset, headers).map_err(|_| DropReason::Unreadable)?;
             accept(header, headers, len).ok_or(DropReason::BadOffload)

@@ -25,7 +25,7 @@ use stall::{Change, Stall};
 
 pub use stall::STALL_DEFAULT;
 
-/// Configuration of a guest policy.
+/// Settings from which the limits of one guest's port are made.
 #[derive(Clone, Debug)]
 pub struct GuestPolicyConfig {
     /// Keys of the store at the time when the port is made.

@@ -16,7 +16,7 @@ use ringfence_wire::numbers::bounded;
 use super::BackendTx;
 use crate::fast::{BATCH_MAX, FastRun, qualifies};
 use crate::netback::policy::GuestPolicy;
-use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::batch::{Batch, HEADER_MAX, LentRange};
 use ringfence_frame::counters::{DropReason, PortCounters};
 use ringfence_frame::port::Fault;
 
@@ -122,7 +122,8 @@ impl Validated<'_> {
         let Validated { page, request } = self;
         let (offset, size) = (usize::from(request.offset), usize::from(request.size));
         let head = size.min(HEADER_MAX);
-        let rest = (size > head).then_some((*page, offset + head, size - head));
+        let rest = LentRange { slice: page, offset: offset + head, len: size - head };
+        let rest = (size > head).then_some(rest);
         let fill = |header: &mut [u8]| page.copy_to(offset, header).map(|()| OffloadMeta::PLAIN);
         batch.push(head, rest, fill).is_ok()
     }

@@ -13,7 +13,7 @@ use ringfence_wire::numbers::bounded;
 
 use super::FrontendRx;
 use crate::fast::{BATCH_MAX, FastRun, qualifies};
-use ringfence_frame::batch::{Batch, HEADER_MAX};
+use ringfence_frame::batch::{Batch, HEADER_MAX, LentRange};
 use ringfence_frame::counters::DropReason;
 use ringfence_frame::port::Fault;
 
@@ -100,7 +100,8 @@ impl Validated<'_> {
     fn make(&self, batch: &mut Batch) -> bool {
         let Validated { page, offset, len, checksum_valid } = *self;
         let head = len.min(HEADER_MAX);
-        let rest = (len > head).then_some((page, offset + head, len - head));
+        let rest = LentRange { slice: page, offset: offset + head, len: len - head };
+        let rest = (len > head).then_some(rest);
         let made = batch.push(head, rest, |header| {
             page.copy_to(offset, header)?;
             let total = bounded(len, u32::MAX);

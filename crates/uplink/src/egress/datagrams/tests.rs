@@ -2,7 +2,7 @@ use core::net::Ipv4Addr;
 
 use ringfence_frame::Batch;
 use ringfence_offload::{Checksum, OffloadMeta};
-use ringfence_policy::gate::QueryFate;
+use ringfence_policy::gate::{QueryEnds, QueryFate};
 use ringfence_policy::quic::testing::{Initial, crypto, first_datagram, hello};
 use ringfence_policy::{Action, Policy, PolicySource, RuleSource};
 
@@ -29,7 +29,7 @@ pub(in crate::egress) fn egress(rule: &str) -> Arc<Egress> {
     let rules = vec![allow(rule), allow("b.org:1")];
     let policy = Policy::new(PolicySource { rules, ..PolicySource::default() }).unwrap();
     let egress = Egress::new(policy, None, false);
-    let ends = ((GUEST, 4000).into(), ([10, 0, 0, 1], 53).into());
+    let ends = QueryEnds { guest: (GUEST, 4000).into(), server: ([10, 0, 0, 1], 53).into() };
     let counters = UplinkCounters::default();
     for name in [b'a', b'b'] {
         let question = [&[1, name, 3][..], b"org\0\0\x01\0\x01"].concat();

@@ -19,7 +19,6 @@ use super::errors::errno;
 /// Source of one address family's sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Source {
-    /// Address of the host.
     pub address: Option<IpAddr>,
     /// Name of an interface of the host.
     pub interface: Option<String>,

@@ -40,11 +40,11 @@ use ringfence_offload::packet::Transport;
 use rustix::io::Errno;
 
 use super::payload_len;
-use super::to_guest::{UDP_LEN, UdpEnds, write_headers};
+use super::to_guest::{UDP_LEN, write_headers};
 use super::to_host::append;
 use crate::config::Config;
 use crate::context::Context;
-use crate::emit::{ETHERNET_LEN, Ends};
+use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
@@ -395,7 +395,8 @@ impl Multicast {
             from: seen.ip(),
             to: address,
         };
-        self.emit(ends, (seen.port(), service.port()), service.hops(), bytes, context);
+        let ends = UdpEnds { ends, from: seen.port(), to: service.port() };
+        self.emit(ends, service.hops(), bytes, context);
     }
 
     fn deliver_answer(
@@ -412,8 +413,8 @@ impl Multicast {
         let seen = context.config.inward(from);
         let (from_mac, to_mac) = (context.config.mac, question.mac);
         let ends = Ends { from_mac, to_mac, from: seen.ip(), to: question.guest.ip() };
-        let ports = (seen.port(), question.guest.port());
-        self.emit(ends, ports, HOPS_UNICAST, bytes, context);
+        let ends = UdpEnds { ends, from: seen.port(), to: question.guest.port() };
+        self.emit(ends, HOPS_UNICAST, bytes, context);
     }
 
     fn note_asker(&mut self, asker: Asker) {
@@ -426,14 +427,8 @@ impl Multicast {
     }
 
     /// Sends the guest a datagram, or counts that it is lost.
-    fn emit(
-        &mut self,
-        ends: Ends,
-        (from, to): (u16, u16),
-        hops: u8,
-        bytes: &[u8],
-        context: &mut Context<'_>,
-    ) {
+    fn emit(&mut self, udp_ends: UdpEnds, hops: u8, bytes: &[u8], context: &mut Context<'_>) {
+        let ends = udp_ends.ends;
         let header = ends.header_len() + UDP_LEN;
         let longest = (usize::from(context.config.mtu) + ETHERNET_LEN - header).min(PAYLOAD_MAX);
         // Half of the queue is for the other replies.
@@ -443,7 +438,6 @@ impl Multicast {
         }
         self.ip_id = self.ip_id.wrapping_add(1);
         let id = self.ip_id;
-        let udp_ends = UdpEnds { ends, from, to };
         let plain = PortCapabilities::plain(context.config.mtu);
         context.replies.push(|frame| {
             frame.resize(header, 0);

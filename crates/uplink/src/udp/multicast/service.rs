@@ -18,9 +18,7 @@ pub enum Service {
 /// Group of a service, and the interface on which it is joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Service of the group.
     pub service: Service,
-    /// Address of the group.
     pub address: IpAddr,
     /// Name of the host's interface.
     pub interface: String,
@@ -42,7 +40,6 @@ const SSDP_GROUPS: [IpAddr; 3] = [
 ];
 
 impl Service {
-    /// All services.
     pub const ALL: [Service; 2] = [Service::Mdns, Service::Ssdp];
 
     /// Returns the name in options.

@@ -55,7 +55,6 @@ impl Series {
     }
 }
 
-/// Axis of a plot.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Axis {
     pub(crate) label: &'static str,

@@ -88,7 +88,7 @@ struct DiskRun {
     burden: Burden,
 }
 
-/// Row: a neighbour's runs, each with the honest run of the same round.
+/// Returns the columns of a row: a neighbour's runs, each with the honest run of the same round.
 fn layout<'a>() -> Layout<Summary<DiskCase<'a>>> {
     let layout = Layout::new()
         .column(

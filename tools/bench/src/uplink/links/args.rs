@@ -7,13 +7,15 @@ use clap::Args;
 use super::super::super::params::parse_seconds;
 
 const NOTES: &str = "\
-One TCP stream each way between a network namespace and the loopback interface of another one, through an
-uplink that is a thread of this program; once by reads and writes of a TAP, once by kernel vhost-net. Packets
-are as the guest's kernel makes them (`whole`: super-packets, without checksums) or as the programs of the
-seed's time took them (`none`: no offloads at all, each packet cut and summed). Needs root and /dev/vhost-net.
+One TCP stream in each direction between a network namespace and the loopback interface of another
+one, through an uplink that is a thread of this program: once by reads and writes of a TAP, once by
+kernel vhost-net. Packets are as the guest's kernel makes them (`whole`: super-packets without
+checksums) or without offloads, as programs took them when the experiment was published (`none`:
+each packet is segmented and has its checksum). Needs root and /dev/vhost-net.
 
-`calls/MiB`: system calls of the uplink for each MiB, in all and those of the link alone; the others are
-those of sockets, the same with either link. `cpu`: of everything that takes part, kernel threads too.";
+`calls/MiB`: system calls of the uplink for each MiB, all of them and those of the link alone. The
+others are those of sockets, the same with either link. `cpu`: processor time of all processes and
+kernel threads that take part.";
 
 /// TCP to and from a namespace by reads and writes of a TAP, and by kernel vhost-net
 #[derive(Debug, Args)]

@@ -1,6 +1,5 @@
 //! One path through an uplink: a client in a namespace of its own, a TAP, and an uplink thread.
 
-use std::fs;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -25,6 +24,7 @@ use super::super::args::UplinkPeer;
 use super::super::end::{CaseResult, EndMessage};
 use super::super::peers::{Behind, GUEST, HOST, run};
 use super::{LinkName, LinkSetup};
+use crate::usage::vhost_worker_ns;
 
 /// Name of the interface, here and in the client's namespace.
 const INTERFACE: &str = "bench1";
@@ -32,7 +32,6 @@ const GUEST_MAC: [u8; 6] = [0x02, 0x52, 0x46, 0, 0, 0x64];
 /// Spin time of the uplink's idle strategy, as in its process.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// Result of one run.
 pub(super) struct LinkRun {
     pub(super) came: CaseResult,
     pub(super) cpu_ns: u64,
@@ -224,21 +223,5 @@ fn client(setup: LinkSetup, order: &str) -> anyhow::Result<Behind> {
 
 /// Returns the CPU time of this process, its descendants, and vhost-net's kernel workers.
 fn cpu_ns() -> anyhow::Result<u64> {
-    Ok(super::super::cpu_ns()? + workers_ns()?)
-}
-
-/// Returns the CPU time of vhost-net's kernel threads. Since Linux 6.4 they are threads of the process
-/// that created them instead.
-fn workers_ns() -> anyhow::Result<u64> {
-    let mut sum = 0;
-    for process in fs::read_dir("/proc").context("/proc")? {
-        let process = process?.path();
-        let Ok(name) = fs::read_to_string(process.join("comm")) else { continue };
-        if name.starts_with("vhost-") {
-            let times = fs::read_to_string(process.join("schedstat")).unwrap_or_default();
-            let ran = times.split_whitespace().next().and_then(|field| field.parse::<u64>().ok());
-            sum += ran.unwrap_or(0);
-        }
-    }
-    Ok(sum)
+    Ok(super::super::cpu_ns()? + vhost_worker_ns(|_| true)?)
 }

@@ -1,4 +1,4 @@
-//! VifAdversary guest on a vbd: its resources, its handshake and its raw ring access.
+//! Adversary guest on a vbd: its resources, its handshake and its raw ring access.
 //!
 //! It has the means of every guest: the store, pages to lend, an event channel, and a ring of which it
 //! can write every word. [`super::attacks`] uses them to break rules. The identifier of each request
@@ -52,7 +52,7 @@ impl Right {
     }
 }
 
-/// VifAdversary guest with one vbd.
+/// Adversary guest with one vbd.
 pub struct DiskAdversary<P: Platform> {
     platform: P,
     pub handshake: Handshake,

@@ -23,7 +23,7 @@ const FRESH: usize = 4000;
 /// Sectors in a page.
 const SECTORS: u64 = 8;
 
-/// DiskAttackState of an attack between bursts.
+/// State of an attack between bursts.
 pub struct DiskAttackState {
     round: u32,
     random: u64,

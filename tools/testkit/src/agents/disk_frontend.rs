@@ -1,6 +1,6 @@
 //! `ringfence-bench internal disk-frontend`: drives a disk of this Xen guest from user space, for tests.
 //!
-//! The guest's own driver has released the disk. The program connects, takes its steps in their order, prints a
+//! The guest's own driver has released the disk. The agent connects, takes its steps in their order, prints a
 //! line after each, and closes the device. The main thread follows the backend's states, so the disk survives a
 //! backend that is replaced; another thread takes the steps.
 //!
@@ -24,18 +24,11 @@ use ringfence_block::blkfront::BlkfrontOptions;
 use ringfence_block::storage::{Disk, DiskQueue, Op, Request, Segment};
 use ringfence_block::vbd::frontend::VbdFrontend;
 use ringfence_memory::{LentSlice, Mapping};
-use ringfence_platform::xen::{Side, XenPlatform};
-use ringfence_platform::{DomId, Platform};
-use ringfence_wire::xenbus::{DeviceId, DeviceKind};
-use ringfence_xenstore::{StoreAccess, StoreClient};
-
-use super::args::Rw;
-use super::domain::{Worker, wait};
-use super::orders::GuestSetup;
-use crate::harness::STATUS_BENCH_FAILED;
-use ringfence_driver::switchboard::DiskFrontend;
-use ringfence_frontend::attach::claim;
-use ringfence_hostnet::causes::causes;
+use ringfence_platform::Platform;
+use ringfence_sys::numbers::bounded;
+use ringfence_sys::poll::wait_any;
+use ringfence_wire::xenbus::DeviceId;
+use rustix::event::{PollFd, PollFlags};
 
 /// Time limit of the handshake and of a pause, long enough for emulation.
 const WITHIN: Duration = Duration::from_secs(240);
@@ -45,10 +38,8 @@ const INTERVAL: Duration = Duration::from_millis(20);
 const CHUNK: usize = 64 * 1024;
 /// Requests in flight of each queue.
 const DEPTH: u16 = 8;
-/// Bytes of each request of `load`.
-const BLOCK: u32 = 4096;
-/// Bytes of the disk that each queue uses in `load`.
-const SPAN: u64 = 2 << 20;
+/// Pages of the grant window of each queue.
+const WINDOW: u32 = 1024;
 
 /// Drives a disk of this guest from user space
 #[derive(Debug, Args)]
@@ -74,7 +65,7 @@ pub struct DiskFrontendArgs {
     pub steps: Vec<Step>,
 }
 
-/// Step of the program.
+/// Step of the agent.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Copy the disk to a file.
@@ -104,42 +95,49 @@ impl FromStr for Step {
     }
 }
 
-/// Runs the frontend. Returns the exit status.
-pub(crate) fn main(args: &DiskFrontendArgs) -> u8 {
-    match run(args) {
-        Ok(()) => 0,
-        Err(error) => {
-            eprintln!("ringfence: disk frontend: {}", causes(&error));
-            STATUS_BENCH_FAILED
-        }
-    }
+/// Disk that a frontend takes over: its device, and the path of its backend.
+#[derive(Debug)]
+pub struct DiskFrontendTarget {
+    pub device: DeviceId,
+    pub backend: String,
 }
 
-fn run(args: &DiskFrontendArgs) -> anyhow::Result<()> {
-    let platform = XenPlatform::open(Side::Frontend)?;
+/// Load of a disk: works for the given time, verifies every read, and returns the number of requests.
+pub type DiskLoad<'a> = &'a (dyn Fn(&dyn Disk, Duration) -> anyhow::Result<u64> + Sync);
+
+/// Connects, takes the steps and closes the device. `load` is the work of the step `load`.
+///
+/// # Errors
+///
+/// Returns the first step that fails, and errors of the connection.
+pub fn run<P: Platform>(
+    platform: &P,
+    target: DiskFrontendTarget,
+    args: &DiskFrontendArgs,
+    load: DiskLoad<'_>,
+) -> anyhow::Result<()> {
     let mut store = platform.store()?;
-    let device = device(&platform, &mut store, args.handle)?;
-    let backend = claim::backend_path(&mut store, &device)?;
-    claim::reset(&mut store, &device, &backend)?;
+    let DiskFrontendTarget { device, backend } = target;
     let options = BlkfrontOptions {
         queues: args.queues.into(),
-        window: if args.windows { super::domain::WINDOW } else { 0 },
+        window: if args.windows { WINDOW } else { 0 },
         ..BlkfrontOptions::default()
     };
     let mut front =
-        VbdFrontend::new(&platform, device, options, Arc::new(|| {}))?.with_backend(backend);
+        VbdFrontend::new(platform, device, options, Arc::new(|| {}))?.with_backend(backend);
     let deadline = Instant::now() + WITHIN;
     while !front.is_up() {
         ensure!(Instant::now() < deadline, "no connection within {WITHIN:?}");
-        front.look(&platform, &mut store)?;
+        front.look(platform, &mut store)?;
         std::thread::sleep(INTERVAL);
     }
     let disk = Arc::clone(front.disk().context("the disk is gone")?);
     tell(&format!("connected, {} queues", disk.lanes()))?;
     let worked = std::thread::scope(|scope| {
-        let steps = scope.spawn(|| args.steps.iter().try_for_each(|step| take(step, &*disk, args)));
+        let taken = || args.steps.iter().try_for_each(|step| take(step, &*disk, args, load));
+        let steps = scope.spawn(taken);
         while !steps.is_finished() {
-            front.look(&platform, &mut store)?;
+            front.look(platform, &mut store)?;
             std::thread::sleep(INTERVAL);
         }
         steps.join().unwrap_or_else(|_| bail!("the thread of the steps panicked"))
@@ -150,32 +148,25 @@ fn run(args: &DiskFrontendArgs) -> anyhow::Result<()> {
     worked
 }
 
-fn device(
-    platform: &XenPlatform,
-    store: &mut StoreClient,
-    handle: u32,
-) -> anyhow::Result<DeviceId> {
-    let frontend = platform.domid();
-    let mut device = DeviceId { kind: DeviceKind::Vbd, frontend, backend: DomId(0), handle };
-    let backend = store.read_u16(&format!("{}/backend-id", device.frontend_path()));
-    device.backend = DomId(backend.with_context(|| format!("the disk {handle}"))?);
-    Ok(device)
-}
-
 /// Prints a line that a scenario waits for.
 fn tell(line: &str) -> anyhow::Result<()> {
     println!("{line}");
     Ok(std::io::stdout().flush()?)
 }
 
-fn take(step: &Step, disk: &dyn Disk, args: &DiskFrontendArgs) -> anyhow::Result<()> {
+fn take(
+    step: &Step,
+    disk: &dyn Disk,
+    args: &DiskFrontendArgs,
+    load: DiskLoad<'_>,
+) -> anyhow::Result<()> {
     let done = match step {
         Step::Read(path) => {
             let bytes = Stream::new(disk)?.read(path, args.mebibytes << 20)?;
             format!("read {bytes} bytes")
         }
         Step::Write(path) => format!("wrote {} bytes", Stream::new(disk)?.write(path)?),
-        Step::Load(length) => format!("loaded {} requests", load(disk, *length, args)?),
+        Step::Load(length) => format!("loaded {} requests", load(disk, *length)?),
         Step::Hold(path) => {
             let until = Instant::now() + WITHIN;
             while !path.exists() {
@@ -186,36 +177,6 @@ fn take(step: &Step, disk: &dyn Disk, args: &DiskFrontendArgs) -> anyhow::Result
         }
     };
     tell(&done)
-}
-
-/// Runs one worker for each queue on its own part of the disk. Returns the number of verified reads.
-fn load(disk: &dyn Disk, length: Duration, args: &DiskFrontendArgs) -> anyhow::Result<u64> {
-    let worker = |number: u16| -> anyhow::Result<u64> {
-        let setup = GuestSetup {
-            domain: number,
-            handle: args.handle,
-            core: None,
-            frontend: DiskFrontend { persistent: true, windows: args.windows },
-            block: BLOCK,
-            rw: Rw::RandRead,
-            depth: DEPTH,
-            queues: args.queues,
-            base: u64::from(number) * SPAN,
-            span: SPAN,
-        };
-        let mut worker = Worker::new(disk.queue(DEPTH.into())?, setup)?;
-        worker.fill()?;
-        worker.work(length)?;
-        Ok(worker.requests())
-    };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..args.queues).map(|number| scope.spawn(move || worker(number))).collect();
-        workers.into_iter().try_fold(0, |sum, worker| {
-            let requests = worker.join().unwrap_or_else(|_| bail!("a worker panicked"))?;
-            Ok(sum + requests)
-        })
-    })
 }
 
 /// Sequential transfer between the disk and a file, a group of requests at a time.
@@ -271,7 +232,7 @@ impl Stream {
         Ok(at)
     }
 
-    /// Runs a request for each piece of memory, from `at` on, up to `end`. Returns what was transferred.
+    /// Runs a request for each piece of memory, from `at` on, up to `end`. Returns the pieces with their lengths.
     fn group(&mut self, op: Op, at: u64, end: u64) -> anyhow::Result<Vec<(LentSlice, usize)>> {
         ensure!(end <= self.size, "the disk has {} bytes, not {end}", self.size);
         let (mut offset, mut requests, mut chunks) = (at, Vec::new(), Vec::new());
@@ -307,7 +268,8 @@ impl Stream {
             }
             if left > 0 {
                 ensure!(Instant::now() < until, "no answer within {WITHIN:?}");
-                wait(self.queue.wait_fd())?;
+                let mut completed = [PollFd::from_borrowed_fd(self.queue.wait_fd(), PollFlags::IN)];
+                wait_any(&mut completed, Some(Instant::now() + Duration::from_secs(1)))?;
             }
         }
         Ok(())
@@ -316,7 +278,7 @@ impl Stream {
 
 /// Returns the length of the chunk at `at` of a transfer that ends at `end`.
 fn length(at: u64, end: u64) -> usize {
-    usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK)
+    bounded((end - at).min(CHUNK as u64), CHUNK)
 }
 
 #[cfg(test)]
