@@ -250,11 +250,13 @@ impl StagingLedger {
     }
 
     /// Returns the number of staged pages of all queues.
+    #[inline]
     pub fn staged(&self) -> u32 {
         let all: usize = self.queues.iter().map(HashMap::len).sum();
         bounded(all, u32::MAX)
     }
 
+    #[inline]
     fn place(&self, queue: u32) -> Result<usize, LedgerRefusal> {
         let queues = bounded(self.queues.len(), u32::MAX);
         let found = usize::try_from(queue).ok().filter(|_| queue < queues);

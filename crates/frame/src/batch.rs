@@ -145,6 +145,7 @@ pub(crate) struct Frame {
 }
 
 /// Converts an offset or count of a batch. All are below 2^32: the scratch memory is at most 1 GiB.
+#[inline]
 fn number(n: usize) -> u32 {
     bounded(n, u32::MAX)
 }

@@ -48,6 +48,7 @@ impl Steering {
     }
 
     /// Returns the queue for a hash.
+    #[inline]
     pub fn queue(&self, hash: u32) -> u16 {
         let of = |n: usize| hash as usize % n;
         match self.table.len() {

@@ -167,6 +167,7 @@ pub fn accept(header: VnetHeader, headers: &mut [u8], frame_len: usize) -> Optio
     header.accept(headers, &layers).ok()
 }
 
+#[inline]
 fn header_len(frame: &FrameView<'_>) -> u16 {
     let frame_len = bounded(frame.len(), u32::MAX);
     Layers::parse(frame.header(), frame_len).map_or(0, |layers| layers.header_len())

@@ -62,11 +62,13 @@ impl FrameBytes for Pieces<'_> {
     }
 }
 
+#[inline]
 fn len(bytes: &[u8]) -> u64 {
     u64_from(bytes.len())
 }
 
 /// Returns the bytes of `piece`, which begins at `position`, that lie in `range`.
+#[inline]
 fn part<'a>(piece: &'a [u8], position: u64, range: &Range<u32>) -> &'a [u8] {
     let index = |at: u32| {
         let at = u64::from(at).saturating_sub(position);

@@ -32,6 +32,7 @@ pub(crate) fn put_u32(bytes: &mut [u8], at: usize, value: u32) {
 }
 
 /// Converts a length of at most 65535 to its 16-bit field.
+#[inline]
 pub(crate) fn field(len: usize) -> u16 {
     bounded(len, u16::MAX)
 }

@@ -302,6 +302,7 @@ fn valid(name: &[u8; NAME_MAX], len: usize) -> &[u8] {
     &name[..len.min(NAME_MAX)]
 }
 
+#[inline]
 fn socklen(len: usize) -> libc::socklen_t {
     bounded(len, libc::socklen_t::MAX)
 }

@@ -71,6 +71,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns the length of the payload in bytes, without link padding.
+    #[inline]
     pub fn payload_len(&self) -> usize {
         usize_from(self.layers.payload_len())
     }

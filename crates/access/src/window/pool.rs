@@ -32,6 +32,7 @@ impl WindowPool {
     }
 
     /// Returns the number of free and used pages.
+    #[inline]
     pub fn present(&self) -> u32 {
         bounded(self.free.len(), u32::MAX).saturating_add(self.in_use)
     }

@@ -133,6 +133,7 @@ impl JobTable {
     /// # Errors
     ///
     /// Returns [`QueueFault::UnknownSlot`] if there are more jobs than ring slots, which the ring excludes.
+    #[inline]
     pub(super) fn insert(&mut self, job: Job) -> Result<u64, QueueFault> {
         let index = job.index;
         let token = self.free.pop().ok_or(QueueFault::UnknownSlot { index })?;
@@ -147,6 +148,7 @@ impl JobTable {
     /// # Errors
     ///
     /// Returns [`QueueFault::UnknownCompletion`] if the disk does not work on such a job.
+    #[inline]
     pub(super) fn remove(&mut self, token: u64) -> Result<Job, QueueFault> {
         let unknown = QueueFault::UnknownCompletion { token };
         let Ok(number) = u32::try_from(token) else { return Err(unknown) };
@@ -160,6 +162,7 @@ impl JobTable {
     /// # Errors
     ///
     /// Returns [`QueueFault::UnknownSlot`] if no running job is at `from`.
+    #[inline]
     pub(super) fn moved(&mut self, from: u32, to: u32) -> Result<(), QueueFault> {
         let (old, new) = (self.slot(from), self.slot(to));
         let token = self.by_slot[old];
@@ -170,6 +173,7 @@ impl JobTable {
         Ok(())
     }
 
+    #[inline]
     fn slot(&self, index: u32) -> usize {
         usize_from(index) & (self.by_slot.len() - 1)
     }

@@ -6,6 +6,7 @@ use ringfence_sys::numbers::bounded;
 
 /// Returns the length of all headers of a frame of `frame_len` bytes that begins with `header`; 0 if it cannot
 /// be parsed.
+#[inline]
 pub(crate) fn headers_len(header: &[u8], frame_len: usize) -> u16 {
     let frame_len = bounded(frame_len, u32::MAX);
     Layers::parse(header, frame_len).map_or(0, |layers| layers.header_len())

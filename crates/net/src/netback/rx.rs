@@ -169,6 +169,7 @@ impl<G: Grantee> BackendRx<G> {
     }
 
     /// Returns the maximum number of buffers that a frame of `frame_max` bytes takes.
+    #[inline]
     fn slots_of(&self, frame_max: usize) -> u32 {
         let extras = usize::from(frame_max > PAGE_SIZE) + usize::from(self.steering.is_some());
         bounded(frame_max.div_ceil(PAGE_SIZE).max(1) + extras, u32::MAX)

@@ -242,6 +242,7 @@ impl FrontendRx {
     }
 
     /// Returns the length of the parsed chain in bytes.
+    #[inline]
     fn chain_len(&self) -> usize {
         usize_from(self.chain.total())
     }

@@ -134,6 +134,7 @@ impl Join {
     }
 
     /// Returns the length of the packet's frame in bytes.
+    #[inline]
     pub(super) fn frame_len(&self, header_len: usize) -> u32 {
         bounded(header_len, u32::MAX).saturating_add(self.len)
     }

@@ -295,6 +295,7 @@ impl Coalescer {
 
 /// Converts the index of an entry or group. A round cannot reach 2^32 frames: each takes more than a byte
 /// of memory.
+#[inline]
 fn index(at: usize) -> u32 {
     bounded(at, u32::MAX)
 }

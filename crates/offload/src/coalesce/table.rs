@@ -21,6 +21,7 @@ impl Table {
         Self { sets: vec![[None; SET]; flows.div_ceil(SET).max(1)], used: false }
     }
 
+    #[inline]
     fn set(&mut self, hash: u32) -> &mut [Slot; SET] {
         let sets = bounded(self.sets.len(), u32::MAX);
         &mut self.sets[(hash % sets) as usize]

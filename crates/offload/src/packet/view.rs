@@ -13,6 +13,7 @@ pub(super) struct View<'a> {
 impl<'a> View<'a> {
     /// Creates a view of the first bytes of a frame of `end` bytes. Bytes past the frame's end, or past a
     /// 16-bit offset, are excluded.
+    #[inline]
     pub(super) fn new(bytes: &'a [u8], end: u32) -> Self {
         let limit = usize_from(end).min(usize::from(u16::MAX));
         Self { bytes: bytes.get(..limit).unwrap_or(bytes), end }
@@ -24,6 +25,7 @@ impl<'a> View<'a> {
     }
 
     /// Returns the number of copied bytes.
+    #[inline]
     pub(super) fn captured(&self) -> u16 {
         bounded(self.bytes.len(), u16::MAX)
     }

@@ -450,11 +450,13 @@ impl Segmenter {
     }
 }
 
+#[inline]
 fn range_len(range: &Range<u32>) -> usize {
     usize_from(range.end - range.start)
 }
 
 /// Returns the bytes from `start` to the end of the packet; at most 65535, as IP's own length.
+#[inline]
 fn field_len(end: u32, start: usize) -> u16 {
     field(usize_from(end).saturating_sub(start))
 }

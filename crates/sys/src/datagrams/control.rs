@@ -113,6 +113,7 @@ pub(super) fn decode_address(name: &[u8]) -> Option<SocketAddr> {
     None
 }
 
+#[inline]
 fn family(number: libc::c_int) -> [u8; 2] {
     bounded(number.cast_unsigned(), libc::sa_family_t::MAX).to_ne_bytes()
 }
