@@ -94,6 +94,72 @@ def tcp_clients_late(address, port):
         thread.join()
 
 
+def hear(connection, pause=0):
+    """Hears until the end, with a pause after the first bytes, and answers with the hash."""
+    digest = hashlib.sha256()
+    while octets := connection.recv(1 << 18):
+        digest.update(octets)
+        time.sleep(pause)
+        pause = 0
+    connection.sendall(digest.hexdigest().encode())
+    connection.close()
+
+
+def small_server(address, port, buffer=4096, pause=0):
+    """Offers windows of about half of `buffer`, as devices with little memory do."""
+    server = socket.socket(family(address), socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if buffer:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    server.bind((address, port))
+    server.listen(64)
+    say("listening")
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=hear, args=(connection, pause), daemon=True).start()
+
+
+def tcp_sink(address, port):
+    """Hears as fast as it can."""
+    small_server(address, port, 0)
+
+
+def tiny_server(address, port):
+    """Offers windows of a few hundred bytes."""
+    small_server(address, port, 1024)
+
+
+def pausing_server(address, port):
+    """Hears nothing for four seconds, then the rest."""
+    small_server(address, port, 0, 4)
+
+
+def kernel_counter(table, name):
+    """A counter of the kernel about this network namespace."""
+    with open(f"/proc/self/net/{table}") as file:
+        lines = [line.split() for line in file]
+    for names, values in zip(lines[::2], lines[1::2]):
+        if name in names:
+            return int(values[names.index(name)])
+    raise SystemExit(f"the kernel has no {name}")
+
+
+def sender(address, port):
+    """Sends the noise, hears the hash of it, and tells how often the kernel here has sent again what was lost."""
+    connection = connect(address, port)
+    start = time.monotonic()
+    connection.settimeout(120)
+    connection.sendall(noise())
+    connection.shutdown(socket.SHUT_WR)
+    heard = b""
+    while octets := connection.recv(1 << 18):
+        heard += octets
+    assert heard.decode() == hashlib.sha256(noise()).hexdigest(), "the server heard something else"
+    say(f"equal after {time.monotonic() - start:.3f} s")
+    say("timeouts", kernel_counter("netstat", "TCPTimeouts"))
+    say("repeated", kernel_counter("snmp", "RetransSegs"))
+
+
 def udp_server(address, port):
     server = socket.socket(family(address), socket.SOCK_DGRAM)
     server.bind((address, port))

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
@@ -195,8 +196,12 @@ impl TcpHost for ScriptedHost {
     }
 
     fn send_room(&mut self, socket: &Socket) -> SendRoom {
-        let free = self.entry(socket).map_or(0, |entry| QUEUE - entry.queue.len());
-        SendRoom { free, nearly_full: free < QUEUE / 2 }
+        let used = self.entry(socket).map_or(QUEUE, |entry| entry.queue.len());
+        SendRoom { used: bounded(used, u32::MAX), limit: bounded(QUEUE, u32::MAX) }
+    }
+
+    fn unacknowledged(&mut self, socket: &Socket) -> u32 {
+        self.entry(socket).map_or(0, |entry| bounded(entry.queue.len(), u32::MAX))
     }
 
     fn await_room(&mut self, socket: &Socket) {

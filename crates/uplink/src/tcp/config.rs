@@ -32,6 +32,8 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
+    /// Maximum of the guest's bytes, of all connections, that wait for room in their sockets.
+    pub backlog_max: usize,
     /// Returns the maximum of half-open connections of one origin.
     pub(super) fn half_open_of(&self, origin: Origin) -> usize {
         match origin {
@@ -57,3 +59,4 @@ impl Default for TcpConfig {
         }
     }
 }
+            backlog_max: 16 << 20,

@@ -1,7 +1,7 @@
 //! TCP: each connection of the guest is carried by one host socket.
 //!
 //! The guest's kernel has a connection with this module, segment by segment. The host's kernel has a
-//! connection with the other end, by a socket. No payload is stored in between:
+//! connection with the other end, by a socket. No payload is stored in between, but for a bounded backlog:
 //!
 //! ```text
 //! guest  --segment-->  receive  --send-->  host socket  -->  other end
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! * **From the guest.** In-order payload goes from its frame into the socket. The acknowledgement covers
-//!   the bytes that the socket accepted. The offered window is the room in the socket's send queue, and it
-//!   never shrinks. Segments out of order are answered by a duplicate acknowledgement and dropped; the
-//!   guest retransmits them.
+//!   the bytes that the socket accepted. The offered window is the room in the socket's send queue (`window`), and
+//!   it never shrinks. Payload that it covered and the socket refuses waits for room (`backlog`). Segments out of
+//!   order are answered by a duplicate acknowledgement and dropped; the guest retransmits them.
 //! * **To the guest.** Payload is *peeked*: copied into frames while it stays in the socket's receive
 //!   queue. It is discarded from the queue once the guest has acknowledged it. A retransmission peeks again.
 //!   So the other end's window closes when the guest does not read, as on a direct connection.
@@ -29,6 +29,7 @@
 //! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO
 //! order.
 
+mod backlog;
 pub mod config;
 mod connection;
 mod first;
@@ -40,6 +41,7 @@ pub mod segment;
 pub mod seq;
 mod serve;
 mod timers;
+mod window;
 
 use core::hash::BuildHasher;
 use core::net::SocketAddr;
@@ -409,6 +411,7 @@ impl Tcp {
         self.half_open(origin).count -= usize::from(flow.is_half_open());
         if let Some(socket) = flow.socket.take() {
             context.host.close(socket, how);
+        flow.drop_backlog(context);
         }
         flow.record_end(context);
         context.counters.tcp_closed.add(1);
@@ -545,13 +548,16 @@ impl TcpConnection {
             return;
         }
         self.flags.awaiting_room = false;
+        if !self.send_backlog(context) {
+            return;
+        }
         self.resume_first_bytes(context);
         let moved = self.refresh_window(context);
-        if self.flags.refused && moved {
+        let refused = core::mem::take(&mut self.flags.refused);
+        if refused {
             // Three duplicate acknowledgements, beside the window update, make the guest retransmit at once.
-            self.flags.refused = false;
             self.duplicate_acks_due = 3;
         }
-        self.flags.ack_due |= moved;
+        self.flags.ack_due |= moved || refused;
     }
 }

@@ -29,6 +29,9 @@ impl TcpConnection {
             self.window_probes = self.window_probes.saturating_add(1);
             self.flags.probe_due = true;
         }
+        if is_due(self.offer.check_at) {
+            self.on_window_check(context);
+        }
         if is_due(self.ack_at) {
             self.ack_at = None;
             self.flags.ack_due = true;
