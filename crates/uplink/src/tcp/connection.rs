@@ -244,19 +244,16 @@ impl TcpConnection {
         self.flags.guest_fin && self.flags.fin_acked
     }
 
+    /// Returns the time of the next keep-alive probe of an open connection.
+    pub(super) fn keep_alive_at(&self, config: &TcpConfig) -> Duration {
+        let is_half_closed = self.flags.guest_fin || self.flags.fin_waits;
+        let after = if is_half_closed { config.half_closed_after } else { config.keep_alive_after };
+        self.last_heard + after + config.keep_alive_every * u32::from(self.keep_alive_probes)
+    }
+
     /// Returns the time of the connection's next timer.
     pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Duration> {
-        let keep_alive = match self.phase {
-            Phase::Open => {
-                let keep_alive_probes = u32::from(self.keep_alive_probes);
-                Some(
-                    self.last_heard
-                        + config.keep_alive_after
-                        + config.keep_alive_every * keep_alive_probes,
-                )
-            }
-            _ => None,
-        };
+        let keep_alive = (self.phase == Phase::Open).then(|| self.keep_alive_at(config));
         let first = self.first.as_ref().and_then(|first| first.deadline());
         let (retransmit, probe) = (self.retransmit_at, self.window_probe_at);
         let own = [retransmit, probe, self.offer.check_at, self.ends_at, self.ack_at, first];

@@ -153,7 +153,7 @@ impl TcpConnection {
         context: &mut Context<'_>,
     ) -> Disposition {
         self.last_heard = context.now;
-        self.keep_alive_probes = 0;
+        let is_probed = core::mem::take(&mut self.keep_alive_probes) > 0;
         if !self.is_acceptable(segment) {
             context.counters.tcp_out_of_window.add(1);
             self.flags.ack_due |= !segment.has(RST);
@@ -162,7 +162,11 @@ impl TcpConnection {
         if segment.has(RST) {
             // RFC 5961, 3: only the exact sequence number resets the connection.
             if segment.seq == self.rcv_nxt {
-                return Disposition::Close(Close::Reset);
+                // The guest's kernel has forgotten a connection that its process has closed. The host's kernel does the
+                // same with the socket, as it would with one of a process.
+                let is_orphan = is_probed && self.flags.guest_fin;
+                let how = if is_orphan { Close::Orderly } else { Close::Reset };
+                return Disposition::Close(how);
             }
             self.flags.ack_due = true;
             return Disposition::Keep;
