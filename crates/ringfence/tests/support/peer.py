@@ -170,6 +170,44 @@ def udp_server(address, port):
         server.sendto(octets, client)
 
 
+def udp_mirror(address, port):
+    """Answers each datagram with the port of its sender, after one from another port, which must not arrive."""
+    server = socket.socket(family(address), socket.SOCK_DGRAM)
+    other = socket.socket(family(address), socket.SOCK_DGRAM)
+    server.bind((address, port))
+    other.bind((address, 0))
+    say("listening")
+    while True:
+        _, client = server.recvfrom(65536)
+        other.sendto(b"0", client)
+        server.sendto(b"%d" % client[1], client)
+
+
+def udp_identity(addresses, port):
+    """Sends to several mirrors from one port, and tells the ports by which they know it."""
+    known, strangers = set(), 0
+    client = socket.socket(family(addresses), socket.SOCK_DGRAM)
+    client.bind(("", 41641))
+    client.settimeout(2)
+    for address in addresses.split(",") * 2:
+        for _ in range(10):
+            client.sendto(b"x", (address, port))
+            try:
+                octets, sender = client.recvfrom(65536)
+            except TimeoutError:
+                continue
+            if octets == b"0":
+                strangers += 1
+                octets, sender = client.recvfrom(65536)
+            assert sender[0] == address, sender
+            known.add(octets.decode())
+            break
+        else:
+            raise SystemExit(f"{address} never answered")
+    say("known by", *sorted(known))
+    say("strangers", strangers)
+
+
 def udp_client(address, port, lengths=(0, 1, 64, 1200, 1452, 1473, 9000, 20001, 65000)):
     """Each datagram comes back as it was; one that is lost is sent again."""
     client = socket.socket(family(address), socket.SOCK_DGRAM)

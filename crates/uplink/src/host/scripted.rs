@@ -261,6 +261,14 @@ impl DatagramHost for ScriptedHost {
         Ok(Box::new(Echo::new(owner, true, &self.events)))
     }
 
+    fn share_udp(&mut self, _owner: Owner, _socket: &mut dyn DatagramSocket) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn routes_freely(&self, to: IpAddr) -> bool {
+        !to.is_loopback() && !self.own.contains(&to)
+    }
+
     fn connect_udp(
         &mut self,
         _owner: Owner,
