@@ -313,6 +313,28 @@ fn published_udp_port_answers_at_each_ipv6_address_of_the_host() {
 }
 
 #[test]
+fn address_that_is_tentative_at_the_start_serves_the_guest() {
+    let world = world!(Families::V6);
+    write_noise(&world.file("noise"), 1);
+    let server = world.server("tcp_server", OUTSIDE_V6, 7000);
+    // Without its other address, the host has no IPv6 until duplicate address detection is over.
+    let add = format!(
+        "ip addr del {HOST_V6}/64 dev wan0; sysctl -qw net.ipv6.conf.wan0.accept_dad=1 \
+         net.ipv6.conf.wan0.dad_transmits=3; ip addr add {HOST_V6}/64 dev wan0; \
+         ip -6 route replace default via {OUTSIDE_V6}; ip -6 addr show dev wan0 tentative"
+    );
+    let said = world.host(&["sh", "-ec", &add]).succeed(MOMENT);
+    assert!(said.contains(HOST_V6), "not tentative: {said}");
+    let script = format!(
+        "ip -6 -o addr show dev up0; for i in $(seq 100); do \
+         python3 peer.py tcp_client {OUTSIDE_V6} 7000 2>/dev/null && exit 0; sleep 0.1; done; exit 1"
+    );
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert!(output.contains(HOST_V6) && output.contains("equal"), "{output}");
+    server.end();
+}
+
+#[test]
 fn host_loopback_is_reachable_only_with_option() {
     let world = world!(Families::V4);
     write_noise(&world.file("noise"), 1);
