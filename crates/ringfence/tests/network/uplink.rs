@@ -295,6 +295,28 @@ fn guest_port_has_one_host_port_for_all_peers() {
 }
 
 #[test]
+fn unreachable_network_is_reported_as_on_the_host() {
+    let world = world!(Families::Both);
+    let remove = "ip route del default; ip -6 route del default; \
+                  ip route add unreachable 203.0.113.0/24; ip -6 route add unreachable 2001:db8:99::/48";
+    let connect = "import errno, socket\nfor ip in ['198.51.100.9', '203.0.113.9', '2001:db8:ffff::9', '2001:db8:99::9']:\n \
+                   s = socket.socket(socket.AF_INET6 if ':' in ip else socket.AF_INET)\n \
+                   s.settimeout(20)\n print(ip, errno.errorcode.get(s.connect_ex((ip, 7000))))\n";
+    // The guest keeps its default routes.
+    let script = "touch ready; until [ -e go ]; do sleep 0.05; done; python3 connect.py";
+    std::fs::write(world.file("connect.py"), connect).unwrap();
+    let guest = world.lone_guest("", script);
+    let is_ready = crate::support::eventually(LONG, || world.file("ready").exists());
+    assert!(is_ready);
+    world.host(&["sh", "-ec", remove]).succeed(MOMENT);
+    let expected = world.host(&["python3", "connect.py"]).succeed(MOMENT);
+    std::fs::write(world.file("go"), "").unwrap();
+    let output = guest.succeed(LONG);
+    assert!(expected.contains("ENETUNREACH") && expected.contains("EHOSTUNREACH"), "{expected}");
+    assert_eq!(output, expected);
+}
+
+#[test]
 fn published_udp_port_answers_at_each_ipv6_address_of_the_host() {
     let world = world!(Families::V6);
     write_noise(&world.file("noise"), 1);

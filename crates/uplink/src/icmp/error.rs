@@ -93,6 +93,20 @@ pub fn refuse(packet: &Packet<'_>, reason: Reason, context: &mut Context<'_>) {
     send(&message, quote, context);
 }
 
+/// Answers an earlier packet of the guest by an error. `ends` are those of frames to the guest, `body` is the payload of the
+/// packet, or the beginning of it.
+pub(crate) fn refuse_earlier(
+    ends: &Ends,
+    reason: Reason,
+    (number, body): (u8, &[u8]),
+    context: &mut Context<'_>,
+) {
+    let (kind, code, info) = reason.numbers(ends.to.is_ipv4());
+    let from = reporter(ends.from, context);
+    let message = Message { from, to: ends.to, mac: ends.to_mac, kind, code, info };
+    send_about(&message, (ends.to, ends.from), number, body, context);
+}
+
 /// Returns the source address of errors that the host itself found: the guest's router of that family,
 /// otherwise the destination.
 pub(crate) fn reporter(destination: IpAddr, context: &Context<'_>) -> IpAddr {

@@ -386,20 +386,19 @@ impl Tcp {
     fn refuse(&mut self, id: FlowId, errno: Errno, context: &mut Context<'_>) {
         context.counters.tcp_refused.add(1);
         tracing::debug!(%errno, "a connection was refused");
-        if let Some(flow) = self.flows.get(id)
+        match self.flows.get(id) {
             // Without an answer from the other end, the guest receives none either.
-            && errno != Errno::TIMEDOUT
-        {
-            // A guest in SYN-SENT ignores the sequence number; later it must be the next one.
-            let seq = if flow.phase == Phase::Connecting { Seq(0) } else { flow.snd_nxt };
-            let header = Header {
-                ports: flow.ports,
-                seq,
-                acknowledged: flow.rcv_nxt,
-                flags: RST | ACK,
-                ..Header::default()
-            };
-            reset::send(&flow.ends, header, context);
+            Some(_) if errno == Errno::TIMEDOUT => {}
+            Some(flow) if flow.phase == Phase::Connecting => {
+                reset::refuse_syn(flow, errno, context);
+            }
+            Some(flow) => {
+                let (ports, seq, acknowledged) = (flow.ports, flow.snd_nxt, flow.rcv_nxt);
+                let header =
+                    Header { ports, seq, acknowledged, flags: RST | ACK, ..Header::default() };
+                reset::send(&flow.ends, header, context);
+            }
+            None => {}
         }
         self.end(id, Close::Reset, context);
     }
@@ -411,8 +410,8 @@ impl Tcp {
         self.half_open(origin).count -= usize::from(flow.is_half_open());
         if let Some(socket) = flow.socket.take() {
             context.host.close(socket, how);
-        flow.drop_backlog(context);
         }
+        flow.drop_backlog(context);
         flow.record_end(context);
         context.counters.tcp_closed.add(1);
     }
@@ -548,10 +547,10 @@ impl TcpConnection {
             return;
         }
         self.flags.awaiting_room = false;
+        self.resume_first_bytes(context);
         if !self.send_backlog(context) {
             return;
         }
-        self.resume_first_bytes(context);
         let moved = self.refresh_window(context);
         let refused = core::mem::take(&mut self.flags.refused);
         if refused {
