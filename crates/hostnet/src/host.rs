@@ -120,11 +120,12 @@ fn usable(links: &[LinkMessage]) -> BTreeMap<u32, String> {
     links.iter().filter(leads_elsewhere).filter_map(named).collect()
 }
 
-/// Returns a permanent address at which other hosts reach the host.
+/// Returns a permanent address at which other hosts reach the host. A tentative one is included: the host can use it a second
+/// or two later, and a guest keeps the addresses of its start.
 fn copied_address(message: &AddressMessage) -> Option<Address> {
     let passing = AddressHeaderFlags::Secondary // In IPv6: temporary.
         | AddressHeaderFlags::Deprecated
-        | AddressHeaderFlags::Tentative;
+        | AddressHeaderFlags::Dadfailed;
     let is_v6 = message.header.family == AddressFamily::Inet6;
     if message.header.scope != AddressScope::Universe
         || is_v6 && message.header.flags.intersects(passing)
@@ -259,6 +260,26 @@ mod tests {
         assert_eq!(network.addresses, ["192.0.2.7/24".parse().unwrap()]);
         assert_eq!(network.routes.len(), 1);
         assert_eq!(network.routes[0].gateway, Some("192.0.2.1".parse().unwrap()));
+    }
+
+    #[test]
+    fn tentative_address_is_copied_and_a_duplicate_one_is_not() {
+        let links = BTreeMap::from([(2, "eth0".to_owned())]);
+        let with_flags = |ip: &str, flags| {
+            let mut message = address_of(2, ip, 64);
+            message.header.family = AddressFamily::Inet6;
+            message.header.flags = flags;
+            message
+        };
+        let tentative = AddressHeaderFlags::Tentative | AddressHeaderFlags::Permanent;
+        let addresses = [
+            with_flags("2001:db8::1", tentative),
+            with_flags("2001:db8::2", tentative | AddressHeaderFlags::Dadfailed),
+            with_flags("2001:db8::3", AddressHeaderFlags::Secondary),
+        ];
+        let mut network = HostNetwork::default();
+        network.copy(AddressFamily::Inet6, &links, &addresses, &[]);
+        assert_eq!(network.addresses, ["2001:db8::1/64".parse().unwrap()]);
     }
 
     #[test]

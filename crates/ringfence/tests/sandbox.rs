@@ -447,7 +447,8 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     }
     assert_eq!(host.discard(&socket, 50)?, 50);
     let _ = host.urgent_mark(&socket);
-    assert!(host.send_room(&socket).free > 0);
+    assert!(host.send_room(&socket).free() > 0);
+    assert_eq!(host.unacknowledged(&socket), 0);
     host.await_room(&socket);
     host.shut_down(&socket);
     host.error(&socket).map_or(Ok(()), Err)?;

@@ -4,6 +4,7 @@
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_PEEK_OFF: peeking on from where the last peek ended
 // #syscall uplink recvfrom: dropping what the guest acknowledged
 // #syscall uplink ioctl 1=0x8905: SIOCATMARK: the mark of urgent data
+// #syscall uplink ioctl 1=0x5411: SIOCOUTQ: payload in a socket's send queue
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -26,6 +27,8 @@ const MEMINFO_WMEM_ALLOC: usize = 2;
 const MEMINFO_SNDBUF: usize = 3;
 const MEMINFO_WMEM_QUEUED: usize = 5;
 
+/// Request number of `linux/sockios.h`, which is `TIOCOUTQ` of `asm-generic/ioctls.h`.
+const SIOCOUTQ: libc::c_ulong = 0x5411;
 /// Request number of `asm-generic/sockios.h`.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
@@ -187,6 +190,21 @@ pub fn discard(socket: impl AsFd, len: usize) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// Returns the payload bytes of a TCP socket that the other end has not acknowledged, sent or not.
+///
+/// # Errors
+///
+/// Returns the kernel's error: `EINVAL` for a socket that listens.
+pub fn unacknowledged(socket: impl AsFd) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ writes one int, to a live one; the descriptor is open for the call.
+    let done = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), SIOCOUTQ, &raw mut bytes) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(bytes).unwrap_or(0))
+}
+
 /// Returns `true` if the next byte of a stream is the urgent one.
 pub fn at_urgent_mark(socket: impl AsFd) -> bool {
     let mut at_mark: libc::c_int = 0;
@@ -252,6 +270,24 @@ mod tests {
         let full = send_queue(&near).unwrap();
         assert!(full.used >= full.limit && full.limit > 0, "{full:?}");
         drop(far);
+    }
+
+    #[test]
+    fn payload_of_send_queue_is_counted_without_overhead() {
+        let (mut near, mut far) = pair();
+        near.set_nonblocking(true).unwrap();
+        assert_eq!(unacknowledged(&near).unwrap(), 0);
+        let mut sent = 0;
+        while let Ok(n) = near.write(&[0; 4096]) {
+            sent += n;
+        }
+        let (queued, queue) = (unacknowledged(&near).unwrap(), send_queue(&near).unwrap());
+        assert!(
+            usize::try_from(queued).unwrap() <= sent && queued <= queue.used,
+            "{queued} {queue:?}"
+        );
+        drop(near);
+        assert_eq!(io::copy(&mut far, &mut io::sink()).unwrap(), sent as u64);
     }
 
     #[test]

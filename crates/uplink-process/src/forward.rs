@@ -223,6 +223,9 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
         io::ErrorKind::PermissionDenied if at.port() < 1024 => {
             "; choose a port from 1024 on, or lower sysctl net.ipv4.ip_unprivileged_port_start"
         }
+        _ if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
+            "; each port and address needs one: raise the limit (`ulimit -Hn`) or publish fewer"
+        }
         io::ErrorKind::AddrInUse => "; another program has it: choose another port",
         io::ErrorKind::AddrNotAvailable => "; the host does not have this address",
         _ => "",

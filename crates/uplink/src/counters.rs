@@ -158,6 +158,10 @@ counters! {
     tcp_out_of_order;
     /// Payload bytes that a socket refused although the offered window covered them.
     tcp_overcommitted;
+    /// Payload bytes of these that were kept until the socket had room.
+    tcp_backlog_in;
+    /// Kept payload bytes that the socket took, or that were dropped with their connection.
+    tcp_backlog_out;
     /// TCP segments retransmitted to the guest.
     tcp_retransmitted;
     /// TCP retransmission timeouts that expired.

@@ -539,6 +539,27 @@ fn silent_guest_is_probed_and_then_reset() {
 }
 
 #[test]
+fn half_closed_guest_is_probed_and_forgotten_as_the_hosts_kernel_does() {
+    let fixture = established(
+        "guest FA 1 1
+         host eof
+         time 1
+         uplink A 1 2
+         time 59000
+         silence
+         time 3000
+         uplink A 0 2
+         guest A 2 1
+         time 62000
+         uplink A 0 2
+         guest R 2 0
+         silence
+         host eof",
+    );
+    assert_eq!(fixture.uplink.tcp_flows(), 0);
+}
+
+#[test]
 fn unanswered_syn_ack_is_repeated_and_expires() {
     let mut fixture = Fixture::new();
     fixture.run("guest S 0 0\n uplink SA 0 1\n guest S 0 0\n uplink SA 0 1");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::answer::{Answer, AnswerableQuery, QUERY_MAX, Question, Rejected};
-use super::forwarder::DnsForwarder;
+use super::forwarder::{DnsForwarder, failure};
 use super::listening::something_listens;
 use super::source::{ANNOUNCE_AFTER, HOLD_TIME, NameSource};
 use crate::name_files::SharedNameFiles;
@@ -22,9 +22,11 @@ use ringfence_sys::poll::wait_any;
 
 /// Maximum number of queries held back. Only the guest's own programs can reach the limits.
 const WAITING_MAX: usize = 256;
-const CONNECTIONS_MAX: usize = 16;
+const CONNECTIONS_MAX: usize = 64;
 /// Maximum number of queries read in a row from one socket.
-const BATCH: usize = 32;
+const BATCH: usize = 512;
+/// Size of a socket's receive buffer in bytes, as far as the kernel permits it.
+const RECEIVE_BUFFER: usize = 4 << 20;
 /// Time limit for a silent connection.
 const IDLE: Duration = Duration::from_secs(10);
 /// Interval between lookups of names that clients wait for, if the source reports no changes.
@@ -139,6 +141,7 @@ impl Stub {
     fn bind_at(address: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
         let udp = UdpSocket::bind(address)?;
         udp.set_nonblocking(true)?;
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&udp, RECEIVE_BUFFER);
         let tcp = TcpListener::bind(udp.local_addr()?)?;
         tcp.set_nonblocking(true)?;
         Ok((udp, tcp))
@@ -317,17 +320,17 @@ impl Stub {
     fn hold(&mut self, request: AnswerableQuery, name: String, client: QueryOrigin, query: &[u8]) {
         let number = self.next_waiting;
         self.next_waiting = number.wrapping_add(1);
+        let mut negative = None;
         if matches!(request.question(), Question::Short(_))
             && let Some(forwarder) = &mut self.forwarder
         {
-            forwarder.forward(
-                query,
-                QueryOrigin::Waiting(number),
-                matches!(client, QueryOrigin::Tcp(_)),
-            );
+            let over_tcp = matches!(client, QueryOrigin::Tcp(_));
+            if !forwarder.forward(query, QueryOrigin::Waiting(number), over_tcp) {
+                negative = failure(query.to_vec());
+            }
         }
         let until = Instant::now() + HOLD_TIME;
-        self.waiting.push(Waiting { number, request, name, client, until, negative: None });
+        self.waiting.push(Waiting { number, request, name, client, until, negative });
     }
 
     /// Returns the addresses of the guest whose name was queried below a search domain of the host.
@@ -336,14 +339,17 @@ impl Stub {
         self.lookup(&name).ok().filter(|addresses| !addresses.is_empty())
     }
 
-    /// Forwards a query to the name servers. Returns `false` if there are none.
+    /// Forwards a query to the name servers. One that cannot be forwarded is answered by SERVFAIL. Returns `false` if there
+    /// are no name servers.
     fn forward(&mut self, query: &[u8], client: QueryOrigin) -> bool {
         let over_tcp = matches!(client, QueryOrigin::Tcp(_));
-        self.forwarder.as_mut().is_some_and(|forwarder| {
-            // The client repeats a query that was dropped.
-            forwarder.forward(query, client, over_tcp);
-            true
-        })
+        let Some(forwarder) = &mut self.forwarder else { return false };
+        if !forwarder.forward(query, client, over_tcp)
+            && let Some(reply) = failure(query.to_vec())
+        {
+            self.send(client, &reply);
+        }
+        true
     }
 
     /// Sends an answer of the name servers to its client. An error to a query that is held back waits with it.

@@ -13,3 +13,4 @@ mod traffic;
 mod uplink;
 mod uplink_flows;
 mod uplink_programs;
+mod uplink_slow_peers;

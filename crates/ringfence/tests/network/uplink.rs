@@ -255,6 +255,108 @@ fn published_port_reaches_guest_with_address_of_client() {
 }
 
 #[test]
+fn guest_port_has_one_host_port_for_all_peers() {
+    let world = world!(Families::Both);
+    let pairs = [(FAR_V4, OUTSIDE_V4), (FAR_V6, OUTSIDE_V6)];
+    let all = pairs.iter().flat_map(|(a, b)| [a, b]);
+    let servers: Vec<_> = all.map(|ip| world.server("udp_mirror", ip, 7001)).collect();
+    let script =
+        pairs.map(|(a, b)| format!("python3 peer.py udp_identity {a},{b} 7001; ")).concat();
+    // The host's port is that of the guest, another one if that is in use, or the published one.
+    let holder = "import socket, time; s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); \
+                  s.bind(('', 41641)); print('bound', flush=True); time.sleep(99)";
+    for (options, expected) in [
+        ("", Some("41641")),
+        ("-p 41642:41641/udp", Some("41642")),
+        ("-p 41641:41641/udp -p 127.0.0.1:41643:41641/udp", Some("41641")),
+        ("", None),
+    ] {
+        let held = expected.is_none().then(|| {
+            let held = world.host(&["python3", "-c", holder]);
+            held.wait_for_output("bound");
+            held
+        });
+        let output = world.lone_guest(options, &script).succeed(LONG);
+        let known: Vec<_> = output.lines().filter_map(|l| l.strip_prefix("known by ")).collect();
+        assert_eq!(known.len(), 2, "{output}");
+        // Each mirror has answered from another port first. A published port hears everybody.
+        let strangers = if options.is_empty() { "strangers 0" } else { "strangers 4" };
+        assert_eq!(output.matches(strangers).count(), 2, "{options}: {output}");
+        for ports in known {
+            assert_eq!(ports.split(' ').count(), 1, "{options}: {output}");
+            match expected {
+                Some(expected) => assert_eq!(ports, expected, "{options}: {output}"),
+                None => assert_ne!(ports, "41641", "{output}"),
+            }
+        }
+        held.into_iter().for_each(|held| drop(held.end()));
+    }
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn unreachable_network_is_reported_as_on_the_host() {
+    let world = world!(Families::Both);
+    let remove = "ip route del default; ip -6 route del default; \
+                  ip route add unreachable 203.0.113.0/24; ip -6 route add unreachable 2001:db8:99::/48";
+    let connect = "import errno, socket\nfor ip in ['198.51.100.9', '203.0.113.9', '2001:db8:ffff::9', '2001:db8:99::9']:\n \
+                   s = socket.socket(socket.AF_INET6 if ':' in ip else socket.AF_INET)\n \
+                   s.settimeout(20)\n print(ip, errno.errorcode.get(s.connect_ex((ip, 7000))))\n";
+    // The guest keeps its default routes.
+    let script = "touch ready; until [ -e go ]; do sleep 0.05; done; python3 connect.py";
+    std::fs::write(world.file("connect.py"), connect).unwrap();
+    let guest = world.lone_guest("", script);
+    let is_ready = crate::support::eventually(LONG, || world.file("ready").exists());
+    assert!(is_ready);
+    world.host(&["sh", "-ec", remove]).succeed(MOMENT);
+    let expected = world.host(&["python3", "connect.py"]).succeed(MOMENT);
+    std::fs::write(world.file("go"), "").unwrap();
+    let output = guest.succeed(LONG);
+    assert!(expected.contains("ENETUNREACH") && expected.contains("EHOSTUNREACH"), "{expected}");
+    assert_eq!(output, expected);
+}
+
+#[test]
+fn published_udp_port_answers_at_each_ipv6_address_of_the_host() {
+    let world = world!(Families::V6);
+    write_noise(&world.file("noise"), 1);
+    let others = ["2001:db8:1::7", "2001:db8:1::9"];
+    let add = others.map(|ip| format!("ip addr add {ip}/64 dev wan0 nodad; ")).concat();
+    world.host(&["sh", "-ec", &add]).succeed(MOMENT);
+    let script = "python3 peer.py udp_server :: 7001 & until [ -e stop ]; do sleep 0.05; done";
+    let guest = world.lone_guest("-p 8053:7001/udp", script);
+    guest.wait_for_output("listening");
+    for ip in [HOST_V6, others[0], others[1]] {
+        let output = world.outside(&["python3", "peer.py", "udp_client", ip, "8053"]).succeed(LONG);
+        assert!(output.contains("equal"), "{ip}: {output}");
+    }
+    std::fs::write(world.file("stop"), "").unwrap();
+    guest.succeed(MOMENT);
+}
+
+#[test]
+fn address_that_is_tentative_at_the_start_serves_the_guest() {
+    let world = world!(Families::V6);
+    write_noise(&world.file("noise"), 1);
+    let server = world.server("tcp_server", OUTSIDE_V6, 7000);
+    // Without its other address, the host has no IPv6 until duplicate address detection is over.
+    let add = format!(
+        "ip addr del {HOST_V6}/64 dev wan0; sysctl -qw net.ipv6.conf.wan0.accept_dad=1 \
+         net.ipv6.conf.wan0.dad_transmits=3; ip addr add {HOST_V6}/64 dev wan0; \
+         ip -6 route replace default via {OUTSIDE_V6}; ip -6 addr show dev wan0 tentative"
+    );
+    let said = world.host(&["sh", "-ec", &add]).succeed(MOMENT);
+    assert!(said.contains(HOST_V6), "not tentative: {said}");
+    let script = format!(
+        "ip -6 -o addr show dev up0; for i in $(seq 100); do \
+         python3 peer.py tcp_client {OUTSIDE_V6} 7000 2>/dev/null && exit 0; sleep 0.1; done; exit 1"
+    );
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert!(output.contains(HOST_V6) && output.contains("equal"), "{output}");
+    server.end();
+}
+
+#[test]
 fn host_loopback_is_reachable_only_with_option() {
     let world = world!(Families::V4);
     write_noise(&world.file("noise"), 1);

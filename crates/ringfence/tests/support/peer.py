@@ -94,6 +94,72 @@ def tcp_clients_late(address, port):
         thread.join()
 
 
+def hear(connection, pause=0):
+    """Hears until the end, with a pause after the first bytes, and answers with the hash."""
+    digest = hashlib.sha256()
+    while octets := connection.recv(1 << 18):
+        digest.update(octets)
+        time.sleep(pause)
+        pause = 0
+    connection.sendall(digest.hexdigest().encode())
+    connection.close()
+
+
+def small_server(address, port, buffer=4096, pause=0):
+    """Offers windows of about half of `buffer`, as devices with little memory do."""
+    server = socket.socket(family(address), socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if buffer:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    server.bind((address, port))
+    server.listen(64)
+    say("listening")
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=hear, args=(connection, pause), daemon=True).start()
+
+
+def tcp_sink(address, port):
+    """Hears as fast as it can."""
+    small_server(address, port, 0)
+
+
+def tiny_server(address, port):
+    """Offers windows of a few hundred bytes."""
+    small_server(address, port, 1024)
+
+
+def pausing_server(address, port):
+    """Hears nothing for four seconds, then the rest."""
+    small_server(address, port, 0, 4)
+
+
+def kernel_counter(table, name):
+    """A counter of the kernel about this network namespace."""
+    with open(f"/proc/self/net/{table}") as file:
+        lines = [line.split() for line in file]
+    for names, values in zip(lines[::2], lines[1::2]):
+        if name in names:
+            return int(values[names.index(name)])
+    raise SystemExit(f"the kernel has no {name}")
+
+
+def sender(address, port):
+    """Sends the noise, hears the hash of it, and tells how often the kernel here has sent again what was lost."""
+    connection = connect(address, port)
+    start = time.monotonic()
+    connection.settimeout(120)
+    connection.sendall(noise())
+    connection.shutdown(socket.SHUT_WR)
+    heard = b""
+    while octets := connection.recv(1 << 18):
+        heard += octets
+    assert heard.decode() == hashlib.sha256(noise()).hexdigest(), "the server heard something else"
+    say(f"equal after {time.monotonic() - start:.3f} s")
+    say("timeouts", kernel_counter("netstat", "TCPTimeouts"))
+    say("repeated", kernel_counter("snmp", "RetransSegs"))
+
+
 def udp_server(address, port):
     server = socket.socket(family(address), socket.SOCK_DGRAM)
     server.bind((address, port))
@@ -102,6 +168,44 @@ def udp_server(address, port):
         octets, client = server.recvfrom(65536)
         say("client", client[0])
         server.sendto(octets, client)
+
+
+def udp_mirror(address, port):
+    """Answers each datagram with the port of its sender, after one from another port, which must not arrive."""
+    server = socket.socket(family(address), socket.SOCK_DGRAM)
+    other = socket.socket(family(address), socket.SOCK_DGRAM)
+    server.bind((address, port))
+    other.bind((address, 0))
+    say("listening")
+    while True:
+        _, client = server.recvfrom(65536)
+        other.sendto(b"0", client)
+        server.sendto(b"%d" % client[1], client)
+
+
+def udp_identity(addresses, port):
+    """Sends to several mirrors from one port, and tells the ports by which they know it."""
+    known, strangers = set(), 0
+    client = socket.socket(family(addresses), socket.SOCK_DGRAM)
+    client.bind(("", 41641))
+    client.settimeout(2)
+    for address in addresses.split(",") * 2:
+        for _ in range(10):
+            client.sendto(b"x", (address, port))
+            try:
+                octets, sender = client.recvfrom(65536)
+            except TimeoutError:
+                continue
+            if octets == b"0":
+                strangers += 1
+                octets, sender = client.recvfrom(65536)
+            assert sender[0] == address, sender
+            known.add(octets.decode())
+            break
+        else:
+            raise SystemExit(f"{address} never answered")
+    say("known by", *sorted(known))
+    say("strangers", strangers)
 
 
 def udp_client(address, port, lengths=(0, 1, 64, 1200, 1452, 1473, 9000, 20001, 65000)):

@@ -231,6 +231,8 @@ pub(super) const LIST: &[Allowed] = &[
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4010_7744)]),
     // platform/src/xen/abi.rs: evtchn: after an overflow
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x4505)]),
+    // sys/src/socket.rs: SIOCOUTQ: payload in a socket's send queue
+    on(UPLINK, libc::SYS_ioctl, &[is(1, 0x5411)]),
     // nbd/src/client/link.rs: FIONREAD: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x541b)]),
     // nbd/src/export/mod.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
@@ -405,7 +407,7 @@ pub(super) const LIST: &[Allowed] = &[
     // sys/src/descriptors/stream.rs: bytes
     // uplink/src/host/real/datagrams.rs: datagrams to the peer of the socket
     // uplink/src/host/real/own.rs: rtnetlink: the host's own addresses
-    // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy
+    // uplink/src/host/real/tcp.rs: first bytes of a connection under an egress policy; bytes that waited for room
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_sendto, &[]),
     // sandbox/src/isolation/syscalls.rs: start of a thread
     on(DRIVER | FRONTEND | UPLINK | DAEMON, libc::SYS_set_robust_list, &[]),

@@ -8,7 +8,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 use core::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -35,6 +35,17 @@ pub trait DatagramHost {
         from: u16,
         to: SocketAddr,
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
+
+    /// Disconnects a socket of [`open_udp`](Self::open_udp) from its peer. It keeps its port, belongs to `owner` from then on,
+    /// and accepts datagrams from any sender.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error; the socket is then as before, but perhaps at another port.
+    fn share_udp(&mut self, owner: Owner, socket: &mut dyn DatagramSocket) -> Result<(), Errno>;
+
+    /// Returns `true` if `to` is another host, and the routing table alone chooses the source of datagrams to it.
+    fn routes_freely(&self, to: IpAddr) -> bool;
 
     /// Connects a UDP socket of the guest's network, which was created elsewhere, to `to`.
     ///
@@ -119,6 +130,20 @@ pub trait DatagramSocket: Send {
 
     /// Sets the hop limit of datagrams sent from now on.
     fn set_hops(&mut self, hops: u8);
+
+    /// Returns the address to which the socket is bound, if it is one of the kernel's.
+    fn local_address(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    /// Disconnects the socket from its peer. It keeps its port and accepts datagrams from any sender. Returns its descriptor.
+    ///
+    /// # Errors
+    ///
+    /// Returns the host's error; `EOPNOTSUPP` if the socket cannot do without a peer.
+    fn disconnect(&mut self) -> Result<BorrowedFd<'_>, Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
 }
 
 /// Report of a datagram that was not delivered.

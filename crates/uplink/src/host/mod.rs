@@ -77,13 +77,27 @@ pub struct Piece<'a> {
     pub len: usize,
 }
 
-/// Room in a socket's send queue.
+/// Memory of a socket's send queue, in bytes. Payload needs more memory than its length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendRoom {
-    /// Number of bytes that the socket accepts now.
-    pub free: usize,
-    /// Set if the queue is so full that the caller should ask for an event ([`TcpHost::await_room`]).
-    pub nearly_full: bool,
+    /// Memory in use.
+    pub used: u32,
+    /// Maximum of memory. The socket accepts payload while less is in use.
+    pub limit: u32,
+}
+
+impl SendRoom {
+    /// Returns the memory that is not in use.
+    pub fn free(&self) -> u32 {
+        self.limit.saturating_sub(self.used)
+    }
+
+    /// Returns `true` if the queue is so full that the caller should ask for an event ([`TcpHost::await_room`]). The
+    /// kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is free, and enlarges
+    /// the queue of a socket that waits for that.
+    pub fn is_nearly_full(&self) -> bool {
+        self.free() < self.used / 2
+    }
 }
 
 /// Positions of the urgent mark.
@@ -155,8 +169,11 @@ pub trait TcpHost {
     /// Returns `EAGAIN` if the queue is full. Other errors end the connection.
     fn send_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> Result<usize, Errno>;
 
-    /// Returns the room in the send queue.
+    /// Returns the memory of the send queue.
     fn send_room(&mut self, socket: &Socket) -> SendRoom;
+
+    /// Returns the number of payload bytes in the send queue.
+    fn unacknowledged(&mut self, socket: &Socket) -> u32;
 
     /// Requests a `writable` event for when there is room again.
     fn await_room(&mut self, socket: &Socket);

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ringfence_sys::mailbox::WakeFd;
+use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
 use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
@@ -194,8 +195,12 @@ impl TcpHost for ScriptedHost {
     }
 
     fn send_room(&mut self, socket: &Socket) -> SendRoom {
-        let free = self.entry(socket).map_or(0, |entry| QUEUE - entry.queue.len());
-        SendRoom { free, nearly_full: free < QUEUE / 2 }
+        let used = self.entry(socket).map_or(QUEUE, |entry| entry.queue.len());
+        SendRoom { used: bounded(used, u32::MAX), limit: bounded(QUEUE, u32::MAX) }
+    }
+
+    fn unacknowledged(&mut self, socket: &Socket) -> u32 {
+        self.entry(socket).map_or(0, |entry| bounded(entry.queue.len(), u32::MAX))
     }
 
     fn await_room(&mut self, socket: &Socket) {
@@ -253,6 +258,14 @@ impl DatagramHost for ScriptedHost {
         _group: &Group,
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         Ok(Box::new(Echo::new(owner, true, &self.events)))
+    }
+
+    fn share_udp(&mut self, _owner: Owner, _socket: &mut dyn DatagramSocket) -> Result<(), Errno> {
+        Err(Errno::OPNOTSUPP)
+    }
+
+    fn routes_freely(&self, to: IpAddr) -> bool {
+        !to.is_loopback() && !self.own.contains(&to)
     }
 
     fn connect_udp(

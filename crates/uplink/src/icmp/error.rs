@@ -93,6 +93,22 @@ pub fn refuse(packet: &Packet<'_>, reason: Reason, context: &mut Context<'_>) {
     send(&message, quote, context);
 }
 
+/// Answers an earlier packet of the guest by an error. `ends` are those of frames to the guest, `protocol` and `body` are the
+/// number and the payload of the packet, or the beginning of it.
+pub(crate) fn refuse_earlier(
+    ends: &Ends,
+    reason: Reason,
+    protocol: u8,
+    body: &[u8],
+    context: &mut Context<'_>,
+) {
+    let (kind, code, info) = reason.numbers(ends.to.is_ipv4());
+    let from = reporter(ends.from, context);
+    let message = Message { from, to: ends.to, mac: ends.to_mac, kind, code, info };
+    let quoted = QuotedPacket { from: ends.to, to: ends.from, protocol };
+    send_about(&message, quoted, body, context);
+}
+
 /// Returns the source address of errors that the host itself found: the guest's router of that family,
 /// otherwise the destination.
 pub(crate) fn reporter(destination: IpAddr, context: &Context<'_>) -> IpAddr {

@@ -17,6 +17,9 @@ pub struct TcpConfig {
     pub half_open_max: usize,
     /// Idle time after which the guest receives the first keep-alive probe.
     pub keep_alive_after: Duration,
+    /// Idle time after which a guest that has closed its direction receives one. A guest of Linux forgets such a connection
+    /// after 60 s, unless a process still reads from it, and then answers the probe by a reset.
+    pub half_closed_after: Duration,
     /// Interval between keep-alive probes.
     pub keep_alive_every: Duration,
     /// Number of unanswered keep-alive probes after which the connection is reset.
@@ -29,6 +32,8 @@ pub struct TcpConfig {
     pub window_max: u32,
     /// Maximum of bytes in flight to the guest.
     pub flight_max: u32,
+    /// Maximum of the guest's bytes, of all connections, that wait for room in their sockets.
+    pub backlog_max: usize,
 }
 
 impl TcpConfig {
@@ -48,12 +53,14 @@ impl Default for TcpConfig {
             inbound_max: 65_536,
             half_open_max: 4096,
             keep_alive_after: Duration::from_secs(7200),
+            half_closed_after: Duration::from_secs(61),
             keep_alive_every: Duration::from_secs(75),
             keep_alive_tries: 9,
             time_wait: Duration::from_secs(2),
             connect_within: Duration::from_secs(130),
             window_max: 8 << 20,
             flight_max: 4 << 20,
+            backlog_max: 16 << 20,
         }
     }
 }

@@ -7,9 +7,11 @@
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 
+use super::backlog::Backlog;
 use super::config::TcpConfig;
 use super::rto::Rto;
 use super::seq::Seq;
+use super::window::Offer;
 use crate::context::Context;
 use crate::egress::{CarriedBytes, FirstBytes};
 use crate::emit::Ends;
@@ -69,6 +71,8 @@ pub(super) struct Flags {
     pub(super) awaiting_room: bool,
     /// The socket took less than the offered window. The guest must retransmit the rest.
     pub(super) refused: bool,
+    /// The guest's FIN has arrived, but payload before it waits for room in the socket.
+    pub(super) fin_waits: bool,
     /// The guest's FIN and everything before it have arrived.
     pub(super) guest_fin: bool,
     /// Our FIN was sent before the guest's FIN arrived.
@@ -106,8 +110,9 @@ pub(super) struct TcpConnection {
     pub(super) rcv_nxt: Seq,
     /// End of the window that was offered to the guest.
     pub(super) rcv_edge: Seq,
-    /// Window size when it was last computed.
-    pub(super) offered: u32,
+    pub(super) offer: Offer,
+    /// Payload that waits for room in the socket.
+    pub(super) backlog: Option<Box<Backlog>>,
     /// Window scale of our windows, in bits.
     pub(super) rcv_scale: u8,
     /// Acknowledgement number of the last segment sent to the guest.
@@ -181,7 +186,8 @@ impl TcpConnection {
             bytes: CarriedBytes::default(),
             rcv_nxt: Seq(0),
             rcv_edge: Seq(0),
-            offered: 0,
+            offer: Offer::default(),
+            backlog: None,
             rcv_scale: 0,
             last_ack_sent: Seq(0),
             ack_at: None,
@@ -238,21 +244,19 @@ impl TcpConnection {
         self.flags.guest_fin && self.flags.fin_acked
     }
 
+    /// Returns the time of the next keep-alive probe of an open connection.
+    pub(super) fn keep_alive_at(&self, config: &TcpConfig) -> Duration {
+        let is_half_closed = self.flags.guest_fin || self.flags.fin_waits;
+        let after = if is_half_closed { config.half_closed_after } else { config.keep_alive_after };
+        self.last_heard + after + config.keep_alive_every * u32::from(self.keep_alive_probes)
+    }
+
     /// Returns the time of the connection's next timer.
     pub(super) fn deadline(&self, config: &TcpConfig) -> Option<Duration> {
-        let keep_alive = match self.phase {
-            Phase::Open => {
-                let keep_alive_probes = u32::from(self.keep_alive_probes);
-                Some(
-                    self.last_heard
-                        + config.keep_alive_after
-                        + config.keep_alive_every * keep_alive_probes,
-                )
-            }
-            _ => None,
-        };
+        let keep_alive = (self.phase == Phase::Open).then(|| self.keep_alive_at(config));
         let first = self.first.as_ref().and_then(|first| first.deadline());
-        let own = [self.retransmit_at, self.window_probe_at, self.ends_at, self.ack_at, first];
+        let (retransmit, probe) = (self.retransmit_at, self.window_probe_at);
+        let own = [retransmit, probe, self.offer.check_at, self.ends_at, self.ack_at, first];
         own.into_iter().chain([keep_alive]).flatten().min()
     }
 }

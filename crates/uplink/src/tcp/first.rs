@@ -6,6 +6,7 @@
 use ringfence_sys::numbers::bounded;
 use rustix::io::Errno;
 
+use super::backlog::gather;
 use super::connection::TcpConnection;
 use crate::context::Context;
 use crate::egress::{FirstBytes, FirstVerdict};
@@ -25,7 +26,8 @@ impl TcpConnection {
             self.record_refused(offered, context);
             return false;
         }
-        let bytes = gather(pieces, first.room());
+        let mut bytes = Vec::new();
+        gather(pieces, 0..first.room().min(offered), &mut bytes);
         self.rcv_nxt += bounded(bytes.len(), u32::MAX);
         context.counters.tcp_bytes_in.add(bytes.len() as u64);
         self.bytes.from_guest += bytes.len() as u64;
@@ -90,9 +92,8 @@ impl TcpConnection {
             }
         };
         first.sent(sent);
-        if !first.passed().is_empty() && !self.flags.awaiting_room {
-            self.flags.awaiting_room = true;
-            context.host.await_room(socket);
+        if !first.passed().is_empty() {
+            self.await_room(context);
         }
     }
 
@@ -106,26 +107,4 @@ impl TcpConnection {
             self.first = Some(first);
         }
     }
-}
-
-/// Copies at most `room` bytes of the pieces.
-fn gather(pieces: &[Piece<'_>], room: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for piece in pieces {
-        let (start, end) = (piece.start, piece.start + piece.len);
-        let mut at = 0;
-        for part in piece.frame.pieces() {
-            let from = start.saturating_sub(at).min(part.len());
-            let to = end.saturating_sub(at).min(part.len());
-            if from < to {
-                part.for_each_piece_of(from..to, |some| bytes.extend_from_slice(some));
-            }
-            at += part.len();
-        }
-        if bytes.len() >= room {
-            break;
-        }
-    }
-    bytes.truncate(room);
-    bytes
 }

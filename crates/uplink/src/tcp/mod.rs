@@ -1,7 +1,7 @@
 //! TCP: each connection of the guest is carried by one host socket.
 //!
 //! The guest's kernel has a connection with this module, segment by segment. The host's kernel has a
-//! connection with the other end, by a socket. No payload is stored in between:
+//! connection with the other end, by a socket. No payload is stored in between, but for a bounded backlog:
 //!
 //! ```text
 //! guest  --segment-->  receive  --send-->  host socket  -->  other end
@@ -9,9 +9,9 @@
 //! ```
 //!
 //! * **From the guest.** In-order payload goes from its frame into the socket. The acknowledgement covers
-//!   the bytes that the socket accepted. The offered window is the room in the socket's send queue, and it
-//!   never shrinks. Segments out of order are answered by a duplicate acknowledgement and dropped; the
-//!   guest retransmits them.
+//!   the bytes that the socket accepted. The offered window is the room in the socket's send queue (`window`), and
+//!   it never shrinks. Payload that it covered and the socket refuses waits for room (`backlog`). Segments out of
+//!   order are answered by a duplicate acknowledgement and dropped; the guest retransmits them.
 //! * **To the guest.** Payload is *peeked*: copied into frames while it stays in the socket's receive
 //!   queue. It is discarded from the queue once the guest has acknowledged it. A retransmission peeks again.
 //!   So the other end's window closes when the guest does not read, as on a direct connection.
@@ -29,6 +29,7 @@
 //! evict one that the guest opened. Each connection sends a bounded number of frames a round, in FIFO
 //! order.
 
+mod backlog;
 pub mod config;
 mod connection;
 mod first;
@@ -40,6 +41,7 @@ pub mod segment;
 pub mod seq;
 mod serve;
 mod timers;
+mod window;
 
 use core::hash::BuildHasher;
 use core::net::SocketAddr;
@@ -385,20 +387,19 @@ impl Tcp {
     fn refuse(&mut self, id: FlowId, errno: Errno, context: &mut Context<'_>) {
         context.counters.tcp_refused.add(1);
         tracing::debug!(%errno, "a connection was refused");
-        if let Some(flow) = self.flows.get(id)
+        match self.flows.get(id) {
             // Without an answer from the other end, the guest receives none either.
-            && errno != Errno::TIMEDOUT
-        {
-            // A guest in SYN-SENT ignores the sequence number; later it must be the next one.
-            let seq = if flow.phase == Phase::Connecting { Seq(0) } else { flow.snd_nxt };
-            let header = Header {
-                ports: flow.ports,
-                seq,
-                acknowledged: flow.rcv_nxt,
-                flags: RST | ACK,
-                ..Header::default()
-            };
-            reset::send(&flow.ends, header, context);
+            Some(_) if errno == Errno::TIMEDOUT => {}
+            Some(flow) if flow.phase == Phase::Connecting => {
+                reset::refuse_syn(flow, errno, context);
+            }
+            Some(flow) => {
+                let (ports, seq, acknowledged) = (flow.ports, flow.snd_nxt, flow.rcv_nxt);
+                let header =
+                    Header { ports, seq, acknowledged, flags: RST | ACK, ..Header::default() };
+                reset::send(&flow.ends, header, context);
+            }
+            None => {}
         }
         self.end(id, Close::Reset, context);
     }
@@ -411,6 +412,7 @@ impl Tcp {
         if let Some(socket) = flow.socket.take() {
             context.host.close(socket, how);
         }
+        flow.drop_backlog(context);
         flow.record_end(context);
         context.counters.tcp_closed.add(1);
     }
@@ -547,12 +549,15 @@ impl TcpConnection {
         }
         self.flags.awaiting_room = false;
         self.resume_first_bytes(context);
+        if !self.send_backlog(context) {
+            return;
+        }
         let moved = self.refresh_window(context);
-        if self.flags.refused && moved {
+        let refused = core::mem::take(&mut self.flags.refused);
+        if refused {
             // Three duplicate acknowledgements, beside the window update, make the guest retransmit at once.
-            self.flags.refused = false;
             self.duplicate_acks_due = 3;
         }
-        self.flags.ack_due |= moved;
+        self.flags.ack_due |= moved || refused;
     }
 }

@@ -153,7 +153,7 @@ impl TcpConnection {
         context: &mut Context<'_>,
     ) -> Disposition {
         self.last_heard = context.now;
-        self.keep_alive_probes = 0;
+        let is_probed = core::mem::take(&mut self.keep_alive_probes) > 0;
         if !self.is_acceptable(segment) {
             context.counters.tcp_out_of_window.add(1);
             self.flags.ack_due |= !segment.has(RST);
@@ -162,7 +162,11 @@ impl TcpConnection {
         if segment.has(RST) {
             // RFC 5961, 3: only the exact sequence number resets the connection.
             if segment.seq == self.rcv_nxt {
-                return Disposition::Close(Close::Reset);
+                // The guest's kernel has forgotten a connection that its process has closed. The host's kernel does the
+                // same with the socket, as it would with one of a process.
+                let is_orphan = is_probed && self.flags.guest_fin;
+                let how = if is_orphan { Close::Orderly } else { Close::Reset };
+                return Disposition::Close(how);
             }
             self.flags.ack_due = true;
             return Disposition::Keep;
@@ -293,12 +297,11 @@ impl TcpConnection {
                 }
             }
         }
-        if segment.has(FIN) && self.finish_first_bytes(context) {
-            self.rcv_nxt += 1;
-            self.flags.guest_fin = true;
-            self.acknowledge_soon(context);
-            if let Some(socket) = &self.socket {
-                context.host.shut_down(socket);
+        if segment.has(FIN) {
+            if self.finish_first_bytes(context) && self.backlog.is_none() {
+                self.accept_fin(context);
+            } else {
+                self.flags.fin_waits = true;
             }
         }
         Disposition::Keep
@@ -307,13 +310,13 @@ impl TcpConnection {
     /// Schedules an acknowledgement of data in order. It is delayed so that the answer can carry it
     /// (RFC 9293, 3.8.6.3). It is due at once after more than one request, a half-used window, our FIN, or a
     /// delay that no answer ended.
-    fn acknowledge_soon(&mut self, context: &Context<'_>) {
+    pub(super) fn acknowledge_soon(&mut self, context: &Context<'_>) {
         let unacked = self.rcv_nxt.since(self.last_ack_sent).unwrap_or(u32::MAX);
         let mss = TcpConnection::mss_of(context.config.mtu, self.ends.to);
         let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
         let at_once = self.flags.delayed_ack_expired
             || unacked >= UNACKED_MAX.min(mss.into())
-            || open <= self.offered / 2
+            || open <= self.offer.size / 2
             || self.fin.is_some();
         if at_once {
             self.flags.ack_due = true;
@@ -380,29 +383,26 @@ impl TcpConnection {
             return Ok(all);
         }
         let Some(socket) = &self.socket else { return Err(Errno::NOTCONN) };
-        let taken = match context.host.send(socket, pieces, urgent) {
-            Ok(taken) => taken.min(offered),
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
-            Err(errno) => return Err(errno),
+        let taken = match &self.backlog {
+            None => match context.host.send(socket, pieces, urgent) {
+                Ok(taken) => taken.min(offered),
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
+                Err(errno) => return Err(errno),
+            },
+            // Payload stays in order.
+            Some(_) => 0,
         };
         self.rcv_nxt += bounded(taken, u32::MAX);
         context.counters.tcp_bytes_in.add(taken as u64);
         self.bytes.from_guest += taken as u64;
-        let refused = offered - taken;
-        if refused > 0 {
-            self.record_refused(refused, context);
-        }
-        Ok(refused == 0)
+        Ok(taken == offered || self.keep_refused(pieces, taken..offered, urgent, context))
     }
 
-    /// Records that bytes of the offered window were refused. The guest sends them again once there is room.
+    /// Records that first bytes were refused. The guest sends them again once there is room.
     pub(super) fn record_refused(&mut self, refused: usize, context: &mut Context<'_>) {
         context.counters.tcp_overcommitted.add(refused as u64);
         self.flags.refused = true;
         self.flags.ack_due = true;
-        if let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.awaiting_room) {
-            self.flags.awaiting_room = true;
-            context.host.await_room(socket);
-        }
+        self.await_room(context);
     }
 }

@@ -1,13 +1,18 @@
-//! TCP resets (RFC 9293, 3.5.2): answers to segments that belong to no connection.
+//! Refusals: resets (RFC 9293, 3.5.2) for segments that belong to no connection, and answers to SYNs that the host cannot
+//! pass on.
 
 use ringfence_offload::checksum::Accumulator;
 use ringfence_offload::checksum::partial::never_zero;
 use ringfence_offload::packet::{protocol, tcp_flags};
 
+use rustix::io::Errno;
+
+use super::connection::TcpConnection;
 use super::segment::{HEADER_LEN, Header, Segment};
 use super::seq::Seq;
 use crate::context::Context;
 use crate::emit::Ends;
+use crate::icmp::error::{self as icmp_error, Reason};
 use crate::packet::Packet;
 
 /// Answers a segment that belongs to no connection by a reset, unless it is a reset itself.
@@ -29,6 +34,26 @@ pub(super) fn refuse(packet: &Packet<'_>, segment: &Segment, context: &mut Conte
     };
     let ports = (segment.ports.1, segment.ports.0);
     send(&ends, Header { ports, ..header }, context);
+}
+
+/// Answers the SYN of a connection that the host could not open: by a reset if the other end has refused it, by an ICMP error
+/// if it cannot be reached.
+pub(super) fn refuse_syn(flow: &TcpConnection, errno: Errno, context: &mut Context<'_>) {
+    let is_refused = matches!(errno, Errno::CONNREFUSED | Errno::CONNRESET);
+    let reason = Reason::of(errno);
+    if is_refused || reason == Reason::PortUnreachable {
+        // A guest in SYN-SENT ignores the sequence number.
+        let flags = tcp_flags::RST | tcp_flags::ACK;
+        let (ports, acknowledged) = (flow.ports, flow.rcv_nxt);
+        let header = Header { ports, acknowledged, flags, ..Header::default() };
+        return send(&flow.ends, header, context);
+    }
+    let (ports, flags) = ((flow.ports.1, flow.ports.0), tcp_flags::SYN);
+    let syn = Header { ports, seq: flow.rcv_nxt - 1, flags, ..Header::default() };
+    let mut body = [0; HEADER_LEN];
+    if syn.write(&[], 0, &mut body).is_some() {
+        icmp_error::refuse_earlier(&flow.ends, reason, protocol::TCP, &body, context);
+    }
 }
 
 /// Queues a segment without payload, with a complete checksum.

@@ -29,9 +29,6 @@ use crate::link::{Committed, GuestLink, RESERVE_MAX, Slots};
 /// bulk saves a system call per acknowledgement.
 const DISCARD_AT_LEAST: u32 = 256 << 10;
 
-/// Window size from which on a window that is mostly open is not computed again: several segments.
-const WINDOW_IS_LARGE: u32 = 256 << 10;
-
 /// Length of the longest IP packet.
 const IP_MAX: usize = 65_535;
 
@@ -403,46 +400,6 @@ impl TcpConnection {
         self.window_probe_at = None;
         self.ends_at = Some(context.now + context.config.tcp.time_wait);
         Step::Continue(())
-    }
-
-    /// Extends the offered window to the room in the socket's send queue; it never shrinks. Returns `true` if
-    /// the window grew enough to announce it.
-    pub(super) fn refresh_window(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(socket) = self.socket.as_ref().filter(|_| !self.flags.guest_fin) else {
-            return false;
-        };
-        // While a large window is mostly open, the guest needs no update, which saves the system call. A guest
-        // whose segment was refused does need it.
-        let open = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
-        if open >= WINDOW_IS_LARGE && open >= self.offered / 4 * 3 && !self.flags.refused {
-            return false;
-        }
-        let room = context.host.send_room(socket);
-        if room.nearly_full && !self.flags.awaiting_room {
-            self.flags.awaiting_room = true;
-            context.host.await_room(socket);
-        }
-        let free = u32::try_from(room.free).unwrap_or(u32::MAX).min(context.config.tcp.window_max);
-        let gain = (self.rcv_nxt + free).since(self.rcv_edge).unwrap_or(0);
-        let mss = u32::from(TcpConnection::mss_of(context.config.mtu, self.ends.to));
-        if gain == 0 || gain < mss.min(free / 4) {
-            return false;
-        }
-        let scale = u32::from(self.rcv_scale);
-        let field = (free >> scale).min(u16::MAX.into());
-        let edge = self.rcv_nxt + (field << scale);
-        let moves = edge > self.rcv_edge;
-        self.rcv_edge = self.rcv_edge.max(edge);
-        self.offered = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
-        moves
-    }
-
-    /// Returns the window field of a segment.
-    fn window_field(&self, flags: u8) -> u16 {
-        let window = self.rcv_edge.since(self.rcv_nxt).unwrap_or(0);
-        let scale = if flags & SYN != 0 { 0 } else { u32::from(self.rcv_scale) };
-        // Rounded up: scaling must not shrink the offered window.
-        u16::try_from(window.div_ceil(1 << scale)).unwrap_or(u16::MAX)
     }
 
     fn send_control(

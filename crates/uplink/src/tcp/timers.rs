@@ -29,6 +29,9 @@ impl TcpConnection {
             self.window_probes = self.window_probes.saturating_add(1);
             self.flags.probe_due = true;
         }
+        if is_due(self.offer.check_at) {
+            self.on_window_check(context);
+        }
         if is_due(self.ack_at) {
             self.ack_at = None;
             self.flags.ack_due = true;
@@ -74,10 +77,7 @@ impl TcpConnection {
     /// Sends a keep-alive probe to a guest that has been silent for too long.
     fn keep_alive(&mut self, context: &mut Context<'_>) -> Disposition {
         let config = &context.config.tcp;
-        let keep_alive_probes = u32::from(self.keep_alive_probes);
-        let due =
-            self.last_heard + config.keep_alive_after + config.keep_alive_every * keep_alive_probes;
-        if due > context.now {
+        if self.keep_alive_at(config) > context.now {
             return Disposition::Keep;
         }
         if self.keep_alive_probes >= config.keep_alive_tries {

@@ -62,7 +62,7 @@ impl Udp {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             if !is_open {
                 self.flush_if(id, context);
-                self.flows.remove(id);
+                self.remove(id);
             }
         }
     }

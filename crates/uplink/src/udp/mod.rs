@@ -5,6 +5,8 @@
 //! is free. So the other end sees the guest's port, third parties cannot inject datagrams, and ICMP errors
 //! reach the right association.
 //!
+//! Associations of one guest port with several peers share one socket, and so one host port (`mapping`).
+//!
 //! * **To the host** (`to_host`): consecutive datagrams of one association and one length leave as one block,
 //!   which the host's kernel segments (`UDP_SEGMENT`). A super-packet of the guest (USO) leaves unchanged.
 //! * **To the guest** (`to_guest`): a readable socket waits in a FIFO queue. One call reads many datagrams.
@@ -12,8 +14,8 @@
 //!
 //! Sockets of forwarded ports ([`Udp::listen`]) accept datagrams from any client. Each client has an
 //! association of its own, so the guest sees the client's real address. The answer leaves by the socket
-//! and the address that the client had contacted. When such a socket is removed ([`Udp::unlisten`]), the
-//! associations of its clients end.
+//! and the address that the client had contacted. Datagrams that the guest sends first from such a port leave by
+//! the same socket. When it is removed ([`Udp::unlisten`]), its associations end.
 //!
 //! Datagrams from loopback to loopback do not take the link (`relay`). Multicast has sockets of its own ([`multicast`]).
 //!
@@ -24,6 +26,7 @@
 
 mod admission;
 mod inspect;
+mod mapping;
 pub mod multicast;
 mod names;
 pub(crate) mod relay;
@@ -32,7 +35,7 @@ mod to_host;
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
 
 use ringfence_offload::packet::{Transport, protocol};
@@ -48,6 +51,7 @@ use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, QuotedPacket, Reason};
 use crate::packet::{HOPS_DEFAULT, Mac, Packet};
+use mapping::Mapping;
 use to_host::SendBlock;
 
 /// Lifetime of an idle association without an answer (RFC 4787 asks for two minutes once there is one).
@@ -63,17 +67,8 @@ enum Route {
     Closed,
     /// Socket of the association's own.
     Socket(Box<dyn DatagramSocket>),
-    /// Socket of a forwarded port, by its index.
+    /// Socket of a forwarded port, or one that associations of the same guest port share, by its index.
     Listener(usize, Via),
-}
-
-impl Route {
-    fn origin(&self) -> Origin {
-        match self {
-            Route::Closed | Route::Socket(_) => Origin::Guest,
-            Route::Listener(..) => Origin::Outside,
-        }
-    }
 }
 
 struct Flow {
@@ -89,11 +84,16 @@ struct Flow {
     inspector: Option<Box<DatagramInspector>>,
 }
 
-/// Socket of a forwarded port.
+/// Socket of a forwarded port, or one that associations of the same guest port share.
 struct Listener {
     socket: Box<dyn DatagramSocket>,
     guest: SocketAddr,
     queued: bool,
+    hops: u8,
+    /// Address of the forwarded port on the host.
+    at: Option<SocketAddr>,
+    /// Number of associations that share the socket; `None` for a forwarded port.
+    users: Option<usize>,
 }
 
 /// Socket with datagrams for the guest.
@@ -107,6 +107,10 @@ enum Source {
 pub struct Udp {
     flows: FlowTable<Flow>,
     listeners: Reused<Listener>,
+    /// Indices of the sockets of forwarded ports, by the guest's port.
+    ports: HashMap<u16, Vec<usize>>,
+    /// Mappings of the guest's other ports.
+    mappings: HashMap<SocketAddr, Mapping>,
     waiting: VecDeque<Source>,
     block: SendBlock,
     buffer: ReceiveBuffer,
@@ -122,6 +126,8 @@ impl Udp {
             // Associations of clients need no descriptor each.
             flows: FlowTable::with_outside(flows_max, flows_max),
             listeners: Reused::default(),
+            ports: HashMap::new(),
+            mappings: HashMap::new(),
             waiting: VecDeque::new(),
             block: SendBlock::default(),
             buffer: ReceiveBuffer::default(),
@@ -153,23 +159,27 @@ impl Udp {
         guest: SocketAddr,
         context: &mut Context<'_>,
     ) -> Result<ForwardId, Errno> {
-        self.listeners.insert(OwnerKind::UdpListener, |owner| {
+        let id = self.listeners.insert(OwnerKind::UdpListener, |owner| {
             let socket = context.host.adopt_udp(owner, socket)?;
-            Ok(Listener { socket, guest, queued: false })
-        })
+            let at = socket.local_address();
+            Ok(Listener { socket, guest, queued: false, hops: HOPS_DEFAULT, at, users: None })
+        })?;
+        let index = self.listeners.index_of(id.0);
+        self.ports.entry(guest.port()).or_default().extend(index);
+        Ok(id)
     }
 
-    /// Closes the socket of a forwarded port, and ends the associations of its clients.
+    /// Closes the socket of a forwarded port, and ends its associations.
     pub fn unlisten(&mut self, id: ForwardId, context: &mut Context<'_>) {
         let Some(index) = self.listeners.index_of(id.0) else { return };
-        let of_port: Vec<_> = self.flows.ids_of(Origin::Outside).collect();
-        for flow in of_port {
-            let route = self.flows.get(flow).map(|flow| &flow.route);
-            if matches!(route, Some(Route::Listener(of, _)) if *of == index) {
-                self.flush_if(flow, context);
-                self.flows.remove(flow);
-            }
+        for flow in self.users_of(index) {
+            self.flush_if(flow, context);
+            self.remove(flow);
         }
+        self.ports.retain(|_, indices| {
+            indices.retain(|of| *of != index);
+            !indices.is_empty()
+        });
         self.waiting.retain(|source| !matches!(source, Source::Listener(of) if *of == index));
         self.listeners.remove(id);
     }
@@ -185,7 +195,8 @@ impl Udp {
 
     /// Returns the guest's ports to which forwarded ports lead.
     pub fn forwarded_ports(&self) -> Vec<u16> {
-        self.listeners.values().map(|listener| listener.guest.port()).collect()
+        let ports = self.listeners.values().filter(|listener| listener.users.is_none());
+        ports.map(|listener| listener.guest.port()).collect()
     }
 
     /// Handles a datagram from the guest. It may be sent as late as in [`Udp::finish_input`].
@@ -202,12 +213,11 @@ impl Udp {
         if let Some(egress) = admission::policy_of(key.remote, context) {
             return self.query(key, packet, egress, context);
         }
-        let Some(id) = self.flows.find(&key).or_else(|| self.open(key, packet, context)) else {
-            return;
-        };
+        let found = self.flows.find(&key).or_else(|| self.answered_from(&key, context));
+        let Some(id) = found.or_else(|| self.open(key, packet, context)) else { return };
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        self.set_hops(id, packet);
+        self.set_hops(id, packet, context);
         context.counters.udp_bytes_in.add(packet.payload_len() as u64);
         if self.flows.get(id).is_some_and(|flow| flow.inspector.is_some()) {
             return self.send_inspected(id, packet, context);
@@ -228,17 +238,16 @@ impl Udp {
             icmp_error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
-        let id = self.insert(key, outward, packet.mac, Route::Closed, context)?;
-        let owner = id.owner(OwnerKind::Udp);
-        match context.host.open_udp(owner, key.guest.port(), outward) {
-            Ok(socket) => {
+        let id = self.insert(key, (outward, packet.mac), Route::Closed, Origin::Guest, context)?;
+        match self.open_route(id, &key, outward, context) {
+            Ok(route) => {
                 let flow = self.flows.get_mut(id)?;
-                (flow.route, flow.inspector) = (Route::Socket(socket), inspector);
+                (flow.route, flow.inspector) = (route, inspector);
                 context.counters.udp_opened.add(1);
                 Some(id)
             }
             Err(errno) => {
-                self.flows.remove(id);
+                self.remove(id);
                 context.counters.udp_refused.add(1);
                 icmp_error::refuse(packet, Reason::of(errno), context);
                 None
@@ -250,16 +259,15 @@ impl Udp {
     fn insert(
         &mut self,
         key: FlowKey,
-        outward: SocketAddr,
-        mac: Mac,
+        (outward, mac): (SocketAddr, Mac),
         route: Route,
+        origin: Origin,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let origin = route.origin();
         if self.flows.is_full(origin) {
             let oldest = self.flows.oldest(origin)?;
             self.flush_if(oldest, context);
-            self.flows.remove(oldest);
+            self.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
         let (hops, inspector) = (HOPS_DEFAULT, None);
@@ -276,14 +284,29 @@ impl Udp {
     }
 
     /// Copies the packet's hop limit to the socket, so that the guest can trace routes.
-    fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>) {
+    fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
         let hops = packet.hop_limit();
-        if let Some(flow) = self.flows.get_mut(id)
-            && flow.hops != hops
-            && let Route::Socket(socket) = &mut flow.route
-        {
-            flow.hops = hops;
+        if self.hops_of(id).is_none_or(|(known, _)| *known == hops) {
+            return;
+        }
+        // Earlier datagrams leave with their own.
+        self.flush(context);
+        if let Some((known, socket)) = self.hops_of(id) {
+            *known = hops;
             socket.set_hops(hops);
+        }
+    }
+
+    /// Returns the socket by which an association sends, with its hop limit.
+    fn hops_of(&mut self, id: FlowId) -> Option<(&mut u8, &mut Box<dyn DatagramSocket>)> {
+        let flow = self.flows.get_mut(id)?;
+        match &mut flow.route {
+            Route::Socket(socket) => Some((&mut flow.hops, socket)),
+            Route::Listener(index, _) => {
+                let listener = self.listeners.get_mut(*index)?;
+                Some((&mut listener.hops, &mut listener.socket))
+            }
+            Route::Closed => None,
         }
     }
 
@@ -329,7 +352,14 @@ impl Udp {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
                 return;
             };
-            let Route::Socket(socket) = &mut flow.route else { return };
+            let socket = match &mut flow.route {
+                Route::Socket(socket) => socket,
+                Route::Listener(index, _) => {
+                    let index = *index;
+                    return self.report_listener(index, context);
+                }
+                Route::Closed => return,
+            };
             let Some(failure) = socket.error(&mut bytes) else { return };
             let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
@@ -342,10 +372,10 @@ impl Udp {
             let Some(listener) = self.listeners.get_mut(index) else { return };
             let Some(failure) = listener.socket.error(&mut bytes) else { return };
             let Some(client) = failure.to else { continue };
-            let remote = context.config.inward(client);
-            let key = FlowKey { guest: listener.guest, remote };
-            let Some(id) = self.flows.find(&key) else { continue };
-            let Some(flow) = self.flows.get(id) else { continue };
+            let Some(id) = self.flow_at(index, client, context) else { continue };
+            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else {
+                continue;
+            };
             let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
@@ -367,7 +397,7 @@ impl Udp {
                 None => !is_inspected && context.may_stay(remote, Protocol::Udp, None),
             };
             if !stays {
-                self.flows.remove(id);
+                self.remove(id);
             }
         }
     }
@@ -376,7 +406,7 @@ impl Udp {
     pub fn run_timers(&mut self, context: &mut Context<'_>) {
         while let Some(id) = self.flows.take_due(context.now) {
             if !self.expire_inspection(id, context) {
-                self.flows.remove(id);
+                self.remove(id);
                 context.counters.udp_aged.add(1);
             }
         }

@@ -16,7 +16,7 @@ use super::relay::DatagramRelays;
 use super::{Route, Source, Udp};
 use crate::context::Context;
 use crate::emit::{Ends, UdpEnds};
-use crate::flow::{FlowId, FlowKey};
+use crate::flow::{FlowId, FlowKey, Origin};
 use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
@@ -125,13 +125,25 @@ impl Udp {
         let udp_ends = UdpEnds::new(&key, flow.mac, context);
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
+        self.emit_answers(&key, &udp_ends, (buffer, buffer.datagrams()), link, context);
+    }
+
+    /// Sends the guest datagrams of a host that it has addressed: from a name server, as the egress policy has them.
+    fn emit_answers(
+        &mut self,
+        key: &FlowKey,
+        udp_ends: &UdpEnds,
+        (buffer, datagrams): (&ReceiveBuffer, &[Datagram]),
+        link: &mut dyn GuestLink,
+        context: &mut Context<'_>,
+    ) {
         let Some(egress) = super::admission::policy_of(key.remote, context) else {
-            return self.emit(&udp_ends, buffer, buffer.datagrams(), link, context);
+            return self.emit(udp_ends, buffer, datagrams, link, context);
         };
         let takes = link.capabilities();
         let headers = udp_ends.ends.header_len() + UDP_LEN - crate::emit::ETHERNET_LEN;
         let longest = usize::from(takes.mtu).saturating_sub(headers);
-        for datagram in buffer.datagrams() {
+        for datagram in datagrams {
             let bytes = buffer.bytes(datagram);
             for piece in bytes.chunks(datagram.segment.map_or(bytes.len(), usize::from).max(1)) {
                 let ends = QueryEnds { guest: key.guest, server: key.remote };
@@ -139,12 +151,12 @@ impl Udp {
                 let Some(answer) = answer else { continue };
                 context.counters.udp_datagrams_out.add(1);
                 context.counters.udp_bytes_out.add(answer.len() as u64);
-                self.send_whole(&udp_ends, &answer, longest, &takes, link, context);
+                self.send_whole(udp_ends, &answer, longest, &takes, link, context);
             }
         }
     }
 
-    /// Sends the guest datagrams of a forwarded port. Each client has an association of its own.
+    /// Sends the guest datagrams of a forwarded port or a shared socket. Each client has an association of its own.
     fn deliver_to(
         &mut self,
         index: usize,
@@ -154,7 +166,8 @@ impl Udp {
         context: &mut Context<'_>,
     ) {
         let port = self.listeners.id_of(OwnerKind::UdpListener, index);
-        let to = port.zip(self.listeners.get(index).map(|listener| listener.guest));
+        let listener = self.listeners.get(index).filter(|listener| listener.users.is_none());
+        let to = port.zip(listener.map(|listener| listener.guest));
         let same = |a: &Datagram, b: &Datagram| a.from == b.from && a.to == b.to;
         for run in buffer.datagrams().chunk_by(same) {
             let Some(client) = run.first().and_then(|datagram| datagram.from) else { continue };
@@ -162,20 +175,32 @@ impl Udp {
             if to.is_some_and(|to| relays.carry_in(to, via, buffer, run, context)) {
                 continue;
             }
-            let Some(id) = self.client(index, client, via, context) else {
+            let known = self.flow_at(index, client, context);
+            if known.is_none() && to.is_none() {
+                context.counters.drop_stranger.add(run.len() as u64);
+                continue;
+            }
+            let Some(id) = known.or_else(|| self.client(index, client, via, context)) else {
                 context.counters.udp_refused.add(run.len() as u64);
                 continue;
             };
-            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else {
+            let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
                 continue;
             };
+            flow.answered = true;
             let udp_ends = UdpEnds::new(&key, flow.mac, context);
             self.flows.touch(id);
             self.extend_deadline(id, context.now);
-            self.emit(&udp_ends, buffer, run, link, context);
+            match self.flows.origin(id) {
+                Some(Origin::Guest) => {
+                    self.emit_answers(&key, &udp_ends, (buffer, run), link, context);
+                }
+                _ => self.emit(&udp_ends, buffer, run, link, context),
+            }
         }
     }
 
+    /// Opens the association of a new client of a forwarded port.
     fn client(
         &mut self,
         index: usize,
@@ -185,12 +210,9 @@ impl Udp {
     ) -> Option<FlowId> {
         let guest = context.config.guest.reached_at(self.listeners.get(index)?.guest);
         let key = FlowKey { guest, remote: context.config.inward(client) };
-        if let Some(id) = self.flows.find(&key) {
-            return Some(id);
-        }
         let mac = context.config.guest.mac?;
-        let id = self.insert(key, client, mac, Route::Listener(index, via), context)?;
-        self.flows.get_mut(id)?.answered = true;
+        let route = Route::Listener(index, via);
+        let id = self.insert(key, (client, mac), route, Origin::Outside, context)?;
         context.counters.udp_accepted.add(1);
         Some(id)
     }

@@ -135,7 +135,7 @@ impl Udp {
         }
     }
 
-    fn flush(&mut self, context: &mut Context<'_>) {
+    pub(super) fn flush(&mut self, context: &mut Context<'_>) {
         let Some(id) = self.block.flow else { return };
         let bytes = core::mem::take(&mut self.block.bytes);
         let segment = u16::try_from(self.block.segment).ok().filter(|_| self.block.count > 1);

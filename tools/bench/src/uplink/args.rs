@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::super::params::parse_seconds;
 use super::end::WorkloadKind;
+use super::slow::{BUFFERS, PAUSED, SHAPES, Shape};
 
 const NOTES: &str = "\
 The loopback interface of a network namespace stands for the host. Servers are threads of this
@@ -84,6 +85,8 @@ pub enum Versus {
     Slirp4netns,
     /// A pair of interfaces, which needs root
     Veth,
+    /// No network of its own: the client is on the host. For slow peers
+    Host,
     /// All of them that are installed
     All,
 }
@@ -101,6 +104,7 @@ pub enum UplinkPeer {
     SecondPasta,
     Slirp4netns,
     Veth,
+    Host,
 }
 
 impl UplinkPeer {
@@ -112,6 +116,7 @@ impl UplinkPeer {
             UplinkPeer::SecondPasta => "pasta-2",
             UplinkPeer::Slirp4netns => "slirp4netns",
             UplinkPeer::Veth => "veth",
+            UplinkPeer::Host => "host",
         }
     }
 }
@@ -144,10 +149,12 @@ pub(super) struct Workload {
     pub(super) direction: UplinkDirection,
     pub(super) mtu: u16,
     pub(super) streams: usize,
-    /// Bytes of a datagram.
+    /// Bytes of a datagram, or of a slow peer's receive buffer.
     pub(super) size: usize,
     /// Set if the connection comes from the host, through a forwarded port.
     pub(super) inbound: bool,
+    /// Shape of the link to the server, if it has one.
+    pub(super) shape: Option<Shape>,
 }
 
 impl UplinkArgs {
@@ -162,6 +169,7 @@ impl UplinkArgs {
             (Versus::Pasta, UplinkPeer::SecondPasta),
             (Versus::Slirp4netns, UplinkPeer::Slirp4netns),
             (Versus::Veth, UplinkPeer::Veth),
+            (Versus::Host, UplinkPeer::Host),
         ];
         others.retain(|(_, peer)| *peer != UplinkPeer::SecondPasta || self.second_pasta.is_some());
         let others = others.into_iter().filter(|(versus, _)| asked(*versus)).map(|(_, peer)| peer);
@@ -180,6 +188,7 @@ impl UplinkArgs {
             streams: 1,
             size: 0,
             inbound: false,
+            shape: None,
         };
         for (mtu, streams) in [(65520, 1), (1500, 1), (65520, 8)] {
             cases.extend(both.map(|direction| Workload {
@@ -207,6 +216,7 @@ impl UplinkArgs {
             inbound: true,
             ..row("tcp-crr-inbound", WorkloadKind::TcpCrr, UplinkDirection::HostNs)
         });
+        cases.extend(slow_peers());
         cases.retain(|case| self.kinds.is_empty() || self.kinds.contains(&case.kind));
         if self.policy {
             let is_of_outside =
@@ -218,6 +228,28 @@ impl UplinkArgs {
         }
         cases
     }
+}
+
+/// Returns the rows of slow peers.
+fn slow_peers() -> Vec<Workload> {
+    let row = |name, mtu, size, shape| Workload {
+        name,
+        kind: WorkloadKind::SlowPeer,
+        direction: UplinkDirection::NsHost,
+        mtu,
+        streams: 1,
+        size,
+        inbound: false,
+        shape,
+    };
+    let windows = [65520, 1500]
+        .into_iter()
+        .flat_map(|mtu| BUFFERS.map(|size| row("slow-window", mtu, size, None)));
+    let pauses = [65520, 1500].map(|mtu| row(PAUSED, mtu, 0, None));
+    let shaped = SHAPES
+        .into_iter()
+        .flat_map(|shape| [0, 8 << 10].map(|size| row(shape.name, 65520, size, Some(shape))));
+    windows.chain(pauses).chain(shaped).collect()
 }
 
 #[cfg(test)]
@@ -234,8 +266,8 @@ mod tests {
     #[test]
     fn options_select_peers_and_cases() {
         let args = CommandLine::parse_from(["x", "--vs", "all"]).args;
-        assert_eq!(args.peers().len(), 4);
-        assert_eq!(args.cases().len(), 16);
+        assert_eq!(args.peers().len(), 5);
+        assert_eq!(args.cases().len(), 16 + 16);
         let line = ["x", "--vs", "pasta", "--second-pasta", "/old/pasta"];
         let peers = CommandLine::parse_from(line).args.peers();
         assert_eq!(peers, [UplinkPeer::Ringfence, UplinkPeer::Pasta, UplinkPeer::SecondPasta]);

@@ -15,10 +15,11 @@ use anyhow::{Context, bail, ensure};
 use hdrhistogram::Histogram;
 use ringfence_sys::datagrams::{self, Wait};
 use rustix::io::Errno;
-use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags};
+use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sockopt};
 use serde::{Deserialize, Serialize};
 
 use super::names::{self, Names, Target, Targets};
+use super::slow;
 use crate::messages::{self, say};
 
 /// Bytes that one read or write of a stream handles, the size that other tools use.
@@ -39,6 +40,8 @@ const SMALL: usize = 64;
 pub(super) enum Work {
     /// Receive to the end of the stream, then report the number of bytes.
     Take,
+    /// As `Take`, with a receive buffer of this many bytes unless it is 0, and with a pause after the first bytes.
+    TakeSlowly { buffer: usize, pause: Duration },
     /// Send until the connection ends.
     Send,
     /// Send back all that arrives.
@@ -65,6 +68,8 @@ pub enum WorkloadKind {
     TcpCrr,
     /// Pages of 16 KiB over connections that are kept
     Http,
+    /// Bulk data to a receiver with a small window, with a pause, or behind a slow link
+    SlowPeer,
 }
 
 /// Parameters of one case, passed to the client on its command line.
@@ -75,9 +80,12 @@ pub(super) struct CaseSpec {
     /// Set if the data flows from the server to the client.
     pub(super) down: bool,
     pub(super) streams: usize,
-    /// Bytes of a datagram.
+    /// Bytes of a datagram, or of the server's receive buffer.
     pub(super) size: usize,
     pub(super) length: Duration,
+    /// Pause of the server after the first bytes.
+    #[serde(default)]
+    pub(super) pause: Duration,
     /// Names whose addresses are used instead of `to`.
     pub(super) names: Option<Names>,
 }
@@ -91,6 +99,9 @@ pub(super) struct CaseResult {
     pub(super) arrived: u64,
     /// Latency histogram: pairs of nanoseconds and count.
     pub(super) times: Vec<(u64, u64)>,
+    /// Retransmission timeouts of the client's kernel.
+    #[serde(default)]
+    pub(super) timeouts: u64,
 }
 
 /// Message of a client or server process to the benchmark.
@@ -177,6 +188,17 @@ fn serve(stream: TcpStream, port: u16) -> anyhow::Result<()> {
         Work::Take => {
             let came = take(&mut stream, None)?;
             answer(stream.get_mut(), &came)
+        }
+        Work::TakeSlowly { buffer, pause } => {
+            if buffer > 0 {
+                sockopt::set_socket_recv_buffer_size(stream.get_ref(), buffer)?;
+            }
+            // The reader has bytes already that came with the first line.
+            let begun = Instant::now();
+            stream.fill_buf()?;
+            std::thread::sleep(pause);
+            let came = take(&mut stream, None)?;
+            answer(stream.get_mut(), &CaseResult { nanos: nanos(begun.elapsed()), ..came })
         }
         Work::Send => send(stream.get_mut(), None),
         Work::Echo => echo(&mut stream),
@@ -388,6 +410,7 @@ pub(super) fn ask(
         WorkloadKind::TcpRr => in_parallel(order, targets, |order, to| requests(order, to, false)),
         WorkloadKind::TcpCrr => in_parallel(order, targets, |order, to| requests(order, to, true)),
         WorkloadKind::Http => in_parallel(order, targets, fetch_pages),
+        WorkloadKind::SlowPeer => slow_stream(order, targets),
     }
 }
 
@@ -425,6 +448,17 @@ fn stream(order: &CaseSpec, targets: &Targets) -> anyhow::Result<CaseResult> {
     send(stream.get_mut(), Some(Instant::now() + order.length))?;
     stream.get_mut().shutdown(std::net::Shutdown::Write)?;
     hear(&mut stream)
+}
+
+/// Sends to a receiver that is slow. Its time includes the pause.
+fn slow_stream(order: &CaseSpec, targets: &Targets) -> anyhow::Result<CaseResult> {
+    let before = slow::timeouts().unwrap_or(0);
+    let work = Work::TakeSlowly { buffer: order.size, pause: order.pause };
+    let mut stream = connect(targets.of(0), work)?;
+    send(stream.get_mut(), Some(Instant::now() + order.length))?;
+    stream.get_mut().shutdown(std::net::Shutdown::Write)?;
+    let came = hear(&mut stream)?;
+    Ok(CaseResult { timeouts: slow::timeouts().unwrap_or(0) - before, ..came })
 }
 
 fn datagrams(order: &CaseSpec, targets: &Targets) -> anyhow::Result<CaseResult> {
@@ -524,6 +558,7 @@ mod tests {
             streams: 2,
             size: 64,
             length,
+            pause: Duration::ZERO,
             names: None,
         };
         for kind in [
@@ -532,6 +567,7 @@ mod tests {
             WorkloadKind::TcpCrr,
             WorkloadKind::Http,
             WorkloadKind::UdpStream,
+            WorkloadKind::SlowPeer,
         ] {
             for down in [false, true] {
                 let came = ask(&CaseSpec { kind, down, ..order }, || Ok(())).unwrap();

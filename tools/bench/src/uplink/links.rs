@@ -114,6 +114,7 @@ fn measure(
         streams: 1,
         size: 0,
         length: args.seconds,
+        pause: std::time::Duration::ZERO,
         names: None,
     };
     let order = serde_json::to_string(&order)?;

@@ -22,6 +22,7 @@ mod names;
 mod peers;
 mod policy;
 mod report;
+mod slow;
 
 use std::fs::{File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -39,6 +40,7 @@ use self::names::NAMES;
 use self::peers::{Behind, GUEST, HOST, PORT};
 use self::policy::Outside;
 use self::report::{UplinkRow, UplinkRun};
+use self::slow::Shaped;
 use super::gso::cpu::spent_by_descendants;
 use super::perf::PerfStat;
 use crate::harness::{Format, Report, STATUS_BENCH_FAILED};
@@ -165,9 +167,10 @@ fn measure(
     let mut runs: Vec<Vec<UplinkRun>> = peers.iter().map(|_| Vec::new()).collect();
     for _ in 0..args.rounds {
         for (peer, runs) in peers.iter().zip(&mut runs) {
-            if *peer == UplinkPeer::Slirp4netns && case.inbound {
+            if !is_measured(*peer, case) {
                 continue;
             }
+            let _shaped = case.shape.map(Shaped::begin).transpose()?;
             let run = if case.inbound {
                 inbound(args, *peer, case, congestion)
             } else {
@@ -196,12 +199,24 @@ fn measure(
     Ok(rows)
 }
 
+/// Returns `true` if a peer can carry a row.
+fn is_measured(peer: UplinkPeer, case: &Workload) -> bool {
+    match peer {
+        UplinkPeer::Slirp4netns => !case.inbound,
+        // Its traffic does not pass the loopback that is shaped.
+        UplinkPeer::Veth => case.shape.is_none(),
+        UplinkPeer::Host => case.kind == WorkloadKind::SlowPeer,
+        _ => true,
+    }
+}
+
 fn order(args: &UplinkArgs, case: &Workload, to: SocketAddr) -> CaseSpec {
     // The connection's origin is the client's side.
     let down = (case.direction == UplinkDirection::HostNs) != case.inbound;
     let (kind, streams, size) = (case.kind, case.streams, case.size);
     let names = args.policy.then_some(NAMES);
-    CaseSpec { kind, to, down, streams, size, length: args.seconds, names }
+    let pause = slow::pause(case.name, args.seconds);
+    CaseSpec { kind, to, down, streams, size, length: args.seconds, names, pause }
 }
 
 fn outbound(
@@ -211,6 +226,10 @@ fn outbound(
     congestion: &str,
     to: SocketAddr,
 ) -> anyhow::Result<UplinkRun> {
+    let to = match peer {
+        UplinkPeer::Host => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), to.port()),
+        _ => to,
+    };
     let order = serde_json::to_string(&order(args, case, to))?;
     let behind = Behind::start(args, peer, case, &["client", congestion, &order])?;
     match behind.hear(Duration::ZERO)? {

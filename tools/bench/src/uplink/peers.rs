@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Returns the program of a peer that is not part of this one.
 fn program_of(args: &UplinkArgs, peer: UplinkPeer) -> Option<&Path> {
     match peer {
-        UplinkPeer::Ringfence | UplinkPeer::Policy => None,
+        UplinkPeer::Ringfence | UplinkPeer::Policy | UplinkPeer::Host => None,
         UplinkPeer::Pasta => Some(&args.pasta),
         UplinkPeer::SecondPasta => args.second_pasta.as_deref(),
         UplinkPeer::Slirp4netns => Some("slirp4netns".as_ref()),
@@ -72,6 +72,8 @@ impl Behind {
     ) -> anyhow::Result<Behind> {
         let program = std::env::current_exe().context("finding this program's file")?;
         let mut command = match peer {
+            // The server's namespace is the client's.
+            UplinkPeer::Host => Command::new("env"),
             UplinkPeer::Ringfence => ours(args, case, &program, &[]),
             UplinkPeer::Policy => {
                 let file = names::file();
@@ -97,7 +99,8 @@ impl Behind {
             UplinkPeer::Ringfence
             | UplinkPeer::Policy
             | UplinkPeer::Pasta
-            | UplinkPeer::SecondPasta => {}
+            | UplinkPeer::SecondPasta
+            | UplinkPeer::Host => {}
         }
         Ok(behind)
     }
@@ -124,7 +127,7 @@ impl Behind {
         Ok(match self.peer {
             UplinkPeer::Ringfence | UplinkPeer::Policy => descendants_that_are("uplink")?,
             UplinkPeer::Pasta | UplinkPeer::SecondPasta => vec![self.child.id()],
-            UplinkPeer::Slirp4netns | UplinkPeer::Veth => {
+            UplinkPeer::Slirp4netns | UplinkPeer::Veth | UplinkPeer::Host => {
                 self.helper.iter().map(Child::id).collect()
             }
         })

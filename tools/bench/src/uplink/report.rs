@@ -102,6 +102,12 @@ impl UplinkRow {
         self.is_timed().then(|| self.times.value_at_quantile(part) as f64 / 1e3)
     }
 
+    /// Returns the retransmission timeouts of the clients' kernels, of a row about slow peers.
+    fn timeouts(&self) -> Option<f64> {
+        let is_slow = self.case.kind == WorkloadKind::SlowPeer;
+        is_slow.then(|| self.median(|run| run.came.timeouts as f64))
+    }
+
     fn syscalls_per_mib(&self) -> Option<f64> {
         let calls: Vec<f64> = self.runs.iter().filter_map(UplinkRun::syscalls_per_mib).collect();
         (!calls.is_empty()).then(|| median(calls.into_iter()))
@@ -135,6 +141,7 @@ pub(super) fn layout() -> Layout<UplinkRow> {
         .column("p50_us", |row| Value::if_some(row.quantile_us(0.5)), right("p50 us", 9).digits(1))
         .column("p99_us", |row| Value::if_some(row.quantile_us(0.99)), right("p99 us", 9).digits(1))
         .column("per_second", |row| Value::if_some(row.per_second()), right("per s", 9))
+        .column("timeouts", |row| Value::if_some(row.timeouts()), right("RTOs", 5))
         .column("cpu_ns_per_kb", |row| row.median(UplinkRun::cpu_ns_per_kb), right("cpu ns/kB", 9))
         .column(
             "syscalls_per_mib",
@@ -150,7 +157,7 @@ const LEGEND: &str = "\
 `ratio`: ours to this one's, of what each row is about (requests, datagrams, bytes a second): above 1
 we are ahead. `n`: connections. `cpu`: of all processes, clients and servers included. `loss`: of what
 was sent as fast as it could be; kpps are those that arrived. `calls`: system calls of the process that
-carries packets, with --syscalls.";
+carries packets, with --syscalls. `RTOs`: retransmission timeouts of the client's kernel.";
 
 #[cfg(test)]
 mod tests {
@@ -166,6 +173,7 @@ mod tests {
             streams: 2,
             size: 64,
             inbound: false,
+            shape: None,
         };
         let came = CaseResult {
             nanos: 2_000_000_000,
@@ -173,6 +181,7 @@ mod tests {
             sent: 40,
             arrived: 30,
             times: vec![(5000, 99), (90_000, 1)],
+            timeouts: 0,
         };
         let runs = vec![UplinkRun { came, cpu_ns: 1 << 20, syscalls: Some(50) }];
         UplinkRow::new(UplinkPeer::Pasta, case, "bbr", runs).unwrap()
@@ -206,7 +215,7 @@ mod tests {
     fn row_line_has_one_cell_per_heading() {
         let line = layout().line(&row(WorkloadKind::UdpStream));
         assert_eq!(line.len(), layout().heading().len(), "{line}");
-        assert_eq!(line.split_whitespace().count(), 16, "{line}");
+        assert_eq!(line.split_whitespace().count(), 17, "{line}");
         assert!(line.contains("   25.0 "), "{line}");
     }
 }

@@ -196,6 +196,41 @@ fn short_name_that_name_servers_do_not_know_waits_for_a_guest() {
     assert_eq!(heard(&early, SOON), Some((ResponseCode::NoError, vec!["10.0.0.2".into()])));
 }
 
+/// Number of queries that the server of the next test leaves without an answer at a time.
+const BULK: usize = 400;
+
+#[test]
+fn queries_in_bulk_are_all_answered_by_a_server_that_waits_for_the_last_one() {
+    let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let address = server.local_addr().unwrap();
+    let (heard_by_server, heard_count) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 512];
+        let mut queries = Vec::new();
+        while queries.len() < BULK {
+            let (length, from) = server.recv_from(&mut buffer).unwrap();
+            queries.push((buffer[..length].to_vec(), from));
+            heard_by_server.send(()).unwrap();
+        }
+        for (mut query, from) in queries {
+            query[2] |= 0x80;
+            server.send_to(&query, from).unwrap();
+        }
+    });
+    let world = World::with_server(None, Some(address));
+    // No receive buffer overflows: each query is with the server before the next ones are sent.
+    let clients: Vec<UdpSocket> = (0..BULK)
+        .map(|number| {
+            let client = world.ask(&format!("name{number}.example."));
+            heard_count.recv_timeout(SOON).unwrap();
+            client
+        })
+        .collect();
+    for client in clients {
+        assert_eq!(heard(&client, SOON), Some((ResponseCode::NoError, vec![])));
+    }
+}
+
 #[test]
 fn guest_is_found_below_a_search_domain_of_the_host() {
     let world = World::with_server(None, Some(name_server()));

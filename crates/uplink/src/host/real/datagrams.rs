@@ -159,6 +159,28 @@ impl RealDatagrams {
         }
     }
 
+    /// Returns the address to which the socket is bound.
+    fn local_address(&self) -> Result<SocketAddr, Errno> {
+        Ok(SocketAddr::try_from(rustix::net::getsockname(&self.fd)?)?)
+    }
+
+    /// Disconnects the socket from its peer. It keeps its port.
+    fn disconnect(&mut self) -> Result<(), Errno> {
+        let before = self.local_address()?;
+        let Some(peer) = self.peer else { return Ok(()) };
+        rustix::net::connect_unspec(&self.fd)?;
+        let after = self.local_address()?;
+        // The kernel gives up a port that it has chosen itself.
+        if after.port() != before.port()
+            && let Err(errno) = self.bind(SocketAddr::new(after.ip(), before.port()))
+        {
+            rustix::net::connect(&self.fd, &peer)?;
+            return Err(errno);
+        }
+        self.peer = None;
+        Ok(())
+    }
+
     /// Sets options that are useful but not required.
     fn tune(&self) {
         self.enable_errors();
@@ -270,6 +292,16 @@ impl DatagramSocket for Counted {
             let _ = sockopt::set_ip_ttl(&self.socket.fd, hops.into());
         }
     }
+
+    fn local_address(&self) -> Option<SocketAddr> {
+        self.calls().add(1);
+        self.socket.local_address().ok()
+    }
+
+    fn disconnect(&mut self) -> Result<BorrowedFd<'_>, Errno> {
+        self.socket.disconnect()?;
+        Ok(self.socket.as_fd())
+    }
 }
 
 impl Counted {
@@ -364,6 +396,30 @@ mod tests {
                 }
             }
             assert_eq!(came, burst);
+        }
+    }
+
+    #[test]
+    fn disconnected_socket_keeps_its_port_and_hears_everybody() {
+        let (peer, other) =
+            (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        // One port is the guest's own, the other is the kernel's choice.
+        for from in [free, 0] {
+            let mut socket = RealDatagrams::udp(from, peer.local_addr().unwrap(), None).unwrap();
+            let port = local(&socket).port();
+            socket.disconnect().unwrap();
+            assert_eq!(local(&socket).port(), port);
+            let mut socket = Counted { socket, counters: Arc::default() };
+            let mut buffer = ReceiveBuffer { batch_size: 8, ..ReceiveBuffer::default() };
+            for sender in [&peer, &other] {
+                sender.send_to(b"x", (Ipv4Addr::LOCALHOST, port)).unwrap();
+                socket.receive(&mut buffer).unwrap();
+                assert_eq!(buffer.datagrams()[0].from, sender.local_addr().ok());
+                let via = Via { to: sender.local_addr().unwrap(), from: None };
+                socket.send(b"y", None, Some(via)).unwrap();
+                assert_eq!(sender.recv_from(&mut [0; 8]).unwrap().1.port(), port);
+            }
         }
     }
 

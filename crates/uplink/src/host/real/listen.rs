@@ -12,8 +12,8 @@ use rustix::event::epoll::{self, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
-use super::RealHost;
 use super::datagrams::{Counted, RealDatagrams};
+use super::{RealHost, Source};
 use crate::counters::UplinkCounters;
 use crate::host::Owner;
 use crate::host::datagrams::{DatagramHost, DatagramSocket};
@@ -59,6 +59,19 @@ impl DatagramHost for RealHost {
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         self.counters.syscalls.add(7);
         self.watched(owner, RealDatagrams::question(from, group)?)
+    }
+
+    fn share_udp(&mut self, owner: Owner, socket: &mut dyn DatagramSocket) -> Result<(), Errno> {
+        // getsockname, connect and getsockname
+        self.counters.syscalls.add(3);
+        let fd = socket.disconnect()?;
+        self.count();
+        let data = epoll::EventData::new_u64(owner.to_word());
+        epoll::modify(&self.epoll, fd, data, EventFlags::IN | EventFlags::ET)
+    }
+
+    fn routes_freely(&self, to: IpAddr) -> bool {
+        self.source(to).is_some_and(|source| *source == Source::default())
     }
 
     fn connect_udp(

@@ -4,7 +4,7 @@
 // #syscall uplink socket 0=AF_INET6 1&0xf=SOCK_STREAM: TCP
 // #syscall uplink connect: connections that the guest opens
 // #syscall uplink recvmsg,sendmsg: peeking; data of the guest
-// #syscall uplink sendto: first bytes of a connection under an egress policy
+// #syscall uplink sendto: first bytes of a connection under an egress policy; bytes that waited for room
 // #syscall uplink ppoll: urgent data, end of the stream
 // #syscall uplink shutdown: the guest has closed its direction
 // #syscall uplink setsockopt 1=IPPROTO_TCP: options of TCP
@@ -187,18 +187,14 @@ impl TcpHost for RealHost {
 
     fn send_room(&mut self, socket: &Socket) -> SendRoom {
         self.count();
-        let Ok(queue) = self.file(socket).and_then(|file| socket::send_queue(file).map_err(errno))
-        else {
-            return SendRoom::default();
-        };
-        let free = queue.limit.saturating_sub(queue.used);
-        SendRoom {
-            // Each 64 KiB in the queue need a header of their own.
-            free: usize_from(free - free / 32),
-            // The kernel's own rule (`sk_stream_is_writeable`): it reports room when a third of the queue is
-            // free, and enlarges the queue of a socket that waits for that.
-            nearly_full: free < queue.used / 2,
-        }
+        let queue = self.file(socket).and_then(|file| socket::send_queue(file).map_err(errno));
+        queue.map_or(SendRoom::default(), |queue| SendRoom { used: queue.used, limit: queue.limit })
+    }
+
+    fn unacknowledged(&mut self, socket: &Socket) -> u32 {
+        self.count();
+        let queued = self.file(socket).and_then(|file| socket::unacknowledged(file).map_err(errno));
+        queued.unwrap_or(0)
     }
 
     fn await_room(&mut self, socket: &Socket) {
