@@ -3,7 +3,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -12,6 +12,7 @@ use rustix::process::Pid;
 
 use ringfence_sandbox::signals;
 use ringfence_sandbox::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
+use ringfence_sys::child::{Job, Preparation, prepare};
 
 /// Reasons for which the command cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -73,19 +74,38 @@ impl Variables {
     }
 }
 
-/// Starts the command in this process's group, session and directory, with its standard output and
-/// standard error. `blocked` are the signals that the command has blocked.
+/// Properties that the commands of a guest share.
+#[derive(Clone)]
+pub(crate) struct Properties<'a> {
+    /// Signals that a command has blocked.
+    pub blocked: &'a [i32],
+    /// Signals that a command ignores, besides those that this process ignores.
+    pub ignored: &'a [i32],
+    pub variables: Variables,
+}
+
+/// Streams and job of one command.
+pub(crate) struct Start {
+    pub stdin: OwnedFd,
+    /// Descriptors that the command inherits under the given numbers, besides those that this process inherited.
+    pub descriptors: Vec<(OwnedFd, RawFd)>,
+    pub job: Job,
+}
+
+/// Starts a command in this process's directory.
 pub(crate) fn start(
     command: &[OsString],
-    stdin: OwnedFd,
-    blocked: &[i32],
-    variables: &Variables,
+    start: Start,
+    properties: &Properties<'_>,
 ) -> Result<Pid, StartError> {
     let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
     let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::from(stdin));
-    variables.apply(&mut command);
-    let child = signals::with_blocked(blocked, || command.spawn()).and_then(|spawned| spawned);
+    command.args(arguments).stdin(Stdio::from(start.stdin));
+    properties.variables.apply(&mut command);
+    let ignored = properties.ignored.iter().copied().collect();
+    prepare(&mut command, Preparation { job: start.job, descriptors: start.descriptors, ignored });
+    let spawned = signals::with_blocked(properties.blocked, || command.spawn());
+    let child = spawned.and_then(|spawned| spawned);
     let child = child.map_err(|source| StartError::of(program, source))?;
     // Init reaps the command with all other children. Dropping this handle neither waits nor kills.
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(StartError::Nothing)

@@ -19,6 +19,10 @@ pub struct GuestConfig {
     pub resolver: Option<ResolverConfig>,
     /// Numbers of the signals that the command has blocked.
     pub blocked_signals: Vec<i32>,
+    /// Numbers of the signals that the command ignores, besides those that init ignores.
+    pub ignored_signals: Vec<i32>,
+    /// Terminal of the command.
+    pub terminal: TerminalKind,
     /// Limit of open files of the command, at most three quarters of the hard limit of its launcher.
     pub open_files: Option<u64>,
     /// Environment variables added to those of the launcher.
@@ -27,6 +31,21 @@ pub struct GuestConfig {
     pub removed_variables: Vec<String>,
     /// Files that the command sees.
     pub view: ViewConfig,
+}
+
+/// Terminal of a guest's command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TerminalKind {
+    /// The launcher has none.
+    #[default]
+    None,
+    /// A new one, which replaces the caller's.
+    Own {
+        /// Set if the caller's is the controlling terminal of the launcher. Otherwise any terminal is replaced.
+        controlling: bool,
+    },
+    /// The controlling terminal of the launcher.
+    Shared,
 }
 
 /// Name service of a guest on a switch.

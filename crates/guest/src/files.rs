@@ -154,6 +154,8 @@ mod tests {
             names: None,
             resolver: None,
             blocked_signals: vec![],
+            ignored_signals: vec![],
+            terminal: crate::TerminalKind::None,
             open_files: None,
             environment: vec![],
             removed_variables: vec![],

@@ -9,11 +9,11 @@
 //!    mounts `/sys` and creates `eth0`. It answers `Ready` with the descriptors of the TAP's
 //!    queues, which the launcher passes to the frontend. For an ordinary user it enters a third user
 //!    namespace, with that user's own ids ([`ringfence_sandbox::ids`]).
-//! 2. `Start` comes once the frontend is connected. Init runs the command as a child *in its own
-//!    process group*, which is the terminal's foreground group. Ctrl-C, Ctrl-Z and changes of the
-//!    window size therefore reach the command from the terminal directly, and a shell's job control
-//!    works.
-//! 3. `Signal` passes on a signal that a process sent to the launcher.
+//! 2. `Start` comes once the frontend is connected. Init runs the command as a child, in a process group of the
+//!    command's own and on a terminal of the guest's own ([`terminal`]). Ctrl-C, Ctrl-Z and changes of the window
+//!    size reach the command from that terminal, and a shell's job control works.
+//! 3. `Signal` passes on a signal that a process sent to the launcher, `GroupSignal` one that the caller's terminal sent.
+//!    Init reports when the command was `Stopped`, and `Continue` continues it.
 //! 4. `Sockets` asks for sockets of the guest's network: connections from the host's loopback to a published port
 //!    reach the guest's loopback by them.
 //! 5. `Listening` asks for the ports at which the guest's processes listen, for `ringfence wait`.
@@ -33,30 +33,36 @@ mod mounts;
 pub mod name_files;
 pub mod names;
 mod network;
+mod read_only_files;
 pub mod relay_sockets;
-pub mod session;
+mod session;
+mod terminal;
 mod view;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use ringfence_sys::child::Job;
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::keyring;
 use ringfence_sys::namespaces::{self, Fresh};
 use ringfence_sys::tap::{Tap, TapError};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
-pub use config::{GuestConfig, NamesConfig, ViewConfig};
+pub use config::{GuestConfig, NamesConfig, TerminalKind, ViewConfig};
 pub use messages::{FromGuest, ListeningPorts, ToGuest};
 
 pub use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
+use self::command::{Properties, Start};
 use self::name_files::SharedNameFiles;
-use self::session::{Reaped, Sessions};
+use self::session::{Reaped, Refusal, Sessions};
+use self::terminal::{CallersTerminal, CommandTerminal};
 use crate::names::store::StoreNames;
 use ringfence_hostnet::interface::ResolverConfig;
 use ringfence_hostnet::name_files::FILE_MAX;
@@ -89,6 +95,14 @@ enum SetUpError {
     View(#[from] view::ViewError),
     #[error("names: {0}")]
     Names(#[source] io::Error),
+    #[error(
+        "the command's terminal: /dev/ptmx: {0}; `--terminal shared` leaves the command your own terminal"
+    )]
+    Terminal(#[source] io::Error),
+    #[error(
+        "the command's session keyring: {0}; as root, raise the limit: `sysctl kernel.keys.maxkeys`"
+    )]
+    Keyring(#[source] io::Error),
     #[error("{0}")]
     Channel(#[from] ChannelError),
     #[error("an order that does not belong here")]
@@ -134,38 +148,27 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     let ToGuest::SetUp { config, map_writer, ids } = order else {
         return Err(SetUpError::Protocol.into());
     };
-    let (stdin, guest) = set_up(&config, map_writer, ids, fds)?;
+    let (streams, guest) = set_up(&config, map_writer, ids, fds)?;
     let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
-    let taps: Vec<_> = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
+    let taps = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink);
+    let others = streams.launchers.iter().chain(streams.is_reopened.then_some(&streams.stdin));
+    let launchers: Vec<_> = taps.chain(others.map(AsFd::as_fd)).collect();
     let ready = FromGuest::Ready {
         offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
         uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
         remarks: guest.remarks,
+        terminal: streams.launchers.is_some(),
+        stdin: streams.is_reopened,
     };
-    channel.send(&ready, &taps)?;
-    drop(taps);
+    channel.send(&ready, &launchers)?;
+    drop(launchers);
     // From here on only frontend and uplink hold the TAPs, so that these end with them.
     drop((guest.taps, guest.uplink));
-    let mut order = channel.receive::<ToGuest>()?;
-    while let (ToGuest::Names { hosts, resolver }, fds) = order {
-        follow_host(guest.name_files.as_ref(), hosts, resolver, fds)?;
-        order = channel.receive()?;
-    }
-    let more = match order.0 {
-        ToGuest::Start { environment } => environment,
-        // The command does not run yet. A signal that would end it ends the guest.
-        ToGuest::Signal(number) => {
-            let ending = Ending::Killed(number);
+    let (more, foreground) = match wait_for_start(channel, guest.name_files.as_ref())? {
+        Ok(start) => start,
+        Err(ending) => {
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
-        }
-        ToGuest::SetUp { .. }
-        | ToGuest::Names { .. }
-        | ToGuest::Sockets
-        | ToGuest::Listening { .. }
-        | ToGuest::Exec { .. }
-        | ToGuest::ExecSignal { .. } => {
-            return Err(SetUpError::Protocol.into());
         }
     };
     let variables = command::Variables {
@@ -175,7 +178,15 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     limits::lower_open_files(config.open_files)
         .map_err(|error| InitFailure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
     let own_sockets = names::tcp_sockets();
-    let pid = command::start(command, stdin, &config.blocked_signals, &variables)
+    let properties = Properties {
+        blocked: &config.blocked_signals,
+        ignored: &config.ignored_signals,
+        variables,
+    };
+    let fail = |error| InitFailure::from(SetUpError::Terminal(error));
+    streams.terminal.restrict().map_err(fail)?;
+    let (start, terminal) = streams.into_start(foreground).map_err(fail)?;
+    let pid = command::start(command, start, &properties)
         .map_err(|error| InitFailure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
@@ -183,17 +194,37 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     }
     ringfence_sys::code::unmap();
     let mut further = Further {
-        blocked: &config.blocked_signals,
-        variables: &variables,
+        properties: &properties,
         sessions: Sessions::default(),
         name_files: guest.name_files.as_ref(),
     };
-    let ending = watch(channel, &child_signals, pid, &mut further)?;
+    let mut command = RunningCommand { pid, terminal, is_stopped: false, resumed: 0 };
+    let ending = watch(channel, &child_signals, &mut command, &mut further)?;
     if config.interface.is_some() || config.uplink.is_some() {
         linger(own_sockets);
     }
     channel.send(&FromGuest::Ended(ending), &[])?;
     Ok(ending)
+}
+
+/// Environment variables of the command, and whether it starts in the foreground of its terminal.
+type StartOrder = (Vec<(String, String)>, bool);
+
+/// Waits for the order to start the command. Returns its end if a signal came first: one that would end it ends the guest.
+fn wait_for_start(
+    channel: &Channel,
+    files: Option<&SharedNameFiles>,
+) -> Result<Result<StartOrder, Ending>, InitFailure> {
+    loop {
+        match channel.receive::<ToGuest>()? {
+            (ToGuest::Names { hosts, resolver }, fds) => follow_host(files, hosts, resolver, fds)?,
+            (ToGuest::Start { environment, foreground }, _) => {
+                return Ok(Ok((environment, foreground)));
+            }
+            (ToGuest::Signal(number), _) => return Ok(Err(Ending::Killed(number))),
+            _ => return Err(SetUpError::Protocol.into()),
+        }
+    }
 }
 
 /// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
@@ -204,6 +235,51 @@ fn linger(own_sockets: Option<u64>) {
     let is_idle = || own_sockets.is_some() && names::tcp_sockets() == own_sockets;
     while !is_idle() && names::something_is_unsent() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Standard streams and other descriptors of the command, and its terminal.
+struct Streams {
+    stdin: OwnedFd,
+    /// Set if `stdin` is a file that was opened again.
+    is_reopened: bool,
+    /// Files that were opened again, and the numbers of their descriptors.
+    files: Vec<(OwnedFd, RawFd)>,
+    terminal: CommandTerminal,
+    /// End of the command's own terminal that the launcher serves.
+    launchers: Option<OwnedFd>,
+}
+
+impl Streams {
+    /// Makes the command's terminal, and opens files again through read-only paths of the view.
+    fn new(
+        mut stdin: OwnedFd,
+        callers: CallersTerminal,
+        has_read_only_paths: bool,
+    ) -> Result<Streams, SetUpError> {
+        let (terminal, launchers) = callers.replace().map_err(SetUpError::Terminal)?;
+        let (mut is_reopened, mut files) = (false, Vec::new());
+        if has_read_only_paths {
+            if let Some(again) = read_only_files::reopen(stdin.as_raw_fd()) {
+                (stdin, is_reopened) = (again, true);
+            }
+            let inherited = namespaces::inheritable_fds();
+            let inherited = inherited.map_err(SetUpError::system("inherited descriptors"))?;
+            let numbers = terminal::OUTPUTS.into_iter().chain(inherited);
+            files.extend(
+                numbers.filter_map(|number| Some((read_only_files::reopen(number)?, number))),
+            );
+        }
+        Ok(Streams { stdin, is_reopened, files, terminal, launchers })
+    }
+
+    /// Returns the properties with which the command starts, and its terminal.
+    fn into_start(self, foreground: bool) -> io::Result<(Start, CommandTerminal)> {
+        let mut descriptors = self.files;
+        descriptors.extend(self.terminal.descriptors()?);
+        let foreground_of = if foreground { self.terminal.for_foreground()? } else { None };
+        let start = Start { stdin: self.stdin, descriptors, job: Job::Group { foreground_of } };
+        Ok((start, self.terminal))
     }
 }
 
@@ -237,7 +313,7 @@ fn set_up(
     map_writer: MapWriter,
     ids: Option<OwnIds>,
     fds: Descriptors,
-) -> Result<(OwnedFd, GuestResources), SetUpError> {
+) -> Result<(Streams, GuestResources), SetUpError> {
     let mut fds = fds.into_vec().into_iter();
     let (Some(stdin), Some(supervisor), store, None) =
         (fds.next(), fds.next(), fds.next(), fds.next())
@@ -245,8 +321,11 @@ fn set_up(
         return Err(SetUpError::Protocol);
     };
     let mut remarks = Vec::new();
+    let callers = CallersTerminal::find(config.terminal, stdin.as_raw_fd());
+    let callers = callers.map_err(SetUpError::system("the caller's terminal"))?;
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
     let mounted = view::prepare(config, &mut remarks)?;
+    let streams = Streams::new(stdin, callers, !config.view.read_only.is_empty())?;
     enter_nested(map_writer, &Channel::from_fd(supervisor))?;
     // This process has the capability for it, so a refusal is that of a seccomp list.
     rustix::system::sethostname(config.host_name.as_bytes()).map_err(|errno| match errno {
@@ -287,7 +366,8 @@ fn set_up(
     if let Some(ids) = ids {
         take_ids(ids)?;
     }
-    Ok((stdin, GuestResources { taps, uplink, stub, name_files, remarks }))
+    leave_keys()?;
+    Ok((streams, GuestResources { taps, uplink, stub, name_files, remarks }))
 }
 
 /// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it
@@ -324,6 +404,15 @@ fn take_ids(ids: OwnIds) -> Result<(), SetUpError> {
     protect_init()
 }
 
+/// Leaves the keys of the caller's session keyring, also for all commands of the guest.
+fn leave_keys() -> Result<(), SetUpError> {
+    match keyring::join_new_session() {
+        // A kernel without keyrings, or a seccomp list around this guest that denies them to the command, too.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
+        joined => joined.map_err(SetUpError::Keyring),
+    }
+}
+
 /// Protects init from the command, after a user namespace was entered.
 fn protect_init() -> Result<(), SetUpError> {
     // Init was started in the outermost user namespace, to which its memory belongs. While it is not
@@ -336,45 +425,55 @@ fn protect_init() -> Result<(), SetUpError> {
 
 /// Commands of `Exec`, and the properties that they share with the guest's own command.
 struct Further<'a> {
-    blocked: &'a [i32],
-    variables: &'a command::Variables,
+    properties: &'a Properties<'a>,
     sessions: Sessions,
     name_files: Option<&'a SharedNameFiles>,
 }
 
 impl Further<'_> {
-    /// Starts a command. Returns the reason if it was not started.
     fn start(
         &mut self,
         id: u64,
         command: &[OsString],
         environment: Vec<(String, String)>,
         fds: Descriptors,
-    ) -> Result<(), String> {
-        let stdio = fds.exactly::<3>().map_err(|found| format!("{found} descriptors, not 3"))?;
-        let mut variables = self.variables.clone();
-        variables.set.extend(environment);
-        let started = self.sessions.start(id, command, stdio, self.blocked, &variables);
-        started.map_err(|error| error.to_string())
+    ) -> Result<(), Refusal> {
+        let mut properties = self.properties.clone();
+        properties.variables.set.extend(environment);
+        self.sessions.start(id, command, fds, &properties)
     }
+}
+
+/// The guest's command, while it runs.
+struct RunningCommand {
+    pid: Pid,
+    terminal: CommandTerminal,
+    is_stopped: bool,
+    /// Number of the last order to continue it.
+    resumed: u64,
 }
 
 /// Reaps processes, forwards signals and starts further commands until the command has ended.
 fn watch(
     channel: &Channel,
     child_signals: &Signals,
-    command: Pid,
+    command: &mut RunningCommand,
     further: &mut Further<'_>,
 ) -> Result<Ending, InitFailure> {
     let fail = |error| InitFailure::from(SetUpError::system("waiting for the command")(error));
     loop {
-        for (pid, ending) in reap() {
-            if pid == command {
+        let (reaped, stopped) = reap(command.pid);
+        for (pid, ending) in reaped {
+            if pid == command.pid {
                 return Ok(ending);
             }
             if let Some(id) = further.sessions.ended(pid) {
                 channel.send(&FromGuest::ExecEnded { id, ending }, &[])?;
             }
+        }
+        if let Some(signal) = stopped {
+            command.is_stopped = true;
+            channel.send(&FromGuest::Stopped { signal, number: command.resumed }, &[])?;
         }
         let mut fds =
             [PollFd::new(child_signals, PollFlags::IN), PollFd::new(channel, PollFlags::IN)];
@@ -385,40 +484,72 @@ fn watch(
         }
         if ordered {
             let (order, fds) = channel.receive::<ToGuest>()?;
-            match order {
-                ToGuest::Signal(number) => {
-                    let pid = command.as_raw_nonzero().get().unsigned_abs();
-                    // The command may have ended just now. The next round reaps it.
-                    let _ = signals::send(pid, number);
-                }
-                ToGuest::Exec { id, command, environment } => {
-                    if let Err(why) = further.start(id, &command, environment, fds) {
-                        channel.send(&FromGuest::ExecFailed { id, why }, &[])?;
-                    }
-                }
-                ToGuest::Sockets => relay_sockets::report(channel, &FromGuest::Sockets)?,
-                ToGuest::Listening { id, port } => {
-                    let ports = names::listening_ports(port);
-                    channel.send(&FromGuest::Listening { id, ports }, &[])?;
-                }
-                ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
-                ToGuest::Names { hosts, resolver } => {
-                    // A file system without room keeps the names as they were.
-                    let _ = follow_host(further.name_files, hosts, resolver, fds);
-                }
-                ToGuest::SetUp { .. } | ToGuest::Start { .. } => {
-                    return Err(SetUpError::Protocol.into());
-                }
-            }
+            follow_order(channel, command, further, order, fds)?;
         }
     }
 }
 
-/// Reaps all processes that have ended.
-fn reap() -> Vec<Reaped> {
-    let mut reaped = Vec::new();
-    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
-        reaped.push((pid, Ending::from_wait(status)));
+/// Carries out an order of the launcher while the command runs.
+fn follow_order(
+    channel: &Channel,
+    command: &mut RunningCommand,
+    further: &mut Further<'_>,
+    order: ToGuest,
+    fds: Descriptors,
+) -> Result<(), InitFailure> {
+    match order {
+        ToGuest::Signal(number) => {
+            let pid = command.pid.as_raw_nonzero().get().unsigned_abs();
+            // The command may have ended just now. The next round reaps it.
+            let _ = signals::send(pid, number);
+        }
+        ToGuest::GroupSignal(number) => {
+            let _ = signals::send_to_group(command.pid, number);
+        }
+        ToGuest::Continue { foreground, number } => {
+            command.resumed = number;
+            let was_stopped = std::mem::take(&mut command.is_stopped);
+            command.terminal.resume(command.pid, foreground, was_stopped);
+        }
+        ToGuest::Background => command.terminal.to_background(),
+        ToGuest::Terminal { id } => match session::new_terminal() {
+            Ok(terminal) => channel.send(&FromGuest::Terminal { id }, &[terminal.as_fd()])?,
+            Err(error) => {
+                let why = format!("a terminal: /dev/ptmx: {error}");
+                channel.send(&FromGuest::ExecFailed { id, status: STATUS_FAILED, why }, &[])?;
+            }
+        },
+        ToGuest::Exec { id, command, environment } => {
+            if let Err((status, why)) = further.start(id, &command, environment, fds) {
+                channel.send(&FromGuest::ExecFailed { id, status, why }, &[])?;
+            }
+        }
+        ToGuest::Sockets => relay_sockets::report(channel, &FromGuest::Sockets)?,
+        ToGuest::Listening { id, port } => {
+            let ports = names::listening_ports(port);
+            channel.send(&FromGuest::Listening { id, ports }, &[])?;
+        }
+        ToGuest::ExecSignal { id, number } => further.sessions.signal(id, number),
+        ToGuest::Names { hosts, resolver } => {
+            // A file system without room keeps the names as they were.
+            let _ = follow_host(further.name_files, hosts, resolver, fds);
+        }
+        ToGuest::SetUp { .. } | ToGuest::Start { .. } => return Err(SetUpError::Protocol.into()),
     }
-    reaped
+    Ok(())
+}
+
+/// Reaps all processes that have ended. Returns them, and the signal that stopped the command if one did.
+fn reap(command: Pid) -> (Vec<Reaped>, Option<i32>) {
+    let (mut reaped, mut stopped) = (Vec::new(), None);
+    while let Ok(Some((pid, status))) =
+        rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
+    {
+        match status.stopping_signal() {
+            None => reaped.push((pid, Ending::from_wait(status))),
+            Some(signal) if pid == command => stopped = Some(signal),
+            Some(_) => {}
+        }
+    }
+    (reaped, stopped)
 }

@@ -42,10 +42,28 @@ pub enum ToGuest {
     Start {
         /// Environment variables besides [`GuestConfig::environment`].
         environment: Vec<(String, String)>,
+        /// Set if the command starts in the foreground of its terminal.
+        foreground: bool,
     },
     /// Sends a signal to the command.
     Signal(i32),
-    /// Runs another command. Comes with the descriptors of its standard input, output and error.
+    /// Sends a signal to the command's process group, as a key of the terminal does.
+    GroupSignal(i32),
+    /// Moves the command to the foreground or background of its terminal, and continues it.
+    Continue {
+        foreground: bool,
+        /// Number of this order, from 1.
+        number: u64,
+    },
+    /// Moves the command to the background of its terminal.
+    Background,
+    /// Requests a new terminal of the guest for a command of `Exec`.
+    Terminal {
+        /// Number by which the launcher knows the client that asks.
+        id: u64,
+    },
+    /// Runs another command. Comes with the descriptors of its standard input, output and error and, if it has a terminal of
+    /// its own, with the programs' end of that.
     Exec {
         /// Number by which the launcher knows it.
         id: u64,
@@ -78,9 +96,20 @@ pub enum FromGuest {
         uplink_offloads: u32,
         /// Optional parts that could not be set up.
         remarks: Vec<String>,
+        /// Set if the launcher's end of the command's own terminal comes behind the queues.
+        terminal: bool,
+        /// Set if the file that was opened again for the command's standard input comes last.
+        stdin: bool,
     },
     /// The command has been started.
     Running,
+    /// The command was stopped.
+    Stopped {
+        /// Signal that stopped it.
+        signal: i32,
+        /// Number of the last order [`ToGuest::Continue`] before, or 0.
+        number: u64,
+    },
     /// The command has ended. The guest ends now.
     Ended(Ending),
     /// Comes with unconnected sockets of the guest's network.
@@ -94,9 +123,15 @@ pub enum FromGuest {
         id: u64,
         ending: Ending,
     },
-    /// A command of `Exec` was not started.
+    /// Comes with the launcher's end of a new terminal.
+    Terminal {
+        id: u64,
+    },
+    /// A command of `Exec` was not started, or its terminal was not made.
     ExecFailed {
         id: u64,
+        /// Exit status for the client.
+        status: u8,
         /// Reason, for the user.
         why: String,
     },
@@ -107,4 +142,17 @@ pub enum FromGuest {
         /// Reason, for the user.
         why: String,
     },
+}
+
+impl FromGuest {
+    /// Returns `true` if the report is about an order of one of the launcher's clients.
+    pub fn is_for_client(&self) -> bool {
+        matches!(
+            self,
+            FromGuest::ExecEnded { .. }
+                | FromGuest::ExecFailed { .. }
+                | FromGuest::Listening { .. }
+                | FromGuest::Terminal { .. }
+        )
+    }
 }

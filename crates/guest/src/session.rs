@@ -1,19 +1,19 @@
-//! Further commands in a guest (`ringfence exec`), and the process that becomes each of them.
+//! Further commands in a guest (`ringfence exec`), each in a session of its own.
 //!
-//! Init starts this program again as `ringfence internal session`. It makes a session of its own, with the terminal on its
-//! standard input if that is one, and then replaces itself by the command. It does nothing else: from its start
-//! the guest's processes can trace it.
+//! Init starts each command itself. A helper that executed this program again would be a handle of the host's file for
+//! the guest's processes, by `/proc/PID/exe`: with it they change the file's mode and times, whatever mounts are read-only.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
 
 use ringfence_sandbox::{Ending, STATUS_FAILED, signals};
+use ringfence_sys::child::Job;
+use ringfence_sys::descriptors::Descriptors;
 use rustix::process::Pid;
+use rustix::pty::OpenptFlags;
 
-use super::command::{StartError, Variables};
+use super::command::{self, Properties, Start};
 
 /// Maximum number of further commands at a time.
 const COMMANDS_MAX: usize = 256;
@@ -24,28 +24,35 @@ pub(super) struct Sessions {
     running: Vec<(Pid, u64)>,
 }
 
+/// Reason for which a further command was not started, with the exit status for it.
+pub(super) type Refusal = (u8, String);
+
+/// Streams of a further command, and its terminal if it has one.
+type Streams = ([OwnedFd; 3], Option<OwnedFd>);
+
 impl Sessions {
-    /// Starts a command under a number of the launcher's.
+    /// Starts a command under a number of the launcher's, with the streams that came with the order.
     pub(super) fn start(
         &mut self,
         id: u64,
         command: &[OsString],
-        stdio: [OwnedFd; 3],
-        blocked: &[i32],
-        variables: &Variables,
-    ) -> io::Result<()> {
+        fds: Descriptors,
+        properties: &Properties<'_>,
+    ) -> Result<(), Refusal> {
+        let ([stdin, stdout, stderr], terminal) = streams(fds)?;
         if self.running.len() >= COMMANDS_MAX {
-            return Err(io::Error::other(format!("the guest has {COMMANDS_MAX} further commands")));
+            let why = format!("the guest has {COMMANDS_MAX} further commands");
+            return Err((STATUS_FAILED, why));
         }
-        let [stdin, stdout, stderr] = stdio.map(Stdio::from);
-        // The link works also if the guest does not see the file.
-        let mut session = Command::new("/proc/self/exe");
-        session.arg0("ringfence").args(["internal", "session", "--"]).args(command);
-        session.stdin(stdin).stdout(stdout).stderr(stderr);
-        variables.apply(&mut session);
-        let child = signals::with_blocked(blocked, || session.spawn())??;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        self.running.extend(pid.map(|pid| (pid, id)));
+        let start = Start {
+            stdin,
+            descriptors: vec![(stdout, 1), (stderr, 2)],
+            job: Job::Session { terminal },
+        };
+        match command::start(command, start, properties) {
+            Ok(pid) => self.running.push((pid, id)),
+            Err(error) => return Err((error.status(), error.to_string())),
+        }
         Ok(())
     }
 
@@ -63,19 +70,23 @@ impl Sessions {
     }
 }
 
+fn streams(fds: Descriptors) -> Result<Streams, Refusal> {
+    let mut fds = fds.into_vec().into_iter();
+    match (fds.next(), fds.next(), fds.next(), fds.next(), fds.next()) {
+        (Some(stdin), Some(stdout), Some(stderr), terminal, None) => {
+            Ok(([stdin, stdout, stderr], terminal))
+        }
+        _ => Err((STATUS_FAILED, "the command came with other than 3 or 4 descriptors".to_owned())),
+    }
+}
+
+/// Makes a new terminal of the guest. Returns the end of the process that serves it; the other one is reached through it.
+pub(super) fn new_terminal() -> io::Result<OwnedFd> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = rustix::pty::openpt(flags)?;
+    rustix::pty::unlockpt(&master)?;
+    Ok(master)
+}
+
 /// Process that was reaped.
 pub(super) type Reaped = (Pid, Ending);
-
-/// Main function of `ringfence internal session`. Returns the exit status if the command cannot be run.
-pub fn main(command: &[OsString]) -> u8 {
-    if let Err(errno) = rustix::process::setsid() {
-        eprintln!("ringfence: setsid: {}", io::Error::from(errno));
-        return STATUS_FAILED;
-    }
-    // Fails if standard input is no terminal.
-    let _ = rustix::process::ioctl_tiocsctty(rustix::stdio::stdin());
-    let Some((program, arguments)) = command.split_first() else { return STATUS_FAILED };
-    let error = StartError::of(program, Command::new(program).args(arguments).exec());
-    eprintln!("ringfence: {error}");
-    error.status()
-}

@@ -30,7 +30,8 @@ use crate::disk::DiskSpec;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
-    LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
+    LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, TerminalChoice, UplinkChoice,
+    ViewOptions,
 };
 use crate::status::StatusArgs;
 use ringfence_driver::xen::args::ServeArgs;
@@ -324,6 +325,13 @@ pub struct RunArgs {
     #[arg(long, help_heading = heading::ISOLATION)]
     pub as_root: bool,
 
+    /// Terminal of the command, where you have one
+    ///
+    /// With `shared` the command is in your session. It then may not write to the input of a terminal, and gets no new
+    /// privileges.
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t, help_heading = heading::ISOLATION)]
+    pub terminal: TerminalChoice,
+
     /// Let the command reach the host's Unix sockets and the directory of your session
     ///
     /// Without this option, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and all other sockets on
@@ -473,12 +481,6 @@ pub enum Internal {
         #[arg(last = true)]
         command: Vec<OsString>,
     },
-    /// Further command of a guest, in a session of its own
-    Session {
-        /// Command and its arguments
-        #[arg(last = true)]
-        command: Vec<OsString>,
-    },
 }
 
 /// Command line of Ringfence's own processes. Its parser needs a third of the memory of [`Cli`]'s, which each process
@@ -553,6 +555,7 @@ impl RunArgs {
                 empty: self.empty,
                 hidden: self.hidden,
             },
+            terminal: self.terminal,
             as_root: self.as_root,
             loudness,
             command: self.command,
@@ -634,6 +637,7 @@ mod tests {
             "--mode fast",
             "--link rope",
             "--protect none",
+            "--terminal none",
             "--uplink moon",
             "-p http",
             "--dns one",

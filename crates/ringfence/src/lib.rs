@@ -30,6 +30,7 @@ pub mod hub;
 pub mod launch;
 mod library;
 pub mod status;
+mod terminal;
 
 use std::io::Write;
 
@@ -96,7 +97,6 @@ pub fn internal_main(role: Internal) -> u8 {
         }
         Internal::DemoPeer { role } => demo::peer::main(&role),
         Internal::GuestInit { command } => ringfence_guest::main(&command),
-        Internal::Session { command } => ringfence_guest::session::main(&command),
     }
 }
 

@@ -62,6 +62,26 @@ impl AsFd for Signals {
     }
 }
 
+/// Returns the signals that a command is to ignore because this program was started so, although this program does
+/// not ignore them itself: it needs `SIGCHLD` to learn of the end of its children, and Rust programs change `SIGPIPE`.
+/// Call it before the first child is started.
+///
+/// # Errors
+///
+/// Fails if `/proc` cannot be read.
+pub fn take_ignored() -> io::Result<Vec<i32>> {
+    let (child, pipe) = (Signal::CHILD.as_raw(), Signal::PIPE.as_raw());
+    let mut taken = Vec::new();
+    if ignored_signals()?.contains(child) {
+        signals::restore_default(child)?;
+        taken.push(child);
+    }
+    if signals::pipe_was_ignored() {
+        taken.push(pipe);
+    }
+    Ok(taken)
+}
+
 /// Returns the numbers of the signals that are blocked. Read it before [`Signals::new`] to start a
 /// command with the mask that this process was started with.
 ///
@@ -147,6 +167,37 @@ pub fn send(pid: u32, number: i32) -> io::Result<()> {
     let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
     let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(rustix::process::kill_process(pid, signal)?)
+}
+
+/// Sends a signal to the process group of a child that was not waited for yet, and that leads the group.
+///
+/// # Errors
+///
+/// As [`send`].
+pub fn send_to_group(leader: Pid, number: i32) -> io::Result<()> {
+    let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::kill_process_group(leader, signal)?)
+}
+
+/// Stops this process, or its whole process group, as the terminal would: by a signal of job control. Returns when
+/// it is continued. Returns at once if the kernel does not stop it: no process could continue an orphaned group.
+/// Returns `true` if the process was stopped.
+///
+/// # Errors
+///
+/// Returns the kernel's error; none is expected.
+pub fn stop(signal: Signal, whole_group: bool) -> io::Result<bool> {
+    let (number, resumed) = (signal.as_raw(), Signal::CONT.as_raw());
+    let others: Vec<i32> = blocked()?.into_iter().filter(|other| *other != number).collect();
+    with_blocked(&others, || {
+        let group = if whole_group {
+            rustix::process::kill_current_process_group(signal)
+        } else {
+            rustix::process::kill_process(rustix::process::getpid(), signal)
+        };
+        group.map_err(io::Error::from)
+    })??;
+    signals::is_pending(resumed)
 }
 
 /// Returns the signals that this process ignores (`SigIgn` of proc_pid_status(5)).

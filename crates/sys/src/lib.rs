@@ -1,13 +1,15 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
 //! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`],
-//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`], [`terminal`]) or serves threads that poll
+//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`child`], [`code`],
+//! [`terminal`], [`keyring`]) or serves threads that poll
 //! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
 
 pub mod blkdev;
 pub mod byte_lock;
+pub mod child;
 pub mod clock;
 pub mod code;
 pub mod counters;
@@ -15,6 +17,7 @@ pub mod datagrams;
 pub mod descriptors;
 pub mod event_signal;
 pub mod fork;
+pub mod keyring;
 pub mod mailbox;
 pub mod namespaces;
 pub mod nbd;

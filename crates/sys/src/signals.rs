@@ -7,6 +7,7 @@
 use core::mem::MaybeUninit;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::process::Signal;
@@ -106,6 +107,56 @@ fn change_mask(how: libc::c_int, set: SignalSet) -> io::Result<SignalSet> {
     }
 }
 
+/// Returns `true` if a signal of this number has been sent to this process and waits because it is blocked.
+///
+/// # Errors
+///
+/// Returns the kernel's error; none is expected.
+pub fn is_pending(number: i32) -> io::Result<bool> {
+    let mut pending = SignalSet::default().to_native();
+    // SAFETY: the set is live and initialised; the call writes it.
+    match unsafe { libc::sigpending(&raw mut pending) } {
+        0 => Ok(SignalSet::from_native(&pending).contains(number)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Gives a signal its default disposition. A process that ignores `SIGCHLD` learns of no child's end.
+///
+/// # Errors
+///
+/// Returns the kernel's error for a number that is no signal.
+pub fn restore_default(number: i32) -> io::Result<()> {
+    // SAFETY: no handler is installed.
+    let before = unsafe { libc::signal(number, libc::SIG_DFL) };
+    if before == libc::SIG_ERR { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Set if this program was started with `SIGPIPE` ignored.
+static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Functions that the C library calls before `main`. The standard library ignores `SIGPIPE` in `main`, so that its
+/// disposition at the start must be read here.
+#[used]
+// SAFETY: the section holds addresses of functions that take no argument they need.
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn() = record_pipe;
+
+extern "C" fn record_pipe() {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: the call writes the action, and changes nothing. All-zero bytes are a valid action.
+    let action = unsafe {
+        libc::sigaction(libc::SIGPIPE, std::ptr::null(), action.as_mut_ptr());
+        action.assume_init()
+    };
+    PIPE_WAS_IGNORED.store(action.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+}
+
+/// Returns `true` if this program was started with `SIGPIPE` ignored.
+pub fn pipe_was_ignored() -> bool {
+    PIPE_WAS_IGNORED.load(Ordering::Relaxed)
+}
+
 /// Opens a non-blocking descriptor from which pending signals of `set` are read. Block them first.
 ///
 /// # Errors
@@ -189,6 +240,19 @@ mod tests {
             let expected = PendingSignal { number: libc::SIGUSR2, code: libc::SI_TKILL };
             assert_eq!(read(&descriptor).unwrap(), Some(expected));
             assert_eq!(read(&descriptor).unwrap(), None);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn blocked_signal_is_pending_once_it_was_sent() {
+        std::thread::spawn(|| {
+            block([Signal::USR1].into_iter().collect()).unwrap();
+            assert!(!is_pending(libc::SIGUSR1).unwrap());
+            // SAFETY: raise has no memory arguments. This thread blocks the signal, so no handler runs.
+            assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
+            assert!(is_pending(libc::SIGUSR1).unwrap());
         })
         .join()
         .unwrap();

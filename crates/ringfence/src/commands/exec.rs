@@ -1,19 +1,26 @@
 //! `ringfence exec`: another command in a running guest.
 
 use std::ffi::OsString;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::channel::{Channel, expect_fds};
 use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::poll::wait_any;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
-use super::pty::Pty;
 use super::{Reply, Request, find};
+use crate::terminal::{Relay, UserTerminal};
 use ringfence_hostnet::causes::causes;
+
+/// Time limit for the launcher to make a terminal.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Interval of looks at the modes of the command's terminal while it has no keys.
+const MODES_LOOK: Duration = Duration::from_millis(100);
 
 const NOTES: &str = "\
 Examples:
@@ -29,8 +36,8 @@ Exit status:
 
 /// Run another command in a running guest
 ///
-/// The command has the guest's network, files, processes and rights. If standard input and output are a terminal, it gets
-/// a terminal of its own. It ends with the guest.
+/// The command has the guest's network, files, processes and rights. It does not get your terminal: where a standard stream is
+/// one, it gets a terminal of the guest. It ends with the guest.
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
 pub struct ExecArgs {
@@ -64,6 +71,8 @@ fn run(args: &ExecArgs) -> anyhow::Result<u8> {
         Signal::USR1,
         Signal::USR2,
         Signal::WINCH,
+        // The terminal's modes are restored from the background, too.
+        Signal::TTOU,
     ])?;
     let channel = find::one(&args.guest)?.channel;
     let command = if args.command.is_empty() {
@@ -73,23 +82,13 @@ fn run(args: &ExecArgs) -> anyhow::Result<u8> {
     };
     let term = std::env::var("TERM").ok().map(|term| ("TERM".to_owned(), term));
     let request = Request::Exec { command, environment: term.into_iter().collect() };
-    let mut pty = None;
-    match Pty::open()? {
-        Some((opened, slave)) => {
-            channel.send(&request, &[slave.as_fd(), slave.as_fd(), slave.as_fd()])?;
-            pty.insert(opened).start()?;
-        }
-        None => {
-            let (stdin, stdout) = (rustix::stdio::stdin(), rustix::stdio::stdout());
-            channel.send(&request, &[stdin, stdout, rustix::stdio::stderr()])?;
-        }
-    }
-    let ended = wait(&channel, &signals, pty.as_ref());
-    if let Some(pty) = &pty {
-        pty.finish();
+    let mut relay = start(&channel, &request)?;
+    let ended = wait(&channel, &signals, relay.as_mut());
+    if let Some(relay) = &mut relay {
+        relay.drain(&signals);
     }
     // Restores the terminal before a message is printed.
-    drop(pty);
+    drop(relay);
     let (status, problem) = match ended? {
         Reply::Ended(ending) => (ending.exit_status(), None),
         Reply::Failed { status, why } => (status, Some(why)),
@@ -101,9 +100,54 @@ fn run(args: &ExecArgs) -> anyhow::Result<u8> {
     Ok(status)
 }
 
-/// Forwards signals until the launcher reports the end.
-fn wait(channel: &Channel, signals: &Signals, pty: Option<&Pty>) -> anyhow::Result<Reply> {
+/// Starts the command. Each standard stream that is the user's terminal is replaced by a terminal of the guest.
+fn start(channel: &Channel, request: &Request) -> anyhow::Result<Option<Relay>> {
+    let streams = [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+    let user = UserTerminal::open();
+    let is_terminal = [0, 1, 2].map(|at| user.as_ref().is_some_and(|user| user.is_stream(at)));
+    let Some(user) = user.filter(|_| is_terminal.contains(&true)) else {
+        channel.send(request, &streams)?;
+        return Ok(None);
+    };
+    let mut relay = Relay::new(user, new_terminal(channel)?)?;
+    let terminal = relay.open_programs_end()?;
+    let replaced = |at: usize| if is_terminal[at] { terminal.as_fd() } else { streams[at] };
+    channel.send(request, &[replaced(0), replaced(1), replaced(2), terminal.as_fd()])?;
+    if is_terminal[0] && relay.is_foreground() {
+        relay.attach(false);
+    }
+    Ok(Some(relay))
+}
+
+/// Requests a terminal of the guest. Returns the end that this process serves.
+fn new_terminal(channel: &Channel) -> anyhow::Result<OwnedFd> {
+    channel.send(&Request::Terminal, &[])?;
+    match channel.receive_within::<Reply>(ANSWER_TIMEOUT)? {
+        (Reply::Terminal, fds) => {
+            let [master] = expect_fds(fds)?;
+            Ok(master)
+        }
+        (Reply::Failed { why, .. }, _) => {
+            anyhow::bail!("{}", ringfence_hostnet::text::printable(&why))
+        }
+        _ => anyhow::bail!("the launcher is of another version of Ringfence"),
+    }
+}
+
+/// Forwards signals and copies between the terminals until the launcher reports the end.
+fn wait(
+    channel: &Channel,
+    signals: &Signals,
+    mut relay: Option<&mut Relay>,
+) -> anyhow::Result<Reply> {
     loop {
+        if let Some(relay) = &mut relay {
+            relay.advance();
+            // A command whose standard input is no terminal reads the keys of its own: a password, or a pager.
+            if !relay.is_attached() && relay.has_changed_modes() && relay.is_foreground() {
+                relay.attach(true);
+            }
+        }
         match channel.try_receive::<Reply>() {
             Ok(Some((reply, _))) => return Ok(reply),
             Ok(None) => {}
@@ -113,12 +157,20 @@ fn wait(channel: &Channel, signals: &Signals, pty: Option<&Pty>) -> anyhow::Resu
             }
             Err(error) => return Err(error.into()),
         }
-        let mut fds = [PollFd::new(channel, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
-        wait_any(&mut fds, None)?;
+        let mut fds =
+            vec![PollFd::new(channel, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+        let terminals: Vec<_> = relay.iter().flat_map(|relay| relay.polled()).collect();
+        fds.extend(terminals.iter().map(|(fd, flags)| PollFd::new(fd, *flags)));
+        // No event tells that a program has changed the modes of its terminal.
+        let looks = relay.as_ref().is_some_and(|relay| !relay.is_attached());
+        wait_any(&mut fds, looks.then(|| Instant::now() + MODES_LOOK))?;
+        drop(fds);
+        drop(terminals);
         while let Some(arrived) = signals.next()? {
-            match pty {
-                Some(pty) if arrived.number == Signal::WINCH.as_raw() => pty.resize(),
-                None if arrived.number == Signal::WINCH.as_raw() => {}
+            let of_terminal = [Signal::WINCH, Signal::TTOU].map(Signal::as_raw);
+            match &relay {
+                Some(relay) if arrived.number == Signal::WINCH.as_raw() => relay.resize(),
+                _ if of_terminal.contains(&arrived.number) => {}
                 _ => match channel.send(&Request::Signal(arrived.number), &[]) {
                     // The next round reads the end of the channel.
                     Ok(()) | Err(ChannelError::Closed) => {}

@@ -16,7 +16,6 @@ mod metrics;
 pub mod policy;
 pub mod port;
 pub mod ps;
-mod pty;
 pub mod status;
 pub mod stop;
 pub mod wait;
@@ -37,8 +36,10 @@ use ringfence_uplink_process::totals::EgressTotals;
 pub(crate) enum Request {
     /// Describes the guest.
     Describe,
+    /// Requests a new terminal of the guest.
+    Terminal,
     /// Starts another command in the guest, at most one for each connection. Comes with the descriptors of its
-    /// standard input, output and error.
+    /// standard input, output and error and, if it has a terminal of its own, with the programs' end of that.
     Exec {
         command: Vec<OsString>,
         /// Environment variables besides those of the guest's own command.
@@ -74,6 +75,8 @@ pub(crate) enum Request {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Guest(Box<Description>),
+    /// Comes with the end of a new terminal that the client serves.
+    Terminal,
     /// The command that the client asked for has ended.
     Ended(Ending),
     /// The uplink applies the policy that the client sent.

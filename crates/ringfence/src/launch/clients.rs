@@ -193,8 +193,14 @@ impl Clients {
 
     /// Answers a client. Disconnects it if it does not read.
     pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
+        self.reply_with(to, reply, &Descriptors::default());
+    }
+
+    /// Answers a client, and passes descriptors to it. Disconnects it if it does not read.
+    pub(super) fn reply_with(&mut self, to: ClientId, reply: &Reply, fds: &Descriptors) {
+        let fds: Vec<_> = fds.each().collect();
         let failed = |(id, channel): &(ClientId, Channel)| {
-            *id == to && channel.send_now(reply, &[]).is_err()
+            *id == to && channel.send_now(reply, &fds).is_err()
         };
         if let Some(at) = self.list.iter().position(failed) {
             self.list.remove(at).1.dispose();

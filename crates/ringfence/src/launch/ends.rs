@@ -26,8 +26,7 @@ impl GuestProcesses<'_> {
         if loud {
             self.reporter.summary(format_args!("the command {ending}"));
         }
-        let by_itself = matches!(ending, Ending::Exited(_));
-        Outcome { status: ending.exit_status(), problem: None, by_itself }
+        Outcome { status: ending.exit_status(), problem: None, ending: Some(ending) }
     }
 
     pub(super) fn gone(&self, who: &str, ended: &Ended) -> Outcome {

@@ -8,14 +8,13 @@ use rustix::process::Signal;
 
 use super::clients::ClientEvent;
 use super::guest_processes::{GuestProcesses, Outcome};
-use super::terminal;
 use crate::commands::Reply;
 use ringfence_driver::switchboard::{FromDriver, FromFrontend};
 use ringfence_guest::{FromGuest, ToGuest};
 use ringfence_hostnet::text::printable;
 use ringfence_sandbox::signals::ReceivedSignal;
 use ringfence_sandbox::spawn::Ended;
-use ringfence_sandbox::{Ending, STATUS_FAILED};
+use ringfence_sandbox::{Ending, signals};
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_uplink_process::FromUplink;
 
@@ -48,22 +47,19 @@ impl GuestProcesses<'_> {
         use ProcessEvent::{Client, Driver, Frontend, Guest, Late, Uplink};
         match (event, phase) {
             (ProcessEvent::Signal(arrived), Starting) => end_start(&arrived)?,
-            (ProcessEvent::Signal(arrived), Running) => self.pass_signal(&arrived)?,
+            (ProcessEvent::Signal(arrived), Running) => self.pass_signal(arrived)?,
 
             (Guest(FromGuest::Running, _), Running) => self.reporter.step("the command runs"),
-            (Guest(FromGuest::ExecEnded { id, ending }, _), Running) => {
-                self.reply(id, &Reply::Ended(ending));
+            (Guest(report, fds), Running) if report.is_for_client() => {
+                self.answer_client(report, &fds);
             }
-            (Guest(FromGuest::ExecFailed { id, why }, _), Running) => {
-                self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
-            }
-            (Guest(FromGuest::Listening { id, ports }, _), Running) => {
-                self.reply(id, &Reply::Listening(ports));
+            (Guest(FromGuest::Stopped { signal, number }, _), Running) => {
+                self.with_terminal(|terminal, send| terminal.command_stopped(signal, number, send));
             }
             (Guest(FromGuest::Sockets, fds), Running) => self.pass_sockets(&fds),
             (Guest(FromGuest::Ended(ending), _), _) => return Err(self.command_ended(ending)),
             (Guest(FromGuest::Failed { status, why }, _), _) => {
-                return Err(Outcome { status, problem: Some(why), by_itself: false });
+                return Err(Outcome { status, problem: Some(why), ending: None });
             }
             (ProcessEvent::GuestGone(ended), _) => {
                 return Err(self.gone("the guest's init", &ended));
@@ -113,9 +109,25 @@ impl GuestProcesses<'_> {
         Ok(())
     }
 
-    /// Passes a signal on to the command, unless the terminal has sent it to the command, too.
-    fn pass_signal(&self, arrived: &ReceivedSignal) -> Result<(), Outcome> {
-        if terminal::has_sent(arrived) {
+    /// Answers the client whose order to the guest this report is about.
+    fn answer_client(&mut self, report: FromGuest, fds: &Descriptors) {
+        match report {
+            FromGuest::ExecEnded { id, ending } => self.reply(id, &Reply::Ended(ending)),
+            FromGuest::ExecFailed { id, status, why } => {
+                self.reply(id, &Reply::Failed { status, why });
+            }
+            FromGuest::Listening { id, ports } => self.reply(id, &Reply::Listening(ports)),
+            FromGuest::Terminal { id } => self.reply_with(id, &Reply::Terminal, fds),
+            _ => {}
+        }
+    }
+
+    /// Passes a signal on to the command, or handles one of job control.
+    fn pass_signal(&mut self, arrived: ReceivedSignal) -> Result<(), Outcome> {
+        if self.with_terminal(|terminal, send| terminal.signal(&arrived, send)) {
+            return Ok(());
+        }
+        if arrived.number == Signal::TTOU.as_raw() {
             return Ok(());
         }
         self.send_to_guest(&ToGuest::Signal(arrived.number), &[])
@@ -127,13 +139,19 @@ impl GuestProcesses<'_> {
     }
 }
 
-/// Ends a start by a signal. SIGTTOU, for a process in the background, does not end it.
+/// Ends a start by a signal. Those of job control do not end it.
 fn end_start(arrived: &ReceivedSignal) -> Result<(), Outcome> {
-    if arrived.number == Signal::TTOU.as_raw() {
+    let of_jobs = [Signal::TTOU, Signal::CONT, Signal::WINCH].map(Signal::as_raw);
+    if of_jobs.contains(&arrived.number) {
+        return Ok(());
+    }
+    if arrived.number == Signal::TSTP.as_raw() {
+        // Nothing is lost: the other processes of the start wait.
+        let _ = signals::stop(Signal::TSTP, false);
         return Ok(());
     }
     let status = Ending::Killed(arrived.number).exit_status();
-    Err(Outcome { status, problem: None, by_itself: false })
+    Err(Outcome { status, problem: None, ending: None })
 }
 
 /// Returns the outcome for a process that reports its failure.

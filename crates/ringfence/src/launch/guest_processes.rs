@@ -5,7 +5,8 @@
 //! [`GuestProcesses::handle`] lists.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use super::options::Options;
 use super::process::{GuestProcess, RunningProcess};
 use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
+use super::terminal::CommandTerminal;
 use super::uplink::Uplink;
 use crate::commands::Source;
 use ringfence_driver::switchboard::{Attached, FromDriver};
@@ -28,7 +30,7 @@ use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::spawn::{DomainProcess, Event};
-use ringfence_sandbox::{ChannelError, STATUS_FAILED};
+use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
 use ringfence_sys::poll::wait_any;
 use ringfence_uplink_process::multicast::Memberships;
 
@@ -36,18 +38,17 @@ use ringfence_uplink_process::multicast::Memberships;
 /// nothing behind.
 pub(super) const GRACE: Duration = Duration::from_secs(1);
 
-/// Signals that the launcher handles. Those of the terminal's keys it leaves to the command. It
-/// blocks `SIGTTOU`, because it must be able to take the terminal back.
-pub(super) fn signals() -> io::Result<Signals> {
-    Signals::new(&[
-        Signal::INT,
-        Signal::QUIT,
-        Signal::TERM,
-        Signal::HUP,
-        Signal::USR1,
-        Signal::USR2,
-        Signal::TTOU,
-    ])
+/// Signals that the launcher passes on.
+const PASSED_ON: [Signal; 6] =
+    [Signal::INT, Signal::QUIT, Signal::TERM, Signal::HUP, Signal::USR1, Signal::USR2];
+/// Signals of a terminal's job control that the launcher handles. It blocks `SIGTTOU`, because it must be able to take the
+/// terminal back.
+const OF_TERMINALS: [Signal; 4] = [Signal::TSTP, Signal::CONT, Signal::WINCH, Signal::TTOU];
+
+/// Opens the signals that the launcher handles.
+pub(super) fn signals(has_terminal: bool) -> io::Result<Signals> {
+    let of_terminals = if has_terminal { &OF_TERMINALS[..] } else { &[Signal::TTOU] };
+    Signals::new(&[&PASSED_ON[..], of_terminals].concat())
 }
 
 /// End of a guest.
@@ -56,13 +57,13 @@ pub(super) struct Outcome {
     pub(super) status: u8,
     /// Message for the user.
     pub(super) problem: Option<String>,
-    /// Set if the command exited by itself, so that it has restored the terminal.
-    pub(super) by_itself: bool,
+    /// End of the command, if it was the first.
+    pub(super) ending: Option<Ending>,
 }
 
 impl Outcome {
     pub(super) fn failed(problem: impl Into<String>) -> Outcome {
-        Outcome { status: STATUS_FAILED, problem: Some(problem.into()), by_itself: false }
+        Outcome { status: STATUS_FAILED, problem: Some(problem.into()), ending: None }
     }
 }
 
@@ -85,6 +86,8 @@ pub(super) struct GuestState {
     pub(super) command: Vec<OsString>,
     /// Files of the host about names, which the guest follows.
     pub(super) host_names: Option<HostNames>,
+    /// Standard input of the command, if init has opened its file again.
+    pub(super) stdin: Option<File>,
     /// Time of [`GuestProcesses::settle`]. `None` before the command starts, and afterwards.
     pub(super) settles: Option<Instant>,
 }
@@ -110,6 +113,8 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) uplink: GuestProcess<Uplink>,
     /// Clients, while the command runs.
     pub(super) clients: Option<Clients>,
+    /// Terminal of the command, if the user has one.
+    pub(super) terminal: Option<CommandTerminal>,
 }
 
 impl<'a> GuestProcesses<'a> {
@@ -149,6 +154,7 @@ impl<'a> GuestProcesses<'a> {
             frontend: GuestProcess::plan(frontend),
             uplink: GuestProcess::plan(uplink),
             clients: None,
+            terminal: None,
         }
     }
 
@@ -193,8 +199,19 @@ impl<'a> GuestProcesses<'a> {
         self.disks.end_devices(self.reporter);
         // Printed when the terminal belongs to the launcher again.
         outcome.problem.iter().for_each(|problem| report::keep(problem));
+        self.return_position();
         self.clients.iter_mut().for_each(Clients::send_last_messages);
         outcome
+    }
+
+    /// Moves this process's standard input to where the command has read its file, for the next program of the caller.
+    fn return_position(&mut self) {
+        let stdin = self.guest.state_mut().and_then(|guest| guest.stdin.as_mut());
+        if let Some(Ok(position)) = stdin.map(File::stream_position) {
+            let start = rustix::fs::SeekFrom::Start(position);
+            // A failure leaves the position as it is.
+            let _ = rustix::fs::seek(rustix::stdio::stdin(), start);
+        }
     }
 
     pub(super) fn send_to_guest(
@@ -248,9 +265,13 @@ impl<'a> GuestProcesses<'a> {
                 .chain(driver.map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+            let terminals: Vec<_> =
+                self.terminal.iter().flat_map(CommandTerminal::polled).collect();
+            fds.extend(terminals.iter().map(|(fd, flags)| PollFd::new(fd, *flags)));
+            let yields = self.terminal.as_ref().and_then(CommandTerminal::deadline);
             let rejoins = self.memberships().and_then(Memberships::deadline);
             let settles = self.guest.state().and_then(|guest| guest.settles);
-            let until = [deadline, settles, rejoins].into_iter().flatten().min();
+            let until = [deadline, settles, rejoins, yields].into_iter().flatten().min();
             match wait_any(&mut fds, until) {
                 Ok(0) if until == deadline => return ProcessEvent::Late,
                 Ok(_) => {}
@@ -265,6 +286,7 @@ impl<'a> GuestProcesses<'a> {
         if let Ok(Some(arrived)) = self.signals.next() {
             return Some(ProcessEvent::Signal(arrived));
         }
+        self.with_terminal(|terminal, send| terminal.advance(send));
         if let Some(event) = self.look_at_guest() {
             return Some(event);
         }
@@ -293,6 +315,19 @@ impl<'a> GuestProcesses<'a> {
             uplink.follow_links(channel, self.reporter);
         }
         self.clients.as_mut().and_then(Clients::look).map(ProcessEvent::Client)
+    }
+
+    /// Calls `act` with the command's terminal, if there is one, and a function that sends orders to the guest's init.
+    /// Returns `false` without a terminal.
+    pub(super) fn with_terminal(
+        &mut self,
+        act: impl FnOnce(&mut CommandTerminal, &mut dyn FnMut(ToGuest)),
+    ) -> bool {
+        let Some(mut terminal) = self.terminal.take() else { return false };
+        // A guest whose channel fails has ended, and its supervisor reports the reason.
+        act(&mut terminal, &mut |order| drop(self.send_to_guest(&order, &[])));
+        self.terminal = Some(terminal);
+        true
     }
 
     fn look_at_guest(&mut self) -> Option<ProcessEvent> {

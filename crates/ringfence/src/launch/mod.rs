@@ -34,7 +34,7 @@ mod terminal;
 mod uplink;
 mod view;
 
-pub use options::{LinkChoice, Options, Protect, SwitchChoice, UplinkChoice};
+pub use options::{LinkChoice, Options, Protect, SwitchChoice, TerminalChoice, UplinkChoice};
 pub use rendezvous::PRIVATE_PREFIX;
 pub use view::ViewOptions;
 
@@ -55,12 +55,12 @@ use rendezvous::Attachment;
 use report::Reporter;
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_hostnet::text::printable;
-use terminal::Terminal;
+use terminal::CommandTerminal;
 use uplink::Uplink;
 
 use ringfence_driver::switchboard::{AttachRequest, FromDriver, LegConfig, ToDriver, VERSION};
 use ringfence_driver::workers::worker_count;
-use ringfence_guest::{GuestConfig, NamesConfig, ViewConfig};
+use ringfence_guest::{GuestConfig, NamesConfig, TerminalKind, ViewConfig};
 use ringfence_hostnet::address::{Address, list};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::interface::InterfaceConfig;
@@ -101,7 +101,9 @@ struct Launch<'a> {
     reporter: Reporter,
     signals: Signals,
     blocked: Vec<i32>,
-    terminal: Option<Terminal>,
+    /// Signals that the command ignores, and this process does not.
+    ignored: Vec<i32>,
+    terminal: Option<CommandTerminal>,
     inherited: Vec<RawFd>,
     /// Limit of open files that the command gets.
     open_files: Option<u64>,
@@ -115,19 +117,30 @@ impl<'a> Launch<'a> {
         let inherited = namespaces::inheritable_fds()?;
         namespaces::set_inheritable(&inherited, false)?;
         let open_files = limits::raise_open_files().context("RLIMIT_NOFILE")?;
-        let terminal = Terminal::if_foreground();
-        let blocked = signals::blocked()?;
-        let signals = guest_processes::signals()?;
+        let terminal = CommandTerminal::plan(options.terminal);
+        let (blocked, ignored) = (signals::blocked()?, signals::take_ignored()?);
+        let signals = guest_processes::signals(terminal.is_some())?;
         let command = if options.command.is_empty() {
             vec![std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into())]
         } else {
             options.command.clone()
         };
-        Ok(Launch { options, reporter, signals, blocked, terminal, inherited, open_files, command })
+        Ok(Launch {
+            options,
+            reporter,
+            signals,
+            blocked,
+            ignored,
+            terminal,
+            inherited,
+            open_files,
+            command,
+        })
     }
 
-    fn run(self) -> anyhow::Result<u8> {
+    fn run(mut self) -> anyhow::Result<u8> {
         let options = self.options;
+        let terminal = self.terminal.take();
         let directory = RuntimeDir::open()?;
         let uplink = Uplink::prepare(options, self.reporter)?;
         if !options.has_switch() && options.host_tap.is_some() {
@@ -135,7 +148,7 @@ impl<'a> Launch<'a> {
         }
         let guest = self.begin_guest()?;
         if !options.has_switch() && options.disks.is_empty() {
-            return self.run_without_driver(guest, &directory, uplink);
+            return self.run_without_driver(guest, &directory, uplink, terminal);
         }
         let mut disks = GuestDisks::open(&options.disks, &directory, self.reporter)?;
         let queues = worker_count(options.queues);
@@ -170,7 +183,7 @@ impl<'a> Launch<'a> {
         let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
         let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let processes = GuestProcesses::new(
+        let mut processes = GuestProcesses::new(
             reporter,
             signals,
             &directory,
@@ -179,6 +192,7 @@ impl<'a> Launch<'a> {
             disks,
             uplink,
         );
+        processes.terminal = terminal;
         Ok(self.supervise(processes, guest, environment, view))
     }
 
@@ -208,13 +222,15 @@ impl<'a> Launch<'a> {
         guest: DomainProcess,
         directory: &RuntimeDir,
         uplink: Option<Uplink>,
+        terminal: Option<CommandTerminal>,
     ) -> anyhow::Result<u8> {
         let options = self.options;
         let disks = GuestDisks::open(&[], directory, self.reporter)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let processes =
+        let mut processes =
             GuestProcesses::new(reporter, signals, directory, options, None, disks, uplink);
+        processes.terminal = terminal;
         Ok(self.supervise(processes, guest, Vec::new(), view))
     }
 
@@ -231,14 +247,11 @@ impl<'a> Launch<'a> {
         }
         let config = self.guest_config(&processes, environment, view);
         let ended = processes.run(&self.command, guest, &config);
-        // In this order: after the processes have ended, the terminal belongs to the launcher
-        // again.
+        let terminal = processes.terminal.take();
+        // In this order: after the processes have ended, the terminal is the shell's again.
         drop(processes);
-        if let Some(terminal) = &self.terminal {
-            terminal.take_back();
-            if !ended.by_itself {
-                terminal.restore_modes();
-            }
+        if let Some(terminal) = terminal {
+            terminal.finish(ended.ending, &self.signals);
         }
         if let Some(problem) = ended.problem {
             report::print(problem);
@@ -285,6 +298,9 @@ impl<'a> Launch<'a> {
         view: ViewConfig,
     ) -> GuestConfig {
         let options = self.options;
+        let terminal =
+            processes.terminal.as_ref().map_or(TerminalKind::None, CommandTerminal::kind);
+        let has_own_terminal = matches!(terminal, TerminalKind::Own { .. });
         let on_switch = processes.attached().filter(|_| options.has_switch());
         let interface = on_switch.map(|attached| InterfaceConfig {
             name: INTERFACE.to_owned(),
@@ -303,9 +319,11 @@ impl<'a> Launch<'a> {
             names: processes.switch().map(names),
             resolver: processes.uplink().map(Uplink::resolver),
             blocked_signals: self.blocked.clone(),
+            ignored_signals: self.ignored.clone(),
+            terminal,
             open_files: self.open_files,
             environment,
-            removed_variables: view::removed_variables(options),
+            removed_variables: view::removed_variables(options, has_own_terminal),
             view,
         }
     }

@@ -46,6 +46,16 @@ pub enum Protect {
     Fine,
 }
 
+/// Terminal of a guest's command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum TerminalChoice {
+    /// A terminal of the guest's own, connected to yours while this job is in the foreground
+    #[default]
+    Own,
+    /// Your terminal itself. The command may read its keys while the job is in the background, and change its modes
+    Shared,
+}
+
 /// Destination of a guest's uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum UplinkChoice {
@@ -124,6 +134,8 @@ pub struct Options {
     pub host_tap: Option<String>,
     pub disks: Vec<DiskSpec>,
     pub view: ViewOptions,
+    /// Terminal of the command, if the user has one.
+    pub terminal: TerminalChoice,
     /// Makes the command of an ordinary user root of its namespaces.
     pub as_root: bool,
     /// Amount of messages.

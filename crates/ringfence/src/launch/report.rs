@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use rustix::termios::OutputModes;
 use tracing::Level;
 
 use super::messages;
@@ -93,8 +94,14 @@ pub(super) fn keep(text: &str) {
 pub(super) fn print(text: impl std::fmt::Display) {
     // The terminal may be gone, which is no reason to stop. One write, so that lines of several
     // processes do not mix.
-    let line = format!("ringfence: {text}\n");
+    let line = format!("ringfence: {text}{}\n", if is_raw() { "\r" } else { "" });
     let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Returns `true` if standard error is a terminal in raw mode, on which a new line does not begin at the left.
+fn is_raw() -> bool {
+    let modes = rustix::termios::tcgetattr(rustix::stdio::stderr());
+    modes.is_ok_and(|modes| !modes.output_modes.contains(OutputModes::OPOST))
 }
 
 /// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.

@@ -29,6 +29,9 @@ impl GuestProcesses<'_> {
             ClientEvent::Request(id, Request::Exec { command, environment }, fds) => {
                 self.exec(id, ToGuest::Exec { id, command, environment }, &fds)
             }
+            ClientEvent::Request(id, Request::Terminal, _) => {
+                self.send_to_guest(&ToGuest::Terminal { id }, &[])
+            }
             ClientEvent::Request(id, Request::Signal(number), _) => {
                 self.send_to_guest(&ToGuest::ExecSignal { id, number }, &[])
             }
@@ -77,8 +80,8 @@ impl GuestProcesses<'_> {
 
     fn exec(&mut self, id: ClientId, order: ToGuest, fds: &Descriptors) -> Result<(), Outcome> {
         let stdio: Vec<_> = fds.each().collect();
-        if stdio.len() != 3 {
-            let why = format!("{} descriptors came with the command, not 3", stdio.len());
+        if !(3..=4).contains(&stdio.len()) {
+            let why = format!("{} descriptors came with the command, not 3 or 4", stdio.len());
             self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
             return Ok(());
         }
@@ -206,6 +209,13 @@ impl GuestProcesses<'_> {
     pub(super) fn reply(&mut self, to: ClientId, reply: &Reply) {
         if let Some(clients) = &mut self.clients {
             clients.reply(to, reply);
+        }
+    }
+
+    /// Answers a client if it is still there, and passes descriptors to it.
+    pub(super) fn reply_with(&mut self, to: ClientId, reply: &Reply, fds: &Descriptors) {
+        if let Some(clients) = &mut self.clients {
+            clients.reply_with(to, reply, fds);
         }
     }
 

@@ -8,6 +8,7 @@
 //! uplink, frontend: begin ────> wait for orders ─────┴─> frontend: Up ─┘
 //! ```
 
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,7 @@ use super::events::{GuestPhase, ProcessEvent};
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::process::GuestProcess;
 use super::standard_input;
+use super::terminal::CommandTerminal;
 use ringfence_driver::switchboard::{FromFrontend, FrontendConfig};
 use ringfence_guest::{FromGuest, GuestConfig, ToGuest};
 use ringfence_hostnet::causes::causes;
@@ -106,10 +108,12 @@ impl GuestProcesses<'_> {
         loop {
             match self.next(Some(deadline)) {
                 ProcessEvent::Guest(
-                    FromGuest::Ready { offloads, uplink_offloads, remarks },
+                    FromGuest::Ready { offloads, uplink_offloads, remarks, terminal, stdin },
                     fds,
                 ) => {
                     let mut fds = fds.into_vec();
+                    self.take_stdin(if stdin { fds.pop() } else { None });
+                    self.connect_terminal(if terminal { fds.pop() } else { None })?;
                     for remark in remarks {
                         self.reporter.step(remark);
                     }
@@ -126,6 +130,23 @@ impl GuestProcesses<'_> {
                 other => self.handle(GuestPhase::Starting, other)?,
             }
         }
+    }
+
+    /// Keeps the file that the guest's init has opened again for the command's standard input.
+    fn take_stdin(&mut self, file: Option<OwnedFd>) {
+        if let Some(guest) = self.guest.state_mut() {
+            guest.stdin = file.map(File::from);
+        }
+    }
+
+    /// Connects the command's own terminal, which init has made, to the user's.
+    fn connect_terminal(&mut self, master: Option<OwnedFd>) -> Result<(), Outcome> {
+        let Some(master) = master else { return Ok(()) };
+        let Some(terminal) = self.terminal.take() else { return Ok(()) };
+        let connected = terminal.connect(master);
+        let fail = |error| Outcome::failed(format!("the command's terminal: {error}"));
+        self.terminal = Some(connected.map_err(fail)?);
+        Ok(())
     }
 
     /// Sends the frontend its configuration, with the queues of the TAP to the switch.
@@ -208,7 +229,8 @@ impl GuestProcesses<'_> {
         self.announce();
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
-        self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        let foreground = self.terminal.as_mut().is_some_and(CommandTerminal::start);
+        self.send_to_guest(&ToGuest::Start { environment, foreground }, &[])?;
         if let Some(guest) = self.guest.state_mut() {
             guest.settles = Some(Instant::now() + SETTLES_WITHIN);
         }

@@ -80,8 +80,19 @@ pub(super) fn runtime_dir_of_guest(options: &Options, directory: &RuntimeDir) ->
     in_root.unwrap_or_else(|| directory.path().to_owned())
 }
 
-/// Returns the variables to remove from the command's environment.
-pub(super) fn removed_variables(options: &Options) -> Vec<String> {
+/// Variables that name the user's terminal.
+const TERMINAL_VARIABLES: [&str; 2] = ["GPG_TTY", "SSH_TTY"];
+
+/// Returns the variables to remove from the command's environment. `has_own_terminal` is set if the command does not have the
+/// user's.
+pub(super) fn removed_variables(options: &Options, has_own_terminal: bool) -> Vec<String> {
+    let of_terminals = TERMINAL_VARIABLES.iter().filter(|_| has_own_terminal);
+    let of_terminals = of_terminals.map(|name| (*name).to_owned());
+    of_terminals.chain(variables_of_sockets(options)).collect()
+}
+
+/// Returns the variables that name sockets which the command does not see.
+fn variables_of_sockets(options: &Options) -> Vec<String> {
     if options.view.share_runtime && options.view.root.is_none() {
         return vec![];
     }

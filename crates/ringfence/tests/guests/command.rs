@@ -184,6 +184,61 @@ fn command_inherits_signal_dispositions_of_launcher() {
 }
 
 #[test]
+fn guest_of_a_caller_that_ignores_its_children_ends_and_is_stopped() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let ignoring = ["env", "--ignore-signal=CHLD,PIPE"];
+    let look = "grep SigIgn /proc/self/status";
+    let masks = |text: String| -> u64 {
+        u64::from_str_radix(text.trim().trim_start_matches("SigIgn:").trim(), 16).unwrap()
+    };
+    let own = lab.start("-q", &["sh", "-c", &format!("{look}; exit 3")], &ignoring);
+    let own = own.finish(MOMENT);
+    assert_eq!(own.status, Some(3), "{}", own.stderr);
+    let plain = lab.spawn(&[&ignoring[..], &["sh", "-c", look]].concat()).succeed(MOMENT);
+    // The C library of this program itself changes the real-time signals.
+    assert_eq!(masks(own.stdout) & 0x7fff_ffff, masks(plain) & 0x7fff_ffff);
+    let stopped = lab.start("-q", &["sh", "-c", "echo up; exec sleep 600"], &ignoring);
+    stopped.wait_for_output("up");
+    assert_eq!(stopped.end().status, Some(143));
+}
+
+#[test]
+fn writer_to_a_closed_pipe_sees_the_error_only_if_its_caller_ignores_the_signal() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let writer = "sleep 0.5; echo x; echo status $? >&2";
+    let run = format!("{} run -q --uplink none --switch none", lab.program());
+    for (wrapper, expected) in [("", ""), ("env --ignore-signal=PIPE", "status 1\n")] {
+        let script = format!("{wrapper} {run} -- sh -c '{writer}' 2>said | true");
+        lab.spawn(&["sh", "-c", &script]).succeed(MOMENT);
+        let said = lab.read("said");
+        assert!(
+            said.ends_with(expected) && said.contains("status") != expected.is_empty(),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn script_without_an_interpreter_line_is_run_by_a_shell() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    std::fs::write(lab.file("plain"), "echo \"plain $1\"; exit 5").unwrap();
+    std::fs::set_permissions(lab.file("plain"), PermissionsExt::from_mode(0o755)).unwrap();
+    for command in [["./plain", "one"], ["plain", "one"]] {
+        let script = format!(
+            "PATH=$PWD:$PATH exec {} run -q --uplink none --switch none -- {}",
+            lab.program(),
+            command.join(" ")
+        );
+        let finished = lab.spawn(&["sh", "-c", &script]).finish(MOMENT);
+        assert_eq!(finished.status, Some(5), "{}", finished.stderr);
+        assert_eq!(finished.stdout, "plain one\n");
+    }
+}
+
+#[test]
 fn orphan_is_reaped_and_ends_with_command() {
     require!(Need::Guests);
     let lab = Lab::new();

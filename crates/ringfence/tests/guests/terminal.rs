@@ -1,99 +1,11 @@
 //! `ringfence run` on a terminal: control keys, job control and the terminal's size.
 
-use std::fs::File;
-use std::io::Write;
-use std::process::{Child, Command, Stdio};
-
-use rustix::pty::OpenptFlags;
-use rustix::termios::Winsize;
+use std::os::unix::fs::MetadataExt;
 
 use crate::require;
 use crate::support::needs::Need;
-use crate::support::{Lab, MOMENT, Said, eventually};
-
-/// Program that starts a session with a controlling terminal of its own.
-const SETSID: Need = Need::Program("setsid", "util-linux");
-
-/// Terminal with a session on it.
-struct Screen {
-    keyboard: File,
-    said: Said,
-    session: Child,
-    read: usize,
-}
-
-impl Screen {
-    /// Starts a command as the leader of a session on a new terminal.
-    fn start(lab: &Lab, command: &[&str]) -> Screen {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let master = rustix::pty::openpt(flags).unwrap();
-        rustix::pty::grantpt(&master).unwrap();
-        rustix::pty::unlockpt(&master).unwrap();
-        let name = rustix::pty::ptsname(&master, Vec::new()).unwrap();
-        let slave = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
-        let session = Command::new("setsid")
-            // The caller may ignore signals, and children inherit that.
-            .args(["--ctty", "--wait", "env", "--default-signal"])
-            .args(command)
-            .env("XDG_RUNTIME_DIR", lab.runtime_dir().parent().unwrap())
-            .env("PS1", "outer> ")
-            .env_remove("ENV")
-            .current_dir(lab.file("x").parent().unwrap())
-            .stdin(Stdio::from(slave.try_clone().unwrap()))
-            .stdout(Stdio::from(slave.try_clone().unwrap()))
-            .stderr(Stdio::from(slave))
-            .spawn()
-            .unwrap();
-        let keyboard = File::from(master);
-        let said = Said::default();
-        // Reading ends with the last process on the terminal.
-        said.listen(keyboard.try_clone().unwrap());
-        Screen { keyboard, said, session, read: 0 }
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keyboard.write_all(keys.as_bytes()).unwrap();
-    }
-
-    /// Types a line to `cat`. The terminal echoes it, and `cat` repeats it.
-    fn type_to_cat(&mut self, line: &str) {
-        self.press(&format!("{line}\n"));
-        self.expect(line);
-        self.expect(line);
-    }
-
-    /// Waits until the text is on the screen, after the text of the last call.
-    fn expect(&mut self, text: &str) {
-        let found = eventually(MOMENT, || self.said.text()[self.read..].contains(text));
-        let all = self.said.text();
-        assert!(found, "{text:?} did not come; the screen:\n{all}");
-        self.read += all[self.read..].find(text).unwrap() + text.len();
-    }
-
-    fn resize(&self, columns: u16) {
-        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-        rustix::termios::tcsetwinsize(&self.keyboard, size).unwrap();
-    }
-
-    fn finish(mut self) -> i32 {
-        let mut status = None;
-        eventually(MOMENT, || {
-            status = self.session.try_wait().unwrap();
-            status.is_some()
-        });
-        let status =
-            status.unwrap_or_else(|| panic!("still runs; the screen:\n{}", self.said.text()));
-        status.code().unwrap()
-    }
-}
-
-impl Drop for Screen {
-    fn drop(&mut self) {
-        // The kernel hangs up a session without leader and terminal.
-        let _ = self.session.kill();
-        let _ = self.session.wait();
-    }
-}
+use crate::support::screen::{SETSID, Screen};
+use crate::support::{Lab, MOMENT, eventually};
 
 const RINGFENCE: &str = env!("CARGO_BIN_EXE_ringfence");
 
@@ -211,10 +123,14 @@ fn shell_in_guest_has_job_control_and_returns_terminal() {
     outer.expect("outer> ");
     // Not `sh`: dash wants to restore the process group that had the terminal before. Its leader has no process id
     // in the guest.
-    let inner = format!("PS1='inner> ' {RINGFENCE} run -q -- bash --norc --noprofile -i\n");
+    // The echo of the line does not look like the prompt: keys typed before it would be the guest's terminal's to echo.
+    let inner = format!("PS1=in'ner> ' {RINGFENCE} run -q -- bash --norc --noprofile -i\n");
     outer.press(&inner);
     outer.expect("inner> ");
-    outer.press("cat\n");
+    // Until its output, the shell's editor of lines has the terminal in another mode.
+    outer.press("echo now; cat\n");
+    outer.expect("now");
+    outer.expect("now");
     outer.type_to_cat("one");
     outer.press("\x1a");
     outer.expect("inner> ");
@@ -355,5 +271,289 @@ fn exec_on_a_terminal_gives_the_command_a_terminal_of_its_own() {
     screen.press("exit 5\n");
     let status = screen.session.wait().unwrap();
     assert_eq!(status.code(), Some(5), "{}", screen.said.text());
+    guest.end();
+}
+
+/// Starts an interactive shell with job control.
+fn shell(lab: &Lab) -> Screen {
+    let mut shell = Screen::start(lab, &["sh", "-im"]);
+    shell.expect("outer> ");
+    shell
+}
+
+/// Words that start a guest without networks.
+fn run(options: &str) -> String {
+    format!("{RINGFENCE} run -q --uplink none --switch none {options} --")
+}
+
+#[test]
+fn command_has_a_session_a_group_and_a_terminal_of_its_own() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut screen = Screen::start(
+        &lab,
+        &["sh", "-c", &format!("{} sh -c 'echo ready; exec cat'; true", run(""))],
+    );
+    screen.expect("ready");
+    screen.type_to_cat("typed");
+    let leader = rustix::process::Pid::from_child(&screen.session);
+    let all = crate::support::processes::descendants(leader);
+    let job = |found: &dyn Fn(&crate::support::processes::Process) -> bool| {
+        all.iter().find(|process| found(process)).unwrap().job()
+    };
+    let command = job(&|process| process.arguments == ["cat", ""]);
+    let init = job(&|process| process.is_role("guest-init"));
+    let launcher = job(&|process| process.arguments[0] == RINGFENCE);
+    assert_ne!(command[0], init[0], "group");
+    assert_eq!(command[1..], init[1..], "session and terminal");
+    assert!(launcher.iter().zip(command).all(|(of_launcher, own)| *of_launcher != own));
+    // The command has no descriptor of the screen, the launcher has.
+    let streams = |found: &dyn Fn(&crate::support::processes::Process) -> bool| {
+        let pid = all.iter().find(|process| found(process)).unwrap().pid;
+        let facts = |number| std::fs::metadata(format!("/proc/{pid}/fd/{number}")).unwrap();
+        [0, 1, 2].map(facts).map(|facts| (facts.dev(), facts.ino()))
+    };
+    let of_launcher = streams(&|process| process.arguments[0] == RINGFENCE);
+    let own = streams(&|process| process.arguments == ["cat", ""]);
+    assert!(own.iter().all(|stream| !of_launcher.contains(stream)), "{own:?}");
+    screen.press("\x04");
+    assert_eq!(screen.finish(), 0);
+}
+
+#[test]
+fn key_that_ends_the_command_ends_the_script_around_it() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = shell(&lab);
+    let script = format!("{} sh -c 'echo ready; exec sleep 600'; echo went on", run(""));
+    std::fs::write(lab.file("script"), script).unwrap();
+    shell.press("sh script\n");
+    shell.expect("ready");
+    shell.press("\x03");
+    shell.expect("outer> ");
+    shell.press("echo status $?\n");
+    shell.expect("status 130");
+    assert!(!shell.said.text().contains("went on"), "{}", shell.said.text());
+    // A command that sends itself the signal does not.
+    let script = format!("{} sh -c 'kill -INT $$'; echo went on", run(""));
+    std::fs::write(lab.file("script"), script).unwrap();
+    shell.press("sh script\n");
+    shell.expect("went on");
+    shell.press("exit\n");
+    shell.finish();
+}
+
+#[test]
+fn key_that_stops_the_command_stops_the_script_around_it() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = shell(&lab);
+    let script = format!("{} sh -c 'echo ready; exec cat'; echo went on", run(""));
+    std::fs::write(lab.file("script"), script).unwrap();
+    shell.press("sh script\n");
+    shell.expect("ready");
+    shell.type_to_cat("one");
+    shell.press("\x1a");
+    shell.expect("Stopped");
+    shell.expect("outer> ");
+    // The terminal echoes again.
+    shell.press("echo back-$((40+2))\n");
+    shell.expect("back-42");
+    shell.press("fg\n");
+    shell.expect("sh script");
+    shell.type_to_cat("two");
+    shell.press("\x04");
+    shell.expect("went on");
+    shell.press("exit\n");
+    assert_eq!(shell.finish(), 0);
+}
+
+#[test]
+fn command_in_the_background_stops_when_it_reads_the_terminal() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = shell(&lab);
+    for options in ["", "--terminal shared"] {
+        let script = "sleep 0.5; read line; echo got-$line; read more; echo more-$more";
+        shell.press(&format!("{} sh -c '{script}' &\n", run(options)));
+        // The keys are the shell's meanwhile.
+        shell.press("echo here-$((40+2))\n");
+        shell.expect("here-42");
+        let stopped = |shell: &mut Screen| {
+            shell.press("jobs\n");
+            shell.expect("outer> ");
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            shell.said.text().contains("Stopped")
+        };
+        assert!(eventually(MOMENT, || stopped(&mut shell)), "{options} {}", shell.said.text());
+        shell.press("fg\n");
+        shell.expect("sh -c");
+        shell.press("first\n");
+        shell.expect("got-first");
+        shell.press("second\n");
+        shell.expect("more-second");
+        shell.expect("outer> ");
+    }
+    shell.press("exit\n");
+    shell.finish();
+}
+
+#[test]
+fn command_in_a_pipeline_gets_keys_once_it_reads_the_terminal() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = shell(&lab);
+    for options in ["", "--terminal shared"] {
+        // Standard input and output are pipes. A key for the job reaches the command, too.
+        let script = "cat; read line < /dev/tty; echo got-$line; trap \"exit 4\" INT; echo ready; \
+                      while :; do sleep 0.05; done";
+        shell.press(&format!("echo piped | {} sh -c '{script}' | cat\n", run(options)));
+        shell.expect("\r\npiped");
+        shell.press("typed\n");
+        shell.expect("got-typed");
+        shell.expect("ready");
+        shell.press("\x03");
+        shell.expect("outer> ");
+        // Standard input is the terminal, and standard output is not.
+        let script = "read line; echo got-$line; stty size < /dev/tty";
+        shell.press(&format!("{} sh -c '{script}' | cat\n", run(options)));
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        shell.press("again\n");
+        shell.expect("got-again");
+        shell.expect("outer> ");
+        shell.press("echo echoes-$((40+2))\n");
+        shell.expect("echo echoes");
+        shell.expect("echoes-42");
+    }
+    shell.press("exit\n");
+    shell.finish();
+}
+
+#[test]
+fn program_behind_the_command_in_a_pipeline_keeps_its_keys() {
+    require!(Need::Guests, SETSID, Need::Program("python3", "python3"));
+    let lab = Lab::new();
+    // Reads a password from the terminal, as ssh does, and later writes its output.
+    let asks = "
+import getpass, time
+word = getpass.getpass('password: ')
+time.sleep(0.5)
+print('len', len(word), flush=True)
+time.sleep(600)";
+    std::fs::write(lab.file("asks.py"), asks).unwrap();
+    // A pager: it has the terminal in raw mode, and reads keys after the first line of its input.
+    let pager = "
+import os, sys, termios, tty
+terminal = os.open('/dev/tty', os.O_RDWR)
+modes = termios.tcgetattr(terminal)
+tty.setraw(terminal)
+line = sys.stdin.readline().strip()
+os.write(terminal, b'page ' + line.encode())
+key = os.read(terminal, 1)
+termios.tcsetattr(terminal, termios.TCSANOW, modes)
+os.write(terminal, b'key ' + key)";
+    std::fs::write(lab.file("pager.py"), pager).unwrap();
+    let mut shell = shell(&lab);
+    shell.press(&format!("{} python3 asks.py | python3 pager.py\n", run("")));
+    shell.expect("password: ");
+    shell.press("secret\r");
+    shell.expect("page len 6");
+    shell.press("q");
+    shell.expect("key q");
+}
+
+#[test]
+fn command_ends_with_its_terminal_unless_it_ignores_the_hang_up() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    for (wrapper, survives) in [("", false), ("nohup ", true)] {
+        let script = "touch up; sleep 1; touch survived; sleep 600";
+        let line = format!("{wrapper}{} sh -c '{script}'", run("--name hung"));
+        let mut screen = Screen::start(&lab, &["sh", "-c", &format!("{line}; true")]);
+        assert!(eventually(MOMENT, || lab.file("up").exists()));
+        let leader = rustix::process::Pid::from_child(&screen.session);
+        let all = crate::support::processes::descendants(leader);
+        // The command itself: the other processes have its words further behind.
+        let is_command = |process: &&crate::support::processes::Process| {
+            process.arguments.get(2).is_some_and(|word| word == script)
+        };
+        let command = all.iter().find(is_command).unwrap().clone();
+        // The last descriptor of the keyboard's end hangs up the terminal.
+        screen.hang_up();
+        if survives {
+            assert!(eventually(MOMENT, || lab.file("survived").exists()));
+            let stopped = lab.spawn(&[RINGFENCE, "stop", "hung"]).finish(MOMENT);
+            assert_eq!(stopped.status, Some(0), "{}", stopped.stderr);
+        } else {
+            assert!(eventually(MOMENT, || !command.is_alive()));
+            assert!(!lab.file("survived").exists());
+        }
+        std::fs::remove_file(lab.file("up")).unwrap();
+    }
+}
+
+#[test]
+fn shell_stops_and_continues_guest_that_shares_its_terminal() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let mut shell = shell(&lab);
+    shell.press(&format!("{} sh -c 'tty; exec cat'\n", run("--terminal shared")));
+    shell.expect("/dev/pts/");
+    shell.type_to_cat("one");
+    shell.press("\x1a");
+    shell.expect("Stopped");
+    shell.expect("outer> ");
+    shell.press("fg\n");
+    shell.expect("exec cat");
+    shell.type_to_cat("two");
+    shell.press("\x03");
+    shell.expect("outer> ");
+    shell.press("echo status $?\n");
+    shell.expect("status 130");
+    shell.press("exit\n");
+    assert_eq!(shell.finish(), 0);
+}
+
+#[test]
+fn large_output_passes_a_terminal_unchanged() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let script = "stty -opost; i=0; while [ $i -lt 20000 ]; do echo line-$i-abcdefghijklmnopqrstuvwxyz; \
+                  i=$((i+1)); done; echo end-of-output";
+    let mut screen = Screen::start(&lab, &["sh", "-c", &format!("{} sh -c '{script}'", run(""))]);
+    screen.expect("end-of-output");
+    let text = screen.said.text();
+    let expected: String =
+        (0..20000).map(|i| format!("line-{i}-abcdefghijklmnopqrstuvwxyz\n")).collect();
+    assert!(text.contains(&expected), "{} bytes of {}", text.len(), expected.len());
+    assert_eq!(screen.finish(), 0);
+}
+
+#[test]
+fn exec_gives_a_terminal_for_each_stream_that_is_one() {
+    require!(Need::Guests, SETSID);
+    let lab = Lab::new();
+    let guest = lab.run("-q --name web --switch none", &["sleep", "1000"]);
+    let listed = || lab.spawn(&[lab.program(), "ps"]).finish(MOMENT).stdout.contains("web");
+    assert!(eventually(MOMENT, listed));
+    let mut shell = shell(&lab);
+    let exec = format!("{} exec web --", lab.program());
+    let script = "read line; echo got-$line; test -t 1 || echo a-pipe";
+    shell.press(&format!("{exec} sh -c '{script}' | cat\n"));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    shell.press("typed\n");
+    shell.expect("got-typed");
+    shell.expect("a-pipe");
+    shell.expect("outer> ");
+    // Its terminal is one of the guest's.
+    let script = "cat; stty -echo < /dev/tty; read line < /dev/tty; echo got-$line";
+    shell.press(&format!("echo piped | {exec} sh -c '{script}'\n"));
+    shell.expect("\r\npiped");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    shell.press("secret\n");
+    shell.expect("got-secret");
+    shell.expect("outer> ");
+    shell.press("exit\n");
+    shell.finish();
     guest.end();
 }

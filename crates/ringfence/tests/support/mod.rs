@@ -11,6 +11,7 @@ pub mod lab;
 pub mod machine;
 pub mod needs;
 pub mod processes;
+pub mod screen;
 pub mod users;
 pub mod world;
 

@@ -29,10 +29,12 @@ mod daemon;
 mod landlock;
 mod list;
 pub mod syscalls;
+mod terminal;
 mod view;
 
 pub use daemon::Confinement;
 pub use landlock::Sockets;
+pub use terminal::deny_terminal_input;
 pub use view::View;
 
 use std::io;
