@@ -11,8 +11,10 @@ use serde::Serialize;
 
 use super::find::{self, Found};
 use super::{Description, Reply, Request, metrics};
+use ringfence_base::json::escape_controls;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
+use ringfence_hostnet::text::printable;
 use ringfence_uplink_process::totals::EgressTotals;
 
 /// Most characters of a command in the table.
@@ -78,7 +80,7 @@ fn print(args: &PsArgs) -> anyhow::Result<()> {
     let text = if args.metrics {
         metrics::render(&rows)
     } else if args.json {
-        format!("{}\n", serde_json::to_string_pretty(&rows)?)
+        format!("{}\n", escape_controls(serde_json::to_string_pretty(&rows)?))
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         table(&rows, now)
@@ -115,16 +117,19 @@ fn table(rows: &[Row], now: Duration) -> String {
         let short: String = command.chars().take(COMMAND_MAX).collect();
         let address = guest.addresses.first().or(guest.uplink.first());
         let none = || "-".to_owned();
-        lines.push([
-            guest.name.clone(),
-            guest.switch.clone().unwrap_or_else(none),
-            pid.to_string(),
-            age(now.as_secs().saturating_sub(guest.since)),
-            memory.map_or_else(none, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
-            address.cloned().unwrap_or_else(none),
-            if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
-            ringfence_hostnet::text::printable(&short),
-        ]);
+        lines.push(
+            [
+                guest.name.clone(),
+                guest.switch.clone().unwrap_or_else(none),
+                pid.to_string(),
+                age(now.as_secs().saturating_sub(guest.since)),
+                memory.map_or_else(none, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
+                address.cloned().unwrap_or_else(none),
+                if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
+                short,
+            ]
+            .map(|cell| printable(&cell)),
+        );
     }
     let mut widths = [0; 8];
     for line in &lines {

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
+use ringfence_base::json::escape_controls;
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_hostnet::out::Out;
 use ringfence_hostnet::text::{byte_count, listed};
@@ -56,7 +57,9 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
     let age = now.saturating_sub(found.guest.since);
     let status = Status { row: ps::rows(vec![found], true).remove(0), counters, windows, age };
     let text = match form {
-        Form::Json => format!("{}\n", serde_json::to_string_pretty(&status)?),
+        Form::Json => {
+            format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?))
+        }
         Form::Table => Table { status: &status, counters: false }.to_string(),
         Form::TableWithCounters => Table { status: &status, counters: true }.to_string(),
     };
