@@ -119,6 +119,26 @@ pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
 /// the group has no number in it.
 pub fn process_group() -> Option<Pid> {
     // SAFETY: getpgrp takes no argument, always succeeds and changes nothing.
+/// Returns `true` if a descriptor leads to other files than its own: that of a directory, and one by which a file is only
+/// named (`O_PATH`). By the former a process reaches a tree as it was mounted where it was opened, by the latter what the
+/// name of a socket stands for.
+///
+/// # Errors
+///
+/// Returns the kernel's error: `EBADF` if the number is not open.
+pub fn leads_to_files(fd: RawFd) -> io::Result<bool> {
+    // SAFETY: F_GETFL only reads flags; a number that is not open answers EBADF.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if flags & libc::O_PATH != 0 {
+        return Ok(true);
+    }
+    let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"))?.file_type();
+    Ok(kind.is_dir())
+}
+
     Pid::from_raw(unsafe { libc::getpgrp() })
 }
 

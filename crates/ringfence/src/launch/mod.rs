@@ -22,6 +22,7 @@ mod events;
 mod guest_processes;
 mod host_names;
 mod messages;
+mod inherited;
 pub(crate) mod options;
 mod process;
 mod published_port_changes;
@@ -45,7 +46,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_sys::namespaces;
 use ringfence_sys::tap::Tap;
 
 use disks::GuestDisks;
@@ -110,9 +110,7 @@ struct Launch<'a> {
 impl<'a> Launch<'a> {
     fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
         check_surroundings()?;
-        // Inherited descriptors are for the command, not for Ringfence's own processes.
-        let inherited = namespaces::inheritable_fds()?;
-        namespaces::set_inheritable(&inherited, false)?;
+        let inherited = inherited::for_command(reporter)?;
         let open_files = limits::raise_open_files().context("RLIMIT_NOFILE")?;
         let terminal = Terminal::if_foreground();
         let blocked = signals::blocked()?;

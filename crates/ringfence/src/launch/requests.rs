@@ -10,6 +10,7 @@ use rustix::process::Signal;
 use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
 use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
+use super::inherited;
 use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
 use ringfence_guest::ToGuest;
 use ringfence_hostnet::text::printable;
@@ -83,6 +84,11 @@ impl GuestProcesses<'_> {
             return Ok(());
         }
         self.send_to_guest(&order, &stdio)
+        if inherited::any_leads_to_files(fds) {
+            let why = "a standard stream is a directory, which would lead the command to all files";
+            self.reply(id, &Reply::Failed { status: STATUS_FAILED, why: why.to_owned() });
+            return Ok(());
+        }
     }
 
     /// Hands the policy of a client over to the uplink. [`GuestProcesses::policy_is_set`] answers.
