@@ -5,9 +5,10 @@
 //!                 <────────Reply──────────          <─FromGuest──
 //! ```
 //!
-//! Each launcher listens at an abstract Unix socket while its command runs. Guests are in network namespaces of their own
-//! and cannot reach it. Other users of the host can, so launcher and client compare user ids. A client has one
-//! connection for one guest; if it closes the connection, the command that it started gets SIGHUP.
+//! Each launcher listens at a Unix socket in the runtime directory while its command runs
+//! ([`guest_sockets`](ringfence_hostnet::guest_sockets)). Neither guests nor other users enter the directory; launcher and client
+//! compare user ids all the same. A client has one connection for one guest; if it closes the connection, the command
+//! that it started gets SIGHUP.
 
 pub mod exec;
 pub(crate) mod find;

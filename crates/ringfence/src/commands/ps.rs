@@ -9,7 +9,7 @@ use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
 use serde::Serialize;
 
-use super::find::{self, Found};
+use super::find::{self, Found, Listing};
 use super::{Description, Reply, Request, metrics};
 use ringfence_base::json::escape_controls;
 use ringfence_hostnet::causes::causes;
@@ -17,6 +17,8 @@ use ringfence_hostnet::out::{Out, is_closed};
 use ringfence_hostnet::text::printable;
 use ringfence_uplink_process::totals::EgressTotals;
 
+/// Exit status if a guest did not answer.
+const STATUS_INCOMPLETE: u8 = 1;
 /// Most characters of a command in the table.
 const COMMAND_MAX: usize = 60;
 /// Time limit for the answer of an uplink, which is not trusted.
@@ -35,7 +37,8 @@ Examples:
 
 /// List your guests
 ///
-/// A guest is listed while its command runs. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
+/// A guest is listed while its command runs. A guest whose launcher does not answer is named on standard error, and the exit
+/// status is 1 then. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
 /// what its processes, Ringfence's included, have for themselves; the driver domain of a shared switch counts for the
 /// guest that started it.
 #[derive(Debug, Args)]
@@ -66,7 +69,8 @@ pub(super) struct Row {
 /// Prints the guests. Returns the exit status.
 pub fn main(args: &PsArgs) -> u8 {
     match print(args) {
-        Ok(()) => 0,
+        Ok(true) => 0,
+        Ok(false) => STATUS_INCOMPLETE,
         Err(error) if is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence: ps: {}", causes(&error));
@@ -75,8 +79,10 @@ pub fn main(args: &PsArgs) -> u8 {
     }
 }
 
-fn print(args: &PsArgs) -> anyhow::Result<()> {
-    let rows = rows(find::all()?, args.json || args.metrics);
+/// Prints the guests. Returns `false` if some did not answer.
+fn print(args: &PsArgs) -> anyhow::Result<bool> {
+    let Listing { found, silent } = find::all()?;
+    let rows = rows(found, args.json || args.metrics);
     let text = if args.metrics {
         metrics::render(&rows)
     } else if args.json {
@@ -85,7 +91,9 @@ fn print(args: &PsArgs) -> anyhow::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         table(&rows, now)
     };
-    Ok(Out.write_all(text.as_bytes())?)
+    Out.write_all(text.as_bytes())?;
+    silent.iter().for_each(|silent| eprintln!("ringfence: ps: {silent}"));
+    Ok(silent.is_empty())
 }
 
 /// Adds the memory of the guests' processes and, if asked for, the totals of their egress policies.
