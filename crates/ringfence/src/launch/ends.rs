@@ -49,12 +49,12 @@ impl GuestProcesses<'_> {
 
     pub(super) fn driver_gone(&self) -> Outcome {
         let switch = self.driver_name();
-        let report = rendezvous::ask_exit_report(self.directory, switch);
+        let report = rendezvous::ask_exit_report(self.presence.directory(), switch);
         let (ending, words) = match report {
             Some(report) => (report.ending, report.stderr_tail),
             None => {
                 // Its supervisor was killed too, and could not clean up.
-                if let Err(error) = self.directory.remove_if_stale(switch) {
+                if let Err(error) = self.presence.directory().remove_if_stale(switch) {
                     self.reporter.step(error);
                 }
                 (Ending::Unknown, String::new())

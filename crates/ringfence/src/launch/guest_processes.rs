@@ -18,6 +18,7 @@ use super::events::{GuestPhase, ProcessEvent};
 use super::host_names::HostNames;
 use super::options::Options;
 use super::process::{GuestProcess, RunningProcess};
+use super::presence::Presence;
 use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
 use super::uplink::Uplink;
@@ -102,7 +103,7 @@ pub(super) struct FrontendState {
 pub(super) struct GuestProcesses<'a> {
     pub(super) reporter: Reporter,
     signals: &'a Signals,
-    pub(super) directory: &'a RuntimeDir,
+    pub(super) presence: Presence<'a>,
     pub(super) options: &'a Options,
     driver: Option<DriverDomain>,
     pub(super) disks: GuestDisks,
@@ -142,7 +143,7 @@ impl<'a> GuestProcesses<'a> {
         GuestProcesses {
             reporter,
             signals,
-            directory,
+            presence: Presence::new(directory),
             options,
             driver,
             disks,
@@ -251,13 +252,15 @@ impl<'a> GuestProcesses<'a> {
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
             let rejoins = self.memberships().and_then(Memberships::deadline);
             let settles = self.guest.state().and_then(|guest| guest.settles);
-            let until = [deadline, settles, rejoins].into_iter().flatten().min();
+            let look = self.presence.deadline();
+            let until = [deadline, settles, rejoins, look].into_iter().flatten().min();
             match wait_any(&mut fds, until) {
                 Ok(0) if until == deadline => return ProcessEvent::Late,
                 Ok(_) => {}
                 Err(_) => return ProcessEvent::DriverGone,
             }
         }
+                .chain(self.presence.fd())
     }
 
     /// Returns an event that has happened already. The report of the command's end comes before its
@@ -302,6 +305,7 @@ impl<'a> GuestProcesses<'a> {
             return Some(ProcessEvent::Guest(message, fds));
         }
         match guest.domain.next_event()? {
+        self.follow_presence();
             Event::Ended(ended) => Some(ProcessEvent::GuestGone(ended)),
             Event::Stderr(_) => None,
         }

@@ -25,6 +25,8 @@ mod messages;
 mod inherited;
 pub(crate) mod options;
 mod process;
+mod presence;
+mod presence_changes;
 mod published_port_changes;
 mod published_ports;
 mod rendezvous;

@@ -214,7 +214,7 @@ impl GuestProcesses<'_> {
         if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
             self.ask_for_sockets()?;
         }
-        match Clients::listen(self.directory) {
+        match Clients::listen(self.presence.directory()) {
             Ok(clients) => self.clients = Some(clients),
             Err(error) => self.reporter.problem(format_args!(
                 "`ringfence ps` and `exec` do not find this guest: {}",
