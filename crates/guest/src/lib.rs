@@ -27,6 +27,7 @@ mod command;
 pub mod config;
 mod covers;
 mod files;
+mod kernel_mounts;
 mod locations;
 pub mod messages;
 mod mounts;
@@ -49,7 +50,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
-pub use config::{GuestConfig, NamesConfig, ViewConfig};
+pub use config::{CgroupConfig, GuestConfig, NamesConfig, ViewConfig};
 pub use messages::{FromGuest, ListeningPorts, ToGuest};
 
 pub use network::connect;
@@ -247,8 +248,12 @@ fn set_up(
     };
     let mut remarks = Vec::new();
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
+    kernel_mounts::enter_cgroup_namespace(&config.cgroups, &mut remarks);
     let mounted = view::prepare(config, &mut remarks)?;
+    let queues = kernel_mounts::confine(&config.cgroups, &mut remarks)
+        .map_err(SetUpError::system("cgroups and message queues"))?;
     enter_nested(map_writer, &Channel::from_fd(supervisor))?;
+    kernel_mounts::mount_own_queues(&queues, &mut remarks);
     // This process has the capability for it, so a refusal is that of a seccomp list.
     rustix::system::sethostname(config.host_name.as_bytes()).map_err(|errno| match errno {
         Errno::PERM => SetUpError::Filtered,

@@ -26,6 +26,9 @@ pub enum Fresh {
     MountIpcUts,
     /// A mount namespace only.
     Mount,
+    /// A cgroup namespace only, whose root is the cgroup of this process. Needs `CAP_SYS_ADMIN` in the caller's user
+    /// namespace. Who has no capability in that user namespace mounts no hierarchy of cgroups by it.
+    Cgroup,
     /// A nested user namespace alone. The caller stays in namespaces that it then has no capability over. The caller
     /// must have one thread.
     User,
@@ -49,6 +52,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
         }
         Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
         Fresh::Mount => UnshareFlags::NEWNS,
+        Fresh::Cgroup => UnshareFlags::NEWCGROUP,
         Fresh::User => UnshareFlags::NEWUSER,
         Fresh::UserMountNetIpcUts => {
             UnshareFlags::NEWUSER
@@ -115,10 +119,6 @@ pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
     Ok(found)
 }
 
-/// Returns the process group of this process. `None` if the group's leader is outside of the PID namespace, so that
-/// the group has no number in it.
-pub fn process_group() -> Option<Pid> {
-    // SAFETY: getpgrp takes no argument, always succeeds and changes nothing.
 /// Returns `true` if a descriptor leads to other files than its own: that of a directory, and one by which a file is only
 /// named (`O_PATH`). By the former a process reaches a tree as it was mounted where it was opened, by the latter what the
 /// name of a socket stands for.
@@ -139,6 +139,10 @@ pub fn leads_to_files(fd: RawFd) -> io::Result<bool> {
     Ok(kind.is_dir())
 }
 
+/// Returns the process group of this process. `None` if the group's leader is outside of the PID namespace, so that
+/// the group has no number in it.
+pub fn process_group() -> Option<Pid> {
+    // SAFETY: getpgrp takes no argument, always succeeds and changes nothing.
     Pid::from_raw(unsafe { libc::getpgrp() })
 }
 

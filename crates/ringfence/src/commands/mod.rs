@@ -27,6 +27,7 @@ use std::ffi::OsString;
 use std::fmt;
 
 use ringfence_sandbox::Ending;
+use ringfence_sandbox::cgroup::{Limits, Usage};
 use serde::{Deserialize, Serialize};
 
 use ringfence_driver::switchboard::WindowLevels;
@@ -119,6 +120,12 @@ pub(crate) struct Description {
     pub(crate) pages: LentPages,
     /// Start of the command in seconds since 1970.
     pub(crate) since: u64,
+    /// Path of its cgroup in the hierarchy, if it has one of its own.
+    pub(crate) cgroup: Option<String>,
+    /// Limits of its processes.
+    pub(crate) limits: Limits,
+    /// Resources that its processes use, as its cgroup counts them.
+    pub(crate) usage: Usage,
 }
 
 /// Size of the pages of the memory that a guest lends.

@@ -40,7 +40,7 @@ Examples:
 /// A guest is listed while its command runs. A guest whose launcher does not answer is named on standard error, and the exit
 /// status is 1 then. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
 /// what its processes, Ringfence's included, have for themselves; the driver domain of a shared switch counts for the
-/// guest that started it.
+/// guest that started it. The limit of `run --memory` follows it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PsArgs {
@@ -131,7 +131,7 @@ fn table(rows: &[Row], now: Duration) -> String {
                 guest.switch.clone().unwrap_or_else(none),
                 pid.to_string(),
                 age(now.as_secs().saturating_sub(guest.since)),
-                memory.map_or_else(none, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
+                memory_cell(*memory, guest.limits.memory),
                 address.cloned().unwrap_or_else(none),
                 if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
                 short,
@@ -151,6 +151,17 @@ fn table(rows: &[Row], now: Duration) -> String {
         format!("{}\n", cells.join("  ").trim_end())
     };
     lines.iter().map(format_line).collect()
+}
+
+/// Formats the memory of a guest, with its limit if there is one, in MiB.
+fn memory_cell(used: Option<u64>, limit: Option<u64>) -> String {
+    let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20).to_string();
+    let used = used.map_or_else(|| "-".to_owned(), mebibytes);
+    match limit {
+        Some(limit) => format!("{used}/{} MiB", mebibytes(limit)),
+        None if used == "-" => used,
+        None => format!("{used} MiB"),
+    }
 }
 
 /// Formats a duration in seconds by its largest unit.
@@ -207,6 +218,7 @@ fn own_memory(root: i32, processes: &Processes) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::commands::LentPages;
+    use ringfence_sandbox::cgroup::{Limits, Usage};
 
     fn row() -> Row {
         let guest = Description {
@@ -219,6 +231,9 @@ mod tests {
             disks: vec![],
             pages: LentPages::Small,
             since: 100,
+            cgroup: None,
+            limits: Limits::default(),
+            usage: Usage::default(),
         };
         let egress = Some(EgressTotals { pins: 9, ..EgressTotals::default() });
         Row { pid: 7, memory: Some(3 << 20), egress, guest }
@@ -233,6 +248,14 @@ mod tests {
         for part in ["web", "-", "7", "2 h", "3 MiB", "10.0.2.15/24", "8080:80", "x\u{fffd}[2J"] {
             assert!(lines[1].contains(part), "{part}: {}", lines[1]);
         }
+    }
+
+    #[test]
+    fn memory_is_shown_with_its_limit() {
+        assert_eq!(memory_cell(Some(3 << 20), None), "3 MiB");
+        assert_eq!(memory_cell(Some(3 << 20), Some(512 << 20)), "3/512 MiB");
+        assert_eq!(memory_cell(None, Some(512 << 20)), "-/512 MiB");
+        assert_eq!(memory_cell(None, None), "-");
     }
 
     #[test]

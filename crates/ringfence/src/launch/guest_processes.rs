@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
+use super::cgroup::OwnCgroup;
 use super::clients::Clients;
 use super::disks::GuestDisks;
 use super::events::{GuestPhase, ProcessEvent};
 use super::host_names::HostNames;
 use super::options::Options;
-use super::process::{GuestProcess, RunningProcess};
 use super::presence::Presence;
+use super::process::{GuestProcess, RunningProcess};
 use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
 use super::uplink::Uplink;
@@ -98,6 +99,15 @@ pub(super) struct FrontendState {
     pub(super) huge_pages: bool,
 }
 
+/// Parts of a guest that are made before its processes start.
+pub(super) struct GuestParts {
+    /// Attachment to a driver domain, if the guest needs one.
+    pub(super) attachment: Option<Attachment>,
+    pub(super) disks: GuestDisks,
+    pub(super) uplink: Option<Uplink>,
+    pub(super) cgroup: OwnCgroup,
+}
+
 /// Processes of one guest, with the connection to its driver domain. Dropping it ends the
 /// processes.
 pub(super) struct GuestProcesses<'a> {
@@ -112,6 +122,8 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) uplink: GuestProcess<Uplink>,
     /// Clients, while the command runs.
     pub(super) clients: Option<Clients>,
+    /// Cgroup of the guest. It is dropped last, when the guest's processes have ended.
+    pub(super) cgroup: OwnCgroup,
 }
 
 impl<'a> GuestProcesses<'a> {
@@ -120,10 +132,9 @@ impl<'a> GuestProcesses<'a> {
         signals: &'a Signals,
         directory: &'a RuntimeDir,
         options: &'a Options,
-        attachment: Option<Attachment>,
-        disks: GuestDisks,
-        uplink: Option<Uplink>,
+        parts: GuestParts,
     ) -> GuestProcesses<'a> {
+        let GuestParts { attachment, disks, uplink, cgroup } = parts;
         let (mut driver, mut guest, mut frontend) = (None, GuestState::default(), None);
         if let Some(attachment) = attachment {
             let Attachment {
@@ -151,6 +162,7 @@ impl<'a> GuestProcesses<'a> {
             frontend: GuestProcess::plan(frontend),
             uplink: GuestProcess::plan(uplink),
             clients: None,
+            cgroup,
         }
     }
 
@@ -247,6 +259,7 @@ impl<'a> GuestProcesses<'a> {
                 .chain(self.clients.iter().flat_map(Clients::fds))
                 .chain(self.host_names().and_then(HostNames::fd))
                 .chain(self.memberships().map(AsFd::as_fd))
+                .chain(self.presence.fd())
                 .chain(driver.map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -260,7 +273,6 @@ impl<'a> GuestProcesses<'a> {
                 Err(_) => return ProcessEvent::DriverGone,
             }
         }
-                .chain(self.presence.fd())
     }
 
     /// Returns an event that has happened already. The report of the command's end comes before its
@@ -293,6 +305,7 @@ impl<'a> GuestProcesses<'a> {
         if self.host_names().is_some_and(HostNames::may_have_changed) {
             self.follow_host_names();
         }
+        self.follow_presence();
         if let Some((uplink, channel)) = self.uplink.with_channel() {
             uplink.follow_links(channel, self.reporter);
         }
@@ -305,7 +318,6 @@ impl<'a> GuestProcesses<'a> {
             return Some(ProcessEvent::Guest(message, fds));
         }
         match guest.domain.next_event()? {
-        self.follow_presence();
             Event::Ended(ended) => Some(ProcessEvent::GuestGone(ended)),
             Event::Stderr(_) => None,
         }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use ringfence_policy::Policy;
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::cgroup::GuestCgroup;
 use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
-use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use super::inherited;
+use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
 use ringfence_guest::ToGuest;
 use ringfence_hostnet::text::printable;
@@ -83,12 +84,12 @@ impl GuestProcesses<'_> {
             self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
             return Ok(());
         }
-        self.send_to_guest(&order, &stdio)
         if inherited::any_leads_to_files(fds) {
             let why = "a standard stream is a directory, which would lead the command to all files";
             self.reply(id, &Reply::Failed { status: STATUS_FAILED, why: why.to_owned() });
             return Ok(());
         }
+        self.send_to_guest(&order, &stdio)
     }
 
     /// Hands the policy of a client over to the uplink. [`GuestProcesses::policy_is_set`] answers.
@@ -225,6 +226,7 @@ impl GuestProcesses<'_> {
         let texts = |addresses: &[ringfence_hostnet::address::Address]| {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
+        let cgroup = self.cgroup.get();
         let huge_pages = self.frontend.state().is_some_and(|frontend| frontend.huge_pages);
         Description {
             name: self.host_name(),
@@ -236,6 +238,9 @@ impl GuestProcesses<'_> {
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
             since: self.clients.as_ref().map_or(0, Clients::since),
+            cgroup: cgroup.and_then(|own| Some(own.path()?.to_string_lossy().into_owned())),
+            limits: options.limits,
+            usage: cgroup.map(GuestCgroup::usage).unwrap_or_default(),
         }
     }
 }

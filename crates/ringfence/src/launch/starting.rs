@@ -91,8 +91,15 @@ impl GuestProcesses<'_> {
 
     /// Starts the processes of uplink and frontend, as far as the guest has them. They wait for their orders.
     fn start_others(&mut self) -> Result<(), Outcome> {
-        let begin =
-            |kind| DomainProcess::begin(&Spawn { kind, command: &[], inherit: &[], cleanup: None });
+        let begin = |kind| {
+            DomainProcess::begin(&Spawn {
+                kind,
+                command: &[],
+                inherit: &[],
+                cleanup: None,
+                cgroup: None,
+            })
+        };
         let uplink = self.uplink.state().map(|_| begin(DomainKind::Uplink));
         let frontend = self.frontend.state().map(|_| begin(DomainKind::Frontend));
         complete(&mut self.uplink, uplink)?;
