@@ -2,9 +2,11 @@
 //! Types that every crate may use: they know no protocol, no system call and no hypervisor.
 //!
 //! * [`address`]: hardware addresses and IP prefixes.
+//! * [`json`]: JSON texts that are safe on a terminal.
 //! * [`numbers`]: conversions between integer types that lose nothing unnoticed.
 
 pub mod address;
+pub mod json;
 pub mod numbers;
 
 #[cfg(doctest)]

@@ -17,6 +17,7 @@
 //!   Dialled + socket ───────────────────>  a new connection
 //!   Stats ──────────────────────────────>
 //!   <───────────────────────────── Stats
+//!   Listen + listening socket ──────────>  the runtime directory was removed and made anew
 //!   <── DeviceClosed, DiskClosed, or Bye   after a failure, with the reason
 //! ```
 //!
@@ -90,6 +91,9 @@ pub enum ToDriver {
     },
     /// Requests the counters.
     Stats,
+    /// Replaces the switch's listening socket, whose name is gone; with the descriptor of the new one. No answer, unless
+    /// the request is refused.
+    Listen,
 }
 
 /// Launcher's request for a place on the switch, or for a driver domain of disks alone.

@@ -29,6 +29,8 @@ pub struct GuestConfig {
     pub environment: Vec<(String, String)>,
     /// Environment variables removed: they name sockets that the guest does not see.
     pub removed_variables: Vec<String>,
+    /// Cgroups that the command sees.
+    pub cgroups: CgroupConfig,
     /// Files that the command sees.
     pub view: ViewConfig,
 }
@@ -46,6 +48,16 @@ pub enum TerminalKind {
     },
     /// The controlling terminal of the launcher.
     Shared,
+}
+
+/// Hierarchies of cgroups in the guest. All of them are read-only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CgroupConfig {
+    /// Mount points of hierarchies, each with the directory that takes the place of the hierarchy's root.
+    pub shown: Vec<(PathBuf, PathBuf)>,
+    /// Set if the guest's processes may make cgroup namespaces. By one of its own, a process can mount a hierarchy anew,
+    /// and change its cgroup and those below as far as its user may.
+    pub namespaces: bool,
 }
 
 /// Name service of a guest on a switch.

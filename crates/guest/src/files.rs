@@ -159,6 +159,7 @@ mod tests {
             open_files: None,
             environment: vec![],
             removed_variables: vec![],
+            cgroups: crate::config::CgroupConfig::default(),
             view: crate::ViewConfig::default(),
         }
     }

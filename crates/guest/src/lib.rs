@@ -27,6 +27,7 @@ mod command;
 pub mod config;
 mod covers;
 mod files;
+mod kernel_mounts;
 mod locations;
 pub mod messages;
 mod mounts;
@@ -53,7 +54,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
-pub use config::{GuestConfig, NamesConfig, TerminalKind, ViewConfig};
+pub use config::{CgroupConfig, GuestConfig, NamesConfig, TerminalKind, ViewConfig};
 pub use messages::{FromGuest, ListeningPorts, ToGuest};
 
 pub use network::connect;
@@ -324,9 +325,13 @@ fn set_up(
     let callers = CallersTerminal::find(config.terminal, stdin.as_raw_fd());
     let callers = callers.map_err(SetUpError::system("the caller's terminal"))?;
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
+    kernel_mounts::enter_cgroup_namespace(&config.cgroups, &mut remarks);
     let mounted = view::prepare(config, &mut remarks)?;
     let streams = Streams::new(stdin, callers, !config.view.read_only.is_empty())?;
+    let queues = kernel_mounts::confine(&config.cgroups, &mut remarks)
+        .map_err(SetUpError::system("cgroups and message queues"))?;
     enter_nested(map_writer, &Channel::from_fd(supervisor))?;
+    kernel_mounts::mount_own_queues(&queues, &mut remarks);
     // This process has the capability for it, so a refusal is that of a seccomp list.
     rustix::system::sethostname(config.host_name.as_bytes()).map_err(|errno| match errno {
         Errno::PERM => SetUpError::Filtered,

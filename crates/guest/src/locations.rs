@@ -134,7 +134,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
 }
 
 /// Undoes the kernel's escapes: a backslash and three octal digits for space, tab, newline and backslash.
-fn unescape(field: &[u8]) -> PathBuf {
+pub(super) fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, more @ ..] = rest {

@@ -5,7 +5,10 @@
 //! 13)". [`causes`] adds only causes that the text does not name yet. Everything that prints an error of
 //! anyhow goes through here.
 
-/// Returns the text of an error, followed by those causes that the text does not name.
+use crate::text::printable_lines;
+
+/// Returns the text of an error, followed by those causes that the text does not name. It has no control characters: it may
+/// quote what a guest or a peer wrote.
 pub fn causes(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -17,7 +20,7 @@ pub fn causes(error: &anyhow::Error) -> String {
             text.push_str(&own);
         }
     }
-    text
+    printable_lines(&text)
 }
 
 #[cfg(test)]
@@ -57,6 +60,12 @@ mod tests {
             assert_eq!(text.matches("os error 13").count(), 1, "{text}");
             assert!(text.starts_with("launch: --disk x: "), "{text}");
         }
+    }
+
+    #[test]
+    fn control_characters_of_a_cause_are_replaced() {
+        let error = anyhow::anyhow!("a\u{9b}2J").context("b\u{1b}[2J\nc");
+        assert_eq!(causes(&error), "b\u{fffd}[2J\nc: a\u{fffd}2J");
     }
 
     fn sources(directory: &Path, into: &mut Vec<PathBuf>) {

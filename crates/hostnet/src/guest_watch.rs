@@ -1,13 +1,13 @@
-//! Watch over a runtime directory: reports that a launcher has begun to listen for clients.
+//! Watches over a runtime directory: for launchers that begin to listen for clients, and for the removal of the directory or
+//! of names in it.
 //!
-//! The sockets of launchers are abstract and have no file. A launcher therefore sets the times of the directory once it
-//! listens ([`RuntimeDir::listen_for_clients`]), which raises an event of inotify at the directory itself.
+//! A launcher gives its socket a name by a rename, once it listens ([`RuntimeDir::listen_for_clients`]). Nothing else in the
+//! directory is renamed.
 //!
 //! [`RuntimeDir::listen_for_clients`]: crate::runtime_dir::RuntimeDir::listen_for_clients
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::Timestamps;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 
@@ -22,16 +22,20 @@ impl GuestWatch {
     ///
     /// Fails if the system permits no watch.
     pub(crate) fn new(directory: BorrowedFd<'_>) -> Result<GuestWatch, Errno> {
-        let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let path = format!("/proc/self/fd/{}/", directory.as_raw_fd());
-        inotify::add_watch(&watch, path, WatchFlags::ATTRIB | WatchFlags::ONLYDIR)?;
-        Ok(GuestWatch(watch))
+        watch(directory, WatchFlags::MOVED_TO | WatchFlags::ONLYDIR)
     }
 
     /// Removes all events that have happened, so that the descriptor is readable after the next one.
     pub fn clear(&self) {
-        let mut events = [0; 4096];
-        while let Ok(1..) = rustix::io::read(&self.0, &mut events) {}
+        self.take_events();
+    }
+
+    fn take_events(&self) -> bool {
+        let (mut events, mut any) = ([0; 4096], false);
+        while let Ok(1..) = rustix::io::read(&self.0, &mut events) {
+            any = true;
+        }
+        any
     }
 }
 
@@ -41,8 +45,37 @@ impl AsFd for GuestWatch {
     }
 }
 
-/// Raises the event of all watches over an open directory.
-pub(crate) fn wake(directory: BorrowedFd<'_>) -> Result<(), Errno> {
-    let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
-    rustix::fs::futimens(directory, &Timestamps { last_access: now, last_modification: now })
+/// Watch for names that disappear from a directory, and for the end of the directory itself.
+#[derive(Debug)]
+pub struct RemovalWatch(GuestWatch);
+
+impl RemovalWatch {
+    /// Starts to watch an open directory.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the system permits no watch.
+    pub(crate) fn new(directory: BorrowedFd<'_>) -> Result<RemovalWatch, Errno> {
+        let itself = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
+        let names = WatchFlags::DELETE | WatchFlags::MOVED_FROM;
+        Ok(RemovalWatch(watch(directory, itself | names | WatchFlags::ONLYDIR)?))
+    }
+
+    /// Removes all events that have happened. Returns `true` if there were any.
+    pub fn has_fired(&self) -> bool {
+        self.0.take_events()
+    }
+}
+
+impl AsFd for RemovalWatch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn watch(directory: BorrowedFd<'_>, events: WatchFlags) -> Result<GuestWatch, Errno> {
+    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let path = format!("/proc/self/fd/{}/", directory.as_raw_fd());
+    inotify::add_watch(&watch, path, events)?;
+    Ok(GuestWatch(watch))
 }

@@ -4,7 +4,7 @@
 //! * [`netlink`]: requests to the kernel about links, addresses and routes; [`host`]: the network that a guest copies.
 //! * [`address`], [`interface`]: addresses, interfaces and resolver of a guest.
 //! * [`name_files`]: parsers of `hosts(5)` and `resolv.conf(5)`; [`file_watch`]: changes of such files.
-//! * [`runtime_dir`]: the directory with a user's sockets.
+//! * [`runtime_dir`]: the directory with a user's sockets; [`guest_sockets`]: those of guests' launchers in it.
 //! * [`log`], [`out`], [`text`], [`causes`]: log lines, standard output, and texts of errors.
 //!
 //! No module depends on the platform or on lent memory. What the kernel or a file says about the host is trusted;
@@ -13,6 +13,7 @@
 pub mod address;
 pub mod causes;
 pub mod file_watch;
+pub mod guest_sockets;
 pub mod guest_watch;
 pub mod host;
 pub mod interface;

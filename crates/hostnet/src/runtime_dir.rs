@@ -1,6 +1,5 @@
 //! Runtime directory: the directory with the sockets of one user's switches.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,14 +9,14 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::guest_watch::{self, GuestWatch};
+use crate::guest_watch::{GuestWatch, RemovalWatch};
 use ringfence_sandbox::ids;
 use ringfence_sandbox::spawn::SocketFile;
 
 /// Time limit for the directory's lock. Its holder only starts a process.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of launchers that wait for a driver domain to accept them.
-const BACKLOG: i32 = 64;
+/// Maximum number of launchers that wait for a driver domain to accept them, and of clients that wait for a launcher.
+pub(crate) const BACKLOG: i32 = 64;
 
 /// The runtime directory. Only its user can enter it.
 #[derive(Debug)]
@@ -168,40 +167,8 @@ impl RuntimeDir {
         Ok((socket, SocketFile { name, device: stat.st_dev, inode: stat.st_ino }))
     }
 
-    /// Creates a listening socket for clients of a guest's launcher. Its abstract name contains the identity of this
-    /// directory and disappears with the launcher, however that ends. It belongs to the host's network
-    /// namespace, which no guest is in. Other users can connect, so both ends compare user ids. Wakes the processes that
-    /// watch the directory ([`RuntimeDir::watch_guests`]).
-    ///
-    /// # Errors
-    ///
-    /// Returns the kernel's error.
-    pub fn listen_for_clients(&self) -> Result<OwnedFd, RuntimeDirError> {
-        /// Number of names to try. Launchers in several PID namespaces may have the same process number.
-        const TRIES: u32 = 1000;
-        let fail = |errno| self.error("making the socket for clients", errno);
-        let socket = self.socket()?;
-        rustix::io::ioctl_fionbio(&socket, true).map_err(fail)?;
-        let (prefix, pid) = (self.guest_prefix()?, std::process::id());
-        for number in 0..TRIES {
-            let name = format!("{prefix}{pid}-{number}");
-            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
-            match rustix::net::bind(&socket, &address) {
-                Ok(()) => {
-                    rustix::net::listen(&socket, BACKLOG).map_err(fail)?;
-                    // Processes that wait for guests look from time to time if no event reaches them.
-                    let _ = guest_watch::wake(self.fd.as_fd());
-                    return Ok(socket);
-                }
-                Err(Errno::ADDRINUSE) => {}
-                Err(errno) => return Err(fail(errno)),
-            }
-        }
-        Err(fail(Errno::ADDRINUSE))
-    }
-
-    /// Watches for launchers that begin to listen for clients. To be called before
-    /// [`RuntimeDir::connect_to_guests`], so that no launcher is missed.
+    /// Watches for launchers that begin to listen for clients. To be called before [`RuntimeDir::guests`], so that no
+    /// launcher is missed.
     ///
     /// # Errors
     ///
@@ -210,42 +177,25 @@ impl RuntimeDir {
         GuestWatch::new(self.fd.as_fd()).map_err(|errno| self.error("watching", errno))
     }
 
-    /// Connects to the launchers of all guests whose user has this directory. Those of other users may be among
-    /// them.
+    /// Watches for the removal of the directory, and of names in it.
     ///
     /// # Errors
     ///
-    /// Returns the kernel's error on reading its list of sockets.
-    pub fn connect_to_guests(&self) -> Result<Vec<OwnedFd>, RuntimeDirError> {
-        const LIST: &str = "/proc/net/unix";
-        let list = std::fs::read(LIST).map_err(|source| RuntimeDirError::System {
-            path: LIST.into(),
-            what: "reading",
-            source,
-        })?;
-        let prefix = self.guest_prefix()?;
-        let list = String::from_utf8_lossy(&list);
-        let names = list.lines().filter_map(|line| line.rsplit_once(" @")).map(|(_, name)| name);
-        // A socket and its accepted connections have the same name.
-        let names: BTreeSet<&str> = names.filter(|name| name.starts_with(&prefix)).collect();
-        let mut sockets = Vec::new();
-        for name in names {
-            let fail = |errno| self.error("connecting to a guest", errno);
-            let socket = self.socket()?;
-            let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(fail)?;
-            // The connection to a launcher that is stopped, and has many clients, would block.
-            rustix::io::ioctl_fionbio(&socket, true).map_err(fail)?;
-            if rustix::net::connect(&socket, &address).is_ok() {
-                rustix::io::ioctl_fionbio(&socket, false).map_err(fail)?;
-                sockets.push(socket);
-            }
-        }
-        Ok(sockets)
+    /// Returns the kernel's error if the system permits no watch.
+    pub fn watch_removals(&self) -> Result<RemovalWatch, RuntimeDirError> {
+        RemovalWatch::new(self.fd.as_fd()).map_err(|errno| self.error("watching", errno))
     }
 
-    fn guest_prefix(&self) -> Result<String, RuntimeDirError> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.error("examining", errno))?;
-        Ok(format!("ringfence-guest-{:x}-{:x}-", stat.st_dev, stat.st_ino))
+    /// Returns `true` if the directory's path still leads to it.
+    pub fn is_at_its_path(&self) -> bool {
+        let identity = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+        let own = rustix::fs::fstat(&self.fd).map(identity);
+        own.is_ok() && own == rustix::fs::lstat(&self.path).map(identity)
+    }
+
+    /// Returns `true` if the directory has a socket of this switch.
+    pub fn has_switch(&self, switch: &str) -> bool {
+        rustix::fs::statat(&self.fd, socket_name(switch), AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
     /// Removes the socket of a switch if no process listens at it: its supervisor was killed.
@@ -270,7 +220,7 @@ impl RuntimeDir {
         let _ = rustix::fs::unlinkat(&self.fd, &socket.name, AtFlags::empty());
     }
 
-    fn socket(&self) -> Result<OwnedFd, RuntimeDirError> {
+    pub(crate) fn socket(&self) -> Result<OwnedFd, RuntimeDirError> {
         rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -280,13 +230,18 @@ impl RuntimeDir {
         .map_err(|errno| self.error("socket", errno))
     }
 
-    /// Goes through the open directory, because the path may exceed the length of a socket address.
     fn address(&self, switch: &str) -> Result<SocketAddrUnix, RuntimeDirError> {
-        let path = format!("/proc/self/fd/{}/{}", self.fd.as_raw_fd(), socket_name(switch));
+        self.address_of(&socket_name(switch))
+    }
+
+    /// Returns the address of a socket in the directory. It goes through the open directory, because the path may
+    /// exceed the length of a socket address.
+    pub(crate) fn address_of(&self, name: &str) -> Result<SocketAddrUnix, RuntimeDirError> {
+        let path = format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd());
         SocketAddrUnix::new(path).map_err(|errno| self.error("socket", errno))
     }
 
-    fn error(&self, what: &'static str, errno: Errno) -> RuntimeDirError {
+    pub(crate) fn error(&self, what: &'static str, errno: Errno) -> RuntimeDirError {
         RuntimeDirError::System { path: self.path.clone(), what, source: errno.into() }
     }
 }
@@ -398,18 +353,19 @@ mod tests {
     }
 
     #[test]
-    fn watch_is_woken_once_a_launcher_listens() {
+    fn removal_of_a_name_or_of_the_directory_is_noticed() {
         let (_outer, directory) = directory();
-        let watch = directory.watch_guests().unwrap();
-        let is_woken = || ringfence_sys::poll::wait_readable(&watch, Some(Duration::ZERO)).unwrap();
-        let switch = directory.listen("s", &directory.lock().unwrap()).unwrap();
-        assert!(!is_woken(), "a switch is no guest");
-        let guest = directory.listen_for_clients().unwrap();
-        assert!(is_woken());
-        assert_eq!(directory.connect_to_guests().unwrap().len(), 1);
-        watch.clear();
-        assert!(!is_woken());
-        drop((switch, guest));
+        let watch = directory.watch_removals().unwrap();
+        let kept = directory.listen("s", &directory.lock().unwrap()).unwrap();
+        assert!(!watch.has_fired() && directory.has_switch("s"));
+        std::fs::remove_file(directory.path().join("s.sock")).unwrap();
+        assert!(watch.has_fired() && !directory.has_switch("s"));
+        assert!(directory.is_at_its_path());
+        std::fs::remove_dir(directory.path()).unwrap();
+        assert!(watch.has_fired() && !directory.is_at_its_path());
+        let again = RuntimeDir::open_at(directory.path().to_owned()).unwrap();
+        assert!(again.is_at_its_path() && !directory.is_at_its_path());
+        drop(kept);
     }
 
     #[test]

@@ -12,6 +12,11 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(500).collect()
 }
 
+/// Replaces the control characters of a text of several lines, except its line breaks.
+pub fn printable_lines(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
+}
+
 /// Formats counters for a line.
 pub fn listed(counts: &BTreeMap<String, u64>) -> String {
     let pairs: Vec<_> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -34,6 +39,7 @@ mod tests {
     fn control_characters_of_stderr_tail_are_replaced() {
         assert_eq!(last_line("a\n\x1b[2Jb\n\n"), Some("\u{fffd}[2Jb".into()));
         assert_eq!(last_line(" \n"), None);
+        assert_eq!(printable_lines("a\u{9b}2J\nb\u{7f}\r"), "a\u{fffd}2J\nb\u{fffd}\u{fffd}");
     }
 
     #[test]

@@ -521,7 +521,8 @@ fn start_uplink(
     egress: &GuestEgress,
     messages: &mut Messages,
 ) -> anyhow::Result<DomainProcess> {
-    let spawn = Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None };
+    let spawn =
+        Spawn { kind: DomainKind::Uplink, command: &[], inherit: &[], cleanup: None, cgroup: None };
     let domain = DomainProcess::start(&spawn)?;
     let sent = network::hand_over(domain.channel(), config, &link, listeners)
         .and_then(|()| Ok(egress.send_rules(domain.channel())?));

@@ -6,6 +6,8 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
+use ringfence_base::json::escape_controls;
+
 use crate::name::HostName;
 use crate::rule::{Action, Protocol};
 
@@ -158,7 +160,7 @@ impl Journal {
 fn push(value: &impl serde::Serialize, lines: &mut String) {
     // Serialization into memory fails for no value of these types.
     if let Ok(line) = serde_json::to_string(value) {
-        lines.push_str(&line);
+        lines.push_str(&escape_controls(line));
         lines.push('\n');
     }
 }

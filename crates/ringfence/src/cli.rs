@@ -4,8 +4,10 @@
 //! `serve`, `status` and `hub`.
 
 pub mod hints;
+mod limits;
 mod pages;
 
+pub use limits::LimitArgs;
 pub use pages::{ManArgs, write_completions};
 
 use std::ffi::OsString;
@@ -364,6 +366,9 @@ pub struct RunArgs {
     #[arg(long = "hide", value_name = "PATH", help_heading = heading::ISOLATION)]
     pub hidden: Vec<PathBuf>,
 
+    #[command(flatten)]
+    pub limits: LimitArgs,
+
     /// Access mode: the way in which the driver domain reaches the guest's pages
     #[arg(long, default_value = "copy", value_parser = mode_parser(),
           help_heading = heading::MEMORY)]
@@ -510,6 +515,7 @@ impl RunArgs {
             (false, false) => Loudness::Normal,
         };
         Options {
+            limits: self.limits.into(),
             switch: match self.switch {
                 None => SwitchChoice::Private,
                 Some(name) if name == NO_SWITCH => SwitchChoice::None,
@@ -626,6 +632,13 @@ mod tests {
     }
 
     #[test]
+    fn limits_have_the_values_of_podman() {
+        let given = options_of_uplink("-m 512m --cpus 1.5 --pids-limit 100").limits;
+        assert_eq!(given.to_string(), "memory 512 MiB, 1.5 processors, 100 processes");
+        assert!(options_of_uplink("--memory 0 --cpus 0 --pids -1").limits.is_empty());
+    }
+
+    #[test]
     fn invalid_option_value_is_refused() {
         for line in [
             "--switch ../x",
@@ -645,6 +658,10 @@ mod tests {
             "--allow-local 10.0.0.0/40",
             "--publish-default moon",
             "--host-tap a/b",
+            "--memory much",
+            "--memory 1m",
+            "--cpus -1",
+            "--pids 1",
             "--disk x,cache=fast",
             "--host-tap 1234567890123456",
             "-q -v",

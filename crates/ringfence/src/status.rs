@@ -8,6 +8,7 @@ use clap::Args;
 use ringfence_sandbox::STATUS_FAILED;
 
 use crate::commands::status::{self, Form};
+use ringfence_base::json::escape_controls;
 use ringfence_driver::xen::config::{Config, PATH_DEFAULT};
 use ringfence_driver::xen::status::{Attachment, QueueStatus, Snapshot, VbdStatus, VifStatus, ask};
 use ringfence_hostnet::causes::causes;
@@ -84,7 +85,7 @@ fn print(args: &StatusArgs) -> anyhow::Result<()> {
         )
     })?;
     let text = if args.json {
-        let mut text = serde_json::to_string_pretty(&snapshot)?;
+        let mut text = escape_controls(serde_json::to_string_pretty(&snapshot)?);
         text.push('\n');
         text
     } else {

@@ -111,7 +111,7 @@ fn skip(reason: &str) {
 }
 
 fn try_start(kind: DomainKind) -> Result<DomainProcess, SpawnError> {
-    let spawn = Spawn { kind, command: &[], inherit: &[], cleanup: None };
+    let spawn = Spawn { kind, command: &[], inherit: &[], cleanup: None, cgroup: None };
     DomainProcess::start(&spawn)
 }
 

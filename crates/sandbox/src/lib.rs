@@ -17,7 +17,8 @@
 //! cleans up.
 //!
 //! Parent death signals run along the arrows, except from the launcher to the supervisor of a
-//! driver domain, which outlives it. The kernel ends a PID namespace together with its process 1.
+//! driver domain, which outlives it, and to that of a guest with a cgroup: the launcher's death continues it if it is
+//! stopped, and it ends the guest and removes the cgroup. The kernel ends a PID namespace together with its process 1.
 //! If any of the processes is killed, the kernel therefore ends all that depend on it.
 //!
 //! Commands, descriptors and reports travel over [`Channel`]s (sequenced-packet sockets). Each
@@ -29,6 +30,7 @@
 //! * [`supervisor`]: main function of the supervisor process.
 //! * [`isolation`]: stages by which an inner process or a daemon confines itself; seccomp and
 //!   Landlock lists.
+//! * [`cgroup`]: cgroups of guests, with their limits.
 //! * [`ids`]: id maps of user namespaces. [`signals`]: signals as a descriptor.
 //! * [`channel`]: messages with descriptors. [`owned_child`]: child processes that end with their
 //!   owner.
@@ -49,6 +51,7 @@
 //! # }
 //! ```
 
+pub mod cgroup;
 pub mod channel;
 mod ending;
 pub mod ids;

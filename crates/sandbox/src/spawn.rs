@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use ringfence_sys::poll::wait_readable;
 use serde::{Deserialize, Serialize};
 
+use super::cgroup::GuestCgroup;
 use super::channel::{Channel, ChannelError};
 use super::ending::Ending;
 use super::ids::{self, MapWriter, Maps};
@@ -90,6 +91,8 @@ pub struct Spawn<'a> {
     pub inherit: &'a [RawFd],
     /// Cleanup by the supervisor of a driver domain.
     pub cleanup: Option<Cleanup<'a>>,
+    /// Cgroup of a guest. Its supervisor starts init there and removes it.
+    pub cgroup: Option<&'a GuestCgroup>,
 }
 
 /// Cleanup after a driver domain has ended, carried out by its supervisor.
@@ -232,7 +235,10 @@ impl DomainProcess {
         let nested = nested.map_err(|source| SpawnError::Start { kind, source })?;
         fds.extend(nested.iter().map(|(supervisor_end, _)| supervisor_end.as_fd()));
         let socket = spawn.cleanup.as_ref().map(|cleanup| cleanup.socket.clone());
-        self.send_command(&ToSupervisor::SetUp { map_writer, socket }, &fds)?;
+        let (cgroups, directories): (Vec<_>, Vec<_>) =
+            spawn.cgroup.into_iter().flat_map(GuestCgroup::cgroups).unzip();
+        fds.extend(directories);
+        self.send_command(&ToSupervisor::SetUp { map_writer, socket, cgroups }, &fds)?;
         self.nested = nested.map(|(_, supervisor)| NestedMaps { writer: map_writer, supervisor });
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ringfence_sys::namespaces::{self, Fresh};
@@ -24,10 +24,11 @@ use ringfence_sys::terminal;
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::net::SocketFlags;
-use rustix::process::{DumpableBehavior, Pid, PidfdFlags, WaitOptions};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, WaitOptions};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
+use super::cgroup::{CgroupEntry, CgroupSet};
 use super::channel::{Channel, ChannelError, expect_fds};
 use super::ending::{Ending, die_with_parent};
 use super::ids::{MapWriter, Maps, OwnIds};
@@ -49,11 +50,13 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 pub enum ToSupervisor {
     /// Create the namespaces. Comes with the inner process's channel. A driver domain's supervisor
     /// also gets the runtime directory and the switch's listening socket. A guest's gets one end of
-    /// the channel for the id maps of the nested user namespace ([`Nested`]).
+    /// the channel for the id maps of the nested user namespace ([`Nested`]), and the directories of its cgroups.
     SetUp {
         map_writer: MapWriter,
         /// Socket file to remove after a driver domain has ended.
         socket: Option<SocketFile>,
+        /// Cgroups of a guest.
+        cgroups: Vec<CgroupEntry>,
     },
     /// The launcher has written the id maps.
     Mapped,
@@ -147,12 +150,17 @@ fn supervise(
 ) -> Result<Ending, SupervisorError> {
     prepare_self(kind)?;
     let (order, fds) = control.receive_within::<ToSupervisor>(SETUP_TIMEOUT)?;
-    let ToSupervisor::SetUp { map_writer, socket } = order else {
+    let ToSupervisor::SetUp { map_writer, socket, cgroups } = order else {
         return Err(SupervisorError::Protocol);
     };
+    let mut own_cgroups = CgroupSet::default();
     let (inner_channel, cleanup, nested) = match socket {
         None if kind == DomainKind::Guest => {
-            let [inner, nested] = expect_fds(fds)?;
+            let mut fds = fds.into_vec().into_iter();
+            let (Some(inner), Some(nested)) = (fds.next(), fds.next()) else {
+                return Err(SupervisorError::Protocol);
+            };
+            own_cgroups = CgroupSet(cgroups.into_iter().zip(fds).collect());
             (inner, None, Some(Channel::from_fd(nested)))
         }
         None => {
@@ -164,8 +172,11 @@ fn supervise(
             (inner, Some(Cleanup { socket, directory, listener }), None)
         }
     };
-    enter_namespaces(kind, map_writer, control)?;
-    let inner = start_inner(kind, command, inner_channel)?;
+    // The supervisor of a guest with cgroups removes them after the launcher was killed. It is continued if it is stopped,
+    // reads the end of its channel, and ends the guest.
+    let signal = if own_cgroups.is_empty() { Signal::KILL } else { Signal::CONT };
+    enter_namespaces(kind, map_writer, signal, control)?;
+    let inner = start_inner(kind, command, inner_channel, &own_cgroups)?;
     control.send(&FromSupervisor::Started, &[])?;
     ringfence_sys::code::unmap();
     let (ending, stderr_tail) = watch(kind, inner, control_fd, control, nested)?;
@@ -174,6 +185,12 @@ fn supervise(
     }
     control.send_or_drop(&FromSupervisor::Ended { ending, stderr_tail });
     Ok(ending)
+}
+
+/// Inner process of a domain.
+struct Inner {
+    pid: Pid,
+    stderr: Option<ChildStderr>,
 }
 
 /// Remedies where no setting of the kernel forbids namespaces.
@@ -253,6 +270,7 @@ fn leave_terminal() -> io::Result<()> {
 fn enter_namespaces(
     kind: DomainKind,
     map_writer: MapWriter,
+    with_launcher: Signal,
     control: &Channel,
 ) -> Result<(), SupervisorError> {
     let own = OwnIds::current();
@@ -277,7 +295,8 @@ fn enter_namespaces(
     if kind != DomainKind::Driver {
         // Entering a user namespace cleared the death signal. If the launcher ended before this
         // call, its end of the channel is closed, and `watch` ends the domain.
-        die_with_parent().map_err(SupervisorError::system("PR_SET_PDEATHSIG"))?;
+        rustix::process::set_parent_process_death_signal(Some(with_launcher))
+            .map_err(|errno| SupervisorError::system("PR_SET_PDEATHSIG")(errno.into()))?;
     }
     if kind.is_sandboxed() {
         keep_capabilities_over_exec().map_err(SupervisorError::system("raising capabilities"))?;
@@ -306,7 +325,8 @@ fn start_inner(
     kind: DomainKind,
     command: &[OsString],
     channel: OwnedFd,
-) -> Result<Child, SupervisorError> {
+    cgroups: &CgroupSet,
+) -> Result<Inner, SupervisorError> {
     let mut inner = Command::new(THIS_PROGRAM);
     inner.arg0("ringfence").args(["internal", kind.subcommand()]).stdin(Stdio::from(channel));
     if kind.is_sandboxed() {
@@ -315,20 +335,45 @@ fn start_inner(
     } else {
         inner.arg("--").args(command);
     }
-    inner.spawn().map_err(SupervisorError::system("starting the inner process"))
+    let fail = SupervisorError::system("starting the inner process");
+    if cgroups.is_empty() {
+        let child = inner.spawn().map_err(fail)?;
+        return Ok(Inner { pid: pid_of(&child)?, stderr: child.stderr });
+    }
+    let started = cgroups.start(|| {
+        let error = inner.exec();
+        eprintln!("ringfence: starting the guest's init: {error}");
+        super::ending::STATUS_FAILED
+    });
+    // Where the kernel or a seccomp list refuses to start it there, it is moved.
+    let is_in_unified = started.is_ok();
+    let pid = match started {
+        Ok(pid) => pid,
+        Err(_) => pid_of(&inner.spawn().map_err(&fail)?)?,
+    };
+    if let Err(error) = cgroups.enter(pid, is_in_unified) {
+        // It is this process's child, and waits for its orders.
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+        return Err(SupervisorError::system("the guest's cgroup")(error));
+    }
+    Ok(Inner { pid, stderr: None })
+}
+
+fn pid_of(child: &Child) -> Result<Pid, SupervisorError> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(SupervisorError::Protocol)
 }
 
 /// Waits for the inner process and forwards its standard error. Ends it when the launcher is gone.
 fn watch(
     kind: DomainKind,
-    mut inner: Child,
+    mut inner: Inner,
     control_fd: BorrowedFd<'_>,
     control: &Channel,
     mut nested: Option<Channel>,
 ) -> Result<(Ending, String), SupervisorError> {
     let fail = SupervisorError::system("waiting for the inner process");
-    let pid =
-        i32::try_from(inner.id()).ok().and_then(Pid::from_raw).ok_or(SupervisorError::Protocol)?;
+    let pid = inner.pid;
     let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
         .map_err(|errno| fail(errno.into()))?;
     let mut stderr = inner.stderr.take();
@@ -354,7 +399,7 @@ fn watch(
         let unshared = nested.is_some() && is_ready(nested_at);
         // Init sends one request, before the guest's command runs.
         if let Some(nested) = nested.take_if(|_| unshared) {
-            map_nested(&nested, inner.id());
+            map_nested(&nested, pid.as_raw_nonzero().get().unsigned_abs());
         }
         if has_output && !tail.read_from(&mut stderr, control) {
             stderr = None;
@@ -366,7 +411,8 @@ fn watch(
             // No further command exists, so this is the end of the stream or a protocol error.
             launcher_is_there = false;
             if kind != DomainKind::Driver {
-                inner.kill().map_err(&fail)?;
+                // It is not reaped, so the number is still its own.
+                rustix::process::kill_process(pid, Signal::KILL).map_err(|e| fail(e.into()))?;
             }
         }
     }
@@ -400,11 +446,7 @@ struct StderrTail {
 impl StderrTail {
     /// Reads once. Returns `false` at the end of the stream. Call this only if data can be read or
     /// the writer is gone; it blocks otherwise.
-    fn read_from(
-        &mut self,
-        stderr: &mut Option<std::process::ChildStderr>,
-        control: &Channel,
-    ) -> bool {
+    fn read_from(&mut self, stderr: &mut Option<ChildStderr>, control: &Channel) -> bool {
         let mut buffer = [0; STDERR_TAIL_MAX];
         let Some(length) = stderr.as_mut().and_then(|stderr| stderr.read(&mut buffer).ok()) else {
             return false;

@@ -25,6 +25,9 @@ pub enum Fresh {
     /// The namespaces of [`Fresh::MountNetIpcUts`] without a network namespace.
     MountIpcUts,
     Mount,
+    /// A cgroup namespace only, whose root is the cgroup of this process. Needs `CAP_SYS_ADMIN` in the caller's user
+    /// namespace. Who has no capability in that user namespace mounts no hierarchy of cgroups by it.
+    Cgroup,
     /// A nested user namespace alone. The caller stays in namespaces that it then has no capability over. The caller
     /// must have one thread.
     User,
@@ -48,6 +51,7 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
         }
         Fresh::MountIpcUts => UnshareFlags::NEWNS | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS,
         Fresh::Mount => UnshareFlags::NEWNS,
+        Fresh::Cgroup => UnshareFlags::NEWCGROUP,
         Fresh::User => UnshareFlags::NEWUSER,
         Fresh::UserMountNetIpcUts => {
             UnshareFlags::NEWUSER
@@ -112,6 +116,26 @@ pub fn inheritable_fds() -> io::Result<Vec<RawFd>> {
     }
     found.sort_unstable();
     Ok(found)
+}
+
+/// Returns `true` if a descriptor leads to other files than its own: that of a directory, and one by which a file is only
+/// named (`O_PATH`). By the former a process reaches a tree as it was mounted where it was opened, by the latter what the
+/// name of a socket stands for.
+///
+/// # Errors
+///
+/// Returns the kernel's error: `EBADF` if the number is not open.
+pub fn leads_to_files(fd: RawFd) -> io::Result<bool> {
+    // SAFETY: F_GETFL only reads flags; a number that is not open answers EBADF.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if flags & libc::O_PATH != 0 {
+        return Ok(true);
+    }
+    let kind = std::fs::metadata(format!("/proc/self/fd/{fd}"))?.file_type();
+    Ok(kind.is_dir())
 }
 
 /// Returns the process group of this process. `None` if the group's leader is outside of the PID namespace, so that

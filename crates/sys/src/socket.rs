@@ -7,7 +7,8 @@
 // #syscall uplink ioctl 1=0x5411: SIOCOUTQ: payload in a socket's send queue
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 
 use crate::numbers::bounded;
 
@@ -51,15 +52,24 @@ pub fn unread_by_peer(socket: impl AsFd) -> io::Result<u32> {
     Ok(memory_info(socket)?[MEMINFO_WMEM_ALLOC])
 }
 
-/// Returns the user that made the other end of `socket`, a Unix socket, as this user namespace has it.
+/// Process that made one end of a Unix socket, as the namespaces of this process have it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// Process number. `None` if the process has none in this PID namespace.
+    pub pid: Option<i32>,
+    /// User id.
+    pub user: u32,
+}
+
+/// Returns the process that made the other end of `socket`, a Unix socket.
 ///
-/// `rustix` has a call for this, which cannot be used: the process has no number in this PID namespace, and
-/// its type for credentials has no room for 0.
+/// `rustix` has a call for this, which cannot be used: a process without a number in this PID namespace has the number
+/// 0, for which its type for credentials has no room.
 ///
 /// # Errors
 ///
 /// Returns the kernel's error.
-pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = bounded(size_of_val(&found), libc::socklen_t::MAX);
     // SAFETY: `found` is live and `len` bytes long, `len` a live length; the kernel writes no more than
@@ -73,7 +83,68 @@ pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
             &raw mut len,
         )
     };
-    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(found.uid) }
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Peer { pid: Some(found.pid).filter(|pid| *pid != 0), user: found.uid })
+}
+
+/// Returns the user that made the other end of `socket`, a Unix socket, as this user namespace has it.
+///
+/// # Errors
+///
+/// Returns the kernel's error.
+pub fn peer_user(socket: impl AsFd) -> io::Result<u32> {
+    Ok(peer(socket)?.user)
+}
+
+/// Returns `true` if the process that made the other end of `socket`, a Unix socket, runs and is in the user namespace of
+/// this process. A process that cannot be examined is in another one.
+///
+/// The socket's own reference to the process (`SO_PEERPIDFD`, Linux 6.5) tells it from a later one with its number.
+pub fn peer_is_in_own_user_namespace(socket: impl AsFd) -> bool {
+    let of_self = std::fs::metadata("/proc/self/ns/user");
+    let Ok(of_self) = of_self.map(|found| (found.dev(), found.ino())) else { return false };
+    let reference = peer_reference(&socket);
+    let number = || match &reference {
+        Ok(reference) => number_of(reference),
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => peer(&socket).ok()?.pid,
+        Err(_) => None,
+    };
+    let Some(pid) = number() else { return false };
+    let found = std::fs::metadata(format!("/proc/{pid}/ns/user"));
+    found.is_ok_and(|found| (found.dev(), found.ino()) == of_self) && number() == Some(pid)
+}
+
+/// Returns a reference to the process that made the other end of a Unix socket: a pidfd.
+fn peer_reference(socket: impl AsFd) -> io::Result<OwnedFd> {
+    /// Value of `SO_PEERPIDFD` in `asm-generic/socket.h`.
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut found: RawFd = -1;
+    let mut len = bounded(size_of_val(&found), libc::socklen_t::MAX);
+    // SAFETY: `found` is live and `len` bytes long, `len` a live length; the kernel writes no more than that.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    };
+    if done < 0 || found < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for this call, so nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(found) })
+}
+
+/// Returns the number of the process that a pidfd refers to, if the process runs and has a number in this PID namespace.
+fn number_of(reference: &OwnedFd) -> Option<i32> {
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", reference.as_raw_fd()));
+    let text = text.ok()?;
+    let number = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    number.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
 /// Restricts a socket to packets of one interface (`SO_BINDTODEVICE`). Since Linux 5.7 an ordinary user may do

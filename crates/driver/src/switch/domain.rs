@@ -12,6 +12,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_switch::dataplane::DataplaneHandle;
 use ringfence_switch::forwarding::filter::AddressFilter;
 use ringfence_switch::forwarding::{Mac, PortPolicy};
+use ringfence_sys::descriptors::{Descriptors, dispose};
 use ringfence_wire::xenbus::{DeviceId, DeviceKind};
 use ringfence_xenstore::{StoreClient, StoreError};
 
@@ -113,6 +114,21 @@ impl SwitchDomain {
         while let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
             self.add_connection(Channel::from_fd(socket));
         }
+    }
+
+    // #syscall driver ioctl 1=0x5421: FIONBIO: O_NONBLOCK of a new listening socket
+    /// Replaces the listening socket. Connections stay. Returns the reason if the descriptor is no such socket.
+    pub(super) fn replace_listener(&mut self, fds: Descriptors) -> Result<(), String> {
+        use rustix::net::{SocketType, sockopt};
+        let [listener] = fds.exactly().map_err(|found| format!("{found} descriptors, not 1"))?;
+        let listens = sockopt::socket_acceptconn(&listener) == Ok(true)
+            && sockopt::socket_type(&listener) == Ok(SocketType::SEQPACKET);
+        if !listens || rustix::io::ioctl_fionbio(&listener, true).is_err() {
+            dispose(listener);
+            return Err("it came with no listening socket".to_owned());
+        }
+        self.listener = listener;
+        Ok(())
     }
 
     /// Adds a connection. It must prove to be a launcher's before requests are served.

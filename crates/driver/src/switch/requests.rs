@@ -128,6 +128,9 @@ impl<P: Platform> Control<P, SwitchDomain> {
                 None
             }
             ToDriver::Stats => Some(FromDriver::Stats(Box::new(self.stats()))),
+            ToDriver::Listen => {
+                self.backends.domain.replace_listener(fds).err().map(FromDriver::Refused)
+            }
         }
     }
 

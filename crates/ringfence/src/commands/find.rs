@@ -1,16 +1,27 @@
 //! Search for guests by name or process number.
+//!
+//! All launchers of the user are asked at the same time and have one time limit together, so a launcher that is stopped
+//! delays a command by this limit and no more.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
-use ringfence_sandbox::channel::Channel;
-use rustix::net::sockopt::socket_peercred;
+use anyhow::bail;
+use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::limits;
+use ringfence_sys::poll::wait_any;
+use ringfence_sys::socket::{peer_is_in_own_user_namespace, peer_user};
+use rustix::event::{PollFd, PollFlags};
 
 use super::{Description, Reply, Request};
+use ringfence_hostnet::guest_sockets::GuestEntry;
 use ringfence_hostnet::runtime_dir::RuntimeDir;
+use ringfence_hostnet::text::printable;
 
-/// Time limit for the answer of a launcher.
+/// Time limit for the answers of launchers.
 const ANSWER: Duration = Duration::from_secs(2);
+
+/// Advice for a launcher that does not serve its clients.
+const IS_IT_STOPPED: &str = "if it is stopped (Ctrl-Z), `kill -CONT` with this number continues it";
 
 /// Guest that answered, with a connection to its launcher.
 pub(super) struct Found {
@@ -20,72 +31,145 @@ pub(super) struct Found {
     pub(super) channel: Channel,
 }
 
-/// Asks every launcher of this user for its guest. Sorted by start. Launchers that do not answer in time are left out
-/// with a message on standard error.
-pub(super) fn all() -> anyhow::Result<Vec<Found>> {
-    let directory = RuntimeDir::open()?;
-    let mut found = Vec::new();
-    for socket in directory.connect_to_guests()? {
-        let peer = socket_peercred(&socket).context("a launcher's user")?;
-        let pid = peer.pid.as_raw_nonzero().get();
-        if peer.uid != rustix::process::geteuid() {
+/// Launcher that did not answer.
+pub(super) struct Silent {
+    /// Process number of the launcher.
+    pub(super) pid: i32,
+    /// Reason, for the user.
+    why: String,
+}
+
+impl std::fmt::Display for Silent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "the guest of process {} does not answer: {}", self.pid, self.why)
+    }
+}
+
+/// Guests of this user, sorted by start, and launchers that did not answer.
+#[derive(Default)]
+pub(super) struct Listing {
+    pub(super) found: Vec<Found>,
+    pub(super) silent: Vec<Silent>,
+}
+
+/// Asks every launcher of this user for its guest.
+pub(super) fn all() -> anyhow::Result<Listing> {
+    // One descriptor for each guest. Where the limit cannot be raised, the last guests are reported as silent.
+    let _ = limits::raise_open_files();
+    Ok(ask(RuntimeDir::open()?.guests(None)?, ANSWER))
+}
+
+/// Asks these launchers for their guests.
+fn ask(entries: Vec<GuestEntry>, within: Duration) -> Listing {
+    let deadline = Instant::now() + within;
+    let mut listing = Listing::default();
+    let mut asked: Vec<(i32, Channel)> = Vec::new();
+    for GuestEntry { pid, connection } in entries {
+        let socket = match connection {
+            Ok(socket) => socket,
+            Err(error) => {
+                let why = format!("{error}; {IS_IT_STOPPED}");
+                listing.silent.push(Silent { pid, why });
+                continue;
+            }
+        };
+        // Nobody else can make a socket in the directory, unless its mode was changed.
+        if peer_user(&socket).is_ok_and(|user| user != rustix::process::geteuid().as_raw()) {
+            continue;
+        }
+        // A guest's command makes sockets in a runtime directory that was made after the guest.
+        if !peer_is_in_own_user_namespace(&socket) {
+            let why = "it is in another user namespace than this command".to_owned();
+            listing.silent.push(Silent { pid, why });
             continue;
         }
         let channel = Channel::from_fd(socket);
-        let answer = channel.send(&Request::Describe, &[]);
-        match answer.and_then(|()| channel.receive_within(ANSWER)) {
-            Ok((Reply::Guest(guest), _)) => found.push(Found { pid, guest: *guest, channel }),
-            // The guest ended meanwhile.
-            Err(ringfence_sandbox::ChannelError::Closed) => {}
-            Ok(_) => eprintln!("ringfence: process {pid} is of another version of Ringfence"),
-            Err(error) => eprintln!("ringfence: process {pid}: {error}"),
+        match channel.send_now(&Request::Describe, &[]) {
+            // A launcher that has closed the connection may have said why.
+            Ok(()) | Err(ChannelError::Closed) => asked.push((pid, channel)),
+            Err(error) => listing.silent.push(Silent { pid, why: error.to_string() }),
         }
     }
-    found.sort_by_key(|found| (found.guest.since, found.pid));
-    Ok(found)
+    loop {
+        asked = asked.into_iter().filter_map(|one| listing.receive(one)).collect();
+        let mut fds: Vec<_> =
+            asked.iter().map(|(_, channel)| PollFd::new(channel, PollFlags::IN)).collect();
+        if fds.is_empty() || !matches!(wait_any(&mut fds, Some(deadline)), Ok(1..)) {
+            break;
+        }
+    }
+    let late = |(pid, _)| Silent { pid, why: format!("not within {within:?}; {IS_IT_STOPPED}") };
+    listing.silent.extend(asked.into_iter().map(late));
+    listing.found.sort_by_key(|found| (found.guest.since, found.pid));
+    listing
+}
+
+impl Listing {
+    /// Receives the answer of a launcher, and returns the launcher if there is none yet.
+    fn receive(&mut self, (pid, channel): (i32, Channel)) -> Option<(i32, Channel)> {
+        let why = match channel.try_receive::<Reply>() {
+            Ok(None) => return Some((pid, channel)),
+            Ok(Some((Reply::Guest(guest), _))) => {
+                self.found.push(Found { pid, guest: *guest, channel });
+                return None;
+            }
+            // The guest ended meanwhile.
+            Err(ChannelError::Closed) => return None,
+            Ok(Some((Reply::Failed { why, .. }, _))) => printable(&why),
+            Ok(_) => "it is of another version of Ringfence".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        self.silent.push(Silent { pid, why });
+        None
+    }
+
+    /// Returns the texts of the launchers that did not answer, joined to one.
+    fn silent_texts(&self) -> String {
+        let texts: Vec<String> = self.silent.iter().map(Silent::to_string).collect();
+        texts.join("; ")
+    }
+
+    /// Returns the guest of that name, or whose launcher has that process number, if it is listed.
+    fn at_most_one(self, wanted: &str) -> anyhow::Result<Option<Found>> {
+        let mut matching: Vec<Found> = self
+            .found
+            .into_iter()
+            .filter(|found| found.guest.name == wanted || found.pid.to_string() == wanted)
+            .collect();
+        if matching.len() > 1 {
+            let list: Vec<String> = matching.iter().map(|found| found.pid.to_string()).collect();
+            bail!(
+                "{} guests are called `{wanted}`: name one by its PID: {}",
+                list.len(),
+                list.join(", ")
+            )
+        }
+        Ok(matching.pop())
+    }
 }
 
 /// Returns the guest of the launcher with that process number, once its command runs.
 pub(crate) fn of_launcher(pid: u32) -> Option<Description> {
-    for socket in RuntimeDir::open().ok()?.connect_to_guests().ok()? {
-        let peer = socket_peercred(&socket).ok()?;
-        let is_it = u32::try_from(peer.pid.as_raw_nonzero().get()) == Ok(pid);
-        if is_it && peer.uid == rustix::process::geteuid() {
-            let channel = Channel::from_fd(socket);
-            channel.send(&Request::Describe, &[]).ok()?;
-            let (Reply::Guest(guest), _) = channel.receive_within(ANSWER).ok()? else {
-                return None;
-            };
-            return Some(*guest);
-        }
-    }
-    None
+    let pid = i32::try_from(pid).ok()?;
+    let entries = RuntimeDir::open().ok()?.guests(Some(pid)).ok()?;
+    ask(entries, ANSWER).found.pop().map(|found| found.guest)
 }
 
 /// Returns the guest of that name, or whose launcher has that process number.
 pub(super) fn one(wanted: &str) -> anyhow::Result<Found> {
-    match at_most_one(wanted)? {
+    let listing = all()?;
+    let silent = listing.silent_texts();
+    match listing.at_most_one(wanted)? {
         Some(found) => Ok(found),
-        None => bail!(
+        None if silent.is_empty() => bail!(
             "no guest of yours is called `{wanted}`: `ringfence ps` lists all, and `ringfence wait {wanted}` waits until \
              it runs"
         ),
+        None => bail!("no guest of yours that answers is called `{wanted}`; {silent}"),
     }
 }
 
 /// Returns the guest of that name, or whose launcher has that process number, if it runs.
 pub(super) fn at_most_one(wanted: &str) -> anyhow::Result<Option<Found>> {
-    let mut matching: Vec<Found> = all()?
-        .into_iter()
-        .filter(|found| found.guest.name == wanted || found.pid.to_string() == wanted)
-        .collect();
-    if matching.len() > 1 {
-        let list: Vec<String> = matching.iter().map(|found| found.pid.to_string()).collect();
-        bail!(
-            "{} guests are called `{wanted}`: name one by its PID: {}",
-            list.len(),
-            list.join(", ")
-        )
-    }
-    Ok(matching.pop())
+    all()?.at_most_one(wanted)
 }

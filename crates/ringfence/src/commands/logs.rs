@@ -10,6 +10,7 @@ use ringfence_sandbox::{ChannelError, STATUS_FAILED};
 
 use super::find::{self, Found};
 use super::{Message, Reply, Request};
+use ringfence_base::json::escape_controls;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
 
@@ -109,7 +110,7 @@ fn print(messages: &[Message], json: bool) -> anyhow::Result<()> {
     let mut text = String::new();
     for message in messages {
         if json {
-            text.push_str(&serde_json::to_string(message)?);
+            text.push_str(&escape_controls(serde_json::to_string(message)?));
         } else {
             text.push_str(&format_time(message.time));
             text.push_str(&format!(" {}: {}", message.source.label(), message.text));

@@ -85,6 +85,7 @@ impl Collector for Source {
 mod tests {
     use super::*;
     use crate::commands::{Description, LentPages};
+    use ringfence_sandbox::cgroup::{Limits, Usage};
 
     fn row(name: &str, pid: i32, egress: Option<EgressTotals>) -> Row {
         let guest = Description {
@@ -97,6 +98,9 @@ mod tests {
             disks: Vec::new(),
             pages: LentPages::Small,
             since: 0,
+            cgroup: None,
+            limits: Limits::default(),
+            usage: Usage::default(),
         };
         Row { pid, memory: None, egress, guest }
     }

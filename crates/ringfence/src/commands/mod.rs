@@ -5,9 +5,10 @@
 //!                 <────────Reply──────────          <─FromGuest──
 //! ```
 //!
-//! Each launcher listens at an abstract Unix socket while its command runs. Guests are in network namespaces of their own
-//! and cannot reach it. Other users of the host can, so launcher and client compare user ids. A client has one
-//! connection for one guest; if it closes the connection, the command that it started gets SIGHUP.
+//! Each launcher listens at a Unix socket in the runtime directory while its command runs
+//! ([`guest_sockets`](ringfence_hostnet::guest_sockets)). Neither guests nor other users enter the directory; launcher and client
+//! compare user ids all the same. A client has one connection for one guest; if it closes the connection, the command
+//! that it started gets SIGHUP.
 
 pub mod exec;
 pub(crate) mod find;
@@ -25,6 +26,7 @@ use std::ffi::OsString;
 use std::fmt;
 
 use ringfence_sandbox::Ending;
+use ringfence_sandbox::cgroup::{Limits, Usage};
 use serde::{Deserialize, Serialize};
 
 use ringfence_driver::switchboard::WindowLevels;
@@ -121,6 +123,12 @@ pub(crate) struct Description {
     pub(crate) pages: LentPages,
     /// Start of the command in seconds since 1970.
     pub(crate) since: u64,
+    /// Path of its cgroup in the hierarchy, if it has one of its own.
+    pub(crate) cgroup: Option<String>,
+    /// Limits of its processes.
+    pub(crate) limits: Limits,
+    /// Resources that its processes use, as its cgroup counts them.
+    pub(crate) usage: Usage,
 }
 
 /// Size of the pages of the memory that a guest lends.

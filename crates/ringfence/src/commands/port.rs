@@ -10,6 +10,7 @@ use ringfence_sandbox::STATUS_FAILED;
 use super::{Reply, Request, find};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
+use ringfence_hostnet::text::printable;
 use ringfence_uplink_process::forward::ForwardSpec;
 
 /// Time limit for a change of the ports of one specification.
@@ -79,7 +80,7 @@ pub fn main(args: &PortArgs) -> u8 {
 }
 
 fn list(guest: &str) -> anyhow::Result<()> {
-    let lines = find::one(guest)?.guest.ports.into_iter().map(|port| port + "\n");
+    let lines = find::one(guest)?.guest.ports.into_iter().map(|port| printable(&port) + "\n");
     Ok(Out.write_all(lines.collect::<String>().as_bytes())?)
 }
 

@@ -9,12 +9,16 @@ use ringfence_sandbox::STATUS_FAILED;
 use ringfence_sandbox::channel::Channel;
 use serde::Serialize;
 
-use super::find::{self, Found};
+use super::find::{self, Found, Listing};
 use super::{Description, Reply, Request, metrics};
+use ringfence_base::json::escape_controls;
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::out::{Out, is_closed};
+use ringfence_hostnet::text::printable;
 use ringfence_uplink_process::totals::EgressTotals;
 
+/// Exit status if a guest did not answer.
+const STATUS_INCOMPLETE: u8 = 1;
 /// Most characters of a command in the table.
 const COMMAND_MAX: usize = 60;
 /// Time limit for the answer of an uplink, which is not trusted.
@@ -33,9 +37,10 @@ Examples:
 
 /// List your guests
 ///
-/// A guest is listed while its command runs. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
+/// A guest is listed while its command runs. A guest whose launcher does not answer is named on standard error, and the exit
+/// status is 1 then. SWITCH is `private-…` for a guest that has its switch for itself. MEMORY is
 /// what its processes, Ringfence's included, have for themselves; the driver domain of a shared switch counts for the
-/// guest that started it.
+/// guest that started it. The limit of `run --memory` follows it.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct PsArgs {
@@ -64,7 +69,8 @@ pub(super) struct Row {
 /// Prints the guests. Returns the exit status.
 pub fn main(args: &PsArgs) -> u8 {
     match print(args) {
-        Ok(()) => 0,
+        Ok(true) => 0,
+        Ok(false) => STATUS_INCOMPLETE,
         Err(error) if is_closed(&error) => 0,
         Err(error) => {
             eprintln!("ringfence: ps: {}", causes(&error));
@@ -73,17 +79,21 @@ pub fn main(args: &PsArgs) -> u8 {
     }
 }
 
-fn print(args: &PsArgs) -> anyhow::Result<()> {
-    let rows = rows(find::all()?, args.json || args.metrics);
+/// Prints the guests. Returns `false` if some did not answer.
+fn print(args: &PsArgs) -> anyhow::Result<bool> {
+    let Listing { found, silent } = find::all()?;
+    let rows = rows(found, args.json || args.metrics);
     let text = if args.metrics {
         metrics::render(&rows)
     } else if args.json {
-        format!("{}\n", serde_json::to_string_pretty(&rows)?)
+        format!("{}\n", escape_controls(serde_json::to_string_pretty(&rows)?))
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         table(&rows, now)
     };
-    Ok(Out.write_all(text.as_bytes())?)
+    Out.write_all(text.as_bytes())?;
+    silent.iter().for_each(|silent| eprintln!("ringfence: ps: {silent}"));
+    Ok(silent.is_empty())
 }
 
 /// Adds the memory of the guests' processes and, if asked for, the totals of their egress policies.
@@ -115,16 +125,19 @@ fn table(rows: &[Row], now: Duration) -> String {
         let short: String = command.chars().take(COMMAND_MAX).collect();
         let address = guest.addresses.first().or(guest.uplink.first());
         let none = || "-".to_owned();
-        lines.push([
-            guest.name.clone(),
-            guest.switch.clone().unwrap_or_else(none),
-            pid.to_string(),
-            age(now.as_secs().saturating_sub(guest.since)),
-            memory.map_or_else(none, |bytes| format!("{} MiB", bytes.div_ceil(1 << 20))),
-            address.cloned().unwrap_or_else(none),
-            if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
-            ringfence_hostnet::text::printable(&short),
-        ]);
+        lines.push(
+            [
+                guest.name.clone(),
+                guest.switch.clone().unwrap_or_else(none),
+                pid.to_string(),
+                age(now.as_secs().saturating_sub(guest.since)),
+                memory_cell(*memory, guest.limits.memory),
+                address.cloned().unwrap_or_else(none),
+                if guest.ports.is_empty() { none() } else { guest.ports.join(",") },
+                short,
+            ]
+            .map(|cell| printable(&cell)),
+        );
     }
     let mut widths = [0; 8];
     for line in &lines {
@@ -138,6 +151,17 @@ fn table(rows: &[Row], now: Duration) -> String {
         format!("{}\n", cells.join("  ").trim_end())
     };
     lines.iter().map(format_line).collect()
+}
+
+/// Formats the memory of a guest, with its limit if there is one, in MiB.
+fn memory_cell(used: Option<u64>, limit: Option<u64>) -> String {
+    let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20).to_string();
+    let used = used.map_or_else(|| "-".to_owned(), mebibytes);
+    match limit {
+        Some(limit) => format!("{used}/{} MiB", mebibytes(limit)),
+        None if used == "-" => used,
+        None => format!("{used} MiB"),
+    }
 }
 
 /// Formats a duration in seconds by its largest unit.
@@ -194,6 +218,7 @@ fn own_memory(root: i32, processes: &Processes) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::commands::LentPages;
+    use ringfence_sandbox::cgroup::{Limits, Usage};
 
     fn row() -> Row {
         let guest = Description {
@@ -206,6 +231,9 @@ mod tests {
             disks: vec![],
             pages: LentPages::Small,
             since: 100,
+            cgroup: None,
+            limits: Limits::default(),
+            usage: Usage::default(),
         };
         let egress = Some(EgressTotals { pins: 9, ..EgressTotals::default() });
         Row { pid: 7, memory: Some(3 << 20), egress, guest }
@@ -220,6 +248,14 @@ mod tests {
         for part in ["web", "-", "7", "2 h", "3 MiB", "10.0.2.15/24", "8080:80", "x\u{fffd}[2J"] {
             assert!(lines[1].contains(part), "{part}: {}", lines[1]);
         }
+    }
+
+    #[test]
+    fn memory_is_shown_with_its_limit() {
+        assert_eq!(memory_cell(Some(3 << 20), None), "3 MiB");
+        assert_eq!(memory_cell(Some(3 << 20), Some(512 << 20)), "3/512 MiB");
+        assert_eq!(memory_cell(None, Some(512 << 20)), "-/512 MiB");
+        assert_eq!(memory_cell(None, None), "-");
     }
 
     #[test]

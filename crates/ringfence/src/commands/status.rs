@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::ps::{self, Row};
 use super::{CounterTable, Counters, Reply, Request, find};
+use ringfence_base::json::escape_controls;
 use ringfence_driver::switchboard::WindowLevels;
 use ringfence_hostnet::out::Out;
 use ringfence_hostnet::text::{byte_count, listed};
@@ -55,7 +56,9 @@ pub(crate) fn print(guest: &str, form: Form) -> anyhow::Result<()> {
     let age = now.saturating_sub(found.guest.since);
     let status = Status { row: ps::rows(vec![found], true).remove(0), counters, windows, age };
     let text = match form {
-        Form::Json => format!("{}\n", serde_json::to_string_pretty(&status)?),
+        Form::Json => {
+            format!("{}\n", escape_controls(serde_json::to_string_pretty(&status)?))
+        }
         Form::Table => Table { status: &status, counters: false }.to_string(),
         Form::TableWithCounters => Table { status: &status, counters: true }.to_string(),
     };
@@ -117,6 +120,15 @@ impl fmt::Display for Table<'_> {
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
         line(f, "lent memory", &guest.pages.to_string())?;
+        line(f, "limits", &guest.limits.to_string())?;
+        if let Some(cgroup) = &guest.cgroup {
+            let memory = guest.usage.memory.map(|bytes| format!("{} of memory", byte_count(bytes)));
+            let pids = guest.usage.pids.map(|pids| format!("{pids} processes"));
+            let used: Vec<String> = [memory, pids].into_iter().flatten().collect();
+            let counts =
+                if used.is_empty() { String::new() } else { format!(": {}", used.join(", ")) };
+            line(f, "cgroup", &format!("{cgroup}{counts}"))?;
+        }
         if let Some(windows) = windows {
             let share = windows.reused_share();
             let reused = share.map_or_else(String::new, |share| {
@@ -154,6 +166,7 @@ fn byte_counts(counts: &CounterTable, names: [&str; 2]) -> [String; 2] {
 mod tests {
     use super::*;
     use crate::commands::{Description, LentPages};
+    use ringfence_sandbox::cgroup::{Limits, Usage};
     use ringfence_uplink_process::totals::EgressTotals;
 
     fn counts(pairs: &[(&str, u64)]) -> CounterTable {
@@ -172,6 +185,9 @@ mod tests {
             disks: vec!["d.img".to_owned()],
             pages: LentPages::Huge,
             since: 0,
+            cgroup: None,
+            limits: Limits::default(),
+            usage: Usage::default(),
         };
         let mut counters = Counters::default();
         let port = counts(&[("rx_bytes", 20 << 10), ("tx_bytes", 7), ("rx_frames", 3)]);
@@ -202,6 +218,7 @@ mod tests {
             "host's network: none\n",
             "egress:         0 connections allowed, 0 denied",
             "lent memory:    huge pages of 2 MiB\n",
+            "limits:         none\n",
             "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",
             "vbd2.0:         512 B read, 0 B written\n",

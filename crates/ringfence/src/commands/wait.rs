@@ -13,7 +13,7 @@ use ringfence_sandbox::channel::Channel;
 use ringfence_sandbox::{ChannelError, STATUS_FAILED};
 use ringfence_sys::poll::{wait_hung_up, wait_readable};
 
-use super::find::{self, Found};
+use super::find::{self, Found, Listing};
 use super::{Reply, Request};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::guest_watch::GuestWatch;
@@ -112,11 +112,13 @@ pub fn main(args: &WaitArgs) -> u8 {
 /// Waits until the condition holds. Returns what was seen instead if it does not hold at the deadline.
 fn wait(guest: &str, condition: Condition, deadline: Instant) -> anyhow::Result<Option<String>> {
     let Some(found) = search(guest, deadline)? else {
-        let names: Vec<String> = find::all()?.into_iter().map(|found| found.guest.name).collect();
-        let others = match names.as_slice() {
+        let Listing { found, silent } = find::all()?;
+        let names: Vec<String> = found.into_iter().map(|found| found.guest.name).collect();
+        let mut others = match names.as_slice() {
             [] => "you have no guests".to_owned(),
             names => format!("your guests: {}", names.join(", ")),
         };
+        silent.iter().for_each(|silent| others.push_str(&format!("; {silent}")));
         return Ok(Some(format!("no guest called `{guest}` came up in time; {others}")));
     };
     match condition {

@@ -9,17 +9,21 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ringfence_sandbox::channel::Channel;
 use ringfence_sys::descriptors::Descriptors;
+use ringfence_sys::socket::{peer_is_in_own_user_namespace, peer_user};
 use rustix::net::SocketFlags;
-use rustix::net::sockopt::socket_peercred;
 
 use super::messages;
 use crate::commands::{Reply, Request};
 use ringfence_driver::switchboard::WindowLevels;
+use ringfence_hostnet::guest_sockets::GuestSocket;
 use ringfence_hostnet::runtime_dir::{RuntimeDir, RuntimeDirError};
+use ringfence_sandbox::STATUS_FAILED;
 use ringfence_uplink_process::totals::EgressTotals;
 
-/// Maximum number of clients at a time.
-const CLIENTS_MAX: usize = 32;
+/// Maximum number of clients at a time. A guest has up to 256 commands of `ringfence exec`, each with a client.
+const CLIENTS_MAX: usize = 320;
+/// Maximum number of clients that are accepted at a time, so that a flood of them does not keep the launcher from its guest.
+const ACCEPTED_MAX: usize = 16;
 
 /// Number of a client, never used again.
 pub(super) type ClientId = u64;
@@ -41,7 +45,7 @@ struct MessageReader {
 
 /// Listening socket of a launcher, and its clients.
 pub(super) struct Clients {
-    listener: OwnedFd,
+    listener: GuestSocket,
     list: Vec<(ClientId, Channel)>,
     /// Clients that started a command in the guest.
     executing: BTreeSet<ClientId>,
@@ -85,8 +89,8 @@ impl Clients {
 
     /// Iterates over the descriptors to poll.
     pub(super) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let accepting = (self.list.len() < CLIENTS_MAX).then(|| self.listener.as_fd());
-        accepting.into_iter().chain(self.list.iter().map(|(_, channel)| channel.as_fd()))
+        let clients = self.list.iter().map(|(_, channel)| channel.as_fd());
+        std::iter::once(self.listener.as_fd()).chain(clients)
     }
 
     /// Returns an event that has happened already.
@@ -115,19 +119,46 @@ impl Clients {
         None
     }
 
+    /// Accepts clients of this user. Those beyond the limit get the reason as their answer.
     fn accept(&mut self) {
-        while self.list.len() < CLIENTS_MAX {
+        for _ in 0..ACCEPTED_MAX {
             let Ok(socket) = rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) else {
                 return;
             };
-            // Every user of the host can connect.
-            let is_own =
-                socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid());
-            if is_own {
-                self.list.push((self.next, Channel::from_fd(socket)));
-                self.next += 1;
+            // Only this user enters the directory of the socket. Its mode may have been changed.
+            let own = rustix::process::geteuid().as_raw();
+            if peer_user(&socket).is_ok_and(|user| user == own) {
+                self.admit(socket);
             }
         }
+    }
+
+    /// Adds a client, or answers with the reason why it is not served.
+    fn admit(&mut self, socket: OwnedFd) {
+        // A guest's command has this user's id, too, and sees a runtime directory that was made after the guest.
+        let why = if !peer_is_in_own_user_namespace(&socket) {
+            "it serves processes of its own user namespace only".to_owned()
+        } else if self.list.len() >= CLIENTS_MAX {
+            format!("it serves {CLIENTS_MAX} clients already")
+        } else {
+            self.list.push((self.next, Channel::from_fd(socket)));
+            self.next += 1;
+            return;
+        };
+        Channel::from_fd(socket).send_or_drop(&Reply::Failed { status: STATUS_FAILED, why });
+    }
+
+    /// Returns `true` if the socket still has its name.
+    pub(super) fn is_named(&self) -> bool {
+        self.listener.is_named()
+    }
+
+    /// Listens in the runtime directory anew, if the socket has lost its name. Clients that are connected stay.
+    pub(super) fn follow(&mut self, directory: &RuntimeDir) -> Result<(), RuntimeDirError> {
+        if !self.listener.is_named() {
+            self.listener = directory.listen_for_clients()?;
+        }
+        Ok(())
     }
 
     /// Answers a client that reads messages, now or when there is one.

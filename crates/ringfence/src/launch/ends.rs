@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ringfence_sandbox::Ending;
+use ringfence_sandbox::cgroup::GuestCgroup;
 use ringfence_sandbox::spawn::{Ended, Process};
 use ringfence_sys::poll::wait_hung_up;
 use rustix::process::Signal;
@@ -13,6 +14,8 @@ use ringfence_hostnet::text::last_line;
 
 impl GuestProcesses<'_> {
     pub(super) fn command_ended(&self, ending: Ending) -> Outcome {
+        // The supervisor removes the cgroup with init.
+        let why = self.lack_of_memory(ending);
         // After init all processes that the command started are gone.
         if let Some(guest) = self.guest.running() {
             guest.domain.wait_ended(GRACE);
@@ -24,9 +27,21 @@ impl GuestProcesses<'_> {
             Ending::Exited(_) | Ending::Unknown => false,
         };
         if loud {
-            self.reporter.summary(format_args!("the command {ending}"));
+            self.reporter.summary(format_args!("the command {ending}{why}"));
         }
         Outcome { status: ending.exit_status(), problem: None, ending: Some(ending) }
+    }
+
+    /// Returns the reason for a kill, if the guest has reached its limit of memory.
+    fn lack_of_memory(&self, ending: Ending) -> &'static str {
+        let usage = self.cgroup.get().map(GuestCgroup::usage).unwrap_or_default();
+        let is_killed = ending == Ending::Killed(Signal::KILL.as_raw());
+        match usage.killed_for_memory {
+            Some(1..) if is_killed && self.options.limits.memory.is_some() => {
+                ": the guest has reached its limit of memory (--memory)"
+            }
+            _ => "",
+        }
     }
 
     pub(super) fn gone(&self, who: &str, ended: &Ended) -> Outcome {
@@ -48,12 +63,12 @@ impl GuestProcesses<'_> {
 
     pub(super) fn driver_gone(&self) -> Outcome {
         let switch = self.driver_name();
-        let report = rendezvous::ask_exit_report(self.directory, switch);
+        let report = rendezvous::ask_exit_report(self.presence.directory(), switch);
         let (ending, words) = match report {
             Some(report) => (report.ending, report.stderr_tail),
             None => {
                 // Its supervisor was killed too, and could not clean up.
-                if let Err(error) = self.directory.remove_if_stale(switch) {
+                if let Err(error) = self.presence.directory().remove_if_stale(switch) {
                     self.reporter.step(error);
                 }
                 (Ending::Unknown, String::new())

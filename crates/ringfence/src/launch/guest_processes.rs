@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 
+use super::cgroup::OwnCgroup;
 use super::clients::Clients;
 use super::disks::GuestDisks;
 use super::events::{GuestPhase, ProcessEvent};
 use super::host_names::HostNames;
 use super::options::Options;
+use super::presence::Presence;
 use super::process::{GuestProcess, RunningProcess};
 use super::rendezvous::Attachment;
 use super::report::{self, Reporter};
@@ -99,12 +101,21 @@ pub(super) struct FrontendState {
     pub(super) huge_pages: bool,
 }
 
+/// Parts of a guest that are made before its processes start.
+pub(super) struct GuestParts {
+    /// Attachment to a driver domain, if the guest needs one.
+    pub(super) attachment: Option<Attachment>,
+    pub(super) disks: GuestDisks,
+    pub(super) uplink: Option<Uplink>,
+    pub(super) cgroup: OwnCgroup,
+}
+
 /// Processes of one guest, with the connection to its driver domain. Dropping it ends the
 /// processes.
 pub(super) struct GuestProcesses<'a> {
     pub(super) reporter: Reporter,
     signals: &'a Signals,
-    pub(super) directory: &'a RuntimeDir,
+    pub(super) presence: Presence<'a>,
     pub(super) options: &'a Options,
     driver: Option<DriverDomain>,
     pub(super) disks: GuestDisks,
@@ -115,6 +126,8 @@ pub(super) struct GuestProcesses<'a> {
     pub(super) clients: Option<Clients>,
     /// Terminal of the command, if the user has one.
     pub(super) terminal: Option<CommandTerminal>,
+    /// Cgroup of the guest. It is dropped last, when the guest's processes have ended.
+    pub(super) cgroup: OwnCgroup,
 }
 
 impl<'a> GuestProcesses<'a> {
@@ -123,10 +136,9 @@ impl<'a> GuestProcesses<'a> {
         signals: &'a Signals,
         directory: &'a RuntimeDir,
         options: &'a Options,
-        attachment: Option<Attachment>,
-        disks: GuestDisks,
-        uplink: Option<Uplink>,
+        parts: GuestParts,
     ) -> GuestProcesses<'a> {
+        let GuestParts { attachment, disks, uplink, cgroup } = parts;
         let (mut driver, mut guest, mut frontend) = (None, GuestState::default(), None);
         if let Some(attachment) = attachment {
             let Attachment {
@@ -146,7 +158,7 @@ impl<'a> GuestProcesses<'a> {
         GuestProcesses {
             reporter,
             signals,
-            directory,
+            presence: Presence::new(directory),
             options,
             driver,
             disks,
@@ -155,6 +167,7 @@ impl<'a> GuestProcesses<'a> {
             uplink: GuestProcess::plan(uplink),
             clients: None,
             terminal: None,
+            cgroup,
         }
     }
 
@@ -262,6 +275,7 @@ impl<'a> GuestProcesses<'a> {
                 .chain(self.clients.iter().flat_map(Clients::fds))
                 .chain(self.host_names().and_then(HostNames::fd))
                 .chain(self.memberships().map(AsFd::as_fd))
+                .chain(self.presence.fd())
                 .chain(driver.map(DomainProcess::events))
                 .collect();
             fds.extend(channels.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
@@ -271,7 +285,8 @@ impl<'a> GuestProcesses<'a> {
             let yields = self.terminal.as_ref().and_then(CommandTerminal::deadline);
             let rejoins = self.memberships().and_then(Memberships::deadline);
             let settles = self.guest.state().and_then(|guest| guest.settles);
-            let until = [deadline, settles, rejoins, yields].into_iter().flatten().min();
+            let look = self.presence.deadline();
+            let until = [deadline, settles, rejoins, yields, look].into_iter().flatten().min();
             match wait_any(&mut fds, until) {
                 Ok(0) if until == deadline => return ProcessEvent::Late,
                 Ok(_) => {}
@@ -311,6 +326,7 @@ impl<'a> GuestProcesses<'a> {
         if self.host_names().is_some_and(HostNames::may_have_changed) {
             self.follow_host_names();
         }
+        self.follow_presence();
         if let Some((uplink, channel)) = self.uplink.with_channel() {
             uplink.follow_links(channel, self.reporter);
         }

@@ -100,13 +100,14 @@ impl HostNames {
 
 impl GuestProcesses<'_> {
     /// Does what can wait until the command has run for some time: unmaps the code of the start, and begins to follow
-    /// the host's files about names.
+    /// the host's files about names and the runtime directory.
     pub(super) fn settle(&mut self) {
         ringfence_sys::code::unmap();
         let reporter = self.reporter;
         let names = self.guest.state_mut().and_then(|guest| guest.host_names.as_mut());
         names.into_iter().for_each(|names| names.watch(reporter));
         self.follow_host_names();
+        self.watch_presence();
     }
 
     /// Sends the host's files about names to the guest if they have changed.

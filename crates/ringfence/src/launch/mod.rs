@@ -14,6 +14,7 @@
 //! domain, have a parent death signal, so nothing is left behind when it is killed.
 
 mod announce;
+mod cgroup;
 mod clients;
 mod devices;
 mod disks;
@@ -21,8 +22,11 @@ mod ends;
 mod events;
 mod guest_processes;
 mod host_names;
+mod inherited;
 mod messages;
 pub(crate) mod options;
+mod presence;
+mod presence_changes;
 mod process;
 mod published_port_changes;
 mod published_ports;
@@ -45,12 +49,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ringfence_sys::namespaces;
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::tap::Tap;
 
+use cgroup::OwnCgroup;
 use disks::GuestDisks;
-use guest_processes::GuestProcesses;
+use guest_processes::{GuestParts, GuestProcesses};
 use rendezvous::Attachment;
 use report::Reporter;
 use ringfence_hostnet::runtime_dir::RuntimeDir;
@@ -113,9 +117,7 @@ struct Launch<'a> {
 impl<'a> Launch<'a> {
     fn prepare(options: &'a Options, reporter: Reporter) -> anyhow::Result<Launch<'a>> {
         check_surroundings()?;
-        // Inherited descriptors are for the command, not for Ringfence's own processes.
-        let inherited = namespaces::inheritable_fds()?;
-        namespaces::set_inheritable(&inherited, false)?;
+        let inherited = inherited::for_command(reporter)?;
         let open_files = limits::raise_open_files().context("RLIMIT_NOFILE")?;
         let terminal = CommandTerminal::plan(options.terminal);
         let (blocked, ignored) = (signals::blocked()?, signals::take_ignored()?);
@@ -146,9 +148,10 @@ impl<'a> Launch<'a> {
         if !options.has_switch() && options.host_tap.is_some() {
             bail!("--host-tap is a port of a switch: leave out --switch none");
         }
-        let guest = self.begin_guest()?;
+        let cgroup = OwnCgroup::create(&options.limits, self.reporter)?;
+        let guest = self.begin_guest(&cgroup)?;
         if !options.has_switch() && options.disks.is_empty() {
-            return self.run_without_driver(guest, &directory, uplink, terminal);
+            return self.run_without_driver(cgroup, guest, &directory, uplink, terminal);
         }
         let mut disks = GuestDisks::open(&options.disks, &directory, self.reporter)?;
         let queues = worker_count(options.queues);
@@ -183,23 +186,17 @@ impl<'a> Launch<'a> {
         let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
         let view = view::config(options, &directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let mut processes = GuestProcesses::new(
-            reporter,
-            signals,
-            &directory,
-            options,
-            Some(attachment),
-            disks,
-            uplink,
-        );
+        let parts = GuestParts { attachment: Some(attachment), disks, uplink, cgroup };
+        let mut processes = GuestProcesses::new(reporter, signals, &directory, options, parts);
         processes.terminal = terminal;
         Ok(self.supervise(processes, guest, environment, view))
     }
 
     /// Begins to start the guest's domain. It waits for its orders.
-    fn begin_guest(&self) -> Result<DomainProcess, SpawnError> {
+    fn begin_guest(&self, cgroup: &OwnCgroup) -> Result<DomainProcess, SpawnError> {
         let (command, inherit) = (&self.command[..], &self.inherited[..]);
-        DomainProcess::begin(&Spawn { kind: DomainKind::Guest, command, inherit, cleanup: None })
+        let (kind, cgroup) = (DomainKind::Guest, cgroup.get());
+        DomainProcess::begin(&Spawn { kind, command, inherit, cleanup: None, cgroup })
     }
 
     /// Drops the uplink if its addresses overlap with the switch's, which a guest could not tell
@@ -216,9 +213,10 @@ impl<'a> Launch<'a> {
         kept.into_iter().next()
     }
 
-    /// Runs a guest without a switch and disks, which needs no driver domain.
+    /// Runs a guest without a switch and disks, which needs no driver domain. The guest is dropped before its cgroup.
     fn run_without_driver(
         &self,
+        cgroup: OwnCgroup,
         guest: DomainProcess,
         directory: &RuntimeDir,
         uplink: Option<Uplink>,
@@ -228,8 +226,8 @@ impl<'a> Launch<'a> {
         let disks = GuestDisks::open(&[], directory, self.reporter)?;
         let view = view::config(options, directory, &disks)?;
         let (reporter, signals) = (self.reporter, &self.signals);
-        let mut processes =
-            GuestProcesses::new(reporter, signals, directory, options, None, disks, uplink);
+        let parts = GuestParts { attachment: None, disks, uplink, cgroup };
+        let mut processes = GuestProcesses::new(reporter, signals, directory, options, parts);
         processes.terminal = terminal;
         Ok(self.supervise(processes, guest, Vec::new(), view))
     }
@@ -324,6 +322,7 @@ impl<'a> Launch<'a> {
             open_files: self.open_files,
             environment,
             removed_variables: view::removed_variables(options, has_own_terminal),
+            cgroups: processes.cgroup.config(),
             view,
         }
     }

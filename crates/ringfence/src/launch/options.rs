@@ -7,6 +7,7 @@ use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::staging::TxStaging;
+use ringfence_sandbox::cgroup::Limits;
 use ringfence_sandbox::ids::OwnIds;
 use ringfence_uplink::udp::multicast::service::Service;
 
@@ -136,6 +137,8 @@ pub struct Options {
     pub view: ViewOptions,
     /// Terminal of the command, if the user has one.
     pub terminal: TerminalChoice,
+    /// Limits of the guest's processes.
+    pub limits: Limits,
     /// Makes the command of an ordinary user root of its namespaces.
     pub as_root: bool,
     /// Amount of messages.

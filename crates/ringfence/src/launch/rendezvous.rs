@@ -189,8 +189,13 @@ fn start(
         socket: socket.clone(),
         listener: listener.as_fd(),
     };
-    let spawn =
-        Spawn { kind: DomainKind::Driver, command: &[], inherit: &[], cleanup: Some(cleanup) };
+    let spawn = Spawn {
+        kind: DomainKind::Driver,
+        command: &[],
+        inherit: &[],
+        cleanup: Some(cleanup),
+        cgroup: None,
+    };
     let started = DomainProcess::start(&spawn).map_err(RendezvousError::from).and_then(|driver| {
         let config = DriverConfig { switch: switch.to_owned(), verbose: reporter.is_verbose() };
         let namespace = proof::own_user_namespace().map_err(ChannelError::from)?;

@@ -8,7 +8,7 @@ use tracing::Level;
 use super::messages;
 use crate::commands::Source;
 use ringfence_hostnet::log;
-use ringfence_hostnet::text::printable;
+use ringfence_hostnet::text::{printable, printable_lines};
 
 /// Amount of messages that the launcher writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,11 +90,12 @@ pub(super) fn keep(text: &str) {
     }
 }
 
-/// Prints a message on standard error.
+/// Prints a message on standard error, without the control characters of what it quotes.
 pub(super) fn print(text: impl std::fmt::Display) {
     // The terminal may be gone, which is no reason to stop. One write, so that lines of several
     // processes do not mix.
-    let line = format!("ringfence: {text}{}\n", if is_raw() { "\r" } else { "" });
+    let end = if is_raw() { "\r\n" } else { "\n" };
+    let line = printable_lines(&format!("ringfence: {text}")) + end;
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 

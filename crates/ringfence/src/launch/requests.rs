@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use ringfence_policy::Policy;
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::cgroup::GuestCgroup;
 use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
 use super::guest_processes::{GuestProcesses, Outcome};
+use super::inherited;
 use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
 use ringfence_guest::ToGuest;
@@ -83,6 +85,11 @@ impl GuestProcesses<'_> {
         if !(3..=4).contains(&stdio.len()) {
             let why = format!("{} descriptors came with the command, not 3 or 4", stdio.len());
             self.reply(id, &Reply::Failed { status: STATUS_FAILED, why });
+            return Ok(());
+        }
+        if inherited::any_leads_to_files(fds) {
+            let why = "a standard stream is a directory, which would lead the command to all files";
+            self.reply(id, &Reply::Failed { status: STATUS_FAILED, why: why.to_owned() });
             return Ok(());
         }
         self.send_to_guest(&order, &stdio)
@@ -229,6 +236,7 @@ impl GuestProcesses<'_> {
         let texts = |addresses: &[ringfence_hostnet::address::Address]| {
             addresses.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
+        let cgroup = self.cgroup.get();
         let huge_pages = self.frontend.state().is_some_and(|frontend| frontend.huge_pages);
         Description {
             name: self.host_name(),
@@ -240,6 +248,9 @@ impl GuestProcesses<'_> {
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
             since: self.clients.as_ref().map_or(0, Clients::since),
+            cgroup: cgroup.and_then(|own| Some(own.path()?.to_string_lossy().into_owned())),
+            limits: options.limits,
+            usage: cgroup.map(GuestCgroup::usage).unwrap_or_default(),
         }
     }
 }

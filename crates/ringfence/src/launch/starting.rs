@@ -94,8 +94,15 @@ impl GuestProcesses<'_> {
 
     /// Starts the processes of uplink and frontend, as far as the guest has them. They wait for their orders.
     fn start_others(&mut self) -> Result<(), Outcome> {
-        let begin =
-            |kind| DomainProcess::begin(&Spawn { kind, command: &[], inherit: &[], cleanup: None });
+        let begin = |kind| {
+            DomainProcess::begin(&Spawn {
+                kind,
+                command: &[],
+                inherit: &[],
+                cleanup: None,
+                cgroup: None,
+            })
+        };
         let uplink = self.uplink.state().map(|_| begin(DomainKind::Uplink));
         let frontend = self.frontend.state().map(|_| begin(DomainKind::Frontend));
         complete(&mut self.uplink, uplink)?;
@@ -237,7 +244,7 @@ impl GuestProcesses<'_> {
         if self.uplink().is_some_and(|uplink| uplink.ports.has_tcp()) {
             self.ask_for_sockets()?;
         }
-        match Clients::listen(self.directory) {
+        match Clients::listen(self.presence.directory()) {
             Ok(clients) => self.clients = Some(clients),
             Err(error) => self.reporter.problem(format_args!(
                 "`ringfence ps` and `exec` do not find this guest: {}",

@@ -4,6 +4,7 @@
 
 mod guest_view;
 mod job;
+mod kernel_objects;
 mod neighbours;
 #[path = "../support/mod.rs"]
 mod support;

@@ -1,7 +1,8 @@
 //! `ringfence ps`, `exec`, `logs`, `status` and `stop`: guests are found by name, run further commands and end on request. Neither another
 //! user nor the command of a guest reaches the socket behind them.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use rustix::process::Signal;
 
@@ -54,6 +55,7 @@ fn ps_lists_guests_while_their_commands_run() {
     rustix::process::kill_process(other.pid(), Signal::KILL).unwrap();
     other.finish(MOMENT);
     assert!(eventually(MOMENT, || listed(&lab) == serde_json::json!([])));
+    assert!(guest_sockets(&lab).is_empty(), "the socket of a killed launcher is removed");
     lab.assert_no_switch();
 }
 
@@ -222,6 +224,30 @@ fn status_of_a_guest_has_its_counters_and_no_neighbour_s() {
     lab.assert_no_switch();
 }
 
+/// Client that knows the path of a launcher's socket and the protocol. It prints the kind of the answer.
+const CLIENT: &str = "
+import json, socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.settimeout(10)
+got = b''
+try:
+    s.connect(sys.argv[1])
+    try:
+        s.send(b'\"Describe\"')
+    except BrokenPipeError:
+        pass
+    got = s.recv(1 << 16)
+except OSError as error:
+    print(type(error).__name__)
+print('got', *(json.loads(got) if got else ['nothing']))";
+
+/// Returns the sockets of launchers in the runtime directory.
+fn guest_sockets(lab: &Lab) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(lab.runtime_dir()).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|of| of == "guest")).collect()
+}
+
 #[test]
 fn another_user_and_a_command_in_a_guest_do_not_reach_a_guest() {
     require!(
@@ -232,46 +258,137 @@ fn another_user_and_a_command_in_a_guest_do_not_reach_a_guest() {
     );
     let lab = Lab::new();
     let guest = sleeper(&lab, "web");
-    // The attacker knows the name of the socket and the protocol.
-    let attack = "
-import socket, sys
-s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-s.settimeout(10)
-got = b''
-try:
-    s.connect('\\0' + sys.argv[1])
-    s.send(b'\"Describe\"')
-    got = s.recv(1 << 16)
-except OSError as error:
-    print(type(error).__name__)
-print('got', len(got))";
-    let directory = std::fs::metadata(lab.runtime_dir()).unwrap();
-    let prefix = format!("ringfence-guest-{:x}-{:x}-", directory.dev(), directory.ino());
-    let list = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let name =
-        list.lines().find_map(|line| line.split_once(" @").filter(|of| of.1.starts_with(&prefix)));
-    let name = name.unwrap().1;
-    let own = lab.spawn(&["python3", "-c", attack, name]).succeed(MOMENT);
-    assert!(!own.contains("got 0"), "{own}");
+    let socket = guest_sockets(&lab).remove(0);
+    let name = socket.to_str().unwrap();
+    let own = lab.spawn(&["python3", "-c", CLIENT, name]).succeed(MOMENT);
+    assert_eq!(own, "got Guest\n");
+    let inside = lab.run("-q --switch none", &["python3", "-c", CLIENT, name]).succeed(MOMENT);
+    assert_eq!(inside, "FileNotFoundError\ngot nothing\n");
+    // A process of this user in another user namespace, as a command is that sees the directory all the same.
+    let namespace = ["unshare", "--user", "--map-root-user", "python3", "-c", CLIENT, name];
+    assert_eq!(lab.spawn(&namespace).succeed(MOMENT), "got Failed\n");
     // The user may not enter root's own directories.
     let path = "PATH=/usr/bin:/bin:/usr/sbin:/sbin";
-    let other = [
-        "env",
-        path,
-        "setpriv",
-        "--reuid",
-        OTHER_USER,
-        "--clear-groups",
-        "python3",
-        "-c",
-        attack,
-        name,
-    ];
-    let other = lab.spawn(&other).succeed(MOMENT);
-    assert!(other.contains("got 0") && !other.contains("Refused"), "{other}");
-    let inside = lab.run("-q --switch none", &["python3", "-c", attack, name]).succeed(MOMENT);
-    assert!(inside.contains("ConnectionRefusedError") && inside.contains("got 0"), "{inside}");
+    let other = ["env", path, "setpriv", "--reuid", OTHER_USER, "--clear-groups", "python3", "-c"];
+    let other = || lab.spawn(&[&other[..], &[CLIENT, name]].concat()).succeed(MOMENT);
+    assert_eq!(other(), "PermissionError\ngot nothing\n");
+    // Launcher and client compare user ids, too.
+    let session = lab.runtime_dir().parent().unwrap().to_owned();
+    for path in [session.parent().unwrap(), &session, &lab.runtime_dir(), &socket] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let said = other();
+    assert!(said.ends_with("got nothing\n") && !said.contains("Permission"), "{said}");
     guest.end();
+}
+
+#[test]
+fn launcher_that_does_not_answer_is_named_and_hides_no_other_guest() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let (stopped, other) = (sleeper(&lab, "stopped"), sleeper(&lab, "other"));
+    let pid = stopped.pid().as_raw_nonzero().to_string();
+    rustix::process::kill_process(stopped.pid(), Signal::STOP).unwrap();
+    let finished = command(&lab, &["ps", "--json"]);
+    let rows: serde_json::Value = serde_json::from_str(&finished.stdout).unwrap();
+    assert_eq!(rows.as_array().unwrap().len(), 1, "{rows}");
+    assert_eq!((finished.status, &rows[0]["name"]), (Some(1), &"other".into()));
+    let named = format!("the guest of process {pid} does not answer");
+    assert!(finished.stderr.contains(&named), "{}", finished.stderr);
+    assert_eq!(command(&lab, &["exec", "other", "--", "echo", "here"]).stdout, "here\n");
+    let unknown = command(&lab, &["exec", "stopped", "--", "true"]);
+    assert_eq!(unknown.status, Some(125));
+    assert!(unknown.stderr.contains(&named), "{}", unknown.stderr);
+    rustix::process::kill_process(stopped.pid(), Signal::CONT).unwrap();
+    assert!(eventually(MOMENT, || listed(&lab).as_array().unwrap().len() == 2));
+    drop((stopped.end(), other.end()));
+}
+
+#[test]
+fn flood_of_connections_keeps_neither_ps_nor_the_guest() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    let lab = Lab::new();
+    let guest = sleeper(&lab, "web");
+    let socket = guest_sockets(&lab).remove(0);
+    let flood = "
+import socket, sys, time
+kept = []
+for _ in range(900):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.setblocking(False)
+    try:
+        s.connect(sys.argv[1])
+        kept.append(s)
+    except OSError:
+        time.sleep(0.001)
+print('full', flush=True)
+sys.stdin.read()
+time.sleep(600)";
+    let attacker = lab.spawn(&["python3", "-c", flood, socket.to_str().unwrap()]);
+    attacker.wait_for_output("full");
+    let finished = command(&lab, &["ps"]);
+    assert_eq!((finished.status, finished.stdout.lines().count()), (Some(1), 1));
+    assert!(finished.stderr.contains("it serves 320 clients already"), "{}", finished.stderr);
+    rustix::process::kill_process(attacker.pid(), Signal::KILL).unwrap();
+    attacker.finish(MOMENT);
+    assert!(eventually(MOMENT, || command(&lab, &["ps"]).stdout.contains("web")));
+    guest.end();
+}
+
+#[test]
+fn socket_of_a_process_in_another_user_namespace_is_no_launcher() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    let lab = Lab::new();
+    let guest = sleeper(&lab, "web");
+    let bind = "
+import socket, sys, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.bind(sys.argv[1])
+s.listen()
+print('listens', flush=True)
+s.accept()[0].recv(1)
+print('asked', flush=True)";
+    let path = lab.runtime_dir().join("1-1.guest");
+    let words = ["unshare", "--user", "--map-root-user", "python3", "-c", bind];
+    let fake = lab.spawn(&[&words[..], &[path.to_str().unwrap()]].concat());
+    fake.wait_for_output("listens");
+    let finished = command(&lab, &["ps"]);
+    assert_eq!((finished.status, finished.stdout.lines().count()), (Some(1), 2));
+    assert!(finished.stderr.contains("in another user namespace"), "{}", finished.stderr);
+    // It got nothing but the end of the connection.
+    fake.finish(MOMENT);
+    guest.end();
+}
+
+#[test]
+fn removed_runtime_directory_is_made_anew_with_guest_and_switch() {
+    require!(Need::Guests, Need::Program("getent", "libc-bin"));
+    let lab = Lab::new();
+    let web = lab.run("-q --name web --switch blue --address 10.9.8.7/24", &["sleep", "1000"]);
+    assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
+    let names = || {
+        let is_there = lab.runtime_dir().join("blue.sock").exists();
+        is_there && !guest_sockets(&lab).is_empty()
+    };
+    for removes_directory in [true, false] {
+        if removes_directory {
+            std::fs::remove_dir_all(lab.runtime_dir()).unwrap();
+        } else {
+            std::fs::remove_file(lab.runtime_dir().join("blue.sock")).unwrap();
+            std::fs::remove_file(guest_sockets(&lab).remove(0)).unwrap();
+        }
+        assert!(eventually(MOMENT, || lab.runtime_dir().exists() && names()));
+        assert!(eventually(MOMENT, || listed(&lab)[0]["name"] == "web"));
+        assert_eq!(command(&lab, &["exec", "web", "--", "echo", "here"]).stdout, "here\n");
+        // A new guest finds the switch, and starts no other one of its name.
+        let script = "getent hosts web; sleep 1000";
+        let other = lab.run("-q --name other --switch blue", &["sh", "-c", script]);
+        other.wait_for_output("10.9.8.7");
+        assert!(!other.processes().iter().any(|process| process.is_role("driver")));
+        other.end();
+    }
+    assert_eq!(command(&lab, &["stop", "web"]).status, Some(0));
+    web.finish(MOMENT);
 }
 
 #[test]

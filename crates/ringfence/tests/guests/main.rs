@@ -6,6 +6,7 @@ mod command;
 mod guests;
 mod identity;
 mod library;
+mod limits;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;

@@ -235,6 +235,7 @@ pub(super) const LIST: &[Allowed] = &[
     on(UPLINK, libc::SYS_ioctl, &[is(1, 0x5411)]),
     // nbd/src/client/link.rs: FIONREAD: finding a server by its name (the C library)
     on(DAEMON, libc::SYS_ioctl, &[is(1, 0x541b)]),
+    // driver/src/switch/domain.rs: FIONBIO: O_NONBLOCK of a new listening socket
     // nbd/src/export/mod.rs: FIONBIO: O_NONBLOCK, as the standard library sets it
     // platform/src/local/hub/server.rs: FIONBIO: O_NONBLOCK
     // sandbox/src/isolation/syscalls.rs: FIONBIO: O_NONBLOCK, as the standard library sets it

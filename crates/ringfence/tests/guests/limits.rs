@@ -1,0 +1,100 @@
+//! Limits of a guest's processes: `--memory`, `--cpus` and `--pids`.
+
+use std::path::{Path, PathBuf};
+
+use crate::require;
+use crate::support::needs::{Need, skip_for_the_kernel};
+use crate::support::users::{Site, USER};
+use crate::support::{Finished, Lab, MOMENT, eventually};
+
+/// Directory with all hierarchies.
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Returns the cgroups of a launcher's guest in all hierarchies.
+fn cgroups_of(pid: &str) -> Vec<PathBuf> {
+    fn search(directory: &Path, name: &str, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.file_name().to_str() == Some(name) {
+                    found.push(entry.path());
+                }
+                search(&entry.path(), name, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    search(Path::new(CGROUPS), &format!("ringfence-{pid}"), &mut found);
+    found
+}
+
+/// Returns the reason if root cannot set limits on this machine.
+fn limits_missing(lab: &Lab) -> Option<String> {
+    let limits = "-q --switch none --memory 1g --cpus 1 --pids 100";
+    let Finished { status, stderr, .. } = lab.run(limits, &["true"]).finish(MOMENT);
+    (status != Some(0)).then_some(stderr)
+}
+
+#[test]
+fn limits_hold_for_the_processes_of_a_guest_and_are_shown() {
+    require!(Need::Guests, Need::Root, Need::Program("python3", "python3"));
+    let lab = Lab::new();
+    if let Some(reason) = limits_missing(&lab) {
+        return skip_for_the_kernel(&reason);
+    }
+    let options = "--name web --switch none --memory 64m --cpus 0.5 --pids 20";
+    let guest = lab.run(&format!("-q {options}"), &["sleep", "1000"]);
+    let command = |words: &[&str]| {
+        let words: Vec<&str> = [lab.program()].into_iter().chain(words.iter().copied()).collect();
+        lab.spawn(&words).finish(MOMENT)
+    };
+    assert!(eventually(MOMENT, || command(&["ps"]).stdout.contains("/64 MiB")));
+    let rows: serde_json::Value = serde_json::from_str(&command(&["ps", "--json"]).stdout).unwrap();
+    let limits = serde_json::json!({ "memory": 64 << 20, "cpus": 0.5, "pids": 20 });
+    assert_eq!(rows[0]["limits"], limits, "{rows}");
+    assert!(rows[0]["usage"]["pids"].as_u64().is_some_and(|pids| pids >= 2), "{rows}");
+    assert!(rows[0]["usage"]["memory"].as_u64().is_some_and(|bytes| bytes > 0), "{rows}");
+    let status = command(&["status", "web"]).stdout;
+    let line = "limits:         memory 64 MiB, 0.5 processors, 20 processes\n";
+    assert!(status.contains(line) && status.contains("cgroup:"), "{status}");
+    let pid = guest.pid().as_raw_nonzero().to_string();
+    assert!(!cgroups_of(&pid).is_empty());
+    // Processes.
+    let fork = "
+import os, time
+count = 0
+try:
+    while count < 100:
+        if os.fork() == 0:
+            os.closerange(0, 3)
+            time.sleep(600)
+        count += 1
+except BlockingIOError:
+    pass
+print('forked', count, flush=True)";
+    let forked = command(&["exec", "web", "--", "python3", "-c", fork]).stdout;
+    let count: u32 = forked.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    assert!((1..20).contains(&count), "{forked}");
+    guest.end();
+    assert!(eventually(MOMENT, || cgroups_of(&pid).is_empty()), "{:?}", cgroups_of(&pid));
+    // Memory.
+    let fill = "x = bytearray(256 << 20); print(len(x))";
+    let finished = lab.run(options, &["python3", "-c", fill]).finish(MOMENT);
+    assert_eq!((finished.status, finished.stdout.as_str()), (Some(137), ""));
+    assert!(finished.stderr.contains("limit of memory (--memory)"), "{}", finished.stderr);
+}
+
+#[test]
+fn limits_without_delegation_are_refused_with_advice() {
+    require!(Need::Guests, Need::Root, Need::Program("setpriv", "util-linux"));
+    // The test's own cgroup is root's.
+    let site = Site::of(Some(USER));
+    for options in ["--memory 64m", "--cpus 0.5", "--pids 20"] {
+        let finished = site.run(options, &["true"]).finish(MOMENT);
+        assert_eq!(finished.status, Some(125), "{options}");
+        let option = options.split(' ').next().unwrap();
+        for text in [option, "systemd-run --user --scope -p Delegate=yes ringfence run"] {
+            assert!(finished.stderr.contains(text), "{options}: {}", finished.stderr);
+        }
+    }
+    site.run("--memory 0 --cpus 0 --pids -1", &["true"]).succeed(MOMENT);
+}
