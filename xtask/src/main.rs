@@ -2,8 +2,9 @@
 //! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
 //!
 //! * `test`: a table of steps ([`steps`]) in a default set and a long set ([`run`]). It uses the installer of the
-//!   required programs ([`taskkit::tools`]), one build of all test programs ([`built`]), their runner ([`programs`]), the
-//!   marks of long tests ([`marks`]), the report at the end ([`report`]) and the record of the long set ([`record`]).
+//!   required programs ([`taskkit::tools`]), one build of all test programs ([`built`], [`links`]), their runner
+//!   ([`programs`]), the marks of long tests ([`marks`]), the report at the end ([`report`]) and the record of the long set
+//!   ([`record`]).
 //! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
@@ -15,6 +16,7 @@ mod attack;
 mod built;
 mod clients;
 mod context;
+mod links;
 mod marks;
 mod mutate;
 mod package;

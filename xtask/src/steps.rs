@@ -15,7 +15,7 @@ use taskkit::tools::{self, Tool};
 
 use crate::context::{Context, Ended};
 
-pub(crate) use tests::all_orders;
+pub(crate) use tests::{all_orders, unit_orders};
 
 /// Step of the test run, in one of the sets or in both.
 pub(crate) struct Step {
@@ -84,6 +84,13 @@ pub(crate) static STEPS: &[Step] = &[
         long: None,
     },
     Step {
+        name: "doc",
+        title: "the documentation, warnings denied; in the long set, its examples",
+        needs: &[],
+        default: Some(checks::doc),
+        long: Long::whole(|context, _| tests::examples(context)),
+    },
+    Step {
         name: "build",
         title: "all test programs, in one build (profile `suite`)",
         needs: &[],
@@ -111,13 +118,6 @@ pub(crate) static STEPS: &[Step] = &[
         needs: vm_lab::NEEDS,
         default: Some(others::vm_short),
         long: Some(Long { parts: |_| Ok(vec!["xen".into(), "linux".into()]), run: others::vm }),
-    },
-    Step {
-        name: "doc",
-        title: "examples in the documentation, and the documentation itself, warnings denied",
-        needs: &[],
-        default: None,
-        long: Long::whole(|context, _| tests::doc(context)),
     },
     Step {
         name: "loom",
