@@ -8,6 +8,7 @@
 //! target exists) are a failure: otherwise a renamed file would remove a check unnoticed.
 
 mod checks;
+mod empty_path;
 mod others;
 mod tests;
 
@@ -132,6 +133,13 @@ pub(crate) static STEPS: &[Step] = &[
         needs: &[],
         default: None,
         long: Some(Long { parts: tests::attack_parts, run: tests::attack }),
+    },
+    Step {
+        name: "empty-path",
+        title: "the step `local` with a PATH that has nothing but what each test asked for",
+        needs: &[],
+        default: None,
+        long: Some(Long { parts: empty_path::parts, run: empty_path::run }),
     },
     Step {
         name: "fuzz-smoke",

@@ -157,6 +157,24 @@ fn parts(marks: &Marks, local: bool) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Returns the parts of `local` with tests in the default set.
+pub(super) fn local_programs(context: &Context) -> anyhow::Result<Vec<String>> {
+    let mut names = vec![];
+    for krate in crates(&context.root)? {
+        let name = krate.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        for test in integration_tests(&krate)? {
+            let test = test.to_string_lossy();
+            let is_left_out = LONG.iter().any(|(krate, target, tests)| {
+                *krate == name && *target == test && tests.is_empty()
+            });
+            if is_local_target(&name, &test) && !is_left_out {
+                names.push(part_name(&name, Some(&test)));
+            }
+        }
+    }
+    Ok(names)
+}
+
 /// Runs the long tests of a program.
 pub(super) fn long_part(context: &Context, part: &str) -> anyhow::Result<Ended> {
     let marks = marks::find(&context.root)?;
