@@ -10,6 +10,7 @@
 mod checks;
 mod empty_path;
 mod others;
+mod places;
 mod tests;
 
 use taskkit::tools::{self, Tool};
@@ -140,6 +141,13 @@ pub(crate) static STEPS: &[Step] = &[
         needs: &[],
         default: None,
         long: Some(Long { parts: empty_path::parts, run: empty_path::run }),
+    },
+    Step {
+        name: "place",
+        title: "some tests from a checkout below /tmp, with blanks in its path, on a tmpfs, and read-only",
+        needs: &[],
+        default: None,
+        long: Some(Long { parts: places::parts, run: places::run }),
     },
     Step {
         name: "fuzz-smoke",
