@@ -9,13 +9,15 @@
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
-//! * `package`: Debian packages of the program and the kernel modules ([`package`]).
+//! * `package`: Debian packages of the program and the kernel modules ([`package`]); `fresh`, a step: a new Debian system
+//!   ([`fresh`]).
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
 mod built;
 mod clients;
 mod context;
+mod fresh;
 mod links;
 mod marks;
 mod mutate;

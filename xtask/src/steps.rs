@@ -16,6 +16,7 @@ mod tests;
 use taskkit::tools::{self, Tool};
 
 use crate::context::{Context, Ended};
+use crate::fresh;
 
 pub(crate) use tests::{all_orders, unit_orders};
 
@@ -162,6 +163,13 @@ pub(crate) static STEPS: &[Step] = &[
         needs: &[&tools::DEBOOTSTRAP],
         default: None,
         long: Some(Long { parts: others::client_parts, run: others::clients }),
+    },
+    Step {
+        name: "fresh",
+        title: "both commands of the README in a new Debian system, as an ordinary user and as root",
+        needs: &[&tools::DEBOOTSTRAP],
+        default: None,
+        long: Some(Long { parts: fresh::parts, run: fresh::run }),
     },
     Step {
         name: "package",
