@@ -11,7 +11,7 @@ use crate::report::Outcome;
 const TMPFS_KIB: u64 = 8 << 20;
 
 /// Parts of `local` that run: those with the tests below.
-const PARTS: [&str; 6] = ["commands", "demo", "fronts", "guests", "pages", "prerequisites"];
+const PARTS: [&str; 3] = ["first_contact", "fronts", "guests"];
 
 /// Tests that run: programs started from the checkout by root and by an ordinary user, files beside the sources, mounts over
 /// directories, and pages.
