@@ -40,11 +40,25 @@ impl Program {
     }
 }
 
-/// Builds all test programs and the programs that they start. Returns `None` if the build failed.
-pub(crate) fn build(root: &Path, command: Cmd) -> anyhow::Result<Option<Vec<Program>>> {
-    let words = ["test", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--tests"];
-    let command =
-        command.args(words).args(["--no-run", "--message-format=json-render-diagnostics"]);
+/// Integration test of the benchmarks. Cargo builds `ringfence-bench` with it, which other tests start.
+pub(crate) const WITH_BENCH: &str = "bench_guests";
+
+/// Builds test programs and the programs that they start: all, or the integration tests in `names`. Returns `None` if the
+/// build failed.
+pub(crate) fn build(
+    root: &Path,
+    command: Cmd,
+    names: &[String],
+) -> anyhow::Result<Option<Vec<Program>>> {
+    // The workspace as a whole determines the features of its crates, so a part needs no other build of them.
+    let mut command = command.args(["test", "--profile", PROFILE, "--workspace"]);
+    command = if names.is_empty() {
+        command.args(["--lib", "--bins", "--tests"])
+    } else {
+        let names = names.iter().map(String::as_str).chain([WITH_BENCH]);
+        command.args(names.flat_map(|name| ["--test", name]))
+    };
+    let command = command.args(["--no-run", "--message-format=json-render-diagnostics"]);
     let Some(messages) = command.captured(root)? else { return Ok(None) };
     let programs = programs(&messages)?;
     anyhow::ensure!(!programs.is_empty(), "cargo built no test program");

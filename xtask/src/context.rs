@@ -3,12 +3,14 @@
 use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use taskkit::exec::{Cmd, TestRun, on_terminal};
 use taskkit::text::count;
 use taskkit::tools::Toolbox;
 
 use crate::built::{self, Program};
+use crate::links::Links;
 use crate::packages::target_directory;
 use crate::programs::Setting;
 use crate::report::Outcome;
@@ -33,6 +35,8 @@ pub(crate) struct Context {
     pub(crate) fuzz_seconds: u32,
     /// Parts of steps to which `--only` restricts the run.
     pub(crate) only: Vec<String>,
+    /// Integration tests that the run needs; all test programs if empty.
+    pub(crate) programs: Vec<String>,
     /// Names of tests to which the run is restricted; all if empty.
     pub(crate) filter: Vec<String>,
     /// Set if the duration of each test is reported.
@@ -43,6 +47,8 @@ pub(crate) struct Context {
     pub(crate) missing: Vec<&'static str>,
     /// Test programs, once they are built; `None` after a failed build.
     built: OnceCell<Option<Vec<Program>>>,
+    /// Link times of the programs that this run linked, if durations are reported.
+    link_times: OnceCell<Vec<(String, Duration)>>,
 }
 
 impl Context {
@@ -56,22 +62,46 @@ impl Context {
             toolbox,
             fuzz_seconds: 5,
             only: vec![],
+            programs: vec![],
             filter: vec![],
             durations: false,
             require_local: false,
             missing: vec![],
             built: OnceCell::new(),
+            link_times: OnceCell::new(),
         })
     }
 
-    /// Returns all test programs. The first call builds them.
+    /// Returns the test programs of this run. The first call builds them.
     pub(crate) fn built(&self) -> anyhow::Result<&[Program]> {
         if self.built.get().is_none() {
-            let programs = built::build(&self.root, self.cargo(&[]))?;
-            let _ = self.built.set(programs);
+            let _ = self.built.set(self.build()?);
         }
         let programs = self.built.get().and_then(Option::as_deref);
         programs.ok_or_else(|| anyhow::anyhow!("the test programs do not build"))
+    }
+
+    fn build(&self) -> anyhow::Result<Option<Vec<Program>>> {
+        let path = self.toolbox.path();
+        let links = match self.durations {
+            true => Links::begin(self.target.join("xtask/links"), path)?,
+            false => None,
+        };
+        let mut cargo = self.cargo(&[]);
+        if let Some(links) = &links {
+            cargo = cargo.env("PATH", links.path(path));
+        }
+        let programs = built::build(&self.root, cargo, &self.programs)?;
+        if let (Some(links), Some(programs)) = (&links, &programs) {
+            let _ = self.link_times.set(links.times(programs)?);
+        }
+        Ok(programs)
+    }
+
+    /// Returns the link time of each test program that this run linked, and the number of all test programs.
+    pub(crate) fn link_times(&self) -> Option<(&[(String, Duration)], usize)> {
+        let programs = self.built.get()?.as_deref()?;
+        Some((self.link_times.get()?, programs.len()))
     }
 
     /// Returns the environment of test programs. Those of the step `local` must not skip a test without need.
@@ -81,7 +111,7 @@ impl Context {
             env.push(("RINGFENCE_TEST_REQUIRE".to_owned(), "1".into()));
             env.push(("RINGFENCE_TEST_MISSING".to_owned(), self.missing.join(" ").into()));
         }
-        Setting { env, durations: self.durations, is_quiet: false }
+        Setting { env, durations: self.durations, ..Setting::default() }
     }
 
     pub(crate) fn cargo(&self, args: &[&str]) -> Cmd {

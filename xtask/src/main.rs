@@ -2,19 +2,23 @@
 //! Ringfence's build and test tasks, run as `cargo xtask COMMAND`.
 //!
 //! * `test`: a table of steps ([`steps`]) in a default set and a long set ([`run`]). It uses the installer of the
-//!   required programs ([`taskkit::tools`]), one build of all test programs ([`built`]), their runner ([`programs`]), the
-//!   marks of long tests ([`marks`]), the report at the end ([`report`]) and the record of the long set ([`record`]).
+//!   required programs ([`taskkit::tools`]), one build of all test programs ([`built`], [`links`]), their runner
+//!   ([`programs`]), the marks of long tests ([`marks`]), the report at the end ([`report`]) and the record of the long set
+//!   ([`record`]).
 //! * `tidy`: the project's rules for the sources ([`tidy`]); `syscalls` writes the list that they imply.
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
-//! * `package`: Debian packages of the program and the kernel modules ([`package`]).
+//! * `package`: Debian packages of the program and the kernel modules ([`package`]); `fresh`, a step: a new Debian system
+//!   ([`fresh`]).
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
 mod built;
 mod clients;
 mod context;
+mod fresh;
+mod links;
 mod marks;
 mod mutate;
 mod package;

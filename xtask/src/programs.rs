@@ -2,8 +2,9 @@
 //! others.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,16 +22,22 @@ pub(crate) struct Order {
     pub(crate) args: Vec<String>,
     /// Set if no other program may run meanwhile.
     pub(crate) is_alone: bool,
+    /// PATH in place of that of [`Setting`].
+    pub(crate) path: Option<OsString>,
 }
 
 /// Environment of test programs.
 #[derive(Default)]
 pub(crate) struct Setting {
-    pub(crate) env: Vec<(String, std::ffi::OsString)>,
+    pub(crate) env: Vec<(String, OsString)>,
     /// Set if the programs print the duration of each test.
     pub(crate) durations: bool,
     /// Set if nothing is printed.
     pub(crate) is_quiet: bool,
+    /// Set if only programs that failed are printed.
+    pub(crate) is_brief: bool,
+    /// Directory for the output of each failed test, and the start of the names of the files in it.
+    pub(crate) logs: Option<(PathBuf, String)>,
 }
 
 impl Setting {
@@ -67,7 +74,8 @@ fn work(orders: Vec<Order>, at_once: usize, setting: &Setting, total: &Mutex<Tes
                     let start = Instant::now();
                     let ended = one(&order, setting);
                     let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
-                    if !setting.is_quiet {
+                    let is_failed = ended.0.failed > 0 || !ended.0.success;
+                    if !setting.is_quiet && (is_failed || !setting.is_brief) {
                         print(&order.program, &ended, start.elapsed());
                     }
                     total.add(ended.0);
@@ -79,7 +87,10 @@ fn work(orders: Vec<Order>, at_once: usize, setting: &Setting, total: &Mutex<Tes
 
 /// Runs one program. Returns its results and its output.
 fn one(order: &Order, setting: &Setting) -> (TestRun, Vec<u8>) {
-    let command = setting.command(&order.program.file, &order.args);
+    let mut command = setting.command(&order.program.file, &order.args);
+    if let Some(path) = &order.path {
+        command = command.env("PATH", path);
+    }
     let name = order.program.name();
     let (mut run, output) =
         command.run_tests_silently(&order.program.folder).unwrap_or_else(|error| {
@@ -93,7 +104,34 @@ fn one(order: &Order, setting: &Setting) -> (TestRun, Vec<u8>) {
         *test = format!("{name} {test}").trim_end().to_owned();
     }
     run.times.iter_mut().for_each(|(test, _)| *test = format!("{name} {test}"));
+    if let Some((folder, start)) = &setting.logs {
+        for (test, _) in &run.failures {
+            let file = folder.join(format!("{start}{}.log", file_name(test)));
+            // The failure itself is reported also without its log.
+            if let Err(error) = std::fs::write(&file, log(test, &output)) {
+                println!("{}: {error}", file.display());
+            }
+        }
+    }
     (run, output)
+}
+
+/// Returns the name of a test as a part of a file name: `net/vif a::b` becomes `net-vif-a-b`.
+fn file_name(test: &str) -> String {
+    let is_kept = |c: char| c.is_alphanumeric() || c == '_';
+    let words: Vec<&str> = test.split(|c| !is_kept(c)).filter(|word| !word.is_empty()).collect();
+    words.join("-")
+}
+
+/// Returns the part of a program's output that belongs to `test`, and then all of it: processes that the test started write
+/// between the lines of other tests.
+fn log(test: &str, output: &[u8]) -> Vec<u8> {
+    let text = String::from_utf8_lossy(output);
+    let name = test.split_once(' ').map_or("", |(_, name)| name);
+    let start = format!("---- {name} stdout ----");
+    let own = text.split_once(&start).map(|(_, rest)| rest.split("\n---- ").next().unwrap_or(rest));
+    let own = own.map_or(String::new(), |own| format!("{start}{own}\n\n"));
+    format!("{own}==== output of the whole program\n{text}").into_bytes()
 }
 
 fn print(program: &Program, (run, output): &(TestRun, Vec<u8>), time: Duration) {
@@ -133,7 +171,7 @@ mod tests {
             file: "/bin/sh".into(),
             folder: "/".into(),
         };
-        Order { program, args: vec!["-c".to_owned(), script.to_owned()], is_alone }
+        Order { program, args: vec!["-c".to_owned(), script.to_owned()], is_alone, path: None }
     }
 
     /// The output of these programs would look like that of this one's tests.
@@ -157,6 +195,21 @@ mod tests {
         let run = run(vec![order("a", "kill -9 $$", false)], &quiet());
         assert_eq!((run.failed, run.success), (1, false));
         assert_eq!(run.failures[0].0, "k/a");
+    }
+
+    #[test]
+    fn failed_test_leaves_its_output_in_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "echo '---- a::x stdout ----'; echo the cause; echo '---- y stdout ----'; echo fine; \
+                      echo 'test a::x ... FAILED'; echo 'test result: FAILED. 1 passed; 1 failed'; exit 1";
+        let logs = Some((folder.path().to_owned(), "3-".to_owned()));
+        let run = run(vec![order("a", script, false)], &Setting { logs, ..quiet() });
+        assert_eq!(run.failed, 1);
+        let text = std::fs::read_to_string(folder.path().join("3-k-a-a-x.log")).unwrap();
+        assert!(
+            text.starts_with("---- a::x stdout ----\nthe cause\n\n====") && text.contains("fine"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Last result of each part of the long set, with the commit on which it ran: `xtask/long.json` in the target directory.
+//! Last result of each part of the long set, and of each round of `soak tests`, with the commit on which it ran:
+//! `xtask/long.json` in the target directory.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,6 +24,9 @@ pub(crate) struct Entry {
     pub(crate) seconds: f64,
     /// Time of day at the end, in UTC.
     pub(crate) ended: String,
+    /// Name of each failed test, and the first line of its panic.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failures: Vec<(String, String)>,
 }
 
 /// Results by part, in their file.
@@ -46,9 +50,12 @@ impl Record {
 
     /// Returns `true` if the part passed, or could not run here, on this very commit.
     pub(crate) fn is_done(&self, part: &str) -> bool {
-        self.entries
-            .get(part)
-            .is_some_and(|entry| entry.commit == self.commit && entry.outcome != "failed")
+        self.result(part).is_some_and(|entry| entry.outcome != "failed")
+    }
+
+    /// Returns the result of the part on this very commit.
+    pub(crate) fn result(&self, part: &str) -> Option<&Entry> {
+        self.entries.get(part).filter(|entry| entry.commit == self.commit)
     }
 
     /// Returns how long the part took the last time, on any commit.
@@ -62,6 +69,7 @@ impl Record {
         part: &str,
         outcome: &Outcome,
         time: Duration,
+        failures: &[(String, String)],
     ) -> anyhow::Result<()> {
         let (word, note) = match outcome {
             Outcome::Passed(note) => ("passed", note),
@@ -75,6 +83,7 @@ impl Record {
             note: note.clone(),
             seconds: (time.as_secs_f64() * 10.0).round() / 10.0,
             ended: date.unwrap_or_default().trim().to_owned(),
+            failures: failures.to_vec(),
         };
         self.entries.insert(part.to_owned(), entry);
         if let Some(folder) = self.file.parent() {
@@ -139,16 +148,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut record = Record::open(folder.path(), folder.path()).unwrap();
         let second = Duration::from_secs(1);
-        record.store("doc", &Outcome::Passed("3 examples".to_owned()), second).unwrap();
-        record.store("loom/ring", &Outcome::Failed("1 test".to_owned()), second).unwrap();
+        record.store("doc", &Outcome::Passed("3 examples".to_owned()), second, &[]).unwrap();
+        let failures = [("ring a".to_owned(), "1 is not 2".to_owned())];
+        let failed = Outcome::Failed("1 test".to_owned());
+        record.store("loom/ring", &failed, second, &failures).unwrap();
         let mut record = Record::open(folder.path(), folder.path()).unwrap();
         assert!(record.is_done("doc") && !record.is_done("loom/ring") && !record.is_done("vm"));
         let parts = ["doc", "loom/ring", "vm"].map(str::to_owned);
         let table = record.table(&parts);
         assert!(table.contains("3 examples") && table.contains("never ran"), "{table}");
         assert!(table.ends_with("2 of 3 have a result of this commit\n"), "{table}");
+        assert_eq!(record.result("loom/ring").unwrap().failures, failures);
         record.commit = "another".to_owned();
-        assert!(!record.is_done("doc"));
+        assert!(!record.is_done("doc") && record.result("loom/ring").is_none());
         assert_eq!(record.last_time("doc"), Some(second));
         assert!(record.table(&parts).ends_with("0 of 3 have a result of this commit\n"));
     }

@@ -97,6 +97,22 @@ pub(crate) fn durations(tests: &[(String, Duration)]) -> String {
     text
 }
 
+/// Returns the list of link times. `programs` is the number of all test programs.
+pub(crate) fn link_times(times: &[(String, Duration)], programs: usize) -> String {
+    let mut text = "Link times of test programs:\n".to_owned();
+    for (name, time) in times {
+        let _ = writeln!(text, "{:>12}  {name}", duration(*time));
+    }
+    let sum: Duration = times.iter().map(|(_, time)| *time).sum();
+    let _ = writeln!(
+        text,
+        "{:>12}  {} of {programs} test programs; the others were linked before this run\n",
+        duration(sum),
+        times.len()
+    );
+    text
+}
+
 /// Appends names and reasons of a step's tests that `did` something. An empty list appends nothing.
 fn list(text: &mut String, step: &str, did: &str, tests: &[(String, String)]) {
     if !tests.is_empty() {

@@ -15,6 +15,8 @@ use crate::record::Record;
 use crate::report::{self, Outcome, Row};
 use crate::steps::{STEPS, Step};
 
+/// Steps that run integration tests, beside `unit`, which runs those of some crates.
+const RUNS_PROGRAMS: [&str; 4] = ["build", "local", "attack", "empty-path"];
 /// Number of tests in the list of `--durations`.
 const SLOWEST: usize = 40;
 
@@ -43,7 +45,7 @@ pub(crate) struct TestArgs {
     /// Print the steps and parts of the chosen set, and run nothing
     #[arg(long)]
     list: bool,
-    /// Report the slowest tests
+    /// Report the slowest tests, and the link time of each test program
     #[arg(long)]
     durations: bool,
     /// Exit with status 2 if something was skipped and nothing failed
@@ -55,6 +57,9 @@ pub(crate) struct TestArgs {
     /// Duration of fuzz-smoke for each fuzz target, in seconds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     fuzz_seconds: u32,
+    /// Run only tests whose names contain one of these, of the steps and parts of --only
+    #[arg(value_name = "TEST", requires = "only")]
+    tests: Vec<String>,
 }
 
 fn step_or_part(text: &str) -> Result<String, String> {
@@ -88,6 +93,8 @@ pub(crate) fn run(args: &TestArgs, mut context: Context) -> anyhow::Result<u8> {
     context.fuzz_seconds = args.fuzz_seconds;
     context.durations = args.durations;
     context.only.clone_from(&args.only);
+    context.programs = integration_tests(&args.only);
+    context.filter.clone_from(&args.tests);
     let mut jobs = choose(args, &context)?;
     if args.list {
         print!("{}", listing(&jobs));
@@ -115,17 +122,38 @@ pub(crate) fn run(args: &TestArgs, mut context: Context) -> anyhow::Result<u8> {
         announce(&jobs, at, &rows, &record);
         let (row, run) = run_job(job, &context);
         if job.part.is_some() {
-            record.store(&job.name(), &row.outcome, row.time)?;
+            record.store(&job.name(), &row.outcome, row.time, &row.failed_tests)?;
         }
         rows.push(row);
         times.times.extend(run.times);
     }
     heading("report", "");
     if args.durations {
+        if let Some((times, programs)) = context.link_times() {
+            print!("{}", report::link_times(times, programs));
+        }
         print!("{}", report::durations(&slowest(&times, SLOWEST)));
     }
     print!("{}", report::summary(&rows));
     Ok(report::status(&rows, args.no_skips))
+}
+
+/// Returns the integration tests that `only` names. Returns none if it needs all test programs, or the unit tests of a crate.
+fn integration_tests(only: &[String]) -> Vec<String> {
+    let mut names = vec![];
+    for chosen in only {
+        let (step, part) = chosen.split_once('/').unwrap_or((chosen, ""));
+        let is_unit = step == "unit";
+        if !is_unit && !RUNS_PROGRAMS.contains(&step) {
+            continue;
+        }
+        match part.rsplit_once('/') {
+            Some((_, target)) => names.push(target.to_owned()),
+            None if is_unit || part.is_empty() => return vec![],
+            None => names.push(part.to_owned()),
+        }
+    }
+    names
 }
 
 /// Returns the steps of the chosen set, restricted by `--only` and `--skip`.
@@ -232,7 +260,8 @@ fn run_job(job: &Job, context: &Context) -> (Row, TestRun) {
 
 /// Installs the programs that the selected steps lack, or prints the missing ones.
 fn prepare(jobs: &[Job], context: &mut Context, may_install: bool) -> anyhow::Result<()> {
-    let local = jobs.iter().any(|job| ["local", "attack"].contains(&job.step.name));
+    let local =
+        jobs.iter().any(|job| ["local", "attack", "empty-path", "place"].contains(&job.step.name));
     let is_long = jobs.iter().any(|job| job.part.is_some());
     let mut wanted: Vec<&'static Tool> =
         jobs.iter().flat_map(|job| job.step.needs).copied().collect();
@@ -295,7 +324,7 @@ mod tests {
 
     #[test]
     fn default_set_has_no_part() {
-        let expected = ["fmt", "tidy", "deny", "clippy", "build", "unit", "local", "vm"];
+        let expected = ["fmt", "tidy", "deny", "clippy", "doc", "build", "unit", "local", "vm"];
         assert_eq!(names(""), expected);
         assert_eq!(names("--only unit,local/network --skip local"), ["unit"]);
     }
@@ -312,7 +341,24 @@ mod tests {
         assert_eq!(names("--long --only vm/xen"), ["vm/xen"]);
         assert_eq!(names("--only doc"), ["doc"]);
         assert_eq!(names("--long --only vm --skip vm/linux"), ["vm/xen"]);
-        assert_eq!(names("--all").len(), 8 + long.len());
+        assert_eq!(names("--all").len(), 9 + long.len());
+    }
+
+    #[test]
+    fn parts_need_their_programs_and_steps_need_all() {
+        let needed =
+            |only: &str| integration_tests(&only.split(',').map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(needed("fmt,local/network,unit/net/vif,loom/ring"), ["network", "vif"]);
+        assert_eq!(needed("local/bench/bench_gso"), ["bench_gso"]);
+        for all in ["local/network,unit/net", "local/network,build", "local", "fmt"] {
+            assert_eq!(needed(all), [] as [&str; 0], "{all}");
+        }
+    }
+
+    #[test]
+    fn names_of_tests_need_a_step() {
+        assert!(Line::try_parse_from(["test", "a_test"]).is_err());
+        assert!(Line::try_parse_from(["test", "--only", "unit", "a_test"]).is_ok());
     }
 
     #[test]

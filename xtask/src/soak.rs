@@ -44,7 +44,9 @@ pub(crate) struct SoakArgs {
 enum Soak {
     /// Run the tests of the default set many times beside a load
     ///
-    /// Prints each test that failed, with its output. The last round has 20 times the cases of property tests.
+    /// After the rounds the property tests run once with 20 times the cases. Each test that fails leaves its output in
+    /// `xtask/soak/ROUND-TEST.log` in the target directory. A later call on the same commit, with the same load, omits the
+    /// rounds that are done, until there are as many as wanted.
     Tests {
         /// Number of rounds
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]

@@ -8,14 +8,17 @@
 //! target exists) are a failure: otherwise a renamed file would remove a check unnoticed.
 
 mod checks;
+mod empty_path;
 mod others;
+mod places;
 mod tests;
 
 use taskkit::tools::{self, Tool};
 
 use crate::context::{Context, Ended};
+use crate::fresh;
 
-pub(crate) use tests::all_orders;
+pub(crate) use tests::{all_orders, unit_orders};
 
 /// Step of the test run, in one of the sets or in both.
 pub(crate) struct Step {
@@ -84,6 +87,13 @@ pub(crate) static STEPS: &[Step] = &[
         long: None,
     },
     Step {
+        name: "doc",
+        title: "the documentation, warnings denied; in the long set, its examples",
+        needs: &[],
+        default: Some(checks::doc),
+        long: Long::whole(|context, _| tests::examples(context)),
+    },
+    Step {
         name: "build",
         title: "all test programs, in one build (profile `suite`)",
         needs: &[],
@@ -113,13 +123,6 @@ pub(crate) static STEPS: &[Step] = &[
         long: Some(Long { parts: |_| Ok(vec!["xen".into(), "linux".into()]), run: others::vm }),
     },
     Step {
-        name: "doc",
-        title: "examples in the documentation, and the documentation itself, warnings denied",
-        needs: &[],
-        default: None,
-        long: Long::whole(|context, _| tests::doc(context)),
-    },
-    Step {
         name: "loom",
         title: "the lock-free protocols, in every interleaving of their threads (loom)",
         needs: &[],
@@ -134,6 +137,20 @@ pub(crate) static STEPS: &[Step] = &[
         long: Some(Long { parts: tests::attack_parts, run: tests::attack }),
     },
     Step {
+        name: "empty-path",
+        title: "the step `local` with a PATH that has nothing but what each test asked for",
+        needs: &[],
+        default: None,
+        long: Some(Long { parts: empty_path::parts, run: empty_path::run }),
+    },
+    Step {
+        name: "place",
+        title: "some tests from a checkout below /tmp, with blanks in its path, on a tmpfs, and read-only",
+        needs: &[],
+        default: None,
+        long: Some(Long { parts: places::parts, run: places::run }),
+    },
+    Step {
         name: "fuzz-smoke",
         title: "every fuzz target for a few seconds (`unit` has the same bodies as property tests)",
         needs: &[&tools::CARGO_FUZZ, &tools::NIGHTLY],
@@ -146,6 +163,13 @@ pub(crate) static STEPS: &[Step] = &[
         needs: &[&tools::DEBOOTSTRAP],
         default: None,
         long: Some(Long { parts: others::client_parts, run: others::clients }),
+    },
+    Step {
+        name: "fresh",
+        title: "both commands of the README in a new Debian system, as an ordinary user and as root",
+        needs: &[&tools::DEBOOTSTRAP],
+        default: None,
+        long: Some(Long { parts: fresh::parts, run: fresh::run }),
     },
     Step {
         name: "package",

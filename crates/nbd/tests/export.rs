@@ -179,7 +179,7 @@ fn fio_verifies_every_written_block() {
 /// Mounts the export at `uri` with nbdfuse. Returns `None`, as a skipped test, where that is not possible.
 fn mounted(served: &Served, uri: &str) -> Option<(Background, PathBuf)> {
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/fuse") {
-        support::skip(&format!("/dev/fuse cannot be opened: {error}"));
+        support::needs::skip(&format!("/dev/fuse cannot be opened: {error}"));
         return None;
     }
     let mount = served.path("mount");
@@ -188,7 +188,7 @@ fn mounted(served: &Served, uri: &str) -> Option<(Background, PathBuf)> {
     let mut fuse = Background::start("nbdfuse", &[&mount.display().to_string(), uri]);
     wait_until("nbdfuse has mounted", || file.exists() || fuse.0.try_wait().unwrap().is_some());
     if !file.exists() {
-        support::skip("nbdfuse may not mount here");
+        support::needs::skip("nbdfuse may not mount here");
         return None;
     }
     Some((fuse, mount))

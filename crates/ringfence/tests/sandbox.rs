@@ -7,10 +7,14 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+#[path = "support/harness.rs"]
+mod harness;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::CommandExt;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use ringfence_sandbox::ids::may_map_any;
@@ -49,22 +53,29 @@ struct Orders {
     victims: Vec<i32>,
 }
 
-fn main() {
+fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     match words[..] {
         [_, "internal", "supervisor", kind] => {
-            std::process::exit(supervisor::main(kind_named(kind), &[]).into());
+            return supervisor::main(kind_named(kind), &[]).into();
         }
         [_, "internal", kind] => inner(kind_named(kind)),
-        // Tools list the tests of a program in this way.
-        [_, "--list", ..] => println!("sandbox: test"),
         [_, "as-user"] => outer("as an ordinary user"),
-        _ if rustix::process::geteuid().is_root() => {
-            outer("as root");
-            as_ordinary_user();
+        _ => {
+            let name = "domains_of_each_kind_deny_and_permit_what_they_promise";
+            return harness::main(&[(name, for_each_user)]);
         }
-        _ => outer("as an ordinary user"),
+    }
+    ExitCode::SUCCESS
+}
+
+fn for_each_user() {
+    if rustix::process::geteuid().is_root() {
+        outer("as root");
+        as_ordinary_user();
+    } else {
+        outer("as an ordinary user");
     }
 }
 

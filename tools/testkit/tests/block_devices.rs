@@ -23,24 +23,26 @@ use ringfence_block::storage::testing::{Driver, conformance, image};
 use ringfence_block::storage::{Disk, Op};
 use ringfence_testkit::block::{Guest, Stage};
 
-use support::{find, run, skip};
+use support::needs::{Need, find_program, skip, skip_for};
+use support::run;
 
-/// Returns the reason why this user or this container cannot run the test.
-fn missing(programs: &[(&str, &str)]) -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("only root may do what this test does".to_owned());
+/// Reports the test as skipped and returns `true` if this user or this container cannot run it.
+fn is_skipped(needs: &[Need]) -> bool {
+    if let Some((need, reason)) = needs.iter().find_map(|need| Some((*need, need.missing()?))) {
+        skip_for(need, &reason);
+        return true;
     }
-    if File::open("/dev/loop-control").is_err() {
-        return Some("there are no loop devices here".to_owned());
+    let has_loops = File::open("/dev/loop-control").is_ok();
+    if !has_loops {
+        skip("there are no loop devices here");
     }
-    let absent = programs.iter().find(|(program, _)| find(program).is_none());
-    absent.map(|(program, package)| format!("{program} is not installed (Debian: {package})"))
+    !has_loops
 }
 
 macro_rules! require {
     ($($program:literal of $package:literal),+ $(,)?) => {
-        if let Some(reason) = missing(&[$(($program, $package)),+]) {
-            return skip(&reason);
+        if is_skipped(&[Need::Root, $(Need::Program($program, $package)),+]) {
+            return;
         }
     };
 }
@@ -103,7 +105,7 @@ impl HalfBad {
     fn of(file: &Path, bytes: u64) -> HalfBad {
         let device = Loop::of(file, 512);
         let (half, name) = (bytes / 1024, format!("ringfence-test-{}", std::process::id()));
-        if find("dmsetup").is_none() || !Path::new("/dev/mapper/control").exists() {
+        if find_program("dmsetup").is_none() || !Path::new("/dev/mapper/control").exists() {
             File::options().write(true).open(file).unwrap().set_len(bytes / 2).unwrap();
             return HalfBad { mapped: None, device };
         }

@@ -48,6 +48,7 @@ use boots::Boots;
 use choice::Choice;
 use machine::{Kind, Machine};
 use overlay::Orders;
+use program::Extent;
 use scenario::{Scenario, Set};
 use setting::{Setting, add_driver_parts, prepare};
 
@@ -90,8 +91,9 @@ pub fn run(args: &VmArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
     let cache = release.map_or(cache.clone(), |release| release.folder(&cache));
     selected.iter_mut().for_each(|scenario| scenario.options += &hypervisor.options());
     let hypervisor = hypervisor.elf(root, &cache, &toolbox, !args.no_install, &selected)?;
+    let program = args.program.as_deref();
     let mut setting =
-        prepare(root, target, release, &cache, &toolbox, args.program.as_deref(), &selected)?;
+        prepare(root, target, release, &cache, &toolbox, (Extent::Full, program), &selected)?;
     setting.hypervisor = hypervisor;
     if selected.iter().any(|scenario| scenario.machine == Kind::LinuxIommufd) {
         setting.iommufd = Some(iommufd::kernel(&cache, &toolbox, !args.no_install)?);
@@ -130,7 +132,8 @@ pub enum CorePart {
     Linux,
 }
 
-/// Suites and names of the scenarios that show within minutes that each kind of machine works.
+/// Suites and names of the scenarios that show within minutes that each kind of machine works. They use no programs but those
+/// of [`Extent::Short`].
 const SHORT: [(&str, &str); 4] =
     [("xen", "hello"), ("xen", "net"), ("xen", "disk"), ("linux", "hello")];
 
@@ -159,7 +162,9 @@ pub fn core(
 ) -> anyhow::Result<Result<String, String>> {
     let selected = scenarios_of(root, part)?;
     anyhow::ensure!(!selected.is_empty(), "no scenario is of this part of the core set");
-    let setting = prepare(root, target, None, &target.join("vm"), toolbox, None, &selected)?;
+    let extent = if part == CorePart::Short { Extent::Short } else { Extent::Full };
+    let cache = target.join("vm");
+    let setting = prepare(root, target, None, &cache, toolbox, (extent, None), &selected)?;
     let start = Instant::now();
     let tallies = Boots::new(&setting, selected).run(2)?;
     let note = report::summary(&tallies, start.elapsed());

@@ -55,11 +55,13 @@ pub(crate) fn write(
     archive.file("vm/orders", false, orders.text(kind).as_bytes())?;
     everywhere(&mut archive, repository, programs)?;
     if kind.is_xen() {
-        archive.copy(BENCH, &programs.bench)?;
-        // Most guests run without it, and each must unpack its root file system into memory.
-        let mut bench = Archive::new(Vec::new());
-        bench.copy(BENCH, &programs.bench)?;
-        archive.file("boot/bench.cpio", false, &bench.finish()?)?;
+        if let Some(program) = &programs.bench {
+            archive.copy(BENCH, program)?;
+            // Most guests run without it, and each must unpack its root file system into memory.
+            let mut bench = Archive::new(Vec::new());
+            bench.copy(BENCH, program)?;
+            archive.file("boot/bench.cpio", false, &bench.finish()?)?;
+        }
         if let Some(driver) = &programs.guest_driver {
             archive.copy("boot/driver.cpio", driver)?;
         }
@@ -75,8 +77,11 @@ pub(crate) fn write(
         everywhere(&mut guest, repository, programs)?;
         archive.file("boot/ours.cpio", false, &guest.finish()?)?;
     } else {
-        archive.copy(BENCH, &programs.bench)?;
-        archive.copy("usr/bin/engines", &programs.engines)?;
+        for (place, program) in [(BENCH, &programs.bench), ("usr/bin/engines", &programs.engines)] {
+            if let Some(program) = program {
+                archive.copy(place, program)?;
+            }
+        }
     }
     archive.finish()?;
     Ok(())

@@ -12,16 +12,43 @@ use taskkit::exec::Cmd;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Sets of programs that a run builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All programs, as users build them: scenarios measure them.
+    Full,
+    /// `ringfence` and `traffic`, with the profile of the tests. Its build takes a quarter of the time.
+    Short,
+}
+
+impl Extent {
+    fn profile(self) -> &'static str {
+        match self {
+            Extent::Full => "release",
+            Extent::Short => "suite",
+        }
+    }
+
+    /// Returns the packages of each build. The product is built without the tools: with them it would get the features that
+    /// they enable.
+    fn builds(self) -> &'static [&'static [&'static str]] {
+        match self {
+            Extent::Full => &[&["traffic", "iommu-lab", "ringfence-bench"], &["ringfence"]],
+            Extent::Short => &[&["ringfence", "traffic"]],
+        }
+    }
+}
+
 /// Paths of the programs' files.
 pub(crate) struct Programs {
     /// Program under test (`crates/ringfence`).
     pub(crate) ringfence: PathBuf,
-    /// Benchmarks and roles of tests (`tools/bench`).
-    pub(crate) bench: PathBuf,
+    /// Benchmarks and roles of tests (`tools/bench`); `None` in a short run.
+    pub(crate) bench: Option<PathBuf>,
     /// Traffic generator (`vm/traffic`).
     pub(crate) traffic: PathBuf,
-    /// IOMMU engines (`tools/iommu-lab`).
-    pub(crate) engines: PathBuf,
+    /// IOMMU engines (`tools/iommu-lab`); `None` in a short run.
+    pub(crate) engines: Option<PathBuf>,
     /// Integration tests by name.
     pub(crate) tests: Vec<(String, PathBuf)>,
     /// Root file system part with the module of `linux/netfront`, if a scenario wants it.
@@ -46,26 +73,27 @@ pub(crate) struct Dom0Part {
 pub(crate) fn build(
     root: &Path,
     target: &Path,
+    extent: Extent,
     given: Option<&Path>,
     tests: &BTreeSet<&str>,
 ) -> anyhow::Result<Programs> {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
-    flags.push(" -C target-feature=+crt-static");
-    // Built alone: in one build with the tools, the product would get the features that they enable.
-    let own = given.is_none().then_some(["ringfence"].as_slice());
-    for packages in [["traffic", "iommu-lab", "ringfence-bench"].as_slice()].into_iter().chain(own)
-    {
+    // The files are copied into memory under emulation, so they should be small. The flags do not apply to macros and build
+    // scripts, which are those of the tests' build; the profile's own option would make others.
+    flags.push(" -C target-feature=+crt-static -C strip=symbols");
+    let profile = extent.profile();
+    let is_wanted = |packages: &&&[&str]| given.is_none() || **packages != ["ringfence"];
+    for packages in extent.builds().iter().filter(is_wanted) {
         let built = Cmd::cargo()
-            .args(["build", "--release", "--target", TARGET])
+            .args(["build", "--profile", profile, "--target", TARGET])
             .args(packages.iter().flat_map(|package| ["--package", package]))
             .env("RUSTFLAGS", flags.to_string_lossy().trim())
-            // The file is copied into memory under emulation, so it should be small.
-            .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
             .env("CARGO_TARGET_DIR", target)
             .run(root)?;
         anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
     }
-    let folder = target.join(TARGET).join("release");
+    let folder = target.join(TARGET).join(profile);
+    let tool = |name: &str| (extent == Extent::Full).then(|| folder.join(name));
     let ringfence = match given {
         Some(given) => std::path::absolute(given)?,
         None => folder.join("ringfence"),
@@ -75,9 +103,9 @@ pub(crate) fn build(
     anyhow::ensure!(matches!(magic, Ok(true)), "{} is no program", ringfence.display());
     Ok(Programs {
         ringfence,
-        bench: folder.join("ringfence-bench"),
+        bench: tool("ringfence-bench"),
         traffic: folder.join("traffic"),
-        engines: folder.join("engines"),
+        engines: tool("engines"),
         tests: build_tests(root, target, tests)?,
         guest_driver: None,
         window_driver: None,

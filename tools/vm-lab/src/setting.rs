@@ -7,7 +7,7 @@ use taskkit::tools::Toolbox;
 use crate::apt::Release;
 use crate::args::PROCESSORS;
 use crate::parts::Part;
-use crate::program::{self, Dom0Part};
+use crate::program::{self, Dom0Part, Extent};
 use crate::scenario::Scenario;
 use crate::unavailable::Unavailable;
 use crate::{boots, debug_kernel, guest_driver, images, newest_kernel, window_driver};
@@ -32,14 +32,14 @@ pub(crate) struct Setting<'a> {
     pub(crate) verbose: bool,
 }
 
-/// Prepares images, programs and a directory for a run of these scenarios.
+/// Prepares images, programs and a directory for a run of these scenarios. A given `program` replaces `ringfence`.
 pub(crate) fn prepare<'a>(
     root: &'a Path,
     target: &'a Path,
     release: Option<Release>,
     cache: &Path,
     toolbox: &Toolbox,
-    program: Option<&Path>,
+    (extent, program): (Extent, Option<&Path>),
     selected: &[Scenario],
 ) -> anyhow::Result<Setting<'a>> {
     if !cfg!(target_arch = "x86_64") {
@@ -49,7 +49,7 @@ pub(crate) fn prepare<'a>(
     }
     let images = images::prepare(release, cache, toolbox)?;
     let tests = selected.iter().flat_map(|scenario| &scenario.tests).map(String::as_str).collect();
-    let programs = program::build(root, target, program, &tests)?;
+    let programs = program::build(root, target, extent, program, &tests)?;
     Ok(Setting {
         root,
         target,

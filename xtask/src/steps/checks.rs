@@ -37,3 +37,9 @@ pub(super) fn clippy(context: &Context) -> anyhow::Result<Ended> {
     let args = ["clippy", "--workspace", "--all-targets", "--keep-going", "--", "-D", "warnings"];
     Ok(outcome_of(context.cargo(&args).run(&context.root)?, "clippy has warnings"))
 }
+
+pub(super) fn doc(context: &Context) -> anyhow::Result<Ended> {
+    let command = context.cargo(&["doc", "--workspace", "--no-deps", "--keep-going"]);
+    let success = command.env("RUSTDOCFLAGS", "-D warnings").run(&context.root)?;
+    Ok(outcome_of(success, "cargo doc has warnings"))
+}

@@ -41,7 +41,7 @@ const LONG: [(&str, &str, &[&str]); 3] = [
 const ALONE: [(&str, &str); 3] =
     [("ringfence", "lifecycle"), ("ringfence", "attack_random"), ("bench", "bench")];
 
-fn is_local(program: &Program) -> bool {
+pub(super) fn is_local(program: &Program) -> bool {
     program.kind == Kind::Integration && is_local_target(&program.krate, &program.target)
 }
 
@@ -74,7 +74,7 @@ fn part_name(krate: &str, target: Option<&str>) -> String {
     }
 }
 
-fn part_of(program: &Program) -> String {
+pub(super) fn part_of(program: &Program) -> String {
     let target = (program.kind == Kind::Integration).then_some(program.target.as_str());
     part_name(&program.krate, target)
 }
@@ -96,7 +96,7 @@ pub(crate) fn default_orders(
         let chosen = default_tests(program).unwrap_or_default().iter().map(ToString::to_string);
         let args =
             if context.filter.is_empty() { chosen.collect() } else { context.filter.clone() };
-        Order { program: program.clone(), args, is_alone: is_alone(program) }
+        Order { program: program.clone(), args, is_alone: is_alone(program), path: None }
     };
     Ok(programs.map(order).collect())
 }
@@ -129,6 +129,11 @@ pub(crate) fn all_orders(context: &Context) -> anyhow::Result<Vec<Order>> {
     default_orders(context, "", |_| true)
 }
 
+/// Programs of the step `unit`, which have the property tests, for `cargo xtask soak tests`.
+pub(crate) fn unit_orders(context: &Context) -> anyhow::Result<Vec<Order>> {
+    default_orders(context, "", |program| !is_local(program))
+}
+
 pub(super) fn unit_parts(context: &Context) -> anyhow::Result<Vec<String>> {
     parts(&marks::find(&context.root)?, false)
 }
@@ -152,6 +157,24 @@ fn parts(marks: &Marks, local: bool) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Returns the parts of `local` with tests in the default set.
+pub(super) fn local_programs(context: &Context) -> anyhow::Result<Vec<String>> {
+    let mut names = vec![];
+    for krate in crates(&context.root)? {
+        let name = krate.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        for test in integration_tests(&krate)? {
+            let test = test.to_string_lossy();
+            let is_left_out = LONG.iter().any(|(krate, target, tests)| {
+                *krate == name && *target == test && tests.is_empty()
+            });
+            if is_local_target(&name, &test) && !is_left_out {
+                names.push(part_name(&name, Some(&test)));
+            }
+        }
+    }
+    Ok(names)
+}
+
 /// Runs the long tests of a program.
 pub(super) fn long_part(context: &Context, part: &str) -> anyhow::Result<Ended> {
     let marks = marks::find(&context.root)?;
@@ -164,23 +187,20 @@ pub(super) fn long_part(context: &Context, part: &str) -> anyhow::Result<Ended> 
             args.push("--ignored".to_owned());
             args.extend(names.iter().filter(|_| context.filter.is_empty()).cloned());
         }
-        orders.push(Order { program: program.clone(), args, is_alone: true });
+        orders.push(Order { program: program.clone(), args, is_alone: true, path: None });
     }
     let is_local = orders.iter().any(|order| is_local(&order.program));
     Ok(test_outcome(programs::run(orders, &context.setting(is_local))))
 }
 
-pub(super) fn doc(context: &Context) -> anyhow::Result<Ended> {
-    let mut run = context.cargo_test(&["--workspace", "--doc"], &[]).run_tests(&context.root)?;
-    let built = context
-        .cargo(&["doc", "--workspace", "--no-deps", "--keep-going"])
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .run(&context.root)?;
-    if run.success && built {
-        return Ok(Outcome::Passed(count(run.ran(), "example")).into());
-    }
-    run.success = false;
-    Ok(if built { test_outcome(run) } else { outcome_of(false, "cargo doc has warnings") })
+/// Runs the examples in the documentation.
+pub(super) fn examples(context: &Context) -> anyhow::Result<Ended> {
+    let run = context.cargo_test(&["--workspace", "--doc"], &[]).run_tests(&context.root)?;
+    Ok(if run.success {
+        Outcome::Passed(count(run.ran(), "example")).into()
+    } else {
+        test_outcome(run)
+    })
 }
 
 /// Returns the crates that depend on loom.
@@ -265,6 +285,8 @@ mod unit_tests {
                 assert!(programs.contains(&(krate.clone(), target.clone())), "{krate}/{target}");
             }
         }
+        let with_bench = ("bench".to_owned(), crate::built::WITH_BENCH.to_owned());
+        assert!(programs.contains(&with_bench), "{with_bench:?}");
         let long = LONG.map(|(krate, target, _)| (krate, target));
         for (krate, target) in long.iter().chain(&ALONE) {
             let exists = |(k, t): &(String, String)| k == krate && t.starts_with(target);

@@ -1,38 +1,30 @@
-//! Requirements of tests that a machine may lack, and programs that tests run.
-//!
-//! A test without its requirements prints `SKIPPED: reason` and returns. With `RINGFENCE_TEST_REQUIRE=1` it
-//! fails instead, so that no test is skipped unnoticed.
-#![allow(dead_code, reason = "each test uses a part of it")]
+//! Programs that tests require and run.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+
+#[path = "../../../ringfence/tests/support/needs.rs"]
+pub(crate) mod needs;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Returns the path of a program, if it is installed.
+/// Returns the path of a program, if it is installed. A test asks for it by [`require_programs`] before.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .map(|directory| directory.join(program))
-        .find(|file| file.is_file())
-}
-
-/// Reports a skipped test, or fails with `RINGFENCE_TEST_REQUIRE=1`.
-pub(crate) fn skip(reason: &str) {
-    let is_required = std::env::var_os("RINGFENCE_TEST_REQUIRE").is_some_and(|value| value == "1");
-    assert!(!is_required, "RINGFENCE_TEST_REQUIRE is set, and {reason}");
-    eprintln!("SKIPPED: {reason}");
+    let path = needs::path_of_tests();
+    let files = std::env::split_paths(&path).map(|directory| directory.join(program));
+    files.into_iter().find(|file| file.is_file())
 }
 
 /// Returns from the test unless these programs (each with its Debian package) are installed.
 #[macro_export]
 macro_rules! require_programs {
     ($($program:literal of $package:literal),+ $(,)?) => {
-        $(if $crate::support::find($program).is_none() {
-            let (program, package) = ($program, $package);
-            $crate::support::skip(&format!("{program} is not installed (Debian: {package})"));
-            return;
-        })+
+        for need in [$($crate::support::needs::Need::Program($program, $package)),+] {
+            if let Some(reason) = need.missing() {
+                $crate::support::needs::skip_for(need, &reason);
+                return;
+            }
+        }
     };
 }
 

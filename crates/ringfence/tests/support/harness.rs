@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 /// Runs the tests whose names contain one of the words on the command line. Without words, runs all.
-pub fn main(tests: &[(&str, fn())]) -> ExitCode {
+pub(crate) fn main(tests: &[(&str, fn())]) -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.iter().any(|word| word == "--list") {
         tests.iter().for_each(|(name, _)| println!("{name}: test"));

@@ -135,14 +135,12 @@ impl Lab {
 
     /// Starts any command with this runtime directory.
     pub fn spawn(&self, words: &[&str]) -> Running {
-        let path = std::env::var("PATH").unwrap_or_default();
         // The caller may ignore signals (a background job, nohup), and children inherit that.
         let mut child = Command::new("env")
             .arg("--default-signal")
             .args(words)
             .env("XDG_RUNTIME_DIR", self.path("session"))
-            // Directory of `ip` on Debian.
-            .env("PATH", format!("{path}:/usr/sbin:/sbin"))
+            .env("PATH", needs::path_of_tests())
             .current_dir(self.path("files"))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -3,7 +3,11 @@
 //! A test without one of its requirements prints `SKIPPED: reason` and returns. With
 //! `RINGFENCE_TEST_REQUIRE=1` it fails instead, so that no test is skipped unnoticed. The programs in
 //! `RINGFENCE_TEST_MISSING`, separated by blanks, cannot be installed here, and tests that need one are skipped nevertheless.
+//!
+//! With `RINGFENCE_TEST_PROGRAMS`, a PATH, the test's own PATH begins with an empty directory. Each program that a test asks for
+//! is linked into it, so a test that starts a program without asking fails (`cargo xtask test --only empty-path`).
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -47,13 +51,32 @@ fn is_installed(program: &str) -> bool {
     find_program(program).is_some()
 }
 
-/// Returns the path of an installed program.
+/// Returns the path of an installed program. In a run with an empty PATH, the program is in the PATH from then on.
 pub fn find_program(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
+    let own = std::env::var_os("PATH").unwrap_or_default();
+    let asked = asked_from();
+    let found = std::env::split_paths(asked.as_ref().unwrap_or(&own))
         .chain(["/usr/sbin".into(), "/sbin".into()])
         .map(|directory| directory.join(program))
-        .find(|file| file.is_file())
+        .find(|file| file.is_file())?;
+    if asked.is_some()
+        && let Some(directory) = std::env::split_paths(&own).next()
+    {
+        // Another thread may have asked for it first.
+        let _ = std::os::unix::fs::symlink(&found, directory.join(program));
+    }
+    Some(found)
+}
+
+/// Returns the PATH in which tests look for programs, if their own has nothing but what they ask for.
+fn asked_from() -> Option<OsString> {
+    std::env::var_os("RINGFENCE_TEST_PROGRAMS")
+}
+
+/// Returns the PATH for processes that a test starts: the test's own, and the directories of `ip` on Debian.
+pub fn path_of_tests() -> String {
+    let own = std::env::var("PATH").unwrap_or_default();
+    if asked_from().is_some() { own } else { format!("{own}:/usr/sbin:/sbin") }
 }
 
 fn guests_missing() -> Option<String> {

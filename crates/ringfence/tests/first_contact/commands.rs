@@ -1,22 +1,17 @@
 //! Every subcommand of `ringfence` has an end-to-end test; and those tests that have no other place.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-#[path = "pages/blocks.rs"]
-mod blocks;
-mod support;
-
 use std::path::Path;
 
+use crate::blocks;
+use crate::support::{Lab, MOMENT};
 use clap::CommandFactory;
 use ringfence_testkit::subcommands;
-use support::{Lab, MOMENT};
 
 #[test]
 fn every_subcommand_has_an_end_to_end_test() {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut texts = subcommands::sources(&own.join("tests"), None).unwrap();
-    // Pages whose blocks the program `pages` runs.
+    // Pages whose blocks the module `pages` runs.
     for page in ["README.md", "docs/run.md", "docs/uplink.md", "docs/pasta.md", "docs/egress.md"] {
         let page = std::fs::read_to_string(own.join("../..").join(page)).unwrap();
         let scripts = blocks::scripts(&blocks::parse(&page).unwrap());

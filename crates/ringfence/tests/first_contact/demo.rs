@@ -1,14 +1,11 @@
 //! `ringfence demo`: its table, with a row for each access mode.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-mod support;
-
 use std::time::Duration;
 
+use crate::require;
+use crate::support::Lab;
+use crate::support::needs::Need;
 use ringfence_access::Mode;
-use support::Lab;
-use support::needs::Need;
 
 /// Time limit beside other tests.
 const LIMIT: Duration = Duration::from_secs(120);

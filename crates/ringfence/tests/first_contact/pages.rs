@@ -5,21 +5,15 @@
 //! another namespace. Its PATH has `ringfence`, `ringfence-bench`, the programs of every system ([`BASE`]) and those
 //! that its marker names.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-mod blocks;
-#[path = "../support/mod.rs"]
-mod support;
-
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blocks::{Block, Marker, Place, Script};
-use support::needs::{Need, find_program, skip};
-use support::users::{USER, copy_program, give};
-use support::world::{Families, World};
+use crate::blocks::{self, Block, Marker, Place, Script};
+use crate::support::needs::{Need, find_program, skip};
+use crate::support::users::{USER, copy_program, give};
+use crate::support::world::{Families, World};
 
 /// Time limit of a script in seconds.
 const LIMIT: u64 = 120;
@@ -218,7 +212,7 @@ fn programs_for(script: &Script) -> tempfile::TempDir {
     fs::create_dir(&bin).unwrap();
     symlink(directory.path().join("ringfence"), bin.join("ringfence")).unwrap();
     if script.text.contains("ringfence-bench") {
-        let own = support::needs::beside_product("ringfence-bench");
+        let own = crate::support::needs::beside_product("ringfence-bench");
         fs::copy(own, bin.join("ringfence-bench")).unwrap();
     }
     for program in BASE.into_iter().chain(script.needs.iter().map(String::as_str)) {

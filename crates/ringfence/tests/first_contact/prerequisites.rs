@@ -1,12 +1,9 @@
 //! Missing prerequisites: `run` prints one sentence with the command that helps. Each test takes the thing away in
 //! namespaces of its own.
 
-#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
-
-mod support;
-
-use support::needs::Need;
-use support::{Lab, MOMENT};
+use crate::require;
+use crate::support::needs::Need;
+use crate::support::{Lab, MOMENT};
 
 /// Runs a script as root of a new user namespace, in mount and PID namespaces of its own.
 fn said_without(lab: &Lab, taken_away: &str) -> String {

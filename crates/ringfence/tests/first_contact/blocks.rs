@@ -1,7 +1,7 @@
 //! Parser for pages: blocks of shell commands and the markers above them. The grammar is in docs/testing.md,
 //! "Commands in pages".
 
-#![allow(dead_code, unreachable_pub, reason = "two test programs use a part of this each")]
+#![allow(unreachable_pub, reason = "the modules of one program use it")]
 
 /// Place in which the commands of a block run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,11 @@
+//! First contact: every subcommand, the commands of the pages, `demo`, and what a machine without the prerequisites is told.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+
+mod blocks;
+mod commands;
+mod demo;
+mod pages;
+mod prerequisites;
+#[path = "../support/mod.rs"]
+mod support;
