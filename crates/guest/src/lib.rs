@@ -23,9 +23,13 @@
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
 //! processes of the guest. Init exits too when the launcher is gone.
 
+mod bound_sockets;
 mod command;
 pub mod config;
 mod covers;
+mod devices;
+mod directories;
+mod disk_sockets;
 mod files;
 mod locations;
 pub mod messages;
@@ -33,8 +37,13 @@ mod mounts;
 pub mod name_files;
 pub mod names;
 mod network;
+pub mod other_processes;
+mod own_run;
+mod private;
 pub mod relay_sockets;
 pub mod session;
+mod socket_search;
+mod ssh_config;
 mod view;
 
 use std::ffi::OsString;
@@ -49,12 +58,15 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
-pub use config::{GuestConfig, NamesConfig, ViewConfig};
+pub use config::{DeviceConfig, GuestConfig, HostPath, NamesConfig, ViewConfig};
+pub use disk_sockets::name as disk_socket_name;
 pub use messages::{FromGuest, ListeningPorts, ToGuest};
 
 pub use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
+use self::devices::LateDevices;
+use self::disk_sockets::DiskSockets;
 use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Sessions};
 use crate::names::store::StoreNames;
@@ -135,24 +147,22 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
         return Err(SetUpError::Protocol.into());
     };
     let (stdin, guest) = set_up(&config, map_writer, ids, fds)?;
-    let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
-    let taps: Vec<_> = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink).collect();
-    let ready = FromGuest::Ready {
-        offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
-        uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
-        remarks: guest.remarks,
-    };
-    channel.send(&ready, &taps)?;
-    drop(taps);
-    // From here on only frontend and uplink hold the TAPs, so that these end with them.
-    drop((guest.taps, guest.uplink));
+    report_ready(channel, &guest)?;
+    // From here on only frontend and uplink hold the TAPs and the disks' sockets, so that these end with them.
+    drop((guest.taps, guest.uplink, guest.disks));
     let mut order = channel.receive::<ToGuest>()?;
     while let (ToGuest::Names { hosts, resolver }, fds) = order {
         follow_host(guest.name_files.as_ref(), hosts, resolver, fds)?;
         order = channel.receive()?;
     }
     let more = match order.0 {
-        ToGuest::Start { environment } => environment,
+        ToGuest::Start { environment, devices } => {
+            let shown = guest.late_devices.show(&devices);
+            shown.map_err(|error| {
+                InitFailure::from(SetUpError::system("the disks' devices")(error))
+            })?;
+            environment
+        }
         // The command does not run yet. A signal that would end it ends the guest.
         ToGuest::Signal(number) => {
             let ending = Ending::Killed(number);
@@ -196,6 +206,20 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     Ok(ending)
 }
 
+/// Reports that the guest is set up, with its descriptors.
+fn report_ready(channel: &Channel, guest: &GuestResources) -> Result<(), ChannelError> {
+    let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
+    let taps = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink);
+    let fds: Vec<_> = guest.disks.descriptors().chain(taps).collect();
+    let ready = FromGuest::Ready {
+        offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
+        uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
+        remarks: guest.remarks.clone(),
+        notices: guest.notices.clone(),
+    };
+    channel.send(&ready, &fds)
+}
+
 /// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
 /// The network namespace ends with the guest, and unsent data is lost without an error. `own_sockets` is the number of
 /// TCP sockets before the command started: if there are no more, the kernel's long tables need not be read.
@@ -213,7 +237,10 @@ struct GuestResources {
     uplink: Vec<Tap>,
     stub: Option<names::Stub>,
     name_files: Option<SharedNameFiles>,
+    disks: DiskSockets,
+    late_devices: LateDevices,
     remarks: Vec<String>,
+    notices: Vec<String>,
 }
 
 /// Follows the host's files about names, as the launcher has read them.
@@ -245,9 +272,10 @@ fn set_up(
     else {
         return Err(SetUpError::Protocol);
     };
-    let mut remarks = Vec::new();
+    let (mut remarks, mut notices) = (Vec::new(), Vec::new());
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
-    let mounted = view::prepare(config, &mut remarks)?;
+    let view::View { mounted, disks, late_devices } =
+        view::prepare(config, &mut remarks, &mut notices)?;
     enter_nested(map_writer, &Channel::from_fd(supervisor))?;
     // This process has the capability for it, so a refusal is that of a seccomp list.
     rustix::system::sethostname(config.host_name.as_bytes()).map_err(|errno| match errno {
@@ -256,6 +284,11 @@ fn set_up(
     })?;
     if let Err(error) = mounts::mount_sys(config.view.is_host_root) {
         remarks.push(format!("/sys shows the network of outside: it cannot be mounted ({error})"));
+    }
+    if !config.view.share_runtime
+        && let Err(error) = mounts::mount_message_queues()
+    {
+        remarks.push(format!("there are no POSIX message queues: {error}"));
     }
     let (taps, uplink) =
         network::set_up(config.interface.as_ref(), config.uplink.as_ref(), &mut remarks)?;
@@ -288,7 +321,9 @@ fn set_up(
     if let Some(ids) = ids {
         take_ids(ids)?;
     }
-    Ok((stdin, GuestResources { taps, uplink, stub, name_files, remarks }))
+    let resources =
+        GuestResources { taps, uplink, stub, name_files, disks, late_devices, remarks, notices };
+    Ok((stdin, resources))
 }
 
 /// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it

@@ -67,8 +67,8 @@ pub(super) fn hidden_file(scratch: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes `root` the root directory, with the host's `/dev` in it.
-pub(super) fn change_root(root: &Path) -> io::Result<()> {
+/// Makes `root` the root directory, with the host's `/dev` in it if `has_devices` is set.
+pub(super) fn change_root(root: &Path, has_devices: bool) -> io::Result<()> {
     let proc = root.join("proc");
     if !proc.is_dir() {
         let why = format!(
@@ -80,7 +80,9 @@ pub(super) fn change_root(root: &Path) -> io::Result<()> {
     let tree = covers::detach_copy(root, true)?;
     let devices = covers::detach_copy(Path::new("/dev"), true)?;
     covers::attach(&tree, root)?;
-    covers::attach(&devices, &root.join("dev"))?;
+    if has_devices {
+        covers::attach(&devices, &root.join("dev"))?;
+    }
     let sys = covers::detach_copy(Path::new("/sys"), true)?;
     covers::attach(&sys, &root.join("sys"))?;
     // Mount the new /proc before the host's is gone: the kernel requires a visible one.
@@ -197,4 +199,15 @@ pub(super) fn mount_sys(is_host_root: bool) -> io::Result<()> {
         covers::attach(&cgroups, Path::new("/sys/fs/cgroup"))?;
     }
     Ok(())
+}
+
+/// Mounts the message queues of the IPC namespace just entered, in place of those of outside. No effect without a
+/// directory for them.
+pub(super) fn mount_message_queues() -> io::Result<()> {
+    /// Place of POSIX message queues, mq_overview(7).
+    const QUEUES: &str = "/dev/mqueue";
+    if !Path::new(QUEUES).is_dir() {
+        return Ok(());
+    }
+    Ok(rustix::mount::mount("mqueue", QUEUES, "mqueue", FLAGS, None)?)
 }

@@ -105,10 +105,17 @@ impl GuestProcesses<'_> {
         loop {
             match self.next(Some(deadline)) {
                 ProcessEvent::Guest(
-                    FromGuest::Ready { offloads, uplink_offloads, remarks },
+                    FromGuest::Ready { offloads, uplink_offloads, remarks, notices },
                     fds,
                 ) => {
-                    let mut fds = fds.into_vec();
+                    let Some(mut fds) = self.disks.take_from_guest(fds.into_vec()) else {
+                        return Err(Outcome::failed(
+                            "the guest: the sockets of its disks are missing",
+                        ));
+                    };
+                    for notice in notices {
+                        self.reporter.summary(printable(&notice));
+                    }
                     for remark in remarks {
                         self.reporter.step(remark);
                     }
@@ -207,7 +214,8 @@ impl GuestProcesses<'_> {
         self.announce();
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
-        self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        let devices = self.disks.device_paths();
+        self.send_to_guest(&ToGuest::Start { environment, devices }, &[])?;
         if let Some(guest) = self.guest.state_mut() {
             guest.settles = Some(Instant::now() + SETTLES_WITHIN);
         }
