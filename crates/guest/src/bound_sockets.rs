@@ -178,7 +178,7 @@ fn bound(mut attributes: &[u8]) -> Option<BoundSocket> {
 }
 
 /// User id by which the kernel reports users without an id (`/proc/sys/kernel/overflowuid`).
-const OVERFLOW_ID: u32 = 65534;
+pub(super) const OVERFLOW_ID: u32 = 65534;
 
 fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))

@@ -20,8 +20,10 @@ use super::socket_search::HostSockets;
 /// Directories in which programs of a host create their sockets, with the mode of the empty
 /// directory that replaces them. A program that starts after the guest creates its socket there,
 /// too.
-const SOCKET_DIRECTORIES: [(&str, u32); 8] = [
+const SOCKET_DIRECTORIES: [(&str, u32); 9] = [
     ("/run/user", 0o755),
+    // That of root, and of a launcher in the guest that is root there.
+    ("/run/ringfence", 0o700),
     ("/run/dbus", 0o755),
     ("/run/podman", 0o755),
     ("/run/docker", 0o755),

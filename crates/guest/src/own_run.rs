@@ -12,13 +12,15 @@
 //!
 //! A directory with sockets and many other entries is mounted whole, and its sockets are covered one by one.
 
+use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::MountFlags;
 
+use crate::bound_sockets::OVERFLOW_ID;
 use crate::directories::{Budget, Directory, Walker};
 
 /// Directory that this module replaces.
@@ -67,7 +69,8 @@ pub(super) fn mount(
     let target = scratch.join("run");
     fs::create_dir(&target)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    rustix::mount::mount("ringfence", &target, "tmpfs", flags, Some(c"mode=755"))?;
+    let options = CString::new(format!("mode={:o}", mode_of(Path::new(RUN))?))?;
+    rustix::mount::mount("ringfence", &target, "tmpfs", flags, Some(options.as_c_str()))?;
     copy_links(run, &target);
     if !links_alone {
         fill(run, &target, replaced);
@@ -109,7 +112,7 @@ fn fill_directory(
         fs::DirBuilder::new().mode(mode & 0o777).create(target)?;
         fs::set_permissions(target, fs::Permissions::from_mode(mode & 0o1777))
     };
-    let copy = || make(fs::metadata(&directory.path)?.permissions().mode());
+    let copy = || make(mode_of(&directory.path)?);
     if let Some(other) = replaced.iter().find(|other| other.path == directory.path) {
         return make(other.mode);
     }
@@ -126,5 +129,28 @@ fn fill_directory(
     } else {
         fs::create_dir(target)?;
         Ok(rustix::mount::mount_bind_recursive(&directory.path, target)?)
+    }
+}
+
+/// Returns the mode for the guest's copy of a directory. The copy belongs to the user, who gets no more rights than the
+/// directory gives to others if it belongs to somebody else.
+fn mode_of(directory: &Path) -> io::Result<u32> {
+    let metadata = fs::metadata(directory)?;
+    let (mode, others) = (metadata.mode() & 0o1777, metadata.mode() & 0o7);
+    Ok(if metadata.uid() == OVERFLOW_ID { mode & 0o1000 | others * 0o111 } else { mode })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copy_of_a_directory_of_the_user_keeps_its_mode() {
+        let directory = tempfile::tempdir().unwrap();
+        for mode in [0o700, 0o1777, 0o755] {
+            let permissions = fs::Permissions::from_mode(mode);
+            fs::set_permissions(directory.path(), permissions).unwrap();
+            assert_eq!(mode_of(directory.path()).unwrap(), mode);
+        }
     }
 }

@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 
 use ringfence_sys::namespaces;
 
+use crate::bound_sockets::OVERFLOW_ID;
+
 /// File that OpenSSH accepts from any owner.
 const MAIN: &str = "/etc/ssh/ssh_config";
 /// Maximum number of copies.
 const FILES_MAX: usize = 32;
 /// Maximum size of a copy in bytes.
 const SIZE_MAX: u64 = 64 << 10;
-/// User id by which the kernel reports users without an id.
-const OVERFLOW_ID: u32 = 65534;
 
 /// Mounts copies over the included files. One that cannot be copied stays as it is, with a remark.
 pub(super) fn copy(scratch: &Path, remarks: &mut Vec<String>) {
