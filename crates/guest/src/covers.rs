@@ -5,24 +5,25 @@
 //! can neither remove nor move a cover, nor bind a parent directory without it
 //! (mount_namespaces(7)).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags};
 
-use super::locations::{FileLocation, Mounts, read_own_proc};
-
-/// Column of the path in `/proc/net/unix`. The flags do not matter: a socket with a path is bound.
-const PATH_COLUMN: usize = 7;
+use super::locations::{FileLocation, Mounts};
+use super::socket_search::HostSockets;
 
 /// Directories in which programs of a host create their sockets, with the mode of the empty
 /// directory that replaces them. A program that starts after the guest creates its socket there,
 /// too.
-const SOCKET_DIRECTORIES: [(&str, u32); 8] = [
+const SOCKET_DIRECTORIES: [(&str, u32); 9] = [
     ("/run/user", 0o755),
+    // That of root, and of a launcher in the guest that is root there.
+    ("/run/ringfence", 0o700),
     ("/run/dbus", 0o755),
     ("/run/podman", 0o755),
     ("/run/docker", 0o755),
@@ -57,30 +58,39 @@ impl Cover {
     }
 }
 
-/// Returns covers of the sockets of the host's programs: of the known socket directories, and of
-/// each socket that is bound to a path in this process's network namespace.
-pub(super) fn of_host_sockets(mounts: &Mounts, own_proc: BorrowedFd<'_>) -> io::Result<Vec<Cover>> {
-    let directories = SOCKET_DIRECTORIES.iter();
-    let directories =
-        directories.filter_map(|(path, mode)| Cover::of(mounts, Path::new(path), *mode));
-    let user = rustix::process::geteuid().as_raw();
-    let list = read_own_proc(own_proc, "net/unix")?;
-    let list = String::from_utf8_lossy(&list);
-    let sockets = list.lines().filter_map(socket_path).filter_map(|path| mounts.location(path));
-    let sockets = sockets.filter(FileLocation::is_socket);
-    let sockets = sockets.map(|location| Cover { location, mode: 0, may_vanish: true });
-    // Sockets of tmux and screen: through them a client gets a shell on the host.
-    let multiplexers = [format!("/tmp/tmux-{user}"), "/run/screen".to_owned()];
-    let multiplexers =
-        multiplexers.iter().filter_map(|path| Cover::of(mounts, Path::new(path), 0o700));
-    Ok(directories.chain(multiplexers).chain(sockets).collect())
+/// Returns covers of the directories in which programs of a host create their sockets.
+pub(super) fn of_socket_directories(mounts: &Mounts, directories: &[(PathBuf, u32)]) -> Vec<Cover> {
+    directories.iter().filter_map(|(path, mode)| Cover::of(mounts, path, *mode)).collect()
 }
 
-/// Returns the path in a line of `/proc/net/unix`, if it is absolute.
-fn socket_path(line: &str) -> Option<&Path> {
-    let path = line.split_whitespace().nth(PATH_COLUMN)?;
-    let path = line.get(line.find(path).filter(|_| path.starts_with('/'))?..)?;
-    Some(Path::new(path))
+/// Returns the directories in which programs of a host create their sockets, each with the mode of the empty directory
+/// that replaces it. `user` is the user's id on the host.
+pub(super) fn socket_directories(user: u32) -> Vec<(PathBuf, u32)> {
+    // Sockets of tmux and screen: through them a client gets a shell on the host.
+    let multiplexers = [format!("/tmp/tmux-{user}"), "/run/screen".to_owned()];
+    let multiplexers = multiplexers.into_iter().map(|path| (PathBuf::from(path), 0o700));
+    let known = SOCKET_DIRECTORIES.iter().map(|(path, mode)| (PathBuf::from(path), *mode));
+    known.chain(multiplexers).collect()
+}
+
+/// Returns covers of sockets, and of directories that hold sockets.
+pub(super) fn of_host_sockets(mounts: &Mounts, found: &HostSockets) -> Vec<Cover> {
+    let mut covers: Vec<Cover> = vec![];
+    let mut real: BTreeMap<&Path, Option<PathBuf>> = BTreeMap::new();
+    for path in &found.files {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { continue };
+        // Sockets of one directory need one look at the symbolic links that lead there.
+        let real = real.entry(parent).or_insert_with(|| fs::canonicalize(parent).ok());
+        let path = real.as_ref().map(|parent| parent.join(name));
+        let location = path.and_then(|path| mounts.location_of_real(&path));
+        covers.extend(location.map(|location| Cover { location, mode: 0, may_vanish: true }));
+    }
+    for path in &found.directories {
+        let mode = fs::metadata(path).map_or(0o700, |metadata| metadata.permissions().mode());
+        let (mode, location) = (mode & 0o1777, mounts.location(path));
+        covers.extend(location.map(|location| Cover { location, mode, may_vanish: true }));
+    }
+    covers
 }
 
 /// Mounts the covers in this process's mount namespace. `file` is mounted over files.
@@ -96,7 +106,9 @@ pub(super) fn lay(covers: &[Cover], mounts: &Mounts, file: &Path) -> Result<(), 
         if last.as_ref().is_some_and(|covered| path.starts_with(covered)) {
             continue;
         }
-        let is_directory = fs::metadata(&path).is_ok_and(|metadata| metadata.is_dir());
+        // A part of a hidden directory may be a file.
+        let is_directory = cover.location.is_directory()
+            && fs::metadata(&path).is_ok_and(|metadata| metadata.is_dir());
         let laid =
             if is_directory { cover_directory(&path, cover.mode) } else { cover_file(&path, file) };
         match laid {
@@ -133,31 +145,7 @@ pub(super) fn attach(tree: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(tree, "", rustix::fs::CWD, path, flags)?)
 }
 
-/// Shows one file in a covered directory, at its original path.
-pub(super) fn show_again(tree: &OwnedFd, path: &Path) -> io::Result<()> {
-    fs::File::options().create(true).append(true).open(path)?;
-    attach(tree, path)
-}
-
 /// Creates a directory in a cover, with its parents, that only its user can enter.
 pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn socket_path_is_the_rest_of_its_line() {
-        let line = "0000000000000000: 00000002 00000000 00010000 0001 01 71 /run/a b/c";
-        assert_eq!(socket_path(line), Some(Path::new("/run/a b/c")));
-        for other in [
-            "Num       RefCount Protocol Flags    Type St Inode Path",
-            "0000000000000000: 00000002 00000000 00010000 0001 01 71 @/tmp/.X11-unix/X0",
-            "0000000000000000: 00000002 00000000 00010000 0001 01 71",
-        ] {
-            assert_eq!(socket_path(other), None, "{other}");
-        }
-    }
 }

@@ -24,6 +24,8 @@ use crate::locations::unescape;
 
 /// Mount point of the hierarchies, or of the directory with all of them.
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// Place of POSIX message queues (mq_overview(7)).
+const QUEUES: &str = "/dev/mqueue";
 /// Limit of cgroup namespaces in the user namespace of this process, and in those below it (namespaces(7)).
 const NAMESPACES_MAX: &str = "/proc/sys/user/max_cgroup_namespaces";
 
@@ -41,8 +43,8 @@ pub(super) fn enter_cgroup_namespace(config: &CgroupConfig, remarks: &mut Vec<St
     }
 }
 
-/// Makes hierarchies of cgroups read-only, and covers file systems of message queues. Returns the mount points of the
-/// latter.
+/// Makes hierarchies of cgroups read-only, and covers file systems of message queues. Returns the points at which
+/// [`mount_own_queues`] mounts the guest's.
 pub(super) fn confine(
     config: &CgroupConfig,
     remarks: &mut Vec<String>,
@@ -67,6 +69,11 @@ pub(super) fn confine(
                 queues.push(point);
             }
         }
+    }
+    // A `/dev` of the guest's own has the directory alone.
+    let own = Path::new(QUEUES);
+    if own.is_dir() && !queues.iter().any(|point| point == own) {
+        queues.push(own.to_owned());
     }
     Ok(queues)
 }

@@ -23,9 +23,13 @@
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining
 //! processes of the guest. Init exits too when the launcher is gone.
 
+mod bound_sockets;
 mod command;
 pub mod config;
 mod covers;
+mod devices;
+mod directories;
+mod disk_sockets;
 mod files;
 mod kernel_mounts;
 mod locations;
@@ -34,15 +38,21 @@ mod mounts;
 pub mod name_files;
 pub mod names;
 mod network;
+pub mod other_processes;
+mod own_run;
+mod private;
 mod read_only_files;
 pub mod relay_sockets;
 mod session;
+mod socket_search;
+mod ssh_config;
 mod terminal;
 mod view;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ringfence_sys::child::Job;
@@ -54,13 +64,18 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{DumpableBehavior, Pid, Signal, WaitOptions};
 
-pub use config::{CgroupConfig, GuestConfig, NamesConfig, TerminalKind, ViewConfig};
+pub use config::{
+    CgroupConfig, DeviceConfig, GuestConfig, HostPath, NamesConfig, TerminalKind, ViewConfig,
+};
+pub use disk_sockets::name as disk_socket_name;
 pub use messages::{FromGuest, ListeningPorts, ToGuest};
 
 pub use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
 use self::command::{Properties, Start};
+use self::devices::LateDevices;
+use self::disk_sockets::DiskSockets;
 use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Refusal, Sessions};
 use self::terminal::{CallersTerminal, CommandTerminal};
@@ -150,30 +165,20 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
         return Err(SetUpError::Protocol.into());
     };
     let (streams, guest) = set_up(&config, map_writer, ids, fds)?;
-    let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
-    let taps = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink);
-    let others = streams.launchers.iter().chain(streams.is_reopened.then_some(&streams.stdin));
-    let launchers: Vec<_> = taps.chain(others.map(AsFd::as_fd)).collect();
-    let ready = FromGuest::Ready {
-        offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
-        uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
-        remarks: guest.remarks,
-        terminal: streams.launchers.is_some(),
-        stdin: streams.is_reopened,
-    };
-    channel.send(&ready, &launchers)?;
-    drop(launchers);
-    // From here on only frontend and uplink hold the TAPs, so that these end with them.
-    drop((guest.taps, guest.uplink));
-    let (more, foreground) = match wait_for_start(channel, guest.name_files.as_ref())? {
+    report_ready(channel, &streams, &guest)?;
+    // From here on only frontend and uplink hold the TAPs and the disks' sockets, so that these end with them.
+    drop((guest.taps, guest.uplink, guest.disks));
+    let start = match wait_for_start(channel, guest.name_files.as_ref())? {
         Ok(start) => start,
         Err(ending) => {
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
         }
     };
+    let shown = guest.late_devices.show(&start.devices);
+    shown.map_err(|error| InitFailure::from(SetUpError::system("the disks' devices")(error)))?;
     let variables = command::Variables {
-        set: [&config.environment[..], &more].concat(),
+        set: [&config.environment[..], &start.environment].concat(),
         removed: config.removed_variables.clone(),
     };
     limits::lower_open_files(config.open_files)
@@ -186,8 +191,8 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     };
     let fail = |error| InitFailure::from(SetUpError::Terminal(error));
     streams.terminal.restrict().map_err(fail)?;
-    let (start, terminal) = streams.into_start(foreground).map_err(fail)?;
-    let pid = command::start(command, start, &properties)
+    let (streams, terminal) = streams.into_start(start.foreground).map_err(fail)?;
+    let pid = command::start(command, streams, &properties)
         .map_err(|error| InitFailure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
@@ -208,8 +213,15 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     Ok(ending)
 }
 
-/// Environment variables of the command, and whether it starts in the foreground of its terminal.
-type StartOrder = (Vec<(String, String)>, bool);
+/// Order to start the command.
+struct StartOrder {
+    /// Environment variables besides those of the configuration.
+    environment: Vec<(String, String)>,
+    /// Set if the command starts in the foreground of its terminal.
+    foreground: bool,
+    /// Nodes below `/dev` of the guest's disks.
+    devices: Vec<PathBuf>,
+}
 
 /// Waits for the order to start the command. Returns its end if a signal came first: one that would end it ends the guest.
 fn wait_for_start(
@@ -219,13 +231,35 @@ fn wait_for_start(
     loop {
         match channel.receive::<ToGuest>()? {
             (ToGuest::Names { hosts, resolver }, fds) => follow_host(files, hosts, resolver, fds)?,
-            (ToGuest::Start { environment, foreground }, _) => {
-                return Ok(Ok((environment, foreground)));
+            (ToGuest::Start { environment, foreground, devices }, _) => {
+                return Ok(Ok(StartOrder { environment, foreground, devices }));
             }
             (ToGuest::Signal(number), _) => return Ok(Err(Ending::Killed(number))),
             _ => return Err(SetUpError::Protocol.into()),
         }
     }
+}
+
+/// Reports that the guest is set up, with the descriptors of disks, queues and streams that the launcher is to have.
+fn report_ready(
+    channel: &Channel,
+    streams: &Streams,
+    guest: &GuestResources,
+) -> Result<(), ChannelError> {
+    let uplink = guest.uplink.iter().map(|tap| tap.fd.as_fd());
+    let taps = guest.taps.iter().map(|tap| tap.fd.as_fd()).chain(uplink);
+    let others = streams.launchers.iter().chain(streams.is_reopened.then_some(&streams.stdin));
+    let fds: Vec<_> =
+        guest.disks.descriptors().chain(taps).chain(others.map(AsFd::as_fd)).collect();
+    let ready = FromGuest::Ready {
+        offloads: guest.taps.first().map_or(0, |tap| tap.offloads.0),
+        uplink_offloads: guest.uplink.first().map_or(0, |tap| tap.offloads.0),
+        remarks: guest.remarks.clone(),
+        notices: guest.notices.clone(),
+        terminal: streams.launchers.is_some(),
+        stdin: streams.is_reopened,
+    };
+    channel.send(&ready, &fds)
 }
 
 /// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
@@ -289,7 +323,10 @@ struct GuestResources {
     uplink: Vec<Tap>,
     stub: Option<names::Stub>,
     name_files: Option<SharedNameFiles>,
+    disks: DiskSockets,
+    late_devices: LateDevices,
     remarks: Vec<String>,
+    notices: Vec<String>,
 }
 
 /// Follows the host's files about names, as the launcher has read them.
@@ -321,12 +358,13 @@ fn set_up(
     else {
         return Err(SetUpError::Protocol);
     };
-    let mut remarks = Vec::new();
+    let (mut remarks, mut notices) = (Vec::new(), Vec::new());
     let callers = CallersTerminal::find(config.terminal, stdin.as_raw_fd());
     let callers = callers.map_err(SetUpError::system("the caller's terminal"))?;
     namespaces::unshare(Fresh::Mount).map_err(SetUpError::system("mount namespace"))?;
     kernel_mounts::enter_cgroup_namespace(&config.cgroups, &mut remarks);
-    let mounted = view::prepare(config, &mut remarks)?;
+    let view::View { mounted, disks, late_devices } =
+        view::prepare(config, &mut remarks, &mut notices)?;
     let streams = Streams::new(stdin, callers, !config.view.read_only.is_empty())?;
     let queues = kernel_mounts::confine(&config.cgroups, &mut remarks)
         .map_err(SetUpError::system("cgroups and message queues"))?;
@@ -372,7 +410,9 @@ fn set_up(
         take_ids(ids)?;
     }
     leave_keys()?;
-    Ok((streams, GuestResources { taps, uplink, stub, name_files, remarks }))
+    let resources =
+        GuestResources { taps, uplink, stub, name_files, disks, late_devices, remarks, notices };
+    Ok((streams, resources))
 }
 
 /// Enters a user namespace nested in that of the covers, with the namespaces that it owns. Root of it

@@ -10,7 +10,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags};
 
 /// Mounts of one namespace, in the order in which they are stacked.
 #[derive(Debug)]
@@ -60,7 +60,11 @@ pub(super) fn read_own_proc(own: BorrowedFd<'_>, name: &str) -> io::Result<Vec<u
 impl Mounts {
     /// Reads the mounts of this process's namespace.
     pub(super) fn read(own_proc: BorrowedFd<'_>) -> io::Result<Mounts> {
-        let bytes = read_own_proc(own_proc, "mountinfo")?;
+        Mounts::parse(&read_own_proc(own_proc, "mountinfo")?)
+    }
+
+    /// Parses the contents of a `mountinfo`.
+    pub(super) fn parse(bytes: &[u8]) -> io::Result<Mounts> {
         let mounts = bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let mounts: Option<Vec<Mount>> = mounts.map(parse).collect();
         let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "/proc/self/mountinfo");
@@ -69,16 +73,36 @@ impl Mounts {
 
     /// Returns the location of a path. `None` if it does not exist or this user may not access it.
     pub(super) fn location(&self, path: &Path) -> Option<FileLocation> {
-        let path = fs::canonicalize(path).ok()?;
-        let stat =
-            rustix::fs::statx(CWD, &path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::MNT_ID).ok()?;
+        self.location_of_real(&fs::canonicalize(path).ok()?)
+    }
+
+    /// Returns the location of a path without symbolic links.
+    pub(super) fn location_of_real(&self, path: &Path) -> Option<FileLocation> {
+        self.locate(rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, WANTED).ok()?, path)
+    }
+
+    /// Returns the location of an open file. `path` is its path in these mounts.
+    pub(super) fn location_of_open(
+        &self,
+        file: BorrowedFd<'_>,
+        path: &Path,
+    ) -> Option<FileLocation> {
+        self.locate(rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, WANTED).ok()?, path)
+    }
+
+    fn locate(&self, stat: Statx, path: &Path) -> Option<FileLocation> {
         let mount = self.0.iter().find(|mount| mount.id == stat.stx_mnt_id)?;
         let below = path.strip_prefix(&mount.point).ok()?;
         Some(FileLocation {
             file_system: mount.file_system.clone(),
             path: join(&mount.root, below),
-            identity: identity(&path)?,
+            identity: Identity::of(&stat),
         })
+    }
+
+    /// Returns the mount points.
+    pub(super) fn points(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().map(|mount| mount.point.as_path())
     }
 
     /// Returns every path that leads to the location or to a part of it (a mount from inside of
@@ -102,20 +126,28 @@ impl Mounts {
 }
 
 impl FileLocation {
-    /// Returns `true` for a Unix socket.
-    pub(super) fn is_socket(&self) -> bool {
-        u32::from(self.identity.format) == libc::S_IFSOCK
+    /// Returns `true` for a directory.
+    pub(super) fn is_directory(&self) -> bool {
+        u32::from(self.identity.format) == libc::S_IFDIR
     }
 }
 
+impl Identity {
+    fn of(stat: &Statx) -> Identity {
+        Identity {
+            device: (stat.stx_dev_major, stat.stx_dev_minor),
+            inode: stat.stx_ino,
+            format: stat.stx_mode & 0o170_000,
+        }
+    }
+}
+
+/// Properties of a file for [`Identity`] and `Mounts`.
+const WANTED: StatxFlags = StatxFlags::TYPE.union(StatxFlags::INO).union(StatxFlags::MNT_ID);
+
 fn identity(path: &Path) -> Option<Identity> {
-    let wanted = StatxFlags::TYPE | StatxFlags::INO;
-    let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted).ok()?;
-    Some(Identity {
-        device: (stat.stx_dev_major, stat.stx_dev_minor),
-        inode: stat.stx_ino,
-        format: stat.stx_mode & 0o170_000,
-    })
+    let stat = rustix::fs::statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, WANTED).ok()?;
+    Some(Identity::of(&stat))
 }
 
 /// Joins paths as [`Path::join`] does, without a trailing slash if nothing is joined.
@@ -175,7 +207,7 @@ mod tests {
         let own = open_own_proc().unwrap();
         let mounts = Mounts::read(own.as_fd()).unwrap();
         let location = mounts.location(directory.path()).unwrap();
-        assert!(!location.is_socket());
+        assert!(location.is_directory());
         let path = fs::canonicalize(directory.path()).unwrap();
         assert!(mounts.paths_of(&location).contains(&path));
         assert_eq!(mounts.location(&directory.path().join("absent")), None);

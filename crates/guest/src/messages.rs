@@ -1,6 +1,7 @@
 //! Messages between the launcher and a guest's init.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use ringfence_hostnet::interface::ResolverConfig;
 use ringfence_sandbox::Ending;
@@ -44,6 +45,8 @@ pub enum ToGuest {
         environment: Vec<(String, String)>,
         /// Set if the command starts in the foreground of its terminal.
         foreground: bool,
+        /// Nodes below `/dev` of the guest's disks.
+        devices: Vec<PathBuf>,
     },
     /// Sends a signal to the command.
     Signal(i32),
@@ -87,8 +90,9 @@ pub enum ToGuest {
 /// Reports of a guest's init.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FromGuest {
-    /// The guest is set up. Comes with the descriptors of the queues of the switch's TAP, if there
-    /// is one, and then those of the uplink's TAP.
+    /// The guest is set up. Comes with the descriptors of the guest's runtime directory and of the listener of each
+    /// disk, if there are disks; then of the queues of the switch's TAP, if there is one, and then those of the uplink's
+    /// TAP.
     Ready {
         /// Offloads of the switch's TAP ([`ringfence_sys::tap::TapOffloads`]).
         offloads: u32,
@@ -96,6 +100,8 @@ pub enum FromGuest {
         uplink_offloads: u32,
         /// Optional parts that could not be set up.
         remarks: Vec<String>,
+        /// Changes that the user did not ask for and will notice.
+        notices: Vec<String>,
         /// Set if the launcher's end of the command's own terminal comes behind the queues.
         terminal: bool,
         /// Set if the file that was opened again for the command's standard input comes last.

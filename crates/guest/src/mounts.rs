@@ -67,8 +67,8 @@ pub(super) fn hidden_file(scratch: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Makes `root` the root directory, with the host's `/dev` in it.
-pub(super) fn change_root(root: &Path) -> io::Result<()> {
+/// Makes `root` the root directory, with the host's `/dev` in it if `has_devices` is set.
+pub(super) fn change_root(root: &Path, has_devices: bool) -> io::Result<()> {
     let proc = root.join("proc");
     if !proc.is_dir() {
         let why = format!(
@@ -80,7 +80,9 @@ pub(super) fn change_root(root: &Path) -> io::Result<()> {
     let tree = covers::detach_copy(root, true)?;
     let devices = covers::detach_copy(Path::new("/dev"), true)?;
     covers::attach(&tree, root)?;
-    covers::attach(&devices, &root.join("dev"))?;
+    if has_devices {
+        covers::attach(&devices, &root.join("dev"))?;
+    }
     let sys = covers::detach_copy(Path::new("/sys"), true)?;
     covers::attach(&sys, &root.join("sys"))?;
     // Mount the new /proc before the host's is gone: the kernel requires a visible one.

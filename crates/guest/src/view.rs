@@ -9,13 +9,14 @@
 //!                           the guest's. Init and the command run here
 //! ```
 //!
-//! Order of the changes: `--root`, `--ro` with the exceptions of `--rw`, `--tmpfs`, `--hide`; then
-//! the covers, so that no option uncovers anything. A cover that cannot be made ends the guest.
-//! Optional changes that fail are left out with a remark.
+//! Order of the changes: `--root`, `--ro` with the exceptions of `--rw`, the guest's own `/run`, `--private`, `--tmpfs`, `--hide`; then
+//! the covers, so that no option uncovers anything; then the guest's own `/dev`. A cover that cannot be made ends the
+//! guest. Optional changes that fail are left out with a remark.
 
 use std::ffi::CString;
+use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,21 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags};
 
 use crate::config::{GuestConfig, ViewConfig};
 use crate::covers::{self, Cover, CoverError};
+use crate::devices::{DeviceError, Devices, LateDevices};
+use crate::directories::{Directory, Walker};
+use crate::disk_sockets::{self, DiskSockets};
 use crate::locations::{self, Mounts};
-use crate::mounts;
+use crate::own_run::{self, Replacement};
+use crate::private;
+use crate::socket_search::{self, HostSockets, Places};
+use crate::{mounts, ssh_config};
+
+/// Directory of POSIX shared memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Files of `/etc` that are links on some systems.
+const OFTEN_LINKS: [&str; 4] =
+    ["/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/localtime"];
 
 /// Errors that prevent the view.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +49,12 @@ pub(super) enum ViewError {
          Ringfence's own directory"
     )]
     Cover(#[from] CoverError),
+    #[error("the host's Unix sockets cannot be hidden: {0}. `--share-runtime` leaves them visible")]
+    Sockets(io::Error),
     #[error("{option} {}: {source}", path.display())]
     Option { option: &'static str, path: PathBuf, source: io::Error },
+    #[error("--dev {0}")]
+    Device(#[from] DeviceError),
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error("mounts: {0}")]
@@ -54,11 +72,20 @@ impl ViewError {
     }
 }
 
+/// Result of the changes in the outer mount namespace.
+#[derive(Debug)]
+pub(super) struct View {
+    pub mounted: mounts::Mounted,
+    pub disks: DiskSockets,
+    pub late_devices: LateDevices,
+}
+
 /// Makes the mounts of the outer mount namespace, which the process has just entered.
 pub(super) fn prepare(
     config: &GuestConfig,
     remarks: &mut Vec<String>,
-) -> Result<mounts::Mounted, ViewError> {
+    notices: &mut Vec<String>,
+) -> Result<View, ViewError> {
     let view = &config.view;
     // Mounts that the host makes later arrive here. Mounts made here do not reach the host.
     let downstream = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
@@ -68,18 +95,22 @@ pub(super) fn prepare(
     let own_proc = locations::open_own_proc().map_err(ViewError::system("/proc/self"))?;
     let read_mounts =
         || Mounts::read(own_proc.as_fd()).map_err(ViewError::system("/proc/self/mountinfo"));
-    let mounts = read_mounts()?;
-    let covers = choose_covers(view, &mounts, own_proc.as_fd())?;
-    let disks = view.disks.iter().map(|path| covers::detach_copy(path, false));
-    let disks: Vec<OwnedFd> =
-        disks.collect::<io::Result<_>>().map_err(ViewError::system("the disks' sockets"))?;
+    let host = Host::examine(view, directory.as_deref().ok(), &read_mounts()?, own_proc.as_fd())?;
+    let devices = view.devices.as_ref().map(Devices::take).transpose()?;
     apply_changes(view)?;
     mounts::with_scratch(|scratch| {
+        host.replace_directories(view, directory.as_deref().ok(), scratch, notices)?;
         apply_hiding(view, scratch)?;
-        covers::lay(&covers, &read_mounts()?, &mounts::hidden_file(scratch)?)?;
+        covers::lay(&host.covers, &read_mounts()?, &mounts::hidden_file(scratch)?)?;
+        if !view.is_host_root {
+            ssh_config::copy(scratch, remarks);
+        }
         Ok::<_, ViewError>(())
     })?;
-    mount_own_sockets(view, &disks)?;
+    let late_devices = devices.map_or_else(|| Ok(LateDevices::default()), Devices::mount);
+    let late_devices = late_devices.map_err(ViewError::system("the guest's /dev"))?;
+    let disks =
+        disk_sockets::make(view).map_err(ViewError::system("the sockets of the guest's disks"))?;
     let mounted = mounts::prepare(config, remarks).map_err(ViewError::system("mounts"))?;
     // Enter the directory by path: the open one lies below the covers.
     let entered = directory.and_then(std::env::set_current_dir);
@@ -87,42 +118,142 @@ pub(super) fn prepare(
         std::env::set_current_dir("/").map_err(ViewError::system("/"))?;
         remarks.push(format!("the command starts in /: the working directory is hidden ({error})"));
     }
-    Ok(mounted)
+    Ok(View { mounted, disks, late_devices })
 }
 
-/// Chooses the covers: those that no option removes, and those made by default.
-fn choose_covers(
-    view: &ViewConfig,
-    mounts: &Mounts,
-    own_proc: BorrowedFd<'_>,
-) -> Result<Vec<Cover>, ViewError> {
-    /// Mode that admits only the owner.
-    const PRIVATE: u32 = 0o700;
-    let mut covers: Vec<Cover> =
-        view.runtime_dirs.iter().filter_map(|path| Cover::of(mounts, path, PRIVATE)).collect();
-    if !view.share_runtime {
-        covers.extend(view.session.iter().filter_map(|path| Cover::of(mounts, path, PRIVATE)));
-        let sockets = covers::of_host_sockets(mounts, own_proc);
-        covers.extend(sockets.map_err(ViewError::system("/proc/self/net/unix"))?);
+/// Directories and sockets of the host that are to be hidden, as they were before any change.
+struct Host {
+    covers: Vec<Cover>,
+    sockets: HostSockets,
+    /// Listing of `/run`, if the guest gets one of its own.
+    run: Option<Directory>,
+    /// Directories of sockets, with the modes of the empty ones that replace them.
+    replaced: Vec<(PathBuf, u32)>,
+}
+
+impl Host {
+    fn examine(
+        view: &ViewConfig,
+        directory: Option<&Path>,
+        mounts: &Mounts,
+        own_proc: BorrowedFd<'_>,
+    ) -> Result<Host, ViewError> {
+        /// Mode that admits only the owner.
+        const PRIVATE: u32 = 0o700;
+        let private = view.runtime_dirs.iter().map(|path| (path.clone(), PRIVATE));
+        let mut replaced: Vec<(PathBuf, u32)> = private.collect();
+        let mut host =
+            Host { covers: vec![], sockets: HostSockets::default(), run: None, replaced: vec![] };
+        if !view.share_runtime {
+            replaced.extend(view.session.iter().map(|path| (path.clone(), PRIVATE)));
+            replaced.extend(covers::socket_directories(view.user));
+            let walker = Walker::new(mounts.points());
+            host.run = own_run::list(&walker, &replacements(&replaced));
+            let listed: Vec<PathBuf> =
+                view.socket_directories.iter().map(|path| path.0.clone()).collect();
+            let home = view.home.as_deref();
+            let places = Places { home, working_directory: directory, listed: &listed };
+            let hidden: Vec<&Path> = replaced.iter().map(|(path, _)| path.as_path()).collect();
+            let found = socket_search::find(&places, &walker, own_proc, &hidden, host.run.as_ref());
+            host.sockets = found.map_err(ViewError::Sockets)?;
+        }
+        host.covers = covers::of_socket_directories(mounts, &replaced);
+        host.covers.extend(covers::of_host_sockets(mounts, &host.sockets));
+        host.replaced = replaced;
+        Ok(host)
     }
-    Ok(covers)
+
+    /// Makes the guest's own `/run` and the directories of `--private`, and replaces those with too many sockets.
+    fn replace_directories(
+        &self,
+        view: &ViewConfig,
+        directory: Option<&Path>,
+        scratch: &Path,
+        notices: &mut Vec<String>,
+    ) -> Result<(), ViewError> {
+        let fail = || ViewError::system("the guest's own directories");
+        let private = self.own_directories(view, notices);
+        let run = self.run.as_ref().filter(|_| has_own_run(view));
+        let mut replaced: Vec<PathBuf> = private.iter().map(|(path, _)| path.clone()).collect();
+        replaced.extend(run.map(|run| run.path.clone()));
+        // Files of /etc may be links to /run.
+        let named = view.read_only.iter().chain(&view.writable).map(PathBuf::as_path);
+        let named = named.chain(directory).chain(OFTEN_LINKS.map(Path::new));
+        let kept = private::keep(&named.filter_map(real).collect::<Vec<_>>(), &replaced);
+        let kept = kept.map_err(fail())?;
+        for (path, mode) in
+            private.iter().filter(|(path, _)| run.is_none_or(|run| run.path != *path))
+        {
+            covers::cover_directory(path, *mode).map_err(ViewError::option("--private", path))?;
+        }
+        if let Some(run) = run {
+            let is_empty = private.iter().any(|(path, _)| *path == run.path);
+            own_run::mount(run, &replacements(&self.replaced), is_empty, scratch)
+                .map_err(ViewError::system("the guest's /run"))?;
+        }
+        private::show(&kept).map_err(fail())?;
+        Ok(())
+    }
+
+    /// Returns the directories that are replaced by empty ones, with the modes of these.
+    fn own_directories(&self, view: &ViewConfig, notices: &mut Vec<String>) -> Vec<(PathBuf, u32)> {
+        /// Mode of a directory for every user's files.
+        const TEMPORARY: u32 = 0o1777;
+        let mut own = view.private.clone();
+        if view.devices.is_none() && !view.share_runtime {
+            own.push((SHARED_MEMORY.into(), TEMPORARY));
+        }
+        for path in &self.sockets.crowded {
+            notices.push(format!(
+                "{} is empty for the command, because the host's has too many sockets; the working directory and \
+                 paths of --ro and --rw in it are visible",
+                path.display()
+            ));
+            own.push((path.clone(), TEMPORARY));
+        }
+        // The kernel resolves symbolic links, so paths that are compared must have none.
+        let real = own.into_iter().filter_map(|(path, mode)| Some((real(&path)?, mode)));
+        let mut real: Vec<_> = real.filter(|(path, _)| path.is_dir()).collect();
+        real.sort();
+        // A directory within another one is gone with that.
+        real.dedup_by(|within, before| within.0.starts_with(&before.0));
+        real
+    }
+}
+
+/// Returns `true` if the guest gets a `/run` of its own.
+fn has_own_run(view: &ViewConfig) -> bool {
+    let is_named = view.writable.iter().any(|path| path == Path::new(own_run::RUN));
+    view.root.is_none() && !is_named
+}
+
+fn replacements(replaced: &[(PathBuf, u32)]) -> Vec<Replacement<'_>> {
+    replaced.iter().map(|(path, mode)| Replacement { path, mode: *mode }).collect()
+}
+
+/// Returns a path without symbolic links. `None` if it leads nowhere.
+fn real(path: &Path) -> Option<PathBuf> {
+    fs::canonicalize(path).ok()
 }
 
 /// Applies `--root`, `--ro` and `--rw`.
 fn apply_changes(view: &ViewConfig) -> Result<(), ViewError> {
     if let Some(root) = &view.root {
-        mounts::change_root(root).map_err(ViewError::option("--root", root))?;
+        mounts::change_root(root, view.devices.is_none())
+            .map_err(ViewError::option("--root", root))?;
     }
     let mut writable = vec![];
     for path in &view.writable {
-        let tree = covers::detach_copy(path, true).map_err(ViewError::option("--rw", path))?;
-        writable.push((tree, path));
+        let fail = || ViewError::option("--rw", path);
+        let place = fs::canonicalize(path).map_err(fail())?;
+        let tree = covers::detach_copy(&place, true).map_err(fail())?;
+        writable.push((tree, place, path));
     }
     for path in &view.read_only {
         make_read_only(path).map_err(ViewError::option("--ro", path))?;
     }
-    for (tree, path) in writable {
-        covers::attach(&tree, path).map_err(ViewError::option("--rw", path))?;
+    for (tree, place, path) in writable {
+        covers::attach(&tree, &place).map_err(ViewError::option("--rw", path))?;
     }
     Ok(())
 }
@@ -146,39 +277,18 @@ fn apply_hiding(view: &ViewConfig, scratch: &Path) -> Result<(), ViewError> {
     Ok(())
 }
 
-/// Makes a path, and everything mounted below it, read-only.
+/// Makes a path, and everything mounted below it, read-only. A symbolic link stands for its target.
 pub(super) fn make_read_only(path: &Path) -> io::Result<()> {
+    // A mount cannot be attached at a symbolic link.
+    let path = path.canonicalize()?;
     // The root directory is a mount already. A second one over it would leave this process below it, as if in a chroot,
     // where the kernel allows no further user namespace.
-    if path.canonicalize()? != Path::new("/") {
+    if path != Path::new("/") {
         // Make it a mount of its own, with the mounts below it.
-        let tree = covers::detach_copy(path, true)?;
-        covers::attach(&tree, path)?;
+        let tree = covers::detach_copy(&path, true)?;
+        covers::attach(&tree, &path)?;
     }
     namespaces::make_tree_read_only(&CString::new(path.as_os_str().as_bytes())?)
-}
-
-/// Creates the guest's own runtime directory in place of the covered one, with the sockets of its
-/// disks.
-fn mount_own_sockets(view: &ViewConfig, disks: &[OwnedFd]) -> Result<(), ViewError> {
-    let show = || {
-        // Another root directory has its own /run, in which nothing may be left behind.
-        let parent = view.runtime_dir.parent().filter(|_| view.root.is_some() && !disks.is_empty());
-        if let Some(run) = parent {
-            covers::cover_directory(run, 0o755)?;
-        }
-        if view.root.is_none() || !disks.is_empty() {
-            // A guest without disks does not need the directory.
-            let made = covers::make_private_directory(&view.runtime_dir);
-            if !disks.is_empty() {
-                made?;
-            }
-        }
-        let names = view.disks.iter().filter_map(|path| path.file_name());
-        let mut shown = disks.iter().zip(names);
-        shown.try_for_each(|(tree, name)| covers::show_again(tree, &view.runtime_dir.join(name)))
-    };
-    show().map_err(ViewError::system("the sockets of the guest's disks"))
 }
 
 /// Detaches a mount whose files stay mounted at other paths.

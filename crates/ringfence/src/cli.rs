@@ -6,13 +6,13 @@
 pub mod hints;
 mod limits;
 mod pages;
+mod view;
 
 pub use limits::LimitArgs;
 pub use pages::{ManArgs, write_completions};
 
 use std::ffi::OsString;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use ringfence_access::Mode;
@@ -33,7 +33,6 @@ use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
     LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, TerminalChoice, UplinkChoice,
-    ViewOptions,
 };
 use crate::status::StatusArgs;
 use ringfence_driver::xen::args::ServeArgs;
@@ -49,6 +48,7 @@ use ringfence_uplink_process::egress::EgressArgs;
 use ringfence_uplink_process::forward::ForwardSpec;
 use ringfence_uplink_process::local::LocalPrefix;
 use ringfence_uplink_process::network_plan::UplinkAddress;
+use view::ViewArgs;
 
 /// Minimum MTU: every IPv4 host must be able to receive packets of this length (RFC 791, section 3.2).
 const MTU_MIN: i64 = 576;
@@ -334,37 +334,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, value_name = "WHICH", default_value_t, help_heading = heading::ISOLATION)]
     pub terminal: TerminalChoice,
 
-    /// Let the command reach the host's Unix sockets and the directory of your session
-    ///
-    /// Without this option, D-Bus, the display, ssh-agent, gpg-agent, Podman, Docker and all other sockets on
-    /// this computer are hidden, $XDG_RUNTIME_DIR is empty, and the variables that name them are not set.
-    /// Ringfence's own directory is hidden in any case.
-    #[arg(long, help_heading = heading::ISOLATION)]
-    pub share_runtime: bool,
-
-    /// Make this directory the command's root directory
-    ///
-    /// The directory must contain /dev, /proc and /sys, and /run if there are disks. They get the host's devices and
-    /// the guest's own processes and interfaces. Root directory, --ro, --rw, --tmpfs and --hide take effect in this
-    /// order, whatever their order on the command line.
-    #[arg(long, value_name = "DIR", help_heading = heading::ISOLATION)]
-    pub root: Option<PathBuf>,
-
-    /// Make everything below this path read-only; may be given several times
-    #[arg(long = "ro", value_name = "PATH", help_heading = heading::ISOLATION)]
-    pub read_only: Vec<PathBuf>,
-
-    /// Make everything below this path writable, as an exception of --ro; may be given several times
-    #[arg(long = "rw", value_name = "PATH", help_heading = heading::ISOLATION)]
-    pub writable: Vec<PathBuf>,
-
-    /// Replace this directory by an empty one in memory; may be given several times
-    #[arg(long = "tmpfs", value_name = "PATH", help_heading = heading::ISOLATION)]
-    pub empty: Vec<PathBuf>,
-
-    /// Hide this file or directory from the command; may be given several times
-    #[arg(long = "hide", value_name = "PATH", help_heading = heading::ISOLATION)]
-    pub hidden: Vec<PathBuf>,
+    #[command(flatten)]
+    pub view: ViewArgs,
 
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -553,14 +524,7 @@ impl RunArgs {
             host_offload: self.host_offload,
             host_tap: self.host_tap,
             disks: self.disks,
-            view: ViewOptions {
-                share_runtime: self.share_runtime,
-                root: self.root,
-                read_only: self.read_only,
-                writable: self.writable,
-                empty: self.empty,
-                hidden: self.hidden,
-            },
+            view: self.view.into(),
             terminal: self.terminal,
             as_root: self.as_root,
             loudness,

@@ -74,12 +74,37 @@ pub fn unshare(which: Fresh) -> io::Result<()> {
 /// Returns the kernel's error: `EINVAL` if `path` is no mount point, `EBUSY` if a file of it is open for
 /// writing.
 pub fn make_tree_read_only(path: &CStr) -> io::Result<()> {
-    /// Value of `AT_RECURSIVE` in `linux/fcntl.h`.
-    const RECURSIVE: libc::c_int = 0x8000;
-    /// Value of `MOUNT_ATTR_RDONLY` in `linux/mount.h`.
-    const READ_ONLY: u64 = 1;
+    add_mount_attributes(path, RECURSIVE, READ_ONLY)
+}
+
+/// Makes the mount at `path` read-only, and none below it. The device nodes in it stay writable.
+///
+/// # Errors
+///
+/// Returns the kernel's error, as [`make_tree_read_only`].
+pub fn make_mount_read_only(path: &CStr) -> io::Result<()> {
+    add_mount_attributes(path, 0, READ_ONLY)
+}
+
+/// Refuses the use of device nodes in the mount at `path` and in all mounts below it.
+///
+/// # Errors
+///
+/// Returns the kernel's error: `EINVAL` if `path` is no mount point.
+pub fn make_tree_without_devices(path: &CStr) -> io::Result<()> {
+    add_mount_attributes(path, RECURSIVE, NO_DEVICES)
+}
+
+/// Value of `AT_RECURSIVE` in `linux/fcntl.h`.
+const RECURSIVE: libc::c_int = 0x8000;
+/// Value of `MOUNT_ATTR_RDONLY` in `linux/mount.h`.
+const READ_ONLY: u64 = 1;
+/// Value of `MOUNT_ATTR_NODEV` in `linux/mount.h`.
+const NO_DEVICES: u64 = 4;
+
+fn add_mount_attributes(path: &CStr, flags: libc::c_int, set: u64) -> io::Result<()> {
     // `struct mount_attr` of linux/mount.h: set, clear, propagation, user namespace.
-    let attributes: [u64; 4] = [READ_ONLY, 0, 0, 0];
+    let attributes: [u64; 4] = [set, 0, 0, 0];
     // SAFETY: `path` ends with a zero byte, `attributes` has the size that is given; the call only reads
     // both.
     let done = unsafe {
@@ -87,7 +112,7 @@ pub fn make_tree_read_only(path: &CStr) -> io::Result<()> {
             libc::SYS_mount_setattr,
             libc::AT_FDCWD,
             path.as_ptr(),
-            RECURSIVE,
+            flags,
             &raw const attributes,
             size_of_val(&attributes),
         )

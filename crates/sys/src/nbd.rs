@@ -65,6 +65,12 @@ impl NbdDevice {
         Path::new("/dev/nbd0").exists()
     }
 
+    /// Returns the paths of all device nodes.
+    pub fn paths() -> Vec<PathBuf> {
+        let paths = (0..DEVICES).map(path_of);
+        paths.take_while(|path| path.exists()).collect()
+    }
+
     /// Occupies the first free device for an export at the other end of `socket`, on which the handshake is
     /// complete. The same thread must call [`NbdDevice::serve`].
     ///
@@ -73,7 +79,7 @@ impl NbdDevice {
     /// Returns the kernel's error, `EBUSY` if no device is free.
     pub fn take(socket: BorrowedFd<'_>, export: &NbdExport) -> io::Result<NbdDevice> {
         for number in 0..DEVICES {
-            let path = PathBuf::from(format!("/dev/nbd{number}"));
+            let path = path_of(number);
             if !path.exists() {
                 break;
             }
@@ -158,6 +164,10 @@ pub fn is_ready(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let of = |file: &str| std::fs::read_to_string(format!("/sys/block/{name}/{file}"));
     of("pid").is_ok() && of("size").is_ok_and(|size| size.trim() != "0")
+}
+
+fn path_of(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nbd{number}"))
 }
 
 #[cfg(test)]

@@ -2,26 +2,21 @@
 //!
 //! Only the launcher may open files. It opens and locks each file, reads its properties, and passes
 //! the descriptor to the driver domain without keeping it, so that the lock ends with the driver
-//! domain's last I/O. It also creates the socket at which the frontend exports the disk, in the
-//! runtime directory.
+//! domain's last I/O. The socket at which the frontend exports the disk comes from the guest's init
+//! ([`GuestDisks::take_from_guest`]), which makes it where this guest alone has a path to it.
 //!
 //! The launcher also connects to a disk's NBD server, and connects again when the driver domain
 //! requests it. The driver domain cannot choose the server.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
 use ringfence_nbd::client::NbdConnector;
 use ringfence_sandbox::channel::Channel;
-use ringfence_sys::descriptors::refuse_descriptors;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::devices::Device;
 use super::report::Reporter;
@@ -29,14 +24,11 @@ use crate::disk::{DiskSpec, Source, device_variable, uri_of, uri_variable, varia
 use ringfence_driver::switchboard::{
     DISKS_MAX, DiskFrontend, DiskRequest, FromDriver, Medium, ToDriver,
 };
-use ringfence_hostnet::runtime_dir::RuntimeDir;
+use ringfence_guest::disk_socket_name;
 use ringfence_hostnet::text::printable;
 
 /// Time limit for adding a disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Prefix of the sockets' file names.
-const PREFIX: &str = "disk-";
 
 /// Disk that has been opened.
 struct Prepared {
@@ -44,13 +36,15 @@ struct Prepared {
     request: Option<DiskRequest>,
     /// Open file, or connection to the server unless it is made later.
     file: Option<OwnedFd>,
+    /// Listening socket for the frontend, once init has made it.
     socket: Option<OwnedFd>,
-    path: PathBuf,
     frontend: DiskFrontend,
 }
 
-/// Disks of one guest. Dropping it removes their sockets.
+/// Disks of one guest.
 pub(super) struct GuestDisks {
+    /// Directory of the sockets in the guest's view, once init has made it.
+    directory: Option<OwnedFd>,
     /// Nodes of the disks below /dev.
     devices: Vec<Device>,
     list: Vec<Prepared>,
@@ -59,34 +53,22 @@ pub(super) struct GuestDisks {
 }
 
 impl GuestDisks {
-    /// Opens and locks the files, and creates the sockets.
-    pub(super) fn open(
-        specs: &[DiskSpec],
-        directory: &RuntimeDir,
-        reporter: Reporter,
-    ) -> anyhow::Result<GuestDisks> {
+    /// Opens and locks the files.
+    pub(super) fn open(specs: &[DiskSpec], reporter: Reporter) -> anyhow::Result<GuestDisks> {
         ensure!(specs.len() <= DISKS_MAX, "a guest has at most {DISKS_MAX} disks");
-        let mut disks = GuestDisks { devices: vec![], list: vec![], connectors: BTreeMap::new() };
-        let mut found = vec![];
+        let mut disks = GuestDisks {
+            directory: None,
+            devices: vec![],
+            list: vec![],
+            connectors: BTreeMap::new(),
+        };
         for (spec, handle) in specs.iter().zip(0u16..) {
-            found.push((spec.mode, handle, disks.open_source(handle, &spec.source, reporter)?));
-        }
-        if found.is_empty() {
-            return Ok(disks);
-        }
-        // Another launcher's sweep would remove a socket that has no listener yet.
-        let _lock = directory.lock()?;
-        sweep(directory);
-        for (mode, handle, (medium, file)) in found {
-            let (path, socket) = listen(directory.path(), handle)?;
-            refuse_descriptors(&socket)
-                .with_context(|| format!("setting up the socket {}", path.display()))?;
+            let (medium, file) = disks.open_source(handle, &spec.source, reporter)?;
             disks.list.push(Prepared {
-                request: Some(DiskRequest { handle, mode: mode.name().to_owned(), medium }),
+                request: Some(DiskRequest { handle, mode: spec.mode.name().to_owned(), medium }),
                 file,
-                socket: Some(socket.into()),
-                path,
-                frontend: DiskFrontend::of(mode),
+                socket: None,
+                frontend: DiskFrontend::of(spec.mode),
             });
         }
         Ok(disks)
@@ -116,9 +98,28 @@ impl GuestDisks {
         }
     }
 
-    /// Returns the paths of the sockets.
-    pub(super) fn sockets(&self) -> Vec<PathBuf> {
-        self.list.iter().map(|disk| disk.path.clone()).collect()
+    /// Returns the number of disks.
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Takes the directory of the sockets, and the socket of each disk, from the descriptors that the guest's init sent
+    /// first. Returns the rest. `None` if there are too few.
+    pub(super) fn take_from_guest(&mut self, fds: Vec<OwnedFd>) -> Option<Vec<OwnedFd>> {
+        let mut fds = fds.into_iter();
+        if !self.list.is_empty() {
+            self.directory = Some(fds.next()?);
+        }
+        for disk in &mut self.list {
+            disk.socket = Some(fds.next()?);
+        }
+        Some(fds.collect())
+    }
+
+    /// Returns the path of a disk's socket for this process.
+    fn socket_path(&self, number: usize) -> Option<PathBuf> {
+        let directory = self.directory.as_ref()?.as_raw_fd();
+        Some(Path::new("/proc/self/fd").join(directory.to_string()).join(disk_socket_name(number)))
     }
 
     /// Sends the disks to the driver domain.
@@ -171,8 +172,9 @@ impl GuestDisks {
     /// variables that name them.
     pub(super) fn make_devices(&mut self, reporter: Reporter) -> Vec<(String, String)> {
         let mut environment = vec![];
-        for (disk, number) in self.list.iter().zip(0..) {
-            match Device::of(&disk.path) {
+        for number in 0..self.len() {
+            let Some(socket) = self.socket_path(number) else { continue };
+            match Device::of(&socket) {
                 Ok(Some(device)) => {
                     let path = device.path().display().to_string();
                     reporter.step(format_args!("disk {number} is {path}, too"));
@@ -188,6 +190,11 @@ impl GuestDisks {
             }
         }
         environment
+    }
+
+    /// Returns the paths of the nodes below /dev.
+    pub(super) fn device_paths(&self) -> Vec<PathBuf> {
+        self.devices.iter().map(|device| device.path().to_owned()).collect()
     }
 
     /// Flushes and ends the nodes below /dev. Call it while the disks are exported; it fails at
@@ -206,103 +213,31 @@ impl GuestDisks {
 
     /// Returns the environment variables that name the sockets in the command's view, and their NBD addresses.
     pub(super) fn environment(&self, directory: &Path) -> Vec<(String, String)> {
-        let names = self.list.iter().filter_map(|disk| disk.path.file_name());
-        let paths = names.map(|name| directory.join(name).display().to_string());
-        let both = |(number, path): (usize, String)| {
+        let both = |number: usize| {
+            let path = directory.join(disk_socket_name(number)).display().to_string();
             [(uri_variable(number), uri_of(&path)), (variable(number), path)]
         };
-        paths.enumerate().flat_map(both).collect()
+        (0..self.len()).flat_map(both).collect()
     }
-}
-
-impl Drop for GuestDisks {
-    fn drop(&mut self) {
-        for disk in &self.list {
-            let _ = std::fs::remove_file(&disk.path);
-        }
-    }
-}
-
-/// Creates a socket under a free name. Launchers of several PID namespaces may have the same
-/// process id.
-fn listen(directory: &Path, handle: u16) -> anyhow::Result<(PathBuf, UnixListener)> {
-    /// Maximum number of launchers with the same process id.
-    const NAMES_MAX: u32 = 1000;
-    let own = format!("{PREFIX}{}", std::process::id());
-    for number in 0..NAMES_MAX {
-        let namesake = if number == 0 { String::new() } else { format!(".{number}") };
-        let path = directory.join(format!("{own}{namesake}-{handle}"));
-        match UnixListener::bind(&path) {
-            Ok(socket) => return Ok((path, socket)),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => {
-                return Err(error).with_context(|| format!("making the socket {}", path.display()));
-            }
-        }
-    }
-    bail!("{}: too many sockets {own}", directory.display())
-}
-
-/// Removes the sockets of launchers that were killed, which have no listener.
-fn sweep(directory: &RuntimeDir) {
-    let Ok(entries) = std::fs::read_dir(directory.path()) else { return };
-    for entry in entries.flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
-            continue;
-        }
-        let refused = is_refused(&entry.path());
-        if refused {
-            let _ = std::fs::remove_file(entry.path());
-        }
-    }
-}
-
-/// Returns `true` if no process listens at the socket. Does not block on a listener with a full
-/// queue.
-fn is_refused(path: &Path) -> bool {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let connected = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .and_then(|socket| rustix::net::connect(&socket, &SocketAddrUnix::new(path)?));
-    connected == Err(Errno::CONNREFUSED)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use ringfence_sys::descriptors::testing::assert_descriptors_are_refused;
-
     use super::super::report::Loudness;
     use super::*;
 
     #[test]
-    fn descriptor_to_the_socket_of_a_disk_is_refused() {
-        let outer = tempfile::tempdir().unwrap();
-        let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
-        let image = outer.path().join("image");
+    fn disk_without_its_socket_from_the_guest_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let image = directory.path().join("image");
         std::fs::write(&image, [0; 4096]).unwrap();
         let spec = image.display().to_string().parse().unwrap();
-        let disks = GuestDisks::open(&[spec], &directory, Reporter::new(Loudness::Quiet)).unwrap();
-        assert_descriptors_are_refused(UnixStream::connect(&disks.list[0].path).unwrap());
-    }
-
-    #[test]
-    fn socket_name_in_use_gets_a_number() {
-        let directory = tempfile::tempdir().unwrap();
-        let (first, _listener) = listen(directory.path(), 3).unwrap();
-        let (second, _other) = listen(directory.path(), 3).unwrap();
-        assert_ne!(first, second);
-        assert!(second.to_string_lossy().ends_with(".1-3"), "{}", second.display());
-    }
-
-    #[test]
-    fn sweep_removes_sockets_without_a_listener_alone() {
-        let outer = tempfile::tempdir().unwrap();
-        let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
-        let (kept, _listener) = listen(directory.path(), 0).unwrap();
-        let (stale, listener) = listen(directory.path(), 1).unwrap();
-        drop(listener);
-        sweep(&directory);
-        assert!(kept.exists() && !stale.exists());
+        let mut disks = GuestDisks::open(&[spec], Reporter::new(Loudness::Quiet)).unwrap();
+        let open = |number| -> Vec<OwnedFd> {
+            (0..number).map(|_| std::fs::File::open(&image).unwrap().into()).collect()
+        };
+        assert!(disks.take_from_guest(open(1)).is_none());
+        assert_eq!(disks.take_from_guest(open(5)).map(|rest| rest.len()), Some(3));
+        assert_eq!(disks.take_sockets().len(), 1);
     }
 }

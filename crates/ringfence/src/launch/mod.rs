@@ -40,7 +40,7 @@ mod view;
 
 pub use options::{LinkChoice, Options, Protect, SwitchChoice, TerminalChoice, UplinkChoice};
 pub use rendezvous::PRIVATE_PREFIX;
-pub use view::ViewOptions;
+pub use view::{PrivatePlace, ViewOptions};
 
 use std::ffi::OsString;
 use std::io;
@@ -78,7 +78,7 @@ const INTERFACE: &str = "eth0";
 
 /// Message for a command with the rights of root.
 const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
-                       except kernel settings; --root, --ro and --hide limit that";
+                       except devices and kernel settings; --root, --ro, --hide and --private limit that";
 
 /// Returns the arguments of this program for a quiet guest on a switch without an uplink. More
 /// options may follow, then `--` and the command.
@@ -150,10 +150,12 @@ impl<'a> Launch<'a> {
         }
         let cgroup = OwnCgroup::create(&options.limits, self.reporter)?;
         let guest = self.begin_guest(&cgroup)?;
+        // The guest's domain starts meanwhile.
+        let host = view::HostFacts::examine(options);
         if !options.has_switch() && options.disks.is_empty() {
-            return self.run_without_driver(cgroup, guest, &directory, uplink, terminal);
+            return self.run_without_driver(cgroup, guest, &directory, uplink, terminal, host);
         }
-        let mut disks = GuestDisks::open(&options.disks, &directory, self.reporter)?;
+        let mut disks = GuestDisks::open(&options.disks, self.reporter)?;
         let queues = worker_count(options.queues);
         let make = |name| Tap::create_queues(name, queues);
         let mut host_taps = options.host_tap.as_deref().map(make).transpose()?;
@@ -184,7 +186,7 @@ impl<'a> Launch<'a> {
         let uplink = self.unless_overlapping(uplink, &attachment.attached.addresses);
         disks.attach(&attachment.driver_channel)?;
         let environment = disks.environment(&view::runtime_dir_of_guest(options, &directory));
-        let view = view::config(options, &directory, &disks)?;
+        let view = view::config(options, &directory, disks.len(), host)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let parts = GuestParts { attachment: Some(attachment), disks, uplink, cgroup };
         let mut processes = GuestProcesses::new(reporter, signals, &directory, options, parts);
@@ -221,10 +223,11 @@ impl<'a> Launch<'a> {
         directory: &RuntimeDir,
         uplink: Option<Uplink>,
         terminal: Option<CommandTerminal>,
+        host: view::HostFacts,
     ) -> anyhow::Result<u8> {
         let options = self.options;
-        let disks = GuestDisks::open(&[], directory, self.reporter)?;
-        let view = view::config(options, directory, &disks)?;
+        let disks = GuestDisks::open(&[], self.reporter)?;
+        let view = view::config(options, directory, disks.len(), host)?;
         let (reporter, signals) = (self.reporter, &self.signals);
         let parts = GuestParts { attachment: None, disks, uplink, cgroup };
         let mut processes = GuestProcesses::new(reporter, signals, directory, options, parts);

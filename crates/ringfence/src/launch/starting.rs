@@ -115,12 +115,26 @@ impl GuestProcesses<'_> {
         loop {
             match self.next(Some(deadline)) {
                 ProcessEvent::Guest(
-                    FromGuest::Ready { offloads, uplink_offloads, remarks, terminal, stdin },
+                    FromGuest::Ready {
+                        offloads,
+                        uplink_offloads,
+                        remarks,
+                        notices,
+                        terminal,
+                        stdin,
+                    },
                     fds,
                 ) => {
-                    let mut fds = fds.into_vec();
+                    let Some(mut fds) = self.disks.take_from_guest(fds.into_vec()) else {
+                        return Err(Outcome::failed(
+                            "the guest: the sockets of its disks are missing",
+                        ));
+                    };
                     self.take_stdin(if stdin { fds.pop() } else { None });
                     self.connect_terminal(if terminal { fds.pop() } else { None })?;
+                    for notice in notices {
+                        self.reporter.summary(printable(&notice));
+                    }
                     for remark in remarks {
                         self.reporter.step(remark);
                     }
@@ -237,7 +251,8 @@ impl GuestProcesses<'_> {
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
         let foreground = self.terminal.as_mut().is_some_and(CommandTerminal::start);
-        self.send_to_guest(&ToGuest::Start { environment, foreground }, &[])?;
+        let devices = self.disks.device_paths();
+        self.send_to_guest(&ToGuest::Start { environment, foreground, devices }, &[])?;
         if let Some(guest) = self.guest.state_mut() {
             guest.settles = Some(Instant::now() + SETTLES_WITHIN);
         }

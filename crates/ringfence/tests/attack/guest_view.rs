@@ -10,6 +10,10 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::PathBuf;
 use std::process::Command;
 
+use ringfence_block::storage::Disk;
+use ringfence_block::storage::testing::Driver;
+use ringfence_nbd::client::{NbdAddress, NbdDisk, NbdOptions};
+
 use crate::require;
 use crate::support::MOMENT;
 use crate::support::needs::Need;
@@ -93,22 +97,71 @@ fn command_reaches_its_own_disks_and_nobody_elses() {
     for site in Site::all() {
         let other = site.bystander(&format!("--disk {}", site.image("other.img")));
         let path = crate::support::disks::socket_of(&site.lab, &other);
-        assert!(path.exists(), "{}", path.display());
         let script = format!(
             "import os,socket
 def connect(path):
     try:
         socket.socket(socket.AF_UNIX).connect(path)
         return 'connected'
-    except OSError as error:
+    except OSError:
         return 'refused'
-print(connect(os.environ['RINGFENCE_DISK0']), connect('{}'), len(os.listdir('{}')))",
-            path.display(),
-            site.lab.runtime_dir().display()
+own = os.environ['RINGFENCE_DISK0']
+print(connect(own), connect('{}'), os.listdir(os.path.dirname(own)))",
+            path.display()
         );
         let options = format!("--disk {}", site.image("own.img"));
         let said = site.run(&options, &["python3", "-c", &script]).succeed(MOMENT);
-        assert_eq!(said, "connected refused 1\n");
+        assert_eq!(said, "connected refused ['disk0']\n");
+        assert!(!site.lab.runtime_dir().join("disk0").exists(), "the host has a path to a disk");
+    }
+}
+
+/// Connects to every socket below the directories that are named, and prints those that answer as an NBD server does.
+const FIND_DISKS: &str = "import os,socket,stat,sys,time
+print('ready', flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+for top in sys.argv[2:]:
+    for directory, _, names in os.walk(top):
+        for name in names:
+            path = os.path.join(directory, name)
+            try:
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    client = socket.socket(socket.AF_UNIX)
+                    client.settimeout(2)
+                    client.connect(path)
+                    if client.recv(8) == b'NBDMAGIC':
+                        print(path)
+            except OSError:
+                pass
+print('end')";
+
+#[test]
+fn disk_of_a_later_guest_with_another_runtime_directory_is_not_reached() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    for site in Site::all() {
+        let without = ["env", "--unset=XDG_RUNTIME_DIR"];
+        for (attacker, victim) in [(&without[..], &[][..]), (&[][..], &without[..])] {
+            let go = site.lab.file("go");
+            let _ = std::fs::remove_file(&go);
+            let places = [
+                go,
+                site.session(),
+                "/run".into(),
+                format!("/tmp/ringfence-{}", site.ids().0).into(),
+            ];
+            let find = places.iter().map(|path| path.to_str().unwrap());
+            let find: Vec<&str> = ["python3", "-c", FIND_DISKS].into_iter().chain(find).collect();
+            let attacker = site.run_with(attacker, "--switch none", &find);
+            attacker.wait_for_output("ready");
+            let options = format!("--switch none --disk {}", site.image("victim.img"));
+            let script = "test -S $RINGFENCE_DISK0 && echo served && sleep 600";
+            let victim = site.run_with(victim, &options, &["sh", "-c", script]);
+            victim.wait_for_output("served");
+            std::fs::write(&places[0], "").unwrap();
+            assert_eq!(attacker.succeed(MOMENT), "ready\nend\n");
+            victim.end();
+        }
     }
 }
 
@@ -193,7 +246,10 @@ fn kernel_settings_cannot_be_changed_by_the_command() {
 libc = ctypes.CDLL(None, use_errno=True)
 files = ['/proc/sys/kernel/core_pattern', '/proc/sys/vm/drop_caches', '/proc/sysrq-trigger', '/proc/irq/default_smp_affinity',
     '/sys/kernel/mm/transparent_hugepage/enabled', '/sys/kernel/mm/ksm/run', '/sys/kernel/rcu_expedited', '/sys/power/state',
-    '/sys/module/kernel/parameters/panic', '/dev/mem', '/dev/kmsg' if os.stat('/dev/kmsg').st_mode & 2 == 0 and os.getuid() else '/dev/mem']
+    '/sys/module/kernel/parameters/panic', '/dev/mem']
+# The log may be written by the command of an ordinary user whom the host allows it.
+if not os.path.exists('/dev/kmsg') or os.stat('/dev/kmsg').st_mode & 2 == 0 and os.getuid():
+    files.append('/dev/kmsg')
 def writable():
     found = []
     for path in files:
@@ -387,17 +443,22 @@ fn disks_of_launchers_with_one_process_id_are_kept_apart() {
     let wrapper =
         ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", "\"$@\"; exit $?", "sh"];
     let start = |image: &str| {
-        let options = format!("--disk {}", site.image(image));
+        let path = site.image(image);
+        std::fs::write(&path, vec![if image == "first.img" { 1 } else { 2 }; 1 << 20]).unwrap();
+        let options = format!("--disk {path}");
         let script = "echo up $RINGFENCE_DISK0; test -S $RINGFENCE_DISK0; sleep 600";
         let guest = site.run_with(&wrapper, &options, &["sh", "-c", script]);
         guest.wait_for_output("up ");
         guest
     };
     let (first, second) = (start("first.img"), start("second.img"));
-    assert_ne!(first.stdout.text(), second.stdout.text());
-    let sockets = std::fs::read_dir(site.lab.runtime_dir()).unwrap().flatten();
-    let disks = sockets.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk-"));
-    assert_eq!(disks.count(), 2);
+    let read = |guest: &crate::support::Running| {
+        let path = crate::support::disks::socket_of(&site.lab, guest);
+        let address = NbdAddress::Unix { path, name: String::new(), tls: None };
+        let disk = NbdDisk::open(&address, &NbdOptions::default()).unwrap();
+        Driver::new(disk.queue(1).unwrap()).read(0, 4096).unwrap()[0]
+    };
+    assert_eq!([read(&first), read(&second)], [1, 2], "each guest has its own disk");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+mod guest_devices;
+mod guest_sockets;
 mod guest_view;
 mod job;
 mod kernel_objects;

@@ -165,6 +165,6 @@ fn invalid_disk_is_refused_before_guest_starts() {
 
 fn sockets(lab: &Lab) -> Vec<PathBuf> {
     let entries = fs::read_dir(lab.runtime_dir()).into_iter().flatten().flatten();
-    let disks = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk-"));
+    let disks = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk"));
     disks.map(|entry| entry.path()).collect()
 }

@@ -26,9 +26,20 @@ pub fn rounds(few: u64) -> u64 {
     wanted.map_or(few, |number| number.parse().unwrap())
 }
 
-/// Returns the path of the socket of a guest's first disk.
+/// Returns a path to the socket of a guest's first disk. The socket has a path in the guest's view alone, so it is reached
+/// through the root directory of the guest's command.
 pub fn socket_of(lab: &Lab, guest: &Running) -> PathBuf {
-    lab.runtime_dir().join(format!("disk-{}-0", guest.pid().as_raw_nonzero()))
+    let below = lab.runtime_dir().join("disk0");
+    let below = below.strip_prefix("/").unwrap();
+    let find = || {
+        let processes = guest.processes().into_iter();
+        let mut paths = processes.map(|process| {
+            PathBuf::from(format!("/proc/{}/root", process.pid.as_raw_nonzero())).join(below)
+        });
+        paths.find(|path| path.exists())
+    };
+    assert!(eventually(MOMENT, || find().is_some()), "the guest has no disk");
+    find().expect("the disk's socket is gone again")
 }
 
 /// Starts a guest that does nothing, and opens its disk. A request fails after three seconds.

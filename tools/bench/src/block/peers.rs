@@ -263,12 +263,15 @@ impl SocketDirectory {
         self.0.join("nbd")
     }
 
-    /// Returns the socket of the only disk of the only guest.
-    fn guests_socket(&self) -> Option<PathBuf> {
-        let entries = fs::read_dir(self.0.join("ringfence")).ok()?.flatten();
-        let mut disks =
-            entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("disk-"));
-        Some(disks.next()?.path())
+    /// Returns the socket of the only disk of the guest of a launcher. It has a path in the guest's view alone, so it is
+    /// reached through the root directory of the guest's command.
+    fn guests_socket(&self, launcher: u32) -> Option<PathBuf> {
+        let below = self.0.join("ringfence").join("disk0");
+        let below = below.strip_prefix("/").ok()?;
+        let tree = tree_of(launcher, &processes().ok()?);
+        let mut paths =
+            tree.iter().map(|pid| PathBuf::from(format!("/proc/{pid}/root")).join(below));
+        paths.find(|path| path.exists())
     }
 }
 
@@ -291,7 +294,7 @@ impl Running {
         let options = NbdOptions { connect: Duration::from_secs(5), ..NbdOptions::default() };
         loop {
             let socket = match self.server {
-                DiskServer::Ringfence(_) => place.guests_socket(),
+                DiskServer::Ringfence(_) => place.guests_socket(self.child.id()),
                 DiskServer::Other(_) => Some(place.socket()),
             };
             if let Some(path) = socket {
@@ -328,6 +331,15 @@ impl Drop for Running {
 /// Returns the CPU time of a process and its descendants in nanoseconds, with the kernel's resolution
 /// of one tick.
 fn cpu_ns(root: u32) -> anyhow::Result<u64> {
+    let processes = processes()?;
+    let tree = tree_of(root, &processes);
+    let ticks: u64 =
+        processes.iter().filter(|(pid, ..)| tree.contains(pid)).map(|(.., ticks)| ticks).sum();
+    Ok(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
+}
+
+/// Returns id, parent and CPU ticks of every process.
+fn processes() -> anyhow::Result<Vec<(u32, u32, u64)>> {
     let mut processes = Vec::new();
     for entry in fs::read_dir("/proc").context("/proc")?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
@@ -337,15 +349,18 @@ fn cpu_ns(root: u32) -> anyhow::Result<u64> {
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
         processes.extend(parse_stat(&stat).map(|(parent, ticks)| (pid, parent, ticks)));
     }
+    Ok(processes)
+}
+
+/// Returns the ids of a process and its descendants.
+fn tree_of(root: u32, processes: &[(u32, u32, u64)]) -> Vec<u32> {
     let mut tree = vec![root];
     let mut at = 0;
     while let Some(parent) = tree.get(at).copied() {
         tree.extend(processes.iter().filter(|(_, of, _)| *of == parent).map(|(pid, ..)| *pid));
         at += 1;
     }
-    let ticks: u64 =
-        processes.iter().filter(|(pid, ..)| tree.contains(pid)).map(|(.., ticks)| ticks).sum();
-    Ok(ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1))
+    tree
 }
 
 /// Parses a line of `/proc/PID/stat`: the parent, and ticks in user and kernel mode.
