@@ -1,7 +1,7 @@
 //! Linux interfaces that the other crates share: ioctl wrappers, sockets, namespaces, clocks, counters.
 //!
 //! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`],
-//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`], [`terminal`]) or serves threads that poll
+//! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`code`], [`terminal`], [`seccomp`]) or serves threads that poll
 //! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
@@ -21,6 +21,7 @@ pub mod nbd;
 pub mod pace;
 pub mod poll;
 pub mod rules;
+pub mod seccomp;
 pub mod signals;
 pub mod socket;
 pub mod tap;
