@@ -29,6 +29,7 @@
 //! * [`supervisor`]: main function of the supervisor process.
 //! * [`isolation`]: stages by which an inner process or a daemon confines itself; seccomp and
 //!   Landlock lists.
+//! * [`command_filter`]: system-call filter of a guest's command.
 //! * [`ids`]: id maps of user namespaces. [`signals`]: signals as a descriptor.
 //! * [`channel`]: messages with descriptors. [`owned_child`]: child processes that end with their
 //!   owner.
@@ -50,6 +51,7 @@
 //! ```
 
 pub mod channel;
+pub mod command_filter;
 mod ending;
 pub mod ids;
 pub mod isolation;
