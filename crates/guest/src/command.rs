@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Pid;
 
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::signals;
 use ringfence_sandbox::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
 
@@ -74,17 +75,19 @@ impl Variables {
 }
 
 /// Starts the command in this process's group, session and directory, with its standard output and
-/// standard error. `blocked` are the signals that the command has blocked.
+/// standard error, under a filter of system calls. `blocked` are the signals that the command has blocked.
 pub(crate) fn start(
     command: &[OsString],
     stdin: OwnedFd,
     blocked: &[i32],
     variables: &Variables,
+    filter: &CommandFilter,
 ) -> Result<Pid, StartError> {
     let (program, arguments) = command.split_first().ok_or(StartError::Nothing)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::from(stdin));
     variables.apply(&mut command);
+    filter.hold(&mut command);
     let child = signals::with_blocked(blocked, || command.spawn()).and_then(|spawned| spawned);
     let child = child.map_err(|source| StartError::of(program, source))?;
     // Init reaps the command with all other children. Dropping this handle neither waits nor kills.

@@ -63,4 +63,15 @@ pub struct ViewConfig {
     pub empty: Vec<PathBuf>,
     /// Directories and files made invisible.
     pub hidden: Vec<PathBuf>,
+    /// View of `--strict`. `read_only` then has the root directory.
+    pub strict: Option<StrictView>,
+}
+
+/// Parts of a view under `--strict`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StrictView {
+    /// Directories replaced by empty ones, as far as they exist.
+    pub empty: Vec<PathBuf>,
+    /// Paths that stay visible in these, as far as they exist, and `true` for those that are writable.
+    pub shown: Vec<(PathBuf, bool)>,
 }

@@ -35,6 +35,7 @@ pub mod names;
 mod network;
 pub mod relay_sockets;
 pub mod session;
+mod strict;
 mod view;
 
 use std::ffi::OsString;
@@ -61,6 +62,7 @@ use crate::names::store::StoreNames;
 use ringfence_hostnet::interface::ResolverConfig;
 use ringfence_hostnet::name_files::FILE_MAX;
 use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::Signals;
@@ -151,22 +153,15 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
         follow_host(guest.name_files.as_ref(), hosts, resolver, fds)?;
         order = channel.receive()?;
     }
-    let more = match order.0 {
-        ToGuest::Start { environment } => environment,
+    let (more, filter) = match order {
+        (ToGuest::Start { environment }, fds) => (environment, received_filter(fds)?),
         // The command does not run yet. A signal that would end it ends the guest.
-        ToGuest::Signal(number) => {
+        (ToGuest::Signal(number), _) => {
             let ending = Ending::Killed(number);
             channel.send(&FromGuest::Ended(ending), &[])?;
             return Ok(ending);
         }
-        ToGuest::SetUp { .. }
-        | ToGuest::Names { .. }
-        | ToGuest::Sockets
-        | ToGuest::Listening { .. }
-        | ToGuest::Exec { .. }
-        | ToGuest::ExecSignal { .. } => {
-            return Err(SetUpError::Protocol.into());
-        }
+        _ => return Err(SetUpError::Protocol.into()),
     };
     let variables = command::Variables {
         set: [&config.environment[..], &more].concat(),
@@ -175,7 +170,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     limits::lower_open_files(config.open_files)
         .map_err(|error| InitFailure::from(SetUpError::system("RLIMIT_NOFILE")(error)))?;
     let own_sockets = names::tcp_sockets();
-    let pid = command::start(command, stdin, &config.blocked_signals, &variables)
+    let pid = command::start(command, stdin, &config.blocked_signals, &variables, &filter)
         .map_err(|error| InitFailure { status: error.status(), why: error.to_string() })?;
     channel.send(&FromGuest::Running, &[])?;
     if let Some(stub) = guest.stub {
@@ -185,6 +180,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     let mut further = Further {
         blocked: &config.blocked_signals,
         variables: &variables,
+        filter: &filter,
         sessions: Sessions::default(),
         name_files: guest.name_files.as_ref(),
     };
@@ -194,6 +190,12 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
     }
     channel.send(&FromGuest::Ended(ending), &[])?;
     Ok(ending)
+}
+
+/// Returns the filter of the guest's commands, which comes with the order to start.
+fn received_filter(fds: Descriptors) -> Result<CommandFilter, SetUpError> {
+    let [file] = fds.exactly::<1>().map_err(|_| SetUpError::Protocol)?;
+    CommandFilter::from_file(file).map_err(SetUpError::system("the filter of system calls"))
 }
 
 /// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
@@ -339,6 +341,7 @@ fn protect_init() -> Result<(), SetUpError> {
 struct Further<'a> {
     blocked: &'a [i32],
     variables: &'a command::Variables,
+    filter: &'a CommandFilter,
     sessions: Sessions,
     name_files: Option<&'a SharedNameFiles>,
 }
@@ -355,7 +358,8 @@ impl Further<'_> {
         let stdio = fds.exactly::<3>().map_err(|found| format!("{found} descriptors, not 3"))?;
         let mut variables = self.variables.clone();
         variables.set.extend(environment);
-        let started = self.sessions.start(id, command, stdio, self.blocked, &variables);
+        let started =
+            self.sessions.start(id, command, stdio, self.blocked, &variables, self.filter);
         started.map_err(|error| error.to_string())
     }
 }

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::{Ending, STATUS_FAILED, signals};
 use rustix::process::Pid;
 
@@ -33,6 +34,7 @@ impl Sessions {
         stdio: [OwnedFd; 3],
         blocked: &[i32],
         variables: &Variables,
+        filter: &CommandFilter,
     ) -> io::Result<()> {
         if self.running.len() >= COMMANDS_MAX {
             return Err(io::Error::other(format!("the guest has {COMMANDS_MAX} further commands")));
@@ -43,6 +45,7 @@ impl Sessions {
         session.arg0("ringfence").args(["internal", "session", "--"]).args(command);
         session.stdin(stdin).stdout(stdout).stderr(stderr);
         variables.apply(&mut session);
+        filter.hold(&mut session);
         let child = signals::with_blocked(blocked, || session.spawn())??;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         self.running.extend(pid.map(|pid| (pid, id)));

@@ -9,7 +9,7 @@
 //!                           the guest's. Init and the command run here
 //! ```
 //!
-//! Order of the changes: `--root`, `--ro` with the exceptions of `--rw`, `--tmpfs`, `--hide`; then
+//! Order of the changes: `--root`, `--ro` with the exceptions of `--rw`, `--strict`, `--tmpfs`, `--hide`; then
 //! the covers, so that no option uncovers anything. A cover that cannot be made ends the guest.
 //! Optional changes that fail are left out with a remark.
 
@@ -26,6 +26,7 @@ use crate::config::{GuestConfig, ViewConfig};
 use crate::covers::{self, Cover, CoverError};
 use crate::locations::{self, Mounts};
 use crate::mounts;
+use crate::strict::{Kept, StrictError};
 
 /// Errors that prevent the view.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,8 @@ pub(super) enum ViewError {
     Option { option: &'static str, path: PathBuf, source: io::Error },
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Strict(#[from] StrictError),
     #[error("mounts: {0}")]
     Mounts(#[from] io::Error),
 }
@@ -108,11 +111,12 @@ fn choose_covers(
     Ok(covers)
 }
 
-/// Applies `--root`, `--ro` and `--rw`.
+/// Applies `--root`, `--ro`, `--rw` and `--strict`.
 fn apply_changes(view: &ViewConfig) -> Result<(), ViewError> {
     if let Some(root) = &view.root {
         mounts::change_root(root).map_err(ViewError::option("--root", root))?;
     }
+    let kept = view.strict.as_ref().map(Kept::of).transpose()?;
     let mut writable = vec![];
     for path in &view.writable {
         let tree = covers::detach_copy(path, true).map_err(ViewError::option("--rw", path))?;
@@ -124,7 +128,7 @@ fn apply_changes(view: &ViewConfig) -> Result<(), ViewError> {
     for (tree, path) in writable {
         covers::attach(&tree, path).map_err(ViewError::option("--rw", path))?;
     }
-    Ok(())
+    Ok(kept.map_or(Ok(()), Kept::apply)?)
 }
 
 /// Applies `--tmpfs` and `--hide`.

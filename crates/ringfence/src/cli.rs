@@ -30,7 +30,8 @@ use crate::disk::DiskSpec;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
-    LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice, ViewOptions,
+    FilterArgs, LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, UplinkChoice,
+    ViewOptions,
 };
 use crate::status::StatusArgs;
 use ringfence_driver::xen::args::ServeArgs;
@@ -332,6 +333,9 @@ pub struct RunArgs {
     #[arg(long, help_heading = heading::ISOLATION)]
     pub share_runtime: bool,
 
+    #[command(flatten)]
+    pub filter: FilterArgs,
+
     /// Make this directory the command's root directory
     ///
     /// The directory must contain /dev, /proc and /sys, and /run if there are disks. They get the host's devices and
@@ -553,6 +557,7 @@ impl RunArgs {
                 empty: self.empty,
                 hidden: self.hidden,
             },
+            filter: self.filter.into_options(),
             as_root: self.as_root,
             loudness,
             command: self.command,
@@ -642,6 +647,9 @@ mod tests {
             "--publish-default moon",
             "--host-tap a/b",
             "--disk x,cache=fast",
+            "--allow-family tokenring",
+            "--strict --as-root",
+            "--strict --share-runtime",
             "--host-tap 1234567890123456",
             "-q -v",
         ] {

@@ -96,6 +96,7 @@ mod tests {
             ports: Vec::new(),
             disks: Vec::new(),
             pages: LentPages::Small,
+            filter: "default".to_owned(),
             since: 0,
         };
         Row { pid, memory: None, egress, guest }

@@ -205,6 +205,7 @@ mod tests {
             ports: vec!["8080:80".to_owned()],
             disks: vec![],
             pages: LentPages::Small,
+            filter: "default".to_owned(),
             since: 100,
         };
         let egress = Some(EgressTotals { pins: 9, ..EgressTotals::default() });

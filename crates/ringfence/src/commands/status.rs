@@ -117,6 +117,7 @@ impl fmt::Display for Table<'_> {
         }
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
+        line(f, "system calls", &guest.filter)?;
         line(f, "lent memory", &guest.pages.to_string())?;
         if let Some(windows) = windows {
             let share = windows.reused_share();
@@ -172,6 +173,7 @@ mod tests {
             ports: vec![],
             disks: vec!["d.img".to_owned()],
             pages: LentPages::Huge,
+            filter: "default, families vsock".to_owned(),
             since: 0,
         };
         let mut counters = Counters::default();
@@ -202,6 +204,7 @@ mod tests {
             "switch:         blue: 10.0.0.2/16\n",
             "host's network: none\n",
             "egress:         0 connections allowed, 0 denied",
+            "system calls:   default, families vsock\n",
             "lent memory:    huge pages of 2 MiB\n",
             "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",
             "vif2.0:         20 KiB sent to the switch, 7 B received\n",

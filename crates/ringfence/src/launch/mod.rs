@@ -19,6 +19,7 @@ mod devices;
 mod disks;
 mod ends;
 mod events;
+mod filter;
 mod guest_processes;
 mod host_names;
 mod messages;
@@ -34,6 +35,7 @@ mod terminal;
 mod uplink;
 mod view;
 
+pub use filter::FilterArgs;
 pub use options::{LinkChoice, Options, Protect, SwitchChoice, UplinkChoice};
 pub use rendezvous::PRIVATE_PREFIX;
 pub use view::ViewOptions;
@@ -64,6 +66,7 @@ use ringfence_hostnet::address::{Address, list};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::interface::InterfaceConfig;
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::{self, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
@@ -105,6 +108,7 @@ struct Launch<'a> {
     /// Limit of open files that the command gets.
     open_files: Option<u64>,
     command: Vec<OsString>,
+    filter: CommandFilter,
 }
 
 impl<'a> Launch<'a> {
@@ -122,7 +126,20 @@ impl<'a> Launch<'a> {
         } else {
             options.command.clone()
         };
-        Ok(Launch { options, reporter, signals, blocked, terminal, inherited, open_files, command })
+        let is_root = options.ids().is_none();
+        let (filter, remarks) = CommandFilter::new(&options.filter, is_root)?;
+        remarks.iter().for_each(|remark| reporter.step(remark));
+        Ok(Launch {
+            options,
+            reporter,
+            signals,
+            blocked,
+            terminal,
+            inherited,
+            open_files,
+            command,
+            filter,
+        })
     }
 
     fn run(self) -> anyhow::Result<u8> {
@@ -229,6 +246,9 @@ impl<'a> Launch<'a> {
             self.reporter.summary_in_lines(AS_ROOT);
         }
         let config = self.guest_config(&processes, environment, view);
+        if let Some(state) = processes.guest.state_mut() {
+            state.filter = self.filter.clone();
+        }
         let ended = processes.run(&self.command, guest, &config);
         // In this order: after the processes have ended, the terminal belongs to the launcher
         // again.

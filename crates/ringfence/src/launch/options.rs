@@ -7,6 +7,7 @@ use ringfence_access::Mode;
 use ringfence_access::window::Revocation;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::staging::TxStaging;
+use ringfence_sandbox::command_filter::FilterOptions;
 use ringfence_sandbox::ids::OwnIds;
 use ringfence_uplink::udp::multicast::service::Service;
 
@@ -126,6 +127,8 @@ pub struct Options {
     pub host_tap: Option<String>,
     pub disks: Vec<DiskSpec>,
     pub view: ViewOptions,
+    /// System calls that the command may make.
+    pub filter: FilterOptions,
     /// Makes the command of an ordinary user root of its namespaces.
     pub as_root: bool,
     /// Amount of messages.

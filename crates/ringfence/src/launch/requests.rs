@@ -8,6 +8,7 @@ use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
+use super::filter;
 use super::guest_processes::{GuestProcesses, Outcome};
 use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
 use ringfence_driver::switchboard::{DriverStats, ToDriver, ToFrontend, WindowLevels};
@@ -229,6 +230,7 @@ impl GuestProcesses<'_> {
             ports: self.uplink().map_or_else(Vec::new, |uplink| uplink.ports.texts()),
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
+            filter: filter::describe(&options.filter),
             since: self.clients.as_ref().map_or(0, Clients::since),
         }
     }

@@ -207,7 +207,10 @@ impl GuestProcesses<'_> {
         self.announce();
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
-        self.send_to_guest(&ToGuest::Start { environment }, &[])?;
+        let filter = self.guest.state().map(|guest| guest.filter.to_file());
+        let filter = filter.transpose().map_err(|error| Outcome::failed(error.to_string()))?;
+        let filter: Vec<_> = filter.iter().map(AsFd::as_fd).collect();
+        self.send_to_guest(&ToGuest::Start { environment }, &filter)?;
         if let Some(guest) = self.guest.state_mut() {
             guest.settles = Some(Instant::now() + SETTLES_WITHIN);
         }

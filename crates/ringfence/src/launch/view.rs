@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ringfence_sandbox::ids;
 
 use super::disks::GuestDisks;
+use super::filter;
 use super::options::Options;
 use ringfence_guest::ViewConfig;
 use ringfence_hostnet::runtime_dir::{self, RuntimeDir};
@@ -59,6 +60,12 @@ pub(super) fn config(
     let view = &options.view;
     let absolute =
         |paths: &[PathBuf]| paths.iter().map(std::path::absolute).collect::<io::Result<Vec<_>>>();
+    let is_strict = options.filter.strict;
+    let strict = is_strict.then(|| filter::strict_view(view)).transpose()?;
+    let mut read_only = absolute(&view.read_only)?;
+    if is_strict {
+        read_only.push("/".into());
+    }
     Ok(ViewConfig {
         runtime_dir: runtime_dir_of_guest(options, directory),
         runtime_dirs: runtime_dir::all_of_user(directory.path(), options.as_root),
@@ -67,10 +74,11 @@ pub(super) fn config(
         share_runtime: view.share_runtime,
         is_host_root: ids::is_host_root()?,
         root: view.root.as_ref().map(std::path::absolute).transpose()?,
-        read_only: absolute(&view.read_only)?,
+        read_only,
         writable: absolute(&view.writable)?,
         empty: absolute(&view.empty)?,
         hidden: absolute(&view.hidden)?,
+        strict,
     })
 }
 
