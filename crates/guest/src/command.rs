@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Pid;
 
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::signals;
 use ringfence_sandbox::{STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND};
 use ringfence_sys::child::{Job, Preparation, prepare};
@@ -82,6 +83,8 @@ pub(crate) struct Properties<'a> {
     /// Signals that a command ignores, besides those that this process ignores.
     pub ignored: &'a [i32],
     pub variables: Variables,
+    /// Filter of system calls.
+    pub filter: &'a CommandFilter,
 }
 
 /// Streams and job of one command.
@@ -104,6 +107,8 @@ pub(crate) fn start(
     properties.variables.apply(&mut command);
     let ignored = properties.ignored.iter().copied().collect();
     prepare(&mut command, Preparation { job: start.job, descriptors: start.descriptors, ignored });
+    // Last: the filter holds for the calls that prepare the command, too.
+    properties.filter.hold(&mut command);
     let spawned = signals::with_blocked(properties.blocked, || command.spawn());
     let child = spawned.and_then(|spawned| spawned);
     let child = child.map_err(|source| StartError::of(program, source))?;

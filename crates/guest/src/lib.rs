@@ -46,16 +46,16 @@ pub mod relay_sockets;
 mod session;
 mod socket_search;
 mod ssh_config;
+mod streams;
 mod terminal;
 mod view;
 
 use std::ffi::OsString;
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ringfence_sys::child::Job;
 use ringfence_sys::descriptors::Descriptors;
 use ringfence_sys::keyring;
 use ringfence_sys::namespaces::{self, Fresh};
@@ -73,16 +73,18 @@ pub use messages::{FromGuest, ListeningPorts, ToGuest};
 pub use network::connect;
 pub use network::{carried, carried_for_host, configure_leg};
 
-use self::command::{Properties, Start};
+use self::command::Properties;
 use self::devices::LateDevices;
 use self::disk_sockets::DiskSockets;
 use self::name_files::SharedNameFiles;
 use self::session::{Reaped, Refusal, Sessions};
+use self::streams::Streams;
 use self::terminal::{CallersTerminal, CommandTerminal};
 use crate::names::store::StoreNames;
 use ringfence_hostnet::interface::ResolverConfig;
 use ringfence_hostnet::name_files::FILE_MAX;
 use ringfence_sandbox::channel::{Channel, ChannelError};
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::ids::{MapWriter, OwnIds};
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::Signals;
@@ -188,6 +190,7 @@ fn run(channel: &Channel, command: &[OsString]) -> Result<Ending, InitFailure> {
         blocked: &config.blocked_signals,
         ignored: &config.ignored_signals,
         variables,
+        filter: &start.filter,
     };
     let fail = |error| InitFailure::from(SetUpError::Terminal(error));
     streams.terminal.restrict().map_err(fail)?;
@@ -221,6 +224,7 @@ struct StartOrder {
     foreground: bool,
     /// Nodes below `/dev` of the guest's disks.
     devices: Vec<PathBuf>,
+    filter: CommandFilter,
 }
 
 /// Waits for the order to start the command. Returns its end if a signal came first: one that would end it ends the guest.
@@ -231,8 +235,9 @@ fn wait_for_start(
     loop {
         match channel.receive::<ToGuest>()? {
             (ToGuest::Names { hosts, resolver }, fds) => follow_host(files, hosts, resolver, fds)?,
-            (ToGuest::Start { environment, foreground, devices }, _) => {
-                return Ok(Ok(StartOrder { environment, foreground, devices }));
+            (ToGuest::Start { environment, foreground, devices }, fds) => {
+                let filter = received_filter(fds)?;
+                return Ok(Ok(StartOrder { environment, foreground, devices, filter }));
             }
             (ToGuest::Signal(number), _) => return Ok(Err(Ending::Killed(number))),
             _ => return Err(SetUpError::Protocol.into()),
@@ -262,6 +267,12 @@ fn report_ready(
     channel.send(&ready, &fds)
 }
 
+/// Returns the filter of the guest's commands, which comes with the order to start.
+fn received_filter(fds: Descriptors) -> Result<CommandFilter, SetUpError> {
+    let [file] = fds.exactly::<1>().map_err(|_| SetUpError::Protocol)?;
+    CommandFilter::from_file(file).map_err(SetUpError::system("the filter of system calls"))
+}
+
 /// Waits a short time until the guest's kernel has delivered the data that the command wrote last.
 /// The network namespace ends with the guest, and unsent data is lost without an error. `own_sockets` is the number of
 /// TCP sockets before the command started: if there are no more, the kernel's long tables need not be read.
@@ -273,51 +284,7 @@ fn linger(own_sockets: Option<u64>) {
     }
 }
 
-/// Standard streams and other descriptors of the command, and its terminal.
-struct Streams {
-    stdin: OwnedFd,
-    /// Set if `stdin` is a file that was opened again.
-    is_reopened: bool,
-    /// Files that were opened again, and the numbers of their descriptors.
-    files: Vec<(OwnedFd, RawFd)>,
-    terminal: CommandTerminal,
-    /// End of the command's own terminal that the launcher serves.
-    launchers: Option<OwnedFd>,
-}
-
-impl Streams {
-    /// Makes the command's terminal, and opens files again through read-only paths of the view.
-    fn new(
-        mut stdin: OwnedFd,
-        callers: CallersTerminal,
-        has_read_only_paths: bool,
-    ) -> Result<Streams, SetUpError> {
-        let (terminal, launchers) = callers.replace().map_err(SetUpError::Terminal)?;
-        let (mut is_reopened, mut files) = (false, Vec::new());
-        if has_read_only_paths {
-            if let Some(again) = read_only_files::reopen(stdin.as_raw_fd()) {
-                (stdin, is_reopened) = (again, true);
-            }
-            let inherited = namespaces::inheritable_fds();
-            let inherited = inherited.map_err(SetUpError::system("inherited descriptors"))?;
-            let numbers = terminal::OUTPUTS.into_iter().chain(inherited);
-            files.extend(
-                numbers.filter_map(|number| Some((read_only_files::reopen(number)?, number))),
-            );
-        }
-        Ok(Streams { stdin, is_reopened, files, terminal, launchers })
-    }
-
-    /// Returns the properties with which the command starts, and its terminal.
-    fn into_start(self, foreground: bool) -> io::Result<(Start, CommandTerminal)> {
-        let mut descriptors = self.files;
-        descriptors.extend(self.terminal.descriptors()?);
-        let foreground_of = if foreground { self.terminal.for_foreground()? } else { None };
-        let start = Start { stdin: self.stdin, descriptors, job: Job::Group { foreground_of } };
-        Ok((start, self.terminal))
-    }
-}
-
+/// Resources created for a guest.
 struct GuestResources {
     taps: Vec<Tap>,
     uplink: Vec<Tap>,
@@ -365,7 +332,9 @@ fn set_up(
     kernel_mounts::enter_cgroup_namespace(&config.cgroups, &mut remarks);
     let view::View { mounted, disks, late_devices } =
         view::prepare(config, &mut remarks, &mut notices)?;
-    let streams = Streams::new(stdin, callers, !config.view.read_only.is_empty())?;
+    let terminal = callers.replace().map_err(SetUpError::Terminal)?;
+    let streams = Streams::new(stdin, terminal, !config.view.read_only.is_empty())
+        .map_err(SetUpError::system("inherited descriptors"))?;
     let queues = kernel_mounts::confine(&config.cgroups, &mut remarks)
         .map_err(SetUpError::system("cgroups and message queues"))?;
     enter_nested(map_writer, &Channel::from_fd(supervisor))?;

@@ -39,7 +39,8 @@ pub enum ToGuest {
         /// Resolver configuration, if the guest has an uplink.
         resolver: Option<ResolverConfig>,
     },
-    /// Runs the command.
+    /// Runs the command. Comes with the file of its filter of system calls
+    /// ([`CommandFilter`](ringfence_sandbox::command_filter::CommandFilter)).
     Start {
         /// Environment variables besides [`GuestConfig::environment`].
         environment: Vec<(String, String)>,

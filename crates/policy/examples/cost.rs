@@ -6,6 +6,7 @@ use core::time::Duration;
 use std::hint::black_box;
 use std::time::Instant;
 
+use ringfence_policy::gate::QueryEnds;
 use ringfence_policy::{Action, Gate, Policy, PolicySource, Protocol, RuleSource, first};
 
 const ROUNDS: u32 = 200_000;
@@ -19,7 +20,8 @@ fn gate(rules: u32, each: u32) -> Result<Gate, Box<dyn Error>> {
     };
     let source = PolicySource { rules: (0..rules).map(rule).collect(), ..PolicySource::default() };
     let mut gate = Gate::new(Policy::new(source)?);
-    let ends = (([10, 0, 0, 2], 4000).into(), ([10, 0, 0, 1], 53).into());
+    let ends =
+        QueryEnds { guest: ([10, 0, 0, 2], 4000).into(), server: ([10, 0, 0, 1], 53).into() };
     for number in 0..rules {
         let name = format!("n{number}");
         let mut question = vec![u8::try_from(name.len())?];

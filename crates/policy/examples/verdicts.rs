@@ -4,7 +4,7 @@ use core::error::Error;
 use core::net::SocketAddr;
 use core::time::Duration;
 
-use ringfence_policy::gate::QueryFate;
+use ringfence_policy::gate::{QueryEnds, QueryFate};
 use ringfence_policy::{Gate, Policy, Protocol, file, first};
 
 const POLICY: &str = "
@@ -19,7 +19,7 @@ const ANSWER: &[u8] = b"\x12\x34\x81\x80\0\x01\0\x01\0\0\0\0\x07example\x03org\0
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut gate = Gate::new(Policy::new(file::parse("example.toml", POLICY)?)?);
-    let ends: (SocketAddr, SocketAddr) = ("10.0.0.2:40000".parse()?, "10.0.0.1:53".parse()?);
+    let ends = QueryEnds { guest: "10.0.0.2:40000".parse()?, server: "10.0.0.1:53".parse()? };
     let now = Duration::from_secs(1);
 
     let resolution = gate.query(ends, QUERY, now);

@@ -32,7 +32,8 @@ use crate::disk::DiskSpec;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
-    LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, TerminalChoice, UplinkChoice,
+    FilterArgs, LinkChoice, Options, PRIVATE_PREFIX, Protect, SwitchChoice, TerminalChoice,
+    UplinkChoice, ViewOptions,
 };
 use crate::status::StatusArgs;
 use ringfence_driver::xen::args::ServeArgs;
@@ -338,6 +339,9 @@ pub struct RunArgs {
     pub view: ViewArgs,
 
     #[command(flatten)]
+    pub filter: FilterArgs,
+
+    #[command(flatten)]
     pub limits: LimitArgs,
 
     /// Access mode: the way in which the driver domain reaches the guest's pages
@@ -485,6 +489,10 @@ impl RunArgs {
             (false, true) => Loudness::Verbose,
             (false, false) => Loudness::Normal,
         };
+        let mut view: ViewOptions = self.view.into();
+        if self.filter.strict {
+            view.make_strict();
+        }
         Options {
             limits: self.limits.into(),
             switch: match self.switch {
@@ -524,8 +532,9 @@ impl RunArgs {
             host_offload: self.host_offload,
             host_tap: self.host_tap,
             disks: self.disks,
-            view: self.view.into(),
+            view,
             terminal: self.terminal,
+            filter: self.filter.into_options(),
             as_root: self.as_root,
             loudness,
             command: self.command,
@@ -627,6 +636,9 @@ mod tests {
             "--cpus -1",
             "--pids 1",
             "--disk x,cache=fast",
+            "--allow-family tokenring",
+            "--strict --as-root",
+            "--strict --share-runtime",
             "--host-tap 1234567890123456",
             "-q -v",
         ] {

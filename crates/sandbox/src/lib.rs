@@ -31,6 +31,7 @@
 //! * [`isolation`]: stages by which an inner process or a daemon confines itself; seccomp and
 //!   Landlock lists.
 //! * [`cgroup`]: cgroups of guests, with their limits.
+//! * [`command_filter`]: system-call filter of a guest's command.
 //! * [`ids`]: id maps of user namespaces. [`signals`]: signals as a descriptor.
 //! * [`channel`]: messages with descriptors. [`owned_child`]: child processes that end with their
 //!   owner.
@@ -53,6 +54,7 @@
 
 pub mod cgroup;
 pub mod channel;
+pub mod command_filter;
 mod ending;
 pub mod ids;
 pub mod isolation;

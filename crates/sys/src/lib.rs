@@ -2,7 +2,7 @@
 //!
 //! Each module wraps one interface of the kernel ([`tap`], [`nbd`], [`blkdev`],
 //! [`socket`], [`datagrams`], [`descriptors`], [`signals`], [`namespaces`], [`fork`], [`child`], [`code`],
-//! [`terminal`], [`keyring`]) or serves threads that poll
+//! [`terminal`], [`keyring`], [`seccomp`]) or serves threads that poll
 //! ([`clock`], [`counters`], [`rules`], [`pace`]). None of them knows a guest.
 //!
 //! This crate is one of the few that may use `unsafe`: for system calls that rustix does not offer.
@@ -24,6 +24,7 @@ pub mod nbd;
 pub mod pace;
 pub mod poll;
 pub mod rules;
+pub mod seccomp;
 pub mod signals;
 pub mod socket;
 pub mod tap;

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Options of other programs, and what to use instead.
-static HINTS: [(&[&str], &str); 10] = [
+static HINTS: [(&[&str], &str); 11] = [
     (
         &["--rm", "--init"],
         "a guest leaves nothing behind, and has an init process: leave the option out",
@@ -41,6 +41,10 @@ static HINTS: [(&[&str], &str); 10] = [
     (
         &["--privileged", "--cap-add"],
         "`--as-root` gives the command every capability over the guest's own network and mounts",
+    ),
+    (
+        &["--security-opt", "--cap-drop"],
+        "`--seccomp FILE|none` chooses the list of system calls; `--strict` denies namespaces and new privileges",
     ),
     (
         &["-m", "--memory", "--cpus", "--pids-limit"],

@@ -97,6 +97,7 @@ mod tests {
             ports: Vec::new(),
             disks: Vec::new(),
             pages: LentPages::Small,
+            filter: "default".to_owned(),
             since: 0,
             cgroup: None,
             limits: Limits::default(),

@@ -121,6 +121,9 @@ pub(crate) struct Description {
     pub(crate) disks: Vec<String>,
     /// Size of the pages of the memory that it lends.
     pub(crate) pages: LentPages,
+    /// List of system calls of its commands, with exceptions. Empty from a launcher of an earlier version.
+    #[serde(default)]
+    pub(crate) filter: String,
     /// Start of the command in seconds since 1970.
     pub(crate) since: u64,
     /// Path of its cgroup in the hierarchy, if it has one of its own.

@@ -230,6 +230,7 @@ mod tests {
             ports: vec!["8080:80".to_owned()],
             disks: vec![],
             pages: LentPages::Small,
+            filter: "default".to_owned(),
             since: 100,
             cgroup: None,
             limits: Limits::default(),

@@ -119,6 +119,7 @@ impl fmt::Display for Table<'_> {
         }
         line(f, "ports", &listed_or_none(&guest.ports))?;
         line(f, "disks", &listed_or_none(&guest.disks))?;
+        line(f, "system calls", &guest.filter)?;
         line(f, "lent memory", &guest.pages.to_string())?;
         line(f, "limits", &guest.limits.to_string())?;
         if let Some(cgroup) = &guest.cgroup {
@@ -184,6 +185,7 @@ mod tests {
             ports: vec![],
             disks: vec!["d.img".to_owned()],
             pages: LentPages::Huge,
+            filter: "default, families vsock".to_owned(),
             since: 0,
             cgroup: None,
             limits: Limits::default(),
@@ -217,6 +219,7 @@ mod tests {
             "switch:         blue: 10.0.0.2/16\n",
             "host's network: none\n",
             "egress:         0 connections allowed, 0 denied",
+            "system calls:   default, families vsock\n",
             "lent memory:    huge pages of 2 MiB\n",
             "limits:         none\n",
             "grant windows:  512 pages, 256 in use, 99.900 % of their uses without a grant operation\n",

@@ -30,6 +30,7 @@ use ringfence_driver::switchboard::{Attached, FromDriver};
 use ringfence_guest::{GuestConfig, ToGuest};
 use ringfence_hostnet::runtime_dir::RuntimeDir;
 use ringfence_sandbox::channel::Channel;
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::signals::Signals;
 use ringfence_sandbox::spawn::{DomainProcess, Event};
 use ringfence_sandbox::{ChannelError, Ending, STATUS_FAILED};
@@ -86,6 +87,8 @@ pub(super) struct GuestState {
     pub(super) names: Option<OwnedFd>,
     /// Command and arguments.
     pub(super) command: Vec<OsString>,
+    /// Filter of the system calls of all commands.
+    pub(super) filter: CommandFilter,
     /// Files of the host about names, which the guest follows.
     pub(super) host_names: Option<HostNames>,
     /// Standard input of the command, if init has opened its file again.

@@ -20,6 +20,7 @@ mod devices;
 mod disks;
 mod ends;
 mod events;
+mod filter;
 mod guest_processes;
 mod host_names;
 mod inherited;
@@ -38,6 +39,7 @@ mod terminal;
 mod uplink;
 mod view;
 
+pub use filter::FilterArgs;
 pub use options::{LinkChoice, Options, Protect, SwitchChoice, TerminalChoice, UplinkChoice};
 pub use rendezvous::PRIVATE_PREFIX;
 pub use view::{PrivatePlace, ViewOptions};
@@ -69,6 +71,7 @@ use ringfence_hostnet::address::{Address, list};
 use ringfence_hostnet::causes::causes;
 use ringfence_hostnet::interface::InterfaceConfig;
 use ringfence_sandbox::STATUS_FAILED;
+use ringfence_sandbox::command_filter::CommandFilter;
 use ringfence_sandbox::limits;
 use ringfence_sandbox::signals::{self, Signals};
 use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
@@ -112,6 +115,7 @@ struct Launch<'a> {
     /// Limit of open files that the command gets.
     open_files: Option<u64>,
     command: Vec<OsString>,
+    filter: CommandFilter,
 }
 
 impl<'a> Launch<'a> {
@@ -127,6 +131,9 @@ impl<'a> Launch<'a> {
         } else {
             options.command.clone()
         };
+        let is_root = options.ids().is_none();
+        let (filter, remarks) = CommandFilter::new(&options.filter, is_root)?;
+        remarks.iter().for_each(|remark| reporter.step(remark));
         Ok(Launch {
             options,
             reporter,
@@ -137,6 +144,7 @@ impl<'a> Launch<'a> {
             inherited,
             open_files,
             command,
+            filter,
         })
     }
 
@@ -247,6 +255,9 @@ impl<'a> Launch<'a> {
             self.reporter.summary_in_lines(AS_ROOT);
         }
         let config = self.guest_config(&processes, environment, view);
+        if let Some(state) = processes.guest.state_mut() {
+            state.filter = self.filter.clone();
+        }
         let ended = processes.run(&self.command, guest, &config);
         let terminal = processes.terminal.take();
         // In this order: after the processes have ended, the terminal is the shell's again.

@@ -8,6 +8,7 @@ use ringfence_access::window::Revocation;
 use ringfence_net::features::OffloadKeys;
 use ringfence_net::staging::TxStaging;
 use ringfence_sandbox::cgroup::Limits;
+use ringfence_sandbox::command_filter::FilterOptions;
 use ringfence_sandbox::ids::OwnIds;
 use ringfence_uplink::udp::multicast::service::Service;
 
@@ -139,6 +140,8 @@ pub struct Options {
     pub terminal: TerminalChoice,
     /// Limits of the guest's processes.
     pub limits: Limits,
+    /// System calls that the command may make.
+    pub filter: FilterOptions,
     /// Makes the command of an ordinary user root of its namespaces.
     pub as_root: bool,
     /// Amount of messages.

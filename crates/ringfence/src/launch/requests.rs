@@ -9,6 +9,7 @@ use ringfence_sys::descriptors::{Descriptors, dispose};
 use rustix::process::Signal;
 
 use super::clients::{ClientEvent, ClientId, Clients};
+use super::filter;
 use super::guest_processes::{GuestProcesses, Outcome};
 use super::inherited;
 use crate::commands::{CounterTable, Counters, Description, LentPages, Reply, Request};
@@ -247,6 +248,7 @@ impl GuestProcesses<'_> {
             ports: self.uplink().map_or_else(Vec::new, |uplink| uplink.ports.texts()),
             disks: options.disks.iter().map(|disk| disk.source.to_string()).collect(),
             pages: if huge_pages { LentPages::Huge } else { LentPages::Small },
+            filter: filter::describe(&options.filter),
             since: self.clients.as_ref().map_or(0, Clients::since),
             cgroup: cgroup.and_then(|own| Some(own.path()?.to_string_lossy().into_owned())),
             limits: options.limits,

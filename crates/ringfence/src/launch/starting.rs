@@ -250,9 +250,12 @@ impl GuestProcesses<'_> {
         self.announce();
         let environment = self.disks.make_devices(self.reporter);
         self.follow_host_names();
+        let filter = self.guest.state().map(|guest| guest.filter.to_file());
+        let filter = filter.transpose().map_err(|error| Outcome::failed(error.to_string()))?;
+        let filter: Vec<_> = filter.iter().map(AsFd::as_fd).collect();
         let foreground = self.terminal.as_mut().is_some_and(CommandTerminal::start);
         let devices = self.disks.device_paths();
-        self.send_to_guest(&ToGuest::Start { environment, foreground, devices }, &[])?;
+        self.send_to_guest(&ToGuest::Start { environment, foreground, devices }, &filter)?;
         if let Some(guest) = self.guest.state_mut() {
             guest.settles = Some(Instant::now() + SETTLES_WITHIN);
         }

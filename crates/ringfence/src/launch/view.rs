@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
 use ringfence_sandbox::ids;
 use ringfence_sys::nbd::NbdDevice;
 
@@ -13,7 +14,7 @@ use ringfence_guest::{DeviceConfig, HostPath, ViewConfig, other_processes};
 use ringfence_hostnet::runtime_dir::{self, RuntimeDir};
 
 /// Directories that a guest may have for itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PrivatePlace {
     /// /tmp, /var/tmp and /dev/shm
     Tmp,
@@ -47,6 +48,19 @@ pub struct ViewOptions {
 }
 
 impl ViewOptions {
+    /// Adds the view of `--strict`: a read-only file tree and the guest's own directories, in which the working directory stays
+    /// visible and writable. A working directory that is the home directory, or contains it, is neither.
+    pub(crate) fn make_strict(&mut self) {
+        let is_above_home = |directory: &PathBuf| {
+            let homes = homes().into_iter().filter_map(|home| home.canonicalize().ok());
+            homes.into_iter().any(|home| home.starts_with(directory))
+        };
+        let directory = std::env::current_dir().ok();
+        self.writable.extend(directory.filter(|directory| !is_above_home(directory)));
+        self.read_only.push("/".into());
+        self.private = PrivatePlace::value_variants().to_vec();
+    }
+
     /// Gives the guest every directory that it can have for itself. Of the home directory the working directory stays.
     pub fn isolate(&mut self) {
         self.private.extend([

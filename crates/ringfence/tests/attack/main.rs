@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+mod command_filter;
 mod guest_devices;
 mod guest_sockets;
 mod guest_view;

@@ -161,7 +161,7 @@ impl RealDatagrams {
 
     /// Returns the address to which the socket is bound.
     fn local_address(&self) -> Result<SocketAddr, Errno> {
-        Ok(SocketAddr::try_from(rustix::net::getsockname(&self.fd)?)?)
+        SocketAddr::try_from(rustix::net::getsockname(&self.fd)?)
     }
 
     /// Disconnects the socket from its peer. It keeps its port.
