@@ -135,7 +135,9 @@ os.kill(0, signal.SIGKILL)";
             "status 137\nsent\nstatus 137\nsent\nstatus 137\nsame\nother runs\nother 143\nend\n";
         let wrapper: Vec<&str> = site.wrapper.iter().map(String::as_str).collect();
         let words = [&wrapper[..], &["sh", "-c", &script]].concat();
-        let finished = site.lab.spawn(&words).finish(MOMENT);
+        // A session of its own, so that the test does not end with the script.
+        let alone = [&["setsid", "--wait"], &words[..]].concat();
+        let finished = site.lab.spawn(&alone).finish(MOMENT);
         let said = finished.stdout.replace("up\n", "");
         assert_eq!(said, format!("sent\n{expected}"), "{}", finished.stderr);
         let mut screen = Screen::start(&site.lab, &words);
