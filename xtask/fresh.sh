@@ -53,7 +53,7 @@ fi
 
 if [ "$who" = user ]; then
     id $user >/dev/null 2>&1 || useradd --create-home --uid $user --shell /bin/bash newcomer
-    home=/home/newcomer
+    home=$(getent passwd $user | cut -d: -f6)
 else
     user=0 home=/root
 fi

@@ -61,8 +61,9 @@ fn debootstrap(context: &Context, release: &str, folder: &Path) -> anyhow::Resul
     remove(&system)?;
     std::fs::create_dir_all(folder)?;
     let include = format!("--include={}", PACKAGES.join(","));
-    let made = Cmd::new("debootstrap")
-        .args([&include, release])
+    // It mounts /proc in the system. After an interruption that mount must not be in the way of the next attempt.
+    let made = Cmd::new("unshare")
+        .args(["--mount", "debootstrap", &include, release])
         .args([&system])
         .env("PATH", context.toolbox.path());
     anyhow::ensure!(made.run(folder)?, "debootstrap failed: {}/debootstrap", system.display());

@@ -17,7 +17,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 pub(crate) enum Extent {
     /// All programs, as users build them: scenarios measure them.
     Full,
-    /// `ringfence` and `traffic`, with the profile of the tests. Its build takes a quarter of the time.
+    /// `ringfence` and `traffic`, with the profile of the tests, in one build.
     Short,
 }
 
