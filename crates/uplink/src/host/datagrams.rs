@@ -37,11 +37,11 @@ pub trait DatagramHost {
     ) -> Result<Box<dyn DatagramSocket>, Errno>;
 
     /// Disconnects a socket of [`open_udp`](Self::open_udp) from its peer. It keeps its port, belongs to `owner` from then on,
-    /// and accepts datagrams from any sender.
+    /// and accepts datagrams from any sender. Its hop limit may be the default.
     ///
     /// # Errors
     ///
-    /// Returns the host's error; the socket is then as before, but perhaps at another port.
+    /// Returns the host's error, after which the socket is not usable. `EOPNOTSUPP`: it is as before.
     fn share_udp(&mut self, owner: Owner, socket: &mut dyn DatagramSocket) -> Result<(), Errno>;
 
     /// Returns `true` if `to` is another host, and the routing table alone chooses the source of datagrams to it.
@@ -140,7 +140,8 @@ pub trait DatagramSocket: Send {
     ///
     /// # Errors
     ///
-    /// Returns the host's error; `EOPNOTSUPP` if the socket cannot do without a peer.
+    /// Returns the host's error, after which the socket is not usable. `EOPNOTSUPP`: it cannot do without a peer, and is as
+    /// before.
     fn disconnect(&mut self) -> Result<BorrowedFd<'_>, Errno> {
         Err(Errno::OPNOTSUPP)
     }

@@ -6,6 +6,8 @@
 //! | with one peer | the same number if it is free, by a socket that is connected to the peer |
 //! | with several peers | that of the first peer: its socket is disconnected and shared |
 //!
+//! IPv6: the socket is replaced by an unconnected one with the same port, because Linux has no other way.
+//!
 //! So all peers of a port see the same one (RFC 4787, REQ-1), and the socket of a port with one peer stays connected,
 //! which is cheaper. Datagrams of hosts that the guest has not addressed are dropped at a shared socket, too, address and
 //! port compared. A mapping ends with its last association.
@@ -90,29 +92,38 @@ impl Udp {
     ) -> Option<usize> {
         self.flush_if(first, context);
         let flow = self.flows.get_mut(first)?;
-        let Route::Socket(socket) = core::mem::replace(&mut flow.route, Route::Closed) else {
+        let Route::Socket(mut socket) = core::mem::replace(&mut flow.route, Route::Closed) else {
             return None;
         };
-        let (hops, via) = (flow.hops, Via { to: flow.outward, from: None });
-        let mut socket = Some(socket);
+        let via = Via { to: flow.outward, from: None };
         let shared = self.listeners.insert(OwnerKind::UdpListener, |owner| {
-            let mut socket = socket.take().ok_or(Errno::BADF)?;
             match context.host.share_udp(owner, &mut *socket) {
                 Ok(()) => {
-                    let (at, users, queued) = (None, Some(1), false);
+                    // The hop limit is not known.
+                    let (hops, at, users, queued) = (0, None, Some(1), false);
                     Ok(Listener { socket, guest, queued, hops, at, users })
                 }
                 Err(errno) => {
-                    flow.route = Route::Socket(socket);
+                    let is_as_before = errno == Errno::OPNOTSUPP;
+                    flow.route = if is_as_before { Route::Socket(socket) } else { Route::Closed };
                     Err(errno)
                 }
             }
         });
-        let shared = shared.ok()?;
-        let index = self.listeners.index_of(shared.0)?;
-        flow.route = Route::Listener(index, via);
-        self.mappings.insert(guest, Mapping::Shared(shared));
-        Some(index)
+        match shared {
+            Ok(shared) => {
+                let index = self.listeners.index_of(shared.0)?;
+                flow.route = Route::Listener(index, via);
+                self.mappings.insert(guest, Mapping::Shared(shared));
+                Some(index)
+            }
+            Err(Errno::OPNOTSUPP) => None,
+            Err(_) => {
+                // The next datagram opens the association again.
+                self.remove(first);
+                None
+            }
+        }
     }
 
     /// Removes an association, and its mapping if it is the last one.

@@ -164,20 +164,26 @@ impl RealDatagrams {
         SocketAddr::try_from(rustix::net::getsockname(&self.fd)?)
     }
 
-    /// Disconnects the socket from its peer. It keeps its port.
+    /// Disconnects the socket from its peer. It keeps its port. After an error it is not usable.
     fn disconnect(&mut self) -> Result<(), Errno> {
         let before = self.local_address()?;
-        let Some(peer) = self.peer else { return Ok(()) };
-        rustix::net::connect_unspec(&self.fd)?;
-        let after = self.local_address()?;
-        // The kernel gives up a port that it has chosen itself.
-        if after.port() != before.port()
-            && let Err(errno) = self.bind(SocketAddr::new(after.ip(), before.port()))
-        {
-            rustix::net::connect(&self.fd, &peer)?;
-            return Err(errno);
+        if self.peer.take().is_none() {
+            return Ok(());
         }
-        self.peer = None;
+        if self.is_v6 {
+            // Linux keeps the peer's IPv6 address of a disconnected socket, and delivers datagrams of this address alone.
+            let fresh = RealDatagrams::open(before.ip(), ipproto::UDP)?;
+            // The old socket must be closed first: both cannot have the port.
+            self.fd = fresh.fd;
+            self.bind(any(before.ip(), before.port()))?;
+            self.tune();
+            return Ok(());
+        }
+        rustix::net::connect_unspec(&self.fd)?;
+        // The kernel gives up a port that it has chosen itself.
+        if self.local_address()?.port() != before.port() {
+            self.bind(any(before.ip(), before.port()))?;
+        }
         Ok(())
     }
 

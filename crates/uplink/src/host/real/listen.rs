@@ -62,12 +62,17 @@ impl DatagramHost for RealHost {
     }
 
     fn share_udp(&mut self, owner: Owner, socket: &mut dyn DatagramSocket) -> Result<(), Errno> {
-        // getsockname, connect and getsockname
+        // getsockname, connect and getsockname; or a new socket
         self.counters.syscalls.add(3);
         let fd = socket.disconnect()?;
         self.count();
         let data = epoll::EventData::new_u64(owner.to_word());
-        epoll::modify(&self.epoll, fd, data, EventFlags::IN | EventFlags::ET)
+        let flags = EventFlags::IN | EventFlags::ET;
+        match epoll::modify(&self.epoll, fd, data, flags) {
+            // The descriptor is another one.
+            Err(Errno::NOENT) => epoll::add(&self.epoll, fd, data, flags),
+            done => done,
+        }
     }
 
     fn routes_freely(&self, to: IpAddr) -> bool {
