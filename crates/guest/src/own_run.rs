@@ -137,7 +137,7 @@ fn fill_directory(
 fn mode_of(directory: &Path) -> io::Result<u32> {
     let metadata = fs::metadata(directory)?;
     let (mode, others) = (metadata.mode() & 0o1777, metadata.mode() & 0o7);
-    Ok(if metadata.uid() == OVERFLOW_ID { mode & 0o1000 | others * 0o111 } else { mode })
+    Ok(if metadata.uid() == OVERFLOW_ID { mode & 0o1000 | (others * 0o111) } else { mode })
 }
 
 #[cfg(test)]
