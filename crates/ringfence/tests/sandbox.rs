@@ -431,6 +431,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     use ringfence_uplink::host::datagrams::ReceiveBuffer;
     use ringfence_uplink::host::real::RealHost;
     use ringfence_uplink::host::{Close, DatagramHost, Host, Owner, OwnerKind, TcpHost};
+    use ringfence_uplink::packet::Marks;
     use std::io::{IoSliceMut, Write};
     let io = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let mut host = RealHost::new(std::sync::Arc::default())?;
@@ -438,7 +439,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     let to = ([127, 0, 0, 1], 9).into();
     let mut datagrams = host.open_udp(owner(OwnerKind::Udp), 0, to)?;
     datagrams.send(&[1; 4000], Some(1000), None)?;
-    datagrams.set_hops(3);
+    datagrams.set_marks(Marks { hops: 3, class: 0xb8 });
     // No process listens there, so an error comes now or later.
     let _ = datagrams.receive(&mut ReceiveBuffer::default());
     let _ = datagrams.error(&mut [0; 64]);
@@ -460,6 +461,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     let _ = host.urgent_mark(&socket);
     assert!(host.send_room(&socket).free() > 0);
     assert_eq!(host.unacknowledged(&socket), 0);
+    host.set_class(&socket, 0xb8);
     host.await_room(&socket);
     host.shut_down(&socket);
     host.error(&socket).map_or(Ok(()), Err)?;

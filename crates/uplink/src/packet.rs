@@ -13,6 +13,22 @@ use ringfence_sys::numbers::usize_from;
 /// Hop limit assumed for a packet without one, which is Linux's default.
 pub(crate) const HOPS_DEFAULT: u8 = 64;
 
+/// Fields of a packet's IP header that the host's packets copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// TTL or hop limit.
+    pub hops: u8,
+    /// Type of service or traffic class: DSCP and ECN.
+    pub class: u8,
+}
+
+impl Default for Marks {
+    /// Returns those of a socket without options.
+    fn default() -> Marks {
+        Marks { hops: HOPS_DEFAULT, class: 0 }
+    }
+}
+
 /// IP packet from the guest, whose headers lie in the frame's private header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
@@ -57,6 +73,20 @@ impl<'a> Packet<'a> {
             Network::Arp | Network::Other(_) => return HOPS_DEFAULT,
         };
         self.frame.header().get(at).copied().unwrap_or(HOPS_DEFAULT).max(1)
+    }
+
+    /// Returns the fields that the host's packets copy.
+    pub fn marks(&self) -> Marks {
+        let header = self.frame.header();
+        let class = match self.layers.network() {
+            Network::Ipv4(ip) => header.get(usize::from(ip.offset) + 1).copied(),
+            Network::Ipv6(ip) => header
+                .get(usize::from(ip.offset)..)
+                .and_then(|header| header.first_chunk())
+                .map(|&[high, low]: &[u8; 2]| high << 4 | low >> 4),
+            Network::Arp | Network::Other(_) => None,
+        };
+        Marks { hops: self.hop_limit(), class: class.unwrap_or(0) }
     }
 
     /// Returns the headers from the transport header on, as far as they are private.

@@ -295,6 +295,19 @@ fn guest_port_has_one_host_port_for_all_peers() {
 }
 
 #[test]
+fn datagrams_keep_traffic_class_and_hop_limit() {
+    let world = world!(Families::Both);
+    let addresses = [FAR_V4, FAR_V6];
+    let servers = addresses.map(|ip| world.server("marks_server", ip, 7001));
+    let script = addresses.map(|ip| format!("python3 peer.py marks_client {ip} 7001; ")).concat();
+    let output = world.lone_guest("", &script).succeed(LONG);
+    // The router is in the namespace of the server, so no hop is counted.
+    let one = "marks 1 [33, 185]\nmarks 1 [0, 64]\n";
+    assert_eq!(output, one.repeat(2));
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
 fn unreachable_network_is_reported_as_on_the_host() {
     let world = world!(Families::Both);
     let remove = "ip route del default; ip -6 route del default; \

@@ -170,6 +170,35 @@ def udp_server(address, port):
         server.sendto(octets, client)
 
 
+def marks_server(address, port):
+    """Answers datagrams and connections with the traffic class and the hop limit by which they came."""
+    v6 = family(address) == socket.AF_INET6
+    level, class_option, hops_option = (41, 66, 51) if v6 else (0, 13, 12)
+    server = socket.socket(family(address), socket.SOCK_DGRAM)
+    server.setsockopt(level, class_option, 1)
+    server.setsockopt(level, hops_option, 1)
+    server.bind((address, port))
+    say("listening")
+    while True:
+        octets, found, _, client = server.recvmsg(65536, 256)
+        marks = [data[0] for _, _, data in sorted(found, key=lambda one: one[1])]
+        server.sendto(f"{len(octets)} {sorted(marks)}".encode(), client)
+
+
+def marks_client(address, port):
+    """Sends with a traffic class and a hop limit, and tells what arrived."""
+    v6 = family(address) == socket.AF_INET6
+    level, class_option, hops_option = (41, 67, 16) if v6 else (0, 1, 2)
+    client = socket.socket(family(address), socket.SOCK_DGRAM)
+    client.connect((address, port))
+    client.settimeout(30)
+    for traffic_class, hops in [(0xB9, 33), (0, 64)]:
+        client.setsockopt(level, class_option, traffic_class)
+        client.setsockopt(level, hops_option, hops)
+        client.send(b"x")
+        say("marks", client.recv(100).decode())
+
+
 def udp_mirror(address, port):
     """Answers each datagram with the port of its sender, after one from another port, which must not arrive."""
     server = socket.socket(family(address), socket.SOCK_DGRAM)

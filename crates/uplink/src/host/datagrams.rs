@@ -13,6 +13,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 
 use super::owner::Owner;
+use crate::packet::Marks;
 use crate::udp::multicast::service::Group;
 
 /// Maximum payload of a datagram in bytes; also the maximum of one send call.
@@ -128,8 +129,8 @@ pub trait DatagramSocket: Send {
     /// datagram that the report quotes.
     fn error(&mut self, bytes: &mut [u8]) -> Option<Failure>;
 
-    /// Sets the hop limit of datagrams sent from now on.
-    fn set_hops(&mut self, hops: u8);
+    /// Sets hop limit and traffic class of datagrams sent from now on.
+    fn set_marks(&mut self, marks: Marks);
 
     /// Returns the address to which the socket is bound, if it is one of the kernel's.
     fn local_address(&self) -> Option<SocketAddr> {

@@ -175,6 +175,9 @@ pub trait TcpHost {
     /// Returns the number of payload bytes in the send queue.
     fn unacknowledged(&mut self, socket: &Socket) -> u32;
 
+    /// Sets the type of service or traffic class of all later segments. The kernel manages the bits of ECN itself.
+    fn set_class(&mut self, socket: &Socket, class: u8);
+
     /// Requests a `writable` event for when there is room again.
     fn await_room(&mut self, socket: &Socket);
 

@@ -24,6 +24,7 @@ use super::datagrams::{Datagram, DatagramHost, DatagramSocket, Failure, ROOM, Re
 use super::listen::{ListenHost, Listener};
 use super::relay::{Relay, RelayHost};
 use super::{Close, Host, Owner, Piece, Readiness, Ready, SendRoom, Socket, TcpHost, UrgentMark};
+use crate::packet::Marks;
 use crate::udp::multicast::service::Group;
 
 /// Port that refuses connections.
@@ -203,6 +204,8 @@ impl TcpHost for ScriptedHost {
         self.entry(socket).map_or(0, |entry| bounded(entry.queue.len(), u32::MAX))
     }
 
+    fn set_class(&mut self, _socket: &Socket, _class: u8) {}
+
     fn await_room(&mut self, socket: &Socket) {
         if let Ok(entry) = self.entry(socket) {
             entry.wants_room = true;
@@ -328,7 +331,7 @@ impl DatagramSocket for Echo {
         None
     }
 
-    fn set_hops(&mut self, _hops: u8) {}
+    fn set_marks(&mut self, _marks: Marks) {}
 }
 
 impl ListenHost for ScriptedHost {

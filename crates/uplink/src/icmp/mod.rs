@@ -24,7 +24,7 @@ use crate::fragment;
 use crate::host::datagrams::{DatagramSocket, ReceiveBuffer};
 use crate::host::{OwnerKind, Ready};
 use crate::link::{Committed, GuestLink, Slots};
-use crate::packet::{Mac, Packet};
+use crate::packet::{Mac, Marks, Packet};
 use error::{Message, Reason};
 
 /// Lifetime of an idle flow (RFC 5508, requirement 2).
@@ -38,7 +38,7 @@ struct Flow {
     socket: Option<Box<dyn DatagramSocket>>,
     mac: Mac,
     queued: bool,
-    hops: u8,
+    marks: Marks,
 }
 
 /// Echo flows of one guest.
@@ -135,7 +135,7 @@ impl Icmp {
             self.flows.remove(oldest);
             context.counters.icmp_evicted.add(1);
         }
-        let flow = Flow { socket: None, mac: packet.mac, queued: false, hops: 64 };
+        let flow = Flow { socket: None, mac: packet.mac, queued: false, marks: Marks::default() };
         let id = self.flows.insert(key, flow, Origin::Guest)?;
         match context.host.open_echo(id.owner(OwnerKind::Icmp), key.guest.port(), outward.ip()) {
             Ok(socket) => {
@@ -153,14 +153,14 @@ impl Icmp {
     }
 
     fn send(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
-        let hops = packet.hop_limit();
+        let marks = packet.marks();
         let bytes = core::mem::take(&mut self.bytes);
         for _ in 0..3 {
             let Some(flow) = self.flows.get_mut(id) else { break };
             let Some(socket) = &mut flow.socket else { break };
-            if flow.hops != hops {
-                flow.hops = hops;
-                socket.set_hops(hops);
+            if flow.marks != marks {
+                flow.marks = marks;
+                socket.set_marks(marks);
             }
             match socket.send(&bytes, None, None) {
                 Ok(()) => {

@@ -254,7 +254,10 @@ impl Tcp {
         flow.ends_at = Some(context.now + context.config.tcp.connect_within);
         let Some(id) = self.enter(key, flow, Origin::Guest, context) else { return };
         match self.connect(id, to, context) {
-            Ok(()) => context.counters.tcp_opened.add(1),
+            Ok(()) => {
+                context.counters.tcp_opened.add(1);
+                self.set_class(id, packet.marks().class, context);
+            }
             Err(errno) => self.refuse(id, errno, context),
         }
     }
@@ -282,6 +285,16 @@ impl Tcp {
         }
         self.update_deadline(id, context);
         Ok(())
+    }
+
+    /// Copies the traffic class of the guest's SYN to the socket, unless it is the default.
+    fn set_class(&mut self, id: FlowId, class: u8, context: &mut Context<'_>) {
+        /// Bits of the field that belong to ECN.
+        const ECN: u8 = 3;
+        let socket = self.flows.get(id).and_then(|flow| flow.socket.as_ref());
+        if let Some(socket) = socket.filter(|_| class & !ECN != 0) {
+            context.host.set_class(socket, class);
+        }
     }
 
     /// Opens a connection for a socket that was accepted outside. The guest receives a SYN from `client`,

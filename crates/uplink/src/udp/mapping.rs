@@ -27,6 +27,7 @@ use crate::flow::{FlowId, FlowKey, Origin};
 use crate::forward::ForwardId;
 use crate::host::OwnerKind;
 use crate::host::datagrams::Via;
+use crate::packet::Marks;
 
 /// Host port of a guest's port without a forwarded one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +100,10 @@ impl Udp {
         let shared = self.listeners.insert(OwnerKind::UdpListener, |owner| {
             match context.host.share_udp(owner, &mut *socket) {
                 Ok(()) => {
-                    // The hop limit is not known.
-                    let (hops, at, users, queued) = (0, None, Some(1), false);
-                    Ok(Listener { socket, guest, queued, hops, at, users })
+                    // The socket may have lost those of before.
+                    let marks = Marks { hops: 0, class: 0 };
+                    let (at, users, queued) = (None, Some(1), false);
+                    Ok(Listener { socket, guest, queued, marks, at, users })
                 }
                 Err(errno) => {
                     let is_as_before = errno == Errno::OPNOTSUPP;

@@ -50,7 +50,7 @@ use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, QuotedPacket, Reason};
-use crate::packet::{HOPS_DEFAULT, Mac, Packet};
+use crate::packet::{Mac, Marks, Packet};
 use mapping::Mapping;
 use to_host::SendBlock;
 
@@ -79,7 +79,7 @@ struct Flow {
     answered: bool,
     /// Set while the socket waits in the queue to be read.
     queued: bool,
-    hops: u8,
+    marks: Marks,
     /// Inspection that the egress policy requires.
     inspector: Option<Box<DatagramInspector>>,
 }
@@ -89,7 +89,7 @@ struct Listener {
     socket: Box<dyn DatagramSocket>,
     guest: SocketAddr,
     queued: bool,
-    hops: u8,
+    marks: Marks,
     /// Address of the forwarded port on the host.
     at: Option<SocketAddr>,
     /// Number of associations that share the socket; `None` for a forwarded port.
@@ -162,7 +162,7 @@ impl Udp {
         let id = self.listeners.insert(OwnerKind::UdpListener, |owner| {
             let socket = context.host.adopt_udp(owner, socket)?;
             let at = socket.local_address();
-            Ok(Listener { socket, guest, queued: false, hops: HOPS_DEFAULT, at, users: None })
+            Ok(Listener { socket, guest, queued: false, marks: Marks::default(), at, users: None })
         })?;
         let index = self.listeners.index_of(id.0);
         self.ports.entry(guest.port()).or_default().extend(index);
@@ -217,7 +217,7 @@ impl Udp {
         let Some(id) = found.or_else(|| self.open(key, packet, context)) else { return };
         self.flows.touch(id);
         self.extend_deadline(id, context.now);
-        self.set_hops(id, packet, context);
+        self.set_marks(id, packet, context);
         context.counters.udp_bytes_in.add(packet.payload_len() as u64);
         if self.flows.get(id).is_some_and(|flow| flow.inspector.is_some()) {
             return self.send_inspected(id, packet, context);
@@ -270,8 +270,9 @@ impl Udp {
             self.remove(oldest);
             context.counters.udp_evicted.add(1);
         }
-        let (hops, inspector) = (HOPS_DEFAULT, None);
-        let flow = Flow { route, mac, outward, answered: false, queued: false, hops, inspector };
+        let (marks, inspector) = (Marks::default(), None);
+        let (answered, queued) = (false, false);
+        let flow = Flow { route, mac, outward, answered, queued, marks, inspector };
         self.flows.insert(key, flow, origin)
     }
 
@@ -283,28 +284,28 @@ impl Udp {
         self.flows.set_deadline(id, Some(deadline));
     }
 
-    /// Copies the packet's hop limit to the socket, so that the guest can trace routes.
-    fn set_hops(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
-        let hops = packet.hop_limit();
-        if self.hops_of(id).is_none_or(|(known, _)| *known == hops) {
+    /// Copies hop limit and traffic class of the packet to the socket, so that the guest can trace routes.
+    fn set_marks(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
+        let marks = packet.marks();
+        if self.marks_of(id).is_none_or(|(known, _)| *known == marks) {
             return;
         }
         // Earlier datagrams leave with their own.
         self.flush(context);
-        if let Some((known, socket)) = self.hops_of(id) {
-            *known = hops;
-            socket.set_hops(hops);
+        if let Some((known, socket)) = self.marks_of(id) {
+            *known = marks;
+            socket.set_marks(marks);
         }
     }
 
-    /// Returns the socket by which an association sends, with its hop limit.
-    fn hops_of(&mut self, id: FlowId) -> Option<(&mut u8, &mut Box<dyn DatagramSocket>)> {
+    /// Returns the socket by which an association sends, with the options in force.
+    fn marks_of(&mut self, id: FlowId) -> Option<(&mut Marks, &mut Box<dyn DatagramSocket>)> {
         let flow = self.flows.get_mut(id)?;
         match &mut flow.route {
-            Route::Socket(socket) => Some((&mut flow.hops, socket)),
+            Route::Socket(socket) => Some((&mut flow.marks, socket)),
             Route::Listener(index, _) => {
                 let listener = self.listeners.get_mut(*index)?;
-                Some((&mut listener.hops, &mut listener.socket))
+                Some((&mut listener.marks, &mut listener.socket))
             }
             Route::Closed => None,
         }

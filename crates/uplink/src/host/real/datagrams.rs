@@ -10,8 +10,8 @@
 // #syscall uplink getsockname: port of the socket
 // #syscall uplink getpeername: address of the peer
 // #syscall uplink sendto: datagrams to the peer of the socket
-// #syscall uplink setsockopt 1=IPPROTO_IP: hop limit of a datagram
-// #syscall uplink setsockopt 1=IPPROTO_IPV6: hop limit of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IP: hop limit and traffic class of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: hop limit and traffic class of a datagram
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_BINDTODEVICE: interface of questions to multicast groups
 // #syscall uplink setsockopt 1=IPPROTO_ICMPV6: message filter
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding a socket's queue
@@ -31,6 +31,7 @@ use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, i
 use super::errors::errno;
 use super::outbound::Source;
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
+use crate::packet::Marks;
 use crate::udp::multicast::service::Group;
 
 /// Size of a socket's buffer in each direction, in bytes.
@@ -54,6 +55,8 @@ pub(crate) struct RealDatagrams {
     peer: Option<SocketAddr>,
     /// Set until the kernel has refused to segment a block.
     can_segment: bool,
+    /// Options in force.
+    marks: Marks,
 }
 
 fn family(address: IpAddr) -> AddressFamily {
@@ -105,7 +108,6 @@ impl RealDatagrams {
         let socket = RealDatagrams::open(ip, ipproto::UDP)?;
         ringfence_sys::socket::bind_to_interface(&socket.fd, &group.interface).map_err(errno)?;
         if socket.is_v6 {
-            sockopt::set_ipv6_v6only(&socket.fd, true)?;
             sockopt::set_ipv6_multicast_hops(&socket.fd, hops.into())?;
         } else {
             sockopt::set_ip_multicast_ttl(&socket.fd, hops.into())?;
@@ -119,7 +121,7 @@ impl RealDatagrams {
     /// Connects a UDP socket that was created elsewhere.
     pub(crate) fn connected(fd: OwnedFd, to: SocketAddr) -> Result<RealDatagrams, Errno> {
         let (is_v6, peer) = (to.is_ipv6(), Some(to));
-        let socket = RealDatagrams { fd, is_v6, peer, can_segment: true };
+        let socket = RealDatagrams { fd, is_v6, peer, can_segment: true, marks: Marks::default() };
         socket.tune();
         rustix::net::connect(&socket.fd, &to)?;
         Ok(socket)
@@ -128,7 +130,8 @@ impl RealDatagrams {
     /// Adopts a UDP socket that was bound elsewhere.
     pub(crate) fn adopted(fd: OwnedFd) -> Result<RealDatagrams, Errno> {
         let is_v6 = rustix::net::getsockname(&fd)?.address_family() == AddressFamily::INET6;
-        let socket = RealDatagrams { fd, is_v6, peer: None, can_segment: true };
+        let socket =
+            RealDatagrams { fd, is_v6, peer: None, can_segment: true, marks: Marks::default() };
         // An answer must leave from the address that the client contacted.
         let _ = datagrams::report_destinations(&socket.fd, is_v6);
         socket.tune();
@@ -138,7 +141,17 @@ impl RealDatagrams {
     fn open(to: IpAddr, protocol: Protocol) -> Result<RealDatagrams, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(family(to), SocketType::DGRAM, flags, Some(protocol))?;
-        Ok(RealDatagrams { fd, is_v6: to.is_ipv6(), peer: None, can_segment: true })
+        if to.is_ipv6() && protocol == ipproto::UDP {
+            // The guest may use the same port for IPv4.
+            sockopt::set_ipv6_v6only(&fd, true)?;
+        }
+        Ok(RealDatagrams {
+            fd,
+            is_v6: to.is_ipv6(),
+            peer: None,
+            can_segment: true,
+            marks: Marks::default(),
+        })
     }
 
     fn bind(&self, at: SocketAddr) -> Result<(), Errno> {
@@ -175,6 +188,7 @@ impl RealDatagrams {
             let fresh = RealDatagrams::open(before.ip(), ipproto::UDP)?;
             // The old socket must be closed first: both cannot have the port.
             self.fd = fresh.fd;
+            self.marks = Marks::default();
             self.bind(any(before.ip(), before.port()))?;
             self.tune();
             return Ok(());
@@ -290,12 +304,23 @@ impl DatagramSocket for Counted {
         None
     }
 
-    fn set_hops(&mut self, hops: u8) {
-        self.calls().add(1);
-        if self.socket.is_v6 {
-            let _ = sockopt::set_ipv6_unicast_hops(&self.socket.fd, Some(hops));
-        } else {
-            let _ = sockopt::set_ip_ttl(&self.socket.fd, hops.into());
+    fn set_marks(&mut self, marks: Marks) {
+        let socket = &mut self.socket;
+        let before = core::mem::replace(&mut socket.marks, marks);
+        // A guest that uses reserved bits loses them alone.
+        if before.hops != marks.hops {
+            self.counters.syscalls.add(1);
+            let _ = match socket.is_v6 {
+                true => sockopt::set_ipv6_unicast_hops(&socket.fd, Some(marks.hops)),
+                false => sockopt::set_ip_ttl(&socket.fd, marks.hops.into()),
+            };
+        }
+        if before.class != marks.class {
+            self.counters.syscalls.add(1);
+            let _ = match socket.is_v6 {
+                true => sockopt::set_ipv6_tclass(&socket.fd, marks.class.into()),
+                false => sockopt::set_ip_tos(&socket.fd, marks.class),
+            };
         }
     }
 

@@ -8,6 +8,8 @@
 // #syscall uplink ppoll: urgent data, end of the stream
 // #syscall uplink shutdown: the guest has closed its direction
 // #syscall uplink setsockopt 1=IPPROTO_TCP: options of TCP
+// #syscall uplink setsockopt 1=IPPROTO_IP: traffic class of a connection
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: traffic class of a connection
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_LINGER: resets
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_KEEPALIVE: dead peers
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_OOBINLINE: urgent data
@@ -195,6 +197,14 @@ impl TcpHost for RealHost {
         self.count();
         let queued = self.file(socket).and_then(|file| socket::unacknowledged(file).map_err(errno));
         queued.unwrap_or(0)
+    }
+
+    fn set_class(&mut self, socket: &Socket, class: u8) {
+        self.count();
+        let Ok(file) = self.file(socket) else { return };
+        // A socket of IPv6 refuses the first of the two.
+        let _ = sockopt::set_ip_tos(file, class)
+            .or_else(|_| sockopt::set_ipv6_tclass(file, class.into()));
     }
 
     fn await_room(&mut self, socket: &Socket) {

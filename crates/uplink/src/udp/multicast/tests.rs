@@ -49,7 +49,7 @@ impl DatagramSocket for OnWire {
         None
     }
 
-    fn set_hops(&mut self, _hops: u8) {}
+    fn set_marks(&mut self, _marks: crate::packet::Marks) {}
 }
 
 /// Guest 10.0.0.2 with mDNS, on a host with the address 192.0.2.2.
