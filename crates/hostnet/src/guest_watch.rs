@@ -1,5 +1,4 @@
-//! Watches over a runtime directory: for launchers that begin to listen for clients, and for the removal of the directory or
-//! of names in it.
+//! Watches over a runtime directory: for launchers that begin to listen for clients, and for the removal of names in it.
 //!
 //! A launcher gives its socket a name by a rename, once it listens ([`RuntimeDir::listen_for_clients`]). Nothing else in the
 //! directory is renamed.
@@ -45,7 +44,8 @@ impl AsFd for GuestWatch {
     }
 }
 
-/// Watch for names that disappear from a directory, and for the end of the directory itself.
+/// Watch for names that disappear from a directory, and for a directory that is renamed. The kernel reports the removal of a
+/// directory only when no process has it open any more.
 #[derive(Debug)]
 pub struct RemovalWatch(GuestWatch);
 
@@ -56,9 +56,9 @@ impl RemovalWatch {
     ///
     /// Fails if the system permits no watch.
     pub(crate) fn new(directory: BorrowedFd<'_>) -> Result<RemovalWatch, Errno> {
-        let itself = WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
         let names = WatchFlags::DELETE | WatchFlags::MOVED_FROM;
-        Ok(RemovalWatch(watch(directory, itself | names | WatchFlags::ONLYDIR)?))
+        let events = names | WatchFlags::MOVE_SELF | WatchFlags::ONLYDIR;
+        Ok(RemovalWatch(watch(directory, events)?))
     }
 
     /// Removes all events that have happened. Returns `true` if there were any.
