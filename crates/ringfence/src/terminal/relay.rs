@@ -381,8 +381,8 @@ impl Relay {
         if modes.local_modes.contains(LocalModes::ISIG) {
             let signals = SIGNAL_KEYS.into_iter();
             let typed = |code| typed.contains(&modes.special_codes[code]);
-            let of_keys = signals.filter(|(code, _)| typed(*code)).map(|(_, signal)| signal);
-            self.key = of_keys.last().or(self.key);
+            let mut of_keys = signals.filter(|(code, _)| typed(*code)).map(|(_, signal)| signal);
+            self.key = of_keys.next_back().or(self.key);
         }
     }
 
