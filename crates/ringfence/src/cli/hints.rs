@@ -7,7 +7,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Options of other programs, and what to use instead.
-static HINTS: [(&[&str], &str); 11] = [
+static HINTS: [(&[&str], &str); 10] = [
     (
         &["--rm", "--init"],
         "a guest leaves nothing behind, and has an init process: leave the option out",
@@ -45,10 +45,6 @@ static HINTS: [(&[&str], &str); 11] = [
     (
         &["--security-opt", "--cap-drop"],
         "`--seccomp FILE|none` chooses the list of system calls; `--strict` denies namespaces and new privileges",
-    ),
-    (
-        &["-m", "--memory", "--cpus", "--pids-limit"],
-        "limit the whole guest from outside: `systemd-run --user --scope -p MemoryMax=1G ringfence run …`",
     ),
 ];
 
@@ -90,7 +86,6 @@ mod tests {
             (&["-it"], "the terminal"),
             (&["-e", "A=b"], "env NAME=VALUE CMD"),
             (&["--network=none"], "--switch none --uplink none"),
-            (&["-m", "1g"], "MemoryMax"),
         ] {
             let said = said(&[&["ringfence", "run"][..], words, &["--", "true"]].concat());
             assert!(said.contains(hint) && !said.contains("as a value"), "{words:?}: {said}");
