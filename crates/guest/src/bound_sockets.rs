@@ -4,7 +4,6 @@
 //! program passed to bind(2), and the identity of the socket's file. The name may be relative, may be that of another
 //! root directory, and is not updated when the file is renamed.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -44,15 +43,19 @@ impl SocketFile {
 
 /// Lists the sockets of this process's network namespace. A kernel without sock_diag(7) for Unix sockets has the names
 /// alone.
-pub(super) fn list(own_proc: BorrowedFd<'_>) -> io::Result<BTreeSet<BoundSocket>> {
-    match dump() {
-        Ok(sockets) => Ok(sockets),
-        Err(_) => Ok(listed_names(&read_own_proc(own_proc, "net/unix")?)),
-    }
+pub(super) fn list(own_proc: BorrowedFd<'_>) -> io::Result<Vec<BoundSocket>> {
+    let mut sockets = match dump() {
+        Ok(sockets) => sockets,
+        Err(_) => listed_names(&read_own_proc(own_proc, "net/unix")?),
+    };
+    // A connection that was accepted has the name of its listener.
+    sockets.sort_unstable();
+    sockets.dedup();
+    Ok(sockets)
 }
 
 /// Returns the sockets of a list in the format of `/proc/net/unix`. Names with a line break are cut there.
-pub(super) fn listed_names(list: &[u8]) -> BTreeSet<BoundSocket> {
+pub(super) fn listed_names(list: &[u8]) -> Vec<BoundSocket> {
     let names = list.split(|byte| *byte == b'\n').skip(1).filter_map(listed_name);
     let sockets = names.map(|name| BoundSocket { is_foreign: false, name, file: None });
     sockets.collect()
@@ -91,12 +94,12 @@ mod abi {
 }
 
 /// Requests the list over netlink.
-fn dump() -> io::Result<BTreeSet<BoundSocket>> {
+fn dump() -> io::Result<Vec<BoundSocket>> {
     /// Size of the largest message of a dump.
     const BUFFER: usize = 64 << 10;
     let socket = open()?;
     rustix::net::send(&socket, &request(), SendFlags::empty())?;
-    let mut sockets = BTreeSet::new();
+    let mut sockets = Vec::new();
     let mut buffer = vec![0; BUFFER];
     loop {
         let received = rustix::net::recv(&socket, &mut buffer, RecvFlags::empty());
@@ -134,7 +137,7 @@ fn request() -> Vec<u8> {
 }
 
 /// Adds the sockets in a datagram of the kernel. Returns `true` after the last one.
-fn parse(mut bytes: &[u8], sockets: &mut BTreeSet<BoundSocket>) -> io::Result<bool> {
+fn parse(mut bytes: &[u8], sockets: &mut Vec<BoundSocket>) -> io::Result<bool> {
     while let (Some(length), Some(kind)) = (word(bytes, 0), half(bytes, 4)) {
         let length = usize::try_from(length).unwrap_or(usize::MAX).max(abi::HEADER);
         let message = bytes.get(..length).ok_or(Errno::BADMSG)?;
@@ -230,7 +233,7 @@ mod tests {
 
     #[test]
     fn truncated_or_false_messages_are_no_sockets() {
-        let mut sockets = BTreeSet::new();
+        let mut sockets = Vec::new();
         for bytes in [&[][..], &[1, 2, 3], &[0; 16], &[255; 64]] {
             let _ = parse(bytes, &mut sockets);
         }

@@ -15,8 +15,8 @@
 //! All of it is bounded, whatever other users bind: a listing by [`Budget`], the number of listings by
 //! [`SEARCHES_MAX`], and the number of covers by [`CROWD`], beyond which a directory is replaced as a whole.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -32,7 +32,7 @@ const SEARCHES_MAX: usize = 256;
 /// Number of sockets below a directory from which on it is replaced as a whole.
 const CROWD: usize = 1024;
 /// Maximum number of sockets that are hidden one by one.
-const COVERS_MAX: usize = 4096;
+const COVERS_MAX: usize = 2048;
 /// Limits for one place.
 const PLACE: Budget = Budget { directories: 64, entries: 8192 };
 /// Limits for the directories around names that lead nowhere, all together.
@@ -79,7 +79,7 @@ pub(super) fn find(
         replaced,
         walker,
         run,
-        sockets: BTreeSet::new(),
+        sockets: HashMap::new(),
         for_sockets: BTreeSet::new(),
         listed: BTreeMap::new(),
     };
@@ -89,13 +89,15 @@ pub(super) fn find(
     search.group()
 }
 
+/// State of a search. Paths that other users can make many of are kept and compared as bytes.
 struct Search<'a> {
     places: &'a Places<'a>,
     replaced: &'a [&'a Path],
     walker: &'a Walker<'a>,
     /// Listing of `/run`.
     run: Option<&'a Directory>,
-    sockets: BTreeSet<PathBuf>,
+    /// Names of sockets, by the directory.
+    sockets: HashMap<OsString, BTreeSet<OsString>>,
     /// Directories with sockets and nothing else.
     for_sockets: BTreeSet<PathBuf>,
     /// Directories that were listed, with those within that are no mount points.
@@ -104,17 +106,16 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Looks at the names. Returns the directories of those that do not lead to their file, the user's own first.
-    fn check(&mut self, bound: &BTreeSet<BoundSocket>) -> Vec<PathBuf> {
-        let mut lost = BTreeMap::new();
+    fn check(&mut self, bound: &[BoundSocket]) -> Vec<PathBuf> {
+        let mut lost: HashMap<&[u8], bool> = HashMap::new();
         for socket in bound {
             let path = Path::new(OsStr::from_bytes(&socket.name));
-            let Some(parent) = path.parent().filter(|_| path.is_absolute()) else { continue };
-            if self.is_replaced(path) {
+            let Some((parent, name)) = split(&socket.name) else { continue };
+            if self.is_replaced(&socket.name) {
                 continue;
             }
-            let file = socket_at(path);
-            if let Some(found) = &file {
-                self.sockets.insert(path.to_owned());
+            if let Some(found) = socket_at(path) {
+                self.add(parent, OsStr::from_bytes(name));
                 let is_same = socket.file.is_none_or(|file| file.is(found.device, found.inode));
                 if is_same && found.links == 1 {
                     continue;
@@ -124,8 +125,20 @@ impl Search<'_> {
             *foreign &= socket.is_foreign;
         }
         let mut lost: Vec<_> = lost.into_iter().collect();
-        lost.sort_by_key(|(_, is_foreign)| *is_foreign);
-        lost.into_iter().take(SEARCHES_MAX).map(|(path, _)| path.to_owned()).collect()
+        lost.sort_unstable_by_key(|(path, is_foreign)| (*is_foreign, *path));
+        let paths = lost.into_iter().take(SEARCHES_MAX);
+        paths.map(|(path, _)| PathBuf::from(OsStr::from_bytes(path))).collect()
+    }
+
+    fn add(&mut self, directory: &[u8], name: &OsStr) {
+        let directory = OsStr::from_bytes(directory);
+        match self.sockets.get_mut(directory) {
+            Some(names) => names.insert(name.to_owned()),
+            None => {
+                let names = BTreeSet::from([name.to_owned()]);
+                self.sockets.insert(directory.to_owned(), names).is_none()
+            }
+        };
     }
 
     /// Lists these directories, then those around them.
@@ -154,7 +167,7 @@ impl Search<'_> {
             }
         }
         if let Some(run) = self.run {
-            run.each(&mut |within| self.add(within));
+            run.each(&mut |within| self.add_all(within));
         }
         for path in listed {
             self.list(path, 0, &mut PLACE.clone());
@@ -165,12 +178,12 @@ impl Search<'_> {
     fn list(&mut self, path: &Path, depth: usize, budget: &mut Budget) {
         // The listing of /run goes deeper than any other.
         let is_known = self.run.is_some_and(|run| path.starts_with(&run.path));
-        if is_known || self.is_replaced(path) {
+        if is_known || self.is_replaced(path.as_os_str().as_bytes()) {
             return;
         }
         if !self.listed.contains_key(path) {
             let directory = self.walker.walk(path, 0, budget);
-            self.add(&directory);
+            self.add_all(&directory);
             let within = directory.directories.into_iter().map(|within| within.path);
             let within = within.filter(|within| !self.walker.is_mounted(within)).collect();
             self.listed.insert(path.to_owned(), within);
@@ -182,15 +195,21 @@ impl Search<'_> {
         }
     }
 
-    fn add(&mut self, directory: &Directory) {
+    fn add_all(&mut self, directory: &Directory) {
         if directory.is_for_sockets() {
             self.for_sockets.insert(directory.path.clone());
         }
-        self.sockets.extend(directory.sockets.iter().map(|name| directory.path.join(name)));
+        for name in &directory.sockets {
+            self.add(directory.path.as_os_str().as_bytes(), name);
+        }
     }
 
-    fn is_replaced(&self, path: &Path) -> bool {
-        self.replaced.iter().any(|replaced| path.starts_with(replaced))
+    fn is_replaced(&self, path: &[u8]) -> bool {
+        let is_below = |replaced: &&Path| {
+            let rest = path.strip_prefix(replaced.as_os_str().as_bytes());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        };
+        self.replaced.iter().any(is_below)
     }
 
     /// Returns `true` if nothing else is lost with a directory than what is needed to reach sockets.
@@ -207,20 +226,23 @@ impl Search<'_> {
     fn group(mut self) -> io::Result<HostSockets> {
         let mut replaced: BTreeSet<PathBuf> = std::mem::take(&mut self.for_sockets);
         replaced.retain(|directory| self.may_be_replaced(directory));
-        let mut crowded: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut crowded = vec![];
         let mut numbers = Numbers::default();
-        for parent in self.sockets.iter().filter_map(|socket| socket.parent()) {
-            numbers.add(parent, 1);
+        for (directory, names) in &self.sockets {
+            numbers.add(directory.as_bytes(), names.len());
         }
         // From the deepest directories upwards. The sockets of a crowd do not count further up.
         let mut left = 0;
-        while let Some((directory, number)) = numbers.take_deepest() {
-            if number > CROWD && self.may_be_replaced(&directory) {
-                crowded.insert(directory);
-            } else if let Some(parent) = directory.parent() {
-                numbers.add(parent, number);
-            } else {
-                left = number;
+        while let Some(deepest) = numbers.0.pop() {
+            for (directory, number) in deepest {
+                let path = Path::new(OsStr::from_bytes(&directory));
+                if number > CROWD && self.may_be_replaced(path) {
+                    crowded.push(path.to_owned());
+                } else if let Some((parent, _)) = split(&directory) {
+                    numbers.add(parent, number);
+                } else {
+                    left = number;
+                }
             }
         }
         if left > COVERS_MAX {
@@ -228,28 +250,56 @@ impl Search<'_> {
                 "{left} sockets in directories that hold other files, too (the limit is {COVERS_MAX})"
             )));
         }
-        let is_hidden = |path: &Path| {
-            path.ancestors().any(|above| replaced.contains(above) || crowded.contains(above))
-        };
-        let files = std::mem::take(&mut self.sockets);
-        let files = files.into_iter().filter(|path| !is_hidden(path)).collect();
-        let (directories, crowded) = (replaced.iter().cloned(), crowded.iter().cloned());
-        Ok(HostSockets { files, directories: directories.collect(), crowded: crowded.collect() })
+        let hidden: HashSet<&OsStr> =
+            replaced.iter().chain(&crowded).map(|path| path.as_os_str()).collect();
+        let mut files = vec![];
+        for (directory, names) in &self.sockets {
+            if !is_below(directory.as_bytes(), &hidden) {
+                let directory = Path::new(directory);
+                files.extend(names.iter().map(|name| directory.join(name)));
+            }
+        }
+        files.sort_unstable();
+        let directories = replaced.iter().cloned().collect();
+        Ok(HostSockets { files, directories, crowded })
     }
 }
 
-/// Number of sockets below each directory, the deepest directories last.
+/// Returns `true` if the path is one of the directories, or below one.
+fn is_below(path: &[u8], directories: &HashSet<&OsStr>) -> bool {
+    let mut at = Some(path);
+    while let Some(path) = at {
+        if directories.contains(OsStr::from_bytes(path)) {
+            return true;
+        }
+        at = split(path).map(|(parent, _)| parent);
+    }
+    false
+}
+
+/// Splits an absolute path into directory and name. `None` for `/` and for a relative path.
+fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    if !path.starts_with(b"/") || path == b"/" {
+        return None;
+    }
+    let at = path.iter().rposition(|byte| *byte == b'/')?;
+    Some((path.get(..at.max(1))?, path.get(at + 1..)?))
+}
+
+/// Number of sockets below each directory, by the number of components.
 #[derive(Default)]
-struct Numbers(BTreeMap<(usize, PathBuf), usize>);
+struct Numbers(Vec<HashMap<Vec<u8>, usize>>);
 
 impl Numbers {
-    fn add(&mut self, directory: &Path, number: usize) {
-        let depth = directory.components().count();
-        *self.0.entry((depth, directory.to_owned())).or_default() += number;
-    }
-
-    fn take_deepest(&mut self) -> Option<(PathBuf, usize)> {
-        self.0.pop_last().map(|((_, directory), number)| (directory, number))
+    fn add(&mut self, directory: &[u8], number: usize) {
+        let slashes = directory.iter().filter(|byte| **byte == b'/').count();
+        let depth = if directory == b"/" { 0 } else { slashes };
+        if self.0.len() <= depth {
+            self.0.resize_with(depth + 1, HashMap::new);
+        }
+        if let Some(numbers) = self.0.get_mut(depth) {
+            *numbers.entry(directory.to_owned()).or_default() += number;
+        }
     }
 }
 
@@ -282,15 +332,17 @@ mod tests {
             replaced: &[],
             walker,
             run: None,
-            sockets: BTreeSet::new(),
+            sockets: HashMap::new(),
             for_sockets: BTreeSet::new(),
             listed: BTreeMap::new(),
         }
     }
 
     fn add(search: &mut Search<'_>, directory: &str, number: usize) {
-        let names = (0..number).map(|number| Path::new(directory).join(number.to_string()));
-        search.sockets.extend(names);
+        let names = (0..number).map(|number| (directory, number.to_string()));
+        for name in names {
+            search.add(name.0.as_bytes(), OsStr::new(&name.1));
+        }
     }
 
     #[test]
@@ -306,7 +358,9 @@ mod tests {
             add(&mut some, &format!("/tmp/{number}"), 1);
         }
         let found = some.group().unwrap();
-        assert_eq!(found.crowded, ["/srv/crowd", "/tmp"].map(PathBuf::from));
+        let mut crowded = found.crowded;
+        crowded.sort();
+        assert_eq!(crowded, ["/srv/crowd", "/tmp"].map(PathBuf::from));
         assert_eq!(found.files.len(), CROWD + 1 + 3, "the home directory is not replaced");
     }
 

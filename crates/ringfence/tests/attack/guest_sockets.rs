@@ -103,7 +103,19 @@ fn socket_of_another_network_namespace_is_hidden() {
 }
 
 #[test]
-fn directory_with_thousands_of_sockets_needs_one_mount() {
+fn socket_of_a_relative_name_is_hidden() {
+    require!(Need::Guests, Need::Program("python3", "python3"));
+    for site in Site::all() {
+        let directory = site.lab.file("relative");
+        let _server = serve(&site, &[], "relative", &directory.join("a/b/c"));
+        assert_eq!(connect(&site, &[], "", &directory), "end\n");
+        let shared = connect(&site, &[], "--share-runtime", &directory);
+        assert_eq!(shared, "'a/b/c/in/here'\nend\n");
+    }
+}
+
+#[test]
+fn directory_with_a_thousand_sockets_needs_one_mount() {
     require!(Need::Guests, Need::Program("python3", "python3"));
     for site in Site::all() {
         let directory = site.lab.file("crowd");
@@ -179,6 +191,8 @@ fn private_directories_are_empty_but_for_what_is_named() {
              cat {named}/file; (echo x > {named}/new) 2>&- || echo refused; ls /run | grep -c . ; \
              echo x > /tmp/ringfence-private-test && echo own; ls -A /dev/shm | wc -l"
         );
+        // A run without the guard has left it.
+        let _ = std::fs::remove_file("/tmp/ringfence-private-test");
         let options = format!("--private tmp,run,home --ro {named}");
         let said = site.run_with(&wrapper, &options, &["sh", "-c", &script]).succeed(MOMENT);
         let expected = ["contentmade", "contentrefused"];

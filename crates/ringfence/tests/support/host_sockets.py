@@ -55,6 +55,12 @@ def moved():
     bind(os.fsencode(path("")) + b"\xff\xfe\x01")
 
 
+def relative():
+    os.mkdir(path("in"))
+    os.chdir(TOP)
+    bind("in/here")
+
+
 def ssh():
     os.makedirs(path(".ssh/masters"))
     with open(path(".ssh/config"), "w") as file:
@@ -64,7 +70,7 @@ def ssh():
 
 
 def crowd():
-    for number in range(3000):
+    for number in range(1100):
         bind(path(f"s{number}"))
     open(path("file"), "w").close()
 
@@ -82,7 +88,8 @@ def run():
     open(go + ".done", "w").close()
 
 
-ACTS = {"moved": moved, "ssh": ssh, "crowd": crowd, "run": run, "renamed": lambda: renamed("renamed")}
+ACTS = {"moved": moved, "relative": relative, "ssh": ssh, "crowd": crowd, "run": run}
+ACTS["renamed"] = lambda: renamed("renamed")
 ACTS[ACT]()
 print("ready", flush=True)
 time.sleep(600 if ACT != "run" else 20)
