@@ -178,12 +178,17 @@ impl Host {
         replaced.extend(run.map(|run| run.path.clone()));
         // Files of /etc may be links to /run.
         let named = view.read_only.iter().chain(&view.writable).map(PathBuf::as_path);
-        let named = named.chain(directory).chain(OFTEN_LINKS.map(Path::new));
-        let kept = private::keep(&named.filter_map(real).collect::<Vec<_>>(), &replaced);
+        let named = named.chain(directory).chain(OFTEN_LINKS.map(Path::new)).filter_map(real);
+        // A working directory that is a private one, or contains it, would show it.
+        let shows_private = |path: &PathBuf| private.iter().any(|(own, _)| own.starts_with(path));
+        let named: Vec<PathBuf> = named.filter(|path| !shows_private(path)).collect();
+        let kept = private::keep(&named, &replaced);
         let kept = kept.map_err(fail())?;
         for (path, mode) in
             private.iter().filter(|(path, _)| run.is_none_or(|run| run.path != *path))
         {
+            // It may lie in one that is empty already.
+            private::make_point(path, true).map_err(ViewError::option("--private", path))?;
             covers::cover_directory(path, *mode).map_err(ViewError::option("--private", path))?;
         }
         if let Some(run) = run {
@@ -215,8 +220,13 @@ impl Host {
         let real = own.into_iter().filter_map(|(path, mode)| Some((real(&path)?, mode)));
         let mut real: Vec<_> = real.filter(|(path, _)| path.is_dir()).collect();
         real.sort();
-        // A directory within another one is gone with that.
-        real.dedup_by(|within, before| within.0.starts_with(&before.0));
+        real.dedup_by(|one, before| one.0 == before.0);
+        // A directory within another one is gone with that, unless it was asked for: the home directory is made again.
+        let chosen: Vec<PathBuf> =
+            view.private.iter().filter_map(|(path, _)| fs::canonicalize(path).ok()).collect();
+        let outer: Vec<PathBuf> = real.iter().map(|(path, _)| path.clone()).collect();
+        let is_within = |path: &Path| outer.iter().any(|of| path.starts_with(of) && path != of);
+        real.retain(|(path, _)| chosen.contains(path) || !is_within(path));
         real
     }
 }

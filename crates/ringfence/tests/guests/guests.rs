@@ -236,7 +236,11 @@ try:
         s.send(b'\"Describe\"')
     except BrokenPipeError:
         pass
-    got = s.recv(1 << 16)
+    # The kernel reports once that the launcher closed with a request unread, before the answer.
+    try:
+        got = s.recv(1 << 16)
+    except ConnectionResetError:
+        got = s.recv(1 << 16)
 except OSError as error:
     print(type(error).__name__)
 print('got', *(json.loads(got) if got else ['nothing']))";
@@ -415,6 +419,11 @@ fn wait_returns_once_guest_runs_and_once_it_listens() {
     assert!(other.stderr.contains("it listens at 8000"), "{}", other.stderr);
     // A guest that ends while somebody waits is not waited for any longer.
     let waiting = lab.spawn(&[lab.program(), "wait", "web", "--for", "port", "8001"]);
+    // By the end of another one, it has found the guest.
+    for _ in 0..3 {
+        let other = command(&lab, &["wait", "web", "--for", "port", "8001", "--timeout", "0"]);
+        assert_eq!(other.status, Some(1));
+    }
     assert_eq!(command(&lab, &["stop", "web"]).status, Some(0));
     let ended = waiting.finish(MOMENT);
     assert_eq!(ended.status, Some(1));
