@@ -200,7 +200,7 @@ fn strict_command_sees_working_directory_and_system_alone() {
         let enter = format!("cd {} && HOME={} exec \"$@\"", work.display(), home.display());
         let script = format!(
             "cat file; echo made > made && echo written; ls -A ~ | tr '\\n' ' '; ls ~/kept; \
-             (echo x > ~/kept/file) 2>&- || echo refused; touch ~/x /tmp/x /run/x && echo empty; \
+             (echo x > ~/kept/file) 2>&- || echo refused; touch ~/x /tmp/x && echo empty; \
              ls {} 2>&- || echo hidden; (touch /usr/ringfence-attack) 2>&- || echo read-only; \
              echo ends",
             outside.display()
