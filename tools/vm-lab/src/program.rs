@@ -15,20 +15,13 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Sets of programs that a run builds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// All programs, as users build them: scenarios measure them.
+    /// All programs.
     Full,
-    /// `ringfence` and `traffic`, with the profile of the tests, in one build.
+    /// `ringfence` and `traffic`, in one build.
     Short,
 }
 
 impl Extent {
-    fn profile(self) -> &'static str {
-        match self {
-            Extent::Full => "release",
-            Extent::Short => "suite",
-        }
-    }
-
     /// Returns the packages of each build. The product is built without the tools: with them it would get the features that
     /// they enable.
     fn builds(self) -> &'static [&'static [&'static str]] {
@@ -79,20 +72,19 @@ pub(crate) fn build(
 ) -> anyhow::Result<Programs> {
     let mut flags = std::env::var_os("RUSTFLAGS").unwrap_or_default();
     // The files are copied into memory under emulation, so they should be small. The flags do not apply to macros and build
-    // scripts, which are those of the tests' build; the profile's own option would make others.
+    // scripts, which are those of other builds; the profile's own option would make others.
     flags.push(" -C target-feature=+crt-static -C strip=symbols");
-    let profile = extent.profile();
     let is_wanted = |packages: &&&[&str]| given.is_none() || **packages != ["ringfence"];
     for packages in extent.builds().iter().filter(is_wanted) {
         let built = Cmd::cargo()
-            .args(["build", "--profile", profile, "--target", TARGET])
+            .args(["build", "--release", "--target", TARGET])
             .args(packages.iter().flat_map(|package| ["--package", package]))
             .env("RUSTFLAGS", flags.to_string_lossy().trim())
             .env("CARGO_TARGET_DIR", target)
             .run(root)?;
         anyhow::ensure!(built, "the programs do not build for {TARGET}, statically linked");
     }
-    let folder = target.join(TARGET).join(profile);
+    let folder = target.join(TARGET).join("release");
     let tool = |name: &str| (extent == Extent::Full).then(|| folder.join(name));
     let ringfence = match given {
         Some(given) => std::path::absolute(given)?,
