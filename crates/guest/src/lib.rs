@@ -10,14 +10,14 @@
 //!    queues, which the launcher passes to the frontend. For an ordinary user it enters a third user
 //!    namespace, with that user's own ids ([`ringfence_sandbox::ids`]).
 //! 2. `Start` comes once the frontend is connected. Init runs the command as a child, in a process group of the
-//!    command's own and on a terminal of the guest's own ([`terminal`]). Ctrl-C, Ctrl-Z and changes of the window
+//!    command's own and on a terminal of the guest's own (`terminal.rs`). Ctrl-C, Ctrl-Z and changes of the window
 //!    size reach the command from that terminal, and a shell's job control works.
 //! 3. `Signal` passes on a signal that a process sent to the launcher, `GroupSignal` one that the caller's terminal sent.
 //!    Init reports when the command was `Stopped`, and `Continue` continues it.
 //! 4. `Sockets` asks for sockets of the guest's network: connections from the host's loopback to a published port
 //!    reach the guest's loopback by them.
 //! 5. `Listening` asks for the ports at which the guest's processes listen, for `ringfence wait`.
-//! 6. `Exec` runs another command, for `ringfence exec`, in a session of its own ([`session`]).
+//! 6. `Exec` runs another command, for `ringfence exec`, in a session of its own (`session.rs`).
 //!
 //! Meanwhile init reaps every process of the namespace, and one of its threads answers DNS queries
 //! ([`crate::names`]). When the command ends, init reports it and exits, which ends all remaining

@@ -10,7 +10,7 @@
 //! namespace, so nothing in the guest reaches the limits above it, also not by a hierarchy that it mounts anew.
 //!
 //! The launcher makes the cgroup ([`GuestCgroup::create`]). The guest's supervisor starts init in it and removes it when init
-//! has ended, also after the launcher was killed ([`CgroupSet`]). The launcher removes it if the supervisor was killed.
+//! has ended, also after the launcher was killed (`CgroupSet`). The launcher removes it if the supervisor was killed.
 //!
 //! Rules of version 2 (cgroup-v2 of the kernel's documentation): whoever moves a process needs write access to
 //! `cgroup.procs` of the destination and of the common ancestor. A cgroup with processes enables no controllers for

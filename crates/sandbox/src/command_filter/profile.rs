@@ -3,7 +3,7 @@
 //! Two forms exist. Runtimes take that of the specification (`linux.seccomp` of
 //! <https://github.com/opencontainers/runtime-spec>): actions, architectures, calls with conditions on their arguments.
 //! Files of Podman and Docker add `archMap`, `includes`, `excludes`, `errno` and `defaultErrno`, which the engine
-//! evaluates. [`Profile`] reads both, strictly: an unknown field, action, call, capability or architecture is an error
+//! evaluates. `Profile` reads both, strictly: an unknown field, action, call, capability or architecture is an error
 //! with its line.
 //!
 //! The meaning is that of runc with libseccomp:
