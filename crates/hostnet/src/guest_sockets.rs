@@ -154,12 +154,7 @@ fn number_of(name: &str) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn directory() -> (tempfile::TempDir, RuntimeDir) {
-        let outer = tempfile::tempdir().unwrap();
-        let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
-        (outer, directory)
-    }
+    use crate::runtime_dir::testing::directory;
 
     fn names(directory: &RuntimeDir) -> Vec<String> {
         let entries = std::fs::read_dir(directory.path()).unwrap();

@@ -303,17 +303,25 @@ fn is_own(directory: &Path) -> bool {
     directory.is_absolute() && rustix::fs::stat(directory).is_ok_and(|stat| stat.st_uid == uid)
 }
 
+/// Runtime directories for the tests of this crate.
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt;
+pub(crate) mod testing {
+    use super::RuntimeDir;
 
-    use super::*;
-
-    fn directory() -> (tempfile::TempDir, RuntimeDir) {
+    /// Makes a runtime directory within a temporary one.
+    pub(crate) fn directory() -> (tempfile::TempDir, RuntimeDir) {
         let outer = tempfile::tempdir().unwrap();
         let directory = RuntimeDir::open_at(outer.path().join("r")).unwrap();
         (outer, directory)
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::testing::directory;
+    use super::*;
 
     #[test]
     fn directory_depends_on_session_and_user() {

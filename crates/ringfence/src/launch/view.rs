@@ -52,23 +52,18 @@ impl ViewOptions {
     /// visible and writable. A working directory that is the home directory, or contains it, is neither.
     pub(crate) fn make_strict(&mut self) {
         let is_above_home = |directory: &PathBuf| {
-            let homes = homes().into_iter().filter_map(|home| home.canonicalize().ok());
-            homes.into_iter().any(|home| home.starts_with(directory))
+            let mut homes = homes().into_iter().filter_map(|home| home.canonicalize().ok());
+            homes.any(|home| home.starts_with(directory))
         };
         let directory = std::env::current_dir().ok();
         self.writable.extend(directory.filter(|directory| !is_above_home(directory)));
         self.read_only.push("/".into());
-        self.private = PrivatePlace::value_variants().to_vec();
+        self.isolate();
     }
 
     /// Gives the guest every directory that it can have for itself. Of the home directory the working directory stays.
-    pub fn isolate(&mut self) {
-        self.private.extend([
-            PrivatePlace::Tmp,
-            PrivatePlace::Run,
-            PrivatePlace::Home,
-            PrivatePlace::Dev,
-        ]);
+    fn isolate(&mut self) {
+        self.private = PrivatePlace::value_variants().to_vec();
     }
 
     /// Returns `true` if the guest has a `/dev` of its own.
