@@ -3,7 +3,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use ringfence::cli::{Cli, InternalCli, hints};
 
 fn main() -> ExitCode {
@@ -18,7 +17,7 @@ fn main() -> ExitCode {
         Some(Err(error)) => return ringfence_hostnet::out::tell(&error).into(),
         None => {}
     }
-    match Cli::try_parse() {
+    match Cli::of(std::env::args_os) {
         Ok(cli) => ringfence::main_with(cli).into(),
         Err(error) => {
             ringfence_hostnet::out::tell(&hints::explained(error, std::env::args_os())).into()

@@ -243,12 +243,13 @@ impl DomainProcess {
         Ok(())
     }
 
-    /// Completes the start after [`DomainProcess::begin`]: writes the id maps, and waits until the inner process runs.
+    /// Continues the start after [`DomainProcess::begin`]: waits until the supervisor needs its id maps, and writes them.
+    /// The inner process starts then. No effect if the supervisor writes them, or the second time.
     ///
     /// # Errors
     ///
     /// [`SpawnError`]. Drop the domain then.
-    pub fn complete(&mut self) -> Result<(), SpawnError> {
+    pub fn map_ids(&mut self) -> Result<(), SpawnError> {
         let kind = self.kind;
         if let Some(maps) = self.maps.take() {
             self.expect_report(&FromSupervisor::Unshared)?;
@@ -256,6 +257,17 @@ impl DomainProcess {
                 .map_err(|source| SpawnError::Maps { kind, source })?;
             self.send_command(&ToSupervisor::Mapped, &[])?;
         }
+        Ok(())
+    }
+
+    /// Completes the start after [`DomainProcess::begin`]: writes the id maps, unless [`DomainProcess::map_ids`] has, and
+    /// waits until the inner process runs.
+    ///
+    /// # Errors
+    ///
+    /// [`SpawnError`]. Drop the domain then.
+    pub fn complete(&mut self) -> Result<(), SpawnError> {
+        self.map_ids()?;
         self.expect_report(&FromSupervisor::Started)
     }
 

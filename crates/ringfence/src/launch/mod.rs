@@ -152,13 +152,14 @@ impl<'a> Launch<'a> {
         let options = self.options;
         let terminal = self.terminal.take();
         let directory = RuntimeDir::open()?;
-        let uplink = Uplink::prepare(options, self.reporter)?;
         if !options.has_switch() && options.host_tap.is_some() {
             bail!("--host-tap is a port of a switch: leave out --switch none");
         }
         let cgroup = OwnCgroup::create(&options.limits, self.reporter)?;
-        let guest = self.begin_guest(&cgroup)?;
-        // The guest's domain starts meanwhile.
+        // The guest's domain starts while the rest is prepared.
+        let mut guest = self.begin_guest(&cgroup)?;
+        let uplink = Uplink::prepare(options, self.reporter)?;
+        guest.map_ids()?;
         let host = view::HostFacts::examine(options);
         if !options.has_switch() && options.disks.is_empty() {
             return self.run_without_driver(cgroup, guest, &directory, uplink, terminal, host);
