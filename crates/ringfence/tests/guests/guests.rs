@@ -198,7 +198,11 @@ fn status_of_a_guest_has_its_counters_and_no_neighbour_s() {
         assert_eq!(finished.status, Some(0), "{}", finished.stderr);
         serde_json::from_str(&finished.stdout).unwrap()
     };
-    let counted = || status("web")["counters"]["ports"].to_string().contains("tx_bytes");
+    // The client's question for the address of `web` is counted before the answer.
+    let counted = || {
+        let ports = status("web")["counters"]["ports"].to_string();
+        ports.contains("tx_bytes") && ports.contains("rx_frames")
+    };
     assert!(eventually(MOMENT, counted), "{}", status("web"));
     let (web, other) = (status("web"), status("client"));
     assert_eq!((&web["name"], &web["switch"]), (&"web".into(), &"blue".into()));
