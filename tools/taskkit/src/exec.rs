@@ -8,7 +8,11 @@ use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
+
+/// Time without a line of output after which a test program counts as hung. No single test takes half of it.
+const SILENCE_MAX: Duration = Duration::from_secs(600);
 
 /// Command line with its changes to the environment.
 pub struct Cmd {
@@ -109,20 +113,41 @@ impl Cmd {
     }
 
     fn read_tests(&self, directory: &Path, out: &mut impl Write) -> io::Result<TestRun> {
+        self.read_tests_within(directory, out, SILENCE_MAX)
+    }
+
+    fn read_tests_within(
+        &self,
+        directory: &Path,
+        out: &mut impl Write,
+        silence_max: Duration,
+    ) -> io::Result<TestRun> {
         // One pipe for both streams keeps their lines in order.
         let (reader, writer) = io::pipe()?;
         let mut command = self.build(directory);
         command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
         let mut child = command.spawn()?;
-        // The command holds write ends of the pipe. Without this drop the reader below sees no end of file.
+        // The command holds write ends of the pipe. Without this drop the reader sees no end of file.
         drop(command);
+        let lines = lines_of(reader);
         let mut run = TestRun::default();
-        let mut lines = BufReader::new(reader);
-        let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line)? != 0 {
-            out.write_all(&line)?;
-            run.parse_line(&String::from_utf8_lossy(&line));
-            line.clear();
+        loop {
+            match lines.recv_timeout(silence_max) {
+                Ok(line) => {
+                    out.write_all(&line)?;
+                    run.parse_line(&String::from_utf8_lossy(&line));
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    // Processes that it started may hold the pipe open, so its end is not waited for.
+                    child.kill()?;
+                    let seconds = silence_max.as_secs();
+                    let why = format!("no output for {seconds} s: the test program hung and was killed");
+                    writeln!(out, "{why}")?;
+                    run.failures.push(("(a test that did not end)".to_owned(), why));
+                    break;
+                }
+            }
         }
         run.success = child.wait()?.success();
         Ok(run)
@@ -151,6 +176,21 @@ impl Cmd {
         words.extend(self.args.iter().map(|arg| quote(&arg.to_string_lossy())));
         println!("$ {}", words.join(" "));
     }
+}
+
+/// Reads lines, with their ends, in a thread of their own.
+fn lines_of(reader: impl io::Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut reader = BufReader::new(reader);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length != 0) {
+            if sender.send(std::mem::take(&mut line)).is_err() {
+                break;
+            }
+        }
+    });
+    lines
 }
 
 /// Quotes `word` for a shell if necessary.
@@ -323,6 +363,18 @@ mod tests {
         );
         let failure = ("broken".to_owned(), "assertion `left == right` failed".to_owned());
         assert_eq!(run.failures, [failure]);
+    }
+
+    #[test]
+    fn program_without_output_is_killed_and_reported() {
+        let script = "echo test fine ... ok; sleep 5 & wait";
+        let command = Cmd::new("sh").args(["-c", script]);
+        let mut output = Vec::new();
+        let limit = Duration::from_millis(200);
+        let run = command.read_tests_within(Path::new("."), &mut output, limit).unwrap();
+        assert!(!run.success);
+        assert!(run.failures[0].1.contains("hung"), "{:?}", run.failures);
+        assert!(String::from_utf8(output).unwrap().starts_with("test fine ... ok\nno output"));
     }
 
     #[test]
