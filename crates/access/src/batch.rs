@@ -39,6 +39,7 @@ impl<G: Grantee> GrantBatches<G> {
 }
 
 /// Returns `len` bytes at `offset` of a page. The handle keeps the page mapped.
-pub(crate) fn part_of(page: &LentSlice, offset: u16, len: u16) -> Result<LentSlice, GrantStatus> {
-    page.slice(offset.into(), len.into()).map_err(|_| GrantStatus::BadCopyArg)
+#[inline]
+pub(crate) fn part_of(page: LentSlice, offset: u16, len: u16) -> Result<LentSlice, GrantStatus> {
+    page.into_slice(offset.into(), len.into()).map_err(|_| GrantStatus::BadCopyArg)
 }

@@ -257,7 +257,7 @@ impl<G: Grantee> PageAccess<G> {
     fn read_by_map(&mut self, ranges: &[ReadRange], data: &mut Vec<Result<ReadData, GrantStatus>>) {
         self.batches.map(ranges.iter().map(|range| (range.gref, Access::ReadOnly)));
         for (range, page) in ranges.iter().zip(self.batches.mapped.drain(..)) {
-            let part = page.and_then(|page| part_of(&page, range.offset, range.len));
+            let part = page.and_then(|page| part_of(page, range.offset, range.len));
             data.push(part.map(ReadData::Mapped));
         }
     }

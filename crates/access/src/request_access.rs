@@ -215,8 +215,8 @@ impl<G: Grantee> RequestAccess<G> {
             Mode::Copy => self.copy_in(&wanted, &mut hold, parts),
             _ if !self.keeps && self.window.is_none() => self.map(&wanted, parts),
             Mode::Map | Mode::Persistent | Mode::Staging | Mode::Window => self
-                .look_up(&wanted, now, registry, &mut hold)
-                .and_then(|()| self.map_others(&wanted, parts)),
+                .look_up(&wanted, now, registry, &mut hold, parts)
+                .and_then(|others| self.map_others(&wanted, others, parts)),
         };
         match begun {
             Ok(()) => Ok(hold),
@@ -321,7 +321,7 @@ impl<G: Grantee> RequestAccess<G> {
     ) -> Result<(), PageError> {
         self.map_batch(wanted.pages())?;
         for (range, page) in wanted.ranges.clone().zip(self.batches.mapped.drain(..)) {
-            let part = page.and_then(|page| part_of(&page, range.offset, range.len))?;
+            let part = page.and_then(|page| part_of(page, range.offset, range.len))?;
             parts.push(PagePart::from(part).into());
         }
         Ok(())
@@ -344,62 +344,83 @@ impl<G: Grantee> RequestAccess<G> {
         outcome
     }
 
-    /// Modes `persistent` and `window`: looks up every range in the grant window and in the table.
-    fn look_up(
+    /// Modes `persistent` and `window`: looks up every range in the grant window and in the table, and appends the parts
+    /// up to the first one of a page that is in neither. The rest is left in `found`. Returns the index of its first range.
+    fn look_up<T: From<PagePart>>(
         &mut self,
         wanted: &Wanted<impl Iterator<Item = PageRange> + Clone>,
         now: Duration,
         registry: &mut (impl PageRegistry + ?Sized),
         hold: &mut PageHold,
-    ) -> Result<(), PageError> {
+        parts: &mut Vec<T>,
+    ) -> Result<usize, PageError> {
         self.found.clear();
         self.enter_window(wanted, hold)?;
+        let mut others = 0;
         for (slot, range) in wanted.ranges.clone().enumerate() {
-            if let Some(part) = self.within(slot, range) {
-                self.found.push(Some(part?.into()));
-                continue;
+            match self.find(slot, range, now, registry, hold)? {
+                Some(part) if self.found.is_empty() => {
+                    parts.push(part.into());
+                    others = slot + 1;
+                }
+                part => self.found.push(part),
             }
-            let looked = match self.keeps {
-                true => self.table.look_up(&mut self.batches.grantee, range.gref, now),
-                false => Found::Over,
-            };
-            let Found::Kept { hold: used, page, name, fresh, mut marked } = looked else {
-                self.found.push(None);
-                continue;
-            };
-            if fresh && registry.register(name, &page) {
-                self.table.mark(&used);
-                marked = true;
-            }
-            hold.kept.push(used);
-            let memory = part_of(&page, range.offset, range.len)?;
-            self.found.push(Some(PagePart { memory, registered: marked.then_some(name) }));
         }
-        Ok(())
+        Ok(others)
     }
 
-    /// Maps the pages of the ranges that [`RequestAccess::look_up`] did not find, in one batch, and appends all parts
-    /// in order.
+    /// Returns the part of range number `slot`, if its page is in the grant window or in the table.
+    #[inline]
+    fn find(
+        &mut self,
+        slot: usize,
+        range: PageRange,
+        now: Duration,
+        registry: &mut (impl PageRegistry + ?Sized),
+        hold: &mut PageHold,
+    ) -> Result<Option<PagePart>, PageError> {
+        if let Some(part) = self.within(slot, range) {
+            return Ok(Some(part?.into()));
+        }
+        if !self.keeps {
+            return Ok(None);
+        }
+        let looked = self.table.look_up(&mut self.batches.grantee, range.gref, now);
+        let Found::Kept { hold: used, page, name, fresh, mut marked } = looked else {
+            return Ok(None);
+        };
+        if fresh && registry.register(name, &page) {
+            self.table.mark(&used);
+            marked = true;
+        }
+        hold.kept.push(used);
+        let memory = part_of(page, range.offset, range.len)?;
+        Ok(Some(PagePart { memory, registered: marked.then_some(name) }))
+    }
+
+    /// Maps the pages of those ranges from number `first` on that [`RequestAccess::look_up`] did not find, in one batch,
+    /// and appends the parts of all of them in order.
     fn map_others<T: From<PagePart>>(
         &mut self,
         wanted: &Wanted<impl Iterator<Item = PageRange> + Clone>,
+        first: usize,
         parts: &mut Vec<T>,
     ) -> Result<(), PageError> {
+        if self.found.is_empty() {
+            return Ok(());
+        }
         let found = core::mem::take(&mut self.found);
-        let absent = || wanted.pages().zip(&found).filter(|(_, part)| part.is_none());
-        let mapped = match absent().next() {
-            Some(_) => self.map_batch(absent().map(|(page, _)| page)),
-            None => Ok(()),
-        };
+        let absent = wanted.pages().skip(first).zip(&found).filter(|(_, part)| part.is_none());
+        let mapped = self.map_batch(absent.map(|(page, _)| page));
         self.found = found;
         mapped?;
         let mut others = self.batches.mapped.drain(..);
-        for (range, found) in wanted.ranges.clone().zip(self.found.drain(..)) {
+        for (range, found) in wanted.ranges.clone().skip(first).zip(self.found.drain(..)) {
             let part = match found {
                 Some(part) => part,
                 None => {
                     let page = others.next().unwrap_or(Err(GrantStatus::GeneralError))?;
-                    part_of(&page, range.offset, range.len)?.into()
+                    part_of(page, range.offset, range.len)?.into()
                 }
             };
             parts.push(part.into());

@@ -135,6 +135,18 @@ impl LentSlice {
         Ok(LentSlice { owner: Arc::clone(&self.owner), start, len, protection: self.protection })
     }
 
+    /// Turns the handle into one to a part of the slice. Unlike [`LentSlice::slice`] it does not count the owner again,
+    /// which is an atomic operation.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`OutOfRange::Bounds`] if the part does not lie inside.
+    #[inline]
+    pub fn into_slice(self, offset: usize, len: usize) -> Result<LentSlice, OutOfRange> {
+        let start = self.at(offset, len)?;
+        Ok(LentSlice { start, len, ..self })
+    }
+
     /// Copies bytes at `offset` into private memory.
     ///
     /// # Errors
