@@ -10,6 +10,7 @@ use taskkit::exec::Cmd;
 use taskkit::text::duration;
 
 use crate::context::{Context, Ended};
+use crate::new_system::{self, Extent, remove};
 use crate::report::Outcome;
 
 /// Part of the long set, and Debian's name of the release.
@@ -58,24 +59,9 @@ fn debootstrap(context: &Context, release: &str, folder: &Path) -> anyhow::Resul
     if complete.exists() {
         return Ok(system);
     }
-    remove(&system)?;
-    std::fs::create_dir_all(folder)?;
-    let include = format!("--include={}", PACKAGES.join(","));
-    // It mounts /proc in the system. After an interruption that mount must not be in the way of the next attempt.
-    let made = Cmd::new("unshare")
-        .args(["--mount", "debootstrap", &include, release])
-        .args([&system])
-        .env("PATH", context.toolbox.path());
-    anyhow::ensure!(made.run(folder)?, "debootstrap failed: {}/debootstrap", system.display());
+    new_system::install(&system, release, Extent::Standard, &PACKAGES, &context.toolbox)?;
     std::fs::write(&complete, "")?;
     Ok(system)
-}
-
-fn remove(folder: &Path) -> anyhow::Result<()> {
-    if folder.exists() {
-        std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;
-    }
-    Ok(())
 }
 
 /// Runs `xtask/fresh.sh` in namespaces of its own: the directories are those of the system, the source and the results.

@@ -21,6 +21,7 @@ mod fresh;
 mod links;
 mod marks;
 mod mutate;
+mod new_system;
 mod package;
 mod packages;
 mod programs;

@@ -20,6 +20,8 @@ use taskkit::text::{count, duration};
 use taskkit::tools::{self, Tool, Toolbox};
 use vm_lab::results::{self, Line, Tally};
 
+use crate::new_system::{self, Extent};
+
 /// Tools that must be installed for `--try`.
 static NEEDS: &[&Tool] = &[&tools::DEBOOTSTRAP];
 
@@ -273,17 +275,7 @@ fn try_in(release: &str, root: &Path, folder: &Path, toolbox: &Toolbox) -> anyho
     // The last file that is made: a system without it was interrupted.
     let complete = folder.join("systems").join(format!("{release}.complete"));
     if !complete.exists() {
-        if system.exists() {
-            std::fs::remove_dir_all(&system)?;
-        }
-        std::fs::create_dir_all(&system)?;
-        let include = format!("--include={}", SYSTEM.join(","));
-        let made = Cmd::new("debootstrap")
-            .args(["--variant=minbase", &include, release])
-            .args([&system])
-            .env("PATH", toolbox.path())
-            .run(folder)?;
-        anyhow::ensure!(made, "debootstrap failed: {}/debootstrap has its log", system.display());
+        new_system::install(&system, release, Extent::Minimal, SYSTEM, toolbox)?;
         std::fs::write(&complete, "")?;
     }
     let (results, log) =

@@ -10,6 +10,7 @@ use taskkit::tools::Toolbox;
 use vm_lab::build::lock;
 
 use super::Suite;
+use crate::new_system::{self, Extent};
 
 /// Debian release of the system: the first one with a Podman that starts pasta.
 const RELEASE: &str = "trixie";
@@ -253,20 +254,11 @@ fn copy_into(from: &Path, to: &Path) -> anyhow::Result<()> {
 /// Installs the Debian system. A file records its packages, so that another list makes it anew.
 fn install_debian(cache: &Path, toolbox: &Toolbox) -> anyhow::Result<()> {
     let (root, record) = (cache.join(RELEASE), cache.join(format!("{RELEASE}.packages")));
-    let packages = PACKAGES.join(",");
     let all = [PACKAGES, MACHINES].concat().join(",");
     if std::fs::read_to_string(&record).is_ok_and(|text| text == all) {
         return Ok(());
     }
-    if root.exists() {
-        std::fs::remove_dir_all(&root).with_context(|| root.display().to_string())?;
-    }
-    let installed = Cmd::new("debootstrap")
-        .args(["--variant=minbase", &format!("--include={packages}"), RELEASE])
-        .args([&root])
-        .env("PATH", toolbox.path())
-        .run(cache)?;
-    anyhow::ensure!(installed, "debootstrap failed: {}/debootstrap has its log", root.display());
+    new_system::install(&root, RELEASE, Extent::Minimal, PACKAGES, toolbox)?;
     let script = "printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d && chmod +x /usr/sbin/policy-rc.d && \
         DEBIAN_FRONTEND=noninteractive exec apt-get -qq install --no-install-recommends \"$@\"";
     let installed = Cmd::new("chroot")
