@@ -58,6 +58,7 @@ pages! {
     commands_of_run_run: "docs/run.md",
     #[ignore = "long: benchmarks"]
     commands_of_staging_grants_run: "docs/staging-grants.md",
+    commands_of_start_run: "docs/start.md",
     commands_of_switch_run: "docs/switch.md",
     commands_of_uplink_run: "docs/uplink.md",
 }
