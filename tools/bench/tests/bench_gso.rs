@@ -67,9 +67,9 @@ fn check_path(rows: &[Value], path: &str, copies: f64) {
         let bytes = number(row, "gbps") * number(row, "seconds") * 1e9 / 8.0;
         assert!(number(row, "frames") * 65_536.0 > bytes, "it passed through the switch: {row}");
         let counted = number(row, "copies_per_packet");
-        // Threads update the counters while the stream flows, and a load delays some of them. One copy more or less of each
-        // packet would exceed this bound by far.
-        assert!(counted > copies * 0.5 && counted < copies + 0.75, "{row}");
+        // The stream has stopped when the counters are read. A frame that is dropped is not copied out, and frames of the
+        // guests' kernels to all are copied to each port; both are few.
+        assert!((counted - copies).abs() < 0.05, "{row}");
     }
     let [small, jumbo, whole] = rows else { panic!("{rows:?}") };
     for row in [small, jumbo] {

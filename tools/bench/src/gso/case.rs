@@ -21,7 +21,7 @@ use ringfence_sandbox::owned_child::OwnedChild;
 use super::super::messages;
 use super::args::{StreamPath, StreamSetup};
 use super::cpu;
-use super::end::{Arrived, HOW_MUCH, StreamMessage, interface_addresses};
+use super::end::{Arrived, ENOUGH, HOW_MUCH, StreamMessage, interface_addresses};
 use super::report::{Moved, StreamRun, reuse_between};
 use crate::harness::{Attempt, Case};
 
@@ -141,12 +141,17 @@ impl StreamCase {
         let before = Reading::take(&receiver, &guests, &control)?;
         std::thread::sleep(self.length);
         let after = Reading::take(&receiver, &guests, &control)?;
+        let settled = match &sender {
+            Some(sender) => settle(sender, &control)?,
+            None => after.stats.clone(),
+        };
         Ok(StreamRun {
             bytes: after.arrived.bytes - before.arrived.bytes,
             nanos: after.arrived.at.saturating_sub(before.arrived.at).max(1),
             cpu_ns: after.cpu_ns.saturating_sub(before.cpu_ns),
             split: after.split.since(before.split),
             moved: Moved::between(&before.stats, &after.stats),
+            total: Moved::between(&DriverStats::default(), &settled),
             reuse: reuse_between(&before.windows, &after.windows),
         })
     }
@@ -250,6 +255,25 @@ impl Reading {
         let split = cpu::split_of_descendants()?;
         let (stats, cpu_ns) = (stats(control)?, cpu::of_descendants()?);
         Ok(Reading { arrived, stats, windows, cpu_ns, split })
+    }
+}
+
+/// Stops the sender, and returns the driver domain's counters once nothing moves any more: then each frame that was counted
+/// has been copied as often as it ever will be.
+fn settle(sender: &End, control: &Channel) -> anyhow::Result<DriverStats> {
+    sender.tell(ENOUGH)?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = stats(control)?;
+    loop {
+        std::thread::sleep(TICK);
+        let now = stats(control)?;
+        if Moved::between(&last, &now) == Moved::default() {
+            return Ok(now);
+        }
+        if Instant::now() >= deadline {
+            bail!("frames still move {PATIENCE:?} after the sender stopped");
+        }
+        last = now;
     }
 }
 

@@ -3,14 +3,14 @@
 //! An end reads lines on standard input and writes lines of JSON on standard output, which
 //! `ringfence run` passes through. A receiver listens, reports its addresses, and reports the number
 //! of received bytes whenever it reads `HOW_MUCH`. A sender reads the receiver's address, connects,
-//! reports that, and sends until its process is ended.
+//! reports that, and sends until it reads `ENOUGH` or its process is ended.
 //!
 //! The stream repeats a pattern. The receiver compares only the first bytes of each piece with the
 //! pattern. That detects lost, repeated and reordered data at a negligible cost.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use anyhow::{Context, ensure};
 use netlink_packet_route::address::AddressAttribute;
@@ -78,12 +78,14 @@ pub(super) struct Arrived {
 
 /// Query for a receiver's progress, the only line that a receiver accepts.
 pub(super) const HOW_MUCH: &str = "how much?";
+/// Order to a connected sender to send no more, and to keep the connection.
+pub(super) const ENOUGH: &str = "enough";
 
 /// Runs one end; returns the exit status.
 pub(crate) fn main(role: &StreamRole) -> u8 {
     let outcome = match role {
         StreamRole::Receive => receive(),
-        StreamRole::Send => say(&StreamMessage::Ready).and_then(|()| send(hear()?.parse()?)),
+        StreamRole::Send => send_as_ordered(),
         StreamRole::Loopback { mtu, whole } => loopback(*mtu, *whole),
     };
     messages::exit_status(outcome, StreamMessage::Failed)
@@ -111,18 +113,36 @@ fn pattern() -> Vec<u8> {
     one.iter().copied().cycle().take(PERIOD + BUFFER).collect()
 }
 
-fn send(to: SocketAddr) -> anyhow::Result<()> {
+fn send_as_ordered() -> anyhow::Result<()> {
+    say(&StreamMessage::Ready)?;
+    let to = hear()?.parse()?;
+    let (tell, enough) = mpsc::channel();
+    std::thread::Builder::new().name("orders".to_owned()).spawn(move || {
+        if hear().is_ok_and(|order| order == ENOUGH) {
+            // A sender that has failed needs no order.
+            let _ = tell.send(());
+        }
+    })?;
+    // The end of the connection would be one more packet.
+    let _connection = send(to, &enough)?;
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Sends the stream until a message arrives at `enough`. Returns the connection.
+fn send(to: SocketAddr, enough: &mpsc::Receiver<()>) -> anyhow::Result<TcpStream> {
     let mut stream = TcpStream::connect(to).with_context(|| format!("connecting to {to}"))?;
     rustix::net::sockopt::set_tcp_congestion(&stream, CONGESTION)
         .with_context(|| format!("choosing TCP {CONGESTION}"))?;
     say(&StreamMessage::Connected)?;
     let pattern = pattern();
     let mut at = 0;
-    // The loop ends with this process or with the receiver.
-    loop {
+    while enough.try_recv().is_err() {
         let n = stream.write(&pattern[at..at + BUFFER]).context("sending")?;
         at = (at + n) % PERIOD;
     }
+    Ok(stream)
 }
 
 fn receive() -> anyhow::Result<()> {
@@ -224,7 +244,7 @@ fn loopback(mtu: u16, whole: bool) -> anyhow::Result<()> {
         }
     })?;
     std::thread::Builder::new().name("send".to_owned()).spawn(move || {
-        if let Err(error) = send(to) {
+        if let Err(error) = send(to, &mpsc::channel().1) {
             let _ = say(&StreamMessage::Failed(causes(&error)));
         }
     })?;

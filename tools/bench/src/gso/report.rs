@@ -93,6 +93,8 @@ pub(crate) struct StreamRun {
     /// Part of the CPU time that frontends and driver domain used.
     pub(crate) split: Split,
     pub(crate) moved: Moved,
+    /// Counters of the whole run, read after the stream has stopped.
+    pub(crate) total: Moved,
     /// Uses of grants by guests in mode window. Without such guests there are none.
     pub(crate) reuse: WindowLevels,
 }
@@ -144,10 +146,11 @@ pub(super) fn layout() -> Layout<Summary<StreamCase>> {
         .legend(LEGEND)
 }
 
-/// Returns the number of times that the driver domain copied each byte.
+/// Returns the number of times that the driver domain copied each byte, in whole runs: while a stream flows, the counters of
+/// several threads belong to different moments.
 fn copies(row: &Summary<StreamCase>) -> f64 {
-    let bytes = row.sum(|run| run.moved.bytes).max(1);
-    row.sum(|run| run.moved.copied_bytes) as f64 / bytes as f64
+    let bytes = row.sum(|run| run.total.bytes).max(1);
+    row.sum(|run| run.total.copied_bytes) as f64 / bytes as f64
 }
 
 const LEGEND: &str = "\
@@ -170,7 +173,8 @@ mod tests {
     fn run(bytes: u64) -> StreamRun {
         let moved = Moved { frames: 10, bytes: 1000, copied_bytes: 2000, ..Moved::default() };
         let (nanos, cpu_ns, split) = (1_000_000_000, 2_000_000, Split::default());
-        StreamRun { bytes, nanos, cpu_ns, split, moved, reuse: WindowLevels::default() }
+        let total = Moved { bytes: 4000, copied_bytes: 8000, ..Moved::default() };
+        StreamRun { bytes, nanos, cpu_ns, split, moved, total, reuse: WindowLevels::default() }
     }
 
     fn row(setup: StreamSetup, runs: &[u64], baseline: &[u64]) -> Summary<StreamCase> {

@@ -269,6 +269,7 @@ mod tests {
             cpu_ns,
             split: Split { frontend: Times::default(), backend },
             moved: Moved::default(),
+            total: Moved::default(),
             reuse: WindowLevels { reused, issued, ..WindowLevels::default() },
         }
     }
