@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
+mod apparmor;
 mod blocks;
 mod commands;
 mod demo;
