@@ -223,8 +223,8 @@ mod tests {
 
     /// Returns a program of the system, which stands for the product: only an ELF file can be stripped.
     fn program() -> Option<PathBuf> {
-        let is_there = |name: &&str| !Cmd::new(*name).args(["--version"]).probe();
-        if let Some(name) = ["objcopy", "strip", "xz", "zip"].iter().find(is_there) {
+        let is_missing = |name: &&str| !Cmd::new(*name).args(["--version"]).probe();
+        if let Some(name) = ["objcopy", "strip", "xz", "zip"].into_iter().find(is_missing) {
             println!("SKIPPED: {name} is missing (Debian packages binutils, xz-utils, zip)");
             return None;
         }

@@ -30,7 +30,8 @@ pub(super) fn collect(components: &[Component], glibc: Option<&str>) -> anyhow::
         let found = texts_in(&component.folder)?;
         let licence = component.licence.as_deref();
         anyhow::ensure!(licence.is_some() || !found.is_empty(), "{title} has no licence");
-        list.push_str(&format!("{title}: {}\n", licence.unwrap_or("see its text")));
+        let note = if found.is_empty() { " (the crate has no file with the text)" } else { "" };
+        list.push_str(&format!("{title}: {}{note}\n", licence.unwrap_or("see its text")));
         for text in found {
             texts.entry(text).or_default().push(title.clone());
         }

@@ -1,7 +1,7 @@
 //! Checks of the prerequisites, one function for each.
 
 use std::io::ErrorKind;
-use std::net::UdpSocket;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 
 use ringfence_block::storage::file::check_uring;
@@ -104,7 +104,7 @@ fn ping(_: &[Row]) -> Finding {
 }
 
 fn low_ports(_: &[Row]) -> Finding {
-    let bound = UdpSocket::bind(("127.0.0.1", LOW_PORT));
+    let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, LOW_PORT));
     match bound.map_err(|error| error.kind()) {
         Err(ErrorKind::PermissionDenied) => Finding::limited(setting(&LOW_PORTS)),
         _ => Finding::usable("may be published"),

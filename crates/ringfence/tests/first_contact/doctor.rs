@@ -1,9 +1,14 @@
 //! `ringfence doctor`: states, remedies and exit status. Each test takes things away in namespaces of its own.
 
+use std::time::Duration;
+
 use crate::require;
 use crate::support::needs::Need;
-use crate::support::{Finished, Lab, MOMENT};
+use crate::support::{Finished, Lab};
 use serde_json::Value;
+
+/// Time limit beside other tests: a guest starts and ends in it.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Runs a script as root of a new user namespace, in mount, network and PID namespaces of its own, and then `words`.
 fn finished_without(lab: &Lab, taken_away: &str, words: &str) -> Finished {
@@ -11,7 +16,7 @@ fn finished_without(lab: &Lab, taken_away: &str, words: &str) -> Finished {
     let mut command =
         vec!["unshare", "--user", "--map-root-user", "--mount", "--net", "--pid", "--fork"];
     command.extend(["sh", "-ec", &script]);
-    lab.spawn(&command).finish(MOMENT)
+    lab.spawn(&command).finish(LIMIT)
 }
 
 /// Report of `ringfence doctor --json`.
@@ -183,8 +188,12 @@ fn missing_devices_of_xen_have_their_modules_on_xen_alone() {
 fn seccomp_list_of_a_container_is_the_reason_for_missing_namespaces_and_io_uring() {
     require!(Need::Guests);
     let lab = Lab::new();
-    // A guest is such a container: its list refuses namespaces and io_uring.
-    let finished = lab.run("", &[lab.program(), "doctor", "--json"]).finish(MOMENT);
+    // A guest with a list that refuses namespaces is such a container. Each guest's list refuses io_uring.
+    let list = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+        {"names": ["unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": 1}]}"#;
+    std::fs::write(lab.file("list.json"), list).unwrap();
+    let words = [lab.program(), "doctor", "--json"];
+    let finished = lab.run("--seccomp list.json", &words).finish(LIMIT);
     let report = Report::of(&finished);
     assert!(!report.runs_guests());
     report.expect("user-namespaces", "missing", &["seccomp=unconfined"]);
