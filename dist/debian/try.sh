@@ -54,6 +54,7 @@ as_user() {
 # Lists what dpkg has no owner for among the places of the packages.
 left() {
     find /usr /etc /var/lib/dkms /lib/modules -path '*ringfence*' 2>/dev/null
+    find /etc/apparmor.d -name 'ringfence*' 2>/dev/null
     for name in pasta passt pesto; do
         find /usr/bin /etc/alternatives /var/lib/dpkg/alternatives -name $name 2>/dev/null
     done
@@ -73,6 +74,9 @@ check 'the configuration of the daemon is valid' ringfence serve --check
 echo '# changed' >>/etc/ringfence/ringfence.toml
 check 'it is installed over itself' dpkg --install /packages/ringfence_*.deb
 check 'the changed configuration was kept' grep -q '^# changed' /etc/ringfence/ringfence.toml
+mkdir -p /etc/apparmor.d/abi && touch /etc/apparmor.d/abi/4.0
+check 'AppArmor gets the profiles where it knows them' sh -c '
+    /usr/share/ringfence/apparmor-profiles install && [ "$(ls -d /etc/apparmor.d/ringfence* | wc -l)" = 4 ]'
 check 'the modules are installed' dpkg --install /packages/ringfence-*-dkms_*.deb
 check 'both modules are built for each kernel' is_module_of_each_kernel ||
     tail -n 30 /var/lib/dkms/ringfence-*/*/build/make.log

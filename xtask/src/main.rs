@@ -9,14 +9,16 @@
 //! * `attack`: the attack suite ([`attack`]); `mutate`: removal of each guard ([`mutate`]).
 //! * `soak`: tests that take too long for the suite ([`soak`]).
 //! * `clients`: Podman and RootlessKit with `ringfence pasta` ([`clients`]).
-//! * `package`: Debian packages of the program and the kernel modules ([`package`]); `fresh`, a step: a new Debian system
-//!   ([`fresh`]).
+//! * `package`: Debian packages of the program and the kernel modules ([`package`]); `dist`: archives of the program ([`dist`]);
+//!   both have the files of [`contents`]. `fresh`, a step: a new Debian system ([`fresh`]).
 //! * `vm`: tests on machines under emulation, `xen`: the hypervisor with grant windows ([`vm_lab`]).
 
 mod attack;
 mod built;
 mod clients;
+mod contents;
 mod context;
+mod dist;
 mod fresh;
 mod links;
 mod marks;
@@ -76,6 +78,10 @@ enum Command {
     Clients(clients::ClientsArgs),
     /// Make Debian packages of the program and of the kernel modules; `--try` installs, uses and removes them
     Package(package::PackageArgs),
+    /// Make the static tarball, its debug symbols, the Python wheel, the bill of materials and their checksums
+    ///
+    /// Two runs on one commit make equal bytes. Needs objcopy and strip (binutils), xz, zip, and a static glibc (libc6-dev).
+    Dist(dist::DistArgs),
     /// Run tests on whole machines under emulation: Xen with its guests, or a plain Linux kernel
     ///
     /// Needs QEMU and xz. Everything else is downloaded as Debian packages and unpacked below the target
@@ -113,6 +119,8 @@ fn main() -> ExitCode {
             .and_then(|root| clients::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Package(args) => repository_root()
             .and_then(|root| package::run(&args, &root, &packages::target_directory(&root)?)),
+        Command::Dist(args) => repository_root()
+            .and_then(|root| dist::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Vm(args) => repository_root()
             .and_then(|root| vm_lab::run(&args, &root, &packages::target_directory(&root)?)),
         Command::Xen(args) => repository_root().and_then(|root| {

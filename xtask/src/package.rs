@@ -20,6 +20,7 @@ use taskkit::text::{count, duration};
 use taskkit::tools::{self, Tool, Toolbox};
 use vm_lab::results::{self, Line, Tally};
 
+use crate::contents;
 use crate::new_system::{self, Extent};
 
 /// Tools that must be installed for `--try`.
@@ -33,9 +34,6 @@ const SYSTEM: &[&str] = &["dkms", "linux-headers-amd64", "iproute2", "man-db", "
 
 /// Time limit of one system, in seconds.
 const LIMIT: u32 = 600;
-
-/// Names that programs use, each of which is a link to `ringfence` in a directory of its own.
-const NAMES: &[&str] = &["pasta", "passt", "pesto", "slirp4netns"];
 
 const COPYRIGHT: &str = "Ringfence. Licence: Apache-2.0 or MIT, as you choose.\n\
      /usr/share/common-licenses/Apache-2.0 has the former; the latter:\n\n";
@@ -96,19 +94,20 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
     let strip = Cmd::new("strip")
         .args(["--strip-debug".as_ref(), deb.place("usr/bin/ringfence")?.as_os_str()]);
     strip.output(folder)?.map_err(|message| anyhow::anyhow!("strip: {message}"))?;
-    for name in NAMES {
+    for name in contents::NAMES {
         deb.link(&format!("usr/libexec/ringfence/{name}"), "../../bin/ringfence")?;
     }
     let dist = root.join("dist");
     deb.copy("usr/share/ringfence/pasta-alternatives", 0o755, &dist.join("pasta-alternatives"))?;
+    contents::add_profiles(deb.tree(), "usr/share", root)?;
     for script in ["vif-ringfence", "block-ringfence"] {
         deb.copy(&format!("etc/xen/scripts/{script}"), 0o755, &dist.join(script))?;
     }
     deb.copy("etc/ringfence/ringfence.toml", 0o644, &dist.join("ringfence.toml"))?;
     let unit = "ringfence-serve.service";
     deb.copy(&format!("usr/lib/systemd/system/{unit}"), 0o644, &dist.join(unit))?;
-    add_generated(&mut deb, program)?;
-    add_guides(&mut deb, root)?;
+    contents::add_generated(deb.tree(), "usr/share", program)?;
+    contents::add_guides(deb.tree(), "usr/share", root)?;
     let licence = std::fs::read_to_string(root.join("LICENSE-MIT"))?;
     deb.add_copyright("ringfence", &format!("{COPYRIGHT}{licence}"))?;
     for script in ["postinst", "prerm", "postrm"] {
@@ -132,47 +131,6 @@ fn main_package(root: &Path, program: &Path, folder: &Path) -> anyhow::Result<Pa
         ],
     };
     deb.build(&control, folder)
-}
-
-/// Adds the files that the program itself prints: manual pages and completions.
-fn add_generated(deb: &mut Deb, program: &Path) -> anyhow::Result<()> {
-    let pages = deb.place("usr/share/man/man1/page")?;
-    let manual = pages.ancestors().nth(2).context("the manual is in a directory")?.to_owned();
-    let print = |words: &[&str]| {
-        let output = Cmd::new(program).args(words.iter().copied()).output(&manual)?;
-        output.map_err(|message| anyhow::anyhow!("{}: {message}", words.join(" ")))
-    };
-    print(&["man", "--install", manual.to_str().context("the directory's name is not text")?])?;
-    let folder = pages.parent().context("a page is in a directory")?;
-    for page in std::fs::read_dir(folder)? {
-        deb.compress(&page?.path())?;
-    }
-    for (shell, path) in [
-        ("bash", "usr/share/bash-completion/completions/ringfence"),
-        ("zsh", "usr/share/zsh/vendor-completions/_ringfence"),
-        ("fish", "usr/share/fish/vendor_completions.d/ringfence.fish"),
-    ] {
-        deb.add(path, 0o644, print(&["completions", shell])?)?;
-    }
-    Ok(())
-}
-
-/// Adds README, changelog and guides.
-fn add_guides(deb: &mut Deb, root: &Path) -> anyhow::Result<()> {
-    let doc = "usr/share/doc/ringfence";
-    for name in ["README.md", "CHANGELOG.md", "SECURITY.md"] {
-        deb.copy(&format!("{doc}/{name}"), 0o644, &root.join(name))?;
-    }
-    for folder in ["docs", "docs/lab", "docs/perf"] {
-        for entry in std::fs::read_dir(root.join(folder))? {
-            let path = entry?.path();
-            let name = path.file_name().and_then(|n| n.to_str()).filter(|n| n.ends_with(".md"));
-            if let Some(name) = name {
-                deb.copy(&format!("{doc}/{folder}/{name}"), 0o644, &path)?;
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Returns the newest version of glibc whose symbols a program needs, such as `2.34`.

@@ -58,6 +58,14 @@ pub(crate) fn package_name(manifest: &str) -> anyhow::Result<String> {
     Ok(name.and_then(toml::Value::as_str).context("a manifest without a package name")?.to_owned())
 }
 
+/// Returns the names of the packages that are published: those in `crates`.
+pub(crate) fn published(root: &Path) -> anyhow::Result<Vec<String>> {
+    let is_product = |folder: &PathBuf| folder.starts_with(root.join("crates"));
+    let manifests = crates(root)?.into_iter().filter(is_product);
+    let read = |folder: PathBuf| package_name(&std::fs::read_to_string(folder.join("Cargo.toml"))?);
+    manifests.map(read).collect()
+}
+
 /// Returns `true` if a manifest names the dependency `name`, of any kind and for any target.
 pub(crate) fn depends_on(manifest: &str, name: &str) -> anyhow::Result<bool> {
     fn search(table: &toml::Table, name: &str) -> bool {
@@ -77,6 +85,35 @@ pub(crate) fn depends_on(manifest: &str, name: &str) -> anyhow::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn published_crate_has_what_crates_io_and_docs_rs_show() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        assert!(published(root).unwrap().contains(&"ringfence".to_owned()));
+        for folder in crates(root).unwrap() {
+            let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+            let manifest: toml::Table = manifest.parse().unwrap();
+            let package = manifest["package"].as_table().unwrap();
+            let name = folder.display();
+            if !folder.starts_with(root.join("crates")) {
+                let is_private = package.get("publish").and_then(toml::Value::as_bool);
+                assert_eq!(is_private, Some(false), "{name}");
+                continue;
+            }
+            let readme = package.get("readme").and_then(toml::Value::as_str);
+            assert!(folder.join(readme.unwrap()).is_file(), "{name}");
+            for list in ["keywords", "categories"] {
+                let words = package.get(list).and_then(toml::Value::as_array);
+                let words = words.unwrap_or_else(|| panic!("{name} has no {list}"));
+                assert!((1..=5).contains(&words.len()), "{name}: {list}");
+                // The index refuses longer ones.
+                let is_short = |word: &toml::Value| word.as_str().is_some_and(|w| w.len() <= 20);
+                assert!(list == "categories" || words.iter().all(is_short), "{name}: {list}");
+            }
+            let docs = package.get("metadata").and_then(|metadata| metadata.get("docs")?.get("rs"));
+            assert!(docs.and_then(|docs| docs.get("targets")).is_some(), "{name}");
+        }
+    }
 
     #[test]
     fn dependency_of_target_table_is_found() {

@@ -173,10 +173,11 @@ pub(crate) static STEPS: &[Step] = &[
     },
     Step {
         name: "package",
-        title: "Debian packages, installed, used and removed (`cargo xtask package --try`)",
-        needs: &[&tools::DEBOOTSTRAP],
+        title: "Debian packages, installed, used and removed (`cargo xtask package --try`); crates (`cargo package`) and \
+                archives (`cargo xtask dist`)",
+        needs: &[&tools::DEBOOTSTRAP, &tools::XZ, &tools::ZIP],
         default: None,
-        long: Long::whole(|context, _| others::package(context)),
+        long: Some(Long { parts: others::package_parts, run: others::package }),
     },
 ];
 

@@ -31,6 +31,23 @@ pub fn byte_count(count: u64) -> String {
     format!("{} {}", count >> (10 * unit), UNITS[unit])
 }
 
+/// Divides a text at its blanks into lines of at most `columns` characters; a longer word has a line of its own. Each line
+/// but the first begins with `indent`.
+pub fn wrapped(text: &str, columns: usize, indent: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            Some(_) => lines.push(format!("{indent}{word}")),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +57,13 @@ mod tests {
         assert_eq!(last_line("a\n\x1b[2Jb\n\n"), Some("\u{fffd}[2Jb".into()));
         assert_eq!(last_line(" \n"), None);
         assert_eq!(printable_lines("a\u{9b}2J\nb\u{7f}\r"), "a\u{fffd}2J\nb\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn text_is_divided_at_blanks() {
+        assert_eq!(wrapped("a  b", 4, ""), ["a  b"]);
+        assert_eq!(wrapped("one two three", 7, "  "), ["one two", "  three"]);
+        assert_eq!(wrapped("one longer-than-that b", 5, " "), ["one", " longer-than-that", " b"]);
     }
 
     #[test]

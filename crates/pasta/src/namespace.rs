@@ -19,6 +19,7 @@ use std::process::{Command, Stdio};
 
 use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::ids::OwnIds;
+use ringfence_sandbox::namespace_settings::Obstacle;
 use ringfence_sandbox::spawn::THIS_PROGRAM;
 use ringfence_sandbox::{
     Ending, STATUS_CANNOT_EXECUTE, STATUS_FAILED, STATUS_NOT_FOUND, die_with_parent, limits,
@@ -94,6 +95,8 @@ pub(crate) enum Report {
 enum NamespaceFailure {
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
+    #[error("the namespaces of the command cannot be made ({0}): {why}", why = Obstacle::of(.0).sentence())]
+    NoNamespaces(io::Error),
     #[error("{0}")]
     Channel(#[from] ChannelError),
     #[error("an order that does not belong here")]
@@ -195,11 +198,10 @@ fn is_own_user_namespace(userns: &OwnedFd) -> bool {
 fn create(own_pids: bool) -> Result<(), NamespaceFailure> {
     let own = OwnIds::current();
     let first = if own_pids { Fresh::UserAndPid } else { Fresh::UserMountNetIpcUts };
-    namespaces::unshare(first).map_err(NamespaceFailure::system("creating namespaces"))?;
-    own.map_to_root().map_err(NamespaceFailure::system("user ids"))?;
+    namespaces::unshare(first).map_err(NamespaceFailure::NoNamespaces)?;
+    own.map_to_root().map_err(NamespaceFailure::NoNamespaces)?;
     if own_pids {
-        namespaces::unshare(Fresh::MountNetIpcUts)
-            .map_err(NamespaceFailure::system("creating namespaces"))?;
+        namespaces::unshare(Fresh::MountNetIpcUts).map_err(NamespaceFailure::NoNamespaces)?;
     }
     die_with_parent().map_err(NamespaceFailure::system("PR_SET_PDEATHSIG"))
 }

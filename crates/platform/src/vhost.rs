@@ -47,19 +47,18 @@ use rustix::io::Errno;
 
 use crate::iotlb::IotlbSpace;
 use ringfence_sys::numbers::bounded;
+use ringfence_sys::prerequisite::VHOST_NET;
 
-const PATH: &str = "/dev/vhost-net";
+const PATH: &str = VHOST_NET.object;
 
 /// Errors of setting up a vhost device.
 #[derive(Debug, thiserror::Error)]
 pub enum VhostError {
     /// The device node is missing.
-    #[error("{PATH} does not exist: load the driver with `modprobe vhost_net` (as root)")]
+    #[error("{}", VHOST_NET.missing())]
     Missing,
     /// The device node may not be opened.
-    #[error(
-        "{PATH} cannot be opened: permission denied. Its group (usually kvm) may; or `chmod 0666 {PATH}` (as root)"
-    )]
+    #[error("{}", VHOST_NET.denied())]
     Denied,
     /// The device node cannot be opened for another reason.
     #[error("{PATH} cannot be opened: {0}")]

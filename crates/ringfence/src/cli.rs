@@ -29,6 +29,7 @@ use crate::commands::{
     exec::ExecArgs, logs::LogsArgs, port::PortArgs, ps::PsArgs, stop::StopArgs, wait::WaitArgs,
 };
 use crate::disk::DiskSpec;
+use crate::doctor::DoctorArgs;
 use crate::hub::HubArgs;
 use crate::launch::report::Loudness;
 use crate::launch::{
@@ -89,6 +90,7 @@ pub enum Command {
     Serve(ServeArgs),
     Attach(AttachArgs),
     Status(StatusArgs),
+    Doctor(DoctorArgs),
     Pasta(Box<PastaArgs>),
     Passt(Box<PasstArgs>),
     Pesto(PestoArgs),

@@ -8,6 +8,7 @@
 //! * [`ringfence_driver::xen`]: `ringfence serve`; [`status`]: `ringfence status`.
 //! * [`ringfence_frontend::attach`]: `ringfence attach`.
 //! * [`demo`]: `ringfence demo`.
+//! * [`doctor`]: `ringfence doctor`.
 //! * [`hub`]: `ringfence hub`.
 //! * [`ringfence_pasta`]: `ringfence pasta`, `passt`, `pesto` and `slirp4netns`, and the programs of these names.
 //!
@@ -26,6 +27,7 @@ pub mod cli;
 pub mod commands;
 pub mod demo;
 pub mod disk;
+pub mod doctor;
 pub mod hub;
 pub mod launch;
 mod library;
@@ -53,6 +55,7 @@ pub fn main_with(cli: Cli) -> u8 {
         Command::Demo => demo::main(),
         Command::Serve(args) => ringfence_driver::xen::process::main(&args),
         Command::Status(args) => status::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
         Command::Attach(args) => ringfence_frontend::attach::main(&args),
         Command::Hub(args) => hub::main(&args),
         Command::Policy { command } => match commands::policy::run(&command) {

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ringfence_sys::fork;
+use ringfence_sys::prerequisite::{CGROUP, with_doctor};
 use rustix::fs::{Access, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Pid;
@@ -50,10 +51,7 @@ const REMOVAL_INTERVAL: Duration = Duration::from_millis(1);
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The limits cannot be set here.
-    #[error(
-        "{options}: {why}. Start it in a cgroup of its own: `{command}` (as a service: `Delegate=yes`)",
-        command = remedy()
-    )]
+    #[error("{}", with_doctor(&format!("{options}: {why}. Start it in a cgroup of its own: {}", CGROUP.enable)))]
     NotDelegated { options: String, why: String },
     #[error(
         "{options}: no hierarchy of cgroups has the controller `{controller}`: the kernel lacks it, or it is not mounted below /sys/fs/cgroup"
@@ -61,12 +59,6 @@ pub enum CgroupError {
     NoController { options: String, controller: &'static str },
     #[error("{}: {source}", path.display())]
     System { path: PathBuf, source: io::Error },
-}
-
-/// Returns the command that starts a launcher where it can set limits.
-fn remedy() -> String {
-    let user = if rustix::process::geteuid().is_root() { "" } else { " --user" };
-    format!("systemd-run{user} --scope -p Delegate=yes ringfence run …")
 }
 
 /// Place of a guest in one hierarchy, for its supervisor. The descriptor of the parent's directory comes with it.

@@ -32,8 +32,9 @@ use super::cgroup::{CgroupEntry, CgroupSet};
 use super::channel::{Channel, ChannelError, expect_fds};
 use super::ending::{Ending, die_with_parent};
 use super::ids::{MapWriter, Maps, OwnIds};
+use super::namespace_settings::Obstacle;
 use super::spawn::{DomainKind, SocketFile, THIS_PROGRAM};
-use super::{limits, namespace_settings, signals};
+use super::{limits, signals};
 
 /// Time limit for a command of the launcher.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -193,29 +194,20 @@ struct Inner {
     stderr: Option<ChildStderr>,
 }
 
-/// Remedies where no setting of the kernel forbids namespaces.
-const IN_CONTAINER: &str =
-    "a container must be started with `--security-opt seccomp=unconfined`, or the like";
-const TOO_MANY: &str = "as root, see and raise the limits: `sysctl -a | grep namespaces`";
-
 #[derive(Debug, thiserror::Error)]
 enum SupervisorError {
     #[error("{what}: {source}")]
     System { what: &'static str, source: io::Error },
     #[error(
         "this system does not allow it to make a user namespace ({0}): {why}",
-        why = namespace_settings::remedy().unwrap_or_else(|| IN_CONTAINER.to_owned())
+        why = Obstacle::of(.0).sentence()
     )]
     NoUserNamespaces(io::Error),
-    #[error(
-        "root of this user namespace lacks the capability CAP_SETFCAP, without which the kernel maps no id: start it \
-         with the user's own id (bubblewrap: without `--uid 0`), or with its capabilities (bubblewrap: \
-         `--cap-add ALL`; a container: `--cap-add SETFCAP`)"
-    )]
+    #[error("{}", Obstacle::root_without_setfcap().sentence())]
     RootWithoutCapability,
     #[error(
         "no more namespaces may be made ({0}): {why}",
-        why = namespace_settings::remedy().unwrap_or_else(|| TOO_MANY.to_owned())
+        why = Obstacle::of(.0).sentence()
     )]
     TooManyNamespaces(io::Error),
     #[error("an order that does not belong here")]

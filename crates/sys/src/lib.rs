@@ -32,7 +32,7 @@ pub mod terminal;
 #[cfg(feature = "test-utils")]
 pub mod testing;
 
-pub use ringfence_base::numbers;
+pub use ringfence_base::{numbers, prerequisite};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -15,6 +15,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use ringfence_base::prerequisite::TUN;
 use rustix::fs::{Mode, OFlags};
 
 /// Length in bytes of the virtio-net header before each frame (with `num_buffers`, as in virtio 1.x).
@@ -27,7 +28,7 @@ pub const QUEUES_MAX: usize = 256;
 /// Maximum length of an interface's name in bytes (`IFNAMSIZ` less the final zero).
 pub const NAME_MAX: usize = 15;
 
-const PATH: &str = "/dev/net/tun";
+const PATH: &str = TUN.object;
 
 const IFF_TAP: u16 = 0x0002;
 const IFF_MULTI_QUEUE: u16 = 0x0100;
@@ -102,16 +103,10 @@ pub struct Tap {
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// The device node is missing.
-    #[error(
-        "{PATH} does not exist: load the driver with `modprobe tun` (as root), or, in a container, \
-         hand the device in (`--device {PATH}`; bubblewrap: `--dev-bind {PATH} {PATH}`)"
-    )]
+    #[error("{}", TUN.missing())]
     Missing,
     /// The caller has no permission to open the device node.
-    #[error(
-        "{PATH} cannot be opened: permission denied. udev gives it mode 0666; where udev does not \
-         run, do so by hand: `chmod 0666 {PATH}` (as root)"
-    )]
+    #[error("{}", TUN.denied())]
     Denied,
     /// Opening the device node failed for another reason.
     #[error("{PATH} cannot be opened: {0}")]
@@ -233,6 +228,15 @@ fn check_name(name: &str) -> Result<(), TapError> {
         && !matches!(name, "." | "..")
         && !name.bytes().any(|b| b == b'/' || b == b':' || !b.is_ascii_graphic());
     if valid { Ok(()) } else { Err(TapError::Name { name: name.to_owned() }) }
+}
+
+/// Checks that this process may open the device of TAP interfaces. Creates no interface.
+///
+/// # Errors
+///
+/// Returns a [`TapError`]; its text says what to do.
+pub fn check_device() -> Result<(), TapError> {
+    open().map(drop)
 }
 
 fn open() -> Result<OwnedFd, TapError> {

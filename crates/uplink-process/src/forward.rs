@@ -10,6 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
+use ringfence_sys::prerequisite::{LOW_PORTS, with_doctor};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 use serde::{Deserialize, Serialize};
 
@@ -218,10 +219,10 @@ pub struct ListenError {
     source: io::Error,
 }
 
-fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
-    match error.kind() {
+fn advice(error: &io::Error, at: SocketAddr) -> String {
+    let advice = match error.kind() {
         io::ErrorKind::PermissionDenied if at.port() < 1024 => {
-            "; choose a port from 1024 on, or lower sysctl net.ipv4.ip_unprivileged_port_start"
+            return with_doctor(&format!("; choose a port from 1024 on, or {}", LOW_PORTS.enable));
         }
         _ if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
             "; each port and address needs one: raise the limit (`ulimit -Hn`) or publish fewer"
@@ -229,7 +230,8 @@ fn advice(error: &io::Error, at: SocketAddr) -> &'static str {
         io::ErrorKind::AddrInUse => "; another program has it: choose another port",
         io::ErrorKind::AddrNotAvailable => "; the host does not have this address",
         _ => "",
-    }
+    };
+    advice.to_owned()
 }
 
 /// Creates the sockets of one `-p` for the address families of the guest. Without its own address

@@ -20,6 +20,7 @@ use ringfence_sandbox::channel::{Channel, ChannelError};
 use ringfence_sandbox::isolation::{Isolation, SandboxError};
 use ringfence_sandbox::{DomainKind, STATUS_FAILED};
 use ringfence_sys::clock::Clock;
+use ringfence_sys::prerequisite::{PING, with_doctor};
 use ringfence_sys::tap::TapOffloads;
 use ringfence_uplink::access::IpPrefix;
 use ringfence_uplink::config::LeftOut;
@@ -375,11 +376,10 @@ fn remarks(config: &UplinkConfig) -> Vec<String> {
     let has = |v4| config.addresses.iter().any(|address| address.ip().is_ipv4() == v4);
     let mut remarks = Vec::new();
     if let Some(true) = has(true).then(ringfence_uplink::host::real::echo_is_denied) {
-        remarks.push(
-            "the host lets this user send no echo requests, so `ping` reaches the router alone: see \
-             sysctl net.ipv4.ping_group_range"
-                .to_owned(),
-        );
+        remarks.push(with_doctor(&format!(
+            "the host lets this user send no echo requests, so `ping` reaches the router alone: {}",
+            PING.enable
+        )));
     }
     if config.multicast.joins_nothing() {
         remarks.push(crate::multicast::NO_LINK.to_owned());

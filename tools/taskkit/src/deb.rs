@@ -1,12 +1,12 @@
 //! Debian packages: a tree of files, a control file and maintainer scripts, packed by `dpkg-deb`.
 
 use std::fmt::Write as _;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
 use crate::exec::Cmd;
+use crate::tree::Tree;
 
 const HOMEPAGE: &str = "https://github.com/ringfence/ringfence";
 
@@ -49,32 +49,31 @@ impl Control<'_> {
 
 /// Package under construction. Paths in it have no leading slash.
 pub struct Deb {
-    tree: PathBuf,
+    tree: Tree,
     configuration: String,
 }
 
 impl Deb {
     /// Starts a package. Its files are collected below `tree`, which is emptied first.
     pub fn new(tree: PathBuf) -> anyhow::Result<Deb> {
-        if tree.exists() {
-            std::fs::remove_dir_all(&tree)?;
-        }
-        std::fs::create_dir_all(tree.join("DEBIAN"))?;
+        let tree = Tree::new(tree)?;
+        std::fs::create_dir(tree.root().join("DEBIAN"))?;
         Ok(Deb { tree, configuration: String::new() })
+    }
+
+    /// Returns the files of the package, configuration files included.
+    pub fn tree(&self) -> &Tree {
+        &self.tree
     }
 
     /// Returns the place of `path` before it is packed. The directory it is in exists.
     pub fn place(&self, path: &str) -> anyhow::Result<PathBuf> {
-        let place = self.tree.join(path);
-        std::fs::create_dir_all(place.parent().context("a path of a package is in a directory")?)?;
-        Ok(place)
+        self.tree.place(path)
     }
 
     /// Adds a file of the given mode. A file below `etc` is a configuration file: an upgrade keeps the user's changes.
     pub fn add(&mut self, path: &str, mode: u32, content: impl AsRef<[u8]>) -> anyhow::Result<()> {
-        let place = self.place(path)?;
-        std::fs::write(&place, content)?;
-        std::fs::set_permissions(&place, PermissionsExt::from_mode(mode))?;
+        self.tree.add(path, mode, content)?;
         if path.starts_with("etc/") {
             writeln!(self.configuration, "/{path}")?;
         }
@@ -89,19 +88,12 @@ impl Deb {
 
     /// Adds a symbolic link.
     pub fn link(&self, path: &str, target: &str) -> anyhow::Result<()> {
-        Ok(std::os::unix::fs::symlink(target, self.place(path)?)?)
+        self.tree.link(path, target)
     }
 
     /// Adds the licence of the package `name`, where Debian's tools look for it.
     pub fn add_copyright(&mut self, name: &str, text: &str) -> anyhow::Result<()> {
         self.add(&format!("usr/share/doc/{name}/copyright"), 0o644, text)
-    }
-
-    /// Compresses a file in its place, which is the form for manual pages and boot images.
-    pub fn compress(&self, place: &Path) -> anyhow::Result<()> {
-        let zipped = Cmd::new("gzip").args(["-9".as_ref(), "-n".as_ref(), place.as_os_str()]);
-        zipped.output(&self.tree)?.map_err(|message| anyhow::anyhow!("gzip: {message}"))?;
-        Ok(())
     }
 
     /// Adds a maintainer script, such as `postinst`.
@@ -116,33 +108,20 @@ impl Deb {
             let list = std::mem::take(&mut self.configuration);
             self.add("DEBIAN/conffiles", 0o644, list)?;
         }
-        open_directories(&self.tree)?;
+        self.tree.open_directories()?;
         let package = folder.join(control.file_name());
         let made = Cmd::new("dpkg-deb").args([
             "--root-owner-group".as_ref(),
             "--build".as_ref(),
-            self.tree.as_os_str(),
+            self.tree.root().as_os_str(),
             package.as_os_str(),
         ]);
         made.output(folder)?.map_err(|message| anyhow::anyhow!("dpkg-deb: {message}"))?;
-        std::fs::remove_dir_all(&self.tree)?;
+        self.tree.remove()?;
         Ok(package)
     }
 }
 
-/// Sets all directories to mode 0755. The caller's umask would make them private otherwise.
-fn open_directories(folder: &Path) -> anyhow::Result<()> {
-    std::fs::set_permissions(folder, PermissionsExt::from_mode(0o755))?;
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            open_directories(&entry.path())?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns `true` if packages can be made here. A test that needs that is skipped otherwise, and says so.
 /// Returns `true` if this computer can pack a package; otherwise a test that calls it prints why it is skipped.
 pub fn is_possible() -> bool {
     let is_there = Cmd::new("dpkg-deb").args(["--version"]).probe();

@@ -3,7 +3,7 @@
 //!
 //! * [`exec`] prints and runs commands, and counts the tests of a test run.
 //! * [`tools`] finds and installs the programs that a task needs.
-//! * [`deb`] makes Debian packages.
+//! * [`tree`] collects the files of a package or an archive; [`deb`] makes Debian packages.
 //! * [`text`] formats numbers and durations for reports.
 //!
 //! A task never changes anything outside cargo's target directory, except that [`tools::Toolbox::install`] installs
@@ -13,3 +13,4 @@ pub mod deb;
 pub mod exec;
 pub mod text;
 pub mod tools;
+pub mod tree;

@@ -64,6 +64,8 @@ pub static QEMU: Tool = debian("qemu-system-x86_64", "qemu-system-x86");
 pub static XZ: Tool = debian("xz", "xz-utils");
 /// Decompressor of later kernel images.
 pub static ZSTD: Tool = debian("zstd", "zstd");
+/// Packer of the Python wheel.
+pub static ZIP: Tool = debian("zip", "zip");
 /// Compiler for the hypervisor and the kernel.
 pub static GCC: Tool = debian("gcc", "gcc");
 /// Build tool for the hypervisor and the kernel.

@@ -257,7 +257,7 @@ fn deb(built: &Built, root: &Path, cache: &Path) -> anyhow::Result<PathBuf> {
     let mut deb = Deb::new(cache.join("xen-window-package"))?;
     let image = format!("boot/xen-{xen}-ringfence");
     deb.copy(&image, 0o644, &built.elf)?;
-    deb.compress(&deb.place(&image)?)?;
+    deb.tree().compress(&deb.place(&image)?)?;
     deb.add_copyright(&name, COPYRIGHT)?;
     let script = "#!/bin/sh\nset -e\nif command -v update-grub >/dev/null; then update-grub; fi\n";
     deb.script("postinst", script)?;

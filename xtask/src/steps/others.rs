@@ -6,6 +6,7 @@ use taskkit::text::count;
 use vm_lab::CorePart;
 
 use crate::context::{Context, Ended, outcome_of};
+use crate::packages::published;
 use crate::report::Outcome;
 use crate::tidy;
 
@@ -50,7 +51,33 @@ pub(super) fn clients(context: &Context, suite: &str) -> anyhow::Result<Ended> {
     Ok(outcome_of(success, "a scenario failed with Ringfence"))
 }
 
-pub(super) fn package(context: &Context) -> anyhow::Result<Ended> {
+/// Parts of the step `package`: Debian packages, crates and archives.
+pub(super) fn package_parts(_: &Context) -> anyhow::Result<Vec<String>> {
+    Ok(["debian", "crates", "dist"].map(str::to_owned).to_vec())
+}
+
+pub(super) fn package(context: &Context, part: &str) -> anyhow::Result<Ended> {
+    match part {
+        "crates" => crates(context),
+        "dist" => {
+            let success = context.own_command(&["dist"])?.run(&context.root)?;
+            Ok(outcome_of(success, "an archive could not be made"))
+        }
+        _ => debian(context),
+    }
+}
+
+/// Packs the published crates, and builds each from its package.
+fn crates(context: &Context) -> anyhow::Result<Ended> {
+    let mut command = Cmd::cargo().args(["package", "--locked", "--allow-dirty"]);
+    for name in published(&context.root)? {
+        command = command.args(["--package", &name]);
+    }
+    let success = command.env("CARGO_TARGET_DIR", &context.target).run(&context.root)?;
+    Ok(outcome_of(success, "a crate does not build from its package"))
+}
+
+fn debian(context: &Context) -> anyhow::Result<Ended> {
     if !context.toolbox.is_root {
         return Ok(Outcome::Skipped("only root can install packages".to_owned()).into());
     }

@@ -12,6 +12,10 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use ringfence_sys::prerequisite::{
+    Prerequisite, XEN_EVTCHN, XEN_GNTALLOC, XEN_GNTDEV, XEN_WINDOW, XENSTORE, with_doctor,
+};
+
 use crate::error::PlatformError;
 
 /// Xen device that Linux offers to user space.
@@ -27,31 +31,31 @@ pub enum XenDevice {
 }
 
 impl XenDevice {
-    /// Returns the path of the device node.
-    pub fn path(self) -> &'static str {
+    /// Returns the device's entry in the table of prerequisites.
+    pub fn prerequisite(self) -> &'static Prerequisite {
         match self {
-            XenDevice::Gntdev => "/dev/xen/gntdev",
-            XenDevice::Gntalloc => "/dev/xen/gntalloc",
-            XenDevice::Evtchn => "/dev/xen/evtchn",
-            XenDevice::Window => "/dev/ringfence-window",
+            XenDevice::Gntdev => &XEN_GNTDEV,
+            XenDevice::Gntalloc => &XEN_GNTALLOC,
+            XenDevice::Evtchn => &XEN_EVTCHN,
+            XenDevice::Window => &XEN_WINDOW,
         }
     }
 
-    /// Returns the kernel module of the device.
-    pub fn module(self) -> &'static str {
-        match self {
-            XenDevice::Gntdev => "xen-gntdev",
-            XenDevice::Gntalloc => "xen-gntalloc",
-            XenDevice::Evtchn => "xen-evtchn",
-            XenDevice::Window => "ringfence-window",
-        }
+    /// Checks that this process may open the device.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`DeviceError`]; its text says what to do.
+    pub fn check(self) -> Result<(), DeviceError> {
+        self.open().map(drop)
     }
 
     /// Opens the device for one use.
     pub(super) fn open(self) -> Result<OwnedFd, DeviceError> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        rustix::fs::open(self.path(), flags, Mode::empty())
-            .map_err(|errno| DeviceError::of(self.path(), Some(self.module()), errno, on_xen()))
+        let own = self.prerequisite();
+        rustix::fs::open(own.object, flags, Mode::empty())
+            .map_err(|errno| DeviceError::of(own.object, Some(own), errno, on_xen()))
     }
 }
 
@@ -59,36 +63,23 @@ impl XenDevice {
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// No hypervisor, or one that is not Xen.
-    #[error(
+    #[error("{}", with_doctor(&format!(
         "{path} does not exist, and neither does /sys/hypervisor/type say `xen`: this system does \
          not run on Xen. Without a hypervisor there is `ringfence run`"
-    )]
+    )))]
     NotXen {
         /// Device node that was tried first.
         path: &'static str,
     },
-    #[error(
-        "{path} does not exist: load the driver with `modprobe {module}` (as root). If it is loaded, \
-         /dev is not a devtmpfs: make the node by its number in /proc/misc"
-    )]
-    Missing {
-        path: &'static str,
-        /// Kernel module of the device.
-        module: &'static str,
-    },
-    #[error(
-        "{path} cannot be opened: permission denied. Run this as root, or let its user have the \
-         node: `chown USER {path}` (as root)"
-    )]
-    Denied { path: &'static str },
+    #[error("{}", .0.missing())]
+    Missing(&'static Prerequisite),
+    #[error("{}", .0.denied())]
+    Denied(&'static Prerequisite),
     /// Failure to open the node for another reason.
     #[error("{path} cannot be opened: {source}")]
     Open { path: &'static str, source: io::Error },
     /// Failure of every way to the store.
-    #[error(
-        "no way to xenstore: {device}; {socket}. In dom0, is xenstored running? In a guest, is \
-         /dev a devtmpfs?"
-    )]
+    #[error("{}", with_doctor(&format!("no way to xenstore: {device}; {socket}. {}", XENSTORE.enable)))]
     NoStore { device: Box<DeviceError>, socket: Box<DeviceError> },
     /// Missing or invalid number of this domain in the store.
     #[error(
@@ -104,18 +95,16 @@ pub enum DeviceError {
 impl DeviceError {
     fn of(
         path: &'static str,
-        module: Option<&'static str>,
+        entry: Option<&'static Prerequisite>,
         errno: Errno,
         on_xen: bool,
     ) -> DeviceError {
-        match (errno, module) {
+        match (errno, entry) {
             (Errno::NOENT | Errno::NODEV | Errno::NXIO, _) if !on_xen => {
                 DeviceError::NotXen { path }
             }
-            (Errno::NOENT | Errno::NODEV | Errno::NXIO, Some(module)) => {
-                DeviceError::Missing { path, module }
-            }
-            (Errno::ACCESS | Errno::PERM, _) => DeviceError::Denied { path },
+            (Errno::NOENT | Errno::NODEV | Errno::NXIO, Some(entry)) => DeviceError::Missing(entry),
+            (Errno::ACCESS | Errno::PERM, Some(entry)) => DeviceError::Denied(entry),
             (other, _) => DeviceError::Open { path, source: other.into() },
         }
     }
@@ -137,7 +126,7 @@ fn on_xen() -> bool {
 }
 
 /// Store device of a guest: a byte stream that takes one message at a time.
-const XENBUS: &str = "/dev/xen/xenbus";
+const XENBUS: &str = XENSTORE.object;
 
 /// Sockets of xenstored in dom0.
 const SOCKETS: [&str; 2] = ["/run/xenstored/socket", "/var/run/xenstored/socket"];
@@ -149,6 +138,15 @@ pub enum StoreWay {
     Device,
     /// The daemon's socket; the daemon treats every client as dom0.
     Socket,
+}
+
+/// Checks that this process can connect to the store.
+///
+/// # Errors
+///
+/// Returns a [`DeviceError`]; its text says what to do.
+pub fn check_store() -> Result<(), DeviceError> {
+    open_store().map(drop)
 }
 
 /// Opens a new connection to the store.
@@ -191,15 +189,17 @@ mod tests {
     fn error_for_missing_device_names_node_and_module() {
         for device in [XenDevice::Gntdev, XenDevice::Gntalloc, XenDevice::Evtchn, XenDevice::Window]
         {
-            let (path, module) = (device.path(), device.module());
-            let said = DeviceError::of(path, Some(module), Errno::NOENT, true).to_string();
-            assert!(said.contains(path) && said.contains(&format!("modprobe {module}")), "{said}");
+            let own = device.prerequisite();
+            let said = DeviceError::of(own.object, Some(own), Errno::NOENT, true).to_string();
+            let module = own.object.rsplit('/').next().unwrap();
+            assert!(said.contains(own.object) && said.contains(module), "{said}");
+            assert!(said.contains("`modprobe "), "{said}");
         }
     }
 
     #[test]
     fn error_without_xen_says_so_and_names_no_module() {
-        let said = DeviceError::of("/dev/xen/gntdev", Some("xen-gntdev"), Errno::NOENT, false);
+        let said = DeviceError::of("/dev/xen/gntdev", Some(&XEN_GNTDEV), Errno::NOENT, false);
         let said = said.to_string();
         assert!(said.contains("does not run on Xen") && !said.contains("modprobe"), "{said}");
     }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn error_for_denied_device_names_no_module() {
         for errno in [Errno::ACCESS, Errno::PERM] {
-            let said = DeviceError::of("/dev/xen/evtchn", Some("xen-evtchn"), errno, true);
+            let said = DeviceError::of("/dev/xen/evtchn", Some(&XEN_EVTCHN), errno, true);
             let said = said.to_string();
             assert!(said.contains("permission denied") && !said.contains("modprobe"), "{said}");
         }

@@ -23,13 +23,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use channel::XenChannel;
-pub use device::{DeviceError, StoreWay, XenDevice};
+pub use device::{DeviceError, StoreWay, XenDevice, check_store};
 pub use grantee::{COPY_MAX, MAPPED_MAX, UnmapNotice, XenGrantee};
 pub use granter::XenGranter;
 use ringfence_sys::counters::Counters;
 use ringfence_wire::grant::DomId;
 use ringfence_wire::xenstore::ErrorName;
 use ringfence_xenstore::{StoreAccess, StoreClient, StoreError};
+pub use window::LOCKED_MAX;
 
 use crate::error::PlatformError;
 use crate::events::EventPort;

@@ -42,7 +42,7 @@ use crate::window::{
 const REVOKE_ATTEMPTS: u32 = 3;
 
 /// Locked memory of a process that issues pages: every page of every window that the hypervisor allows.
-const LOCKED_MAX: u64 = 32 * 4096 * PAGE_SIZE as u64;
+pub const LOCKED_MAX: u64 = 32 * 4096 * PAGE_SIZE as u64;
 
 /// Raises this process's limit of locked memory to the need of issued pages, if the system allows it.
 pub(super) fn raise_locked_memory() {

@@ -17,6 +17,7 @@ use anyhow::{anyhow, bail, ensure};
 use ringfence_block::storage::file::OpenFile;
 use ringfence_nbd::client::NbdConnector;
 use ringfence_sandbox::channel::Channel;
+use ringfence_sys::prerequisite::NBD;
 
 use super::devices::Device;
 use super::report::Reporter;
@@ -182,11 +183,12 @@ impl GuestDisks {
                     self.devices.push(device);
                 }
                 Ok(None) => reporter.step(format_args!(
-                    "disk {number} has no node below /dev: only root may make one, where the kernel has \
-                     the driver nbd (modprobe nbd)"
+                    "disk {number} has no node below /dev: {}; {}",
+                    NBD.permit, NBD.enable
                 )),
-                Err(error) => reporter
-                    .problem(format_args!("disk {number} has no node below /dev: {error}")),
+                Err(error) => {
+                    reporter.problem(format_args!("disk {number} has no node below /dev: {error}"))
+                }
             }
         }
         environment

@@ -8,7 +8,7 @@ use tracing::Level;
 use super::messages;
 use crate::commands::Source;
 use ringfence_hostnet::log;
-use ringfence_hostnet::text::{printable, printable_lines};
+use ringfence_hostnet::text::{printable, printable_lines, wrapped};
 
 /// Amount of messages that the launcher writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,10 +107,12 @@ fn is_raw() -> bool {
 
 /// Adds the command that helps to the description of a problem, if AppArmor is the likely cause.
 pub(super) fn with_remedy(problem: String) -> String {
-    let is_refusal = ["Operation not permitted", "Permission denied"];
-    match ringfence_sandbox::namespace_settings::remedy_for_capabilities() {
-        Some(remedy) if is_refusal.iter().any(|text| problem.contains(text)) => {
-            format!("{problem}; {remedy}")
+    let is_refusal =
+        ["Operation not permitted", "Permission denied"].iter().any(|text| problem.contains(text));
+    match ringfence_sandbox::namespace_settings::obstacle_to_capabilities() {
+        // The refusal of a user namespace names its cause itself.
+        Some(obstacle) if is_refusal && !problem.contains(&obstacle.problem) => {
+            format!("{problem}; {}", obstacle.sentence())
         }
         _ => problem,
     }
@@ -119,19 +121,7 @@ pub(super) fn with_remedy(problem: String) -> String {
 /// Divides a text into lines of at most 80 columns, the name of the program included.
 fn in_lines(text: &str) -> Vec<String> {
     const COLUMNS: usize = 80 - "ringfence: ".len();
-    const INDENT: &str = "  ";
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= COLUMNS => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            Some(_) => lines.push(format!("{INDENT}{word}")),
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines
+    wrapped(text, COLUMNS, "  ")
 }
 
 #[cfg(test)]

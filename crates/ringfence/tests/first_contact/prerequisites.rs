@@ -5,9 +5,10 @@ use crate::require;
 use crate::support::needs::Need;
 use crate::support::{Lab, MOMENT};
 
-/// Runs a script as root of a new user namespace, in mount and PID namespaces of its own.
-fn said_without(lab: &Lab, taken_away: &str) -> String {
-    let script = format!("{taken_away}; exec {} run -q --uplink none -- true", lab.program());
+/// Runs a script as root of a new user namespace, in mount and PID namespaces of its own, and then `ringfence WORDS`.
+/// Returns the only line on standard error.
+fn line_without(lab: &Lab, taken_away: &str, words: &str, status: i32) -> String {
+    let script = format!("{taken_away}; exec {} {words}", lab.program());
     let words = [
         "unshare",
         "--user",
@@ -20,10 +21,16 @@ fn said_without(lab: &Lab, taken_away: &str) -> String {
         &script,
     ];
     let finished = lab.spawn(&words).finish(MOMENT);
-    assert_eq!(finished.status, Some(125), "{}", finished.stderr);
+    assert_eq!(finished.status, Some(status), "{}", finished.stderr);
     let lines: Vec<&str> = finished.stderr.lines().collect();
     assert_eq!(lines.len(), 1, "one line: {}", finished.stderr);
+    assert!(lines[0].contains("`ringfence doctor`"), "{}", lines[0]);
     lines[0].to_owned()
+}
+
+/// Returns the line that `run` prints.
+fn said_without(lab: &Lab, taken_away: &str) -> String {
+    line_without(lab, taken_away, "run -q --uplink none -- true", 125)
 }
 
 #[test]
@@ -59,4 +66,26 @@ fn run_with_closed_tun_device_names_its_mode() {
          mount -o remount,bind,nodev /dev/net/tun",
     );
     assert!(said.contains("chmod 0666 /dev/net/tun"), "{said}");
+}
+
+#[test]
+fn pasta_without_namespaces_or_tun_device_names_the_remedy() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let pasta = "pasta --config-net -q -- true";
+    let said = line_without(&lab, "echo 0 > /proc/sys/user/max_user_namespaces", pasta, 1);
+    assert!(said.contains("`sysctl -w user.max_user_namespaces=10000`"), "{said}");
+    let said = line_without(&lab, "mount -t tmpfs none /dev/net", pasta, 1);
+    assert!(said.contains("modprobe tun"), "{said}");
+}
+
+#[test]
+fn serve_without_xen_names_what_runs_without_it() {
+    require!(Need::Guests);
+    let lab = Lab::new();
+    let directory = lab.file("serve").to_str().unwrap().to_owned();
+    // A machine on Xen has these devices.
+    let taken_away = "test ! -e /dev/xen || mount -t tmpfs none /dev/xen";
+    let said = line_without(&lab, taken_away, &format!("serve --runtime-dir {directory}"), 125);
+    assert!(said.contains("/dev/xen/"), "{said}");
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Access;
 use rustix::io::Errno;
 
 use super::LAUNCHER;
@@ -11,6 +12,8 @@ use super::limits::Setting;
 
 /// Directory in which every distribution mounts the hierarchies.
 const MOUNTS: &str = "/sys/fs/cgroup";
+/// Controllers of the limits that a guest may have.
+const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Directory of the hierarchy of version 2 below [`MOUNTS`], beside hierarchies of version 1.
 const UNIFIED: &str = "unified";
 
@@ -54,6 +57,25 @@ impl Hierarchies {
         self.0.iter().find(has).filter(|own| own.point.is_dir())
     }
 
+    /// Returns the reason for which this process cannot make a cgroup with limits, or `None`. Changes nothing.
+    pub fn obstacle(&self) -> Option<String> {
+        let unified = self.unified();
+        let (of_unified, others): (Vec<_>, Vec<_>) = CONTROLLERS
+            .into_iter()
+            .partition(|name| unified.is_some_and(|own| own.has_somewhere(name)));
+        if let Some(own) = unified.filter(|_| !of_unified.is_empty()) {
+            let at = |path| own.obstacle_at(path, &of_unified);
+            let reasons: Vec<_> = own.path.ancestors().map(at).collect();
+            if reasons.iter().all(Result::is_err) {
+                return reasons.into_iter().find_map(Result::err);
+            }
+        }
+        others.into_iter().find_map(|name| match self.of_controller(name) {
+            Some(own) => own.obstacle_at(&own.path, &[]).err(),
+            None => Some(format!("no hierarchy of cgroups has the controller `{name}`")),
+        })
+    }
+
     /// Returns `true` if a process with this user's rights can change a cgroup that it is in, by a hierarchy that it mounts
     /// with a cgroup namespace of its own. In version 1 this is assumed.
     pub fn can_be_changed(&self) -> bool {
@@ -84,34 +106,80 @@ impl Hierarchy {
         words(&self.point.join("cgroup.controllers")).iter().any(|name| name == controller)
     }
 
-    /// Makes the controllers of `settings` available below the cgroup at `path`. Returns the reason if they are not.
-    pub(super) fn offer(&self, path: &Path, settings: &[Setting]) -> Result<(), String> {
+    /// Returns `true` if the cgroup at `path` has to enable some of the controllers for its children, and may. Returns the
+    /// reason if it may not, or lacks one.
+    fn must_enable(&self, path: &Path, controllers: &[&str]) -> Result<bool, String> {
         let (directory, shown) = (self.directory(path), path.display());
-        let names = || settings.iter().map(|setting| setting.controller);
         let available = words(&directory.join("cgroup.controllers"));
-        if let Some(missing) = names().find(|name| !available.iter().any(|known| known == name)) {
+        let is_missing = |name: &&&str| !available.iter().any(|known| known == *name);
+        if let Some(missing) = controllers.iter().find(is_missing) {
             return Err(format!("the cgroup {shown} has no controller `{missing}`"));
         }
         let enabled = words(&directory.join("cgroup.subtree_control"));
-        if names().all(|name| enabled.iter().any(|known| known == name)) {
+        if controllers.iter().all(|name| enabled.iter().any(|known| known == name)) {
+            return Ok(false);
+        }
+        if path != self.path && path != Path::new("/") {
+            return Err(format!("the cgroup {shown} gives its children no such controller"));
+        }
+        Ok(true)
+    }
+
+    /// Returns the reason for which this process cannot make a cgroup with limits at `path`. Changes nothing.
+    fn obstacle_at(&self, path: &Path, controllers: &[&str]) -> Result<(), String> {
+        let (directory, shown) = (self.directory(path), path.display());
+        let may_write = |file: &str| {
+            rustix::fs::access(directory.join(file), Access::WRITE_OK).map_err(
+                |errno| match errno {
+                    Errno::ROFS => {
+                        format!("the cgroups below {} are read-only", self.point.display())
+                    }
+                    Errno::ACCESS | Errno::PERM => {
+                        format!("the cgroup {shown} belongs to somebody else")
+                    }
+                    other => format!("the cgroup {shown}: {}", io::Error::from(other)),
+                },
+            )
+        };
+        if self.is_unified && self.must_enable(path, controllers)? {
+            may_write("cgroup.subtree_control")?;
+            // The root may have processes and enable controllers.
+            if path != Path::new("/") && !is_alone(&directory) {
+                return Err(crowded(path));
+            }
+        }
+        may_write("cgroup.procs")?;
+        may_write(".")
+    }
+
+    /// Makes the controllers of `settings` available below the cgroup at `path`. Returns the reason if they are not.
+    pub(super) fn offer(&self, path: &Path, settings: &[Setting]) -> Result<(), String> {
+        let (directory, shown) = (self.directory(path), path.display());
+        let controllers: Vec<&str> = settings.iter().map(|setting| setting.controller).collect();
+        if !self.must_enable(path, &controllers)? {
             return Ok(());
         }
         let is_own = path == self.path;
-        if !is_own && path != Path::new("/") {
-            return Err(format!("the cgroup {shown} gives its children no such controller"));
-        }
         let mut done = enable(&directory, settings);
         if is_busy(&done) && is_own && is_alone(&directory) {
             done = leave(&directory).and_then(|()| enable(&directory, settings));
         }
         done.map_err(|error| match error.kind() {
-            io::ErrorKind::ResourceBusy => format!(
-                "other processes than this one are in the cgroup {shown}, so the kernel sets no limits below it"
-            ),
-            io::ErrorKind::PermissionDenied => format!("the cgroup {shown} belongs to somebody else"),
+            io::ErrorKind::ResourceBusy => crowded(path),
+            io::ErrorKind::PermissionDenied => {
+                format!("the cgroup {shown} belongs to somebody else")
+            }
             _ => format!("the cgroup {shown}: {error}"),
         })
     }
+}
+
+/// Returns the reason for which a cgroup with other processes has no limits below it.
+fn crowded(path: &Path) -> String {
+    format!(
+        "other processes than this one are in the cgroup {}, so the kernel sets no limits below it",
+        path.display()
+    )
 }
 
 fn is_busy(done: &io::Result<()>) -> bool {
@@ -183,6 +251,33 @@ mod tests {
         assert_eq!(own.directory(&own.path), Path::new("/sys/fs/cgroup/user.slice/a b.scope"));
         assert_eq!(own.directory(Path::new("/")), Path::new("/sys/fs/cgroup/"));
         assert!(parse("0::/../other\n").unified().is_none(), "outside of the namespace");
+    }
+
+    #[test]
+    fn cgroup_with_other_processes_is_an_obstacle_to_limits() {
+        let folder = tempfile::tempdir().unwrap();
+        let (point, own) = (folder.path().to_owned(), folder.path().join("own"));
+        fs::create_dir(&own).unwrap();
+        for directory in [&point, &own] {
+            fs::write(directory.join("cgroup.controllers"), "cpu memory pids").unwrap();
+            fs::write(directory.join("cgroup.subtree_control"), "").unwrap();
+        }
+        let path = PathBuf::from("/own");
+        let hierarchy = Hierarchy { point, path, controllers: vec![], is_unified: true };
+        let hierarchies = Hierarchies(vec![hierarchy]);
+        let obstacle = |procs: &str| {
+            fs::write(own.join("cgroup.procs"), procs).unwrap();
+            hierarchies.obstacle()
+        };
+        let alone = std::process::id().to_string();
+        assert_eq!(obstacle(&alone), None);
+        let crowded = obstacle(&format!("{alone}\n1\n")).unwrap();
+        assert!(crowded.starts_with("other processes") && crowded.contains("/own"), "{crowded}");
+        fs::write(own.join("cgroup.subtree_control"), "cpu memory pids").unwrap();
+        assert_eq!(obstacle("1\n"), None, "the controllers are enabled");
+        fs::write(own.join("cgroup.controllers"), "cpu memory").unwrap();
+        assert!(obstacle("1\n").unwrap().contains("`pids`"));
+        assert!(Hierarchies::default().obstacle().unwrap().contains("`memory`"));
     }
 
     #[test]

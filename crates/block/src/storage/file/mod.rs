@@ -40,7 +40,8 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Once};
 
-use ringfence_memory::{LentSlice, Mapping};
+use ringfence_memory::{LentSlice, Mapping, Uring};
+use ringfence_sys::prerequisite::{IO_URING, with_doctor};
 
 pub use facts::{DirectRules, FileFacts, FileKind, OpenFile, OpenFileError};
 pub use lock::LockHolder;
@@ -98,6 +99,16 @@ impl FileDisk {
     }
 }
 
+/// Checks that this process may use io_uring: sets up a ring, and closes it.
+///
+/// # Errors
+///
+/// Returns the kernel's error.
+pub fn check_uring() -> io::Result<()> {
+    let file = std::fs::File::open("/dev/null")?;
+    Uring::new(Arc::new(file.into()), 1).map(drop)
+}
+
 /// Returns `true` if the error means that the system refuses io_uring.
 fn is_refused(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL))
@@ -133,9 +144,9 @@ impl Disk for FileDisk {
             Ok(queue) => Ok(Box::new(queue)),
             Err(error) if self.engine == Engine::Auto && is_refused(&error) => {
                 SAID.call_once(|| {
+                    let remedy = with_doctor(IO_URING.enable);
                     tracing::warn!(
-                        "io_uring is refused here ({error}): disks are served by threads, which is \
-                         slower (see sysctl kernel.io_uring_disabled)"
+                        "io_uring is refused here ({error}): threads serve disks, which is slower; {remedy}"
                     );
                 });
                 self.threads(depth)

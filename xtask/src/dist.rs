@@ -1,0 +1,279 @@
+//! `cargo xtask dist`: archives for systems without a package of their own, in a form that is the same for each build.
+//!
+//! | file | content |
+//! |---|---|
+//! | `ringfence-VERSION-x86_64-linux.tar.xz` | the static program, manual pages, completions, guides, unit, profiles, licences |
+//! | `ringfence-VERSION-x86_64-linux-debug.tar.xz` | names and lines of the program, for debuggers |
+//! | `ringfence-VERSION-py3-none-….whl` | wheel for Python's package index |
+//! | `ringfence-VERSION.cdx.json` | bill of materials (CycloneDX) |
+//! | `SHA256SUMS` | checksums of these files |
+//!
+//! Files have the time in `SOURCE_DATE_EPOCH`, or that of the last commit. Paths of this computer are replaced in the
+//! program, so two builds in different folders have equal bytes. Debian packages are those of `cargo xtask package`.
+
+mod archive;
+mod dependencies;
+mod licences;
+mod sbom;
+mod wheel;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use taskkit::deb::workspace_version;
+use taskkit::exec::Cmd;
+use taskkit::tree::Tree;
+
+use crate::contents;
+use dependencies::{Component, TARGET};
+use wheel::Wheel;
+
+/// Profile of the program: `release`, with the lines of the source. They go to the archive for debuggers.
+const PROFILE: &str = "profiling";
+
+/// Arguments of `cargo xtask dist`.
+#[derive(Args)]
+pub(crate) struct DistArgs {
+    /// Program to pack, in place of one that is built now
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Directory for the archives; by default `dist` in the target directory
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+/// Runs `cargo xtask dist`.
+pub(crate) fn run(args: &DistArgs, root: &Path, target: &Path) -> anyhow::Result<bool> {
+    let folder = args.output.clone().unwrap_or_else(|| target.join("dist"));
+    let folder = std::path::absolute(folder)?;
+    std::fs::create_dir_all(&folder)?;
+    let program = match &args.program {
+        Some(file) => std::path::absolute(file)?,
+        None => build(root, target)?,
+    };
+    let epoch = epoch(root)?;
+    let rust = rust_version(root)?;
+    let components = dependencies::of_program(root)?;
+    for file in (Dist { root, components, rust, epoch }).pack(&program, &folder)? {
+        println!("{}", file.display());
+    }
+    Ok(true)
+}
+
+/// Builds the program, statically linked and without paths of this computer. Returns its path.
+fn build(root: &Path, target: &Path) -> anyhow::Result<PathBuf> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let prefixes = [(root, "/ringfence"), (&home, "/cargo")];
+    // Encoded flags may contain blanks, which a path may have.
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    let mut c_flags = Vec::new();
+    for (from, to) in prefixes {
+        let from = from.to_str().context("a folder's name is not text")?;
+        flags.push(format!("--remap-path-prefix={from}={to}"));
+        c_flags.push(format!("-ffile-prefix-map={from}={to}"));
+    }
+    let built = Cmd::cargo()
+        .args(["build", "--locked", "--profile", PROFILE, "--target", TARGET])
+        .args(["--package", "ringfence"])
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+        .env("CFLAGS", c_flags.join(" "))
+        .env("CARGO_TARGET_DIR", target)
+        .run(root)?;
+    anyhow::ensure!(built, "ringfence does not build for {TARGET}, statically linked");
+    Ok(target.join(TARGET).join(PROFILE).join("ringfence"))
+}
+
+/// Returns the time of all files in seconds since 1970.
+fn epoch(root: &Path) -> anyhow::Result<u64> {
+    let given = std::env::var("SOURCE_DATE_EPOCH").ok();
+    let text = match given {
+        Some(text) => text,
+        None => Cmd::new("git").args(["log", "-1", "--format=%ct"]).output(root)?.map_err(
+            |message| anyhow::anyhow!("SOURCE_DATE_EPOCH is not set, and git: {message}"),
+        )?,
+    };
+    text.trim()
+        .parse()
+        .with_context(|| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
+}
+
+/// Returns the version of the compiler, whose standard library is in the program.
+fn rust_version(root: &Path) -> anyhow::Result<String> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let said = Cmd::new(rustc).args(["--version"]).output(root)?;
+    let said = said.map_err(|message| anyhow::anyhow!("rustc: {message}"))?;
+    Ok(said.split(' ').nth(1).context("rustc has no version")?.to_owned())
+}
+
+/// Sources of all archives but the program.
+struct Dist<'a> {
+    root: &'a Path,
+    components: Vec<Component>,
+    rust: String,
+    epoch: u64,
+}
+
+impl Dist<'_> {
+    /// Packs all archives in `folder`. Returns their paths.
+    fn pack(&self, program: &Path, folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+        let version = workspace_version(self.root)?;
+        let name = format!("ringfence-{version}-x86_64-linux");
+        let bytes = std::fs::read(program).with_context(|| program.display().to_string())?;
+        let glibc = sbom::glibc_in(&bytes);
+        let sbom = sbom::render(&self.components, glibc.as_deref(), &self.rust);
+        let read = |name: &str| std::fs::read_to_string(self.root.join(name));
+        let licences = [
+            ("LICENSE-APACHE", read("LICENSE-APACHE")?),
+            ("LICENSE-MIT", read("LICENSE-MIT")?),
+            ("THIRD-PARTY.txt", licences::collect(&self.components, glibc.as_deref())?),
+        ];
+        let (debug, debug_archive) = self.debug_archive(program, &name, folder)?;
+        let tree = Tree::new(folder.join("tree"))?;
+        tree.copy("bin/ringfence", 0o755, program)?;
+        strip(&tree.place("bin/ringfence")?, &debug)?;
+        let stripped = std::fs::read(tree.place("bin/ringfence")?)?;
+        self.fill(&tree, program, &licences, &sbom)?;
+        let main_archive = archive::tar_xz(&tree, &name, folder, self.epoch)?;
+        tree.remove()?;
+        std::fs::remove_dir_all(debug.parent().context("a file is in a folder")?)?;
+        let wheel = Wheel {
+            version: &version,
+            program: &stripped,
+            readme: &read("README.md")?,
+            licences: &licences,
+            sbom: &sbom,
+        };
+        let wheel = wheel.build(folder, self.epoch)?;
+        let sbom_file = folder.join(format!("ringfence-{version}.cdx.json"));
+        std::fs::write(&sbom_file, sbom)?;
+        let mut made = vec![main_archive, debug_archive, wheel, sbom_file];
+        made.push(archive::write_sums(&made, folder)?);
+        Ok(made)
+    }
+
+    /// Packs the names and lines of the program for debuggers. Returns the file, which the caller removes with its folder,
+    /// and the archive.
+    fn debug_archive(
+        &self,
+        program: &Path,
+        name: &str,
+        folder: &Path,
+    ) -> anyhow::Result<(PathBuf, PathBuf)> {
+        let tree = Tree::new(folder.join("debug"))?;
+        let debug = tree.place("ringfence.debug")?;
+        let split = Cmd::new("objcopy").args([
+            "--only-keep-debug".as_ref(),
+            "--compress-debug-sections".as_ref(),
+            program.as_os_str(),
+            debug.as_os_str(),
+        ]);
+        split.output(folder)?.map_err(|message| anyhow::anyhow!("objcopy: {message}"))?;
+        let archive = archive::tar_xz(&tree, &format!("{name}-debug"), folder, self.epoch)?;
+        Ok((debug, archive))
+    }
+
+    /// Adds all files but the program.
+    fn fill(
+        &self,
+        tree: &Tree,
+        program: &Path,
+        licences: &[(&str, String)],
+        sbom: &str,
+    ) -> anyhow::Result<()> {
+        for link in contents::NAMES {
+            tree.link(&format!("libexec/ringfence/{link}"), "../../bin/ringfence")?;
+        }
+        contents::add_generated(tree, "share", program)?;
+        contents::add_guides(tree, "share", self.root)?;
+        contents::add_profiles(tree, "share", self.root)?;
+        let dist = self.root.join("dist");
+        for (name, mode) in [
+            ("ringfence-serve.service", 0o644),
+            ("ringfence.toml", 0o644),
+            ("vif-ringfence", 0o755),
+            ("block-ringfence", 0o755),
+            ("pasta-alternatives", 0o755),
+        ] {
+            tree.copy(&format!("share/ringfence/{name}"), mode, &dist.join(name))?;
+        }
+        for (name, text) in licences {
+            tree.add(&format!("share/doc/ringfence/{name}"), 0o644, text)?;
+        }
+        tree.add("share/doc/ringfence/ringfence.cdx.json", 0o644, sbom)
+    }
+}
+
+/// Removes the names and lines from a program, and refers debuggers to the file that has them.
+fn strip(program: &Path, debug: &Path) -> anyhow::Result<()> {
+    let folder = debug.parent().context("a file is in a folder")?;
+    let stripped = Cmd::new("strip").args(["--strip-all".as_ref(), program.as_os_str()]);
+    stripped.output(folder)?.map_err(|message| anyhow::anyhow!("strip: {message}"))?;
+    let link = format!("--add-gnu-debuglink={}", debug.display());
+    let linked = Cmd::new("objcopy").args([link.as_ref(), program.as_os_str()]);
+    linked.output(folder)?.map_err(|message| anyhow::anyhow!("objcopy: {message}"))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a program of the system, which stands for the product: only an ELF file can be stripped.
+    fn program() -> Option<PathBuf> {
+        let is_missing = |name: &&str| !Cmd::new(*name).args(["--version"]).probe();
+        if let Some(name) = ["objcopy", "strip", "xz", "zip"].into_iter().find(is_missing) {
+            println!("SKIPPED: {name} is missing (Debian packages binutils, xz-utils, zip)");
+            return None;
+        }
+        // Prints whatever it is asked for, as the manual and the completions.
+        Some(PathBuf::from("/bin/echo"))
+    }
+
+    #[test]
+    fn archives_of_two_folders_are_equal() {
+        let Some(program) = program() else { return };
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let crates = folder.path().join("crates");
+        let mut components = dependencies::tests::example();
+        for component in &mut components {
+            component.folder = crates.join(&component.name);
+            std::fs::create_dir_all(&component.folder).unwrap();
+        }
+        let dist = Dist { root, components, rust: "1.88.0".to_owned(), epoch: 1_000_000_000 };
+        let mut made = Vec::new();
+        for part in ["one", "two/deeper"] {
+            let folder = folder.path().join(part);
+            std::fs::create_dir_all(&folder).unwrap();
+            made.push(dist.pack(&program, &folder).unwrap());
+            let left = std::fs::read_dir(&folder).unwrap().count();
+            assert_eq!(left, 5, "only the archives, the bill of materials and the checksums");
+        }
+        for (one, two) in made[0].iter().zip(&made[1]) {
+            assert!(
+                std::fs::read(one).unwrap() == std::fs::read(two).unwrap(),
+                "{}",
+                one.display()
+            );
+        }
+        let list =
+            Cmd::new("tar").args(["--list".as_ref(), "--file".as_ref(), made[0][0].as_os_str()]);
+        let list = list.output(folder.path()).unwrap().unwrap();
+        for path in [
+            "bin/ringfence",
+            "libexec/ringfence/pasta",
+            "share/bash-completion/completions/ringfence",
+            "share/doc/ringfence/THIRD-PARTY.txt",
+            "share/ringfence/apparmor/ringfence",
+            "share/ringfence/ringfence-serve.service",
+        ] {
+            assert!(
+                list.lines().any(|line| line.ends_with(&format!("-x86_64-linux/{path}"))),
+                "{path}: {list}"
+            );
+        }
+    }
+}
