@@ -35,6 +35,18 @@ pub enum Refusal {
     Local,
 }
 
+impl Refusal {
+    /// Returns the reason for the egress record.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Refusal::Unreachable => "no other host has this address",
+            Refusal::Local => {
+                "the address is the host's own or link-local, and not allowed by an option"
+            }
+        }
+    }
+}
+
 /// Port of name servers.
 const DNS: u16 = 53;
 

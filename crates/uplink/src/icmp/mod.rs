@@ -126,7 +126,8 @@ impl Icmp {
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
         let admitted = |_: &_| context.admits(key.remote, Protocol::Icmp);
-        let Some(outward) = context.outward_to(key.remote).filter(admitted) else {
+        let outward = context.open_to(key.remote, Protocol::Icmp);
+        let Some(outward) = outward.filter(admitted) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;
         };

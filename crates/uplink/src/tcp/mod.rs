@@ -228,7 +228,7 @@ impl Tcp {
         options: &[u8],
         context: &mut Context<'_>,
     ) {
-        let Some(to) = context.outward_to(key.remote) else {
+        let Some(to) = context.open_to(key.remote, Protocol::Tcp) else {
             return reset::refuse(packet, segment, context);
         };
         let (mut first, mut name) = (None, None);

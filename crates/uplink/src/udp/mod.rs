@@ -231,7 +231,7 @@ impl Udp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let outward = context.outward_to(key.remote);
+        let outward = context.open_to(key.remote, Protocol::Udp);
         let admitted =
             outward.and_then(|to| Some((to, admission::admit(key.remote, context).ok()?)));
         let Some((outward, inspector)) = admitted else {
