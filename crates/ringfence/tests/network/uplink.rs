@@ -222,6 +222,21 @@ fn names_are_resolved_by_name_servers_of_host() {
 }
 
 #[test]
+fn name_server_of_one_link_is_asked_by_the_interface_that_its_zone_names() {
+    require!(DNSMASQ);
+    let world = world!(Families::Both);
+    world.outside(&["ip", "addr", "add", "fe80::53/64", "dev", "out0", "nodad"]).succeed(MOMENT);
+    let mut words = name_server(OUTSIDE_V4);
+    words.pop();
+    words.push("--interface=out0".to_owned());
+    let server = world.outside(&words);
+    world.name_servers(&["fe80::53%wan0"]);
+    let output = world.lone_guest("", LOOK_UP).succeed(LONG);
+    assert!(output.contains(FAR_V4) && output.contains(FAR_V6), "{output}");
+    server.end();
+}
+
+#[test]
 fn published_port_reaches_guest_with_address_of_client() {
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 2);
