@@ -237,6 +237,41 @@ fn name_server_of_one_link_is_asked_by_the_interface_that_its_zone_names() {
 }
 
 #[test]
+fn client_at_an_address_of_the_host_that_the_guest_does_not_share_is_known_by_it() {
+    let world = world!(Families::V4);
+    write_noise(&world.file("noise"), 1);
+    let add = "ip link add docker0 type dummy; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up";
+    world.host(&["sh", "-ec", add]).succeed(MOMENT);
+    let script = format!(
+        "python3 peer.py tcp_server {HOST_V4} 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
+         until [ -e stop ]; do sleep 0.05; done"
+    );
+    let guest = world.lone_guest("-p 8080:7000 -p 8053:7001/udp", &script);
+    guest.wait_for_output("listening\nlistening");
+    for (mode, port) in [("tcp_client", "8080"), ("udp_client", "8053")] {
+        let output = world.host(&["python3", "peer.py", mode, "172.17.0.1", port]).succeed(LONG);
+        assert!(output.contains("equal"), "{mode}: {output}");
+    }
+    std::fs::write(world.file("stop"), "").unwrap();
+    let output = guest.succeed(MOMENT);
+    let known: Vec<_> = output.lines().filter(|line| line.starts_with("client ")).collect();
+    assert!(known.len() > 1 && known.iter().all(|line| *line == "client 172.17.0.1"), "{output}");
+}
+
+#[test]
+fn range_beyond_the_limit_of_open_files_is_refused_with_the_limit() {
+    let world = world!(Families::Both);
+    let run = ["prlimit", "--nofile=1024:1024", world.lab.program(), "run", "--uplink", "host"];
+    let start = |ports| [&run[..], &["--switch", "none", "-p", ports, "--", "true"]].concat();
+    let refused = world.host(&start("20000-20999")).finish(LONG);
+    assert_eq!(refused.status, Some(125), "{}", refused.stderr);
+    let said = refused.stderr.replace("\nringfence:   ", " ");
+    assert!(said.contains("the limit of open files is 1024"), "{said}");
+    assert!(said.contains("--publish-default IP"), "{said}");
+    world.host(&start("127.0.0.1:20000-20599")).succeed(LONG);
+}
+
+#[test]
 fn published_port_reaches_guest_with_address_of_client() {
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 2);
