@@ -80,14 +80,9 @@ impl RelayHost for RealHost {
             Ok(pipes) => pipes,
             Err(errno) => return Err((client, errno)),
         };
-        self.counters.syscalls.add(7);
-        let prepared = rustix::io::ioctl_fionbio(&client, true)
-            .and_then(|()| sockopt::set_tcp_nodelay(&client, true))
-            .and_then(|()| {
-                let data = epoll::EventData::new_u64(owner.to_word());
-                epoll::add(&self.epoll, &client, data, WATCHED | EventFlags::ET)
-            });
-        match prepared {
+        self.counters.syscalls.add(5);
+        let data = epoll::EventData::new_u64(owner.to_word());
+        match epoll::add(&self.epoll, &client, data, WATCHED | EventFlags::ET) {
             Ok(()) => Ok(Box::new(Spliced { client, inner, out, back })),
             Err(errno) => Err((client, errno)),
         }
@@ -224,6 +219,7 @@ mod tests {
         let outside = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(outside.local_addr().unwrap()).unwrap();
         let accepted = outside.accept().unwrap().0;
+        accepted.set_nonblocking(true).unwrap();
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let inner = unconnected();
         host.connect_inner(OWNER, &inner, server.local_addr().unwrap()).unwrap();
