@@ -57,12 +57,37 @@ impl IpPrefix {
     }
 }
 
+/// Link-local IPv6 address together with the index of an interface, its zone (RFC 4007). The index is in bytes 4 to 7, which
+/// are zero in such an address (RFC 4291, 2.5.6). Never sent; [`without_zone`] separates them.
+pub fn with_zone(ip: Ipv6Addr, index: u32) -> Ipv6Addr {
+    let mut octets = ip.octets();
+    octets[4..8].copy_from_slice(&index.to_be_bytes());
+    octets.into()
+}
+
+/// Returns the address and the index of an address from [`with_zone`]. The index of all other addresses is 0.
+pub fn without_zone(ip: Ipv6Addr) -> (Ipv6Addr, u32) {
+    let mut octets = ip.octets();
+    let [0xfe, 0x80, _, _, a, b, c, d, ..] = octets else { return (ip, 0) };
+    octets[4..8].fill(0);
+    (octets.into(), u32::from_be_bytes([a, b, c, d]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn zone_of_a_link_local_address_is_separated_again() {
+        let ip: Ipv6Addr = "fe80::53".parse().unwrap();
+        assert_eq!(without_zone(with_zone(ip, 0x0102_0304)), (ip, 0x0102_0304));
+        assert_eq!(without_zone(ip), (ip, 0));
+        let other: Ipv6Addr = "2001:db8:1:2:3::4".parse().unwrap();
+        assert_eq!(without_zone(other), (other, 0));
     }
 
     #[test]

@@ -141,8 +141,8 @@ pub(crate) trait DriverDomain: Sized {
     }
 
     /// Handles a vif whose frontend broke a rule of the handshake.
-    fn vif_penalized(&mut self, device: &DeviceId) {
-        let _ = device;
+    fn vif_penalized(&mut self, device: &DeviceId, why: &str) {
+        let _ = (device, why);
     }
 
     /// Handles a port of a vif that ended by itself.

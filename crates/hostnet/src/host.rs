@@ -211,7 +211,8 @@ pub fn read_name_file(path: &str) -> Option<Vec<u8>> {
 /// library does.
 pub fn resolver_of_host() -> Resolver {
     let text = read_name_file(RESOLV_CONF).unwrap_or_default();
-    let mut resolver = Resolver::parse(&text);
+    let mut resolver =
+        Resolver::parse_with(&text, |name| Netlink::open().ok()?.index_of(name).ok());
     if resolver.search.is_empty() {
         let uname = rustix::system::uname();
         let name = uname.nodename().to_str().unwrap_or_default();

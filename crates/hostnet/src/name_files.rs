@@ -4,8 +4,10 @@
 //! are copied into files of a guest, so words with control characters or white space never pass. Both parsers allocate
 //! no more than a small multiple of the text's length.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
+
+use ringfence_base::address::{with_zone, without_zone};
 
 /// Maximum number of name servers that a C library uses (`MAXNS` of resolv.h).
 pub const NAME_SERVERS_MAX: usize = 3;
@@ -63,6 +65,12 @@ pub struct ResolvConf {
 impl ResolvConf {
     /// Parses the file. Without a name server, the one of this machine is meant.
     pub fn parse(text: &[u8]) -> ResolvConf {
+        ResolvConf::parse_with(text, |_| None)
+    }
+
+    /// Parses the file. `index_of` returns the index of an interface, for name servers with a zone (`fe80::1%eth0`). One of
+    /// an interface that is not there is left out.
+    pub fn parse_with(text: &[u8], index_of: impl Fn(&str) -> Option<u32>) -> ResolvConf {
         let mut parsed = ResolvConf::default();
         for line in text.split(|byte| *byte == b'\n') {
             let mut words = line
@@ -72,7 +80,7 @@ impl ResolvConf {
             let keyword = words.next();
             let words = words.filter(|word| !word.is_empty());
             match keyword {
-                Some("nameserver") => parsed.add_server(words),
+                Some("nameserver") => parsed.add_server(words, &index_of),
                 // The last line counts, of either keyword.
                 Some("search") => parsed.search = domains(words),
                 Some("domain") => parsed.search = domains(words.take(1)),
@@ -90,20 +98,35 @@ impl ResolvConf {
         parsed
     }
 
-    fn add_server<'a>(&mut self, mut words: impl Iterator<Item = &'a str>) {
+    fn add_server<'a>(
+        &mut self,
+        mut words: impl Iterator<Item = &'a str>,
+        index_of: impl Fn(&str) -> Option<u32>,
+    ) {
         if self.name_servers.len() < NAME_SERVERS_MAX {
-            // A zone (`fe80::1%eth0`) names an interface that the guest does not have.
-            let server = words.next().and_then(|word| word.parse().ok());
+            let server = words.next().and_then(|word| address_of(word, index_of));
             self.name_servers.extend(server.map(loopback_if_unspecified));
         }
     }
+}
+
+/// Returns the address of a name server. One with a zone has the form of [`with_zone`].
+fn address_of(word: &str, index_of: impl Fn(&str) -> Option<u32>) -> Option<IpAddr> {
+    let Some((ip, zone)) = word.split_once('%') else { return word.parse().ok() };
+    let ip: Ipv6Addr = ip.parse().ok()?;
+    if !ip.is_unicast_link_local() {
+        return None;
+    }
+    let number = zone.parse().ok().filter(|number| *number > 0);
+    let index = number.or_else(|| index_of(zone))?;
+    Some(with_zone(without_zone(ip).0, index).into())
 }
 
 /// Returns loopback for 0.0.0.0 and `::`, to which the kernel sends such queries.
 fn loopback_if_unspecified(ip: IpAddr) -> IpAddr {
     match ip {
         IpAddr::V4(v4) if v4.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(v6) if v6.is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),
+        IpAddr::V6(v6) if v6.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         other => other,
     }
 }
@@ -239,6 +262,16 @@ mod tests {
         assert_eq!(ResolvConf::parse(b"").name_servers, [IpAddr::from([127, 0, 0, 1])]);
         let unspecified = ResolvConf::parse(b"nameserver 0.0.0.0\n");
         assert_eq!(unspecified.name_servers, [IpAddr::from([127, 0, 0, 1])]);
+    }
+
+    #[test]
+    fn name_server_with_a_zone_has_the_index_of_its_interface() {
+        let text = b"nameserver fe80::53%eth0\nnameserver fe80::54%7\nnameserver fe80::55%none\n\
+                     nameserver 2001:db8::1%eth0\nnameserver fe80::56\n";
+        let parsed = ResolvConf::parse_with(text, |name| (name == "eth0").then_some(3));
+        let zone = |ip: &str, index| IpAddr::from(with_zone(ip.parse().unwrap(), index));
+        let expected = [zone("fe80::53", 3), zone("fe80::54", 7), zone("fe80::56", 0)];
+        assert_eq!(parsed.name_servers, expected);
     }
 
     #[test]

@@ -431,7 +431,7 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     use ringfence_uplink::host::datagrams::ReceiveBuffer;
     use ringfence_uplink::host::real::RealHost;
     use ringfence_uplink::host::{Close, DatagramHost, Host, Owner, OwnerKind, TcpHost};
-    use ringfence_uplink::packet::Marks;
+    use ringfence_uplink::packet::{Marks, PathDiscovery};
     use std::io::{IoSliceMut, Write};
     let io = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let mut host = RealHost::new(std::sync::Arc::default())?;
@@ -439,7 +439,8 @@ fn carry(tools: &Tools) -> Result<(), Errno> {
     let to = ([127, 0, 0, 1], 9).into();
     let mut datagrams = host.open_udp(owner(OwnerKind::Udp), 0, to)?;
     datagrams.send(&[1; 4000], Some(1000), None)?;
-    datagrams.set_marks(Marks { hops: 3, class: 0xb8 });
+    datagrams.set_marks(Marks { hops: 3, class: 0xb8, discovery: PathDiscovery::Guest });
+    assert!(datagrams.path_mtu().is_some());
     // No process listens there, so an error comes now or later.
     let _ = datagrams.receive(&mut ReceiveBuffer::default());
     let _ = datagrams.error(&mut [0; 64]);

@@ -20,7 +20,9 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use crate::numbers::{bounded, usize_from};
 use crate::socket::set_int;
-use control::{CONTROL_MAX, Control, NAME_MAX, Writer, decode_address, encode_address};
+use control::{
+    Control, DATAGRAM_MAX, NAME_MAX, REPORT_MAX, Writer, decode_address, encode_address,
+};
 
 mod control;
 
@@ -58,6 +60,10 @@ pub struct Received {
     pub to: Option<IpAddr>,
     /// Length of each datagram if there are several; the last may be shorter.
     pub segment: Option<u16>,
+    /// Type of service or traffic class; 0 if the socket does not report it ([`report_class`]).
+    pub class: u8,
+    /// TTL or hop limit, if the socket reports it ([`report_hops`]).
+    pub hops: Option<u8>,
 }
 
 /// Entry of a socket's error queue (`struct sock_extended_err`).
@@ -107,6 +113,33 @@ pub fn report_destinations(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
     }
 }
 
+/// Makes the kernel report the type of service or traffic class of each received datagram (`IP_RECVTOS`,
+/// `IPV6_RECVTCLASS`).
+///
+/// # Errors
+///
+/// Returns the kernel's error.
+pub fn report_class(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
+    if is_v6 {
+        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
+    } else {
+        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
+    }
+}
+
+/// Makes the kernel report the TTL or hop limit of each received datagram (`IP_RECVTTL`, `IPV6_RECVHOPLIMIT`).
+///
+/// # Errors
+///
+/// Returns the kernel's error.
+pub fn report_hops(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
+    if is_v6 {
+        set_int(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT, 1)
+    } else {
+        set_int(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1)
+    }
+}
+
 /// Permits the kernel to join received datagrams of equal length (`UDP_GRO`).
 ///
 /// # Errors
@@ -131,7 +164,7 @@ pub fn segment_sent(socket: impl AsFd, size: u16) -> io::Result<()> {
 ///
 /// Returns the kernel's error.
 pub fn send(socket: impl AsFd, bytes: &[u8], options: &SendOptions) -> io::Result<()> {
-    let mut control = Control::default();
+    let mut control = Control::<DATAGRAM_MAX>::default();
     let mut writer = Writer::new(&mut control);
     if let Some(segment) = options.segment {
         writer.push(libc::IPPROTO_UDP, libc::UDP_SEGMENT, &segment.to_ne_bytes());
@@ -188,7 +221,7 @@ pub fn receive<'a>(
 ) -> io::Result<usize> {
     let mut vectors = [libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 }; BATCH_MAX];
     let mut names = [[0; NAME_MAX]; BATCH_MAX];
-    let mut controls = [Control::default(); BATCH_MAX];
+    let mut controls = [Control::<DATAGRAM_MAX>::default(); BATCH_MAX];
     let mut headers = [libc::mmsghdr { msg_hdr: empty_header(), msg_len: 0 }; BATCH_MAX];
     let mut count: libc::c_uint = 0;
     let parts = vectors.iter_mut().zip(&mut names).zip(&mut controls).zip(&mut headers);
@@ -199,7 +232,7 @@ pub fn receive<'a>(
         header.msg_hdr.msg_name = name.as_mut_ptr().cast();
         header.msg_hdr.msg_namelen = socklen(NAME_MAX);
         header.msg_hdr.msg_control = control.bytes_mut().as_mut_ptr().cast();
-        header.msg_hdr.msg_controllen = CONTROL_MAX as _;
+        header.msg_hdr.msg_controllen = DATAGRAM_MAX as _;
         count += 1;
     }
     let flags = match wait {
@@ -227,6 +260,8 @@ pub fn receive<'a>(
             from: decode_address(valid(name, header.msg_hdr.msg_namelen as usize)),
             to: None,
             segment: None,
+            class: 0,
+            hops: None,
         };
         for (level, kind, data) in control.messages(header_len) {
             read_control(level, kind, data, &mut received);
@@ -251,8 +286,19 @@ fn read_control(level: libc::c_int, kind: libc::c_int, data: &[u8], received: &m
             let ip = data.first_chunk::<16>();
             received.to = ip.map(|ip| IpAddr::from(*ip)).or(received.to);
         }
+        // The traffic class of IPv4 is a byte, the other fields are ints.
+        (libc::IPPROTO_IP, libc::IP_TOS) => received.class = data.first().copied().unwrap_or(0),
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => received.class = byte(data).unwrap_or(0),
+        (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+            received.hops = byte(data);
+        }
         _ => {}
     }
+}
+
+/// Returns the value of an int that is a byte's.
+fn byte(data: &[u8]) -> Option<u8> {
+    u8::try_from(i32::from_ne_bytes(*data.first_chunk()?)).ok()
 }
 
 /// Takes the next report from the socket's error queue. `bytes` receives the quoted part of the datagram.
@@ -264,14 +310,14 @@ fn read_control(level: libc::c_int, kind: libc::c_int, data: &[u8], received: &m
 pub fn receive_error(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<Option<QueuedError>> {
     let mut vector = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut name = [0; NAME_MAX];
-    let mut control = Control::default();
+    let mut control = Control::<REPORT_MAX>::default();
     let mut header = empty_header();
     header.msg_iov = &raw mut vector;
     header.msg_iovlen = 1;
     header.msg_name = name.as_mut_ptr().cast();
     header.msg_namelen = socklen(NAME_MAX);
     header.msg_control = control.bytes_mut().as_mut_ptr().cast();
-    header.msg_controllen = CONTROL_MAX as _;
+    header.msg_controllen = REPORT_MAX as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: the header points to `bytes`, a name and a control buffer, all live and of the given lengths.
     let came = unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &raw mut header, flags) };

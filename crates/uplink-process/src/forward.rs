@@ -11,7 +11,9 @@ use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
 use ringfence_sys::prerequisite::{LOW_PORTS, with_doctor};
+use ringfence_uplink::udp::multicast::service::Service;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of forwarded ports of one guest. Each needs one or two sockets.
@@ -211,7 +213,7 @@ impl From<u32> for Forward {
 
 /// Error of a port at which listening failed.
 #[derive(Debug, thiserror::Error)]
-#[error("-p {spec}: cannot listen at {at}/{protocol}: {source}{advice}", advice = advice(source, *at))]
+#[error("-p {spec}: cannot listen at {at}/{protocol}: {source}{advice}", advice = advice(source, *protocol, *at))]
 pub struct ListenError {
     spec: ForwardSpec,
     at: SocketAddr,
@@ -219,19 +221,37 @@ pub struct ListenError {
     source: io::Error,
 }
 
-fn advice(error: &io::Error, at: SocketAddr) -> String {
-    let advice = match error.kind() {
+fn advice(error: &io::Error, protocol: ForwardProtocol, at: SocketAddr) -> String {
+    let text = match error.kind() {
         io::ErrorKind::PermissionDenied if at.port() < 1024 => {
             return with_doctor(&format!("; choose a port from 1024 on, or {}", LOW_PORTS.enable));
         }
         _ if error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error()) => {
-            "; each port and address needs one: raise the limit (`ulimit -Hn`) or publish fewer"
+            let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+            return format!(
+                "; the limit of open files is {limit}, and each port needs one for each address: raise it (`ulimit -Hn`), \
+                 publish fewer ports, or listen at one address (`-p IP:PORT`, `--publish-default IP`)"
+            );
+        }
+        io::ErrorKind::AddrInUse
+            if at.ip().is_unspecified() && is_group_port(protocol, at.port()) =>
+        {
+            return format!(
+                "; --multicast, or a program such as avahi, has it at a group's address: `-p IP:{}/udp` listens at one \
+                 address beside that",
+                at.port()
+            );
         }
         io::ErrorKind::AddrInUse => "; another program has it: choose another port",
         io::ErrorKind::AddrNotAvailable => "; the host does not have this address",
         _ => "",
     };
-    advice.to_owned()
+    text.to_owned()
+}
+
+/// Returns `true` for the port of a service that `--multicast` carries.
+fn is_group_port(protocol: ForwardProtocol, port: u16) -> bool {
+    protocol == ForwardProtocol::Udp && Service::ALL.iter().any(|service| service.port() == port)
 }
 
 /// Creates the sockets of one `-p` for the address families of the guest. Without its own address

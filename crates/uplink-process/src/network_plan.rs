@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use crate::config::{Alias, INTERFACE};
 use crate::forward::Families;
+use ringfence_base::address::without_zone;
 use ringfence_hostnet::address::Address;
 use ringfence_hostnet::address::AddressError;
 use ringfence_hostnet::host::{HostNetwork, Resolver};
@@ -233,7 +234,8 @@ impl NetworkPlan {
         let (mut name_servers, mut resolvers) = (Vec::new(), Vec::new());
         let v4 = self.families().v4;
         for (&host, number) in servers.iter().zip(1..) {
-            if self.has_family_of(host) && !host.is_loopback() && !self.has(host) {
+            let is_remote = !host.is_loopback() && !self.has(host) && !is_of_a_link(host);
+            if self.has_family_of(host) && is_remote {
                 name_servers.push(host);
                 continue;
             }
@@ -313,9 +315,15 @@ fn not_one_host(ip: IpAddr) -> Option<&'static str> {
 
 /// Returns the reason why no name server can be queried at an address; `None` if one can.
 fn not_asked(ip: IpAddr) -> Option<&'static str> {
-    let is_of_a_link = matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let of_a_link = is_of_a_link.then_some("it is of one link, and names no interface");
+    let has_no_zone =
+        matches!(ip, IpAddr::V6(ip) if is_of_a_link(ip.into()) && without_zone(ip).1 == 0);
+    let of_a_link = has_no_zone.then_some("it is of one link, and names no interface");
     not_one_host(ip).or(of_a_link)
+}
+
+/// Returns `true` for a link-local IPv6 address, whose interface the guest does not have.
+fn is_of_a_link(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Access rules: destinations that the guest may reach, and the host addresses they stand for.
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 pub use ringfence_base::address::IpPrefix;
+use ringfence_base::address::without_zone;
 
 /// Address rules of one guest.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +18,8 @@ pub struct Access {
     /// Destinations that stand for another address, of the host itself or of another host: guest-side address
     /// and real address, on every port.
     pub aliases: Vec<(IpAddr, IpAddr)>,
-    /// Stand-ins for name servers of the host: guest-side address and real address. Only port 53 is reachable.
+    /// Stand-ins for name servers of the host: guest-side address and real address, which may have a zone
+    /// ([`ringfence_base::address::with_zone`]). Only port 53 is reachable.
     pub resolvers: Vec<(IpAddr, IpAddr)>,
     /// Name servers that the guest reaches by their own address, on port 53, even if the address is the host's
     /// own or link-local.
@@ -33,6 +35,18 @@ pub enum Refusal {
     Unreachable,
     /// The address is the host's own, or link-local.
     Local,
+}
+
+impl Refusal {
+    /// Returns the reason for the egress record.
+    pub(crate) fn describe(self) -> &'static str {
+        match self {
+            Refusal::Unreachable => "no other host has this address",
+            Refusal::Local => {
+                "the address is the host's own or link-local, and not allowed by an option"
+            }
+        }
+    }
 }
 
 /// Port of name servers.
@@ -65,7 +79,7 @@ impl Access {
         let (ip, port) = (destination.ip(), destination.port());
         let stands_for = self.resolvers.iter().find(|(guest, _)| *guest == ip);
         if let Some((_, host)) = stands_for {
-            return (port == DNS).then_some((*host, port).into()).ok_or(Refusal::Unreachable);
+            return (port == DNS).then_some(with_zone(*host, port)).ok_or(Refusal::Unreachable);
         }
         if let Some((_, host)) = self.aliases.iter().find(|(guest, _)| *guest == ip) {
             return Ok((*host, port).into());
@@ -105,6 +119,17 @@ impl Access {
             && !destination.is_multicast()
             && destination != IpAddr::from([255; 4])
             && embedded.is_none()
+    }
+}
+
+/// Returns the socket address of a name server, with the zone that its address may have.
+fn with_zone(host: IpAddr, port: u16) -> SocketAddr {
+    match host {
+        IpAddr::V4(_) => (host, port).into(),
+        IpAddr::V6(ip) => {
+            let (ip, zone) = without_zone(ip);
+            SocketAddrV6::new(ip, port, 0, zone).into()
+        }
     }
 }
 

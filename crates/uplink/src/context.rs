@@ -49,18 +49,27 @@ impl Context<'_> {
     /// Returns the host's address for a destination of the guest. Counts and returns `None` if the guest must
     /// not reach it.
     pub fn outward_to(&self, destination: SocketAddr) -> Option<SocketAddr> {
+        self.reach(destination).ok()
+    }
+
+    /// Returns the host's address for the destination of a new flow of the guest. A refusal is in the egress record.
+    pub fn open_to(&self, destination: SocketAddr, protocol: Protocol) -> Option<SocketAddr> {
+        let outward = self.reach(destination);
+        if let (Err(refusal), Some(egress)) = (&outward, self.egress) {
+            egress.refuse(destination, protocol, *refusal);
+        }
+        outward.ok()
+    }
+
+    fn reach(&self, destination: SocketAddr) -> Result<SocketAddr, Refusal> {
         // Addresses of the uplink itself belong to no host on the host's network.
         let is_own = |ip| self.config.guest.is_virtual(ip) || self.host.is_own(ip);
-        match self.config.access.outward_to(destination, is_own) {
-            Ok(outward) => Some(outward),
-            Err(Refusal::Unreachable) => {
-                self.counters.drop_unreachable.add(1);
-                None
-            }
-            Err(Refusal::Local) => {
-                self.counters.drop_local.add(1);
-                None
-            }
+        let outward = self.config.access.outward_to(destination, is_own);
+        match outward {
+            Err(Refusal::Unreachable) => self.counters.drop_unreachable.add(1),
+            Err(Refusal::Local) => self.counters.drop_local.add(1),
+            Ok(_) => {}
         }
+        outward
     }
 }

@@ -20,6 +20,7 @@ use ringfence_policy::record::{Event, Record};
 use ringfence_policy::{Action, Cause, HostName, Policy, Protocol, Verdict};
 use ringfence_sys::counters::Counter;
 
+use crate::access::Refusal;
 use crate::counters::UplinkCounters;
 pub use datagrams::{DatagramInspector, DatagramVerdict};
 pub use first_bytes::{FirstBytes, FirstVerdict};
@@ -112,6 +113,24 @@ impl Egress {
         let counter = if is_allowed { &counters.egress_allowed } else { &counters.egress_denied };
         counter.add(1);
         is_allowed.then_some(decision)
+    }
+
+    /// Records a new flow to an address that the guest cannot reach, whatever the policy is.
+    pub(crate) fn refuse(&self, to: SocketAddr, protocol: Protocol, refusal: Refusal) {
+        let Some(notes) = &self.notes else { return };
+        let record = Record {
+            event: Event::Connect,
+            verdict: Action::Deny,
+            name: None,
+            address: Some(to.ip()),
+            port: Some(to.port()).filter(|port| *port > 0),
+            protocol: Some(protocol),
+            reason: refusal.describe().to_owned(),
+            sni: None,
+            bytes_out: None,
+            bytes_in: None,
+        };
+        let _ = notes.try_send(Some(Note { record, learn: None }));
     }
 
     /// Records the end of a TCP connection.

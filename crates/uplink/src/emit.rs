@@ -7,13 +7,10 @@ use ringfence_sys::numbers::bounded;
 
 use ringfence_offload::checksum::{internet_checksum, pseudo};
 
-use crate::packet::Mac;
+use crate::packet::{HOPS_DEFAULT, Mac};
 
 /// Length of an Ethernet header, in bytes.
 pub const ETHERNET_LEN: usize = 14;
-
-/// Hop limit of all packets to the guest.
-const HOPS: u8 = 64;
 
 /// Link and network addresses of a packet to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +58,7 @@ impl Ends {
                 ip[2..4].copy_from_slice(&total.to_be_bytes());
                 ip[4..6].copy_from_slice(&id.to_be_bytes());
                 ip[6] = 0x40;
-                ip[8] = HOPS;
+                ip[8] = HOPS_DEFAULT;
                 ip[9] = protocol;
                 ip[12..16].copy_from_slice(&from.octets());
                 ip[16..20].copy_from_slice(&to.octets());
@@ -74,7 +71,7 @@ impl Ends {
                 ip[..4].copy_from_slice(&[0x60, 0, 0, 0]);
                 ip[4..6].copy_from_slice(&payload.to_be_bytes());
                 ip[6] = protocol;
-                ip[7] = HOPS;
+                ip[7] = HOPS_DEFAULT;
                 ip[8..24].copy_from_slice(&from.octets());
                 ip[24..40].copy_from_slice(&to.octets());
             }

@@ -422,7 +422,7 @@ impl Uplink {
                 OwnerKind::Icmp => self.icmp.ready(ready, &mut context!(self, now)),
                 OwnerKind::TcpListener => self.forwards.ready(ready),
                 OwnerKind::Addresses => self.close_forbidden(now),
-                OwnerKind::Relay => self.relays.ready(ready),
+                OwnerKind::Relay | OwnerKind::RelayOuter => self.relays.ready(ready),
                 OwnerKind::RelayListener | OwnerKind::RelayClient => {
                     self.datagram_relays.ready(ready);
                 }

@@ -9,16 +9,27 @@ use ringfence_offload::packet::protocol;
 
 use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::link::{Committed, GuestLink, Slots};
+use crate::packet::{self, Marks};
 
 /// Length of an IPv6 fragment header, in bytes.
 const FRAGMENT_LEN: usize = 8;
 
-/// Sends a UDP datagram in fragments of at most `mtu` bytes. Returns the number of frames sent.
+/// Fields of all fragments of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fields {
+    /// Identification of the packet.
+    pub(crate) id: u16,
+    /// Hop limit and traffic class.
+    pub(crate) marks: Marks,
+    /// Maximum length of a fragment, in bytes.
+    pub(crate) mtu: usize,
+}
+
+/// Sends a UDP datagram in fragments. Returns the number of frames sent.
 pub(crate) fn send_udp(
     UdpEnds { ends, from, to }: &UdpEnds,
     bytes: &[u8],
-    id: u16,
-    mtu: usize,
+    fields: Fields,
     link: &mut dyn GuestLink,
 ) -> usize {
     let length = bytes.len() + 8;
@@ -32,23 +43,22 @@ pub(crate) fn send_udp(
     checksum.add_sum(sum(bytes));
     udp[6..8].copy_from_slice(&never_zero(checksum.checksum()).to_be_bytes());
 
-    send(ends, protocol::UDP, &udp, bytes, (id, mtu), link)
+    send(ends, protocol::UDP, &udp, bytes, fields, link)
 }
 
-/// Sends a packet with the payload `head` and `bytes` in fragments of at most `mtu` bytes. Returns the number
-/// of frames sent.
+/// Sends a packet with the payload `head` and `bytes` in fragments. Returns the number of frames sent.
 pub(crate) fn send(
     ends: &Ends,
     protocol: u8,
     head: &[u8; 8],
     bytes: &[u8],
-    (id, mtu): (u16, usize),
+    fields: Fields,
     link: &mut dyn GuestLink,
 ) -> usize {
     let length = bytes.len() + 8;
     let v6 = usize::from(!ends.to.is_ipv4()) * FRAGMENT_LEN;
     let headers = ends.header_len() + v6;
-    let room = (mtu + ETHERNET_LEN).saturating_sub(headers) & !7;
+    let room = (fields.mtu + ETHERNET_LEN).saturating_sub(headers) & !7;
     if room < 8 {
         return 0;
     }
@@ -69,7 +79,7 @@ pub(crate) fn send(
         } else {
             body.copy_from_slice(&bytes[at - 8..end - 8]);
         }
-        if write_headers(ends, protocol, frame, id, (at, end < length)).is_none() {
+        if write_headers(ends, protocol, frame, fields, (at, end < length)).is_none() {
             return sent;
         }
         let len = frame.len();
@@ -86,7 +96,7 @@ fn write_headers(
     ends: &Ends,
     protocol: u8,
     frame: &mut [u8],
-    id: u16,
+    Fields { id, marks, .. }: Fields,
     (at, more): (usize, bool),
 ) -> Option<()> {
     let payload = frame.len() - ends.header_len();
@@ -96,11 +106,10 @@ fn write_headers(
         let ip = frame.get_mut(ETHERNET_LEN..ETHERNET_LEN + 20)?;
         let flags = (offset / 8) | (u16::from(more) << 13);
         ip[6..8].copy_from_slice(&flags.to_be_bytes());
-        ip[10..12].fill(0);
-        let sum = ringfence_offload::checksum::internet_checksum(ip);
-        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        packet::set_marks(ip, marks.hops, marks.class)?;
     } else {
         ends.write(frame, protocol::IPV6_FRAGMENT, payload, id)?;
+        packet::set_marks(frame.get_mut(ETHERNET_LEN..)?, marks.hops, marks.class)?;
         let header = frame.get_mut(ends.header_len()..)?.get_mut(..FRAGMENT_LEN)?;
         header[0] = protocol;
         header[1] = 0;
@@ -115,6 +124,7 @@ mod tests {
     use super::*;
     use crate::testing::Wire;
     use ringfence_offload::Layers;
+    use ringfence_offload::packet::Network;
 
     #[test]
     fn fragments_joined_equal_the_datagram() {
@@ -128,12 +138,19 @@ mod tests {
             let bytes: Vec<u8> = (0..5000u16).map(|n| n.to_le_bytes()[0]).collect();
             let mut link = Wire::plain();
             let udp = UdpEnds { ends, from: 53, to: 1000 };
-            assert_eq!(send_udp(&udp, &bytes, 7, 1500, &mut link), 4);
+            let marks = Marks { hops: 9, class: 0xb9, ..Marks::default() };
+            let fields = Fields { id: 7, marks, mtu: 1500 };
+            assert_eq!(send_udp(&udp, &bytes, fields, &mut link), 4);
             let mut joined = Vec::new();
             for (at, frame) in link.frames.iter().enumerate() {
                 assert!(frame.len() <= 1514);
                 let layers = Layers::parse(frame, u32::try_from(frame.len()).unwrap()).unwrap();
                 assert!(layers.is_fragment(), "{at}");
+                let (hops, class) = match layers.network() {
+                    Network::Ipv4(_) => (frame[22], frame[15]),
+                    _ => (frame[21], frame[14] << 4 | frame[15] >> 4),
+                };
+                assert_eq!((hops, class), (9, 0xb9));
                 joined.extend_from_slice(&frame[header..]);
             }
             assert_eq!(joined[8..], bytes);

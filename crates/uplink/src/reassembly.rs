@@ -20,8 +20,8 @@ use ringfence_sys::numbers::usize_from;
 use arrayvec::ArrayVec;
 
 use crate::context::Context;
-use crate::emit::Ends;
-use crate::packet::{Mac, Packet};
+use crate::emit::{ETHERNET_LEN, Ends};
+use crate::packet::{self, Mac, Marks, Packet};
 
 /// Maximum of incomplete datagrams.
 pub(crate) const DATAGRAMS_MAX: usize = 32;
@@ -49,6 +49,8 @@ struct DatagramKey {
 struct Datagram {
     key: DatagramKey,
     mac: Mac,
+    /// Marks of the fragment that came first.
+    marks: Marks,
     begun: Duration,
     bytes: Vec<u8>,
     /// Received ranges in ascending order, with gaps between them.
@@ -83,7 +85,7 @@ impl Reassembly {
             context.counters.drop_fragment.add(1);
             return None;
         };
-        let place = self.place(key, packet.mac, context);
+        let place = self.place(key, packet, context);
         let datagram = self.datagrams.get_mut(place)?;
         match datagram.add(packet, fragment, start) {
             FragmentOutcome::Incomplete => None,
@@ -105,7 +107,7 @@ impl Reassembly {
     }
 
     /// Returns the index of a datagram, adding one if its key is new.
-    fn place(&mut self, key: DatagramKey, mac: Mac, context: &Context<'_>) -> usize {
+    fn place(&mut self, key: DatagramKey, packet: &Packet<'_>, context: &Context<'_>) -> usize {
         if let Some(place) = self.datagrams.iter().position(|datagram| datagram.key == key) {
             return place;
         }
@@ -115,7 +117,8 @@ impl Reassembly {
         }
         self.datagrams.push(Datagram {
             key,
-            mac,
+            mac: packet.mac,
+            marks: packet.marks(),
             begun: context.now,
             bytes: Vec::new(),
             parts: ArrayVec::new(),
@@ -240,6 +243,9 @@ impl Datagram {
         let frame = batch.scratch_mut(offset..offset + len).ok()?;
         frame.get_mut(ends.header_len()..)?.copy_from_slice(&self.bytes);
         ends.write(frame, protocol, self.bytes.len(), 0)?;
+        let ip = frame.get_mut(ETHERNET_LEN..)?;
+        packet::set_marks(ip, self.marks.hops, self.marks.class)?;
+        packet::mark_joined(ip);
         batch.push_contiguous(offset, len, OffloadMeta::PLAIN).ok()?;
         Some(batch)
     }

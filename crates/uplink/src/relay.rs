@@ -30,7 +30,7 @@ use rustix::io::Errno;
 
 use crate::context::Context;
 use crate::forward::{Accepted, ForwardId, Reused};
-use crate::host::relay::{Progress, Relay};
+use crate::host::relay::{Progress, Relay, RelayEvents};
 use crate::host::{OwnerKind, Ready};
 
 /// Number of sockets of one family below which more are requested.
@@ -72,6 +72,15 @@ enum Client {
 struct TcpRelayEntry {
     state: TcpRelayState,
     queued: bool,
+    /// Events since the entry was last served.
+    events: RelayEvents,
+}
+
+impl TcpRelayEntry {
+    fn connecting(client: Client, inner: OwnedFd) -> TcpRelayEntry {
+        let state = TcpRelayState::Connecting { client, inner };
+        TcpRelayEntry { state, queued: false, events: RelayEvents::default() }
+    }
 }
 
 /// Settings and pool of relays that are switched on.
@@ -167,7 +176,7 @@ impl Relays {
             context.host.connect_inner(owner, &inner, SocketAddr::new(to, guest.port()))?;
             let accepted = accepted.take().ok_or(Errno::INVAL)?;
             let client = Client::OfHost(accepted);
-            Ok(TcpRelayEntry { state: TcpRelayState::Connecting { client, inner }, queued: false })
+            Ok(TcpRelayEntry::connecting(client, inner))
         });
         match (made, accepted) {
             (Err(_), Some(accepted)) => Err(accepted),
@@ -193,7 +202,7 @@ impl Relays {
             let inner = context.host.open_inner(to.is_ipv4())?;
             context.host.connect_inner(owner, &inner, to)?;
             let client = Client::OfGuest(file.take().ok_or(Errno::INVAL)?);
-            Ok(TcpRelayEntry { state: TcpRelayState::Connecting { client, inner }, queued: false })
+            Ok(TcpRelayEntry::connecting(client, inner))
         });
         match (made, file) {
             (Err(_), Some(file)) => context.host.reset(file),
@@ -204,9 +213,9 @@ impl Relays {
     /// Handles an event of one of a relay's sockets.
     pub(crate) fn ready(&mut self, ready: Ready) {
         let Some(index) = self.entries.index_of(ready.owner) else { return };
-        if let Some(entry) = self.entries.get_mut(index)
-            && !entry.queued
-        {
+        let Some(entry) = self.entries.get_mut(index) else { return };
+        entry.events.add(ready);
+        if !entry.queued {
             entry.queued = true;
             self.waiting.push_back(index);
         }
@@ -235,7 +244,8 @@ impl Relays {
                 }
             }
             let TcpRelayState::Joined(relay) = &mut entry.state else { continue };
-            let (more, out, back) = match relay.advance() {
+            let events = core::mem::take(&mut entry.events);
+            let (more, out, back) = match relay.advance(events) {
                 Progress::Ended => {
                     self.remove(id);
                     continue;

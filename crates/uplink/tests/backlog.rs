@@ -257,3 +257,16 @@ fn connection_that_ends_leaves_no_backlog() {
     assert_eq!((guest.held(), guest.uplink.tcp_flows()), (0, 0));
     drop(peer);
 }
+
+#[test]
+fn fin_after_that_of_the_server_closes_the_socket_without_a_shutdown() {
+    let (mut guest, mut peer) = Guest::new(|_| ());
+    let open = guest.heard;
+    peer.shutdown(std::net::Shutdown::Write).unwrap();
+    guest.until(|guest| guest.heard == open.wrapping_add(1));
+    let before = guest.counters.syscalls.get();
+    guest.send(FIN | ACK, 0);
+    assert_eq!(guest.counters.syscalls.get(), before);
+    guest.round();
+    assert_eq!(peer.read(&mut [0]).unwrap(), 0);
+}

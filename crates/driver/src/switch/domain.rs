@@ -282,9 +282,9 @@ impl DriverDomain for SwitchDomain {
         vif.assigned.mac == mac
     }
 
-    fn vif_penalized(&mut self, device: &DeviceId) {
-        let why = "its frontend could not be connected (see the driver domain's messages)";
-        self.send(device, &FromDriver::DeviceClosed(why.to_owned()));
+    fn vif_penalized(&mut self, device: &DeviceId, why: &str) {
+        let why = format!("its frontend could not be connected: {why}");
+        self.send(device, &FromDriver::DeviceClosed(why));
     }
 
     fn vif_port_gone(&mut self, device: &DeviceId, reason: &Fault) {

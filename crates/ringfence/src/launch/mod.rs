@@ -53,6 +53,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use ringfence_sys::numbers::bounded;
 use ringfence_sys::tap::Tap;
+use rustix::process::{Resource, getrlimit};
 
 use cgroup::OwnCgroup;
 use disks::GuestDisks;
@@ -78,6 +79,9 @@ use ringfence_sandbox::spawn::{DomainKind, DomainProcess, Spawn, SpawnError};
 
 /// Name of a guest's interface to the switch.
 const INTERFACE: &str = "eth0";
+
+/// Open files that each process of a guest, and the driver domain of a small switch, may need.
+const OPEN_FILES_MIN: u64 = 64;
 
 /// Message for a command with the rights of root.
 const AS_ROOT: &str = "you are root, and so is the command: it can change every file of this computer \
@@ -347,6 +351,13 @@ impl<'a> Launch<'a> {
 fn check_surroundings() -> anyhow::Result<()> {
     if !Path::new("/proc/self/fd").is_dir() {
         bail!("/proc is not mounted, and nothing works without it: mount -t proc proc /proc");
+    }
+    let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    if limit < OPEN_FILES_MIN {
+        bail!(
+            "the hard limit of open files is {limit}, and a guest's processes need {OPEN_FILES_MIN}: `ulimit -Hn` (or \
+             LimitNOFILE= of the service) must be raised"
+        );
     }
     Ok(())
 }

@@ -481,6 +481,9 @@ fn missing_host_facility_is_named_in_error() {
     let (status, said) = shell("ulimit -s 64; exec \"$1\" run -- true", &[]);
     assert_eq!(status, Some(125), "{said}");
     assert!(said.contains("the limit of the stack is 64 KiB"), "{said}");
+    let (status, said) = shell("ulimit -n 32; exec \"$1\" run -- true", &[]);
+    assert_eq!(status, Some(125), "{said}");
+    assert!(said.contains("the hard limit of open files is 32"), "{said}");
     let script = "mount -t tmpfs none /proc; exec \"$1\" run -- true";
     let (status, said) = shell(script, &["unshare", "--user", "--map-root-user", "--mount"]);
     assert_eq!(status, Some(125), "{said}");

@@ -238,7 +238,8 @@ fn log_has_each_verdict_and_learned_policy_allows_the_same_again() {
     require!(CURL, OPENSSL, DNSMASQ);
     let net = net!();
     let script = format!(
-        "curl -sS --max-time 20 http://a.test/; curl -sS --max-time 20 http://{OTHER_V4}/; \
+        "! curl -s --max-time 20 http://169.254.169.254/; \
+         curl -sS --max-time 20 http://a.test/; curl -sS --max-time 20 http://{OTHER_V4}/; \
          for i in 1 2 3 4 5; do curl -s --max-time 20 http://a.test:8080/ || true; done"
     );
     let output =
@@ -260,6 +261,10 @@ fn log_has_each_verdict_and_learned_policy_allows_the_same_again() {
             line["event"] == event && line["verdict"] == verdict && line["name"] == name
         })
     };
+    let own = lines.iter().find(|line| line["address"] == "169.254.169.254" && line["port"] == 80);
+    let own = own.unwrap_or_else(|| panic!("{log}"));
+    assert!(own["event"] == "connect" && own["verdict"] == "deny", "{log}");
+    assert!(own["reason"].as_str().unwrap().contains("the host's own"), "{log}");
     let allowed = find("connect", "allow", "a.test").unwrap_or_else(|| panic!("{log}"));
     assert!(allowed["guest"] == "again" && allowed["address"] == FAR_V4, "{log}");
     assert!(allowed["reason"].as_str().unwrap().contains("learned.toml:"), "{log}");

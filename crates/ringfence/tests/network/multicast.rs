@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::support::Running;
 use crate::support::needs::{Need, skip_what_is_not_installed};
 use crate::support::world::{Families, HOST_V4, HOST_V6, OUTSIDE_V4, OUTSIDE_V6, World};
+use crate::support::{MOMENT, Running};
 
 /// Time limit for a complete scenario.
 const LONG: Duration = Duration::from_secs(90);
@@ -274,6 +274,16 @@ fn policy_decides_on_addresses_that_multicast_has_found() {
     }
     service.end();
     server.end();
+}
+
+#[test]
+fn published_port_of_a_carried_service_is_refused_with_a_way_out() {
+    let world = world!(Families::Both);
+    let refused = world.lone_guest("--multicast mdns -p 5353/udp", "true").finish(MOMENT);
+    assert_eq!(refused.status, Some(125), "{}", refused.stderr);
+    let said = refused.stderr.replace("\nringfence:   ", " ");
+    assert!(said.contains("`-p IP:5353/udp`") && said.contains("--multicast"), "{said}");
+    world.lone_guest(&format!("--multicast mdns -p {HOST_V4}:5353/udp"), "true").succeed(LONG);
 }
 
 #[test]

@@ -222,6 +222,56 @@ fn names_are_resolved_by_name_servers_of_host() {
 }
 
 #[test]
+fn name_server_of_one_link_is_asked_by_the_interface_that_its_zone_names() {
+    require!(DNSMASQ);
+    let world = world!(Families::Both);
+    world.outside(&["ip", "addr", "add", "fe80::53/64", "dev", "out0", "nodad"]).succeed(MOMENT);
+    let mut words = name_server(OUTSIDE_V4);
+    words.pop();
+    words.push("--interface=out0".to_owned());
+    let server = world.outside(&words);
+    world.name_servers(&["fe80::53%wan0"]);
+    let output = world.lone_guest("", LOOK_UP).succeed(LONG);
+    assert!(output.contains(FAR_V4) && output.contains(FAR_V6), "{output}");
+    server.end();
+}
+
+#[test]
+fn client_at_an_address_of_the_host_that_the_guest_does_not_share_is_known_by_it() {
+    let world = world!(Families::V4);
+    write_noise(&world.file("noise"), 1);
+    let add = "ip link add docker0 type dummy; ip addr add 172.17.0.1/16 dev docker0; ip link set docker0 up";
+    world.host(&["sh", "-ec", add]).succeed(MOMENT);
+    let script = format!(
+        "python3 peer.py tcp_server {HOST_V4} 7000 & python3 peer.py udp_server 0.0.0.0 7001 & \
+         until [ -e stop ]; do sleep 0.05; done"
+    );
+    let guest = world.lone_guest("-p 8080:7000 -p 8053:7001/udp", &script);
+    guest.wait_for_output("listening\nlistening");
+    for (mode, port) in [("tcp_client", "8080"), ("udp_client", "8053")] {
+        let output = world.host(&["python3", "peer.py", mode, "172.17.0.1", port]).succeed(LONG);
+        assert!(output.contains("equal"), "{mode}: {output}");
+    }
+    std::fs::write(world.file("stop"), "").unwrap();
+    let output = guest.succeed(MOMENT);
+    let known: Vec<_> = output.lines().filter(|line| line.starts_with("client ")).collect();
+    assert!(known.len() > 1 && known.iter().all(|line| *line == "client 172.17.0.1"), "{output}");
+}
+
+#[test]
+fn range_beyond_the_limit_of_open_files_is_refused_with_the_limit() {
+    let world = world!(Families::Both);
+    let run = ["prlimit", "--nofile=1024:1024", world.lab.program(), "run", "--uplink", "host"];
+    let start = |ports| [&run[..], &["--switch", "none", "-p", ports, "--", "true"]].concat();
+    let refused = world.host(&start("20000-20999")).finish(LONG);
+    assert_eq!(refused.status, Some(125), "{}", refused.stderr);
+    let said = refused.stderr.replace("\nringfence:   ", " ");
+    assert!(said.contains("the limit of open files is 1024"), "{said}");
+    assert!(said.contains("--publish-default IP"), "{said}");
+    world.host(&start("127.0.0.1:20000-20599")).succeed(LONG);
+}
+
+#[test]
 fn published_port_reaches_guest_with_address_of_client() {
     let world = world!(Families::Both);
     write_noise(&world.file("noise"), 2);
@@ -302,9 +352,110 @@ fn datagrams_keep_traffic_class_and_hop_limit() {
     let script = addresses.map(|ip| format!("python3 peer.py marks_client {ip} 7001; ")).concat();
     let output = world.lone_guest("", &script).succeed(LONG);
     // The router is in the namespace of the server, so no hop is counted.
-    let one = "marks 1 [33, 185]\nmarks 1 [0, 64]\n";
+    let one = "marks 1 [33, 185] answer 107\nmarks 1 [0, 64] answer 107\n";
     assert_eq!(output, one.repeat(2));
     servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn connection_keeps_dscp_that_changes_while_it_is_open() {
+    let world = world!(Families::Both);
+    for ip in [FAR_V4, FAR_V6] {
+        let server = world.server("tcp_marks_server", ip, 7000);
+        world.lone_guest("", &format!("python3 peer.py tcp_marks_client {ip} 7000")).succeed(LONG);
+        let output = server.succeed(LONG);
+        assert!(output.contains("dscp 10 46 0\n"), "{output}");
+    }
+}
+
+#[test]
+fn echo_reply_keeps_its_hop_limit() {
+    require!(PING);
+    let world = world!(Families::V4);
+    world.outside(&["sysctl", "-qw", "net.ipv4.ip_default_ttl=77"]).succeed(MOMENT);
+    let output = world.lone_guest("", &format!("ping -c 1 -W 5 {FAR_V4}")).succeed(LONG);
+    assert!(output.contains("ttl=77 "), "{output}");
+}
+
+/// Addresses behind a link that carries packets of at most 1300 bytes, with a server of datagrams.
+const NARROW_V4: &str = "203.0.113.9";
+const NARROW_V6: &str = "2001:db8:2::9";
+
+/// Adds the link behind the router of a world.
+fn narrow(world: &World) -> crate::support::Running {
+    let inside = format!(
+        "echo $$ > narrow.new; mv narrow.new narrow; \
+         until ip link set nar1 mtu 1300 up 2> /dev/null; do sleep 0.05; done; \
+         ip link set lo up; ip addr add {NARROW_V4}/24 dev nar1; ip route add default via 203.0.113.1; \
+         ip addr add {NARROW_V6}/64 dev nar1 nodad; ip -6 route add default via 2001:db8:2::1; \
+         python3 peer.py udp_server {NARROW_V4} 7001 & exec python3 peer.py udp_server {NARROW_V6} 7001"
+    );
+    let files = world.file("").to_str().unwrap().to_owned();
+    let server =
+        world.outside(&["unshare", "--net", "sh", "-ec", &format!("cd {files}; {inside}")]);
+    let router = format!(
+        "cd {files}; until [ -e narrow ]; do sleep 0.05; done; \
+         sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1; \
+         ip link add nar0 mtu 1300 type veth peer name nar1 netns $(cat narrow); \
+         ip addr add 203.0.113.1/24 dev nar0; ip addr add 2001:db8:2::1/64 dev nar0 nodad; ip link set nar0 up"
+    );
+    world.outside(&["sh", "-ec", &router]).succeed(MOMENT);
+    server.wait_for_output("listening\nlistening");
+    server
+}
+
+#[test]
+fn path_mtu_is_discovered_by_datagrams_that_must_not_be_fragmented() {
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let server = narrow(&world);
+    let script =
+        [NARROW_V4, NARROW_V6].map(|ip| format!("python3 peer.py path_mtu {ip} 7001; ")).concat();
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert_eq!(output, "path 2 1300 1300\npath 3 1300 1300\n".repeat(2));
+    // Without an address for which it is known, a program that asks has the answer all the same.
+    let script = format!("python3 peer.py path_mtu_alone {FAR_V4} 7009");
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert_eq!(output, format!("report EMSGSIZE 3 4 1500 {OUTSIDE_V4}\n"));
+    drop(server.end());
+}
+
+#[test]
+fn long_datagram_of_a_program_that_does_not_ask_for_the_path_is_fragmented() {
+    let world = world!(Families::Both);
+    write_noise(&world.file("noise"), 1);
+    let servers = [FAR_V4, FAR_V6].map(|ip| world.server("udp_server", ip, 7001));
+    let script =
+        [FAR_V4, FAR_V6].map(|ip| format!("python3 peer.py udp_long {ip} 7001; ")).concat();
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert_eq!(output.matches("equal").count(), 2, "{output}");
+    servers.into_iter().for_each(|server| drop(server.end()));
+}
+
+#[test]
+fn error_about_a_datagram_has_its_type_code_and_reporter() {
+    let world = world!(Families::Both);
+    let add = "ip route add prohibit 203.0.113.1; ip route add unreachable 203.0.113.2; \
+               ip -6 route add prohibit 2001:db8:9::1; ip -6 route add unreachable 2001:db8:9::2; \
+               ip route add 203.0.113.3 via 192.0.2.2; ip -6 route add 2001:db8:9::3 via 2001:db8:1::2; \
+               sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
+    world.outside(&["sh", "-ec", add]).succeed(MOMENT);
+    let script = [
+        [1, 2, 3].map(|n| format!("203.0.113.{n}")),
+        [1, 2, 3].map(|n| format!("2001:db8:9::{n}")),
+    ]
+    .map(|ips| format!("python3 peer.py reports {} 7001; ", ips.join(",")))
+    .concat();
+    let expected = world.host(&["sh", "-ec", &script]).succeed(LONG);
+    let output = world.lone_guest("", &script).succeed(LONG);
+    assert_eq!(output, expected);
+    for report in [
+        "EHOSTUNREACH 3 13 0 192.0.2.1",
+        "EHOSTUNREACH 11 0 0 192.0.2.1",
+        "EACCES 1 1 0 2001:db8:1::1",
+    ] {
+        assert!(output.contains(&format!("report {report}\n")), "{output}");
+    }
 }
 
 #[test]

@@ -1,7 +1,10 @@
 """The two ends of what tests send: peer.py MODE ADDRESS PORT."""
+import errno
 import hashlib
 import os
+import select
 import socket
+import struct
 import sys
 import threading
 import time
@@ -177,6 +180,7 @@ def marks_server(address, port):
     server = socket.socket(family(address), socket.SOCK_DGRAM)
     server.setsockopt(level, class_option, 1)
     server.setsockopt(level, hops_option, 1)
+    server.setsockopt(level, 67 if v6 else 1, 0x6B)
     server.bind((address, port))
     say("listening")
     while True:
@@ -192,11 +196,130 @@ def marks_client(address, port):
     client = socket.socket(family(address), socket.SOCK_DGRAM)
     client.connect((address, port))
     client.settimeout(30)
+    client.setsockopt(level, 66 if v6 else 13, 1)
     for traffic_class, hops in [(0xB9, 33), (0, 64)]:
         client.setsockopt(level, class_option, traffic_class)
         client.setsockopt(level, hops_option, hops)
         client.send(b"x")
-        say("marks", client.recv(100).decode())
+        octets, found, _, _ = client.recvmsg(100, 256)
+        say("marks", octets.decode(), "answer", *[data[0] for _, _, data in found])
+
+
+def tcp_marks_server(address, port):
+    """Tells the DSCP of each segment with payload that arrives at one connection, without repetitions."""
+    server = socket.socket(family(address), socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((address, port))
+    server.listen()
+    wire = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0x0300)
+    wire.settimeout(0.5)
+    say("listening")
+    connection, _ = server.accept()
+    with connection:
+        while connection.recv(1 << 16):
+            pass
+    found = []
+    try:
+        while True:
+            packet, (_, protocol, direction, *_) = wire.recvfrom(1 << 16)
+            v6 = protocol == 0x86DD
+            if direction == socket.PACKET_OUTGOING or packet[6 if v6 else 9] != 6:
+                continue
+            traffic_class = (packet[0] << 4 | packet[1] >> 4) & 0xFF if v6 else packet[1]
+            segment = packet[40 if v6 else 20 :]
+            has_payload = len(segment) > (segment[12] >> 4) * 4
+            if has_payload and segment[2:4] == port.to_bytes(2, "big"):
+                found.append(traffic_class >> 2)
+    except TimeoutError:
+        pass
+    say("dscp", *[now for before, now in zip([None] + found, found) if now != before])
+
+
+def tcp_marks_client(address, port):
+    """Chooses a DSCP before it connects, and another one later."""
+    v6 = family(address) == socket.AF_INET6
+    level, option = (41, 67) if v6 else (0, 1)
+    client = socket.socket(family(address), socket.SOCK_STREAM)
+    client.setsockopt(level, option, 10 << 2)
+    client.connect((address, port))
+    for dscp in (10, 46, 0):
+        client.setsockopt(level, option, dscp << 2)
+        client.sendall(b"x" * 100)
+        time.sleep(0.3)
+    client.close()
+
+
+def path_mtu(address, port):
+    """Finds the longest datagram that is answered, and the MTU that the kernel knows of after that."""
+    v6 = family(address) == socket.AF_INET6
+    level, option, known, headers = (41, 23, 24, 48) if v6 else (0, 10, 14, 28)
+    for mode in (2, 3):
+        client = socket.socket(family(address), socket.SOCK_DGRAM)
+        # IP_PMTUDISC_DO, IP_PMTUDISC_PROBE
+        client.setsockopt(level, option, mode)
+        client.connect((address, port))
+        client.settimeout(0.3)
+
+        def is_answered(length):
+            for _ in range(3):
+                try:
+                    client.send(bytes(length))
+                    while True:
+                        if len(client.recv(65536)) == length:
+                            return True
+                except OSError:
+                    pass
+            return False
+
+        assert is_answered(10), "nobody answers"
+        low, high = 1000, 9000
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if is_answered(middle) else (low, middle - 1)
+        say("path", mode, low + headers, client.getsockopt(level, known))
+
+
+def udp_long(address, port):
+    """A program that does not ask about the path, with a long datagram first."""
+    udp_client(address, port, (9000, 20001, 1))
+
+
+def path_mtu_alone(address, port):
+    """The first datagram of a program that asks about the path, at a socket without a peer, is one that is too long."""
+    client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    client.setsockopt(0, 10, 3)
+    client.setsockopt(0, 11, 1)
+    client.settimeout(5)
+    client.sendto(bytes(9000), (address, port))
+    say_report(client)
+
+
+def say_report(client):
+    """Waits for an error report, and tells it."""
+    poller = select.poll()
+    poller.register(client, 0)
+    if not poller.poll(10000):
+        raise SystemExit("no report")
+    _, found, _, _ = client.recvmsg(65536, 512, socket.MSG_ERRQUEUE)
+    for _, kind, data in found:
+        if kind in (11, 25):
+            error, _, kind, code, _, info = struct.unpack_from("=IBBBBI", data)
+            family = struct.unpack_from("=H", data, 16)[0]
+            at = data[20:24] if family == socket.AF_INET else data[24:40]
+            reporter = socket.inet_ntop(family, at) if family else "nobody"
+            say("report", errno.errorcode[error], kind, code, info, reporter)
+
+
+def reports(addresses, port):
+    """Tells the reports about datagrams to each address. The last one has but one hop to go."""
+    addresses = addresses.split(",")
+    for address in addresses:
+        v6 = family(address) == socket.AF_INET6
+        client = socket.socket(family(address), socket.SOCK_DGRAM)
+        client.setsockopt(41 if v6 else 0, 25 if v6 else 11, 1)
+        client.setsockopt(41 if v6 else 0, 16 if v6 else 2, 1 if address == addresses[-1] else 64)
+        client.sendto(b"x", (address, port))
+        say_report(client)
 
 
 def udp_mirror(address, port):

@@ -415,12 +415,12 @@ pub(super) const LIST: &[Allowed] = &[
     // uplink/src/host/real/datagrams.rs: message filter
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_ICMPV6)]),
     // sys/src/datagrams.rs: errors and destination of a datagram
-    // uplink/src/host/real/datagrams.rs: hop limit and traffic class of a datagram
+    // uplink/src/host/real/datagrams.rs: hop limit, traffic class and DF of a datagram
     // uplink/src/host/real/outbound.rs: a port that is chosen by the connection
     // uplink/src/host/real/tcp.rs: traffic class of a connection
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IP)]),
     // sys/src/datagrams.rs: errors and destination of a datagram
-    // uplink/src/host/real/datagrams.rs: hop limit and traffic class of a datagram
+    // uplink/src/host/real/datagrams.rs: hop limit, traffic class and fragmentation of a datagram
     // uplink/src/host/real/tcp.rs: traffic class of a connection
     on(UPLINK, libc::SYS_setsockopt, &[is(1, libc::IPPROTO_IPV6)]),
     // uplink/src/host/real/tcp.rs: options of TCP

@@ -11,31 +11,33 @@ use crate::numbers::bounded;
 
 /// Size of the longest address, `struct sockaddr_in6`, in bytes.
 pub(super) const NAME_MAX: usize = 28;
-/// Size of a control buffer in bytes: an error report with an IPv6 address, or a segment size and a
-/// destination.
-pub(super) const CONTROL_MAX: usize = 80;
+/// Size of the control buffer of a datagram, in bytes: segment size, destination, traffic class and hop limit.
+pub(super) const DATAGRAM_MAX: usize = 112;
+/// Size of the control buffer of an error report, in bytes: the report with an IPv6 address, and those of a datagram without
+/// a segment size.
+pub(super) const REPORT_MAX: usize = 152;
 const HEADER_LEN: usize = 16;
 const ALIGN: usize = 8;
 
 /// Control buffer of one message.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-pub(super) struct Control([u8; CONTROL_MAX]);
+pub(super) struct Control<const SIZE: usize = DATAGRAM_MAX>([u8; SIZE]);
 
-impl Default for Control {
-    fn default() -> Control {
-        Control([0; CONTROL_MAX])
+impl<const SIZE: usize> Default for Control<SIZE> {
+    fn default() -> Self {
+        Control([0; SIZE])
     }
 }
 
-impl Control {
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8; CONTROL_MAX] {
+impl<const SIZE: usize> Control<SIZE> {
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8; SIZE] {
         &mut self.0
     }
 
     /// Returns level, type and data of each message in the first `len` bytes.
     pub(super) fn messages(&self, len: usize) -> impl Iterator<Item = (i32, i32, &[u8])> {
-        let mut rest = self.0.get(..len.min(CONTROL_MAX)).unwrap_or_default();
+        let mut rest = self.0.get(..len.min(SIZE)).unwrap_or_default();
         core::iter::from_fn(move || {
             let (header, _) = rest.split_first_chunk::<HEADER_LEN>()?;
             let [len @ .., a, b, c, d, e, f, g, h] = *header;
@@ -136,12 +138,12 @@ mod tests {
 
     #[test]
     fn message_longer_than_the_buffer_or_shorter_than_its_header_ends_iteration() {
-        for len in [0u64, 15, 81, u64::MAX] {
-            let mut control = Control::default();
+        for len in [0u64, 15, 113, u64::MAX] {
+            let mut control = Control::<DATAGRAM_MAX>::default();
             control.0[..8].copy_from_slice(&len.to_ne_bytes());
-            assert_eq!(control.messages(CONTROL_MAX).count(), 0, "{len}");
+            assert_eq!(control.messages(DATAGRAM_MAX).count(), 0, "{len}");
         }
-        let control = Control::default();
+        let control = Control::<DATAGRAM_MAX>::default();
         assert_eq!(control.messages(usize::MAX).count(), 0);
     }
 

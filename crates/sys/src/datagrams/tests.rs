@@ -31,6 +31,8 @@ fn datagram_arrives_with_both_addresses() {
             from: Some(sender.local_addr().unwrap()),
             to: Some(ip),
             segment: None,
+            class: 0,
+            hops: None,
         };
         assert_eq!(take(&receiver), [(b"hello".to_vec(), expected)]);
     }
@@ -90,4 +92,43 @@ fn destination_of_wrong_family_is_refused() {
     let (sender, _receiver) = pair(Ipv4Addr::LOCALHOST.into());
     let to = Some("[::1]:9".parse().unwrap());
     assert!(send(&sender, b"x", &SendOptions { to, ..SendOptions::default() }).is_err());
+}
+
+#[test]
+fn datagram_arrives_with_its_traffic_class_and_hop_limit() {
+    for ip in ["127.0.0.1", "::1"].map(|text| text.parse::<IpAddr>().unwrap()) {
+        let (sender, receiver) = pair(ip);
+        report_destinations(&receiver, ip.is_ipv6()).unwrap();
+        report_class(&receiver, ip.is_ipv6()).unwrap();
+        report_hops(&receiver, ip.is_ipv6()).unwrap();
+        join_received(&receiver).unwrap();
+        if ip.is_ipv6() {
+            set_int(&sender, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0xb9).unwrap();
+            set_int(&sender, libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, 33).unwrap();
+        } else {
+            set_int(&sender, libc::IPPROTO_IP, libc::IP_TOS, 0xb9).unwrap();
+            set_int(&sender, libc::IPPROTO_IP, libc::IP_TTL, 33).unwrap();
+        }
+        let to = Some(receiver.local_addr().unwrap());
+        let options = SendOptions { to, segment: Some(100), ..SendOptions::default() };
+        send(&sender, &[1; 250], &options).unwrap();
+        let (bytes, one) = take(&receiver).remove(0);
+        assert_eq!((bytes.len(), one.segment, one.to), (250, Some(100), Some(ip)));
+        assert_eq!((one.class, one.hops), (0xb9, Some(33)));
+    }
+}
+
+#[test]
+fn report_fits_beside_the_fields_of_a_datagram() {
+    let ip: IpAddr = "::1".parse().unwrap();
+    let (sender, receiver) = pair(ip);
+    let to = receiver.local_addr().unwrap();
+    drop(receiver);
+    queue_errors(&sender, true).unwrap();
+    report_destinations(&sender, true).unwrap();
+    report_class(&sender, true).unwrap();
+    report_hops(&sender, true).unwrap();
+    send(&sender, b"lost", &SendOptions { to: Some(to), ..SendOptions::default() }).unwrap();
+    let report = receive_error(&sender, &mut [0; 64]).unwrap().unwrap();
+    assert_eq!((report.kind, report.code, report.reporter), (1, 4, Some(ip)));
 }

@@ -129,8 +129,13 @@ pub trait DatagramSocket: Send {
     /// datagram that the report quotes.
     fn error(&mut self, bytes: &mut [u8]) -> Option<Failure>;
 
-    /// Sets hop limit and traffic class of datagrams sent from now on.
+    /// Sets hop limit, traffic class and fragmentation of datagrams sent from now on.
     fn set_marks(&mut self, marks: Marks);
+
+    /// Returns the MTU of the path to the peer as far as the host knows it, in bytes; `None` on an unconnected socket.
+    fn path_mtu(&self) -> Option<u32> {
+        None
+    }
 
     /// Returns the address to which the socket is bound, if it is one of the kernel's.
     fn local_address(&self) -> Option<SocketAddr> {
@@ -164,6 +169,13 @@ pub struct Failure {
     pub len: usize,
 }
 
+impl Failure {
+    /// Returns `true` if the host itself has found a datagram longer than the MTU, while it was sent.
+    pub(crate) fn is_too_long(&self) -> bool {
+        self.reporter.is_none() && matches!((self.kind, self.code), (3, 4) | (2, 0))
+    }
+}
+
 /// Buffer of received datagrams.
 #[derive(Debug)]
 pub struct ReceiveBuffer {
@@ -184,6 +196,10 @@ pub struct Datagram {
     pub from: Option<SocketAddr>,
     /// Address of the host that received it, if known.
     pub to: Option<IpAddr>,
+    /// Type of service or traffic class, if known, else 0.
+    pub class: u8,
+    /// TTL or hop limit, if known.
+    pub hops: Option<u8>,
 }
 
 /// Buffer space for one datagram or one block, in bytes.

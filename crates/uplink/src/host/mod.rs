@@ -120,7 +120,7 @@ pub trait TcpHost {
     /// Returns the host's error; no connection was started.
     fn connect(&mut self, owner: Owner, to: SocketAddr) -> Result<Socket, Errno>;
 
-    /// Adopts a connected socket that was accepted elsewhere.
+    /// Adopts a connection of a [`Listener`](listen::Listener), perhaps one of another host of this process.
     ///
     /// # Errors
     ///

@@ -18,7 +18,7 @@ pub enum OwnerKind {
     Dns = 6,
     /// Receives notifications of changes of the host's own addresses.
     Addresses = 7,
-    /// Carries a connection between two sockets.
+    /// Carries a connection between two sockets: that of the server's side.
     Relay = 8,
     /// Receives datagrams at the guest's loopback.
     RelayListener = 9,
@@ -28,10 +28,12 @@ pub enum OwnerKind {
     MulticastGroup = 11,
     /// Carries questions to multicast groups, and the answers.
     MulticastQuestion = 12,
+    /// Carries a connection between two sockets: that of the client's side. It has the table of [`Relay`](Self::Relay).
+    RelayOuter = 13,
 }
 
 impl OwnerKind {
-    const ALL: [OwnerKind; 12] = [
+    const ALL: [OwnerKind; 13] = [
         OwnerKind::Tcp,
         OwnerKind::Udp,
         OwnerKind::Icmp,
@@ -44,6 +46,7 @@ impl OwnerKind {
         OwnerKind::RelayClient,
         OwnerKind::MulticastGroup,
         OwnerKind::MulticastQuestion,
+        OwnerKind::RelayOuter,
     ];
 }
 

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use super::owner::Owner;
+use super::owner::{Owner, OwnerKind};
+use super::{Readiness, Ready};
 
 /// Host operations of relays.
 pub trait RelayHost {
@@ -35,7 +36,8 @@ pub trait RelayHost {
     /// Returns the reason for which it was refused.
     fn connected(&mut self, inner: &OwnedFd) -> Result<bool, Errno>;
 
-    /// Joins two connected sockets. Events of both are reported for the owner.
+    /// Joins two connected sockets. Events of the inner one are reported for the owner, those of the client's for the owner
+    /// with the kind [`OwnerKind::RelayOuter`].
     ///
     /// # Errors
     ///
@@ -59,8 +61,30 @@ pub enum Progress {
     Ended,
 }
 
+/// Events of the two sockets of a relay.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RelayEvents {
+    pub client: Readiness,
+    pub inner: Readiness,
+}
+
+impl RelayEvents {
+    /// Adds an event of one of the sockets.
+    pub(crate) fn add(&mut self, ready: Ready) {
+        let of = match ready.owner.kind {
+            OwnerKind::RelayOuter => &mut self.client,
+            _ => &mut self.inner,
+        };
+        of.readable |= ready.what.readable;
+        of.writable |= ready.what.writable;
+        of.read_closed |= ready.what.read_closed;
+        of.failed |= ready.what.failed;
+    }
+}
+
 /// Two joined sockets. They are closed by dropping the relay.
 pub trait Relay: Send {
-    /// Carries a bounded number of bytes in each direction.
-    fn advance(&mut self) -> Progress;
+    /// Carries a bounded number of bytes in each direction that can go on after `events`, or after
+    /// [`Progress::More`].
+    fn advance(&mut self, events: RelayEvents) -> Progress;
 }

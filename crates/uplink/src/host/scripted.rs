@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`REFUSES`] | refuses connections; datagrams to it fail |
 //! | [`SILENT`] | never answers: a connection stays half open, datagrams are lost |
+//! | [`NARROW`] | echoes datagrams, and has a path of another MTU |
 //! | any other | echoes data, and closes when the guest does |
 //!
 //! Tests can open more flows than a process has descriptors, and a fuzz target needs no kernel.
@@ -31,6 +32,8 @@ use crate::udp::multicast::service::Group;
 pub const REFUSES: u16 = 7;
 /// Port that never answers.
 pub const SILENT: u16 = 9;
+/// Port behind a path that carries packets of 1300 bytes.
+pub const NARROW: u16 = 11;
 /// Maximum of bytes in a socket's queue.
 const QUEUE: usize = 64 << 10;
 /// Maximum of datagrams in a socket's queue.
@@ -241,7 +244,11 @@ impl DatagramHost for ScriptedHost {
     ) -> Result<Box<dyn DatagramSocket>, Errno> {
         match to.port() {
             REFUSES => Err(Errno::NETUNREACH),
-            port => Ok(Box::new(Echo::new(owner, port == SILENT, &self.events))),
+            port => {
+                let mut echo = Echo::new(owner, port == SILENT, &self.events);
+                echo.path_mtu = (port == NARROW).then_some(1300);
+                Ok(Box::new(echo))
+            }
         }
     }
 
@@ -295,11 +302,13 @@ struct Echo {
     silent: bool,
     held: VecDeque<Vec<u8>>,
     events: Events,
+    path_mtu: Option<u32>,
 }
 
 impl Echo {
     fn new(owner: Owner, silent: bool, events: &Events) -> Echo {
-        Echo { owner, silent, held: VecDeque::new(), events: Arc::clone(events) }
+        let (held, events) = (VecDeque::new(), Arc::clone(events));
+        Echo { owner, silent, held, events, path_mtu: None }
     }
 }
 
@@ -322,7 +331,14 @@ impl DatagramSocket for Echo {
         if let Some(bytes) = self.held.pop_front() {
             let len = bytes.len().min(ROOM);
             buffer.bytes[..len].copy_from_slice(&bytes[..len]);
-            buffer.datagrams.push(Datagram { bytes: 0..len, segment: None, from: None, to: None });
+            buffer.datagrams.push(Datagram {
+                bytes: 0..len,
+                segment: None,
+                from: None,
+                to: None,
+                class: 0,
+                hops: None,
+            });
         }
         Ok(self.held.is_empty())
     }
@@ -332,6 +348,10 @@ impl DatagramSocket for Echo {
     }
 
     fn set_marks(&mut self, _marks: Marks) {}
+
+    fn path_mtu(&self) -> Option<u32> {
+        self.path_mtu
+    }
 }
 
 impl ListenHost for ScriptedHost {

@@ -46,7 +46,7 @@ impl Reason {
     }
 
     /// Returns type, code, and the word after the checksum.
-    fn numbers(self, is_v4: bool) -> (u8, u8, u32) {
+    pub(crate) fn numbers(self, is_v4: bool) -> (u8, u8, u32) {
         match (self, is_v4) {
             (Reason::NetUnreachable, true) => (3, 0, 0),
             (Reason::HostUnreachable, true) => (3, 1, 0),

@@ -20,11 +20,11 @@ use rustix::io::Errno;
 use crate::context::Context;
 use crate::emit::{ETHERNET_LEN, Ends};
 use crate::flow::{FlowId, FlowKey, FlowTable, Origin};
-use crate::fragment;
+use crate::fragment::{self, Fields};
 use crate::host::datagrams::{DatagramSocket, ReceiveBuffer};
 use crate::host::{OwnerKind, Ready};
 use crate::link::{Committed, GuestLink, Slots};
-use crate::packet::{Mac, Marks, Packet};
+use crate::packet::{self, Fragmentation, HOPS_DEFAULT, Mac, Marks, Packet, PathDiscovery};
 use error::{Message, Reason};
 
 /// Lifetime of an idle flow (RFC 5508, requirement 2).
@@ -126,7 +126,8 @@ impl Icmp {
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
         let admitted = |_: &_| context.admits(key.remote, Protocol::Icmp);
-        let Some(outward) = context.outward_to(key.remote).filter(admitted) else {
+        let outward = context.open_to(key.remote, Protocol::Icmp);
+        let Some(outward) = outward.filter(admitted) else {
             error::refuse(packet, Reason::Prohibited, context);
             return None;
         };
@@ -153,7 +154,12 @@ impl Icmp {
     }
 
     fn send(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
-        let marks = packet.marks();
+        // A host fragments echo requests, unless `ping` says otherwise.
+        let discovery = match packet.fragmentation() {
+            Fragmentation::Forbidden => PathDiscovery::Guest,
+            _ => PathDiscovery::Host,
+        };
+        let marks = Marks { discovery, ..packet.marks() };
         let bytes = core::mem::take(&mut self.bytes);
         for _ in 0..3 {
             let Some(flow) = self.flows.get_mut(id) else { break };
@@ -168,8 +174,13 @@ impl Icmp {
                     break;
                 }
                 Err(Errno::AGAIN | Errno::NOBUFS) => break,
-                // The error concerns an earlier request.
-                Err(_) => self.report(id, context),
+                // Without an MTU, the error concerns an earlier request.
+                Err(_) => {
+                    if let Some(mtu) = self.report(id, context) {
+                        error::refuse(packet, Reason::TooBig(mtu), context);
+                        break;
+                    }
+                }
             }
         }
         self.bytes = bytes;
@@ -189,17 +200,23 @@ impl Icmp {
         }
     }
 
-    /// Forwards errors about earlier requests to the guest.
-    fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
+    /// Forwards errors about earlier requests to the guest. Returns the MTU if a request is too long for the host,
+    /// which the guest does not learn here.
+    fn report(&mut self, id: FlowId, context: &mut Context<'_>) -> Option<u32> {
         let mut bytes = [0; 512];
+        let mut mtu = None;
         for _ in 0..16 {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
-                return;
+                break;
             };
             let Some(failure) = flow.socket.as_mut().and_then(|socket| socket.error(&mut bytes))
             else {
-                return;
+                break;
             };
+            if failure.is_too_long() {
+                mtu = Some(failure.info);
+                continue;
+            }
             let is_v4 = key.guest.is_ipv4();
             if is_v4 && !matches!(failure.kind, 3 | 11 | 12) || !is_v4 && failure.kind > 4 {
                 continue;
@@ -223,6 +240,7 @@ impl Icmp {
             let quoted = error::QuotedPacket { from, to, protocol };
             error::send_about(&message, quoted, &bytes[..len], context);
         }
+        mtu
     }
 
     /// Sends echo replies to the guest. Returns `true` if more may be waiting.
@@ -257,7 +275,8 @@ impl Icmp {
             Err(_) => {
                 flow.queued = true;
                 self.waiting.push_back(id);
-                return self.report(id, context);
+                self.report(id, context);
+                return;
             }
         }
         let ends = Ends {
@@ -270,7 +289,9 @@ impl Icmp {
         for datagram in buffer.datagrams() {
             let bytes = buffer.bytes(datagram);
             if bytes.first() == Some(&answer) && bytes.len() >= ECHO_LEN {
-                send_reply(&ends, answer, key.guest.port(), bytes, link, context);
+                let hops = datagram.hops.unwrap_or(HOPS_DEFAULT);
+                let marks = Marks { hops, class: datagram.class, ..Marks::default() };
+                send_reply(&ends, (answer, key.guest.port()), bytes, marks, link, context);
             }
         }
         self.flows.touch(id);
@@ -334,21 +355,22 @@ fn push_reply(ends: &Ends, answer: u8, id: Option<u16>, bytes: &[u8], context: &
 
 fn send_reply(
     ends: &Ends,
-    answer: u8,
-    id: u16,
+    (answer, id): (u8, u16),
     bytes: &[u8],
+    marks: Marks,
     link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
     let len = ends.header_len() + bytes.len();
     let mtu = usize::from(link.capabilities().mtu);
     if len > mtu + ETHERNET_LEN {
-        return send_long_reply(ends, (answer, id), bytes, mtu, link, context);
+        return send_long_reply(ends, (answer, id), bytes, (mtu, marks), link, context);
     }
     let mut slots = Slots::new();
     link.reserve(1, len, &mut slots);
     let Some(frame) = slots.first_mut().and_then(|slot| slot.get_mut(..len)) else { return };
-    let written = write_reply(ends, answer, Some(id), bytes, frame);
+    let written = write_reply(ends, answer, Some(id), bytes, frame)
+        .and_then(|()| packet::set_marks(frame.get_mut(ETHERNET_LEN..)?, marks.hops, marks.class));
     drop(slots);
     if written.is_some() {
         link.commit(&[Committed { len, meta: OffloadMeta::PLAIN }]);
@@ -362,7 +384,7 @@ fn send_long_reply(
     ends: &Ends,
     (answer, id): (u8, u16),
     bytes: &[u8],
-    mtu: usize,
+    (mtu, marks): (usize, Marks),
     link: &mut dyn GuestLink,
     context: &mut Context<'_>,
 ) {
@@ -373,8 +395,8 @@ fn send_long_reply(
     let Some((head, rest)) = body else { return context.counters.drop_reply.add(1) };
     // The identification must differ between replies in flight: identifier and sequence number do.
     let [_, _, _, _, _, _, high, low] = *head;
-    let number_of_it = id ^ u16::from_be_bytes([high, low]);
-    let frames = fragment::send(ends, number, head, rest, (number_of_it, mtu), link);
+    let fields = Fields { id: id ^ u16::from_be_bytes([high, low]), marks, mtu };
+    let frames = fragment::send(ends, number, head, rest, fields, link);
     context.counters.frames_out.add(frames as u64);
     context.counters.icmp_answers.add(1);
 }

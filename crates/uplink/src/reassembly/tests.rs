@@ -9,7 +9,9 @@ use ringfence_offload::packet::Transport;
 
 use super::*;
 use crate::emit::UdpEnds;
+use crate::fragment::Fields;
 use crate::host::scripted::ScriptedHost;
+use crate::packet::Fragmentation;
 use crate::replies::Replies;
 use crate::testing::Wire;
 use crate::{Config, UplinkCounters};
@@ -23,7 +25,8 @@ fn fragments(v4: bool, bytes: &[u8], id: u16) -> Vec<Vec<u8>> {
     let ends = Ends { from_mac: GUEST_MAC, to_mac: Config::default().mac, from, to };
     let mut link = Wire::plain();
     let ends = UdpEnds { ends, from: 1000, to: 2000 };
-    crate::fragment::send_udp(&ends, bytes, id, 1500, &mut link);
+    let marks = Marks { hops: 9, class: 0xb9, ..Marks::default() };
+    crate::fragment::send_udp(&ends, bytes, Fields { id, marks, mtu: 1500 }, &mut link);
     link.frames
 }
 
@@ -61,6 +64,9 @@ impl Fixture {
         let view = whole.get(0).unwrap();
         let packet = self::packet(view);
         assert!(!packet.layers.is_fragment() && packet.mac == GUEST_MAC);
+        assert_eq!((packet.marks().hops, packet.marks().class), (9, 0xb9));
+        let fragmentation = packet.fragmentation();
+        assert!(matches!(fragmentation, Fragmentation::Short | Fragmentation::Allowed));
         assert!(matches!(packet.layers.transport(), Transport::Udp(_)));
         assert!(crate::packet::has_valid_checksum(&packet), "the checksum of all of it is right");
         let mut bytes = vec![0; view.len()];

@@ -97,6 +97,8 @@ pub(super) struct TcpConnection {
     pub(super) ends: Ends,
     /// Port of the other end, port of the guest.
     pub(super) ports: (u16, u16),
+    /// DSCP of the socket's segments, in the upper six bits.
+    pub(super) dscp: u8,
     pub(super) flags: Flags,
     pub(super) urgent: Urgent,
     /// First bytes of the guest that wait for a verdict of the egress policy.
@@ -179,6 +181,7 @@ impl TcpConnection {
             socket: None,
             ends,
             ports,
+            dscp: 0,
             flags: Flags::default(),
             urgent: Urgent::None,
             first: None,

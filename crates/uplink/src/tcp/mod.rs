@@ -175,6 +175,8 @@ impl Tcp {
         // The previous run may have been cut short; this segment then no longer follows.
         let run = flow.is_next(segment).then_some((id, run));
         flow.ends.to_mac = packet.mac;
+        // Programs such as `ssh` choose it once the connection is open.
+        flow.copy_dscp(packet, context);
         match flow.in_open(segment, packet, run, context) {
             Disposition::Close(how) => self.end(id, how, context),
             Disposition::Keep => {
@@ -228,7 +230,7 @@ impl Tcp {
         options: &[u8],
         context: &mut Context<'_>,
     ) {
-        let Some(to) = context.outward_to(key.remote) else {
+        let Some(to) = context.open_to(key.remote, Protocol::Tcp) else {
             return reset::refuse(packet, segment, context);
         };
         let (mut first, mut name) = (None, None);
@@ -256,7 +258,9 @@ impl Tcp {
         match self.connect(id, to, context) {
             Ok(()) => {
                 context.counters.tcp_opened.add(1);
-                self.set_class(id, packet.marks().class, context);
+                if let Some(flow) = self.flows.get_mut(id) {
+                    flow.copy_dscp(packet, context);
+                }
             }
             Err(errno) => self.refuse(id, errno, context),
         }
@@ -285,16 +289,6 @@ impl Tcp {
         }
         self.update_deadline(id, context);
         Ok(())
-    }
-
-    /// Copies the traffic class of the guest's SYN to the socket, unless it is the default.
-    fn set_class(&mut self, id: FlowId, class: u8, context: &mut Context<'_>) {
-        /// Bits of the field that belong to ECN.
-        const ECN: u8 = 3;
-        let socket = self.flows.get(id).and_then(|flow| flow.socket.as_ref());
-        if let Some(socket) = socket.filter(|_| class & !ECN != 0) {
-            context.host.set_class(socket, class);
-        }
     }
 
     /// Opens a connection for a socket that was accepted outside. The guest receives a SYN from `client`,
@@ -545,6 +539,20 @@ impl Tcp {
 }
 
 impl TcpConnection {
+    /// Copies the DSCP of the guest's packet to the socket, if it has another one.
+    #[inline]
+    fn copy_dscp(&mut self, packet: &Packet<'_>, context: &mut Context<'_>) {
+        /// Bits of the traffic class that belong to ECN.
+        const ECN: u8 = 3;
+        let dscp = packet.class() & !ECN;
+        if self.dscp != dscp {
+            self.dscp = dscp;
+            if let Some(socket) = &self.socket {
+                context.host.set_class(socket, dscp);
+            }
+        }
+    }
+
     fn record_event(&mut self, what: Readiness) {
         self.flags.readable |= what.readable || what.read_closed;
         self.flags.read_closed |= what.read_closed;

@@ -101,7 +101,7 @@ impl Udp {
             match context.host.share_udp(owner, &mut *socket) {
                 Ok(()) => {
                     // The socket may have lost those of before.
-                    let marks = Marks { hops: 0, class: 0 };
+                    let marks = Marks { hops: 0, ..Marks::default() };
                     let (at, users, queued) = (None, Some(1), false);
                     Ok(Listener { socket, guest, queued, marks, at, users })
                 }

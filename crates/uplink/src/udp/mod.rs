@@ -29,6 +29,7 @@ mod inspect;
 mod mapping;
 pub mod multicast;
 mod names;
+mod path;
 pub(crate) mod relay;
 mod to_guest;
 mod to_host;
@@ -50,8 +51,9 @@ use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, Failure, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
 use crate::icmp::error::{self as icmp_error, Message, QuotedPacket, Reason};
-use crate::packet::{Mac, Marks, Packet};
+use crate::packet::{Fragmentation, Mac, Marks, Packet};
 use mapping::Mapping;
+use path::{KnownPath, KnownPaths};
 use to_host::SendBlock;
 
 /// Lifetime of an idle association without an answer (RFC 4787 asks for two minutes once there is one).
@@ -80,6 +82,7 @@ struct Flow {
     /// Set while the socket waits in the queue to be read.
     queued: bool,
     marks: Marks,
+    path: KnownPath,
     /// Inspection that the egress policy requires.
     inspector: Option<Box<DatagramInspector>>,
 }
@@ -111,6 +114,7 @@ pub struct Udp {
     ports: HashMap<u16, Vec<usize>>,
     /// Mappings of the guest's other ports.
     mappings: HashMap<SocketAddr, Mapping>,
+    paths: KnownPaths,
     waiting: VecDeque<Source>,
     block: SendBlock,
     buffer: ReceiveBuffer,
@@ -128,6 +132,7 @@ impl Udp {
             listeners: Reused::default(),
             ports: HashMap::new(),
             mappings: HashMap::new(),
+            paths: KnownPaths::default(),
             waiting: VecDeque::new(),
             block: SendBlock::default(),
             buffer: ReceiveBuffer::default(),
@@ -231,7 +236,7 @@ impl Udp {
         packet: &Packet<'_>,
         context: &mut Context<'_>,
     ) -> Option<FlowId> {
-        let outward = context.outward_to(key.remote);
+        let outward = context.open_to(key.remote, Protocol::Udp);
         let admitted =
             outward.and_then(|to| Some((to, admission::admit(key.remote, context).ok()?)));
         let Some((outward, inspector)) = admitted else {
@@ -243,6 +248,7 @@ impl Udp {
             Ok(route) => {
                 let flow = self.flows.get_mut(id)?;
                 (flow.route, flow.inspector) = (route, inspector);
+                self.make_path_known(id, context);
                 context.counters.udp_opened.add(1);
                 Some(id)
             }
@@ -272,7 +278,8 @@ impl Udp {
         }
         let (marks, inspector) = (Marks::default(), None);
         let (answered, queued) = (false, false);
-        let flow = Flow { route, mac, outward, answered, queued, marks, inspector };
+        let path = KnownPath::UNKNOWN;
+        let flow = Flow { route, mac, outward, answered, queued, marks, path, inspector };
         self.flows.insert(key, flow, origin)
     }
 
@@ -284,10 +291,20 @@ impl Udp {
         self.flows.set_deadline(id, Some(deadline));
     }
 
-    /// Copies hop limit and traffic class of the packet to the socket, so that the guest can trace routes.
+    /// Copies hop limit, traffic class and DF of the packet to the socket, so that the guest can trace routes and discover
+    /// the MTU of paths.
     fn set_marks(&mut self, id: FlowId, packet: &Packet<'_>, context: &mut Context<'_>) {
-        let marks = packet.marks();
-        if self.marks_of(id).is_none_or(|(known, _)| *known == marks) {
+        let Some(known) = self.marks_of(id).map(|(known, _)| *known) else { return };
+        let fragmentation = packet.fragmentation();
+        if fragmentation == Fragmentation::Presumed
+            && self.flows.get(id).is_some_and(|flow| flow.path.is_over(context.now))
+        {
+            self.make_path_known(id, context);
+        }
+        let path = self.flows.get(id).map_or(KnownPath::UNKNOWN, |flow| flow.path);
+        let discovery = path.discovery(fragmentation, known.discovery, context.now);
+        let marks = Marks { discovery, ..packet.marks() };
+        if known == marks {
             return;
         }
         // Earlier datagrams leave with their own.
@@ -296,6 +313,17 @@ impl Udp {
             *known = marks;
             socket.set_marks(marks);
         }
+    }
+
+    /// Makes the path of an association known to the guest, if it has a socket of its own.
+    fn make_path_known(&mut self, id: FlowId, context: &mut Context<'_>) {
+        let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else { return };
+        let Flow { route, mac, path, .. } = flow;
+        let path_mtu = || match route {
+            Route::Socket(socket) => socket.path_mtu(),
+            _ => None,
+        };
+        *path = self.paths.make_known(&key, *mac, path_mtu, context);
     }
 
     /// Returns the socket by which an association sends, with the options in force.
@@ -346,12 +374,13 @@ impl Udp {
         }
     }
 
-    /// Reports datagrams of an association that were not delivered.
-    fn report(&mut self, id: FlowId, context: &mut Context<'_>) {
+    /// Reports datagrams of an association that were not delivered. Returns `true` if one is too long for the host.
+    fn report(&mut self, id: FlowId, context: &mut Context<'_>) -> bool {
         let mut bytes = [0; 512];
+        let mut is_too_long = false;
         for _ in 0..REPORTS {
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get_mut(id)) else {
-                return;
+                break;
             };
             let socket = match &mut flow.route {
                 Route::Socket(socket) => socket,
@@ -359,19 +388,23 @@ impl Udp {
                     let index = *index;
                     return self.report_listener(index, context);
                 }
-                Route::Closed => return,
+                Route::Closed => break,
             };
-            let Some(failure) = socket.error(&mut bytes) else { return };
+            let Some(failure) = socket.error(&mut bytes) else { break };
+            is_too_long |= failure.is_too_long();
             let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
+        is_too_long
     }
 
-    fn report_listener(&mut self, index: usize, context: &mut Context<'_>) {
+    fn report_listener(&mut self, index: usize, context: &mut Context<'_>) -> bool {
         let mut bytes = [0; 512];
+        let mut is_too_long = false;
         for _ in 0..REPORTS {
-            let Some(listener) = self.listeners.get_mut(index) else { return };
-            let Some(failure) = listener.socket.error(&mut bytes) else { return };
+            let Some(listener) = self.listeners.get_mut(index) else { break };
+            let Some(failure) = listener.socket.error(&mut bytes) else { break };
+            is_too_long |= failure.is_too_long();
             let Some(client) = failure.to else { continue };
             let Some(id) = self.flow_at(index, client, context) else { continue };
             let (Some(key), Some(flow)) = (self.flows.key(id), self.flows.get(id)) else {
@@ -380,6 +413,7 @@ impl Udp {
             let left = bytes.get(..failure.len).unwrap_or(&bytes);
             report(&key, flow, &failure, left, context);
         }
+        is_too_long
     }
 
     /// Closes associations of the guest that may not stay: to addresses that became the host's own, that a new egress

@@ -15,12 +15,13 @@ use rustix::io::Errno;
 use super::relay::DatagramRelays;
 use super::{Route, Source, Udp};
 use crate::context::Context;
-use crate::emit::{Ends, UdpEnds};
+use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::flow::{FlowId, FlowKey, Origin};
+use crate::fragment::{self, Fields};
 use crate::host::OwnerKind;
 use crate::host::datagrams::{Datagram, ReceiveBuffer, SEGMENTS_MAX, Via};
 use crate::link::{Committed, GuestLink, Slots};
-use crate::packet::Mac;
+use crate::packet::{self, HOPS_DEFAULT, Mac, Marks};
 
 /// Maximum of receive calls in one round.
 const READS: usize = 8;
@@ -104,8 +105,12 @@ impl Udp {
             Err(_) => {
                 // The kernel reports the error once; later datagrams are still in the queue.
                 match source {
-                    Source::Flow(id) => self.report(id, context),
-                    Source::Listener(index) => self.report_listener(index, context),
+                    Source::Flow(id) => {
+                        self.report(id, context);
+                    }
+                    Source::Listener(index) => {
+                        self.report_listener(index, context);
+                    }
                 }
                 self.queue(source);
                 false
@@ -141,7 +146,7 @@ impl Udp {
             return self.emit(udp_ends, buffer, datagrams, link, context);
         };
         let takes = link.capabilities();
-        let headers = udp_ends.ends.header_len() + UDP_LEN - crate::emit::ETHERNET_LEN;
+        let headers = udp_ends.ends.header_len() + UDP_LEN - ETHERNET_LEN;
         let longest = usize::from(takes.mtu).saturating_sub(headers);
         for datagram in datagrams {
             let bytes = buffer.bytes(datagram);
@@ -151,7 +156,14 @@ impl Udp {
                 let Some(answer) = answer else { continue };
                 context.counters.udp_datagrams_out.add(1);
                 context.counters.udp_bytes_out.add(answer.len() as u64);
-                self.send_whole(udp_ends, &answer, longest, &takes, link, context);
+                self.send_whole(
+                    udp_ends,
+                    (&answer, datagram.class),
+                    longest,
+                    &takes,
+                    link,
+                    context,
+                );
             }
         }
     }
@@ -228,7 +240,7 @@ impl Udp {
     ) {
         let takes = link.capabilities();
         let header = udp_ends.ends.header_len() + UDP_LEN;
-        let ip_and_udp = header - crate::emit::ETHERNET_LEN;
+        let ip_and_udp = header - ETHERNET_LEN;
         let longest = usize::from(takes.mtu).saturating_sub(ip_and_udp);
         let mut group = Group::default();
         for datagram in datagrams {
@@ -242,12 +254,14 @@ impl Udp {
                 context.counters.udp_bytes_out.add(piece.len() as u64);
                 if piece.is_empty() || piece.len() > longest {
                     self.close(&mut group, udp_ends, &takes, link, context);
-                    self.send_whole(udp_ends, piece, longest, &takes, link, context);
+                    let whole = (piece, datagram.class);
+                    self.send_whole(udp_ends, whole, longest, &takes, link, context);
                 } else {
-                    if !group.takes(piece, takes.gso.udp, ip_and_udp) {
+                    let joins = takes.gso.udp && group.class == datagram.class;
+                    if !group.takes(piece, joins, ip_and_udp) {
                         self.close(&mut group, udp_ends, &takes, link, context);
                     }
-                    group.add(piece);
+                    group.add(piece, datagram.class);
                 }
                 if rest.is_empty() {
                     break;
@@ -284,7 +298,11 @@ impl Udp {
             at += piece.len();
         }
         let size = u16::try_from(group.segment).ok().filter(|_| group.pieces.len() > 1);
-        let meta = write_headers(udp_ends, frame, self.ip_id, size, takes);
+        let mut meta = write_headers(udp_ends, frame, self.ip_id, size, takes);
+        if group.class != 0 {
+            let ip = &mut frame[ETHERNET_LEN..];
+            meta = meta.filter(|_| packet::set_marks(ip, HOPS_DEFAULT, group.class).is_some());
+        }
         drop(slots);
         if let Some(meta) = meta {
             link.commit(&[Committed { len, meta }]);
@@ -297,7 +315,7 @@ impl Udp {
     fn send_whole(
         &mut self,
         udp_ends: &UdpEnds,
-        bytes: &[u8],
+        (bytes, class): (&[u8], u8),
         longest: usize,
         takes: &PortCapabilities,
         link: &mut dyn GuestLink,
@@ -305,17 +323,13 @@ impl Udp {
     ) {
         if bytes.len() <= longest {
             let mut group = Group::default();
-            group.add(bytes);
+            group.add(bytes, class);
             return self.close(&mut group, udp_ends, takes, link, context);
         }
         self.ip_id = self.ip_id.wrapping_add(1);
-        let sent = super::super::fragment::send_udp(
-            udp_ends,
-            bytes,
-            self.ip_id,
-            usize::from(takes.mtu),
-            link,
-        );
+        let marks = Marks { class, ..Marks::default() };
+        let fields = Fields { id: self.ip_id, marks, mtu: takes.mtu.into() };
+        let sent = fragment::send_udp(udp_ends, bytes, fields, link);
         context.counters.frames_out.add(sent as u64);
     }
 }
@@ -326,6 +340,8 @@ struct Group<'a> {
     pieces: arrayvec::ArrayVec<&'a [u8], SEGMENTS_MAX>,
     segment: usize,
     len: usize,
+    /// Type of service or traffic class of all.
+    class: u8,
 }
 
 impl<'a> Group<'a> {
@@ -338,9 +354,9 @@ impl<'a> Group<'a> {
                 && self.len + piece.len() + headers <= IP_MAX
     }
 
-    fn add(&mut self, piece: &'a [u8]) {
+    fn add(&mut self, piece: &'a [u8], class: u8) {
         if self.pieces.is_empty() {
-            self.segment = piece.len();
+            (self.segment, self.class) = (piece.len(), class);
         }
         self.len += piece.len();
         // `takes` has checked that there is room.

@@ -159,7 +159,10 @@ impl Udp {
                 Err(Errno::INTR) => {}
                 Err(errno) => {
                     tracing::debug!(%errno, attempt, "a datagram was refused");
-                    self.report(id, context);
+                    if self.report(id, context) {
+                        // The guest is told the MTU.
+                        break;
+                    }
                 }
             }
         }

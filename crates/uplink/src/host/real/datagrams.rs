@@ -10,8 +10,8 @@
 // #syscall uplink getsockname: port of the socket
 // #syscall uplink getpeername: address of the peer
 // #syscall uplink sendto: datagrams to the peer of the socket
-// #syscall uplink setsockopt 1=IPPROTO_IP: hop limit and traffic class of a datagram
-// #syscall uplink setsockopt 1=IPPROTO_IPV6: hop limit and traffic class of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IP: hop limit, traffic class and DF of a datagram
+// #syscall uplink setsockopt 1=IPPROTO_IPV6: hop limit, traffic class and fragmentation of a datagram
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_BINDTODEVICE: interface of questions to multicast groups
 // #syscall uplink setsockopt 1=IPPROTO_ICMPV6: message filter
 // #syscall uplink setsockopt 1=SOL_SOCKET 2=SO_RCVBUF: bounding a socket's queue
@@ -26,12 +26,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use ringfence_sys::counters::Counter;
 use ringfence_sys::datagrams::{self, SendOptions, Wait};
 use rustix::io::Errno;
+use rustix::net::sockopt::{Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
 use rustix::net::{AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::errors::errno;
 use super::outbound::Source;
 use crate::host::datagrams::{Datagram, DatagramSocket, Failure, ROOM, ReceiveBuffer, Via};
-use crate::packet::Marks;
+use crate::packet::{Marks, PathDiscovery};
 use crate::udp::multicast::service::Group;
 
 /// Size of a socket's buffer in each direction, in bytes.
@@ -98,6 +99,8 @@ impl RealDatagrams {
         socket.peer = Some(SocketAddr::new(to, 0));
         socket.bind_from(to, id, source)?;
         socket.enable_errors();
+        let _ = datagrams::report_class(&socket.fd, socket.is_v6);
+        let _ = datagrams::report_hops(&socket.fd, socket.is_v6);
         rustix::net::connect(&socket.fd, &SocketAddr::new(to, 0))?;
         Ok(socket)
     }
@@ -205,12 +208,30 @@ impl RealDatagrams {
     fn tune(&self) {
         self.enable_errors();
         let _ = datagrams::join_received(&self.fd);
+        let _ = datagrams::report_class(&self.fd, self.is_v6);
         let _ = sockopt::set_socket_recv_buffer_size(&self.fd, BUFFER);
         let _ = sockopt::set_socket_send_buffer_size(&self.fd, BUFFER);
     }
 
     fn enable_errors(&self) {
         let _ = datagrams::queue_errors(&self.fd, self.is_v6);
+    }
+
+    fn set_discovery(&self, discovery: PathDiscovery) -> Result<(), Errno> {
+        let v4 = match discovery {
+            PathDiscovery::Host => Ipv4PathMtuDiscovery::WANT,
+            PathDiscovery::Guest => Ipv4PathMtuDiscovery::PROBE,
+            PathDiscovery::Off => Ipv4PathMtuDiscovery::DONT,
+        };
+        let v6 = match discovery {
+            PathDiscovery::Host => Ipv6PathMtuDiscovery::WANT,
+            PathDiscovery::Guest => Ipv6PathMtuDiscovery::PROBE,
+            PathDiscovery::Off => Ipv6PathMtuDiscovery::DONT,
+        };
+        match self.is_v6 {
+            true => sockopt::set_ipv6_mtu_discover(&self.fd, v6),
+            false => sockopt::set_ip_mtu_discover(&self.fd, v4),
+        }
     }
 
     /// Returns `true` if the socket may deliver datagrams of `address`.
@@ -259,9 +280,7 @@ impl DatagramSocket for Counted {
         if self.socket.can_segment {
             match self.socket.send_block(bytes, Some(segment), via) {
                 // The route's MTU is too small for the segments, or the device does not support segmentation.
-                Err(Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP) => {
-                    self.socket.can_segment = false;
-                }
+                Err(Errno::INVAL | Errno::MSGSIZE | Errno::IO | Errno::OPNOTSUPP) => {}
                 done => return done,
             }
         }
@@ -269,6 +288,8 @@ impl DatagramSocket for Counted {
             self.calls().add(1);
             self.socket.send_block(piece, None, via)?;
         }
+        // The segments alone are not too long.
+        self.socket.can_segment = false;
         Ok(())
     }
 
@@ -285,7 +306,9 @@ impl DatagramSocket for Counted {
             }
             let start = index * ROOM;
             let bytes = start..start + one.len.min(ROOM);
-            found.push(Datagram { bytes, segment: one.segment, from: one.from, to: one.to });
+            let (class, hops) = (one.class, one.hops);
+            let (segment, from, to) = (one.segment, one.from, one.to);
+            found.push(Datagram { bytes, segment, from, to, class, hops });
         });
         buffer.datagrams = found;
         let count = count.map_err(errno)?;
@@ -322,6 +345,16 @@ impl DatagramSocket for Counted {
                 false => sockopt::set_ip_tos(&socket.fd, marks.class),
             };
         }
+        if before.discovery != marks.discovery {
+            self.counters.syscalls.add(1);
+            let _ = socket.set_discovery(marks.discovery);
+        }
+    }
+
+    fn path_mtu(&self) -> Option<u32> {
+        self.calls().add(1);
+        let fd = &self.socket.fd;
+        if self.socket.is_v6 { sockopt::ipv6_mtu(fd) } else { sockopt::ip_mtu(fd) }.ok()
     }
 
     fn local_address(&self) -> Option<SocketAddr> {

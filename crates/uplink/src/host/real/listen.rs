@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::datagrams::{Counted, RealDatagrams};
+use super::tcp::prepare;
 use super::{RealHost, Source};
 use crate::counters::UplinkCounters;
 use crate::host::Owner;
@@ -127,7 +128,38 @@ impl Listener for RealListener {
 impl ListenHost for RealHost {
     fn listen(&mut self, owner: Owner, socket: OwnedFd) -> Result<Box<dyn Listener>, Errno> {
         rustix::io::ioctl_fionbio(&socket, true)?;
+        prepare(&socket)?;
         self.watch(owner, &socket)?;
         Ok(Box::new(RealListener { file: socket, counters: Arc::clone(&self.counters) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::sockopt;
+
+    use super::*;
+    use crate::host::{OwnerKind, TcpHost};
+
+    #[test]
+    fn accepted_connection_has_the_options_of_the_listening_socket() {
+        let mut host = RealHost::new(Arc::default()).unwrap();
+        let owner = |kind| Owner { kind, index: 0, generation: 0 };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = socket.local_addr().unwrap();
+        let mut listener = host.listen(owner(OwnerKind::TcpListener), socket.into()).unwrap();
+        let _client = TcpStream::connect(at).unwrap();
+        let before = host.counters.syscalls.get();
+        let (file, _) = listener.accept().unwrap();
+        let second = rustix::io::dup(&file).unwrap();
+        host.adopt(owner(OwnerKind::Tcp), file).unwrap();
+        assert_eq!(host.counters.syscalls.get() - before, 2, "accept, epoll");
+        assert!(sockopt::tcp_nodelay(&second).unwrap());
+        assert!(sockopt::socket_oobinline(&second).unwrap());
+        assert!(sockopt::socket_keepalive(&second).unwrap());
+        let flags = rustix::fs::fcntl_getfl(&second).unwrap();
+        assert!(flags.contains(rustix::fs::OFlags::NONBLOCK));
     }
 }

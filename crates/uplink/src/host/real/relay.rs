@@ -19,8 +19,8 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags};
 
 use super::RealHost;
-use crate::host::Owner;
-use crate::host::relay::{Progress, Relay, RelayHost};
+use crate::host::relay::{Progress, Relay, RelayEvents, RelayHost};
+use crate::host::{Owner, OwnerKind, Readiness};
 
 /// Wanted length of a pipe in bytes. Users with many pipes get shorter ones.
 const PIPE_LEN: usize = 512 << 10;
@@ -80,14 +80,10 @@ impl RelayHost for RealHost {
             Ok(pipes) => pipes,
             Err(errno) => return Err((client, errno)),
         };
-        self.counters.syscalls.add(7);
-        let prepared = rustix::io::ioctl_fionbio(&client, true)
-            .and_then(|()| sockopt::set_tcp_nodelay(&client, true))
-            .and_then(|()| {
-                let data = epoll::EventData::new_u64(owner.to_word());
-                epoll::add(&self.epoll, &client, data, WATCHED | EventFlags::ET)
-            });
-        match prepared {
+        self.counters.syscalls.add(5);
+        let outer = Owner { kind: OwnerKind::RelayOuter, ..owner };
+        let data = epoll::EventData::new_u64(outer.to_word());
+        match epoll::add(&self.epoll, &client, data, WATCHED | EventFlags::ET) {
             Ok(()) => Ok(Box::new(Spliced { client, inner, out, back })),
             Err(errno) => Err((client, errno)),
         }
@@ -104,16 +100,41 @@ struct Direction {
     has_ended: bool,
     /// Set after the end was passed on.
     is_shut: bool,
+    /// Set if more may be possible without an event.
+    may_go_on: bool,
 }
 
 fn pipe() -> Result<Direction, Errno> {
     let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     // A shorter pipe works, too.
     let _ = rustix::pipe::fcntl_setpipe_size(&writer, PIPE_LEN);
-    Ok(Direction { reader, writer, held: 0, has_ended: false, is_shut: false })
+    let (has_ended, is_shut, may_go_on) = (false, false, true);
+    Ok(Direction { reader, writer, held: 0, has_ended, is_shut, may_go_on })
 }
 
 impl Direction {
+    /// Returns `true` if these events of its ends, or what is left to do, can move bytes.
+    fn can_go_on(&self, from: Readiness, to: Readiness) -> bool {
+        let has_input = from.readable || from.read_closed;
+        let has_room = to.writable && self.held > 0;
+        self.may_go_on || has_input || has_room || from.failed || to.failed
+    }
+
+    /// Moves bytes, unless neither an event nor what is left to do asks for it. Returns the number of bytes that have
+    /// arrived.
+    fn advance_after(
+        &mut self,
+        (from, read): (&OwnedFd, Readiness),
+        (to, write): (&OwnedFd, Readiness),
+    ) -> Result<usize, Errno> {
+        if !self.can_go_on(read, write) {
+            return Ok(0);
+        }
+        let (moved, more) = self.advance(from, to)?;
+        self.may_go_on = more;
+        Ok(moved)
+    }
+
     /// Moves bytes until both ends wait, or the budget is used up. Returns the number of bytes that have arrived,
     /// and `true` if more may be possible.
     fn advance(&mut self, from: &OwnedFd, to: &OwnedFd) -> Result<(usize, bool), Errno> {
@@ -169,14 +190,15 @@ struct Spliced {
 }
 
 impl Relay for Spliced {
-    fn advance(&mut self) -> Progress {
-        let moved = self.out.advance(&self.client, &self.inner);
-        let moved = moved.and_then(|out| Ok((out, self.back.advance(&self.inner, &self.client)?)));
+    fn advance(&mut self, events: RelayEvents) -> Progress {
+        let (client, inner) = ((&self.client, events.client), (&self.inner, events.inner));
+        let moved = self.out.advance_after(client, inner);
+        let moved = moved.and_then(|out| Ok((out, self.back.advance_after(inner, client)?)));
         match moved {
             Ok(_) if self.out.is_shut && self.back.is_shut => Progress::Ended,
-            Ok(((out, more_out), (back, more_back))) => {
+            Ok((out, back)) => {
                 let (out, back) = (out as u64, back as u64);
-                if more_out || more_back {
+                if self.out.may_go_on || self.back.may_go_on {
                     Progress::More(out, back)
                 } else {
                     Progress::Waiting(out, back)
@@ -197,7 +219,7 @@ impl Relay for Spliced {
 mod tests {
     use super::*;
     use crate::counters::UplinkCounters;
-    use crate::host::{Host, OwnerKind};
+    use crate::host::Host;
     use std::io::{Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::sync::Arc;
@@ -209,13 +231,15 @@ mod tests {
         socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap()
     }
 
-    /// Waits for an event of the owner.
-    fn wait(host: &mut RealHost) {
-        let mut ready = Vec::new();
-        while !ready.iter().any(|event: &crate::host::Ready| event.owner == OWNER) {
+    /// Waits for events of the relay.
+    fn wait(host: &mut RealHost) -> RelayEvents {
+        let (mut ready, mut events) = (Vec::new(), RelayEvents::default());
+        while ready.is_empty() {
             ringfence_sys::poll::wait_readable(host.wait_fd(), None).unwrap();
             host.poll(&mut ready).unwrap();
         }
+        ready.into_iter().for_each(|event| events.add(event));
+        events
     }
 
     /// Returns a host, the client's end, the server's end, and the relay between them.
@@ -224,6 +248,7 @@ mod tests {
         let outside = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(outside.local_addr().unwrap()).unwrap();
         let accepted = outside.accept().unwrap().0;
+        accepted.set_nonblocking(true).unwrap();
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let inner = unconnected();
         host.connect_inner(OWNER, &inner, server.local_addr().unwrap()).unwrap();
@@ -253,16 +278,30 @@ mod tests {
             client.read_to_end(&mut heard).unwrap();
             heard
         });
+        let mut events = RelayEvents::default();
         loop {
-            match relay.advance() {
+            events = match relay.advance(events) {
                 Progress::Waiting(..) => wait(&mut host),
-                Progress::More(..) => {}
+                Progress::More(..) => RelayEvents::default(),
                 Progress::Ended => break,
-            }
+            };
         }
         drop(relay);
         assert!(client.join().unwrap() == noise, "other bytes came back");
         server.join().unwrap();
+    }
+
+    #[test]
+    fn direction_without_an_event_is_left_alone() {
+        let readable = Readiness { readable: true, writable: true, ..Readiness::default() };
+        let writable = Readiness { writable: true, ..Readiness::default() };
+        let mut direction = pipe().unwrap();
+        assert!(direction.can_go_on(Readiness::default(), Readiness::default()), "the first time");
+        direction.may_go_on = false;
+        assert!(direction.can_go_on(readable, Readiness::default()));
+        assert!(!direction.can_go_on(writable, readable), "nothing waits for room");
+        direction.held = 1;
+        assert!(direction.can_go_on(Readiness::default(), readable));
     }
 
     #[test]
@@ -281,8 +320,9 @@ mod tests {
         let (mut host, mut client, served, mut relay) = joined();
         sockopt::set_socket_linger(&served, Some(Duration::ZERO)).unwrap();
         drop(served);
-        while relay.advance() != Progress::Ended {
-            wait(&mut host);
+        let mut events = RelayEvents::default();
+        while relay.advance(events) != Progress::Ended {
+            events = wait(&mut host);
         }
         drop(relay);
         let error = client.read(&mut [0]).unwrap_err();

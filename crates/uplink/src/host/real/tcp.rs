@@ -51,8 +51,8 @@ pub(super) fn kernel_has_peek_offset() -> bool {
     socket::set_peek_offset(&probe, 0).is_ok()
 }
 
-/// Sets the options of a connection: no delay, urgent data inline, keep-alive.
-fn prepare(file: &OwnedFd) -> Result<(), Errno> {
+/// Sets the options of a connection: no delay, urgent data inline, keep-alive. Those of a listening socket are inherited.
+pub(super) fn prepare(file: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(file, true)?;
     sockopt::set_socket_oobinline(file, true)?;
     sockopt::set_socket_keepalive(file, true)
@@ -109,9 +109,6 @@ impl TcpHost for RealHost {
     }
 
     fn adopt(&mut self, owner: Owner, file: OwnedFd) -> Result<Socket, Errno> {
-        rustix::io::ioctl_fionbio(&file, true)?;
-        prepare(&file)?;
-        self.counters.syscalls.add(4);
         self.register(owner, file, WATCHED)
     }
 

@@ -35,7 +35,6 @@ use std::hash::DefaultHasher;
 use std::os::fd::OwnedFd;
 
 use ringfence_frame::PortCapabilities;
-use ringfence_offload::checksum::internet_checksum;
 use ringfence_offload::packet::Transport;
 use rustix::io::Errno;
 
@@ -48,7 +47,7 @@ use crate::emit::{ETHERNET_LEN, Ends, UdpEnds};
 use crate::forward::{ForwardId, Reused};
 use crate::host::datagrams::{DatagramSocket, ReceiveBuffer, Via};
 use crate::host::{OwnerKind, Ready};
-use crate::packet::{Mac, Packet};
+use crate::packet::{self, Mac, Packet};
 use crate::replies::WAITING_MAX;
 
 use service::{Group, Service};
@@ -443,7 +442,7 @@ impl Multicast {
             frame.resize(header, 0);
             frame.extend_from_slice(bytes);
             write_headers(&udp_ends, frame, id, None, &plain)?;
-            set_hops(frame, hops, ends.to.is_ipv4())
+            packet::set_marks(frame.get_mut(ETHERNET_LEN..)?, hops, 0)
         });
         context.counters.multicast_out.add(1);
     }
@@ -538,19 +537,4 @@ fn group_mac(group: IpAddr) -> Mac {
             [0x33, 0x33, a, b, c, d]
         }
     }
-}
-
-/// Sets the hop limit of a frame with complete headers.
-fn set_hops(frame: &mut [u8], hops: u8, is_v4: bool) -> Option<()> {
-    let ip = frame.get_mut(ETHERNET_LEN..)?;
-    if !is_v4 {
-        *ip.get_mut(7)? = hops;
-        return Some(());
-    }
-    let header = ip.get_mut(..20)?;
-    header[8] = hops;
-    header[10..12].fill(0);
-    let checksum = internet_checksum(header);
-    header[10..12].copy_from_slice(&checksum.to_be_bytes());
-    Some(())
 }

@@ -41,7 +41,14 @@ impl DatagramSocket for OnWire {
         buffer.prepare(1);
         buffer.bytes[..bytes.len()].copy_from_slice(&bytes);
         let (from, bytes) = (Some(from), 0..bytes.len());
-        buffer.datagrams.push(Datagram { bytes, segment: None, from, to: None });
+        buffer.datagrams.push(Datagram {
+            bytes,
+            segment: None,
+            from,
+            to: None,
+            class: 0,
+            hops: None,
+        });
         Ok(false)
     }
 
@@ -154,7 +161,7 @@ impl Guest {
 
 /// Returns source, destination and hop limit of an IPv4 frame, if its headers are valid.
 fn ends_of(frame: &[u8]) -> (SocketAddr, SocketAddr, u8) {
-    assert_eq!(internet_checksum(&frame[14..34]), 0);
+    assert_eq!(ringfence_offload::checksum::internet_checksum(&frame[14..34]), 0);
     let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     let ip = |at: usize| <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap();
     ((ip(26), port(34)).into(), (ip(30), port(36)).into(), frame[22])
