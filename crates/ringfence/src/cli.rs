@@ -304,7 +304,8 @@ pub struct RunArgs {
     ///
     /// `sector=512` or `4096`: the unit of requests; by default the device's, and 512 for files.
     ///
-    /// `discard`: ranges that the guest discards are returned to the file system.
+    /// `discard`: ranges that the guest discards, or zeroes, are returned to the file system. Zeros are stored as holes
+    /// of a file that has holes already even without it.
     ///
     /// `format=raw`: the file is raw although it begins like an image of another format or a LUKS volume; such a
     /// file is refused otherwise.

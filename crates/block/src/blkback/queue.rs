@@ -198,6 +198,9 @@ impl<G: Grantee, M: RingMemory> BlkbackQueue<G, M> {
             Ok(Body::Discard { sector, sectors, secure }) => {
                 Ok(Work::Discard { sector, sectors, secure })
             }
+            Ok(Body::WriteZeroes { sector, sectors, allocate }) => {
+                Ok(Work::Zeroes { sector, sectors, allocate })
+            }
             Ok(Body::Extents { sector, sectors }) => Ok(Work::Extents { sector, sectors }),
             Ok(Body::Indirect(head)) => {
                 self.indirect(&head, now, &mut ranges).inspect(|_| self.counters.indirect.add(1))

@@ -28,6 +28,8 @@ pub enum NbdCommand {
         fua: bool,
     },
     WriteZeroes {
+        /// Set if the storage of the range stays allocated (`NBD_CMD_FLAG_NO_HOLE`).
+        allocate: bool,
         /// Set if the zeros are durable when it completes.
         fua: bool,
     },
@@ -106,7 +108,10 @@ fn parse_command(
             return if plain { Ok(NbdCommand::Flush) } else { Err(error::INVAL) };
         }
         command::TRIM => (NbdCommand::Trim { fua }, 0),
-        command::WRITE_ZEROES => (NbdCommand::WriteZeroes { fua }, command_flag::NO_HOLE),
+        command::WRITE_ZEROES => {
+            let allocate = flags & command_flag::NO_HOLE != 0;
+            (NbdCommand::WriteZeroes { allocate, fua }, command_flag::NO_HOLE)
+        }
         command::BLOCK_STATUS if agreed.block_status => {
             let one = flags & command_flag::REQ_ONE != 0;
             (NbdCommand::BlockStatus { one }, command_flag::REQ_ONE)

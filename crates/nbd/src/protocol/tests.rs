@@ -211,7 +211,11 @@ fn request_is_parsed_or_answered_with_error() {
     let hole = command_flag::NO_HOLE;
     assert_eq!(
         parse(hole, command::WRITE_ZEROES, 0, 512),
-        Ok(NbdCommand::WriteZeroes { fua: false })
+        Ok(NbdCommand::WriteZeroes { allocate: true, fua: false })
+    );
+    assert_eq!(
+        parse(fua, command::WRITE_ZEROES, 0, 512),
+        Ok(NbdCommand::WriteZeroes { allocate: false, fua: true })
     );
     assert_eq!(parse(0, command::BLOCK_STATUS, 0, 512), Ok(NbdCommand::BlockStatus { one: false }));
     assert_eq!(parse(0, command::DISCONNECT, 0, 0), Ok(NbdCommand::Disconnect));

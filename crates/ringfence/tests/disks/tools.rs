@@ -64,6 +64,54 @@ fn holes_of_image_are_found_in_each_mode() {
 }
 
 #[test]
+fn sparse_copy_larger_than_file_system_fits_in_each_mode() {
+    require!(
+        Need::Guests,
+        Need::Root,
+        Need::Program("nbdcopy", "libnbd-bin"),
+        Need::Program("qemu-img", "qemu-utils"),
+    );
+    let lab = Lab::new();
+    let (source, small) = (lab.file("source"), lab.file("small"));
+    let file = fs::File::create(&source).unwrap();
+    file.set_len(1 << 30).unwrap();
+    for piece in 0..8 {
+        file.write_all_at(&vec![7; 1 << 20], piece * (100 << 20)).unwrap();
+    }
+    drop(file);
+    fs::create_dir(&small).unwrap();
+    succeed(&["mount", "-t", "tmpfs", "-o", "size=100m", "none", small.to_str().unwrap()]);
+    let _mounted = Unmounted(small.clone());
+    let disk = small.join("disk.img");
+    let convert = "qemu-img convert -n -f raw -O raw";
+    let copies = [
+        ("persistent", "nbdcopy --flush", ""),
+        ("map", convert, ""),
+        ("copy", "nbdcopy --flush", ",discard"),
+        ("window", convert, ",discard"),
+    ];
+    for (mode, copy, more) in copies {
+        fs::File::create(&disk).unwrap().set_len(1 << 30).unwrap();
+        let options = format!("--disk {},cache=writeback,mode={mode}{more}", disk.display());
+        let script = format!("{copy} {} {URI}0", source.display());
+        lab.script(&options, &script).succeed(MOMENT);
+        let allocated = fs::metadata(&disk).unwrap().blocks() * 512;
+        assert!(allocated < 12 << 20, "{mode}: {allocated} bytes for 8 MiB of data");
+        let (source, disk) = (source.to_str().unwrap(), disk.to_str().unwrap());
+        succeed(&["qemu-img", "compare", "-f", "raw", "-F", "raw", source, disk]);
+    }
+}
+
+/// Mounted file system, unmounted on drop.
+struct Unmounted(PathBuf);
+
+impl Drop for Unmounted {
+    fn drop(&mut self) {
+        output_of(&["umount", "-l", self.0.to_str().unwrap()]);
+    }
+}
+
+#[test]
 fn several_disks_are_distinct_and_read_only_disk_is_unchanged() {
     require!(Need::Guests, Need::Program("nbdinfo", "libnbd-bin"));
     let lab = Lab::new();

@@ -68,6 +68,8 @@ pub struct FileFacts {
     pub direct: Option<DirectRules>,
     /// Set if the file supports discards.
     pub can_discard: bool,
+    /// Set if the file had less storage than its size when it was opened.
+    pub sparse: bool,
     /// Unit of discards in bytes.
     pub discard_granularity: u32,
     /// Offset in bytes of the first unit of discards.
@@ -212,6 +214,7 @@ impl OpenFile {
             read_only: options.read_only,
             direct,
             can_discard: discards.possible,
+            sparse: kind == FileKind::Regular && allocated(&stat) < bytes,
             discard_granularity: discards.granularity.max(sector_size),
             discard_alignment: discards.alignment,
             discard_secure: discards.secure,
@@ -415,6 +418,12 @@ impl Discards {
             },
         }
     }
+}
+
+/// Returns the storage of a file in bytes.
+fn allocated(stat: &rustix::fs::Stat) -> u64 {
+    // The unit is 512 bytes on every file system (`stat(3type)`).
+    u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }
 
 fn checksums(file: &OwnedFd, kind: FileKind, sysfs: &Sysfs) -> bool {
