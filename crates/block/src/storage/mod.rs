@@ -12,6 +12,7 @@ use std::os::fd::BorrowedFd;
 use ringfence_memory::LentSlice;
 
 pub mod extents;
+pub mod failure;
 pub mod file;
 pub mod folders;
 pub mod memory;

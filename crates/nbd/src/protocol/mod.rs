@@ -20,6 +20,7 @@ pub mod serve;
 
 use std::io;
 
+use ringfence_block::storage::failure::Failure;
 use serde::{Deserialize, Serialize};
 
 use numbers::{error, transmission};
@@ -60,15 +61,15 @@ impl Offer {
 
 /// Returns the protocol's error number of an errno (`proto.md`, "Error values").
 pub fn error_of(errno: i32) -> u32 {
-    match errno {
-        libc::EPERM | libc::EROFS => error::PERM,
-        libc::ENOMEM => error::NOMEM,
-        libc::EINVAL => error::INVAL,
-        libc::ENOSPC => error::NOSPC,
-        libc::EOVERFLOW => error::OVERFLOW,
-        libc::EOPNOTSUPP => error::NOTSUP,
-        libc::ESHUTDOWN => error::SHUTDOWN,
-        _ => error::IO,
+    match Failure::of(errno) {
+        Failure::NotPermitted => error::PERM,
+        Failure::NoMemory => error::NOMEM,
+        Failure::Invalid => error::INVAL,
+        Failure::NoSpace => error::NOSPC,
+        Failure::TooLong => error::OVERFLOW,
+        Failure::Unsupported => error::NOTSUP,
+        Failure::ShuttingDown => error::SHUTDOWN,
+        Failure::Io => error::IO,
     }
 }
 
