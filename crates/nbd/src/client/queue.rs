@@ -27,6 +27,7 @@ use ringfence_sys::numbers::bounded;
 use rustix::event::epoll;
 use rustix::time::{TimerfdClockId, TimerfdFlags};
 
+use super::dial::Dialer;
 use super::journal::{Body, Journal, JournalEntry};
 use super::link::{Endpoint, NbdLink, OutgoingRequest};
 use super::shared::{Durability, SharedDisk};
@@ -45,7 +46,7 @@ const RANGE_MAX: u64 = 1 << 30;
 enum QueueState {
     /// No connection; time of the next attempt.
     Down(Instant),
-    /// A connection was requested from another process; end of the wait.
+    /// A connection was requested from another process or thread; end of the wait.
     Asked(Instant),
     /// Connecting or in the handshake; end of the wait.
     Joining(NbdLink, Instant),
@@ -100,6 +101,8 @@ struct Replay {
 /// Disk queue over one connection.
 pub(super) struct NbdQueue {
     shared: Arc<SharedDisk>,
+    /// Source of connections that this thread cannot make without blocking.
+    dialer: Option<Arc<Dialer>>,
     epoll: OwnedFd,
     timer: OwnedFd,
     /// Expiry time of the timer.
@@ -129,7 +132,12 @@ impl NbdQueue {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
         epoll::add(&epoll, &timer, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
-        if let Endpoint::Handed(dialer) = &shared.target.endpoint {
+        let dialer = match &shared.target.endpoint {
+            Endpoint::Handed(dialer) => Some(Arc::clone(dialer)),
+            Endpoint::Tcp(host) => Some(Dialer::to_host(host.clone(), shared.options.connect)?),
+            Endpoint::Unix(_) | Endpoint::UnixBelow(..) => None,
+        };
+        if let Some(dialer) = &dialer {
             epoll::add(&epoll, dialer, epoll::EventData::new_u64(2), epoll::EventFlags::IN)?;
         }
         let alone = shared.options.connections <= 1
@@ -139,6 +147,7 @@ impl NbdQueue {
         let mut queue = NbdQueue {
             journal: keeps.then(|| Journal::new(shared.options.journal)),
             shared,
+            dialer,
             epoll,
             timer,
             armed: None,
