@@ -24,7 +24,7 @@ use super::buffers::{Buffers, Payload};
 use super::connection::{DiskRequest, ExportConnection, Interest, ReceivedCommand};
 use super::unaligned::{Exclusion, Span, Step, Steps, steps};
 use crate::protocol::offer::Export;
-use crate::protocol::serve::ClientRequest;
+use crate::protocol::serve::{ClientRequest, NbdCommand};
 
 /// Maximum number of events per wait.
 const EVENTS: usize = 64;
@@ -61,6 +61,10 @@ struct Active {
     current: Option<Step>,
     /// Steps that follow.
     steps: Steps,
+    /// Value of [`Server::changes`] at the start.
+    changes: u64,
+    /// Set if the request changes the disk.
+    writes: bool,
 }
 
 /// State of the event loop.
@@ -75,6 +79,8 @@ pub(super) struct Server {
     next_client: u64,
     active: HashMap<u64, Active>,
     exclusion: Exclusion,
+    /// Number of starts and ends of requests that change the disk.
+    changes: u64,
     next_token: u64,
     at_disk: usize,
     /// Requests that wait for room in the disk queue.
@@ -112,6 +118,7 @@ impl Server {
             next_client: FIRST_CLIENT,
             active: HashMap::new(),
             exclusion: Exclusion::default(),
+            changes: 0,
             next_token: 0,
             at_disk: 0,
             backlog: VecDeque::new(),
@@ -249,7 +256,7 @@ impl Server {
             if all > BYTES_MAX && client.held() > 0 {
                 return;
             }
-            match client.next(&mut self.buffers) {
+            match client.next(self.changes, &mut self.buffers) {
                 Ok(Some(request)) => self.start(id, request),
                 Ok(None) => return,
                 Err(error) => return self.disconnect(id, &error),
@@ -327,7 +334,8 @@ impl Server {
             Ok(edge) => edge,
             Err(_) => {
                 if let Some(client) = self.clients.get_mut(&client) {
-                    client.answer(&request, payload, Err(libc::ENOMEM), &mut self.buffers);
+                    let error = Err(libc::ENOMEM);
+                    client.answer(&request, payload, error, self.changes, &mut self.buffers);
                 }
                 return;
             }
@@ -335,7 +343,14 @@ impl Server {
         let token = self.next_token;
         self.next_token += 1;
         let may_start = self.exclusion.admit(token, &steps);
-        let active = Active { client, request, payload, edge, current: None, steps };
+        let writes = !matches!(
+            command,
+            NbdCommand::Read | NbdCommand::Flush | NbdCommand::BlockStatus { .. }
+        );
+        self.changes += u64::from(writes);
+        let changes = self.changes;
+        let active =
+            Active { client, request, payload, edge, current: None, steps, changes, writes };
         if may_start {
             self.advance(token, active);
         } else {
@@ -412,10 +427,13 @@ impl Server {
 
     /// Queues the reply of a request and returns its client.
     fn finish(&mut self, active: Active, result: Result<(), i32>) -> u64 {
-        let Active { client: id, request, payload, edge, .. } = active;
+        let Active { client: id, request, payload, edge, changes, writes, .. } = active;
+        self.changes += u64::from(writes);
         edge.into_iter().for_each(|edge| self.buffers.give_back(edge));
         match self.clients.get_mut(&id) {
-            Some(client) => client.answer(&request, payload, result, &mut self.buffers),
+            Some(client) => {
+                client.answer(&request, payload, result, changes, &mut self.buffers);
+            }
             None => payload.into_iter().for_each(|payload| self.buffers.give_back(payload)),
         }
         id

@@ -188,6 +188,11 @@ pub fn status_entry(len: u32, state: ExtentState) -> [u8; 8] {
 
 /// Encodes a block status reply: the whole range is allocated, the safe answer without knowledge.
 pub fn reply_allocated(cookie: u64, len: u32) -> ReplyHeader {
+    reply_extent(cookie, len, ExtentState::DATA)
+}
+
+/// Encodes a block status reply of one extent.
+pub fn reply_extent(cookie: u64, len: u32, state: ExtentState) -> ReplyHeader {
     let mut bytes = reply_status(cookie, 1);
     bytes.extend(status_entry(len, ExtentState::DATA));
     bytes
