@@ -90,6 +90,8 @@ pub(super) struct ExportConnection {
     held: usize,
     /// Set after a disconnect request or abort: no more requests are read.
     leaving: bool,
+    /// Set if the disk has no room for this client.
+    refused: bool,
     /// Interest registered with epoll: reading, writing.
     pub(super) interest: Interest,
 }
@@ -135,8 +137,27 @@ impl ExportConnection {
             in_flight: 0,
             held: 0,
             leaving: false,
+            refused: false,
             interest: Interest::default(),
         }
+    }
+
+    /// Creates the connection of a client that may not use the disk. It learns why when it chooses the export.
+    pub(super) fn refused(
+        stream: OwnedFd,
+        export: Export,
+        geometry: &Geometry,
+        deadline: Instant,
+        why: String,
+    ) -> ExportConnection {
+        let handshake = ServerHandshake::new(export.clone()).refusing(why);
+        let connection = ExportConnection::new(stream, export, geometry, deadline);
+        ExportConnection { phase: Phase::Handshake(handshake), refused: true, ..connection }
+    }
+
+    /// Returns `true` if the disk has no room for this client.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused
     }
 
     /// Returns `true` if the client may have more requests in flight.

@@ -47,6 +47,9 @@ const ZEROS: usize = 256 << 10;
 /// Maximum number of reads from one client per round.
 const READS: usize = 4;
 
+/// Maximum number of clients over the limit that are told so at the same time. Others are disconnected.
+pub(super) const REFUSED_MAX: usize = 8;
+
 /// Pause of accepting when there are no descriptors left.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -91,6 +94,8 @@ pub(super) struct Server {
     vectors: Vec<Vec<Segment>>,
     done: Vec<Done>,
     accept_again: Option<Instant>,
+    /// Set once a client over the limit was logged.
+    limit_logged: bool,
 }
 
 impl Server {
@@ -127,6 +132,7 @@ impl Server {
             vectors: vec![],
             done: vec![],
             accept_again: None,
+            limit_logged: false,
         })
     }
 
@@ -212,14 +218,8 @@ impl Server {
             // The client closed the connection before it was accepted.
             Err(_) => return,
         };
-        if self.clients.len() >= self.options.clients_max {
-            tracing::warn!("{} clients use the disk: one more is sent away", self.clients.len());
-            return;
-        }
+        let Some(mut client) = self.new_client(stream) else { return };
         let id = self.next_client;
-        let deadline = Instant::now() + self.options.handshake;
-        let mut client =
-            ExportConnection::new(stream, self.export.clone(), &self.geometry, deadline);
         client.interest = Interest { readable: true, writable: false };
         let data = epoll::EventData::new_u64(id);
         if epoll::add(&self.epoll, &client.stream, data, epoll::EventFlags::IN).is_err() {
@@ -228,6 +228,23 @@ impl Server {
         self.next_client += 1;
         self.clients.insert(id, client);
         self.serve_client(id);
+    }
+
+    /// Creates the connection of a client, or one that tells it the limit of clients. Returns `None` if many are told
+    /// already.
+    fn new_client(&mut self, stream: OwnedFd) -> Option<ExportConnection> {
+        let refused = self.clients.values().filter(|client| client.is_refused()).count();
+        let (export, limit) = (self.export.clone(), self.options.clients_max);
+        let deadline = Instant::now() + self.options.handshake;
+        if self.clients.len() - refused < limit {
+            return Some(ExportConnection::new(stream, export, &self.geometry, deadline));
+        }
+        let why = format!("{limit} clients use this disk, which is its limit");
+        if !std::mem::replace(&mut self.limit_logged, true) {
+            tracing::warn!("{why}: another one is refused");
+        }
+        (refused < REFUSED_MAX)
+            .then(|| ExportConnection::refused(stream, export, &self.geometry, deadline, why))
     }
 
     fn read_from(&mut self, id: u64) {

@@ -170,6 +170,13 @@ fn client_over_handshake_timeout_is_disconnected() {
 fn client_over_limit_is_refused_until_another_disconnects() {
     let served = serve(ExportOptions { clients_max: 2, ..ExportOptions::default() });
     let (first, _second) = (served.client(), served.client());
+    for _ in 0..20 {
+        let error = negotiate(&mut served.raw()).unwrap_err().to_string();
+        assert!(error.contains("2 clients use this disk, which is its limit"), "{error}");
+    }
+    // Clients that say nothing have no share in the limit and get no more than their number.
+    let mut silent: Vec<UnixStream> = (0..server::REFUSED_MAX).map(|_| served.raw()).collect();
+    silent.iter_mut().for_each(|stream| stream.read_exact(&mut [0; 18]).unwrap());
     assert!(is_closed(&mut served.raw()));
     drop(silent);
     drop(first);

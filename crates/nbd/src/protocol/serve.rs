@@ -134,7 +134,9 @@ fn parse_command(
         return Err(if writes { error::NOSPC } else { error::INVAL });
     }
     if command == NbdCommand::Read && len > offer.payload_max {
-        return Err(error::OVERFLOW);
+        // `EOVERFLOW` tells a client that the reply would not fit in one chunk; only `DF` demands one.
+        let is_single = flags & command_flag::DF != 0;
+        return Err(if is_single { error::OVERFLOW } else { error::INVAL });
     }
     Ok(command)
 }
@@ -194,7 +196,7 @@ pub fn reply_allocated(cookie: u64, len: u32) -> ReplyHeader {
 /// Encodes a block status reply of one extent.
 pub fn reply_extent(cookie: u64, len: u32, state: ExtentState) -> ReplyHeader {
     let mut bytes = reply_status(cookie, 1);
-    bytes.extend(status_entry(len, ExtentState::DATA));
+    bytes.extend(status_entry(len, state));
     bytes
 }
 

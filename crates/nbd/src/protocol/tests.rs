@@ -226,6 +226,11 @@ fn request_is_parsed_or_answered_with_error() {
     assert_eq!(parse(0, command::WRITE, end - 1, 1), Ok(NbdCommand::Write { fua: false }));
     assert_eq!(parse(0, command::WRITE, end - 1, 2), Err(error::NOSPC));
     assert_eq!(parse(0, command::READ, 0, 0), Err(error::INVAL));
+    let large = Offer { bytes: 1 << 30, ..OFFER };
+    for (flags, refused) in [(0, error::INVAL), (command_flag::DF, error::OVERFLOW)] {
+        let long = request(flags, command::READ, 0, PAYLOAD_MAX + 1);
+        assert_eq!(parse_request(&long, &large, agreed).unwrap().command, Err(refused));
+    }
     assert_eq!(parse(command_flag::DF, command::WRITE, 0, 512), Err(error::INVAL));
     assert_eq!(parse(0, 99, 0, 512), Err(error::INVAL));
     let read_only = Offer { flags: OFFER.flags | transmission::READ_ONLY, ..OFFER };
